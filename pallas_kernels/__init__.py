@@ -1,0 +1,1 @@
+"""GPU kernels under plain-array contracts; imports JAX alone."""

@@ -1,0 +1,22 @@
+"""Recurrent speculative decoding in JAX: the target's own text, in fewer target calls."""
+
+from redrafter_jax.config import DraftConfig, DrafterConfig, SamplingConfig, TargetConfig
+from redrafter_jax.decode import Generation, generate, generate_autoregressive, stream
+from redrafter_jax.errors import InputError
+from redrafter_jax.hub import load_drafter, load_target, save_drafter, save_target
+
+__all__ = [
+    "DraftConfig",
+    "DrafterConfig",
+    "Generation",
+    "InputError",
+    "SamplingConfig",
+    "TargetConfig",
+    "generate",
+    "generate_autoregressive",
+    "load_drafter",
+    "load_target",
+    "save_drafter",
+    "save_target",
+    "stream",
+]

@@ -1,0 +1,73 @@
+"""Beam search with the recurrent drafter; its trace is the token tree (paper, section 3.2)."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from redrafter_jax.config import DraftConfig
+from redrafter_jax.drafter import RecurrentHead
+from redrafter_jax.sampling import filter_logits
+from redrafter_jax.types import Beams, Sampling
+
+
+class _Frontier(NamedTuple):
+    """Beams after a round: X is 1 before the first round and W after it."""
+
+    tokens: Int[Array, "B X"]
+    states: Float[Array, "B X D"]
+    log_probs: Float[Array, "B X"]
+
+
+def beam_search(
+    drafter: RecurrentHead,
+    embedding: Float[Array, "V D"],
+    context: Float[Array, "B D"],
+    root: Int[Array, " B"],
+    noise: Float[Array, "B P V"],
+    sampling: Sampling,
+    draft: DraftConfig,
+) -> Beams:
+    """Draft R tokens on each of W beams below the root.
+
+    Beams rank by the summed log-probabilities of the tokens that the target would draw if the
+    drafter were right: `log_softmax(sharpness * (filtered logits / temperature + noise))`. Each
+    round keeps W of the pairs (beam, token) in two stages: the W best tokens of every beam over V,
+    then the W best of those W * W.
+
+    Args:
+      drafter: the recurrent head.
+      embedding: the target's token embedding.
+      context: the target's last hidden state before the root.
+      root: the last decided token.
+      noise: noise of the tokens after the root, from `draw_noise`; the first R are used.
+      sampling: the rows' temperature and filters.
+      draft: W, R and sharpness; W may not exceed V.
+    """
+
+    def advance(
+        frontier: _Frontier, round_noise: Float[Array, "B V"]
+    ) -> tuple[_Frontier, tuple[Array, Array, Array]]:
+        states = drafter.step(frontier.states, embedding[frontier.tokens])
+        logits = drafter.logits(context[:, None], states)
+        scores = draft.sharpness * (filter_logits(logits, sampling) + round_noise[:, None])
+        best, tokens = jax.lax.top_k(scores, draft.beam_width)
+        best -= jax.nn.logsumexp(scores, axis=-1, keepdims=True)
+        totals = (frontier.log_probs[..., None] + best).reshape(len(root), -1)
+        log_probs, winners = jax.lax.top_k(totals, draft.beam_width)
+        parents = winners // draft.beam_width
+        tokens = jnp.take_along_axis(tokens.reshape(totals.shape), winners, axis=1)
+        states = jnp.take_along_axis(states, parents[..., None], axis=1)
+        return _Frontier(tokens, states, log_probs), (tokens, parents, log_probs)
+
+    start = _Frontier(
+        root[:, None],
+        jnp.zeros_like(context)[:, None],
+        jnp.zeros((len(root), 1), jnp.float32),
+    )
+    rounds = jnp.moveaxis(noise[:, : draft.draft_rounds], 1, 0)
+    frontier, first = advance(start, rounds[0])
+    _, rest = jax.lax.scan(advance, frontier, rounds[1:])
+    trace = jax.tree.map(lambda head, tail: jnp.concatenate([head[None], tail]), first, rest)
+    return Beams(*(jnp.moveaxis(leaf, 0, 1) for leaf in trace))

@@ -1,0 +1,73 @@
+"""The key-value cache: made once, written in place, rolled back by its lengths."""
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from redrafter_jax.config import TargetConfig
+from redrafter_jax.types import KVCache
+
+
+def init_cache(config: TargetConfig, batch: int, slots: int, dtype: DTypeLike) -> KVCache:
+    """An empty cache of S slots per row.
+
+    A decode step writes P slots from `lengths` on, so a row that may decide n tokens needs
+    `n - 1 + P` slots.
+    """
+    shape = (batch, config.num_key_value_heads, slots, config.head_dim)
+    layers = range(config.num_hidden_layers)
+    return KVCache(
+        keys=tuple(jnp.zeros(shape, dtype) for _ in layers),
+        values=tuple(jnp.zeros(shape, dtype) for _ in layers),
+        lengths=jnp.zeros(batch, jnp.int32),
+    )
+
+
+def fill(
+    cache: KVCache,
+    keys: tuple[Float[Array, "B T K H"], ...],
+    values: tuple[Float[Array, "B T K H"], ...],
+    lengths: Int[Array, " B"],
+) -> KVCache:
+    """Write a prompt at the start of every row; T may not exceed S."""
+
+    def write(slots: Float[Array, "B K S H"], fresh: Float[Array, "B T K H"]) -> Array:
+        return slots.at[:, :, : fresh.shape[1]].set(fresh.transpose(0, 2, 1, 3))
+
+    return KVCache(
+        keys=tuple(map(write, cache.keys, keys)),
+        values=tuple(map(write, cache.values, values)),
+        lengths=lengths,
+    )
+
+
+def commit(
+    cache: KVCache,
+    keys: tuple[Float[Array, "B N K H"], ...],
+    values: tuple[Float[Array, "B N K H"], ...],
+    path: Int[Array, "B P"],
+    count: Int[Array, " B"],
+) -> KVCache:
+    """Append the accepted path of every row and forget all other nodes.
+
+    All P slots of the path are written, `lengths` grows by `count`: what lies past it is garbage,
+    as it was before. `lengths + P` may not exceed S, or the write would slide down onto decided
+    tokens.
+    """
+
+    def write(slots: Float[Array, "B K S H"], nodes: Float[Array, "B N K H"]) -> Array:
+        fresh = jnp.take_along_axis(nodes, path[:, :, None, None], axis=1)
+        return jax.vmap(_write_row)(slots, fresh.transpose(0, 2, 1, 3), cache.lengths)
+
+    return KVCache(
+        keys=tuple(map(write, cache.keys, keys)),
+        values=tuple(map(write, cache.values, values)),
+        lengths=cache.lengths + count,
+    )
+
+
+def _write_row(
+    slots: Float[Array, "K S H"], fresh: Float[Array, "K P H"], start: Int[Array, ""]
+) -> Float[Array, "K S H"]:
+    return jax.lax.dynamic_update_slice(slots, fresh, (0, start, 0))

@@ -1,0 +1,138 @@
+"""What every command line shares: YAML plus dotted overrides, validated; errors as sentences.
+
+Imported by `__main__` modules alone: the library itself needs neither pydantic nor YAML.
+"""
+
+import argparse
+import difflib
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pydantic
+import yaml
+
+from redrafter_jax.errors import InputError
+
+
+class Settings(pydantic.BaseModel):
+    """Base of all configuration models: unknown keys are errors, values never change."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+def run(main: Callable[[], None]) -> None:
+    """Run a command; an `InputError` becomes its sentence on stderr and exit code 2."""
+    try:
+        main()
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def parse_settings(
+    model: type[SettingsT], description: str, arguments: Sequence[str] | None = None
+) -> SettingsT:
+    """Settings from `--config FILE key.path=value ...`.
+
+    `--print-config` prints the resolved whole and exits.
+
+    Raises:
+      InputError: the file cannot be read, or any value is not valid; all problems are listed.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--config", required=True, type=Path, help="YAML file")
+    parser.add_argument("--print-config", action="store_true", help="print the resolved settings")
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="override a setting")
+    parsed = parser.parse_intermixed_args(arguments)
+    settings = load_settings(model, parsed.config, parsed.overrides)
+    if parsed.print_config:
+        print(dump_settings(settings), end="")
+        sys.exit(0)
+    return settings
+
+
+def load_settings(
+    model: type[SettingsT], path: Path, overrides: Sequence[str] = ()
+) -> SettingsT:
+    """Validate a YAML file with overrides such as `optimizer.learning_rate=3e-4` applied.
+
+    Raises:
+      InputError: as `parse_settings`.
+    """
+    values = _read_yaml(path)
+    for override in overrides:
+        _apply(values, override)
+    try:
+        return model.model_validate(values)
+    except pydantic.ValidationError as error:
+        problems = [_describe(problem, model) for problem in error.errors()]
+        listed = "\n  ".join(problems)
+        raise InputError(f"{path} is not a valid configuration:\n  {listed}") from None
+
+
+def dump_settings(settings: Settings) -> str:
+    """The settings as YAML, every value resolved."""
+    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.load(path.read_text(), Loader=_Loader)
+    except OSError as error:
+        raise InputError(f"Cannot read {path}: {error.strerror}.") from None
+    except yaml.YAMLError as error:
+        raise InputError(f"{path} is not valid YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise InputError(f"{path} holds no mapping of settings.")
+    return values
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that also reads 3e-4 as a number, as YAML 1.2 does."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
+    path, separator, text = override.partition("=")
+    if not separator or not path:
+        raise InputError(f"Override {override!r} is not of the form key.path=value.")
+    *parents, leaf = path.split(".")
+    for parent in parents:
+        values = values.setdefault(parent, {})
+        if not isinstance(values, dict):
+            raise InputError(f"Override {override!r}: {parent!r} is a value, not a section.")
+    try:
+        values[leaf] = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError:
+        raise InputError(f"Override {override!r}: {text!r} is not a YAML value.") from None
+
+
+def _describe(problem: Any, model: type[pydantic.BaseModel]) -> str:
+    path = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] != "extra_forbidden":
+        return f"{path}: {problem['msg']} (got {problem['input']!r})"
+    known = _known_keys(model, problem["loc"][:-1])
+    near = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}."
+    return f"{path}: unknown key; {hint}"
+
+
+def _known_keys(model: Any, location: tuple[int | str, ...]) -> list[str]:
+    for part in location:
+        field = model.model_fields.get(part)
+        if field is None or not hasattr(field.annotation, "model_fields"):
+            return []
+        model = field.annotation
+    return list(model.model_fields)

@@ -1,0 +1,177 @@
+"""Frozen, hashable configurations: static under `jax.jit`, validated on construction."""
+
+import math
+from dataclasses import dataclass
+
+from redrafter_jax.errors import InputError
+
+
+def _require_positive(owner: str, **values: int | float) -> None:
+    for name, value in values.items():
+        if not (math.isfinite(value) and value > 0):
+            raise InputError(f"{owner}.{name} is {value}; it must be greater than 0.")
+
+
+@dataclass(frozen=True)
+class TargetConfig:
+    """Shape of a Llama-architecture decoder, named as in Hugging Face's `config.json`.
+
+    There are no defaults: a constant that a checkpoint does not state is an error at loading,
+    never a guess.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rope_theta: float
+    rms_norm_eps: float
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    eos_token_ids: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        _require_positive(
+            "TargetConfig",
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            num_hidden_layers=self.num_hidden_layers,
+            num_attention_heads=self.num_attention_heads,
+            num_key_value_heads=self.num_key_value_heads,
+            head_dim=self.head_dim,
+            rope_theta=self.rope_theta,
+            rms_norm_eps=self.rms_norm_eps,
+            max_position_embeddings=self.max_position_embeddings,
+        )
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise InputError(
+                f"TargetConfig.num_attention_heads is {self.num_attention_heads}, which "
+                f"num_key_value_heads={self.num_key_value_heads} does not divide."
+            )
+        if self.head_dim % 2:
+            raise InputError(
+                f"TargetConfig.head_dim is {self.head_dim}; rotary embedding needs an even number."
+            )
+        for token in self.eos_token_ids:
+            if not 0 <= token < self.vocab_size:
+                raise InputError(
+                    f"TargetConfig.eos_token_ids holds {token}, outside the vocabulary of "
+                    f"{self.vocab_size} tokens."
+                )
+
+
+@dataclass(frozen=True)
+class DrafterConfig:
+    """Shape of a recurrent drafter in Apple's layout (`config.json` of a drafter folder).
+
+    Attributes:
+      vocab_size: the target's vocabulary, V.
+      hidden_size: the target's width, D; the recurrent state has the same width.
+      exit_dim: width of the residual blocks and of the vocabulary projection's input.
+      num_draft_layers: number of residual blocks.
+      rnn: True for the gated sum `SiLU(W e + U s + b)`; False for a running sum of embeddings.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    exit_dim: int
+    num_draft_layers: int
+    rnn: bool = True
+
+    def __post_init__(self) -> None:
+        _require_positive(
+            "DrafterConfig",
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            exit_dim=self.exit_dim,
+        )
+        if self.num_draft_layers < 0:
+            raise InputError(
+                f"DrafterConfig.num_draft_layers is {self.num_draft_layers}; it must be 0 or more."
+            )
+
+    @property
+    def has_input_projection(self) -> bool:
+        """Apple's layout leaves the projection out when `[h ; s]` already has the exit width."""
+        return self.exit_dim != 2 * self.hidden_size
+
+
+@dataclass(frozen=True)
+class DraftConfig:
+    """How a tree is drafted in one decode step.
+
+    Attributes:
+      beam_width: W, beams kept per round.
+      draft_rounds: R, tokens drafted per beam (Apple's "beam length" is R + 1).
+      num_nodes: N, tree nodes the target verifies, root included; None for all `1 + R * W`.
+      final_beams_only: keep only nodes that a final beam descends from, the paper's tree.
+      sharpness: factor on the draft scores before they are normalised and summed along a beam;
+        1.0 ranks beams by the drafter's plain log-probabilities.
+    """
+
+    beam_width: int = 8
+    draft_rounds: int = 4
+    num_nodes: int | None = None
+    final_beams_only: bool = False
+    sharpness: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require_positive(
+            "DraftConfig",
+            beam_width=self.beam_width,
+            draft_rounds=self.draft_rounds,
+            sharpness=self.sharpness,
+        )
+        if self.num_nodes is not None and not 1 <= self.num_nodes <= self.max_nodes:
+            raise InputError(
+                f"DraftConfig.num_nodes is {self.num_nodes}; beam_width={self.beam_width} and "
+                f"draft_rounds={self.draft_rounds} give 1 to {self.max_nodes} nodes."
+            )
+
+    @property
+    def max_nodes(self) -> int:
+        """Nodes of the whole beam trace, root included."""
+        return 1 + self.beam_width * self.draft_rounds
+
+    @property
+    def budget(self) -> int:
+        """N, the number of node slots in the tree."""
+        return self.max_nodes if self.num_nodes is None else self.num_nodes
+
+    @property
+    def max_path(self) -> int:
+        """P, the longest path one target call can accept."""
+        return self.draft_rounds + 1
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """How the target's next token is chosen, in speculative and in plain decoding alike.
+
+    Attributes:
+      temperature: 0 takes the most likely token; above 0 draws from `softmax(logits / t)`.
+      top_k: keep only the k most likely tokens; None keeps all.
+      top_p: keep the smallest set of most likely tokens whose probability reaches top_p.
+      min_p: drop tokens less likely than min_p times the most likely one.
+    """
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise InputError(
+                f"SamplingConfig.temperature is {self.temperature}; it must be 0 or greater."
+            )
+        if self.top_k is not None and self.top_k < 1:
+            raise InputError(f"SamplingConfig.top_k is {self.top_k}; it must be 1 or more.")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise InputError(f"SamplingConfig.top_p is {self.top_p}; it must be in (0, 1].")
+        if self.min_p is not None and not 0 <= self.min_p <= 1:
+            raise InputError(f"SamplingConfig.min_p is {self.min_p}; it must be in [0, 1].")

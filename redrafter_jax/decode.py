@@ -1,0 +1,281 @@
+"""Speculative decoding: draft, tree, verify, accept, commit.
+
+The functions of arrays come first, the ones that take lists of token ids last.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int
+
+from redrafter_jax.beam import beam_search
+from redrafter_jax.cache import commit, fill, init_cache
+from redrafter_jax.config import DraftConfig, SamplingConfig
+from redrafter_jax.drafter import Drafter
+from redrafter_jax.requests import Requests, check_pair, prepare
+from redrafter_jax.sampling import draw_noise
+from redrafter_jax.target import Target
+from redrafter_jax.tree import build_tree, root_tree
+from redrafter_jax.types import Accepted, DecodeState, DecodeStats, Verified
+from redrafter_jax.verify import accept, choose_tokens
+
+
+class Generation(NamedTuple):
+    """What `generate` returns.
+
+    Attributes:
+      tokens: per row, the new tokens up to and including the stop token.
+      steps: per row, target calls after prefill.
+      acceptance_length: mean tokens gained per target call, bonus included; 1.0 in plain decoding.
+      accept_counts: [B, P]; entry (b, c - 1) counts the calls that gained row b c tokens.
+    """
+
+    tokens: list[list[int]]
+    steps: list[int]
+    acceptance_length: float
+    accept_counts: np.ndarray
+
+
+@partial(jax.jit, static_argnames=("slots", "max_path"))
+def prefill(target: Target, requests: Requests, *, slots: int, max_path: int) -> DecodeState:
+    """Run the target over the prompts and choose each row's first token.
+
+    Args:
+      target: the target model.
+      requests: the checked and padded prompts.
+      slots: S, cache slots per row.
+      max_path: P of the decode steps to come.
+    """
+    decoder = target.merge()
+    tokens, lengths = requests.tokens, requests.lengths
+    B, T = tokens.shape
+    hidden, keys, values = decoder.forward(tokens)
+    last = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)
+    logits = decoder.logits(last)
+    noise = draw_noise(requests.sampling, lengths, 1, logits.shape[-1])
+    root = choose_tokens(logits, jnp.zeros_like(lengths)[:, None], noise, requests.sampling)
+    cache = fill(init_cache(target.config, B, slots, hidden.dtype), keys, values, lengths)
+    decided = jnp.zeros((B, slots), jnp.int32).at[:, :T].set(tokens)
+    return DecodeState(
+        tokens=_write_tokens(decided, root, lengths),
+        cache=cache,
+        context=last[:, 0],
+        root=root[:, 0],
+        done=_is_stop(root, requests.stop_tokens)[:, 0] | (lengths + 1 >= requests.limits),
+        limits=requests.limits,
+        stop_tokens=requests.stop_tokens,
+        sampling=requests.sampling,
+        stats=DecodeStats(
+            accept_counts=jnp.zeros((B, max_path), jnp.int32),
+            steps=jnp.zeros(B, jnp.int32),
+        ),
+    )
+
+
+def decode_step(
+    target: Target, drafter: Drafter | None, state: DecodeState, draft: DraftConfig | None
+) -> DecodeState:
+    """Draft a tree, verify it in one target call, keep what the target chose itself.
+
+    Without a drafter the tree is its root alone: plain decoding, on the same path.
+    """
+    decoder = target.merge()
+    max_path = draft.max_path if draft else 1
+    first_position = state.cache.lengths + 1
+    noise = draw_noise(state.sampling, first_position, max_path, target.config.vocab_size)
+
+    if drafter is None or draft is None:
+        tree = root_tree(state.root)
+    else:
+        beams = beam_search(
+            drafter.merge(),
+            decoder.embed_tokens[...],
+            state.context,
+            state.root,
+            noise,
+            state.sampling,
+            draft,
+        )
+        tree = build_tree(state.root, beams, draft)
+    verified = decoder.tree_forward(tree, state.cache)
+    chosen = choose_tokens(verified.logits, tree.depth, noise, state.sampling)
+    accepted = accept(tree, chosen, max_path)
+    return advance(state, verified, chosen, accepted)
+
+
+def advance(
+    state: DecodeState, verified: Verified, chosen: Int[Array, "B N"], accepted: Accepted
+) -> DecodeState:
+    """Commit the accepted path; a row ends at its stop token or its limit."""
+    gained = jnp.take_along_axis(chosen, accepted.path, axis=1)
+    P = gained.shape[1]
+    order = jnp.arange(P)
+    stops = _is_stop(gained, state.stop_tokens) & (order < accepted.count[:, None])
+    until_stop = jnp.min(jnp.where(stops, order + 1, P), axis=1)
+    room = state.limits - (state.cache.lengths + 1)
+    count = jnp.minimum(jnp.minimum(accepted.count, until_stop), room)
+    count = jnp.where(state.done, 0, count)
+
+    cache = commit(state.cache, verified.keys, verified.values, accepted.path, count)
+    newest = jnp.maximum(count - 1, 0)[:, None]
+    node = jnp.take_along_axis(accepted.path, newest, axis=1)
+    context = jnp.take_along_axis(verified.hidden, node[..., None], axis=1)[:, 0]
+    root = jnp.take_along_axis(gained, newest, axis=1)[:, 0]
+    stopped = (stops & (order < count[:, None])).any(axis=1)
+    active = ~state.done
+    return state._replace(
+        tokens=_write_tokens(state.tokens, gained, state.cache.lengths + 1),
+        cache=cache,
+        context=jnp.where(active[:, None], context, state.context),
+        root=jnp.where(active, root, state.root),
+        done=state.done | stopped | (cache.lengths + 1 >= state.limits),
+        stats=DecodeStats(
+            accept_counts=state.stats.accept_counts + (order == count[:, None] - 1),
+            steps=state.stats.steps + active,
+        ),
+    )
+
+
+@partial(jax.jit, static_argnames="draft", donate_argnames="state")
+def decode(
+    target: Target,
+    drafter: Drafter | None,
+    state: DecodeState,
+    max_steps: Int[Array, ""] | int,
+    *,
+    draft: DraftConfig | None,
+) -> DecodeState:
+    """Decode steps until every row is done, `max_steps` at most; the state is donated."""
+
+    def unfinished(carry: tuple[Array, DecodeState]) -> Bool[Array, ""]:
+        step, state = carry
+        return (step < max_steps) & ~state.done.all()
+
+    def body(carry: tuple[Array, DecodeState]) -> tuple[Array, DecodeState]:
+        step, state = carry
+        return step + 1, decode_step(target, drafter, state, draft)
+
+    _, state = jax.lax.while_loop(unfinished, body, (jnp.int32(0), state))
+    return state
+
+
+def generate(
+    target: Target,
+    drafter: Drafter,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int | Sequence[int],
+    draft: DraftConfig | None = None,
+    sampling: SamplingConfig | Sequence[SamplingConfig] | None = None,
+    seeds: Sequence[int] | None = None,
+    eos_token_ids: Sequence[int] | None = None,
+) -> Generation:
+    """Speculative decoding: the text of `generate_autoregressive`, in fewer target calls.
+
+    Args:
+      target: from `load_target`.
+      drafter: from `load_drafter`, trained for this target.
+      prompts: token ids, ragged.
+      max_new_tokens: limit on new tokens, one for all rows or one per row.
+      draft: how trees are drafted; None for `DraftConfig()`.
+      sampling: how tokens are chosen, one for all rows or one per row; None is greedy.
+      seeds: one per row; None counts rows from 0.
+      eos_token_ids: tokens that end a row; None takes the target's, () never stops.
+
+    Raises:
+      InputError: a prompt, a limit or the drafter does not fit the target.
+    """
+    draft = draft or DraftConfig()
+    check_pair(target.config, drafter.config, draft)
+    state, max_steps = _start(
+        target, prompts, max_new_tokens, sampling, seeds, eos_token_ids, draft.max_path
+    )
+    return _collect(decode(target, drafter, state, max_steps, draft=draft), prompts)
+
+
+def generate_autoregressive(
+    target: Target,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int | Sequence[int],
+    sampling: SamplingConfig | Sequence[SamplingConfig] | None = None,
+    seeds: Sequence[int] | None = None,
+    eos_token_ids: Sequence[int] | None = None,
+) -> Generation:
+    """Plain decoding, one token per target call; arguments as in `generate`."""
+    state, max_steps = _start(target, prompts, max_new_tokens, sampling, seeds, eos_token_ids, 1)
+    return _collect(decode(target, None, state, max_steps, draft=None), prompts)
+
+
+def stream(
+    target: Target,
+    drafter: Drafter | None,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int | Sequence[int],
+    draft: DraftConfig | None = None,
+    sampling: SamplingConfig | Sequence[SamplingConfig] | None = None,
+    seeds: Sequence[int] | None = None,
+    eos_token_ids: Sequence[int] | None = None,
+    steps_per_yield: int = 1,
+) -> Iterator[Generation]:
+    """Decode as `generate` does and yield what is decided so far every `steps_per_yield` steps.
+
+    Without a drafter it is plain decoding. Arguments and errors are those of `generate`.
+    """
+    if drafter is not None:
+        draft = draft or DraftConfig()
+        check_pair(target.config, drafter.config, draft)
+    max_path = draft.max_path if drafter is not None and draft is not None else 1
+    state, _ = _start(target, prompts, max_new_tokens, sampling, seeds, eos_token_ids, max_path)
+    while True:
+        yield _collect(state, prompts)
+        if bool(state.done.all()):
+            return
+        state = decode(target, drafter, state, steps_per_yield, draft=draft if drafter else None)
+
+
+def _start(
+    target: Target,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int | Sequence[int],
+    sampling: SamplingConfig | Sequence[SamplingConfig] | None,
+    seeds: Sequence[int] | None,
+    eos_token_ids: Sequence[int] | None,
+    max_path: int,
+) -> tuple[DecodeState, int]:
+    requests, slots = prepare(
+        target.config, prompts, max_new_tokens, sampling, seeds, eos_token_ids, max_path
+    )
+    return prefill(target, requests, slots=slots, max_path=max_path), slots
+
+
+def _collect(state: DecodeState, prompts: Sequence[Sequence[int]]) -> Generation:
+    tokens, lengths, stats = jax.device_get((state.tokens, state.cache.lengths, state.stats))
+    gains = np.arange(1, stats.accept_counts.shape[1] + 1)
+    calls = int(stats.accept_counts.sum())
+    return Generation(
+        tokens=[
+            row[len(prompt) : length + 1].tolist()
+            for row, prompt, length in zip(tokens, prompts, lengths, strict=True)
+        ],
+        steps=stats.steps.tolist(),
+        acceptance_length=float((stats.accept_counts * gains).sum() / calls) if calls else 1.0,
+        accept_counts=stats.accept_counts,
+    )
+
+
+def _is_stop(tokens: Int[Array, "B M"], stop_tokens: Int[Array, "B E"]) -> Bool[Array, "B M"]:
+    return (tokens[:, :, None] == stop_tokens[:, None, :]).any(axis=-1)
+
+
+def _write_tokens(
+    tokens: Int[Array, "B S"], fresh: Int[Array, "B M"], start: Int[Array, " B"]
+) -> Int[Array, "B S"]:
+    return jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))(
+        tokens, fresh, start
+    )

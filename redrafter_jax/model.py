@@ -1,0 +1,43 @@
+"""A Flax module split once, at the edge, into a hashable structure and its parameters."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, TypeVar
+
+import jax
+from flax import nnx
+
+Config = TypeVar("Config")
+Module = TypeVar("Module", bound=nnx.Module)
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("params",),
+    meta_fields=("config", "graphdef"),
+)
+@dataclass(frozen=True)
+class Model(Generic[Config, Module]):
+    """A target or a drafter as a pytree: its leaves are the parameters, the rest is static.
+
+    Pass it through `jax.jit` as an ordinary argument and call `merge` inside.
+
+    Attributes:
+      config: the configuration the module was built from.
+      graphdef: structure of the module, hashable.
+      params: its parameters.
+    """
+
+    config: Config
+    graphdef: nnx.GraphDef[Module]
+    params: nnx.State
+
+    @classmethod
+    def split(cls, config: Config, module: Module) -> "Model[Config, Module]":
+        """The pytree of `module`."""
+        graphdef, params = nnx.split(module)
+        return cls(config, graphdef, params)
+
+    def merge(self) -> Module:
+        """The module again, holding these parameters."""
+        return nnx.merge(self.graphdef, self.params)

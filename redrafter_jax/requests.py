@@ -1,0 +1,146 @@
+"""Ragged requests of lists and numbers, checked and padded into arrays."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from redrafter_jax.config import DraftConfig, DrafterConfig, SamplingConfig, TargetConfig
+from redrafter_jax.errors import InputError
+from redrafter_jax.types import Sampling
+
+# Cache slots come in multiples of this, so that near-equal requests share one compilation.
+_SLOT_BLOCK = 128
+_SHORTEST_PADDING = 16
+
+
+class Requests(NamedTuple):
+    """A batch of prompts as arrays.
+
+    Attributes:
+      tokens: prompts, left-aligned and padded with zeros.
+      lengths: tokens per prompt.
+      limits: tokens, prompt included, at which a row ends.
+      stop_tokens: tokens that end a row, padded with -1.
+      sampling: how the rows' tokens are chosen.
+    """
+
+    tokens: Int[np.ndarray, "B T"]
+    lengths: Int[np.ndarray, " B"]
+    limits: Int[np.ndarray, " B"]
+    stop_tokens: Int[np.ndarray, "B E"]
+    sampling: Sampling
+
+
+def prepare(
+    config: TargetConfig,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int | Sequence[int],
+    sampling: SamplingConfig | Sequence[SamplingConfig] | None,
+    seeds: Sequence[int] | None,
+    eos_token_ids: Sequence[int] | None,
+    max_path: int,
+) -> tuple[Requests, int]:
+    """The batch, and the cache slots per row that it needs.
+
+    Raises:
+      InputError: no or empty prompts, tokens outside the vocabulary, more tokens than the target
+        has positions for, or a per-row argument whose length differs from the prompts'.
+    """
+    rows = len(prompts)
+    if rows == 0:
+        raise InputError("There are no prompts; give at least one list of token ids.")
+    for row, prompt in enumerate(prompts):
+        if len(prompt) == 0:
+            raise InputError(f"Prompt {row} is empty; it needs at least one token.")
+        _check_tokens(prompt, f"Prompt {row}", config.vocab_size)
+    limits = _per_row(max_new_tokens, rows, "max_new_tokens")
+    for row, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
+        if limit < 1:
+            raise InputError(f"max_new_tokens of row {row} is {limit}; it must be 1 or more.")
+        if len(prompt) + limit > config.max_position_embeddings:
+            raise InputError(
+                f"Row {row} asks for {len(prompt)} prompt and {limit} new tokens, but the target "
+                f"has {config.max_position_embeddings} positions; shorten one of them."
+            )
+    stop = config.eos_token_ids if eos_token_ids is None else tuple(eos_token_ids)
+    _check_tokens(stop, "eos_token_ids", config.vocab_size)
+
+    lengths = np.asarray([len(prompt) for prompt in prompts], np.int32)
+    padded = max(_SHORTEST_PADDING, 1 << (int(lengths.max()) - 1).bit_length())
+    tokens = np.zeros((rows, padded), np.int32)
+    for row, prompt in enumerate(prompts):
+        tokens[row, : len(prompt)] = prompt
+    requests = Requests(
+        tokens=tokens,
+        lengths=lengths,
+        limits=lengths + np.asarray(limits, np.int32),
+        stop_tokens=np.tile(np.asarray(stop or (-1,), np.int32), (rows, 1)),
+        sampling=_sampling_arrays(config, sampling, seeds, rows),
+    )
+    needed = max(int(requests.limits.max()) - 1 + max_path, padded)
+    return requests, -(-needed // _SLOT_BLOCK) * _SLOT_BLOCK
+
+
+def check_pair(target: TargetConfig, drafter: DrafterConfig, draft: DraftConfig) -> None:
+    """Refuse a drafter that was trained for another target, and beams wider than the vocabulary.
+
+    Raises:
+      InputError: width or vocabulary differ, or the beam is too wide.
+    """
+    for name in ("hidden_size", "vocab_size"):
+        ours, theirs = getattr(drafter, name), getattr(target, name)
+        if ours != theirs:
+            raise InputError(
+                f"The drafter's {name} is {ours} and the target's is {theirs}; use a drafter "
+                "trained for this target."
+            )
+    if draft.beam_width > target.vocab_size:
+        raise InputError(
+            f"DraftConfig.beam_width is {draft.beam_width}, more than the vocabulary's "
+            f"{target.vocab_size} tokens."
+        )
+
+
+def _sampling_arrays(
+    config: TargetConfig,
+    sampling: SamplingConfig | Sequence[SamplingConfig] | None,
+    seeds: Sequence[int] | None,
+    rows: int,
+) -> Sampling:
+    chosen = _per_row(sampling or SamplingConfig(), rows, "sampling")
+    numbers = _per_row(range(rows) if seeds is None else seeds, rows, "seeds")
+    for row, seed in enumerate(numbers):
+        if not 0 <= seed < 2**31:
+            raise InputError(f"The seed of row {row} is {seed}; it must be in [0, 2**31).")
+
+    def optional(name: str, neutral: float) -> list[float]:
+        values = [getattr(one, name) for one in chosen]
+        return [neutral if value is None else value for value in values]
+
+    return Sampling(
+        temperature=np.asarray([one.temperature for one in chosen], np.float32),
+        top_k=np.minimum(optional("top_k", config.vocab_size), config.vocab_size).astype(np.int32),
+        top_p=np.asarray(optional("top_p", 1.0), np.float32),
+        min_p=np.asarray(optional("min_p", 0.0), np.float32),
+        seeds=np.asarray(numbers, np.int32),
+    )
+
+
+def _per_row(value, rows: int, name: str) -> list:
+    if not isinstance(value, Sequence | np.ndarray):
+        return [value] * rows
+    if len(value) != rows:
+        raise InputError(
+            f"{name} has {len(value)} entries for {rows} prompts; give one value or one per prompt."
+        )
+    return list(value)
+
+
+def _check_tokens(tokens: Sequence[int], name: str, vocab_size: int) -> None:
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            raise InputError(
+                f"{name} holds token {token}, outside the vocabulary of {vocab_size} tokens."
+            )

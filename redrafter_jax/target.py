@@ -1,0 +1,168 @@
+"""The target: a Llama-architecture decoder that verifies a token tree in one pass."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from redrafter_jax.attention import prefill_attention, tree_attention
+from redrafter_jax.config import TargetConfig
+from redrafter_jax.layers import rms_norm, rotary_angles, rotate, swiglu
+from redrafter_jax.model import Model
+from redrafter_jax.types import KVCache, TokenTree, Verified
+
+Attend = Callable[
+    [Float[Array, "B T Q H"], Float[Array, "B T K H"], Float[Array, "B T K H"]],
+    Float[Array, "B T Q H"],
+]
+Angles = tuple[Float[Array, "B T 1 H/2"], Float[Array, "B T 1 H/2"]]
+
+_WEIGHT_INIT = nnx.initializers.normal(0.02)
+
+
+class Attention(nnx.Module):
+    """Projections of grouped-query attention, stored [in, out]."""
+
+    def __init__(self, config: TargetConfig, *, rngs: nnx.Rngs) -> None:
+        query_width = config.num_attention_heads * config.head_dim
+        key_width = config.num_key_value_heads * config.head_dim
+        width = config.hidden_size
+        self.head_dim = config.head_dim
+        self.q_proj = nnx.Param(_WEIGHT_INIT(rngs.params(), (width, query_width)))
+        self.k_proj = nnx.Param(_WEIGHT_INIT(rngs.params(), (width, key_width)))
+        self.v_proj = nnx.Param(_WEIGHT_INIT(rngs.params(), (width, key_width)))
+        self.o_proj = nnx.Param(_WEIGHT_INIT(rngs.params(), (query_width, width)))
+
+    def __call__(
+        self, x: Float[Array, "B T D"], angles: Angles, attend: Attend
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B T K H"], Float[Array, "B T K H"]]:
+        """The block's output, and the keys (rotated) and values of the tokens in x."""
+
+        def heads(projection: nnx.Param) -> Float[Array, "B T heads H"]:
+            return (x @ projection[...]).reshape(*x.shape[:2], -1, self.head_dim)
+
+        q = rotate(heads(self.q_proj), *angles)
+        k = rotate(heads(self.k_proj), *angles)
+        v = heads(self.v_proj)
+        attended = attend(q, k, v).reshape(*x.shape[:2], -1)
+        return attended @ self.o_proj[...], k, v
+
+
+class FeedForward(nnx.Module):
+    """The gated feed-forward block, stored [in, out]."""
+
+    def __init__(self, config: TargetConfig, *, rngs: nnx.Rngs) -> None:
+        width, inner = config.hidden_size, config.intermediate_size
+        self.gate_proj = nnx.Param(_WEIGHT_INIT(rngs.params(), (width, inner)))
+        self.up_proj = nnx.Param(_WEIGHT_INIT(rngs.params(), (width, inner)))
+        self.down_proj = nnx.Param(_WEIGHT_INIT(rngs.params(), (inner, width)))
+
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        return swiglu(x, self.gate_proj[...], self.up_proj[...], self.down_proj[...])
+
+
+class DecoderLayer(nnx.Module):
+    """Pre-norm attention and feed-forward, each with its residual."""
+
+    def __init__(self, config: TargetConfig, *, rngs: nnx.Rngs) -> None:
+        self.epsilon = config.rms_norm_eps
+        self.input_layernorm = nnx.Param(jnp.ones(config.hidden_size))
+        self.self_attn = Attention(config, rngs=rngs)
+        self.post_attention_layernorm = nnx.Param(jnp.ones(config.hidden_size))
+        self.mlp = FeedForward(config, rngs=rngs)
+
+    def __call__(
+        self, x: Float[Array, "B T D"], angles: Angles, attend: Attend
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B T K H"], Float[Array, "B T K H"]]:
+        normalised = rms_norm(x, self.input_layernorm[...], self.epsilon)
+        attended, k, v = self.self_attn(normalised, angles, attend)
+        x = x + attended
+        x = x + self.mlp(rms_norm(x, self.post_attention_layernorm[...], self.epsilon))
+        return x, k, v
+
+
+class Decoder(nnx.Module):
+    """A Llama-architecture language model (arXiv 2302.13971), parameters only."""
+
+    def __init__(self, config: TargetConfig, *, rngs: nnx.Rngs) -> None:
+        shape = (config.vocab_size, config.hidden_size)
+        self.config = config
+        self.embed_tokens = nnx.Param(_WEIGHT_INIT(rngs.params(), shape))
+        self.layers = nnx.List(
+            [DecoderLayer(config, rngs=rngs) for _ in range(config.num_hidden_layers)]
+        )
+        self.norm = nnx.Param(jnp.ones(config.hidden_size))
+        if not config.tie_word_embeddings:
+            self.lm_head = nnx.Param(_WEIGHT_INIT(rngs.params(), shape[::-1]))
+
+    def forward(
+        self, tokens: Int[Array, "B T"]
+    ) -> tuple[
+        Float[Array, "B T D"],
+        tuple[Float[Array, "B T K H"], ...],
+        tuple[Float[Array, "B T K H"], ...],
+    ]:
+        """Causal pass over left-aligned sequences.
+
+        Returns:
+          The last hidden states (after the final norm), and per layer the keys and the values.
+        """
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        return self._layers(tokens, positions, lambda layer: prefill_attention)
+
+    def tree_forward(self, tree: TokenTree, cache: KVCache) -> Verified:
+        """One pass over the nodes of a tree that hangs below the cached tokens.
+
+        Each node sits at position `lengths + depth`, sees the cache and its ancestors, and its
+        keys and values are returned beside the cache, not written to it.
+        """
+
+        def attend_in(layer: int) -> Attend:
+            return lambda q, k, v: tree_attention(
+                q, k, v, cache.keys[layer], cache.values[layer], cache.lengths, tree.mask
+            )
+
+        positions = cache.lengths[:, None] + tree.depth
+        # A dead slot has token -1; whatever it is embedded as, no live node sees it.
+        tokens = jnp.maximum(tree.tokens, 0)
+        hidden, keys, values = self._layers(tokens, positions, attend_in)
+        return Verified(self.logits(hidden), hidden, keys, values)
+
+    def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
+        """Scores of the next token, float32."""
+        if self.config.tie_word_embeddings:
+            head, equation = self.embed_tokens[...], "...D,VD->...V"
+        else:
+            head, equation = self.lm_head[...], "...D,DV->...V"
+        return jnp.einsum(equation, hidden, head, preferred_element_type=jnp.float32)
+
+    def _layers(
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        attend_in: Callable[[int], Attend],
+    ) -> tuple[
+        Float[Array, "B T D"],
+        tuple[Float[Array, "B T K H"], ...],
+        tuple[Float[Array, "B T K H"], ...],
+    ]:
+        x = self.embed_tokens[...][tokens]
+        angles = rotary_angles(positions, self.config.head_dim, self.config.rope_theta)
+        keys, values = [], []
+        for index, layer in enumerate(self.layers):
+            x, k, v = layer(x, angles, attend_in(index))
+            keys.append(k)
+            values.append(v)
+        hidden = rms_norm(x, self.norm[...], self.config.rms_norm_eps)
+        return hidden, tuple(keys), tuple(values)
+
+
+Target = Model[TargetConfig, Decoder]
+
+
+def init_target(config: TargetConfig, seed: int) -> Target:
+    """A target with random float32 parameters, for pre-training and tests."""
+    params_key = jax.random.key(seed)
+    return Model.split(config, Decoder(config, rngs=nnx.Rngs(params_key)))

@@ -1,0 +1,152 @@
+"""The arrays that flow through a decode step, and the letters that name their axes.
+
+B batch          L target layers            W beam width
+T prompt length  Q, K query, key heads      R draft rounds (tokens drafted per beam)
+S cache slots    H head dimension           N tree nodes, root included
+V vocabulary     D model width              P R + 1, the longest accepted path
+E stop tokens
+
+All of them are `NamedTuple`s: pytrees that pass through every JAX transform.
+"""
+
+from typing import NamedTuple
+
+from jaxtyping import Array, Bool, Float, Int
+
+
+class Sampling(NamedTuple):
+    """Per-row choice of the next token, as arrays so that no value of theirs recompiles.
+
+    Attributes:
+      temperature: 0 is greedy.
+      top_k: V or more keeps all tokens.
+      top_p: 1 keeps all tokens.
+      min_p: 0 keeps all tokens.
+      seeds: with the absolute position, the key of the row's noise.
+    """
+
+    temperature: Float[Array, " B"]
+    top_k: Int[Array, " B"]
+    top_p: Float[Array, " B"]
+    min_p: Float[Array, " B"]
+    seeds: Int[Array, " B"]
+
+
+class Beams(NamedTuple):
+    """The trace of a beam search.
+
+    Attributes:
+      tokens: token appended in round r to beam w.
+      parents: beam of round r - 1 that it extends (0 in round 0).
+      log_probs: score of the whole beam, summed from the root.
+    """
+
+    tokens: Int[Array, "B R W"]
+    parents: Int[Array, "B R W"]
+    log_probs: Float[Array, "B R W"]
+
+
+class TokenTree(NamedTuple):
+    """Draft tokens in topological order; node 0 is the root and its own parent.
+
+    A dead slot (no node left to fill it) has token -1, log-probability -inf and a mask of itself
+    alone: no live node sees it and its token equals no choice of the target, so it is never
+    accepted.
+
+    Attributes:
+      tokens: the node's token, -1 for dead slots.
+      parents: index of the parent node, smaller than the node's own.
+      depth: 0 at the root.
+      mask: mask[b, i, j] is True where node j is node i or one of its ancestors.
+      log_probs: the drafter's score of the path to the node; 0 at the root.
+    """
+
+    tokens: Int[Array, "B N"]
+    parents: Int[Array, "B N"]
+    depth: Int[Array, "B N"]
+    mask: Bool[Array, "B N N"]
+    log_probs: Float[Array, "B N"]
+
+
+class KVCache(NamedTuple):
+    """Keys and values of the decided tokens, a tuple over layers, head-major, left-aligned.
+
+    Slots at and past `lengths` hold garbage that nothing reads.
+    """
+
+    keys: tuple[Float[Array, "B K S H"], ...]
+    values: tuple[Float[Array, "B K S H"], ...]
+    lengths: Int[Array, " B"]
+
+
+class Verified(NamedTuple):
+    """One target pass over the tree.
+
+    Attributes:
+      logits: scores of the token after each node, float32.
+      hidden: last hidden state (after the final norm) at each node.
+      keys: per layer, the nodes' own keys.
+      values: per layer, the nodes' own values.
+    """
+
+    logits: Float[Array, "B N V"]
+    hidden: Float[Array, "B N D"]
+    keys: tuple[Float[Array, "B N K H"], ...]
+    values: tuple[Float[Array, "B N K H"], ...]
+
+
+class Accepted(NamedTuple):
+    """The chain of nodes whose tokens the target would have chosen itself.
+
+    Attributes:
+      path: nodes from the root to `last`; entries at and past `count` repeat `last`.
+      count: nodes on the path, 1 to P.
+      bonus: the target's choice after the last accepted node.
+      last: the deepest accepted node.
+    """
+
+    path: Int[Array, "B P"]
+    count: Int[Array, " B"]
+    bonus: Int[Array, " B"]
+    last: Int[Array, " B"]
+
+
+class DecodeStats(NamedTuple):
+    """Counts since prefill.
+
+    Attributes:
+      accept_counts: accept_counts[b, c - 1] target calls gained row b exactly c tokens.
+      steps: target calls while the row was not done.
+    """
+
+    accept_counts: Int[Array, "B P"]
+    steps: Int[Array, " B"]
+
+
+class DecodeState(NamedTuple):
+    """Everything that changes, or must be remembered, from one decode step to the next.
+
+    The decided tokens of row b are `tokens[b, : cache.lengths[b] + 1]`, prompt included; the last
+    of them is the root, whose keys are not in the cache yet.
+
+    Attributes:
+      tokens: decided tokens, garbage past them.
+      cache: keys and values of all decided tokens but the root.
+      context: the target's last hidden state at the token before the root.
+      root: the last decided token.
+      done: the row met a stop token or its limit; nothing of it changes any more.
+      limits: number of tokens, prompt included, at which a row ends.
+      stop_tokens: tokens that end a row, padded with -1.
+      sampling: how the row's tokens are chosen.
+      stats: acceptance counts.
+    """
+
+    tokens: Int[Array, "B S"]
+    cache: KVCache
+    context: Float[Array, "B D"]
+    root: Int[Array, " B"]
+    done: Bool[Array, " B"]
+    limits: Int[Array, " B"]
+    stop_tokens: Int[Array, "B E"]
+    sampling: Sampling
+    stats: DecodeStats

@@ -1,0 +1,56 @@
+"""The one acceptance rule: keep the nodes whose token the target chose itself."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from redrafter_jax.sampling import filter_logits
+from redrafter_jax.types import Accepted, Sampling, TokenTree
+
+
+def choose_tokens(
+    logits: Float[Array, "B N V"],
+    depth: Int[Array, "B N"],
+    noise: Float[Array, "B P V"],
+    sampling: Sampling,
+) -> Int[Array, "B N"]:
+    """The target's next token at every node, greedy and sampled alike.
+
+    Args:
+      logits: the target's scores of the token after each node.
+      depth: depth of each node; a node at depth d chooses with noise[:, d].
+      noise: noise of the positions after the root, from `draw_noise`.
+      sampling: the rows' temperature and filters.
+    """
+    node_noise = jnp.take_along_axis(noise, depth[..., None], axis=1)
+    scores = filter_logits(logits, sampling) + node_noise
+    return jnp.argmax(scores, axis=-1).astype(jnp.int32)
+
+
+def accept(tree: TokenTree, chosen: Int[Array, "B N"], max_path: int) -> Accepted:
+    """The chain of nodes that spell the target's own choices.
+
+    A node matches if its token is what the target chose at its parent, and is accepted if it and
+    all its ancestors match. Siblings carry distinct tokens, so the accepted nodes are one chain.
+
+    Args:
+      tree: the verified tree.
+      chosen: the target's next token at every node.
+      max_path: P, the longest possible chain.
+    """
+    matches = tree.tokens == jnp.take_along_axis(chosen, tree.parents, axis=1)
+    matches = matches.at[:, 0].set(True)
+    accepted = ~(tree.mask & ~matches[:, None, :]).any(axis=-1)
+    reached = jnp.where(accepted, tree.depth, -1)
+    last = jnp.argmax(reached, axis=1).astype(jnp.int32)
+    count = jnp.max(reached, axis=1) + 1
+
+    chain = jnp.take_along_axis(tree.mask, last[:, None, None], axis=1)
+    at_depth = tree.depth[:, None, :] == jnp.arange(max_path)[:, None]
+    path = jnp.argmax(chain & at_depth, axis=-1)
+    path = jnp.where(jnp.arange(max_path) < count[:, None], path, last[:, None])
+    return Accepted(
+        path=path.astype(jnp.int32),
+        count=count.astype(jnp.int32),
+        bonus=jnp.take_along_axis(chosen, last[:, None], axis=1)[:, 0],
+        last=last,
+    )

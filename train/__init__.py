@@ -1,0 +1,1 @@
+"""Training of draft heads: `python -m train --config configs/x.yaml`."""

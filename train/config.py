@@ -1,0 +1,68 @@
+"""Settings of the training commands, validated by pydantic at the edge."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from redrafter_jax.command_line import Settings
+
+
+class DataSettings(Settings):
+    """Text files and how they become fixed-length examples.
+
+    `folder` is a path, or `python:stdlib` for the standard library of the running Python.
+    Globs are relative to it; a file is training data if it matches `include` and neither
+    `exclude` nor `held_out`.
+    """
+
+    folder: str
+    include: list[str] = ["**/*.py"]
+    exclude: list[str] = []
+    held_out: list[str] = []
+    sequence_length: PositiveInt
+    shuffle_seed: int = 0
+
+
+class OptimizerSettings(Settings):
+    """AdamW with a linear warm-up and a cosine decay to zero."""
+
+    learning_rate: PositiveFloat
+    warmup_fraction: float = Field(0.1, ge=0, le=1)
+    weight_decay: float = Field(0.0, ge=0)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.95, ge=0, lt=1)
+    clip_norm: PositiveFloat = 1.0
+    batch_size: PositiveInt
+    accumulation_steps: PositiveInt = 1
+
+
+class TargetSettings(Settings):
+    """Shape of a target that is trained from nothing (`train.pretrain`)."""
+
+    vocab_size: PositiveInt
+    hidden_size: PositiveInt
+    intermediate_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt
+    head_dim: PositiveInt
+    rope_theta: PositiveFloat
+    rms_norm_eps: PositiveFloat
+    max_position_embeddings: PositiveInt
+    tie_word_embeddings: bool
+
+
+class PretrainSettings(Settings):
+    """`python -m train.pretrain`: a tokenizer and a small target from text files."""
+
+    target: TargetSettings
+    data: DataSettings
+    optimizer: OptimizerSettings
+    steps: PositiveInt
+    seed: int = 0
+    log_every: PositiveInt = 20
+    evaluate_every: PositiveInt = 200
+    evaluation_windows: PositiveInt = 64
+    output_dir: Path
+    export_dtype: Literal["float32", "bfloat16"] = "bfloat16"

@@ -1,0 +1,202 @@
+"""`python -m train.pretrain --config configs/demo_target.yaml`: a small target from text files.
+
+The demo needs a real language model that is small enough to be kept beside the code; this trains
+it. Matrices are updated by Muon, everything else by AdamW: on a corpus this small the loss after a
+given number of tokens decides, and Muon needs fewer.
+"""
+
+import json
+import time
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from redrafter_jax.command_line import parse_settings, run
+from redrafter_jax.config import TargetConfig
+from redrafter_jax.hub import save_target
+from redrafter_jax.model import Model
+from redrafter_jax.target import Target, init_target
+from train.config import OptimizerSettings, PretrainSettings
+from train.data import Windows, make_batches, make_windows, read_documents
+from train.tokenizer import save_tokenizer, train_tokenizer
+
+_END_TOKEN = 0
+_EVALUATION_BATCH = 4
+
+
+class PretrainState(NamedTuple):
+    """What one optimizer step reads and writes."""
+
+    params: nnx.State
+    optimizer: optax.OptState
+
+
+def next_token_loss(
+    target: Target, tokens: Int[Array, "B T"], loss_mask: Bool[Array, "B T"]
+) -> Float[Array, ""]:
+    """Mean cross-entropy, in nats, of every unmasked token given those before it."""
+    module = target.merge()
+    hidden, _, _ = module.forward(tokens)
+    logits = module.logits(hidden[:, :-1])
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
+    weights = loss_mask[:, 1:]
+    return jnp.sum(losses * weights) / jnp.maximum(weights.sum(), 1)
+
+
+def make_optimizer(settings: OptimizerSettings, steps: int) -> optax.GradientTransformation:
+    """Muon for the layers' matrices, AdamW for the rest, under one warm-up cosine schedule."""
+    schedule = optax.warmup_cosine_decay_schedule(
+        0.0, settings.learning_rate, int(settings.warmup_fraction * steps), steps
+    )
+
+    def matrices(params: nnx.State) -> nnx.State:
+        dimensions = optax.contrib.MuonDimensionNumbers(reduction_axis=0, output_axis=1)
+        return jax.tree.map_with_path(
+            lambda path, leaf: dimensions if leaf.ndim == 2 and "layers" in str(path[0]) else None,
+            params,
+        )
+
+    return optax.chain(
+        optax.clip_by_global_norm(settings.clip_norm),
+        optax.contrib.muon(
+            schedule,
+            weight_decay=settings.weight_decay,
+            adam_b1=settings.beta1,
+            adam_b2=settings.beta2,
+            adam_learning_rate=schedule,
+            muon_weight_dimension_numbers=matrices,
+            consistent_rms=0.2,
+        ),
+    )
+
+
+@partial(jax.jit, static_argnames="optimizer", donate_argnames="state")
+def pretrain_step(
+    state: PretrainState,
+    target: Target,
+    tokens: Int[Array, "A B T"],
+    loss_mask: Bool[Array, "A B T"],
+    *,
+    optimizer: optax.GradientTransformation,
+) -> tuple[PretrainState, Float[Array, ""]]:
+    """One optimizer step over A accumulated batches; returns their mean loss."""
+
+    def loss(params: nnx.State, batch: tuple[Array, Array]) -> Array:
+        return next_token_loss(Model(target.config, target.graphdef, params), *batch)
+
+    def accumulate(gradients: nnx.State, batch: tuple[Array, Array]) -> tuple[nnx.State, Array]:
+        value, fresh = jax.value_and_grad(loss)(state.params, batch)
+        return jax.tree.map(jnp.add, gradients, fresh), value
+
+    zeros = jax.tree.map(jnp.zeros_like, state.params)
+    gradients, losses = jax.lax.scan(accumulate, zeros, (tokens, loss_mask))
+    gradients = jax.tree.map(lambda leaf: leaf / len(tokens), gradients)
+    updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
+    return PretrainState(optax.apply_updates(state.params, updates), optimizer_state), losses.mean()
+
+
+def held_out_loss(target: Target, windows: Windows) -> float:
+    """Mean cross-entropy in nats over all tokens of the windows."""
+    loss = jax.jit(next_token_loss)
+    total = count = 0.0
+    for start in range(0, len(windows.tokens) - _EVALUATION_BATCH + 1, _EVALUATION_BATCH):
+        part = slice(start, start + _EVALUATION_BATCH)
+        weight = windows.loss_mask[part, 1:].sum()
+        total += weight * float(loss(target, windows.tokens[part], windows.loss_mask[part]))
+        count += weight
+    return total / count
+
+
+def main() -> None:
+    """Train the tokenizer, then the model; keep both in `output_dir`."""
+    settings = parse_settings(PretrainSettings, "Train a small target from text files.")
+    documents = read_documents(settings.data)
+    held_out = read_documents(settings.data, held_out=True)
+    tokenizer = train_tokenizer(
+        [document.text for document in documents], settings.target.vocab_size
+    )
+    save_tokenizer(tokenizer, settings.output_dir, settings.target.max_position_embeddings)
+    length = settings.data.sequence_length
+    windows = make_windows(documents, tokenizer, _END_TOKEN, length)
+    held_out_windows = make_windows(held_out, tokenizer, _END_TOKEN, length)
+    sample = np.random.default_rng(0).permutation(len(held_out_windows.tokens))
+    sample = np.sort(sample[: settings.evaluation_windows])
+    sampled = Windows(held_out_windows.tokens[sample], held_out_windows.loss_mask[sample])
+
+    config = TargetConfig(**settings.target.model_dump(), eos_token_ids=(_END_TOKEN,))
+    target = init_target(config, settings.seed)
+    optimizer = make_optimizer(settings.optimizer, settings.steps)
+    state = PretrainState(target.params, optimizer.init(target.params))
+    group = settings.optimizer.accumulation_steps
+    batches = make_batches(
+        windows, settings.optimizer.batch_size * group, settings.data.shuffle_seed
+    )
+
+    def current() -> Target:
+        return Model(config, target.graphdef, state.params)
+
+    columns = (
+        TextColumn("step"),
+        MofNCompleteColumn(),
+        BarColumn(),
+        TextColumn("{task.fields[status]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns) as progress:
+        task = progress.add_task("pretrain", total=settings.steps, status="compiling")
+        started = time.perf_counter()
+        for step in range(1, settings.steps + 1):
+            batch = next(batches)
+            shape = (group, -1, length)
+            state, loss = pretrain_step(
+                state,
+                target,
+                batch["tokens"].reshape(shape),
+                batch["loss_mask"].reshape(shape),
+                optimizer=optimizer,
+            )
+            progress.advance(task)
+            if step % settings.log_every == 0:
+                speed = step * batch["tokens"].size / (time.perf_counter() - started)
+                progress.update(task, status=f"loss {float(loss):.3f}  {speed:.0f} tokens/s")
+            if step % settings.evaluate_every == 0:
+                measured = held_out_loss(current(), sampled)
+                progress.console.print(f"step {step}: held-out loss {measured:.4f} nats/token")
+                _export(current(), settings)
+
+    measured = held_out_loss(current(), held_out_windows)
+    _export(current(), settings)
+    text_bytes = sum(len(document.text.encode()) for document in held_out)
+    tokens = int(held_out_windows.loss_mask.sum())
+    report = {
+        "held_out_loss_nats_per_token": measured,
+        "held_out_bits_per_byte": measured * tokens / text_bytes / np.log(2),
+        "held_out_tokens": tokens,
+        "training_tokens": settings.steps * group * settings.optimizer.batch_size * length,
+        "settings": settings.model_dump(mode="json"),
+    }
+    (settings.output_dir / "pretrain_report.json").write_text(json.dumps(report, indent=2) + "\n")
+    print(f"held-out loss {measured:.4f} nats/token; target written to {settings.output_dir}")
+
+
+def _export(target: Target, settings: PretrainSettings) -> None:
+    dtype = jnp.dtype(settings.export_dtype)
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), target.params)
+    save_target(Model(target.config, target.graphdef, params), settings.output_dir)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,58 @@
+"""A byte-level BPE tokenizer trained on the data of a small target."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from redrafter_jax.errors import InputError
+
+END_OF_TEXT = "<|endoftext|>"
+
+# Words with their leading space, numbers by at most three digits, punctuation, indentation.
+_PIECES = r" ?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\n+[ \t]*|[ \t]+"
+
+
+def train_tokenizer(texts: Sequence[str], vocab_size: int) -> Tokenizer:
+    """A tokenizer whose token 0 ends every document; any byte string can be encoded."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
+    """Write the files that `transformers.AutoTokenizer` reads."""
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        model_max_length=max_length,
+        clean_up_tokenization_spaces=False,
+    )
+    wrapped.save_pretrained(folder)
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer beside a target.
+
+    Raises:
+      InputError: the folder holds no `tokenizer.json`.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise InputError(f"{folder} holds no tokenizer.json; save the target's tokenizer there.")
+    return Tokenizer.from_file(str(path))
