@@ -13,6 +13,9 @@ from typing import Any, TypeVar
 
 import pydantic
 import yaml
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from tokenizers import Tokenizer
 
 from redrafter_jax.errors import InputError
 
@@ -27,12 +30,18 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a command; an `InputError` becomes its sentence on stderr and exit code 2."""
+    """Run a command; an `InputError` becomes its sentence on stderr and exit code 2.
+
+    Ctrl-C ends with exit code 130, as shells count it.
+    """
     try:
         main()
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        sys.exit(130)
 
 
 def parse_settings(
@@ -57,9 +66,7 @@ def parse_settings(
     return settings
 
 
-def load_settings(
-    model: type[SettingsT], path: Path, overrides: Sequence[str] = ()
-) -> SettingsT:
+def load_settings(model: type[SettingsT], path: Path, overrides: Sequence[str] = ()) -> SettingsT:
     """Validate a YAML file with overrides such as `optimizer.learning_rate=3e-4` applied.
 
     Raises:
@@ -79,6 +86,32 @@ def load_settings(
 def dump_settings(settings: Settings) -> str:
     """The settings as YAML, every value resolved."""
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False)
+
+
+def load_tokenizer(name: str | Path) -> Tokenizer:
+    """The tokenizer of a target: `tokenizer.json` of its folder or hub repository.
+
+    Raises:
+      InputError: there is no such file, or it is no tokenizer.
+    """
+    path = Path(name) / "tokenizer.json"
+    if not path.parent.is_dir():
+        try:
+            path = Path(hf_hub_download(str(name), "tokenizer.json"))
+        except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError):
+            raise InputError(
+                f"{str(name)!r} is neither a folder nor a repository with a tokenizer.json that "
+                "the Hugging Face hub can be reached for; give the path of the target's folder."
+            ) from None
+    if not path.is_file():
+        raise InputError(f"{path} is missing; save the target's tokenizer there.")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise InputError(f"{path} is no tokenizer: {error}.") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -122,7 +155,9 @@ def _apply(values: dict[str, Any], override: str) -> None:
 def _describe(problem: Any, model: type[pydantic.BaseModel]) -> str:
     path = ".".join(str(part) for part in problem["loc"])
     if problem["type"] != "extra_forbidden":
-        return f"{path}: {problem['msg']} (got {problem['input']!r})"
+        # Of a missing key or an inconsistent section the input is the whole section.
+        got = "" if isinstance(problem["input"], dict) else f" (got {problem['input']!r})"
+        return f"{path}: {problem['msg']}{got}"
     known = _known_keys(model, problem["loc"][:-1])
     near = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}."

@@ -69,9 +69,7 @@ class RecurrentHead(nnx.Module):
     ) -> Float[Array, "... V"]:
         """Scores of the token after the one that `state` was last fed, float32."""
         features = self.features(context, state)
-        return jnp.matmul(
-            features, self.lm_head.kernel[...], preferred_element_type=jnp.float32
-        )
+        return jnp.matmul(features, self.lm_head.kernel[...], preferred_element_type=jnp.float32)
 
     def _project(
         self, context: Float[Array, "... D"], state: Float[Array, "... D"]

@@ -116,7 +116,7 @@ def read_target_config(folder: Path) -> TargetConfig:
     }.items():
         if values.get(field, supported) != supported:
             raise InputError(
-                f"{path} states {field}={values[field]!r}; this version supports {supported!r} only."
+                f"{path} states {field}={values[field]!r}; only {supported!r} is supported."
             )
     heads = _field(values, "num_attention_heads", path)
     width = _field(values, "hidden_size", path)
@@ -165,7 +165,7 @@ def _rope_theta(values: Mapping[str, Any], path: Path) -> float:
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind != "default":
         raise InputError(
-            f"{path} asks for rotary scaling of type {kind!r}; this version supports 'default' only."
+            f"{path} asks for rotary scaling of type {kind!r}; only 'default' is supported."
         )
     if "rope_theta" in parameters:
         return parameters["rope_theta"]

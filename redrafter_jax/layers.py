@@ -16,7 +16,7 @@ def rms_norm(
 
 def rotary_angles(
     positions: Int[Array, "B T"], head_dim: int, theta: float
-) -> tuple[Float[Array, "B T 1 H/2"], Float[Array, "B T 1 H/2"]]:
+) -> tuple[Float[Array, "B T 1 half"], Float[Array, "B T 1 half"]]:
     """Cosine and sine, float32, of the rotation of each position (arXiv 2104.09864, eq. 34)."""
     frequencies = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
     angles = positions[..., None, None].astype(jnp.float32) * frequencies
@@ -25,8 +25,8 @@ def rotary_angles(
 
 def rotate(
     x: Float[Array, "B T heads H"],
-    cosine: Float[Array, "B T 1 H/2"],
-    sine: Float[Array, "B T 1 H/2"],
+    cosine: Float[Array, "B T 1 half"],
+    sine: Float[Array, "B T 1 half"],
 ) -> Float[Array, "B T heads H"]:
     """Rotary embedding with the halves of the head paired, as Hugging Face stores its weights."""
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)

@@ -1,10 +1,11 @@
 """Ragged requests of lists and numbers, checked and padded into arrays."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Array, Int
 
 from redrafter_jax.config import DraftConfig, DrafterConfig, SamplingConfig, TargetConfig
 from redrafter_jax.errors import InputError
@@ -13,6 +14,8 @@ from redrafter_jax.types import Sampling
 # Cache slots come in multiples of this, so that near-equal requests share one compilation.
 _SLOT_BLOCK = 128
 _SHORTEST_PADDING = 16
+
+Value = TypeVar("Value", int, SamplingConfig)
 
 
 class Requests(NamedTuple):
@@ -26,10 +29,10 @@ class Requests(NamedTuple):
       sampling: how the rows' tokens are chosen.
     """
 
-    tokens: Int[np.ndarray, "B T"]
-    lengths: Int[np.ndarray, " B"]
-    limits: Int[np.ndarray, " B"]
-    stop_tokens: Int[np.ndarray, "B E"]
+    tokens: Int[Array, "B T"]
+    lengths: Int[Array, " B"]
+    limits: Int[Array, " B"]
+    stop_tokens: Int[Array, "B E"]
     sampling: Sampling
 
 
@@ -72,14 +75,15 @@ def prepare(
     tokens = np.zeros((rows, padded), np.int32)
     for row, prompt in enumerate(prompts):
         tokens[row, : len(prompt)] = prompt
+    ends = lengths + np.asarray(limits, np.int32)
     requests = Requests(
-        tokens=tokens,
-        lengths=lengths,
-        limits=lengths + np.asarray(limits, np.int32),
-        stop_tokens=np.tile(np.asarray(stop or (-1,), np.int32), (rows, 1)),
+        tokens=jnp.asarray(tokens),
+        lengths=jnp.asarray(lengths),
+        limits=jnp.asarray(ends),
+        stop_tokens=jnp.tile(jnp.asarray(stop or (-1,), jnp.int32), (rows, 1)),
         sampling=_sampling_arrays(config, sampling, seeds, rows),
     )
-    needed = max(int(requests.limits.max()) - 1 + max_path, padded)
+    needed = max(int(ends.max()) - 1 + max_path, padded)
     return requests, -(-needed // _SLOT_BLOCK) * _SLOT_BLOCK
 
 
@@ -115,21 +119,20 @@ def _sampling_arrays(
         if not 0 <= seed < 2**31:
             raise InputError(f"The seed of row {row} is {seed}; it must be in [0, 2**31).")
 
-    def optional(name: str, neutral: float) -> list[float]:
-        values = [getattr(one, name) for one in chosen]
-        return [neutral if value is None else value for value in values]
+    def kept(top_k: int | None) -> int:
+        return config.vocab_size if top_k is None else min(top_k, config.vocab_size)
 
     return Sampling(
-        temperature=np.asarray([one.temperature for one in chosen], np.float32),
-        top_k=np.minimum(optional("top_k", config.vocab_size), config.vocab_size).astype(np.int32),
-        top_p=np.asarray(optional("top_p", 1.0), np.float32),
-        min_p=np.asarray(optional("min_p", 0.0), np.float32),
-        seeds=np.asarray(numbers, np.int32),
+        temperature=jnp.asarray([one.temperature for one in chosen], jnp.float32),
+        top_k=jnp.asarray([kept(one.top_k) for one in chosen], jnp.int32),
+        top_p=jnp.asarray([1.0 if one.top_p is None else one.top_p for one in chosen]),
+        min_p=jnp.asarray([0.0 if one.min_p is None else one.min_p for one in chosen]),
+        seeds=jnp.asarray(numbers, jnp.int32),
     )
 
 
-def _per_row(value, rows: int, name: str) -> list:
-    if not isinstance(value, Sequence | np.ndarray):
+def _per_row(value: Value | Sequence[Value], rows: int, name: str) -> list[Value]:
+    if not isinstance(value, Sequence):
         return [value] * rows
     if len(value) != rows:
         raise InputError(

@@ -33,9 +33,7 @@ def draw_noise(
     return jax.lax.cond((sampling.temperature > 0).any(), draw, skip)
 
 
-def filter_logits(
-    logits: Float[Array, "B M V"], sampling: Sampling
-) -> Float[Array, "B M V"]:
+def filter_logits(logits: Float[Array, "B M V"], sampling: Sampling) -> Float[Array, "B M V"]:
     """Logits over the temperature, -inf where top-k, top-p or min-p drops the token.
 
     Temperature first, then the filters in that order, each on what the one before it kept: the
@@ -55,9 +53,7 @@ def filter_logits(
     return jax.lax.cond(filtered.any(), apply, lambda: scaled)
 
 
-def _lowest_kept(
-    scaled: Float[Array, "B M V"], sampling: Sampling
-) -> Float[Array, "B M 1"]:
+def _lowest_kept(scaled: Float[Array, "B M V"], sampling: Sampling) -> Float[Array, "B M 1"]:
     """The smallest score that passes all three filters."""
     top_k, top_p, min_p = (
         parameter[:, None, None] for parameter in (sampling.top_k, sampling.top_p, sampling.min_p)

@@ -17,7 +17,7 @@ Attend = Callable[
     [Float[Array, "B T Q H"], Float[Array, "B T K H"], Float[Array, "B T K H"]],
     Float[Array, "B T Q H"],
 ]
-Angles = tuple[Float[Array, "B T 1 H/2"], Float[Array, "B T 1 H/2"]]
+Angles = tuple[Float[Array, "B T 1 half"], Float[Array, "B T 1 half"]]
 
 _WEIGHT_INIT = nnx.initializers.normal(0.02)
 
@@ -132,11 +132,14 @@ class Decoder(nnx.Module):
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Scores of the next token, float32."""
+        return jnp.matmul(hidden, self.head, preferred_element_type=jnp.float32)
+
+    @property
+    def head(self) -> Float[Array, "D V"]:
+        """The vocabulary projection: its own weight, or the embedding where the two are tied."""
         if self.config.tie_word_embeddings:
-            head, equation = self.embed_tokens[...], "...D,VD->...V"
-        else:
-            head, equation = self.lm_head[...], "...D,DV->...V"
-        return jnp.einsum(equation, hidden, head, preferred_element_type=jnp.float32)
+            return self.embed_tokens[...].T
+        return self.lm_head[...]
 
     def _layers(
         self,

@@ -106,7 +106,7 @@ class Accepted(NamedTuple):
     """
 
     path: Int[Array, "B P"]
-    count: Int[Array, " B"]
+    count: Int[Array, " B"]  # pyright: ignore[reportIncompatibleMethodOverride]
     bonus: Int[Array, " B"]
     last: Int[Array, " B"]
 

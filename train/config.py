@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from redrafter_jax.command_line import Settings
 
@@ -28,10 +28,10 @@ class OptimizerSettings(Settings):
     """AdamW with a linear warm-up and a cosine decay to zero."""
 
     learning_rate: PositiveFloat
-    warmup_fraction: float = Field(0.1, ge=0, le=1)
-    weight_decay: float = Field(0.0, ge=0)
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.95, ge=0, lt=1)
+    warmup_fraction: float = Field(default=0.1, ge=0, le=1)
+    weight_decay: float = Field(default=0.0, ge=0)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.95, ge=0, lt=1)
     clip_norm: PositiveFloat = 1.0
     batch_size: PositiveInt
     accumulation_steps: PositiveInt = 1
@@ -66,3 +66,53 @@ class PretrainSettings(Settings):
     evaluation_windows: PositiveInt = 64
     output_dir: Path
     export_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+
+
+class DrafterSettings(Settings):
+    """Shape of the drafter; its width and vocabulary are the target's.
+
+    `initial_head: target` starts the vocabulary projection from the target's own, which asks for
+    `exit_dim` equal to the target's width.
+    """
+
+    exit_dim: PositiveInt
+    num_draft_layers: int = Field(default=2, ge=0)
+    rnn: bool = True
+    initial_head: Literal["random", "target"] = "random"
+
+
+class LossSettings(Settings):
+    """Weights of the two losses, summed over rounds.
+
+    `hard` is cross-entropy with the data's next token, `soft` the KL divergence from the target's
+    own distribution. Logits exist for `chunk_length` positions of a batch at a time.
+    """
+
+    hard: float = Field(default=0.0, ge=0)
+    soft: float = Field(default=1.0, ge=0)
+    chunk_length: PositiveInt = 64
+
+    @model_validator(mode="after")
+    def _some_loss(self) -> "LossSettings":
+        if self.hard == 0 and self.soft == 0:
+            raise ValueError("hard and soft are both 0; give one of them a weight above 0")
+        return self
+
+
+class TrainSettings(Settings):
+    """`python -m train`: a drafter for a frozen target."""
+
+    target: Path
+    target_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    drafter: DrafterSettings
+    draft_rounds: PositiveInt
+    data: DataSettings
+    loss: LossSettings = LossSettings()
+    optimizer: OptimizerSettings
+    steps: PositiveInt
+    seed: int = 0
+    log_every: PositiveInt = 10
+    checkpoint_every: PositiveInt = 500
+    checkpoints_kept: PositiveInt = 2
+    resume: Literal["auto", "never"] = "auto"
+    output_dir: Path

@@ -88,9 +88,7 @@ def make_windows(
     return Windows(np.concatenate(tokens), np.concatenate(masks))
 
 
-def make_batches(
-    windows: Windows, batch_size: int, seed: int
-) -> grain.DatasetIterator[Batch]:
+def make_batches(windows: Windows, batch_size: int, seed: int) -> grain.DatasetIterator[Batch]:
     """An endless, shuffled, deterministic iterator whose position can be saved and restored.
 
     Raises:

@@ -8,7 +8,7 @@ given number of tokens decides, and Muon needs fewer.
 import json
 import time
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +62,7 @@ def make_optimizer(settings: OptimizerSettings, steps: int) -> optax.GradientTra
         0.0, settings.learning_rate, int(settings.warmup_fraction * steps), steps
     )
 
-    def matrices(params: nnx.State) -> nnx.State:
+    def matrices(params: Any) -> Any:
         dimensions = optax.contrib.MuonDimensionNumbers(reduction_axis=0, output_axis=1)
         return jax.tree.map_with_path(
             lambda path, leaf: dimensions if leaf.ndim == 2 and "layers" in str(path[0]) else None,
@@ -105,7 +105,8 @@ def pretrain_step(
     gradients, losses = jax.lax.scan(accumulate, zeros, (tokens, loss_mask))
     gradients = jax.tree.map(lambda leaf: leaf / len(tokens), gradients)
     updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
-    return PretrainState(optax.apply_updates(state.params, updates), optimizer_state), losses.mean()
+    params = jax.tree.map(jnp.add, state.params, updates)
+    return PretrainState(params, optimizer_state), losses.mean()
 
 
 def held_out_loss(target: Target, windows: Windows) -> float:

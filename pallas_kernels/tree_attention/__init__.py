@@ -54,7 +54,12 @@ def tree_attention(
 
 
 def _check_shapes(
-    q: Array, k_cache: Array, v_cache: Array, lengths: Array, k_tree: Array, v_tree: Array,
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    lengths: Array,
+    k_tree: Array,
+    v_tree: Array,
     mask: Array,
 ) -> None:
     B, N, Q, H = q.shape

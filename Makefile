@@ -1,0 +1,60 @@
+VENV := .venv
+BIN := $(VENV)/bin
+
+# EXTRAS: of pyproject.toml, such as EXTRAS=cuda. ARGS: passed on to pytest or to the benchmark.
+# PYTHON: the interpreter to make .venv with, when the one found first is not the one you want.
+EXTRAS ?=
+ARGS ?=
+PYTHON ?=
+
+# Dated by the last installation of these extras.
+INSTALLED := $(VENV)/.installed$(EXTRAS:%=-%)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format bench
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: $(INSTALLED) ## make .venv and install everything in it (EXTRAS=cuda for an NVIDIA GPU)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@if [ ! -x $(BIN)/python ]; then \
+	  for python in $(or $(PYTHON),python3.12 python3 python3.13 python3.14 python); do \
+	    if $$python -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null; then \
+	      echo "Making $(VENV) with $$($$python --version)"; \
+	      $$python -m venv $(VENV) && exit 0; \
+	      rm -rf $(VENV); \
+	      echo "$$python could not make a virtual environment (Debian and Ubuntu: install python3-venv)." >&2; \
+	      exit 1; \
+	    fi; \
+	  done; \
+	  echo "Python 3.12 or newer is needed and was not found: install one, or name it: make setup PYTHON=/path/to/python3.12" >&2; \
+	  exit 1; \
+	fi
+	@echo "Installing into $(VENV): some minutes of downloads the first time"
+	@$(BIN)/python -m pip install --quiet --upgrade --constraint constraints.txt pip
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --build-constraint constraints.txt \
+	  --group dev --editable ".$(if $(EXTRAS),[$(EXTRAS)])"
+	@touch $@
+
+demo: $(INSTALLED) ## train a draft head, then decode with it against plain decoding
+	$(BIN)/python -m train --config configs/demo.yaml
+	$(BIN)/python -m eval --config configs/demo_eval.yaml
+	@echo "The report: runs/demo/report.json"
+
+test: $(INSTALLED) ## run the tests (ARGS="-k tree" for some of them)
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(INSTALLED) ## lint, formatting, types, and who may import whom
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports --no-logo
+
+format: $(INSTALLED) ## put the code in shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(INSTALLED) ## measure decoding with the trained demo, into runs/bench
+	$(BIN)/python -m eval --config configs/demo_eval.yaml report_dir=runs/bench $(ARGS)

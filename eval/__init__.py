@@ -1,0 +1,1 @@
+"""`python -m eval`: speculative against plain decoding, measured and reported."""

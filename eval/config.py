@@ -1,0 +1,80 @@
+"""Settings of `python -m eval`, validated by pydantic at the edge."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic_core import PydanticCustomError
+
+from redrafter_jax.command_line import Settings
+from redrafter_jax.config import DraftConfig, SamplingConfig
+from redrafter_jax.errors import InputError
+
+
+class DraftSettings(Settings):
+    """How trees are drafted; the fields and defaults of `redrafter_jax.DraftConfig`."""
+
+    beam_width: PositiveInt = DraftConfig.beam_width
+    draft_rounds: PositiveInt = DraftConfig.draft_rounds
+    num_nodes: PositiveInt | None = DraftConfig.num_nodes
+    final_beams_only: bool = DraftConfig.final_beams_only
+    sharpness: float = Field(default=DraftConfig.sharpness, gt=0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _check_together(self) -> "DraftSettings":
+        try:
+            self.build()
+        except InputError as error:
+            raise PydanticCustomError("draft", "{reason}", {"reason": str(error)}) from None
+        return self
+
+    def build(self) -> DraftConfig:
+        """The library's configuration."""
+        return DraftConfig(**self.model_dump())
+
+
+class SamplingSettings(Settings):
+    """How tokens are chosen; the fields and defaults of `redrafter_jax.SamplingConfig`."""
+
+    temperature: float = Field(default=SamplingConfig.temperature, ge=0, allow_inf_nan=False)
+    top_k: PositiveInt | None = SamplingConfig.top_k
+    top_p: float | None = Field(default=SamplingConfig.top_p, gt=0, le=1)
+    min_p: float | None = Field(default=SamplingConfig.min_p, ge=0, le=1)
+
+    def build(self) -> SamplingConfig:
+        """The library's configuration."""
+        return SamplingConfig(**self.model_dump())
+
+
+class EvalSettings(Settings):
+    """`python -m eval`: which pair decodes which prompts how, and where the report goes.
+
+    Attributes:
+      target: folder or hub id of the target, `tokenizer.json` included.
+      drafter: folder or hub id of a drafter trained for it.
+      prompts: JSONL file, see `eval.prompts`.
+      prompt_count: how many prompts, from the top of the file; None takes all.
+      dtype: of both models' parameters.
+      max_new_tokens: limit per prompt.
+      batch_size: prompts decoded together.
+      first_seed: prompt i of the file samples with seed `first_seed + i`, in every repeat.
+      repeats: timed pairs (speculative, plain) per batch.
+      warm_ups: untimed runs per method and array shape, the one that compiles included.
+      stop: "eos" ends a row at the target's end token, "never" at `max_new_tokens` alone.
+      report_dir: folder for `report.json` and `report.png`, made if it is missing.
+    """
+
+    target: str
+    drafter: str
+    prompts: Path
+    prompt_count: PositiveInt | None = None
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    max_new_tokens: PositiveInt
+    batch_size: PositiveInt = 1
+    draft: DraftSettings = DraftSettings()
+    sampling: SamplingSettings = SamplingSettings()
+    first_seed: NonNegativeInt = 0
+    repeats: PositiveInt = 3
+    warm_ups: PositiveInt = 3
+    stop: Literal["eos", "never"] = "eos"
+    report_dir: Path

@@ -1,0 +1,87 @@
+"""The chart beside `report.json`."""
+
+import logging
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# A first import builds a font cache and says so on stderr.
+logging.getLogger("matplotlib").setLevel(logging.ERROR)
+
+from matplotlib.axes import Axes  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
+
+_PLAIN, _SPECULATIVE = "#7f7f7f", "#1f6fb4"
+
+
+def write_chart(report: dict[str, Any], title: str, path: Path) -> None:
+    """A PNG of three panels: tokens/s of every batch both ways, rate per depth, tokens per call.
+
+    Args:
+      report: from `eval.report.build_report`.
+      title: models, tree and device; printed above the panels.
+      path: the file to write.
+    """
+    # A figure of its own needs no window system and keeps no global state, unlike pyplot.
+    figure = Figure(figsize=(12, 4.4), layout="constrained")
+    figure.suptitle(title, fontsize=9)
+    speeds, depths, calls = figure.subplots(1, 3)
+    _draw_speeds(speeds, report)
+    _draw_depths(depths, report)
+    _draw_calls(calls, report)
+    for panel in (speeds, depths, calls):
+        panel.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+
+
+def _draw_speeds(panel: Axes, report: dict[str, Any]) -> None:
+    """One line per batch, from plain to speculative; thick marks at the medians."""
+    plain, speculative = defaultdict(list), defaultdict(list)
+    for run in report["runs"]:
+        seconds = run["prefill_seconds"] + run["decode_seconds"]
+        speculative[run["batch"]].append(run["new_tokens"] / seconds)
+        seconds = run["autoregressive_prefill_seconds"] + run["autoregressive_decode_seconds"]
+        plain[run["batch"]].append(run["autoregressive_new_tokens"] / seconds)
+    for batch in plain:
+        ends = [float(np.median(plain[batch])), float(np.median(speculative[batch]))]
+        panel.plot([0, 1], ends, color=_PLAIN, alpha=0.35, linewidth=1, zorder=1)
+        panel.scatter([0, 1], ends, color=[_PLAIN, _SPECULATIVE], alpha=0.6, s=18, zorder=2)
+    medians = [report["autoregressive_tokens_per_second"], report["tokens_per_second"]]
+    for place, (median, color) in enumerate(zip(medians, (_PLAIN, _SPECULATIVE), strict=True)):
+        panel.hlines(median, place - 0.22, place + 0.22, color=color, linewidth=3, zorder=3)
+        panel.annotate(f"{median:.0f}", (place + 0.25, median), va="center", fontsize=9)
+    panel.set_xticks([0, 1], ["plain", "speculative"])
+    panel.set_xlim(-0.5, 1.6)
+    panel.set_ylim(bottom=0)
+    panel.set_ylabel("tokens per second")
+    panel.set_title(
+        f"{report['speedup']:.2f} times as fast; {report['identical']:.0%} of texts identical",
+        fontsize=10,
+    )
+
+
+def _draw_depths(panel: Axes, report: dict[str, Any]) -> None:
+    rates = report["acceptance_rate_per_depth"]
+    depths = np.arange(1, len(rates) + 1)
+    heights = [0.0 if rate is None else rate for rate in rates]
+    bars = panel.bar(depths, heights, color=_SPECULATIVE, width=0.6)
+    labels = ["no data" if rate is None else f"{rate:.2f}" for rate in rates]
+    panel.bar_label(bars, labels, fontsize=9, padding=2)
+    panel.set_xticks(depths)
+    panel.set_ylim(0, 1.08)
+    panel.set_xlabel("depth in the tree")
+    panel.set_ylabel("acceptance rate, parent accepted")
+    panel.set_title("Acceptance rate per depth", fontsize=10)
+
+
+def _draw_calls(panel: Axes, report: dict[str, Any]) -> None:
+    counts = np.asarray(report["accept_counts"])
+    gains = np.arange(1, len(counts) + 1)
+    panel.bar(gains, counts / max(counts.sum(), 1), color=_SPECULATIVE, width=0.6)
+    panel.axvline(report["acceptance_length"], color="black", linewidth=1, linestyle="--")
+    panel.set_xticks(gains)
+    panel.set_xlabel("tokens gained by a target call")
+    panel.set_ylabel("share of target calls")
+    panel.set_title(f"Acceptance length {report['acceptance_length']:.2f} (dashed)", fontsize=10)

@@ -1,0 +1,101 @@
+"""The report on screen."""
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+LEGEND = """\
+acceptance length   Tokens per target call. Plain decoding has 1.00; published ReDrafter heads for
+                    7B chat models reach 2.2 with one beam and about 4 with wide ones. Near 1 after
+                    a training that went well: the drafter belongs to another target, or prompts
+                    are tokenised or templated differently than in training.
+rate per depth      Of drafts whose parent was accepted. Flat or slowly falling is normal; a steep
+                    fall after depth 1 means that later rounds are poorly trained.
+identical           Must be all in float32. In bfloat16 a near tie may fall either way.
+"""
+
+
+def render_report(report: dict[str, Any]) -> RenderableType:
+    """Setting, measures side by side, categories if there are any, and how to read it."""
+    parts: list[RenderableType] = [Text(describe_setting(report)), _measures(report)]
+    if len(report["categories"]) > 1:
+        parts.append(_categories(report["categories"]))
+    parts.append(Text(LEGEND, style="dim"))
+    return Group(*parts)
+
+
+def describe_setting(report: dict[str, Any]) -> str:
+    """Models, tree, sampling and device in three lines."""
+    config = report["config"]
+    draft, sampling = config["draft"], config["sampling"]
+    tree = (
+        f"W={draft['beam_width']} R={draft['draft_rounds']} N={report['num_nodes']}"
+        f"{' final beams only' if draft['final_beams_only'] else ''}"
+        f" sharpness {draft['sharpness']:g}"
+    )
+    chosen = ", ".join(f"{key} {value:g}" for key, value in sampling.items() if value is not None)
+    return (
+        f"{config['target']} with {config['drafter']}\n"
+        f"{tree}; {chosen}; {config['dtype']}, batch {config['batch_size']}\n"
+        f"{len(report['prompts'])} prompts, up to {config['max_new_tokens']} new tokens; "
+        f"{report['device']}"
+    )
+
+
+def _measures(report: dict[str, Any]) -> Table:
+    table = Table()
+    table.add_column("")
+    for column in ("plain", "speculative", "ratio [quartiles]"):
+        table.add_column(column, justify="right")
+    decode_only = report["decode_only"]
+    for name, speeds in {"tokens/s": report, "tokens/s, decode only": decode_only}.items():
+        table.add_row(
+            name,
+            _number(speeds["autoregressive_tokens_per_second"], ".1f"),
+            _number(speeds["tokens_per_second"], ".1f"),
+            _ratio(speeds["speedup"], speeds["speedup_quartiles"]),
+        )
+    table.add_row(
+        "ms per target call",
+        _number(decode_only["autoregressive_milliseconds_per_target_call"], ".2f"),
+        _number(decode_only["milliseconds_per_target_call"], ".2f"),
+    )
+    table.add_row(
+        "target calls",
+        str(report["autoregressive_target_calls"]),
+        str(report["target_calls"]),
+    )
+    table.add_row("acceptance length", "1.00", _number(report["acceptance_length"], ".2f"))
+    identical = sum(row["identical"] for row in report["prompts"])
+    table.add_row("identical texts", "", f"{identical} of {len(report['prompts'])}")
+    for depth, rate in enumerate(report["acceptance_rate_per_depth"], start=1):
+        table.add_row(f"acceptance rate at depth {depth}", "", _number(rate, ".2f"))
+    return table
+
+
+def _categories(categories: dict[str, dict[str, Any]]) -> Table:
+    table = Table()
+    table.add_column("category")
+    for column in ("prompts", "acceptance length", "identical", "speedup"):
+        table.add_column(column, justify="right")
+    for name, measures in categories.items():
+        table.add_row(
+            name,
+            str(measures["prompts"]),
+            _number(measures["acceptance_length"], ".2f"),
+            _number(measures["identical"], ".0%"),
+            _number(measures["speedup"], ".2f"),
+        )
+    return table
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _ratio(middle: float | None, quartiles: list[float] | None) -> str:
+    if middle is None or quartiles is None:
+        return "-"
+    return f"{middle:.2f} [{quartiles[0]:.2f} to {quartiles[1]:.2f}]"

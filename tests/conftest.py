@@ -1,0 +1,62 @@
+"""Fixtures and settings that every test file shares."""
+
+from collections.abc import Iterator
+
+import jaxtyping
+import pytest
+from hypothesis import settings
+from tiny_models import (
+    PARITY_CONFIG,
+    forgetful_target,
+    imitating_drafter,
+    random_drafter,
+    random_target,
+)
+
+from redrafter_jax.config import DrafterConfig
+from redrafter_jax.drafter import Drafter
+from redrafter_jax.target import Target
+
+settings.register_profile(
+    "reproducible", derandomize=True, deadline=None, database=None, max_examples=25
+)
+settings.load_profile("reproducible")
+
+
+@pytest.fixture(scope="session")
+def target() -> Target:
+    """Random weights, grouped-query attention, two layers; its text depends on its history."""
+    return random_target(PARITY_CONFIG)
+
+
+@pytest.fixture(scope="session")
+def drafter() -> Drafter:
+    """Random weights of the width of `target`: nearly always wrong."""
+    config = DrafterConfig(
+        vocab_size=PARITY_CONFIG.vocab_size,
+        hidden_size=PARITY_CONFIG.hidden_size,
+        exit_dim=40,
+        num_draft_layers=1,
+    )
+    return random_drafter(config)
+
+
+@pytest.fixture(scope="session")
+def habitual_target() -> Target:
+    """Mostly, but not only, the current token decides the next: easy to draft for."""
+    return forgetful_target(memory=0.15)
+
+
+@pytest.fixture(scope="session")
+def good_drafter(habitual_target: Target) -> Drafter:
+    """Mostly right about `habitual_target`."""
+    return imitating_drafter(habitual_target)
+
+
+@pytest.fixture
+def unchecked_shapes() -> Iterator[None]:
+    """Shape annotations off, as they are for users: the library's own checks must speak."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)

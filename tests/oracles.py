@@ -1,0 +1,217 @@
+"""Plain float64 numpy answers, loops and all, that the tests hold the library to.
+
+Written from the papers and from Hugging Face's definitions, never from the library's code.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from redrafter_jax.config import SamplingConfig
+from redrafter_jax.types import Sampling
+
+Array = np.ndarray[Any, Any]
+
+
+def log_softmax(scores: Array) -> Array:
+    """Over the last axis."""
+    shifted = scores - scores.max(axis=-1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def softmax(scores: Array) -> Array:
+    """Over the last axis."""
+    return np.exp(log_softmax(scores))
+
+
+def silu(x: Array) -> Array:
+    """x times its sigmoid."""
+    return x / (1 + np.exp(-x))
+
+
+def attention(q: Array, k: Array, v: Array, visible: Array, scale: float) -> Array:
+    """One row, query by query: q [M Q H], k and v [J K H], visible [M J]."""
+    queries, query_heads, _ = q.shape
+    group = query_heads // k.shape[1]
+    out = np.zeros(q.shape)
+    for m in range(queries):
+        seen = np.flatnonzero(visible[m])
+        for head in range(query_heads):
+            scores = k[seen, head // group].astype(np.float64) @ q[m, head].astype(np.float64)
+            out[m, head] = softmax(scores * scale) @ v[seen, head // group].astype(np.float64)
+    return out
+
+
+def ancestors(parents: Sequence[int], node: int) -> list[int]:
+    """The node and everything above it, the root last."""
+    path = [node]
+    while path[-1] != 0:
+        path.append(int(parents[path[-1]]))
+    return path
+
+
+def ancestor_mask(parents: Sequence[int]) -> Array:
+    """mask[i, j]: j is i or above it."""
+    mask = np.zeros((len(parents), len(parents)), bool)
+    for node in range(len(parents)):
+        mask[node, ancestors(parents, node)] = True
+    return mask
+
+
+def random_parents(random: np.random.Generator, nodes: int, max_depth: int) -> list[int]:
+    """Parents of a random tree in topological order."""
+    parents, depth = [0], [0]
+    for node in range(1, nodes):
+        parent = int(random.choice([other for other in range(node) if depth[other] < max_depth]))
+        parents.append(parent)
+        depth.append(depth[parent] + 1)
+    return parents
+
+
+def depth_of(parents: Sequence[int]) -> list[int]:
+    """Steps to the root from every node."""
+    return [len(ancestors(parents, node)) - 1 for node in range(len(parents))]
+
+
+def filtered_scores(logits: Array, config: SamplingConfig) -> Array:
+    """One vector through Hugging Face's temperature, top-k, top-p and min-p processors."""
+    scores = np.asarray(logits, np.float64).copy()
+    if config.temperature == 0:
+        return scores
+    scores /= config.temperature
+    if config.top_k is not None:
+        smallest_kept = np.sort(scores)[-min(config.top_k, len(scores))]
+        scores[scores < smallest_kept] = -np.inf
+    if config.top_p is not None and config.top_p < 1:
+        ascending = np.argsort(scores, kind="stable")
+        dropped = np.cumsum(softmax(scores[ascending])) <= 1 - config.top_p
+        dropped[-1] = False
+        scores[ascending[dropped]] = -np.inf
+    if config.min_p is not None:
+        probabilities = softmax(scores)
+        scores[probabilities < config.min_p * probabilities.max()] = -np.inf
+    return scores
+
+
+def sampling_arrays(
+    configs: Sequence[SamplingConfig], seeds: Sequence[int], vocab_size: int
+) -> Sampling:
+    """The rows' configurations as the library's arrays, neutral values as `Sampling` states."""
+    neutral = {"top_k": vocab_size, "top_p": 1.0, "min_p": 0.0}
+
+    def column(name: str, dtype: Any) -> Any:
+        values = [getattr(config, name) for config in configs]
+        return np.asarray([neutral[name] if one is None else one for one in values], dtype)
+
+    return Sampling(
+        temperature=column("temperature", np.float32),
+        top_k=column("top_k", np.int32),
+        top_p=column("top_p", np.float32),
+        min_p=column("min_p", np.float32),
+        seeds=np.asarray(seeds, np.int32),
+    )
+
+
+class DrafterWeights(NamedTuple):
+    """A drafter's matrices, [in, out]."""
+
+    rnn_w: Array | None
+    rnn_u: Array | None
+    rnn_bias: Array | None
+    input_proj: Array | None
+    input_bias: Array | None
+    blocks: list[tuple[Array, Array]]
+    vocabulary: Array
+
+    @classmethod
+    def of(cls, head: Any) -> "DrafterWeights":
+        """Those of a `RecurrentHead`, by attribute."""
+
+        def wide(owner: str, part: str) -> Array | None:
+            layer = getattr(head, owner, None)
+            return None if layer is None else np.asarray(getattr(layer, part)[...], np.float64)
+
+        vocabulary = wide("lm_head", "kernel")
+        assert vocabulary is not None
+        return cls(
+            wide("rnn_w", "kernel"),
+            wide("rnn_u", "kernel"),
+            wide("rnn_u", "bias"),
+            wide("input_proj", "kernel"),
+            wide("input_proj", "bias"),
+            [
+                (np.asarray(b.kernel[...], np.float64), np.asarray(b.bias[...], np.float64))
+                for b in head.blocks
+            ],
+            vocabulary,
+        )
+
+    def step(self, state: Array, embedding: Array) -> Array:
+        """SiLU(W e + U s + b), or a running sum without a recurrence."""
+        if self.rnn_w is None or self.rnn_u is None:
+            return state + embedding
+        return silu(embedding @ self.rnn_w + state @ self.rnn_u + self.rnn_bias)
+
+    def logits(self, context: Array, state: Array) -> Array:
+        """[h ; s] -> projection -> residual blocks -> vocabulary."""
+        x = np.concatenate([context, state])
+        if self.input_proj is not None:
+            x = x @ self.input_proj + self.input_bias
+        for kernel, bias in self.blocks:
+            x = x + silu(x @ kernel + bias)
+        return x @ self.vocabulary
+
+
+class Beam(NamedTuple):
+    """A beam of the brute-force search."""
+
+    log_prob: float
+    parent: int
+    token: int
+    state: Array
+
+
+def beam_search(
+    weights: DrafterWeights,
+    embedding: Array,
+    context: Array,
+    root: int,
+    noise: Array,
+    sampling: SamplingConfig,
+    width: int,
+    rounds: int,
+    sharpness: float,
+) -> list[list[Beam]]:
+    """All extensions of all beams scored and sorted whole; one row, noise [R V]."""
+    beams = [Beam(0.0, 0, root, np.zeros(len(context)))]
+    trace = []
+    for step in range(rounds):
+        extensions = []
+        for parent, beam in enumerate(beams):
+            state = weights.step(beam.state, embedding[beam.token])
+            scores = filtered_scores(weights.logits(context, state), sampling)
+            log_probs = log_softmax(sharpness * (scores + noise[step]))
+            extensions += [
+                Beam(beam.log_prob + log_prob, parent, token, state)
+                for token, log_prob in enumerate(log_probs)
+            ]
+        extensions.sort(key=lambda beam: -beam.log_prob)
+        beams = extensions[:width]
+        trace.append(beams)
+    return trace
+
+
+def chi_square(counts: Array, probabilities: Array) -> float:
+    """Pearson's statistic of observed counts against a law."""
+    expected = counts.sum() * probabilities
+    assert expected.min() > 5, "too few draws for the chi-square approximation"
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+def chi_square_bound(freedom: int) -> float:
+    """The statistic's 99.99% quantile, by Wilson and Hilferty's cube approximation."""
+    normal_quantile = 3.719
+    return freedom * (1 - 2 / (9 * freedom) + normal_quantile * math.sqrt(2 / (9 * freedom))) ** 3

@@ -1,0 +1,144 @@
+import dataclasses
+from typing import Any
+
+import pytest
+from tiny_models import tiny_config
+
+from redrafter_jax import DraftConfig, DrafterConfig, InputError, SamplingConfig, TargetConfig
+
+NAN, INFINITY = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("bad", [0, -1])
+@pytest.mark.parametrize(
+    "field",
+    [
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "max_position_embeddings",
+    ],
+)
+def test_target_sizes_are_positive(field: str, bad: int) -> None:
+    with pytest.raises(InputError, match=rf"^TargetConfig\.{field} is {bad}; .* greater than 0\.$"):
+        tiny_config(**{field: bad})
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, NAN, INFINITY])
+@pytest.mark.parametrize("field", ["rope_theta", "rms_norm_eps"])
+def test_target_constants_are_positive_and_finite(field: str, bad: float) -> None:
+    with pytest.raises(InputError, match=rf"^TargetConfig\.{field} is {bad}; .* greater than 0\.$"):
+        tiny_config(**{field: bad})
+
+
+def test_key_value_heads_divide_the_query_heads() -> None:
+    with pytest.raises(InputError, match="num_attention_heads is 4, .*num_key_value_heads=3 "):
+        tiny_config(num_key_value_heads=3)
+
+
+def test_rotary_embedding_needs_an_even_head() -> None:
+    with pytest.raises(InputError, match="head_dim is 7; .* even"):
+        tiny_config(head_dim=7)
+
+
+@pytest.mark.parametrize("token", [-1, 24])
+def test_end_tokens_lie_in_the_vocabulary(token: int) -> None:
+    with pytest.raises(InputError, match=f"eos_token_ids holds {token}, .* 24 tokens"):
+        tiny_config(eos_token_ids=(3, token))
+
+
+def test_a_target_config_has_no_defaults() -> None:
+    for field in dataclasses.fields(TargetConfig):
+        assert field.default is dataclasses.MISSING
+        assert field.default_factory is dataclasses.MISSING
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"vocab_size": 0}, r"^DrafterConfig\.vocab_size is 0; .* greater than 0\.$"),
+        ({"hidden_size": -3}, r"^DrafterConfig\.hidden_size is -3; .* greater than 0\.$"),
+        ({"exit_dim": 0}, r"^DrafterConfig\.exit_dim is 0; .* greater than 0\.$"),
+        ({"num_draft_layers": -1}, r"^DrafterConfig\.num_draft_layers is -1; .* 0 or more\.$"),
+    ],
+)
+def test_drafter_numbers_make_sense(changes: dict[str, int], sentence: str) -> None:
+    good = {"vocab_size": 5, "hidden_size": 4, "exit_dim": 8, "num_draft_layers": 0}
+    with pytest.raises(InputError, match=sentence):
+        DrafterConfig(**(good | changes))
+
+
+@pytest.mark.parametrize(("exit_dim", "projected"), [(8, False), (4, True), (16, True)])
+def test_the_input_projection_is_left_out_at_twice_the_width(
+    exit_dim: int, projected: bool
+) -> None:
+    config = DrafterConfig(vocab_size=5, hidden_size=4, exit_dim=exit_dim, num_draft_layers=1)
+    assert config.has_input_projection is projected
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"beam_width": 0}, r"^DraftConfig\.beam_width is 0; .* greater than 0\.$"),
+        ({"draft_rounds": 0}, r"^DraftConfig\.draft_rounds is 0; .* greater than 0\.$"),
+        ({"sharpness": 0.0}, r"^DraftConfig\.sharpness is 0\.0; .* greater than 0\.$"),
+        ({"sharpness": -1.0}, r"^DraftConfig\.sharpness is -1\.0; "),
+        ({"sharpness": NAN}, r"^DraftConfig\.sharpness is nan; "),
+        ({"sharpness": INFINITY}, r"^DraftConfig\.sharpness is inf; "),
+        ({"num_nodes": 0}, r"^DraftConfig\.num_nodes is 0; .* 1 to 13 nodes\.$"),
+        ({"num_nodes": 14}, r"^DraftConfig\.num_nodes is 14; .* 1 to 13 nodes\.$"),
+    ],
+)
+def test_drafts_make_sense(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        DraftConfig(**({"beam_width": 4, "draft_rounds": 3} | changes))
+
+
+def test_a_draft_counts_its_nodes_and_its_longest_path() -> None:
+    # Three rounds of four beams below the root; a path is the root and one node per round.
+    draft = DraftConfig(beam_width=4, draft_rounds=3)
+    assert (draft.max_nodes, draft.budget, draft.max_path) == (13, 13, 4)
+    draft = DraftConfig(beam_width=4, draft_rounds=3, num_nodes=6)
+    assert (draft.max_nodes, draft.budget, draft.max_path) == (13, 6, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"temperature": -0.5}, r"^SamplingConfig\.temperature is -0\.5; .* 0 or greater\.$"),
+        ({"temperature": NAN}, r"^SamplingConfig\.temperature is nan; "),
+        ({"temperature": INFINITY}, r"^SamplingConfig\.temperature is inf; "),
+        ({"top_k": 0}, r"^SamplingConfig\.top_k is 0; .* 1 or more\.$"),
+        ({"top_k": -2}, r"^SamplingConfig\.top_k is -2; "),
+        ({"top_p": 0.0}, r"^SamplingConfig\.top_p is 0\.0; .* in \(0, 1\]\.$"),
+        ({"top_p": 1.5}, r"^SamplingConfig\.top_p is 1\.5; "),
+        ({"top_p": NAN}, r"^SamplingConfig\.top_p is nan; "),
+        ({"min_p": -0.1}, r"^SamplingConfig\.min_p is -0\.1; .* in \[0, 1\]\.$"),
+        ({"min_p": 1.1}, r"^SamplingConfig\.min_p is 1\.1; "),
+        ({"min_p": NAN}, r"^SamplingConfig\.min_p is nan; "),
+    ],
+)
+def test_sampling_makes_sense(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        SamplingConfig(**changes)
+
+
+def test_sampling_bounds_are_allowed() -> None:
+    SamplingConfig(temperature=0.0, top_k=1, top_p=1.0, min_p=0.0)
+    SamplingConfig(temperature=100.0, top_k=10**6, top_p=1e-6, min_p=1.0)
+
+
+def test_configs_are_hashable_and_frozen() -> None:
+    for config in (
+        tiny_config(),
+        DrafterConfig(5, 4, 8, 0),
+        DraftConfig(),
+        SamplingConfig(),
+    ):
+        assert hash(config) == hash(dataclasses.replace(config))
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(config, dataclasses.fields(config)[0].name, 1)

@@ -1,0 +1,308 @@
+"""`python -m eval` as a whole on a tiny pair: what it reports, times and refuses."""
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+import yaml
+from tiny_folders import PairFolders, decode, encode, write_pair
+from tiny_models import random_drafter
+
+from eval import benchmark
+from eval.__main__ import evaluate
+from eval.benchmark import Method, Run, decode_batch, make_batches, measure, one_per_shape
+from redrafter_jax import DraftConfig, InputError, SamplingConfig, generate, generate_autoregressive
+from redrafter_jax.config import DrafterConfig
+from redrafter_jax.drafter import Drafter
+from redrafter_jax.hub import save_drafter
+from redrafter_jax.target import Target
+
+PROMPTS = ["abc", "def\nabc", "w", "mnopqrstuvwa", "kk"]
+NEW_TOKENS = 24
+DRAFT = DraftConfig(beam_width=3, draft_rounds=3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("eval")
+
+
+@pytest.fixture(scope="module")
+def folders(folder: Path, habitual_target: Target, good_drafter: Drafter) -> PairFolders:
+    return write_pair(folder, habitual_target, good_drafter)
+
+
+@pytest.fixture(scope="module")
+def config(folder: Path, folders: PairFolders) -> Path:
+    rows = [
+        {"question_id": f"q{i}", "category": "odd" if i % 2 else "even", "prompt": text}
+        for i, text in enumerate(PROMPTS)
+    ]
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    values = {
+        "target": folders.target,
+        "drafter": folders.drafter,
+        "prompts": str(prompts),
+        "dtype": "float32",
+        "max_new_tokens": NEW_TOKENS,
+        "draft": {"beam_width": DRAFT.beam_width, "draft_rounds": DRAFT.draft_rounds},
+        "repeats": 2,
+        "warm_ups": 1,
+        "report_dir": str(folder / "report"),
+    }
+    path = folder / "eval.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(config: Path) -> subprocess.CompletedProcess[str]:
+    """A run as users start it, its output a pipe."""
+    return subprocess.run(
+        [sys.executable, "-m", "eval", "--config", str(config)],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def report(finished: subprocess.CompletedProcess[str], folder: Path) -> dict[str, Any]:
+    assert finished.returncode == 0, finished.stderr
+    return json.loads((folder / "report" / "report.json").read_text())
+
+
+def evaluate_with(config: Path, folder: Path, *overrides: str) -> dict[str, Any]:
+    evaluate(["--config", str(config), f"report_dir={folder}", *overrides])
+    return json.loads((folder / "report.json").read_text())
+
+
+def test_texts_are_plain_decodings_and_took_fewer_target_calls(report: dict[str, Any]) -> None:
+    assert report["identical"] == 1.0
+    assert report["autoregressive_target_calls"] == len(PROMPTS) * (NEW_TOKENS - 1)
+    assert 1.5 < report["acceptance_length"] <= DRAFT.max_path
+    assert report["target_calls"] < report["autoregressive_target_calls"] / 1.5
+
+
+def test_the_counts_fit_together(report: dict[str, Any]) -> None:
+    counts = report["accept_counts"]
+    assert len(counts) == DRAFT.max_path
+    assert sum(counts) == report["target_calls"]
+    gained = sum(gain * count for gain, count in enumerate(counts, start=1))
+    assert gained == report["new_tokens"] - len(PROMPTS), "prefill decides one token per prompt"
+    assert report["acceptance_length"] == pytest.approx(gained / sum(counts))
+    assert report["acceptance_rate_per_depth"][0] == pytest.approx(1 - counts[0] / sum(counts))
+    assert len(report["acceptance_rate_per_depth"]) == DRAFT.draft_rounds
+
+
+def test_the_counts_are_those_of_generate(
+    report: dict[str, Any], habitual_target: Target, good_drafter: Drafter
+) -> None:
+    for text, row in zip(PROMPTS, report["prompts"], strict=True):
+        expected = generate(
+            habitual_target,
+            good_drafter,
+            [encode(text)],
+            max_new_tokens=NEW_TOKENS,
+            draft=DRAFT,
+        )
+        assert row["target_calls"] == expected.steps[0]
+        assert row["acceptance_length"] == pytest.approx(expected.acceptance_length)
+        assert row["accept_counts"] == expected.accept_counts[0].tolist()
+
+
+def test_speeds_are_positive_and_stand_between_their_quartiles(report: dict[str, Any]) -> None:
+    for speeds in (report, report["decode_only"]):
+        assert speeds["tokens_per_second"] > 0
+        assert speeds["autoregressive_tokens_per_second"] > 0
+        lower, upper = speeds["speedup_quartiles"]
+        assert 0 < lower <= speeds["speedup"] <= upper
+    assert report["decode_only"]["milliseconds_per_target_call"] > 0
+    assert len(report["runs"]) == 2 * len(PROMPTS)
+
+
+def test_the_speedup_is_the_median_ratio_of_the_pairs(report: dict[str, Any]) -> None:
+    ratios = sorted(
+        (run["autoregressive_prefill_seconds"] + run["autoregressive_decode_seconds"])
+        / (run["prefill_seconds"] + run["decode_seconds"])
+        for run in report["runs"]
+    )
+    middle = len(ratios) // 2
+    assert report["speedup"] == pytest.approx((ratios[middle - 1] + ratios[middle]) / 2)
+
+
+def test_the_report_says_what_was_measured_where(report: dict[str, Any]) -> None:
+    assert report["device"]
+    assert report["timestamp"].endswith("+00:00")
+    assert {"python", "jax", "flax"} <= report["versions"].keys()
+    assert report["config"]["draft"]["beam_width"] == 3
+    assert report["config"]["sampling"]["temperature"] == 0.0
+    assert report["num_nodes"] == 10
+    assert report["drafter"]["exit_dim"] == 64
+    assert "median" in report["definitions"]["speedup"]
+
+
+def test_every_prompt_has_its_row(report: dict[str, Any]) -> None:
+    rows = report["prompts"]
+    assert [row["id"] for row in rows] == ["q0", "q1", "q2", "q3", "q4"]
+    assert [row["prompt_tokens"] for row in rows] == [len(text) for text in PROMPTS]
+    for row in rows:
+        assert row["new_tokens"] == NEW_TOKENS
+        assert row["identical"]
+        assert row["first_divergence"] is None
+        assert row["batch_seconds"] > 0
+    assert report["categories"]["even"]["prompts"] == 3
+    assert report["categories"]["odd"]["identical"] == 1.0
+
+
+def test_a_pipe_gets_the_table_then_the_place_of_the_report_and_no_noise(
+    finished: subprocess.CompletedProcess[str], report: dict[str, Any], folder: Path
+) -> None:
+    assert finished.stderr == ""
+    assert "\x1b" not in finished.stdout
+    assert f"{report['tokens_per_second']:.1f}" in finished.stdout
+    assert "5 of 5" in finished.stdout
+    assert str(folder / "report" / "report.json") in finished.stdout.splitlines()[-1]
+
+
+def test_the_chart_is_a_png(report: dict[str, Any], folder: Path) -> None:
+    chart = (folder / "report" / "report.png").read_bytes()
+    assert chart.startswith(b"\x89PNG")
+    assert len(chart) > 10_000
+
+
+def test_sampled_batches_of_uneven_size_are_identical_too(config: Path, tmp_path: Path) -> None:
+    report = evaluate_with(
+        config, tmp_path, "batch_size=2", "sampling.temperature=0.9", "sampling.top_p=0.9"
+    )
+    assert report["identical"] == 1.0
+    assert [row["batch"] for row in report["prompts"]] == [0, 0, 1, 1, 2]
+    assert report["acceptance_length"] > 1.2
+
+
+def test_a_prompts_text_does_not_depend_on_the_batch_it_is_in(
+    habitual_target: Target, good_drafter: Drafter
+) -> None:
+    rows = [encode(text) for text in PROMPTS]
+    sampling = SamplingConfig(temperature=1.0)
+    method = Method(habitual_target, good_drafter, DRAFT)
+    texts = []
+    for batch_size in (1, 5):
+        batches = make_batches(rows, batch_size, 7, NEW_TOKENS, sampling, None)
+        texts.append([row for batch in batches for row in decode_batch(method, batch).tokens])
+    assert texts[0] == texts[1]
+
+
+def test_tokens_are_those_of_plain_decoding(habitual_target: Target) -> None:
+    (batch,) = make_batches([encode(text) for text in PROMPTS], 5, 0, 9, SamplingConfig(), None)
+    expected = generate_autoregressive(habitual_target, batch.prompts, max_new_tokens=9)
+    run = decode_batch(Method(habitual_target, None, None), batch)
+    assert run.tokens == expected.tokens
+    assert run.steps.tolist() == expected.steps
+    assert (run.new_tokens, run.decoded_tokens) == (45, 40)
+
+
+def stop_character(target: Target, prompt: str) -> tuple[int, int]:
+    """A token of the text after the prompt, and how many new tokens end with its first one."""
+    (tokens,) = generate_autoregressive(target, [encode(prompt)], max_new_tokens=24).tokens
+    token = tokens[len(tokens) // 2]
+    return token, tokens.index(token) + 1
+
+
+def test_texts_end_at_the_end_token_unless_told_never_to(
+    config: Path, folders: PairFolders, tmp_path: Path, habitual_target: Target
+) -> None:
+    token, length = stop_character(habitual_target, PROMPTS[0])
+    path = Path(folders.target) / "generation_config.json"
+    path.write_text(json.dumps({"eos_token_id": token}))
+    try:
+        ended = evaluate_with(config, tmp_path, "prompt_count=1")
+        endless = evaluate_with(config, tmp_path, "prompt_count=1", "stop=never")
+    finally:
+        path.unlink()
+    assert ended["prompts"][0]["new_tokens"] == length, decode([token])
+    assert ended["identical"] == 1.0
+    assert endless["prompts"][0]["new_tokens"] == NEW_TOKENS
+
+
+def test_a_text_that_prefill_ends_leaves_decode_rates_unknown(
+    config: Path, tmp_path: Path
+) -> None:
+    report = evaluate_with(config, tmp_path, "max_new_tokens=1", "prompt_count=2")
+    assert report["identical"] == 1.0
+    assert report["target_calls"] == 0
+    assert report["decode_only"]["speedup"] is None
+    assert report["acceptance_rate_per_depth"] == [None, None, None]
+
+
+def test_nothing_compiles_inside_the_timers(
+    habitual_target: Target, good_drafter: Drafter, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Prompts of two padded lengths, a smaller last batch: several shapes.
+    rows = [encode(text) for text in ("a" * 20, "b" * 3, "c" * 3, "d" * 3, "e" * 3)]
+    batches = make_batches(rows, 2, 0, 11, SamplingConfig(), None)
+    methods = [
+        Method(habitual_target, good_drafter, DraftConfig(beam_width=2, draft_rounds=2)),
+        Method(habitual_target, None, None),
+    ]
+    shapes = one_per_shape(methods, batches)
+    assert len(shapes) == 2 * 3
+    with caplog.at_level(logging.WARNING), jax.log_compiles():
+        for method, batch in shapes:
+            decode_batch(method, batch)
+        compiled = [record for record in caplog.messages if "Compiling jit(decode)" in record]
+        assert len(compiled) == 2 * 2, "plain and speculative, for two and for one row"
+        caplog.clear()
+        list(measure(*methods, batches, 2))
+    assert [message for message in caplog.messages if "ompil" in message] == []
+
+
+def test_the_two_methods_take_turns_and_change_who_goes_first(
+    monkeypatch: pytest.MonkeyPatch, habitual_target: Target, good_drafter: Drafter
+) -> None:
+    speculative = Method(habitual_target, good_drafter, DRAFT)
+    plain = Method(habitual_target, None, None)
+    batches = make_batches([[0], [1]], 1, 0, 4, SamplingConfig(), None)
+    order = []
+
+    def record(method: Method, batch: benchmark.Batch) -> Run:
+        order.append(("speculative" if method.drafter else "plain", batch.prompts[0][0]))
+        return decode_batch(method, batch)
+
+    monkeypatch.setattr(benchmark, "decode_batch", record)
+    pairs = list(measure(speculative, plain, batches, 2))
+    assert [(pair.repeat, pair.batch) for pair in pairs] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    s, p = "speculative", "plain"
+    assert order == [(s, 0), (p, 0), (p, 1), (s, 1), (p, 0), (s, 0), (s, 1), (p, 1)]
+
+
+def test_a_drafter_of_another_target_is_refused(config: Path, tmp_path: Path) -> None:
+    save_drafter(random_drafter(DrafterConfig(24, 16, 16, 0)), tmp_path / "other")
+    with pytest.raises(InputError, match="drafter's hidden_size is 16 and the target's is 32"):
+        evaluate_with(config, tmp_path, f"drafter={tmp_path / 'other'}")
+
+
+def test_a_prompt_too_long_for_the_target_is_refused(config: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"line 1: the prompt has 3 tokens.*leaves 2"):
+        evaluate_with(config, tmp_path, "max_new_tokens=510")
+
+
+def test_a_target_without_tokenizer_is_refused(
+    config: Path, folders: PairFolders, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=r"tokenizer.json is missing"):
+        evaluate_with(config, tmp_path, f"target={folders.drafter}")
+
+
+def test_a_report_folder_that_is_a_file_is_refused(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(InputError, match="Cannot make report_dir .*taken: File exists"):
+        evaluate_with(config, tmp_path / "taken")

@@ -1,0 +1,113 @@
+"""The drafter's losses against a plain loop over positions, rounds and tokens."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from redrafter_jax.config import DrafterConfig, TargetConfig
+from redrafter_jax.drafter import RecurrentHead, init_drafter
+from redrafter_jax.target import Decoder, init_target
+from train.loss import count_positions, round_sums
+
+ROUNDS = 3
+B, T = 2, 11
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+@pytest.fixture(scope="module")
+def pair():
+    config = TargetConfig(29, 16, 24, 1, 2, 1, 8, 1e4, 1e-5, 64, False, (0,))
+    target = init_target(config, 0)
+    louder = jax.tree.map(lambda leaf: leaf * 12 if leaf.ndim == 2 else leaf, target.params)
+    return (
+        type(target)(config, target.graphdef, louder).merge(),
+        init_drafter(DrafterConfig(29, 16, 20, 1), 1).merge(),
+    )
+
+
+@pytest.fixture(scope="module")
+def batch():
+    generator = np.random.default_rng(0)
+    tokens = generator.integers(0, 29, (B, T)).astype(np.int32)
+    mask = generator.random((B, T)) < 0.7
+    mask[1, 8:] = False
+    return tokens, mask
+
+
+def brute_force(
+    target: Decoder, drafter: RecurrentHead, tokens: np.ndarray, mask: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Every (position, round) on its own, with float64 sums."""
+    hidden, _, _ = target.forward(jnp.asarray(tokens))
+    teacher = log_softmax(np.asarray(target.logits(hidden), np.float64))
+    embedding = target.embed_tokens[...]
+    hard, soft, agreement = np.zeros(ROUNDS), np.zeros(ROUNDS), np.zeros(ROUNDS)
+    top = np.zeros((ROUNDS, 5))
+    for b in range(B):
+        for t in range(T):
+            state = jnp.zeros(16)
+            for i in range(ROUNDS):
+                label = t + 2 + i
+                if label >= T:
+                    break
+                state = drafter.step(state, embedding[tokens[b, t + 1 + i]])
+                if not mask[b, label]:
+                    continue
+                guess = log_softmax(np.asarray(drafter.logits(hidden[b, t], state), np.float64))
+                teach = teacher[b, t + 1 + i]
+                hard[i] -= guess[tokens[b, label]]
+                soft[i] += (np.exp(teach) * (teach - guess)).sum()
+                agreement[i] += guess.argmax() == teach.argmax()
+                for k in range(5):
+                    top[i, k] += tokens[b, label] in np.argsort(-guess)[: k + 1]
+    return {"hard": hard, "soft": soft, "top": top, "agreement": agreement}
+
+
+@pytest.fixture(scope="module")
+def expected(pair, batch) -> dict[str, np.ndarray]:
+    target, drafter = pair
+    return brute_force(target, drafter, *batch)
+
+
+@pytest.mark.parametrize("chunk_length", [1, 4, 64])
+def test_sums_equal_a_loop_over_positions(pair, batch, expected, chunk_length: int) -> None:
+    target, drafter = pair
+    tokens, mask = batch
+    hidden, _, _ = target.forward(jnp.asarray(tokens))
+    sums = round_sums(
+        drafter,
+        target,
+        hidden,
+        jnp.asarray(tokens),
+        jnp.asarray(mask),
+        rounds=ROUNDS,
+        chunk_length=chunk_length,
+    )
+    for name, value in expected.items():
+        np.testing.assert_allclose(getattr(sums, name), value, rtol=2e-4, atol=1e-4, err_msg=name)
+
+
+def test_counted_positions_are_those_whose_label_is_real_text() -> None:
+    mask = jnp.asarray([[False, True, True, False, True], [True, True, True, True, True]])
+    # Round 0 predicts tokens 2, 3, 4 and round 1 tokens 3, 4.
+    np.testing.assert_array_equal(count_positions(mask, 2), [2 + 3, 1 + 2])
+
+
+def test_masked_labels_leave_no_gradient(pair, batch) -> None:
+    target, drafter = pair
+    tokens, _ = batch
+    hidden, _, _ = target.forward(jnp.asarray(tokens))
+
+    def loss(context: jax.Array) -> jax.Array:
+        nothing = jnp.zeros((B, T), bool)
+        sums = round_sums(
+            drafter, target, context, jnp.asarray(tokens), nothing, rounds=ROUNDS, chunk_length=4
+        )
+        return sums.hard.sum() + sums.soft.sum()
+
+    assert not jax.grad(loss)(hidden).any()

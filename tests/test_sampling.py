@@ -1,0 +1,211 @@
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redrafter_jax.config import SamplingConfig
+from redrafter_jax.sampling import draw_noise, filter_logits
+from redrafter_jax.types import Sampling
+
+filtered = jax.jit(filter_logits)
+noise_of = partial(jax.jit, static_argnames=("count", "vocab_size"))(draw_noise)
+
+V = 13
+
+
+def arrays(configs: list[SamplingConfig], seeds: list[int] | None = None) -> Sampling:
+    numbers = list(range(len(configs))) if seeds is None else seeds
+    return jax.tree.map(jnp.asarray, oracles.sampling_arrays(configs, numbers, V))
+
+
+def random_logits(rows: int, seed: int = 0) -> np.ndarray:
+    return (3 * np.random.default_rng(seed).normal(size=(rows, 2, V))).astype(np.float32)
+
+
+def check_against_hugging_face(configs: list[SamplingConfig], logits: np.ndarray) -> None:
+    out = np.asarray(filtered(jnp.asarray(logits), arrays(configs)))
+    for row, config in enumerate(configs):
+        for node in range(logits.shape[1]):
+            expected = oracles.filtered_scores(logits[row, node], config)
+            np.testing.assert_allclose(out[row, node], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {},
+        {"top_k": 1},
+        {"top_k": 5},
+        {"top_k": V},
+        {"top_k": 10 * V},
+        {"top_p": 0.01},
+        {"top_p": 0.5},
+        {"top_p": 0.95},
+        {"top_p": 1.0},
+        {"min_p": 0.0},
+        {"min_p": 0.1},
+        {"min_p": 1.0},
+        {"top_k": 5, "top_p": 0.8},
+        {"top_k": 8, "min_p": 0.05},
+        {"top_p": 0.9, "min_p": 0.2},
+        {"top_k": 6, "top_p": 0.9, "min_p": 0.05},
+    ],
+    ids=str,
+)
+def test_filters_are_hugging_faces(filters: dict[str, float]) -> None:
+    configs = [SamplingConfig(temperature=t, **filters) for t in (0.3, 0.7, 1.0, 1.3)]  # pyright: ignore[reportArgumentType]
+    check_against_hugging_face(configs, random_logits(4))
+
+
+configurations = st.builds(
+    SamplingConfig,
+    temperature=st.sampled_from([0.0, 0.3, 0.7, 1.0, 1.3, 5.0]),
+    top_k=st.none() | st.integers(1, V + 2),
+    top_p=st.none() | st.floats(0.05, 1.0),
+    min_p=st.none() | st.floats(0.0, 1.0),
+)
+
+
+@given(st.lists(configurations, min_size=4, max_size=4), st.integers(0, 2**32 - 1))
+def test_rows_of_one_batch_are_filtered_each_its_own_way(
+    configs: list[SamplingConfig], seed: int
+) -> None:
+    check_against_hugging_face(configs, random_logits(4, seed))
+
+
+def test_each_filter_acts_on_what_the_one_before_it_kept() -> None:
+    # Probabilities 0.4, 0.3, 0.2, 0.1. Top-2 leaves 4/7 and 3/7, so top-p 0.5 keeps the first
+    # alone; on the whole vocabulary it would have kept both.
+    logits = jnp.log(jnp.asarray([[[0.4, 0.3, 0.2, 0.1]]]))
+    kept = filtered(logits, arrays([SamplingConfig(1.0, top_k=2, top_p=0.5)]))
+    assert np.isfinite(kept).tolist() == [[[True, False, False, False]]]
+    kept = filtered(logits, arrays([SamplingConfig(1.0, top_p=0.5)]))
+    assert np.isfinite(kept).tolist() == [[[True, True, False, False]]]
+
+
+def test_temperature_comes_before_the_filters() -> None:
+    # At temperature 0.5 the odds 2 : 1 become 4 : 1, under a min-p of 0.3.
+    logits = jnp.log(jnp.asarray([[[2.0, 1.0]]]))
+    kept = filtered(logits, arrays([SamplingConfig(0.5, min_p=0.3)]))
+    assert np.isfinite(kept).tolist() == [[[True, False]]]
+    kept = filtered(logits, arrays([SamplingConfig(1.0, min_p=0.3)]))
+    assert np.isfinite(kept).tolist() == [[[True, True]]]
+
+
+def test_tokens_that_tie_with_the_last_kept_are_kept() -> None:
+    logits = jnp.asarray([[[2.0, 1.0, 1.0, 0.0]]])
+    kept = filtered(logits, arrays([SamplingConfig(1.0, top_k=2)]))
+    assert np.isfinite(kept).tolist() == [[[True, True, True, False]]]
+
+
+def test_greedy_rows_come_back_as_they_went_in() -> None:
+    greedy = SamplingConfig(0.0, top_k=1, top_p=0.1, min_p=0.9)
+    logits = random_logits(2)
+    out = filtered(jnp.asarray(logits), arrays([greedy, SamplingConfig(1.0, top_k=2)]))
+    np.testing.assert_array_equal(out[0], logits[0])
+    out = filtered(jnp.asarray(logits), arrays([greedy, greedy]))
+    np.testing.assert_array_equal(out, logits)
+
+
+SAMPLED = SamplingConfig(temperature=1.0)
+
+
+def draw(seeds: list[int], positions: list[int], count: int, vocab_size: int = V) -> np.ndarray:
+    sampling = arrays([SAMPLED] * len(seeds), seeds)
+    return np.asarray(noise_of(sampling, jnp.asarray(positions, jnp.int32), count, vocab_size))
+
+
+def test_noise_does_not_depend_on_the_batch_or_its_order() -> None:
+    together = draw([7, 8, 9], [100, 3, 50], 4)
+    for row, (seed, position) in enumerate([(7, 100), (8, 3), (9, 50)]):
+        np.testing.assert_array_equal(draw([seed], [position], 4)[0], together[row])
+    np.testing.assert_array_equal(draw([9, 7, 8], [50, 100, 3], 4), together[[2, 0, 1]])
+
+
+def test_noise_is_keyed_by_the_absolute_position() -> None:
+    ten = draw([7], [100], 10)[0]
+    for offset in range(10):
+        np.testing.assert_array_equal(draw([7], [100 + offset], 1)[0, 0], ten[offset])
+
+
+def test_noise_of_a_token_does_not_depend_on_the_size_of_the_vocabulary() -> None:
+    np.testing.assert_array_equal(draw([7], [5], 3, V), draw([7], [5], 3, 40)[..., :V])
+    np.testing.assert_array_equal(draw([7], [5], 3, 4), draw([7], [5], 3, V)[..., :4])
+
+
+def test_noise_does_not_depend_on_temperature_or_filters() -> None:
+    one, other = (
+        noise_of(arrays([config], [7]), jnp.asarray([5]), 3, V)
+        for config in (SAMPLED, SamplingConfig(0.3, top_k=2, top_p=0.5, min_p=0.1))
+    )
+    np.testing.assert_array_equal(one, other)
+
+
+def test_equal_seeds_give_equal_noise_and_others_do_not() -> None:
+    noise = draw([7, 7, 8], [5, 5, 5], 3)
+    np.testing.assert_array_equal(noise[0], noise[1])
+    assert (noise[0] != noise[2]).all()
+    assert (noise[0, 0] != noise[0, 1]).all()
+
+
+def test_greedy_rows_have_no_noise() -> None:
+    sampling = arrays([SamplingConfig(), SAMPLED], [7, 7])
+    noise = noise_of(sampling, jnp.asarray([5, 5]), 3, V)
+    assert (np.asarray(noise[0]) == 0).all()
+    np.testing.assert_array_equal(noise[1], draw([7], [5], 3)[0])
+    noise = noise_of(arrays([SamplingConfig()] * 2), jnp.asarray([5, 5]), 3, V)
+    assert (np.asarray(noise) == 0).all()
+
+
+def test_noise_is_finite_at_the_ends_of_seeds_and_positions() -> None:
+    noise = draw([0, 2**31 - 1], [0, 2**20], 50, 1000)
+    assert np.isfinite(noise).all()
+
+
+LAW = np.asarray([0.4, 0.25, 0.2, 0.1, 0.05])
+
+
+def choices(seeds: int, count: int, logits: np.ndarray) -> np.ndarray:
+    """argmax(logits + noise) for `seeds` rows and `count` positions each."""
+    return (draw(list(range(seeds)), [11] * seeds, count, len(logits)) + logits).argmax(axis=-1)
+
+
+def test_choices_follow_the_softmax() -> None:
+    drawn = choices(40, 500, np.log(LAW))
+    counts = np.bincount(drawn.ravel(), minlength=5)
+    assert counts.sum() == 20000
+    assert oracles.chi_square(counts, LAW) < oracles.chi_square_bound(4)
+
+
+def test_filtered_choices_follow_the_renormalised_law() -> None:
+    logits = jnp.asarray(np.log(LAW), jnp.float32).reshape(1, 1, 5)
+    kept = filtered(logits, arrays([SamplingConfig(1.0, top_k=3)]))
+    drawn = choices(40, 500, np.asarray(kept)[0, 0])
+    counts = np.bincount(drawn.ravel(), minlength=5)
+    assert counts[3:].sum() == 0
+    assert oracles.chi_square(counts[:3], LAW[:3] / LAW[:3].sum()) < oracles.chi_square_bound(2)
+
+
+@pytest.mark.parametrize("axis", ["positions", "seeds"])
+def test_neighbouring_choices_are_independent(axis: str) -> None:
+    drawn = choices(40, 500, np.log(LAW))
+    first, second = (
+        (drawn[:, ::2], drawn[:, 1::2]) if axis == "positions" else (drawn[::2], drawn[1::2])
+    )
+    pairs = np.bincount((first * 5 + second).ravel(), minlength=25)
+    assert oracles.chi_square(pairs, np.outer(LAW, LAW).ravel()) < oracles.chi_square_bound(24)
+
+
+def test_the_chi_square_oracle_can_fail() -> None:
+    drawn = choices(40, 500, np.log(LAW))
+    counts = np.bincount(drawn.ravel(), minlength=5)
+    other = np.asarray([0.37, 0.28, 0.2, 0.1, 0.05])
+    assert oracles.chi_square(counts, other) > oracles.chi_square_bound(4)
+    # Published 99.99% quantiles of the chi-square law.
+    assert oracles.chi_square_bound(4) == pytest.approx(23.51, rel=0.01)
+    assert oracles.chi_square_bound(24) == pytest.approx(58.61, rel=0.01)

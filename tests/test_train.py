@@ -1,0 +1,238 @@
+"""`python -m train`: what it writes, what it refuses, and that a killed run loses nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import load_file
+
+from redrafter_jax.config import DrafterConfig, TargetConfig
+from redrafter_jax.drafter import init_drafter
+from redrafter_jax.errors import InputError
+from redrafter_jax.hub import load_drafter, save_target
+from redrafter_jax.target import init_target
+from train.__main__ import main
+from train.config import DrafterSettings, LossSettings, OptimizerSettings
+from train.loop import new_drafter
+from train.step import init_state, make_optimizer, train_step
+from train.tokenizer import save_tokenizer, train_tokenizer
+
+TEXT = "".join(f"def f{n}(x):\n    return x + {n}\n" for n in range(400))
+REPOSITORY = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("target")
+    config = TargetConfig(300, 16, 24, 1, 2, 1, 8, 1e4, 1e-5, 64, True, (0,))
+    save_target(init_target(config, 0), folder)
+    save_tokenizer(train_tokenizer([TEXT], 300), folder, 64)
+    (folder / "text.py").write_text(TEXT)
+    return folder
+
+
+def settings(target_folder: Path, output: Path, **changes: object) -> dict[str, object]:
+    return {
+        "target": str(target_folder),
+        "target_dtype": "float32",
+        "drafter": {"exit_dim": 16, "num_draft_layers": 1},
+        "draft_rounds": 2,
+        "data": {"folder": str(target_folder), "sequence_length": 16},
+        "loss": {"soft": 1.0, "hard": 0.5, "chunk_length": 8},
+        "optimizer": {"learning_rate": 1e-2, "batch_size": 2, "accumulation_steps": 2},
+        "steps": 40,
+        "log_every": 5,
+        "checkpoint_every": 5,
+        "output_dir": str(output),
+    } | changes
+
+
+def command(folder: Path, values: dict[str, object]) -> list[str]:
+    path = folder / f"{Path(str(values['output_dir'])).name}.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return [sys.executable, "-m", "train", "--config", str(path)]
+
+
+def run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        arguments, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def refusal(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> str:
+    """What a command that ends with exit code 2 says, run in this process."""
+    monkeypatch.setattr(sys, "argv", ["train", *arguments[3:]])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    return capsys.readouterr().err
+
+
+def weights(output: Path) -> dict[str, np.ndarray]:
+    return load_file(output / "drafter" / "model.safetensors")
+
+
+def rows(output: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def finished(target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    output = folder / "whole"
+    done = run(command(folder, settings(target_folder, output)))
+    assert done.returncode == 0, done.stderr
+    assert "drafter written to" in done.stdout
+    return output
+
+
+def test_a_run_leaves_a_drafter_metrics_and_its_settings(finished: Path) -> None:
+    drafter = load_drafter(finished / "drafter", "float32")
+    assert drafter.config == DrafterConfig(300, 16, 16, 1)
+    logged = rows(finished)
+    assert [row["step"] for row in logged] == list(range(5, 45, 5))
+    assert logged[-1]["loss"] < logged[0]["loss"]
+    wanted = {"tokens_per_second", "data_wait_fraction", "round_1/hard_loss", "round_0/top_5"}
+    assert wanted <= logged[0].keys()
+    assert yaml.safe_load((finished / "config.yaml").read_text())["steps"] == 40
+    assert list((finished / "tensorboard").iterdir())
+
+
+def test_a_killed_run_resumes_to_the_same_parameters_bit_for_bit(
+    finished: Path, target_folder: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "killed"
+    arguments = command(tmp_path, settings(target_folder, output))
+    process = subprocess.Popen(
+        arguments, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    checkpoint = output / "checkpoints" / "10"
+    deadline = time.monotonic() + 240
+    while not checkpoint.is_dir() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL, "the run ended before it could be killed"
+    assert not (output / "drafter").exists()
+
+    resumed = run(arguments)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resumed from step" in resumed.stdout
+    ours, theirs = weights(output), weights(finished)
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        np.testing.assert_array_equal(value, theirs[name], err_msg=name)
+    assert [row["step"] for row in rows(output)] == [row["step"] for row in rows(finished)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"resume": "never"}, "already holds checkpoint 40"),
+        ({"steps": 80}, "holds a run with other settings for steps"),
+        ({"drafter": {"exit_dim": 24}}, "does not fit these settings"),
+    ],
+)
+def test_a_folder_with_another_run_is_refused(
+    finished: Path,
+    target_folder: Path,
+    tmp_path: Path,
+    changes: dict[str, object],
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = command(tmp_path, settings(target_folder, finished, **changes))
+    assert sentence in refusal(arguments, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"target": "nowhere/at/all"}, "'nowhere/at/all' is neither a folder nor"),
+        ({"data": {"folder": "gone", "sequence_length": 16}}, "'gone' is not a folder"),
+        ({"data": {"folder": ".", "sequence_length": 65}}, "the target has 64 positions"),
+        ({"loss": {"hard": 0, "soft": 0}}, "hard and soft are both 0"),
+        ({"drafter": {"exit_dim": 24, "initial_head": "target"}}, "asks for exit_dim=16"),
+    ],
+)
+def test_unusable_settings_end_in_a_sentence(
+    target_folder: Path,
+    tmp_path: Path,
+    changes: dict[str, object],
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = command(tmp_path, settings(target_folder, tmp_path / "out", **changes))
+    assert sentence in refusal(arguments, monkeypatch, capsys)
+
+
+def one_step(accumulation: int, tokens: np.ndarray, mask: np.ndarray):
+    config = TargetConfig(31, 16, 24, 1, 2, 1, 8, 1e4, 1e-5, 64, True, (0,))
+    target, drafter = init_target(config, 0), init_drafter(DrafterConfig(31, 16, 16, 1), 0)
+    optimizer = make_optimizer(
+        OptimizerSettings(learning_rate=1e-2, batch_size=1, warmup_fraction=0), 10
+    )
+    shape = (accumulation, -1, tokens.shape[1])
+    return train_step(
+        init_state(drafter, optimizer),
+        target,
+        drafter.graphdef,
+        tokens.reshape(shape),
+        mask.reshape(shape),
+        rounds=2,
+        loss_settings=LossSettings(hard=1.0, chunk_length=8),
+        optimizer=optimizer,
+    )
+
+
+def test_accumulation_changes_memory_not_the_step() -> None:
+    generator = np.random.default_rng(0)
+    tokens = generator.integers(0, 31, (4, 12)).astype(np.int32)
+    mask = generator.random((4, 12)) < 0.5
+    whole, whole_metrics = one_step(1, tokens, mask)
+    split, split_metrics = one_step(4, tokens, mask)
+    np.testing.assert_allclose(whole_metrics.loss, split_metrics.loss, rtol=1e-5)
+    np.testing.assert_allclose(whole_metrics.gradient_norm, split_metrics.gradient_norm, rtol=1e-4)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), whole.params, split.params
+    )
+
+
+def test_the_schedule_warms_up_then_falls_to_zero_and_gradients_are_clipped() -> None:
+    optimizer = make_optimizer(
+        OptimizerSettings(learning_rate=0.1, batch_size=1, warmup_fraction=0.5), 10
+    )
+    weight = jnp.ones(1)
+    state = optimizer.init(weight)
+    sizes = []
+    for _ in range(10):
+        update, state = optimizer.update(jnp.full(1, 1e6), state, weight)
+        sizes.append(abs(float(jnp.asarray(update)[0])))
+    # A constant gradient makes Adam's step the learning rate itself.
+    np.testing.assert_allclose(sizes[:6], [0, 0.02, 0.04, 0.06, 0.08, 0.1], atol=1e-5)
+    assert sizes[5] > sizes[7] > sizes[9] > 0
+    moments = [leaf for leaf in jax.tree.leaves(state) if leaf.ndim]
+    assert max(abs(float(leaf[0])) for leaf in moments) < 1.0 + 1e-5
+
+
+def test_a_head_can_start_from_the_targets() -> None:
+    config = TargetConfig(31, 16, 24, 1, 2, 1, 8, 1e4, 1e-5, 64, True, (0,))
+    target = init_target(config, 3)
+    drafter_settings = DrafterSettings(exit_dim=16, initial_head="target")
+    head = new_drafter(target, drafter_settings, 0).merge().lm_head.kernel[...]
+    np.testing.assert_array_equal(head, target.merge().embed_tokens[...].T)
+    wide = drafter_settings.model_copy(update={"exit_dim": 20})
+    with pytest.raises(InputError, match="asks for exit_dim=16"):
+        new_drafter(target, wide, 0)

@@ -1,0 +1,189 @@
+"""The contract of tree attention; every implementation must pass all of it.
+
+An implementation joins by its name in `IMPLEMENTATIONS`.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+
+from pallas_kernels.tree_attention import tree_attention
+
+IMPLEMENTATIONS = ["reference"]
+S = 48
+LENGTHS = (0, S, 13)
+SCALE = 0.3
+
+attend = jax.jit(tree_attention, static_argnames=("implementation", "scale"))
+
+
+@pytest.fixture(params=IMPLEMENTATIONS)
+def implementation(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def random_inputs(
+    nodes: int, group: int, dtype: Any = np.float32, head_dim: int = 16, seed: int = 0
+) -> dict[str, Any]:
+    """Three rows, two key/value heads, a random tree each."""
+    random = np.random.default_rng([seed, nodes, group])
+
+    def draw(*shape: int) -> np.ndarray:
+        return random.normal(size=shape).astype(dtype)
+
+    B, K = len(LENGTHS), 2
+    trees = [oracles.random_parents(random, nodes, max_depth=5) for _ in range(B)]
+    return {
+        "q": draw(B, nodes, K * group, head_dim),
+        "k_cache": draw(B, K, S, head_dim),
+        "v_cache": draw(B, K, S, head_dim),
+        "lengths": np.asarray(LENGTHS, np.int32),
+        "k_tree": draw(B, nodes, K, head_dim),
+        "v_tree": draw(B, nodes, K, head_dim),
+        "mask": np.stack([oracles.ancestor_mask(parents) for parents in trees]),
+    }
+
+
+def expected_output(inputs: dict[str, Any], scale: float = SCALE) -> np.ndarray:
+    rows = []
+    for row, length in enumerate(inputs["lengths"]):
+        keys, values = (
+            np.concatenate([
+                inputs[f"{kind}_cache"][row].transpose(1, 0, 2)[:length],
+                inputs[f"{kind}_tree"][row],
+            ])
+            for kind in "kv"
+        )
+        mask = inputs["mask"][row]
+        visible = np.concatenate([np.ones((len(mask), length), bool), mask], axis=1)
+        rows.append(oracles.attention(inputs["q"][row], keys, values, visible, scale))
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize("group", [1, 2, 4])
+@pytest.mark.parametrize("nodes", [1, 7, 33])
+def test_equals_attention_query_by_query(implementation: str, nodes: int, group: int) -> None:
+    inputs = random_inputs(nodes, group)
+    out = attend(**inputs, scale=SCALE, implementation=implementation)
+    np.testing.assert_allclose(out, expected_output(inputs), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("garbage", [np.nan, np.inf, -np.inf])
+def test_garbage_past_the_lengths_is_never_read(implementation: str, garbage: float) -> None:
+    inputs = random_inputs(7, 2)
+    past_length = np.arange(S)[None, None, :, None] >= inputs["lengths"][:, None, None, None]
+    clean, dirty = (
+        inputs
+        | {name: np.where(past_length, fill, inputs[name]) for name in ("k_cache", "v_cache")}
+        for fill in (np.float32(0), np.float32(garbage))
+    )
+    run = partial(attend, scale=SCALE, implementation=implementation)
+    np.testing.assert_array_equal(run(**dirty), run(**clean))
+    np.testing.assert_allclose(run(**dirty), expected_output(inputs), rtol=2e-5, atol=2e-5)
+
+
+def test_nodes_outside_the_mask_are_not_seen(implementation: str) -> None:
+    inputs = random_inputs(7, 2)
+    inputs["mask"] = np.broadcast_to(oracles.ancestor_mask([0, 0, 0, 1, 1, 2, 3]), (3, 7, 7))
+    changed = inputs | {name: inputs[name].copy() for name in ("k_tree", "v_tree")}
+    for name in ("k_tree", "v_tree"):
+        changed[name][:, 2] = 50.0
+    run = partial(attend, scale=SCALE, implementation=implementation)
+    before, after = (np.asarray(run(**case)) for case in (inputs, changed))
+    # Nodes 2 and 5 hang on node 2; all others do not know it.
+    np.testing.assert_array_equal(before[:, [0, 1, 3, 4, 6]], after[:, [0, 1, 3, 4, 6]])
+    assert (before[:, [2, 5]] != after[:, [2, 5]]).any(axis=(2, 3)).all()
+
+
+def test_a_node_alone_over_an_empty_cache_returns_its_own_value(implementation: str) -> None:
+    inputs = random_inputs(7, 2)
+    inputs["mask"] = np.broadcast_to(np.eye(7, dtype=bool), (3, 7, 7))
+    out = attend(**inputs, scale=SCALE, implementation=implementation)
+    own = np.repeat(inputs["v_tree"][0], 2, axis=1)
+    np.testing.assert_allclose(out[0], own, rtol=1e-6)
+
+
+def test_rows_do_not_see_each_other(implementation: str) -> None:
+    inputs = random_inputs(7, 2)
+    shuffled = {name: values[[2, 0, 1]] for name, values in inputs.items()}
+    run = partial(attend, scale=SCALE, implementation=implementation)
+    np.testing.assert_allclose(run(**shuffled), run(**inputs)[np.array([2, 0, 1])], rtol=1e-6)
+
+
+def test_scores_far_from_zero_do_not_overflow(implementation: str) -> None:
+    inputs = random_inputs(7, 2)
+    inputs["q"] = inputs["q"] * 300
+    out = attend(**inputs, scale=SCALE, implementation=implementation)
+    np.testing.assert_allclose(out, expected_output(inputs), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("nodes", [1, 33])
+def test_bfloat16_goes_in_and_comes_out(implementation: str, nodes: int) -> None:
+    inputs = random_inputs(nodes, 2, jnp.bfloat16)
+    out = attend(**inputs, scale=SCALE, implementation=implementation)
+    assert out.dtype == jnp.bfloat16
+    difference = np.abs(np.asarray(out, np.float64) - expected_output(inputs))
+    assert difference.max() < 3e-2
+    # Rounding inputs and output only: accumulation in bfloat16 would be several times this.
+    assert difference.mean() < 2e-3
+
+
+def test_none_is_the_best_implementation_here() -> None:
+    inputs = random_inputs(7, 2)
+    out = attend(**inputs, scale=SCALE)
+    np.testing.assert_allclose(out, expected_output(inputs), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("q", (3, 7, 64)),
+        ("k_cache", (3, S, 2)),
+        ("k_cache", (3, 2)),
+        ("k_cache", (3, 2, S, 15)),
+        ("k_cache", (2, 2, S, 16)),
+        ("v_cache", (3, 2, S + 1, 16)),
+        ("lengths", (2,)),
+        ("lengths", (3, 1)),
+        ("k_tree", (3, 6, 2, 16)),
+        ("v_tree", (3, 7, 4, 16)),
+        ("mask", (3, 7, 6)),
+        ("mask", (7, 7)),
+    ],
+)
+def test_wrong_shapes_are_refused_in_a_sentence(
+    implementation: str, name: str, shape: tuple[int, ...]
+) -> None:
+    inputs = random_inputs(7, 2)
+    inputs[name] = np.zeros(shape, inputs[name].dtype)
+    with pytest.raises(ValueError, match=r"^tree_attention: .* has shape .*\.$"):
+        tree_attention(
+            **{key: jnp.asarray(value) for key, value in inputs.items()},
+            scale=SCALE,
+            implementation=implementation,  # pyright: ignore[reportArgumentType]
+        )
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_key_heads_must_divide_the_query_heads(implementation: str) -> None:
+    inputs = random_inputs(7, 2)
+    inputs["q"] = inputs["q"][:, :, :3]
+    with pytest.raises(ValueError, match="2 key heads do not divide 3 query heads"):
+        tree_attention(
+            **{key: jnp.asarray(value) for key, value in inputs.items()},
+            scale=SCALE,
+            implementation=implementation,  # pyright: ignore[reportArgumentType]
+        )
+
+
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="it can run on a GPU")
+def test_a_named_implementation_that_cannot_run_says_why() -> None:
+    inputs = {key: jnp.asarray(value) for key, value in random_inputs(7, 2).items()}
+    with pytest.raises(NotImplementedError, match="'mosaic_gpu'"):
+        tree_attention(**inputs, scale=SCALE, implementation="mosaic_gpu")

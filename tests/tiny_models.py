@@ -1,0 +1,114 @@
+"""Tiny targets and drafters with random weights, and drafters that really guess their target."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from redrafter_jax.config import DrafterConfig, TargetConfig
+from redrafter_jax.drafter import Drafter, init_drafter
+from redrafter_jax.model import Model
+from redrafter_jax.target import Target, init_target
+
+# Vocabulary no larger than the width: a linear map of the embeddings can then say anything.
+PARITY_CONFIG = TargetConfig(
+    vocab_size=24,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    rope_theta=10000.0,
+    rms_norm_eps=1e-5,
+    max_position_embeddings=512,
+    tie_word_embeddings=False,
+    eos_token_ids=(),
+)
+
+
+def tiny_config(**changes: Any) -> TargetConfig:
+    """`PARITY_CONFIG` with changes."""
+    return dataclasses.replace(PARITY_CONFIG, **changes)
+
+
+def with_random_weights(model: Model[Any, Any], seed: int) -> Any:
+    """The model with every parameter random, biases and norms included."""
+    random = np.random.default_rng(seed)
+
+    def draw(path: tuple[Any, ...], variable: Any) -> Any:
+        shape = variable.get_value().shape
+        name = ".".join(map(str, path))
+        if "norm" in name:
+            values = random.uniform(0.5, 1.5, shape)
+        elif "embed_tokens" in name:
+            values = random.normal(size=shape)
+        else:
+            values = random.normal(size=shape) / np.sqrt(shape[0])
+        return variable.replace(jnp.asarray(values, jnp.float32))
+
+    flat = nnx.to_flat_state(model.params)
+    params = nnx.from_flat_state([(path, draw(path, variable)) for path, variable in flat])
+    return dataclasses.replace(model, params=params)
+
+
+def random_target(config: TargetConfig = PARITY_CONFIG, seed: int = 0) -> Target:
+    """A target whose logits are neither flat nor one-sided."""
+    return with_random_weights(init_target(config, 0), seed)
+
+
+def random_drafter(config: DrafterConfig, seed: int = 0) -> Drafter:
+    """A drafter that knows nothing of any target."""
+    return with_random_weights(init_drafter(config, 0), seed)
+
+
+def cast(model: Model[Any, Any], dtype: Any) -> Any:
+    """The model with parameters of another dtype."""
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), model.params)
+    return dataclasses.replace(model, params=params)
+
+
+def forgetful_target(memory: float, seed: int = 0) -> Target:
+    """A target whose next token depends mostly on the current one.
+
+    `memory` scales what attention and feed-forward add: at 0 the text is a Markov chain, which a
+    drafter can know exactly; a little more and the text depends on its whole history again.
+    """
+    target = random_target(PARITY_CONFIG, seed)
+    decoder = target.merge()
+    for layer in decoder.layers:
+        layer.self_attn.o_proj[...] = memory * layer.self_attn.o_proj[...]
+        layer.mlp.down_proj[...] = memory * layer.mlp.down_proj[...]
+    decoder.lm_head[...] = 3.0 * decoder.lm_head[...]
+    return Model.split(target.config, decoder)
+
+
+def imitating_drafter(target: Target, corruption: float = 0.0, seed: int = 0) -> Drafter:
+    """A drafter that computes the forgetful target's map from token to logits.
+
+    Its recurrence forgets (U = 0), so its state is a fixed vector per token; the head then solves
+    a linear system from these vectors to the target's logits. `corruption` adds noise to it.
+    """
+    random = np.random.default_rng(seed)
+    decoder = target.merge()
+    D, V = target.config.hidden_size, target.config.vocab_size
+    embedding = np.asarray(decoder.embed_tokens[...], np.float64)
+    rms = np.sqrt((embedding**2).mean(axis=-1, keepdims=True) + target.config.rms_norm_eps)
+    normalised = embedding / rms * np.asarray(decoder.norm[...], np.float64)
+    logits = normalised @ np.asarray(decoder.lm_head[...], np.float64)
+
+    mix = random.normal(size=(D, D)) / np.sqrt(D)
+    mixed = embedding @ mix
+    states = mixed / (1 + np.exp(-mixed))
+    solution = np.linalg.pinv(states) @ logits
+    solution += corruption * np.abs(solution).mean() * random.normal(size=solution.shape)
+
+    config = DrafterConfig(vocab_size=V, hidden_size=D, exit_dim=2 * D, num_draft_layers=0)
+    head = init_drafter(config, 0).merge()
+    head.rnn_w.kernel[...] = jnp.asarray(mix, jnp.float32)
+    head.rnn_u.kernel[...] = jnp.zeros((D, D))
+    head.lm_head.kernel[...] = jnp.asarray(np.concatenate([np.zeros((D, V)), solution]), jnp.float32)
+    return Model.split(config, head)

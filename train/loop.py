@@ -1,0 +1,176 @@
+"""The training run, from settings to an exported drafter."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from redrafter_jax.checkpoint import open_checkpoints, restore_latest, save
+from redrafter_jax.command_line import dump_settings
+from redrafter_jax.config import DrafterConfig
+from redrafter_jax.drafter import Drafter, init_drafter
+from redrafter_jax.errors import InputError
+from redrafter_jax.hub import load_target, save_drafter
+from redrafter_jax.model import Model
+from redrafter_jax.target import Target
+from train.config import DrafterSettings, TrainSettings
+from train.data import Windows, make_batches, make_windows, read_documents
+from train.metrics import MetricsLog, summary, to_scalars
+from train.step import init_state, make_optimizer, train_step
+from train.tokenizer import load_tokenizer
+
+# Settings that may change between a run and its continuation: they do not touch the parameters.
+_FREE_SETTINGS = {
+    "output_dir",
+    "resume",
+    "log_every",
+    "checkpoint_every",
+    "checkpoints_kept",
+}
+
+
+def train(settings: TrainSettings, console: Console) -> Path:
+    """Train a drafter and export it in Apple's layout; returns the exported folder.
+
+    A run that was killed goes on from its newest checkpoint, to the same parameters bit for bit.
+
+    Raises:
+      InputError: the target, the data or a checkpoint does not fit the settings.
+    """
+    target = load_target(settings.target, settings.target_dtype)
+    windows = load_windows(settings, target)
+    drafter = new_drafter(target, settings.drafter, settings.seed)
+    optimizer = make_optimizer(settings.optimizer, settings.steps)
+    state = init_state(drafter, optimizer)
+    accumulation = settings.optimizer.accumulation_steps
+    rows = settings.optimizer.batch_size * accumulation
+    batches = make_batches(windows, rows, settings.data.shuffle_seed)
+    folder = settings.output_dir
+
+    with open_checkpoints(folder / "checkpoints", settings.checkpoints_kept) as checkpoints:
+        first_step = 0
+        restored = restore_latest(checkpoints, state, settings.resume == "auto")
+        if restored is not None:
+            _check_same_run(restored.record["settings"], settings)
+            first_step, state = restored.step, restored.arrays
+            batches.set_state(restored.record["data"])
+            console.print(f"resumed from step {first_step}")
+        (folder / "config.yaml").write_text(dump_settings(settings))
+
+        with MetricsLog(folder, first_step) as log, _progress(console) as progress:
+            task = progress.add_task(
+                "train", total=settings.steps, completed=first_step, status="compiling"
+            )
+            logged, started, waited = first_step, time.perf_counter(), 0.0
+            for step in range(first_step + 1, settings.steps + 1):
+                asked = time.perf_counter()
+                batch = next(batches)
+                waited += time.perf_counter() - asked
+                shape = (accumulation, -1, settings.data.sequence_length)
+                state, metrics = train_step(
+                    state,
+                    target,
+                    drafter.graphdef,
+                    batch["tokens"].reshape(shape),
+                    batch["loss_mask"].reshape(shape),
+                    rounds=settings.draft_rounds,
+                    loss_settings=settings.loss,
+                    optimizer=optimizer,
+                )
+                progress.advance(task)
+                if step % settings.log_every == 0 or step == settings.steps:
+                    scalars = to_scalars(metrics)
+                    elapsed = time.perf_counter() - started
+                    scalars["tokens_per_second"] = (step - logged) * batch["tokens"].size / elapsed
+                    scalars["data_wait_fraction"] = waited / elapsed
+                    logged, started, waited = step, time.perf_counter(), 0.0
+                    log.write(step, scalars)
+                    progress.update(task, status=summary(scalars, settings.draft_rounds))
+                if step % settings.checkpoint_every == 0 or step == settings.steps:
+                    record = {
+                        "data": batches.get_state(),
+                        "settings": settings.model_dump(mode="json"),
+                    }
+                    save(checkpoints, step, state, record)
+
+    exported = folder / "drafter"
+    save_drafter(Model(drafter.config, drafter.graphdef, state.params), exported)
+    return exported
+
+
+def load_windows(settings: TrainSettings, target: Target) -> Windows:
+    """The training examples, in the target's own tokens.
+
+    Raises:
+      InputError: the tokenizer does not fit the target, or the data cannot be read.
+    """
+    tokenizer = load_tokenizer(settings.target)
+    if tokenizer.get_vocab_size() > target.config.vocab_size:
+        raise InputError(
+            f"{settings.target} has a tokenizer of {tokenizer.get_vocab_size()} tokens and a model "
+            f"of {target.config.vocab_size}; they do not belong together."
+        )
+    length, positions = settings.data.sequence_length, target.config.max_position_embeddings
+    if length > positions:
+        raise InputError(
+            f"data.sequence_length is {length}, but the target has {positions} positions; lower it."
+        )
+    if length < settings.draft_rounds + 2:
+        raise InputError(
+            f"data.sequence_length is {length}, too short for {settings.draft_rounds} draft rounds."
+        )
+    if not target.config.eos_token_ids:
+        raise InputError(f"{settings.target} states no eos_token_id to separate documents with.")
+    documents = read_documents(settings.data)
+    return make_windows(documents, tokenizer, target.config.eos_token_ids[0], length)
+
+
+def new_drafter(target: Target, settings: DrafterSettings, seed: int) -> Drafter:
+    """A drafter to start from, of the target's width and vocabulary.
+
+    Raises:
+      InputError: the head is to start from the target's, but the widths differ.
+    """
+    config = DrafterConfig(
+        vocab_size=target.config.vocab_size,
+        hidden_size=target.config.hidden_size,
+        exit_dim=settings.exit_dim,
+        num_draft_layers=settings.num_draft_layers,
+        rnn=settings.rnn,
+    )
+    drafter = init_drafter(config, seed)
+    if settings.initial_head == "random":
+        return drafter
+    if config.exit_dim != config.hidden_size:
+        raise InputError(
+            f"drafter.initial_head=target asks for exit_dim={config.hidden_size}, the target's "
+            f"width, not {config.exit_dim}."
+        )
+    head = drafter.merge()
+    head.lm_head.kernel[...] = target.merge().head.astype(head.lm_head.kernel.dtype)
+    return Model.split(config, head)
+
+
+def _check_same_run(saved: dict[str, Any], settings: TrainSettings) -> None:
+    stated = settings.model_dump(mode="json")
+    changed = [
+        name for name in stated if name not in _FREE_SETTINGS and saved.get(name) != stated[name]
+    ]
+    if changed:
+        raise InputError(
+            f"{settings.output_dir} holds a run with other settings for {', '.join(changed)}; "
+            "use another output_dir or remove that one."
+        )
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("step"),
+        MofNCompleteColumn(),
+        BarColumn(),
+        TextColumn("{task.fields[status]}"),
+        TimeRemainingColumn(),
+        console=console,
+    )

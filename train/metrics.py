@@ -1,0 +1,74 @@
+"""Where a run's numbers go: a JSONL file, TensorBoard, and a line on the screen."""
+
+import json
+from pathlib import Path
+from types import TracebackType
+
+import jax
+from tensorboardX import SummaryWriter
+
+from train.step import StepMetrics
+
+
+def to_scalars(metrics: StepMetrics) -> dict[str, float]:
+    """Named numbers of a step: `loss`, then per round the losses, accuracies and agreement."""
+    metrics = jax.device_get(metrics)
+    scalars = {"loss": float(metrics.loss), "gradient_norm": float(metrics.gradient_norm)}
+    for i in range(len(metrics.rounds.hard)):
+        scalars[f"round_{i}/hard_loss"] = float(metrics.rounds.hard[i])
+        scalars[f"round_{i}/soft_loss"] = float(metrics.rounds.soft[i])
+        scalars[f"round_{i}/agreement"] = float(metrics.rounds.agreement[i])
+        for k, value in enumerate(metrics.rounds.top[i], start=1):
+            scalars[f"round_{i}/top_{k}"] = float(value)
+    return scalars
+
+
+def summary(scalars: dict[str, float], rounds: int) -> str:
+    """The line on the screen: loss, top-1 accuracy per round, speed."""
+    accuracy = " ".join(f"{100 * scalars[f'round_{i}/top_1']:.0f}" for i in range(rounds))
+    speed = scalars["tokens_per_second"]
+    return f"loss {scalars['loss']:.3f}  top-1 % {accuracy}  {speed:.0f} tokens/s"
+
+
+class MetricsLog:
+    """Appends one row of scalars per logged step to `metrics.jsonl` and to TensorBoard.
+
+    A resumed run first drops the rows past the step it resumes from: they will be made again.
+    """
+
+    def __init__(self, folder: Path, resumed_step: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "metrics.jsonl"
+        rows = path.read_text().splitlines() if path.is_file() else []
+        kept = [row for row in rows if _is_row(row) and json.loads(row)["step"] <= resumed_step]
+        path.write_text("".join(f"{row}\n" for row in kept))
+        self._file = path.open("a")
+        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=resumed_step + 1)
+
+    def write(self, step: int, scalars: dict[str, float]) -> None:
+        """Append the scalars of a step."""
+        self._file.write(json.dumps({"step": step, **scalars}) + "\n")
+        self._file.flush()
+        for name, value in scalars.items():
+            self._board.add_scalar(name, value, step)
+
+    def __enter__(self) -> "MetricsLog":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+        self._board.close()
+
+
+def _is_row(line: str) -> bool:
+    """False for a line that a killed run left half written."""
+    try:
+        json.loads(line)
+    except json.JSONDecodeError:
+        return False
+    return True

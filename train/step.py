@@ -1,0 +1,121 @@
+"""One optimizer step of a drafter: frozen target forward, losses, update."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from redrafter_jax.drafter import Drafter
+from redrafter_jax.target import Target
+from train.config import LossSettings, OptimizerSettings
+from train.loss import TOP, RoundSums, count_positions, round_sums
+
+
+class TrainState(NamedTuple):
+    """What a step reads and writes; everything else of a run is data or settings.
+
+    Attributes:
+      params: the drafter's parameters, float32.
+      optimizer: optax state.
+    """
+
+    params: nnx.State
+    optimizer: optax.OptState
+
+
+class StepMetrics(NamedTuple):
+    """Means over the counted positions of a step, one entry per round; see `RoundSums`."""
+
+    loss: Float[Array, ""]
+    rounds: RoundSums
+    gradient_norm: Float[Array, ""]
+
+
+def make_optimizer(settings: OptimizerSettings, steps: int) -> optax.GradientTransformation:
+    """AdamW with clipping, a linear warm-up and a cosine decay to zero over `steps`."""
+    schedule = optax.warmup_cosine_decay_schedule(
+        0.0, settings.learning_rate, int(settings.warmup_fraction * steps), steps
+    )
+    return optax.chain(
+        optax.clip_by_global_norm(settings.clip_norm),
+        optax.adamw(
+            schedule,
+            b1=settings.beta1,
+            b2=settings.beta2,
+            weight_decay=settings.weight_decay,
+        ),
+    )
+
+
+def init_state(drafter: Drafter, optimizer: optax.GradientTransformation) -> TrainState:
+    """The state before the first step."""
+    return TrainState(drafter.params, optimizer.init(drafter.params))
+
+
+@partial(jax.jit, static_argnames=("rounds", "loss_settings", "optimizer"), donate_argnames="state")
+def train_step(
+    state: TrainState,
+    target: Target,
+    graphdef: nnx.GraphDef,
+    tokens: Int[Array, "A B T"],
+    loss_mask: Bool[Array, "A B T"],
+    *,
+    rounds: int,
+    loss_settings: LossSettings,
+    optimizer: optax.GradientTransformation,
+) -> tuple[TrainState, StepMetrics]:
+    """One update from A accumulated batches.
+
+    The loss is the sum over rounds of the mean over all A * B * T counted positions, so that how
+    a batch is split changes memory, not the gradient.
+
+    Args:
+      state: donated.
+      target: frozen.
+      graphdef: structure of the drafter.
+      tokens: one document (or a part of one) per row.
+      loss_mask: True where predicting the token counts.
+      rounds: R.
+      loss_settings: weights and chunk length.
+      optimizer: from `make_optimizer`.
+    """
+    decoder = target.merge()
+    counts = jax.vmap(lambda mask: count_positions(mask, rounds))(loss_mask).sum(axis=0)
+    share = 1.0 / jnp.maximum(counts, 1)
+
+    def loss(
+        params: nnx.State, batch: tuple[Array, Array, Array]
+    ) -> tuple[Float[Array, ""], RoundSums]:
+        sums = round_sums(
+            nnx.merge(graphdef, params),
+            decoder,
+            *batch,
+            rounds=rounds,
+            chunk_length=loss_settings.chunk_length,
+        )
+        means = jax.tree.map(lambda leaf: (leaf.T * share).T, sums)
+        weighted = loss_settings.hard * means.hard + loss_settings.soft * means.soft
+        return weighted.sum(), means
+
+    def accumulate(
+        carry: tuple[nnx.State, Array, RoundSums], batch: tuple[Array, Array]
+    ) -> tuple[tuple[nnx.State, Array, RoundSums], None]:
+        hidden, _, _ = decoder.forward(batch[0])
+        hidden = hidden.astype(jnp.float32)
+        (value, means), gradients = jax.value_and_grad(loss, has_aux=True)(
+            state.params, (hidden, *batch)
+        )
+        return jax.tree.map(jnp.add, carry, (gradients, value, means)), None
+
+    zeros = jnp.zeros(rounds)
+    empty = RoundSums(zeros, zeros, jnp.zeros((rounds, TOP)), zeros)
+    start = (jax.tree.map(jnp.zeros_like, state.params), jnp.zeros(()), empty)
+    (gradients, value, means), _ = jax.lax.scan(accumulate, start, (tokens, loss_mask))
+    updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
+    params = jax.tree.map(jnp.add, state.params, updates)
+    metrics = StepMetrics(value, means, optax.tree.norm(gradients))
+    return TrainState(params, optimizer_state), metrics
