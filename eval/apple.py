@@ -6,7 +6,9 @@
 `--torch-python` is a Python with PyTorch and the packages that apple_worker.py names;
 `--repository` is a clone of https://github.com/apple/ml-recurrent-drafter. Both sides decode
 greedily in float32, one prompt at a time, with a tree of Apple's making (`final_beams_only`, all
-nodes), and never stop before `--max-new-tokens`. The two take turns on the same CPU cores, so
+nodes), and never stop before `--max-new-tokens`. Apple's drafter scores beams over its 50 best
+tokens where ours normalises over all, so that trees, and with them the number of target calls,
+can differ a little; `--full-vocabulary` drops that cut. The two take turns on the same CPU cores, so
 that a slow minute of the machine hits both, and whoever is not measured waits for input.
 """
 
@@ -68,6 +70,8 @@ class Apple:
         command = [arguments.torch_python, str(worker), "--threads", str(threads)]
         for name in ("repository", "target", "drafter"):
             command += [f"--{name}", str(getattr(arguments, name))]
+        if arguments.full_vocabulary:
+            command.append("--full-vocabulary")
         try:
             self._process = subprocess.Popen(
                 command,
@@ -425,6 +429,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--draft-rounds", type=int, default=4, help="R; Apple's beam length less 1")
     parser.add_argument("--max-new-tokens", type=int, default=160)
     parser.add_argument("--repeats", type=int, default=3, help="timed runs after one warm-up")
+    parser.add_argument(
+        "--full-vocabulary",
+        action="store_true",
+        help="drop Apple's top-50 cut on draft scores, so that both sides draft the same trees",
+    )
     parser.add_argument("--threads", type=int, help="CPUs for both sides (default: all)")
     return parser.parse_args()
 

@@ -160,6 +160,18 @@ def load_drafter(folder: Path, target: Any) -> Any:
     return drafter.eval()
 
 
+def rank_full_vocabulary() -> None:
+    """Let Apple's drafter score beams by its whole distribution, as ours does.
+
+    Apple's keeps 50 logits per step and normalises over those, so that a beam with a flat
+    distribution scores higher than its probability. The same function also trims the target's
+    logits, where greedy decoding does not notice.
+    """
+    from recurrent_drafting import modeling_drafter
+
+    modeling_drafter.warp_logits = lambda logits: logits
+
+
 def refuse_partial_load(what: str, missing: set[str], unexpected: list[str]) -> None:
     """transformers only warns when names do not match; a comparison must not go on."""
     if missing or unexpected:
@@ -275,6 +287,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--repository", type=Path, required=True, help="clone of Apple's code")
     parser.add_argument("--target", type=Path, required=True, help="Llama in Hugging Face layout")
     parser.add_argument("--drafter", type=Path, required=True, help="drafter in Apple's layout")
+    parser.add_argument("--full-vocabulary", action="store_true", help="drop the top-50 cut")
     parser.add_argument("--threads", type=int, required=True, help="CPU threads for PyTorch")
     return parser.parse_args()
 
@@ -289,6 +302,8 @@ def main() -> int:
             arguments.drafter.resolve(),
             arguments.threads,
         )
+        if arguments.full_vocabulary:
+            rank_full_vocabulary()
     except UnusableError as error:
         say(answers, {"error": str(error)})
         return 2

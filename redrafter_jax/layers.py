@@ -20,7 +20,8 @@ def rotary_angles(
     """Cosine and sine, float32, of the rotation of each position (arXiv 2104.09864, eq. 34)."""
     frequencies = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
     angles = positions[..., None, None].astype(jnp.float32) * frequencies
-    return jnp.cos(angles), jnp.sin(angles)
+    # The barrier keeps XLA from computing them again inside every layer.
+    return jax.lax.optimization_barrier((jnp.cos(angles), jnp.sin(angles)))
 
 
 def rotate(

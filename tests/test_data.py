@@ -5,11 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
+from redrafter_jax.command_line import load_tokenizer
 from redrafter_jax.errors import InputError
 from train.config import DataSettings
 from train.data import Document, Windows, make_batches, make_windows, read_documents
-from train.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
+from train.tokenizer import save_tokenizer, train_tokenizer
 
 END = 0
 
@@ -110,5 +112,11 @@ def test_the_tokenizer_gives_every_text_back(tokenizer: Tokenizer, tmp_path: Pat
     loaded = load_tokenizer(tmp_path)
     for text in ("def f(x):\n\n\treturn  {'é': 12345}\n", "日本 \r\n  ", ""):
         assert loaded.decode(loaded.encode(text).ids) == text
-    with pytest.raises(InputError, match=r"holds no tokenizer\.json"):
-        load_tokenizer(tmp_path / "missing")
+
+
+def test_transformers_reads_the_same_tokenizer(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    save_tokenizer(tokenizer, tmp_path, 64)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    text = "def g(y):\n    return y - 12\n"
+    assert theirs(text).input_ids == tokenizer.encode(text).ids
+    assert theirs.eos_token_id == END

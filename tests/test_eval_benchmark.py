@@ -233,9 +233,7 @@ def test_texts_end_at_the_end_token_unless_told_never_to(
     assert endless["prompts"][0]["new_tokens"] == NEW_TOKENS
 
 
-def test_a_text_that_prefill_ends_leaves_decode_rates_unknown(
-    config: Path, tmp_path: Path
-) -> None:
+def test_a_text_that_prefill_ends_leaves_decode_rates_unknown(config: Path, tmp_path: Path) -> None:
     report = evaluate_with(config, tmp_path, "max_new_tokens=1", "prompt_count=2")
     assert report["identical"] == 1.0
     assert report["target_calls"] == 0

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from redrafter_jax.checkpoint import open_checkpoints, restore_latest, save
-from redrafter_jax.command_line import dump_settings
+from redrafter_jax.command_line import dump_settings, load_tokenizer
 from redrafter_jax.config import DrafterConfig
 from redrafter_jax.drafter import Drafter, init_drafter
 from redrafter_jax.errors import InputError
@@ -19,7 +19,6 @@ from train.config import DrafterSettings, TrainSettings
 from train.data import Windows, make_batches, make_windows, read_documents
 from train.metrics import MetricsLog, summary, to_scalars
 from train.step import init_state, make_optimizer, train_step
-from train.tokenizer import load_tokenizer
 
 # Settings that may change between a run and its continuation: they do not touch the parameters.
 _FREE_SETTINGS = {

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from redrafter_jax.errors import InputError
-
 END_OF_TEXT = "<|endoftext|>"
 
 # Words with their leading space, numbers by at most three digits, punctuation, indentation.
@@ -46,15 +44,3 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
         "clean_up_tokenization_spaces": False,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
-
-
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer beside a target.
-
-    Raises:
-      InputError: the folder holds no `tokenizer.json`.
-    """
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise InputError(f"{folder} holds no tokenizer.json; save the target's tokenizer there.")
-    return Tokenizer.from_file(str(path))

@@ -62,6 +62,9 @@ def _check_shapes(
     v_tree: Array,
     mask: Array,
 ) -> None:
+    for name, array in {"q": q, "k_cache": k_cache}.items():
+        if array.ndim != 4:
+            raise ValueError(f"tree_attention: {name} has shape {array.shape}, not 4 axes.")
     B, N, Q, H = q.shape
     K, S = k_cache.shape[1:3]
     expected = {

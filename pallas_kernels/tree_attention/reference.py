@@ -22,28 +22,34 @@ def reference(
     """
     B, N, Q, H = q.shape
     K, S = k_cache.shape[1:3]
-    grouped = q.reshape(B, N, K, Q // K, H)
 
-    def scores(equation: str, keys: Array, visible: Array) -> Array:
-        products = jnp.einsum(equation, grouped, keys, preferred_element_type=jnp.float32)
+    def head_major(x: Array, heads: int) -> Float[Array, "B K M H"]:
+        """Rows of one key head together: its G query heads for every node, or its nodes."""
+        x = x.reshape(B, N, K, heads // K, H).transpose(0, 2, 3, 1, 4)
+        return x.reshape(B, K, heads // K * N, H)
+
+    rows, k_tree, v_tree = head_major(q, Q), head_major(k_tree, K), head_major(v_tree, K)
+
+    def scores(keys: Float[Array, "B K S H"], visible: Array) -> Float[Array, "B K M S"]:
+        products = jnp.einsum("BKMH,BKSH->BKMS", rows, keys, preferred_element_type=jnp.float32)
         return jnp.where(visible, products * scale, -jnp.inf)
 
     decided = jnp.arange(S) < lengths[:, None]
-    past = scores("BNKGH,BKSH->BKGNS", k_cache, decided[:, None, None, None, :])
-    tree = scores("BNKGH,BMKH->BKGNM", k_tree, mask[:, None, None])
+    past = scores(k_cache, decided[:, None, None, :])
+    tree = scores(k_tree, jnp.tile(mask, (1, Q // K, 1))[:, None])
 
     # The diagonal of the mask keeps the maximum finite where the cache is empty.
     maximum = tree.max(axis=-1, keepdims=True)
     maximum = jnp.maximum(maximum, past.max(axis=-1, keepdims=True, initial=-jnp.inf))
     past, tree = jnp.exp(past - maximum), jnp.exp(tree - maximum)
-    total = past.sum(axis=-1) + tree.sum(axis=-1)
+    total = past.sum(axis=-1, keepdims=True) + tree.sum(axis=-1, keepdims=True)
+
+    def weighted(weights: Float[Array, "B K M S"], values: Float[Array, "B K S H"]) -> Array:
+        weights = weights.astype(values.dtype)
+        return jnp.matmul(weights, values, preferred_element_type=jnp.float32)
 
     # Zero weight does not silence a NaN, so undecided values are cleared.
     clean = jnp.where(decided[:, None, :, None], v_cache, 0)
-    weighted = jnp.einsum(
-        "BKGNS,BKSH->BNKGH", past.astype(v_cache.dtype), clean, preferred_element_type=jnp.float32
-    ) + jnp.einsum(
-        "BKGNM,BMKH->BNKGH", tree.astype(v_tree.dtype), v_tree, preferred_element_type=jnp.float32
-    )
-    normalised = weighted / total.transpose(0, 3, 1, 2)[..., None]
-    return normalised.reshape(B, N, Q, H).astype(q.dtype)
+    result = (weighted(past, clean) + weighted(tree, v_tree)) / total
+    result = result.reshape(B, K, Q // K, N, H).transpose(0, 3, 1, 2, 4)
+    return result.reshape(B, N, Q, H).astype(q.dtype)

@@ -1,0 +1,273 @@
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+from tiny_models import PARITY_CONFIG, forgetful_target, tiny_config
+
+from redrafter_jax import (
+    DraftConfig,
+    SamplingConfig,
+    decode,
+    generate,
+    generate_autoregressive,
+    stream,
+)
+from redrafter_jax.drafter import Drafter
+from redrafter_jax.requests import prepare
+from redrafter_jax.sampling import draw_noise
+from redrafter_jax.target import Target
+
+V = PARITY_CONFIG.vocab_size
+DRAFT = DraftConfig(beam_width=4, draft_rounds=3)
+PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3], [11, 0]]
+GREEDY = SamplingConfig()
+MIXED = [
+    GREEDY,
+    SamplingConfig(temperature=0.7),
+    SamplingConfig(temperature=1.0, top_k=8, top_p=0.9),
+    SamplingConfig(temperature=1.3, min_p=0.05),
+]
+
+
+@jax.jit
+def next_logits(target: Target, text: Any, last: Any) -> jax.Array:
+    decoder = target.merge()
+    hidden, _, _ = decoder.forward(text)
+    return decoder.logits(hidden[:, last])
+
+
+def whole_pass_text(
+    target: Target, prompt: Sequence[int], count: int, sampling: SamplingConfig, seed: int
+) -> list[int]:
+    """The definition of plain decoding: no cache, one whole forward pass per token."""
+    arrays = oracles.sampling_arrays([sampling], [seed], V)
+    first = jnp.asarray([len(prompt)], jnp.int32)
+    noise = draw_noise(jax.tree.map(jnp.asarray, arrays), first, 24, V)
+    text = list(prompt)
+    for step in range(count):
+        padded = np.asarray([text + [0] * (128 - len(text))], np.int32)
+        logits = np.asarray(next_logits(target, padded, len(text) - 1))[0]
+        scores = oracles.filtered_scores(logits, sampling) + np.asarray(noise[0, step])
+        text.append(int(scores.argmax()))
+    return text[len(prompt) :]
+
+
+@pytest.mark.parametrize("sampling", [[GREEDY] * 4, MIXED], ids=["greedy", "mixed"])
+def test_plain_decoding_is_one_whole_pass_per_token(
+    target: Target, sampling: list[SamplingConfig]
+) -> None:
+    seeds = [0, 7, 7, 123456789]
+    plain = generate_autoregressive(
+        target, PROMPTS, max_new_tokens=12, sampling=sampling, seeds=seeds
+    )
+    for row, prompt in enumerate(PROMPTS):
+        expected = whole_pass_text(target, prompt, 12, sampling[row], seeds[row])
+        assert plain.tokens[row] == expected
+
+
+def test_prefill_decides_the_first_token(target: Target) -> None:
+    requests, slots = prepare(PARITY_CONFIG, PROMPTS, [1, 5, 5, 5], None, None, (), 4)
+    state = decode.prefill(target, requests, slots=slots, max_path=4)
+    assert state.cache.lengths.tolist() == [5, 1, 12, 2]
+    for row, prompt in enumerate(PROMPTS):
+        decided = state.tokens[row, : len(prompt) + 1].tolist()
+        assert decided == prompt + whole_pass_text(target, prompt, 1, GREEDY, 0)
+        assert int(state.root[row]) == decided[-1]
+        hidden, _, _ = target.merge().forward(jnp.asarray([prompt]))
+        np.testing.assert_allclose(state.context[row], hidden[0, -1], rtol=0, atol=2e-5)
+    # Row 0 may say one token only, and has.
+    assert state.done.tolist() == [True, False, False, False]
+    assert state.stats.steps.tolist() == [0, 0, 0, 0]
+    assert int(state.stats.accept_counts.sum()) == 0
+
+
+def test_a_done_row_never_changes_again(habitual_target: Target, good_drafter: Drafter) -> None:
+    requests, slots = prepare(PARITY_CONFIG, PROMPTS, [1, 30, 30, 30], None, None, (), 4)
+    start = decode.prefill(habitual_target, requests, slots=slots, max_path=4)
+    step = jax.jit(decode.decode_step, static_argnames="draft")
+    state = start
+    for _ in range(3):
+        state = step(habitual_target, good_drafter, state, draft=DRAFT)
+    length = int(start.cache.lengths[0])
+    assert int(state.cache.lengths[0]) == length
+    assert state.tokens[0, : length + 1].tolist() == start.tokens[0, : length + 1].tolist()
+    for before, after in zip(
+        start.cache.keys + start.cache.values, state.cache.keys + state.cache.values, strict=True
+    ):
+        np.testing.assert_array_equal(before[0, :, :length], after[0, :, :length])
+    assert int(state.root[0]) == int(start.root[0])
+    np.testing.assert_array_equal(state.context[0], start.context[0])
+    assert state.stats.steps.tolist() == [0, 3, 3, 3]
+    assert state.stats.accept_counts.sum(axis=1).tolist() == [0, 3, 3, 3]
+
+
+def test_one_new_token_needs_no_decode_step(target: Target, drafter: Drafter) -> None:
+    result = generate(target, drafter, PROMPTS, max_new_tokens=1, draft=DRAFT)
+    assert result.tokens == [
+        whole_pass_text(target, prompt, 1, GREEDY, 0) for prompt in PROMPTS
+    ]
+    assert result.steps == [0, 0, 0, 0]
+    assert result.accept_counts.tolist() == [[0, 0, 0, 0]] * 4
+    assert result.acceptance_length == 1.0
+
+
+def test_each_row_stops_at_its_own_limit(habitual_target: Target, good_drafter: Drafter) -> None:
+    limits = [1, 2, 9, 24]
+    run = partial(generate, habitual_target, good_drafter, PROMPTS, draft=DRAFT)
+    limited, free = run(max_new_tokens=limits), run(max_new_tokens=24)
+    assert [len(row) for row in free.tokens] == [24] * 4
+    assert limited.tokens == [
+        row[:limit] for row, limit in zip(free.tokens, limits, strict=True)
+    ]
+
+
+def cut(text: list[int], stop: int) -> list[int]:
+    return text[: text.index(stop) + 1] if stop in text else text
+
+
+def test_text_ends_with_its_stop_token_wherever_that_falls(
+    habitual_target: Target, good_drafter: Drafter
+) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 24, "sampling": MIXED, "draft": DRAFT}
+    plain = generate_autoregressive(
+        habitual_target, PROMPTS, max_new_tokens=24, sampling=MIXED, eos_token_ids=()
+    )
+    # Lengths of row 1's text after each call: a stop token between two of them was accepted
+    # together with tokens that must not be said.
+    calls = stream(habitual_target, good_drafter, PROMPTS, eos_token_ids=(), **options)
+    ends = {len(one.tokens[1]) for one in calls}
+    inside = 0
+    for stop in range(V):
+        expected = [cut(row, stop) for row in plain.tokens]
+        result = generate(
+            habitual_target, good_drafter, PROMPTS, eos_token_ids=[stop], **options
+        )
+        assert result.tokens == expected
+        inside += len(expected[1]) < 24 and len(expected[1]) not in ends
+    assert inside > 0
+
+
+def test_stop_tokens_are_the_targets_own_unless_given() -> None:
+    target = forgetful_target(memory=0.15)
+    plain = generate_autoregressive(target, PROMPTS, max_new_tokens=24)
+    stops = (plain.tokens[0][3], plain.tokens[1][5])
+    stopping = decode.Target(
+        tiny_config(eos_token_ids=stops), target.graphdef, target.params
+    )
+    expected = [cut(cut(row, stops[0]), stops[1]) for row in plain.tokens]
+    assert generate_autoregressive(stopping, PROMPTS, max_new_tokens=24).tokens == expected
+    free = generate_autoregressive(stopping, PROMPTS, max_new_tokens=24, eos_token_ids=())
+    assert free.tokens == plain.tokens
+
+
+def test_statistics_add_up(habitual_target: Target, good_drafter: Drafter) -> None:
+    limits = [1, 2, 9, 24]
+    result = generate(
+        habitual_target, good_drafter, PROMPTS, max_new_tokens=limits, sampling=MIXED, draft=DRAFT
+    )
+    counts = np.asarray(result.accept_counts)
+    assert counts.shape == (4, DRAFT.max_path)
+    assert counts.sum(axis=1).tolist() == result.steps
+    gained = counts @ np.arange(1, 5)
+    # The first token of each row is prefill's.
+    assert gained.tolist() == [limit - 1 for limit in limits]
+    assert result.acceptance_length == pytest.approx(gained.sum() / sum(result.steps))
+
+
+def test_plain_decoding_gains_one_token_per_call(target: Target) -> None:
+    result = generate_autoregressive(target, PROMPTS, max_new_tokens=[1, 2, 9, 24])
+    assert result.steps == [0, 1, 8, 23]
+    assert result.accept_counts.tolist() == [[0], [1], [8], [23]]
+    assert result.acceptance_length == 1.0
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_stream_grows_into_generates_text(
+    habitual_target: Target, good_drafter: Drafter, steps: int
+) -> None:
+    options: dict[str, Any] = {"max_new_tokens": [5, 1, 24, 17], "sampling": MIXED}
+    whole = generate(habitual_target, good_drafter, PROMPTS, draft=DRAFT, **options)
+    parts = list(
+        stream(
+            habitual_target, good_drafter, PROMPTS, draft=DRAFT, steps_per_yield=steps, **options
+        )
+    )
+    assert [len(row) for row in parts[0].tokens] == [1, 1, 1, 1]
+    for early, late in zip(parts, parts[1:], strict=False):
+        for before, after in zip(early.tokens, late.tokens, strict=True):
+            assert after[: len(before)] == before
+        assert early.tokens != late.tokens
+    assert len(parts) == 1 + -(-max(whole.steps) // steps)
+    assert parts[-1].tokens == whole.tokens
+    assert parts[-1].steps == whole.steps
+    assert parts[-1].acceptance_length == whole.acceptance_length
+
+
+def test_a_stream_without_a_drafter_is_plain_decoding(target: Target) -> None:
+    *_, last = stream(target, None, PROMPTS, max_new_tokens=7, sampling=MIXED)
+    plain = generate_autoregressive(target, PROMPTS, max_new_tokens=7, sampling=MIXED)
+    assert last.tokens == plain.tokens
+
+
+def test_a_new_generation_does_not_disturb_an_old_one(
+    target: Target, drafter: Drafter
+) -> None:
+    # The state is donated; what was handed out must not be.
+    parts = stream(target, drafter, PROMPTS, max_new_tokens=6, draft=DRAFT)
+    first = next(parts)
+    tokens, counts = [list(row) for row in first.tokens], first.accept_counts.copy()
+    for _ in parts:
+        pass
+    assert first.tokens == tokens
+    np.testing.assert_array_equal(first.accept_counts, counts)
+
+
+def test_values_never_recompile(
+    monkeypatch: pytest.MonkeyPatch, target: Target, drafter: Drafter
+) -> None:
+    chex.clear_trace_counter()
+
+    def counted(name: str, **options: Any) -> None:
+        inner = getattr(decode, name).__wrapped__
+
+        def traced(*arguments: Any, **keywords: Any) -> Any:
+            return inner(*arguments, **keywords)
+
+        function = jax.jit(chex.assert_max_traces(traced, n=1), **options)
+        monkeypatch.setattr(decode, name, function)
+
+    counted("prefill", static_argnames=("slots", "max_path"))
+    counted("decode", static_argnames="draft", donate_argnames="state")
+    run = partial(generate, target, drafter, draft=DRAFT)
+    run(PROMPTS, max_new_tokens=10)
+    run([[1], [2, 3], [4] * 16, [5]], max_new_tokens=[1, 30, 2, 7], seeds=[9, 9, 1, 0])
+    run(PROMPTS, max_new_tokens=10, sampling=MIXED, eos_token_ids=[5])
+    run(PROMPTS, max_new_tokens=3, sampling=SamplingConfig(0.31, 3, 0.5, 0.01))
+
+
+# A cache of 128 slots that the longest row fills to the last: a row that is done before the others
+# must keep its text while their steps go on.
+@pytest.mark.parametrize("limit_below", [0, 1, 2])
+def test_a_row_that_ends_at_the_edge_of_the_cache_keeps_its_text(
+    target: Target, drafter: Drafter, limit_below: int
+) -> None:
+    early = [[5] * (124 - limit_below), [2, 6]]
+    expected = whole_pass_text(target, early[0], 4, GREEDY, 0)
+    plain = generate_autoregressive(target, early, max_new_tokens=[4, 20])
+    assert plain.tokens[0] == expected
+
+
+def test_a_speculated_row_that_ends_at_the_edge_of_the_cache_keeps_its_text(
+    target: Target, drafter: Drafter
+) -> None:
+    # P = 4: slots end exactly one token before limit + P.
+    early = [[5] * (129 - 4 - 4), [2, 6]]
+    expected = whole_pass_text(target, early[0], 4, GREEDY, 0)
+    result = generate(target, drafter, early, max_new_tokens=[4, 20], draft=DRAFT)
+    assert result.tokens[0] == expected

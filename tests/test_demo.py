@@ -1,0 +1,109 @@
+"""The pair of the demo: a real target, a drafter trained on real text, and identical texts."""
+
+import json
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rich.console import Console
+
+from redrafter_jax import (
+    DraftConfig,
+    SamplingConfig,
+    generate,
+    generate_autoregressive,
+    load_drafter,
+    load_target,
+)
+from redrafter_jax.command_line import load_settings, load_tokenizer
+from redrafter_jax.drafter import Drafter
+from redrafter_jax.target import Target
+from train.config import TrainSettings
+from train.loop import train
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+TARGET = CONFIGS / "demo_target"
+LIMITS = [40, 7, 64, 25]
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return load_target(TARGET, "float32")
+
+
+@pytest.fixture(scope="module")
+def drafter(tmp_path_factory: pytest.TempPathFactory) -> Drafter:
+    """The demo's own settings, but seconds of training: enough for some drafts to be right."""
+    output = tmp_path_factory.mktemp("demo")
+    overrides = [
+        f"target={TARGET}",
+        f"output_dir={output}",
+        "steps=40",
+        "data.include=['asyncio/*.py']",
+        "data.sequence_length=128",
+        "optimizer.batch_size=4",
+    ]
+    settings = load_settings(TrainSettings, CONFIGS / "demo.yaml", overrides)
+    return load_drafter(train(settings, Console(quiet=True)), "float32")
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    rows = [json.loads(line) for line in (CONFIGS / "demo_prompts.jsonl").read_text().splitlines()]
+    tokenizer = load_tokenizer(TARGET)
+    lengths = (64, 17, 3, 40)
+    chosen = zip(rows[:: len(rows) // 4], lengths, strict=False)
+    return [tokenizer.encode(row["prompt"]).ids[:length] for row, length in chosen]
+
+
+def test_the_target_is_a_model_of_real_text_and_small_enough_to_keep(target: Target) -> None:
+    assert (TARGET / "model.safetensors").stat().st_size <= 24e6
+    tokenizer, module = load_tokenizer(TARGET), target.merge()
+    losses = []
+    for line in (CONFIGS / "demo_prompts.jsonl").read_text().splitlines():
+        tokens = jnp.asarray([tokenizer.encode(json.loads(line)["prompt"]).ids])
+        logits = np.asarray(module.logits(module.forward(tokens)[0]), np.float64)[0, :-1]
+        log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        losses.append(-log_probs[np.arange(len(log_probs)), tokens[0, 1:]].mean())
+    # A uniform guess costs log 2048 = 7.6 nats.
+    assert np.mean(losses) < 4.0
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingConfig(),
+        SamplingConfig(temperature=0.7, top_p=0.9),
+        SamplingConfig(temperature=1.0),
+        SamplingConfig(temperature=1.3, top_k=40, min_p=0.02),
+    ],
+    ids=["greedy", "0.7 top-p", "1.0", "1.3 top-k min-p"],
+)
+def test_speculative_text_is_plain_text(
+    target: Target, drafter: Drafter, prompts: list[list[int]], sampling: SamplingConfig
+) -> None:
+    plain = generate_autoregressive(
+        target, prompts, max_new_tokens=LIMITS, sampling=sampling, eos_token_ids=()
+    )
+    assert [len(row) for row in plain.tokens] == LIMITS
+    lengths = []
+    for draft in (
+        DraftConfig(beam_width=4, draft_rounds=4),
+        DraftConfig(beam_width=4, draft_rounds=4, final_beams_only=True),
+        DraftConfig(beam_width=8, draft_rounds=5, num_nodes=12, sharpness=2.0),
+        DraftConfig(beam_width=1, draft_rounds=3),
+    ):
+        ours = generate(
+            target,
+            drafter,
+            prompts,
+            max_new_tokens=LIMITS,
+            draft=draft,
+            sampling=sampling,
+            eos_token_ids=(),
+        )
+        assert ours.tokens == plain.tokens, draft
+        lengths.append(ours.acceptance_length)
+    # The drafts must be right often enough for this to be a test of acceptance.
+    assert max(lengths) > 1.2

@@ -1,0 +1,532 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+from safetensors.numpy import load_file, save_file
+from tiny_models import cast, random_drafter, random_target, tiny_config
+
+from redrafter_jax import (
+    DrafterConfig,
+    InputError,
+    hub,
+    load_drafter,
+    load_target,
+    save_drafter,
+    save_target,
+)
+from redrafter_jax.model import Model
+
+D, V = 8, 13
+CONFIG = tiny_config(
+    vocab_size=V,
+    hidden_size=D,
+    intermediate_size=12,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=6,
+    max_position_embeddings=32,
+    rope_theta=5000.0,
+    eos_token_ids=(2, 7),
+)
+
+
+def stored_tensors(path: Path) -> dict[str, tuple[str, list[int]]]:
+    """Dtype and shape by name, from the file's header: its length in 8 bytes, then JSON."""
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    header.pop("__metadata__", None)
+    return {name: (entry["dtype"], entry["shape"]) for name, entry in header.items()}
+
+
+def assert_same(first: Model[Any, Any], second: Model[Any, Any]) -> None:
+    assert first.config == second.config
+    assert first.graphdef == second.graphdef
+    for one, other in zip(
+        jax.tree.leaves(first.params), jax.tree.leaves(second.params), strict=True
+    ):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+
+def change_json(path: Path, **changes: Any) -> None:
+    """Set fields; those set to `...` are removed."""
+    values = json.loads(path.read_text()) | changes
+    values = {name: value for name, value in values.items() if value is not ...}
+    path.write_text(json.dumps(values))
+
+
+# Targets
+
+
+@pytest.fixture
+def target_folder(tmp_path: Path) -> Path:
+    save_target(random_target(CONFIG), tmp_path / "target")
+    return tmp_path / "target"
+
+
+LAYER_SHAPES = {
+    "input_layernorm.weight": [D],
+    "mlp.down_proj.weight": [D, 12],
+    "mlp.gate_proj.weight": [12, D],
+    "mlp.up_proj.weight": [12, D],
+    "post_attention_layernorm.weight": [D],
+    "self_attn.k_proj.weight": [12, D],
+    "self_attn.o_proj.weight": [D, 24],
+    "self_attn.q_proj.weight": [24, D],
+    "self_attn.v_proj.weight": [12, D],
+}
+TARGET_SHAPES = {"model.embed_tokens.weight": [V, D], "model.norm.weight": [D]} | {
+    f"model.layers.{layer}.{name}": shape
+    for layer in range(2)
+    for name, shape in LAYER_SHAPES.items()
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_targets_are_stored_as_hugging_face_stores_them(
+    tmp_path: Path, tied: bool, dtype: str
+) -> None:
+    config = tiny_config(**(vars(CONFIG) | {"tie_word_embeddings": tied}))
+    target = cast(random_target(config), dtype)
+    save_target(target, tmp_path)
+    head = {} if tied else {"lm_head.weight": [V, D]}
+    code = {"float32": "F32", "bfloat16": "BF16"}[dtype]
+    assert stored_tensors(tmp_path / "model.safetensors") == {
+        name: (code, shape) for name, shape in (TARGET_SHAPES | head).items()
+    }
+    assert_same(load_target(tmp_path, dtype=dtype), target)
+
+
+def test_stored_matrices_are_out_by_in(target_folder: Path) -> None:
+    decoder = random_target(CONFIG).merge()
+    stored = load_file(target_folder / "model.safetensors")
+    attention = decoder.layers[1].self_attn
+    np.testing.assert_array_equal(
+        stored["model.layers.1.self_attn.k_proj.weight"], np.asarray(attention.k_proj[...]).T
+    )
+    np.testing.assert_array_equal(stored["lm_head.weight"], np.asarray(decoder.lm_head[...]).T)
+    np.testing.assert_array_equal(
+        stored["model.embed_tokens.weight"], np.asarray(decoder.embed_tokens[...])
+    )
+
+
+def test_target_config_json_speaks_hugging_faces_fields(target_folder: Path) -> None:
+    stated = json.loads((target_folder / "config.json").read_text())
+    assert stated["model_type"] == "llama"
+    assert stated["architectures"] == ["LlamaForCausalLM"]
+    assert stated["torch_dtype"] == "float32"
+    for field in (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "rope_theta",
+        "rms_norm_eps",
+        "max_position_embeddings",
+        "tie_word_embeddings",
+    ):
+        assert stated[field] == getattr(CONFIG, field), field
+    assert stated["eos_token_id"] == [2, 7]
+
+
+@pytest.mark.parametrize("tokens", [(), (4,), (2, 7)])
+def test_end_tokens_make_the_round_trip(tmp_path: Path, tokens: tuple[int, ...]) -> None:
+    config = tiny_config(**(vars(CONFIG) | {"eos_token_ids": tokens}))
+    save_target(random_target(config), tmp_path)
+    assert load_target(tmp_path).config.eos_token_ids == tokens
+
+
+@pytest.mark.parametrize(
+    ("stated", "generation", "expected"),
+    [(5, None, (5,)), ([5, 6], None, (5, 6)), (None, None, ()), (5, {"eos_token_id": [5, 9]}, (5, 9))],
+)
+def test_end_tokens_are_read_where_hugging_face_keeps_them(
+    target_folder: Path,
+    stated: int | list[int] | None,
+    generation: dict[str, Any] | None,
+    expected: tuple[int, ...],
+) -> None:
+    change_json(target_folder / "config.json", eos_token_id=stated)
+    if generation is not None:
+        (target_folder / "generation_config.json").write_text(json.dumps(generation))
+    assert load_target(target_folder).config.eos_token_ids == expected
+
+
+def test_a_target_is_converted_to_the_dtype_asked_for(target_folder: Path) -> None:
+    assert_same(load_target(target_folder), cast(random_target(CONFIG), jnp.bfloat16))
+    assert_same(load_target(target_folder, dtype="float32"), random_target(CONFIG))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_theta": ..., "rope_parameters": {"rope_theta": 5000.0, "rope_type": "default"}},
+        {"rope_theta": 5000},
+        {"rope_scaling": None},
+        {"rope_scaling": {"rope_type": "default"}},
+        {"attention_bias": ..., "mlp_bias": ..., "hidden_act": ...},
+    ],
+    ids=["transformers 5", "a whole number", "no scaling", "default scaling", "usual defaults"],
+)
+def test_config_json_may_be_spelt_in_several_ways(
+    target_folder: Path, changes: dict[str, Any]
+) -> None:
+    change_json(target_folder / "config.json", **changes)
+    assert load_target(target_folder).config == CONFIG
+
+
+def test_head_dimension_and_key_heads_follow_from_the_rest(tmp_path: Path) -> None:
+    config = tiny_config(**(vars(CONFIG) | {"head_dim": 2, "num_key_value_heads": 4}))
+    save_target(random_target(config), tmp_path)
+    change_json(tmp_path / "config.json", head_dim=..., num_key_value_heads=...)
+    assert load_target(tmp_path).config == config
+
+
+def shard(folder: Path) -> None:
+    """Split the single file into two shards and an index, as transformers does."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    weight_map = {}
+    for number, part in enumerate((names[::2], names[1::2]), start=1):
+        file = f"model-{number:05}-of-00002.safetensors"
+        save_file({name: tensors[name] for name in part}, folder / file)
+        weight_map |= dict.fromkeys(part, file)
+    index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def test_shards_are_read_through_their_index(target_folder: Path) -> None:
+    shard(target_folder)
+    assert_same(load_target(target_folder, dtype="float32"), random_target(CONFIG))
+
+
+# Drafters
+
+
+RNN_SHAPES = {"rnn_u.weight": [D, D], "rnn_u.bias": [D], "rnn_w.weight": [D, D]}
+
+
+@pytest.mark.parametrize(
+    ("exit_dim", "layers", "rnn", "expected"),
+    [
+        (
+            5,
+            2,
+            True,
+            RNN_SHAPES
+            | {
+                "input_proj.weight": [5, 2 * D],
+                "input_proj.bias": [5],
+                "lm_head.0.linear.weight": [5, 5],
+                "lm_head.0.linear.bias": [5],
+                "lm_head.1.linear.weight": [5, 5],
+                "lm_head.1.linear.bias": [5],
+                "lm_head.2.weight": [V, 5],
+            },
+        ),
+        (
+            2 * D,
+            1,
+            True,
+            RNN_SHAPES
+            | {
+                "lm_head.0.linear.weight": [2 * D, 2 * D],
+                "lm_head.0.linear.bias": [2 * D],
+                "lm_head.1.weight": [V, 2 * D],
+            },
+        ),
+        (2 * D, 0, False, {"lm_head.0.weight": [V, 2 * D]}),
+        (
+            D,
+            0,
+            False,
+            {
+                "input_proj.weight": [D, 2 * D],
+                "input_proj.bias": [D],
+                "lm_head.0.weight": [V, D],
+            },
+        ),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_drafters_are_stored_in_apples_layout(
+    tmp_path: Path,
+    exit_dim: int,
+    layers: int,
+    rnn: bool,
+    expected: dict[str, list[int]],
+    dtype: str,
+) -> None:
+    config = DrafterConfig(V, D, exit_dim=exit_dim, num_draft_layers=layers, rnn=rnn)
+    drafter = cast(random_drafter(config), dtype)
+    save_drafter(drafter, tmp_path)
+    code = {"float32": "F32", "bfloat16": "BF16"}[dtype]
+    assert stored_tensors(tmp_path / "model.safetensors") == {
+        name: (code, shape) for name, shape in expected.items()
+    }
+    stated = json.loads((tmp_path / "config.json").read_text())
+    assert stated["model_type"] == "recurrent_drafting_drafter"
+    assert (stated["vocab_size"], stated["hidden_size"]) == (V, D)
+    assert (stated["exit_dim"], stated["num_draft_layers"]) == (exit_dim, layers)
+    assert stated["rnn"] is rnn
+    assert "num_lookback_tokens" in stated
+    assert_same(load_drafter(tmp_path, dtype=dtype), drafter)
+
+
+@pytest.fixture
+def apple_folder(tmp_path: Path) -> Path:
+    """A drafter folder as Apple's PyTorch code leaves it, written by hand: y = W x + b."""
+    random = np.random.default_rng(0)
+    shapes = RNN_SHAPES | {
+        "input_proj.weight": [5, 2 * D],
+        "input_proj.bias": [5],
+        "lm_head.0.linear.weight": [5, 5],
+        "lm_head.0.linear.bias": [5],
+        "lm_head.1.weight": [V, 5],
+    }
+    save_file(
+        {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()},
+        tmp_path / "model.safetensors",
+    )
+    config = {
+        "model_type": "recurrent_drafting_drafter",
+        "vocab_size": V,
+        "hidden_size": D,
+        "exit_dim": 5,
+        "num_draft_layers": 1,
+        "num_lookback_tokens": -1,
+        "rnn": True,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def test_apples_drafters_compute_what_their_matrices_say(apple_folder: Path) -> None:
+    head = load_drafter(apple_folder, dtype="float32").merge()
+    weights = load_file(apple_folder / "model.safetensors")
+    context, state, embedding = np.random.default_rng(1).normal(size=(3, D)).astype(np.float32)
+
+    stepped = oracles.silu(
+        weights["rnn_w.weight"] @ embedding
+        + weights["rnn_u.weight"] @ state
+        + weights["rnn_u.bias"]
+    )
+    np.testing.assert_allclose(
+        head.step(jnp.asarray(state), jnp.asarray(embedding)), stepped, rtol=1e-4, atol=1e-5
+    )
+    x = weights["input_proj.weight"] @ np.concatenate([context, state]) + weights["input_proj.bias"]
+    x = x + oracles.silu(weights["lm_head.0.linear.weight"] @ x + weights["lm_head.0.linear.bias"])
+    np.testing.assert_allclose(
+        head.logits(jnp.asarray(context), jnp.asarray(state)),
+        weights["lm_head.1.weight"] @ x,
+        rtol=1e-4,
+        atol=1e-4,
+    )
+
+
+# Folders that cannot be used
+
+
+def refuse_hub(*arguments: Any, **options: Any) -> str:
+    raise LocalEntryNotFoundError("offline")
+
+
+@pytest.mark.parametrize("load", [load_target, load_drafter])
+@pytest.mark.parametrize("name", ["nobody/nothing", "a/b/c/d"])
+def test_a_name_that_leads_nowhere(
+    monkeypatch: pytest.MonkeyPatch, load: Callable[..., Any], name: str
+) -> None:
+    monkeypatch.setattr(hub, "snapshot_download", refuse_hub)
+    with pytest.raises(InputError, match=f"^'{name}' is neither a folder nor .*\\.$"):
+        load(name)
+
+
+@pytest.mark.parametrize("load", [load_target, load_drafter])
+def test_a_folder_without_config_json(tmp_path: Path, load: Callable[..., Any]) -> None:
+    with pytest.raises(InputError, match=r"config\.json is missing; a model folder needs it\.$"):
+        load(tmp_path)
+
+
+def test_config_json_that_is_no_json(target_folder: Path) -> None:
+    (target_folder / "config.json").write_text('{"model_type": "llama"')
+    with pytest.raises(InputError, match=r"config\.json is not valid JSON: "):
+        load_target(target_folder)
+
+
+def test_config_json_that_is_no_mapping(target_folder: Path) -> None:
+    (target_folder / "config.json").write_text('["llama"]')
+    with pytest.raises(InputError, match=r"config\.json "):
+        load_target(target_folder)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "rope_theta",
+        "rms_norm_eps",
+        "max_position_embeddings",
+    ],
+)
+def test_a_target_constant_that_is_not_stated_is_not_guessed(
+    target_folder: Path, field: str
+) -> None:
+    change_json(target_folder / "config.json", **{field: ...})
+    with pytest.raises(InputError, match=rf"config\.json does not state '{field}'"):
+        load_target(target_folder)
+
+
+@pytest.mark.parametrize(
+    "field", ["vocab_size", "hidden_size", "exit_dim", "num_draft_layers", "rnn"]
+)
+def test_a_drafter_constant_that_is_not_stated_is_not_guessed(
+    apple_folder: Path, field: str
+) -> None:
+    change_json(apple_folder / "config.json", **{field: ...})
+    with pytest.raises(InputError, match=rf"config\.json does not state '{field}'"):
+        load_drafter(apple_folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"model_type": "mistral"}, "model_type 'mistral'; .* 'llama'"),
+        ({"model_type": ...}, "model_type None; .* 'llama'"),
+        ({"attention_bias": True}, "attention_bias=True; .* supports False only"),
+        ({"mlp_bias": True}, "mlp_bias=True; .* supports False only"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu'; .* supports 'silu' only"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config="),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "scaling of type 'llama3'"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "scaling of type 'linear'"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5000.0}},
+            "scaling of type 'yarn'",
+        ),
+        ({"num_key_value_heads": 3}, "num_key_value_heads=3"),
+        ({"eos_token_id": 13}, "eos_token_ids holds 13"),
+    ],
+)
+def test_targets_of_another_kind_are_refused(
+    target_folder: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    change_json(target_folder / "config.json", **changes)
+    with pytest.raises(InputError, match=sentence):
+        load_target(target_folder)
+
+
+def test_a_target_is_no_drafter_and_a_drafter_no_target(
+    target_folder: Path, apple_folder: Path
+) -> None:
+    with pytest.raises(InputError, match="'recurrent_drafting_drafter'; .* 'llama'"):
+        load_target(apple_folder)
+    with pytest.raises(InputError, match="'llama'; .* 'recurrent_drafting_drafter'"):
+        load_drafter(target_folder)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8", "fp32"])
+def test_other_dtypes_are_refused(target_folder: Path, dtype: str) -> None:
+    with pytest.raises(InputError, match=f"dtype '{dtype}' is not supported; use 'float32' or "):
+        load_target(target_folder, dtype=dtype)
+
+
+def test_a_folder_without_weights(target_folder: Path) -> None:
+    (target_folder / "model.safetensors").unlink()
+    with pytest.raises(InputError, match=r"model\.safetensors is missing; .*\.$"):
+        load_target(target_folder)
+
+
+@pytest.mark.parametrize("kept", [0, 5, 100, -10])
+def test_a_truncated_file(target_folder: Path, kept: int) -> None:
+    path = target_folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(InputError, match=r"model\.safetensors is truncated or no safetensors file"):
+        load_target(target_folder)
+
+
+def test_a_missing_weight(target_folder: Path) -> None:
+    path = target_folder / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, path)
+    with pytest.raises(InputError, match=r"no weight 'model\.layers\.1\.mlp\.up_proj\.weight'"):
+        load_target(target_folder)
+
+
+def test_a_weight_of_the_wrong_shape(target_folder: Path) -> None:
+    path = target_folder / "model.safetensors"
+    tensors = load_file(path)
+    # Transposed, a [24, 8] matrix must not slip through either.
+    tensors["model.layers.0.self_attn.q_proj.weight"] = np.zeros((D, 24), np.float32)
+    save_file(tensors, path)
+    with pytest.raises(
+        InputError,
+        match=r"q_proj\.weight' has shape \(8, 24\), config\.json asks for \(24, 8\)\.$",
+    ):
+        load_target(target_folder)
+
+
+def test_a_drafter_wider_than_its_config_says(apple_folder: Path) -> None:
+    change_json(apple_folder / "config.json", exit_dim=6)
+    with pytest.raises(InputError, match=r"has shape .*5.*, config\.json asks for .*6.*\.$"):
+        load_drafter(apple_folder)
+
+
+def test_a_missing_shard(target_folder: Path) -> None:
+    shard(target_folder)
+    (target_folder / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(InputError, match=r"model-00002-of-00002\.safetensors is missing; .*\.$"):
+        load_target(target_folder)
+
+
+def test_a_truncated_shard(target_folder: Path) -> None:
+    shard(target_folder)
+    path = target_folder / "model-00001-of-00002.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(InputError, match=r"model-00001-of-00002\.safetensors is truncated"):
+        load_target(target_folder)
+
+
+def test_an_index_that_forgets_a_weight(target_folder: Path) -> None:
+    shard(target_folder)
+    path = target_folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    del index["weight_map"]["model.norm.weight"]
+    path.write_text(json.dumps(index))
+    with pytest.raises(InputError, match=r"no weight 'model\.norm\.weight'"):
+        load_target(target_folder)
+
+
+def test_an_index_that_points_to_the_wrong_shard(target_folder: Path) -> None:
+    shard(target_folder)
+    path = target_folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    files = {f"model-0000{number}-of-00002.safetensors" for number in (1, 2)}
+    (index["weight_map"]["model.norm.weight"],) = files - {index["weight_map"]["model.norm.weight"]}
+    path.write_text(json.dumps(index))
+    with pytest.raises(InputError, match=r"holds no weight 'model\.norm\.weight', which the index"):
+        load_target(target_folder)
+
+
+def test_an_index_without_a_map(target_folder: Path) -> None:
+    shard(target_folder)
+    (target_folder / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(InputError, match=r"model\.safetensors\.index\.json "):
+        load_target(target_folder)

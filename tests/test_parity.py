@@ -1,0 +1,239 @@
+"""Speculation changes how fast the text arrives, never what it says."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_models import forgetful_target, imitating_drafter, random_drafter, random_target
+
+from redrafter_jax import (
+    DraftConfig,
+    Generation,
+    SamplingConfig,
+    decode,
+    generate,
+    generate_autoregressive,
+)
+from redrafter_jax.drafter import Drafter
+from redrafter_jax.target import Target
+from redrafter_jax.types import Accepted, TokenTree
+
+V = 24
+TREES = {
+    "chain": DraftConfig(beam_width=1, draft_rounds=4),
+    "all nodes": DraftConfig(beam_width=4, draft_rounds=3),
+    "budget": DraftConfig(beam_width=4, draft_rounds=3, num_nodes=7),
+    "final beams": DraftConfig(beam_width=4, draft_rounds=3, final_beams_only=True),
+    "final beams under a budget": DraftConfig(
+        beam_width=4, draft_rounds=3, num_nodes=6, final_beams_only=True
+    ),
+    "deep and sharp": DraftConfig(beam_width=2, draft_rounds=6, num_nodes=9, sharpness=2.5),
+    "root alone": DraftConfig(beam_width=2, draft_rounds=2, num_nodes=1),
+    "whole vocabulary": DraftConfig(beam_width=V, draft_rounds=1),
+}
+# One batch holds all of them: temperatures and filters differ row by row.
+SAMPLINGS = [
+    SamplingConfig(),
+    SamplingConfig(temperature=0.7),
+    SamplingConfig(temperature=1.0),
+    SamplingConfig(temperature=1.3),
+    SamplingConfig(temperature=0.7, top_p=0.9),
+    SamplingConfig(temperature=1.0, top_k=3),
+    SamplingConfig(temperature=1.3, min_p=0.1),
+    SamplingConfig(temperature=1.3, top_k=10, top_p=0.95, min_p=0.02),
+]
+
+
+def pairs() -> dict[str, tuple[Target, Drafter]]:
+    """Drafters that are nearly always, often and nearly never right; all of one structure."""
+    habitual = forgetful_target(memory=0.15)
+    right = imitating_drafter(habitual)
+    return {
+        "good": (habitual, right),
+        "fair": (habitual, imitating_drafter(habitual, corruption=0.5)),
+        "random": (random_target(), random_drafter(right.config)),
+    }
+
+
+PAIRS = pairs()
+
+
+def draw_requests(seed: int) -> dict[str, Any]:
+    """Ragged prompts, limits, sampling and seeds; always of the same compiled shapes."""
+    random = np.random.default_rng(seed)
+    return {
+        "prompts": [
+            random.integers(V, size=random.integers(1, 17)).tolist() for _ in range(4)
+        ],
+        "max_new_tokens": random.integers(1, 41, size=4).tolist(),
+        "sampling": [SAMPLINGS[one] for one in random.integers(len(SAMPLINGS), size=4)],
+        "seeds": random.integers(2**31, size=4).tolist(),
+        "eos_token_ids": [int(random.integers(V))] if random.random() < 0.3 else (),
+    }
+
+
+def plain_and_speculative(
+    target: Target, drafter: Drafter, draft: DraftConfig, requests: dict[str, Any]
+) -> tuple[Generation, Generation]:
+    return (
+        generate_autoregressive(target, **requests),
+        generate(target, drafter, draft=draft, **requests),
+    )
+
+
+@pytest.mark.parametrize("tree", TREES)
+@given(seed=st.integers(0, 2**32 - 1), pair=st.sampled_from(sorted(PAIRS)))
+def test_speculative_text_is_plain_text(tree: str, seed: int, pair: str) -> None:
+    plain, speculative = plain_and_speculative(*PAIRS[pair], TREES[tree], draw_requests(seed))
+    assert speculative.tokens == plain.tokens
+
+
+FULL = {
+    "prompts": [[3, 1, 4], [1], [5, 9, 2, 6, 5, 3, 5], [8, 9]],
+    "max_new_tokens": 40,
+    "seeds": [11, 12, 13, 14],
+    "eos_token_ids": (),
+}
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_long_accepted_paths_do_occur(sampling: SamplingConfig) -> None:
+    # Or else the parity above would say little: only drafts that come true touch the cache.
+    requests = FULL | {"sampling": sampling}
+    plain, speculative = plain_and_speculative(*PAIRS["good"], TREES["all nodes"], requests)
+    assert speculative.tokens == plain.tokens
+    assert speculative.acceptance_length > 2
+    counts = np.asarray(speculative.accept_counts).sum(axis=0)
+    assert (counts > 0).all(), "paths of every length occur"
+
+
+def test_drafts_under_shared_noise_guess_what_will_be_drawn() -> None:
+    # Alone against the noise, a single beam would be right once in a few tokens.
+    requests = FULL | {"sampling": SamplingConfig(temperature=1.0)}
+    plain, speculative = plain_and_speculative(*PAIRS["good"], TREES["chain"], requests)
+    assert speculative.tokens == plain.tokens
+    assert speculative.acceptance_length > 3
+
+
+def test_the_habitual_targets_text_depends_on_more_than_the_current_token() -> None:
+    # Or else a wrong cache would not show in it.
+    plain = generate_autoregressive(PAIRS["good"][0], **FULL)
+    followers: dict[int, set[int]] = {}
+    for row in plain.tokens:
+        for token, follower in zip(row, row[1:], strict=False):
+            followers.setdefault(token, set()).add(follower)
+    assert max(map(len, followers.values())) > 1
+
+
+def test_worse_drafters_cost_calls_but_no_tokens() -> None:
+    requests = FULL | {"sampling": SAMPLINGS[:4]}
+    target = PAIRS["good"][0]
+    random = random_drafter(PAIRS["good"][1].config)
+    drafters = [PAIRS["good"][1], PAIRS["fair"][1], random]
+    results = [
+        generate(target, drafter, draft=TREES["all nodes"], **requests) for drafter in drafters
+    ]
+    assert results[0].tokens == results[1].tokens == results[2].tokens
+    lengths = [result.acceptance_length for result in results]
+    assert lengths[0] > lengths[1] > lengths[2] >= 1
+
+
+def test_a_row_says_the_same_alone_as_in_a_batch() -> None:
+    requests = FULL | {"sampling": SAMPLINGS[2:6]}
+    together = generate(*PAIRS["good"], draft=TREES["budget"], **requests)
+    for row in range(4):
+        alone = generate(
+            *PAIRS["good"],
+            draft=TREES["budget"],
+            prompts=[requests["prompts"][row]],
+            max_new_tokens=40,
+            sampling=[requests["sampling"][row]],
+            seeds=[requests["seeds"][row]],
+            eos_token_ids=(),
+        )
+        assert alone.tokens == [together.tokens[row]]
+        assert alone.steps == [together.steps[row]]
+
+
+def test_rows_may_change_places() -> None:
+    order = [2, 0, 3, 1]
+
+    def shuffle(values: Sequence[Any]) -> list[Any]:
+        return [values[row] for row in order]
+
+    requests = FULL | {"sampling": SAMPLINGS[4:]}
+    straight = generate(*PAIRS["good"], draft=TREES["budget"], **requests)
+    shuffled = generate(
+        *PAIRS["good"],
+        draft=TREES["budget"],
+        **requests
+        | {name: shuffle(requests[name]) for name in ("prompts", "seeds", "sampling")},
+    )
+    assert shuffled.tokens == shuffle(straight.tokens)
+
+
+def test_equal_seeds_say_the_same_and_other_seeds_do_not() -> None:
+    requests = FULL | {
+        "prompts": [[3, 1, 4]] * 4,
+        "sampling": SamplingConfig(temperature=1.0),
+        "seeds": [5, 5, 6, 7],
+    }
+    tokens = generate(*PAIRS["good"], draft=TREES["budget"], **requests).tokens
+    assert tokens[0] == tokens[1]
+    assert tokens[0] != tokens[2] != tokens[3]
+
+
+# Mutations: with these the parity must break, or the tests above prove nothing.
+
+
+def accept_the_first_draft(
+    accept: Callable[..., Accepted],
+) -> Callable[[TokenTree, jax.Array, int], Accepted]:
+    def mutant(tree: TokenTree, chosen: jax.Array, max_path: int) -> Accepted:
+        return accept(tree._replace(tokens=tree.tokens.at[:, 1].set(chosen[:, 0])), chosen, max_path)
+
+    return mutant
+
+
+def commit_the_first_nodes(commit: Callable[..., Any]) -> Callable[..., Any]:
+    def mutant(cache: Any, keys: Any, values: Any, path: jax.Array, count: jax.Array) -> Any:
+        return commit(cache, keys, values, jnp.broadcast_to(jnp.arange(path.shape[1]), path.shape), count)
+
+    return mutant
+
+
+def draw_for_the_step(draw_noise: Callable[..., Any]) -> Callable[..., Any]:
+    def mutant(sampling: Any, positions: jax.Array, count: int, vocab_size: int) -> Any:
+        return draw_noise(sampling, positions // 4 * 4, count, vocab_size)
+
+    return mutant
+
+
+@pytest.mark.parametrize(
+    ("name", "mutate"),
+    [
+        ("accept", accept_the_first_draft),
+        ("commit", commit_the_first_nodes),
+        ("draw_noise", draw_for_the_step),
+    ],
+)
+def test_a_wrong_rule_changes_the_text(
+    monkeypatch: pytest.MonkeyPatch, name: str, mutate: Callable[..., Any]
+) -> None:
+    requests = FULL | {"sampling": SAMPLINGS[:4]}
+    plain = generate_autoregressive(PAIRS["good"][0], **requests)
+    monkeypatch.setattr(decode, name, mutate(getattr(decode, name)))
+    inner = decode.decode.__wrapped__
+
+    # A function of its own, so that no trace of the right rule is reused.
+    def mutated(*arguments: Any, **keywords: Any) -> Any:
+        return inner(*arguments, **keywords)
+
+    monkeypatch.setattr(decode, "decode", jax.jit(mutated, static_argnames="draft"))
+    speculative = generate(*PAIRS["fair"], draft=TREES["all nodes"], **requests)
+    assert speculative.tokens != plain.tokens

@@ -1,0 +1,85 @@
+"""`python -m train.pretrain`: a tokenizer and a small target that others can load."""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import yaml
+from tokenizers import Tokenizer
+from transformers import AutoConfig
+
+from redrafter_jax.hub import load_target
+from train.data import Windows
+from train.pretrain import held_out_loss, main, next_token_loss
+
+SHAPE = {
+    "vocab_size": 300,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "rope_theta": 10000.0,
+    "rms_norm_eps": 1.0e-5,
+    "max_position_embeddings": 32,
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pretrain")
+    for name in ("train.py", "held.py"):
+        lines = [f"def {name[0]}{n}(x):\n    return x + {n}\n" for n in range(300)]
+        (folder / name).write_text("".join(lines))
+    settings = {
+        "target": SHAPE,
+        "data": {"folder": str(folder), "held_out": ["held.py"], "sequence_length": 32},
+        "optimizer": {"learning_rate": 1e-2, "batch_size": 4, "accumulation_steps": 2},
+        "steps": 40,
+        "evaluate_every": 20,
+        "evaluation_windows": 8,
+        "output_dir": str(folder / "target"),
+    }
+    (folder / "pretrain.yaml").write_text(yaml.safe_dump(settings))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["pretrain", "--config", str(folder / "pretrain.yaml")])
+        main()
+    return folder / "target"
+
+
+def test_the_target_learns_what_it_never_saw(exported: Path) -> None:
+    report = json.loads((exported / "pretrain_report.json").read_text())
+    assert report["held_out_loss_nats_per_token"] < 0.7 * math.log(300)
+    assert report["training_tokens"] == 40 * 8 * 32
+
+
+def test_the_folder_is_in_hugging_face_layout(exported: Path) -> None:
+    theirs = AutoConfig.from_pretrained(exported)
+    assert (theirs.model_type, theirs.num_key_value_heads, theirs.head_dim) == ("llama", 1, 8)
+    target = load_target(exported, "float32")
+    assert target.config.eos_token_ids == (0,)
+    assert Tokenizer.from_file(str(exported / "tokenizer.json")).get_vocab_size() <= 300
+
+
+def test_the_loss_is_the_cross_entropy_of_counted_tokens(exported: Path) -> None:
+    target = load_target(exported, "float32")
+    generator = np.random.default_rng(0)
+    tokens = generator.integers(0, 300, (4, 8)).astype(np.int32)
+    mask = generator.random((4, 8)) < 0.5
+    module = target.merge()
+    logits = np.asarray(module.logits(module.forward(jnp.asarray(tokens))[0]), np.float64)
+    log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    terms = [
+        -log_probs[b, t, tokens[b, t + 1]] for b in range(4) for t in range(7) if mask[b, t + 1]
+    ]
+    ours = next_token_loss(target, jnp.asarray(tokens), jnp.asarray(mask))
+    np.testing.assert_allclose(ours, np.mean(terms), rtol=1e-5)
+    np.testing.assert_allclose(
+        held_out_loss(target, Windows(tokens, mask)), np.mean(terms), rtol=1e-5
+    )

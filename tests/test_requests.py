@@ -1,0 +1,211 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tiny_models import tiny_config
+
+from redrafter_jax import (
+    DraftConfig,
+    DrafterConfig,
+    InputError,
+    SamplingConfig,
+    decode,
+    generate,
+    generate_autoregressive,
+    stream,
+)
+from redrafter_jax.drafter import Drafter
+from redrafter_jax.requests import Requests, check_pair, prepare
+from redrafter_jax.target import Target
+
+CONFIG = tiny_config(max_position_embeddings=64, eos_token_ids=(3, 5))
+
+
+def prepared(**changes: Any) -> tuple[Requests, int]:
+    arguments: dict[str, Any] = {
+        "prompts": [[1, 2, 3], [4]],
+        "max_new_tokens": 10,
+        "sampling": None,
+        "seeds": None,
+        "eos_token_ids": None,
+        "max_path": 5,
+    }
+    return prepare(CONFIG, **(arguments | changes))
+
+
+def test_prompts_are_left_aligned_and_counted() -> None:
+    requests, _ = prepared()
+    assert requests.tokens[:, :4].tolist() == [[1, 2, 3, 0], [4, 0, 0, 0]]
+    assert requests.lengths.tolist() == [3, 1]
+    assert requests.limits.tolist() == [13, 11]
+
+
+def test_one_limit_for_all_or_one_per_row() -> None:
+    assert prepared(max_new_tokens=[2, 60])[0].limits.tolist() == [5, 61]
+
+
+def test_a_row_may_fill_every_position_of_the_target() -> None:
+    assert prepared(prompts=[[1] * 60], max_new_tokens=4)[0].limits.tolist() == [64]
+
+
+def test_stop_tokens_are_the_targets_the_callers_or_none() -> None:
+    assert prepared()[0].stop_tokens.tolist() == [[3, 5], [3, 5]]
+    assert prepared(eos_token_ids=[7])[0].stop_tokens.tolist() == [[7], [7]]
+    # -1 is no token: nothing stops the row.
+    assert prepared(eos_token_ids=())[0].stop_tokens.tolist() == [[-1], [-1]]
+
+
+def test_seeds_count_the_rows_unless_given_and_may_be_equal() -> None:
+    assert prepared()[0].sampling.seeds.tolist() == [0, 1]
+    assert prepared(seeds=[9, 9])[0].sampling.seeds.tolist() == [9, 9]
+    assert prepared(seeds=[0, 2**31 - 1])[0].sampling.seeds.tolist() == [0, 2**31 - 1]
+
+
+def test_sampling_is_one_for_all_or_one_per_row() -> None:
+    rows = [SamplingConfig(), SamplingConfig(0.5, top_k=100, top_p=0.25, min_p=0.125)]
+    sampling = prepared(sampling=rows)[0].sampling
+    assert sampling.temperature.tolist() == [0.0, 0.5]
+    # Absent filters keep everything; no more than the vocabulary can be kept.
+    assert sampling.top_k.tolist() == [24, 24]
+    assert sampling.top_p.tolist() == [1.0, 0.25]
+    assert sampling.min_p.tolist() == [0.0, 0.125]
+    sampling = prepared(sampling=SamplingConfig(2.0, top_k=4))[0].sampling
+    assert sampling.temperature.tolist() == [2.0, 2.0]
+    assert sampling.top_k.tolist() == [4, 4]
+
+
+def test_near_equal_requests_have_equal_shapes() -> None:
+    # What is compiled for one serves the other.
+    one, slots = prepared(prompts=[[1] * 5, [2]], max_new_tokens=[7, 20])
+    other, same_slots = prepared(prompts=[[1] * 14, [2] * 3], max_new_tokens=[30, 1])
+    assert one.tokens.shape == other.tokens.shape
+    assert slots == same_slots
+
+
+BAD_REQUESTS = [
+    ({"prompts": []}, r"^There are no prompts; .*\.$"),
+    ({"prompts": [[1], []]}, r"^Prompt 1 is empty; .* at least one token\.$"),
+    (
+        {"prompts": [[1], [2, 24]]},
+        r"^Prompt 1 holds token 24, outside the vocabulary of 24 tokens\.$",
+    ),
+    (
+        {"prompts": [[-1], [2]]},
+        r"^Prompt 0 holds token -1, outside the vocabulary of 24 tokens\.$",
+    ),
+    ({"max_new_tokens": 0}, r"^max_new_tokens of row 0 is 0; it must be 1 or more\.$"),
+    ({"max_new_tokens": [4, -2]}, r"^max_new_tokens of row 1 is -2; it must be 1 or more\.$"),
+    (
+        {"max_new_tokens": [4, 64]},
+        r"^Row 1 asks for 1 prompt and 64 new tokens, but the target has 64 positions; .*\.$",
+    ),
+    (
+        {"prompts": [[1] * 65, [1]], "max_new_tokens": 1},
+        r"^Row 0 asks for 65 prompt and 1 new tokens, but the target has 64 positions; .*\.$",
+    ),
+    ({"max_new_tokens": [4]}, r"^max_new_tokens has 1 entries for 2 prompts; .*\.$"),
+    ({"seeds": [1, 2, 3]}, r"^seeds has 3 entries for 2 prompts; .*\.$"),
+    ({"seeds": []}, r"^seeds has 0 entries for 2 prompts; .*\.$"),
+    ({"seeds": [0, -1]}, r"^The seed of row 1 is -1; it must be in \[0, 2\*\*31\)\.$"),
+    ({"seeds": [2**31, 0]}, r"^The seed of row 0 is 2147483648; it must be in \[0, 2\*\*31\)\.$"),
+    ({"sampling": [SamplingConfig()] * 3}, r"^sampling has 3 entries for 2 prompts; .*\.$"),
+    ({"sampling": []}, r"^sampling has 0 entries for 2 prompts; .*\.$"),
+    (
+        {"eos_token_ids": [1, 24]},
+        r"^eos_token_ids holds token 24, outside the vocabulary of 24 tokens\.$",
+    ),
+    (
+        {"eos_token_ids": [-1]},
+        r"^eos_token_ids holds token -1, outside the vocabulary of 24 tokens\.$",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "sentence"), BAD_REQUESTS)
+def test_bad_requests_get_one_sentence(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        prepared(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "width", "sentence"),
+    [
+        ({"hidden_size": 16}, 4, "^The drafter's hidden_size is 16 and the target's is 32; "),
+        ({"vocab_size": 25}, 4, "^The drafter's vocab_size is 25 and the target's is 24; "),
+        ({}, 25, r"^DraftConfig\.beam_width is 25, more than the vocabulary's 24 tokens\.$"),
+    ],
+)
+def test_drafters_and_drafts_that_do_not_fit_are_refused(
+    changes: dict[str, int], width: int, sentence: str
+) -> None:
+    sizes = {"vocab_size": 24, "hidden_size": 32, "exit_dim": 8, "num_draft_layers": 0}
+    draft = DraftConfig(beam_width=width, draft_rounds=2)
+    with pytest.raises(InputError, match=sentence):
+        check_pair(CONFIG, DrafterConfig(**(sizes | changes)), draft)
+
+
+def test_a_beam_may_be_as_wide_as_the_vocabulary() -> None:
+    drafter = DrafterConfig(24, 32, exit_dim=8, num_draft_layers=0)
+    check_pair(CONFIG, drafter, DraftConfig(beam_width=24, draft_rounds=2))
+
+
+def by_generate(target: Target, drafter: Drafter, **arguments: Any) -> None:
+    generate(target, drafter, **arguments)
+
+
+def by_plain_decoding(target: Target, drafter: Drafter, **arguments: Any) -> None:
+    generate_autoregressive(target, **arguments)
+
+
+def by_stream(target: Target, drafter: Drafter, **arguments: Any) -> None:
+    next(stream(target, drafter, **arguments))
+
+
+@pytest.fixture
+def nothing_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiled(*arguments: Any, **options: Any) -> None:
+        pytest.fail("reached a compiled function")
+
+    monkeypatch.setattr(decode, "prefill", compiled)
+    monkeypatch.setattr(decode, "decode", compiled)
+
+
+@pytest.mark.usefixtures("nothing_compiles")
+@pytest.mark.parametrize("entry", [by_generate, by_plain_decoding, by_stream])
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"prompts": [[]]}, "is empty"),
+        ({"prompts": [[24]]}, "outside the vocabulary"),
+        ({"max_new_tokens": 512}, "512 positions"),
+        ({"seeds": [1, 2]}, "seeds has 2 entries"),
+        ({"eos_token_ids": [99]}, "eos_token_ids holds token 99"),
+    ],
+)
+def test_every_entry_refuses_before_it_compiles(
+    target: Target,
+    drafter: Drafter,
+    entry: Callable[..., None],
+    changes: dict[str, Any],
+    sentence: str,
+) -> None:
+    with pytest.raises(InputError, match=sentence):
+        entry(target, drafter, **({"prompts": [[1, 2]], "max_new_tokens": 4} | changes))
+
+
+@pytest.mark.usefixtures("nothing_compiles")
+@pytest.mark.parametrize("entry", [by_generate, by_stream])
+def test_beams_wider_than_the_vocabulary_are_refused_before_compiling(
+    target: Target, drafter: Drafter, entry: Callable[..., None]
+) -> None:
+    with pytest.raises(InputError, match="beam_width is 25"):
+        entry(target, drafter, prompts=[[1]], max_new_tokens=4, draft=DraftConfig(25, 2))
+
+
+@pytest.mark.usefixtures("nothing_compiles")
+@pytest.mark.parametrize("steps", [0, -1])
+def test_a_stream_that_would_never_advance_is_refused(
+    target: Target, drafter: Drafter, steps: int
+) -> None:
+    with pytest.raises(InputError, match=f"steps_per_yield is {steps}"):
+        by_stream(target, drafter, prompts=[[1]], max_new_tokens=4, steps_per_yield=steps)
