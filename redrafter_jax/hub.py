@@ -51,7 +51,7 @@ def load_drafter(name: str | Path, dtype: DTypeLike = "bfloat16") -> Drafter:
     folder = _locate(name)
     config = read_drafter_config(folder)
     skeleton = nnx.eval_shape(lambda: RecurrentHead(config, rngs=nnx.Rngs(0)))
-    return _load(folder, config, skeleton, _drafter_name, dtype)
+    return _load(folder, config, skeleton, _drafter_name(config), dtype)
 
 
 def save_target(target: Target, folder: Path) -> None:
@@ -93,7 +93,7 @@ def save_drafter(drafter: Drafter, folder: Path) -> None:
         "num_lookback_tokens": -1,
         "rnn": config.rnn,
     }
-    _save(folder, values, drafter.params, _drafter_name)
+    _save(folder, values, drafter.params, _drafter_name(config))
 
 
 def read_target_config(folder: Path) -> TargetConfig:
@@ -188,13 +188,17 @@ def _target_name(name: str) -> str:
     return f"{prefix}{name}.weight"
 
 
-def _drafter_name(name: str) -> str:
-    """Ours: blocks.0.kernel, rnn_u.bias ... Apple's: lm_head.0.linear.weight, rnn_u.bias ..."""
-    name = name.replace("kernel", "weight")
-    parts = name.split(".")
-    if parts[0] == "blocks":
-        return f"lm_head.{parts[1]}.linear.{parts[2]}"
-    return name
+def _drafter_name(config: DrafterConfig) -> Callable[[str], str]:
+    """Ours: blocks.0.kernel, lm_head.kernel ... Apple's: one `lm_head` list holds them all."""
+
+    def stored(name: str) -> str:
+        name = name.replace("kernel", "weight")
+        if name == "lm_head.weight":
+            return f"lm_head.{config.num_draft_layers}.weight"
+        first, *rest = name.split(".")
+        return f"lm_head.{rest[0]}.linear.{rest[1]}" if first == "blocks" else name
+
+    return stored
 
 
 def _load(

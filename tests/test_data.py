@@ -83,20 +83,20 @@ def examples(count: int) -> Windows:
 
 
 def test_an_epoch_sees_every_window_once_in_a_shuffled_order() -> None:
-    batches = make_batches(examples(12), 4, seed=1)
+    batches = make_batches([(examples(12), 1.0)], 4, seed=1)
     epoch = np.concatenate([next(batches)["tokens"][:, 0] for _ in range(3)])
     assert sorted(epoch) == list(range(12))
     assert list(epoch) != list(range(12))
-    again = make_batches(examples(12), 4, seed=1)
+    again = make_batches([(examples(12), 1.0)], 4, seed=1)
     np.testing.assert_array_equal(next(again)["tokens"][:, 0], epoch[:4])
 
 
 def test_a_saved_position_goes_on_with_the_next_batch() -> None:
-    batches = make_batches(examples(10), 4, seed=0)
+    batches = make_batches([(examples(10), 1.0)], 4, seed=0)
     next(batches)
     state = batches.get_state()
     expected = [next(batches)["tokens"] for _ in range(4)]
-    resumed = make_batches(examples(10), 4, seed=0)
+    resumed = make_batches([(examples(10), 1.0)], 4, seed=0)
     resumed.set_state(state)
     for tokens in expected:
         np.testing.assert_array_equal(next(resumed)["tokens"], tokens)
@@ -104,7 +104,7 @@ def test_a_saved_position_goes_on_with_the_next_batch() -> None:
 
 def test_too_few_windows_are_refused() -> None:
     with pytest.raises(InputError, match="gives 3 windows, fewer than a batch of 4"):
-        make_batches(examples(3), 4, seed=0)
+        make_batches([(examples(3), 1.0)], 4, seed=0)
 
 
 def test_the_tokenizer_gives_every_text_back(tokenizer: Tokenizer, tmp_path: Path) -> None:

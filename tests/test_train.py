@@ -23,7 +23,8 @@ from redrafter_jax.target import init_target
 from train.__main__ import main
 from train.config import DrafterSettings, LossSettings, OptimizerSettings
 from train.loop import new_drafter
-from train.step import init_state, make_optimizer, train_step
+from train.optimizer import make_optimizer
+from train.step import init_state, train_step
 from train.tokenizer import save_tokenizer, train_tokenizer
 
 TEXT = "".join(f"def f{n}(x):\n    return x + {n}\n" for n in range(400))
@@ -182,7 +183,7 @@ def one_step(accumulation: int, tokens: np.ndarray, mask: np.ndarray):
     config = TargetConfig(31, 16, 24, 1, 2, 1, 8, 1e4, 1e-5, 64, True, (0,))
     target, drafter = init_target(config, 0), init_drafter(DrafterConfig(31, 16, 16, 1), 0)
     optimizer = make_optimizer(
-        OptimizerSettings(learning_rate=1e-2, batch_size=1, warmup_fraction=0), 10
+        OptimizerSettings(learning_rate=1e-2, batch_size=1, warmup_fraction=0), 10, bool
     )
     shape = (accumulation, -1, tokens.shape[1])
     return train_step(
@@ -212,7 +213,7 @@ def test_accumulation_changes_memory_not_the_step() -> None:
 
 def test_the_schedule_warms_up_then_falls_to_zero_and_gradients_are_clipped() -> None:
     optimizer = make_optimizer(
-        OptimizerSettings(learning_rate=0.1, batch_size=1, warmup_fraction=0.5), 10
+        OptimizerSettings(learning_rate=0.1, batch_size=1, warmup_fraction=0.5), 10, bool
     )
     weight = jnp.ones(1)
     state = optimizer.init(weight)

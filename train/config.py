@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from redrafter_jax.command_line import Settings
 
@@ -14,6 +14,9 @@ class DataSettings(Settings):
     `folder` is a path, or `python:stdlib` for the standard library of the running Python.
     Globs are relative to it; a file is training data if it matches `include` and neither
     `exclude` nor `held_out`.
+
+    `token_files` are JSON lines `{"input_ids": [...], "loss_mask": [...]}`, such as
+    `train.regenerate` writes; where there are any, `token_share` of the examples come from them.
     """
 
     folder: str
@@ -22,11 +25,17 @@ class DataSettings(Settings):
     held_out: list[str] = []
     sequence_length: PositiveInt
     shuffle_seed: int = 0
+    token_files: list[Path] = []
+    token_share: float = Field(default=0.5, gt=0, lt=1)
 
 
 class OptimizerSettings(Settings):
-    """AdamW with a linear warm-up and a cosine decay to zero."""
+    """A linear warm-up and a cosine decay to zero of AdamW or Muon.
 
+    `rule: muon` updates hidden matrices by Muon and the rest by AdamW; it needs fewer tokens.
+    """
+
+    rule: Literal["adamw", "muon"] = "adamw"
     learning_rate: PositiveFloat
     warmup_fraction: float = Field(default=0.1, ge=0, le=1)
     weight_decay: float = Field(default=0.0, ge=0)
@@ -66,6 +75,23 @@ class PretrainSettings(Settings):
     evaluation_windows: PositiveInt = 64
     output_dir: Path
     export_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+
+
+class RegenerateSettings(Settings):
+    """`python -m train.regenerate`: the target's own continuations of its training text.
+
+    Continuation i starts after `prompt_tokens` tokens of a window and is drawn with seed i at
+    `temperatures[i % len(temperatures)]`.
+    """
+
+    target: Path
+    target_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    data: DataSettings
+    prompt_tokens: PositiveInt
+    count: PositiveInt
+    batch_size: PositiveInt
+    temperatures: list[NonNegativeFloat] = Field(default=[0.0], min_length=1)
+    output: Path
 
 
 class DrafterSettings(Settings):

@@ -1,5 +1,6 @@
 """From text files to batches: documents, windows of tokens with a loss mask, a grain pipeline."""
 
+import json
 import sysconfig
 from collections.abc import Sequence
 from fnmatch import fnmatch
@@ -11,6 +12,8 @@ import numpy as np
 from jaxtyping import Bool, Int
 from tokenizers import Tokenizer
 
+from redrafter_jax.command_line import load_tokenizer
+from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
 from train.config import DataSettings
 
@@ -88,27 +91,107 @@ def make_windows(
     return Windows(np.concatenate(tokens), np.concatenate(masks))
 
 
-def make_batches(windows: Windows, batch_size: int, seed: int) -> grain.DatasetIterator[Batch]:
-    """An endless, shuffled, deterministic iterator whose position can be saved and restored.
+def text_windows(settings: DataSettings, folder: Path, config: TargetConfig) -> Windows:
+    """The windows of the training documents, in the tokens of the target in `folder`.
 
     Raises:
-      InputError: there are fewer windows than one batch holds.
+      InputError: tokenizer and target do not belong together, or the data cannot be read.
     """
-    count = len(windows.tokens)
-    if count < batch_size:
+    tokenizer = load_tokenizer(folder)
+    if tokenizer.get_vocab_size() > config.vocab_size:
         raise InputError(
-            f"The data gives {count} windows, fewer than a batch of {batch_size}; lower "
-            "optimizer.batch_size or data.sequence_length."
+            f"{folder} has a tokenizer of {tokenizer.get_vocab_size()} tokens and a model of "
+            f"{config.vocab_size}; they do not belong together."
         )
-    dataset = (
-        grain.MapDataset.range(count)
+    length, positions = settings.sequence_length, config.max_position_embeddings
+    if length > positions:
+        raise InputError(
+            f"data.sequence_length is {length}, but the target has {positions} positions; lower it."
+        )
+    if not config.eos_token_ids:
+        raise InputError(f"{folder} states no eos_token_id to separate documents with.")
+    return make_windows(read_documents(settings), tokenizer, config.eos_token_ids[0], length)
+
+
+def read_token_files(
+    paths: Sequence[Path], vocab_size: int, end_token: int, length: int
+) -> Windows:
+    """Examples that are tokens already, one JSON line each, padded to `length`.
+
+    Raises:
+      InputError: a file cannot be read, or a row is malformed, too long, outside the vocabulary,
+        or counts no token; the message names the file and the line.
+    """
+    tokens, masks = [], []
+    for path in paths:
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except OSError as error:
+            raise InputError(f"Cannot read data.token_files {path}: {error.strerror}.") from None
+        for number, line in enumerate(lines, start=1):
+            ids, mask = _parse_tokens(line, f"{path}, line {number}", vocab_size, length)
+            padding = length - len(ids)
+            tokens.append(np.pad(ids, (0, padding), constant_values=end_token))
+            masks.append(np.pad(mask, (0, padding)))
+    if not tokens:
+        raise InputError("data.token_files hold no rows; add some or leave them out.")
+    return Windows(np.stack(tokens), np.stack(masks))
+
+
+def make_batches(
+    sources: Sequence[tuple[Windows, float]], batch_size: int, seed: int
+) -> grain.DatasetIterator[Batch]:
+    """An endless, shuffled, deterministic iterator whose position can be saved and restored.
+
+    Args:
+      sources: examples and the share of every source in the mixture; each is shuffled and
+        repeated by itself.
+      batch_size: examples per batch.
+      seed: of the shuffling.
+
+    Raises:
+      InputError: a source has fewer windows than one batch holds.
+    """
+    for windows, _ in sources:
+        if len(windows.tokens) < batch_size:
+            raise InputError(
+                f"The data gives {len(windows.tokens)} windows, fewer than a batch of "
+                f"{batch_size}; lower optimizer.batch_size or data.sequence_length."
+            )
+    datasets = [_examples(windows, seed) for windows, _ in sources]
+    mixed = grain.MapDataset.mix(datasets, weights=[share for _, share in sources])
+    return iter(mixed.batch(batch_size).to_iter_dataset())
+
+
+def _examples(windows: Windows, seed: int) -> grain.MapDataset[Batch]:
+    return (
+        grain.MapDataset.range(len(windows.tokens))
         .seed(seed)
         .shuffle()
         .repeat()
         .map(lambda i: Batch(tokens=windows.tokens[i], loss_mask=windows.loss_mask[i]))
-        .batch(batch_size)
     )
-    return iter(dataset.to_iter_dataset())
+
+
+def _parse_tokens(
+    line: str, place: str, vocab_size: int, length: int
+) -> tuple[Int[np.ndarray, " t"], Bool[np.ndarray, " t"]]:
+    try:
+        row = json.loads(line)
+        ids, mask = np.asarray(row["input_ids"]), np.asarray(row["loss_mask"])
+    except (json.JSONDecodeError, KeyError, TypeError, ValueError):
+        raise InputError(f"{place} is no row of input_ids and loss_mask.") from None
+    if ids.ndim != 1 or ids.dtype.kind != "i" or ids.shape != mask.shape:
+        raise InputError(f"{place}: input_ids and loss_mask are not two equally long lists.")
+    if not np.isin(mask, (0, 1)).all() or not mask.any():
+        raise InputError(f"{place}: loss_mask holds other values than 0 and 1, or no 1.")
+    if len(ids) > length:
+        raise InputError(
+            f"{place} has {len(ids)} tokens, but data.sequence_length is {length}; raise it."
+        )
+    if ids.min() < 0 or ids.max() >= vocab_size:
+        raise InputError(f"{place} holds a token outside the vocabulary of {vocab_size} tokens.")
+    return ids.astype(np.int32), mask.astype(bool)
 
 
 def _resolve_folder(folder: str) -> Path:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from redrafter_jax.checkpoint import open_checkpoints, restore_latest, save
-from redrafter_jax.command_line import dump_settings, load_tokenizer
+from redrafter_jax.command_line import dump_settings
 from redrafter_jax.config import DrafterConfig
 from redrafter_jax.drafter import Drafter, init_drafter
 from redrafter_jax.errors import InputError
@@ -16,9 +16,10 @@ from redrafter_jax.hub import load_target, save_drafter
 from redrafter_jax.model import Model
 from redrafter_jax.target import Target
 from train.config import DrafterSettings, TrainSettings
-from train.data import Windows, make_batches, make_windows, read_documents
+from train.data import Windows, make_batches, read_token_files, text_windows
 from train.metrics import MetricsLog, summary, to_scalars
-from train.step import init_state, make_optimizer, train_step
+from train.optimizer import make_optimizer
+from train.step import init_state, train_step
 
 # Settings that may change between a run and its continuation: they do not touch the parameters.
 _FREE_SETTINGS = {
@@ -39,13 +40,15 @@ def train(settings: TrainSettings, console: Console) -> Path:
       InputError: the target, the data or a checkpoint does not fit the settings.
     """
     target = load_target(settings.target, settings.target_dtype)
-    windows = load_windows(settings, target)
+    sources = load_sources(settings, target)
     drafter = new_drafter(target, settings.drafter, settings.seed)
-    optimizer = make_optimizer(settings.optimizer, settings.steps)
+    optimizer = make_optimizer(
+        settings.optimizer, settings.steps, lambda name: not name.startswith("lm_head")
+    )
     state = init_state(drafter, optimizer)
     accumulation = settings.optimizer.accumulation_steps
     rows = settings.optimizer.batch_size * accumulation
-    batches = make_batches(windows, rows, settings.data.shuffle_seed)
+    batches = make_batches(sources, rows, settings.data.shuffle_seed)
     folder = settings.output_dir
 
     with open_checkpoints(folder / "checkpoints", settings.checkpoints_kept) as checkpoints:
@@ -99,31 +102,26 @@ def train(settings: TrainSettings, console: Console) -> Path:
     return exported
 
 
-def load_windows(settings: TrainSettings, target: Target) -> Windows:
-    """The training examples, in the target's own tokens.
+def load_sources(settings: TrainSettings, target: Target) -> list[tuple[Windows, float]]:
+    """The training examples, in the target's own tokens, and their shares.
 
     Raises:
       InputError: the tokenizer does not fit the target, or the data cannot be read.
     """
-    tokenizer = load_tokenizer(settings.target)
-    if tokenizer.get_vocab_size() > target.config.vocab_size:
-        raise InputError(
-            f"{settings.target} has a tokenizer of {tokenizer.get_vocab_size()} tokens and a model "
-            f"of {target.config.vocab_size}; they do not belong together."
-        )
-    length, positions = settings.data.sequence_length, target.config.max_position_embeddings
-    if length > positions:
-        raise InputError(
-            f"data.sequence_length is {length}, but the target has {positions} positions; lower it."
-        )
-    if length < settings.draft_rounds + 2:
-        raise InputError(
-            f"data.sequence_length is {length}, too short for {settings.draft_rounds} draft rounds."
-        )
-    if not target.config.eos_token_ids:
-        raise InputError(f"{settings.target} states no eos_token_id to separate documents with.")
-    documents = read_documents(settings.data)
-    return make_windows(documents, tokenizer, target.config.eos_token_ids[0], length)
+    length, rounds = settings.data.sequence_length, settings.draft_rounds
+    if length < rounds + 2:
+        raise InputError(f"data.sequence_length is {length}, too short for {rounds} draft rounds.")
+    texts = text_windows(settings.data, settings.target, target.config)
+    if not settings.data.token_files:
+        return [(texts, 1.0)]
+    tokens = read_token_files(
+        settings.data.token_files,
+        target.config.vocab_size,
+        target.config.eos_token_ids[0],
+        length,
+    )
+    share = settings.data.token_share
+    return [(texts, 1 - share), (tokens, share)]
 
 
 def new_drafter(target: Target, settings: DrafterSettings, seed: int) -> Drafter:

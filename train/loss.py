@@ -77,8 +77,7 @@ def round_sums(
         def part(values: Array, offset: int, length: int = chunk_length) -> Array:
             return jax.lax.dynamic_slice_in_dim(values, start + offset, length, axis=1)
 
-        teacher = target.logits(part(hidden, 1, chunk_length + rounds - 1))
-        teacher = jax.lax.stop_gradient(jax.nn.log_softmax(teacher))
+        teacher = _Teacher.of(target.logits(part(hidden, 1, chunk_length + rounds - 1)))
         context = part(hidden, 0)
         state = jnp.zeros_like(context)
         sums = []
@@ -87,7 +86,7 @@ def round_sums(
             sums.append(
                 _prediction_sums(
                     drafter.logits(context, state),
-                    teacher[:, i : i + chunk_length],
+                    jax.tree.map(lambda leaf: leaf[:, i : i + chunk_length], teacher),  # noqa: B023
                     part(tokens, 2 + i),
                     part(loss_mask, 2 + i),
                 )
@@ -103,21 +102,41 @@ def round_sums(
     return total
 
 
+class _Teacher(NamedTuple):
+    """The target's distribution of the token after each position."""
+
+    probabilities: Float[Array, "B C V"]
+    entropy: Float[Array, "B C"]
+    best: Int[Array, "B C"]
+
+    @classmethod
+    def of(cls, logits: Float[Array, "B C V"]) -> "_Teacher":
+        log_probs = jax.lax.stop_gradient(jax.nn.log_softmax(logits))
+        probabilities = jnp.exp(log_probs)
+        entropy = -jnp.sum(probabilities * log_probs, axis=-1)
+        return cls(probabilities, entropy, jnp.argmax(log_probs, axis=-1))
+
+
 def _prediction_sums(
     logits: Float[Array, "B C V"],
-    teacher: Float[Array, "B C V"],
+    teacher: _Teacher,
     labels: Int[Array, "B C"],
     mask: Bool[Array, "B C"],
 ) -> RoundSums:
-    log_probs = jax.nn.log_softmax(logits)
-    label_log_probs = jnp.take_along_axis(log_probs, labels[..., None], axis=-1)
-    rank = (log_probs > label_log_probs).sum(axis=-1)
-    divergence = jnp.sum(jnp.exp(teacher) * (teacher - log_probs), axis=-1)
-    agrees = log_probs.argmax(axis=-1) == teacher.argmax(axis=-1)
+    """Sums of one round, with as few passes over V as the measures need."""
+    normaliser = jax.nn.logsumexp(logits, axis=-1)
+    label_logits = _pick(logits, labels)
+    rank = (logits > label_logits[..., None]).sum(axis=-1)
+    cross_entropy = normaliser - jnp.sum(teacher.probabilities * logits, axis=-1)
+    agrees = _pick(logits, teacher.best) >= logits.max(axis=-1)
     among = rank[..., None] < jnp.arange(1, TOP + 1)
     return RoundSums(
-        hard=-jnp.sum(label_log_probs[..., 0] * mask),
-        soft=jnp.sum(divergence * mask),
+        hard=jnp.sum((normaliser - label_logits) * mask),
+        soft=jnp.sum((cross_entropy - teacher.entropy) * mask),
         top=jnp.sum(among & mask[..., None], axis=(0, 1)).astype(jnp.float32),
         agreement=jnp.sum(agrees & mask).astype(jnp.float32),
     )
+
+
+def _pick(logits: Float[Array, "B C V"], tokens: Int[Array, "B C"]) -> Float[Array, "B C"]:
+    return jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]

@@ -1,14 +1,13 @@
 """`python -m train.pretrain --config configs/demo_target.yaml`: a small target from text files.
 
 The demo needs a real language model that is small enough to be kept beside the code; this trains
-it. Matrices are updated by Muon, everything else by AdamW: on a corpus this small the loss after a
-given number of tokens decides, and Muon needs fewer.
+it.
 """
 
 import json
 import time
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +28,9 @@ from redrafter_jax.config import TargetConfig
 from redrafter_jax.hub import save_target
 from redrafter_jax.model import Model
 from redrafter_jax.target import Target, init_target
-from train.config import OptimizerSettings, PretrainSettings
+from train.config import PretrainSettings
 from train.data import Windows, make_batches, make_windows, read_documents
+from train.optimizer import make_optimizer
 from train.tokenizer import save_tokenizer, train_tokenizer
 
 _END_TOKEN = 0
@@ -54,33 +54,6 @@ def next_token_loss(
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
     weights = loss_mask[:, 1:]
     return jnp.sum(losses * weights) / jnp.maximum(weights.sum(), 1)
-
-
-def make_optimizer(settings: OptimizerSettings, steps: int) -> optax.GradientTransformation:
-    """Muon for the layers' matrices, AdamW for the rest, under one warm-up cosine schedule."""
-    schedule = optax.warmup_cosine_decay_schedule(
-        0.0, settings.learning_rate, int(settings.warmup_fraction * steps), steps
-    )
-
-    def matrices(params: Any) -> Any:
-        dimensions = optax.contrib.MuonDimensionNumbers(reduction_axis=0, output_axis=1)
-        return jax.tree.map_with_path(
-            lambda path, leaf: dimensions if leaf.ndim == 2 and "layers" in str(path[0]) else None,
-            params,
-        )
-
-    return optax.chain(
-        optax.clip_by_global_norm(settings.clip_norm),
-        optax.contrib.muon(
-            schedule,
-            weight_decay=settings.weight_decay,
-            adam_b1=settings.beta1,
-            adam_b2=settings.beta2,
-            adam_learning_rate=schedule,
-            muon_weight_dimension_numbers=matrices,
-            consistent_rms=0.2,
-        ),
-    )
 
 
 @partial(jax.jit, static_argnames="optimizer", donate_argnames="state")
@@ -139,12 +112,13 @@ def main() -> None:
 
     config = TargetConfig(**settings.target.model_dump(), eos_token_ids=(_END_TOKEN,))
     target = init_target(config, settings.seed)
-    optimizer = make_optimizer(settings.optimizer, settings.steps)
+    optimizer = make_optimizer(
+        settings.optimizer, settings.steps, lambda name: name.startswith("layers")
+    )
     state = PretrainState(target.params, optimizer.init(target.params))
     group = settings.optimizer.accumulation_steps
-    batches = make_batches(
-        windows, settings.optimizer.batch_size * group, settings.data.shuffle_seed
-    )
+    rows = settings.optimizer.batch_size * group
+    batches = make_batches([(windows, 1.0)], rows, settings.data.shuffle_seed)
 
     def current() -> Target:
         return Model(config, target.graphdef, state.params)

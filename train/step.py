@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.target import Target
-from train.config import LossSettings, OptimizerSettings
+from train.config import LossSettings
 from train.loss import TOP, RoundSums, count_positions, round_sums
 
 
@@ -33,22 +33,6 @@ class StepMetrics(NamedTuple):
     loss: Float[Array, ""]
     rounds: RoundSums
     gradient_norm: Float[Array, ""]
-
-
-def make_optimizer(settings: OptimizerSettings, steps: int) -> optax.GradientTransformation:
-    """AdamW with clipping, a linear warm-up and a cosine decay to zero over `steps`."""
-    schedule = optax.warmup_cosine_decay_schedule(
-        0.0, settings.learning_rate, int(settings.warmup_fraction * steps), steps
-    )
-    return optax.chain(
-        optax.clip_by_global_norm(settings.clip_norm),
-        optax.adamw(
-            schedule,
-            b1=settings.beta1,
-            b2=settings.beta2,
-            weight_decay=settings.weight_decay,
-        ),
-    )
 
 
 def init_state(drafter: Drafter, optimizer: optax.GradientTransformation) -> TrainState:
@@ -81,7 +65,7 @@ def train_step(
       loss_mask: True where predicting the token counts.
       rounds: R.
       loss_settings: weights and chunk length.
-      optimizer: from `make_optimizer`.
+      optimizer: from `train.optimizer.make_optimizer`.
     """
     decoder = target.merge()
     counts = jax.vmap(lambda mask: count_positions(mask, rounds))(loss_mask).sum(axis=0)

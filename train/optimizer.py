@@ -1,0 +1,65 @@
+"""The optimizers of training and pre-training: clipping, then AdamW or Muon, one schedule."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+
+from train.config import OptimizerSettings
+
+IsMatrix = Callable[[str], bool]
+
+# Muon's updates scaled to the size of AdamW's, so that one learning rate suits both
+# (arXiv 2502.16982, section 2.2).
+_MUON_RMS = 0.2
+
+
+def make_optimizer(
+    settings: OptimizerSettings, steps: int, is_hidden: IsMatrix
+) -> optax.GradientTransformation:
+    """Clipping by global norm, then the chosen rule under a warm-up cosine schedule.
+
+    Args:
+      settings: rule, rates and clipping.
+      steps: length of the schedule, which falls to zero.
+      is_hidden: given the dotted name of a two-dimensional parameter, whether it is a hidden
+        matrix; Muon updates those, AdamW all other parameters.
+    """
+    schedule = optax.warmup_cosine_decay_schedule(
+        0.0, settings.learning_rate, int(settings.warmup_fraction * steps), steps
+    )
+    return optax.chain(
+        optax.clip_by_global_norm(settings.clip_norm), _rule(settings, schedule, is_hidden)
+    )
+
+
+def _rule(
+    settings: OptimizerSettings, schedule: optax.Schedule, is_hidden: IsMatrix
+) -> optax.GradientTransformation:
+    if settings.rule == "adamw":
+        return optax.adamw(
+            schedule,
+            b1=settings.beta1,
+            b2=settings.beta2,
+            weight_decay=settings.weight_decay,
+        )
+
+    def dimensions(params: Any) -> Any:
+        matrix = optax.contrib.MuonDimensionNumbers(reduction_axis=0, output_axis=1)
+
+        def choose(path: tuple[Any, ...], leaf: jax.Array) -> Any:
+            name = jax.tree_util.keystr(path, simple=True, separator=".")
+            return matrix if leaf.ndim == 2 and is_hidden(name) else None
+
+        return jax.tree.map_with_path(choose, params)
+
+    return optax.contrib.muon(
+        schedule,
+        weight_decay=settings.weight_decay,
+        adam_b1=settings.beta1,
+        adam_b2=settings.beta2,
+        adam_learning_rate=schedule,
+        muon_weight_dimension_numbers=dimensions,
+        consistent_rms=_MUON_RMS,
+    )

@@ -1,0 +1,113 @@
+"""`python -m train.regenerate --config configs/x.yaml`: training data in the target's own words.
+
+A drafter guesses what the target writes, not what people wrote. This lets the target continue
+pieces of its training text with our own decoder and keeps the continuations as token rows that
+`data.token_files` of a training config reads. A run that was stopped goes on after its last row.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int
+from rich.console import Console
+from rich.progress import track
+
+from redrafter_jax.command_line import parse_settings, run
+from redrafter_jax.config import SamplingConfig
+from redrafter_jax.decode import generate_autoregressive
+from redrafter_jax.errors import InputError
+from redrafter_jax.hub import load_target
+from redrafter_jax.target import Target
+from train.config import RegenerateSettings
+from train.data import Windows, text_windows
+
+
+def choose_prompts(
+    windows: Windows, prompt_tokens: int, count: int, seed: int
+) -> Int[np.ndarray, "count prompt"]:
+    """The beginnings of `count` windows that are full of text, none of them twice.
+
+    Raises:
+      InputError: there are fewer full windows.
+    """
+    full = np.flatnonzero(windows.loss_mask[:, 1:].all(axis=1))
+    if len(full) < count:
+        raise InputError(
+            f"count is {count}, but the data gives {len(full)} full windows; lower it."
+        )
+    chosen = np.random.default_rng(seed).permutation(full)[:count]
+    return windows.tokens[chosen, :prompt_tokens]
+
+
+def continue_prompts(
+    target: Target,
+    prompts: Int[np.ndarray, "count prompt"],
+    settings: RegenerateSettings,
+    done: int,
+) -> Iterator[list[str]]:
+    """JSON rows of the continuations from number `done` on, a batch at a time."""
+    new_tokens = settings.data.sequence_length - settings.prompt_tokens
+    temperatures = settings.temperatures
+    for start in range(done, settings.count, settings.batch_size):
+        seeds = range(start, min(start + settings.batch_size, settings.count))
+        batch = prompts[start : seeds.stop].tolist()
+        result = generate_autoregressive(
+            target,
+            batch,
+            max_new_tokens=new_tokens,
+            sampling=[SamplingConfig(temperatures[seed % len(temperatures)]) for seed in seeds],
+            seeds=seeds,
+        )
+        yield [
+            json.dumps(
+                {
+                    "seed": seed,
+                    "temperature": temperatures[seed % len(temperatures)],
+                    "input_ids": prompt + tokens,
+                    "loss_mask": [0] * len(prompt) + [1] * len(tokens),
+                },
+                separators=(",", ":"),
+            )
+            for seed, prompt, tokens in zip(seeds, batch, result.tokens, strict=True)
+        ]
+
+
+def main() -> None:
+    """Continue the prompts and append the rows to the output, whole batches only."""
+    settings = parse_settings(RegenerateSettings, "Continue training text with the target.")
+    if settings.prompt_tokens >= settings.data.sequence_length:
+        raise InputError(
+            f"prompt_tokens is {settings.prompt_tokens}, which leaves nothing to write of "
+            f"data.sequence_length={settings.data.sequence_length}."
+        )
+    target = load_target(settings.target, settings.target_dtype)
+    windows = text_windows(settings.data, settings.target, target.config)
+    prompts = choose_prompts(
+        windows, settings.prompt_tokens, settings.count, settings.data.shuffle_seed
+    )
+    done = _count_rows(settings.output)
+    batches = -(-max(settings.count - done, 0) // settings.batch_size)
+    console = Console(stderr=True)
+    rows = continue_prompts(target, prompts, settings, done)
+    with settings.output.open("a", encoding="utf-8") as output:
+        for batch in track(rows, "regenerate", batches, console=console):
+            output.write("".join(f"{row}\n" for row in batch))
+            output.flush()
+    console.print(f"{settings.count} rows in {settings.output}")
+
+
+def _count_rows(path: Path) -> int:
+    """Rows that are there already; a row cut short by a kill is removed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.is_file():
+        return 0
+    whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
+    lines = whole.splitlines()
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return len(lines)
+
+
+if __name__ == "__main__":
+    run(main)
