@@ -51,7 +51,7 @@ def evaluate(arguments: Sequence[str] | None = None) -> None:
         settings.first_seed,
         settings.max_new_tokens,
         settings.sampling.build(),
-        () if settings.stop == "never" else None,
+        settings.eos_token_ids,
     )
     speculative, plain = Method(target, drafter, draft), Method(target, None, None)
 

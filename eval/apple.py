@@ -6,10 +6,11 @@
 `--torch-python` is a Python with PyTorch and the packages that apple_worker.py names;
 `--repository` is a clone of https://github.com/apple/ml-recurrent-drafter. Both sides decode
 greedily in float32, one prompt at a time, with a tree of Apple's making (`final_beams_only`, all
-nodes), and never stop before `--max-new-tokens`. Apple's drafter scores beams over its 50 best
-tokens where ours normalises over all, so that trees, and with them the number of target calls,
-can differ a little; `--full-vocabulary` drops that cut. The two take turns on the same CPU cores, so
+nodes), and never stop before `--max-new-tokens`. The two take turns on the same CPU cores, so
 that a slow minute of the machine hits both, and whoever is not measured waits for input.
+
+Apple's drafter normalises scores over its 50 best tokens, ours over all of them, so that trees
+and with them the number of target calls differ here and there; `--full-vocabulary` drops that cut.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Decode with Apple's PyTorch ReDrafter, one JSON request at a time.
 
 `python -m eval.apple` starts this script under *another* Python, one that has PyTorch, a
-transformers that Apple's code can use (4.47.1 is known to work) and the packages Apple's code
+transformers that Apple's code can use (4.47.1 and 4.57.1 do, 5 does not) and the packages its code
 imports (jsonlines, tabulate). It therefore imports nothing of this project. Apple's code itself
 comes, unmodified, from a clone of https://github.com/apple/ml-recurrent-drafter.
 

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int
 
 from redrafter_jax.config import DraftConfig, SamplingConfig
-from redrafter_jax.decode import decode, prefill
+from redrafter_jax.decode import collect, decode, prefill
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.requests import Requests, prepare
 from redrafter_jax.target import Target
@@ -45,7 +45,7 @@ class Run(NamedTuple):
     """
 
     tokens: list[list[int]]
-    steps: Int[np.ndarray, " B"]
+    steps: list[int]
     accept_counts: Int[np.ndarray, "B P"]
     prefill_seconds: float
     decode_seconds: float
@@ -145,15 +145,12 @@ def decode_batch(method: Method, batch: Batch) -> Run:
     state = jax.block_until_ready(state)
     prefilled = time.perf_counter()
     state = decode(target, drafter, state, slots, draft=draft)
-    tokens, lengths, stats = jax.device_get((state.tokens, state.cache.lengths, state.stats))
+    result = collect(state, batch.prompts)
     ended = time.perf_counter()
     return Run(
-        tokens=[
-            row[len(prompt) : length + 1].tolist()
-            for row, prompt, length in zip(tokens, batch.prompts, lengths, strict=True)
-        ],
-        steps=stats.steps,
-        accept_counts=stats.accept_counts,
+        tokens=result.tokens,
+        steps=result.steps,
+        accept_counts=result.accept_counts,
         prefill_seconds=prefilled - started,
         decode_seconds=ended - prefilled,
     )

@@ -78,3 +78,8 @@ class EvalSettings(Settings):
     warm_ups: PositiveInt = 3
     stop: Literal["eos", "never"] = "eos"
     report_dir: Path
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...] | None:
+        """What `redrafter_jax.generate` takes: None for the target's own, () for none."""
+        return () if self.stop == "never" else None

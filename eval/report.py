@@ -130,8 +130,8 @@ def _prompt_rows(
                 "batch": batch,
                 "prompt_tokens": len(tokens),
                 "new_tokens": len(speculative.tokens[row]),
-                "target_calls": int(speculative.steps[row]),
-                "autoregressive_target_calls": int(plain.steps[row]),
+                "target_calls": speculative.steps[row],
+                "autoregressive_target_calls": plain.steps[row],
                 "acceptance_length": acceptance_length(speculative.accept_counts[row]),
                 "accept_counts": speculative.accept_counts[row].tolist(),
                 "identical": divergence is None,
@@ -184,7 +184,7 @@ def _call_times(pairs: Sequence[Pair]) -> dict[str, float | None]:
         "": [pair.speculative for pair in pairs],
         "autoregressive_": [pair.plain for pair in pairs],
     }.items():
-        calls = _rates(runs, lambda run: int(run.steps.max()), lambda run: run.decode_seconds)
+        calls = _rates(runs, lambda run: max(run.steps), lambda run: run.decode_seconds)
         middle = spread(1000 / calls)
         times[f"{prefix}milliseconds_per_target_call"] = middle.median if middle else None
     return times

@@ -6,15 +6,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-LEGEND = """\
-acceptance length   Tokens per target call. Plain decoding has 1.00; published ReDrafter heads for
-                    7B chat models reach 2.2 with one beam and about 4 with wide ones. Near 1 after
-                    a training that went well: the drafter belongs to another target, or prompts
-                    are tokenised or templated differently than in training.
-rate per depth      Of drafts whose parent was accepted. Flat or slowly falling is normal; a steep
-                    fall after depth 1 means that later rounds are poorly trained.
-identical           Must be all in float32. In bfloat16 a near tie may fall either way.
-"""
+LEGEND = {
+    "acceptance length": "Tokens per target call, 1.00 in plain decoding. Published ReDrafter "
+    "heads for 7B chat models reach 2.2 with one beam and about 4 with wide ones. Near 1 after a "
+    "training that went well: the drafter belongs to another target, or prompts are tokenised or "
+    "templated otherwise than in training.",
+    "acceptance rate": "Of drafts whose parent was accepted. Flat or slowly falling is normal; "
+    "a steep fall after depth 1 means that later rounds are poorly trained.",
+    "identical texts": "All of them in float32; in bfloat16 a near tie may fall either way.",
+}
 
 
 def render_report(report: dict[str, Any]) -> RenderableType:
@@ -22,7 +22,7 @@ def render_report(report: dict[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [Text(describe_setting(report)), _measures(report)]
     if len(report["categories"]) > 1:
         parts.append(_categories(report["categories"]))
-    parts.append(Text(LEGEND, style="dim"))
+    parts.append(_legend())
     return Group(*parts)
 
 
@@ -72,6 +72,15 @@ def _measures(report: dict[str, Any]) -> Table:
     table.add_row("identical texts", "", f"{identical} of {len(report['prompts'])}")
     for depth, rate in enumerate(report["acceptance_rate_per_depth"], start=1):
         table.add_row(f"acceptance rate at depth {depth}", "", _number(rate, ".2f"))
+    return table
+
+
+def _legend() -> Table:
+    """What is normal."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    for name, meaning in LEGEND.items():
+        table.add_row(name, meaning, style="dim")
     return table
 
 

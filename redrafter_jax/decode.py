@@ -163,6 +163,22 @@ def decode(
     return state
 
 
+def collect(state: DecodeState, prompts: Sequence[Sequence[int]]) -> Generation:
+    """What is decided so far, on the host; `prompts` are those the state was made from."""
+    tokens, lengths, stats = jax.device_get((state.tokens, state.cache.lengths, state.stats))
+    gains = np.arange(1, stats.accept_counts.shape[1] + 1)
+    calls = int(stats.accept_counts.sum())
+    return Generation(
+        tokens=[
+            row[len(prompt) : length + 1].tolist()
+            for row, prompt, length in zip(tokens, prompts, lengths, strict=True)
+        ],
+        steps=stats.steps.tolist(),
+        acceptance_length=float((stats.accept_counts * gains).sum() / calls) if calls else 1.0,
+        accept_counts=stats.accept_counts,
+    )
+
+
 def generate(
     target: Target,
     drafter: Drafter,
@@ -194,7 +210,7 @@ def generate(
     state, max_steps = _start(
         target, prompts, max_new_tokens, sampling, seeds, eos_token_ids, draft.max_path
     )
-    return _collect(decode(target, drafter, state, max_steps, draft=draft), prompts)
+    return collect(decode(target, drafter, state, max_steps, draft=draft), prompts)
 
 
 def generate_autoregressive(
@@ -208,7 +224,7 @@ def generate_autoregressive(
 ) -> Generation:
     """Plain decoding, one token per target call; arguments as in `generate`."""
     state, max_steps = _start(target, prompts, max_new_tokens, sampling, seeds, eos_token_ids, 1)
-    return _collect(decode(target, None, state, max_steps, draft=None), prompts)
+    return collect(decode(target, None, state, max_steps, draft=None), prompts)
 
 
 def stream(
@@ -233,7 +249,7 @@ def stream(
     max_path = draft.max_path if drafter is not None and draft is not None else 1
     state, _ = _start(target, prompts, max_new_tokens, sampling, seeds, eos_token_ids, max_path)
     while True:
-        yield _collect(state, prompts)
+        yield collect(state, prompts)
         if bool(state.done.all()):
             return
         state = decode(target, drafter, state, steps_per_yield, draft=draft if drafter else None)
@@ -252,21 +268,6 @@ def _start(
         target.config, prompts, max_new_tokens, sampling, seeds, eos_token_ids, max_path
     )
     return prefill(target, requests, slots=slots, max_path=max_path), slots
-
-
-def _collect(state: DecodeState, prompts: Sequence[Sequence[int]]) -> Generation:
-    tokens, lengths, stats = jax.device_get((state.tokens, state.cache.lengths, state.stats))
-    gains = np.arange(1, stats.accept_counts.shape[1] + 1)
-    calls = int(stats.accept_counts.sum())
-    return Generation(
-        tokens=[
-            row[len(prompt) : length + 1].tolist()
-            for row, prompt, length in zip(tokens, prompts, lengths, strict=True)
-        ],
-        steps=stats.steps.tolist(),
-        acceptance_length=float((stats.accept_counts * gains).sum() / calls) if calls else 1.0,
-        accept_counts=stats.accept_counts,
-    )
 
 
 def _is_stop(tokens: Int[Array, "B M"], stop_tokens: Int[Array, "B E"]) -> Bool[Array, "B M"]:

@@ -122,7 +122,7 @@ def test_log_probs_never_rise_from_parent_to_child_nor_along_a_round() -> None:
     beams, _ = run(MIXED, DraftConfig(beam_width=4, draft_rounds=3))
     assert (beams.log_probs[:, 0] <= 0).all()
     for step in range(1, 3):
-        above = np.take_along_axis(beams.log_probs[:, step - 1], beams.parents[:, step], axis=1)
+        above = jnp.take_along_axis(beams.log_probs[:, step - 1], beams.parents[:, step], axis=1)
         assert (beams.log_probs[:, step] <= above).all()
     assert (np.diff(beams.log_probs, axis=-1) <= 0).all()
 
@@ -142,7 +142,5 @@ def test_strong_noise_alone_decides_what_is_drafted() -> None:
     wanted = np.asarray([[1, 2, 3], [4, 4, 4], [9, 0, 5]])
     noise = 1e4 * (np.arange(V) == np.pad(wanted, ((0, 0), (0, 1)))[..., None])
     sampling = oracles.sampling_arrays(configs, seeds=[0] * B, vocab_size=V)
-    beams = search(
-        jnp.asarray(noise, jnp.float32), jax.tree.map(jnp.asarray, sampling), draft
-    )
+    beams = search(jnp.asarray(noise, jnp.float32), jax.tree.map(jnp.asarray, sampling), draft)
     np.testing.assert_array_equal(beams.tokens[..., 0], wanted)

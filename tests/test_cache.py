@@ -59,9 +59,7 @@ def test_commit_appends_the_path_to_the_decided_tokens(seed: int) -> None:
         cache, keys, values, jnp.asarray(path, jnp.int32), jnp.asarray(count, jnp.int32)
     )
     assert after.lengths.tolist() == (lengths + count).tolist()
-    sides = zip(
-        cache.keys + cache.values, after.keys + after.values, keys + values, strict=True
-    )
+    sides = zip(cache.keys + cache.values, after.keys + after.values, keys + values, strict=True)
     for before, now, nodes in sides:
         for row in range(B):
             length = lengths[row]
@@ -76,7 +74,9 @@ def test_a_row_that_gains_nothing_keeps_everything_it_had() -> None:
     random = np.random.default_rng(1)
     cache = random_cache(random, [S - P, 4, 0])
     path = jnp.asarray([[0, 1, 2]] * B)
-    after = jitted_commit(cache, random_nodes(random), random_nodes(random), path, jnp.zeros(B, int))
+    after = jitted_commit(
+        cache, random_nodes(random), random_nodes(random), path, jnp.zeros(B, int)
+    )
     assert after.lengths.tolist() == [S - P, 4, 0]
     for before, now in zip(cache.keys + cache.values, after.keys + after.values, strict=True):
         np.testing.assert_array_equal(now[0, :, : S - P], before[0, :, : S - P])
@@ -100,9 +100,7 @@ def test_beyond_the_documented_edge_the_write_slides_onto_decided_tokens() -> No
 )
 def test_requests_leave_room_for_every_commit(prompt: int, limit: int, max_path: int) -> None:
     config = tiny_config(max_position_embeddings=800)
-    requests, slots = prepare(
-        config, [[1] * prompt, [2]], [limit, 1], None, None, None, max_path
-    )
+    requests, slots = prepare(config, [[1] * prompt, [2]], [limit, 1], None, None, None, max_path)
     # A finished row has decided `limits` tokens, all but the last in the cache, and its
     # P slots are written with every commit of the rows that go on.
     assert int(requests.limits.max()) - 1 + max_path <= slots
@@ -114,9 +112,7 @@ def test_requests_leave_room_for_every_commit(prompt: int, limit: int, max_path:
 def test_requests_leave_room_where_slots_just_run_out(max_path: int, slack: int) -> None:
     decided = 256 - max_path + slack
     config = tiny_config()
-    requests, slots = prepare(
-        config, [[1] * (decided - 3)], 3, None, None, None, max_path
-    )
+    requests, slots = prepare(config, [[1] * (decided - 3)], 3, None, None, None, max_path)
     assert int(requests.limits[0]) == decided
     assert decided - 1 + max_path <= slots
 
@@ -142,15 +138,15 @@ def test_committed_paths_are_the_cache_of_plain_decoding(target: Target) -> None
     def decode(target: Target) -> tuple[KVCache, KVCache]:
         decoder = target.merge()
         empty = init_cache(target.config, 2, 16, jnp.float32)
-        _, *prompt = decoder.forward(jnp.asarray(prefixes))
-        cache = fill(empty, *prompt, lengths)
+        _, keys, values = decoder.forward(jnp.asarray(prefixes))
+        cache = fill(empty, keys, values, lengths)
         verified = decoder.tree_forward(tree, cache)
         # Row 0 accepts 0-2-4 and row 1 accepts the root alone.
         path = jnp.asarray([[0, 2, 4], [0, 0, 0]], jnp.int32)
         committed = commit(cache, verified.keys, verified.values, path, jnp.asarray([3, 1]))
         texts = jnp.asarray([[3, 1, 4, 1, 7, 5, 6], [5, 9, 8, 0, 0, 0, 0]], jnp.int32)
-        _, *whole = decoder.forward(texts)
-        return committed, fill(empty, *whole, jnp.asarray([7, 3], jnp.int32))
+        _, keys, values = decoder.forward(texts)
+        return committed, fill(empty, keys, values, jnp.asarray([7, 3], jnp.int32))
 
     committed, plain = decode(target)
     assert committed.lengths.tolist() == plain.lengths.tolist() == [7, 3]

@@ -36,12 +36,12 @@ def test_target_constants_are_positive_and_finite(field: str, bad: float) -> Non
 
 
 def test_key_value_heads_divide_the_query_heads() -> None:
-    with pytest.raises(InputError, match="num_attention_heads is 4, .*num_key_value_heads=3 "):
+    with pytest.raises(InputError, match=r"num_attention_heads is 4, .*num_key_value_heads=3 "):
         tiny_config(num_key_value_heads=3)
 
 
 def test_rotary_embedding_needs_an_even_head() -> None:
-    with pytest.raises(InputError, match="head_dim is 7; .* even"):
+    with pytest.raises(InputError, match=r"head_dim is 7; .* even"):
         tiny_config(head_dim=7)
 
 
@@ -67,9 +67,10 @@ def test_a_target_config_has_no_defaults() -> None:
     ],
 )
 def test_drafter_numbers_make_sense(changes: dict[str, int], sentence: str) -> None:
-    good = {"vocab_size": 5, "hidden_size": 4, "exit_dim": 8, "num_draft_layers": 0}
+    good: dict[str, Any] = {"vocab_size": 5, "hidden_size": 4, "exit_dim": 8}
+    good |= {"num_draft_layers": 0} | changes
     with pytest.raises(InputError, match=sentence):
-        DrafterConfig(**(good | changes))
+        DrafterConfig(**good)
 
 
 @pytest.mark.parametrize(("exit_dim", "projected"), [(8, False), (4, True), (16, True)])
@@ -94,8 +95,9 @@ def test_the_input_projection_is_left_out_at_twice_the_width(
     ],
 )
 def test_drafts_make_sense(changes: dict[str, Any], sentence: str) -> None:
+    good: dict[str, Any] = {"beam_width": 4, "draft_rounds": 3} | changes
     with pytest.raises(InputError, match=sentence):
-        DraftConfig(**({"beam_width": 4, "draft_rounds": 3} | changes))
+        DraftConfig(**good)
 
 
 def test_a_draft_counts_its_nodes_and_its_longest_path() -> None:

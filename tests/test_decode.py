@@ -1,5 +1,7 @@
+import inspect
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import chex
@@ -36,10 +38,14 @@ MIXED = [
 
 
 @jax.jit
+def last_hidden(target: Target, text: Any, last: Any) -> jax.Array:
+    hidden, _, _ = target.merge().forward(text)
+    return hidden[:, last]
+
+
+@jax.jit
 def next_logits(target: Target, text: Any, last: Any) -> jax.Array:
-    decoder = target.merge()
-    hidden, _, _ = decoder.forward(text)
-    return decoder.logits(hidden[:, last])
+    return target.merge().logits(last_hidden(target, text, last))
 
 
 def whole_pass_text(
@@ -79,8 +85,9 @@ def test_prefill_decides_the_first_token(target: Target) -> None:
         decided = state.tokens[row, : len(prompt) + 1].tolist()
         assert decided == prompt + whole_pass_text(target, prompt, 1, GREEDY, 0)
         assert int(state.root[row]) == decided[-1]
-        hidden, _, _ = target.merge().forward(jnp.asarray([prompt]))
-        np.testing.assert_allclose(state.context[row], hidden[0, -1], rtol=0, atol=2e-5)
+        padded = np.asarray([prompt + [0] * (128 - len(prompt))], np.int32)
+        hidden = last_hidden(target, padded, len(prompt) - 1)
+        np.testing.assert_allclose(state.context[row], hidden[0], rtol=0, atol=2e-5)
     # Row 0 may say one token only, and has.
     assert state.done.tolist() == [True, False, False, False]
     assert state.stats.steps.tolist() == [0, 0, 0, 0]
@@ -109,9 +116,7 @@ def test_a_done_row_never_changes_again(habitual_target: Target, good_drafter: D
 
 def test_one_new_token_needs_no_decode_step(target: Target, drafter: Drafter) -> None:
     result = generate(target, drafter, PROMPTS, max_new_tokens=1, draft=DRAFT)
-    assert result.tokens == [
-        whole_pass_text(target, prompt, 1, GREEDY, 0) for prompt in PROMPTS
-    ]
+    assert result.tokens == [whole_pass_text(target, prompt, 1, GREEDY, 0) for prompt in PROMPTS]
     assert result.steps == [0, 0, 0, 0]
     assert result.accept_counts.tolist() == [[0, 0, 0, 0]] * 4
     assert result.acceptance_length == 1.0
@@ -122,9 +127,7 @@ def test_each_row_stops_at_its_own_limit(habitual_target: Target, good_drafter: 
     run = partial(generate, habitual_target, good_drafter, PROMPTS, draft=DRAFT)
     limited, free = run(max_new_tokens=limits), run(max_new_tokens=24)
     assert [len(row) for row in free.tokens] == [24] * 4
-    assert limited.tokens == [
-        row[:limit] for row, limit in zip(free.tokens, limits, strict=True)
-    ]
+    assert limited.tokens == [row[:limit] for row, limit in zip(free.tokens, limits, strict=True)]
 
 
 def cut(text: list[int], stop: int) -> list[int]:
@@ -145,9 +148,7 @@ def test_text_ends_with_its_stop_token_wherever_that_falls(
     inside = 0
     for stop in range(V):
         expected = [cut(row, stop) for row in plain.tokens]
-        result = generate(
-            habitual_target, good_drafter, PROMPTS, eos_token_ids=[stop], **options
-        )
+        result = generate(habitual_target, good_drafter, PROMPTS, eos_token_ids=[stop], **options)
         assert result.tokens == expected
         inside += len(expected[1]) < 24 and len(expected[1]) not in ends
     assert inside > 0
@@ -157,9 +158,7 @@ def test_stop_tokens_are_the_targets_own_unless_given() -> None:
     target = forgetful_target(memory=0.15)
     plain = generate_autoregressive(target, PROMPTS, max_new_tokens=24)
     stops = (plain.tokens[0][3], plain.tokens[1][5])
-    stopping = decode.Target(
-        tiny_config(eos_token_ids=stops), target.graphdef, target.params
-    )
+    stopping = decode.Target(tiny_config(eos_token_ids=stops), target.graphdef, target.params)
     expected = [cut(cut(row, stops[0]), stops[1]) for row in plain.tokens]
     assert generate_autoregressive(stopping, PROMPTS, max_new_tokens=24).tokens == expected
     free = generate_autoregressive(stopping, PROMPTS, max_new_tokens=24, eos_token_ids=())
@@ -199,7 +198,7 @@ def test_a_stream_grows_into_generates_text(
         )
     )
     assert [len(row) for row in parts[0].tokens] == [1, 1, 1, 1]
-    for early, late in zip(parts, parts[1:], strict=False):
+    for early, late in pairwise(parts):
         for before, after in zip(early.tokens, late.tokens, strict=True):
             assert after[: len(before)] == before
         assert early.tokens != late.tokens
@@ -215,9 +214,7 @@ def test_a_stream_without_a_drafter_is_plain_decoding(target: Target) -> None:
     assert last.tokens == plain.tokens
 
 
-def test_a_new_generation_does_not_disturb_an_old_one(
-    target: Target, drafter: Drafter
-) -> None:
+def test_a_new_generation_does_not_disturb_an_old_one(target: Target, drafter: Drafter) -> None:
     # The state is donated; what was handed out must not be.
     parts = stream(target, drafter, PROMPTS, max_new_tokens=6, draft=DRAFT)
     first = next(parts)
@@ -234,11 +231,13 @@ def test_values_never_recompile(
     chex.clear_trace_counter()
 
     def counted(name: str, **options: Any) -> None:
-        inner = getattr(decode, name).__wrapped__
+        inner = inspect.unwrap(getattr(decode, name))
 
         def traced(*arguments: Any, **keywords: Any) -> Any:
             return inner(*arguments, **keywords)
 
+        # Chex counts by name.
+        traced.__name__ = name
         function = jax.jit(chex.assert_max_traces(traced, n=1), **options)
         monkeypatch.setattr(decode, name, function)
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import jax
 import pytest
 import yaml
-from tiny_folders import PairFolders, decode, encode, write_pair
+from tiny_folders import PairFolders, encode, write_pair
 from tiny_models import random_drafter
 
 from eval import benchmark
@@ -67,9 +68,10 @@ def finished(config: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "eval", "--config", str(config)],
         cwd=Path(__file__).parents[1],
+        env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},  # compiles faster
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 
@@ -181,10 +183,10 @@ def test_the_chart_is_a_png(report: dict[str, Any], folder: Path) -> None:
 
 def test_sampled_batches_of_uneven_size_are_identical_too(config: Path, tmp_path: Path) -> None:
     report = evaluate_with(
-        config, tmp_path, "batch_size=2", "sampling.temperature=0.9", "sampling.top_p=0.9"
+        config, tmp_path, "batch_size=4", "sampling.temperature=0.9", "sampling.top_p=0.9"
     )
     assert report["identical"] == 1.0
-    assert [row["batch"] for row in report["prompts"]] == [0, 0, 1, 1, 2]
+    assert [row["batch"] for row in report["prompts"]] == [0, 0, 0, 0, 1]
     assert report["acceptance_length"] > 1.2
 
 
@@ -195,42 +197,33 @@ def test_a_prompts_text_does_not_depend_on_the_batch_it_is_in(
     sampling = SamplingConfig(temperature=1.0)
     method = Method(habitual_target, good_drafter, DRAFT)
     texts = []
-    for batch_size in (1, 5):
+    for batch_size in (1, 4):
         batches = make_batches(rows, batch_size, 7, NEW_TOKENS, sampling, None)
         texts.append([row for batch in batches for row in decode_batch(method, batch).tokens])
     assert texts[0] == texts[1]
 
 
 def test_tokens_are_those_of_plain_decoding(habitual_target: Target) -> None:
-    (batch,) = make_batches([encode(text) for text in PROMPTS], 5, 0, 9, SamplingConfig(), None)
+    rows = [encode(text) for text in PROMPTS[:4]]
+    (batch,) = make_batches(rows, 4, 0, 9, SamplingConfig(), None)
     expected = generate_autoregressive(habitual_target, batch.prompts, max_new_tokens=9)
     run = decode_batch(Method(habitual_target, None, None), batch)
     assert run.tokens == expected.tokens
-    assert run.steps.tolist() == expected.steps
-    assert (run.new_tokens, run.decoded_tokens) == (45, 40)
+    assert run.steps == expected.steps
+    assert (run.new_tokens, run.decoded_tokens) == (36, 32)
 
 
-def stop_character(target: Target, prompt: str) -> tuple[int, int]:
-    """A token of the text after the prompt, and how many new tokens end with its first one."""
-    (tokens,) = generate_autoregressive(target, [encode(prompt)], max_new_tokens=24).tokens
-    token = tokens[len(tokens) // 2]
-    return token, tokens.index(token) + 1
-
-
-def test_texts_end_at_the_end_token_unless_told_never_to(
-    config: Path, folders: PairFolders, tmp_path: Path, habitual_target: Target
-) -> None:
-    token, length = stop_character(habitual_target, PROMPTS[0])
-    path = Path(folders.target) / "generation_config.json"
-    path.write_text(json.dumps({"eos_token_id": token}))
-    try:
-        ended = evaluate_with(config, tmp_path, "prompt_count=1")
-        endless = evaluate_with(config, tmp_path, "prompt_count=1", "stop=never")
-    finally:
-        path.unlink()
-    assert ended["prompts"][0]["new_tokens"] == length, decode([token])
-    assert ended["identical"] == 1.0
-    assert endless["prompts"][0]["new_tokens"] == NEW_TOKENS
+def test_rows_end_at_their_stop_token(habitual_target: Target, good_drafter: Drafter) -> None:
+    prompt = encode(PROMPTS[0])
+    whole = generate_autoregressive(habitual_target, [prompt], max_new_tokens=NEW_TOKENS).tokens[0]
+    token = whole[NEW_TOKENS // 2]
+    (batch,) = make_batches([prompt], 1, 0, NEW_TOKENS, SamplingConfig(), (token,))
+    for method in (
+        Method(habitual_target, good_drafter, DRAFT),
+        Method(habitual_target, None, None),
+    ):
+        run = decode_batch(method, batch)
+        assert run.tokens == [whole[: whole.index(token) + 1]]
 
 
 def test_a_text_that_prefill_ends_leaves_decode_rates_unknown(config: Path, tmp_path: Path) -> None:
@@ -244,22 +237,18 @@ def test_a_text_that_prefill_ends_leaves_decode_rates_unknown(config: Path, tmp_
 def test_nothing_compiles_inside_the_timers(
     habitual_target: Target, good_drafter: Drafter, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Prompts of two padded lengths, a smaller last batch: several shapes.
-    rows = [encode(text) for text in ("a" * 20, "b" * 3, "c" * 3, "d" * 3, "e" * 3)]
-    batches = make_batches(rows, 2, 0, 11, SamplingConfig(), None)
-    methods = [
-        Method(habitual_target, good_drafter, DraftConfig(beam_width=2, draft_rounds=2)),
-        Method(habitual_target, None, None),
-    ]
-    shapes = one_per_shape(methods, batches)
-    assert len(shapes) == 2 * 3
+    # Prompts of two padded lengths; no other test has the longer one.
+    batches = make_batches([encode("a" * 20), encode("b")], 1, 0, 11, SamplingConfig(), None)
+    speculative = Method(habitual_target, good_drafter, DRAFT)
+    plain = Method(habitual_target, None, None)
+    shapes = one_per_shape([speculative, plain], [*batches, *batches])
+    assert len(shapes) == 2 * 2
     with caplog.at_level(logging.WARNING), jax.log_compiles():
         for method, batch in shapes:
             decode_batch(method, batch)
-        compiled = [record for record in caplog.messages if "Compiling jit(decode)" in record]
-        assert len(compiled) == 2 * 2, "plain and speculative, for two and for one row"
+        assert sum("Compiling jit(prefill)" in message for message in caplog.messages) >= 2
         caplog.clear()
-        list(measure(*methods, batches, 2))
+        list(measure(speculative, plain, batches, 2))
     assert [message for message in caplog.messages if "ompil" in message] == []
 
 
@@ -302,5 +291,5 @@ def test_a_target_without_tokenizer_is_refused(
 
 def test_a_report_folder_that_is_a_file_is_refused(config: Path, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
-    with pytest.raises(InputError, match="Cannot make report_dir .*taken: File exists"):
+    with pytest.raises(InputError, match=r"Cannot make report_dir .*taken: File exists"):
         evaluate_with(config, tmp_path / "taken")

@@ -65,19 +65,24 @@ def test_what_a_file_leaves_out_has_the_librarys_defaults(config: Path) -> None:
 
 
 def test_every_draft_and_sampling_value_reaches_the_library(config: Path) -> None:
-    draft = {
+    draft: dict[str, Any] = {
         "beam_width": 5,
         "draft_rounds": 2,
         "num_nodes": 11,
         "final_beams_only": True,
         "sharpness": 1.5,
     }
-    sampling = {"temperature": 0.7, "top_k": 9, "top_p": 0.9, "min_p": 0.05}
+    sampling: dict[str, Any] = {"temperature": 0.7, "top_k": 9, "top_p": 0.9, "min_p": 0.05}
     overrides = [f"draft.{name}={value}" for name, value in draft.items()]
     overrides += [f"sampling.{name}={value}" for name, value in sampling.items()]
     settings = load_settings(EvalSettings, config, overrides)
     assert settings.draft.build() == DraftConfig(**draft)
     assert settings.sampling.build() == SamplingConfig(**sampling)
+
+
+def test_texts_end_at_the_targets_end_token_unless_told_never_to(config: Path) -> None:
+    assert load_settings(EvalSettings, config).eos_token_ids is None
+    assert load_settings(EvalSettings, config, ["stop=never"]).eos_token_ids == ()
 
 
 def test_the_demos_settings_are_valid() -> None:

@@ -93,7 +93,7 @@ def test_a_count_takes_the_first_rows_and_never_fewer(tmp_path: Path) -> None:
     path = write(tmp_path, *(json.dumps({"prompt": letter}) for letter in "abc"))
     assert [prompt.text for prompt in read_prompts(path, 2)] == ["a", "b"]
     assert len(read_prompts(path, 3)) == 3
-    with pytest.raises(InputError, match="prompt_count is 4, but .* holds 3 prompts"):
+    with pytest.raises(InputError, match=r"prompt_count is 4, but .* holds 3 prompts"):
         read_prompts(path, 4)
 
 
@@ -109,12 +109,12 @@ def test_prompts_become_the_tokenizers_tokens() -> None:
 def test_a_prompt_that_leaves_no_room_is_refused_not_cut() -> None:
     tokenizer = character_tokenizer()
     assert len(tokenize([prompt_of("a" * 10)], tokenizer, 10, 20)[0]) == 10
-    with pytest.raises(InputError, match="line 5: the prompt has 11 tokens.* leaves 10"):
+    with pytest.raises(InputError, match=r"line 5: the prompt has 11 tokens.* leaves 10"):
         tokenize([prompt_of("a" * 11)], tokenizer, 10, 20)
 
 
 def test_a_prompt_of_unknown_characters_alone_is_refused() -> None:
-    with pytest.raises(InputError, match="line 5: .* no tokens"):
+    with pytest.raises(InputError, match=r"line 5: .* no tokens"):
         tokenize([prompt_of("é")], character_tokenizer(), 10, 20)
 
 

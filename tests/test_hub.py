@@ -151,7 +151,12 @@ def test_end_tokens_make_the_round_trip(tmp_path: Path, tokens: tuple[int, ...])
 
 @pytest.mark.parametrize(
     ("stated", "generation", "expected"),
-    [(5, None, (5,)), ([5, 6], None, (5, 6)), (None, None, ()), (5, {"eos_token_id": [5, 9]}, (5, 9))],
+    [
+        (5, None, (5,)),
+        ([5, 6], None, (5, 6)),
+        (None, None, ()),
+        (5, {"eos_token_id": [5, 9]}, (5, 9)),
+    ],
 )
 def test_end_tokens_are_read_where_hugging_face_keeps_them(
     target_folder: Path,
@@ -410,9 +415,9 @@ def test_a_drafter_constant_that_is_not_stated_is_not_guessed(
     [
         ({"model_type": "mistral"}, "model_type 'mistral'; .* 'llama'"),
         ({"model_type": ...}, "model_type None; .* 'llama'"),
-        ({"attention_bias": True}, "attention_bias=True; .* supports False only"),
-        ({"mlp_bias": True}, "mlp_bias=True; .* supports False only"),
-        ({"hidden_act": "gelu"}, "hidden_act='gelu'; .* supports 'silu' only"),
+        ({"attention_bias": True}, "attention_bias=True; .*False"),
+        ({"mlp_bias": True}, "mlp_bias=True; .*False"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu'; .*'silu'"),
         ({"quantization_config": {"bits": 4}}, "quantization_config="),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "scaling of type 'llama3'"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "scaling of type 'linear'"),
@@ -435,9 +440,9 @@ def test_targets_of_another_kind_are_refused(
 def test_a_target_is_no_drafter_and_a_drafter_no_target(
     target_folder: Path, apple_folder: Path
 ) -> None:
-    with pytest.raises(InputError, match="'recurrent_drafting_drafter'; .* 'llama'"):
+    with pytest.raises(InputError, match=r"'recurrent_drafting_drafter'; .* 'llama'"):
         load_target(apple_folder)
-    with pytest.raises(InputError, match="'llama'; .* 'recurrent_drafting_drafter'"):
+    with pytest.raises(InputError, match=r"'llama'; .* 'recurrent_drafting_drafter'"):
         load_drafter(target_folder)
 
 

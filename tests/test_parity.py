@@ -1,6 +1,8 @@
 """Speculation changes how fast the text arrives, never what it says."""
 
+import inspect
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -67,9 +69,7 @@ def draw_requests(seed: int) -> dict[str, Any]:
     """Ragged prompts, limits, sampling and seeds; always of the same compiled shapes."""
     random = np.random.default_rng(seed)
     return {
-        "prompts": [
-            random.integers(V, size=random.integers(1, 17)).tolist() for _ in range(4)
-        ],
+        "prompts": [random.integers(V, size=random.integers(1, 17)).tolist() for _ in range(4)],
         "max_new_tokens": random.integers(1, 41, size=4).tolist(),
         "sampling": [SAMPLINGS[one] for one in random.integers(len(SAMPLINGS), size=4)],
         "seeds": random.integers(2**31, size=4).tolist(),
@@ -93,18 +93,21 @@ def test_speculative_text_is_plain_text(tree: str, seed: int, pair: str) -> None
     assert speculative.tokens == plain.tokens
 
 
-FULL = {
-    "prompts": [[3, 1, 4], [1], [5, 9, 2, 6, 5, 3, 5], [8, 9]],
-    "max_new_tokens": 40,
-    "seeds": [11, 12, 13, 14],
-    "eos_token_ids": (),
-}
+def full_requests(**changes: Any) -> dict[str, Any]:
+    """Four rows of 40 tokens that nothing stops."""
+    requests: dict[str, Any] = {
+        "prompts": [[3, 1, 4], [1], [5, 9, 2, 6, 5, 3, 5], [8, 9]],
+        "max_new_tokens": 40,
+        "seeds": [11, 12, 13, 14],
+        "eos_token_ids": (),
+    }
+    return requests | changes
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_long_accepted_paths_do_occur(sampling: SamplingConfig) -> None:
     # Or else the parity above would say little: only drafts that come true touch the cache.
-    requests = FULL | {"sampling": sampling}
+    requests = full_requests(sampling=sampling)
     plain, speculative = plain_and_speculative(*PAIRS["good"], TREES["all nodes"], requests)
     assert speculative.tokens == plain.tokens
     assert speculative.acceptance_length > 2
@@ -114,7 +117,7 @@ def test_long_accepted_paths_do_occur(sampling: SamplingConfig) -> None:
 
 def test_drafts_under_shared_noise_guess_what_will_be_drawn() -> None:
     # Alone against the noise, a single beam would be right once in a few tokens.
-    requests = FULL | {"sampling": SamplingConfig(temperature=1.0)}
+    requests = full_requests(sampling=SamplingConfig(temperature=1.0))
     plain, speculative = plain_and_speculative(*PAIRS["good"], TREES["chain"], requests)
     assert speculative.tokens == plain.tokens
     assert speculative.acceptance_length > 3
@@ -122,16 +125,16 @@ def test_drafts_under_shared_noise_guess_what_will_be_drawn() -> None:
 
 def test_the_habitual_targets_text_depends_on_more_than_the_current_token() -> None:
     # Or else a wrong cache would not show in it.
-    plain = generate_autoregressive(PAIRS["good"][0], **FULL)
+    plain = generate_autoregressive(PAIRS["good"][0], **full_requests())
     followers: dict[int, set[int]] = {}
     for row in plain.tokens:
-        for token, follower in zip(row, row[1:], strict=False):
+        for token, follower in pairwise(row):
             followers.setdefault(token, set()).add(follower)
     assert max(map(len, followers.values())) > 1
 
 
 def test_worse_drafters_cost_calls_but_no_tokens() -> None:
-    requests = FULL | {"sampling": SAMPLINGS[:4]}
+    requests = full_requests(sampling=SAMPLINGS[:4])
     target = PAIRS["good"][0]
     random = random_drafter(PAIRS["good"][1].config)
     drafters = [PAIRS["good"][1], PAIRS["fair"][1], random]
@@ -144,7 +147,7 @@ def test_worse_drafters_cost_calls_but_no_tokens() -> None:
 
 
 def test_a_row_says_the_same_alone_as_in_a_batch() -> None:
-    requests = FULL | {"sampling": SAMPLINGS[2:6]}
+    requests = full_requests(sampling=SAMPLINGS[2:6])
     together = generate(*PAIRS["good"], draft=TREES["budget"], **requests)
     for row in range(4):
         alone = generate(
@@ -166,23 +169,20 @@ def test_rows_may_change_places() -> None:
     def shuffle(values: Sequence[Any]) -> list[Any]:
         return [values[row] for row in order]
 
-    requests = FULL | {"sampling": SAMPLINGS[4:]}
+    requests = full_requests(sampling=SAMPLINGS[4:])
     straight = generate(*PAIRS["good"], draft=TREES["budget"], **requests)
     shuffled = generate(
         *PAIRS["good"],
         draft=TREES["budget"],
-        **requests
-        | {name: shuffle(requests[name]) for name in ("prompts", "seeds", "sampling")},
+        **requests | {name: shuffle(requests[name]) for name in ("prompts", "seeds", "sampling")},
     )
     assert shuffled.tokens == shuffle(straight.tokens)
 
 
 def test_equal_seeds_say_the_same_and_other_seeds_do_not() -> None:
-    requests = FULL | {
-        "prompts": [[3, 1, 4]] * 4,
-        "sampling": SamplingConfig(temperature=1.0),
-        "seeds": [5, 5, 6, 7],
-    }
+    requests = full_requests(
+        prompts=[[3, 1, 4]] * 4, sampling=SamplingConfig(temperature=1.0), seeds=[5, 5, 6, 7]
+    )
     tokens = generate(*PAIRS["good"], draft=TREES["budget"], **requests).tokens
     assert tokens[0] == tokens[1]
     assert tokens[0] != tokens[2] != tokens[3]
@@ -195,14 +195,18 @@ def accept_the_first_draft(
     accept: Callable[..., Accepted],
 ) -> Callable[[TokenTree, jax.Array, int], Accepted]:
     def mutant(tree: TokenTree, chosen: jax.Array, max_path: int) -> Accepted:
-        return accept(tree._replace(tokens=tree.tokens.at[:, 1].set(chosen[:, 0])), chosen, max_path)
+        return accept(
+            tree._replace(tokens=tree.tokens.at[:, 1].set(chosen[:, 0])), chosen, max_path
+        )
 
     return mutant
 
 
 def commit_the_first_nodes(commit: Callable[..., Any]) -> Callable[..., Any]:
     def mutant(cache: Any, keys: Any, values: Any, path: jax.Array, count: jax.Array) -> Any:
-        return commit(cache, keys, values, jnp.broadcast_to(jnp.arange(path.shape[1]), path.shape), count)
+        return commit(
+            cache, keys, values, jnp.broadcast_to(jnp.arange(path.shape[1]), path.shape), count
+        )
 
     return mutant
 
@@ -225,10 +229,10 @@ def draw_for_the_step(draw_noise: Callable[..., Any]) -> Callable[..., Any]:
 def test_a_wrong_rule_changes_the_text(
     monkeypatch: pytest.MonkeyPatch, name: str, mutate: Callable[..., Any]
 ) -> None:
-    requests = FULL | {"sampling": SAMPLINGS[:4]}
+    requests = full_requests(sampling=SAMPLINGS[:4])
     plain = generate_autoregressive(PAIRS["good"][0], **requests)
     monkeypatch.setattr(decode, name, mutate(getattr(decode, name)))
-    inner = decode.decode.__wrapped__
+    inner = inspect.unwrap(decode.decode)
 
     # A function of its own, so that no trace of the right rule is reused.
     def mutated(*arguments: Any, **keywords: Any) -> Any:

@@ -138,10 +138,15 @@ def test_bad_requests_get_one_sentence(changes: dict[str, Any], sentence: str) -
 def test_drafters_and_drafts_that_do_not_fit_are_refused(
     changes: dict[str, int], width: int, sentence: str
 ) -> None:
-    sizes = {"vocab_size": 24, "hidden_size": 32, "exit_dim": 8, "num_draft_layers": 0}
+    sizes: dict[str, Any] = {
+        "vocab_size": 24,
+        "hidden_size": 32,
+        "exit_dim": 8,
+        "num_draft_layers": 0,
+    } | changes
     draft = DraftConfig(beam_width=width, draft_rounds=2)
     with pytest.raises(InputError, match=sentence):
-        check_pair(CONFIG, DrafterConfig(**(sizes | changes)), draft)
+        check_pair(CONFIG, DrafterConfig(**sizes), draft)
 
 
 def test_a_beam_may_be_as_wide_as_the_vocabulary() -> None:

@@ -132,9 +132,9 @@ def test_each_node_says_what_the_text_that_leads_to_it_says(target: Target) -> N
         for row in range(2)
         for node in range(nodes)
     ]
-    hidden, logits = (np.asarray(x) for x in forward(target, pad(texts)))
-    last = np.asarray([len(text) - 1 for text in texts])
-    every = np.arange(len(texts))
+    hidden, logits = forward(target, pad(texts))
+    last = jnp.asarray([len(text) - 1 for text in texts])
+    every = jnp.arange(len(texts))
     np.testing.assert_allclose(
         np.asarray(verified.hidden).reshape(18, -1), hidden[every, last], rtol=0, atol=2e-5
     )
@@ -150,9 +150,9 @@ def test_neither_garbage_in_the_cache_nor_dead_slots_reach_a_live_node(target: T
     before = verify(target, tree_of(tokens, parents), cache)
 
     past = jnp.arange(S)[None, None, :, None] >= lengths[:, None, None, None]
-    dirty = KVCache(
-        *(tuple(jnp.where(past, jnp.nan, slots) for slots in side) for side in cache[:2]),
-        cache.lengths,
+    dirty = cache._replace(
+        keys=tuple(jnp.where(past, jnp.nan, slots) for slots in cache.keys),
+        values=tuple(jnp.where(past, jnp.nan, slots) for slots in cache.values),
     )
     tree = tree_of(tokens, parents)
     # The last node of either tree has no child: its slot can die.

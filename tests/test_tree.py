@@ -1,4 +1,5 @@
 from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,20 +19,20 @@ B, R, W = 3, 3, 4
 ALL = 1 + R * W
 
 
-def numpy_tree(root: np.ndarray, beams: Beams, draft: DraftConfig) -> TokenTree:
-    tree = build(jnp.asarray(root), jax.tree.map(jnp.asarray, beams), draft)
+def numpy_tree(root: Any, beams: Any, draft: DraftConfig) -> TokenTree:
+    tree = build(jnp.asarray(root), Beams(*map(jnp.asarray, beams)), draft)
     return jax.tree.map(np.asarray, tree)
 
 
 # The beams of both drawings: two rounds of two.
 #
-#   root 7 --+-- 3 (-1.0) --+-- 4 (-1.5)
-#            |              +-- 6 (-1.8)
-#            +-- 5 (-2.0)
+#   root 7 --+-- 3, at -1.0 --+-- 4, at -1.5
+#            |                +-- 6, at -1.8
+#            +-- 5, at -2.0
 DRAWN = Beams(
-    tokens=np.asarray([[[3, 5], [4, 6]]], np.int32),
-    parents=np.asarray([[[0, 0], [0, 0]]], np.int32),
-    log_probs=np.asarray([[[-1.0, -2.0], [-1.5, -1.8]]], np.float32),
+    tokens=jnp.asarray([[[3, 5], [4, 6]]], jnp.int32),
+    parents=jnp.asarray([[[0, 0], [0, 0]]], jnp.int32),
+    log_probs=jnp.asarray([[[-1.0, -2.0], [-1.5, -1.8]]], jnp.float32),
 )
 ROOT = np.asarray([7], np.int32)
 INFINITY = float("inf")
@@ -90,7 +91,7 @@ def test_final_beams_under_a_budget_fill_the_slots_without_a_hole() -> None:
 
 def test_equal_scores_go_to_the_parent() -> None:
     # A sure drafter: every child scores as its parent does.
-    sure = DRAWN._replace(log_probs=np.asarray([[[0.0, -2.0], [0.0, -1.0]]], np.float32))
+    sure = DRAWN._replace(log_probs=jnp.asarray([[[0.0, -2.0], [0.0, -1.0]]], jnp.float32))
     tree = numpy_tree(ROOT, sure, DraftConfig(2, 2, num_nodes=2))
     assert tree.tokens.tolist() == [[7, 3]]
     tree = numpy_tree(ROOT, sure, DraftConfig(2, 2, num_nodes=3))
@@ -115,7 +116,15 @@ def test_ancestor_mask_is_the_parent_walk(seed: int) -> None:
     np.testing.assert_array_equal(mask, [oracles.ancestor_mask(row) for row in parents])
 
 
-def random_beams(seed: int) -> tuple[np.ndarray, Beams]:
+class NumpyBeams(NamedTuple):
+    """`Beams` on the test's side."""
+
+    tokens: np.ndarray
+    parents: np.ndarray
+    log_probs: np.ndarray
+
+
+def random_beams(seed: int) -> tuple[np.ndarray, NumpyBeams]:
     """A trace as beam search may emit it: distinct pairs, children never above their parents.
 
     Scores are whole numbers, so ties are common; some beams are impossible (-inf), and so are
@@ -134,10 +143,10 @@ def random_beams(seed: int) -> tuple[np.ndarray, Beams]:
             log_probs[row, step] = above[parents[row, step]] - drop
             above = log_probs[row, step]
     root = random.integers(0, 100, B).astype(np.int32)
-    return root, Beams(tokens, parents, log_probs)
+    return root, NumpyBeams(tokens, parents, log_probs)
 
 
-def trace_of_row(beams: Beams, row: int) -> tuple[list[int], list[float]]:
+def trace_of_row(beams: NumpyBeams, row: int) -> tuple[list[int], list[float]]:
     """Parents and log-probabilities of all nodes, worked out node by node."""
     parents, log_probs = [0], [0.0]
     for step in range(R):
@@ -148,7 +157,7 @@ def trace_of_row(beams: Beams, row: int) -> tuple[list[int], list[float]]:
     return parents, log_probs
 
 
-def nodes_that_stay(beams: Beams, row: int, draft: DraftConfig) -> list[int]:
+def nodes_that_stay(beams: NumpyBeams, row: int, draft: DraftConfig) -> list[int]:
     """The oracle of budget and final beams: trace numbers of the live nodes, ascending."""
     parents, log_probs = trace_of_row(beams, row)
     candidates = [node for node in range(ALL) if log_probs[node] > -INFINITY]
@@ -197,9 +206,7 @@ def test_trees_keep_the_rules_of_token_tree(draft: DraftConfig, seed: int) -> No
         assert parents[0] == depth[0] == log_probs[0] == 0
         assert (parents[1:] < np.arange(1, N)).all(), "topological order"
         assert live[parents[live]].all()
-        assert depth[live].tolist() == [
-            len(oracles.ancestors(parents, node)) - 1 for node in np.flatnonzero(live)
-        ]
+        assert depth[live].tolist() == np.asarray(oracles.depth_of(parents))[live].tolist()
         np.testing.assert_array_equal(mask[live], oracles.ancestor_mask(parents)[live])
         assert (log_probs[live] <= log_probs[parents[live]]).all()
         siblings = list(zip(parents[live][1:], tokens[live][1:], strict=True))

@@ -53,10 +53,12 @@ def expected_output(inputs: dict[str, Any], scale: float = SCALE) -> np.ndarray:
     rows = []
     for row, length in enumerate(inputs["lengths"]):
         keys, values = (
-            np.concatenate([
-                inputs[f"{kind}_cache"][row].transpose(1, 0, 2)[:length],
-                inputs[f"{kind}_tree"][row],
-            ])
+            np.concatenate(
+                [
+                    inputs[f"{kind}_cache"][row].transpose(1, 0, 2)[:length],
+                    inputs[f"{kind}_tree"][row],
+                ]
+            )
             for kind in "kv"
         )
         mask = inputs["mask"][row]

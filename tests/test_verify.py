@@ -75,9 +75,7 @@ def test_the_root_is_always_accepted() -> None:
 
 def test_rows_are_accepted_each_by_itself() -> None:
     tree = tree_of([DRAWN_TOKENS] * 3, [DRAWN_PARENTS] * 3)
-    accepted = run(
-        tree, [[5, 0, 1, 0, 0, 0], [3, 4, 0, 2, 0, 0], [0, 0, 0, 0, 0, 0]], max_path=4
-    )
+    accepted = run(tree, [[5, 0, 1, 0, 0, 0], [3, 4, 0, 2, 0, 0], [0, 0, 0, 0, 0, 0]], max_path=4)
     assert accepted.count.tolist() == [2, 3, 1]
     assert accepted.last.tolist() == [2, 3, 0]
     assert accepted.bonus.tolist() == [1, 2, 0]

@@ -1,4 +1,4 @@
-"""Model folders for command lines: the tiny pair with a tokenizer of its own 24 characters."""
+"""Tokenizers, and model folders for command lines: the tiny pair with its own 24 characters."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +26,15 @@ def character_tokenizer() -> Tokenizer:
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
+    return tokenizer
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token per byte."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 

@@ -110,5 +110,7 @@ def imitating_drafter(target: Target, corruption: float = 0.0, seed: int = 0) ->
     head = init_drafter(config, 0).merge()
     head.rnn_w.kernel[...] = jnp.asarray(mix, jnp.float32)
     head.rnn_u.kernel[...] = jnp.zeros((D, D))
-    head.lm_head.kernel[...] = jnp.asarray(np.concatenate([np.zeros((D, V)), solution]), jnp.float32)
+    head.lm_head.kernel[...] = jnp.asarray(
+        np.concatenate([np.zeros((D, V)), solution]), jnp.float32
+    )
     return Model.split(config, head)

@@ -1,0 +1,204 @@
+"""`python -m redrafter_jax generate`: the text as it is decided, errors as sentences."""
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_folders import PairFolders, byte_tokenizer, decode, encode, write_pair
+from tokenizers import Tokenizer, decoders, models
+
+from redrafter_jax import SamplingConfig, generate_autoregressive
+from redrafter_jax import __main__ as command
+from redrafter_jax.drafter import Drafter
+from redrafter_jax.target import Target
+
+PROMPT = "abc\ndef"
+NEW_TOKENS = 40
+
+
+# Text from tokens that hold parts of characters.
+
+
+BYTES = byte_tokenizer()
+
+
+@given(st.text(max_size=12), st.text(max_size=12))
+def test_text_arrives_character_by_character_never_broken(prompt: str, text: str) -> None:
+    stream = command.TextStream(BYTES, BYTES.encode(prompt).ids)
+    pieces = [stream.push([token]) for token in BYTES.encode(text).ids]
+    assert "".join(pieces) + stream.finish() == text
+    if "\ufffd" not in text:
+        assert "".join(pieces) == text
+        assert max(map(len, pieces), default=0) <= 1
+
+
+@given(st.lists(st.lists(st.integers(0, 255), max_size=4), max_size=8))
+def test_bytes_that_are_no_text_arrive_as_the_tokenizer_decodes_them(
+    steps: list[list[int]],
+) -> None:
+    stream = command.TextStream(BYTES, BYTES.encode("abc").ids)
+    shown = "".join(stream.push(tokens) for tokens in steps) + stream.finish()
+    assert shown == BYTES.decode([token for tokens in steps for token in tokens])
+
+
+def test_a_space_that_starts_a_word_is_kept_and_special_tokens_are_left_out() -> None:
+    tokenizer = Tokenizer(models.BPE({"▁a": 0, "▁b": 1, "c": 2, "</s>": 3}, merges=[]))
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens(["</s>"])
+    stream = command.TextStream(tokenizer, [0])
+    assert [stream.push([token]) for token in (1, 2, 3, 1, 3)] == [" b", "c", "", " b", ""]
+    assert stream.finish() == ""
+
+
+# `python -m redrafter_jax generate`.
+
+
+@pytest.fixture(scope="module")
+def folders(
+    tmp_path_factory: pytest.TempPathFactory, habitual_target: Target, good_drafter: Drafter
+) -> PairFolders:
+    return write_pair(tmp_path_factory.mktemp("models"), habitual_target, good_drafter)
+
+
+def arguments_of(folders: PairFolders, *more: str, prompt: str = PROMPT) -> list[str]:
+    limit = str(NEW_TOKENS)
+    models = ["--target", folders.target, "--drafter", folders.drafter]
+    return ["generate", *models, "--prompt", prompt, "--max-new-tokens", limit, *more]
+
+
+def plain_text(target: Target, prompt: str = PROMPT, **choice: Any) -> str:
+    plain = generate_autoregressive(target, [encode(prompt)], max_new_tokens=NEW_TOKENS, **choice)
+    return decode(plain.tokens[0])
+
+
+@pytest.fixture
+def run_generate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Exit code, stdout and stderr of the command, in this process."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["redrafter", *arguments])
+        code: Any = 0
+        try:
+            command.main()
+        except SystemExit as exit:
+            code = exit.code
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+def test_a_process_prints_plain_decodings_text_then_the_counts(
+    folders: PairFolders, habitual_target: Target
+) -> None:
+    finished = subprocess.run(
+        [sys.executable, "-m", "redrafter_jax", *arguments_of(folders)],
+        cwd=Path(__file__).parents[1],
+        env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},  # compiles faster
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout == plain_text(habitual_target) + "\n"
+    (line,) = finished.stderr.splitlines()
+    assert line.startswith("acceptance length ")
+    assert float(line.split()[2].rstrip(",")) > 1.5
+    assert f" {NEW_TOKENS} tokens, " in line
+
+
+def test_the_text_needs_no_drafter(
+    run_generate: Any, folders: PairFolders, habitual_target: Target
+) -> None:
+    arguments = arguments_of(folders)
+    at = arguments.index("--drafter")
+    code, out, err = run_generate(*arguments[:at], "--no-drafter", *arguments[at + 2 :])
+    assert (code, out) == (0, plain_text(habitual_target) + "\n")
+    assert f"acceptance length 1.00, {NEW_TOKENS - 1} target calls" in err
+
+
+def test_sampled_text_is_the_seeds_whatever_the_tree(
+    run_generate: Any, folders: PairFolders, habitual_target: Target
+) -> None:
+    choice = ["--temperature", "0.8", "--top-p", "0.95", "--top-k", "20", "--min-p", "0.01"]
+    sampling = SamplingConfig(temperature=0.8, top_p=0.95, top_k=20, min_p=0.01)
+    expected = plain_text(habitual_target, sampling=sampling, seeds=[5])
+    for tree in ([], ["--beam-width", "3", "--draft-rounds", "4", "--num-nodes", "6"]):
+        arguments = arguments_of(folders, *choice, "--seed", "5", *tree)
+        code, out, _ = run_generate(*arguments)
+        assert (code, out) == (0, expected + "\n")
+
+
+def test_a_prompt_may_come_from_stdin_as_it_stands(
+    run_generate: Any,
+    folders: PairFolders,
+    habitual_target: Target,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("wvu\n"))
+    code, out, _ = run_generate(*arguments_of(folders, prompt="-"))
+    assert (code, out) == (0, plain_text(habitual_target, "wvu\n") + "\n")
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        (["--temperature", "-1"], "temperature is -1.0; it must be 0 or greater"),
+        (["--temperature", "warm"], "--temperature: invalid float value: 'warm'"),
+        (["--top-p", "1.5"], "top_p is 1.5; it must be in (0, 1]"),
+        (["--top-k", "0"], "top_k is 0; it must be 1 or more"),
+        (["--min-p", "2"], "min_p is 2.0; it must be in [0, 1]"),
+        (["--seed", "-1"], "seed of row 0 is -1"),
+        (["--max-new-tokens", "0"], "max_new_tokens of row 0 is 0"),
+        (["--max-new-tokens", "9999"], "the target has 512 positions"),
+        (["--beam-width", "0"], "beam_width is 0"),
+        (["--beam-width", "25"], "more than the vocabulary's 24 tokens"),
+        (["--num-nodes", "99"], "num_nodes is 99"),
+        (["--dtype", "int8"], "invalid choice: 'int8'"),
+        (["--prompt", ""], "The prompt is empty"),
+        (["--no-drafter"], "not allowed with argument --drafter"),
+        (["--drafter", "."], "config.json is missing"),
+        (["--target", "."], "tokenizer.json is missing"),
+        (["--widht", "3"], "unrecognized arguments: --widht 3"),
+    ],
+)
+def test_a_bad_value_is_one_sentence_and_exit_code_2(
+    run_generate: Any, folders: PairFolders, more: list[str], reason: str
+) -> None:
+    code, out, err = run_generate(*arguments_of(folders, *more))
+    assert (code, out) == (2, "")
+    assert reason in err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+def test_what_must_be_given_is_named(run_generate: Any) -> None:
+    assert "required: COMMAND" in run_generate()[2]
+    assert "required: --target, --prompt" in run_generate("generate")[2]
+    missing = run_generate("generate", "--target", "t", "--prompt", "p")[2]
+    assert "one of the arguments --drafter --no-drafter is required" in missing
+
+
+def test_ctrl_c_keeps_what_was_printed(
+    run_generate: Any, folders: PairFolders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = command.stream
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        results = whole(*arguments, **options)
+        for _ in range(4):
+            yield next(results)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "stream", interrupted)
+    code, out, err = run_generate(*arguments_of(folders))
+    assert code == 130
+    assert 3 < len(out) < NEW_TOKENS
+    assert err == "\ninterrupted\n"

@@ -1,0 +1,108 @@
+"""`python -m train.regenerate`: the target's own words, row by row, resumable."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from redrafter_jax import SamplingConfig, generate_autoregressive, load_target
+from redrafter_jax.config import TargetConfig
+from redrafter_jax.errors import InputError
+from redrafter_jax.hub import save_target
+from redrafter_jax.target import init_target
+from train.data import read_token_files
+from train.regenerate import main
+from train.tokenizer import save_tokenizer, train_tokenizer
+
+TEXT = "".join(f"def f{n}(x):\n    return x + {n}\n" for n in range(200))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("regenerate")
+    config = TargetConfig(300, 16, 24, 1, 2, 1, 8, 1e4, 1e-5, 64, True, (0,))
+    save_target(init_target(config, 0), folder)
+    save_tokenizer(train_tokenizer([TEXT], 300), folder, 64)
+    (folder / "text.py").write_text(TEXT)
+    return folder
+
+
+def regenerate(folder: Path, output: Path, patch: pytest.MonkeyPatch, **changes: object) -> None:
+    settings = {
+        "target": str(folder),
+        "target_dtype": "float32",
+        "data": {"folder": str(folder), "sequence_length": 16},
+        "prompt_tokens": 6,
+        "count": 5,
+        "batch_size": 2,
+        "temperatures": [0.0, 1.0],
+        "output": str(output),
+    }
+    path = output.with_suffix(".yaml")
+    path.write_text(yaml.safe_dump(settings | changes))
+    patch.setattr(sys, "argv", ["regenerate", "--config", str(path)])
+    main()
+
+
+def test_rows_are_what_plain_decoding_writes(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "rows.jsonl"
+    regenerate(folder, output, monkeypatch)
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [row["seed"] for row in rows] == [0, 1, 2, 3, 4]
+    target = load_target(folder, "float32")
+    for row in rows:
+        prompt = row["input_ids"][:6]
+        alone = generate_autoregressive(
+            target,
+            [prompt],
+            max_new_tokens=10,
+            sampling=SamplingConfig(row["temperature"]),
+            seeds=[row["seed"]],
+        )
+        assert row["input_ids"][6:] == alone.tokens[0]
+        assert row["loss_mask"] == [0] * 6 + [1] * len(alone.tokens[0])
+    assert read_token_files([output], 300, 0, 16).tokens.shape == (5, 16)
+
+
+def test_a_stopped_run_goes_on_after_its_last_whole_row(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, stopped = tmp_path / "whole.jsonl", tmp_path / "stopped.jsonl"
+    regenerate(folder, whole, monkeypatch)
+    lines = whole.read_text().splitlines(keepends=True)
+    stopped.write_text("".join(lines[:2]) + lines[2][:20])
+    regenerate(folder, stopped, monkeypatch)
+    assert stopped.read_text() == whole.read_text()
+
+
+def test_prompts_must_leave_room_and_exist(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InputError, match="prompt_tokens is 16, which leaves nothing"):
+        regenerate(folder, tmp_path / "a.jsonl", monkeypatch, prompt_tokens=16)
+    with pytest.raises(InputError, match="count is 100000, but the data gives"):
+        regenerate(folder, tmp_path / "b.jsonl", monkeypatch, count=100000)
+
+
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        ("{", "is no row of input_ids and loss_mask"),
+        ('{"input_ids": [1]}', "is no row of input_ids and loss_mask"),
+        ('{"input_ids": [1, 2], "loss_mask": [1]}', "two equally long lists"),
+        ('{"input_ids": [1, 2], "loss_mask": [0, 0]}', "or no 1"),
+        ('{"input_ids": [1, 2], "loss_mask": [0, 2]}', "other values than 0 and 1"),
+        ('{"input_ids": [1, 9], "loss_mask": [0, 1]}', "outside the vocabulary of 9 tokens"),
+        ('{"input_ids": [1, 2, 3, 4], "loss_mask": [0, 1, 1, 1]}', "sequence_length is 3"),
+    ],
+)
+def test_malformed_token_rows_are_named(tmp_path: Path, row: str, sentence: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"input_ids": [1, 2], "loss_mask": [0, 1]}\n' + row + "\n")
+    with pytest.raises(InputError, match=sentence) as refused:
+        read_token_files([path], 9, 0, 3)
+    assert "line 2" in str(refused.value)
