@@ -60,7 +60,9 @@ def ancestor_mask(parents: Int[Array, "B N"], max_depth: int) -> Bool[Array, "B 
     return mask
 
 
-_Nodes = tuple[Int[Array, "B N"], Int[Array, "B N"], Int[Array, "B N"], Float[Array, "B N"]]
+# Tokens, parents, depth and log-probabilities: of the whole trace, and of the nodes kept.
+_Nodes = tuple[Int[Array, "B M"], Int[Array, "B M"], Int[Array, "B M"], Float[Array, "B M"]]
+_Kept = tuple[Int[Array, "B N"], Int[Array, "B N"], Int[Array, "B N"], Float[Array, "B N"]]
 
 
 def _trace_nodes(root: Int[Array, " B"], beams: Beams) -> _Nodes:
@@ -90,7 +92,7 @@ def _keep_final_beams(nodes: _Nodes, draft: DraftConfig) -> _Nodes:
     return tokens, parents, depth, jnp.where(kept, log_probs, -jnp.inf)
 
 
-def _keep_best(nodes: _Nodes, budget: int) -> _Nodes:
+def _keep_best(nodes: _Nodes, budget: int) -> _Kept:
     """The `budget` most likely nodes in their old order, parents renumbered."""
     tokens, parents, depth, log_probs = nodes
     _, best = jax.lax.top_k(log_probs, budget)
