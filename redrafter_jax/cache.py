@@ -12,8 +12,8 @@ from redrafter_jax.types import KVCache
 def init_cache(config: TargetConfig, batch: int, slots: int, dtype: DTypeLike) -> KVCache:
     """An empty cache of S slots per row.
 
-    A decode step writes P slots from `lengths` on, so a row that may decide n tokens needs
-    `n - 1 + P` slots.
+    A decode step writes P slots from `lengths` on, finished rows included, and the token buffer
+    of the same S one further, so a row that may decide n tokens needs `n + P` slots.
     """
     shape = (batch, config.num_key_value_heads, slots, config.head_dim)
     layers = range(config.num_hidden_layers)

@@ -16,6 +16,7 @@ from redrafter_jax.beam import beam_search
 from redrafter_jax.cache import commit, fill, init_cache
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.drafter import Drafter
+from redrafter_jax.errors import InputError
 from redrafter_jax.requests import Requests, check_pair, prepare
 from redrafter_jax.sampling import draw_noise
 from redrafter_jax.target import Target
@@ -243,6 +244,8 @@ def stream(
 
     Without a drafter it is plain decoding. Arguments and errors are those of `generate`.
     """
+    if steps_per_yield < 1:
+        raise InputError(f"steps_per_yield is {steps_per_yield}; it must be 1 or more.")
     if drafter is not None:
         draft = draft or DraftConfig()
         check_pair(target.config, drafter.config, draft)

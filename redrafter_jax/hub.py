@@ -23,6 +23,7 @@ from redrafter_jax.target import Decoder, Target
 DRAFTER_MODEL_TYPE = "recurrent_drafting_drafter"
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_DTYPES = ("float32", "bfloat16")
 
 
 def load_target(name: str | Path, dtype: DTypeLike = "bfloat16") -> Target:
@@ -129,7 +130,7 @@ def read_target_config(folder: Path) -> TargetConfig:
         num_key_value_heads=values.get("num_key_value_heads") or heads,
         head_dim=values.get("head_dim") or width // heads,
         rope_theta=_rope_theta(values, path),
-        rms_norm_eps=_field(values, "rms_norm_eps", path),
+        rms_norm_eps=float(_field(values, "rms_norm_eps", path)),
         max_position_embeddings=_field(values, "max_position_embeddings", path),
         # transformers leaves the field out where it is False for Llama.
         tie_word_embeddings=values.get("tie_word_embeddings", False),
@@ -168,8 +169,8 @@ def _rope_theta(values: Mapping[str, Any], path: Path) -> float:
             f"{path} asks for rotary scaling of type {kind!r}; only 'default' is supported."
         )
     if "rope_theta" in parameters:
-        return parameters["rope_theta"]
-    return _field(values, "rope_theta", path)
+        return float(parameters["rope_theta"])
+    return float(_field(values, "rope_theta", path))
 
 
 def _eos_token_ids(folder: Path, values: Mapping[str, Any]) -> tuple[int, ...]:
@@ -208,7 +209,7 @@ def _load(
     stored_name: Callable[[str], str],
     dtype: DTypeLike,
 ) -> Any:
-    if jnp.dtype(dtype) not in (jnp.float32, jnp.bfloat16):
+    if str(dtype) not in _DTYPES and dtype not in (jnp.float32, jnp.bfloat16):
         raise InputError(f"dtype {dtype!r} is not supported; use 'float32' or 'bfloat16'.")
     graphdef, abstract = nnx.split(skeleton)
     files = _weight_files(folder)
@@ -264,11 +265,14 @@ def _locate(name: str | Path) -> Path:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
+        values = json.loads(path.read_text())
     except FileNotFoundError:
         raise InputError(f"{path} is missing; a model folder needs it.") from None
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not valid JSON: {error}.") from None
+    if not isinstance(values, dict):
+        raise InputError(f"{path} holds a {type(values).__name__}, not an object of fields.")
+    return values
 
 
 def _field(values: Mapping[str, Any], name: str, path: Path) -> Any:
@@ -281,7 +285,8 @@ def _weight_files(folder: Path) -> dict[str, Path]:
     """The file of every stored weight, from the shards' index or the single file's header."""
     index = folder / _INDEX
     if index.is_file():
-        return {name: folder / file for name, file in _read_json(index)["weight_map"].items()}
+        placed = _field(_read_json(index), "weight_map", index)
+        return {name: folder / file for name, file in placed.items()}
     path = folder / _WEIGHTS
     with _open(path) as file:
         return dict.fromkeys(file.keys(), path)

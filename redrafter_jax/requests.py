@@ -83,7 +83,8 @@ def prepare(
         stop_tokens=jnp.tile(jnp.asarray(stop or (-1,), jnp.int32), (rows, 1)),
         sampling=_sampling_arrays(config, sampling, seeds, rows),
     )
-    needed = max(int(ends.max()) - 1 + max_path, padded)
+    # A finished row goes on writing P tokens past its last one; they must not slide onto it.
+    needed = max(int(ends.max()) + max_path, padded)
     return requests, -(-needed // _SLOT_BLOCK) * _SLOT_BLOCK
 
 
@@ -113,7 +114,7 @@ def _sampling_arrays(
     seeds: Sequence[int] | None,
     rows: int,
 ) -> Sampling:
-    chosen = _per_row(sampling or SamplingConfig(), rows, "sampling")
+    chosen = _per_row(SamplingConfig() if sampling is None else sampling, rows, "sampling")
     numbers = _per_row(range(rows) if seeds is None else seeds, rows, "seeds")
     for row, seed in enumerate(numbers):
         if not 0 <= seed < 2**31:

@@ -39,9 +39,9 @@ def drafter(tmp_path_factory: pytest.TempPathFactory) -> Drafter:
     overrides = [
         f"target={TARGET}",
         f"output_dir={output}",
-        "steps=40",
+        "steps=120",
         "data.include=['asyncio/*.py']",
-        "data.sequence_length=128",
+        f"data.token_files=['{CONFIGS / 'demo_regenerated.jsonl'}']",
         "optimizer.batch_size=4",
     ]
     settings = load_settings(TrainSettings, CONFIGS / "demo.yaml", overrides)
