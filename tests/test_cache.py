@@ -101,9 +101,9 @@ def test_beyond_the_documented_edge_the_write_slides_onto_decided_tokens() -> No
 def test_requests_leave_room_for_every_commit(prompt: int, limit: int, max_path: int) -> None:
     config = tiny_config(max_position_embeddings=800)
     requests, slots = prepare(config, [[1] * prompt, [2]], [limit, 1], None, None, None, max_path)
-    # A finished row has decided `limits` tokens, all but the last in the cache, and its
-    # P slots are written with every commit of the rows that go on.
-    assert int(requests.limits.max()) - 1 + max_path <= slots
+    # A finished row has decided `limits` tokens, and P more are written after them with every
+    # step of the rows that go on; its cache holds one token less.
+    assert int(requests.limits.max()) + max_path <= slots
     assert requests.tokens.shape[1] <= slots
 
 
@@ -114,7 +114,7 @@ def test_requests_leave_room_where_slots_just_run_out(max_path: int, slack: int)
     config = tiny_config()
     requests, slots = prepare(config, [[1] * (decided - 3)], 3, None, None, None, max_path)
     assert int(requests.limits[0]) == decided
-    assert decided - 1 + max_path <= slots
+    assert decided + max_path <= slots
 
 
 def test_committed_paths_are_the_cache_of_plain_decoding(target: Target) -> None:
