@@ -144,6 +144,8 @@ def _per_row(value: Value | Sequence[Value], rows: int, name: str) -> list[Value
 
 def _check_tokens(tokens: Sequence[int], name: str, vocab_size: int) -> None:
     for token in tokens:
+        if not isinstance(token, int | np.integer):
+            raise InputError(f"{name} holds {token!r}, which is no token id; give whole numbers.")
         if not 0 <= token < vocab_size:
             raise InputError(
                 f"{name} holds token {token}, outside the vocabulary of {vocab_size} tokens."

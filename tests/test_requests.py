@@ -82,6 +82,12 @@ def test_near_equal_requests_have_equal_shapes() -> None:
     assert slots == same_slots
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_token_ids_are_whole_numbers() -> None:
+    with pytest.raises(InputError, match=r"^Prompt 1 holds 1\.5, which is no token id; .*\.$"):
+        prepared(prompts=[[1, 2], [1.5]])
+
+
 BAD_REQUESTS = [
     ({"prompts": []}, r"^There are no prompts; .*\.$"),
     ({"prompts": [[1], []]}, r"^Prompt 1 is empty; .* at least one token\.$"),
