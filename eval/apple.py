@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from redrafter_jax.command_line import load_tokenizer
 from redrafter_jax.command_line import run as run_command
 from redrafter_jax.errors import InputError
 
@@ -183,7 +184,8 @@ def read_prompts(path: Path, target: Path) -> list[list[int]]:
     if not (isinstance(prompts, list) and prompts and all(prompts)):
         raise InputError(f"--prompts {path} must be a list of prompts, none of them empty.")
     if all(isinstance(prompt, str) for prompt in prompts):
-        return tokenize(prompts, target)
+        tokenizer = load_tokenizer(target)
+        return [tokenizer.encode(prompt).ids for prompt in prompts]
     for i, prompt in enumerate(prompts):
         if not (isinstance(prompt, list) and all(type(token) is int for token in prompt)):
             raise InputError(
@@ -191,24 +193,6 @@ def read_prompts(path: Path, target: Path) -> list[list[int]]:
                 "use only id lists or only strings."
             )
     return prompts
-
-
-def tokenize(texts: list[str], target: Path) -> list[list[int]]:
-    """Whole texts as token ids, by the target folder's own tokenizer."""
-    from tokenizers import Tokenizer
-
-    path = target / "tokenizer.json"
-    if not path.is_file():
-        raise InputError(
-            f"{target} has no tokenizer.json; write the prompts as lists of token ids instead."
-        )
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises nothing more specific
-        raise InputError(f"{path} is no tokenizer that tokenizers can read: {error}.") from None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return [tokenizer.encode(text).ids for text in texts]
 
 
 def same_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
