@@ -1,0 +1,1 @@
+"""Beside Apple's PyTorch ReDrafter: same weights, same prompts, same trees."""
