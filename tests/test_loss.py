@@ -8,7 +8,7 @@ import pytest
 from redrafter_jax.config import DrafterConfig, TargetConfig
 from redrafter_jax.drafter import RecurrentHead, init_drafter
 from redrafter_jax.target import Decoder, init_target
-from train.loss import count_positions, round_sums
+from train.loss import RoundSums, count_positions, round_sums, split_windows
 
 ROUNDS = 3
 B, T = 2, 11
@@ -74,22 +74,38 @@ def expected(pair, batch) -> dict[str, np.ndarray]:
     return brute_force(target, drafter, *batch)
 
 
-@pytest.mark.parametrize("chunk_length", [1, 4, 64])
-def test_sums_equal_a_loop_over_positions(pair, batch, expected, chunk_length: int) -> None:
+def sums_over_windows(
+    pair: tuple[Decoder, RecurrentHead],
+    hidden: jax.Array,
+    tokens: np.ndarray,
+    mask: np.ndarray,
+    chunk_length: int,
+) -> RoundSums:
     target, drafter = pair
-    tokens, mask = batch
-    hidden, _, _ = target.forward(jnp.asarray(tokens))
-    sums = round_sums(
-        drafter,
-        target,
-        hidden,
-        jnp.asarray(tokens),
-        jnp.asarray(mask),
-        rounds=ROUNDS,
-        chunk_length=chunk_length,
+    windows = split_windows(
+        hidden, jnp.asarray(tokens), jnp.asarray(mask), rounds=ROUNDS, chunk_length=chunk_length
     )
+    per_window = jax.vmap(lambda window: round_sums(drafter, target, window, rounds=ROUNDS))
+    return jax.tree.map(lambda leaf: leaf.sum(axis=0), per_window(windows))
+
+
+@pytest.mark.parametrize("chunk_length", [1, 4, 11, 64])
+def test_sums_equal_a_loop_over_positions(pair, batch, expected, chunk_length: int) -> None:
+    tokens, mask = batch
+    hidden, _, _ = pair[0].forward(jnp.asarray(tokens))
+    sums = sums_over_windows(pair, hidden, tokens, mask, chunk_length)
     for name, value in expected.items():
         np.testing.assert_allclose(getattr(sums, name), value, rtol=2e-4, atol=1e-4, err_msg=name)
+
+
+def test_windows_overlap_by_the_rounds_and_mask_what_lies_past_the_end() -> None:
+    tokens = jnp.arange(5)[None]
+    windows = split_windows(
+        tokens[..., None] * 1.0, tokens, jnp.ones((1, 5), bool), rounds=2, chunk_length=3
+    )
+    np.testing.assert_array_equal(windows.tokens[:, 0], [[0, 1, 2, 3, 4, 0], [3, 4, 0, 0, 0, 0]])
+    np.testing.assert_array_equal(windows.hidden[:, 0, :, 0], [[0, 1, 2, 3, 4], [3, 4, 0, 0, 0]])
+    np.testing.assert_array_equal(windows.loss_mask[:, 0].sum(axis=1), [5, 2])
 
 
 def test_counted_positions_are_those_whose_label_is_real_text() -> None:
@@ -99,15 +115,11 @@ def test_counted_positions_are_those_whose_label_is_real_text() -> None:
 
 
 def test_masked_labels_leave_no_gradient(pair, batch) -> None:
-    target, drafter = pair
     tokens, _ = batch
-    hidden, _, _ = target.forward(jnp.asarray(tokens))
+    hidden, _, _ = pair[0].forward(jnp.asarray(tokens))
 
     def loss(context: jax.Array) -> jax.Array:
-        nothing = jnp.zeros((B, T), bool)
-        sums = round_sums(
-            drafter, target, context, jnp.asarray(tokens), nothing, rounds=ROUNDS, chunk_length=4
-        )
+        sums = sums_over_windows(pair, context, tokens, np.zeros((B, T), bool), 4)
         return sums.hard.sum() + sums.soft.sum()
 
     assert not jax.grad(loss)(hidden).any()

@@ -39,67 +39,74 @@ def count_positions(loss_mask: Bool[Array, "B T"], rounds: int) -> Int[Array, " 
     return jnp.stack([loss_mask[:, i + 2 :].sum() for i in range(rounds)])
 
 
-def round_sums(
-    drafter: RecurrentHead,
-    target: Decoder,
+class Window(NamedTuple):
+    """C positions and the R that follow, which their last rounds need.
+
+    Attributes:
+      hidden: the target's last hidden states.
+      tokens: the tokens they belong to, and one more.
+      loss_mask: True where predicting the token counts.
+    """
+
+    hidden: Float[Array, "B M D"]
+    tokens: Int[Array, "B M+1"]
+    loss_mask: Bool[Array, "B M+1"]
+
+
+def split_windows(
     hidden: Float[Array, "B T D"],
     tokens: Int[Array, "B T"],
     loss_mask: Bool[Array, "B T"],
     *,
     rounds: int,
     chunk_length: int,
-) -> RoundSums:
-    """Unroll the drafter R rounds at every position and sum its losses.
+) -> Window:
+    """The windows of all positions, `chunk_length` (C) each, stacked on a leading axis.
 
-    Positions are taken `chunk_length` at a time and rematerialised in the backward pass, so at
-    most [B, chunk_length + R, V] logits of the target and [B, chunk_length, V] of the drafter
-    exist at once, never [R, B, T, V].
+    Whoever sums their losses one by one, gradients included, holds the logits of one window: at
+    most [B, C + R, V] of the target and [R, B, C, V] of the drafter, whatever T.
+    """
+    T = tokens.shape[1]
+    starts = range(0, T, chunk_length)
+
+    def stack(values: Array, length: int) -> Array:
+        # Beyond the end nothing counts: padded labels are masked.
+        extra = starts[-1] + length - T
+        padded = jnp.pad(values, ((0, 0), (0, extra)) + ((0, 0),) * (values.ndim - 2))
+        return jnp.stack([padded[:, start : start + length] for start in starts])
+
+    length = chunk_length + rounds
+    return Window(stack(hidden, length), stack(tokens, length + 1), stack(loss_mask, length + 1))
+
+
+def round_sums(
+    drafter: RecurrentHead, target: Decoder, window: Window, *, rounds: int
+) -> RoundSums:
+    """Unroll the drafter R rounds at every position of a window and sum its losses.
 
     Args:
       drafter: the head that is trained.
       target: the frozen target; its embedding and vocabulary projection are used.
-      hidden: the target's last hidden states over `tokens`.
-      tokens: one document (or a part of one) per row.
-      loss_mask: True where predicting the token counts.
+      window: one of `split_windows`.
       rounds: R.
-      chunk_length: positions per chunk, C.
     """
-    B, T = tokens.shape
-    chunks = -(-T // chunk_length)
-    extra = chunks * chunk_length + rounds + 1 - T
-    # Beyond the end nothing counts: padded labels are masked.
-    hidden = jnp.pad(hidden, ((0, 0), (0, extra), (0, 0)))
-    tokens = jnp.pad(tokens, ((0, 0), (0, extra)))
-    loss_mask = jnp.pad(loss_mask, ((0, 0), (0, extra)))
-
-    @jax.checkpoint
-    def chunk_sums(start: Int[Array, ""]) -> RoundSums:
-        def part(values: Array, offset: int, length: int = chunk_length) -> Array:
-            return jax.lax.dynamic_slice_in_dim(values, start + offset, length, axis=1)
-
-        teacher = _Teacher.of(target.logits(part(hidden, 1, chunk_length + rounds - 1)))
-        context = part(hidden, 0)
-        state = jnp.zeros_like(context)
-        sums = []
-        for i in range(rounds):
-            state = drafter.step(state, target.embed_tokens[...][part(tokens, 1 + i)])
-            sums.append(
-                _prediction_sums(
-                    drafter.logits(context, state),
-                    jax.tree.map(lambda leaf: leaf[:, i : i + chunk_length], teacher),  # noqa: B023
-                    part(tokens, 2 + i),
-                    part(loss_mask, 2 + i),
-                )
+    C = window.hidden.shape[1] - rounds
+    context = window.hidden[:, :C]
+    teacher = _Teacher.of(target.logits(window.hidden[:, 1:]))
+    embedded = target.embed_tokens[...][window.tokens[:, 1:]].astype(context.dtype)
+    state = jnp.zeros_like(context)
+    sums = []
+    for i in range(rounds):
+        state = drafter.step(state, embedded[:, i : i + C])
+        sums.append(
+            _prediction_sums(
+                drafter.logits(context, state),
+                jax.tree.map(lambda leaf: leaf[:, i : i + C], teacher),  # noqa: B023
+                window.tokens[:, 2 + i : 2 + i + C],
+                window.loss_mask[:, 2 + i : 2 + i + C],
             )
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *sums)
-
-    def add(total: RoundSums, start: Int[Array, ""]) -> tuple[RoundSums, None]:
-        return jax.tree.map(jnp.add, total, chunk_sums(start)), None
-
-    zeros = jnp.zeros(rounds)
-    total = RoundSums(zeros, zeros, jnp.zeros((rounds, TOP)), zeros)
-    total, _ = jax.lax.scan(add, total, jnp.arange(chunks) * chunk_length)
-    return total
+        )
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *sums)
 
 
 class _Teacher(NamedTuple):

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.target import Target
 from train.config import LossSettings
-from train.loss import TOP, RoundSums, count_positions, round_sums
+from train.loss import TOP, RoundSums, Window, count_positions, round_sums, split_windows
 
 
 class TrainState(NamedTuple):
@@ -38,6 +38,9 @@ class StepMetrics(NamedTuple):
 def init_state(drafter: Drafter, optimizer: optax.GradientTransformation) -> TrainState:
     """The state before the first step."""
     return TrainState(drafter.params, optimizer.init(drafter.params))
+
+
+_Totals = tuple[nnx.State, Array, RoundSums]
 
 
 @partial(jax.jit, static_argnames=("rounds", "loss_settings", "optimizer"), donate_argnames="state")
@@ -71,34 +74,31 @@ def train_step(
     counts = jax.vmap(lambda mask: count_positions(mask, rounds))(loss_mask).sum(axis=0)
     share = 1.0 / jnp.maximum(counts, 1)
 
-    def loss(
-        params: nnx.State, batch: tuple[Array, Array, Array]
-    ) -> tuple[Float[Array, ""], RoundSums]:
-        sums = round_sums(
-            nnx.merge(graphdef, params),
-            decoder,
-            *batch,
-            rounds=rounds,
-            chunk_length=loss_settings.chunk_length,
-        )
+    def loss(params: nnx.State, window: Window) -> tuple[Float[Array, ""], RoundSums]:
+        sums = round_sums(nnx.merge(graphdef, params), decoder, window, rounds=rounds)
         means = jax.tree.map(lambda leaf: (leaf.T * share).T, sums)
         weighted = loss_settings.hard * means.hard + loss_settings.soft * means.soft
         return weighted.sum(), means
 
-    def accumulate(
-        carry: tuple[nnx.State, Array, RoundSums], batch: tuple[Array, Array]
-    ) -> tuple[tuple[nnx.State, Array, RoundSums], None]:
-        hidden, _, _ = decoder.forward(batch[0])
-        hidden = hidden.astype(jnp.float32)
-        (value, means), gradients = jax.value_and_grad(loss, has_aux=True)(
-            state.params, (hidden, *batch)
-        )
+    # Gradients are taken window by window, so that nothing of a window outlives it.
+    def add_window(carry: _Totals, window: Window) -> tuple[_Totals, None]:
+        (value, means), gradients = jax.value_and_grad(loss, has_aux=True)(state.params, window)
         return jax.tree.map(jnp.add, carry, (gradients, value, means)), None
+
+    def add_batch(carry: _Totals, batch: tuple[Array, Array]) -> tuple[_Totals, None]:
+        hidden, _, _ = decoder.forward(batch[0])
+        windows = split_windows(
+            hidden.astype(jnp.float32),
+            *batch,
+            rounds=rounds,
+            chunk_length=loss_settings.chunk_length,
+        )
+        return jax.lax.scan(add_window, carry, windows)
 
     zeros = jnp.zeros(rounds)
     empty = RoundSums(zeros, zeros, jnp.zeros((rounds, TOP)), zeros)
     start = (jax.tree.map(jnp.zeros_like, state.params), jnp.zeros(()), empty)
-    (gradients, value, means), _ = jax.lax.scan(accumulate, start, (tokens, loss_mask))
+    (gradients, value, means), _ = jax.lax.scan(add_batch, start, (tokens, loss_mask))
     updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
     params = jax.tree.map(jnp.add, state.params, updates)
     metrics = StepMetrics(value, means, optax.tree.norm(gradients))
