@@ -1,14 +1,17 @@
 """`python -m train`: what it writes, what it refuses, and that a killed run loses nothing."""
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -211,6 +214,34 @@ def test_accumulation_changes_memory_not_the_step() -> None:
     )
 
 
+def test_no_value_grows_with_rounds_times_positions_times_vocabulary() -> None:
+    config = TargetConfig(512, 8, 8, 1, 1, 1, 8, 1e4, 1e-5, 512, True, (0,))
+    target, drafter = init_target(config, 0), init_drafter(DrafterConfig(512, 8, 8, 1), 0)
+    optimizer = make_optimizer(OptimizerSettings(learning_rate=1e-2, batch_size=1), 10, bool)
+    rounds, positions, window = 3, 256, 16
+
+    def sizes(jaxpr: jax.extend.core.Jaxpr) -> Iterator[int]:
+        for equation in jaxpr.eqns:
+            yield from (math.prod(getattr(value.aval, "shape", ())) for value in equation.outvars)
+            for parameter in jax.tree.leaves(equation.params):
+                inner = getattr(parameter, "jaxpr", parameter)
+                if isinstance(inner, jax.extend.core.Jaxpr):
+                    yield from sizes(inner)
+
+    traced = train_step.trace(
+        init_state(drafter, optimizer),
+        target,
+        drafter.graphdef,
+        np.zeros((1, 1, positions), np.int32),
+        np.ones((1, 1, positions), bool),
+        rounds=rounds,
+        loss_settings=LossSettings(hard=1.0, chunk_length=window),
+        optimizer=optimizer,
+    )
+    largest = max(sizes(traced.jaxpr.jaxpr))
+    assert window * 512 <= largest < positions * 512
+
+
 def test_the_schedule_warms_up_then_falls_to_zero_and_gradients_are_clipped() -> None:
     optimizer = make_optimizer(
         OptimizerSettings(learning_rate=0.1, batch_size=1, warmup_fraction=0.5), 10, bool
@@ -234,6 +265,11 @@ def test_a_head_can_start_from_the_targets() -> None:
     drafter_settings = DrafterSettings(exit_dim=16, initial_head="target")
     head = new_drafter(target, drafter_settings, 0).merge().lm_head.kernel[...]
     np.testing.assert_array_equal(head, target.merge().embed_tokens[...].T)
+    narrow = drafter_settings.model_copy(update={"exit_dim": 4})
+    rows = np.asarray(new_drafter(target, narrow, 0).merge().lm_head.kernel[...])
+    # As much of the head as any four directions can hold (Eckart and Young).
+    strengths = np.linalg.svd(np.asarray(head), compute_uv=False)
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), strengths[:4], rtol=1e-4)
     wide = drafter_settings.model_copy(update={"exit_dim": 20})
-    with pytest.raises(InputError, match="asks for exit_dim=16"):
+    with pytest.raises(InputError, match="asks for an exit_dim of 16"):
         new_drafter(target, wide, 0)

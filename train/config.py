@@ -97,8 +97,8 @@ class RegenerateSettings(Settings):
 class DrafterSettings(Settings):
     """Shape of the drafter; its width and vocabulary are the target's.
 
-    `initial_head: target` starts the vocabulary projection from the target's own, which asks for
-    `exit_dim` equal to the target's width.
+    `initial_head: target` starts the vocabulary projection from the target's own, or from its
+    strongest directions where `exit_dim` is less than the target's width.
     """
 
     exit_dim: PositiveInt

@@ -4,6 +4,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
+from jaxtyping import Array, Float
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -128,7 +130,7 @@ def new_drafter(target: Target, settings: DrafterSettings, seed: int) -> Drafter
     """A drafter to start from, of the target's width and vocabulary.
 
     Raises:
-      InputError: the head is to start from the target's, but the widths differ.
+      InputError: the head is to start from the target's, but is wider.
     """
     config = DrafterConfig(
         vocab_size=target.config.vocab_size,
@@ -140,14 +142,23 @@ def new_drafter(target: Target, settings: DrafterSettings, seed: int) -> Drafter
     drafter = init_drafter(config, seed)
     if settings.initial_head == "random":
         return drafter
-    if config.exit_dim != config.hidden_size:
+    if config.exit_dim > config.hidden_size:
         raise InputError(
-            f"drafter.initial_head=target asks for exit_dim={config.hidden_size}, the target's "
-            f"width, not {config.exit_dim}."
+            f"drafter.initial_head=target asks for an exit_dim of {config.hidden_size}, the "
+            f"target's width, or less, not {config.exit_dim}."
         )
     head = drafter.merge()
-    head.lm_head.kernel[...] = target.merge().head.astype(head.lm_head.kernel.dtype)
+    rows = _principal_rows(target.merge().head.astype(jnp.float32), config.exit_dim)
+    head.lm_head.kernel[...] = rows
     return Model.split(config, head)
+
+
+def _principal_rows(head: Float[Array, "D V"], exit_dim: int) -> Float[Array, "E V"]:
+    """The head itself, or its E strongest directions: the best head of that rank."""
+    if exit_dim == len(head):
+        return head
+    _, directions = jnp.linalg.eigh(head @ head.T)
+    return directions[:, : -exit_dim - 1 : -1].T @ head
 
 
 def _check_same_run(saved: dict[str, Any], settings: TrainSettings) -> None:
