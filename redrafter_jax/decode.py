@@ -41,7 +41,12 @@ class Generation(NamedTuple):
     accept_counts: np.ndarray
 
 
-@partial(jax.jit, static_argnames=("slots", "max_path"))
+# XLA's CPU backend gives products to YNNPACK, which takes up to twice as long as its own Eigen for
+# the few rows of a tree (docs/benchmarks); reductions stay there. Other backends ignore it.
+_COMPILER_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
+
+
+@partial(jax.jit, static_argnames=("slots", "max_path"), compiler_options=_COMPILER_OPTIONS)
 def prefill(target: Target, requests: Requests, *, slots: int, max_path: int) -> DecodeState:
     """Run the target over the prompts and choose each row's first token.
 
@@ -141,7 +146,12 @@ def advance(
     )
 
 
-@partial(jax.jit, static_argnames="draft", donate_argnames="state")
+@partial(
+    jax.jit,
+    static_argnames="draft",
+    donate_argnames="state",
+    compiler_options=_COMPILER_OPTIONS,
+)
 def decode(
     target: Target,
     drafter: Drafter | None,

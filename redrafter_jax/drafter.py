@@ -59,7 +59,10 @@ class RecurrentHead(nnx.Module):
         self, context: Float[Array, "... D"], state: Float[Array, "... D"]
     ) -> Float[Array, "... E"]:
         """Input of the vocabulary projection; `context` broadcasts against `state`."""
-        x = self._project(context, state)
+        context = jnp.broadcast_to(context, state.shape)
+        x = jnp.concatenate([context, state], axis=-1)
+        if self.config.has_input_projection:
+            x = self.input_proj(x)
         for block in self.blocks:
             x = x + jax.nn.silu(block(x))
         return x
@@ -70,20 +73,6 @@ class RecurrentHead(nnx.Module):
         """Scores of the token after the one that `state` was last fed, float32."""
         features = self.features(context, state)
         return jnp.matmul(features, self.lm_head.kernel[...], preferred_element_type=jnp.float32)
-
-    def _project(
-        self, context: Float[Array, "... D"], state: Float[Array, "... D"]
-    ) -> Float[Array, "... E"]:
-        """`input_proj([context ; state])`, each half by itself.
-
-        The context's half is the same for every beam and round; kept apart, XLA computes it once
-        per decode step.
-        """
-        if not self.config.has_input_projection:
-            context = jnp.broadcast_to(context, state.shape)
-            return jnp.concatenate([context, state], axis=-1)
-        kernel, D = self.input_proj.kernel[...], self.config.hidden_size
-        return context @ kernel[:D] + state @ kernel[D:] + self.input_proj.bias[...]
 
 
 Drafter = Model[DrafterConfig, RecurrentHead]

@@ -12,7 +12,7 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.types import Sampling
 
 # Cache slots come in multiples of this, so that near-equal requests share one compilation.
-_SLOT_BLOCK = 128
+_SLOT_BLOCK = 32
 _SHORTEST_PADDING = 16
 
 Value = TypeVar("Value", int, SamplingConfig)

@@ -132,7 +132,14 @@ class Decoder(nnx.Module):
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Scores of the next token, float32."""
-        return jnp.matmul(hidden, self.head, preferred_element_type=jnp.float32)
+        if not self.config.tie_word_embeddings:
+            return jnp.matmul(hidden, self.head, preferred_element_type=jnp.float32)
+        # Written as the embedding times a few columns, and held so by the barriers: on the CPU XLA
+        # would otherwise transpose the whole embedding in every step.
+        columns = jax.lax.optimization_barrier(jnp.moveaxis(hidden, -1, 0))
+        embedding = self.embed_tokens[...]
+        scores = jnp.tensordot(embedding, columns, 1, preferred_element_type=jnp.float32)
+        return jnp.moveaxis(jax.lax.optimization_barrier(scores), 0, -1)
 
     @property
     def head(self) -> Float[Array, "D V"]:
