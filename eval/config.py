@@ -19,6 +19,7 @@ class DraftSettings(Settings):
     num_nodes: PositiveInt | None = DraftConfig.num_nodes
     final_beams_only: bool = DraftConfig.final_beams_only
     sharpness: float = Field(default=DraftConfig.sharpness, gt=0, allow_inf_nan=False)
+    candidates: PositiveInt | None = DraftConfig.candidates
 
     @model_validator(mode="after")
     def _check_together(self) -> "DraftSettings":

@@ -34,6 +34,7 @@ def describe_setting(report: dict[str, Any]) -> str:
         f"W={draft['beam_width']} R={draft['draft_rounds']} N={report['num_nodes']}"
         f"{' final beams only' if draft['final_beams_only'] else ''}"
         f" sharpness {draft['sharpness']:g}"
+        f"{f' candidates {draft["candidates"]}' if draft['candidates'] else ''}"
     )
     chosen = ", ".join(f"{key} {value:g}" for key, value in sampling.items() if value is not None)
     return (

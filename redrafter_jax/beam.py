@@ -43,7 +43,7 @@ def beam_search(
       root: the last decided token.
       noise: noise of the tokens after the root, from `draw_noise`; the first R are used.
       sampling: the rows' temperature and filters.
-      draft: W, R and sharpness; W may not exceed V.
+      draft: W, R, sharpness and candidates; neither W nor candidates may exceed V.
     """
 
     def advance(
@@ -52,8 +52,10 @@ def beam_search(
         states = drafter.step(frontier.states, embedding[frontier.tokens])
         logits = drafter.logits(context[:, None], states)
         scores = draft.sharpness * (filter_logits(logits, sampling) + round_noise[:, None])
-        best, tokens = jax.lax.top_k(scores, draft.beam_width)
-        best -= jax.nn.logsumexp(scores, axis=-1, keepdims=True)
+        best, tokens = jax.lax.top_k(scores, draft.candidates or draft.beam_width)
+        among = best if draft.candidates else scores
+        best -= jax.nn.logsumexp(among, axis=-1, keepdims=True)
+        best, tokens = best[..., : draft.beam_width], tokens[..., : draft.beam_width]
         totals = (frontier.log_probs[..., None] + best).reshape(len(root), -1)
         log_probs, winners = jax.lax.top_k(totals, draft.beam_width)
         parents = winners // draft.beam_width

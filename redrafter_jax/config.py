@@ -111,6 +111,8 @@ class DraftConfig:
       final_beams_only: keep only nodes that a final beam descends from, the paper's tree.
       sharpness: factor on the draft scores before they are normalised and summed along a beam;
         1.0 ranks beams by the drafter's plain log-probabilities.
+      candidates: a beam's scores are normalised over this many of its best tokens, W or more;
+        None takes all tokens, Apple's code 50.
     """
 
     beam_width: int = 8
@@ -118,6 +120,7 @@ class DraftConfig:
     num_nodes: int | None = None
     final_beams_only: bool = False
     sharpness: float = 1.0
+    candidates: int | None = None
 
     def __post_init__(self) -> None:
         _require_positive(
@@ -130,6 +133,12 @@ class DraftConfig:
             raise InputError(
                 f"DraftConfig.num_nodes is {self.num_nodes}; beam_width={self.beam_width} and "
                 f"draft_rounds={self.draft_rounds} give 1 to {self.max_nodes} nodes."
+            )
+
+        if self.candidates is not None and self.candidates < self.beam_width:
+            raise InputError(
+                f"DraftConfig.candidates is {self.candidates}; a beam of beam_width="
+                f"{self.beam_width} needs that many or more."
             )
 
     @property

@@ -101,11 +101,13 @@ def check_pair(target: TargetConfig, drafter: DrafterConfig, draft: DraftConfig)
                 f"The drafter's {name} is {ours} and the target's is {theirs}; use a drafter "
                 "trained for this target."
             )
-    if draft.beam_width > target.vocab_size:
-        raise InputError(
-            f"DraftConfig.beam_width is {draft.beam_width}, more than the vocabulary's "
-            f"{target.vocab_size} tokens."
-        )
+    for name in ("beam_width", "candidates"):
+        asked = getattr(draft, name) or 0
+        if asked > target.vocab_size:
+            raise InputError(
+                f"DraftConfig.{name} is {asked}, more than the vocabulary's "
+                f"{target.vocab_size} tokens."
+            )
 
 
 def _sampling_arrays(

@@ -184,6 +184,7 @@ def beam_search(
     width: int,
     rounds: int,
     sharpness: float,
+    candidates: int | None = None,
 ) -> list[list[Beam]]:
     """All extensions of all beams scored and sorted whole; one row, noise [R V]."""
     beams = [Beam(0.0, 0, root, np.zeros(len(context)))]
@@ -193,7 +194,10 @@ def beam_search(
         for parent, beam in enumerate(beams):
             state = weights.step(beam.state, embedding[beam.token])
             scores = filtered_scores(weights.logits(context, state), sampling)
-            log_probs = log_softmax(sharpness * (scores + noise[step]))
+            scores = sharpness * (scores + noise[step])
+            if candidates:
+                scores = np.where(scores < np.sort(scores)[-candidates], -np.inf, scores)
+            log_probs = log_softmax(scores)
             extensions += [
                 Beam(beam.log_prob + log_prob, parent, token, state)
                 for token, log_prob in enumerate(log_probs)

@@ -63,6 +63,7 @@ def brute_force(
             draft.beam_width,
             draft.draft_rounds,
             draft.sharpness,
+            draft.candidates,
         )
         for row in range(B)
     ]
@@ -79,11 +80,17 @@ def run(configs: tuple[SamplingConfig, ...], draft: DraftConfig) -> tuple[Beams,
 # A single beam, a usual one, one as wide as the vocabulary, and one round alone.
 @pytest.mark.parametrize(("width", "rounds"), [(1, 3), (4, 3), (V, 2), (4, 1)])
 @pytest.mark.parametrize("sharpness", [1.0, 2.5])
+@pytest.mark.parametrize("among", [None, 9], ids=["all", "9 candidates"])
 @pytest.mark.parametrize("configs", [(GREEDY,) * 3, MIXED], ids=["greedy", "mixed"])
 def test_equals_a_search_that_sorts_every_extension(
-    configs: tuple[SamplingConfig, ...], sharpness: float, width: int, rounds: int
+    configs: tuple[SamplingConfig, ...],
+    among: int | None,
+    sharpness: float,
+    width: int,
+    rounds: int,
 ) -> None:
-    draft = DraftConfig(beam_width=width, draft_rounds=rounds, sharpness=sharpness)
+    candidates = max(among, width) if among else None
+    draft = DraftConfig(width, rounds, sharpness=sharpness, candidates=candidates)
     beams, noise = run(configs, draft)
     assert beams.tokens.shape == (B, rounds, width)
     for row, trace in enumerate(brute_force(noise, configs, draft)):

@@ -86,6 +86,7 @@ def test_the_input_projection_is_left_out_at_twice_the_width(
     [
         ({"beam_width": 0}, r"^DraftConfig\.beam_width is 0; .* greater than 0\.$"),
         ({"draft_rounds": 0}, r"^DraftConfig\.draft_rounds is 0; .* greater than 0\.$"),
+        ({"candidates": 3}, r"^DraftConfig\.candidates is 3; .* beam_width=4 needs that many"),
         ({"sharpness": 0.0}, r"^DraftConfig\.sharpness is 0\.0; .* greater than 0\.$"),
         ({"sharpness": -1.0}, r"^DraftConfig\.sharpness is -1\.0; "),
         ({"sharpness": NAN}, r"^DraftConfig\.sharpness is nan; "),

@@ -71,6 +71,7 @@ def test_every_draft_and_sampling_value_reaches_the_library(config: Path) -> Non
         "num_nodes": 11,
         "final_beams_only": True,
         "sharpness": 1.5,
+        "candidates": 6,
     }
     sampling: dict[str, Any] = {"temperature": 0.7, "top_k": 9, "top_p": 0.9, "min_p": 0.05}
     overrides = [f"draft.{name}={value}" for name, value in draft.items()]

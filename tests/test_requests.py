@@ -157,7 +157,9 @@ def test_drafters_and_drafts_that_do_not_fit_are_refused(
 
 def test_a_beam_may_be_as_wide_as_the_vocabulary() -> None:
     drafter = DrafterConfig(24, 32, exit_dim=8, num_draft_layers=0)
-    check_pair(CONFIG, drafter, DraftConfig(beam_width=24, draft_rounds=2))
+    check_pair(CONFIG, drafter, DraftConfig(beam_width=24, draft_rounds=2, candidates=24))
+    with pytest.raises(InputError, match=r"^DraftConfig\.candidates is 25, more than .* 24 tokens"):
+        check_pair(CONFIG, drafter, DraftConfig(beam_width=2, candidates=25))
 
 
 def by_generate(target: Target, drafter: Drafter, **arguments: Any) -> None:

@@ -9,8 +9,8 @@ greedily in float32, one prompt at a time, with a tree of Apple's making (`final
 nodes), and never stop before `--max-new-tokens`. The two take turns on the same CPU cores, so
 that a slow minute of the machine hits both, and whoever is not measured waits for input.
 
-Apple's drafter normalises scores over its 50 best tokens, ours over all of them, so that trees
-and with them the number of target calls differ here and there; `--full-vocabulary` drops that cut.
+Both drafters normalise scores over a beam's 50 best tokens, as Apple's code does; with
+`--full-vocabulary` both take all tokens.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--full-vocabulary",
         action="store_true",
-        help="drop Apple's top-50 cut on draft scores, so that both sides draft the same trees",
+        help="normalise draft scores over all tokens on both sides, not over the 50 best",
     )
     parser.add_argument("--threads", type=int, help="CPUs for both sides (default: all)")
     return parser.parse_args()

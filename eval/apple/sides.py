@@ -15,6 +15,8 @@ from typing import IO, Any, Literal
 from redrafter_jax.errors import InputError
 
 Mode = Literal["speculative", "autoregressive"]
+# What Apple's `warp_logits` keeps of a beam's scores.
+APPLE_CANDIDATES = 50
 MODES: tuple[Mode, ...] = ("speculative", "autoregressive")
 
 
@@ -141,6 +143,9 @@ def load_ours(arguments: argparse.Namespace) -> Side:
         draft_rounds=arguments.draft_rounds,
         num_nodes=None,
         final_beams_only=True,
+        candidates=(
+            None if arguments.full_vocabulary else min(APPLE_CANDIDATES, target.config.vocab_size)
+        ),
     )
     limits: dict[str, Any] = {"max_new_tokens": arguments.max_new_tokens, "eos_token_ids": ()}
 
