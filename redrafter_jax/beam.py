@@ -53,6 +53,9 @@ def beam_search(
         logits = drafter.logits(context[:, None], states)
         scores = draft.sharpness * (filter_logits(logits, sampling) + round_noise[:, None])
         best, tokens = jax.lax.top_k(scores, draft.candidates or draft.beam_width)
+        if draft.candidates:
+            # Held together: on the CPU XLA sorts the whole vocabulary when it sees both cut to W.
+            best, tokens = jax.lax.optimization_barrier((best, tokens))
         among = best if draft.candidates else scores
         best -= jax.nn.logsumexp(among, axis=-1, keepdims=True)
         best, tokens = best[..., : draft.beam_width], tokens[..., : draft.beam_width]
