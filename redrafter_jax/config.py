@@ -12,6 +12,12 @@ def _require_positive(owner: str, **values: int | float) -> None:
             raise InputError(f"{owner}.{name} is {value}; it must be greater than 0.")
 
 
+def _require_whole(owner: str, **values: int | None) -> None:
+    for name, value in values.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise InputError(f"{owner}.{name} is {value!r}; it must be a whole number.")
+
+
 @dataclass(frozen=True)
 class TargetConfig:
     """Shape of a Llama-architecture decoder, named as in Hugging Face's `config.json`.
@@ -123,6 +129,13 @@ class DraftConfig:
     candidates: int | None = None
 
     def __post_init__(self) -> None:
+        _require_whole(
+            "DraftConfig",
+            beam_width=self.beam_width,
+            draft_rounds=self.draft_rounds,
+            num_nodes=self.num_nodes,
+            candidates=self.candidates,
+        )
         _require_positive(
             "DraftConfig",
             beam_width=self.beam_width,

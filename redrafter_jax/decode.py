@@ -4,7 +4,6 @@ The functions of arrays come first, the ones that take lists of token ids last.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -17,6 +16,7 @@ from redrafter_jax.cache import commit, fill, init_cache
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.errors import InputError
+from redrafter_jax.program import program
 from redrafter_jax.requests import Requests, check_pair, prepare
 from redrafter_jax.sampling import draw_noise
 from redrafter_jax.target import Target
@@ -41,12 +41,7 @@ class Generation(NamedTuple):
     accept_counts: np.ndarray
 
 
-# XLA's CPU backend gives products to YNNPACK, which takes up to twice as long as its own Eigen for
-# the few rows of a tree (docs/benchmarks); reductions stay there. Other backends ignore it.
-_COMPILER_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
-
-
-@partial(jax.jit, static_argnames=("slots", "max_path"), compiler_options=_COMPILER_OPTIONS)
+@program(static_argnames=("slots", "max_path"))
 def prefill(target: Target, requests: Requests, *, slots: int, max_path: int) -> DecodeState:
     """Run the target over the prompts and choose each row's first token.
 
@@ -146,12 +141,7 @@ def advance(
     )
 
 
-@partial(
-    jax.jit,
-    static_argnames="draft",
-    donate_argnames="state",
-    compiler_options=_COMPILER_OPTIONS,
-)
+@program(static_argnames="draft", donate_argnames="state")
 def decode(
     target: Target,
     drafter: Drafter | None,

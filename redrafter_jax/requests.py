@@ -60,6 +60,7 @@ def prepare(
         _check_tokens(prompt, f"Prompt {row}", config.vocab_size)
     limits = _per_row(max_new_tokens, rows, "max_new_tokens")
     for row, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
+        _check_whole(limit, f"max_new_tokens of row {row}")
         if limit < 1:
             raise InputError(f"max_new_tokens of row {row} is {limit}; it must be 1 or more.")
         if len(prompt) + limit > config.max_position_embeddings:
@@ -119,6 +120,7 @@ def _sampling_arrays(
     chosen = _per_row(SamplingConfig() if sampling is None else sampling, rows, "sampling")
     numbers = _per_row(range(rows) if seeds is None else seeds, rows, "seeds")
     for row, seed in enumerate(numbers):
+        _check_whole(seed, f"The seed of row {row}")
         if not 0 <= seed < 2**31:
             raise InputError(f"The seed of row {row} is {seed}; it must be in [0, 2**31).")
 
@@ -135,13 +137,19 @@ def _sampling_arrays(
 
 
 def _per_row(value: Value | Sequence[Value], rows: int, name: str) -> list[Value]:
-    if not isinstance(value, Sequence):
+    # A NumPy array is a list of values too, though no `Sequence`.
+    if not isinstance(value, Sequence | np.ndarray):
         return [value] * rows
     if len(value) != rows:
         raise InputError(
             f"{name} has {len(value)} entries for {rows} prompts; give one value or one per prompt."
         )
     return list(value)
+
+
+def _check_whole(value: int, name: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise InputError(f"{name} is {value!r}; it must be a whole number.")
 
 
 def _check_tokens(tokens: Sequence[int], name: str, vocab_size: int) -> None:

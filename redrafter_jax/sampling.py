@@ -61,8 +61,10 @@ def _lowest_kept(scaled: Float[Array, "B M V"], sampling: Sampling) -> Float[Arr
     ordered = -jnp.sort(-scaled, axis=-1)
     kept = jnp.arange(scaled.shape[-1]) < top_k
     probabilities = jax.nn.softmax(jnp.where(kept, ordered, -jnp.inf), axis=-1)
-    # Keep a token while those before it have not reached top_p, so the first always stays.
+    # Keep a token while those before it have not reached top_p.
     before = jnp.cumsum(probabilities, axis=-1) - probabilities
     kept &= (before < top_p) | (top_p >= 1)
     kept &= probabilities >= min_p * probabilities[..., :1]
+    # The first stays, even where top_p is too small for float32.
+    kept |= jnp.arange(scaled.shape[-1]) == 0
     return jnp.min(jnp.where(kept, ordered, jnp.inf), axis=-1, keepdims=True)

@@ -57,7 +57,10 @@ def accept(tree: TokenTree, chosen: Int[Array, "B N"], max_path: int) -> Accepte
 
 
 def _first_best(scores: Float[Array, "B N V"]) -> Int[Array, "B N"]:
-    """The lowest index of the maximum: `argmax` as two reductions, which the CPU can vectorise."""
+    """The lowest index of the maximum; of NaN scores the last index.
+
+    This is `argmax` as two reductions, which the CPU can vectorise.
+    """
     V = scores.shape[-1]
     best = scores == jnp.max(scores, axis=-1, keepdims=True)
     return jnp.min(jnp.where(best, jnp.arange(V, dtype=jnp.int32), V - 1), axis=-1)

@@ -145,3 +145,12 @@ def test_configs_are_hashable_and_frozen() -> None:
         assert hash(config) == hash(dataclasses.replace(config))
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(config, dataclasses.fields(config)[0].name, 1)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_widths_and_rounds_are_whole_numbers() -> None:
+    half: dict[str, Any] = {"beam_width": 2.5}
+    with pytest.raises(
+        InputError, match=r"^DraftConfig\.beam_width is 2\.5; it must be a whole number\.$"
+    ):
+        DraftConfig(**half)

@@ -1,6 +1,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from tiny_models import tiny_config
 
@@ -59,6 +60,17 @@ def test_seeds_count_the_rows_unless_given_and_may_be_equal() -> None:
     assert prepared()[0].sampling.seeds.tolist() == [0, 1]
     assert prepared(seeds=[9, 9])[0].sampling.seeds.tolist() == [9, 9]
     assert prepared(seeds=[0, 2**31 - 1])[0].sampling.seeds.tolist() == [0, 2**31 - 1]
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_limits_and_seeds_are_whole_numbers_and_may_be_arrays() -> None:
+    requests, _ = prepared(max_new_tokens=np.array([3, 4]), seeds=np.array([5, 6]))
+    assert (requests.limits - requests.lengths).tolist() == [3, 4]
+    assert requests.sampling.seeds.tolist() == [5, 6]
+    with pytest.raises(InputError, match=r"^max_new_tokens of row 0 is 3\.9; .* whole number\.$"):
+        prepared(max_new_tokens=3.9)
+    with pytest.raises(InputError, match=r"^The seed of row 1 is 1\.9; .* whole number\.$"):
+        prepared(seeds=[0, 1.9])
 
 
 def test_sampling_is_one_for_all_or_one_per_row() -> None:

@@ -43,6 +43,7 @@ def check_against_hugging_face(configs: list[SamplingConfig], logits: np.ndarray
         {"top_k": 5},
         {"top_k": V},
         {"top_k": 10 * V},
+        {"top_p": 1e-46},
         {"top_p": 0.01},
         {"top_p": 0.5},
         {"top_p": 0.95},
