@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from tokenizers import Tokenizer
 
+from redrafter_jax.command_line import require_text
 from redrafter_jax.errors import InputError
 
 
@@ -120,6 +121,7 @@ def _prompt_text(row: dict[str, Any], place: str) -> str:
         key, text = "turns[0]", turns[0]
     if not isinstance(text, str) or not text:
         _refuse(place, f"{key!r} is {text!r}; it must be a string that is not empty")
+    require_text(text, f"{place}: {key!r}")
     return text
 
 

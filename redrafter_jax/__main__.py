@@ -11,7 +11,7 @@ from typing import NoReturn
 import jax
 from tokenizers import Tokenizer
 
-from redrafter_jax.command_line import load_tokenizer, run
+from redrafter_jax.command_line import load_tokenizer, require_text, run
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.decode import Generation, stream
 from redrafter_jax.errors import InputError
@@ -145,6 +145,7 @@ def _read_prompt(argument: str) -> str:
         raise InputError(f"The prompt on stdin is not UTF-8 text at byte {error.start}.") from None
     if not prompt:
         raise InputError("The prompt is empty; it needs at least one character.")
+    require_text(prompt, "The prompt")
     return prompt
 
 

@@ -15,6 +15,7 @@ import pydantic
 import yaml
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from pydantic_core import PydanticCustomError
 from tokenizers import Tokenizer
 
 from redrafter_jax.errors import InputError
@@ -23,7 +24,18 @@ from redrafter_jax.errors import InputError
 class Settings(pydantic.BaseModel):
     """Base of all configuration models: unknown keys are errors, values never change."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @pydantic.field_validator("*", mode="wrap")
+    @classmethod
+    def _keep_bools(cls, value: Any, validate: Callable[[Any], Any]) -> Any:
+        validated = validate(value)
+        # pydantic would read true as 1.
+        if _holds_bool(value) and not _holds_bool(validated):
+            raise PydanticCustomError(
+                "bool", "Input should be a number; YAML reads yes, no, on and off as true or false"
+            )
+        return validated
 
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
@@ -88,6 +100,23 @@ def dump_settings(settings: Settings) -> str:
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False)
 
 
+def require_text(text: str, name: str) -> None:
+    """Refuse lone surrogates, which no tokenizer takes.
+
+    JSON can spell them, and bytes of the command line that are not UTF-8 become them.
+
+    Raises:
+      InputError: there is one; the sentence calls the text by `name`.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{name} holds {text[error.start]!r} at character {error.start}, a lone surrogate; "
+            "write it in valid UTF-8."
+        ) from None
+
+
 def load_tokenizer(name: str | Path) -> Tokenizer:
     """The tokenizer of a target: `tokenizer.json` of its folder or hub repository.
 
@@ -116,10 +145,12 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        values = yaml.load(path.read_text(), Loader=_Loader)
+        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except OSError as error:
         raise InputError(f"Cannot read {path}: {error.strerror}.") from None
-    except yaml.YAMLError as error:
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text at byte {error.start}.") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a number such as 0x_
         raise InputError(f"{path} is not valid YAML: {error}") from None
     if not isinstance(values, dict):
         raise InputError(f"{path} holds no mapping of settings.")
@@ -127,7 +158,12 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that also reads 3e-4 as a number, as YAML 1.2 does."""
+    """SafeLoader that reads 3e-4 as a number and 2024-01-31 as a string, as YAML 1.2 does."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - the name and the place are YAML's
+        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
 
 _Loader.add_implicit_resolver(
@@ -148,8 +184,14 @@ def _apply(values: dict[str, Any], override: str) -> None:
             raise InputError(f"Override {override!r}: {parent!r} is a value, not a section.")
     try:
         values[leaf] = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):
         raise InputError(f"Override {override!r}: {text!r} is not a YAML value.") from None
+
+
+def _holds_bool(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_holds_bool, value))
+    return isinstance(value, bool)
 
 
 def _describe(problem: Any, model: type[pydantic.BaseModel]) -> str:

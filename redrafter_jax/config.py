@@ -22,8 +22,8 @@ def _require_whole(owner: str, **values: int | None) -> None:
 class TargetConfig:
     """Shape of a Llama-architecture decoder, named as in Hugging Face's `config.json`.
 
-    There are no defaults: a constant that a checkpoint does not state is an error at loading,
-    never a guess.
+    There are no defaults: what a checkpoint leaves out is an error at loading, or is filled in as
+    transformers does it (`redrafter_jax.hub`), never a guess.
     """
 
     vocab_size: int

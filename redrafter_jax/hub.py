@@ -24,6 +24,13 @@ DRAFTER_MODEL_TYPE = "recurrent_drafting_drafter"
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _DTYPES = ("float32", "bfloat16")
+_EXPECTED = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a string",
+    dict: "an object",
+}
 
 
 def load_target(name: str | Path, dtype: DTypeLike = "bfloat16") -> Target:
@@ -119,21 +126,22 @@ def read_target_config(folder: Path) -> TargetConfig:
             raise InputError(
                 f"{path} states {field}={values[field]!r}; only {supported!r} is supported."
             )
-    heads = _field(values, "num_attention_heads", path)
-    width = _field(values, "hidden_size", path)
+    heads = _field(values, "num_attention_heads", path, int)
+    width = _field(values, "hidden_size", path, int)
     return TargetConfig(
-        vocab_size=_field(values, "vocab_size", path),
+        vocab_size=_field(values, "vocab_size", path, int),
         hidden_size=width,
-        intermediate_size=_field(values, "intermediate_size", path),
-        num_hidden_layers=_field(values, "num_hidden_layers", path),
+        intermediate_size=_field(values, "intermediate_size", path, int),
+        num_hidden_layers=_field(values, "num_hidden_layers", path, int),
         num_attention_heads=heads,
-        num_key_value_heads=values.get("num_key_value_heads") or heads,
-        head_dim=values.get("head_dim") or width // heads,
+        num_key_value_heads=_field(values, "num_key_value_heads", path, int, heads),
+        # TargetConfig refuses 0 heads; here they must not divide.
+        head_dim=_field(values, "head_dim", path, int, width // max(heads, 1)),
         rope_theta=_rope_theta(values, path),
-        rms_norm_eps=float(_field(values, "rms_norm_eps", path)),
-        max_position_embeddings=_field(values, "max_position_embeddings", path),
+        rms_norm_eps=_field(values, "rms_norm_eps", path, float),
+        max_position_embeddings=_field(values, "max_position_embeddings", path, int),
         # transformers leaves the field out where it is False for Llama.
-        tie_word_embeddings=values.get("tie_word_embeddings", False),
+        tie_word_embeddings=_field(values, "tie_word_embeddings", path, bool, False),
         eos_token_ids=_eos_token_ids(folder, values),
     )
 
@@ -152,36 +160,40 @@ def read_drafter_config(folder: Path) -> DrafterConfig:
             f"{DRAFTER_MODEL_TYPE!r}."
         )
     return DrafterConfig(
-        vocab_size=_field(values, "vocab_size", path),
-        hidden_size=_field(values, "hidden_size", path),
-        exit_dim=_field(values, "exit_dim", path),
-        num_draft_layers=_field(values, "num_draft_layers", path),
-        rnn=_field(values, "rnn", path),
+        vocab_size=_field(values, "vocab_size", path, int),
+        hidden_size=_field(values, "hidden_size", path, int),
+        exit_dim=_field(values, "exit_dim", path, int),
+        num_draft_layers=_field(values, "num_draft_layers", path, int),
+        rnn=_field(values, "rnn", path, bool),
     )
 
 
 def _rope_theta(values: Mapping[str, Any], path: Path) -> float:
     """`rope_theta`, from transformers 4's field or inside transformers 5's `rope_parameters`."""
-    parameters = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    parameters = _field(values, "rope_parameters", path, dict, {})
+    parameters = parameters or _field(values, "rope_scaling", path, dict, {})
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind != "default":
         raise InputError(
             f"{path} asks for rotary scaling of type {kind!r}; only 'default' is supported."
         )
-    if "rope_theta" in parameters:
-        return float(parameters["rope_theta"])
-    return float(_field(values, "rope_theta", path))
+    return _field(parameters if "rope_theta" in parameters else values, "rope_theta", path, float)
 
 
 def _eos_token_ids(folder: Path, values: Mapping[str, Any]) -> tuple[int, ...]:
     """The end tokens; `generation_config.json` knows more of them where it is present."""
-    generation = folder / "generation_config.json"
+    path, generation = folder / "config.json", folder / "generation_config.json"
+    if generation.is_file() and "eos_token_id" in (general := _read_json(generation)):
+        path, values = generation, general
     stated = values.get("eos_token_id")
-    if generation.is_file():
-        stated = _read_json(generation).get("eos_token_id", stated)
     if stated is None:
         return ()
-    return tuple(stated) if isinstance(stated, list) else (stated,)
+    tokens = stated if isinstance(stated, list) else [stated]
+    if not all(type(token) is int for token in tokens):
+        raise InputError(
+            f"{path} states eos_token_id={stated!r}; it must be a whole number or a list of them."
+        )
+    return tuple(tokens)
 
 
 def _target_name(name: str) -> str:
@@ -275,18 +287,27 @@ def _read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def _field(values: Mapping[str, Any], name: str, path: Path) -> Any:
-    if values.get(name) is None:
+def _field(
+    values: Mapping[str, Any], name: str, path: Path, expected: type, default: Any = None
+) -> Any:
+    """What a file states, or the default; a whole number will do where a float is expected."""
+    value = default if values.get(name) is None else values[name]
+    if value is None:
         raise InputError(f"{path} does not state {name!r}, and it has no default.")
-    return values[name]
+    if expected is float and type(value) is int:
+        return float(value)
+    # Not isinstance: to Python, true is a whole number.
+    if type(value) is not expected:
+        raise InputError(f"{path} states {name}={value!r}; it must be {_EXPECTED[expected]}.")
+    return value
 
 
 def _weight_files(folder: Path) -> dict[str, Path]:
     """The file of every stored weight, from the shards' index or the single file's header."""
     index = folder / _INDEX
     if index.is_file():
-        placed = _field(_read_json(index), "weight_map", index)
-        return {name: folder / file for name, file in placed.items()}
+        placed = _field(_read_json(index), "weight_map", index, dict)
+        return {name: folder / _field(placed, name, index, str) for name in placed}
     path = folder / _WEIGHTS
     with _open(path) as file:
         return dict.fromkeys(file.keys(), path)

@@ -21,6 +21,8 @@ from redrafter_jax.command_line import (
 class Inner(Settings):
     rate: float = 0.5
     names: tuple[str, ...] = ()
+    weights: tuple[float, ...] = ()
+    fast: bool = False
 
 
 class Outer(Settings):
@@ -54,6 +56,15 @@ def test_an_override_may_open_a_section_that_the_file_lacks(tmp_path: Path) -> N
     assert load_settings(Outer, path, ["inner.rate=2"]).inner.rate == 2.0
 
 
+def test_a_date_is_a_string_and_yes_is_true_where_that_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "dates.yaml"
+    path.write_text("size: 1\ninner:\n  names: [2024-01-31, 2024-13-01]\n", encoding="utf-8")
+    settings = load_settings(Outer, path, ["inner.fast=yes"])
+    assert settings.inner == Inner(names=("2024-01-31", "2024-13-01"), fast=True)
+    overridden = load_settings(Outer, path, ["inner.names=[2025-02-30]"])
+    assert overridden.inner.names == ("2025-02-30",)
+
+
 def test_the_dump_reads_back_as_the_same_settings(config: Path, tmp_path: Path) -> None:
     settings = load_settings(Outer, config, ["inner.names=[x]"])
     (tmp_path / "dump.yaml").write_text(dump_settings(settings))
@@ -72,6 +83,12 @@ def test_overrides_may_stand_before_and_after_options(config: Path) -> None:
         ("=3", "not of the form key.path=value"),
         ("size.more=3", "'size' is a value, not a section"),
         ("size=[", "not a YAML value"),
+        ("size=0x_", "not a YAML value"),
+        ("size=yes", "size: Input should be a number; YAML reads yes"),
+        ("inner.rate=on", "inner.rate: Input should be a number; YAML reads yes"),
+        ("inner.weights=[1, yes]", "inner.weights: Input should be a number; YAML reads yes"),
+        ("inner.rate=.inf", "inner.rate: Input should be a finite number"),
+        ("inner.rate=.nan", "inner.rate: Input should be a finite number"),
         ("size=0", "size: Input should be greater than 0"),
         ("inner.rats=1", "inner.rats: unknown key; did you mean 'rate'?"),
         ("other=1", "other: unknown key; known keys: size, inner"),
@@ -90,8 +107,12 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
     path.write_text("- a list\n")
     with pytest.raises(InputError, match="holds no mapping"):
         load_settings(Outer, path)
-    path.write_text("size: [\n")
-    with pytest.raises(InputError, match="not valid YAML"):
+    for text in ("size: [\n", "size: 0x_\n"):
+        path.write_text(text)
+        with pytest.raises(InputError, match="not valid YAML"):
+            load_settings(Outer, path)
+    path.write_bytes(b"size: \xff\n")
+    with pytest.raises(InputError, match="not UTF-8 text at byte 6"):
         load_settings(Outer, path)
 
 

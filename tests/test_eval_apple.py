@@ -145,6 +145,7 @@ def test_a_python_without_pytorch_is_refused_in_one_sentence(
     ("name", "value", "message"),
     [
         ("beam_width", 0, "--beam-width is 0; the least is 1."),
+        ("beam_width", 51, "--beam-width is 51; the most is 50, .* unless --full-vocabulary"),
         ("max_new_tokens", 1, "--max-new-tokens is 1; the least is 2."),
         ("target", Path("nowhere"), "--target nowhere is not a folder."),
         ("output", Path("nowhere/report.json"), "not a file in an existing folder"),
@@ -159,6 +160,13 @@ def test_settings_neither_side_could_follow_are_refused(
         check(arguments)
 
 
+def test_beams_may_outnumber_apples_candidates_where_scores_cover_the_vocabulary(
+    arguments: argparse.Namespace,
+) -> None:
+    arguments.beam_width, arguments.full_vocabulary = 51, True
+    check(arguments)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -166,6 +174,7 @@ def test_settings_neither_side_could_follow_are_refused(
         ("[]", "must be a list of prompts"),
         ('[[1], "text"]', "prompt 1 is not a list of token ids"),
         ("[[1], [true]]", "prompt 1 is not a list of token ids"),
+        (r'["a", "b\ud800"]', "prompt 1 holds .* at character 1, a lone surrogate"),
     ],
 )
 def test_prompts_that_are_no_prompts_are_refused(

@@ -62,6 +62,7 @@ def test_line_separators_inside_a_string_end_no_row(tmp_path: Path) -> None:
         ('{"prompt": ""}', "not empty"),
         ('{"prompt": 3}', "'prompt' is 3"),
         ('{"prompt": null}', "'prompt' is None"),
+        (r'{"prompt": "\ud800 a"}', r"'prompt' holds '\ud800' at character 0, a lone surrogate"),
         ('{"turns": []}', "at least one string"),
         ('{"turns": "x"}', "at least one string"),
         ('{"turns": [null]}', "'turns[0]' is None"),

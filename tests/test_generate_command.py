@@ -163,6 +163,7 @@ def test_a_prompt_may_come_from_stdin_as_it_stands(
         (["--num-nodes", "99"], "num_nodes is 99"),
         (["--dtype", "int8"], "invalid choice: 'int8'"),
         (["--prompt", ""], "The prompt is empty"),
+        (["--prompt", os.fsdecode(b"ab\xff")], r"holds '\udcff' at character 2, a lone surrogate"),
         (["--no-drafter"], "not allowed with argument --drafter"),
         (["--drafter", "."], "config.json is missing"),
         (["--target", "."], "tokenizer.json is missing"),

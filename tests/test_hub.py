@@ -437,6 +437,35 @@ def test_targets_of_another_kind_are_refused(
         load_target(target_folder)
 
 
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"hidden_size": "16"}, r"hidden_size='16'; it must be a whole number\.$"),
+        ({"vocab_size": [1]}, r"vocab_size=\[1\]; it must be a whole number\.$"),
+        ({"num_hidden_layers": 1.0}, r"num_hidden_layers=1\.0; it must be a whole number\.$"),
+        ({"num_hidden_layers": True}, r"num_hidden_layers=True; it must be a whole number\.$"),
+        ({"rms_norm_eps": "a"}, r"rms_norm_eps='a'; it must be a number\.$"),
+        ({"tie_word_embeddings": "false"}, r"'false'; it must be true or false\.$"),
+        ({"rope_parameters": [1]}, r"rope_parameters=\[1\]; it must be an object\.$"),
+        ({"rope_parameters": {"rope_theta": "a"}}, r"rope_theta='a'; it must be a number\.$"),
+        ({"eos_token_id": "x"}, r"eos_token_id='x'; it must be a whole number or a list"),
+        ({"eos_token_id": [2, None]}, r"eos_token_id=\[2, None\]; it must be a whole number"),
+        ({"head_dim": 0}, "head_dim is 0; it must be greater than 0"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads is 0; it must be greater than 0"),
+        (
+            {"num_attention_heads": 0, "head_dim": ...},
+            "num_attention_heads is 0; it must be greater than 0",
+        ),
+    ],
+)
+def test_a_field_of_the_wrong_kind_is_refused_not_replaced(
+    target_folder: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    change_json(target_folder / "config.json", **changes)
+    with pytest.raises(InputError, match=sentence):
+        load_target(target_folder)
+
+
 def test_a_target_is_no_drafter_and_a_drafter_no_target(
     target_folder: Path, apple_folder: Path
 ) -> None:
@@ -530,8 +559,16 @@ def test_an_index_that_points_to_the_wrong_shard(target_folder: Path) -> None:
         load_target(target_folder)
 
 
-def test_an_index_without_a_map(target_folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("index", "sentence"),
+    [
+        ({}, "does not state 'weight_map'"),
+        ({"weight_map": [1]}, r"states weight_map=\[1\]; it must be an object"),
+        ({"weight_map": {"lm_head.weight": 1}}, r"states lm_head\.weight=1; it must be a string"),
+    ],
+)
+def test_an_index_without_a_map(target_folder: Path, index: dict[str, Any], sentence: str) -> None:
     shard(target_folder)
-    (target_folder / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(InputError, match=r"model\.safetensors\.index\.json "):
+    (target_folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(InputError, match=rf"model\.safetensors\.index\.json {sentence}"):
         load_target(target_folder)

@@ -25,9 +25,9 @@ from typing import Any
 from rich.console import Console
 
 from eval.apple.compare import compare_prompts, summarize
-from eval.apple.sides import Apple, load_ours
+from eval.apple.sides import APPLE_CANDIDATES, Apple, load_ours
 from eval.apple.table import make_table
-from redrafter_jax.command_line import load_tokenizer
+from redrafter_jax.command_line import load_tokenizer, require_text
 from redrafter_jax.command_line import run as run_command
 from redrafter_jax.errors import InputError
 
@@ -66,6 +66,11 @@ def check(arguments: argparse.Namespace) -> None:
         value = getattr(arguments, name)
         if value < minimum:
             raise InputError(f"--{name.replace('_', '-')} is {value}; the least is {minimum}.")
+    if arguments.beam_width > APPLE_CANDIDATES and not arguments.full_vocabulary:
+        raise InputError(
+            f"--beam-width is {arguments.beam_width}; the most is {APPLE_CANDIDATES}, the tokens "
+            "that scores are normalised over, unless --full-vocabulary takes all."
+        )
     for name in ("repository", "target", "drafter"):
         if not getattr(arguments, name).is_dir():
             raise InputError(f"--{name} {getattr(arguments, name)} is not a folder.")
@@ -89,6 +94,8 @@ def read_prompts(path: Path, target: Path) -> list[list[int]]:
     if not (isinstance(prompts, list) and prompts and all(prompts)):
         raise InputError(f"--prompts {path} must be a list of prompts, none of them empty.")
     if all(isinstance(prompt, str) for prompt in prompts):
+        for i, prompt in enumerate(prompts):
+            require_text(prompt, f"--prompts {path}: prompt {i}")
         tokenizer = load_tokenizer(target)
         return [tokenizer.encode(prompt).ids for prompt in prompts]
     for i, prompt in enumerate(prompts):
