@@ -10,7 +10,14 @@ from transformers import AutoTokenizer
 from redrafter_jax.command_line import load_tokenizer
 from redrafter_jax.errors import InputError
 from train.config import DataSettings
-from train.data import Document, Windows, make_batches, make_windows, read_documents
+from train.data import (
+    Document,
+    Windows,
+    make_batches,
+    make_windows,
+    read_documents,
+    read_token_files,
+)
 from train.tokenizer import save_tokenizer, train_tokenizer
 
 END = 0
@@ -46,6 +53,61 @@ def test_include_exclude_and_held_out_divide_the_files(folder: Path) -> None:
     assert training[0].text == "# a.py\n"
     held_out = read_documents(settings(folder), held_out=True)
     assert [document.name for document in held_out] == ["held/c.py"]
+
+
+@pytest.mark.parametrize(
+    ("glob", "names"),
+    [
+        ("**/secret.py", ["a/b/secret.py", "a/secret.py", "secret.py"]),
+        ("a/**/secret.py", ["a/b/secret.py", "a/secret.py"]),
+        ("**/b/**/*.py", ["a/b/secret.py"]),
+        ("a/*", ["a/b/secret.py", "a/secret.py"]),
+        ("./secret.py", ["secret.py"]),
+    ],
+)
+def test_a_held_out_file_is_never_trained_on_at_whatever_depth(
+    tmp_path: Path, glob: str, names: list[str]
+) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    every = ["a/b/secret.py", "a/secret.py", "open.py", "secret.py"]
+    for name in every:
+        (tmp_path / name).write_text("x")
+    chosen = settings(tmp_path, held_out=[glob])
+    held_out = [document.name for document in read_documents(chosen, held_out=True)]
+    training = [document.name for document in read_documents(chosen)]
+    assert held_out == names
+    assert training == [name for name in every if name not in names]
+    excluded = read_documents(settings(tmp_path, exclude=[glob], held_out=[]))
+    assert [document.name for document in excluded] == training
+
+
+def test_folders_that_match_are_no_documents(folder: Path) -> None:
+    (folder / "module.py").mkdir()
+    names = [document.name for document in read_documents(settings(folder, include=["**/*"]))]
+    assert names == ["a.py", "note.txt", "pkg/b.py"]
+
+
+@pytest.mark.parametrize("field", ["include", "exclude", "held_out"])
+@pytest.mark.parametrize(
+    ("glob", "sentence"),
+    [
+        ("", "'' is no glob below data.folder"),
+        (".", "'.' is no glob below data.folder"),
+        ("/etc/*.py", "'/etc/\\*.py' is no glob below data.folder"),
+        ("a**/b.py", "has '\\*\\*' beside other letters"),
+    ],
+)
+def test_globs_that_can_match_nothing_are_refused(
+    folder: Path, field: str, glob: str, sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        settings(folder, **{field: [glob]})
+
+
+def test_token_files_that_are_no_text_are_named(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(b"{\xe9}\n")
+    with pytest.raises(InputError, match=r"rows\.jsonl is not UTF-8 text at byte 1"):
+        read_token_files([tmp_path / "rows.jsonl"], 9, END, 3)
 
 
 def test_the_standard_library_is_a_folder_with_a_name() -> None:

@@ -12,7 +12,10 @@ import yaml
 from tokenizers import Tokenizer
 from transformers import AutoConfig
 
+from redrafter_jax.command_line import load_settings
+from redrafter_jax.errors import InputError
 from redrafter_jax.hub import load_target
+from train.config import PretrainSettings
 from train.data import Windows
 from train.pretrain import held_out_loss, main, next_token_loss
 
@@ -80,6 +83,55 @@ def test_the_loss_is_the_cross_entropy_of_counted_tokens(exported: Path) -> None
     ]
     ours = next_token_loss(target, jnp.asarray(tokens), jnp.asarray(mask))
     np.testing.assert_allclose(ours, np.mean(terms), rtol=1e-5)
-    np.testing.assert_allclose(
-        held_out_loss(target, Windows(tokens, mask)), np.mean(terms), rtol=1e-5
-    )
+
+
+# Four windows make a batch.
+@pytest.mark.parametrize("count", [3, 4, 6])
+def test_the_held_out_loss_is_the_mean_over_every_window(exported: Path, count: int) -> None:
+    target = load_target(exported, "float32")
+    generator = np.random.default_rng(count)
+    tokens = generator.integers(0, 300, (count, 8)).astype(np.int32)
+    mask = generator.random((count, 8)) < 0.5
+    measured = held_out_loss(target, Windows(tokens, mask))
+    alone = [
+        (float(next_token_loss(target, jnp.asarray(row[None]), jnp.asarray(counted[None]))), n)
+        for row, counted, n in zip(tokens, mask, mask[:, 1:].sum(axis=1), strict=True)
+    ]
+    assert measured.tokens == mask[:, 1:].sum()
+    expected = sum(loss * n for loss, n in alone) / measured.tokens
+    np.testing.assert_allclose(measured.mean, expected, rtol=1e-5)
+
+
+def test_the_report_counts_the_tokens_that_were_scored(exported: Path) -> None:
+    report = json.loads((exported / "pretrain_report.json").read_text())
+    tokenizer = Tokenizer.from_file(str(exported / "tokenizer.json"))
+    text = (exported.parent / "held.py").read_text()
+    # The end token opens and closes the document; the first token of each window is not scored.
+    tokens = len(tokenizer.encode(text).ids) + 2
+    assert report["held_out_tokens"] == tokens - math.ceil(tokens / 32)
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("target.vocab_size=256", "256 tokens do not hold the 256 bytes and the end token"),
+        ("data.sequence_length=33", "data.sequence_length is 33; give it 2 to 32"),
+        ("data.sequence_length=1", "data.sequence_length is 1; give it 2 to 32"),
+    ],
+)
+def test_settings_that_cannot_train_are_refused(
+    exported: Path, override: str, sentence: str
+) -> None:
+    with pytest.raises(InputError, match=sentence):
+        load_settings(PretrainSettings, exported.parent / "pretrain.yaml", [override])
+
+
+def test_an_impossible_shape_is_refused_before_the_tokenizer_is_trained(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = str(exported.parent / "pretrain.yaml")
+    output = f"output_dir={tmp_path / 'out'}"
+    monkeypatch.setattr(sys, "argv", ["pretrain", "--config", config, "target.head_dim=7", output])
+    with pytest.raises(InputError, match="head_dim is 7"):
+        main()
+    assert not (tmp_path / "out").exists()

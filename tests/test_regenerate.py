@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -77,6 +78,63 @@ def test_a_stopped_run_goes_on_after_its_last_whole_row(
     stopped.write_text("".join(lines[:2]) + lines[2][:20])
     regenerate(folder, stopped, monkeypatch)
     assert stopped.read_text() == whole.read_text()
+
+
+def test_a_finished_run_is_left_as_it_is_and_a_longer_one_adds_to_it(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output = tmp_path / "rows.jsonl"
+    regenerate(folder, output, monkeypatch, count=3)
+    three = output.read_text()
+    regenerate(folder, output, monkeypatch, count=3)
+    assert output.read_text() == three
+    regenerate(folder, output, monkeypatch)
+    assert output.read_text().startswith(three)
+    assert "5 rows in" in capsys.readouterr().err
+    with pytest.raises(InputError, match=r"count is 4, but .* holds 5 rows already"):
+        regenerate(folder, output, monkeypatch, count=4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"temperatures": [0.0, 0.5]},
+        {"temperatures": [0.5]},
+        {"prompt_tokens": 5},
+        {"data": {"shuffle_seed": 1}},
+        {"data": {"sequence_length": 18}},
+    ],
+)
+def test_rows_of_other_settings_are_refused_and_kept(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+) -> None:
+    output = tmp_path / "rows.jsonl"
+    regenerate(folder, output, monkeypatch, count=3)
+    # A cut row stays as well.
+    output.write_text(output.read_text() + '{"seed"')
+    before = output.read_bytes()
+    if "data" in changes:
+        changes = {"data": {"folder": str(folder), "sequence_length": 16} | changes["data"]}
+    with pytest.raises(InputError, match="is no continuation of this run's prompt"):
+        regenerate(folder, output, monkeypatch, **changes)
+    assert output.read_bytes() == before
+
+
+@pytest.mark.parametrize("rows", ["# Notes\n", "[1]\n", '{"seed":1}\n'])
+def test_a_file_of_something_else_is_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: str
+) -> None:
+    output = tmp_path / "rows.jsonl"
+    output.write_text(rows)
+    with pytest.raises(InputError, match="line 1 is no continuation"):
+        regenerate(folder, output, monkeypatch)
+    assert output.read_text() == rows
 
 
 def test_prompts_must_leave_room_and_exist(

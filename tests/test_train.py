@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -160,6 +161,49 @@ def test_a_folder_with_another_run_is_refused(
     assert sentence in refusal(arguments, monkeypatch, capsys)
 
 
+def test_a_run_does_not_go_on_with_another_target_or_other_data(
+    target_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "target"
+    shutil.copytree(target_folder, folder)
+    tokens = tmp_path / "rows.jsonl"
+    row = '{"input_ids": [1, 2, 3, 4], "loss_mask": [0, 1, 1, 1]}\n'
+    tokens.write_text(row * 8)
+    data = {"folder": str(folder), "sequence_length": 16, "token_files": [str(tokens)]}
+    values = settings(folder, tmp_path / "out", data=data, steps=1)
+    arguments = command(tmp_path, values)
+    monkeypatch.setattr(sys, "argv", ["train", *arguments[3:]])
+    main()
+
+    def refused() -> str:
+        return refusal(arguments, monkeypatch, capsys)
+
+    tokens.write_text(row * 7 + row.replace("4", "5"))
+    assert "a run with other contents of data.token_files;" in refused()
+    tokens.write_text(row * 8)
+    (folder / "text.py").write_text(TEXT + "pass\n")
+    assert "a run with other contents of data.folder;" in refused()
+    (folder / "text.py").write_text(TEXT)
+    save_target(
+        init_target(TargetConfig(300, 16, 24, 1, 2, 1, 8, 1e4, 1e-5, 64, True, (0,)), 1), folder
+    )
+    assert "a run with other contents of target;" in refused()
+    shutil.copy(target_folder / "model.safetensors", folder)
+    main()
+
+
+def test_a_folder_that_cannot_be_made_is_named_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    values = settings(tmp_path / "no_target", tmp_path / "file" / "x")
+    said = refusal(command(tmp_path, values), monkeypatch, capsys)
+    assert f"Cannot make output_dir {tmp_path}/file/x: Not a directory." in said
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -167,7 +211,7 @@ def test_a_folder_with_another_run_is_refused(
         ({"data": {"folder": "gone", "sequence_length": 16}}, "'gone' is not a folder"),
         ({"data": {"folder": ".", "sequence_length": 65}}, "the target has 64 positions"),
         ({"loss": {"hard": 0, "soft": 0}}, "hard and soft are both 0"),
-        ({"drafter": {"exit_dim": 24, "initial_head": "target"}}, "asks for exit_dim=16"),
+        ({"drafter": {"exit_dim": 24, "initial_head": "target"}}, "asks for an exit_dim of 16"),
     ],
 )
 def test_unusable_settings_end_in_a_sentence(

@@ -1,9 +1,16 @@
 """Settings of the training commands, validated by pydantic at the edge."""
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from redrafter_jax.command_line import Settings
 
@@ -13,7 +20,8 @@ class DataSettings(Settings):
 
     `folder` is a path, or `python:stdlib` for the standard library of the running Python.
     Globs are relative to it; a file is training data if it matches `include` and neither
-    `exclude` nor `held_out`.
+    `exclude` nor `held_out`. In `include` `*` stays within a folder, in the other two it crosses
+    folders: `json/*` is everything below `json`. `**/` is any number of folders, none too.
 
     `token_files` are JSON lines `{"input_ids": [...], "loss_mask": [...]}`, such as
     `train.regenerate` writes; where there are any, `token_share` of the examples come from them.
@@ -28,11 +36,26 @@ class DataSettings(Settings):
     token_files: list[Path] = []
     token_share: float = Field(default=0.5, gt=0, lt=1)
 
+    @field_validator("include", "exclude", "held_out")
+    @classmethod
+    def _relative_globs(cls, globs: list[str]) -> list[str]:
+        for glob in globs:
+            path = PurePosixPath(glob)
+            if not path.parts or path.is_absolute():
+                raise ValueError(
+                    f"{glob!r} is no glob below data.folder; write one such as 'package/*.py'"
+                )
+            if any("**" in part and part != "**" for part in path.parts):
+                raise ValueError(f"{glob!r} has '**' beside other letters; write '**/' or '*'")
+        # Plain, so that ./json/* and json//* mean json/* however they are matched.
+        return [str(PurePosixPath(glob)) for glob in globs]
+
 
 class OptimizerSettings(Settings):
     """A linear warm-up and a cosine decay to zero of AdamW or Muon.
 
     `rule: muon` updates hidden matrices by Muon and the rest by AdamW; it needs fewer tokens.
+    `weight_decay` then reaches Muon's matrices alone, `beta1` and `beta2` the rest alone.
     """
 
     rule: Literal["adamw", "muon"] = "adamw"
@@ -61,6 +84,15 @@ class TargetSettings(Settings):
     max_position_embeddings: PositiveInt
     tie_word_embeddings: bool
 
+    @field_validator("vocab_size")
+    @classmethod
+    def _room_for_bytes(cls, size: int) -> int:
+        if size < 257:
+            raise ValueError(
+                f"{size} tokens do not hold the 256 bytes and the end token; ask for 257 or more"
+            )
+        return size
+
 
 class PretrainSettings(Settings):
     """`python -m train.pretrain`: a tokenizer and a small target from text files."""
@@ -75,6 +107,16 @@ class PretrainSettings(Settings):
     evaluation_windows: PositiveInt = 64
     output_dir: Path
     export_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+
+    @model_validator(mode="after")
+    def _fitting_length(self) -> "PretrainSettings":
+        length, positions = self.data.sequence_length, self.target.max_position_embeddings
+        if not 2 <= length <= positions:
+            raise ValueError(
+                f"data.sequence_length is {length}; give it 2 to {positions}, which is "
+                "target.max_position_embeddings"
+            )
+        return self
 
 
 class RegenerateSettings(Settings):
@@ -111,7 +153,8 @@ class LossSettings(Settings):
     """Weights of the two losses, summed over rounds.
 
     `hard` is cross-entropy with the data's next token, `soft` the KL divergence from the target's
-    own distribution. Logits exist for `chunk_length` positions of a batch at a time.
+    own distribution. Positions are scored `chunk_length` (C) at a time, so that the logits are
+    [B, C + R, V] of the target and [R, B, C, V] of the drafter at most, R being `draft_rounds`.
     """
 
     hard: float = Field(default=0.0, ge=0)

@@ -55,6 +55,8 @@ def read_documents(settings: DataSettings, *, held_out: bool = False) -> list[Do
         raise InputError(f"data.folder {settings.folder!r} is not a folder.")
     documents = []
     for path in sorted({path for glob in settings.include for path in folder.glob(glob)}):
+        if not path.is_file():
+            continue
         name = path.relative_to(folder).as_posix()
         if _matches(name, settings.exclude) or _matches(name, settings.held_out) != held_out:
             continue
@@ -128,6 +130,11 @@ def read_token_files(
             lines = path.read_text(encoding="utf-8").splitlines()
         except OSError as error:
             raise InputError(f"Cannot read data.token_files {path}: {error.strerror}.") from None
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"data.token_files {path} is not UTF-8 text at byte {error.start}; give a file of "
+                "JSON lines."
+            ) from None
         for number, line in enumerate(lines, start=1):
             ids, mask = _parse_tokens(line, f"{path}, line {number}", vocab_size, length)
             padding = length - len(ids)
@@ -201,4 +208,13 @@ def _resolve_folder(folder: str) -> Path:
 
 
 def _matches(name: str, globs: Sequence[str]) -> bool:
-    return any(fnmatch(name, glob) for glob in globs)
+    """Whether a glob fits; `*` crosses folders, and `**/` may be no folder, as in `include`."""
+    return any(fnmatch(name, variant) for glob in globs for variant in _without_folders(glob))
+
+
+def _without_folders(glob: str) -> list[str]:
+    """The glob with and without each `**/`, which fnmatch takes for one folder at least."""
+    before, folders, after = glob.partition("**/")
+    if not folders:
+        return [glob]
+    return [before + kept + rest for rest in _without_folders(after) for kept in ("", folders)]

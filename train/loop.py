@@ -1,10 +1,14 @@
 """The training run, from settings to an exported drafter."""
 
+import hashlib
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -39,8 +43,11 @@ def train(settings: TrainSettings, console: Console) -> Path:
     A run that was killed goes on from its newest checkpoint, to the same parameters bit for bit.
 
     Raises:
-      InputError: the target, the data or a checkpoint does not fit the settings.
+      InputError: the target, the data or a checkpoint does not fit the settings, or the folder
+        cannot be made.
     """
+    folder = settings.output_dir
+    _make_folder(folder)
     target = load_target(settings.target, settings.target_dtype)
     sources = load_sources(settings, target)
     drafter = new_drafter(target, settings.drafter, settings.seed)
@@ -51,13 +58,15 @@ def train(settings: TrainSettings, console: Console) -> Path:
     accumulation = settings.optimizer.accumulation_steps
     rows = settings.optimizer.batch_size * accumulation
     batches = make_batches(sources, rows, settings.data.shuffle_seed)
-    folder = settings.output_dir
+    digests = _digests(target, sources)
 
     with open_checkpoints(folder / "checkpoints", settings.checkpoints_kept) as checkpoints:
         first_step = 0
         restored = restore_latest(checkpoints, state, settings.resume == "auto")
         if restored is not None:
             _check_same_run(restored.record["settings"], settings)
+            # Checkpoints of before digests were kept have none to compare.
+            _check_same_inputs(restored.record.get("digests", digests), digests, folder)
             first_step, state = restored.step, restored.arrays
             batches.set_state(restored.record["data"])
             console.print(f"resumed from step {first_step}")
@@ -96,6 +105,7 @@ def train(settings: TrainSettings, console: Console) -> Path:
                     record = {
                         "data": batches.get_state(),
                         "settings": settings.model_dump(mode="json"),
+                        "digests": digests,
                     }
                     save(checkpoints, step, state, record)
 
@@ -171,6 +181,39 @@ def _check_same_run(saved: dict[str, Any], settings: TrainSettings) -> None:
             f"{settings.output_dir} holds a run with other settings for {', '.join(changed)}; "
             "use another output_dir or remove that one."
         )
+
+
+def _digests(target: Target, sources: list[tuple[Windows, float]]) -> dict[str, str]:
+    """What a run reads, named by its setting: equal digests mean the same windows and weights."""
+    digests = {"target": _digest(repr(target.config), jax.tree.leaves(target.params))}
+    names = ("data.folder", "data.token_files")
+    for name, (windows, _) in zip(names, sources, strict=False):
+        digests[name] = _digest(name, windows)
+    return digests
+
+
+def _digest(name: str, arrays: Iterable[jax.Array | np.ndarray]) -> str:
+    digest = hashlib.sha256(name.encode())
+    # One by one: a target's weights need not fit into memory twice.
+    for array in arrays:
+        digest.update(np.asarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def _check_same_inputs(saved: dict[str, str], stated: dict[str, str], folder: Path) -> None:
+    changed = [name for name in stated if saved.get(name) != stated[name]]
+    if changed:
+        raise InputError(
+            f"{folder} holds a run with other contents of {', '.join(changed)}; bring those back, "
+            "use another output_dir or remove that one."
+        )
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"Cannot make output_dir {folder}: {error.strerror}.") from None
 
 
 def _progress(console: Console) -> Progress:

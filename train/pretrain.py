@@ -37,6 +37,13 @@ _END_TOKEN = 0
 _EVALUATION_BATCH = 4
 
 
+class HeldOutLoss(NamedTuple):
+    """Mean cross-entropy in nats, and the number of tokens it is the mean of."""
+
+    mean: float
+    tokens: int
+
+
 class PretrainState(NamedTuple):
     """What one optimizer step reads and writes."""
 
@@ -82,21 +89,22 @@ def pretrain_step(
     return PretrainState(params, optimizer_state), losses.mean()
 
 
-def held_out_loss(target: Target, windows: Windows) -> float:
-    """Mean cross-entropy in nats over all tokens of the windows."""
+def held_out_loss(target: Target, windows: Windows) -> HeldOutLoss:
+    """The loss of all counted tokens but the first of each window, which nothing precedes."""
     loss = jax.jit(next_token_loss)
-    total = count = 0.0
-    for start in range(0, len(windows.tokens) - _EVALUATION_BATCH + 1, _EVALUATION_BATCH):
+    total, count = 0.0, 0
+    for start in range(0, len(windows.tokens), _EVALUATION_BATCH):
         part = slice(start, start + _EVALUATION_BATCH)
-        weight = windows.loss_mask[part, 1:].sum()
+        weight = int(windows.loss_mask[part, 1:].sum())
         total += weight * float(loss(target, windows.tokens[part], windows.loss_mask[part]))
         count += weight
-    return total / count
+    return HeldOutLoss(total / count, count)
 
 
 def main() -> None:
     """Train the tokenizer, then the model; keep both in `output_dir`."""
     settings = parse_settings(PretrainSettings, "Train a small target from text files.")
+    config = TargetConfig(**settings.target.model_dump(), eos_token_ids=(_END_TOKEN,))
     documents = read_documents(settings.data)
     held_out = read_documents(settings.data, held_out=True)
     tokenizer = train_tokenizer(
@@ -106,11 +114,12 @@ def main() -> None:
     length = settings.data.sequence_length
     windows = make_windows(documents, tokenizer, _END_TOKEN, length)
     held_out_windows = make_windows(held_out, tokenizer, _END_TOKEN, length)
-    sample = np.random.default_rng(0).permutation(len(held_out_windows.tokens))
+    # The last window of a document may hold its last token alone, which is not scored.
+    scored = np.flatnonzero(held_out_windows.loss_mask[:, 1:].any(axis=1))
+    sample = np.random.default_rng(0).permutation(scored)
     sample = np.sort(sample[: settings.evaluation_windows])
     sampled = Windows(held_out_windows.tokens[sample], held_out_windows.loss_mask[sample])
 
-    config = TargetConfig(**settings.target.model_dump(), eos_token_ids=(_END_TOKEN,))
     target = init_target(config, settings.seed)
     optimizer = make_optimizer(
         settings.optimizer, settings.steps, lambda name: name.startswith("layers")
@@ -148,23 +157,24 @@ def main() -> None:
                 speed = step * batch["tokens"].size / (time.perf_counter() - started)
                 progress.update(task, status=f"loss {float(loss):.3f}  {speed:.0f} tokens/s")
             if step % settings.evaluate_every == 0:
-                measured = held_out_loss(current(), sampled)
-                progress.console.print(f"step {step}: held-out loss {measured:.4f} nats/token")
                 _export(current(), settings)
+                measured = held_out_loss(current(), sampled)
+                progress.console.print(f"step {step}: held-out loss {measured.mean:.4f} nats/token")
 
-    measured = held_out_loss(current(), held_out_windows)
     _export(current(), settings)
+    measured = held_out_loss(current(), held_out_windows)
     text_bytes = sum(len(document.text.encode()) for document in held_out)
-    tokens = int(held_out_windows.loss_mask.sum())
+    # The bytes are those of all tokens, so the first of a window is taken to cost the mean as well.
+    text_tokens = int(held_out_windows.loss_mask.sum())
     report = {
-        "held_out_loss_nats_per_token": measured,
-        "held_out_bits_per_byte": measured * tokens / text_bytes / np.log(2),
-        "held_out_tokens": tokens,
+        "held_out_loss_nats_per_token": measured.mean,
+        "held_out_bits_per_byte": measured.mean * text_tokens / text_bytes / np.log(2),
+        "held_out_tokens": measured.tokens,
         "training_tokens": settings.steps * group * settings.optimizer.batch_size * length,
         "settings": settings.model_dump(mode="json"),
     }
     (settings.output_dir / "pretrain_report.json").write_text(json.dumps(report, indent=2) + "\n")
-    print(f"held-out loss {measured:.4f} nats/token; target written to {settings.output_dir}")
+    print(f"held-out loss {measured.mean:.4f} nats/token; target written to {settings.output_dir}")
 
 
 def _export(target: Target, settings: PretrainSettings) -> None:

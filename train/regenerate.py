@@ -2,12 +2,13 @@
 
 A drafter guesses what the target writes, not what people wrote. This lets the target continue
 pieces of its training text with our own decoder and keeps the continuations as token rows that
-`data.token_files` of a training config reads. A run that was stopped goes on after its last row.
+`data.token_files` of a training config reads. A run that was stopped goes on after its last row,
+if the rows are of the same prompts, seeds and temperatures; the weights that wrote them are not
+known.
 """
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int
@@ -74,6 +75,50 @@ def continue_prompts(
         ]
 
 
+def count_rows(prompts: Int[np.ndarray, "count prompt"], settings: RegenerateSettings) -> int:
+    """Rows of this run that the output holds already; a row cut short by a kill is removed.
+
+    Raises:
+      InputError: there are more than `count` rows, or one that these settings do not write.
+    """
+    path = settings.output
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.is_file():
+        return 0
+    stored = path.read_bytes()
+    whole = stored[: stored.rfind(b"\n") + 1]
+    lines = whole.splitlines()
+    if len(lines) > settings.count:
+        raise InputError(
+            f"count is {settings.count}, but {path} holds {len(lines)} rows already; raise it or "
+            "use another output."
+        )
+    for seed, (line, prompt) in enumerate(zip(lines, prompts.tolist(), strict=False)):
+        temperature = settings.temperatures[seed % len(settings.temperatures)]
+        if not _is_row(line, seed, temperature, prompt):
+            raise InputError(
+                f"{path}, line {seed + 1} is no continuation of this run's prompt with seed {seed} "
+                f"at temperature {temperature}; use another output or remove that one."
+            )
+    with path.open("r+b") as output:
+        output.truncate(len(whole))
+    return len(lines)
+
+
+def _is_row(line: bytes, seed: int, temperature: float, prompt: list[int]) -> bool:
+    try:
+        row = json.loads(line)
+        ids, mask = row["input_ids"], row["loss_mask"]
+        written = len(ids) - len(prompt)
+        return (
+            (row["seed"], row["temperature"]) == (seed, temperature)
+            and ids[: len(prompt)] == prompt
+            and mask == [0] * len(prompt) + [1] * written
+        )
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
 def main() -> None:
     """Continue the prompts and append the rows to the output, whole batches only."""
     settings = parse_settings(RegenerateSettings, "Continue training text with the target.")
@@ -87,26 +132,16 @@ def main() -> None:
     prompts = choose_prompts(
         windows, settings.prompt_tokens, settings.count, settings.data.shuffle_seed
     )
-    done = _count_rows(settings.output)
-    batches = -(-max(settings.count - done, 0) // settings.batch_size)
+    done = count_rows(prompts, settings)
+    batches = -(-(settings.count - done) // settings.batch_size)
     console = Console(stderr=True)
     rows = continue_prompts(target, prompts, settings, done)
     with settings.output.open("a", encoding="utf-8") as output:
         for batch in track(rows, "regenerate", batches, console=console):
             output.write("".join(f"{row}\n" for row in batch))
             output.flush()
-    console.print(f"{settings.count} rows in {settings.output}")
-
-
-def _count_rows(path: Path) -> int:
-    """Rows that are there already; a row cut short by a kill is removed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.is_file():
-        return 0
-    whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
-    lines = whole.splitlines()
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return len(lines)
+            done += len(batch)
+    console.print(f"{done} rows in {settings.output}")
 
 
 if __name__ == "__main__":
