@@ -66,7 +66,7 @@ def parse_settings(
     Raises:
       InputError: the file cannot be read, or any value is not valid; all problems are listed.
     """
-    parser = argparse.ArgumentParser(description=description)
+    parser = argparse.ArgumentParser(prog=_program_name(), description=description)
     parser.add_argument("--config", required=True, type=Path, help="YAML file")
     parser.add_argument("--print-config", action="store_true", help="print the resolved settings")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="override a setting")
@@ -76,6 +76,12 @@ def parse_settings(
         print(dump_settings(settings), end="")
         sys.exit(0)
     return settings
+
+
+def _program_name() -> str | None:
+    """`python -m name` where Python was started so; None leaves it to argparse."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return f"python -m {spec.name.removesuffix('.__main__')}" if spec else None
 
 
 def load_settings(model: type[SettingsT], path: Path, overrides: Sequence[str] = ()) -> SettingsT:

@@ -55,6 +55,10 @@ def prepare(
     if rows == 0:
         raise InputError("There are no prompts; give at least one list of token ids.")
     for row, prompt in enumerate(prompts):
+        if isinstance(prompt, int | np.integer):
+            raise InputError(
+                f"Prompt {row} is {prompt}; prompts are lists of token ids, one list per prompt."
+            )
         if len(prompt) == 0:
             raise InputError(f"Prompt {row} is empty; it needs at least one token.")
         _check_tokens(prompt, f"Prompt {row}", config.vocab_size)

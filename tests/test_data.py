@@ -120,6 +120,10 @@ def test_unusable_folders_and_files_are_named(folder: Path) -> None:
         read_documents(settings(Path("nowhere")))
     with pytest.raises(InputError, match=r"No file below .* matches data.include"):
         read_documents(settings(folder, include=["*.rs"]))
+    with pytest.raises(
+        InputError, match=r"^All \d+ files below .* are left out by data.exclude or"
+    ):
+        read_documents(settings(folder, exclude=["*"]))
     (folder / "latin.py").write_bytes(b"# caf\xe9\n")
     with pytest.raises(InputError, match=r"latin\.py is not UTF-8 text at byte 5"):
         read_documents(settings(folder))

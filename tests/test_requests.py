@@ -73,6 +73,12 @@ def test_limits_and_seeds_are_whole_numbers_and_may_be_arrays() -> None:
         prepared(seeds=[0, 1.9])
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_prompts_are_lists_of_token_ids() -> None:
+    with pytest.raises(InputError, match=r"^Prompt 0 is 7; prompts are lists of token ids"):
+        prepared(prompts=[7, 8])
+
+
 def test_sampling_is_one_for_all_or_one_per_row() -> None:
     rows = [SamplingConfig(), SamplingConfig(0.5, top_k=100, top_p=0.25, min_p=0.125)]
     sampling = prepared(sampling=rows)[0].sampling

@@ -53,10 +53,11 @@ def read_documents(settings: DataSettings, *, held_out: bool = False) -> list[Do
     folder = _resolve_folder(settings.folder)
     if not folder.is_dir():
         raise InputError(f"data.folder {settings.folder!r} is not a folder.")
-    documents = []
+    documents, matched = [], 0
     for path in sorted({path for glob in settings.include for path in folder.glob(glob)}):
         if not path.is_file():
             continue
+        matched += 1
         name = path.relative_to(folder).as_posix()
         if _matches(name, settings.exclude) or _matches(name, settings.held_out) != held_out:
             continue
@@ -67,8 +68,13 @@ def read_documents(settings: DataSettings, *, held_out: bool = False) -> list[Do
                 f"{path} is not UTF-8 text at byte {error.start}; add it to data.exclude."
             ) from None
     if not documents:
-        kind = "held_out" if held_out else "include"
-        raise InputError(f"No file below {settings.folder!r} matches data.{kind}.")
+        if held_out or not matched:
+            kind = "held_out" if held_out else "include"
+            raise InputError(f"No file below {settings.folder!r} matches data.{kind}.")
+        raise InputError(
+            f"All {matched} files below {settings.folder!r} that match data.include are left out "
+            "by data.exclude or data.held_out; change those."
+        )
     return documents
 
 
