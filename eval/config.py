@@ -18,7 +18,7 @@ class DraftSettings(Settings):
     draft_rounds: PositiveInt = DraftConfig.draft_rounds
     num_nodes: PositiveInt | None = DraftConfig.num_nodes
     final_beams_only: bool = DraftConfig.final_beams_only
-    sharpness: float = Field(default=DraftConfig.sharpness, gt=0, allow_inf_nan=False)
+    sharpness: float = Field(default=DraftConfig.sharpness, gt=0)
     candidates: PositiveInt | None = DraftConfig.candidates
 
     @model_validator(mode="after")
@@ -37,7 +37,7 @@ class DraftSettings(Settings):
 class SamplingSettings(Settings):
     """How tokens are chosen; the fields and defaults of `redrafter_jax.SamplingConfig`."""
 
-    temperature: float = Field(default=SamplingConfig.temperature, ge=0, allow_inf_nan=False)
+    temperature: float = Field(default=SamplingConfig.temperature, ge=0)
     top_k: PositiveInt | None = SamplingConfig.top_k
     top_p: float | None = Field(default=SamplingConfig.top_p, gt=0, le=1)
     min_p: float | None = Field(default=SamplingConfig.min_p, ge=0, le=1)

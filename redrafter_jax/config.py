@@ -147,7 +147,6 @@ class DraftConfig:
                 f"DraftConfig.num_nodes is {self.num_nodes}; beam_width={self.beam_width} and "
                 f"draft_rounds={self.draft_rounds} give 1 to {self.max_nodes} nodes."
             )
-
         if self.candidates is not None and self.candidates < self.beam_width:
             raise InputError(
                 f"DraftConfig.candidates is {self.candidates}; a beam of beam_width="
