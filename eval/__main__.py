@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -13,8 +12,7 @@ from eval.plots import write_chart
 from eval.prompts import read_prompts, tokenize
 from eval.report import build_report
 from eval.table import describe_setting, render_report
-from redrafter_jax.command_line import load_tokenizer, parse_settings, run
-from redrafter_jax.errors import InputError
+from redrafter_jax.command_line import load_tokenizer, make_folder, parse_settings, run
 from redrafter_jax.hub import load_drafter, load_target
 from redrafter_jax.requests import check_pair
 
@@ -38,7 +36,7 @@ def evaluate(arguments: Sequence[str] | None = None) -> None:
     )
     prompts = read_prompts(settings.prompts, settings.prompt_count)
     tokenizer = load_tokenizer(settings.target)
-    _make_folder(settings.report_dir)
+    make_folder(settings.report_dir, "report_dir")
     target = load_target(settings.target, settings.dtype)
     drafter = load_drafter(settings.drafter, settings.dtype)
     draft = settings.draft.build()
@@ -82,13 +80,6 @@ def _make_progress(console: Console) -> Progress:
         TimeRemainingColumn(),
     )
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"Cannot make report_dir {folder}: {error.strerror}.") from None
 
 
 if __name__ == "__main__":

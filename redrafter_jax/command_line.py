@@ -106,6 +106,18 @@ def dump_settings(settings: Settings) -> str:
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False)
 
 
+def make_folder(folder: Path, name: str) -> None:
+    """Make a folder that a command writes to, before anything slow is done.
+
+    Raises:
+      InputError: it cannot be made; the sentence calls it by `name`, its setting.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"Cannot make {name} {folder}: {error.strerror}.") from None
+
+
 def require_text(text: str, name: str) -> None:
     """Refuse lone surrogates, which no tokenizer takes.
 

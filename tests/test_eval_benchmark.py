@@ -2,16 +2,14 @@
 
 import json
 import logging
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
 import yaml
-from tiny_folders import PairFolders, encode, write_pair
+from tiny_folders import PairFolders, encode, run_module, write_pair
 from tiny_models import random_drafter
 
 from eval import benchmark
@@ -65,15 +63,7 @@ def config(folder: Path, folders: PairFolders) -> Path:
 @pytest.fixture(scope="module")
 def finished(config: Path) -> subprocess.CompletedProcess[str]:
     """A run as users start it, its output a pipe."""
-    return subprocess.run(
-        [sys.executable, "-m", "eval", "--config", str(config)],
-        cwd=Path(__file__).parents[1],
-        env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},  # compiles faster
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    return run_module("eval", "--config", str(config))
 
 
 @pytest.fixture(scope="module")

@@ -2,15 +2,13 @@
 
 import io
 import os
-import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_folders import PairFolders, byte_tokenizer, decode, encode, write_pair
+from tiny_folders import PairFolders, byte_tokenizer, decode, encode, run_module, write_pair
 from tokenizers import Tokenizer, decoders, models
 
 from redrafter_jax import SamplingConfig, generate_autoregressive
@@ -97,15 +95,7 @@ def run_generate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
 def test_a_process_prints_plain_decodings_text_then_the_counts(
     folders: PairFolders, habitual_target: Target
 ) -> None:
-    finished = subprocess.run(
-        [sys.executable, "-m", "redrafter_jax", *arguments_of(folders)],
-        cwd=Path(__file__).parents[1],
-        env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},  # compiles faster
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    finished = run_module("redrafter_jax", *arguments_of(folders))
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout == plain_text(habitual_target) + "\n"
     (line,) = finished.stderr.splitlines()

@@ -7,26 +7,18 @@ from typing import Any
 
 import pytest
 import yaml
+from tiny_folders import write_untrained_target
 
 from redrafter_jax import SamplingConfig, generate_autoregressive, load_target
-from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
-from redrafter_jax.hub import save_target
-from redrafter_jax.target import init_target
 from train.data import read_token_files
 from train.regenerate import main
-from train.tokenizer import save_tokenizer, train_tokenizer
-
-TEXT = "".join(f"def f{n}(x):\n    return x + {n}\n" for n in range(200))
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("regenerate")
-    config = TargetConfig(300, 16, 24, 1, 2, 1, 8, 1e4, 1e-5, 64, True, (0,))
-    save_target(init_target(config, 0), folder)
-    save_tokenizer(train_tokenizer([TEXT], 300), folder, 64)
-    (folder / "text.py").write_text(TEXT)
+    write_untrained_target(folder, functions=200)
     return folder
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import yaml
 from safetensors.numpy import load_file
+from tiny_folders import write_untrained_target
 
 from redrafter_jax.config import DrafterConfig, TargetConfig
 from redrafter_jax.drafter import init_drafter
@@ -29,19 +30,14 @@ from train.config import DrafterSettings, LossSettings, OptimizerSettings
 from train.loop import new_drafter
 from train.optimizer import make_optimizer
 from train.step import init_state, train_step
-from train.tokenizer import save_tokenizer, train_tokenizer
 
-TEXT = "".join(f"def f{n}(x):\n    return x + {n}\n" for n in range(400))
 REPOSITORY = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
 def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("target")
-    config = TargetConfig(300, 16, 24, 1, 2, 1, 8, 1e4, 1e-5, 64, True, (0,))
-    save_target(init_target(config, 0), folder)
-    save_tokenizer(train_tokenizer([TEXT], 300), folder, 64)
-    (folder / "text.py").write_text(TEXT)
+    write_untrained_target(folder, functions=400)
     return folder
 
 
@@ -184,9 +180,10 @@ def test_a_run_does_not_go_on_with_another_target_or_other_data(
     tokens.write_text(row * 7 + row.replace("4", "5"))
     assert "a run with other contents of data.token_files;" in refused()
     tokens.write_text(row * 8)
-    (folder / "text.py").write_text(TEXT + "pass\n")
+    text = (folder / "text.py").read_text()
+    (folder / "text.py").write_text(text + "pass\n")
     assert "a run with other contents of data.folder;" in refused()
-    (folder / "text.py").write_text(TEXT)
+    (folder / "text.py").write_text(text)
     save_target(
         init_target(TargetConfig(300, 16, 24, 1, 2, 1, 8, 1e4, 1e-5, 64, True, (0,)), 1), folder
     )

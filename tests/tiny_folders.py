@@ -1,13 +1,18 @@
 """Tokenizers, and model folders for command lines: the tiny pair with its own 24 characters."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from redrafter_jax.config import TargetConfig
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.hub import save_drafter, save_target
-from redrafter_jax.target import Target
+from redrafter_jax.target import Target, init_target
+from train.tokenizer import save_tokenizer, train_tokenizer
 
 # Token i is character i; as many as `PARITY_CONFIG` has tokens.
 CHARACTERS = "abcdefghijklmnopqrstuvw\n"
@@ -51,3 +56,25 @@ def write_pair(folder: Path, target: Target, drafter: Drafter) -> PairFolders:
     save_drafter(drafter, folder / "drafter")
     character_tokenizer().save(str(folder / "target" / "tokenizer.json"))
     return PairFolders(str(folder / "target"), str(folder / "drafter"))
+
+
+def write_untrained_target(folder: Path, functions: int) -> None:
+    """A target with random weights, its tokenizer, and a text file of that many functions."""
+    text = "".join(f"def f{n}(x):\n    return x + {n}\n" for n in range(functions))
+    config = TargetConfig(300, 16, 24, 1, 2, 1, 8, 1e4, 1e-5, 64, True, (0,))
+    save_target(init_target(config, 0), folder)
+    save_tokenizer(train_tokenizer([text], 300), folder, 64)
+    (folder / "text.py").write_text(text)
+
+
+def run_module(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """`python -m ...` as users start it, its output a pipe."""
+    return subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=Path(__file__).parents[1],
+        env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},  # compiles faster
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )

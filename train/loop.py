@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from redrafter_jax.checkpoint import open_checkpoints, restore_latest, save
-from redrafter_jax.command_line import dump_settings
+from redrafter_jax.command_line import dump_settings, make_folder
 from redrafter_jax.config import DrafterConfig
 from redrafter_jax.drafter import Drafter, init_drafter
 from redrafter_jax.errors import InputError
@@ -47,7 +47,7 @@ def train(settings: TrainSettings, console: Console) -> Path:
         cannot be made.
     """
     folder = settings.output_dir
-    _make_folder(folder)
+    make_folder(folder, "output_dir")
     target = load_target(settings.target, settings.target_dtype)
     sources = load_sources(settings, target)
     drafter = new_drafter(target, settings.drafter, settings.seed)
@@ -65,8 +65,7 @@ def train(settings: TrainSettings, console: Console) -> Path:
         restored = restore_latest(checkpoints, state, settings.resume == "auto")
         if restored is not None:
             _check_same_run(restored.record["settings"], settings)
-            # Checkpoints of before digests were kept have none to compare.
-            _check_same_inputs(restored.record.get("digests", digests), digests, folder)
+            _check_same_inputs(restored.record.get("digests", {}), digests, folder)
             first_step, state = restored.step, restored.arrays
             batches.set_state(restored.record["data"])
             console.print(f"resumed from step {first_step}")
@@ -207,13 +206,6 @@ def _check_same_inputs(saved: dict[str, str], stated: dict[str, str], folder: Pa
             f"{folder} holds a run with other contents of {', '.join(changed)}; bring those back, "
             "use another output_dir or remove that one."
         )
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"Cannot make output_dir {folder}: {error.strerror}.") from None
 
 
 def _progress(console: Console) -> Progress:

@@ -23,7 +23,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from redrafter_jax.command_line import parse_settings, run
+from redrafter_jax.command_line import make_folder, parse_settings, run
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.hub import save_target
 from redrafter_jax.model import Model
@@ -105,6 +105,7 @@ def main() -> None:
     """Train the tokenizer, then the model; keep both in `output_dir`."""
     settings = parse_settings(PretrainSettings, "Train a small target from text files.")
     config = TargetConfig(**settings.target.model_dump(), eos_token_ids=(_END_TOKEN,))
+    make_folder(settings.output_dir, "output_dir")
     documents = read_documents(settings.data)
     held_out = read_documents(settings.data, held_out=True)
     tokenizer = train_tokenizer(

@@ -15,7 +15,7 @@ from jaxtyping import Int
 from rich.console import Console
 from rich.progress import track
 
-from redrafter_jax.command_line import parse_settings, run
+from redrafter_jax.command_line import make_folder, parse_settings, run
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.decode import generate_autoregressive
 from redrafter_jax.errors import InputError
@@ -82,7 +82,6 @@ def count_rows(prompts: Int[np.ndarray, "count prompt"], settings: RegenerateSet
       InputError: there are more than `count` rows, or one that these settings do not write.
     """
     path = settings.output
-    path.parent.mkdir(parents=True, exist_ok=True)
     if not path.is_file():
         return 0
     stored = path.read_bytes()
@@ -127,6 +126,7 @@ def main() -> None:
             f"prompt_tokens is {settings.prompt_tokens}, which leaves nothing to write of "
             f"data.sequence_length={settings.data.sequence_length}."
         )
+    make_folder(settings.output.parent, "the folder of output")
     target = load_target(settings.target, settings.target_dtype)
     windows = text_windows(settings.data, settings.target, target.config)
     prompts = choose_prompts(
