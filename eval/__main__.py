@@ -1,85 +1,24 @@
-"""`python -m eval --config configs/demo_eval.yaml`: how much faster, and is the text the same?"""
+"""`python -m eval [command] --config FILE`: what a pair of target and drafter is worth.
 
-import json
-from collections.abc import Sequence
+Commands: parity, acceptance; without one, speed against plain decoding.
+"""
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+import sys
+from collections.abc import Callable, Sequence
 
-from eval.benchmark import Method, Pair, decode_batch, make_batches, measure, one_per_shape
-from eval.config import EvalSettings
-from eval.plots import write_chart
-from eval.prompts import read_prompts, tokenize
-from eval.report import build_report
-from eval.table import describe_setting, render_report
-from redrafter_jax.command_line import load_tokenizer, make_folder, parse_settings, run
-from redrafter_jax.hub import load_drafter, load_target
-from redrafter_jax.requests import check_pair
+from eval.speed import measure_speed
+from redrafter_jax.command_line import run
+
+COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {}
 
 
 def main() -> None:
     """The command: exit code 2 and one sentence for values that cannot be used."""
-    run(evaluate)
-
-
-def evaluate(arguments: Sequence[str] | None = None) -> None:
-    """Load the pair, warm it up, time it against plain decoding, report.
-
-    Args:
-      arguments: of the command line; None takes the process's own.
-
-    Raises:
-      InputError: a setting, a file or a prompt cannot be used.
-    """
-    settings = parse_settings(
-        EvalSettings, "Measure speculative against plain decoding.", arguments
-    )
-    prompts = read_prompts(settings.prompts, settings.prompt_count)
-    tokenizer = load_tokenizer(settings.target)
-    make_folder(settings.report_dir, "report_dir")
-    target = load_target(settings.target, settings.dtype)
-    drafter = load_drafter(settings.drafter, settings.dtype)
-    draft = settings.draft.build()
-    check_pair(target.config, drafter.config, draft)
-    positions = target.config.max_position_embeddings
-    token_rows = tokenize(prompts, tokenizer, settings.max_new_tokens, positions)
-    batches = make_batches(
-        token_rows,
-        settings.batch_size,
-        settings.first_seed,
-        settings.max_new_tokens,
-        settings.sampling.build(),
-        settings.eos_token_ids,
-    )
-    speculative, plain = Method(target, drafter, draft), Method(target, None, None)
-
-    console = Console()
-    with _make_progress(console) as progress:
-        shapes = one_per_shape([speculative, plain], batches)
-        warming = [run for run in shapes for _ in range(settings.warm_ups)]
-        for method, batch in progress.track(warming, description="compile and warm up"):
-            decode_batch(method, batch)
-        measured = measure(speculative, plain, batches, settings.repeats)
-        total = len(batches) * settings.repeats
-        pairs: list[Pair] = list(progress.track(measured, total=total, description="measure"))
-
-    report = build_report(settings, speculative, prompts, token_rows, pairs)
-    path = settings.report_dir / "report.json"
-    path.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
-    write_chart(report, describe_setting(report), path.with_suffix(".png"))
-    console.print(render_report(report))
-    print(f"The report: {path}, the chart: {path.with_suffix('.png')}")
-
-
-def _make_progress(console: Console) -> Progress:
-    """A bar that goes when it is done; nothing at all where the output is no terminal."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    first, *rest = sys.argv[1:] or [""]
+    if first in COMMANDS:
+        run(lambda: COMMANDS[first](rest))
+    else:
+        run(measure_speed)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from tiny_folders import PairFolders, encode, run_module, write_pair
 from tiny_models import random_drafter
 
 from eval import benchmark
-from eval.__main__ import evaluate
 from eval.benchmark import Method, Run, decode_batch, make_batches, measure, one_per_shape
+from eval.speed import measure_speed
 from redrafter_jax import DraftConfig, InputError, SamplingConfig, generate, generate_autoregressive
 from redrafter_jax.config import DrafterConfig
 from redrafter_jax.drafter import Drafter
@@ -73,7 +73,7 @@ def report(finished: subprocess.CompletedProcess[str], folder: Path) -> dict[str
 
 
 def evaluate_with(config: Path, folder: Path, *overrides: str) -> dict[str, Any]:
-    evaluate(["--config", str(config), f"report_dir={folder}", *overrides])
+    measure_speed(["--config", str(config), f"report_dir={folder}", *overrides])
     return json.loads((folder / "report.json").read_text())
 
 

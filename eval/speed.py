@@ -1,0 +1,66 @@
+"""Speculative against plain decoding: how much faster, and is the text the same?"""
+
+import json
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from eval.benchmark import Method, Pair, decode_batch, make_batches, measure, one_per_shape
+from eval.config import EvalSettings
+from eval.plots import write_chart
+from eval.progress import make_progress
+from eval.prompts import read_prompts, tokenize
+from eval.report import build_report
+from eval.table import describe_setting, render_report
+from redrafter_jax.command_line import load_tokenizer, make_folder, parse_settings
+from redrafter_jax.hub import load_drafter, load_target
+from redrafter_jax.requests import check_pair
+
+
+def measure_speed(arguments: Sequence[str] | None = None) -> None:
+    """Load the pair, warm it up, time it against plain decoding, report.
+
+    Args:
+      arguments: of the command line; None takes the process's own.
+
+    Raises:
+      InputError: a setting, a file or a prompt cannot be used.
+    """
+    settings = parse_settings(
+        EvalSettings, "Measure speculative against plain decoding.", arguments
+    )
+    prompts = read_prompts(settings.prompts, settings.prompt_count)
+    tokenizer = load_tokenizer(settings.target)
+    make_folder(settings.report_dir, "report_dir")
+    target = load_target(settings.target, settings.dtype)
+    drafter = load_drafter(settings.drafter, settings.dtype)
+    draft = settings.draft.build()
+    check_pair(target.config, drafter.config, draft)
+    positions = target.config.max_position_embeddings
+    token_rows = tokenize(prompts, tokenizer, settings.max_new_tokens, positions)
+    batches = make_batches(
+        token_rows,
+        settings.batch_size,
+        settings.first_seed,
+        settings.max_new_tokens,
+        settings.sampling.build(),
+        settings.eos_token_ids,
+    )
+    speculative, plain = Method(target, drafter, draft), Method(target, None, None)
+
+    console = Console()
+    with make_progress(console) as progress:
+        shapes = one_per_shape([speculative, plain], batches)
+        warming = [run for run in shapes for _ in range(settings.warm_ups)]
+        for method, batch in progress.track(warming, description="compile and warm up"):
+            decode_batch(method, batch)
+        measured = measure(speculative, plain, batches, settings.repeats)
+        total = len(batches) * settings.repeats
+        pairs: list[Pair] = list(progress.track(measured, total=total, description="measure"))
+
+    report = build_report(settings, speculative, prompts, token_rows, pairs)
+    path = settings.report_dir / "report.json"
+    path.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
+    write_chart(report, describe_setting(report), path.with_suffix(".png"))
+    console.print(render_report(report))
+    print(f"The report: {path}, the chart: {path.with_suffix('.png')}")
