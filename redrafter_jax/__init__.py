@@ -1,9 +1,10 @@
 """Recurrent speculative decoding in JAX: the target's own text, in fewer target calls."""
 
 from redrafter_jax.config import DraftConfig, DrafterConfig, SamplingConfig, TargetConfig
-from redrafter_jax.decode import Generation, generate, generate_autoregressive, stream
+from redrafter_jax.decode import Generation, generate, generate_autoregressive
 from redrafter_jax.errors import InputError
 from redrafter_jax.hub import load_drafter, load_target, save_drafter, save_target
+from redrafter_jax.streaming import Update, stream
 
 __all__ = [
     "DraftConfig",
@@ -12,6 +13,7 @@ __all__ = [
     "InputError",
     "SamplingConfig",
     "TargetConfig",
+    "Update",
     "generate",
     "generate_autoregressive",
     "load_drafter",

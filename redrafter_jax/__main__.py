@@ -4,56 +4,18 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from typing import NoReturn
 
 import jax
-from tokenizers import Tokenizer
 
 from redrafter_jax.command_line import load_tokenizer, require_text, run
 from redrafter_jax.config import DraftConfig, SamplingConfig
-from redrafter_jax.decode import Generation, stream
+from redrafter_jax.decode import Generation
 from redrafter_jax.errors import InputError
 from redrafter_jax.hub import load_drafter, load_target
-
-_UNDECODABLE = "\N{REPLACEMENT CHARACTER}"
-
-
-class TextStream:
-    """Tokens in, text out as soon as its characters are complete.
-
-    The pieces together are the text that the tokens spell after the prompt; special tokens are
-    left out.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
-        self._tokenizer = tokenizer
-        # A tokenizer may spell a token differently at the start of a text, so it is never given
-        # fresh tokens without the ones before them: the piece is what they add.
-        self._shown = list(prompt)
-        self._held: list[int] = []
-
-    def push(self, tokens: Sequence[int]) -> str:
-        """The text that these tokens complete, maybe none."""
-        self._held += tokens
-        piece = self._piece()
-        return "" if piece.endswith(_UNDECODABLE) else self._release(piece)
-
-    def finish(self) -> str:
-        """What was held back, with replacement characters for bytes that are no character."""
-        return self._release(self._piece())
-
-    def _piece(self) -> str:
-        before = self._tokenizer.decode(self._shown, skip_special_tokens=True)
-        after = self._tokenizer.decode(self._shown + self._held, skip_special_tokens=True)
-        return after[len(before) :]
-
-    def _release(self, piece: str) -> str:
-        # Held tokens of no text stay: alone, the next piece's start could not be told.
-        if piece:
-            self._shown, self._held = self._held, []
-        return piece
+from redrafter_jax.streaming import Update, stream
 
 
 class _Parser(argparse.ArgumentParser):
@@ -101,7 +63,7 @@ def generate(arguments: argparse.Namespace) -> None:
     target = load_target(arguments.target, dtype)
     drafter = None if arguments.no_drafter else load_drafter(arguments.drafter, dtype)
 
-    def start() -> Iterator[Generation]:
+    def start() -> Iterator[Update]:
         return stream(
             target,
             drafter,
@@ -110,13 +72,15 @@ def generate(arguments: argparse.Namespace) -> None:
             draft=draft,
             sampling=sampling,
             seeds=[arguments.seed],
+            detokenize=tokenizer.decode,
+            stop_strings=arguments.stop or (),
         )
 
     # Prefill and one step compile everything, so that the clock sees decoding alone.
     for _ in islice(start(), 2):
         pass
     started = time.perf_counter()
-    result = _print_stream(start(), TextStream(tokenizer, prompt))
+    result = _print_stream(start())
     seconds = time.perf_counter() - started
     count = len(result.tokens[0])
     print(
@@ -126,16 +90,14 @@ def generate(arguments: argparse.Namespace) -> None:
     )
 
 
-def _print_stream(results: Iterator[Generation], text: TextStream) -> Generation:
-    """Print every piece of row 0 at once; the last result."""
-    shown, result = 0, None
-    for result in results:
-        tokens = result.tokens[0]
-        print(text.push(tokens[shown:]), end="", flush=True)
-        shown = len(tokens)
-    assert result is not None, "a stream yields the tokens of prefill at least"
-    print(text.finish(), flush=True)
-    return result
+def _print_stream(updates: Iterator[Update]) -> Generation:
+    """Print every piece of row 0 at once; all of it."""
+    update = None
+    for update in updates:
+        print(update.texts[0], end="", flush=True)
+    print(flush=True)
+    assert update is not None, "a stream yields the tokens of prefill at least"
+    return update.generation
 
 
 def _read_prompt(argument: str) -> str:
@@ -185,6 +147,7 @@ def _add_choices(command: argparse.ArgumentParser) -> None:
     add("--top-k", type=int, help="keep the k most likely tokens")
     add("--top-p", type=float, help="keep the most likely tokens that reach this probability")
     add("--min-p", type=float, help="drop tokens below this share of the best one's probability")
+    add("--stop", action="append", metavar="STRING", help="end before this text; may be repeated")
     add("--seed", type=int, default=0, help="the same seed gives the same text (%(default)s)")
 
 

@@ -190,6 +190,7 @@ class SamplingConfig:
             raise InputError(
                 f"SamplingConfig.temperature is {self.temperature}; it must be 0 or greater."
             )
+        _require_whole("SamplingConfig", top_k=self.top_k)
         if self.top_k is not None and self.top_k < 1:
             raise InputError(f"SamplingConfig.top_k is {self.top_k}; it must be 1 or more.")
         if self.top_p is not None and not 0 < self.top_p <= 1:

@@ -3,26 +3,25 @@
 The functions of arrays come first, the ones that take lists of token ids last.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Int, Shaped
 
 from redrafter_jax.beam import beam_search
 from redrafter_jax.cache import commit, fill, init_cache
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.drafter import Drafter
-from redrafter_jax.errors import InputError
 from redrafter_jax.program import program
-from redrafter_jax.requests import Requests, check_pair, prepare
+from redrafter_jax.requests import PerRow, Requests, StopTokens, check_pair, prepare
 from redrafter_jax.sampling import draw_noise
 from redrafter_jax.target import Target
 from redrafter_jax.tree import build_tree, root_tree
 from redrafter_jax.types import Accepted, DecodeState, DecodeStats, Verified
-from redrafter_jax.verify import accept, choose_tokens
+from redrafter_jax.verify import accept, choose_tokens, log_probs_of
 
 
 class Generation(NamedTuple):
@@ -33,16 +32,21 @@ class Generation(NamedTuple):
       steps: per row, target calls after prefill.
       acceptance_length: mean tokens gained per target call, bonus included; 1.0 in plain decoding.
       accept_counts: [B, P]; entry (b, c - 1) counts the calls that gained row b c tokens.
+      log_probs: per row, beside each new token its log-probability under the target at
+        temperature 1 without filters; None unless asked for.
     """
 
     tokens: list[list[int]]
     steps: list[int]
     acceptance_length: float
     accept_counts: np.ndarray
+    log_probs: list[list[float]] | None = None
 
 
-@program(static_argnames=("slots", "max_path"))
-def prefill(target: Target, requests: Requests, *, slots: int, max_path: int) -> DecodeState:
+@program(static_argnames=("slots", "max_path", "log_probs"))
+def prefill(
+    target: Target, requests: Requests, *, slots: int, max_path: int, log_probs: bool = False
+) -> DecodeState:
     """Run the target over the prompts and choose each row's first token.
 
     Args:
@@ -50,6 +54,7 @@ def prefill(target: Target, requests: Requests, *, slots: int, max_path: int) ->
       requests: the checked and padded prompts.
       slots: S, cache slots per row.
       max_path: P of the decode steps to come.
+      log_probs: keep the log-probability of every new token.
     """
     decoder = target.merge()
     tokens, lengths = requests.tokens, requests.lengths
@@ -62,7 +67,7 @@ def prefill(target: Target, requests: Requests, *, slots: int, max_path: int) ->
     cache = fill(init_cache(target.config, B, slots, hidden.dtype), keys, values, lengths)
     decided = jnp.zeros((B, slots), jnp.int32).at[:, :T].set(tokens)
     return DecodeState(
-        tokens=_write_tokens(decided, root, lengths),
+        tokens=_write(decided, root, lengths),
         cache=cache,
         context=last[:, 0],
         root=root[:, 0],
@@ -74,6 +79,9 @@ def prefill(target: Target, requests: Requests, *, slots: int, max_path: int) ->
             accept_counts=jnp.zeros((B, max_path), jnp.int32),
             steps=jnp.zeros(B, jnp.int32),
         ),
+        log_probs=_write(jnp.zeros((B, slots)), log_probs_of(logits, root), lengths)
+        if log_probs
+        else None,
     )
 
 
@@ -128,8 +136,12 @@ def advance(
     root = jnp.take_along_axis(gained, newest, axis=1)[:, 0]
     stopped = (stops & (order < count[:, None])).any(axis=1)
     active = ~state.done
+    log_probs = state.log_probs
+    if log_probs is not None:
+        ours = jnp.take_along_axis(log_probs_of(verified.logits, chosen), accepted.path, axis=1)
+        log_probs = _write(log_probs, ours, state.cache.lengths + 1)
     return state._replace(
-        tokens=_write_tokens(state.tokens, gained, state.cache.lengths + 1),
+        tokens=_write(state.tokens, gained, state.cache.lengths + 1),
         cache=cache,
         context=jnp.where(active[:, None], context, state.context),
         root=jnp.where(active, root, state.root),
@@ -138,6 +150,7 @@ def advance(
             accept_counts=state.stats.accept_counts + (order == count[:, None] - 1),
             steps=state.stats.steps + active,
         ),
+        log_probs=log_probs,
     )
 
 
@@ -166,17 +179,25 @@ def decode(
 
 def collect(state: DecodeState, prompts: Sequence[Sequence[int]]) -> Generation:
     """What is decided so far, on the host; `prompts` are those the state was made from."""
-    tokens, lengths, stats = jax.device_get((state.tokens, state.cache.lengths, state.stats))
+    tokens, log_probs, lengths, stats = jax.device_get(
+        (state.tokens, state.log_probs, state.cache.lengths, state.stats)
+    )
+
+    def new(rows: np.ndarray) -> list[list[Any]]:
+        ends = lengths + 1
+        return [
+            row[len(prompt) : end].tolist()
+            for row, prompt, end in zip(rows, prompts, ends, strict=True)
+        ]
+
     gains = np.arange(1, stats.accept_counts.shape[1] + 1)
     calls = int(stats.accept_counts.sum())
     return Generation(
-        tokens=[
-            row[len(prompt) : length + 1].tolist()
-            for row, prompt, length in zip(tokens, prompts, lengths, strict=True)
-        ],
+        tokens=new(tokens),
         steps=stats.steps.tolist(),
         acceptance_length=float((stats.accept_counts * gains).sum() / calls) if calls else 1.0,
         accept_counts=stats.accept_counts,
+        log_probs=None if log_probs is None else new(log_probs),
     )
 
 
@@ -185,11 +206,12 @@ def generate(
     drafter: Drafter,
     prompts: Sequence[Sequence[int]],
     *,
-    max_new_tokens: int | Sequence[int],
+    max_new_tokens: PerRow[int],
     draft: DraftConfig | None = None,
-    sampling: SamplingConfig | Sequence[SamplingConfig] | None = None,
+    sampling: PerRow[SamplingConfig] | None = None,
     seeds: Sequence[int] | None = None,
-    eos_token_ids: Sequence[int] | None = None,
+    eos_token_ids: StopTokens | None = None,
+    log_probs: bool = False,
 ) -> Generation:
     """Speculative decoding: the text of `generate_autoregressive`, in fewer target calls.
 
@@ -200,16 +222,25 @@ def generate(
       max_new_tokens: limit on new tokens, one for all rows or one per row.
       draft: how trees are drafted; None for `DraftConfig()`.
       sampling: how tokens are chosen, one for all rows or one per row; None is greedy.
-      seeds: one per row; None counts rows from 0.
-      eos_token_ids: tokens that end a row; None takes the target's, () never stops.
+      seeds: one per row, equal ones allowed; None counts rows from 0.
+      eos_token_ids: tokens that end a row, one list for all rows or one per row; None takes the
+        target's, () never stops.
+      log_probs: also return the log-probability of every new token.
 
     Raises:
       InputError: a prompt, a limit or the drafter does not fit the target.
     """
     draft = draft or DraftConfig()
     check_pair(target.config, drafter.config, draft)
-    state, max_steps = _start(
-        target, prompts, max_new_tokens, sampling, seeds, eos_token_ids, draft.max_path
+    state, max_steps = start(
+        target,
+        prompts,
+        max_new_tokens,
+        sampling,
+        seeds,
+        eos_token_ids,
+        max_path=draft.max_path,
+        log_probs=log_probs,
     )
     return collect(decode(target, drafter, state, max_steps, draft=draft), prompts)
 
@@ -218,68 +249,59 @@ def generate_autoregressive(
     target: Target,
     prompts: Sequence[Sequence[int]],
     *,
-    max_new_tokens: int | Sequence[int],
-    sampling: SamplingConfig | Sequence[SamplingConfig] | None = None,
+    max_new_tokens: PerRow[int],
+    sampling: PerRow[SamplingConfig] | None = None,
     seeds: Sequence[int] | None = None,
-    eos_token_ids: Sequence[int] | None = None,
+    eos_token_ids: StopTokens | None = None,
+    log_probs: bool = False,
 ) -> Generation:
     """Plain decoding, one token per target call; arguments as in `generate`."""
-    state, max_steps = _start(target, prompts, max_new_tokens, sampling, seeds, eos_token_ids, 1)
+    state, max_steps = start(
+        target,
+        prompts,
+        max_new_tokens,
+        sampling,
+        seeds,
+        eos_token_ids,
+        max_path=1,
+        log_probs=log_probs,
+    )
     return collect(decode(target, None, state, max_steps, draft=None), prompts)
 
 
-def stream(
-    target: Target,
-    drafter: Drafter | None,
-    prompts: Sequence[Sequence[int]],
-    *,
-    max_new_tokens: int | Sequence[int],
-    draft: DraftConfig | None = None,
-    sampling: SamplingConfig | Sequence[SamplingConfig] | None = None,
-    seeds: Sequence[int] | None = None,
-    eos_token_ids: Sequence[int] | None = None,
-    steps_per_yield: int = 1,
-) -> Iterator[Generation]:
-    """Decode as `generate` does and yield what is decided so far every `steps_per_yield` steps.
-
-    Without a drafter it is plain decoding. Arguments and errors are those of `generate`.
-    """
-    if steps_per_yield < 1:
-        raise InputError(f"steps_per_yield is {steps_per_yield}; it must be 1 or more.")
-    if drafter is not None:
-        draft = draft or DraftConfig()
-        check_pair(target.config, drafter.config, draft)
-    max_path = draft.max_path if drafter is not None and draft is not None else 1
-    state, _ = _start(target, prompts, max_new_tokens, sampling, seeds, eos_token_ids, max_path)
-    while True:
-        yield collect(state, prompts)
-        if bool(state.done.all()):
-            return
-        state = decode(target, drafter, state, steps_per_yield, draft=draft if drafter else None)
-
-
-def _start(
+def start(
     target: Target,
     prompts: Sequence[Sequence[int]],
-    max_new_tokens: int | Sequence[int],
-    sampling: SamplingConfig | Sequence[SamplingConfig] | None,
+    max_new_tokens: PerRow[int],
+    sampling: PerRow[SamplingConfig] | None,
     seeds: Sequence[int] | None,
-    eos_token_ids: Sequence[int] | None,
+    eos_token_ids: StopTokens | None,
+    *,
     max_path: int,
+    log_probs: bool = False,
 ) -> tuple[DecodeState, int]:
+    """Check and prefill the prompts; arguments as in `generate`.
+
+    Returns:
+      The state, and a number of decode steps that suffices for every row.
+
+    Raises:
+      InputError: as `generate`.
+    """
     requests, slots = prepare(
         target.config, prompts, max_new_tokens, sampling, seeds, eos_token_ids, max_path
     )
-    return prefill(target, requests, slots=slots, max_path=max_path), slots
+    state = prefill(target, requests, slots=slots, max_path=max_path, log_probs=log_probs)
+    return state, slots
 
 
 def _is_stop(tokens: Int[Array, "B M"], stop_tokens: Int[Array, "B E"]) -> Bool[Array, "B M"]:
     return (tokens[:, :, None] == stop_tokens[:, None, :]).any(axis=-1)
 
 
-def _write_tokens(
-    tokens: Int[Array, "B S"], fresh: Int[Array, "B M"], start: Int[Array, " B"]
-) -> Int[Array, "B S"]:
+def _write(
+    rows: Shaped[Array, "B S"], fresh: Shaped[Array, "B M"], start: Int[Array, " B"]
+) -> Shaped[Array, "B S"]:
     return jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))(
-        tokens, fresh, start
+        rows, fresh, start
     )

@@ -1,7 +1,7 @@
 """Ragged requests of lists and numbers, checked and padded into arrays."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,8 +14,13 @@ from redrafter_jax.types import Sampling
 # Cache slots come in multiples of this, so that near-equal requests share one compilation.
 _SLOT_BLOCK = 32
 _SHORTEST_PADDING = 16
+# And stop tokens in multiples of this.
+_STOP_BLOCK = 4
 
-Value = TypeVar("Value", int, SamplingConfig)
+Value = TypeVar("Value")
+# One value for all rows, or one per row.
+PerRow: TypeAlias = Value | Sequence[Value]
+StopTokens: TypeAlias = PerRow[Sequence[int]]
 
 
 class Requests(NamedTuple):
@@ -39,10 +44,10 @@ class Requests(NamedTuple):
 def prepare(
     config: TargetConfig,
     prompts: Sequence[Sequence[int]],
-    max_new_tokens: int | Sequence[int],
-    sampling: SamplingConfig | Sequence[SamplingConfig] | None,
+    max_new_tokens: PerRow[int],
+    sampling: PerRow[SamplingConfig] | None,
     seeds: Sequence[int] | None,
-    eos_token_ids: Sequence[int] | None,
+    eos_token_ids: StopTokens | None,
     max_path: int,
 ) -> tuple[Requests, int]:
     """The batch, and the cache slots per row that it needs.
@@ -72,9 +77,7 @@ def prepare(
                 f"Row {row} asks for {len(prompt)} prompt and {limit} new tokens, but the target "
                 f"has {config.max_position_embeddings} positions; shorten one of them."
             )
-    stop = config.eos_token_ids if eos_token_ids is None else tuple(eos_token_ids)
-    _check_tokens(stop, "eos_token_ids", config.vocab_size)
-
+    stop_tokens = _stop_array(config, eos_token_ids, rows)
     lengths = np.asarray([len(prompt) for prompt in prompts], np.int32)
     padded = max(_SHORTEST_PADDING, 1 << (int(lengths.max()) - 1).bit_length())
     tokens = np.zeros((rows, padded), np.int32)
@@ -85,7 +88,7 @@ def prepare(
         tokens=jnp.asarray(tokens),
         lengths=jnp.asarray(lengths),
         limits=jnp.asarray(ends),
-        stop_tokens=jnp.tile(jnp.asarray(stop or (-1,), jnp.int32), (rows, 1)),
+        stop_tokens=jnp.asarray(stop_tokens),
         sampling=_sampling_arrays(config, sampling, seeds, rows),
     )
     # A finished row goes on writing P tokens past its last one; they must not slide onto it.
@@ -115,14 +118,38 @@ def check_pair(target: TargetConfig, drafter: DrafterConfig, draft: DraftConfig)
             )
 
 
+def _stop_array(
+    config: TargetConfig, eos_token_ids: StopTokens | None, rows: int
+) -> Int[np.ndarray, "B E"]:
+    stops = config.eos_token_ids if eos_token_ids is None else eos_token_ids
+    own: list[Any] = list(stops)
+    if any(isinstance(one, Sequence | np.ndarray) for one in own):
+        own = _per_row(own, rows, "eos_token_ids")
+        for row, one in enumerate(own):
+            if isinstance(one, int | np.integer):
+                raise InputError(
+                    f"eos_token_ids of row {row} is {one!r}; where rows differ, give a list of "
+                    "token ids for every row."
+                )
+            _check_tokens(one, f"eos_token_ids of row {row}", config.vocab_size)
+    else:
+        _check_tokens(own, "eos_token_ids", config.vocab_size)
+        own = [own] * rows
+    longest = max(1, max(map(len, own)))
+    padded = np.full((rows, -(-longest // _STOP_BLOCK) * _STOP_BLOCK), -1, np.int32)
+    for row, one in enumerate(own):
+        padded[row, : len(one)] = one
+    return padded
+
+
 def _sampling_arrays(
     config: TargetConfig,
-    sampling: SamplingConfig | Sequence[SamplingConfig] | None,
+    sampling: PerRow[SamplingConfig] | None,
     seeds: Sequence[int] | None,
     rows: int,
 ) -> Sampling:
     chosen = _per_row(SamplingConfig() if sampling is None else sampling, rows, "sampling")
-    numbers = _per_row(range(rows) if seeds is None else seeds, rows, "seeds")
+    numbers: list[int] = _per_row(list(range(rows)) if seeds is None else seeds, rows, "seeds")
     for row, seed in enumerate(numbers):
         _check_whole(seed, f"The seed of row {row}")
         if not 0 <= seed < 2**31:
@@ -140,7 +167,7 @@ def _sampling_arrays(
     )
 
 
-def _per_row(value: Value | Sequence[Value], rows: int, name: str) -> list[Value]:
+def _per_row(value: PerRow[Value], rows: int, name: str) -> list[Value]:
     # A NumPy array is a list of values too, though no `Sequence`.
     if not isinstance(value, Sequence | np.ndarray):
         return [value] * rows

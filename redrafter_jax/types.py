@@ -139,6 +139,8 @@ class DecodeState(NamedTuple):
       stop_tokens: tokens that end a row, padded with -1.
       sampling: how the row's tokens are chosen.
       stats: acceptance counts.
+      log_probs: beside each new token its log-probability under the target, before temperature
+        and filters; None where nobody asked. Garbage under the prompt and past the tokens.
     """
 
     tokens: Int[Array, "B S"]
@@ -150,3 +152,4 @@ class DecodeState(NamedTuple):
     stop_tokens: Int[Array, "B E"]
     sampling: Sampling
     stats: DecodeStats
+    log_probs: Float[Array, "B S"] | None

@@ -1,5 +1,6 @@
 """The one acceptance rule: keep the nodes whose token the target chose itself."""
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -24,6 +25,12 @@ def choose_tokens(
     node_noise = jnp.take_along_axis(noise, depth[..., None], axis=1)
     scores = filter_logits(logits, sampling) + node_noise
     return _first_best(scores)
+
+
+def log_probs_of(logits: Float[Array, "B N V"], chosen: Int[Array, "B N"]) -> Float[Array, "B N"]:
+    """Log-probability of each choice under `softmax(logits)`: no temperature, filters or noise."""
+    picked = jnp.take_along_axis(logits, chosen[..., None], axis=-1)[..., 0]
+    return picked - jax.nn.logsumexp(logits, axis=-1)
 
 
 def accept(tree: TokenTree, chosen: Int[Array, "B N"], max_path: int) -> Accepted:

@@ -1,7 +1,6 @@
 import inspect
 from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import chex
@@ -144,7 +143,7 @@ def test_text_ends_with_its_stop_token_wherever_that_falls(
     # Lengths of row 1's text after each call: a stop token between two of them was accepted
     # together with tokens that must not be said.
     calls = stream(habitual_target, good_drafter, PROMPTS, eos_token_ids=(), **options)
-    ends = {len(one.tokens[1]) for one in calls}
+    ends = {len(one.generation.tokens[1]) for one in calls}
     inside = 0
     for stop in range(V):
         expected = [cut(row, stop) for row in plain.tokens]
@@ -163,6 +162,59 @@ def test_stop_tokens_are_the_targets_own_unless_given() -> None:
     assert generate_autoregressive(stopping, PROMPTS, max_new_tokens=24).tokens == expected
     free = generate_autoregressive(stopping, PROMPTS, max_new_tokens=24, eos_token_ids=())
     assert free.tokens == plain.tokens
+
+
+def test_each_row_may_stop_at_tokens_of_its_own(
+    habitual_target: Target, good_drafter: Drafter
+) -> None:
+    plain = generate_autoregressive(habitual_target, PROMPTS, max_new_tokens=24)
+    stops = [[row[5], row[9]] if index else [] for index, row in enumerate(plain.tokens)]
+    expected = [
+        next((row[: at + 1] for at, token in enumerate(row) if token in own), row)
+        for row, own in zip(plain.tokens, stops, strict=True)
+    ]
+    result = generate(
+        habitual_target,
+        good_drafter,
+        PROMPTS,
+        max_new_tokens=24,
+        draft=DRAFT,
+        eos_token_ids=stops,
+    )
+    assert result.tokens == expected
+    assert len(expected[0]) == 24 > max(map(len, expected[1:]))
+
+
+def whole_pass_log_probs(target: Target, prompt: list[int], tokens: list[int]) -> np.ndarray:
+    """Of each new token, from one pass over the whole text, in float64."""
+    decoder = target.merge()
+    hidden, _, _ = decoder.forward(jnp.asarray([prompt + tokens]))
+    logits = np.asarray(decoder.logits(hidden), np.float64)[0, len(prompt) - 1 : -1]
+    normal = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    return normal[np.arange(len(tokens)), tokens]
+
+
+def test_log_probabilities_are_the_targets_before_temperature_and_filters(
+    habitual_target: Target, good_drafter: Drafter
+) -> None:
+    options: dict[str, Any] = {
+        "max_new_tokens": [5, 1, 24, 17],
+        "sampling": MIXED,
+        "log_probs": True,
+    }
+    plain = generate_autoregressive(habitual_target, PROMPTS, **options)
+    speculative = generate(habitual_target, good_drafter, PROMPTS, draft=DRAFT, **options)
+    assert speculative.tokens == plain.tokens
+    assert plain.log_probs is not None
+    assert speculative.log_probs is not None
+    for row, prompt in enumerate(PROMPTS):
+        expected = whole_pass_log_probs(habitual_target, prompt, plain.tokens[row])
+        np.testing.assert_allclose(plain.log_probs[row], expected, atol=2e-5)
+        np.testing.assert_allclose(speculative.log_probs[row], expected, atol=2e-5)
+
+
+def test_log_probabilities_are_kept_only_on_request(target: Target, drafter: Drafter) -> None:
+    assert generate(target, drafter, PROMPTS, max_new_tokens=2, draft=DRAFT).log_probs is None
 
 
 def test_statistics_add_up(habitual_target: Target, good_drafter: Drafter) -> None:
@@ -186,45 +238,6 @@ def test_plain_decoding_gains_one_token_per_call(target: Target) -> None:
     assert result.acceptance_length == 1.0
 
 
-@pytest.mark.parametrize("steps", [1, 3])
-def test_a_stream_grows_into_generates_text(
-    habitual_target: Target, good_drafter: Drafter, steps: int
-) -> None:
-    options: dict[str, Any] = {"max_new_tokens": [5, 1, 24, 17], "sampling": MIXED}
-    whole = generate(habitual_target, good_drafter, PROMPTS, draft=DRAFT, **options)
-    parts = list(
-        stream(
-            habitual_target, good_drafter, PROMPTS, draft=DRAFT, steps_per_yield=steps, **options
-        )
-    )
-    assert [len(row) for row in parts[0].tokens] == [1, 1, 1, 1]
-    for early, late in pairwise(parts):
-        for before, after in zip(early.tokens, late.tokens, strict=True):
-            assert after[: len(before)] == before
-        assert early.tokens != late.tokens
-    assert len(parts) == 1 + -(-max(whole.steps) // steps)
-    assert parts[-1].tokens == whole.tokens
-    assert parts[-1].steps == whole.steps
-    assert parts[-1].acceptance_length == whole.acceptance_length
-
-
-def test_a_stream_without_a_drafter_is_plain_decoding(target: Target) -> None:
-    *_, last = stream(target, None, PROMPTS, max_new_tokens=7, sampling=MIXED)
-    plain = generate_autoregressive(target, PROMPTS, max_new_tokens=7, sampling=MIXED)
-    assert last.tokens == plain.tokens
-
-
-def test_a_new_generation_does_not_disturb_an_old_one(target: Target, drafter: Drafter) -> None:
-    # The state is donated; what was handed out must not be.
-    parts = stream(target, drafter, PROMPTS, max_new_tokens=6, draft=DRAFT)
-    first = next(parts)
-    tokens, counts = [list(row) for row in first.tokens], first.accept_counts.copy()
-    for _ in parts:
-        pass
-    assert first.tokens == tokens
-    np.testing.assert_array_equal(first.accept_counts, counts)
-
-
 def test_values_never_recompile(
     monkeypatch: pytest.MonkeyPatch, target: Target, drafter: Drafter
 ) -> None:
@@ -241,12 +254,13 @@ def test_values_never_recompile(
         function = jax.jit(chex.assert_max_traces(traced, n=1), **options)
         monkeypatch.setattr(decode, name, function)
 
-    counted("prefill", static_argnames=("slots", "max_path"))
+    counted("prefill", static_argnames=("slots", "max_path", "log_probs"))
     counted("decode", static_argnames="draft", donate_argnames="state")
     run = partial(generate, target, drafter, draft=DRAFT)
     run(PROMPTS, max_new_tokens=10)
     run([[1], [2, 3], [4] * 16, [5]], max_new_tokens=[1, 12, 2, 7], seeds=[9, 9, 1, 0])
     run(PROMPTS, max_new_tokens=10, sampling=MIXED, eos_token_ids=[5])
+    run(PROMPTS, max_new_tokens=10, eos_token_ids=[[5, 6, 7], [], [1], [2, 3]])
     run(PROMPTS, max_new_tokens=3, sampling=SamplingConfig(0.31, 3, 0.5, 0.01))
 
 

@@ -6,10 +6,7 @@ import sys
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from tiny_folders import PairFolders, byte_tokenizer, decode, encode, run_module, write_pair
-from tokenizers import Tokenizer, decoders, models
+from tiny_folders import PairFolders, decode, encode, run_module, write_pair
 
 from redrafter_jax import SamplingConfig, generate_autoregressive
 from redrafter_jax import __main__ as command
@@ -18,40 +15,6 @@ from redrafter_jax.target import Target
 
 PROMPT = "abc\ndef"
 NEW_TOKENS = 40
-
-
-# Text from tokens that hold parts of characters.
-
-
-BYTES = byte_tokenizer()
-
-
-@given(st.text(max_size=12), st.text(max_size=12))
-def test_text_arrives_character_by_character_never_broken(prompt: str, text: str) -> None:
-    stream = command.TextStream(BYTES, BYTES.encode(prompt).ids)
-    pieces = [stream.push([token]) for token in BYTES.encode(text).ids]
-    assert "".join(pieces) + stream.finish() == text
-    if "\ufffd" not in text:
-        assert "".join(pieces) == text
-        assert max(map(len, pieces), default=0) <= 1
-
-
-@given(st.lists(st.lists(st.integers(0, 255), max_size=4), max_size=8))
-def test_bytes_that_are_no_text_arrive_as_the_tokenizer_decodes_them(
-    steps: list[list[int]],
-) -> None:
-    stream = command.TextStream(BYTES, BYTES.encode("abc").ids)
-    shown = "".join(stream.push(tokens) for tokens in steps) + stream.finish()
-    assert shown == BYTES.decode([token for tokens in steps for token in tokens])
-
-
-def test_a_space_that_starts_a_word_is_kept_and_special_tokens_are_left_out() -> None:
-    tokenizer = Tokenizer(models.BPE({"▁a": 0, "▁b": 1, "c": 2, "</s>": 3}, merges=[]))
-    tokenizer.decoder = decoders.Metaspace()
-    tokenizer.add_special_tokens(["</s>"])
-    stream = command.TextStream(tokenizer, [0])
-    assert [stream.push([token]) for token in (1, 2, 3, 1, 3)] == [" b", "c", "", " b", ""]
-    assert stream.finish() == ""
 
 
 # `python -m redrafter_jax generate`.
@@ -137,6 +100,16 @@ def test_a_prompt_may_come_from_stdin_as_it_stands(
     assert (code, out) == (0, plain_text(habitual_target, "wvu\n") + "\n")
 
 
+def test_the_text_ends_before_a_stop_string(
+    run_generate: Any, folders: PairFolders, habitual_target: Target
+) -> None:
+    whole = plain_text(habitual_target)
+    stop = whole[11:14]
+    arguments = arguments_of(folders, "--stop", "never said", "--stop", stop)
+    code, out, _ = run_generate(*arguments)
+    assert (code, out) == (0, whole[: whole.index(stop)] + "\n")
+
+
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
@@ -145,6 +118,7 @@ def test_a_prompt_may_come_from_stdin_as_it_stands(
         (["--top-p", "1.5"], "top_p is 1.5; it must be in (0, 1]"),
         (["--top-k", "0"], "top_k is 0; it must be 1 or more"),
         (["--min-p", "2"], "min_p is 2.0; it must be in [0, 1]"),
+        (["--stop", ""], "stop_strings of row 0 holds an empty string"),
         (["--seed", "-1"], "seed of row 0 is -1"),
         (["--max-new-tokens", "0"], "max_new_tokens of row 0 is 0"),
         (["--max-new-tokens", "9999"], "the target has 512 positions"),

@@ -171,11 +171,8 @@ def test_rows_may_change_places() -> None:
 
     requests = full_requests(sampling=SAMPLINGS[4:])
     straight = generate(*PAIRS["good"], draft=TREES["budget"], **requests)
-    shuffled = generate(
-        *PAIRS["good"],
-        draft=TREES["budget"],
-        **requests | {name: shuffle(requests[name]) for name in ("prompts", "seeds", "sampling")},
-    )
+    changed = {name: shuffle(requests[name]) for name in ("prompts", "seeds", "sampling")}
+    shuffled = generate(*PAIRS["good"], draft=TREES["budget"], **{**requests, **changed})
     assert shuffled.tokens == shuffle(straight.tokens)
 
 

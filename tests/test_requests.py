@@ -14,6 +14,7 @@ from redrafter_jax import (
     generate,
     generate_autoregressive,
     stream,
+    streaming,
 )
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.requests import Requests, check_pair, prepare
@@ -50,10 +51,17 @@ def test_a_row_may_fill_every_position_of_the_target() -> None:
 
 
 def test_stop_tokens_are_the_targets_the_callers_or_none() -> None:
-    assert prepared()[0].stop_tokens.tolist() == [[3, 5], [3, 5]]
-    assert prepared(eos_token_ids=[7])[0].stop_tokens.tolist() == [[7], [7]]
-    # -1 is no token: nothing stops the row.
-    assert prepared(eos_token_ids=())[0].stop_tokens.tolist() == [[-1], [-1]]
+    # -1 is no token: it stops no row.
+    assert prepared()[0].stop_tokens.tolist() == [[3, 5, -1, -1]] * 2
+    assert prepared(eos_token_ids=[7])[0].stop_tokens.tolist() == [[7, -1, -1, -1]] * 2
+    assert prepared(eos_token_ids=())[0].stop_tokens.tolist() == [[-1] * 4] * 2
+
+
+def test_stop_tokens_may_differ_row_by_row() -> None:
+    stops = prepared(eos_token_ids=[[7, 8], []])[0].stop_tokens
+    assert stops.tolist() == [[7, 8, -1, -1], [-1] * 4]
+    stops = prepared(eos_token_ids=[[1, 2, 3, 4, 5], (6,)])[0].stop_tokens
+    assert stops.tolist() == [[1, 2, 3, 4, 5, -1, -1, -1], [6] + [-1] * 7]
 
 
 def test_seeds_count_the_rows_unless_given_and_may_be_equal() -> None:
@@ -139,6 +147,18 @@ BAD_REQUESTS = [
         r"^eos_token_ids holds token 24, outside the vocabulary of 24 tokens\.$",
     ),
     (
+        {"eos_token_ids": [[1], [2], [3]]},
+        r"^eos_token_ids has 3 entries for 2 prompts; give one value or one per prompt\.$",
+    ),
+    (
+        {"eos_token_ids": [[1], 2]},
+        r"^eos_token_ids of row 1 is 2; where rows differ, give a list of token ids for every",
+    ),
+    (
+        {"eos_token_ids": [[1], [24]]},
+        r"^eos_token_ids of row 1 holds token 24, outside the vocabulary of 24 tokens\.$",
+    ),
+    (
         {"eos_token_ids": [-1]},
         r"^eos_token_ids holds token -1, outside the vocabulary of 24 tokens\.$",
     ),
@@ -199,6 +219,7 @@ def nothing_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(decode, "prefill", compiled)
     monkeypatch.setattr(decode, "decode", compiled)
+    monkeypatch.setattr(streaming, "decode", compiled)
 
 
 @pytest.mark.usefixtures("nothing_compiles")
@@ -211,6 +232,7 @@ def nothing_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"max_new_tokens": 512}, "512 positions"),
         ({"seeds": [1, 2]}, "seeds has 2 entries"),
         ({"eos_token_ids": [99]}, "eos_token_ids holds token 99"),
+        ({"eos_token_ids": [[99]]}, "eos_token_ids of row 0 holds token 99"),
     ],
 )
 def test_every_entry_refuses_before_it_compiles(
@@ -231,12 +253,3 @@ def test_beams_wider_than_the_vocabulary_are_refused_before_compiling(
 ) -> None:
     with pytest.raises(InputError, match="beam_width is 25"):
         entry(target, drafter, prompts=[[1]], max_new_tokens=4, draft=DraftConfig(25, 2))
-
-
-@pytest.mark.usefixtures("nothing_compiles")
-@pytest.mark.parametrize("steps", [0, -1])
-def test_a_stream_that_would_never_advance_is_refused(
-    target: Target, drafter: Drafter, steps: int
-) -> None:
-    with pytest.raises(InputError, match=f"steps_per_yield is {steps}"):
-        by_stream(target, drafter, prompts=[[1]], max_new_tokens=4, steps_per_yield=steps)

@@ -1,0 +1,284 @@
+"""Decoding as it happens: what is new, its text, and the strings that end a row."""
+
+import gc
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_folders import byte_tokenizer, decode, encode
+from tokenizers import Tokenizer, decoders, models
+
+from redrafter_jax import (
+    DraftConfig,
+    InputError,
+    SamplingConfig,
+    generate,
+    generate_autoregressive,
+    stream,
+)
+from redrafter_jax.drafter import Drafter
+from redrafter_jax.streaming import TextStream
+from redrafter_jax.target import Target
+
+DRAFT = DraftConfig(beam_width=4, draft_rounds=3)
+PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3], [11, 0]]
+MIXED = [
+    SamplingConfig(),
+    SamplingConfig(temperature=0.7),
+    SamplingConfig(temperature=1.0, top_k=8, top_p=0.9),
+    SamplingConfig(temperature=1.3, min_p=0.05),
+]
+OPTIONS: dict[str, Any] = {"max_new_tokens": [5, 1, 24, 17], "sampling": MIXED}
+BYTES = byte_tokenizer()
+
+
+# Tokens as they come.
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_the_updates_together_are_what_generate_returns(
+    habitual_target: Target, good_drafter: Drafter, steps: int
+) -> None:
+    whole = generate(habitual_target, good_drafter, PROMPTS, draft=DRAFT, log_probs=True, **OPTIONS)
+    updates = list(
+        stream(
+            habitual_target,
+            good_drafter,
+            PROMPTS,
+            draft=DRAFT,
+            steps_per_yield=steps,
+            log_probs=True,
+            **OPTIONS,
+        )
+    )
+    assert [len(row) for row in updates[0].tokens] == [1, 1, 1, 1], "prefill decides the first"
+    assert len(updates) == 1 + -(-max(whole.steps) // steps)
+    so_far: list[list[int]] = [[] for _ in PROMPTS]
+    for update in updates:
+        assert any(update.tokens)
+        so_far = [old + new for old, new in zip(so_far, update.tokens, strict=True)]
+        assert update.generation.tokens == so_far
+    last = updates[-1].generation
+    assert last.tokens == whole.tokens
+    assert last.steps == whole.steps
+    assert last.acceptance_length == whole.acceptance_length
+    assert last.log_probs is not None
+    for ours, theirs in zip(last.log_probs, whole.log_probs or [], strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
+def test_a_stream_without_a_drafter_is_plain_decoding(target: Target) -> None:
+    *_, last = stream(target, None, PROMPTS, max_new_tokens=7, sampling=MIXED)
+    plain = generate_autoregressive(target, PROMPTS, max_new_tokens=7, sampling=MIXED)
+    assert last.generation.tokens == plain.tokens
+
+
+def test_a_new_update_does_not_disturb_an_old_one(target: Target, drafter: Drafter) -> None:
+    # The state is donated; what was handed out must not be.
+    updates = stream(target, drafter, PROMPTS, max_new_tokens=6, draft=DRAFT)
+    first = next(updates).generation
+    tokens, counts = [list(row) for row in first.tokens], first.accept_counts.copy()
+    for _ in updates:
+        pass
+    assert first.tokens == tokens
+    np.testing.assert_array_equal(first.accept_counts, counts)
+
+
+@pytest.mark.parametrize("updates_before", [1, 3])
+def test_closing_a_stream_frees_its_state(
+    target: Target, drafter: Drafter, updates_before: int
+) -> None:
+    def run(count: int) -> Any:
+        updates = stream(target, drafter, PROMPTS, max_new_tokens=20, draft=DRAFT)
+        for _ in range(count):
+            next(updates)
+        return updates
+
+    run(3).close()
+    gc.collect()
+    before = len(jax.live_arrays())
+    updates = run(updates_before)
+    assert len(jax.live_arrays()) > before
+    updates.close()
+    gc.collect()
+    assert len(jax.live_arrays()) == before
+
+
+# Text from tokens that hold parts of characters.
+
+
+@given(st.text(max_size=12), st.text(max_size=12))
+def test_text_arrives_character_by_character_never_broken(prompt: str, text: str) -> None:
+    stream = TextStream(BYTES.decode, BYTES.encode(prompt).ids)
+    pieces = [stream.push(token) for token in BYTES.encode(text).ids]
+    assert "".join(pieces) + stream.finish() == text
+    if "\ufffd" not in text:
+        assert "".join(pieces) == text
+        assert max(map(len, pieces), default=0) <= 1
+
+
+@given(st.lists(st.integers(0, 255), max_size=20))
+def test_bytes_that_are_no_text_arrive_as_the_tokenizer_decodes_them(tokens: list[int]) -> None:
+    stream = TextStream(BYTES.decode, BYTES.encode("abc").ids)
+    assert "".join(map(stream.push, tokens)) + stream.finish() == BYTES.decode(tokens)
+
+
+def test_a_space_that_starts_a_word_is_kept_and_special_tokens_are_left_out() -> None:
+    tokenizer = Tokenizer(models.BPE({"▁a": 0, "▁b": 1, "c": 2, "</s>": 3}, merges=[]))
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens(["</s>"])
+    stream = TextStream(tokenizer.decode, [0])
+    assert [stream.push(token) for token in (1, 2, 3, 1, 3)] == [" b", "c", "", " b", ""]
+    assert stream.finish() == ""
+
+
+# Stop strings, in tokens of several characters.
+
+WORDS = ["a", "b", "ab", "ba", "aab", "é", "bé"]
+
+
+def spell(tokens: list[int]) -> str:
+    return "".join(WORDS[token] for token in tokens)
+
+
+def first_stop(text: str, stops: list[str]) -> int | None:
+    """Where the stop string begins that is completed first, the longest of several: by scanning."""
+    for end in range(1, len(text) + 1):
+        starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
+        if starts:
+            return min(starts)
+    return None
+
+
+@given(
+    st.lists(st.integers(0, len(WORDS) - 1), max_size=12),
+    st.lists(st.text("abé", min_size=1, max_size=4), max_size=3),
+)
+def test_text_is_cut_where_the_first_completed_stop_string_begins(
+    tokens: list[int], stops: list[str]
+) -> None:
+    text, expected_end = spell(tokens), first_stop(spell(tokens), stops)
+    stream = TextStream(spell, [0], stops)
+    shown, used = "", 0
+    for token in tokens:
+        shown += stream.push(token)
+        used += 1
+        assert text.startswith(shown)
+        if stream.stopped:
+            break
+        # What is held back is the beginning of a stop string, no more.
+        held = spell(tokens[:used])[len(shown) :]
+        assert not held or any(len(held) < len(stop) and stop.startswith(held) for stop in stops)
+    if expected_end is None:
+        assert not stream.stopped
+        assert shown + stream.finish() == text
+    else:
+        assert stream.stopped
+        assert shown == text[:expected_end]
+        # Not a token more than the stop string took.
+        assert first_stop(spell(tokens[: used - 1]), stops) is None
+
+
+def test_rows_stop_each_at_its_own_string_and_the_others_go_on(
+    habitual_target: Target, good_drafter: Drafter
+) -> None:
+    prompts = [encode("abc"), encode("wv"), encode("ab\ncd")]
+    plain = generate_autoregressive(
+        habitual_target, prompts, max_new_tokens=40, eos_token_ids=(), log_probs=True
+    )
+    texts = [decode(row) for row in plain.tokens]
+    stops = [[texts[0][7:10]], ["not in it"], ["nor this", texts[2][20:22]]]
+    *_, last = updates = list(
+        stream(
+            habitual_target,
+            good_drafter,
+            prompts,
+            max_new_tokens=40,
+            draft=DRAFT,
+            eos_token_ids=(),
+            detokenize=decode,
+            stop_strings=stops,
+            log_probs=True,
+        )
+    )
+    shown = ["".join(update.texts[row] for update in updates) for row in range(3)]
+    ends = [first_stop(text, own) for text, own in zip(texts, stops, strict=True)]
+    assert shown == [text[:end] for text, end in zip(texts, ends, strict=True)]
+    assert last.generation.log_probs is not None
+    for row, (text, own) in enumerate(zip(texts, stops, strict=True)):
+        tokens = [token for update in updates for token in update.tokens[row]]
+        assert tokens == last.generation.tokens[row] == plain.tokens[row][: len(tokens)]
+        assert len(last.generation.log_probs[row]) == len(tokens)
+        if (end := ends[row]) is None:
+            assert len(tokens) == 40
+        else:
+            # A token a character: up to the last character of the stop string.
+            (length,) = {len(stop) for stop in own if text[end:].startswith(stop)}
+            assert len(tokens) == end + length
+    assert last.generation.steps[0] < last.generation.steps[1], "a stopped row takes no more steps"
+
+
+def test_one_list_of_stop_strings_serves_all_rows(
+    habitual_target: Target, good_drafter: Drafter
+) -> None:
+    prompts = [encode("abc"), encode("wv")]
+    plain = generate_autoregressive(
+        habitual_target, prompts, max_new_tokens=30, eos_token_ids=()
+    ).tokens
+    stop = decode(plain[0])[4:6]
+    updates = list(
+        stream(
+            habitual_target,
+            good_drafter,
+            prompts,
+            max_new_tokens=30,
+            draft=DRAFT,
+            eos_token_ids=(),
+            detokenize=decode,
+            stop_strings=[stop],
+        )
+    )
+    for row, tokens in enumerate(plain):
+        shown = "".join(update.texts[row] for update in updates)
+        assert shown == decode(tokens)[: first_stop(decode(tokens), [stop])]
+
+
+# What is refused, before anything is compiled.
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"steps_per_yield": 0}, r"^steps_per_yield is 0; it must be 1 or more\.$"),
+        ({"steps_per_yield": -1}, r"^steps_per_yield is -1; it must be 1 or more\.$"),
+        (
+            {"stop_strings": ["x"], "detokenize": None},
+            r"^stop_strings are given without detokenize; give the tokenizer's decode",
+        ),
+        ({"stop_strings": ["x", ""]}, r"^stop_strings of row 0 holds an empty string"),
+        ({"stop_strings": [["x"], [""]]}, r"^stop_strings of row 1 holds an empty string"),
+        (
+            {"stop_strings": [["x"]]},
+            r"^stop_strings has 1 entries for 2 prompts; give one list of strings, or one such",
+        ),
+        ({"stop_strings": [["x"], "y"]}, r"^stop_strings has 2 entries for 2 prompts"),
+        ({"stop_strings": "x"}, r"^stop_strings is 'x'; give a list of strings"),
+    ],
+)
+def test_bad_values_are_one_sentence(
+    target: Target,
+    drafter: Drafter,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    sentence: str,
+) -> None:
+    def compiled(*arguments: Any, **options: Any) -> None:
+        pytest.fail("reached a compiled function")
+
+    monkeypatch.setattr("redrafter_jax.decode.prefill", compiled)
+    options: dict[str, Any] = {"max_new_tokens": 4, "detokenize": decode} | changes
+    with pytest.raises(InputError, match=sentence):
+        next(stream(target, drafter, [[1], [2]], **options))
