@@ -171,7 +171,9 @@ def test_rows_may_change_places() -> None:
 
     requests = full_requests(sampling=SAMPLINGS[4:])
     straight = generate(*PAIRS["good"], draft=TREES["budget"], **requests)
-    changed = {name: shuffle(requests[name]) for name in ("prompts", "seeds", "sampling")}
+    changed: dict[str, Any] = {
+        name: shuffle(requests[name]) for name in ("prompts", "seeds", "sampling")
+    }
     shuffled = generate(*PAIRS["good"], draft=TREES["budget"], **{**requests, **changed})
     assert shuffled.tokens == shuffle(straight.tokens)
 
