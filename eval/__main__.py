@@ -6,10 +6,13 @@ Commands: parity, acceptance; without one, speed against plain decoding.
 import sys
 from collections.abc import Callable, Sequence
 
+from eval.acceptance import measure_acceptance
 from eval.speed import measure_speed
 from redrafter_jax.command_line import run
 
-COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {}
+COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
+    "acceptance": measure_acceptance,
+}
 
 
 def main() -> None:

@@ -1,11 +1,12 @@
 """Settings of `python -m eval`, validated by pydantic at the edge."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from pydantic_core import PydanticCustomError
 
+from eval.rankings import Ranking
 from redrafter_jax.command_line import Settings
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.errors import InputError
@@ -77,6 +78,77 @@ class EvalSettings(Settings):
     first_seed: NonNegativeInt = 0
     repeats: PositiveInt = 3
     warm_ups: PositiveInt = 3
+    stop: Literal["eos", "never"] = "eos"
+    report_dir: Path
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...] | None:
+        """What `redrafter_jax.generate` takes: None for the target's own, () for none."""
+        return () if self.stop == "never" else None
+
+
+class TreeGrid(Settings):
+    """Trees of one beam search under several node budgets and sharpnesses."""
+
+    beam_width: PositiveInt = DraftConfig.beam_width
+    draft_rounds: PositiveInt = DraftConfig.draft_rounds
+    final_beams_only: bool = DraftConfig.final_beams_only
+    num_nodes: list[PositiveInt | None] = Field(default=[None], min_length=1)
+    sharpness: list[Annotated[float, Field(gt=0)]] = Field(default=[1.0], min_length=1)
+
+    @model_validator(mode="after")
+    def _check_together(self) -> "TreeGrid":
+        try:
+            self.build()
+        except InputError as error:
+            raise PydanticCustomError("trees", "{reason}", {"reason": str(error)}) from None
+        return self
+
+    def build(self) -> list[DraftConfig]:
+        """The library's configuration of every tree."""
+        return [
+            DraftConfig(
+                beam_width=self.beam_width,
+                draft_rounds=self.draft_rounds,
+                num_nodes=nodes,
+                final_beams_only=self.final_beams_only,
+                sharpness=sharpness,
+            )
+            for nodes in self.num_nodes
+            for sharpness in self.sharpness
+        ]
+
+
+class AcceptanceSettings(Settings):
+    """`python -m eval acceptance`: the grid, and where the report goes.
+
+    Attributes:
+      target: as in `EvalSettings`.
+      drafter: as in `EvalSettings`.
+      prompts: as in `EvalSettings`.
+      prompt_count: as in `EvalSettings`.
+      dtype: as in `EvalSettings`.
+      max_new_tokens: as in `EvalSettings`.
+      batch_size: prompts decoded together; None takes all of them.
+      samplings: how tokens are chosen, each in turn.
+      trees: how trees are drafted, each in turn.
+      rankings: what drafts are ranked by, each in turn; see `eval.rankings`.
+      first_seed: as in `EvalSettings`.
+      stop: as in `EvalSettings`.
+      report_dir: folder for `acceptance.json` and `acceptance.png`, made if it is missing.
+    """
+
+    target: str
+    drafter: str
+    prompts: Path
+    prompt_count: PositiveInt | None = None
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    max_new_tokens: PositiveInt
+    batch_size: PositiveInt | None = None
+    samplings: list[SamplingSettings] = Field(min_length=1)
+    trees: TreeGrid = TreeGrid()
+    rankings: list[Ranking] = Field(default=["shared"], min_length=1)
+    first_seed: NonNegativeInt = 0
     stop: Literal["eos", "never"] = "eos"
     report_dir: Path
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,3 +86,29 @@ def _draw_calls(panel: Axes, report: dict[str, Any]) -> None:
     panel.set_xlabel("tokens gained by a target call")
     panel.set_ylabel("share of target calls")
     panel.set_title(f"Acceptance length {report['acceptance_length']:.2f} (dashed)", fontsize=10)
+
+
+def write_acceptance_chart(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """A PNG with a panel per sampling: acceptance length over N, a line per sharpness and ranking.
+
+    Args:
+      rows: the grid's, from `eval.acceptance`.
+      path: the file to write.
+    """
+    samplings = list(dict.fromkeys(row["sampling"] for row in rows))
+    figure = Figure(figsize=(3.2 * len(samplings) + 1.6, 3.6), layout="constrained")
+    panels = figure.subplots(1, len(samplings), sharey=True, squeeze=False)[0]
+    for panel, sampling in zip(panels, samplings, strict=True):
+        lines: dict[str, list[tuple[int, float]]] = defaultdict(list)
+        for row in rows:
+            if row["sampling"] == sampling:
+                name = f"{row['ranking']}, sharpness {row['sharpness']:g}"
+                lines[name].append((row["num_nodes"], row["acceptance_length"]))
+        for name, points in lines.items():
+            panel.plot(*zip(*sorted(points), strict=True), marker="o", markersize=3, label=name)
+        panel.set_title(sampling, fontsize=10)
+        panel.set_xlabel("tree nodes N")
+        panel.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("acceptance length")
+    panels[-1].legend(fontsize=6)
+    figure.savefig(path, dpi=150)

@@ -82,7 +82,7 @@ def build_report(
         "accept_counts": accept_counts.sum(axis=0).tolist(),
         "device": describe_device(),
         "peak_memory_bytes": _peak_memory(),
-        "versions": _versions(),
+        "versions": versions(),
         "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
         "config": settings.model_dump(mode="json"),
         "num_nodes": method.draft.budget if method.draft else 1,
@@ -226,11 +226,12 @@ def _peak_memory() -> int | None:
     return statistics.get("peak_bytes_in_use")
 
 
-def _versions() -> dict[str, str | None]:
-    versions: dict[str, str | None] = {"python": platform.python_version()}
+def versions() -> dict[str, str | None]:
+    """Of Python and of the packages that decode."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
     for package in ("redrafter-jax", "jax", "jaxlib", "flax", "numpy"):
         try:
-            versions[package] = version(package)
+            found[package] = version(package)
         except PackageNotFoundError:  # run from a checkout that is not installed
-            versions[package] = None
-    return versions
+            found[package] = None
+    return found

@@ -1,0 +1,207 @@
+"""`python -m eval acceptance`: acceptance length over samplings, node budgets and sharpness.
+
+No clock runs here: rows are decoded together, and the numbers are counts.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from eval.benchmark import Batch, Method, decode_batch, make_batches
+from eval.config import AcceptanceSettings
+from eval.metrics import acceptance_length, acceptance_rate_per_depth
+from eval.plots import write_acceptance_chart
+from eval.progress import make_progress
+from eval.prompts import read_prompts, tokenize
+from eval.rankings import RANKINGS, Ranking, decode_ranked, shown_to_drafts
+from eval.report import describe_device, versions
+from redrafter_jax.command_line import load_tokenizer, make_folder, parse_settings
+from redrafter_jax.config import DraftConfig, SamplingConfig
+from redrafter_jax.decode import collect, prefill
+from redrafter_jax.drafter import Drafter
+from redrafter_jax.hub import load_drafter, load_target
+from redrafter_jax.requests import check_pair, prepare
+from redrafter_jax.target import Target
+
+DEFINITIONS = {
+    "acceptance_length": "mean tokens gained per target call after prefill, bonus token included",
+    "share_of_greedy": "acceptance length over that of the same tree, sharpness and ranking at "
+    "temperature 0; null where the grid has no temperature 0",
+    "identical": "share of prompts whose text equals plain decoding's, token for token",
+    "rankings": RANKINGS,
+}
+
+
+class Cell(NamedTuple):
+    """One point of the grid."""
+
+    sampling: SamplingConfig
+    draft: DraftConfig
+    ranking: Ranking
+
+
+def measure_acceptance(arguments: Sequence[str] | None = None) -> None:
+    """Decode the prompts at every point of the grid; a table, a JSON file and a chart.
+
+    Args:
+      arguments: of the command line; None takes the process's own.
+
+    Raises:
+      InputError: a setting, a file or a prompt cannot be used.
+    """
+    settings = parse_settings(
+        AcceptanceSettings, "Acceptance length over samplings and trees.", arguments
+    )
+    prompts = read_prompts(settings.prompts, settings.prompt_count)
+    tokenizer = load_tokenizer(settings.target)
+    make_folder(settings.report_dir, "report_dir")
+    target = load_target(settings.target, settings.dtype)
+    drafter = load_drafter(settings.drafter, settings.dtype)
+    drafts = settings.trees.build()
+    for draft in drafts:
+        check_pair(target.config, drafter.config, draft)
+    positions = target.config.max_position_embeddings
+    token_rows = tokenize(prompts, tokenizer, settings.max_new_tokens, positions)
+
+    # Drafts outermost: each is compiled once.
+    cells = [
+        Cell(sampling.build(), draft, ranking)
+        for draft in drafts
+        for ranking in settings.rankings
+        for sampling in settings.samplings
+    ]
+    console = Console()
+    with make_progress(console) as progress:
+        measured = _measure(settings, target, drafter, token_rows, cells)
+        rows = list(progress.track(measured, total=len(cells), description="decode"))
+    _add_shares(rows)
+    report = {
+        "rows": rows,
+        "prompts": len(prompts),
+        "device": describe_device(),
+        "versions": versions(),
+        "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
+        "config": settings.model_dump(mode="json"),
+        "definitions": DEFINITIONS,
+    }
+    path = settings.report_dir / "acceptance.json"
+    path.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
+    write_acceptance_chart(rows, path.with_suffix(".png"))
+    console.print(_render(rows))
+    print(f"The report: {path}, the chart: {path.with_suffix('.png')}")
+
+
+def _measure(
+    settings: AcceptanceSettings,
+    target: Target,
+    drafter: Drafter,
+    token_rows: Sequence[list[int]],
+    cells: Sequence[Cell],
+) -> Iterator[dict[str, Any]]:
+    plain: dict[SamplingConfig, list[list[int]]] = {}
+    for cell in cells:
+        batches = make_batches(
+            token_rows,
+            settings.batch_size or len(token_rows),
+            settings.first_seed,
+            settings.max_new_tokens,
+            cell.sampling,
+            settings.eos_token_ids,
+        )
+        if cell.sampling not in plain:
+            method = Method(target, None, None)
+            plain[cell.sampling] = [
+                row for batch in batches for row in decode_batch(method, batch).tokens
+            ]
+        yield _decode_cell(target, drafter, batches, cell, plain[cell.sampling])
+
+
+def _decode_cell(
+    target: Target,
+    drafter: Drafter,
+    batches: Sequence[Batch],
+    cell: Cell,
+    expected: Sequence[list[int]],
+) -> dict[str, Any]:
+    sampling, draft, ranking = cell
+    tokens, calls = [], 0
+    counts = np.zeros(draft.max_path, int)
+    for batch in batches:
+        requests, slots = prepare(
+            target.config,
+            batch.prompts,
+            batch.max_new_tokens,
+            batch.sampling,
+            batch.seeds,
+            batch.eos_token_ids,
+            draft.max_path,
+        )
+        state = prefill(target, requests, slots=slots, max_path=draft.max_path)
+        shown = shown_to_drafts(ranking, requests.sampling, draft)
+        state = decode_ranked(target, drafter, state, shown, slots, draft=draft)
+        result = collect(state, batch.prompts)
+        tokens += result.tokens
+        counts += result.accept_counts.sum(axis=0)
+        calls += sum(result.steps)
+    same = sum(ours == theirs for ours, theirs in zip(tokens, expected, strict=True))
+    return {
+        "sampling": describe_sampling(sampling),
+        "temperature": sampling.temperature,
+        "num_nodes": draft.budget,
+        "sharpness": draft.sharpness,
+        "ranking": ranking,
+        "acceptance_length": acceptance_length(counts),
+        "acceptance_rate_per_depth": [
+            None if np.isnan(rate) else float(rate) for rate in acceptance_rate_per_depth(counts)
+        ],
+        "accept_counts": counts.tolist(),
+        "target_calls": calls,
+        "identical": same / len(tokens),
+    }
+
+
+def describe_sampling(sampling: SamplingConfig) -> str:
+    """Temperature and filters in a few words."""
+    if sampling.temperature == 0:
+        return "greedy"
+    filters = {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p}
+    given = [f"{name} {value:g}" for name, value in filters.items() if value is not None]
+    return ", ".join([f"T {sampling.temperature:g}", *given])
+
+
+def _add_shares(rows: Sequence[dict[str, Any]]) -> None:
+    """The share of the greedy acceptance length, where the grid has it."""
+
+    def tree_of(row: dict[str, Any]) -> tuple[Any, ...]:
+        return row["num_nodes"], row["sharpness"], row["ranking"]
+
+    greedy = {tree_of(row): row["acceptance_length"] for row in rows if row["sampling"] == "greedy"}
+    for row in rows:
+        whole = greedy.get(tree_of(row))
+        row["share_of_greedy"] = row["acceptance_length"] / whole if whole else None
+
+
+def _render(rows: Sequence[dict[str, Any]]) -> Table:
+    """A row per tree and ranking, a column per sampling; in brackets the share of greedy."""
+    columns = list(dict.fromkeys(row["sampling"] for row in rows))
+    table = Table()
+    for name in ("ranking", "N", "sharpness", *columns, "identical"):
+        table.add_column(name, justify="left" if name == "ranking" else "right")
+    lines: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        line = (row["ranking"], row["num_nodes"], row["sharpness"])
+        lines.setdefault(line, {})[row["sampling"]] = row
+    for (ranking, nodes, sharpness), cells in lines.items():
+        texts = []
+        for name in columns:
+            share = cells[name]["share_of_greedy"]
+            shown = "" if share is None or name == "greedy" else f" ({share:.2f})"
+            texts.append(f"{cells[name]['acceptance_length']:.2f}{shown}")
+        identical = min(cell["identical"] for cell in cells.values())
+        table.add_row(ranking, str(nodes), f"{sharpness:g}", *texts, f"{identical:.0%}")
+    return table

@@ -1,0 +1,95 @@
+"""Ways for a beam search to rank drafts while the target samples, for comparison.
+
+The library has one of them, "shared". They differ in what the drafter is shown of the choice to
+come, which can change the speed alone: the target chooses with its own noise and filters.
+"""
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from redrafter_jax.beam import beam_search
+from redrafter_jax.config import DraftConfig
+from redrafter_jax.decode import advance
+from redrafter_jax.drafter import Drafter
+from redrafter_jax.program import program
+from redrafter_jax.sampling import draw_noise
+from redrafter_jax.target import Target
+from redrafter_jax.tree import build_tree
+from redrafter_jax.types import DecodeState, Sampling
+from redrafter_jax.verify import accept, choose_tokens
+
+Ranking = Literal["shared", "weak noise", "unfiltered", "blind"]
+
+RANKINGS: dict[Ranking, str] = {
+    "shared": "sharpness * (filtered logits / temperature + noise)",
+    "weak noise": "sharpness * filtered logits / temperature + noise",
+    "unfiltered": "sharpness * (logits / temperature + noise), filters left to the target",
+    "blind": "sharpness * filtered logits / temperature, no noise",
+}
+
+
+class Shown(NamedTuple):
+    """What drafts are ranked with.
+
+    Attributes:
+      sampling: temperature and filters of the drafter's scores.
+      noise_weight: factor on the noise that is added to them, beside the sharpness.
+    """
+
+    sampling: Sampling
+    noise_weight: Float[Array, ""]
+
+
+def shown_to_drafts(ranking: Ranking, sampling: Sampling, draft: DraftConfig) -> Shown:
+    """What a ranking shows of the target's choice."""
+    if ranking == "unfiltered":
+        sampling = sampling._replace(
+            top_k=jnp.full_like(sampling.top_k, jnp.iinfo(jnp.int32).max),
+            top_p=jnp.ones_like(sampling.top_p),
+            min_p=jnp.zeros_like(sampling.min_p),
+        )
+    weights = {"weak noise": 1 / draft.sharpness, "blind": 0.0}
+    return Shown(sampling, jnp.float32(weights.get(ranking, 1.0)))
+
+
+@program(static_argnames="draft", donate_argnames="state")
+def decode_ranked(
+    target: Target,
+    drafter: Drafter,
+    state: DecodeState,
+    shown: Shown,
+    max_steps: Int[Array, ""] | int,
+    *,
+    draft: DraftConfig,
+) -> DecodeState:
+    """`redrafter_jax.decode.decode`, with drafts ranked by what they are shown."""
+
+    def unfinished(carry: tuple[Array, DecodeState]) -> Bool[Array, ""]:
+        step, state = carry
+        return (step < max_steps) & ~state.done.all()
+
+    def body(carry: tuple[Array, DecodeState]) -> tuple[Array, DecodeState]:
+        step, state = carry
+        decoder = target.merge()
+        first_position = state.cache.lengths + 1
+        noise = draw_noise(state.sampling, first_position, draft.max_path, target.config.vocab_size)
+        beams = beam_search(
+            drafter.merge(),
+            decoder.embed_tokens[...],
+            state.context,
+            state.root,
+            shown.noise_weight * noise,
+            shown.sampling,
+            draft,
+        )
+        tree = build_tree(state.root, beams, draft)
+        verified = decoder.tree_forward(tree, state.cache)
+        chosen = choose_tokens(verified.logits, tree.depth, noise, state.sampling)
+        accepted = accept(tree, chosen, draft.max_path)
+        return step + 1, advance(state, verified, chosen, accepted)
+
+    _, state = jax.lax.while_loop(unfinished, body, (jnp.int32(0), state))
+    return state
