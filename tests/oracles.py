@@ -77,7 +77,11 @@ def depth_of(parents: Sequence[int]) -> list[int]:
 
 
 def filtered_scores(logits: Array, config: SamplingConfig) -> Array:
-    """One vector through Hugging Face's temperature, top-k, top-p and min-p processors."""
+    """One vector through Hugging Face's temperature, top-k, top-p and min-p processors.
+
+    Except that all tokens that tie with the last one top-p keeps are kept; Hugging Face's top-p
+    keeps some of them, by their place in its sort.
+    """
     scores = np.asarray(logits, np.float64).copy()
     if config.temperature == 0:
         return scores
@@ -86,10 +90,11 @@ def filtered_scores(logits: Array, config: SamplingConfig) -> Array:
         smallest_kept = np.sort(scores)[-min(config.top_k, len(scores))]
         scores[scores < smallest_kept] = -np.inf
     if config.top_p is not None and config.top_p < 1:
-        ascending = np.argsort(scores, kind="stable")
-        dropped = np.cumsum(softmax(scores[ascending])) <= 1 - config.top_p
-        dropped[-1] = False
-        scores[ascending[dropped]] = -np.inf
+        descending = np.sort(scores)[::-1]
+        reached = np.cumsum(softmax(descending)) >= config.top_p
+        # rounding may leave the whole sum below a top_p next to 1
+        last_kept = np.argmax(reached) if reached.any() else len(scores) - 1
+        scores[scores < descending[last_kept]] = -np.inf
     if config.min_p is not None:
         probabilities = softmax(scores)
         scores[probabilities < config.min_p * probabilities.max()] = -np.inf

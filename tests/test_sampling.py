@@ -1,4 +1,6 @@
 from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,8 @@ from redrafter_jax.types import Sampling
 
 filtered = jax.jit(filter_logits)
 noise_of = partial(jax.jit, static_argnames=("count", "vocab_size"))(draw_noise)
+
+GOLDENS = Path(__file__).parent / "goldens"
 
 V = 13
 
@@ -77,6 +81,89 @@ def test_rows_of_one_batch_are_filtered_each_its_own_way(
     configs: list[SamplingConfig], seed: int
 ) -> None:
     check_against_hugging_face(configs, random_logits(4, seed))
+
+
+class FilterGolden(NamedTuple):
+    """What Hugging Face's processors keep: S settings, R rows, a vocabulary of V."""
+
+    logits: np.ndarray[Any, Any]  # [R V]
+    configs: list[SamplingConfig]  # S of them
+    scaled: np.ndarray[Any, Any]  # [S R V], float32 quotients, which theirs are bit for bit
+    kept: np.ndarray[Any, Any]  # [S R V] bool
+
+
+def filter_golden(kind: str, vocab_size: int) -> FilterGolden:
+    with np.load(GOLDENS / "filters.npz") as golden:
+        settings = golden[f"settings_{vocab_size}"]
+        logits = golden[f"{kind}_{vocab_size}_logits"]
+        bits = golden[f"{kind}_{vocab_size}_kept"]
+    configs = [SamplingConfig(t, int(k), p, m) for t, k, p, m in settings.tolist()]
+    scaled = logits / settings[:, 0].astype(np.float32)[:, None, None]
+    kept = np.unpackbits(bits, axis=-1, count=vocab_size).astype(bool)
+    return FilterGolden(logits, configs, scaled, kept)
+
+
+def check_kept(golden: FilterGolden, expected: np.ndarray) -> None:
+    """The library keeps exactly these tokens, with their scores."""
+    everywhere = np.broadcast_to(golden.logits, golden.scaled.shape)
+    out = np.asarray(filtered(jnp.asarray(everywhere), arrays(golden.configs)))
+    np.testing.assert_array_equal(out > -np.inf, expected)
+    # XLA may multiply by a reciprocal where PyTorch divides: two roundings in place of one.
+    np.testing.assert_array_max_ulp(out[expected], golden.scaled[expected], maxulp=2)
+
+
+def ties_kept_whole(golden: FilterGolden) -> np.ndarray:
+    """Hugging Face's tokens, and those equal to the lowest of them."""
+    lowest = np.where(golden.kept, golden.scaled, np.inf).min(axis=-1, keepdims=True)
+    return golden.kept | (golden.scaled == lowest)
+
+
+every_size = pytest.mark.parametrize("vocab_size", [13, 130, 1000])
+
+
+@every_size
+def test_without_ties_the_kept_tokens_are_exactly_hugging_faces(vocab_size: int) -> None:
+    golden = filter_golden("distinct", vocab_size)
+    check_kept(golden, golden.kept)
+
+
+@every_size
+def test_top_k_and_min_p_treat_ties_exactly_as_hugging_face_does(vocab_size: int) -> None:
+    golden = filter_golden("tied", vocab_size)
+    chosen = [s for s, config in enumerate(golden.configs) if config.top_p == 1]
+    golden = FilterGolden(
+        golden.logits,
+        [golden.configs[s] for s in chosen],
+        golden.scaled[chosen],
+        golden.kept[chosen],
+    )
+    top_k = np.asarray([config.top_k for config in golden.configs])
+    assert (golden.kept.sum(axis=-1) > top_k[:, None]).any(), "no tie at the end of top-k"
+    check_kept(golden, golden.kept)
+
+
+@every_size
+def test_top_p_keeps_whole_the_tie_that_hugging_face_splits(vocab_size: int) -> None:
+    # Hugging Face keeps as many of the tied tokens as top-p needs, by their place in its sort.
+    golden = filter_golden("tied", vocab_size)
+    expected = ties_kept_whole(golden)
+    split = (expected != golden.kept).any(axis=-1)
+    assert split.any()
+    assert not split.all()
+    check_kept(golden, expected)
+
+
+@every_size
+@pytest.mark.parametrize("kind", ["distinct", "tied"])
+def test_the_oracle_keeps_what_hugging_face_keeps_and_ties_whole(
+    kind: str, vocab_size: int
+) -> None:
+    golden = filter_golden(kind, vocab_size)
+    expected = ties_kept_whole(golden)
+    for s in range(0, len(golden.configs), 11):  # meets every value of every parameter
+        for logits, kept in zip(golden.logits, expected[s], strict=True):
+            oracle = oracles.filtered_scores(logits, golden.configs[s])
+            np.testing.assert_array_equal(np.isfinite(oracle), kept)
 
 
 def test_each_filter_acts_on_what_the_one_before_it_kept() -> None:
