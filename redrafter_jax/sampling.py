@@ -110,7 +110,8 @@ def _filter(
 
 def _ordered_keys(scores: Float[Array, "B M V"]) -> UInt[Array, "B M V"]:
     """Whole numbers in the order of the scores: the bits of a float, negative ones turned over."""
-    bits = jax.lax.bitcast_convert_type(scores, jnp.uint32)
+    # -0.0 equals 0.0, and so must its key.
+    bits = jnp.where(scores == 0, 0, jax.lax.bitcast_convert_type(scores, jnp.uint32))
     sign = jnp.uint32(1 << 31)
     return jnp.where(bits < sign, bits | sign, ~bits)
 
