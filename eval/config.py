@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from eval.rankings import Ranking
 from redrafter_jax.command_line import Settings
-from redrafter_jax.config import DraftConfig, SamplingConfig
+from redrafter_jax.config import DraftConfig, DrafterConfig, SamplingConfig, TargetConfig
 from redrafter_jax.errors import InputError
 
 
@@ -156,3 +156,70 @@ class AcceptanceSettings(Settings):
     def eos_token_ids(self) -> tuple[int, ...] | None:
         """What `redrafter_jax.generate` takes: None for the target's own, () for none."""
         return () if self.stop == "never" else None
+
+
+class TargetShape(Settings):
+    """A Llama-architecture shape; the fields of `redrafter_jax.TargetConfig` that cost time."""
+
+    vocab_size: PositiveInt
+    hidden_size: PositiveInt
+    intermediate_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt
+    head_dim: PositiveInt
+    max_position_embeddings: PositiveInt
+    tie_word_embeddings: bool
+
+    @model_validator(mode="after")
+    def _check_together(self) -> "TargetShape":
+        try:
+            self.build()
+        except InputError as error:
+            raise PydanticCustomError("target", "{reason}", {"reason": str(error)}) from None
+        return self
+
+    def build(self) -> TargetConfig:
+        """The library's configuration."""
+        return TargetConfig(
+            **self.model_dump(), rope_theta=10000.0, rms_norm_eps=1e-5, eos_token_ids=()
+        )
+
+
+class SamplingCostSettings(Settings):
+    """`python -m eval sampling`: a pair's shape, what to time, and where the report goes.
+
+    Attributes:
+      target: shape of the target.
+      exit_dim: of the drafter.
+      num_draft_layers: of the drafter.
+      dtype: of both models' parameters.
+      draft: how trees are drafted.
+      samplings: timed beside greedy decoding.
+      batch_size: rows decoded together.
+      prompt_tokens: tokens of every prompt.
+      steps: decode steps per timed run.
+      repeats: timed runs of each kind, interleaved.
+      report_dir: folder for `sampling.json`, made if it is missing.
+    """
+
+    target: TargetShape
+    exit_dim: PositiveInt
+    num_draft_layers: NonNegativeInt = 2
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    draft: DraftSettings = DraftSettings()
+    samplings: list[SamplingSettings] = Field(min_length=1)
+    batch_size: PositiveInt = 1
+    prompt_tokens: PositiveInt = 64
+    steps: PositiveInt = 8
+    repeats: PositiveInt = 5
+    report_dir: Path
+
+    def drafter_config(self) -> DrafterConfig:
+        """The library's configuration of a drafter for this target."""
+        return DrafterConfig(
+            vocab_size=self.target.vocab_size,
+            hidden_size=self.target.hidden_size,
+            exit_dim=self.exit_dim,
+            num_draft_layers=self.num_draft_layers,
+        )

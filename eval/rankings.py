@@ -52,7 +52,8 @@ def shown_to_drafts(ranking: Ranking, sampling: Sampling, draft: DraftConfig) ->
             min_p=jnp.zeros_like(sampling.min_p),
         )
     weights = {"weak noise": 1 / draft.sharpness, "blind": 0.0}
-    return Shown(sampling, jnp.float32(weights.get(ranking, 1.0)))
+    # Copied: the state that holds the originals is donated.
+    return Shown(jax.tree.map(jnp.copy, sampling), jnp.float32(weights.get(ranking, 1.0)))
 
 
 @program(static_argnames="draft", donate_argnames="state")

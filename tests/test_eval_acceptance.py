@@ -1,0 +1,177 @@
+"""`python -m eval acceptance`: the grid's counts are those of `generate`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+import yaml
+from tiny_folders import encode, run_module, write_pair
+
+from eval.acceptance import measure_acceptance
+from eval.rankings import RANKINGS, Ranking, decode_ranked, shown_to_drafts
+from redrafter_jax import DraftConfig, InputError, SamplingConfig, generate
+from redrafter_jax.decode import collect, start
+from redrafter_jax.drafter import Drafter
+from redrafter_jax.target import Target
+from redrafter_jax.types import Sampling
+
+PROMPTS = ["abc", "wv\nut", "hello"]
+NEW_TOKENS = 24
+SAMPLINGS: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 1.0, "top_p": 0.9}]
+SHARPNESSES = [1.0, 1.5]
+BUDGETS = [7, None]
+
+
+@pytest.fixture(scope="module")
+def config(
+    tmp_path_factory: pytest.TempPathFactory, habitual_target: Target, good_drafter: Drafter
+) -> Path:
+    folder = tmp_path_factory.mktemp("acceptance")
+    folders = write_pair(folder, habitual_target, good_drafter)
+    (folder / "prompts.jsonl").write_text(
+        "".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS)
+    )
+    values = {
+        "target": folders.target,
+        "drafter": folders.drafter,
+        "prompts": str(folder / "prompts.jsonl"),
+        "dtype": "float32",
+        "max_new_tokens": NEW_TOKENS,
+        "samplings": SAMPLINGS,
+        "trees": {
+            "beam_width": 3,
+            "draft_rounds": 3,
+            "num_nodes": BUDGETS,
+            "sharpness": SHARPNESSES,
+        },
+        "rankings": ["shared", "blind"],
+        "batch_size": 2,
+        "report_dir": str(folder / "report"),
+    }
+    path = folder / "acceptance.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+@pytest.fixture(scope="module")
+def report(config: Path) -> dict[str, Any]:
+    finished = run_module("eval", "acceptance", "--config", str(config))
+    assert finished.returncode == 0, finished.stderr
+    assert "identical" in finished.stdout
+    folder = config.parent / "report"
+    assert (folder / "acceptance.png").read_bytes().startswith(b"\x89PNG")
+    return json.loads((folder / "acceptance.json").read_text())
+
+
+def test_the_grid_is_whole_and_every_text_plain_decodings(report: dict[str, Any]) -> None:
+    rows = report["rows"]
+    points = {(row["sampling"], row["num_nodes"], row["sharpness"], row["ranking"]) for row in rows}
+    assert len(rows) == len(points) == 2 * 2 * 2 * 2
+    assert {row["num_nodes"] for row in rows} == {7, 10}
+    assert {row["identical"] for row in rows} == {1.0}
+
+
+def test_the_counts_are_those_of_generate(
+    report: dict[str, Any], habitual_target: Target, good_drafter: Drafter
+) -> None:
+    for row in report["rows"]:
+        if row["ranking"] != "shared":
+            continue
+        sampled = row["temperature"] > 0
+        whole = generate(
+            habitual_target,
+            good_drafter,
+            [encode(text) for text in PROMPTS],
+            max_new_tokens=NEW_TOKENS,
+            draft=DraftConfig(3, 3, row["num_nodes"], sharpness=row["sharpness"]),
+            sampling=SamplingConfig(1.0, top_p=0.9) if sampled else None,
+        )
+        assert row["target_calls"] == sum(whole.steps)
+        assert row["accept_counts"] == whole.accept_counts.sum(axis=0).tolist()
+        assert row["acceptance_length"] == pytest.approx(whole.acceptance_length)
+
+
+def test_the_share_is_of_the_same_tree_without_sampling(report: dict[str, Any]) -> None:
+    rows = report["rows"]
+    for row in rows:
+        (greedy,) = [
+            other["acceptance_length"]
+            for other in rows
+            if other["sampling"] == "greedy"
+            and all(row[key] == other[key] for key in ("num_nodes", "sharpness", "ranking"))
+        ]
+        assert row["share_of_greedy"] == pytest.approx(row["acceptance_length"] / greedy)
+
+
+@pytest.mark.parametrize("ranking", RANKINGS)
+def test_no_ranking_changes_the_text(
+    habitual_target: Target, good_drafter: Drafter, ranking: Ranking
+) -> None:
+    draft = DraftConfig(3, 3, sharpness=1.5)
+    samplings = [SamplingConfig(), SamplingConfig(1.0), SamplingConfig(0.7, top_k=4, min_p=0.1)]
+    prompts = [encode(text) for text in PROMPTS]
+    whole = generate(
+        habitual_target,
+        good_drafter,
+        prompts,
+        max_new_tokens=NEW_TOKENS,
+        draft=draft,
+        sampling=samplings,
+    )
+    state, steps = start(
+        habitual_target, prompts, NEW_TOKENS, samplings, None, None, max_path=draft.max_path
+    )
+    shown = shown_to_drafts(ranking, state.sampling, draft)
+    ranked = decode_ranked(habitual_target, good_drafter, state, shown, steps, draft=draft)
+    assert collect(ranked, prompts).tokens == whole.tokens
+
+
+def test_rankings_show_what_their_names_say() -> None:
+    draft = DraftConfig(3, 3, sharpness=2.0)
+    sampling = Sampling(
+        temperature=jnp.ones(1),
+        top_k=jnp.full(1, 5),
+        top_p=jnp.full(1, 0.9),
+        min_p=jnp.full(1, 0.1),
+        seeds=jnp.zeros(1, jnp.int32),
+    )
+    weights = {name: shown_to_drafts(name, sampling, draft).noise_weight for name in RANKINGS}
+    assert weights == {"shared": 1.0, "weak noise": 0.5, "unfiltered": 1.0, "blind": 0.0}
+    for name in RANKINGS:
+        shown = shown_to_drafts(name, sampling, draft).sampling
+        if name == "unfiltered":
+            assert (shown.top_k > 10**6, shown.top_p == 1, shown.min_p == 0) == (True,) * 3
+            assert shown.temperature == sampling.temperature
+        else:
+            assert shown == sampling
+
+
+def test_drafts_that_see_the_noise_are_right_more_often(report: dict[str, Any]) -> None:
+    def lengths(ranking: str) -> list[float]:
+        return [
+            row["acceptance_length"]
+            for row in report["rows"]
+            if row["ranking"] == ranking and row["temperature"] > 0
+        ]
+
+    assert min(lengths("shared")) > max(lengths("blind"))
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("rankings=[loud]", "rankings.0: Input should be"),
+        ("trees.sharpness=[0]", "trees.sharpness.0: Input should be greater than 0"),
+        ("trees.num_nodes=[99]", "num_nodes is 99"),
+        ("samplings=[]", "samplings: List should have at least 1 item"),
+        ("trees.width=3", "trees.width: unknown key; did you mean 'beam_width'?"),
+        ("trees.beam_width=25", "beam_width is 25, more than the vocabulary's 24 tokens"),
+        ("max_new_tokens=600", "max_new_tokens=600 leaves"),
+    ],
+)
+def test_bad_settings_are_one_sentence(config: Path, override: str, sentence: str) -> None:
+    with pytest.raises(InputError) as refused:
+        measure_acceptance(["--config", str(config), override])
+    assert sentence in str(refused.value)
