@@ -221,4 +221,4 @@ def chi_square(counts: Array, probabilities: Array) -> float:
 
 
 # The statistic's 99.99% quantile by degrees of freedom, from a table of the chi-square law.
-CHI_SQUARE_BOUND = {2: 18.421, 4: 23.513, 24: 58.613}
+CHI_SQUARE_BOUND = {2: 18.421, 4: 23.513, 24: 58.613, 26: 61.657, 63: 113.505, 124: 191.276}

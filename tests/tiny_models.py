@@ -71,18 +71,21 @@ def cast(model: Model[Any, Any], dtype: Any) -> Any:
     return dataclasses.replace(model, params=params)
 
 
-def forgetful_target(memory: float, seed: int = 0) -> Target:
+def forgetful_target(
+    memory: float, seed: int = 0, config: TargetConfig = PARITY_CONFIG, contrast: float = 3.0
+) -> Target:
     """A target whose next token depends mostly on the current one.
 
     `memory` scales what attention and feed-forward add: at 0 the text is a Markov chain, which a
     drafter can know exactly; a little more and the text depends on its whole history again.
+    `contrast` scales its logits.
     """
-    target = random_target(PARITY_CONFIG, seed)
+    target = random_target(config, seed)
     decoder = target.merge()
     for layer in decoder.layers:
         layer.self_attn.o_proj[...] = memory * layer.self_attn.o_proj[...]
         layer.mlp.down_proj[...] = memory * layer.mlp.down_proj[...]
-    decoder.lm_head[...] = 3.0 * decoder.lm_head[...]
+    decoder.lm_head[...] = contrast * decoder.lm_head[...]
     return Model.split(target.config, decoder)
 
 

@@ -1,0 +1,299 @@
+"""The sampled text follows the target's law: every sequence as often as its probability says.
+
+The vocabulary is so small that all sequences of three tokens can be enumerated. Their exact
+probabilities come from the target reading each of them, in float64 and with the oracle's filters;
+none of the library's sampling takes part in them.
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import cache
+from itertools import product
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+from tiny_models import forgetful_target, imitating_drafter, random_drafter, tiny_config
+
+from redrafter_jax import DraftConfig, Generation, SamplingConfig, decode, generate
+from redrafter_jax.beam import beam_search
+from redrafter_jax.drafter import Drafter
+from redrafter_jax.model import Model
+from redrafter_jax.sampling import draw_noise
+from redrafter_jax.target import Target
+from redrafter_jax.tree import build_tree
+from redrafter_jax.types import DecodeState, TokenTree
+from redrafter_jax.verify import accept, choose_tokens
+
+V = 5
+LENGTH = 3
+SEQUENCES = list(product(range(V), repeat=LENGTH))
+PROMPT = [3, 0, 2, 1]
+ROWS = 12_800
+BATCHES = 8
+
+
+def contrary(drafter: Drafter) -> Drafter:
+    """The drafter turned round: what it found most likely it now finds least likely."""
+    # A copy, for a merged module shares its parameters.
+    head = jax.tree.map(jnp.copy, drafter).merge()
+    head.lm_head.kernel[...] = -head.lm_head.kernel[...]
+    return Model.split(drafter.config, head)
+
+
+# The seed is one of a law without very rare sequences: chi-square wants some of each.
+TARGET = forgetful_target(
+    memory=0.5,
+    seed=10,
+    config=tiny_config(
+        vocab_size=V,
+        hidden_size=8,
+        intermediate_size=12,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=4,
+    ),
+    contrast=1.0,
+)
+GOOD = imitating_drafter(TARGET)
+DRAFTERS = {
+    "good": GOOD,
+    "fair": imitating_drafter(TARGET, corruption=1.0),
+    "random": random_drafter(GOOD.config),
+    "adversarial": contrary(GOOD),
+}
+
+
+class Case(NamedTuple):
+    """One way to draft and to sample."""
+
+    drafter: str
+    draft: DraftConfig
+    sampling: SamplingConfig
+
+
+CHAIN = DraftConfig(beam_width=1, draft_rounds=2)
+ALL_NODES = DraftConfig(beam_width=2, draft_rounds=2)
+FINAL_BEAMS = DraftConfig(beam_width=3, draft_rounds=2, num_nodes=4, final_beams_only=True)
+DEEP_AND_SHARP = DraftConfig(beam_width=2, draft_rounds=3, num_nodes=5, sharpness=2.5)
+WHOLE_VOCABULARY = DraftConfig(beam_width=V, draft_rounds=2)
+
+CASES = {
+    "chain": Case("good", CHAIN, SamplingConfig(1.0)),
+    "all nodes, 1.4": Case("adversarial", ALL_NODES, SamplingConfig(1.4)),
+    "final beams under a budget, top-k": Case("fair", FINAL_BEAMS, SamplingConfig(1.0, top_k=3)),
+    "deep and sharp, 0.8 top-p": Case(
+        "adversarial", DEEP_AND_SHARP, SamplingConfig(0.8, top_p=0.9)
+    ),
+    "whole vocabulary": Case("random", WHOLE_VOCABULARY, SamplingConfig(1.0)),
+}
+
+
+@cache
+def exact_law(sampling: SamplingConfig) -> np.ndarray:
+    """Probability of each of `SEQUENCES` after the prompt."""
+    module = TARGET.merge()
+    tokens = jnp.asarray([PROMPT + list(sequence) for sequence in SEQUENCES])
+    logits = np.asarray(module.logits(module.forward(tokens)[0]), np.float64)
+    law = np.ones(len(SEQUENCES))
+    for row, sequence in enumerate(SEQUENCES):
+        for place, token in enumerate(sequence, start=len(PROMPT) - 1):
+            scores = oracles.filtered_scores(logits[row, place], sampling)
+            law[row] *= oracles.softmax(scores)[token]
+    # The target reads in float32; the sum of the law shows how little that matters.
+    assert abs(law.sum() - 1) < 1e-6
+    return law
+
+
+def sample(case: Case, first_seed: int = 0) -> Generation:
+    """One batch."""
+    return generate(
+        TARGET,
+        DRAFTERS[case.drafter],
+        [PROMPT] * ROWS,
+        max_new_tokens=LENGTH,
+        draft=case.draft,
+        sampling=case.sampling,
+        seeds=range(first_seed, first_seed + ROWS),
+        eos_token_ids=(),
+    )
+
+
+def count_sequences(case: Case, batches: int, first_seed: int = 0) -> np.ndarray:
+    """How often each of `SEQUENCES` is drawn; no two rows have the same seed."""
+    counts = np.zeros(len(SEQUENCES), int)
+    for batch in range(batches):
+        drawn = np.asarray(sample(case, first_seed + batch * ROWS).tokens)
+        counts += np.bincount(drawn @ V ** np.arange(LENGTH)[::-1], minlength=len(SEQUENCES))
+    return counts
+
+
+def distance_and_bound(counts: np.ndarray, law: np.ndarray) -> tuple[float, float]:
+    """Chi-square over the sequences that the filters leave possible; no other may occur."""
+    possible = law > 0
+    assert counts[~possible].sum() == 0
+    distance = oracles.chi_square(counts[possible], law[possible])
+    return distance, oracles.CHI_SQUARE_BOUND[int(possible.sum()) - 1]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sequences_are_drawn_as_often_as_the_target_says(name: str) -> None:
+    case = CASES[name]
+    # Each case has its own seeds: the same ones would draw the same text once more.
+    first_seed = list(CASES).index(name) * BATCHES * ROWS
+    counts = count_sequences(case, BATCHES, first_seed)
+    assert counts.sum() > 100_000
+    distance, bound = distance_and_bound(counts, exact_law(case.sampling))
+    assert distance < bound
+
+
+def test_the_law_of_the_last_token_depends_on_more_than_the_token_before() -> None:
+    # Or else a wrong cache would not show in it.
+    law = exact_law(SamplingConfig(1.0)).reshape(V, V, V)
+    last = law / law.sum(axis=-1, keepdims=True)
+    assert np.ptp(last, axis=0).max() > 0.15
+
+
+def test_filters_leave_fewer_sequences_possible() -> None:
+    possible = {name: int((exact_law(case.sampling) > 0).sum()) for name, case in CASES.items()}
+    assert possible["chain"] == V**LENGTH
+    assert possible["final beams under a budget, top-k"] == 3**LENGTH
+    assert 1 < possible["deep and sharp, 0.8 top-p"] < V**LENGTH
+
+
+def test_the_drafters_are_as_good_as_their_names() -> None:
+    # Two at most: of the three tokens the prefill chooses the first.
+    good, fair, adversarial = (
+        sample(Case(drafter, CHAIN, SamplingConfig(1.0))).acceptance_length
+        for drafter in ("good", "fair", "adversarial")
+    )
+    assert good > 1.5 > fair > adversarial > 1
+
+
+# Mutations: with these the law must break, or the test above proves nothing. Each chooses the
+# tokens after every node, and `accept` follows its choices down a tree that stays valid.
+
+Rule = Callable[[TokenTree, jax.Array, jax.Array, DecodeState], jax.Array]
+
+
+def choose_as_the_target(
+    tree: TokenTree, logits: jax.Array, noise: jax.Array, state: DecodeState
+) -> jax.Array:
+    """The right rule."""
+    return choose_tokens(logits, tree.depth, noise, state.sampling)
+
+
+def best_drafts(tree: TokenTree, logits: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Per node: its best child, that child's token, and the target's probability of the token.
+
+    A node without children is its own best child, of probability 0.
+    """
+    nodes = jnp.arange(tree.tokens.shape[1])
+    children = (tree.parents[:, None, :] == nodes[:, None]) & (nodes > 0)
+    # The beams of a round are sorted, so the first child is the best one.
+    best = jnp.where(children.any(axis=-1), children.argmax(axis=-1), nodes)
+    tokens = jnp.take_along_axis(tree.tokens, best, axis=1)
+    probabilities = jax.nn.softmax(logits)
+    likely = jnp.take_along_axis(probabilities, tokens[..., None], axis=-1)[..., 0]
+    return best, tokens, jnp.where(best == nodes, 0.0, likely)
+
+
+def accept_by_the_ratio_of_probabilities(
+    tree: TokenTree, logits: jax.Array, noise: jax.Array, state: DecodeState
+) -> jax.Array:
+    """Accept with probability min(1, p / q), as if a beam were a sample of the drafter."""
+    best, tokens, p = best_drafts(tree, logits)
+    q = jnp.exp(jnp.take_along_axis(tree.log_probs, best, axis=1) - tree.log_probs)
+    # Complements are no positions, so the coins have nothing to do with the noise.
+    keys = jax.vmap(lambda seed, length: jax.random.fold_in(jax.random.key(seed), ~length))(
+        state.sampling.seeds, state.cache.lengths
+    )
+    coins = jax.vmap(lambda key: jax.random.uniform(key, tokens.shape[1:]))(keys)
+    rejected = (p > 0)[..., None] & (jnp.arange(V) == tokens[..., None])
+    others = choose_as_the_target(tree, jnp.where(rejected, -jnp.inf, logits), noise, state)
+    return jnp.where(coins * q < p, tokens, others)
+
+
+def accept_the_best_draft(
+    tree: TokenTree, logits: jax.Array, noise: jax.Array, state: DecodeState
+) -> jax.Array:
+    """Trust the drafter wherever it drafted."""
+    _, tokens, p = best_drafts(tree, logits)
+    return jnp.where(p > 0, tokens, choose_as_the_target(tree, logits, noise, state))
+
+
+def draw_again_where_no_draft_matches(
+    tree: TokenTree, logits: jax.Array, noise: jax.Array, state: DecodeState
+) -> jax.Array:
+    """Give the best draft a second chance to be drawn."""
+    _, tokens, p = best_drafts(tree, logits)
+    first = choose_as_the_target(tree, logits, noise, state)
+    second = choose_as_the_target(tree, logits, noise[..., ::-1], state)
+    return jnp.where((p > 0) & (second == tokens), second, first)
+
+
+def choose_with_the_noise_of_the_step(
+    tree: TokenTree, logits: jax.Array, noise: jax.Array, state: DecodeState
+) -> jax.Array:
+    """One noise for all nodes of the step, whatever their position."""
+    return choose_tokens(logits, jnp.zeros_like(tree.depth), noise, state.sampling)
+
+
+def follow(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `generate` choose its tokens by `rule`."""
+
+    def step(
+        target: Target, drafter: Drafter, state: DecodeState, draft: DraftConfig
+    ) -> DecodeState:
+        decoder = target.merge()
+        noise = draw_noise(state.sampling, state.cache.lengths + 1, draft.max_path, V)
+        embedding = decoder.embed_tokens[...]
+        beams = beam_search(
+            drafter.merge(), embedding, state.context, state.root, noise, state.sampling, draft
+        )
+        tree = build_tree(state.root, beams, draft)
+        verified = decoder.tree_forward(tree, state.cache)
+        chosen = rule(tree, verified.logits, noise, state)
+        return decode.advance(state, verified, chosen, accept(tree, chosen, draft.max_path))
+
+    inner = inspect.unwrap(decode.decode)
+
+    # A function of its own, so that no trace of the right step is reused.
+    def patched(*arguments: Any, **keywords: Any) -> Any:
+        return inner(*arguments, **keywords)
+
+    monkeypatch.setattr(decode, "decode_step", step)
+    monkeypatch.setattr(decode, "decode", jax.jit(patched, static_argnames="draft"))
+
+
+MUTATED = Case("fair", ALL_NODES, SamplingConfig(1.0))
+
+
+def test_the_right_rule_in_the_mutants_place_gives_the_same_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = sample(MUTATED)
+    follow(choose_as_the_target, monkeypatch)
+    assert sample(MUTATED).tokens == expected.tokens
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        accept_by_the_ratio_of_probabilities,
+        accept_the_best_draft,
+        draw_again_where_no_draft_matches,
+        choose_with_the_noise_of_the_step,
+    ],
+    ids=lambda rule: rule.__name__,
+)
+def test_a_wrong_rule_breaks_the_law(monkeypatch: pytest.MonkeyPatch, rule: Rule) -> None:
+    follow(rule, monkeypatch)
+    # A quarter of the draws that the right rule has to stand.
+    counts = count_sequences(MUTATED, BATCHES // 4)
+    distance, bound = distance_and_bound(counts, exact_law(MUTATED.sampling))
+    assert distance > 3 * bound
