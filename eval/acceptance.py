@@ -187,10 +187,10 @@ def _add_shares(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _render(rows: Sequence[dict[str, Any]]) -> Table:
-    """A row per tree and ranking, a column per sampling; in brackets the share of greedy."""
+    """A row per tree and ranking, a column per sampling."""
     columns = list(dict.fromkeys(row["sampling"] for row in rows))
-    table = Table()
-    for name in ("ranking", "N", "sharpness", *columns, "identical"):
+    table = Table(title="acceptance length, and below it the share of the greedy one")
+    for name in ("ranking", "N", "sharp", *columns, "same"):
         table.add_column(name, justify="left" if name == "ranking" else "right")
     lines: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
     for row in rows:
@@ -200,8 +200,8 @@ def _render(rows: Sequence[dict[str, Any]]) -> Table:
         texts = []
         for name in columns:
             share = cells[name]["share_of_greedy"]
-            shown = "" if share is None or name == "greedy" else f" ({share:.2f})"
-            texts.append(f"{cells[name]['acceptance_length']:.2f}{shown}")
+            below = "" if share is None or name == "greedy" else f"\n{share:.2f}"
+            texts.append(f"{cells[name]['acceptance_length']:.2f}{below}")
         identical = min(cell["identical"] for cell in cells.values())
         table.add_row(ranking, str(nodes), f"{sharpness:g}", *texts, f"{identical:.0%}")
     return table

@@ -39,5 +39,5 @@ class Model(Generic[Config, Module]):
         return cls(config, graphdef, params)
 
     def merge(self) -> Module:
-        """The module again, holding these parameters."""
+        """The module again; it shares these parameters, so assigning to its own changes both."""
         return nnx.merge(self.graphdef, self.params)
