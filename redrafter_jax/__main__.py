@@ -50,6 +50,7 @@ def generate(arguments: argparse.Namespace) -> None:
         beam_width=arguments.beam_width,
         draft_rounds=arguments.draft_rounds,
         num_nodes=arguments.num_nodes,
+        sharpness=arguments.sharpness,
     )
     sampling = SamplingConfig(
         temperature=arguments.temperature,
@@ -158,6 +159,8 @@ def _add_draft(command: argparse.ArgumentParser) -> None:
     add("--beam-width", type=int, default=width, help="beams kept per round (%(default)s)")
     add("--draft-rounds", type=int, default=rounds, help="tokens per beam (%(default)s)")
     add("--num-nodes", type=int, help="tree nodes to verify (all of them)")
+    sharpness = DraftConfig.sharpness
+    add("--sharpness", type=float, default=sharpness, help="factor on draft scores (%(default)s)")
 
 
 if __name__ == "__main__":

@@ -83,7 +83,10 @@ def test_sampled_text_is_the_seeds_whatever_the_tree(
     choice = ["--temperature", "0.8", "--top-p", "0.95", "--top-k", "20", "--min-p", "0.01"]
     sampling = SamplingConfig(temperature=0.8, top_p=0.95, top_k=20, min_p=0.01)
     expected = plain_text(habitual_target, sampling=sampling, seeds=[5])
-    for tree in ([], ["--beam-width", "3", "--draft-rounds", "4", "--num-nodes", "6"]):
+    for tree in (
+        [],
+        ["--beam-width", "3", "--draft-rounds", "4", "--num-nodes", "6", "--sharpness", "2"],
+    ):
         arguments = arguments_of(folders, *choice, "--seed", "5", *tree)
         code, out, _ = run_generate(*arguments)
         assert (code, out) == (0, expected + "\n")
@@ -125,6 +128,7 @@ def test_the_text_ends_before_a_stop_string(
         (["--beam-width", "0"], "beam_width is 0"),
         (["--beam-width", "25"], "more than the vocabulary's 24 tokens"),
         (["--num-nodes", "99"], "num_nodes is 99"),
+        (["--sharpness", "0"], "sharpness is 0.0; it must be greater than 0"),
         (["--dtype", "int8"], "invalid choice: 'int8'"),
         (["--prompt", ""], "The prompt is empty"),
         (["--prompt", os.fsdecode(b"ab\xff")], r"holds '\udcff' at character 2, a lone surrogate"),
