@@ -24,10 +24,10 @@ from redrafter_jax.verify import accept, choose_tokens
 Ranking = Literal["shared", "weak noise", "unfiltered", "blind"]
 
 RANKINGS: dict[Ranking, str] = {
-    "shared": "sharpness * (filtered logits / temperature + noise)",
-    "weak noise": "sharpness * filtered logits / temperature + noise",
-    "unfiltered": "sharpness * (logits / temperature + noise), filters left to the target",
-    "blind": "sharpness * filtered logits / temperature, no noise",
+    "shared": "sharpness * (filtered logits + temperature * noise)",
+    "weak noise": "sharpness * filtered logits + temperature * noise",
+    "unfiltered": "sharpness * (logits + temperature * noise), filters left to the target",
+    "blind": "sharpness * filtered logits, no noise",
 }
 
 

@@ -32,9 +32,10 @@ def beam_search(
     """Draft R tokens on each of W beams below the root.
 
     Beams rank by the summed log-probabilities of the tokens that the target would draw if the
-    drafter were right: `log_softmax(sharpness * (filtered logits / temperature + noise))`. Each
-    round keeps W of the pairs (beam, token) in two stages: the W best tokens of every beam over V,
-    then the W best of those W * W.
+    drafter were right: `log_softmax(sharpness * (filtered logits + temperature * noise))`. The
+    drafter errs in the logits, by an amount that knows no temperature: so the sharpness that suits
+    it is the same at all of them (docs/sampling.md). Each round keeps W of the pairs (beam, token)
+    in two stages: the W best tokens of every beam over V, then the W best of those W * W.
 
     Args:
       drafter: the recurrent head.
@@ -46,12 +47,15 @@ def beam_search(
       draft: W, R, sharpness and candidates; neither W nor candidates may exceed V.
     """
 
+    unit = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
+    factor = (draft.sharpness * unit)[:, None, None]
+
     def advance(
         frontier: _Frontier, round_noise: Float[Array, "B V"]
     ) -> tuple[_Frontier, tuple[Array, Array, Array]]:
         states = drafter.step(frontier.states, embedding[frontier.tokens])
         logits = drafter.logits(context[:, None], states)
-        scores = draft.sharpness * (filter_logits(logits, sampling) + round_noise[:, None])
+        scores = factor * (filter_logits(logits, sampling) + round_noise[:, None])
         best, tokens = jax.lax.top_k(scores, draft.candidates or draft.beam_width)
         if draft.candidates:
             # Held together: on the CPU XLA sorts the whole vocabulary when it sees both cut to W.

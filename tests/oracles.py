@@ -199,7 +199,7 @@ def beam_search(
         for parent, beam in enumerate(beams):
             state = weights.step(beam.state, embedding[beam.token])
             scores = filtered_scores(weights.logits(context, state), sampling)
-            scores = sharpness * (scores + noise[step])
+            scores = sharpness * (sampling.temperature or 1.0) * (scores + noise[step])
             if candidates:
                 scores = np.where(scores < np.sort(scores)[-candidates], -np.inf, scores)
             log_probs = log_softmax(scores)
