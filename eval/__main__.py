@@ -6,10 +6,11 @@ Commands: parity, acceptance; without one, speed against plain decoding.
 import sys
 from collections.abc import Callable, Sequence
 
+from eval.parity import check_parity
 from eval.speed import measure_speed
 from redrafter_jax.command_line import run
 
-COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {}
+COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {"parity": check_parity}
 
 
 def main() -> None:
