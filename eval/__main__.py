@@ -7,12 +7,14 @@ import sys
 from collections.abc import Callable, Sequence
 
 from eval.acceptance import measure_acceptance
+from eval.parity import check_parity
 from eval.sampling_cost import measure_sampling
 from eval.speed import measure_speed
 from redrafter_jax.command_line import run
 
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "acceptance": measure_acceptance,
+    "parity": check_parity,
     "sampling": measure_sampling,
 }
 

@@ -5,7 +5,6 @@ No clock runs here: rows are decoded together, and the numbers are counts.
 
 import json
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +18,7 @@ from eval.plots import write_acceptance_chart
 from eval.progress import make_progress
 from eval.prompts import read_prompts, tokenize
 from eval.rankings import RANKINGS, Ranking, decode_ranked, shown_to_drafts
-from eval.report import describe_device, versions
+from eval.report import describe_run
 from redrafter_jax.command_line import load_tokenizer, make_folder, parse_settings
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.decode import collect, prefill
@@ -83,9 +82,7 @@ def measure_acceptance(arguments: Sequence[str] | None = None) -> None:
     report = {
         "rows": rows,
         "prompts": len(prompts),
-        "device": describe_device(),
-        "versions": versions(),
-        "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
+        **describe_run(),
         "config": settings.model_dump(mode="json"),
         "definitions": DEFINITIONS,
     }

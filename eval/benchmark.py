@@ -13,6 +13,7 @@ from redrafter_jax.decode import collect, decode, prefill
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.requests import Requests, prepare
 from redrafter_jax.target import Target
+from redrafter_jax.types import DecodeState
 
 
 class Method(NamedTuple):
@@ -105,7 +106,7 @@ def one_per_shape(
     for method in methods:
         seen = set()
         for batch in batches:
-            requests, slots = _prepare(method, batch)
+            requests, slots = prepare_batch(method, batch)
             shape = (requests.tokens.shape, slots)
             if shape not in seen:
                 seen.add(shape)
@@ -140,8 +141,7 @@ def decode_batch(method: Method, batch: Batch) -> Run:
     """
     target, drafter, draft = method
     started = time.perf_counter()
-    requests, slots = _prepare(method, batch)
-    state = prefill(target, requests, slots=slots, max_path=_max_path(method))
+    state, slots = begin(method, batch)
     state = jax.block_until_ready(state)
     prefilled = time.perf_counter()
     state = decode(target, drafter, state, slots, draft=draft)
@@ -156,7 +156,19 @@ def decode_batch(method: Method, batch: Batch) -> Run:
     )
 
 
-def _prepare(method: Method, batch: Batch) -> tuple[Requests, int]:
+def begin(method: Method, batch: Batch) -> tuple[DecodeState, int]:
+    """The batch after prefill, and its cache slots per row: no row takes more decode steps.
+
+    Raises:
+      InputError: a prompt or a seed does not fit, as in `generate`.
+    """
+    requests, slots = prepare_batch(method, batch)
+    state = prefill(method.target, requests, slots=slots, max_path=_max_path(method))
+    return state, slots
+
+
+def prepare_batch(method: Method, batch: Batch) -> tuple[Requests, int]:
+    """The batch as arrays, and its cache slots per row."""
     return prepare(
         method.target.config,
         batch.prompts,

@@ -11,6 +11,8 @@ from redrafter_jax.command_line import Settings
 from redrafter_jax.config import DraftConfig, DrafterConfig, SamplingConfig, TargetConfig
 from redrafter_jax.errors import InputError
 
+Dtype = Literal["float32", "bfloat16"]
+
 
 class DraftSettings(Settings):
     """How trees are drafted; the fields and defaults of `redrafter_jax.DraftConfig`."""
@@ -48,43 +50,107 @@ class SamplingSettings(Settings):
         return SamplingConfig(**self.model_dump())
 
 
-class EvalSettings(Settings):
-    """`python -m eval`: which pair decodes which prompts how, and where the report goes.
+class PairSettings(Settings):
+    """What every command on a pair is given.
 
     Attributes:
       target: folder or hub id of the target, `tokenizer.json` included.
       drafter: folder or hub id of a drafter trained for it.
       prompts: JSONL file, see `eval.prompts`.
-      prompt_count: how many prompts, from the top of the file; None takes all.
-      dtype: of both models' parameters.
-      max_new_tokens: limit per prompt.
-      batch_size: prompts decoded together.
-      first_seed: prompt i of the file samples with seed `first_seed + i`, in every repeat.
-      repeats: timed pairs (speculative, plain) per batch.
-      warm_ups: untimed runs per method and array shape, the one that compiles included.
-      stop: "eos" ends a row at the target's end token, "never" at `max_new_tokens` alone.
-      report_dir: folder for `report.json` and `report.png`, made if it is missing.
+      report_dir: folder for what the command writes, made if it is missing.
     """
 
     target: str
     drafter: str
     prompts: Path
-    prompt_count: PositiveInt | None = None
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    max_new_tokens: PositiveInt
-    batch_size: PositiveInt = 1
-    draft: DraftSettings = DraftSettings()
-    sampling: SamplingSettings = SamplingSettings()
-    first_seed: NonNegativeInt = 0
-    repeats: PositiveInt = 3
-    warm_ups: PositiveInt = 3
-    stop: Literal["eos", "never"] = "eos"
     report_dir: Path
+
+
+class RowSettings(Settings):
+    """Which prompts are decoded, and how far.
+
+    Attributes:
+      prompt_count: how many prompts, from the top of the file; None takes all.
+      max_new_tokens: limit per prompt.
+      first_seed: prompt i of the file samples with seed `first_seed + i`, in every repeat.
+      stop: "eos" ends a row at the target's end token, "never" at `max_new_tokens` alone.
+    """
+
+    prompt_count: PositiveInt | None = None
+    max_new_tokens: PositiveInt
+    first_seed: NonNegativeInt = 0
+    stop: Literal["eos", "never"] = "eos"
 
     @property
     def eos_token_ids(self) -> tuple[int, ...] | None:
         """What `redrafter_jax.generate` takes: None for the target's own, () for none."""
         return () if self.stop == "never" else None
+
+
+class DecodingSettings(RowSettings):
+    """How prompts are decoded, by both methods.
+
+    Attributes:
+      batch_size: prompts decoded together.
+      draft: how trees are drafted.
+      sampling: how tokens are chosen.
+    """
+
+    batch_size: PositiveInt = 1
+    draft: DraftSettings = DraftSettings()
+    sampling: SamplingSettings = SamplingSettings()
+
+
+class EvalSettings(DecodingSettings, PairSettings):
+    """`python -m eval`: which pair decodes which prompts how, and where the report goes.
+
+    Attributes:
+      dtype: of both models' parameters.
+      repeats: timed pairs (speculative, plain) per batch.
+      warm_ups: untimed runs per method and array shape, the one that compiles included.
+    """
+
+    dtype: Dtype = "bfloat16"
+    repeats: PositiveInt = 3
+    warm_ups: PositiveInt = 3
+
+
+class CaseSettings(DecodingSettings):
+    """One way of decoding that `python -m eval parity` tries.
+
+    Attributes:
+      prompt_tokens: exact lengths that the rows' prompts take in turns, see
+        `eval.prompts.tokenize_to_length`; None takes each prompt as it is.
+    """
+
+    prompt_tokens: list[PositiveInt] | None = Field(default=None, min_length=1)
+
+
+class Tolerances(Settings):
+    """The largest gap of a numerical tie, in logits (scores times the temperature), per dtype.
+
+    Passes of different shapes over the same tokens differ by rounding: on the demo's target, whose
+    logits reach 17, by up to 1.4e-5 logits in float32 and 0.1 in bfloat16. The defaults leave room
+    for larger models. A bug must not hide in them: the two best tokens are closer than 0.25 at 4%
+    of the demo's greedy choices and at 16% of those at temperature 1.
+    """
+
+    float32: float = Field(default=1e-3, gt=0)
+    bfloat16: float = Field(default=0.25, gt=0)
+
+
+class ParitySettings(PairSettings):
+    """`python -m eval parity`: is the speculative text the target's own?
+
+    Attributes:
+      dtypes: of both models' parameters, one after the other.
+      tolerance: what counts as a tie.
+      cases: by name, the ways of decoding.
+    """
+
+    dtypes: list[Dtype] = Field(default=["float32", "bfloat16"], min_length=1)
+    tolerance: Tolerances = Tolerances()
+    cases: dict[str, CaseSettings] = Field(min_length=1)
 
 
 class TreeGrid(Settings):
@@ -119,43 +185,22 @@ class TreeGrid(Settings):
         ]
 
 
-class AcceptanceSettings(Settings):
-    """`python -m eval acceptance`: the grid, and where the report goes.
+class AcceptanceSettings(RowSettings, PairSettings):
+    """`python -m eval acceptance`: the grid.
 
     Attributes:
-      target: as in `EvalSettings`.
-      drafter: as in `EvalSettings`.
-      prompts: as in `EvalSettings`.
-      prompt_count: as in `EvalSettings`.
-      dtype: as in `EvalSettings`.
-      max_new_tokens: as in `EvalSettings`.
+      dtype: of both models' parameters.
       batch_size: prompts decoded together; None takes all of them.
       samplings: how tokens are chosen, each in turn.
       trees: how trees are drafted, each in turn.
       rankings: what drafts are ranked by, each in turn; see `eval.rankings`.
-      first_seed: as in `EvalSettings`.
-      stop: as in `EvalSettings`.
-      report_dir: folder for `acceptance.json` and `acceptance.png`, made if it is missing.
     """
 
-    target: str
-    drafter: str
-    prompts: Path
-    prompt_count: PositiveInt | None = None
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    max_new_tokens: PositiveInt
+    dtype: Dtype = "bfloat16"
     batch_size: PositiveInt | None = None
     samplings: list[SamplingSettings] = Field(min_length=1)
     trees: TreeGrid = TreeGrid()
     rankings: list[Ranking] = Field(default=["shared"], min_length=1)
-    first_seed: NonNegativeInt = 0
-    stop: Literal["eos", "never"] = "eos"
-    report_dir: Path
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...] | None:
-        """What `redrafter_jax.generate` takes: None for the target's own, () for none."""
-        return () if self.stop == "never" else None
 
 
 class TargetShape(Settings):
@@ -206,7 +251,7 @@ class SamplingCostSettings(Settings):
     target: TargetShape
     exit_dim: PositiveInt
     num_draft_layers: NonNegativeInt = 2
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    dtype: Dtype = "bfloat16"
     draft: DraftSettings = DraftSettings()
     samplings: list[SamplingSettings] = Field(min_length=1)
     batch_size: PositiveInt = 1

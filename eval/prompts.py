@@ -8,6 +8,7 @@ accompany a prompt too; other keys are ignored.
 
 import json
 from collections.abc import Sequence
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -89,6 +90,31 @@ def tokenize(
             )
         rows.append(tokens)
     return rows
+
+
+def tokenize_to_length(
+    prompts: Sequence[Prompt], tokenizer: Tokenizer, first: int, length: int
+) -> list[int]:
+    """Real text of exactly `length` tokens: prompts joined in their order, then cut.
+
+    It begins with prompt `first` of the file, and after the last one the file begins again.
+
+    Raises:
+      InputError: the tokenizer makes no tokens of the prompts.
+    """
+    counts = [len(tokenizer.encode(prompt.text).ids) for prompt in prompts]
+    if sum(counts) == 0:
+        raise InputError(f"{prompts[0].place} and on: the tokenizer makes no tokens of any prompt.")
+    text, most, tokens = "", 0, []
+    for index in islice(cycle(range(len(prompts))), first, None):
+        text += prompts[index].text
+        most += counts[index]
+        # The joint text may have fewer tokens than its parts, so only now is it worth a look.
+        if most >= length:
+            tokens = tokenizer.encode(text).ids
+        if len(tokens) >= length:
+            break
+    return tokens[:length]
 
 
 def _parse_row(line: str, number: int, place: str) -> Prompt:

@@ -80,10 +80,7 @@ def build_report(
         "autoregressive_target_calls": sum(row["autoregressive_target_calls"] for row in rows),
         "new_tokens": sum(row["new_tokens"] for row in rows),
         "accept_counts": accept_counts.sum(axis=0).tolist(),
-        "device": describe_device(),
-        "peak_memory_bytes": _peak_memory(),
-        "versions": versions(),
-        "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
+        **describe_run(),
         "config": settings.model_dump(mode="json"),
         "num_nodes": method.draft.budget if method.draft else 1,
         "target": asdict(method.target.config),
@@ -92,6 +89,16 @@ def build_report(
         "categories": _categories(rows),
         "prompts": rows,
         "runs": [_run_row(pair) for pair in pairs],
+    }
+
+
+def describe_run() -> dict[str, Any]:
+    """Where, when and with which versions it was measured."""
+    return {
+        "device": describe_device(),
+        "peak_memory_bytes": _peak_memory(),
+        "versions": _versions(),
+        "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
@@ -226,8 +233,7 @@ def _peak_memory() -> int | None:
     return statistics.get("peak_bytes_in_use")
 
 
-def versions() -> dict[str, str | None]:
-    """Of Python and of the packages that decode."""
+def _versions() -> dict[str, str | None]:
     found: dict[str, str | None] = {"python": platform.python_version()}
     for package in ("redrafter-jax", "jax", "jaxlib", "flax", "numpy"):
         try:

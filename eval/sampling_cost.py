@@ -8,7 +8,6 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -21,7 +20,7 @@ from rich.table import Table
 from eval.acceptance import describe_sampling
 from eval.config import SamplingCostSettings
 from eval.progress import make_progress
-from eval.report import describe_device, versions
+from eval.report import describe_run
 from redrafter_jax.command_line import make_folder, parse_settings
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.decode import decode, start
@@ -87,9 +86,7 @@ def measure_sampling(arguments: Sequence[str] | None = None) -> None:
     report = {
         "rows": rows,
         "noise_milliseconds": noise,
-        "device": describe_device(),
-        "versions": versions(),
-        "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
+        **describe_run(),
         "config": settings.model_dump(mode="json"),
         "target": asdict(target_config),
         "drafter": asdict(drafter_config),

@@ -26,6 +26,32 @@ def render_report(report: dict[str, Any]) -> RenderableType:
     return Group(*parts)
 
 
+def render_parity(report: dict[str, Any]) -> RenderableType:
+    """For each dtype one line per case; then the verdict."""
+    config = report["config"]
+    heading = f"{config['target']} with {config['drafter']}\n{report['device']}"
+    parts: list[RenderableType] = [Text(heading)]
+    for dtype in config["dtypes"]:
+        table = Table(title=dtype, title_justify="left")
+        table.add_column("case", no_wrap=True)
+        for column in ("tokens", "identical", "ties", "largest gap", "acceptance length"):
+            table.add_column(column, justify="right")
+        for case in report["cases"]:
+            if case["dtype"] != dtype:
+                continue
+            parted = len(case["divergences"])
+            table.add_row(
+                case["case"],
+                str(case["new_tokens"]),
+                f"{case['rows'] - parted} of {case['rows']}",
+                f"{case['ties']} of {parted}" if parted else "-",
+                _number(case["largest_gap"], ".2g"),
+                _number(case["acceptance_length"], ".2f"),
+            )
+        parts.append(table)
+    return Group(*parts, Text(report["verdict"]))
+
+
 def describe_setting(report: dict[str, Any]) -> str:
     """Models, tree, sampling and device in three lines."""
     config = report["config"]

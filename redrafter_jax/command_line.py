@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin
 
 import pydantic
 import yaml
@@ -226,8 +226,9 @@ def _describe(problem: Any, model: type[pydantic.BaseModel]) -> str:
 
 def _known_keys(model: Any, location: tuple[int | str, ...]) -> list[str]:
     for part in location:
-        field = model.model_fields.get(part)
-        if field is None or not hasattr(field.annotation, "model_fields"):
-            return []
-        model = field.annotation
-    return list(model.model_fields)
+        # A part of a list or a mapping: its index or key leads to what it holds.
+        if get_origin(model) in (list, dict):
+            model = get_args(model)[-1]
+        elif field := getattr(model, "model_fields", {}).get(part):
+            model = field.annotation
+    return list(getattr(model, "model_fields", []))

@@ -10,7 +10,7 @@ import pytest
 from tiny_folders import CHARACTERS, character_tokenizer, encode
 from tokenizers import Tokenizer
 
-from eval.prompts import Prompt, read_prompts, tokenize
+from eval.prompts import Prompt, read_prompts, tokenize, tokenize_to_length
 from redrafter_jax.command_line import load_settings
 from redrafter_jax.errors import InputError
 from train.config import PretrainSettings
@@ -117,6 +117,18 @@ def test_a_prompt_that_leaves_no_room_is_refused_not_cut() -> None:
 def test_a_prompt_of_unknown_characters_alone_is_refused() -> None:
     with pytest.raises(InputError, match=r"line 5: .* no tokens"):
         tokenize([prompt_of("é")], character_tokenizer(), 10, 20)
+
+
+def test_longer_prompts_are_the_files_own_text_in_its_order() -> None:
+    prompts = [prompt_of(text) for text in ("abc", "def\nabc", "w", "mnopqrstuvwa", "kk")]
+    tokens = tokenize_to_length(prompts, character_tokenizer(), 3, 20)
+    assert tokens == encode("mnopqrstuvwakkabcdef")
+    assert tokenize_to_length(prompts, character_tokenizer(), 3, 2) == encode("mn")
+
+
+def test_prompts_without_any_token_cannot_be_made_longer() -> None:
+    with pytest.raises(InputError, match="and on: the tokenizer makes no tokens of any prompt"):
+        tokenize_to_length([prompt_of("XYZ")], character_tokenizer(), 0, 20)
 
 
 # How the demo's prompts are made from held-out documents.

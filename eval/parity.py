@@ -1,0 +1,270 @@
+"""Is the speculative text the target's own, token for token? Both ways of decoding, compared."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+from tokenizers import Tokenizer
+
+from eval.benchmark import Batch, Method, Run, decode_batch, make_batches
+from eval.config import CaseSettings, ParitySettings
+from eval.metrics import acceptance_length, first_divergence
+from eval.progress import make_progress
+from eval.prompts import Prompt, read_prompts, tokenize, tokenize_to_length
+from eval.replay import UNEXPLAINED, Place, explain, replay
+from eval.report import describe_run
+from eval.table import render_parity
+from redrafter_jax.command_line import load_tokenizer, make_folder, parse_settings
+from redrafter_jax.config import DrafterConfig, TargetConfig
+from redrafter_jax.drafter import Drafter
+from redrafter_jax.errors import InputError
+from redrafter_jax.hub import load_drafter, load_target
+from redrafter_jax.requests import check_pair
+from redrafter_jax.target import Target
+
+DEFINITIONS = {
+    "identical": "share of rows whose text equals plain decoding's, token for token",
+    "position": "index of the first new token that differs, from 0",
+    "score": "what a token is chosen by: logits over the temperature, filtered, plus the noise of "
+    "the absolute position",
+    "gap": "at the first divergence in plain decoding: the score of its own token less that of the "
+    "speculative text's; null where a filter dropped either token",
+    "speculative_gap": "the same the other way round, in the speculative pass",
+    "difference": "at the first divergence, the largest difference between the two passes' scores "
+    "over tokens that both keep",
+    "filtered": "a filter (top-k, top-p, min-p) dropped one of the two tokens in one pass",
+    "largest_gap": "of both gaps at all divergences of the case, but for filtered ones",
+    "ties": "divergences that are ties",
+    "reproduced": "decoding the batch again, the scores choose the tokens that the texts hold",
+    "tie": "both gaps times the temperature are within the tolerance of the dtype; of filtered "
+    "tokens: the filter would have kept the dropped one, and it would have won, had all logits "
+    "moved by the tolerance in its favour",
+    "acceptance_length": "mean tokens gained per target call after prefill, bonus token included",
+}
+
+
+class Case(NamedTuple):
+    """A case's prompts, ready to be decoded."""
+
+    name: str
+    settings: CaseSettings
+    prompts: list[Prompt]
+    batches: list[Batch]
+
+
+class Compared(NamedTuple):
+    """One batch decoded both ways; `divergences` has an entry per row, None for equal texts."""
+
+    case: str
+    speculative: Run
+    plain: Run
+    divergences: list[dict[str, Any] | None]
+
+
+def check_parity(arguments: Sequence[str] | None = None) -> None:
+    """Decode every case both ways in every dtype, explain where texts part, report.
+
+    Exits with code 1 if a divergence is no numerical tie.
+
+    Args:
+      arguments: of the command line; None takes the process's own.
+
+    Raises:
+      InputError: a setting, a file or a prompt cannot be used.
+    """
+    settings = parse_settings(
+        ParitySettings, "Compare speculative with plain decoding, token for token.", arguments
+    )
+    tokenizer = load_tokenizer(settings.target)
+    make_folder(settings.report_dir, "report_dir")
+    console = Console()
+    measures: list[dict[str, Any]] = []
+    shapes: dict[str, Any] = {}
+    for dtype in settings.dtypes:
+        target = load_target(settings.target, dtype)
+        drafter = load_drafter(settings.drafter, dtype)
+        shapes = {"target": asdict(target.config), "drafter": asdict(drafter.config)}
+        cases = [
+            _prepare_case(name, settings, tokenizer, target.config, drafter.config)
+            for name in settings.cases
+        ]
+        work = [(case, batch) for case in cases for batch in case.batches]
+        tolerance = getattr(settings.tolerance, dtype)
+        with make_progress(console) as progress:
+            compared = [
+                compare_batch(target, drafter, case, batch, tolerance)
+                for case, batch in progress.track(work, description=f"decode in {dtype}")
+            ]
+        measures += [_measure(case, dtype, compared) for case in cases]
+
+    path = settings.report_dir / "parity.json"
+    report = {
+        "verdict": _verdict(measures),
+        "cases": measures,
+        **describe_run(),
+        "config": settings.model_dump(mode="json"),
+        **shapes,
+        "definitions": DEFINITIONS,
+    }
+    path.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
+    console.print(render_parity(report))
+    print(f"The report: {path}")
+    if any(measure["ties"] < len(measure["divergences"]) for measure in measures):
+        sys.exit(1)
+
+
+def compare_batch(
+    target: Target, drafter: Drafter, case: Case, batch: Batch, tolerance: float
+) -> Compared:
+    """Decode a batch both ways; where texts part, decode it again to see why.
+
+    Args:
+      target: the target.
+      drafter: a drafter for it.
+      case: which draft settings.
+      batch: the prompts and their seeds.
+      tolerance: as in `eval.replay.explain`.
+    """
+    methods = (Method(target, None, None), Method(target, drafter, case.settings.draft.build()))
+    plain, speculative = (decode_batch(method, batch) for method in methods)
+    parted = [
+        Place(row, position)
+        for row, texts in enumerate(zip(speculative.tokens, plain.tokens, strict=True))
+        if (position := first_divergence(*texts)) is not None
+    ]
+    # Where one text has ended there is no choice to look at.
+    places = [
+        place
+        for place in parted
+        if place.position < min(len(run.tokens[place.row]) for run in (plain, speculative))
+    ]
+    seen_plain, seen_speculative = (
+        replay(method, batch, run.tokens, places)
+        for method, run in zip(methods, (plain, speculative), strict=True)
+    )
+    explanations = {
+        place: explain(
+            alone,
+            in_tree,
+            plain.tokens[place.row][place.position],
+            speculative.tokens[place.row][place.position],
+            tolerance,
+        )
+        for place, alone, in_tree in zip(places, seen_plain, seen_speculative, strict=True)
+    }
+    divergences: list[dict[str, Any] | None] = [None] * len(batch.prompts)
+    for place in parted:
+        divergences[place.row] = {
+            "position": place.position,
+            "token": _token_at(plain, place),
+            "speculative_token": _token_at(speculative, place),
+            **explanations.get(place, UNEXPLAINED)._asdict(),
+        }
+    return Compared(case.name, speculative, plain, divergences)
+
+
+def _prepare_case(
+    name: str,
+    settings: ParitySettings,
+    tokenizer: Tokenizer,
+    target: TargetConfig,
+    drafter: DrafterConfig,
+) -> Case:
+    case = settings.cases[name]
+    try:
+        check_pair(target, drafter, case.draft.build())
+        prompts = read_prompts(settings.prompts, case.prompt_count)
+        token_rows = _tokenize(case, settings, prompts, tokenizer, target.max_position_embeddings)
+    except InputError as error:
+        raise InputError(f"Case {name!r}: {error}") from None
+    batches = make_batches(
+        token_rows,
+        case.batch_size,
+        case.first_seed,
+        case.max_new_tokens,
+        case.sampling.build(),
+        case.eos_token_ids,
+    )
+    return Case(name, case, prompts, batches)
+
+
+def _tokenize(
+    case: CaseSettings,
+    settings: ParitySettings,
+    prompts: Sequence[Prompt],
+    tokenizer: Tokenizer,
+    positions: int,
+) -> list[list[int]]:
+    lengths = case.prompt_tokens
+    if lengths is None:
+        return tokenize(prompts, tokenizer, case.max_new_tokens, positions)
+    if max(lengths) + case.max_new_tokens > positions:
+        raise InputError(
+            f"prompt_tokens={max(lengths)} and max_new_tokens={case.max_new_tokens} make "
+            f"{max(lengths) + case.max_new_tokens} tokens, but the target has {positions} "
+            "positions; lower one of them."
+        )
+    # The whole file, so that the last prompts have something to be joined with.
+    source = read_prompts(settings.prompts)
+    return [
+        tokenize_to_length(source, tokenizer, row, lengths[row % len(lengths)])
+        for row in range(len(prompts))
+    ]
+
+
+def _token_at(run: Run, place: Place) -> int | None:
+    row = run.tokens[place.row]
+    return row[place.position] if place.position < len(row) else None
+
+
+def _measure(case: Case, dtype: str, compared: Sequence[Compared]) -> dict[str, Any]:
+    """What `parity.json` says of one case in one dtype."""
+    own = [one for one in compared if one.case == case.name]
+    rows = [divergence for one in own for divergence in one.divergences]
+    divergences: list[dict[str, Any]] = [
+        {"row": row, "prompt": case.prompts[row].name, **divergence}
+        for row, divergence in enumerate(rows)
+        if divergence is not None
+    ]
+    # At the edge of a filter the gap is that of two scores of which one was dropped elsewhere.
+    gaps = [
+        row[name]
+        for row in divergences
+        for name in ("gap", "speculative_gap")
+        if row[name] is not None and not row["filtered"]
+    ]
+    return {
+        "case": case.name,
+        "dtype": dtype,
+        "num_nodes": case.settings.draft.build().budget,
+        "rows": len(rows),
+        "new_tokens": sum(one.plain.new_tokens for one in own),
+        "identical": 1 - len(divergences) / len(rows),
+        "ties": sum(row["tie"] for row in divergences),
+        "largest_gap": max(gaps, default=None),
+        "acceptance_length": acceptance_length(
+            np.concatenate([one.speculative.accept_counts for one in own])
+        ),
+        "divergences": divergences,
+    }
+
+
+def _verdict(measures: Sequence[dict[str, Any]]) -> str:
+    rows = sum(measure["rows"] for measure in measures)
+    divergences = [row for measure in measures for row in measure["divergences"]]
+    if not divergences:
+        return f"All {rows} texts are the target's own, token for token."
+    identical = f"{rows - len(divergences)} of {rows} texts are identical"
+    wrong = sum(not row["tie"] for row in divergences)
+    if wrong:
+        verdict = f"{identical}; of {len(divergences)} divergences {wrong} are NO numerical ties."
+    else:
+        verdict = f"{identical}; all {len(divergences)} divergences are numerical ties."
+    doubtful = sum(not row["reproduced"] for row in divergences)
+    if doubtful:
+        verdict += f" Decoding again did not choose the same tokens at {doubtful} of them."
+    return verdict
