@@ -186,7 +186,7 @@ def _add_shares(rows: Sequence[dict[str, Any]]) -> None:
 def _render(rows: Sequence[dict[str, Any]]) -> Table:
     """A row per tree and ranking, a column per sampling."""
     columns = list(dict.fromkeys(row["sampling"] for row in rows))
-    table = Table(title="acceptance length, and below it the share of the greedy one")
+    table = Table(title="acceptance length; below it, the share of greedy")
     for name in ("ranking", "N", "sharp", *columns, "same"):
         table.add_column(name, justify="left" if name == "ranking" else "right")
     lines: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}

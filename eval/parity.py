@@ -40,9 +40,9 @@ DEFINITIONS = {
     "largest_gap": "of both gaps at all divergences of the case, but for filtered ones",
     "ties": "divergences that are ties",
     "reproduced": "decoding the batch again, the scores choose the tokens that the texts hold",
-    "tie": "both gaps times the temperature are within the tolerance of the dtype; of filtered "
-    "tokens: the filter would have kept the dropped one, and it would have won, had all logits "
-    "moved by the tolerance in its favour",
+    "tie": "reproduced, and both gaps times the temperature are within the tolerance of the dtype; "
+    "of filtered tokens: the filter would have kept the dropped one, and it would have won, had "
+    "all logits moved by the tolerance in its favour",
     "acceptance_length": "mean tokens gained per target call after prefill, bonus token included",
 }
 

@@ -10,14 +10,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from redrafter_jax.beam import beam_search
 from redrafter_jax.config import DraftConfig
-from redrafter_jax.decode import advance
+from redrafter_jax.decode import advance, draft_tree
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.program import program
 from redrafter_jax.sampling import draw_noise
 from redrafter_jax.target import Target
-from redrafter_jax.tree import build_tree
 from redrafter_jax.types import DecodeState, Sampling
 from redrafter_jax.verify import accept, choose_tokens
 
@@ -77,16 +75,8 @@ def decode_ranked(
         decoder = target.merge()
         first_position = state.cache.lengths + 1
         noise = draw_noise(state.sampling, first_position, draft.max_path, target.config.vocab_size)
-        beams = beam_search(
-            drafter.merge(),
-            decoder.embed_tokens[...],
-            state.context,
-            state.root,
-            shown.noise_weight * noise,
-            shown.sampling,
-            draft,
-        )
-        tree = build_tree(state.root, beams, draft)
+        shown_noise = shown.noise_weight * noise
+        tree = draft_tree(decoder, drafter, state, shown_noise, shown.sampling, draft)
         verified = decoder.tree_forward(tree, state.cache)
         chosen = choose_tokens(verified.logits, tree.depth, noise, state.sampling)
         accepted = accept(tree, chosen, draft.max_path)

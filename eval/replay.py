@@ -9,15 +9,14 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from eval.benchmark import Batch, Method, begin, prepare_batch
-from redrafter_jax.beam import beam_search
 from redrafter_jax.config import DraftConfig
-from redrafter_jax.decode import decode
+from redrafter_jax.decode import decode, draft_tree
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.program import program
 from redrafter_jax.requests import Requests
 from redrafter_jax.sampling import draw_noise, filter_logits
 from redrafter_jax.target import Target
-from redrafter_jax.tree import build_tree, root_tree
+from redrafter_jax.tree import root_tree
 from redrafter_jax.types import DecodeState, Sampling
 from redrafter_jax.verify import accept
 
@@ -109,9 +108,10 @@ def explain(
 ) -> Explanation:
     """Judge a first divergence.
 
-    It is a tie if in both passes the two tokens' scores are no further apart than the tolerance;
-    or if a filter dropped one of them in one pass, though it would have kept and chosen it there
-    had rounding favoured it by the tolerance.
+    It is a tie if the scores choose the tokens that the texts hold, and in both passes the two
+    tokens' scores are no further apart than the tolerance; or if a filter dropped one of them in
+    one pass, though it would have kept and chosen it there had rounding favoured it by the
+    tolerance.
 
     Args:
       plain: what plain decoding saw there.
@@ -133,14 +133,17 @@ def explain(
         )
     else:
         tie = max(abs(gap), abs(speculative_gap)) <= tolerance / _temperature(plain)
+    reproduced = (
+        int(plain.scores.argmax()) == token
+        and int(speculative.scores.argmax()) == speculative_token
+    )
     return Explanation(
         gap=_finite(gap),
         speculative_gap=_finite(speculative_gap),
         difference=_finite(float(differences.max(initial=0.0))),
         filtered=filtered,
-        reproduced=int(plain.scores.argmax()) == token
-        and int(speculative.scores.argmax()) == speculative_token,
-        tie=bool(tie),
+        reproduced=reproduced,
+        tie=reproduced and bool(tie),
     )
 
 
@@ -171,16 +174,7 @@ def _look(
     if drafter is None or draft is None:
         tree = root_tree(state.root)
     else:
-        beams = beam_search(
-            drafter.merge(),
-            decoder.embed_tokens[...],
-            state.context,
-            state.root,
-            noise,
-            state.sampling,
-            draft,
-        )
-        tree = build_tree(state.root, beams, draft)
+        tree = draft_tree(decoder, drafter, state, noise, state.sampling, draft)
     verified = decoder.tree_forward(tree, state.cache)
     node_noise = jnp.take_along_axis(noise, tree.depth[..., None], axis=1)
     scores = filter_logits(verified.logits, state.sampling) + node_noise
@@ -212,7 +206,8 @@ def _look_at_first(target: Target, requests: Requests) -> _Looked:
 
 def _to_host(looked: _Looked, state: DecodeState, row: int) -> Seen:
     logits, noise, scores, found = (np.asarray(leaf[row]) for leaf in looked)
-    sampling = jax.tree.map(lambda leaf: leaf[row : row + 1], state.sampling)
+    # On the host: the state is donated to the next step.
+    sampling = jax.tree.map(lambda leaf: leaf[row : row + 1], jax.device_get(state.sampling))
     return Seen(logits, noise, scores, sampling, bool(found))
 
 

@@ -186,9 +186,11 @@ class SamplingConfig:
     min_p: float | None = None
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+        # Beyond these, logits over the temperature leave float32's range.
+        if not (self.temperature == 0 or 1e-6 <= self.temperature <= 1e6):
             raise InputError(
-                f"SamplingConfig.temperature is {self.temperature}; it must be 0 or greater."
+                f"SamplingConfig.temperature is {self.temperature}; it must be 0 for greedy "
+                "decoding, or from 1e-6 to 1e6."
             )
         _require_whole("SamplingConfig", top_k=self.top_k)
         if self.top_k is not None and self.top_k < 1:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from redrafter_jax.beam import beam_search
 from redrafter_jax.cache import commit, fill, init_cache
@@ -18,9 +18,9 @@ from redrafter_jax.drafter import Drafter
 from redrafter_jax.program import program
 from redrafter_jax.requests import PerRow, Requests, StopTokens, check_pair, prepare
 from redrafter_jax.sampling import draw_noise
-from redrafter_jax.target import Target
+from redrafter_jax.target import Decoder, Target
 from redrafter_jax.tree import build_tree, root_tree
-from redrafter_jax.types import Accepted, DecodeState, DecodeStats, Verified
+from redrafter_jax.types import Accepted, DecodeState, DecodeStats, Sampling, TokenTree, Verified
 from redrafter_jax.verify import accept, choose_tokens, log_probs_of
 
 
@@ -100,20 +100,32 @@ def decode_step(
     if drafter is None or draft is None:
         tree = root_tree(state.root)
     else:
-        beams = beam_search(
-            drafter.merge(),
-            decoder.embed_tokens[...],
-            state.context,
-            state.root,
-            noise,
-            state.sampling,
-            draft,
-        )
-        tree = build_tree(state.root, beams, draft)
+        tree = draft_tree(decoder, drafter, state, noise, state.sampling, draft)
     verified = decoder.tree_forward(tree, state.cache)
     chosen = choose_tokens(verified.logits, tree.depth, noise, state.sampling)
     accepted = accept(tree, chosen, max_path)
     return advance(state, verified, chosen, accepted)
+
+
+def draft_tree(
+    decoder: Decoder,
+    drafter: Drafter,
+    state: DecodeState,
+    noise: Float[Array, "B P V"],
+    sampling: Sampling,
+    draft: DraftConfig,
+) -> TokenTree:
+    """The tree below each row's root, as beams find it that see this noise and this sampling."""
+    beams = beam_search(
+        drafter.merge(),
+        decoder.embed_tokens[...],
+        state.context,
+        state.root,
+        noise,
+        sampling,
+        draft,
+    )
+    return build_tree(state.root, beams, draft)
 
 
 def advance(

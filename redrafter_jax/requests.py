@@ -15,7 +15,7 @@ from redrafter_jax.types import Sampling
 _SLOT_BLOCK = 32
 _SHORTEST_PADDING = 16
 # And stop tokens in multiples of this.
-_STOP_BLOCK = 4
+_STOP_BLOCK = 8
 
 Value = TypeVar("Value")
 # One value for all rows, or one per row.
@@ -69,7 +69,7 @@ def prepare(
         _check_tokens(prompt, f"Prompt {row}", config.vocab_size)
     limits = _per_row(max_new_tokens, rows, "max_new_tokens")
     for row, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
-        _check_whole(limit, f"max_new_tokens of row {row}")
+        check_whole(limit, f"max_new_tokens of row {row}")
         if limit < 1:
             raise InputError(f"max_new_tokens of row {row} is {limit}; it must be 1 or more.")
         if len(prompt) + limit > config.max_position_embeddings:
@@ -118,15 +118,25 @@ def check_pair(target: TargetConfig, drafter: DrafterConfig, draft: DraftConfig)
             )
 
 
+def check_whole(value: int, name: str) -> None:
+    """Refuse what is no whole number; the sentence calls it by `name`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise InputError(f"{name} is {value!r}; it must be a whole number.")
+
+
 def _stop_array(
     config: TargetConfig, eos_token_ids: StopTokens | None, rows: int
 ) -> Int[np.ndarray, "B E"]:
     stops = config.eos_token_ids if eos_token_ids is None else eos_token_ids
+    if not isinstance(stops, Sequence | np.ndarray):
+        raise InputError(
+            f"eos_token_ids is {stops!r}; give a list of token ids, or such a list per row."
+        )
     own: list[Any] = list(stops)
     if any(isinstance(one, Sequence | np.ndarray) for one in own):
         own = _per_row(own, rows, "eos_token_ids")
         for row, one in enumerate(own):
-            if isinstance(one, int | np.integer):
+            if not isinstance(one, Sequence | np.ndarray):
                 raise InputError(
                     f"eos_token_ids of row {row} is {one!r}; where rows differ, give a list of "
                     "token ids for every row."
@@ -149,9 +159,14 @@ def _sampling_arrays(
     rows: int,
 ) -> Sampling:
     chosen = _per_row(SamplingConfig() if sampling is None else sampling, rows, "sampling")
+    for row, one in enumerate(chosen):
+        if not isinstance(one, SamplingConfig):
+            raise InputError(f"sampling of row {row} is {one!r}; give a SamplingConfig.")
+    if isinstance(seeds, int | np.integer):
+        raise InputError(f"seeds is {seeds}; give a list with one whole number per prompt.")
     numbers: list[int] = _per_row(list(range(rows)) if seeds is None else seeds, rows, "seeds")
     for row, seed in enumerate(numbers):
-        _check_whole(seed, f"The seed of row {row}")
+        check_whole(seed, f"The seed of row {row}")
         if not 0 <= seed < 2**31:
             raise InputError(f"The seed of row {row} is {seed}; it must be in [0, 2**31).")
 
@@ -178,12 +193,7 @@ def _per_row(value: PerRow[Value], rows: int, name: str) -> list[Value]:
     return list(value)
 
 
-def _check_whole(value: int, name: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise InputError(f"{name} is {value!r}; it must be a whole number.")
-
-
-def _check_tokens(tokens: Sequence[int], name: str, vocab_size: int) -> None:
+def _check_tokens(tokens: Sequence[int] | np.ndarray, name: str, vocab_size: int) -> None:
     for token in tokens:
         if not isinstance(token, int | np.integer):
             raise InputError(f"{name} holds {token!r}, which is no token id; give whole numbers.")

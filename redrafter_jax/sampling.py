@@ -76,7 +76,11 @@ def filter_logits(logits: Float[Array, "B M V"], sampling: Sampling) -> Float[Ar
     filtered = jnp.isfinite(top_k) | jnp.isfinite(top_p) | (min_p > 0)
     return jax.lax.cond(
         filtered.any(),
-        lambda: _filter(scaled, *(bound[:, None, None] for bound in (top_k, top_p, min_p))),
+        lambda: jnp.where(
+            filtered[:, None, None],
+            _filter(scaled, *(bound[:, None, None] for bound in (top_k, top_p, min_p))),
+            scaled,
+        ),
         lambda: scaled,
     )
 
@@ -121,7 +125,7 @@ def _lowest_key(
 ) -> UInt[Array, "B M 1"]:
     """The lowest key above which less than `bound` of the weight lies, found bit by bit.
 
-    32 sums over V: a seventh of a sort's time or less, on the CPU at every V from 2k to 128k.
+    32 sums over V take a fraction of a sort's time, the smaller the larger V (docs/sampling.md).
     """
 
     def decide_bit(step: Array, lowest: UInt[Array, "B M 1"]) -> UInt[Array, "B M 1"]:

@@ -13,7 +13,7 @@ from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.decode import Generation, collect, decode, start
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.errors import InputError
-from redrafter_jax.requests import PerRow, StopTokens, check_pair
+from redrafter_jax.requests import PerRow, StopTokens, check_pair, check_whole
 from redrafter_jax.target import Target
 
 # From token ids to the text they spell, such as a tokenizer's `decode`.
@@ -56,7 +56,7 @@ def stream(
 
     The first update holds the token that prefill decides. Closing the iterator frees the state.
     A row whose text meets a stop string ends there: its text is cut before the string, its tokens
-    after the one that completes it; the counts of its last target call stay as they were.
+    after the one that completes it; steps and counts go on to the next update.
 
     Args:
       target: from `load_target`.
@@ -69,13 +69,15 @@ def stream(
       eos_token_ids: as in `generate`.
       log_probs: as in `generate`.
       steps_per_yield: decode steps between two updates.
-      detokenize: from token ids to text; stop strings need it.
+      detokenize: from token ids to text, the same for the same tokens whatever follows them (no
+        cleaning up of spaces); stop strings need it.
       stop_strings: strings that end a row, one list for all rows or one per row.
 
     Raises:
       InputError: as `generate`, at the first `next`; or a stop string is empty or has no
         `detokenize`.
     """
+    check_whole(steps_per_yield, "steps_per_yield")
     if steps_per_yield < 1:
         raise InputError(f"steps_per_yield is {steps_per_yield}; it must be 1 or more.")
     if drafter is None:
@@ -135,7 +137,11 @@ class TextStream:
         """The text that this token releases, maybe none."""
         self._held.append(token)
         piece = self._piece()
-        return "" if piece.endswith(_UNDECODABLE) else self._release(piece)
+        if not piece.endswith(_UNDECODABLE):
+            return self._release(piece)
+        # A stop string may end where the first bytes of the next character already follow.
+        whole = self._pending + piece.rstrip(_UNDECODABLE)
+        return self._release(piece) if any(stop in whole for stop in self._stop_strings) else ""
 
     def finish(self) -> str:
         """What was held back, with replacement characters for bytes that are no character."""
@@ -146,12 +152,22 @@ class TextStream:
     def _piece(self) -> str:
         before = self._detokenize(self._shown)
         after = self._detokenize(self._shown + self._held)
+        if not after.startswith(before):
+            # A prompt may end in half a character, which these tokens complete.
+            before = before.rstrip(_UNDECODABLE)
+        if not after.startswith(before):
+            raise InputError(
+                f"detokenize spells {before[-20:]!r} otherwise once more tokens follow; give one "
+                "that does not clean up spaces, so that text can be shown before the next token."
+            )
         return after[len(before) :]
 
     def _release(self, piece: str) -> str:
         # Held tokens of no text stay: alone, the next piece's start could not be told.
         if piece:
-            self._shown, self._held = self._held, []
+            whole = not self._detokenize(self._held).startswith(_UNDECODABLE)
+            self._shown = self._held if whole else self._shown + self._held
+            self._held = []
         text = self._pending + piece
         found = [(text.index(stop), stop) for stop in self._stop_strings if stop in text]
         if found:
@@ -188,6 +204,7 @@ class _Row:
         if ended and not self.stopped and not self._finished:
             self._finished = True
             released += self._text.finish()
+            self.stopped = self._text.stopped
         return fresh, released
 
 
@@ -211,7 +228,7 @@ def _stop_strings(
     rows: int,
     detokenize: Detokenize | None,
 ) -> list[list[str]]:
-    if isinstance(stop_strings, str):
+    if isinstance(stop_strings, str) or not isinstance(stop_strings, Sequence):
         raise InputError(
             f"stop_strings is {stop_strings!r}; give a list of strings, or such a list per row."
         )
@@ -223,8 +240,10 @@ def _stop_strings(
             "strings, or one such list per prompt."
         )
     else:
-        own = [list(one) for one in stop_strings]
+        own = [list(one or ()) for one in stop_strings]
     for row, strings in enumerate(own):
+        if any(not isinstance(one, str) for one in strings):
+            raise InputError(f"stop_strings of row {row} is {strings!r}; it must hold strings.")
         if "" in strings:
             raise InputError(
                 f"stop_strings of row {row} holds an empty string; leave it out, or no text could "

@@ -112,7 +112,9 @@ def test_a_draft_counts_its_nodes_and_its_longest_path() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"temperature": -0.5}, r"^SamplingConfig\.temperature is -0\.5; .* 0 or greater\.$"),
+        ({"temperature": -0.5}, r"^SamplingConfig\.temperature is -0\.5; .* from 1e-6 to 1e6\.$"),
+        ({"temperature": 1e-38}, r"^SamplingConfig\.temperature is 1e-38; "),
+        ({"temperature": 1e39}, r"^SamplingConfig\.temperature is 1e\+39; "),
         ({"temperature": NAN}, r"^SamplingConfig\.temperature is nan; "),
         ({"temperature": INFINITY}, r"^SamplingConfig\.temperature is inf; "),
         ({"top_k": 0}, r"^SamplingConfig\.top_k is 0; .* 1 or more\.$"),

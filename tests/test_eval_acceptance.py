@@ -59,7 +59,7 @@ def config(
 def report(config: Path) -> dict[str, Any]:
     finished = run_module("eval", "acceptance", "--config", str(config))
     assert finished.returncode == 0, finished.stderr
-    assert "share of the greedy one" in finished.stdout
+    assert "the share of greedy" in finished.stdout
     folder = config.parent / "report"
     assert (folder / "acceptance.png").read_bytes().startswith(b"\x89PNG")
     return json.loads((folder / "acceptance.json").read_text())

@@ -116,7 +116,7 @@ def test_the_text_ends_before_a_stop_string(
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        (["--temperature", "-1"], "temperature is -1.0; it must be 0 or greater"),
+        (["--temperature", "-1"], "temperature is -1.0; it must be 0 for greedy decoding"),
         (["--temperature", "warm"], "--temperature: invalid float value: 'warm'"),
         (["--top-p", "1.5"], "top_p is 1.5; it must be in (0, 1]"),
         (["--top-k", "0"], "top_k is 0; it must be 1 or more"),

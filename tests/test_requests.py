@@ -52,16 +52,16 @@ def test_a_row_may_fill_every_position_of_the_target() -> None:
 
 def test_stop_tokens_are_the_targets_the_callers_or_none() -> None:
     # -1 is no token: it stops no row.
-    assert prepared()[0].stop_tokens.tolist() == [[3, 5, -1, -1]] * 2
-    assert prepared(eos_token_ids=[7])[0].stop_tokens.tolist() == [[7, -1, -1, -1]] * 2
-    assert prepared(eos_token_ids=())[0].stop_tokens.tolist() == [[-1] * 4] * 2
+    assert prepared()[0].stop_tokens.tolist() == [[3, 5] + [-1] * 6] * 2
+    assert prepared(eos_token_ids=[7])[0].stop_tokens.tolist() == [[7] + [-1] * 7] * 2
+    assert prepared(eos_token_ids=())[0].stop_tokens.tolist() == [[-1] * 8] * 2
 
 
 def test_stop_tokens_may_differ_row_by_row() -> None:
     stops = prepared(eos_token_ids=[[7, 8], []])[0].stop_tokens
-    assert stops.tolist() == [[7, 8, -1, -1], [-1] * 4]
-    stops = prepared(eos_token_ids=[[1, 2, 3, 4, 5], (6,)])[0].stop_tokens
-    assert stops.tolist() == [[1, 2, 3, 4, 5, -1, -1, -1], [6] + [-1] * 7]
+    assert stops.tolist() == [[7, 8] + [-1] * 6, [-1] * 8]
+    stops = prepared(eos_token_ids=[list(range(9)), (6,)])[0].stop_tokens
+    assert stops.tolist() == [list(range(9)) + [-1] * 7, [6] + [-1] * 15]
 
 
 def test_seeds_count_the_rows_unless_given_and_may_be_equal() -> None:
@@ -153,6 +153,17 @@ BAD_REQUESTS = [
     (
         {"eos_token_ids": [[1], 2]},
         r"^eos_token_ids of row 1 is 2; where rows differ, give a list of token ids for every",
+    ),
+    (
+        {"eos_token_ids": [None, [2]]},
+        r"^eos_token_ids of row 0 is None; where rows differ, give a list of token ids for every",
+    ),
+    ({"eos_token_ids": 5}, r"^eos_token_ids is 5; give a list of token ids, or such a list per"),
+    ({"seeds": 5}, r"^seeds is 5; give a list with one whole number per prompt\.$"),
+    ({"sampling": 0.7}, r"^sampling of row 0 is 0\.7; give a SamplingConfig\.$"),
+    (
+        {"sampling": [SamplingConfig(), None]},
+        r"^sampling of row 1 is None; give a SamplingConfig\.$",
     ),
     (
         {"eos_token_ids": [[1], [24]]},

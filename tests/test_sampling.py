@@ -200,6 +200,14 @@ def test_greedy_rows_come_back_as_they_went_in() -> None:
     np.testing.assert_array_equal(out, logits)
 
 
+def test_a_rows_filters_change_no_other_row_whatever_its_scores() -> None:
+    scores = np.random.default_rng(0).normal(size=(4, 1, V)).astype(np.float32)
+    scores[0, 0, 3], scores[1, 0, 3], scores[2, 0, 3] = np.inf, np.nan, -np.inf
+    configs = [SamplingConfig(), SamplingConfig(1.0), SamplingConfig(1.0)]
+    out = filtered(jnp.asarray(scores), arrays([*configs, SamplingConfig(1.0, 2, 0.5, 0.1)]))
+    np.testing.assert_array_equal(out[:3], scores[:3])
+
+
 SAMPLED = SamplingConfig(temperature=1.0)
 
 

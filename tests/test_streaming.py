@@ -135,6 +135,34 @@ def test_a_space_that_starts_a_word_is_kept_and_special_tokens_are_left_out() ->
     assert stream.finish() == ""
 
 
+def test_a_prompt_that_ends_within_a_character_loses_nothing() -> None:
+    tokens = BYTES.encode("😀xy").ids
+    stream = TextStream(BYTES.decode, tokens[:3])
+    assert "".join(map(stream.push, tokens[3:])) + stream.finish() == "😀xy"
+
+
+def test_text_that_changes_as_more_follows_is_refused_not_garbled() -> None:
+    def clean_up(tokens: list[int]) -> str:
+        return "".join(["x", " ", ".", "y"][token] for token in tokens).replace(" .", ".")
+
+    stream = TextStream(clean_up, [0])
+    assert stream.push(1) == " "
+    with pytest.raises(InputError, match=r"^detokenize spells ' ' otherwise once more tokens"):
+        stream.push(2)
+
+
+def test_a_stop_string_ends_the_row_though_half_a_character_follows_it() -> None:
+    spellings = [b"a", b"STOP\xe2", b"\x82", b"\xac", b"b"]
+
+    def detokenize(tokens: list[int]) -> str:
+        return b"".join(spellings[token] for token in tokens).decode(errors="replace")
+
+    stream = TextStream(detokenize, [0], ["STOP"])
+    assert (stream.push(0), stream.push(1), stream.stopped) == ("a", "", True)
+    stream = TextStream(detokenize, [0], ["STOPX"])
+    assert [stream.push(token) for token in (0, 1, 2, 3)] == ["a", "", "", "STOP€"]
+
+
 # Stop strings, in tokens of several characters.
 
 WORDS = ["a", "b", "ab", "ba", "aab", "é", "bé"]
@@ -249,6 +277,7 @@ def test_one_list_of_stop_strings_serves_all_rows(
 # What is refused, before anything is compiled.
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -265,6 +294,9 @@ def test_one_list_of_stop_strings_serves_all_rows(
             r"^stop_strings has 1 entries for 2 prompts; give one list of strings, or one such",
         ),
         ({"stop_strings": [["x"], "y"]}, r"^stop_strings has 2 entries for 2 prompts"),
+        ({"stop_strings": None}, r"^stop_strings is None; give a list of strings"),
+        ({"stop_strings": [[1], [2]]}, r"^stop_strings of row 0 is \[1\]; it must hold strings"),
+        ({"steps_per_yield": 1.5}, r"^steps_per_yield is 1\.5; it must be a whole number\.$"),
         ({"stop_strings": "x"}, r"^stop_strings is 'x'; give a list of strings"),
     ],
 )
