@@ -295,7 +295,11 @@ def _call(
                 output = output * lax.broadcast_in_dim(decay, output.shape, [0])
                 plgpu.barrier_wait(barriers["values"].at[slot])
                 output = _add_product(output, scores.astype(dtype), values, weights)
-                plgpu.barrier_arrive(barriers["free"].at[slot])
+                # Only for a copy to come: no phase of a barrier goes unobserved.
+                @pl.when(step + plan.stages < steps + tree_steps)
+                def _() -> None:
+                    plgpu.barrier_arrive(barriers["free"].at[slot])
+
                 return output, new_maximum, total
 
             def past(turn: Any, carry: Any) -> Any:
