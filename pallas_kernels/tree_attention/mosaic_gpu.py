@@ -390,9 +390,12 @@ def _clear(values: Any, high: Any) -> None:
 def _join(one: Any, other: Any) -> tuple[Any, Any, Any]:
     """The running softmax over the keys of both."""
     maximum = jnp.maximum(one[1], other[1])
-    decays = [jnp.exp2(own_maximum - maximum) for _, own_maximum, _ in (one, other)]
-    outputs = [of[0] * _along_row(decay, of[0].shape[1]) for of, decay in zip((one, other), decays)]
-    return outputs[0] + outputs[1], maximum, one[2] * decays[0] + other[2] * decays[1]
+    output, total = 0, 0
+    for own_output, own_maximum, own_total in (one, other):
+        decay = jnp.exp2(own_maximum - maximum)
+        output += own_output * _along_row(decay, own_output.shape[1])
+        total += own_total * decay
+    return output, maximum, total
 
 
 def _copy_rows(tile: Any, output_ref: Any, first_row: Any, rows: int) -> None:
