@@ -157,11 +157,12 @@ def test_a_removed_wait_is_caught(removed: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_bits_of_a_word_are_the_nodes_seen() -> None:
-    mask = np.zeros((1, 2, 40), bool)
+    mask = np.zeros((1, 40, 40), bool)
     mask[0, 0, [0, 5, 31]] = True
     mask[0, 1, [32, 39]] = True
-    words = np.asarray(mask_words(jnp.asarray(mask), 64)).view(np.uint32)
-    assert words.tolist() == [[[1 | 1 << 5 | 1 << 31, 0], [0, 1 | 1 << 7]]]
+    words = np.asarray(mask_words(jnp.asarray(mask))).view(np.uint32)
+    assert words.shape == (1, 40, 2)
+    assert words[0, :3].tolist() == [[1 | 1 << 5 | 1 << 31, 0], [0, 1 | 1 << 7], [0, 0]]
 
 
 @pytest.mark.parametrize("nodes", [1, 32, 33, 64, 256])
@@ -216,7 +217,8 @@ def test_the_cache_is_read_once_up_to_three_tiles_of_rows(nodes: int, group: int
     [
         ({"dtype": jnp.float32}, "all bfloat16 or all float16, but are float32"),
         ({"head_dim": 96}, "64 or 128, but is 96"),
-        ({"slots": 48}, "at least 64 slots, but has 48"),
+        ({"slots": 48}, "64 slots or more, a multiple of 8, but has 48"),
+        ({"slots": 100}, "64 slots or more, a multiple of 8, but has 100"),
     ],
 )
 def test_unsupported_shapes_are_refused_with_the_reason(

@@ -52,37 +52,34 @@ def mosaic_gpu(
     K, S = k_cache.shape[1:3]
     G = Q // K
     plan = make_plan(B, N, Q, K, S, H, cores)
-    missing_rows = plan.groups * plan.tiles * TILE - N * G
-    missing_nodes = plan.tree_steps * BLOCK - N
 
+    # Copies come in eights and fill with zeros what lies past the end of an array.
     rows = q.reshape(B, N, K, G, H).transpose(0, 2, 1, 3, 4).reshape(B, K, N * G, H)
-    rows = jnp.pad(rows, ((0, 0), (0, 0), (0, missing_rows), (0, 0)))
-    words = jnp.repeat(mask_words(mask, N + missing_nodes), G, axis=1)
-    words = jnp.pad(words, ((0, 0), (0, missing_rows), (0, 0))).transpose(0, 2, 1)
-    nodes = (0, 0), (0, missing_nodes), (0, 0), (0, 0)
+    rows = _pad_to(rows, 2, pl.cdiv(N * G, 8) * 8)
+    k_tree, v_tree = (_pad_to(tree, 1, pl.cdiv(N, 8) * 8) for tree in (k_tree, v_tree))
+    words = jnp.repeat(mask_words(mask), G, axis=1).transpose(0, 2, 1)
+    words = _pad_to(words, 2, plan.groups * plan.tiles * TILE)
 
-    kernel = _make_kernel(plan, rows.shape, S, N * G, q.dtype, scale, interpret)
-    partial = kernel(
-        lengths.astype(jnp.int32),
-        rows,
-        k_cache,
-        v_cache,
-        jnp.pad(k_tree, nodes),
-        jnp.pad(v_tree, nodes),
-        words,
-    )
+    kernel = _make_kernel(plan, rows.shape, S, q.dtype, scale, interpret)
+    partial = kernel(lengths.astype(jnp.int32), rows, k_cache, v_cache, k_tree, v_tree, words)
     merged = merge(*(array[:, :, :, : N * G] for array in partial))
     merged = merged.reshape(B, K, N, G, H).transpose(0, 2, 1, 3, 4)
     return merged.reshape(B, N, Q, H).astype(q.dtype)
 
 
-def mask_words(mask: Bool[Array, "B N M"], nodes: int) -> Int[Array, "B N words"]:
-    """Bit j % 32 of word j // 32 is mask[..., j]; from M to `nodes` nothing is seen."""
-    B, N, M = mask.shape
-    words = nodes // WORD
-    bits = jnp.pad(mask, ((0, 0), (0, 0), (0, nodes - M))).reshape(B, N, words, WORD)
+def mask_words(mask: Bool[Array, "B N N"]) -> Int[Array, "B N words"]:
+    """Bit j % 32 of word j // 32 is mask[..., j]; whole blocks of nodes."""
+    B, N, _ = mask.shape
+    words = pl.cdiv(N, BLOCK) * (BLOCK // WORD)
+    bits = _pad_to(mask, 2, words * WORD).reshape(B, N, words, WORD)
     values = jnp.where(bits, jnp.uint32(1) << jnp.arange(WORD, dtype=jnp.uint32), 0)
     return lax.bitcast_convert_type(values.sum(-1, dtype=jnp.uint32), jnp.int32)
+
+
+def _pad_to(array: Array, axis: int, size: int) -> Array:
+    widths = [(0, 0)] * array.ndim
+    widths[axis] = (0, size - array.shape[axis])
+    return jnp.pad(array, widths)
 
 
 def merge(
@@ -99,25 +96,24 @@ def _make_kernel(
     plan: Plan,
     rows_shape: tuple[int, ...],
     S: int,
-    rows: int,
     dtype: Any,
     scale: float,
     interpret: bool,
 ) -> Any:
     """From lengths, rows, cache, tree and words to output, maximum and total of every split."""
-    B, K, padded_rows, H = rows_shape
-    written_rows = pl.cdiv(rows, 8) * 8
+    B, K, rows, H = rows_shape
+    tiled_rows = plan.groups * plan.tiles * TILE
 
     def body(
         lengths_ref: Any,  # [B]
-        rows_ref: Any,  # [B K padded_rows H]
+        rows_ref: Any,  # [B K rows H]
         k_ref: Any,  # [B K S H]
         v_ref: Any,
-        k_tree_ref: Any,  # [B tree_steps*BLOCK K H]
+        k_tree_ref: Any,  # [B nodes K H]
         v_tree_ref: Any,
-        words_ref: Any,  # [B tree_steps*BLOCK/WORD padded_rows]
-        output_ref: Any,  # [splits B K written_rows H]
-        maximum_ref: Any,  # [splits B K padded_rows]
+        words_ref: Any,  # [B words tiled_rows]
+        output_ref: Any,  # [splits B K rows H]
+        maximum_ref: Any,  # [splits B K tiled_rows]
         total_ref: Any,
         scratch: dict[str, Any],
         barriers: dict[str, Any],
@@ -270,8 +266,7 @@ def _make_kernel(
             def write() -> None:
                 plgpu.commit_smem()
                 at = split, batch, head
-                _copy_rows(staged[0], output_ref.at[at], first_row, written_rows)
-                for ref, out in ((staged[1], maximum_ref), (staged[2], total_ref)):
+                for ref, out in zip(staged, (output_ref, maximum_ref, total_ref), strict=True):
                     plgpu.copy_smem_to_gmem(ref, out.at[(*at, pl.ds(first_row, TILE))])
                 plgpu.wait_smem_to_gmem(0)
 
@@ -317,8 +312,8 @@ def _make_kernel(
         )
 
     partial = plan.splits, B, K
-    per_row = jax.ShapeDtypeStruct((*partial, padded_rows), jnp.float32)
-    output = jax.ShapeDtypeStruct((*partial, written_rows, H), jnp.float32)
+    per_row = jax.ShapeDtypeStruct((*partial, tiled_rows), jnp.float32)
+    output = jax.ShapeDtypeStruct((*partial, rows, H), jnp.float32)
     return plgpu.kernel(
         entry,
         out_type=(output, per_row, per_row),
@@ -396,17 +391,3 @@ def _join(one: Any, other: Any) -> tuple[Any, Any, Any]:
         output += own_output * _along_row(decay, own_output.shape[1])
         total += own_total * decay
     return output, maximum, total
-
-
-def _copy_rows(tile: Any, output_ref: Any, first_row: Any, rows: int) -> None:
-    """A tile to its rows of the output, which ends at `rows`."""
-
-    @pl.when(first_row + TILE <= rows)
-    def _whole() -> None:
-        plgpu.copy_smem_to_gmem(tile, output_ref.at[pl.ds(first_row, TILE)])
-
-    if rest := rows % TILE:
-
-        @pl.when(first_row == rows - rest)
-        def _rest() -> None:
-            plgpu.copy_smem_to_gmem(tile.at[pl.ds(0, rest)], output_ref.at[pl.ds(first_row, rest)])
