@@ -41,7 +41,9 @@ def tree_attention(
       v_tree: values of the nodes themselves.
       mask: mask[b, i, j] is True where node i sees node j; the diagonal is True.
       scale: factor on the scores before the softmax.
-      implementation: a named one, or None for the best that this platform has.
+      implementation: a named one, or None for the best that this platform has: "mosaic_gpu" on
+        Hopper GPUs for the shapes and dtypes it takes, else "reference". "mosaic_gpu_interpret"
+        is the same kernel on the CPU, slow, watched for races.
 
     Returns:
       One output per node and query head, in q's dtype; softmax and sums are float32.

@@ -220,7 +220,8 @@ def _make_kernel(
                     output, weights.astype(dtype), values.at[slot], staged_weights
                 )
 
-                @pl.when(step + plan.stages < steps)  # a phase of a barrier is waited for, always
+                # Only where a copy waits for it: no phase of a barrier may go by unobserved.
+                @pl.when(step + plan.stages < steps)
                 def _() -> None:
                     plgpu.barrier_arrive(barriers["free"].at[slot])
 

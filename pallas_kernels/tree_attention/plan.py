@@ -46,7 +46,7 @@ def why_unsupported(q: Any, k_cache: Any, v_cache: Any, k_tree: Any, v_tree: Any
         return f"its arrays must be all bfloat16 or all float16, but are {names}"
     if H not in (64, 128):
         return f"its head dimension must be 64 or 128, but is {H}"
-    if S < BLOCK or S % 8:
+    if S < BLOCK or S % 8:  # copies start at a multiple of eight slots
         return f"its cache must have {BLOCK} slots or more, a multiple of 8, but has {S}"
     return None
 
