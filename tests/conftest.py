@@ -1,5 +1,6 @@
 """Fixtures and settings that every test file shares."""
 
+import os
 from collections.abc import Iterator
 
 import jaxtyping
@@ -16,6 +17,10 @@ from tiny_models import (
 from redrafter_jax.config import DrafterConfig
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.target import Target
+
+# The interpreter of GPU kernels blocks one of XLA's threads for each warpgroup that waits, and on
+# two cores XLA would have too few to go on.
+os.environ.setdefault("NPROC", str(max(4, os.cpu_count() or 1)))
 
 settings.register_profile(
     "reproducible", derandomize=True, deadline=None, database=None, max_examples=25

@@ -176,6 +176,7 @@ BAD_REQUESTS = [
 ]
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize(("changes", "sentence"), BAD_REQUESTS)
 def test_bad_requests_get_one_sentence(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):

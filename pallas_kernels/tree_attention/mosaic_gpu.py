@@ -1,0 +1,394 @@
+"""Tree attention for Hopper GPUs in Pallas' Mosaic GPU dialect.
+
+Decoding is bound by reading the cache, so the cache is cut into splits until every core of the
+card has one, and one program reads the keys and values of its split once for up to three tiles of
+64 query rows; more tiles are more programs, started together so that they share the reads of the
+second-level cache. A row is one node and one of the G query heads of a key head.
+
+Each program runs one warpgroup that copies blocks of keys and values into a ring of shared memory,
+and two or three that compute: one for each tile, or for a single tile two that take every other
+block. The programs of the last split also take the tree's own keys, the only ones that need the
+mask; it comes as bits, 32 nodes to a word. Every program writes its unnormalised output with the
+running maximum and sum of the softmax in float32, and jnp merges the splits.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from pallas_kernels.tree_attention.plan import BLOCK, CORES, TILE, Plan, make_plan
+
+WORD = 32  # nodes in one word of the mask
+# Finite, so that a row that has seen nothing yet has no infinity minus infinity.
+_LOWEST = float(jnp.finfo(jnp.float32).min)
+_TILE = plgpu.Layout.WGMMA
+_ROWS = plgpu.Layout.WGMMA.reduce(1)  # one value per row of a tile
+
+
+def mosaic_gpu(
+    q: Float[Array, "B N Q H"],
+    k_cache: Float[Array, "B K S H"],
+    v_cache: Float[Array, "B K S H"],
+    lengths: Int[Array, " B"],
+    k_tree: Float[Array, "B N K H"],
+    v_tree: Float[Array, "B N K H"],
+    mask: Bool[Array, "B N N"],
+    *,
+    scale: float,
+    cores: int = CORES,
+    interpret: bool = False,
+) -> Float[Array, "B N Q H"]:
+    """See `pallas_kernels.tree_attention.tree_attention`; what it takes is in `why_unsupported`.
+
+    `cores` is the card's number of them; `interpret` runs on the CPU and detects races.
+    """
+    B, N, Q, H = q.shape
+    K, S = k_cache.shape[1:3]
+    G = Q // K
+    plan = make_plan(B, N, Q, K, S, H, cores)
+
+    # Copies come in eights and fill with zeros what lies past the end of an array.
+    rows = q.reshape(B, N, K, G, H).transpose(0, 2, 1, 3, 4).reshape(B, K, N * G, H)
+    rows = _pad_to(rows, 2, pl.cdiv(N * G, 8) * 8)
+    k_tree, v_tree = (_pad_to(tree, 1, pl.cdiv(N, 8) * 8) for tree in (k_tree, v_tree))
+    words = jnp.repeat(mask_words(mask), G, axis=1).transpose(0, 2, 1)
+    words = _pad_to(words, 2, plan.groups * plan.tiles * TILE)
+
+    kernel = _make_kernel(plan, rows.shape, S, q.dtype, scale, interpret)
+    partial = kernel(lengths.astype(jnp.int32), rows, k_cache, v_cache, k_tree, v_tree, words)
+    merged = merge(*(array[:, :, :, : N * G] for array in partial))
+    merged = merged.reshape(B, K, N, G, H).transpose(0, 2, 1, 3, 4)
+    return merged.reshape(B, N, Q, H).astype(q.dtype)
+
+
+def mask_words(mask: Bool[Array, "B N N"]) -> Int[Array, "B N words"]:
+    """Bit j % 32 of word j // 32 is mask[..., j]; whole blocks of nodes."""
+    B, N, _ = mask.shape
+    words = pl.cdiv(N, BLOCK) * (BLOCK // WORD)
+    bits = _pad_to(mask, 2, words * WORD).reshape(B, N, words, WORD)
+    values = jnp.where(bits, jnp.uint32(1) << jnp.arange(WORD, dtype=jnp.uint32), 0)
+    return lax.bitcast_convert_type(values.sum(-1, dtype=jnp.uint32), jnp.int32)
+
+
+def _pad_to(array: Array, axis: int, size: int) -> Array:
+    widths = [(0, 0)] * array.ndim
+    widths[axis] = (0, size - array.shape[axis])
+    return jnp.pad(array, widths)
+
+
+def merge(
+    output: Float[Array, "splits B K M H"],
+    maximum: Float[Array, "splits B K M"],
+    total: Float[Array, "splits B K M"],
+) -> Float[Array, "B K M H"]:
+    """One softmax out of the splits'; maxima are exponents of two."""
+    weights = jnp.exp2(maximum - maximum.max(axis=0))
+    return (output * weights[..., None]).sum(0) / (total * weights).sum(0)[..., None]
+
+
+def _make_kernel(
+    plan: Plan,
+    rows_shape: tuple[int, ...],
+    S: int,
+    dtype: Any,
+    scale: float,
+    interpret: bool,
+) -> Any:
+    """From lengths, rows, cache, tree and words to output, maximum and total of every split."""
+    B, K, rows, H = rows_shape
+    tiled_rows = plan.groups * plan.tiles * TILE
+
+    def body(
+        lengths_ref: Any,  # [B]
+        rows_ref: Any,  # [B K rows H]
+        k_ref: Any,  # [B K S H]
+        v_ref: Any,
+        k_tree_ref: Any,  # [B nodes K H]
+        v_tree_ref: Any,
+        words_ref: Any,  # [B words tiled_rows]
+        output_ref: Any,  # [splits B K rows H]
+        maximum_ref: Any,  # [splits B K tiled_rows]
+        total_ref: Any,
+        scratch: dict[str, Any],
+        barriers: dict[str, Any],
+    ) -> None:
+        batch, head = lax.axis_index("batch"), lax.axis_index("head")
+        split, group = lax.axis_index("split"), lax.axis_index("group")
+        warpgroup = lax.axis_index("warpgroup")
+        (keys, values), staged_output = scratch["ring"]
+
+        # The row's own length is shared out evenly, in whole blocks.
+        length = lengths_ref[batch]
+        blocks = pl.cdiv(length, BLOCK)
+        share = pl.cdiv(blocks, plan.splits)
+        first = lax.min(split * share, blocks)
+        past_steps = lax.min(first + share, blocks) - first
+        tree_steps = lax.select(split == plan.splits - 1, plan.tree_steps, 0)
+        steps = past_steps + tree_steps
+
+        def span(step: Any) -> tuple[Any, Any, Any]:
+            """The slot where a block is read from, and which of its keys are new and decided.
+
+            Where S is no multiple of a block, the last one starts earlier and repeats some keys.
+            """
+            wanted = (first + step) * BLOCK
+            start = lax.min(wanted, S - BLOCK)
+            return start, wanted - start, lax.min(length - start, BLOCK)
+
+        @pl.when(warpgroup == plan.warpgroups)
+        def _copy() -> None:
+            plgpu.set_max_registers(plan.copier_registers, action="decrease")
+            for tile in range(plan.tiles):
+                plgpu.copy_gmem_to_smem(
+                    rows_ref.at[batch, head, pl.ds((group * plan.tiles + tile) * TILE, TILE)],
+                    scratch["queries"].at[tile],
+                    barriers["queries"].at[tile],
+                )
+
+            def free_slot(step: Any) -> Any:
+                slot = lax.rem(step, plan.stages)
+
+                @pl.when(step >= plan.stages)
+                def _() -> None:
+                    plgpu.barrier_wait(barriers["free"].at[slot])
+
+                return slot
+
+            @pl.loop(0, past_steps)
+            def _past(step: Any) -> None:
+                slot = free_slot(step)
+                start, _, high = span(step)
+                block = batch, head, pl.ds(start, BLOCK)
+                loaded = barriers["values"].at[slot]
+                plgpu.copy_gmem_to_smem(k_ref.at[block], keys.at[slot], barriers["keys"].at[slot])
+
+                @pl.when(high == BLOCK)
+                def _whole() -> None:
+                    plgpu.copy_gmem_to_smem(v_ref.at[block], values.at[slot], loaded)
+
+                @pl.when(high < BLOCK)
+                def _edge() -> None:
+                    plgpu.copy_gmem_to_smem(v_ref.at[block], values.at[slot], barriers["edge"])
+                    plgpu.barrier_wait(barriers["edge"])
+                    _clear(values.at[slot], high)
+                    plgpu.barrier_arrive(loaded)
+
+            @pl.loop(0, tree_steps)
+            def _tree(tree_step: Any) -> None:
+                slot = free_slot(past_steps + tree_step)
+                block = batch, pl.ds(tree_step * BLOCK, BLOCK), head
+                for source, ring, loaded in (
+                    (k_tree_ref, keys, barriers["keys"]),
+                    (v_tree_ref, values, barriers["values"]),
+                ):
+                    plgpu.copy_gmem_to_smem(source.at[block], ring.at[slot], loaded.at[slot])
+
+        @pl.when(warpgroup < plan.warpgroups)
+        def _compute() -> None:
+            plgpu.set_max_registers(plan.registers, action="increase")
+            tile, way = lax.div(warpgroup, plan.ways), lax.rem(warpgroup, plan.ways)
+            first_row = (group * plan.tiles + tile) * TILE
+            queries = scratch["queries"].at[tile]
+            staged_weights = scratch["weights"].at[warpgroup] if interpret else None
+            plgpu.barrier_wait(barriers["queries"].at[tile])
+
+            def attend(step: Any, visible: Any, running: Any) -> Any:
+                """One block into the running softmax."""
+                output, maximum, total = running
+                slot = lax.rem(step, plan.stages)
+                plgpu.barrier_wait(barriers["keys"].at[slot])
+
+                def products(products_ref: Any) -> Any:
+                    plgpu.wgmma(products_ref, queries, keys.at[slot].transpose((1, 0)))
+                    return products_ref[...]
+
+                scores = pl.run_scoped(products, _accumulator(BLOCK))
+                scores = jnp.where(visible(), scores * (scale * math.log2(math.e)), -jnp.inf)
+                new_maximum = jnp.maximum(maximum, scores.max(axis=1))
+                decay = jnp.exp2(maximum - new_maximum)
+                weights = jnp.exp2(scores - _along_row(new_maximum, BLOCK))
+                total = total * decay + weights.sum(axis=1)
+                output = output * _along_row(decay, H)
+                plgpu.barrier_wait(barriers["values"].at[slot])
+                output = _add_product(
+                    output, weights.astype(dtype), values.at[slot], staged_weights
+                )
+
+                # Only where a copy waits for it: no phase of a barrier may go by unobserved.
+                @pl.when(step + plan.stages < steps)
+                def _() -> None:
+                    plgpu.barrier_arrive(barriers["free"].at[slot])
+
+                return output, new_maximum, total
+
+            def past(turn: Any, running: Any) -> Any:
+                step = turn * plan.ways + way
+
+                def visible() -> Any:
+                    _, low, high = span(step)
+                    key = _columns()
+                    return key < high if S % BLOCK == 0 else (key < high) & (key >= low)
+
+                return attend(step, visible, running)
+
+            # The turns of the ways go on from the past's blocks to the tree's.
+            past_turns = lax.div(past_steps - way + plan.ways - 1, plan.ways)
+            first_tree = past_turns * plan.ways + way - past_steps
+            tree_turns = lax.div(lax.max(tree_steps - first_tree, 0) + plan.ways - 1, plan.ways)
+
+            def tree(turn: Any, running: Any) -> Any:
+                tree_step = first_tree + turn * plan.ways
+                rows_words = words_ref.at[batch, :, pl.ds(first_row, TILE)]
+                return attend(past_steps + tree_step, lambda: _seen(rows_words, tree_step), running)
+
+            running = (
+                plgpu.layout_cast(jnp.zeros((TILE, H), jnp.float32), _TILE),
+                plgpu.layout_cast(jnp.full((TILE,), _LOWEST, jnp.float32), _ROWS),
+                plgpu.layout_cast(jnp.zeros((TILE,), jnp.float32), _ROWS),
+            )
+            running = lax.fori_loop(0, past_turns, past, running)
+            running = lax.fori_loop(0, tree_turns, tree, running)
+
+            # The ring becomes the output's, once nobody reads it any more.
+            plgpu.barrier_arrive(barriers["done"])
+            plgpu.barrier_wait(barriers["done"])
+            staged = [ref.at[tile] for ref in (staged_output, scratch["maximum"], scratch["total"])]
+
+            def stage(*results: Any) -> None:
+                for ref, result in zip(staged, results, strict=True):
+                    ref[...] = result
+
+            def write() -> None:
+                plgpu.commit_smem()
+                at = split, batch, head
+                for ref, out in zip(staged, (output_ref, maximum_ref, total_ref), strict=True):
+                    plgpu.copy_smem_to_gmem(ref, out.at[(*at, pl.ds(first_row, TILE))])
+                plgpu.wait_smem_to_gmem(0)
+
+            if plan.ways == 1:
+                stage(*running)
+                write()
+                return
+
+            @pl.when(way == 1)
+            def _hand_over() -> None:
+                stage(*running)
+                plgpu.barrier_arrive(barriers["other"])
+
+            @pl.when(way == 0)
+            def _take_over() -> None:
+                plgpu.barrier_wait(barriers["other"])
+                layouts = _TILE, _ROWS, _ROWS
+                other = [plgpu.load(r, layout=at) for r, at in zip(staged, layouts, strict=True)]
+                stage(*_join(running, other))
+                write()
+
+    def entry(*refs: Any) -> None:
+        ring = plgpu.SMEM((plan.stages, BLOCK, H), dtype)
+        scratch = {
+            "queries": plgpu.SMEM((plan.tiles, TILE, H), dtype),
+            "ring": plgpu.RefUnion((ring, ring), plgpu.SMEM((plan.tiles, TILE, H), jnp.float32)),
+            "maximum": plgpu.SMEM((plan.tiles, TILE), jnp.float32),
+            "total": plgpu.SMEM((plan.tiles, TILE), jnp.float32),
+        }
+        if interpret:
+            scratch["weights"] = plgpu.SMEM((plan.warpgroups, TILE, BLOCK), dtype)
+        barriers = {
+            "queries": plgpu.Barrier(num_barriers=plan.tiles),
+            "keys": plgpu.Barrier(num_barriers=plan.stages),
+            "values": plgpu.Barrier(num_barriers=plan.stages),
+            "edge": plgpu.Barrier(),
+            "free": plgpu.Barrier(num_arrivals=plan.tiles, num_barriers=plan.stages),
+            "done": plgpu.Barrier(num_arrivals=plan.warpgroups),
+            "other": plgpu.Barrier(),
+        }
+        pl.run_scoped(
+            lambda *scoped: body(*refs, *scoped), scratch, barriers, collective_axes="warpgroup"
+        )
+
+    partial = plan.splits, B, K
+    per_row = jax.ShapeDtypeStruct((*partial, tiled_rows), jnp.float32)
+    output = jax.ShapeDtypeStruct((*partial, rows, H), jnp.float32)
+    return plgpu.kernel(
+        entry,
+        out_type=(output, per_row, per_row),
+        # The last axis runs fastest: programs that read the same keys start together.
+        grid=(B, K, plan.splits, plan.groups),
+        grid_names=("batch", "head", "split", "group"),
+        num_threads=plan.warpgroups + 1,
+        thread_name="warpgroup",
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+        kernel_name="tree_attention",
+        interpret=plgpu.InterpretGPUParams(detect_races=True) if interpret else None,
+    )
+
+
+def _accumulator(columns: int) -> Any:
+    return plgpu.WGMMAAccumulatorRef((TILE, columns), jnp.float32)
+
+
+def _along_row(per_row: Any, columns: int) -> Any:
+    return lax.broadcast_in_dim(per_row, (TILE, columns), [0])
+
+
+def _columns() -> Any:
+    """Each score's place in its block."""
+    return plgpu.broadcasted_iota(jnp.int32, (TILE, BLOCK), 1, layout=_TILE)
+
+
+def _seen(words_ref: Any, tree_step: Any) -> Any:
+    """What the rows of a tile see of one block of nodes; words_ref is [words TILE]."""
+
+    def spread(word: int) -> Any:
+        of_rows = words_ref.at[tree_step * (BLOCK // WORD) + word]
+        return _along_row(plgpu.load(of_rows, layout=_ROWS, optimized=False), BLOCK)
+
+    node = _columns()
+    word = jnp.where(node < WORD, spread(0), spread(1))
+    return ((word >> (node & (WORD - 1))) & 1) == 1
+
+
+def _add_product(output: Any, weights: Any, values: Any, staged: Any) -> Any:
+    """output + weights @ values; the interpreter takes weights from shared memory alone."""
+    if staged is None:
+
+        def accumulate(output_ref: Any) -> None:
+            plgpu.wgmma(output_ref, weights, values)
+
+        return pl.run_state(accumulate)(plgpu.WGMMAAccumulatorRef.init(output))
+
+    staged[...] = weights
+    plgpu.commit_smem()
+
+    def product(product_ref: Any) -> Any:
+        plgpu.wgmma(product_ref, staged, values)
+        return product_ref[...]
+
+    return output + pl.run_scoped(product, _accumulator(output.shape[1]))
+
+
+def _clear(values: Any, high: Any) -> None:
+    """Zero from row `high` on: no weight, not even zero, silences a NaN."""
+    for column in range(0, values.shape[1], 64):
+        part = values.at[:, pl.ds(column, 64)]
+        row = plgpu.broadcasted_iota(jnp.int32, (BLOCK, 64), 0, layout=_TILE)
+        loaded = plgpu.load(part, layout=_TILE)
+        part[...] = jnp.where(row < high, loaded, jnp.zeros_like(loaded))
+    plgpu.commit_smem()
+
+
+def _join(one: Any, other: Any) -> tuple[Any, Any, Any]:
+    """The running softmax over the keys of both."""
+    maximum = jnp.maximum(one[1], other[1])
+    output, total = 0, 0
+    for own_output, own_maximum, own_total in (one, other):
+        decay = jnp.exp2(own_maximum - maximum)
+        output += own_output * _along_row(decay, own_output.shape[1])
+        total += own_total * decay
+    return output, maximum, total

@@ -1,0 +1,82 @@
+"""How a call of the Mosaic GPU kernel is cut into programs; arithmetic on shapes alone."""
+
+from typing import Any, NamedTuple
+
+TILE = 64  # rows of queries in one tile, as wgmma has them
+BLOCK = 64  # keys, or nodes, of one step
+MAX_TILES = 3  # tiles that one program holds in registers
+MAX_STAGES = 8
+SHARED_MEMORY = 220 * 1024  # of the 227 KiB of a program; the rest is for barriers and scratch
+STARTING = 128  # keys that one core reads while a program starts and its first block arrives
+CORES = 132  # of an H100 or H200
+
+
+class Plan(NamedTuple):
+    """Everything is static."""
+
+    splits: int  # programs along the cache
+    groups: int  # programs along the rows
+    tiles: int  # tiles of rows in one program
+    ways: int  # warpgroups that share a tile, each with its own blocks
+    stages: int  # blocks in the ring
+    tree_steps: int  # blocks of nodes
+
+    @property
+    def warpgroups(self) -> int:
+        """That compute; one more copies."""
+        return self.tiles * self.ways
+
+    @property
+    def copier_registers(self) -> int:
+        """Of each thread that copies."""
+        return 40 if self.warpgroups == 2 else 56
+
+    @property
+    def registers(self) -> int:
+        """Of each thread that computes: what the 65536 of a core leave."""
+        return 232 if self.warpgroups == 2 else 152
+
+
+def why_unsupported(q: Any, k_cache: Any, v_cache: Any, k_tree: Any, v_tree: Any) -> str | None:
+    """Why the kernel cannot take these shapes and dtypes, as half a sentence; None if it can."""
+    H, S = q.shape[-1], k_cache.shape[2]
+    dtypes = {str(array.dtype) for array in (q, k_cache, v_cache, k_tree, v_tree)}
+    if dtypes not in ({"bfloat16"}, {"float16"}):
+        names = " and ".join(sorted(dtypes))
+        return f"its arrays must be all bfloat16 or all float16, but are {names}"
+    if H not in (64, 128):
+        return f"its head dimension must be 64 or 128, but is {H}"
+    if S < BLOCK or S % 8:  # copies start at a multiple of eight slots
+        return f"its cache must have {BLOCK} slots or more, a multiple of 8, but has {S}"
+    return None
+
+
+def make_plan(B: int, N: int, Q: int, K: int, S: int, H: int, cores: int) -> Plan:
+    """The fewest reads of the cache, then as many splits as keep every core evenly busy."""
+    rows = N * Q // K
+    row_tiles = _ceil_div(rows, TILE)
+    groups = _ceil_div(row_tiles, MAX_TILES)
+    tiles = _ceil_div(row_tiles, groups)
+    ways = 2 if tiles == 1 else 1
+
+    def cost(splits: int) -> int:
+        """In keys read by one core, over the longest chain of programs on it; a model."""
+        waves = _ceil_div(B * K * groups * splits, cores)
+        # A partial row is written and read again, each as many bytes as one key and its value.
+        partial = 2 * min(tiles * TILE, rows) if splits > 1 else 0
+        return waves * (_ceil_div(S, splits * BLOCK) * BLOCK + partial + STARTING)
+
+    stage = 2 * BLOCK * H * 2
+    stages = min(MAX_STAGES, (SHARED_MEMORY - tiles * TILE * H * 2) // stage)
+    return Plan(
+        splits=min(range(1, _ceil_div(S, BLOCK) + 1), key=cost),
+        groups=groups,
+        tiles=tiles,
+        ways=ways,
+        stages=stages // ways * ways,  # so that a slot always belongs to the same warpgroup
+        tree_steps=_ceil_div(N, BLOCK),
+    )
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)

@@ -1,0 +1,309 @@
+"""The Mosaic GPU kernel: in the interpreter with race detection, and lowered for real shapes."""
+
+import logging
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
+
+from pallas_kernels import tree_attention as dispatch
+from pallas_kernels.tree_attention import mosaic_gpu as kernel_module
+from pallas_kernels.tree_attention import tree_attention
+from pallas_kernels.tree_attention.mosaic_gpu import mask_words, mosaic_gpu
+from pallas_kernels.tree_attention.plan import BLOCK, MAX_TILES, TILE, make_plan, why_unsupported
+
+
+class Case(NamedTuple):
+    """One call; a row for each length."""
+
+    lengths: tuple[int, ...]
+    nodes: int
+    group: int
+    slots: int
+    head_dim: int = 64
+    heads: int = 1  # of keys
+    dtype: Any = jnp.bfloat16
+    cores: int = 132
+
+
+LLAMA = Case((4096,), 32, 4, 4096, head_dim=128, heads=8)
+VICUNA = Case((4096,), 32, 1, 4096, head_dim=128, heads=32)
+
+CASES = {
+    "plain decoding, four splits": Case((0, 1, 64, 256), 1, 8, 256),
+    "plain decoding, one program, the ring goes round": Case((700,), 1, 4, 704, 128, cores=1),
+    "two ways, a last block that starts earlier": Case((0, 80, 64, 13), 7, 2, 80),
+    "three tiles share the reads": Case((65,), 33, 4, 128),
+    "three tiles, the ring goes round": Case((500,), 33, 4, 512, 128, cores=1),
+    "two groups of tiles": Case((100,), 33, 8, 128, heads=2),
+    "a full tile of nodes": Case((64, 1), 64, 1, 128, 128),
+    "two blocks of nodes": Case((130,), 70, 1, 200, dtype=jnp.float16),
+    "two blocks of nodes, five tiles": Case((129,), 70, 4, 192),
+    "four blocks of nodes, an empty cache": Case((0,), 256, 1, 64),
+}
+
+
+@pytest.fixture
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The interpreter, made to watch what wgmma reads as well."""
+    wgmma: Callable[[Any, Any, Any], None] = plgpu.wgmma
+
+    def watched(accumulator: Any, a: Any, b: Any) -> None:
+        _ = a[...], b[...]
+        plgpu.commit_smem()
+        wgmma(accumulator, a, b)
+
+    monkeypatch.setattr(plgpu, "wgmma", watched)
+    # It remembers its last kernel, and one that failed for good.
+    gpu_callbacks.reset_gpu_interpret_mode_state()
+    yield
+    gpu_callbacks.reset_gpu_interpret_mode_state()
+
+
+def random_inputs(case: Case) -> dict[str, Any]:
+    random = np.random.default_rng([case.nodes, case.group, case.slots])
+
+    def draw(*shape: int) -> Any:
+        return jnp.asarray(random.normal(size=shape), case.dtype)
+
+    B, N, K, S, H = len(case.lengths), case.nodes, case.heads, case.slots, case.head_dim
+    lengths = np.asarray(case.lengths, np.int32)
+    unused = np.arange(S)[None, None, :, None] >= lengths[:, None, None, None]
+    trees = [oracles.random_parents(random, N, max_depth=5) for _ in range(B)]
+    return {
+        "q": draw(B, N, K * case.group, H),
+        "k_cache": jnp.where(unused, jnp.nan, draw(B, K, S, H)),
+        "v_cache": jnp.where(unused, jnp.nan, draw(B, K, S, H)),
+        "lengths": jnp.asarray(lengths),
+        "k_tree": draw(B, N, K, H),
+        "v_tree": draw(B, N, K, H),
+        "mask": jnp.asarray(np.stack([oracles.ancestor_mask(parents) for parents in trees])),
+    }
+
+
+def expected_output(inputs: dict[str, Any], scale: float) -> np.ndarray:
+    float64 = {name: np.asarray(array, np.float64) for name, array in inputs.items()}
+    rows = []
+    for row, length in enumerate(inputs["lengths"]):
+        keys, values = (
+            np.concatenate(
+                [
+                    float64[f"{kind}_cache"][row].transpose(1, 0, 2)[:length],
+                    float64[f"{kind}_tree"][row],
+                ]
+            )
+            for kind in "kv"
+        )
+        mask = np.asarray(inputs["mask"][row])
+        visible = np.concatenate([np.ones((len(mask), length), bool), mask], axis=1)
+        rows.append(oracles.attention(float64["q"][row], keys, values, visible, scale))
+    return np.stack(rows)
+
+
+def interpreted(case: Case) -> np.ndarray:
+    scale = case.head_dim**-0.5
+    kernel = partial(mosaic_gpu, scale=scale, cores=case.cores, interpret=True)
+    return np.asarray(jax.jit(kernel)(**random_inputs(case)), np.float64)
+
+
+@pytest.mark.usefixtures("interpreter")
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_equals_attention_in_float64_without_races(case: Case) -> None:
+    expected = expected_output(random_inputs(case), case.head_dim**-0.5)
+    error = np.linalg.norm(interpreted(case) - expected, axis=-1)
+    assert (error < 1e-2 * np.linalg.norm(expected, axis=-1)).all()
+    assert not gpu_callbacks.get_races().races_found
+
+
+# In the order in which they are traced.
+WAITS = (
+    "a free slot for the past",
+    "the edge's values",
+    "a free slot for the tree",
+    "the queries",
+    "the past's keys",
+    "the past's values",
+    "the tree's keys",
+    "the tree's values",
+    "the ring's last readers",
+    "the other way's results",
+)
+
+
+@pytest.mark.usefixtures("interpreter")
+@pytest.mark.parametrize("removed", WAITS)
+def test_a_removed_wait_is_caught(removed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = iter(WAITS)
+    wait: Callable[[Any], None] = plgpu.barrier_wait
+    monkeypatch.setattr(
+        plgpu, "barrier_wait", lambda barrier: wait(barrier) if next(waits) != removed else None
+    )
+    monkeypatch.setattr(
+        kernel_module, "make_plan", lambda *shape: make_plan(*shape)._replace(stages=2)
+    )
+    caught = False
+    try:
+        interpreted(Case((150,), 7, 1, 192, cores=1))
+    except jax.errors.JaxRuntimeError:  # a slot or a barrier found in a state that cannot be
+        caught = True
+    assert caught or gpu_callbacks.get_races().races_found
+    assert list(waits) == []
+
+
+def test_bits_of_a_word_are_the_nodes_seen() -> None:
+    mask = np.zeros((1, 40, 40), bool)
+    mask[0, 0, [0, 5, 31]] = True
+    mask[0, 1, [32, 39]] = True
+    words = np.asarray(mask_words(jnp.asarray(mask))).view(np.uint32)
+    assert words.shape == (1, 40, 2)
+    assert words[0, :3].tolist() == [[1 | 1 << 5 | 1 << 31, 0], [0, 1 | 1 << 7], [0, 0]]
+
+
+@pytest.mark.parametrize("nodes", [1, 32, 33, 64, 256])
+@pytest.mark.parametrize("shape", [LLAMA, VICUNA], ids=["Llama-3.1-8B", "Vicuna-7B"])
+def test_real_shapes_lower_for_cuda(shape: Case, nodes: int) -> None:
+    case = shape._replace(nodes=nodes, slots=8192 if nodes == 64 else shape.slots)
+    inputs = jax.eval_shape(lambda: empty_inputs(case))
+    traced = jax.jit(partial(mosaic_gpu, scale=0.1)).trace(**inputs)
+    assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+def empty_inputs(case: Case) -> dict[str, Any]:
+    B, N, K, S, H = len(case.lengths), case.nodes, case.heads, case.slots, case.head_dim
+    cache, tree = (jnp.zeros(shape, case.dtype) for shape in ((B, K, S, H), (B, N, K, H)))
+    return {
+        "q": jnp.zeros((B, N, K * case.group, H), case.dtype),
+        "k_cache": cache,
+        "v_cache": cache,
+        "lengths": jnp.zeros(B, jnp.int32),
+        "k_tree": tree,
+        "v_tree": tree,
+        "mask": jnp.ones((B, N, N), bool),
+    }
+
+
+@pytest.mark.parametrize("slots", [4096, 8192])
+@pytest.mark.parametrize("nodes", [1, 16, 32, 64])
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("shape", [LLAMA, VICUNA], ids=["Llama-3.1-8B", "Vicuna-7B"])
+def test_a_plan_keeps_the_cores_busy(shape: Case, batch: int, nodes: int, slots: int) -> None:
+    heads, group = shape.heads, shape.group
+    plan = make_plan(batch, nodes, heads * group, heads, slots, 128, 132)
+    programs = batch * heads * plan.splits * plan.groups
+    waves = -(-programs // 132)
+    assert programs / (waves * 132) > 0.9
+    assert plan.stages >= 2
+    assert plan.stages % plan.ways == 0
+
+
+@pytest.mark.parametrize("group", [1, 2, 4, 8])
+@pytest.mark.parametrize("nodes", [1, 7, 33, 64, 70, 256])
+def test_the_cache_is_read_once_up_to_three_tiles_of_rows(nodes: int, group: int) -> None:
+    plan = make_plan(1, nodes, 8 * group, 8, 4096, 128, 132)
+    rows = nodes * group
+    assert plan.groups == -(-rows // (MAX_TILES * TILE))
+    assert rows <= plan.groups * plan.tiles * TILE < rows + plan.groups * TILE
+    assert plan.tree_steps * BLOCK >= nodes
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"dtype": jnp.float32}, "all bfloat16 or all float16, but are float32"),
+        ({"head_dim": 96}, "64 or 128, but is 96"),
+        ({"slots": 48}, "64 slots or more, a multiple of 8, but has 48"),
+        ({"slots": 100}, "64 slots or more, a multiple of 8, but has 100"),
+    ],
+)
+def test_unsupported_shapes_are_refused_with_the_reason(
+    change: dict[str, Any], reason: str
+) -> None:
+    inputs = empty_inputs(Case((1,), 2, 2, 64)._replace(**change))
+    with pytest.raises(NotImplementedError, match=f"'mosaic_gpu_interpret' .*{reason}; use"):
+        tree_attention(**inputs, scale=1.0, implementation="mosaic_gpu_interpret")
+
+
+def test_dtypes_may_not_be_mixed() -> None:
+    q = jnp.zeros((1, 1, 1, 64), jnp.bfloat16)
+    cache = jnp.zeros((1, 1, 64, 64), jnp.float16)
+    reason = why_unsupported(q, cache, cache, q, q)
+    assert reason == "its arrays must be all bfloat16 or all float16, but are bfloat16 and float16"
+
+
+class Device(NamedTuple):
+    """As much as the dispatch asks of one."""
+
+    platform: str
+    device_kind: str
+    num_cores: int | None = None
+    compute_capability: str | None = None
+
+
+HOPPERS = [
+    Device("gpu", "NVIDIA H200", 132),  # as a mesh describes it
+    Device("gpu", "NVIDIA H100 80GB HBM3", 132, "9.0"),
+    Device("gpu", "NVIDIA GH200 480GB", 132),
+]
+OTHERS = [
+    Device("cpu", "cpu"),
+    Device("gpu", "NVIDIA A100-SXM4-80GB", 108, "8.0"),
+    Device("gpu", "NVIDIA B200", 148),
+    Device("gpu", "NVIDIA RTX 2000 Ada Generation", 22),
+]
+
+
+@pytest.mark.parametrize(
+    ("device", "kernel"), [(it, True) for it in HOPPERS] + [(it, False) for it in OTHERS]
+)
+def test_none_is_the_kernel_on_hopper(
+    device: Device, kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "_device", lambda: device)
+    attend = jax.jit(partial(tree_attention, scale=0.1))
+    lowered = attend.trace(**empty_inputs(Case((1,), 2, 2, 64))).lower
+    assert ("mosaic_gpu" in lowered(lowering_platforms=("cuda",)).as_text()) == kernel
+    assert "mosaic_gpu" not in lowered(lowering_platforms=("cpu",)).as_text()
+
+
+def test_the_choice_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    dispatch._log_once.cache_clear()
+    inputs = empty_inputs(Case((1,), 1, 1, 48))
+    with caplog.at_level(logging.DEBUG, dispatch.__name__):
+        for _ in range(2):
+            tree_attention(**inputs, scale=0.1)
+    [record] = caplog.records
+    assert record.levelno == logging.DEBUG
+    assert "runs as 'reference'; for 'mosaic_gpu', it needs a Hopper GPU" in record.message
+
+
+def test_too_few_threads_for_the_interpreter_are_no_deadlock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NPROC", "2")
+    inputs = empty_inputs(Case((1,), 1, 1, 64))
+    with pytest.raises(NotImplementedError, match="not 2; use"):
+        tree_attention(**inputs, scale=0.1, implementation="mosaic_gpu_interpret")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("nodes", [1, 7, 33, 64, 70, 256])
+@pytest.mark.parametrize("group", [1, 2, 4, 8])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_the_gpu_computes_what_the_specification_says(
+    head_dim: int, group: int, nodes: int, dtype: Any
+) -> None:
+    case = Case((0, 1, 64, 777, 2080), nodes, group, 2080, head_dim, heads=2, dtype=dtype)
+    inputs = random_inputs(case)
+    attend = jax.jit(partial(tree_attention, scale=head_dim**-0.5, implementation="mosaic_gpu"))
+    expected = expected_output(inputs, head_dim**-0.5)
+    error = np.linalg.norm(np.asarray(attend(**inputs), np.float64) - expected, axis=-1)
+    assert (error < 1e-2 * np.linalg.norm(expected, axis=-1)).all()
