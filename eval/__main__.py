@@ -1,18 +1,20 @@
 """`python -m eval [command] --config FILE`: what a pair of target and drafter is worth.
 
-Commands: acceptance, parity, sampling; without one, speed against plain decoding.
+Commands: acceptance, parity, plan, sampling; without one, speed against plain decoding.
 """
 
 import sys
 from collections.abc import Callable, Sequence
 
 from eval.acceptance import measure_acceptance
+from eval.plan import plan
 from eval.sampling_cost import measure_sampling
 from eval.speed import measure_speed
 from redrafter_jax.command_line import run
 
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "acceptance": measure_acceptance,
+    "plan": plan,
     "sampling": measure_sampling,
 }
 
