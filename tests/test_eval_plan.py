@@ -12,7 +12,7 @@ from tiny_folders import run_module
 from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
 from eval.config import PlanSettings
 from eval.plan import Traffic, bytes_read, plan
-from pallas_kernels.aot import why_unavailable
+from pallas_kernels.aot import AotUnavailableError, why_unavailable
 from pallas_kernels.gpus import GPUS
 from redrafter_jax import InputError
 from redrafter_jax.command_line import load_settings
@@ -129,10 +129,18 @@ def test_the_command_prints_needs_and_bounds(config: Path) -> None:
         assert needs["temporaries"] > 0
 
 
-def test_what_does_not_fit_is_said(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_does_not_fit_is_said(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unavailable(*arguments: Any) -> None:
+        raise AotUnavailableError("Not today.")
+
+    monkeypatch.setattr("eval.plan.compiled_memory", unavailable)
     # 3 rows x 4 arrays x 2^31 slots x 8 x 2 bytes = 412 GB.
     plan(["--config", str(config), "slots=2147483616", "gpu=h100"])
-    assert "It does not fit." in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "temporaries are not computed: Not today." in said
+    assert "Without them: It does not fit." in said
 
 
 @pytest.mark.skipif(why_unavailable() is None, reason="the compiler for GPUs is installed")
