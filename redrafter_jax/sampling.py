@@ -129,7 +129,8 @@ def _lowest_key(
         bit = jnp.uint32(1) << (31 - step).astype(jnp.uint32)
         above = jnp.where(keys > (lowest | (bit - 1)), weights, 0.0)
         enough = jnp.sum(above, axis=-1, keepdims=True) < bound
-        return jnp.where(enough, lowest, lowest | bit)
+        # Held, or XLA for GPUs writes each step into all that follow when V is small.
+        return jax.lax.optimization_barrier(jnp.where(enough, lowest, lowest | bit))
 
     def search(lowest: UInt[Array, "B M 1"], *, unroll: bool) -> UInt[Array, "B M 1"]:
         return jax.lax.fori_loop(0, 32, decide_bit, lowest, unroll=unroll)
