@@ -11,7 +11,7 @@ PYTHON ?=
 INSTALLED := $(VENV)/.installed$(EXTRAS:%=-%)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench
+.PHONY: help setup demo test aot check format bench
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -45,6 +45,10 @@ demo: $(INSTALLED) ## train a draft head, then decode with it against plain deco
 
 test: $(INSTALLED) ## run the tests (ARGS="-k tree" for some of them)
 	$(BIN)/python -m pytest $(ARGS)
+
+aot: ## run the tests that compile for GPUs, none needed, in an environment of their own
+	JAX_PLATFORMS=cpu $(MAKE) test VENV=.venv-aot EXTRAS=aot \
+	  ARGS="$(or $(ARGS),tests/test_aot.py tests/test_eval_plan.py)"
 
 check: $(INSTALLED) ## lint, formatting, types, and who may import whom
 	$(BIN)/ruff check .

@@ -1,6 +1,6 @@
 """`python -m eval [command] --config FILE`: what a pair of target and drafter is worth.
 
-Commands: acceptance, parity, sampling; without one, speed against plain decoding.
+Commands: acceptance, parity, plan, sampling; without one, speed against plain decoding.
 """
 
 import sys
@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from eval.acceptance import measure_acceptance
 from eval.parity import check_parity
+from eval.plan import plan
 from eval.sampling_cost import measure_sampling
 from eval.speed import measure_speed
 from redrafter_jax.command_line import run
@@ -15,6 +16,7 @@ from redrafter_jax.command_line import run
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "acceptance": measure_acceptance,
     "parity": check_parity,
+    "plan": plan,
     "sampling": measure_sampling,
 }
 

@@ -268,3 +268,38 @@ class SamplingCostSettings(Settings):
             exit_dim=self.exit_dim,
             num_draft_layers=self.num_draft_layers,
         )
+
+
+class PlanSettings(Settings):
+    """`python -m eval plan`: a pair's shape, the GPU it is meant for, and where the report goes.
+
+    Attributes:
+      target: shape of the target.
+      exit_dim: of the drafter; None for Apple's layout, twice the target's width.
+      num_draft_layers: of the drafter.
+      dtype: of both models' parameters and of the cache.
+      draft: how trees are drafted.
+      gpu: the GPU, one of those in `pallas_kernels.gpus`.
+      batch_size: rows decoded together.
+      slots: cache slots per row.
+      report_dir: folder for `plan.json`, made if it is missing.
+    """
+
+    target: TargetShape
+    exit_dim: PositiveInt | None = None
+    num_draft_layers: NonNegativeInt = 2
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    draft: DraftSettings = DraftSettings()
+    gpu: Literal["h100", "h200", "b200"] = "h200"
+    batch_size: PositiveInt = 1
+    slots: int = Field(default=4096, ge=32)
+    report_dir: Path
+
+    def drafter_config(self) -> DrafterConfig:
+        """The library's configuration of a drafter for this target."""
+        return DrafterConfig(
+            vocab_size=self.target.vocab_size,
+            hidden_size=self.target.hidden_size,
+            exit_dim=self.exit_dim or 2 * self.target.hidden_size,
+            num_draft_layers=self.num_draft_layers,
+        )

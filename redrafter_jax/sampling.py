@@ -1,6 +1,7 @@
 """How a row turns scores into a choice: temperature, filters, and noise that drafts may share."""
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -132,6 +133,16 @@ def _lowest_key(
         bit = jnp.uint32(1) << (31 - step).astype(jnp.uint32)
         above = jnp.where(keys > (lowest | (bit - 1)), weights, 0.0)
         enough = jnp.sum(above, axis=-1, keepdims=True) < bound
-        return jnp.where(enough, lowest, lowest | bit)
+        # Held, or XLA for GPUs writes each step into all that follow when V is small.
+        return jax.lax.optimization_barrier(jnp.where(enough, lowest, lowest | bit))
 
-    return jax.lax.fori_loop(0, 32, decide_bit, jnp.zeros((*keys.shape[:-1], 1), jnp.uint32))
+    def search(lowest: UInt[Array, "B M 1"], *, unroll: bool) -> UInt[Array, "B M 1"]:
+        return jax.lax.fori_loop(0, 32, decide_bit, lowest, unroll=unroll)
+
+    # A GPU's command buffer takes in a `cond`, and its predicate stays on the device, if no loop is
+    # inside. Elsewhere the loop compiles faster and runs as fast.
+    return jax.lax.platform_dependent(
+        jnp.zeros((*keys.shape[:-1], 1), jnp.uint32),
+        cuda=partial(search, unroll=True),
+        default=partial(search, unroll=False),
+    )

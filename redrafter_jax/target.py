@@ -45,7 +45,9 @@ class Attention(nnx.Module):
 
         q = rotate(heads(self.q_proj), *angles)
         k = rotate(heads(self.k_proj), *angles)
-        v = heads(self.v_proj)
+        # Held, for attention reads them now and `commit` at the end of the step: XLA for GPUs would
+        # keep their products in float32 parts until then, to add them up a second time.
+        k, v = jax.lax.optimization_barrier((k, heads(self.v_proj)))
         attended = attend(q, k, v).reshape(*x.shape[:2], -1)
         return attended @ self.o_proj[...], k, v
 

@@ -1,5 +1,6 @@
 """The specification in jnp: the CPU path and the oracle of the kernels' tests."""
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -48,7 +49,9 @@ def reference(
         weights = weights.astype(values.dtype)
         return jnp.matmul(weights, values, preferred_element_type=jnp.float32)
 
-    # Zero weight does not silence a NaN, so undecided values are cleared.
+    # Zero weight does not silence a NaN, so undecided values are cleared. The barrier says when:
+    # free to choose, XLA for GPUs clears all layers at once and holds half a second cache.
+    decided, total = jax.lax.optimization_barrier((decided, total))
     clean = jnp.where(decided[:, None, :, None], v_cache, 0)
     result = (weighted(past, clean) + weighted(tree, v_tree)) / total
     result = result.reshape(B, K, Q // K, N, H).transpose(0, 3, 1, 2, 4)

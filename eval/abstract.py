@@ -1,0 +1,46 @@
+"""Models and decode states as shapes alone: what a compiler needs, whatever their size."""
+
+from functools import partial
+
+import jax
+from jax.typing import DTypeLike
+
+from redrafter_jax.config import DrafterConfig, TargetConfig
+from redrafter_jax.decode import prefill
+from redrafter_jax.drafter import Drafter, init_drafter
+from redrafter_jax.model import Config, Model, Module
+from redrafter_jax.requests import prepare
+from redrafter_jax.target import Target, init_target
+from redrafter_jax.types import DecodeState
+
+
+def abstract_target(config: TargetConfig, dtype: DTypeLike) -> Target:
+    """A target whose parameters are `jax.ShapeDtypeStruct`s."""
+    return _cast(jax.eval_shape(lambda: init_target(config, 0)), dtype)
+
+
+def abstract_drafter(config: DrafterConfig, dtype: DTypeLike) -> Drafter:
+    """A drafter whose parameters are `jax.ShapeDtypeStruct`s."""
+    return _cast(jax.eval_shape(lambda: init_drafter(config, 0)), dtype)
+
+
+def abstract_state(target: Target, batch_size: int, slots: int, max_path: int) -> DecodeState:
+    """The state that `prefill` hands to `decode`, as shapes.
+
+    Args:
+      target: from `abstract_target`.
+      batch_size: B.
+      slots: S, cache slots per row.
+      max_path: P of the decode steps.
+    """
+    requests, _ = prepare(target.config, [[0]] * batch_size, 1, None, None, (), max_path)
+    return jax.eval_shape(partial(prefill, slots=slots, max_path=max_path), target, requests)
+
+
+def bytes_of(tree: object) -> int:
+    """Bytes of all arrays of a pytree, abstract ones too."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _cast(model: Model[Config, Module], dtype: DTypeLike) -> Model[Config, Module]:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), model)

@@ -1,0 +1,197 @@
+"""`python -m eval plan`: does a pair fit a GPU, and how fast could a step be at the very best.
+
+Computed from shapes alone: nothing is loaded, run or measured, and no GPU is needed.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from rich.console import Console
+from rich.table import Table
+
+from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
+from eval.config import PlanSettings
+from eval.report import versions
+from pallas_kernels.aot import AotUnavailableError, Memory, compile_on, gpu_mesh
+from pallas_kernels.gpus import GPUS
+from redrafter_jax.command_line import make_folder, parse_settings
+from redrafter_jax.config import DraftConfig
+from redrafter_jax.decode import decode
+from redrafter_jax.drafter import Drafter
+from redrafter_jax.requests import check_pair
+from redrafter_jax.target import Target
+from redrafter_jax.types import DecodeState
+
+DEFINITIONS = {
+    "needed_bytes": "weights of both models, decode state and temporaries, on one device",
+    "state": "cache, token buffer and all else that a decode step hands to the next",
+    "temporaries": "of the compiled decode loop, from the compiler's memory analysis; the prompt's "
+    "pass is not in it",
+    "bound_milliseconds": "bytes that must be read / peak bandwidth: a lower bound on the time, "
+    "never a measurement",
+    "plain": "one target call on one token: every weight of the target once (of an embedding that "
+    "is no vocabulary projection only the tokens' rows) and the whole cache, full to its last slot",
+    "verification": "one target call on N tokens: the same and more rows of the embedding; "
+    "activations and logits are not counted",
+    "draft": "R rounds, each of which reads every weight of the drafter and W rows of the "
+    "embedding; what stays in the GPU's own cache between rounds is counted again",
+    "break_even": "(draft + verification) / plain: the acceptance length below which these bounds "
+    "promise no gain",
+}
+
+
+class Traffic(NamedTuple):
+    """Bytes that a part of a decode step must read."""
+
+    draft: int
+    verification: int
+    plain: int
+
+
+def plan(arguments: Sequence[str] | None = None) -> None:
+    """Print what a pair needs of a GPU, and write it as JSON.
+
+    Args:
+      arguments: of the command line; None takes the process's own.
+
+    Raises:
+      InputError: a setting cannot be used.
+    """
+    settings = parse_settings(
+        PlanSettings,
+        "Whether a pair fits a GPU, and bounds on the time of a step. "
+        "--target FILE, --gpu, --batch and --cache are short for --config FILE, gpu=, batch_size= "
+        "and slots=.",
+        _long_form(sys.argv[1:] if arguments is None else arguments),
+    )
+    draft = settings.draft.build()
+    target_config, drafter_config = settings.target.build(), settings.drafter_config()
+    check_pair(target_config, drafter_config, draft)
+    make_folder(settings.report_dir, "report_dir")
+    gpu = GPUS[settings.gpu]
+    dtype = jnp.dtype(settings.dtype)
+    # Planning needs no device, and asking JAX for one may log what is wrong with CUDA.
+    jax.config.update("jax_platforms", "cpu")
+    target = abstract_target(target_config, dtype)
+    drafter = abstract_drafter(drafter_config, dtype)
+    state = abstract_state(target, settings.batch_size, settings.slots, draft.max_path)
+
+    memory, reason = None, None
+    try:
+        memory = compiled_memory(settings.gpu, target, drafter, state, draft)
+    except AotUnavailableError as error:
+        reason = str(error)
+    needs = {
+        "target": bytes_of(target),
+        "drafter": bytes_of(drafter),
+        "cache": bytes_of(state.cache),
+        "rest of the state": bytes_of(state) - bytes_of(state.cache),
+        "temporaries": memory and memory.temporaries,
+    }
+    needed = sum(filter(None, needs.values()))
+    traffic = bytes_read(target, drafter, state, draft)
+    bounds = {name: 1000 * read / gpu.bandwidth for name, read in traffic._asdict().items()}
+    report: dict[str, Any] = {
+        "needs_bytes": needs,
+        "needed_bytes": needed,
+        "memory_bytes": gpu.memory_bytes,
+        "fits": needed <= gpu.memory_bytes,
+        "temporaries_missing": reason,
+        "reads_bytes": traffic._asdict(),
+        "bound_milliseconds": bounds,
+        "break_even": (bounds["draft"] + bounds["verification"]) / bounds["plain"],
+        "gpu": asdict(gpu),
+        "versions": versions(),
+        "config": settings.model_dump(mode="json"),
+        "definitions": DEFINITIONS,
+    }
+    path = settings.report_dir / "plan.json"
+    path.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
+    _show(report)
+    print(f"The report: {path}")
+
+
+def bytes_read(target: Target, drafter: Drafter, state: DecodeState, draft: DraftConfig) -> Traffic:
+    """The least that a decode step reads from device memory, its cache full."""
+    config = target.config
+    rows = len(state.root)
+    row_bytes = config.hidden_size * state.context.dtype.itemsize
+    once = bytes_of(target) + bytes_of((state.cache.keys, state.cache.values))
+    if not config.tie_word_embeddings:
+        once -= config.vocab_size * row_bytes
+
+    def target_call(nodes: int) -> int:
+        return once + rows * nodes * row_bytes * (not config.tie_word_embeddings)
+
+    # The root alone is fed in the first round, W tokens in every later one.
+    fed = 1 + draft.beam_width * (draft.draft_rounds - 1)
+    return Traffic(
+        draft=draft.draft_rounds * bytes_of(drafter) + rows * fed * row_bytes,
+        verification=target_call(draft.budget),
+        plain=target_call(1),
+    )
+
+
+def compiled_memory(
+    gpu: str, target: Target, drafter: Drafter, state: DecodeState, draft: DraftConfig
+) -> Memory:
+    """What the decode loop needs, compiled for a GPU that need not be there.
+
+    Raises:
+      AotUnavailableError: this installation cannot compile for it.
+    """
+    loop = jax.jit(partial(decode, draft=draft), donate_argnums=2)
+    steps = jax.ShapeDtypeStruct((), jnp.int32)
+    return compile_on(gpu_mesh(gpu), loop, target, drafter, state, steps).memory
+
+
+def _long_form(arguments: Sequence[str]) -> list[str]:
+    """Settings in place of the flags that are short for them."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    short = {"--gpu": "gpu", "--batch": "batch_size", "--cache": "slots"}
+    for flag in ("--target", *short):
+        parser.add_argument(flag)
+    flags, rest = parser.parse_known_args(arguments)
+    given = vars(flags)
+    if flags.target is not None:
+        rest = ["--config", flags.target, *rest]
+    values = {name: given[flag.removeprefix("--")] for flag, name in short.items()}
+    return [*rest, *(f"{name}={value}" for name, value in values.items() if value is not None)]
+
+
+def _show(report: dict[str, Any]) -> None:
+    memory = Table(title=f"Memory of {report['gpu']['name']}", title_justify="left")
+    memory.add_column("")
+    memory.add_column("GB", justify="right")
+    for name, size in report["needs_bytes"].items():
+        memory.add_row(name, "not computed" if size is None else _gigabytes(size))
+    memory.add_section()
+    memory.add_row("needed", _gigabytes(report["needed_bytes"]))
+    memory.add_row("there is", _gigabytes(report["memory_bytes"]))
+    console = Console()
+    console.print(memory)
+    if report["temporaries_missing"]:
+        print(f"temporaries are not computed: {report['temporaries_missing']}")
+    verdict = "It fits." if report["fits"] else "It does not fit."
+    print(f"Without them: {verdict}" if report["temporaries_missing"] else verdict)
+
+    bandwidth = report["gpu"]["bandwidth"] / 1e12
+    bounds = Table(title=f"Lower bounds per step at {bandwidth:g} TB/s", title_justify="left")
+    for column in ("", "GB read", "ms at least"):
+        bounds.add_column(column, justify="right" if column else "left")
+    for name, size in report["reads_bytes"].items():
+        bounds.add_row(name, _gigabytes(size), f"{report['bound_milliseconds'][name]:.3f}")
+    console.print(bounds)
+    print("bounds from bytes and peak bandwidth, not measurements")
+    print(f"break-even acceptance length by these bounds: {report['break_even']:.2f}")
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:.3f}"
