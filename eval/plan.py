@@ -18,7 +18,7 @@ from rich.table import Table
 
 from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
 from eval.config import PlanSettings
-from eval.report import versions
+from eval.report import describe_versions
 from pallas_kernels.aot import AotUnavailableError, Memory, compile_on, gpu_mesh
 from pallas_kernels.gpus import GPUS
 from redrafter_jax.command_line import make_folder, parse_settings
@@ -108,7 +108,7 @@ def plan(arguments: Sequence[str] | None = None) -> None:
         "bound_milliseconds": bounds,
         "break_even": (bounds["draft"] + bounds["verification"]) / bounds["plain"],
         "gpu": asdict(gpu),
-        "versions": versions(),
+        "versions": describe_versions(),
         "config": settings.model_dump(mode="json"),
         "definitions": DEFINITIONS,
     }

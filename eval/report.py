@@ -97,7 +97,7 @@ def describe_run() -> dict[str, Any]:
     return {
         "device": describe_device(),
         "peak_memory_bytes": _peak_memory(),
-        "versions": _versions(),
+        "versions": describe_versions(),
         "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
@@ -233,7 +233,8 @@ def _peak_memory() -> int | None:
     return statistics.get("peak_bytes_in_use")
 
 
-def _versions() -> dict[str, str | None]:
+def describe_versions() -> dict[str, str | None]:
+    """Of Python and of the packages that decode."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     for package in ("redrafter-jax", "jax", "jaxlib", "flax", "numpy"):
         try:

@@ -108,11 +108,13 @@ def full_requests(**changes: Any) -> dict[str, Any]:
 def test_long_accepted_paths_do_occur(sampling: SamplingConfig) -> None:
     # Or else the parity above would say little: only drafts that come true touch the cache.
     requests = full_requests(sampling=sampling)
-    plain, speculative = plain_and_speculative(*PAIRS["good"], TREES["all nodes"], requests)
-    assert speculative.tokens == plain.tokens
-    assert speculative.acceptance_length > 2
-    counts = np.asarray(speculative.accept_counts).sum(axis=0)
+    counts = np.zeros(TREES["all nodes"].max_path, int)
+    for pair in ("good", "fair"):
+        plain, speculative = plain_and_speculative(*PAIRS[pair], TREES["all nodes"], requests)
+        assert speculative.tokens == plain.tokens
+        counts += speculative.accept_counts.sum(axis=0)
     assert (counts > 0).all(), "paths of every length occur"
+    assert counts @ np.arange(1, len(counts) + 1) > 2 * counts.sum()
 
 
 def test_drafts_under_shared_noise_guess_what_will_be_drawn() -> None:
