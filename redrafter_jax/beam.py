@@ -61,7 +61,8 @@ def beam_search(
             # Held together: on the CPU XLA sorts the whole vocabulary when it sees both cut to W.
             best, tokens = jax.lax.optimization_barrier((best, tokens))
         among = best if draft.candidates else scores
-        best -= jax.nn.logsumexp(among, axis=-1, keepdims=True)
+        # Never above 0, not even by rounding: or a child would outrank its parent in the budget.
+        best = jnp.minimum(best - jax.nn.logsumexp(among, axis=-1, keepdims=True), 0.0)
         best, tokens = best[..., : draft.beam_width], tokens[..., : draft.beam_width]
         totals = (frontier.log_probs[..., None] + best).reshape(len(root), -1)
         log_probs, winners = jax.lax.top_k(totals, draft.beam_width)

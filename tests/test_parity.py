@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tiny_models import forgetful_target, imitating_drafter, random_drafter, random_target
 
@@ -86,7 +86,9 @@ def plain_and_speculative(
     )
 
 
+# The example's beams scored 1e-7 above their root by rounding, and a budget of one node took them.
 @pytest.mark.parametrize("tree", TREES)
+@example(seed=0, pair="fair")
 @given(seed=st.integers(0, 2**32 - 1), pair=st.sampled_from(sorted(PAIRS)))
 def test_speculative_text_is_plain_text(tree: str, seed: int, pair: str) -> None:
     plain, speculative = plain_and_speculative(*PAIRS[pair], TREES[tree], draw_requests(seed))
