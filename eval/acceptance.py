@@ -9,22 +9,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
-from eval.benchmark import Batch, Method, decode_batch, make_batches
+from eval.benchmark import Batch, Method, begin, decode_batch, make_batches
 from eval.config import AcceptanceSettings
+from eval.loading import load
 from eval.metrics import acceptance_length, acceptance_rate_per_depth
 from eval.plots import write_acceptance_chart
 from eval.progress import make_progress
-from eval.prompts import read_prompts, tokenize
 from eval.rankings import RANKINGS, Ranking, decode_ranked, shown_to_drafts
 from eval.report import describe_run
-from redrafter_jax.command_line import load_tokenizer, make_folder, parse_settings
+from eval.table import describe_sampling, render_acceptance
+from redrafter_jax.command_line import parse_settings
 from redrafter_jax.config import DraftConfig, SamplingConfig
-from redrafter_jax.decode import collect, prefill
+from redrafter_jax.decode import collect
 from redrafter_jax.drafter import Drafter
-from redrafter_jax.hub import load_drafter, load_target
-from redrafter_jax.requests import check_pair, prepare
 from redrafter_jax.target import Target
 
 DEFINITIONS = {
@@ -56,16 +54,8 @@ def measure_acceptance(arguments: Sequence[str] | None = None) -> None:
     settings = parse_settings(
         AcceptanceSettings, "Acceptance length over samplings and trees.", arguments
     )
-    prompts = read_prompts(settings.prompts, settings.prompt_count)
-    tokenizer = load_tokenizer(settings.target)
-    make_folder(settings.report_dir, "report_dir")
-    target = load_target(settings.target, settings.dtype)
-    drafter = load_drafter(settings.drafter, settings.dtype)
     drafts = settings.trees.build()
-    for draft in drafts:
-        check_pair(target.config, drafter.config, draft)
-    positions = target.config.max_position_embeddings
-    token_rows = tokenize(prompts, tokenizer, settings.max_new_tokens, positions)
+    target, drafter, prompts, token_rows = load(settings, drafts)
 
     # Drafts outermost: each is compiled once.
     cells = [
@@ -89,7 +79,7 @@ def measure_acceptance(arguments: Sequence[str] | None = None) -> None:
     path = settings.report_dir / "acceptance.json"
     path.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
     write_acceptance_chart(rows, path.with_suffix(".png"))
-    console.print(_render(rows))
+    console.print(render_acceptance(rows))
     print(f"The report: {path}, the chart: {path.with_suffix('.png')}")
 
 
@@ -129,17 +119,8 @@ def _decode_cell(
     tokens, calls = [], 0
     counts = np.zeros(draft.max_path, int)
     for batch in batches:
-        requests, slots = prepare(
-            target.config,
-            batch.prompts,
-            batch.max_new_tokens,
-            batch.sampling,
-            batch.seeds,
-            batch.eos_token_ids,
-            draft.max_path,
-        )
-        state = prefill(target, requests, slots=slots, max_path=draft.max_path)
-        shown = shown_to_drafts(ranking, requests.sampling, draft)
+        state, slots = begin(Method(target, drafter, draft), batch)
+        shown = shown_to_drafts(ranking, state.sampling, draft)
         state = decode_ranked(target, drafter, state, shown, slots, draft=draft)
         result = collect(state, batch.prompts)
         tokens += result.tokens
@@ -162,15 +143,6 @@ def _decode_cell(
     }
 
 
-def describe_sampling(sampling: SamplingConfig) -> str:
-    """Temperature and filters in a few words."""
-    if sampling.temperature == 0:
-        return "greedy"
-    filters = {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p}
-    given = [f"{name} {value:g}" for name, value in filters.items() if value is not None]
-    return ", ".join([f"T {sampling.temperature:g}", *given])
-
-
 def _add_shares(rows: Sequence[dict[str, Any]]) -> None:
     """The share of the greedy acceptance length, where the grid has it."""
 
@@ -181,24 +153,3 @@ def _add_shares(rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         whole = greedy.get(tree_of(row))
         row["share_of_greedy"] = row["acceptance_length"] / whole if whole else None
-
-
-def _render(rows: Sequence[dict[str, Any]]) -> Table:
-    """A row per tree and ranking, a column per sampling."""
-    columns = list(dict.fromkeys(row["sampling"] for row in rows))
-    table = Table(title="acceptance length; below it, the share of greedy")
-    for name in ("ranking", "N", "sharp", *columns, "same"):
-        table.add_column(name, justify="left" if name == "ranking" else "right")
-    lines: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
-    for row in rows:
-        line = (row["ranking"], row["num_nodes"], row["sharpness"])
-        lines.setdefault(line, {})[row["sampling"]] = row
-    for (ranking, nodes, sharpness), cells in lines.items():
-        texts = []
-        for name in columns:
-            share = cells[name]["share_of_greedy"]
-            below = "" if share is None or name == "greedy" else f"\n{share:.2f}"
-            texts.append(f"{cells[name]['acceptance_length']:.2f}{below}")
-        identical = min(cell["identical"] for cell in cells.values())
-        table.add_row(ranking, str(nodes), f"{sharpness:g}", *texts, f"{identical:.0%}")
-    return table

@@ -231,47 +231,8 @@ class TargetShape(Settings):
         )
 
 
-class SamplingCostSettings(Settings):
-    """`python -m eval sampling`: a pair's shape, what to time, and where the report goes.
-
-    Attributes:
-      target: shape of the target.
-      exit_dim: of the drafter.
-      num_draft_layers: of the drafter.
-      dtype: of both models' parameters.
-      draft: how trees are drafted.
-      samplings: timed beside greedy decoding.
-      batch_size: rows decoded together.
-      prompt_tokens: tokens of every prompt.
-      steps: decode steps per timed run.
-      repeats: timed runs of each kind, interleaved.
-      report_dir: folder for `sampling.json`, made if it is missing.
-    """
-
-    target: TargetShape
-    exit_dim: PositiveInt
-    num_draft_layers: NonNegativeInt = 2
-    dtype: Dtype = "bfloat16"
-    draft: DraftSettings = DraftSettings()
-    samplings: list[SamplingSettings] = Field(min_length=1)
-    batch_size: PositiveInt = 1
-    prompt_tokens: PositiveInt = 64
-    steps: PositiveInt = 8
-    repeats: PositiveInt = 5
-    report_dir: Path
-
-    def drafter_config(self) -> DrafterConfig:
-        """The library's configuration of a drafter for this target."""
-        return DrafterConfig(
-            vocab_size=self.target.vocab_size,
-            hidden_size=self.target.hidden_size,
-            exit_dim=self.exit_dim,
-            num_draft_layers=self.num_draft_layers,
-        )
-
-
-class PlanSettings(Settings):
-    """`python -m eval plan`: a pair's shape, the GPU it is meant for, and where the report goes.
+class ShapeSettings(Settings):
+    """A pair known by its shape alone, and how it decodes.
 
     Attributes:
       target: shape of the target.
@@ -279,20 +240,16 @@ class PlanSettings(Settings):
       num_draft_layers: of the drafter.
       dtype: of both models' parameters and of the cache.
       draft: how trees are drafted.
-      gpu: the GPU, one of those in `pallas_kernels.gpus`.
       batch_size: rows decoded together.
-      slots: cache slots per row.
-      report_dir: folder for `plan.json`, made if it is missing.
+      report_dir: folder for what the command writes, made if it is missing.
     """
 
     target: TargetShape
     exit_dim: PositiveInt | None = None
     num_draft_layers: NonNegativeInt = 2
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    dtype: Dtype = "bfloat16"
     draft: DraftSettings = DraftSettings()
-    gpu: Literal["h100", "h200", "b200"] = "h200"
     batch_size: PositiveInt = 1
-    slots: int = Field(default=4096, ge=32)
     report_dir: Path
 
     def drafter_config(self) -> DrafterConfig:
@@ -303,3 +260,31 @@ class PlanSettings(Settings):
             exit_dim=self.exit_dim or 2 * self.target.hidden_size,
             num_draft_layers=self.num_draft_layers,
         )
+
+
+class SamplingCostSettings(ShapeSettings):
+    """`python -m eval sampling`: what to time.
+
+    Attributes:
+      samplings: timed beside greedy decoding.
+      prompt_tokens: tokens of every prompt.
+      steps: decode steps per timed run.
+      repeats: timed runs of each kind, interleaved.
+    """
+
+    samplings: list[SamplingSettings] = Field(min_length=1)
+    prompt_tokens: PositiveInt = 64
+    steps: PositiveInt = 8
+    repeats: PositiveInt = 5
+
+
+class PlanSettings(ShapeSettings):
+    """`python -m eval plan`: what the pair is meant for.
+
+    Attributes:
+      gpu: the GPU, one of those in `pallas_kernels.gpus`.
+      slots: cache slots per row.
+    """
+
+    gpu: Literal["h100", "h200", "b200"] = "h200"
+    slots: int = Field(default=4096, ge=32)

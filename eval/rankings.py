@@ -8,10 +8,10 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from redrafter_jax.config import DraftConfig
-from redrafter_jax.decode import advance, draft_tree
+from redrafter_jax.decode import advance, draft_tree, until_done
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.program import program
 from redrafter_jax.sampling import draw_noise
@@ -66,12 +66,7 @@ def decode_ranked(
 ) -> DecodeState:
     """`redrafter_jax.decode.decode`, with drafts ranked by what they are shown."""
 
-    def unfinished(carry: tuple[Array, DecodeState]) -> Bool[Array, ""]:
-        step, state = carry
-        return (step < max_steps) & ~state.done.all()
-
-    def body(carry: tuple[Array, DecodeState]) -> tuple[Array, DecodeState]:
-        step, state = carry
+    def step(state: DecodeState) -> DecodeState:
         decoder = target.merge()
         first_position = state.cache.lengths + 1
         noise = draw_noise(state.sampling, first_position, draft.max_path, target.config.vocab_size)
@@ -79,8 +74,6 @@ def decode_ranked(
         tree = draft_tree(decoder, drafter, state, shown_noise, shown.sampling, draft)
         verified = decoder.tree_forward(tree, state.cache)
         chosen = choose_tokens(verified.logits, tree.depth, noise, state.sampling)
-        accepted = accept(tree, chosen, draft.max_path)
-        return step + 1, advance(state, verified, chosen, accepted)
+        return advance(state, verified, chosen, accept(tree, chosen, draft.max_path))
 
-    _, state = jax.lax.while_loop(unfinished, body, (jnp.int32(0), state))
-    return state
+    return until_done(step, state, max_steps)

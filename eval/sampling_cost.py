@@ -15,12 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
-from eval.acceptance import describe_sampling
 from eval.config import SamplingCostSettings
 from eval.progress import make_progress
 from eval.report import describe_run
+from eval.table import describe_sampling, render_sampling_cost
 from redrafter_jax.command_line import make_folder, parse_settings
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.decode import decode, start
@@ -94,7 +93,7 @@ def measure_sampling(arguments: Sequence[str] | None = None) -> None:
     }
     path = settings.report_dir / "sampling.json"
     path.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
-    console.print(_render(rows))
+    console.print(render_sampling_cost(rows))
     for kind, middle in noise.items():
         share = middle / rows[0][f"{kind}_milliseconds"]
         print(f"noise of a {kind} step: {middle:.2f} ms, {share:.1%} of the greedy one")
@@ -146,18 +145,3 @@ def _row(name: str, times: dict[str, list[float]]) -> dict[str, Any]:
         row[f"{kind}_milliseconds"] = float(np.median(ours))
         row[f"{kind}_share"] = float(np.median(ours / greedy)) - 1
     return row
-
-
-def _render(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table(title="one decode step")
-    table.add_column("sampling")
-    for column in ("plain, ms", "over greedy", "speculative, ms", "over greedy"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        cells = [
-            text
-            for kind in ("plain", "speculative")
-            for text in (f"{row[f'{kind}_milliseconds']:.2f}", f"{row[f'{kind}_share']:+.1%}")
-        ]
-        table.add_row(row["sampling"], *cells)
-    return table

@@ -7,14 +7,12 @@ from rich.console import Console
 
 from eval.benchmark import Method, Pair, decode_batch, make_batches, measure, one_per_shape
 from eval.config import EvalSettings
+from eval.loading import load
 from eval.plots import write_chart
 from eval.progress import make_progress
-from eval.prompts import read_prompts, tokenize
 from eval.report import build_report
 from eval.table import describe_setting, render_report
-from redrafter_jax.command_line import load_tokenizer, make_folder, parse_settings
-from redrafter_jax.hub import load_drafter, load_target
-from redrafter_jax.requests import check_pair
+from redrafter_jax.command_line import parse_settings
 
 
 def measure_speed(arguments: Sequence[str] | None = None) -> None:
@@ -29,15 +27,8 @@ def measure_speed(arguments: Sequence[str] | None = None) -> None:
     settings = parse_settings(
         EvalSettings, "Measure speculative against plain decoding.", arguments
     )
-    prompts = read_prompts(settings.prompts, settings.prompt_count)
-    tokenizer = load_tokenizer(settings.target)
-    make_folder(settings.report_dir, "report_dir")
-    target = load_target(settings.target, settings.dtype)
-    drafter = load_drafter(settings.drafter, settings.dtype)
     draft = settings.draft.build()
-    check_pair(target.config, drafter.config, draft)
-    positions = target.config.max_position_embeddings
-    token_rows = tokenize(prompts, tokenizer, settings.max_new_tokens, positions)
+    target, drafter, prompts, token_rows = load(settings, [draft])
     batches = make_batches(
         token_rows,
         settings.batch_size,

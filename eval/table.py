@@ -1,10 +1,13 @@
-"""The report on screen."""
+"""The reports on screen."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
+
+from redrafter_jax.config import SamplingConfig
 
 LEGEND = {
     "acceptance length": "Tokens per target call, 1.00 in plain decoding. Published ReDrafter "
@@ -52,6 +55,43 @@ def render_parity(report: dict[str, Any]) -> RenderableType:
     return Group(*parts, Text(report["verdict"]))
 
 
+def render_acceptance(rows: Sequence[dict[str, Any]]) -> Table:
+    """A row per tree and ranking, a column per sampling."""
+    columns = list(dict.fromkeys(row["sampling"] for row in rows))
+    table = Table(title="acceptance length; below it, the share of greedy")
+    for name in ("ranking", "N", "sharp", *columns, "same"):
+        table.add_column(name, justify="left" if name == "ranking" else "right")
+    lines: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        line = (row["ranking"], row["num_nodes"], row["sharpness"])
+        lines.setdefault(line, {})[row["sampling"]] = row
+    for (ranking, nodes, sharpness), cells in lines.items():
+        texts = []
+        for name in columns:
+            share = cells[name]["share_of_greedy"]
+            below = "" if share is None or name == "greedy" else f"\n{share:.2f}"
+            texts.append(f"{cells[name]['acceptance_length']:.2f}{below}")
+        identical = min(cell["identical"] for cell in cells.values())
+        table.add_row(ranking, str(nodes), f"{sharpness:g}", *texts, f"{identical:.0%}")
+    return table
+
+
+def render_sampling_cost(rows: Sequence[dict[str, Any]]) -> Table:
+    """What each sampling adds to a decode step."""
+    table = Table(title="one decode step")
+    table.add_column("sampling")
+    for column in ("plain, ms", "over greedy", "speculative, ms", "over greedy"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        cells = [
+            text
+            for kind in ("plain", "speculative")
+            for text in (f"{row[f'{kind}_milliseconds']:.2f}", f"{row[f'{kind}_share']:+.1%}")
+        ]
+        table.add_row(row["sampling"], *cells)
+    return table
+
+
 def describe_setting(report: dict[str, Any]) -> str:
     """Models, tree, sampling and device in three lines."""
     config = report["config"]
@@ -69,6 +109,15 @@ def describe_setting(report: dict[str, Any]) -> str:
         f"{len(report['prompts'])} prompts, up to {config['max_new_tokens']} new tokens; "
         f"{report['device']}"
     )
+
+
+def describe_sampling(sampling: SamplingConfig) -> str:
+    """Temperature and filters in a few words."""
+    if sampling.temperature == 0:
+        return "greedy"
+    filters = {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p}
+    given = [f"{name} {value:g}" for name, value in filters.items() if value is not None]
+    return ", ".join([f"T {sampling.temperature:g}", *given])
 
 
 def _measures(report: dict[str, Any]) -> Table:

@@ -3,7 +3,7 @@
 The functions of arrays come first, the ones that take lists of token ids last.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -176,14 +176,21 @@ def decode(
     draft: DraftConfig | None,
 ) -> DecodeState:
     """Decode steps until every row is done, `max_steps` at most; the state is donated."""
+    return until_done(lambda state: decode_step(target, drafter, state, draft), state, max_steps)
+
+
+def until_done(
+    step: Callable[[DecodeState], DecodeState], state: DecodeState, max_steps: Int[Array, ""] | int
+) -> DecodeState:
+    """The state after as many steps as it takes until every row is done, `max_steps` at most."""
 
     def unfinished(carry: tuple[Array, DecodeState]) -> Bool[Array, ""]:
-        step, state = carry
-        return (step < max_steps) & ~state.done.all()
+        count, state = carry
+        return (count < max_steps) & ~state.done.all()
 
     def body(carry: tuple[Array, DecodeState]) -> tuple[Array, DecodeState]:
-        step, state = carry
-        return step + 1, decode_step(target, drafter, state, draft)
+        count, state = carry
+        return count + 1, step(state)
 
     _, state = jax.lax.while_loop(unfinished, body, (jnp.int32(0), state))
     return state
