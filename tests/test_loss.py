@@ -8,7 +8,14 @@ import pytest
 from redrafter_jax.config import DrafterConfig, TargetConfig
 from redrafter_jax.drafter import RecurrentHead, init_drafter
 from redrafter_jax.target import Decoder, init_target
-from train.loss import RoundSums, count_positions, round_sums, split_windows
+from train.loss import (
+    UNSOFTENED,
+    RoundSums,
+    Softening,
+    count_positions,
+    round_sums,
+    split_windows,
+)
 
 ROUNDS = 3
 B, T = 2, 11
@@ -40,13 +47,17 @@ def batch():
 
 
 def brute_force(
-    target: Decoder, drafter: RecurrentHead, tokens: np.ndarray, mask: np.ndarray
+    target: Decoder,
+    drafter: RecurrentHead,
+    tokens: np.ndarray,
+    mask: np.ndarray,
+    softening: Softening = UNSOFTENED,
 ) -> dict[str, np.ndarray]:
     """Every (position, round) on its own, with float64 sums."""
     hidden, _, _ = target.forward(jnp.asarray(tokens))
     teacher = log_softmax(np.asarray(target.logits(hidden), np.float64))
     embedding = target.embed_tokens[...]
-    hard, soft, agreement = np.zeros(ROUNDS), np.zeros(ROUNDS), np.zeros(ROUNDS)
+    hard, soft, lk, agreement = np.zeros((4, ROUNDS))
     top = np.zeros((ROUNDS, 5))
     for b in range(B):
         for t in range(T):
@@ -61,11 +72,21 @@ def brute_force(
                 guess = log_softmax(np.asarray(drafter.logits(hidden[b, t], state), np.float64))
                 teach = teacher[b, t + 1 + i]
                 hard[i] -= guess[tokens[b, label]]
-                soft[i] += (np.exp(teach) * (teach - guess)).sum()
+                soft[i] += soft_loss(teach, guess, softening)
+                lk[i] -= np.log(sum(map(min, np.exp(teach), np.exp(guess))))
                 agreement[i] += guess.argmax() == teach.argmax()
                 for k in range(5):
                     top[i, k] += tokens[b, label] in np.argsort(-guess)[: k + 1]
-    return {"hard": hard, "soft": soft, "top": top, "agreement": agreement}
+    return {"hard": hard, "soft": soft, "lk": lk, "top": top, "agreement": agreement}
+
+
+def soft_loss(teach: np.ndarray, guess: np.ndarray, softening: Softening) -> float:
+    """KL between two tempered distributions over the tokens that the teacher keeps."""
+    temperature, top_k = softening
+    kept = np.argsort(-teach)[:top_k]
+    teach = log_softmax(teach[kept] / temperature)
+    guess = log_softmax(guess / temperature)[kept]
+    return temperature**2 * (np.exp(teach) * (teach - guess)).sum()
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +101,15 @@ def sums_over_windows(
     tokens: np.ndarray,
     mask: np.ndarray,
     chunk_length: int,
+    softening: Softening = UNSOFTENED,
 ) -> RoundSums:
     target, drafter = pair
     windows = split_windows(
         hidden, jnp.asarray(tokens), jnp.asarray(mask), rounds=ROUNDS, chunk_length=chunk_length
     )
-    per_window = jax.vmap(lambda window: round_sums(drafter, target, window, rounds=ROUNDS))
+    per_window = jax.vmap(
+        lambda window: round_sums(drafter, target, window, rounds=ROUNDS, softening=softening)
+    )
     return jax.tree.map(lambda leaf: leaf.sum(axis=0), per_window(windows))
 
 
@@ -94,6 +118,17 @@ def test_sums_equal_a_loop_over_positions(pair, batch, expected, chunk_length: i
     tokens, mask = batch
     hidden, _, _ = pair[0].forward(jnp.asarray(tokens))
     sums = sums_over_windows(pair, hidden, tokens, mask, chunk_length)
+    for name, value in expected.items():
+        np.testing.assert_allclose(getattr(sums, name), value, rtol=2e-4, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("softening", [Softening(2.0), Softening(1.0, 3), Softening(0.5, 5)])
+def test_the_soft_loss_is_tempered_and_cut(pair, batch, softening: Softening) -> None:
+    tokens, mask = batch
+    hidden, _, _ = pair[0].forward(jnp.asarray(tokens))
+    sums = sums_over_windows(pair, hidden, tokens, mask, 4, softening)
+    target, drafter = pair
+    expected = brute_force(target, drafter, tokens, mask, softening)
     for name, value in expected.items():
         np.testing.assert_allclose(getattr(sums, name), value, rtol=2e-4, atol=1e-4, err_msg=name)
 
@@ -120,6 +155,6 @@ def test_masked_labels_leave_no_gradient(pair, batch) -> None:
 
     def loss(context: jax.Array) -> jax.Array:
         sums = sums_over_windows(pair, context, tokens, np.zeros((B, T), bool), 4)
-        return sums.hard.sum() + sums.soft.sum()
+        return sums.hard.sum() + sums.soft.sum() + sums.lk.sum()
 
     assert not jax.grad(loss)(hidden).any()

@@ -207,7 +207,7 @@ def test_a_folder_that_cannot_be_made_is_named_before_anything_is_loaded(
         ({"target": "nowhere/at/all"}, "'nowhere/at/all' is neither a folder nor"),
         ({"data": {"folder": "gone", "sequence_length": 16}}, "'gone' is not a folder"),
         ({"data": {"folder": ".", "sequence_length": 65}}, "the target has 64 positions"),
-        ({"loss": {"hard": 0, "soft": 0}}, "hard and soft are both 0"),
+        ({"loss": {"hard": 0, "soft": 0, "lk": 0}}, "hard, soft and lk are all 0"),
         ({"drafter": {"exit_dim": 24, "initial_head": "target"}}, "asks for an exit_dim of 16"),
     ],
 )
@@ -223,7 +223,15 @@ def test_unusable_settings_end_in_a_sentence(
     assert sentence in refusal(arguments, monkeypatch, capsys)
 
 
-def one_step(accumulation: int, tokens: np.ndarray, mask: np.ndarray):
+HARD = LossSettings(hard=1.0, chunk_length=8)
+
+
+def one_step(
+    accumulation: int,
+    tokens: np.ndarray,
+    mask: np.ndarray,
+    loss: LossSettings = HARD,
+):
     config = TargetConfig(31, 16, 24, 1, 2, 1, 8, 1e4, 1e-5, 64, True, (0,))
     target, drafter = init_target(config, 0), init_drafter(DrafterConfig(31, 16, 16, 1), 0)
     optimizer = make_optimizer(
@@ -237,7 +245,7 @@ def one_step(accumulation: int, tokens: np.ndarray, mask: np.ndarray):
         tokens.reshape(shape),
         mask.reshape(shape),
         rounds=2,
-        loss_settings=LossSettings(hard=1.0, chunk_length=8),
+        loss_settings=loss,
         optimizer=optimizer,
     )
 
@@ -253,6 +261,45 @@ def test_accumulation_changes_memory_not_the_step() -> None:
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), whole.params, split.params
     )
+
+
+def test_the_loss_is_the_weighted_sum_of_its_parts() -> None:
+    tokens = np.random.default_rng(0).integers(0, 31, (2, 12)).astype(np.int32)
+    settings = LossSettings(hard=0.5, soft=2.0, lk=3.0, round_decay=0.8, chunk_length=8)
+    _, (loss, rounds, _) = one_step(1, tokens, np.ones((2, 12), bool), settings)
+    parts = 0.5 * rounds.hard + 2.0 * rounds.soft + 3.0 * rounds.lk
+    np.testing.assert_allclose(loss, parts[0] + 0.8 * parts[1], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        LossSettings(hard=1.0, soft=0.0, chunk_length=8),
+        LossSettings(soft=1.0, chunk_length=8),
+        LossSettings(soft=0.0, lk=1.0, chunk_length=8),
+    ],
+    ids=["hard", "soft", "lk"],
+)
+def test_every_loss_alone_falls(loss: LossSettings) -> None:
+    tokens = np.tile(np.arange(12, dtype=np.int32), (4, 1))
+    config = TargetConfig(31, 16, 24, 1, 2, 1, 8, 1e4, 1e-5, 64, True, (0,))
+    target, drafter = init_target(config, 0), init_drafter(DrafterConfig(31, 16, 16, 1), 0)
+    optimizer = make_optimizer(OptimizerSettings(learning_rate=1e-2, batch_size=1), 30, bool)
+    state = init_state(drafter, optimizer)
+    losses = []
+    for _ in range(30):
+        state, metrics = train_step(
+            state,
+            target,
+            drafter.graphdef,
+            tokens[None],
+            np.ones((1, *tokens.shape), bool),
+            rounds=2,
+            loss_settings=loss,
+            optimizer=optimizer,
+        )
+        losses.append(float(metrics.loss))
+    assert losses[-1] < 0.7 * losses[0]
 
 
 def test_no_value_grows_with_rounds_times_positions_times_vocabulary() -> None:

@@ -150,21 +150,29 @@ class DrafterSettings(Settings):
 
 
 class LossSettings(Settings):
-    """Weights of the two losses, summed over rounds.
+    """Weights of the losses, which are added up, over rounds too.
 
-    `hard` is cross-entropy with the data's next token, `soft` the KL divergence from the target's
-    own distribution. Positions are scored `chunk_length` (C) at a time, so that the logits are
-    [B, C + R, V] of the target and [R, B, C, V] of the drafter at most, R being `draft_rounds`.
+    `hard` is cross-entropy with the data's next token. `soft` is the KL divergence from the
+    target's own distribution, both at `soft_temperature`, the target's cut to its `soft_top_k` most
+    likely tokens if that is given. `lk` is the negative logarithm of the probability that the
+    two share, `-log sum min(p, q)`. Round i (from 0) counts `round_decay**i` times.
+
+    Positions are scored `chunk_length` (C) at a time, so that the logits are [B, C + R, V] of the
+    target and [R, B, C, V] of the drafter at most, R being `draft_rounds`.
     """
 
     hard: float = Field(default=0.0, ge=0)
     soft: float = Field(default=1.0, ge=0)
+    lk: float = Field(default=0.0, ge=0)
+    soft_temperature: PositiveFloat = 1.0
+    soft_top_k: PositiveInt | None = None
+    round_decay: float = Field(default=1.0, gt=0, le=1)
     chunk_length: PositiveInt = 64
 
     @model_validator(mode="after")
     def _some_loss(self) -> "LossSettings":
-        if self.hard == 0 and self.soft == 0:
-            raise ValueError("hard and soft are both 0; give one of them a weight above 0")
+        if self.hard == self.soft == self.lk == 0:
+            raise ValueError("hard, soft and lk are all 0; give one of them a weight above 0")
         return self
 
 

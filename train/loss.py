@@ -23,15 +23,35 @@ class RoundSums(NamedTuple):
 
     Attributes:
       hard: cross-entropy with the next token, nats.
-      soft: KL divergence from the target's distribution to the drafter's, nats.
+      soft: KL divergence from the target's distribution to the drafter's, nats; see `Softening`.
+      lk: -log of the sum over V of the lesser of the two probabilities, nats: that sum is the
+        chance that the best coupling of both draws the same token (arXiv 2211.17192, section 3).
       top: positions whose true token is among the k + 1 best guesses.
       agreement: positions where drafter and target agree on the most likely token.
     """
 
     hard: Float[Array, " R"]
     soft: Float[Array, " R"]
+    lk: Float[Array, " R"]
     top: Float[Array, "R 5"]
     agreement: Float[Array, " R"]
+
+
+class Softening(NamedTuple):
+    """What the soft loss compares, after Hinton et al. (arXiv 1503.02531).
+
+    Attributes:
+      temperature: of both distributions; the loss is multiplied by its square, so that gradients
+        keep their size.
+      top_k: the target's distribution is cut to its k most likely tokens; None keeps all. The
+        drafter's is never cut: what it gives to other tokens is lost.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+
+
+UNSOFTENED = Softening()
 
 
 def count_positions(loss_mask: Bool[Array, "B T"], rounds: int) -> Int[Array, " R"]:
@@ -80,7 +100,12 @@ def split_windows(
 
 
 def round_sums(
-    drafter: RecurrentHead, target: Decoder, window: Window, *, rounds: int
+    drafter: RecurrentHead,
+    target: Decoder,
+    window: Window,
+    *,
+    rounds: int,
+    softening: Softening = UNSOFTENED,
 ) -> RoundSums:
     """Unroll the drafter R rounds at every position of a window and sum its losses.
 
@@ -89,10 +114,11 @@ def round_sums(
       target: the frozen target; its embedding and vocabulary projection are used.
       window: one of `split_windows`.
       rounds: R.
+      softening: of the soft loss.
     """
     C = window.hidden.shape[1] - rounds
     context = window.hidden[:, :C]
-    teacher = _Teacher.of(target.logits(window.hidden[:, 1:]))
+    teacher = _Teacher.of(target.logits(window.hidden[:, 1:]), softening)
     embedded = target.embed_tokens[...][window.tokens[:, 1:]].astype(context.dtype)
     state = jnp.zeros_like(context)
     sums = []
@@ -104,24 +130,42 @@ def round_sums(
                 jax.tree.map(lambda leaf: leaf[:, i : i + C], teacher),  # noqa: B023
                 window.tokens[:, 2 + i : 2 + i + C],
                 window.loss_mask[:, 2 + i : 2 + i + C],
+                softening.temperature,
             )
         )
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *sums)
 
 
 class _Teacher(NamedTuple):
-    """The target's distribution of the token after each position."""
+    """The target's distribution of the token after each position.
+
+    Attributes:
+      probabilities: as it is.
+      softened: as the soft loss wants it.
+      entropy: of the softened one.
+      best: the most likely token.
+    """
 
     probabilities: Float[Array, "B C V"]
+    softened: Float[Array, "B C V"]
     entropy: Float[Array, "B C"]
     best: Int[Array, "B C"]
 
     @classmethod
-    def of(cls, logits: Float[Array, "B C V"]) -> "_Teacher":
-        log_probs = jax.lax.stop_gradient(jax.nn.log_softmax(logits))
-        probabilities = jnp.exp(log_probs)
-        entropy = -jnp.sum(probabilities * log_probs, axis=-1)
-        return cls(probabilities, entropy, jnp.argmax(log_probs, axis=-1))
+    def of(cls, logits: Float[Array, "B C V"], softening: Softening) -> "_Teacher":
+        logits = jax.lax.stop_gradient(logits)
+        log_probs = jax.nn.log_softmax(logits)
+        softened = jax.nn.log_softmax(_keep_best(logits, softening.top_k) / softening.temperature)
+        weights = jnp.exp(softened)
+        entropy = -jnp.sum(jnp.where(weights > 0, weights * softened, 0.0), axis=-1)
+        return cls(jnp.exp(log_probs), weights, entropy, jnp.argmax(logits, axis=-1))
+
+
+def _keep_best(logits: Float[Array, "B C V"], count: int | None) -> Float[Array, "B C V"]:
+    if count is None or count >= logits.shape[-1]:
+        return logits
+    lowest = jax.lax.top_k(logits, count)[0][..., -1:]
+    return jnp.where(logits < lowest, -jnp.inf, logits)
 
 
 def _prediction_sums(
@@ -129,17 +173,25 @@ def _prediction_sums(
     teacher: _Teacher,
     labels: Int[Array, "B C"],
     mask: Bool[Array, "B C"],
+    temperature: float,
 ) -> RoundSums:
     """Sums of one round, with as few passes over V as the measures need."""
     normaliser = jax.nn.logsumexp(logits, axis=-1)
     label_logits = _pick(logits, labels)
     rank = (logits > label_logits[..., None]).sum(axis=-1)
-    cross_entropy = normaliser - jnp.sum(teacher.probabilities * logits, axis=-1)
+    softened = logits / temperature
+    cross_entropy = jax.nn.logsumexp(softened, axis=-1) - jnp.sum(
+        teacher.softened * softened, axis=-1
+    )
+    shared = jnp.minimum(teacher.probabilities, jnp.exp(logits - normaliser[..., None]))
+    # Rounding may leave nothing where both agree on nothing.
+    overlap = jnp.maximum(shared.sum(axis=-1), jnp.finfo(jnp.float32).tiny)
     agrees = _pick(logits, teacher.best) >= logits.max(axis=-1)
     among = rank[..., None] < jnp.arange(1, TOP + 1)
     return RoundSums(
         hard=jnp.sum((normaliser - label_logits) * mask),
-        soft=jnp.sum((cross_entropy - teacher.entropy) * mask),
+        soft=jnp.sum((cross_entropy - teacher.entropy) * mask) * temperature**2,
+        lk=jnp.sum(-jnp.log(overlap) * mask),
         top=jnp.sum(among & mask[..., None], axis=(0, 1)).astype(jnp.float32),
         agreement=jnp.sum(agrees & mask).astype(jnp.float32),
     )

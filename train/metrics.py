@@ -17,6 +17,7 @@ def to_scalars(metrics: StepMetrics) -> dict[str, float]:
     for i in range(len(metrics.rounds.hard)):
         scalars[f"round_{i}/hard_loss"] = float(metrics.rounds.hard[i])
         scalars[f"round_{i}/soft_loss"] = float(metrics.rounds.soft[i])
+        scalars[f"round_{i}/lk_loss"] = float(metrics.rounds.lk[i])
         scalars[f"round_{i}/agreement"] = float(metrics.rounds.agreement[i])
         for k, value in enumerate(metrics.rounds.top[i], start=1):
             scalars[f"round_{i}/top_{k}"] = float(value)

@@ -12,7 +12,15 @@ from jaxtyping import Array, Bool, Float, Int
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.target import Target
 from train.config import LossSettings
-from train.loss import TOP, RoundSums, Window, count_positions, round_sums, split_windows
+from train.loss import (
+    TOP,
+    RoundSums,
+    Softening,
+    Window,
+    count_positions,
+    round_sums,
+    split_windows,
+)
 
 
 class TrainState(NamedTuple):
@@ -57,8 +65,8 @@ def train_step(
 ) -> tuple[TrainState, StepMetrics]:
     """One update from A accumulated batches.
 
-    The loss is the sum over rounds of the mean over all A * B * T counted positions, so that how
-    a batch is split changes memory, not the gradient.
+    The loss is the weighted sum over rounds of the mean over all A * B * T counted positions, so
+    that how a batch is split changes memory, not the gradient.
 
     Args:
       state: donated.
@@ -67,18 +75,27 @@ def train_step(
       tokens: one document (or a part of one) per row.
       loss_mask: True where predicting the token counts.
       rounds: R.
-      loss_settings: weights and chunk length.
+      loss_settings: weights, softening and chunk length.
       optimizer: from `train.optimizer.make_optimizer`.
     """
     decoder = target.merge()
     counts = jax.vmap(lambda mask: count_positions(mask, rounds))(loss_mask).sum(axis=0)
     share = 1.0 / jnp.maximum(counts, 1)
+    decay = loss_settings.round_decay ** jnp.arange(rounds)
+    softening = Softening(loss_settings.soft_temperature, loss_settings.soft_top_k)
 
     def loss(params: nnx.State, window: Window) -> tuple[Float[Array, ""], RoundSums]:
-        sums = round_sums(nnx.merge(graphdef, params), decoder, window, rounds=rounds)
+        drafter = nnx.merge(graphdef, params)
+        sums = round_sums(drafter, decoder, window, rounds=rounds, softening=softening)
         means = jax.tree.map(lambda leaf: (leaf.T * share).T, sums)
-        weighted = loss_settings.hard * means.hard + loss_settings.soft * means.soft
-        return weighted.sum(), means
+        # A loss without weight is reported, but no gradient is taken of it.
+        terms = (
+            (loss_settings.hard, means.hard),
+            (loss_settings.soft, means.soft),
+            (loss_settings.lk, means.lk),
+        )
+        weighted = sum(weight * mean for weight, mean in terms if weight)
+        return (decay * weighted).sum(), means
 
     # Gradients are taken window by window, so that nothing of a window outlives it.
     def add_window(carry: _Totals, window: Window) -> tuple[_Totals, None]:
@@ -96,7 +113,7 @@ def train_step(
         return jax.lax.scan(add_window, carry, windows)
 
     zeros = jnp.zeros(rounds)
-    empty = RoundSums(zeros, zeros, jnp.zeros((rounds, TOP)), zeros)
+    empty = RoundSums(zeros, zeros, zeros, jnp.zeros((rounds, TOP)), zeros)
     start = (jax.tree.map(jnp.zeros_like, state.params), jnp.zeros(()), empty)
     (gradients, value, means), _ = jax.lax.scan(add_batch, start, (tokens, loss_mask))
     updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
