@@ -8,46 +8,11 @@ from pydantic_core import PydanticCustomError
 
 from eval.rankings import Ranking
 from redrafter_jax.command_line import Settings
-from redrafter_jax.config import DraftConfig, DrafterConfig, SamplingConfig, TargetConfig
+from redrafter_jax.config import DraftConfig, DrafterConfig, TargetConfig
 from redrafter_jax.errors import InputError
+from redrafter_jax.settings import DraftSettings, SamplingSettings
 
 Dtype = Literal["float32", "bfloat16"]
-
-
-class DraftSettings(Settings):
-    """How trees are drafted; the fields and defaults of `redrafter_jax.DraftConfig`."""
-
-    beam_width: PositiveInt = DraftConfig.beam_width
-    draft_rounds: PositiveInt = DraftConfig.draft_rounds
-    num_nodes: PositiveInt | None = DraftConfig.num_nodes
-    final_beams_only: bool = DraftConfig.final_beams_only
-    sharpness: float = Field(default=DraftConfig.sharpness, gt=0)
-    candidates: PositiveInt | None = DraftConfig.candidates
-
-    @model_validator(mode="after")
-    def _check_together(self) -> "DraftSettings":
-        try:
-            self.build()
-        except InputError as error:
-            raise PydanticCustomError("draft", "{reason}", {"reason": str(error)}) from None
-        return self
-
-    def build(self) -> DraftConfig:
-        """The library's configuration."""
-        return DraftConfig(**self.model_dump())
-
-
-class SamplingSettings(Settings):
-    """How tokens are chosen; the fields and defaults of `redrafter_jax.SamplingConfig`."""
-
-    temperature: float = Field(default=SamplingConfig.temperature, ge=0)
-    top_k: PositiveInt | None = SamplingConfig.top_k
-    top_p: float | None = Field(default=SamplingConfig.top_p, gt=0, le=1)
-    min_p: float | None = Field(default=SamplingConfig.min_p, ge=0, le=1)
-
-    def build(self) -> SamplingConfig:
-        """The library's configuration."""
-        return SamplingConfig(**self.model_dump())
 
 
 class PairSettings(Settings):
@@ -56,7 +21,7 @@ class PairSettings(Settings):
     Attributes:
       target: folder or hub id of the target, `tokenizer.json` included.
       drafter: folder or hub id of a drafter trained for it.
-      prompts: JSONL file, see `eval.prompts`.
+      prompts: JSONL file, see `redrafter_jax.prompts`.
       report_dir: folder for what the command writes, made if it is missing.
     """
 
@@ -120,7 +85,7 @@ class CaseSettings(DecodingSettings):
 
     Attributes:
       prompt_tokens: exact lengths that the rows' prompts take in turns, see
-        `eval.prompts.tokenize_to_length`; None takes each prompt as it is.
+        `redrafter_jax.prompts.tokenize_to_length`; None takes each prompt as it is.
     """
 
     prompt_tokens: list[PositiveInt] | None = Field(default=None, min_length=1)

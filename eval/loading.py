@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from eval.config import AcceptanceSettings, EvalSettings
-from eval.prompts import Prompt, read_prompts, tokenize
 from redrafter_jax.command_line import load_tokenizer, make_folder
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.hub import load_drafter, load_target
+from redrafter_jax.prompts import Prompt, read_prompts, tokenize
 from redrafter_jax.requests import check_pair
 from redrafter_jax.target import Target
 

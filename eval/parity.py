@@ -14,7 +14,6 @@ from eval.benchmark import Batch, Method, Run, decode_batch, make_batches
 from eval.config import CaseSettings, ParitySettings
 from eval.metrics import acceptance_length, first_divergence
 from eval.progress import make_progress
-from eval.prompts import Prompt, read_prompts, tokenize, tokenize_to_length
 from eval.replay import UNEXPLAINED, Place, explain, replay
 from eval.report import describe_run
 from eval.table import render_parity
@@ -23,6 +22,7 @@ from redrafter_jax.config import DrafterConfig, TargetConfig
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.errors import InputError
 from redrafter_jax.hub import load_drafter, load_target
+from redrafter_jax.prompts import Prompt, read_prompts, tokenize, tokenize_to_length
 from redrafter_jax.requests import check_pair
 from redrafter_jax.target import Target
 

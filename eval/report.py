@@ -23,7 +23,7 @@ from eval.metrics import (
     rates,
     spread,
 )
-from eval.prompts import Prompt
+from redrafter_jax.prompts import Prompt
 
 DEFINITIONS = {
     "acceptance_length": "mean tokens gained per target call after prefill, bonus token included; "

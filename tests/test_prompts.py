@@ -10,9 +10,9 @@ import pytest
 from tiny_folders import CHARACTERS, character_tokenizer, encode
 from tokenizers import Tokenizer
 
-from eval.prompts import Prompt, read_prompts, tokenize, tokenize_to_length
 from redrafter_jax.command_line import load_settings
 from redrafter_jax.errors import InputError
+from redrafter_jax.prompts import Prompt, read_prompts, tokenize, tokenize_to_length
 from train.config import PretrainSettings
 from train.data import Document
 from train.hold_out import choose_prompts
