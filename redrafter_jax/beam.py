@@ -56,7 +56,7 @@ def beam_search(
         states = drafter.step(frontier.states, embedding[frontier.tokens])
         logits = drafter.logits(context[:, None], states)
         scores = factor * (filter_logits(logits, sampling) + round_noise[:, None])
-        best, tokens = jax.lax.top_k(scores, draft.candidates or draft.beam_width)
+        best, tokens = _best(scores, draft.candidates or draft.beam_width)
         if draft.candidates:
             # Held together: on the CPU XLA sorts the whole vocabulary when it sees both cut to W.
             best, tokens = jax.lax.optimization_barrier((best, tokens))
@@ -65,7 +65,7 @@ def beam_search(
         best = jnp.minimum(best - jax.nn.logsumexp(among, axis=-1, keepdims=True), 0.0)
         best, tokens = best[..., : draft.beam_width], tokens[..., : draft.beam_width]
         totals = (frontier.log_probs[..., None] + best).reshape(len(root), -1)
-        log_probs, winners = jax.lax.top_k(totals, draft.beam_width)
+        log_probs, winners = _best(totals, draft.beam_width)
         parents = winners // draft.beam_width
         tokens = jnp.take_along_axis(tokens.reshape(totals.shape), winners, axis=1)
         states = jnp.take_along_axis(states, parents[..., None], axis=1)
@@ -81,3 +81,12 @@ def beam_search(
     _, rest = jax.lax.scan(advance, frontier, rounds[1:])
     trace = jax.tree.map(lambda head, tail: jnp.concatenate([head[None], tail]), first, rest)
     return Beams(*(jnp.moveaxis(leaf, 0, 1) for leaf in trace))
+
+
+def _best(
+    scores: Float[Array, "... M"], count: int
+) -> tuple[Float[Array, "... C"], Int[Array, "... C"]]:
+    """The C highest scores and where they are, in falling order."""
+    # For more than 16 XLA for GPUs sorts all M, unless ties may come in any order.
+    best, where = jax.lax.top_k(scores, count, is_stable=count <= 16)
+    return best, where

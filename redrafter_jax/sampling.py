@@ -66,7 +66,7 @@ def filter_logits(logits: Float[Array, "B M V"], sampling: Sampling) -> Float[Ar
     all tokens that tie with the last one kept. A greedy row (temperature 0) is returned as it came.
     """
     sampled = sampling.temperature > 0
-    scaled = logits / jnp.where(sampled, sampling.temperature, 1.0)[:, None, None]
+    unit = jnp.where(sampled, sampling.temperature, 1.0)[:, None, None]
     V = logits.shape[-1]
     # A bound that is infinite, or a floor of 0, keeps every token.
     top_k = jnp.where(sampled & (sampling.top_k < V), sampling.top_k.astype(jnp.float32), jnp.inf)
@@ -75,23 +75,29 @@ def filter_logits(logits: Float[Array, "B M V"], sampling: Sampling) -> Float[Ar
     top_p = jnp.where(sampled & (sampling.top_p < 1), top_p, jnp.inf)
     min_p = jnp.where(sampled, sampling.min_p, 0.0)
     filtered = jnp.isfinite(top_k) | jnp.isfinite(top_p) | (min_p > 0)
-    return jax.lax.cond(
+    none = jnp.full((*logits.shape[:-1], 1), -jnp.inf)
+    # The branches give a number per row, not filtered logits: what a `cond` gives is written out.
+    lowest = jax.lax.cond(
         filtered.any(),
         lambda: jnp.where(
             filtered[:, None, None],
-            _filter(scaled, *(bound[:, None, None] for bound in (top_k, top_p, min_p))),
-            scaled,
+            _lowest_kept(logits, unit, *(bound[:, None, None] for bound in (top_k, top_p, min_p))),
+            none,
         ),
-        lambda: scaled,
+        lambda: none,
     )
+    return jnp.where(logits < lowest, -jnp.inf, logits / unit)
 
 
-def _filter(
-    scaled: Float[Array, "B M V"],
+def _lowest_kept(
+    logits: Float[Array, "B M V"],
+    unit: Float[Array, "B 1 1"],
     top_k: Float[Array, "B 1 1"],
     top_p: Float[Array, "B 1 1"],
     min_p: Float[Array, "B 1 1"],
-) -> Float[Array, "B M V"]:
+) -> Float[Array, "B M 1"]:
+    """The lowest logit that passes the filters, which look at logits over the temperature."""
+    scaled = logits / unit
     best = jnp.max(scaled, axis=-1, keepdims=True)
     keys = _ordered_keys(scaled)
 
@@ -110,7 +116,7 @@ def _filter(
 
     lowest = jnp.maximum(lowest, cut(top_p, probabilities))
     kept = (keys >= lowest) & (scaled >= best + jnp.log(min_p))
-    return jnp.where(kept, scaled, -jnp.inf)
+    return jnp.min(logits, axis=-1, keepdims=True, initial=jnp.inf, where=kept)
 
 
 def _ordered_keys(scores: Float[Array, "B M V"]) -> UInt[Array, "B M V"]:
