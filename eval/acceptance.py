@@ -13,12 +13,12 @@ from rich.console import Console
 from eval.benchmark import Batch, Method, begin, decode_batch, make_batches
 from eval.config import AcceptanceSettings
 from eval.loading import load
-from eval.metrics import acceptance_length, acceptance_rate_per_depth
 from eval.plots import write_acceptance_chart
 from eval.progress import make_progress
 from eval.rankings import RANKINGS, Ranking, decode_ranked, shown_to_drafts
 from eval.report import describe_run
 from eval.table import describe_sampling, render_acceptance
+from redrafter_jax.acceptance import acceptance_length, acceptance_rate_per_depth
 from redrafter_jax.command_line import parse_settings
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.decode import collect

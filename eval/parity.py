@@ -12,11 +12,12 @@ from tokenizers import Tokenizer
 
 from eval.benchmark import Batch, Method, Run, decode_batch, make_batches
 from eval.config import CaseSettings, ParitySettings
-from eval.metrics import acceptance_length, first_divergence
+from eval.metrics import first_divergence
 from eval.progress import make_progress
 from eval.replay import UNEXPLAINED, Place, explain, replay
 from eval.report import describe_run
 from eval.table import render_parity
+from redrafter_jax.acceptance import acceptance_length
 from redrafter_jax.command_line import load_tokenizer, make_folder, parse_settings
 from redrafter_jax.config import DrafterConfig, TargetConfig
 from redrafter_jax.drafter import Drafter

@@ -16,13 +16,12 @@ from jaxtyping import Float
 from eval.benchmark import Method, Pair, Run
 from eval.config import EvalSettings
 from eval.metrics import (
-    acceptance_length,
-    acceptance_rate_per_depth,
     first_divergence,
     identical_fraction,
     rates,
     spread,
 )
+from redrafter_jax.acceptance import acceptance_length, acceptance_rate_per_depth
 from redrafter_jax.prompts import Prompt
 
 DEFINITIONS = {

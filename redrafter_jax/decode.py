@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from redrafter_jax.acceptance import acceptance_length
 from redrafter_jax.beam import beam_search
 from redrafter_jax.cache import commit, fill, init_cache
 from redrafter_jax.config import DraftConfig, SamplingConfig
@@ -209,12 +210,10 @@ def collect(state: DecodeState, prompts: Sequence[Sequence[int]]) -> Generation:
             for row, prompt, end in zip(rows, prompts, ends, strict=True)
         ]
 
-    gains = np.arange(1, stats.accept_counts.shape[1] + 1)
-    calls = int(stats.accept_counts.sum())
     return Generation(
         tokens=new(tokens),
         steps=stats.steps.tolist(),
-        acceptance_length=float((stats.accept_counts * gains).sum() / calls) if calls else 1.0,
+        acceptance_length=acceptance_length(stats.accept_counts),
         accept_counts=stats.accept_counts,
         log_probs=None if log_probs is None else new(log_probs),
     )

@@ -1,0 +1,71 @@
+"""Acceptance lengths and rates, held to literal examples and to counting by hand."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redrafter_jax.acceptance import acceptance_length, acceptance_rate_per_depth
+
+P = 4
+gains_per_call = st.lists(st.integers(1, P), min_size=1, max_size=30)
+
+
+def histogram(gains: list[int]) -> np.ndarray:
+    return np.asarray([gains.count(gain) for gain in range(1, P + 1)])
+
+
+def test_acceptance_length_is_the_mean_gain_of_a_call() -> None:
+    # Two calls gained 1 token, one gained 2, one gained 3.
+    assert acceptance_length(np.asarray([[2, 1, 0], [0, 0, 1]])) == 7 / 4
+
+
+def test_plain_decoding_has_acceptance_length_one() -> None:
+    assert acceptance_length(np.asarray([[57], [3]])) == 1.0
+
+
+def test_without_a_call_the_acceptance_length_is_one() -> None:
+    assert acceptance_length(np.zeros((2, 3), int)) == 1.0
+
+
+@given(gains_per_call)
+def test_acceptance_length_counts_calls(gains: list[int]) -> None:
+    assert acceptance_length(histogram(gains)) == pytest.approx(sum(gains) / len(gains))
+
+
+def test_the_rate_at_a_depth_asks_only_calls_that_accepted_its_parent() -> None:
+    # Gains 1, 1, 2, 3: half of the calls accept depth 1, half of those accept depth 2.
+    np.testing.assert_array_equal(acceptance_rate_per_depth(np.asarray([2, 1, 1])), [0.5, 0.5])
+
+
+def test_a_depth_that_no_call_came_near_has_no_rate() -> None:
+    np.testing.assert_array_equal(acceptance_rate_per_depth(np.asarray([5, 0, 0])), [0.0, np.nan])
+
+
+def test_rows_are_pooled_not_averaged() -> None:
+    rows = np.asarray([[9, 0, 0], [0, 0, 1]])
+    np.testing.assert_array_equal(acceptance_rate_per_depth(rows), [0.1, 1.0])
+
+
+@given(gains_per_call)
+def test_rates_by_walking_down_every_call(gains: list[int]) -> None:
+    asked, accepted = [0] * P, [0] * P
+    for gain in gains:
+        for depth in range(1, P):
+            asked[depth] += 1
+            if gain <= depth:
+                break
+            accepted[depth] += 1
+    measured = acceptance_rate_per_depth(histogram(gains))
+    for depth in range(1, P):
+        if asked[depth]:
+            assert measured[depth - 1] == pytest.approx(accepted[depth] / asked[depth])
+        else:
+            assert np.isnan(measured[depth - 1])
+
+
+@given(gains_per_call)
+def test_acceptance_length_is_what_the_rates_multiply_to(gains: list[int]) -> None:
+    measured = np.nan_to_num(acceptance_rate_per_depth(histogram(gains)))
+    expected = 1 + np.cumprod(measured).sum()
+    assert acceptance_length(histogram(gains)) == pytest.approx(expected)
