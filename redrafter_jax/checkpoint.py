@@ -1,5 +1,9 @@
 """Checkpoints of a training run with orbax: arrays and a JSON record, written atomically."""
 
+import logging
+import re
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,33 +27,69 @@ class Restored(NamedTuple):
     record: dict[str, Any]
 
 
-def open_checkpoints(folder: Path, kept: int) -> ocp.CheckpointManager:
+@contextmanager
+def open_checkpoints(folder: Path, kept: int) -> Generator[ocp.CheckpointManager]:
     """A manager of the newest `kept` checkpoints; saves run behind the training loop.
 
-    Use it as a context manager: leaving the block waits for the last save.
+    Leaving the block waits for the last save.
+
+    Raises:
+      InputError: that one could not be written.
     """
     options = ocp.CheckpointManagerOptions(max_to_keep=kept, create=True)
-    return ocp.CheckpointManager(folder.absolute(), options=options)
+    log = logging.getLogger("absl")
+    before = log.level
+    # orbax logs the traceback of a failed save from each of its threads, and then raises.
+    log.setLevel(logging.CRITICAL)
+    try:
+        with ocp.CheckpointManager(folder.absolute(), options=options) as checkpoints:
+            yield checkpoints
+            with _writing(checkpoints):
+                checkpoints.wait_until_finished()
+    finally:
+        log.setLevel(before)
 
 
 def save(
     checkpoints: ocp.CheckpointManager, step: int, arrays: Any, record: dict[str, Any]
 ) -> None:
-    """Save a pytree of arrays and a JSON record; visible only once it is complete."""
-    checkpoints.save(
-        step,
-        args=ocp.args.Composite(
-            arrays=ocp.args.StandardSave(arrays), record=ocp.args.JsonSave(record)
-        ),
-    )
+    """Save a pytree of arrays and a JSON record; visible only once it is complete.
+
+    Raises:
+      InputError: the save before this one could not be written; older ones are as they were.
+    """
+    with _writing(checkpoints):
+        checkpoints.save(
+            step,
+            args=ocp.args.Composite(
+                arrays=ocp.args.StandardSave(arrays), record=ocp.args.JsonSave(record)
+            ),
+        )
+
+
+@contextmanager
+def _writing(checkpoints: ocp.CheckpointManager) -> Generator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        text = str(error).partition("\n")[0]
+        # Of tensorstore's chain of messages the operating system's own is the last.
+        found = re.search(r"([^:]*) \[os_error_code", text)
+        reason = found[1].strip() if found else text
+        newest = checkpoints.latest_step()
+        left = "there is none yet" if newest is None else f"{newest} is the newest whole one"
+        raise InputError(
+            f"A checkpoint could not be written to {checkpoints.directory} ({reason}); {left}: "
+            "make room and start the same command again."
+        ) from None
 
 
 def restore_latest(checkpoints: ocp.CheckpointManager, like: Any, resume: bool) -> Restored | None:
     """The newest complete checkpoint, or None where there is none yet.
 
     Raises:
-      InputError: there is a checkpoint and `resume` is False, or its arrays differ in structure
-        or shape from `like`.
+      InputError: there is a checkpoint and `resume` is False, or it is damaged, or its arrays
+        differ in structure or shape from `like`.
     """
     step = checkpoints.latest_step()
     if step is None:
@@ -67,10 +107,15 @@ def restore_latest(checkpoints: ocp.CheckpointManager, like: Any, resume: bool) 
                 arrays=ocp.args.StandardRestore(shapes), record=ocp.args.JsonRestore()
             ),
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
         reason = str(error).partition("\n")[0]
         raise InputError(
             f"Checkpoint {step} in {checkpoints.directory} does not fit these settings ({reason}); "
             "use another output_dir or remove that one."
+        ) from None
+    except Exception:  # orbax raises nothing narrower for arrays that it cannot read
+        raise InputError(
+            f"Checkpoint {step} in {checkpoints.directory} is damaged; remove {step} to go on from "
+            "the one before it."
         ) from None
     return Restored(step, restored["arrays"], restored["record"])

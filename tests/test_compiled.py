@@ -173,8 +173,8 @@ def test_no_vocabulary_is_sorted(beam_width: int, batch_size: int) -> None:
     assert "__gpu$TopK" in hlo
     sorted_rows = re.findall(r"= \(?\w+\[([\d,]*)\]\S* .*\bsort\(", hlo)
     lengths = [int(shape.split(",")[-1]) for shape in sorted_rows]
-    # The second stage of a narrow beam is a sort of W * W.
-    assert all(length <= beam_width**2 < 1024 for length in lengths)
+    # Sorted is what the kernel does not take: fewer than 1024 pairs of beam and token.
+    assert max(lengths, default=0) < 1024
 
 
 def test_nothing_goes_to_the_host_inside_the_loop(step: Step) -> None:

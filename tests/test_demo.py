@@ -45,7 +45,9 @@ def drafter(tmp_path_factory: pytest.TempPathFactory) -> Drafter:
         "optimizer.batch_size=4",
     ]
     settings = load_settings(TrainSettings, CONFIGS / "demo.yaml", overrides)
-    return load_drafter(train(settings, Console(quiet=True)), "float32")
+    exported = train(settings, Console(quiet=True)).exported
+    assert exported is not None
+    return load_drafter(exported, "float32")
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.extend.core
@@ -20,13 +21,16 @@ import yaml
 from safetensors.numpy import load_file
 from tiny_folders import write_untrained_target
 
-from redrafter_jax.config import DrafterConfig, TargetConfig
+from redrafter_jax.command_line import load_tokenizer
+from redrafter_jax.config import DraftConfig, DrafterConfig, TargetConfig
+from redrafter_jax.decode import generate
 from redrafter_jax.drafter import init_drafter
 from redrafter_jax.errors import InputError
-from redrafter_jax.hub import load_drafter, save_target
+from redrafter_jax.hub import load_drafter, load_target, save_target
 from redrafter_jax.target import init_target
 from train.__main__ import main
-from train.config import DrafterSettings, LossSettings, OptimizerSettings
+from train.acceptance import Best, Trial, keep_best
+from train.config import AcceptanceSettings, DrafterSettings, LossSettings, OptimizerSettings
 from train.loop import new_drafter
 from train.optimizer import make_optimizer
 from train.step import init_state, train_step
@@ -134,6 +138,89 @@ def test_a_killed_run_resumes_to_the_same_parameters_bit_for_bit(
     for name, value in ours.items():
         np.testing.assert_array_equal(value, theirs[name], err_msg=name)
     assert [row["step"] for row in rows(output)] == [row["step"] for row in rows(finished)]
+
+
+def test_sigterm_saves_and_the_same_command_goes_on(
+    finished: Path,
+    target_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output = tmp_path / "stopped"
+    arguments = command(tmp_path, settings(target_folder, output, checkpoint_every=1000))
+    monkeypatch.setattr(sys, "argv", ["train", *arguments[3:]])
+    steps = 0
+
+    def step_with_signal(*values: Any, **named: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 7:
+            signal.raise_signal(signal.SIGTERM)
+        return train_step(*values, **named)
+
+    monkeypatch.setattr("train.loop.train_step", step_with_signal)
+    before = signal.getsignal(signal.SIGTERM)
+    main()
+    assert "stopped by SIGTERM after step 7; the same command goes on" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert not (output / "drafter").exists()
+
+    main()
+    assert "resumed from step 7" in capsys.readouterr().out
+    ours, theirs = weights(output), weights(finished)
+    for name, value in theirs.items():
+        np.testing.assert_array_equal(ours[name], value, err_msg=name)
+
+
+def test_the_drafter_is_tried_and_the_best_is_kept(
+    target_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "def "}\n{"prompt": "return x"}\n')
+    trial: dict[str, Any] = {"every": 8, "prompts": str(prompts), "max_new_tokens": 12}
+    # An untrained target says what no drafter of 20 steps knows: here every token is drafted.
+    trial["draft"] = {"beam_width": 300, "draft_rounds": 1}
+    draft = DraftConfig(beam_width=300, draft_rounds=1)
+    output = tmp_path / "tried"
+    values = settings(target_folder, output, acceptance=trial, steps=20)
+    monkeypatch.setattr(sys, "argv", ["train", *command(tmp_path, values)[3:]])
+    main()
+
+    tried = {row["step"]: row for row in rows(output) if "acceptance_length" in row}
+    assert list(tried) == [8, 16, 20]
+    # The prompt's pass decides 1 token of 12, five calls two each, and one the last.
+    assert [row["acceptance_length"] for row in tried.values()] == [11 / 6] * 3
+    told = f"best drafter, acceptance length 1.83 at step 8: {output}/best\n"
+    assert told in capsys.readouterr().out
+
+    # What the run logged is what anyone gets who decodes with the kept drafter.
+    tokenizer = load_tokenizer(target_folder)
+    result = generate(
+        load_target(target_folder, "float32"),
+        load_drafter(output / "best", "float32"),
+        [tokenizer.encode(text).ids for text in ("def ", "return x")],
+        max_new_tokens=12,
+        draft=draft,
+        eos_token_ids=(),
+    )
+    assert result.acceptance_length == 11 / 6
+    assert tried[8]["acceptance_rate/depth_1"] == 5 / 6
+
+
+def test_a_better_drafter_takes_the_place_of_the_best(tmp_path: Path) -> None:
+    trial = Trial(AcceptanceSettings(every=1, prompts=tmp_path), [], tmp_path / "best")
+    drafters = {step: init_drafter(DrafterConfig(31, 16, 16, 1), step) for step in (1, 2, 3)}
+    best = None
+    for step, measured in ((1, 2.0), (2, 2.5), (3, 2.5)):
+        best = keep_best(trial, best, step, measured, drafters[step])
+    assert best == Best(2, 2.5)
+    kept = load_drafter(tmp_path / "best", "float32").merge().lm_head.kernel[...]
+    np.testing.assert_array_equal(kept, drafters[2].merge().lm_head.kernel[...])
+    assert [path.name for path in tmp_path.iterdir()] == ["best"]
 
 
 @pytest.mark.parametrize(

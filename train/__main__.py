@@ -15,8 +15,17 @@ def main() -> None:
 def _train() -> None:
     settings = parse_settings(TrainSettings, "Train a recurrent drafter for a frozen target.")
     console = Console()
-    exported = train(settings, console)
-    console.print(f"drafter written to {exported}")
+    outcome = train(settings, console)
+    if outcome.best is not None:
+        console.print(
+            f"best drafter, acceptance length {outcome.best.acceptance_length:.2f} at step "
+            f"{outcome.best.step}: {settings.output_dir / 'best'}",
+            soft_wrap=True,
+        )
+    if outcome.exported is None:
+        console.print(f"stopped by SIGTERM after step {outcome.step}; the same command goes on")
+    else:
+        console.print(f"drafter written to {outcome.exported}", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pydantic import (
 )
 
 from redrafter_jax.command_line import Settings
+from redrafter_jax.settings import DraftSettings
 
 
 class DataSettings(Settings):
@@ -176,6 +177,20 @@ class LossSettings(Settings):
         return self
 
 
+class AcceptanceSettings(Settings):
+    """Trying the drafter while it trains: held-out prompts, decoded greedily as in use.
+
+    Every `every` steps, and after the last one, the first `prompt_count` rows of `prompts` (all, if
+    it is not given; `redrafter_jax.prompts` tells the format) get `max_new_tokens` tokens each.
+    """
+
+    every: PositiveInt
+    prompts: Path
+    prompt_count: PositiveInt | None = None
+    max_new_tokens: PositiveInt = 64
+    draft: DraftSettings = DraftSettings()
+
+
 class TrainSettings(Settings):
     """`python -m train`: a drafter for a frozen target."""
 
@@ -185,6 +200,7 @@ class TrainSettings(Settings):
     draft_rounds: PositiveInt
     data: DataSettings
     loss: LossSettings = LossSettings()
+    acceptance: AcceptanceSettings | None = None
     optimizer: OptimizerSettings
     steps: PositiveInt
     seed: int = 0

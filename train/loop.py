@@ -4,7 +4,7 @@ import hashlib
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +21,13 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.hub import load_target, save_drafter
 from redrafter_jax.model import Model
 from redrafter_jax.target import Target
+from train.acceptance import Best, best_of, keep_best, prepare_trial, try_drafter
 from train.config import DrafterSettings, TrainSettings
 from train.data import Windows, make_batches, read_token_files, text_windows
 from train.metrics import MetricsLog, summary, to_scalars
 from train.optimizer import make_optimizer
 from train.step import init_state, train_step
+from train.termination import watch_for_termination
 
 # Settings that may change between a run and its continuation: they do not touch the parameters.
 _FREE_SETTINGS = {
@@ -34,13 +36,30 @@ _FREE_SETTINGS = {
     "log_every",
     "checkpoint_every",
     "checkpoints_kept",
+    "acceptance",
 }
 
 
-def train(settings: TrainSettings, console: Console) -> Path:
-    """Train a drafter and export it in Apple's layout; returns the exported folder.
+class Outcome(NamedTuple):
+    """How a run ended.
+
+    Attributes:
+      step: the last one that was taken.
+      exported: folder of the drafter; None where SIGTERM came before the last step.
+      best: the drafter that was accepted most; None where none was tried.
+    """
+
+    step: int
+    exported: Path | None
+    best: Best | None
+
+
+def train(settings: TrainSettings, console: Console) -> Outcome:
+    """Train a drafter and export it in Apple's layout, to `drafter` in the output folder.
 
     A run that was killed goes on from its newest checkpoint, to the same parameters bit for bit.
+    SIGTERM ends it after a last checkpoint. Where `acceptance` is set, the drafter that was
+    accepted most is exported to `best`.
 
     Raises:
       InputError: the target, the data or a checkpoint does not fit the settings, or the folder
@@ -59,6 +78,8 @@ def train(settings: TrainSettings, console: Console) -> Path:
     rows = settings.optimizer.batch_size * accumulation
     batches = make_batches(sources, rows, settings.data.shuffle_seed)
     digests = _digests(target, sources)
+    trial = prepare_trial(settings, target, drafter)
+    best: Best | None = None
 
     with open_checkpoints(folder / "checkpoints", settings.checkpoints_kept) as checkpoints:
         first_step = 0
@@ -69,13 +90,20 @@ def train(settings: TrainSettings, console: Console) -> Path:
             first_step, state = restored.step, restored.arrays
             batches.set_state(restored.record["data"])
             console.print(f"resumed from step {first_step}")
+            best = best_of(restored.record, trial)
         (folder / "config.yaml").write_text(dump_settings(settings))
 
-        with MetricsLog(folder, first_step) as log, _progress(console) as progress:
+        step = first_step
+        with (
+            MetricsLog(folder, first_step) as log,
+            _progress(console) as progress,
+            watch_for_termination() as asked_to_stop,
+        ):
             task = progress.add_task(
                 "train", total=settings.steps, completed=first_step, status="compiling"
             )
             logged, started, waited = first_step, time.perf_counter(), 0.0
+            accepted: dict[str, float] = {}
             for step in range(first_step + 1, settings.steps + 1):
                 asked = time.perf_counter()
                 batch = next(batches)
@@ -92,25 +120,41 @@ def train(settings: TrainSettings, console: Console) -> Path:
                     optimizer=optimizer,
                 )
                 progress.advance(task)
-                if step % settings.log_every == 0 or step == settings.steps:
+                last = step == settings.steps
+                on_trial = trial if trial and (trial.is_due(step) or last) else None
+                if step % settings.log_every == 0 or on_trial or last:
                     scalars = to_scalars(metrics)
                     elapsed = time.perf_counter() - started
                     scalars["tokens_per_second"] = (step - logged) * batch["tokens"].size / elapsed
                     scalars["data_wait_fraction"] = waited / elapsed
-                    logged, started, waited = step, time.perf_counter(), 0.0
+                    if on_trial:
+                        trained = Model(drafter.config, drafter.graphdef, state.params)
+                        accepted = try_drafter(on_trial, target, trained)
+                        measured = accepted["acceptance_length"]
+                        best = keep_best(on_trial, best, step, measured, trained)
+                        scalars |= accepted
                     log.write(step, scalars)
-                    progress.update(task, status=summary(scalars, settings.draft_rounds))
-                if step % settings.checkpoint_every == 0 or step == settings.steps:
+                    # The last trial stays on the screen until the next.
+                    status = summary({**accepted, **scalars}, settings.draft_rounds)
+                    progress.update(task, status=status)
+                    logged, started, waited = step, time.perf_counter(), 0.0
+                stopping = asked_to_stop()
+                if step % settings.checkpoint_every == 0 or last or stopping:
                     record = {
                         "data": batches.get_state(),
                         "settings": settings.model_dump(mode="json"),
                         "digests": digests,
+                        "best": best and best._asdict(),
                     }
                     save(checkpoints, step, state, record)
+                if stopping:
+                    break
 
+    if step < settings.steps:
+        return Outcome(step, None, best)
     exported = folder / "drafter"
     save_drafter(Model(drafter.config, drafter.graphdef, state.params), exported)
-    return exported
+    return Outcome(step, exported, best)
 
 
 def load_sources(settings: TrainSettings, target: Target) -> list[tuple[Windows, float]]:

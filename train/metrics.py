@@ -25,10 +25,12 @@ def to_scalars(metrics: StepMetrics) -> dict[str, float]:
 
 
 def summary(scalars: dict[str, float], rounds: int) -> str:
-    """The line on the screen: loss, top-1 accuracy per round, speed."""
+    """The line on the screen: loss, top-1 accuracy per round, acceptance if tried, speed."""
     accuracy = " ".join(f"{100 * scalars[f'round_{i}/top_1']:.0f}" for i in range(rounds))
-    speed = scalars["tokens_per_second"]
-    return f"loss {scalars['loss']:.3f}  top-1 % {accuracy}  {speed:.0f} tokens/s"
+    parts = [f"loss {scalars['loss']:.3f}", f"top-1 % {accuracy}"]
+    if "acceptance_length" in scalars:
+        parts.append(f"acceptance length {scalars['acceptance_length']:.2f}")
+    return "  ".join([*parts, f"{scalars['tokens_per_second']:.0f} tokens/s"])
 
 
 class MetricsLog:

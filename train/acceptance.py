@@ -1,0 +1,120 @@
+"""Trying the drafter while it trains: the real decoder on held-out prompts."""
+
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from redrafter_jax.acceptance import acceptance_length, acceptance_rate_per_depth
+from redrafter_jax.command_line import load_tokenizer
+from redrafter_jax.decode import generate
+from redrafter_jax.drafter import Drafter
+from redrafter_jax.hub import save_drafter
+from redrafter_jax.prompts import read_prompts, tokenize
+from redrafter_jax.requests import check_pair
+from redrafter_jax.target import Target
+from train.config import AcceptanceSettings, TrainSettings
+
+
+class Trial(NamedTuple):
+    """What the drafter is tried on.
+
+    Attributes:
+      settings: how often and how.
+      rows: the prompts' tokens.
+      folder: where the best drafter is kept.
+    """
+
+    settings: AcceptanceSettings
+    rows: list[list[int]]
+    folder: Path
+
+    def is_due(self, step: int) -> bool:
+        """Whether a step, other than the last, is followed by a trial."""
+        return step % self.settings.every == 0
+
+
+class Best(NamedTuple):
+    """The drafter that did best so far.
+
+    Attributes:
+      step: of which it is.
+      acceptance_length: what it reached.
+    """
+
+    step: int
+    acceptance_length: float
+
+
+def prepare_trial(settings: TrainSettings, target: Target, drafter: Drafter) -> Trial | None:
+    """Read the prompts that the settings name; None where they name none.
+
+    Args:
+      settings: of the run.
+      target: that will verify.
+      drafter: one of the shape that will be tried.
+
+    Raises:
+      InputError: the prompts cannot be used, or the tree does not fit the models.
+    """
+    trial = settings.acceptance
+    if trial is None:
+        return None
+    check_pair(target.config, drafter.config, trial.draft.build())
+    prompts = read_prompts(trial.prompts, trial.prompt_count)
+    tokenizer = load_tokenizer(settings.target)
+    positions = target.config.max_position_embeddings
+    rows = tokenize(prompts, tokenizer, trial.max_new_tokens, positions)
+    return Trial(trial, rows, settings.output_dir / "best")
+
+
+def try_drafter(trial: Trial, target: Target, drafter: Drafter) -> dict[str, float]:
+    """Decode all prompts together, greedily, up to the limit, and count what was accepted.
+
+    The drafter runs in the target's dtype, as it will when it is used.
+
+    Returns:
+      `acceptance_length`, and `acceptance_rate/depth_d` for every depth that was reached.
+    """
+    dtype = jax.tree.leaves(target.params)[0].dtype
+    counts = generate(
+        target,
+        jax.tree.map(lambda leaf: leaf.astype(dtype), drafter),
+        trial.rows,
+        max_new_tokens=trial.settings.max_new_tokens,
+        draft=trial.settings.draft.build(),
+        eos_token_ids=(),
+    ).accept_counts
+    rates = {
+        f"acceptance_rate/depth_{depth}": float(rate)
+        for depth, rate in enumerate(acceptance_rate_per_depth(counts), start=1)
+        if np.isfinite(rate)
+    }
+    return {"acceptance_length": acceptance_length(counts), **rates}
+
+
+def keep_best(
+    trial: Trial, best: Best | None, step: int, measured: float, drafter: Drafter
+) -> Best:
+    """Export the drafter if it did better than the best one; the new best one.
+
+    A run that is killed meanwhile leaves one of the two, whole.
+    """
+    if best is not None and measured <= best.acceptance_length:
+        return best
+    fresh = trial.folder.with_name(f"{trial.folder.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    save_drafter(drafter, fresh)
+    shutil.rmtree(trial.folder, ignore_errors=True)
+    fresh.rename(trial.folder)
+    return Best(step, measured)
+
+
+def best_of(record: dict[str, Any], trial: Trial | None) -> Best | None:
+    """The best drafter of a run that goes on; what was measured otherwise does not compare."""
+    stated = trial and trial.settings.model_dump(mode="json")
+    if trial is None or record["settings"].get("acceptance") != stated or not record.get("best"):
+        return None
+    return Best(**record["best"])
