@@ -35,7 +35,7 @@ def beam_search(
     drafter were right: `log_softmax(sharpness * (filtered logits + temperature * noise))`. The
     drafter errs in the logits, by an amount that knows no temperature: so the sharpness that suits
     it is the same at all of them (docs/sampling.md). Each round keeps W of the pairs (beam, token)
-    in two stages: the W best tokens of every beam over V, then the W best of those W * W.
+    in two stages: the W best tokens of every beam over U, then the W best of those W * W.
 
     Args:
       drafter: the recurrent head.
@@ -44,14 +44,16 @@ def beam_search(
       root: the last decided token.
       noise: noise of the tokens after the root, from `draw_noise`; the first R are used.
       sampling: the rows' temperature and filters.
-      draft: W, R, sharpness and candidates; neither W nor candidates may exceed V.
+      draft: W, R, sharpness and candidates; neither W nor candidates may exceed U.
     """
 
     unit = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
     factor = (draft.sharpness * unit)[:, None, None]
 
+    drafted = drafter.draft_token_ids
+
     def advance(
-        frontier: _Frontier, round_noise: Float[Array, "B V"]
+        frontier: _Frontier, round_noise: Float[Array, "B U"]
     ) -> tuple[_Frontier, tuple[Array, Array, Array]]:
         states = drafter.step(frontier.states, embedding[frontier.tokens])
         logits = drafter.logits(context[:, None], states)
@@ -68,6 +70,7 @@ def beam_search(
         log_probs, winners = _best(totals, draft.beam_width)
         parents = winners // draft.beam_width
         tokens = jnp.take_along_axis(tokens.reshape(totals.shape), winners, axis=1)
+        tokens = tokens if drafted is None else drafted[tokens]
         states = jnp.take_along_axis(states, parents[..., None], axis=1)
         return _Frontier(tokens, states, log_probs), (tokens, parents, log_probs)
 
@@ -77,6 +80,7 @@ def beam_search(
         jnp.zeros((len(root), 1), jnp.float32),
     )
     rounds = jnp.moveaxis(noise[:, : draft.draft_rounds], 1, 0)
+    rounds = rounds if drafted is None else rounds[..., drafted]
     frontier, first = advance(start, rounds[0])
     _, rest = jax.lax.scan(advance, frontier, rounds[1:])
     trace = jax.tree.map(lambda head, tail: jnp.concatenate([head[None], tail]), first, rest)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 from redrafter_jax.errors import InputError
 
@@ -80,6 +81,8 @@ class DrafterConfig:
       exit_dim: width of the residual blocks and of the vocabulary projection's input.
       num_draft_layers: number of residual blocks.
       rnn: True for the gated sum `SiLU(W e + U s + b)`; False for a running sum of embeddings.
+      draft_tokens: the tokens that can be drafted, in rising order: a head over few of V tokens is
+        read faster, and a token it cannot draft is still decoded, by the target. None for all V.
     """
 
     vocab_size: int
@@ -87,6 +90,7 @@ class DrafterConfig:
     exit_dim: int
     num_draft_layers: int
     rnn: bool = True
+    draft_tokens: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         _require_positive(
@@ -99,6 +103,23 @@ class DrafterConfig:
             raise InputError(
                 f"DrafterConfig.num_draft_layers is {self.num_draft_layers}; it must be 0 or more."
             )
+        if self.draft_tokens is not None:
+            self._check_draft_tokens(self.draft_tokens)
+
+    def _check_draft_tokens(self, tokens: tuple[int, ...]) -> None:
+        if not tokens:
+            raise InputError("DrafterConfig.draft_tokens is empty; name tokens, or None for all.")
+        for before, token in pairwise((-1, *tokens)):
+            if not before < token < self.vocab_size:
+                raise InputError(
+                    f"DrafterConfig.draft_tokens holds {token} after {before}; they must rise from "
+                    f"0 to at most {self.vocab_size - 1}."
+                )
+
+    @property
+    def draft_vocab_size(self) -> int:
+        """The number of tokens that can be drafted."""
+        return self.vocab_size if self.draft_tokens is None else len(self.draft_tokens)
 
     @property
     def has_input_projection(self) -> bool:

@@ -103,11 +103,28 @@ def read_drafter_config(folder: Path) -> DrafterConfig:
         exit_dim=field(values, "exit_dim", path, int),
         num_draft_layers=field(values, "num_draft_layers", path, int),
         rnn=field(values, "rnn", path, bool),
+        draft_tokens=_draft_tokens(values, path),
     )
 
 
+def _draft_tokens(values: dict[str, Any], path: Path) -> tuple[int, ...] | None:
+    if values.get("draft_tokens") is None:
+        return None
+    tokens = values["draft_tokens"]
+    if not isinstance(tokens, list):
+        raise InputError(f"{path} states draft_tokens={tokens!r}; it must be a list of token ids.")
+    for token in tokens:
+        if type(token) is not int:
+            raise InputError(f"{path} states {token!r} in 'draft_tokens'; they must be integers.")
+    return tuple(tokens)
+
+
 def drafter_fields(config: DrafterConfig) -> dict[str, Any]:
-    """What Apple's code would state of the drafter in `config.json`."""
+    """What Apple's code would state of the drafter in `config.json`.
+
+    And `draft_tokens` where it can draft some tokens only, which Apple's code does not know.
+    """
+    fewer = {} if config.draft_tokens is None else {"draft_tokens": list(config.draft_tokens)}
     return {
         "architectures": ["Drafter"],
         "model_type": DRAFTER_MODEL_TYPE,
@@ -117,6 +134,7 @@ def drafter_fields(config: DrafterConfig) -> dict[str, Any]:
         "num_draft_layers": config.num_draft_layers,
         "num_lookback_tokens": -1,
         "rnn": config.rnn,
+        **fewer,
     }
 
 

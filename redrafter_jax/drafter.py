@@ -7,7 +7,7 @@ it knows nothing else of the target.
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from redrafter_jax.config import DrafterConfig
 from redrafter_jax.model import Model
@@ -29,7 +29,7 @@ class Dense(nnx.Module):
 
 
 class RecurrentHead(nnx.Module):
-    """`[context ; state]` -> projection -> residual blocks -> vocabulary.
+    """`[context ; state]` -> projection -> residual blocks -> the tokens that can be drafted.
 
     One set of weights serves every round; the state is zero before the root is fed.
     """
@@ -45,7 +45,7 @@ class RecurrentHead(nnx.Module):
         self.blocks = nnx.List(
             [Dense(E, E, bias=True, rngs=rngs) for _ in range(config.num_draft_layers)]
         )
-        self.lm_head = Dense(E, config.vocab_size, bias=False, rngs=rngs)
+        self.lm_head = Dense(E, config.draft_vocab_size, bias=False, rngs=rngs)
 
     def step(
         self, state: Float[Array, "... D"], embedding: Float[Array, "... D"]
@@ -69,10 +69,19 @@ class RecurrentHead(nnx.Module):
 
     def logits(
         self, context: Float[Array, "... D"], state: Float[Array, "... D"]
-    ) -> Float[Array, "... V"]:
-        """Scores of the token after the one that `state` was last fed, float32."""
+    ) -> Float[Array, "... U"]:
+        """Scores of the token after the one that `state` was last fed, float32.
+
+        One for each of the tokens that can be drafted, in their order; see `draft_token_ids`.
+        """
         features = self.features(context, state)
         return jnp.matmul(features, self.lm_head.kernel[...], preferred_element_type=jnp.float32)
+
+    @property
+    def draft_token_ids(self) -> Int[Array, " U"] | None:
+        """The token of every score; None where the scores are those of all V tokens."""
+        tokens = self.config.draft_tokens
+        return None if tokens is None else jnp.asarray(tokens, jnp.int32)
 
 
 Drafter = Model[DrafterConfig, RecurrentHead]

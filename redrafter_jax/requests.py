@@ -97,7 +97,7 @@ def prepare(
 
 
 def check_pair(target: TargetConfig, drafter: DrafterConfig, draft: DraftConfig) -> None:
-    """Refuse a drafter that was trained for another target, and beams wider than the vocabulary.
+    """Refuse a drafter that was trained for another target, and beams wider than its vocabulary.
 
     Raises:
       InputError: width or vocabulary differ, or the beam is too wide.
@@ -111,10 +111,10 @@ def check_pair(target: TargetConfig, drafter: DrafterConfig, draft: DraftConfig)
             )
     for name in ("beam_width", "candidates"):
         asked = getattr(draft, name) or 0
-        if asked > target.vocab_size:
+        if asked > drafter.draft_vocab_size:
             raise InputError(
-                f"DraftConfig.{name} is {asked}, more than the vocabulary's "
-                f"{target.vocab_size} tokens."
+                f"DraftConfig.{name} is {asked}, more than the {drafter.draft_vocab_size} tokens "
+                "that the drafter can draft."
             )
 
 

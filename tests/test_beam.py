@@ -1,3 +1,4 @@
+import dataclasses
 from functools import partial
 
 import jax
@@ -5,10 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+from flax import nnx
 from tiny_models import random_drafter
 
 from redrafter_jax.beam import beam_search
 from redrafter_jax.config import DraftConfig, DrafterConfig, SamplingConfig
+from redrafter_jax.drafter import init_drafter
 from redrafter_jax.types import Beams
 
 V, D, B = 11, 6, 3
@@ -151,3 +154,33 @@ def test_strong_noise_alone_decides_what_is_drafted() -> None:
     sampling = oracles.sampling_arrays(configs, seeds=[0] * B, vocab_size=V)
     beams = search(jnp.asarray(noise, jnp.float32), jax.tree.map(jnp.asarray, sampling), draft)
     np.testing.assert_array_equal(beams.tokens[..., 0], wanted)
+
+
+@pytest.mark.parametrize("configs", [(GREEDY,) * 3, (*MIXED[:2], GREEDY)], ids=["greedy", "mixed"])
+def test_a_small_head_drafts_what_a_whole_one_would_draft_among_its_tokens(
+    configs: tuple[SamplingConfig, ...],
+) -> None:
+    draft_tokens = (0, 2, 3, 7, 10)
+    draft = DraftConfig(beam_width=3, draft_rounds=3, sharpness=1.5)
+    noise = noise_for(configs, draft.draft_rounds)
+    sampling = jax.tree.map(jnp.asarray, oracles.sampling_arrays(configs, [0] * B, V))
+    # To the whole head the other tokens are forbidden by their noise.
+    forbidden = np.full_like(noise, -np.inf)
+    forbidden[..., draft_tokens] = noise[..., draft_tokens]
+    whole = search(jnp.asarray(forbidden), sampling, draft)
+
+    head = init_drafter(dataclasses.replace(HEAD_CONFIG, draft_tokens=draft_tokens), 0).merge()
+    nnx.update(head, nnx.state(DRAFTER.merge()))
+    head.lm_head.kernel = nnx.Param(DRAFTER.merge().lm_head.kernel[...][:, draft_tokens])
+    small = beam_search(
+        head,
+        jnp.asarray(EMBEDDING),
+        jnp.asarray(CONTEXT),
+        jnp.asarray(ROOT),
+        jnp.asarray(noise),
+        sampling,
+        draft,
+    )
+    np.testing.assert_array_equal(small.tokens, whole.tokens)
+    np.testing.assert_array_equal(small.parents, whole.parents)
+    np.testing.assert_allclose(small.log_probs, whole.log_probs, rtol=1e-5)

@@ -63,6 +63,9 @@ def test_a_target_config_has_no_defaults() -> None:
         ({"vocab_size": 0}, r"^DrafterConfig\.vocab_size is 0; .* greater than 0\.$"),
         ({"hidden_size": -3}, r"^DrafterConfig\.hidden_size is -3; .* greater than 0\.$"),
         ({"exit_dim": 0}, r"^DrafterConfig\.exit_dim is 0; .* greater than 0\.$"),
+        ({"draft_tokens": ()}, r"^DrafterConfig\.draft_tokens is empty; .* None for all\.$"),
+        ({"draft_tokens": (1, 1)}, r"^DrafterConfig\.draft_tokens holds 1 after 1; .* rise"),
+        ({"draft_tokens": (1, 5)}, r"^DrafterConfig\.draft_tokens holds 5 after 1; .* most 4\.$"),
         ({"num_draft_layers": -1}, r"^DrafterConfig\.num_draft_layers is -1; .* 0 or more\.$"),
     ],
 )

@@ -162,6 +162,18 @@ def test_a_drafter_constant_that_is_not_stated_is_not_guessed(
 
 
 @pytest.mark.parametrize(
+    ("tokens", "sentence"),
+    [(7, r"draft_tokens=7; it must be a list"), ([0, True], "True in 'draft_tokens'")],
+)
+def test_draft_tokens_are_a_list_of_integers(
+    drafter_folder: Path, tokens: object, sentence: str
+) -> None:
+    change_json(drafter_folder / "config.json", draft_tokens=tokens)
+    with pytest.raises(InputError, match=sentence):
+        read_drafter_config(drafter_folder)
+
+
+@pytest.mark.parametrize(
     ("changes", "sentence"),
     [
         ({"model_type": "mistral"}, "model_type 'mistral'; .* 'llama'"),

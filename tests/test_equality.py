@@ -3,6 +3,7 @@
 `test_parity` tries many small batches; here one batch holds every temperature with every filter.
 """
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from itertools import islice, product
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+from flax import nnx
 from tiny_models import imitating_drafter
 
 from redrafter_jax import (
@@ -191,3 +193,18 @@ def test_a_model_of_real_text_says_the_same_with_and_without_drafts() -> None:
     draft = DraftConfig(beam_width=4, draft_rounds=4, num_nodes=12)
     ours = check_equality(target, drafter, draft, requests)
     check_gain(ours, requests, least=1.2)
+
+
+def test_a_drafter_that_knows_half_the_vocabulary_changes_no_token(
+    habitual_target: Target, good_drafter: Drafter
+) -> None:
+    tokens = tuple(range(1, 24, 2))
+    head = good_drafter.merge()
+    config = dataclasses.replace(good_drafter.config, draft_tokens=tokens)
+    small = init_drafter(config, 0).merge()
+    nnx.update(small, nnx.state(head))
+    small.lm_head.kernel = nnx.Param(head.lm_head.kernel[...][:, tokens])
+    requests = draw_requests(77, random_prompts(77, 60, 24), longest=48)
+    tree = TREES["node budget"]
+    ours = check_equality(habitual_target, Model.split(config, small), tree, requests)
+    check_gain(ours, requests, least=1.1)

@@ -167,7 +167,10 @@ def test_drafts_that_see_the_noise_are_right_more_often(report: dict[str, Any]) 
         ("trees.num_nodes=[99]", "num_nodes is 99"),
         ("samplings=[]", "samplings: List should have at least 1 item"),
         ("trees.width=3", "trees.width: unknown key; did you mean 'beam_width'?"),
-        ("trees.beam_width=25", "beam_width is 25, more than the vocabulary's 24 tokens"),
+        (
+            "trees.beam_width=25",
+            "beam_width is 25, more than the 24 tokens",
+        ),
         ("max_new_tokens=600", "max_new_tokens=600 leaves"),
     ],
 )

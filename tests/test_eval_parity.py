@@ -292,7 +292,7 @@ def test_the_demos_settings_are_valid() -> None:
             "target has 512 positions; lower one of them.",
         ),
         ("cases.greedy.max_new_tokens=510", "Case 'greedy': .*the prompt has 3 tokens"),
-        ("cases.greedy.draft.beam_width=30", "Case 'greedy': .*more than the vocabulary's 24"),
+        ("cases.greedy.draft.beam_width=30", "Case 'greedy': .*more than the 24 tokens"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_sentence(

@@ -158,7 +158,10 @@ def test_temporaries_are_left_out_with_the_reason(
         (["--gpu", "h20"], "gpu: Input should be 'h100', 'h200' or 'b200' (got 'h20')"),
         (["--cache", "31"], "slots: Input should be greater than or equal to 32 (got 31)"),
         (["target.width=3"], "target.width: unknown key"),
-        (["draft.beam_width=25"], "beam_width is 25, more than the vocabulary's 24 tokens"),
+        (
+            ["draft.beam_width=25"],
+            "beam_width is 25, more than the 24 tokens",
+        ),
     ],
 )
 def test_bad_settings_are_one_sentence(config: Path, arguments: list[str], sentence: str) -> None:

@@ -58,7 +58,10 @@ def test_every_sampling_is_timed_beside_greedy_decoding(config: Path) -> None:
     [
         ("target.head_dim=7", "head_dim is 7; rotary embedding needs an even number"),
         ("target.width=3", "target.width: unknown key"),
-        ("draft.beam_width=25", "beam_width is 25, more than the vocabulary's 24 tokens"),
+        (
+            "draft.beam_width=25",
+            "beam_width is 25, more than the 24 tokens",
+        ),
         ("steps=90", "the target has 256 positions"),
     ],
 )

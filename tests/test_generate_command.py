@@ -126,7 +126,7 @@ def test_the_text_ends_before_a_stop_string(
         (["--max-new-tokens", "0"], "max_new_tokens of row 0 is 0"),
         (["--max-new-tokens", "9999"], "the target has 512 positions"),
         (["--beam-width", "0"], "beam_width is 0"),
-        (["--beam-width", "25"], "more than the vocabulary's 24 tokens"),
+        (["--beam-width", "25"], "more than the 24 tokens that the drafter can draft"),
         (["--num-nodes", "99"], "num_nodes is 99"),
         (["--sharpness", "0"], "sharpness is 0.0; it must be greater than 0"),
         (["--dtype", "int8"], "invalid choice: 'int8'"),

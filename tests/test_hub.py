@@ -21,6 +21,7 @@ from redrafter_jax import (
     save_drafter,
     save_target,
 )
+from redrafter_jax.drafter import init_drafter
 from redrafter_jax.model import Model
 
 D, V = 8, 13
@@ -287,6 +288,20 @@ def test_apples_drafters_compute_what_their_matrices_say(apple_folder: Path) -> 
         weights["lm_head.1.weight"] @ x,
         rtol=1e-4,
         atol=1e-4,
+    )
+
+
+def test_a_drafter_of_some_tokens_comes_back(tmp_path: Path) -> None:
+    config = DrafterConfig(V, D, exit_dim=5, num_draft_layers=1, draft_tokens=(0, 3, 4))
+    drafter = init_drafter(config, 0)
+    save_drafter(drafter, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["draft_tokens"] == [0, 3, 4]
+    assert load_file(tmp_path / "model.safetensors")["lm_head.1.weight"].shape == (3, 5)
+    loaded = load_drafter(tmp_path, dtype="float32")
+    assert loaded.config == config
+    np.testing.assert_array_equal(loaded.merge().draft_token_ids, [0, 3, 4])
+    np.testing.assert_array_equal(
+        loaded.merge().lm_head.kernel[...], drafter.merge().lm_head.kernel[...]
     )
 
 

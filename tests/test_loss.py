@@ -28,13 +28,15 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def pair():
+    return make_pair(None)
+
+
+def make_pair(draft_tokens: tuple[int, ...] | None) -> tuple[Decoder, RecurrentHead]:
     config = TargetConfig(29, 16, 24, 1, 2, 1, 8, 1e4, 1e-5, 64, False, (0,))
     target = init_target(config, 0)
     louder = jax.tree.map(lambda leaf: leaf * 12 if leaf.ndim == 2 else leaf, target.params)
-    return (
-        type(target)(config, target.graphdef, louder).merge(),
-        init_drafter(DrafterConfig(29, 16, 20, 1), 1).merge(),
-    )
+    drafter = DrafterConfig(29, 16, 20, 1, draft_tokens=draft_tokens)
+    return type(target)(config, target.graphdef, louder).merge(), init_drafter(drafter, 1).merge()
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +59,7 @@ def brute_force(
     hidden, _, _ = target.forward(jnp.asarray(tokens))
     teacher = log_softmax(np.asarray(target.logits(hidden), np.float64))
     embedding = target.embed_tokens[...]
+    known = list(drafter.config.draft_tokens or range(29))
     hard, soft, lk, agreement = np.zeros((4, ROUNDS))
     top = np.zeros((ROUNDS, 5))
     for b in range(B):
@@ -71,12 +74,13 @@ def brute_force(
                     continue
                 guess = log_softmax(np.asarray(drafter.logits(hidden[b, t], state), np.float64))
                 teach = teacher[b, t + 1 + i]
-                hard[i] -= guess[tokens[b, label]]
-                soft[i] += soft_loss(teach, guess, softening)
-                lk[i] -= np.log(sum(map(min, np.exp(teach), np.exp(guess))))
-                agreement[i] += guess.argmax() == teach.argmax()
+                soft[i] += soft_loss(teach[known], guess, softening)
+                lk[i] -= np.log(sum(map(min, np.exp(teach[known]), np.exp(guess))))
+                agreement[i] += known[guess.argmax()] == teach.argmax()
+                if tokens[b, label] in known:
+                    hard[i] -= guess[known.index(tokens[b, label])]
                 for k in range(5):
-                    top[i, k] += tokens[b, label] in np.argsort(-guess)[: k + 1]
+                    top[i, k] += tokens[b, label] in np.take(known, np.argsort(-guess)[: k + 1])
     return {"hard": hard, "soft": soft, "lk": lk, "top": top, "agreement": agreement}
 
 
@@ -128,6 +132,18 @@ def test_the_soft_loss_is_tempered_and_cut(pair, batch, softening: Softening) ->
     hidden, _, _ = pair[0].forward(jnp.asarray(tokens))
     sums = sums_over_windows(pair, hidden, tokens, mask, 4, softening)
     target, drafter = pair
+    expected = brute_force(target, drafter, tokens, mask, softening)
+    for name, value in expected.items():
+        np.testing.assert_allclose(getattr(sums, name), value, rtol=2e-4, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("softening", [UNSOFTENED, Softening(2.0, 3)])
+def test_a_drafter_may_know_some_tokens_only(batch, softening: Softening) -> None:
+    tokens, mask = batch
+    target, drafter = make_pair((1, 2, 3, 5, 7, 8, 11, 13, 17, 19, 20, 23, 27))
+    assert drafter.lm_head.kernel[...].shape == (20, 13)
+    hidden, _, _ = target.forward(jnp.asarray(tokens))
+    sums = sums_over_windows((target, drafter), hidden, tokens, mask, 4, softening)
     expected = brute_force(target, drafter, tokens, mask, softening)
     for name, value in expected.items():
         np.testing.assert_allclose(getattr(sums, name), value, rtol=2e-4, atol=1e-4, err_msg=name)

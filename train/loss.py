@@ -3,6 +3,9 @@
 For a position t with hidden state h_t, round i (from 0) feeds x_{t+1+i} and predicts x_{t+2+i}.
 The teacher of that prediction is the target's own output at position t+1+i, from the same forward
 pass that gave h_t (paper, section 4; distillation as in section 4.2).
+
+A drafter may know U of the V tokens only. The soft loss then compares with the target's
+distribution among those; a label that it does not know has no hard loss and counts as missed.
 """
 
 from typing import NamedTuple
@@ -22,7 +25,7 @@ class RoundSums(NamedTuple):
     """Sums over the counted positions, one entry per round.
 
     Attributes:
-      hard: cross-entropy with the next token, nats.
+      hard: cross-entropy with the next token, nats; 0 where the drafter does not know it.
       soft: KL divergence from the target's distribution to the drafter's, nats; see `Softening`.
       lk: -log of the sum over V of the lesser of the two probabilities, nats: that sum is the
         chance that the best coupling of both draws the same token (arXiv 2211.17192, section 3).
@@ -118,7 +121,9 @@ def round_sums(
     """
     C = window.hidden.shape[1] - rounds
     context = window.hidden[:, :C]
-    teacher = _Teacher.of(target.logits(window.hidden[:, 1:]), softening)
+    known = drafter.draft_token_ids
+    teacher = _Teacher.of(target.logits(window.hidden[:, 1:]), softening, known)
+    labels = window.tokens if known is None else _index_of(known, target)[window.tokens]
     embedded = target.embed_tokens[...][window.tokens[:, 1:]].astype(context.dtype)
     state = jnp.zeros_like(context)
     sums = []
@@ -128,7 +133,7 @@ def round_sums(
             _prediction_sums(
                 drafter.logits(context, state),
                 jax.tree.map(lambda leaf: leaf[:, i : i + C], teacher),  # noqa: B023
-                window.tokens[:, 2 + i : 2 + i + C],
+                labels[:, 2 + i : 2 + i + C],
                 window.loss_mask[:, 2 + i : 2 + i + C],
                 softening.temperature,
             )
@@ -136,32 +141,43 @@ def round_sums(
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *sums)
 
 
+def _index_of(known: Int[Array, " U"], target: Decoder) -> Int[Array, " V"]:
+    """Where each token stands among the known ones; -1 for the others."""
+    nowhere = jnp.full(target.config.vocab_size, -1)
+    return nowhere.at[known].set(jnp.arange(len(known)))
+
+
 class _Teacher(NamedTuple):
-    """The target's distribution of the token after each position.
+    """The target's distribution of the token after each position, over the known tokens.
 
     Attributes:
-      probabilities: as it is.
-      softened: as the soft loss wants it.
+      probabilities: as they are; they sum to less than 1 where not all tokens are known.
+      softened: as the soft loss wants it; sums to 1.
       entropy: of the softened one.
-      best: the most likely token.
+      best: the target's most likely token among the known ones, -1 where it is not one of them.
     """
 
-    probabilities: Float[Array, "B C V"]
-    softened: Float[Array, "B C V"]
+    probabilities: Float[Array, "B C U"]
+    softened: Float[Array, "B C U"]
     entropy: Float[Array, "B C"]
     best: Int[Array, "B C"]
 
     @classmethod
-    def of(cls, logits: Float[Array, "B C V"], softening: Softening) -> "_Teacher":
+    def of(
+        cls, logits: Float[Array, "B C V"], softening: Softening, known: Int[Array, " U"] | None
+    ) -> "_Teacher":
         logits = jax.lax.stop_gradient(logits)
-        log_probs = jax.nn.log_softmax(logits)
+        normaliser = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        highest = logits.max(axis=-1)
+        logits = logits if known is None else logits[..., known]
+        best = jnp.where(logits.max(axis=-1) == highest, jnp.argmax(logits, axis=-1), -1)
         softened = jax.nn.log_softmax(_keep_best(logits, softening.top_k) / softening.temperature)
         weights = jnp.exp(softened)
         entropy = -jnp.sum(jnp.where(weights > 0, weights * softened, 0.0), axis=-1)
-        return cls(jnp.exp(log_probs), weights, entropy, jnp.argmax(logits, axis=-1))
+        return cls(jnp.exp(logits - normaliser), weights, entropy, best)
 
 
-def _keep_best(logits: Float[Array, "B C V"], count: int | None) -> Float[Array, "B C V"]:
+def _keep_best(logits: Float[Array, "B C U"], count: int | None) -> Float[Array, "B C U"]:
     if count is None or count >= logits.shape[-1]:
         return logits
     lowest = jax.lax.top_k(logits, count)[0][..., -1:]
@@ -169,13 +185,14 @@ def _keep_best(logits: Float[Array, "B C V"], count: int | None) -> Float[Array,
 
 
 def _prediction_sums(
-    logits: Float[Array, "B C V"],
+    logits: Float[Array, "B C U"],
     teacher: _Teacher,
     labels: Int[Array, "B C"],
     mask: Bool[Array, "B C"],
     temperature: float,
 ) -> RoundSums:
-    """Sums of one round, with as few passes over V as the measures need."""
+    """Sums of one round, with as few passes over U as the measures need."""
+    is_known = labels >= 0
     normaliser = jax.nn.logsumexp(logits, axis=-1)
     label_logits = _pick(logits, labels)
     rank = (logits > label_logits[..., None]).sum(axis=-1)
@@ -186,10 +203,10 @@ def _prediction_sums(
     shared = jnp.minimum(teacher.probabilities, jnp.exp(logits - normaliser[..., None]))
     # Rounding may leave nothing where both agree on nothing.
     overlap = jnp.maximum(shared.sum(axis=-1), jnp.finfo(jnp.float32).tiny)
-    agrees = _pick(logits, teacher.best) >= logits.max(axis=-1)
-    among = rank[..., None] < jnp.arange(1, TOP + 1)
+    agrees = (teacher.best >= 0) & (_pick(logits, teacher.best) >= logits.max(axis=-1))
+    among = is_known[..., None] & (rank[..., None] < jnp.arange(1, TOP + 1))
     return RoundSums(
-        hard=jnp.sum((normaliser - label_logits) * mask),
+        hard=jnp.sum((normaliser - label_logits) * (mask & is_known)),
         soft=jnp.sum((cross_entropy - teacher.entropy) * mask) * temperature**2,
         lk=jnp.sum(-jnp.log(overlap) * mask),
         top=jnp.sum(among & mask[..., None], axis=(0, 1)).astype(jnp.float32),
@@ -197,5 +214,7 @@ def _prediction_sums(
     )
 
 
-def _pick(logits: Float[Array, "B C V"], tokens: Int[Array, "B C"]) -> Float[Array, "B C"]:
-    return jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
+def _pick(logits: Float[Array, "B C U"], tokens: Int[Array, "B C"]) -> Float[Array, "B C"]:
+    """The logit of each token; of some token where there is none (-1)."""
+    chosen = jnp.maximum(tokens, 0)
+    return jnp.take_along_axis(logits, chosen[..., None], axis=-1)[..., 0]
