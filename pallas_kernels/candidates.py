@@ -1,0 +1,203 @@
+"""What `pallas_kernels.bench` times: ways to compute tree attention, and a copy to hold them to."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, UInt
+
+from pallas_kernels.repeat import repeat
+from pallas_kernels.tree_attention import tree_attention
+
+CHILDREN = 4  # of every node of the tree that is timed; its shape costs nothing
+
+
+class Case(NamedTuple):
+    """Shapes of one call: S keys to see, the last N of them the tree's own."""
+
+    query_heads: int
+    key_heads: int
+    head_dim: int
+    batch: int
+    slots: int
+    nodes: int
+    dtype: str
+
+    @property
+    def cache_bytes(self) -> int:
+        """The keys and values of S tokens, once: what no implementation can do without."""
+        size = 2 * self.batch * self.key_heads * self.slots * self.head_dim
+        return size * jnp.dtype(self.dtype).itemsize
+
+
+class Inputs(NamedTuple):
+    """Arrays of one way to call attention.
+
+    Attributes:
+      q: queries of the nodes.
+      caches: pairs of keys and values, each read in its turn.
+      rest: whatever else `attend` takes.
+    """
+
+    q: Float[Array, "B N Q H"]
+    caches: tuple[tuple[Array, Array], ...]
+    rest: tuple[Array, ...]
+
+
+class Candidate(NamedTuple):
+    """A way to compute tree attention.
+
+    Attributes:
+      prepare: from what `draw_tree_inputs` gives to what `attend` takes.
+      attend: from queries, keys, values, a 0 of `repeat` and the rest to the nodes' outputs.
+    """
+
+    prepare: Callable[[Inputs], Inputs]
+    attend: Callable[..., Float[Array, "B N Q H"]]
+
+
+def draw_tree_inputs(case: Case, caches: int) -> Inputs:
+    """Random arrays in the layout of `tree_attention`; the rest is lengths, tree and mask.
+
+    S - N tokens are cached and N are nodes.
+    """
+    keys = iter(jax.random.split(jax.random.key(0), 2 * caches + 3))
+    B, N, K, S, H = case.batch, case.nodes, case.key_heads, case.slots, case.head_dim
+
+    def draw(*shape: int) -> Array:
+        return jax.random.normal(next(keys), shape, jnp.dtype(case.dtype))
+
+    return Inputs(
+        q=draw(B, N, case.query_heads, H),
+        caches=tuple((draw(B, K, S, H), draw(B, K, S, H)) for _ in range(caches)),
+        rest=(
+            jnp.full(B, S - N, jnp.int32),
+            draw(B, N, K, H),
+            draw(B, N, K, H),
+            jnp.broadcast_to(tree_mask(N), (B, N, N)),
+        ),
+    )
+
+
+def tree_mask(nodes: int) -> Bool[np.ndarray, "N N"]:
+    """Who sees whom in a tree whose node i hangs below node (i - 1) // 4."""
+    mask = np.eye(nodes, dtype=bool)
+    for node in range(1, nodes):
+        mask[node] |= mask[(node - 1) // CHILDREN]
+    return mask
+
+
+def join_tree(inputs: Inputs) -> Inputs:
+    """The same tokens for `jax.nn.dot_product_attention`: the tree at the end of each cache.
+
+    The rest is its mask, ready-made, [B 1 N S].
+    """
+    _, k_tree, v_tree, mask = inputs.rest
+    B, N = mask.shape[:2]
+    past = inputs.caches[0][0].shape[2] - N
+
+    def join(cache: Float[Array, "B K S H"], tree: Float[Array, "B N K H"]) -> Array:
+        return cache.at[:, :, past:].set(tree.swapaxes(1, 2))
+
+    caches = tuple((join(k, k_tree), join(v, v_tree)) for k, v in inputs.caches)
+    visible = jnp.concatenate([jnp.ones((B, N, past), bool), mask], axis=2)
+    return Inputs(inputs.q, caches, (visible[:, None],))
+
+
+def join_tree_by_slots(inputs: Inputs) -> Inputs:
+    """The same with caches [B S K H], the one layout that cuDNN is given."""
+    joined = join_tree(inputs)
+    caches = tuple((k.swapaxes(1, 2), v.swapaxes(1, 2)) for k, v in joined.caches)
+    return joined._replace(caches=caches)
+
+
+def _tree_attend(
+    q: Float[Array, "B N Q H"],
+    keys: Float[Array, "B K S H"],
+    values: Float[Array, "B K S H"],
+    zero: Int[Array, ""],
+    lengths: Int[Array, " B"],
+    *tree: Array,
+    implementation: Any,
+) -> Float[Array, "B N Q H"]:
+    arrays = q, keys, values, lengths + zero, *tree
+    return tree_attention(*arrays, scale=q.shape[-1] ** -0.5, implementation=implementation)
+
+
+def _dot_product_xla(
+    q: Float[Array, "B N Q H"],
+    keys: Float[Array, "B K S H"],
+    values: Float[Array, "B K S H"],
+    zero: Int[Array, ""],
+    mask: Bool[Array, "B 1 N S"],
+) -> Float[Array, "B N Q H"]:
+    # XLA multiplies head by head: it takes back this transposition, and would make the other one.
+    keys, values = keys.swapaxes(1, 2), values.swapaxes(1, 2)
+    return _dot_product(q, keys, values, zero, mask, implementation="xla")
+
+
+def _dot_product(
+    q: Float[Array, "B N Q H"],
+    keys: Float[Array, "B S K H"],
+    values: Float[Array, "B S K H"],
+    zero: Int[Array, ""],
+    mask: Bool[Array, "B 1 N S"],
+    *,
+    implementation: Any,
+) -> Float[Array, "B N Q H"]:
+    q = q + zero.astype(q.dtype)
+    return jax.nn.dot_product_attention(q, keys, values, mask=mask, implementation=implementation)
+
+
+CANDIDATES = {
+    "mosaic_gpu": Candidate(
+        lambda inputs: inputs, partial(_tree_attend, implementation="mosaic_gpu")
+    ),
+    "reference": Candidate(
+        lambda inputs: inputs, partial(_tree_attend, implementation="reference")
+    ),
+    "dot_product xla": Candidate(join_tree, _dot_product_xla),
+    "dot_product cudnn": Candidate(
+        join_tree_by_slots, partial(_dot_product, implementation="cudnn")
+    ),
+}
+
+
+def attention_program(attend: Callable[..., Array], turns: int) -> Callable[..., Array]:
+    """From `Inputs` and 0 to the last outputs; every turn reads each of the caches once.
+
+    The outputs of one call are the queries of the next, so no call can start before it.
+    """
+
+    attend = jax.jit(attend)  # traced and lowered once for all caches
+
+    def run(inputs: Inputs, zero: Int[Array, ""]) -> Float[Array, "B N Q H"]:
+        def turn(q: Array, none: Int[Array, ""]) -> Array:
+            for keys, values in inputs.caches:
+                q = attend(q, keys, values, none, *inputs.rest)
+            return q
+
+        return repeat(turn, inputs.q, turns, zero)
+
+    return jax.jit(run)
+
+
+def copy_program(turns: int) -> Callable[..., UInt[Array, " n"]]:
+    """Reads and writes the whole array in every turn; the array is donated."""
+
+    def run(array: UInt[Array, " n"], zero: Int[Array, ""]) -> UInt[Array, " n"]:
+        def turn(array: Array, none: Int[Array, ""]) -> Array:
+            return array + (none + 1).astype(array.dtype)
+
+        return repeat(turn, array, turns, zero)
+
+    return jax.jit(run, donate_argnums=0)
+
+
+def count_caches(case: Case, rotate_bytes: int) -> int:
+    """As many caches as together have `rotate_bytes`, so that none is found in the GPU's own."""
+    return max(1, math.ceil(rotate_bytes / case.cache_bytes))

@@ -1,0 +1,40 @@
+"""The same work many times over in one program: its time is the work's, not the launch's.
+
+Launching a program from Python takes as long as a small kernel runs. So what is timed stands in a
+loop inside the program. Its number of turns is a constant: a GPU need not ask the host after every
+turn whether there is another.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+Carry = TypeVar("Carry")
+
+
+def repeat(
+    turn: Callable[[Carry, Int[Array, ""]], Carry], carry: Carry, count: int, zero: Int[Array, ""]
+) -> Carry:
+    """The carry after `count` turns, of which XLA can move nothing out of the loop, nor drop any.
+
+    A turn is given 0 as a number that XLA must take to differ from turn to turn, for it is the
+    turn's own number masked by an argument of the program. What it is added to, and all that is
+    computed from there, is computed in every turn. (A barrier would not do: on the CPU XLA drops
+    it before it moves code out of loops.)
+
+    Args:
+      turn: from the carry and the 0 to the next carry; what is to be timed must end up in there.
+      carry: pytree of arrays.
+      count: turns, a constant of the program.
+      zero: the number 0, an argument of the program and no constant.
+    """
+    return jax.lax.fori_loop(0, count, lambda index, carry: turn(carry, index & zero), carry)
+
+
+def empty_like(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Zeros in the shapes that the function returns: a first carry that no turn reads."""
+    shapes = jax.eval_shape(function, *arguments)
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)

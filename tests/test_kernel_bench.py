@@ -1,0 +1,187 @@
+"""`python -m pallas_kernels.bench`: what it counts, that all compute the same, what it writes."""
+
+import argparse
+import json
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+from tiny_folders import run_module
+
+from pallas_kernels import aot
+from pallas_kernels import tree_attention as dispatch
+from pallas_kernels.aot import compile_on, gpu_mesh
+from pallas_kernels.bench import interleave, main
+from pallas_kernels.candidates import (
+    CANDIDATES,
+    Case,
+    attention_program,
+    copy_program,
+    count_caches,
+    draw_tree_inputs,
+    tree_mask,
+)
+
+UNAVAILABLE = aot.why_unavailable()
+SMALL = Case(4, 2, 16, batch=2, slots=24, nodes=7, dtype="float32")
+RUNNING = ["reference", "dot_product xla"]  # on any platform
+
+
+def test_the_cache_is_counted_once() -> None:
+    # Llama-3.1-8B: keys and values of 1024 tokens, 8 heads of 128, two bytes each: 4 MiB.
+    llama = Case(32, 8, 128, batch=1, slots=1024, nodes=7, dtype="bfloat16")
+    assert llama.cache_bytes == 4 * 2**20
+    # Vicuna-7B has four times the key heads; eight rows.
+    vicuna = Case(32, 32, 128, batch=8, slots=1024, nodes=64, dtype="bfloat16")
+    assert vicuna.cache_bytes == 128 * 2**20
+    assert count_caches(llama, 128 * 2**20) == 32
+    assert count_caches(vicuna, 128 * 2**20) == 1
+
+
+def test_the_tree_is_a_tree() -> None:
+    parents = [max(0, (node - 1) // 4) for node in range(30)]
+    np.testing.assert_array_equal(tree_mask(30), oracles.ancestor_mask(parents))
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_every_candidate_attends_to_the_same_tokens(name: str) -> None:
+    inputs = draw_tree_inputs(SMALL, caches=2)
+    lengths, k_tree, v_tree, mask = (np.asarray(array) for array in inputs.rest)
+    prepare, attend = CANDIDATES[name]
+    q, caches, rest = prepare(inputs)
+    output = jax.jit(attend)(q, *caches[1], jnp.int32(0), *rest)
+    for row in range(SMALL.batch):
+        keys, values = (
+            np.concatenate([np.asarray(cache)[row].swapaxes(0, 1)[: lengths[row]], tree[row]])
+            for cache, tree in zip(inputs.caches[1], (k_tree, v_tree), strict=True)
+        )
+        assert len(keys) == SMALL.slots
+        visible = np.concatenate([np.ones((7, 17), bool), mask[row]], axis=1)
+        expected = oracles.attention(np.asarray(q)[row], keys, values, visible, 0.25)
+        np.testing.assert_allclose(output[row], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_outputs_are_the_queries_of_the_next_call_over_the_caches_in_turns() -> None:
+    inputs = draw_tree_inputs(SMALL, caches=2)
+    _, attend = CANDIDATES["reference"]
+    expected = inputs.q
+    for keys, values in inputs.caches * 3:
+        expected = attend(expected, keys, values, jnp.int32(0), *inputs.rest)
+    output = attention_program(attend, turns=3)(inputs, jnp.int32(0))
+    np.testing.assert_allclose(output, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_copy_writes_the_whole_array_in_every_turn() -> None:
+    array = copy_program(turns=5)(jnp.arange(9, dtype=jnp.uint32), jnp.int32(0))
+    np.testing.assert_array_equal(array, np.arange(9) + 5)
+
+
+def test_repeats_begin_with_each_in_its_turn() -> None:
+    ran: list[str] = []
+
+    def timer(name: str) -> Any:
+        return lambda: ran.append(name) or float(len(ran))
+
+    seconds = interleave({name: timer(name) for name in "abc"}, repeats=4)
+    assert "".join(ran) == "abcbcacababc"
+    assert seconds["b"].tolist() == [2, 4, 9, 11]
+
+
+def test_the_report_has_every_combination(tmp_path: Path) -> None:
+    path = tmp_path / "kernel.json"
+    small = {
+        "nodes": "3",
+        "slots": "64",
+        "batch": "2",
+        "repeats": "2",
+        "gigabytes": "1e-4",
+        "rotate-megabytes": "0.1",
+        "copy-megabytes": "0.1",
+        "output": str(path),
+    }
+    flags = [part for name, value in small.items() for part in (f"--{name}", value)]
+    finished = run_module("pallas_kernels.bench", *flags)
+    assert finished.returncode == 0, finished.stderr
+    report = json.loads(path.read_text())
+    shapes = [(row["heads"], row["batch"], row["slots"], row["nodes"]) for row in report["rows"]]
+    assert shapes == list(product(["llama-3.1-8b", "vicuna-7b"], [2], [64], [3]))
+    for row in report["rows"]:
+        assert list(row["candidates"]) == list(CANDIDATES)
+        for name in RUNNING:
+            one = row["candidates"][name]
+            low, middle, high = one["microseconds"]
+            assert 0 < low <= middle <= high
+            # Bytes per nanosecond are gigabytes per second.
+            rate = row["cache_bytes"] / (1000 * middle)
+            assert one["gigabytes_per_second"] == pytest.approx(rate)
+            assert one["difference"] < 2e-2
+    if report["platform"] == "cpu":
+        kernel = report["rows"][0]["candidates"]["mosaic_gpu"]
+        assert list(kernel) == ["not_run"]
+        assert "it needs a Hopper GPU" in kernel["not_run"]
+        assert f"mosaic_gpu: not run: {kernel['not_run']}" in finished.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--slots", "0"], "0 must be 1 or more"),
+        (["--gigabytes", "nan"], "nan must be greater than 0"),
+        (["--nodes", "65", "--slots", "64"], "--nodes 65 is more than --slots 64"),
+        (["--heads", "llama"], "invalid choice: 'llama'"),
+        (["--output", "no/such/folder.json"], "there is no folder no/such"),
+    ],
+)
+def test_bad_arguments_are_one_sentence(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(arguments)
+    assert refused.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_caches_larger_than_the_device_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    device = argparse.Namespace(memory_stats=lambda: {"bytes_limit": 24e9})
+    monkeypatch.setattr("pallas_kernels.bench.jax.devices", lambda: [device])
+    with pytest.raises(SystemExit):
+        main(["--slots", "65536", "--batch", "8"])
+    # Vicuna's are the larger: 2 x 8 x 32 x 65536 x 128 x 2 bytes = 8.6 GB, three times.
+    sentence = "--slots 65536 with --batch 8 needs 25.8 GB for caches and the device has 24.0 GB"
+    assert sentence in capsys.readouterr().err
+
+
+class Hopper:
+    """As much as the dispatch asks of a device."""
+
+    platform = "gpu"
+    device_kind = "NVIDIA H200"
+    num_cores = 132
+    compute_capability = "9.0"
+
+
+@pytest.mark.skipif(UNAVAILABLE is not None, reason=UNAVAILABLE or "")
+@pytest.mark.parametrize("name", ["mosaic_gpu", *RUNNING])
+def test_compiled_for_a_gpu_every_call_stays_in_the_loop(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "_device", Hopper)
+    case = Case(32, 32, 128, batch=1, slots=1024, nodes=32, dtype="bfloat16")
+    prepare, attend = CANDIDATES[name]
+    inputs = jax.eval_shape(lambda: prepare(draw_tree_inputs(case, 3)))
+    zero = jax.ShapeDtypeStruct((), jnp.int32)
+    compiled = compile_on(gpu_mesh("h200"), attention_program(attend, 50), inputs, zero)
+    assert '"known_trip_count":{"n":"50"}' in compiled.hlo
+    # Three caches of keys and values, of which no copy is made.
+    assert compiled.memory.temporaries < case.cache_bytes
+    if name == "mosaic_gpu":
+        entry = compiled.hlo[compiled.hlo.index("\nENTRY") :]
+        assert "mosaic_gpu" not in entry
+        assert compiled.hlo.count('custom_call_target="mosaic_gpu_v2"') == 3

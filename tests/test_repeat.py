@@ -1,0 +1,59 @@
+"""Work that is repeated for a clock: all of it stays in the loop, as often as asked."""
+
+import re
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.repeat import empty_like, repeat
+
+X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+ZERO = jax.ShapeDtypeStruct((), jnp.int32)
+Turn = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_turns_are_counted_and_given_zero(count: int) -> None:
+    def turn(carry: tuple[jax.Array, jax.Array], none: jax.Array) -> tuple[jax.Array, jax.Array]:
+        turns, sum_of_zeros = carry
+        return turns + 1, sum_of_zeros + none
+
+    run = jax.jit(lambda zero: repeat(turn, (jnp.int32(0), jnp.int32(0)), count, zero))
+    np.testing.assert_array_equal(run(jnp.int32(0)), (count, 0))
+
+
+@pytest.mark.parametrize(
+    ("turn", "stays"),
+    [
+        pytest.param(lambda carry, x, none: (x + none) @ x, True, id="the product needs the zero"),
+        pytest.param(lambda carry, x, none: carry @ x, True, id="the product needs the carry"),
+        # What the tool is for: this product is the same in every turn, and XLA sees it.
+        pytest.param(lambda carry, x, none: x @ x, False, id="the product needs neither"),
+    ],
+)
+def test_what_needs_the_zero_stays_in_the_loop(turn: Turn, stays: bool) -> None:
+    @jax.jit
+    def run(carry: jax.Array, x: jax.Array, zero: jax.Array) -> jax.Array:
+        return repeat(lambda carry, none: turn(carry, x, none), carry, 100, zero)
+
+    hlo = run.lower(X, X, ZERO).compile().as_text() or ""
+    assert multiplies_outside(hlo) != stays
+
+
+def multiplies_outside(hlo: str) -> bool:
+    """Whether the program multiplies matrices before or after its loop."""
+    entry = hlo[hlo.index("\nENTRY") :]
+    assert " while(" in entry
+    called = re.findall(r"(?:calls|to_apply)=%([\w.]+)", entry)
+    bodies = [re.search(rf"\n%{re.escape(name)} .*?\n}}", hlo, re.DOTALL) for name in called]
+    return " dot(" in entry or any(body is not None and " dot(" in body[0] for body in bodies)
+
+
+def test_an_empty_carry_has_the_shapes_of_what_a_turn_returns() -> None:
+    empty = empty_like(lambda x: {"sum": x.sum(), "half": x.astype(jnp.bfloat16)}, jnp.ones((2, 3)))
+    assert empty["sum"].shape == ()
+    assert empty["half"].dtype == jnp.bfloat16
+    assert not empty["half"].any()
