@@ -1,6 +1,6 @@
 """`python -m eval [command] --config FILE`: what a pair of target and drafter is worth.
 
-Commands: acceptance, parity, plan, sampling; without one, speed against plain decoding.
+Commands: acceptance, gpu, parity, plan, sampling, steps; without one, speed against plain decoding.
 """
 
 import sys
@@ -11,6 +11,7 @@ from eval.parity import check_parity
 from eval.plan import plan
 from eval.sampling_cost import measure_sampling
 from eval.speed import measure_speed
+from eval.steps import measure_steps
 from redrafter_jax.command_line import run
 
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
@@ -18,6 +19,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "parity": check_parity,
     "plan": plan,
     "sampling": measure_sampling,
+    "steps": measure_steps,
 }
 
 

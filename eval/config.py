@@ -1,5 +1,6 @@
 """Settings of `python -m eval`, validated by pydantic at the edge."""
 
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -196,16 +197,14 @@ class TargetShape(Settings):
         )
 
 
-class ShapeSettings(Settings):
-    """A pair known by its shape alone, and how it decodes.
+class PairShape(Settings):
+    """A pair known by its shape alone.
 
     Attributes:
       target: shape of the target.
       exit_dim: of the drafter; None for Apple's layout, twice the target's width.
       num_draft_layers: of the drafter.
       dtype: of both models' parameters and of the cache.
-      draft: how trees are drafted.
-      batch_size: rows decoded together.
       report_dir: folder for what the command writes, made if it is missing.
     """
 
@@ -213,8 +212,6 @@ class ShapeSettings(Settings):
     exit_dim: PositiveInt | None = None
     num_draft_layers: NonNegativeInt = 2
     dtype: Dtype = "bfloat16"
-    draft: DraftSettings = DraftSettings()
-    batch_size: PositiveInt = 1
     report_dir: Path
 
     def drafter_config(self) -> DrafterConfig:
@@ -225,6 +222,18 @@ class ShapeSettings(Settings):
             exit_dim=self.exit_dim or 2 * self.target.hidden_size,
             num_draft_layers=self.num_draft_layers,
         )
+
+
+class ShapeSettings(PairShape):
+    """A pair known by its shape alone, and how it decodes.
+
+    Attributes:
+      draft: how trees are drafted.
+      batch_size: rows decoded together.
+    """
+
+    draft: DraftSettings = DraftSettings()
+    batch_size: PositiveInt = 1
 
 
 class SamplingCostSettings(ShapeSettings):
@@ -253,3 +262,44 @@ class PlanSettings(ShapeSettings):
 
     gpu: Literal["h100", "h200", "b200"] = "h200"
     slots: int = Field(default=4096, ge=32)
+
+
+class TreeSizes(Settings):
+    """Trees of every combination of these."""
+
+    beam_width: list[PositiveInt] = Field(default=[DraftConfig.beam_width], min_length=1)
+    draft_rounds: list[PositiveInt] = Field(default=[DraftConfig.draft_rounds], min_length=1)
+    num_nodes: list[PositiveInt | None] = Field(default=[None], min_length=1)
+
+    @model_validator(mode="after")
+    def _check_together(self) -> "TreeSizes":
+        try:
+            self.build()
+        except InputError as error:
+            raise PydanticCustomError("trees", "{reason}", {"reason": str(error)}) from None
+        return self
+
+    def build(self) -> list[DraftConfig]:
+        """The library's configuration of every tree."""
+        sizes = product(self.beam_width, self.draft_rounds, self.num_nodes)
+        return [DraftConfig(*size) for size in sizes]
+
+
+class StepsSettings(PairShape):
+    """`python -m eval steps`: the grid, and how long each of it is timed.
+
+    Attributes:
+      trees: W, R and N.
+      batch_sizes: rows decoded together, each in turn.
+      slots: cache slots per row, each in turn; `generate` makes them in multiples of 32.
+      steps: turns per timed run of a whole step, of drafting and of verification.
+      short_turns: the same of accepting and committing, which take microseconds.
+      repeats: timed runs of each, interleaved.
+    """
+
+    trees: list[TreeSizes] = Field(default=[TreeSizes()], min_length=1)
+    batch_sizes: list[PositiveInt] = Field(default=[1], min_length=1)
+    slots: list[Annotated[int, Field(ge=32, multiple_of=32)]] = Field(min_length=1)
+    steps: PositiveInt = 16
+    short_turns: PositiveInt = 200
+    repeats: PositiveInt = 10

@@ -1,4 +1,4 @@
-"""The chart beside `report.json`."""
+"""The charts beside the reports."""
 
 import logging
 from collections import defaultdict
@@ -111,4 +111,41 @@ def write_acceptance_chart(rows: Sequence[dict[str, Any]], path: Path) -> None:
         panel.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("acceptance length")
     panels[-1].legend(fontsize=6)
+    figure.savefig(path, dpi=150)
+
+
+def write_steps_chart(rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:
+    """A PNG: per tree, batch and cache the parts stacked, beside the whole step, in plain steps.
+
+    Args:
+      rows: the report's, from `eval.steps`.
+      title: models and device.
+      path: the file to write.
+    """
+    parts = [name for name in rows[0]["in_plain_steps"] if name not in ("step", "plain")]
+    figure = Figure(figsize=(9, 1.6 + 0.42 * len(rows)), layout="constrained")
+    figure.suptitle(title, fontsize=9)
+    panel = figure.subplots()
+    places = np.arange(len(rows))
+    left = np.zeros(len(rows))
+    for name, color in zip(parts, ("#9ecae1", _SPECULATIVE, "#fdae6b", "#a1d99b"), strict=True):
+        widths = np.asarray([row["in_plain_steps"][name][1] for row in rows])
+        panel.barh(places, widths, 0.6, left=left, color=color, label=name)
+        left += widths
+    for place, row in zip(places, rows, strict=True):
+        low, middle, high = row["in_plain_steps"]["step"]
+        panel.hlines(place, low, high, color="black", linewidth=1)
+        label = "whole step, quartiles" if place == 0 else None
+        panel.plot(middle, place, "k|", markersize=16, markeredgewidth=2, label=label)
+    panel.axvline(1, color=_PLAIN, linewidth=1, linestyle="--", label="plain step")
+    names = [
+        f"W={row['beam_width']} R={row['draft_rounds']} N={row['num_nodes']}, "
+        f"B={row['batch_size']}, S={row['slots']}"
+        for row in rows
+    ]
+    panel.set_yticks(places, names, fontsize=8)
+    panel.invert_yaxis()
+    panel.set_xlabel("time, in plain steps of the same batch and cache")
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.legend(fontsize=7)
     figure.savefig(path, dpi=150)

@@ -18,16 +18,17 @@ from rich.console import Console
 
 from eval.config import SamplingCostSettings
 from eval.progress import make_progress
+from eval.random_weights import random_drafter, random_target
 from eval.report import describe_run
 from eval.table import describe_sampling, render_sampling_cost
 from redrafter_jax.command_line import make_folder, parse_settings
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.decode import decode, start
-from redrafter_jax.drafter import Drafter, init_drafter
+from redrafter_jax.drafter import Drafter
 from redrafter_jax.program import program
 from redrafter_jax.requests import check_pair, prepare
 from redrafter_jax.sampling import draw_noise
-from redrafter_jax.target import Target, init_target
+from redrafter_jax.target import Target
 
 DEFINITIONS = {
     "plain_milliseconds": "one-node decode step, median over repeats",
@@ -57,8 +58,8 @@ def measure_sampling(arguments: Sequence[str] | None = None) -> None:
     target_config, drafter_config = settings.target.build(), settings.drafter_config()
     check_pair(target_config, drafter_config, draft)
     dtype = jnp.dtype(settings.dtype)
-    target: Target = _cast(init_target(target_config, 0), dtype)
-    drafter: Drafter = _cast(init_drafter(drafter_config, 1), dtype)
+    target = random_target(target_config, dtype)
+    drafter = random_drafter(drafter_config, dtype)
     samplings = [SamplingConfig(), *(one.build() for one in settings.samplings)]
 
     timers: dict[str, Callable[[], float]] = {}
@@ -98,10 +99,6 @@ def measure_sampling(arguments: Sequence[str] | None = None) -> None:
         share = middle / rows[0][f"{kind}_milliseconds"]
         print(f"noise of a {kind} step: {middle:.2f} ms, {share:.1%} of the greedy one")
     print(f"The report: {path}")
-
-
-def _cast(model: Any, dtype: jnp.dtype) -> Any:
-    return jax.tree.map(lambda leaf: leaf.astype(dtype), model)
 
 
 def _time_steps(

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -89,6 +90,20 @@ def render_sampling_cost(rows: Sequence[dict[str, Any]]) -> Table:
             for text in (f"{row[f'{kind}_milliseconds']:.2f}", f"{row[f'{kind}_share']:+.1%}")
         ]
         table.add_row(row["sampling"], *cells)
+    return table
+
+
+def render_steps(rows: Sequence[dict[str, Any]]) -> Table:
+    """A row per tree, batch and cache: the parts and both whole steps; quartiles of the ratio."""
+    table = Table(title="milliseconds, medians", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in ("W", "R", "N", "B", "S", *rows[0]["milliseconds"], "step / plain"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        sizes = ("beam_width", "draft_rounds", "num_nodes", "batch_size", "slots")
+        times = [f"{middle:.3g}" for _, middle, _ in row["milliseconds"].values()]
+        low, middle, high = row["in_plain_steps"]["step"]
+        ratio = f"{middle:.2f}\n{low:.2f} to {high:.2f}"
+        table.add_row(*(str(row[size]) for size in sizes), *times, ratio)
     return table
 
 

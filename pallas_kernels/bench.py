@@ -43,6 +43,7 @@ from pallas_kernels.candidates import (
     count_caches,
     draw_tree_inputs,
 )
+from pallas_kernels.timing import interleave
 
 # Query heads, key heads, head dimension.
 HEADS = {"llama-3.1-8b": (32, 8, 128), "vicuna-7b": (32, 32, 128)}
@@ -170,17 +171,6 @@ def measure(case: Case, settings: argparse.Namespace) -> dict[str, Any]:
         "copy_gigabytes_per_second": _quartiles(copy_rates / 1e9),
         "candidates": {name: found[name] for name in CANDIDATES},
     }
-
-
-def interleave(timers: dict[str, Callable[[], float]], repeats: int) -> dict[str, np.ndarray]:
-    """Seconds of every timer in every repeat; each repeat begins with the next of them."""
-    names = list(timers)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for repeat in range(repeats):
-        first = repeat % len(names)
-        for name in names[first:] + names[:first]:
-            seconds[name].append(timers[name]())
-    return {name: np.asarray(times) for name, times in seconds.items()}
 
 
 def _timer(program: Callable[..., Any], *arguments: Any) -> Callable[[], float]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt
 
-from pallas_kernels.repeat import repeat
+from pallas_kernels.timing import repeat
 from pallas_kernels.tree_attention import tree_attention
 
 CHILDREN = 4  # of every node of the tree that is timed; its shape costs nothing

@@ -4,7 +4,6 @@ import argparse
 import json
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,7 @@ from tiny_folders import run_module
 from pallas_kernels import aot
 from pallas_kernels import tree_attention as dispatch
 from pallas_kernels.aot import compile_on, gpu_mesh
-from pallas_kernels.bench import interleave, main
+from pallas_kernels.bench import main
 from pallas_kernels.candidates import (
     CANDIDATES,
     Case,
@@ -79,17 +78,6 @@ def test_outputs_are_the_queries_of_the_next_call_over_the_caches_in_turns() -> 
 def test_the_copy_writes_the_whole_array_in_every_turn() -> None:
     array = copy_program(turns=5)(jnp.arange(9, dtype=jnp.uint32), jnp.int32(0))
     np.testing.assert_array_equal(array, np.arange(9) + 5)
-
-
-def test_repeats_begin_with_each_in_its_turn() -> None:
-    ran: list[str] = []
-
-    def timer(name: str) -> Any:
-        return lambda: ran.append(name) or float(len(ran))
-
-    seconds = interleave({name: timer(name) for name in "abc"}, repeats=4)
-    assert "".join(ran) == "abcbcacababc"
-    assert seconds["b"].tolist() == [2, 4, 9, 11]
 
 
 def test_the_report_has_every_combination(tmp_path: Path) -> None:

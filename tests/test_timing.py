@@ -1,14 +1,15 @@
-"""Work that is repeated for a clock: all of it stays in the loop, as often as asked."""
+"""What is timed stays in its loop, as often as asked, and timers take turns."""
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.repeat import empty_like, repeat
+from pallas_kernels.timing import empty_like, interleave, repeat
 
 X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 ZERO = jax.ShapeDtypeStruct((), jnp.int32)
@@ -57,3 +58,14 @@ def test_an_empty_carry_has_the_shapes_of_what_a_turn_returns() -> None:
     assert empty["sum"].shape == ()
     assert empty["half"].dtype == jnp.bfloat16
     assert not empty["half"].any()
+
+
+def test_repeats_begin_with_each_in_its_turn() -> None:
+    ran: list[str] = []
+
+    def timer(name: str) -> Any:
+        return lambda: ran.append(name) or float(len(ran))
+
+    seconds = interleave({name: timer(name) for name in "abc"}, repeats=4)
+    assert "".join(ran) == "abcbcacababc"
+    assert seconds["b"].tolist() == [2, 4, 9, 11]

@@ -1,4 +1,4 @@
-"""The same work many times over in one program: its time is the work's, not the launch's.
+"""What a benchmark needs: the same work many times in one program, and timers that take turns.
 
 Launching a program from Python takes as long as a small kernel runs. So what is timed stands in a
 loop inside the program. Its number of turns is a constant: a GPU need not ask the host after every
@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+import numpy as np
+from jaxtyping import Array, Float, Int
 
 Carry = TypeVar("Carry")
 
@@ -38,3 +39,19 @@ def empty_like(function: Callable[..., Any], *arguments: Any) -> Any:
     """Zeros in the shapes that the function returns: a first carry that no turn reads."""
     shapes = jax.eval_shape(function, *arguments)
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+
+def interleave(
+    timers: dict[str, Callable[[], float]], repeats: int
+) -> dict[str, Float[np.ndarray, " repeats"]]:
+    """Seconds of every timer in every repeat; each repeat begins with the next of them.
+
+    A slow moment of the machine then hits all of them, and none always follows the same one.
+    """
+    names = list(timers)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for repeat in range(repeats):
+        first = repeat % len(names)
+        for name in names[first:] + names[:first]:
+            seconds[name].append(timers[name]())
+    return {name: np.asarray(times) for name, times in seconds.items()}
