@@ -11,7 +11,7 @@ PYTHON ?=
 INSTALLED := $(VENV)/.installed$(EXTRAS:%=-%)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test aot check format bench
+.PHONY: help setup demo test aot check format bench gpu measure-gpu
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -62,3 +62,22 @@ format: $(INSTALLED) ## put the code in shape
 
 bench: $(INSTALLED) ## measure decoding with the trained demo, into runs/bench
 	$(BIN)/python -m eval --config configs/demo_eval.yaml report_dir=runs/bench $(ARGS)
+
+gpu: ## on a machine with an NVIDIA GPU: its tests and benches, into docs/benchmarks
+	@nvidia-smi -L >/dev/null 2>&1 || \
+	  { echo "make gpu needs an NVIDIA GPU, and nvidia-smi finds none here." >&2; exit 1; }
+	@$(MAKE) --no-print-directory measure-gpu EXTRAS="$(or $(EXTRAS),cuda)"
+
+# A test that fails is on the page, and the last command's exit code tells of it.
+measure-gpu: $(INSTALLED)
+	@$(BIN)/python -c 'import sys, jax; backend = jax.default_backend(); \
+	  backend == "gpu" or sys.exit(f"make gpu needs an NVIDIA GPU, and JAX runs on {backend} here.")'
+	rm -rf runs/gpu
+	mkdir -p runs/gpu
+	$(BIN)/python -m pytest -m gpu -n 0 --junitxml=runs/gpu/tests.xml || true
+	$(BIN)/python -m pallas_kernels.bench --output runs/gpu/kernel.json
+	for shape in llama_3_1_8b vicuna_7b; do \
+	  $(BIN)/python -m eval steps --config configs/steps_$$shape.yaml \
+	    report_dir=runs/gpu/steps_$$shape || exit; \
+	done
+	$(BIN)/python -m eval gpu --config configs/gpu.yaml

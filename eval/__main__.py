@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from eval.acceptance import measure_acceptance
+from eval.gpu_page import write_gpu_page
 from eval.parity import check_parity
 from eval.plan import plan
 from eval.sampling_cost import measure_sampling
@@ -16,6 +17,7 @@ from redrafter_jax.command_line import run
 
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "acceptance": measure_acceptance,
+    "gpu": write_gpu_page,
     "parity": check_parity,
     "plan": plan,
     "sampling": measure_sampling,

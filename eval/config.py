@@ -303,3 +303,19 @@ class StepsSettings(PairShape):
     steps: PositiveInt = 16
     short_turns: PositiveInt = 200
     repeats: PositiveInt = 10
+
+
+class GpuSettings(Settings):
+    """`python -m eval gpu`: what `make gpu` has measured, and where the page about it goes.
+
+    Attributes:
+      tests: pytest's JUnit XML of the tests marked `gpu`.
+      kernel: of `python -m pallas_kernels.bench`.
+      steps: of `python -m eval steps`, one for each target's shape, by its name.
+      folder: for the page and its JSON, named after device and day.
+    """
+
+    tests: Path
+    kernel: Path
+    steps: dict[str, Path] = Field(min_length=1)
+    folder: Path

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 
+import jax
 import jaxtyping
 import pytest
 from hypothesis import settings
@@ -26,6 +27,11 @@ settings.register_profile(
     "reproducible", derandomize=True, deadline=None, database=None, max_examples=25
 )
 settings.load_profile("reproducible")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and jax.default_backend() != "gpu":
+        pytest.skip(f"needs an NVIDIA GPU, and JAX runs on {jax.default_backend()} here")
 
 
 @pytest.fixture(scope="session")

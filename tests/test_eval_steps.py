@@ -1,6 +1,8 @@
 """`python -m eval steps`: every combination is timed, and what is timed is a decode step."""
 
 import json
+from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
-from tiny_folders import run_module
-from tiny_models import tiny_config
+from tiny_models import PARITY_CONFIG
 
 from eval.abstract import abstract_state
 from eval.config import StepsSettings
@@ -27,12 +28,10 @@ from eval.step_parts import (
 from eval.steps import Combination, measure_steps
 from redrafter_jax import DraftConfig, InputError
 from redrafter_jax.command_line import load_settings
-from redrafter_jax.config import DrafterConfig
 from redrafter_jax.decode import decode_step
 
 CONFIGS = Path(__file__).parents[1] / "configs"
-TINY = tiny_config(num_hidden_layers=1)
-PARTS = ["draft", "verify", "accept", "commit"]
+TIMED = ["draft", "verify", "accept", "commit", "step", "plain"]
 VALUES: dict[str, Any] = {
     "target": {
         "vocab_size": 24,
@@ -47,10 +46,11 @@ VALUES: dict[str, Any] = {
     },
     "exit_dim": 16,
     "dtype": "float32",
-    "trees": [{"beam_width": [2], "draft_rounds": [2], "num_nodes": [3, None]}],
+    "trees": [{"beam_width": [2], "draft_rounds": [2]}],
+    "batch_sizes": [2],
     "slots": [32],
     "steps": 2,
-    "short_turns": 3,
+    "short_turns": 1,
     "repeats": 2,
 }
 
@@ -62,11 +62,20 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def quick_compilation() -> Iterator[None]:
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+# Both tests of real programs have the same shapes, so that the second finds them compiled.
+@pytest.mark.usefixtures("quick_compilation")
 def test_the_parts_in_a_row_are_a_decode_step() -> None:
-    draft = DraftConfig(beam_width=3, draft_rounds=2, num_nodes=6)
-    target = random_target(TINY, jnp.float32)
-    shape = DrafterConfig(vocab_size=24, hidden_size=32, exit_dim=16, num_draft_layers=0)
-    drafter = random_drafter(shape, jnp.float32)
+    settings = StepsSettings.model_validate(VALUES | {"report_dir": "unused"})
+    draft = DraftConfig(beam_width=2, draft_rounds=2)
+    target = random_target(settings.target.build(), jnp.float32)
+    drafter = random_drafter(settings.drafter_config(), jnp.float32)
     state = fill_state(abstract_state(target, 2, 32, draft.max_path))
     state = set_back(state, 9, draft.max_path, done=False)
     expected = jax.jit(decode_step, static_argnums=3)(target, drafter, state, draft)
@@ -75,24 +84,57 @@ def test_the_parts_in_a_row_are_a_decode_step() -> None:
     zero = jnp.int32(0)
     noise = make_noise(state, max_path=3, vocab_size=24)
     # A turn does the same again, whatever their number.
-    tree = run_draft(target, drafter, state, noise, zero, draft=draft, turns=3)
+    tree = run_draft(target, drafter, state, noise, zero, draft=draft, turns=2)
     verified = run_verify(target, state, tree, zero, turns=2)
     chosen, accepted = run_accept(
-        verified.logits, tree, noise, state.sampling, zero, max_path=3, turns=2
+        verified.logits, tree, noise, state.sampling, zero, max_path=3, turns=1
     )
     ended = run_commit(state, verified, chosen, accepted, zero, turns=1)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ended, expected
     )
 
-    # Rows that are done take any number of turns.
+    # Rows that are done take no slot, so any number of turns may follow.
     state = set_back(ended, 9, draft.max_path, done=True)
-    ended = run_commit(state, verified, chosen, accepted, zero, turns=50)
+    ended = run_commit(state, verified, chosen, accepted, zero, turns=1)
     assert ended.cache.lengths.tolist() == [9, 9]
 
 
+@pytest.mark.usefixtures("quick_compilation")
+def test_every_part_is_timed(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    measure_steps(["--config", str(config)])
+    report = json.loads((config.parent / "report" / "steps.json").read_text())
+    [row] = report["rows"]
+    assert row["cached"] == 32 - 3 * 3 - 1
+    for measures in (row["milliseconds"], row["in_plain_steps"]):
+        assert list(measures) == TIMED
+        for low, middle, high in measures.values():
+            assert 0 < low <= middle <= high
+    assert row["in_plain_steps"]["plain"] == [1, 1, 1]
+    assert set(TIMED) < set(report["definitions"])
+    assert "their sum may exceed the whole step" in capsys.readouterr().out
+
+
+def test_every_combination_is_a_row(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make_timers(*arguments: Any) -> dict[str, Callable[[], float]]:
+        return dict.fromkeys(TIMED, lambda: 0.125) | {"plain": lambda: 0.5}
+
+    monkeypatch.setattr("eval.steps.make_timers", make_timers)
+    trees = "trees=[{num_nodes: [3, null], beam_width: [2, 3]}, {draft_rounds: [1]}]"
+    measure_steps(["--config", str(config), trees, "batch_sizes=[1, 2]", "slots=[32, 64]"])
+    folder = config.parent / "report"
+    rows = json.loads((folder / "steps.json").read_text())["rows"]
+    sizes = ("beam_width", "draft_rounds", "num_nodes", "batch_size", "slots")
+    wrn = [(2, 4, 3), (2, 4, 9), (3, 4, 3), (3, 4, 13), (8, 1, 9)]
+    expected = [(*tree, *rest) for tree in wrn for rest in product([1, 2], [32, 64])]
+    assert [tuple(row[size] for size in sizes) for row in rows] == expected
+    assert all(row["milliseconds"]["plain"] == [500, 500, 500] for row in rows)
+    assert all(row["in_plain_steps"]["step"] == [0.25, 0.25, 0.25] for row in rows)
+    assert (folder / "steps.png").stat().st_size > 0
+
+
 def test_weights_have_the_shape_and_dtype_asked_for() -> None:
-    target = random_target(TINY, jnp.bfloat16)
+    target = random_target(PARITY_CONFIG, jnp.bfloat16)
     assert {leaf.dtype for leaf in jax.tree.leaves(target)} == {jnp.dtype("bfloat16")}
     head = target.merge().lm_head[...]
     assert head.shape == (32, 24)
@@ -104,24 +146,6 @@ def test_the_fullest_row_leaves_room_for_every_step() -> None:
     one = Combination(DraftConfig(beam_width=2, draft_rounds=4), batch_size=1, slots=64)
     # Two steps of up to 5 tokens; P = 5 slots more are written, and the root is one ahead.
     assert one.cached(steps=2) + 2 * 5 + 5 + 1 == 64
-
-
-def test_the_report_has_every_combination(config: Path) -> None:
-    grid = "batch_sizes=[1, 2]", "trees=[{beam_width: [2], draft_rounds: [2]}]"
-    finished = run_module("eval", "steps", "--config", str(config), *grid)
-    assert finished.returncode == 0, finished.stderr
-    report = json.loads((config.parent / "report" / "steps.json").read_text())
-    sizes = [(row["num_nodes"], row["batch_size"], row["slots"]) for row in report["rows"]]
-    assert sizes == [(5, 1, 32), (5, 2, 32)]
-    for row in report["rows"]:
-        for measures in (row["milliseconds"], row["in_plain_steps"]):
-            assert list(measures) == [*PARTS, "step", "plain"]
-            for low, middle, high in measures.values():
-                assert 0 < low <= middle <= high
-        assert row["in_plain_steps"]["plain"] == [1, 1, 1]
-    assert set(report["rows"][0]["milliseconds"]) < set(report["definitions"])
-    assert "their sum may exceed the whole step" in finished.stdout
-    assert (config.parent / "report" / "steps.png").stat().st_size > 0
 
 
 @pytest.mark.parametrize("name", ["steps_demo", "steps_llama_3_1_8b", "steps_vicuna_7b"])
@@ -156,5 +180,5 @@ def test_what_does_not_fit_the_device_is_refused(
             return {"bytes_limit": 1000}
 
     monkeypatch.setattr("eval.steps.jax.devices", lambda: [Small()])
-    with pytest.raises(InputError, match=r"slots=32 with batch 1 needs 0\.0 GB .* give fewer"):
+    with pytest.raises(InputError, match=r"slots=32 with batch 2 needs 0\.0 GB .* give fewer"):
         measure_steps(["--config", str(config)])

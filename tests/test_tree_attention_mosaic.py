@@ -292,8 +292,11 @@ def test_too_few_threads_for_the_interpreter_are_no_deadlock(
         tree_attention(**inputs, scale=0.1, implementation="mosaic_gpu_interpret")
 
 
+NOT_HOPPER = dispatch._why_not_hopper(jax.devices()[0])
+
+
 @pytest.mark.gpu
-@pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs an NVIDIA GPU")
+@pytest.mark.skipif(NOT_HOPPER is not None, reason=f"of the kernel: {NOT_HOPPER}")
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("nodes", [1, 7, 33, 64, 70, 256])
 @pytest.mark.parametrize("group", [1, 2, 4, 8])

@@ -1,0 +1,110 @@
+"""The kernel on a real card: at the shapes of real models, in a whole step, and in a text.
+
+`make gpu` runs these; test_tree_attention_mosaic.py has more, against float64.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_models import cast, forgetful_target, imitating_drafter, tiny_config
+
+from eval.abstract import abstract_state
+from eval.benchmark import Batch
+from eval.config import CaseSettings, DraftSettings
+from eval.parity import Case, compare_batch
+from eval.random_weights import random_target
+from eval.step_parts import fill_state, set_back
+from pallas_kernels import tree_attention as dispatch
+from pallas_kernels.candidates import Case as Shape
+from pallas_kernels.candidates import draw_tree_inputs
+from pallas_kernels.tree_attention import tree_attention
+from redrafter_jax import SamplingConfig, attention
+from redrafter_jax.config import TargetConfig
+from redrafter_jax.target import Target
+from redrafter_jax.types import KVCache, TokenTree, Verified
+
+NOT_HOPPER = dispatch._why_not_hopper(jax.devices()[0])
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(NOT_HOPPER is not None, reason=f"of the kernel: {NOT_HOPPER}"),
+]
+
+
+@pytest.mark.parametrize("slots", [1024, 32768])
+@pytest.mark.parametrize("nodes", [1, 7, 32, 64])
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("key_heads", [8, 32], ids=["Llama-3.1-8B", "Vicuna-7B"])
+def test_the_kernel_is_the_reference_at_real_shapes(
+    key_heads: int, batch: int, nodes: int, slots: int
+) -> None:
+    shape = Shape(32, key_heads, 128, batch, slots, nodes, "bfloat16")
+    q, [(keys, values)], (_, *tree) = draw_tree_inputs(shape, caches=1)
+    # Ragged: from an empty row to a full one.
+    lengths = jnp.asarray(np.linspace(slots, 0, batch), jnp.int32)
+
+    def run(implementation: Any) -> np.ndarray:
+        attend = jax.jit(partial(tree_attention, scale=0.1, implementation=implementation))
+        return np.asarray(attend(q, keys, values, lengths, *tree), np.float64)
+
+    expected = run("reference")
+    error = np.linalg.norm(run("mosaic_gpu") - expected, axis=-1)
+    assert (error < 1e-2 * np.linalg.norm(expected, axis=-1)).all()
+
+
+def wide_config() -> TargetConfig:
+    """Heads that the kernel takes."""
+    return tiny_config(
+        hidden_size=128, intermediate_size=192, head_dim=64, max_position_embeddings=4096
+    )
+
+
+def test_a_target_call_is_the_same_with_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = random_target(wide_config(), jnp.bfloat16)
+    state = set_back(fill_state(abstract_state(target, 3, 2048, 5)), 2000, 5, done=False)
+    parents = jnp.asarray([[0, 0, 0, 1, 1, 3]] * 3)
+    depth = jnp.asarray([[0, 1, 1, 2, 2, 3]] * 3)
+    mask = jnp.eye(6, dtype=bool)
+    for node in range(1, 6):
+        mask = mask.at[node].set(mask[node] | mask[parents[0, node]])
+    tokens = jnp.asarray([[3, 1, 4, 1, 5, 9]] * 3)
+    tree = TokenTree(tokens, parents, depth, jnp.tile(mask, (3, 1, 1)), jnp.zeros((3, 6)))
+
+    def call(target: Target, tree: TokenTree, cache: KVCache) -> Verified:
+        return target.merge().tree_forward(tree, cache)
+
+    traced = jax.jit(call).trace(target, tree, state.cache)
+    with_kernel = traced.lower().compile()
+    assert "mosaic_gpu" in (with_kernel.as_text() or "")
+    monkeypatch.setattr(
+        attention,
+        "tree_attention_kernel",
+        partial(tree_attention, implementation="reference"),
+    )
+    without = jax.jit(lambda *arguments: call(*arguments))(target, tree, state.cache)
+    ours = np.asarray(with_kernel(target, tree, state.cache).hidden, np.float64)
+    expected = np.asarray(without.hidden, np.float64)
+    error = np.linalg.norm(ours - expected, axis=-1)
+    assert (error < 3e-2 * np.linalg.norm(expected, axis=-1)).all()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_texts_are_the_targets_own_but_for_ties(temperature: float) -> None:
+    habitual = forgetful_target(memory=0.15, config=wide_config())
+    target, drafter = cast(habitual, jnp.bfloat16), cast(imitating_drafter(habitual), jnp.bfloat16)
+    batch = Batch(
+        prompts=[[3, 1, 4], [1], [5, 9, 2, 6, 5, 3, 5], [8, 9]],
+        seeds=[11, 12, 13, 14],
+        max_new_tokens=200,
+        sampling=SamplingConfig(temperature),
+        eos_token_ids=(),
+    )
+    draft = DraftSettings(beam_width=4, draft_rounds=3)
+    case = Case("kernel", CaseSettings(max_new_tokens=200, draft=draft), [], [batch])
+    compared = compare_batch(target, drafter, case, batch, tolerance=0.25)
+    assert [row for row in compared.divergences if row is not None and not row["tie"]] == []
+    # It did speculate.
+    assert sum(compared.speculative.steps) < 0.7 * sum(compared.plain.steps)
