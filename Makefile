@@ -48,7 +48,7 @@ test: $(INSTALLED) ## run the tests (ARGS="-k tree" for some of them)
 
 aot: ## run the tests that compile for GPUs, none needed, in an environment of their own
 	JAX_PLATFORMS=cpu $(MAKE) test VENV=.venv-aot EXTRAS=aot \
-	  ARGS="$(or $(ARGS),tests/test_aot.py tests/test_compiled.py tests/test_eval_plan.py)"
+	  ARGS="$(or $(ARGS),$(addprefix tests/test_,aot.py compiled.py eval_plan.py eval_steps.py kernel_bench.py))"
 
 check: $(INSTALLED) ## lint, formatting, types, and who may import whom
 	$(BIN)/ruff check .

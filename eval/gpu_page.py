@@ -98,8 +98,9 @@ def page(
     listed = ", ".join(f"{name} {number}" for name, number in versions.items() if number)
     yield f"# {device}, {day}"
     yield ""
-    yield f"Written by `make gpu`; {listed}. Medians, with quartiles in brackets; every number is"
-    yield "in the JSON beside this page, with its definition."
+    yield f"Written by `make gpu`; {listed}."
+    yield "Medians, with quartiles in brackets; the JSON beside this page has every number and its"
+    yield "definition."
     yield ""
     yield "## Tests"
     yield ""
@@ -111,8 +112,8 @@ def page(
     yield ""
     settings = kernel["settings"]
     yield f"`python -m pallas_kernels.bench`, {settings['dtype']}, {settings['repeats']} repeats:"
-    yield "time of a call, and its rate of reading the cache once as a share of the rate of a copy"
-    yield "measured beside it."
+    yield "time of a call, and its rate of reading the cache once, as a share of the rate of a copy"
+    yield "that was measured beside it."
     yield ""
     yield from _kernel_table(kernel["rows"])
     yield ""
@@ -122,8 +123,8 @@ def page(
         yield f"## A decode step of {name}"
         yield ""
         yield f"`python -m eval steps`, random weights, {config['dtype']}, {config['steps']} steps"
-        yield f"per run, {config['repeats']} repeats, ms. Each part is a program of its own: their"
-        yield "sum may exceed the whole step."
+        yield f"per run, {config['repeats']} repeats, milliseconds. Each part is a program of its"
+        yield "own: their sum may exceed the whole step."
         yield ""
         yield from _steps_table(report["rows"])
         yield ""

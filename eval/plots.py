@@ -147,5 +147,5 @@ def write_steps_chart(rows: Sequence[dict[str, Any]], title: str, path: Path) ->
     panel.invert_yaxis()
     panel.set_xlabel("time, in plain steps of the same batch and cache")
     panel.spines[["top", "right"]].set_visible(False)
-    panel.legend(fontsize=7)
+    figure.legend(loc="outside lower center", ncols=6, fontsize=7)
     figure.savefig(path, dpi=150)

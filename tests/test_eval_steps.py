@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
-from tiny_models import PARITY_CONFIG
+from tiny_models import PARITY_CONFIG, tiny_config
 
-from eval.abstract import abstract_state
+from eval.abstract import abstract_state, abstract_target, bytes_of
 from eval.config import StepsSettings
 from eval.random_weights import random_drafter, random_target
 from eval.step_parts import (
@@ -26,11 +27,16 @@ from eval.step_parts import (
     set_back,
 )
 from eval.steps import Combination, measure_steps
+from pallas_kernels import aot
+from pallas_kernels.aot import Compilation, compile_on, gpu_mesh
 from redrafter_jax import DraftConfig, InputError
 from redrafter_jax.command_line import load_settings
 from redrafter_jax.decode import decode_step
+from redrafter_jax.tree import build_tree
+from redrafter_jax.types import Beams
 
 CONFIGS = Path(__file__).parents[1] / "configs"
+UNAVAILABLE = aot.why_unavailable()
 TIMED = ["draft", "verify", "accept", "commit", "step", "plain"]
 VALUES: dict[str, Any] = {
     "target": {
@@ -140,6 +146,40 @@ def test_weights_have_the_shape_and_dtype_asked_for() -> None:
     assert head.shape == (32, 24)
     # 32 inputs of size one make outputs of size one.
     assert float(head.std()) == pytest.approx(32**-0.5, rel=0.1)
+
+
+@pytest.mark.skipif(UNAVAILABLE is not None, reason=UNAVAILABLE or "")
+def test_compiled_for_a_gpu_every_part_stays_in_its_loop() -> None:
+    config = tiny_config(hidden_size=128, head_dim=64, num_hidden_layers=3)
+    draft = DraftConfig(beam_width=2, draft_rounds=2)
+    target = abstract_target(config, jnp.bfloat16)
+    state = abstract_state(target, 2, 64, draft.max_path)
+    zero = jax.ShapeDtypeStruct((), jnp.int32)
+    tree = jax.eval_shape(partial(build_tree, draft=draft), state.root, beams_of(draft))
+    verified = jax.eval_shape(partial(run_verify, turns=1), target, state, tree, zero)
+    noise = jax.ShapeDtypeStruct((2, 3, 24), jnp.float32)
+    choose = partial(run_accept, max_path=3, turns=40)
+    chosen, accepted = jax.eval_shape(choose, verified.logits, tree, noise, state.sampling, zero)
+
+    def compiled(part: Callable[..., Any], *arguments: Any, **keywords: Any) -> Compilation:
+        return compile_on(gpu_mesh("h200"), jax.jit(part, **keywords), *arguments)
+
+    verify = compiled(partial(run_verify, turns=30), target, state, tree, zero)
+    accept = compiled(choose, verified.logits, tree, noise, state.sampling, zero)
+    commit = partial(run_commit, turns=50)
+    commit = compiled(commit, state, verified, chosen, accepted, zero, donate_argnums=0)
+    for turns, program in ((30, verify), (40, accept), (50, commit)):
+        assert f'"known_trip_count":{{"n":"{turns}"}}' in program.hlo
+    entry = verify.hlo[verify.hlo.index("\nENTRY") :]
+    assert "mosaic_gpu" not in entry
+    assert verify.hlo.count('custom_call_target="mosaic_gpu_v2"') == 3
+    assert commit.memory.aliased == bytes_of(state)
+    assert commit.memory.temporaries < bytes_of(state.cache.keys[0])
+
+
+def beams_of(draft: DraftConfig) -> Beams:
+    shape = 2, draft.draft_rounds, draft.beam_width
+    return Beams(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.int32), jnp.zeros(shape))
 
 
 def test_the_fullest_row_leaves_room_for_every_step() -> None:
