@@ -40,8 +40,8 @@ def drafter(tmp_path_factory: pytest.TempPathFactory) -> Drafter:
         f"target={TARGET}",
         f"output_dir={output}",
         "steps=120",
-        "data.include=['asyncio/*.py']",
-        f"data.token_files=['{CONFIGS / 'demo_regenerated.jsonl'}']",
+        "data.sources=[{folder: 'python:stdlib', include: ['asyncio/*.py'], weight: 0.2}, "
+        f"{{files: ['{CONFIGS / 'demo_regenerated.jsonl'}'], weight: 0.8}}]",
         "optimizer.batch_size=4",
     ]
     settings = load_settings(TrainSettings, CONFIGS / "demo.yaml", overrides)

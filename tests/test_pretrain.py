@@ -16,7 +16,7 @@ from redrafter_jax.command_line import load_settings
 from redrafter_jax.errors import InputError
 from redrafter_jax.hub import load_target
 from train.config import PretrainSettings
-from train.data import Windows
+from train.data.types import Windows
 from train.pretrain import held_out_loss, main, next_token_loss
 
 SHAPE = {
@@ -42,7 +42,10 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_text("".join(lines))
     settings = {
         "target": SHAPE,
-        "data": {"folder": str(folder), "held_out": ["held.py"], "sequence_length": 32},
+        "data": {
+            "sources": [{"folder": str(folder), "held_out": ["held.py"]}],
+            "sequence_length": 32,
+        },
         "optimizer": {"learning_rate": 1e-2, "batch_size": 4, "accumulation_steps": 2},
         "steps": 40,
         "evaluate_every": 20,

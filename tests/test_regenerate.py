@@ -11,7 +11,10 @@ from tiny_folders import write_untrained_target
 
 from redrafter_jax import SamplingConfig, generate_autoregressive, load_target
 from redrafter_jax.errors import InputError
-from train.data import read_token_files
+from train.data.files import read_raw
+from train.data.records import parse
+from train.data.settings import SourceSettings
+from train.data.types import Raw, Tokens
 from train.regenerate import main
 
 
@@ -26,7 +29,7 @@ def regenerate(folder: Path, output: Path, patch: pytest.MonkeyPatch, **changes:
     settings = {
         "target": str(folder),
         "target_dtype": "float32",
-        "data": {"folder": str(folder), "sequence_length": 16},
+        "data": {"sources": [{"folder": str(folder)}], "sequence_length": 16},
         "prompt_tokens": 6,
         "count": 5,
         "batch_size": 2,
@@ -58,7 +61,11 @@ def test_rows_are_what_plain_decoding_writes(
         )
         assert row["input_ids"][6:] == alone.tokens[0]
         assert row["loss_mask"] == [0] * 6 + [1] * len(alone.tokens[0])
-    assert read_token_files([output], 300, 0, 16).tokens.shape == (5, 16)
+    raws = list(read_raw(SourceSettings(files=[str(output)])))
+    records = [parse(raw, None) for raw in raws if isinstance(raw, Raw)]
+    assert [record.ids for record in records if isinstance(record, Tokens)] == [
+        row["input_ids"] for row in rows
+    ]
 
 
 def test_a_stopped_run_goes_on_after_its_last_whole_row(
@@ -112,7 +119,9 @@ def test_rows_of_other_settings_are_refused_and_kept(
     output.write_text(output.read_text() + '{"seed"')
     before = output.read_bytes()
     if "data" in changes:
-        changes = {"data": {"folder": str(folder), "sequence_length": 16} | changes["data"]}
+        changes = {
+            "data": {"sources": [{"folder": str(folder)}], "sequence_length": 16} | changes["data"]
+        }
     with pytest.raises(InputError, match="is no continuation of this run's prompt"):
         regenerate(folder, output, monkeypatch, **changes)
     assert output.read_bytes() == before
@@ -136,23 +145,3 @@ def test_prompts_must_leave_room_and_exist(
         regenerate(folder, tmp_path / "a.jsonl", monkeypatch, prompt_tokens=16)
     with pytest.raises(InputError, match="count is 100000, but the data gives"):
         regenerate(folder, tmp_path / "b.jsonl", monkeypatch, count=100000)
-
-
-@pytest.mark.parametrize(
-    ("row", "sentence"),
-    [
-        ("{", "is no row of input_ids and loss_mask"),
-        ('{"input_ids": [1]}', "is no row of input_ids and loss_mask"),
-        ('{"input_ids": [1, 2], "loss_mask": [1]}', "two equally long lists"),
-        ('{"input_ids": [1, 2], "loss_mask": [0, 0]}', "or no 1"),
-        ('{"input_ids": [1, 2], "loss_mask": [0, 2]}', "other values than 0 and 1"),
-        ('{"input_ids": [1, 9], "loss_mask": [0, 1]}', "outside the vocabulary of 9 tokens"),
-        ('{"input_ids": [1, 2, 3, 4], "loss_mask": [0, 1, 1, 1]}', "sequence_length is 3"),
-    ],
-)
-def test_malformed_token_rows_are_named(tmp_path: Path, row: str, sentence: str) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"input_ids": [1, 2], "loss_mask": [0, 1]}\n' + row + "\n")
-    with pytest.raises(InputError, match=sentence) as refused:
-        read_token_files([path], 9, 0, 3)
-    assert "line 2" in str(refused.value)

@@ -51,7 +51,7 @@ def settings(target_folder: Path, output: Path, **changes: object) -> dict[str, 
         "target_dtype": "float32",
         "drafter": {"exit_dim": 16, "num_draft_layers": 1},
         "draft_rounds": 2,
-        "data": {"folder": str(target_folder), "sequence_length": 16},
+        "data": {"sources": [{"folder": str(target_folder)}], "sequence_length": 16},
         "loss": {"soft": 1.0, "hard": 0.5, "chunk_length": 8},
         "optimizer": {"learning_rate": 1e-2, "batch_size": 2, "accumulation_steps": 2},
         "steps": 40,
@@ -112,6 +112,9 @@ def test_a_run_leaves_a_drafter_metrics_and_its_settings(finished: Path) -> None
     assert wanted <= logged[0].keys()
     assert yaml.safe_load((finished / "config.yaml").read_text())["steps"] == 40
     assert list((finished / "tensorboard").iterdir())
+    (source,) = json.loads((finished / "data.json").read_text())
+    assert (source["records"], source["skips"]) == (1, [])
+    assert source["rows"] == -(-source["tokens"] // 16)
 
 
 def test_a_killed_run_resumes_to_the_same_parameters_bit_for_bit(
@@ -255,7 +258,8 @@ def test_a_run_does_not_go_on_with_another_target_or_other_data(
     tokens = tmp_path / "rows.jsonl"
     row = '{"input_ids": [1, 2, 3, 4], "loss_mask": [0, 1, 1, 1]}\n'
     tokens.write_text(row * 8)
-    data = {"folder": str(folder), "sequence_length": 16, "token_files": [str(tokens)]}
+    sources = [{"folder": str(folder)}, {"files": [str(tokens)]}]
+    data = {"sources": sources, "sequence_length": 16}
     values = settings(folder, tmp_path / "out", data=data, steps=1)
     arguments = command(tmp_path, values)
     monkeypatch.setattr(sys, "argv", ["train", *arguments[3:]])
@@ -265,11 +269,11 @@ def test_a_run_does_not_go_on_with_another_target_or_other_data(
         return refusal(arguments, monkeypatch, capsys)
 
     tokens.write_text(row * 7 + row.replace("4", "5"))
-    assert "a run with other contents of data.token_files;" in refused()
+    assert "a run with other contents of data.sources.1 (" in refused()
     tokens.write_text(row * 8)
     text = (folder / "text.py").read_text()
     (folder / "text.py").write_text(text + "pass\n")
-    assert "a run with other contents of data.folder;" in refused()
+    assert "a run with other contents of data.sources.0 (" in refused()
     (folder / "text.py").write_text(text)
     save_target(
         init_target(TargetConfig(300, 16, 24, 1, 2, 1, 8, 1e4, 1e-5, 64, True, (0,)), 1), folder
@@ -292,8 +296,18 @@ def test_a_folder_that_cannot_be_made_is_named_before_anything_is_loaded(
     ("changes", "sentence"),
     [
         ({"target": "nowhere/at/all"}, "'nowhere/at/all' is neither a folder nor"),
-        ({"data": {"folder": "gone", "sequence_length": 16}}, "'gone' is not a folder"),
-        ({"data": {"folder": ".", "sequence_length": 65}}, "the target has 64 positions"),
+        (
+            {"data": {"sources": [{"folder": "gone"}], "sequence_length": 16}},
+            "'gone' is not a folder",
+        ),
+        (
+            {"data": {"sources": [{"folder": "."}], "sequence_length": 65}},
+            "the target has 64 positions",
+        ),
+        (
+            {"data": {"sources": [{"files": ["README.md"]}], "sequence_length": 16}},
+            "README.md is of no kind that is read here",
+        ),
         ({"loss": {"hard": 0, "soft": 0, "lk": 0}}, "hard, soft and lk are all 0"),
         ({"drafter": {"exit_dim": 24, "initial_head": "target"}}, "asks for an exit_dim of 16"),
     ],

@@ -1,6 +1,6 @@
 """Settings of the training commands, validated by pydantic at the edge."""
 
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Literal
 
 from pydantic import (
@@ -14,42 +14,7 @@ from pydantic import (
 
 from redrafter_jax.command_line import Settings
 from redrafter_jax.settings import DraftSettings
-
-
-class DataSettings(Settings):
-    """Text files and how they become fixed-length examples.
-
-    `folder` is a path, or `python:stdlib` for the standard library of the running Python.
-    Globs are relative to it; a file is training data if it matches `include` and neither
-    `exclude` nor `held_out`. In `include` `*` stays within a folder, in the other two it crosses
-    folders: `json/*` is everything below `json`. `**/` is any number of folders, none too.
-
-    `token_files` are JSON lines `{"input_ids": [...], "loss_mask": [...]}`, such as
-    `train.regenerate` writes; where there are any, `token_share` of the examples come from them.
-    """
-
-    folder: str
-    include: list[str] = ["**/*.py"]
-    exclude: list[str] = []
-    held_out: list[str] = []
-    sequence_length: PositiveInt
-    shuffle_seed: int = 0
-    token_files: list[Path] = []
-    token_share: float = Field(default=0.5, gt=0, lt=1)
-
-    @field_validator("include", "exclude", "held_out")
-    @classmethod
-    def _relative_globs(cls, globs: list[str]) -> list[str]:
-        for glob in globs:
-            path = PurePosixPath(glob)
-            if not path.parts or path.is_absolute():
-                raise ValueError(
-                    f"{glob!r} is no glob below data.folder; write one such as 'package/*.py'"
-                )
-            if any("**" in part and part != "**" for part in path.parts):
-                raise ValueError(f"{glob!r} has '**' beside other letters; write '**/' or '*'")
-        # Plain, so that ./json/* and json//* mean json/* however they are matched.
-        return [str(PurePosixPath(glob)) for glob in globs]
+from train.data.settings import DataSettings
 
 
 class OptimizerSettings(Settings):
@@ -119,11 +84,22 @@ class PretrainSettings(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _text_alone(self) -> "PretrainSettings":
+        read = {"sources", "sequence_length", "shuffle_seed"}
+        used = DataSettings(**self.data.model_dump(include=read))
+        unused = [name for name, value in self.data if value != getattr(used, name)]
+        unused += ["sources.weight"] * any(source.weight != 1 for source in self.data.sources)
+        if unused:
+            raise ValueError(f"pretraining does not read data.{unused[0]}; leave it out")
+        return self
+
 
 class RegenerateSettings(Settings):
     """`python -m train.regenerate`: the target's own continuations of its training text.
 
-    Continuation i starts after `prompt_tokens` tokens of a window and is drawn with seed i at
+    Continuation i starts after `prompt_tokens` tokens of a row that is learnt as a whole, drawn
+    from all sources alike, whatever their weights; it is drawn with seed i at
     `temperatures[i % len(temperatures)]`.
     """
 

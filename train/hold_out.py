@@ -25,7 +25,7 @@ from redrafter_jax.command_line import (
 )
 from redrafter_jax.errors import InputError
 from train.config import PretrainSettings
-from train.data import Document, read_documents
+from train.data.folders import TextFile, read_folders
 
 
 class HoldOutSettings(Settings):
@@ -56,7 +56,7 @@ class Source(NamedTuple):
       line_starts: character index of every line that holds text and is followed by enough of it.
     """
 
-    document: Document
+    document: TextFile
     line_starts: Int[np.ndarray, " lines"]
 
 
@@ -70,7 +70,7 @@ class HeldOutPrompt(NamedTuple):
 
 
 def choose_prompts(
-    documents: Sequence[Document],
+    documents: Sequence[TextFile],
     tokenizer: Tokenizer,
     count: int,
     prompt_tokens: int,
@@ -119,7 +119,7 @@ def choose_prompts(
 
 def _choose_places(
     package: str, sources: Sequence[Source], share: int, random: np.random.Generator
-) -> list[tuple[Document, int]]:
+) -> list[tuple[TextFile, int]]:
     """Different documents first, then again; place i lies at depth (i + 1/2) / share."""
     usable = [source for source in sources if len(source.line_starts)]
     order = random.permutation(len(usable))
@@ -166,7 +166,7 @@ def main() -> None:
     settings = parse_settings(HoldOutSettings, "Write prompts from held-out documents.")
     data = load_settings(PretrainSettings, settings.pretrain_config).data
     prompts = choose_prompts(
-        read_documents(data, held_out=True),
+        read_folders(data, held_out=True),
         load_tokenizer(settings.tokenizer),
         settings.count,
         settings.prompt_tokens,

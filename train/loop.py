@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from redrafter_jax.checkpoint import open_checkpoints, restore_latest, save
 from redrafter_jax.command_line import dump_settings, make_folder
-from redrafter_jax.config import DrafterConfig
+from redrafter_jax.config import DrafterConfig, TargetConfig
 from redrafter_jax.drafter import Drafter, init_drafter
 from redrafter_jax.errors import InputError
 from redrafter_jax.hub import load_target, save_drafter
@@ -23,7 +23,10 @@ from redrafter_jax.model import Model
 from redrafter_jax.target import Target
 from train.acceptance import Best, best_of, keep_best, prepare_trial, try_drafter
 from train.config import DrafterSettings, TrainSettings
-from train.data import Windows, make_batches, read_token_files, text_windows
+from train.data.batches import make_batches
+from train.data.documents import SourceDocuments, load_documents
+from train.data.report import print_report, write_report
+from train.data.rows import Rows, make_rows
 from train.metrics import MetricsLog, summary, to_scalars
 from train.optimizer import make_optimizer
 from train.step import init_state, train_step
@@ -68,7 +71,8 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
     folder = settings.output_dir
     make_folder(folder, "output_dir")
     target = load_target(settings.target, settings.target_dtype)
-    sources = load_sources(settings, target)
+    sources = load_sources(settings, target.config)
+    print_report(sources, console)
     drafter = new_drafter(target, settings.drafter, settings.seed)
     optimizer = make_optimizer(
         settings.optimizer, settings.steps, lambda name: not name.startswith("lm_head")
@@ -76,7 +80,8 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
     state = init_state(drafter, optimizer)
     accumulation = settings.optimizer.accumulation_steps
     rows = settings.optimizer.batch_size * accumulation
-    batches = make_batches(sources, rows, settings.data.shuffle_seed)
+    mixture = [(made.windows, source.weight) for source, made in sources]
+    batches = make_batches(mixture, rows, settings.data.shuffle_seed)
     digests = _digests(target, sources)
     trial = prepare_trial(settings, target, drafter)
     best: Best | None = None
@@ -92,6 +97,7 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
             console.print(f"resumed from step {first_step}")
             best = best_of(restored.record, trial)
         (folder / "config.yaml").write_text(dump_settings(settings))
+        write_report(sources, folder / "data.json")
 
         step = first_step
         with (
@@ -157,26 +163,21 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
     return Outcome(step, exported, best)
 
 
-def load_sources(settings: TrainSettings, target: Target) -> list[tuple[Windows, float]]:
-    """The training examples, in the target's own tokens, and their shares.
+def load_sources(
+    settings: TrainSettings, config: TargetConfig
+) -> list[tuple[SourceDocuments, Rows]]:
+    """The documents of every source, in the target's own tokens, and their rows.
 
     Raises:
-      InputError: the tokenizer does not fit the target, or the data cannot be read.
+      InputError: the rows are too short for the draft rounds, the tokenizer does not fit the
+        target, or the data cannot be used; see `load_documents` and `make_rows`.
     """
     length, rounds = settings.data.sequence_length, settings.draft_rounds
     if length < rounds + 2:
         raise InputError(f"data.sequence_length is {length}, too short for {rounds} draft rounds.")
-    texts = text_windows(settings.data, settings.target, target.config)
-    if not settings.data.token_files:
-        return [(texts, 1.0)]
-    tokens = read_token_files(
-        settings.data.token_files,
-        target.config.vocab_size,
-        target.config.eos_token_ids[0],
-        length,
-    )
-    share = settings.data.token_share
-    return [(texts, 1 - share), (tokens, share)]
+    loaded = load_documents(settings.data, settings.target, config)
+    end_token = config.eos_token_ids[0]
+    return [(source, make_rows(source, settings.data, end_token)) for source in loaded]
 
 
 def new_drafter(target: Target, settings: DrafterSettings, seed: int) -> Drafter:
@@ -226,12 +227,11 @@ def _check_same_run(saved: dict[str, Any], settings: TrainSettings) -> None:
         )
 
 
-def _digests(target: Target, sources: list[tuple[Windows, float]]) -> dict[str, str]:
-    """What a run reads, named by its setting: equal digests mean the same windows and weights."""
+def _digests(target: Target, sources: list[tuple[SourceDocuments, Rows]]) -> dict[str, str]:
+    """What a run reads, by name: equal digests mean the same rows and weights."""
     digests = {"target": _digest(repr(target.config), jax.tree.leaves(target.params))}
-    names = ("data.folder", "data.token_files")
-    for name, (windows, _) in zip(names, sources, strict=False):
-        digests[name] = _digest(name, windows)
+    for source, rows in sources:
+        digests[source.name] = _digest("", rows.windows)
     return digests
 
 

@@ -29,7 +29,11 @@ from redrafter_jax.hub import save_target
 from redrafter_jax.model import Model
 from redrafter_jax.target import Target, init_target
 from train.config import PretrainSettings
-from train.data import Windows, make_batches, make_windows, read_documents
+from train.data.batches import make_batches
+from train.data.documents import text_documents
+from train.data.folders import read_folders
+from train.data.rows import cut
+from train.data.types import Windows
 from train.optimizer import make_optimizer
 from train.tokenizer import save_tokenizer, train_tokenizer
 
@@ -106,15 +110,15 @@ def main() -> None:
     settings = parse_settings(PretrainSettings, "Train a small target from text files.")
     config = TargetConfig(**settings.target.model_dump(), eos_token_ids=(_END_TOKEN,))
     make_folder(settings.output_dir, "output_dir")
-    documents = read_documents(settings.data)
-    held_out = read_documents(settings.data, held_out=True)
+    documents = read_folders(settings.data)
+    held_out = read_folders(settings.data, held_out=True)
     tokenizer = train_tokenizer(
         [document.text for document in documents], settings.target.vocab_size
     )
     save_tokenizer(tokenizer, settings.output_dir, settings.target.max_position_embeddings)
     length = settings.data.sequence_length
-    windows = make_windows(documents, tokenizer, _END_TOKEN, length)
-    held_out_windows = make_windows(held_out, tokenizer, _END_TOKEN, length)
+    windows = cut(text_documents(documents, tokenizer, _END_TOKEN), _END_TOKEN, length)
+    held_out_windows = cut(text_documents(held_out, tokenizer, _END_TOKEN), _END_TOKEN, length)
     # The last window of a document may hold its last token alone, which is not scored.
     scored = np.flatnonzero(held_out_windows.loss_mask[:, 1:].any(axis=1))
     sample = np.random.default_rng(0).permutation(scored)

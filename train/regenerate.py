@@ -2,7 +2,7 @@
 
 A drafter guesses what the target writes, not what people wrote. This lets the target continue
 pieces of its training text with our own decoder and keeps the continuations as token rows that
-`data.token_files` of a training config reads. A run that was stopped goes on after its last row,
+a source of a training config reads. A run that was stopped goes on after its last row,
 if the rows are of the same prompts, seeds and temperatures; the weights that wrote them are not
 known.
 """
@@ -22,7 +22,9 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.hub import load_target
 from redrafter_jax.target import Target
 from train.config import RegenerateSettings
-from train.data import Windows, text_windows
+from train.data.documents import load_documents
+from train.data.rows import cut
+from train.data.types import Windows
 
 
 def choose_prompts(
@@ -128,7 +130,9 @@ def main() -> None:
         )
     make_folder(settings.output.parent, "the folder of output")
     target = load_target(settings.target, settings.target_dtype)
-    windows = text_windows(settings.data, settings.target, target.config)
+    sources = load_documents(settings.data, settings.target, target.config)
+    documents = [document for source in sources for document in source.documents]
+    windows = cut(documents, target.config.eos_token_ids[0], settings.data.sequence_length)
     prompts = choose_prompts(
         windows, settings.prompt_tokens, settings.count, settings.data.shuffle_seed
     )

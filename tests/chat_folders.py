@@ -1,0 +1,70 @@
+"""A tokenizer of bytes with the special tokens of two chat formats, and records of every format."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tiny_folders import byte_tokenizer
+from tokenizers import Tokenizer, processors
+
+from redrafter_jax.config import TargetConfig
+from train.data.settings import DataSettings
+
+SPECIAL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")
+BEGIN, END, IM_START, IM_END = range(256, 260)
+VOCABULARY = 260
+CONFIG = TargetConfig(VOCABULARY, 16, 24, 1, 2, 1, 8, 1e4, 1e-5, 512, True, (END,))
+
+CHATML = (
+    "{% for turn in messages %}<|im_start|>{{ turn.role }}\n{{ turn.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+TURNS = [
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Hello"},
+    {"role": "user", "content": "Bye"},
+    {"role": "assistant", "content": "Ciao"},
+]
+RECORDS: dict[str, dict[str, Any]] = {
+    "messages": {"messages": TURNS},
+    "conversations": {
+        "conversations": [
+            {"from": "human" if turn["role"] == "user" else "gpt", "value": turn["content"]}
+            for turn in TURNS
+        ]
+    },
+    "alpaca": {"instruction": "Add.", "input": "1 2", "output": "3"},
+    "text": {"text": "plain"},
+    "tokens": {"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]},
+}
+
+
+def chat_tokenizer() -> Tokenizer:
+    """A token per byte; `<s>` opens what is encoded with special tokens."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", BEGIN)]
+    )
+    return tokenizer
+
+
+def write_tokenizer(folder: Path, template: str | None = CHATML) -> Path:
+    """The folder of a target without a target: its tokenizer and its chat template."""
+    folder.mkdir(parents=True, exist_ok=True)
+    chat_tokenizer().save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}
+    if template is not None:
+        settings["chat_template"] = template
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def write_lines(path: Path, *records: object) -> str:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+def data_settings(*sources: object, **changes: object) -> DataSettings:
+    return DataSettings.model_validate({"sources": sources, "sequence_length": 64} | changes)

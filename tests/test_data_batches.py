@@ -1,0 +1,47 @@
+"""Batches are shuffled, mixed by weight, the same every time, and go on from a saved position."""
+
+import numpy as np
+import pytest
+
+from redrafter_jax.errors import InputError
+from train.data.batches import make_batches
+from train.data.types import Windows
+
+
+def examples(count: int) -> Windows:
+    return Windows(
+        np.repeat(np.arange(count, dtype=np.int32)[:, None], 4, axis=1), np.ones((count, 4), bool)
+    )
+
+
+def test_an_epoch_sees_every_window_once_in_a_shuffled_order() -> None:
+    batches = make_batches([(examples(12), 1.0)], 4, seed=1)
+    epoch = np.concatenate([next(batches)["tokens"][:, 0] for _ in range(3)])
+    assert sorted(epoch) == list(range(12))
+    assert list(epoch) != list(range(12))
+    again = make_batches([(examples(12), 1.0)], 4, seed=1)
+    np.testing.assert_array_equal(next(again)["tokens"][:, 0], epoch[:4])
+
+
+def test_a_saved_position_goes_on_with_the_next_batch() -> None:
+    sources = [(examples(10), 1.0), (examples(7), 0.4)]
+    batches = make_batches(sources, 4, seed=0)
+    next(batches)
+    state = batches.get_state()
+    expected = [next(batches)["tokens"] for _ in range(4)]
+    resumed = make_batches(sources, 4, seed=0)
+    resumed.set_state(state)
+    for tokens in expected:
+        np.testing.assert_array_equal(next(resumed)["tokens"], tokens)
+
+
+def test_too_few_windows_are_refused() -> None:
+    with pytest.raises(InputError, match="gives 3 windows, fewer than a batch of 4"):
+        make_batches([(examples(3), 1.0)], 4, seed=0)
+
+
+def test_sources_are_mixed_by_their_weights_in_every_stretch() -> None:
+    ones = Windows(np.full((8, 4), 100, np.int32), np.ones((8, 4), bool))
+    batches = make_batches([(examples(12), 1.0), (ones, 3.0)], 4, seed=0)
+    for _ in range(10):
+        assert (next(batches)["tokens"][:, 0] == 100).sum() == 3

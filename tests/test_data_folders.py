@@ -1,0 +1,112 @@
+"""Which text files below a folder are trained on, and which are held out."""
+
+from pathlib import Path
+
+import pytest
+
+from redrafter_jax.errors import InputError
+from train.data.folders import read_folder, read_folders
+from train.data.settings import DataSettings, SourceSettings
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("a.py", "pkg/b.py", "held/c.py", "pkg/skip.py", "note.txt"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"# {name}\n")
+    return tmp_path
+
+
+def settings(folder: Path, **changes: object) -> SourceSettings:
+    values = {
+        "folder": str(folder),
+        "exclude": ["pkg/skip*"],
+        "held_out": ["held/*"],
+    }
+    return SourceSettings.model_validate(values | changes)
+
+
+def test_include_exclude_and_held_out_divide_the_files(folder: Path) -> None:
+    training = read_folder(settings(folder))
+    assert [file.name for file in training] == ["a.py", "pkg/b.py"]
+    assert training[0].text == "# a.py\n"
+    held_out = read_folder(settings(folder), held_out=True)
+    assert [file.name for file in held_out] == ["held/c.py"]
+
+
+@pytest.mark.parametrize(
+    ("glob", "names"),
+    [
+        ("**/secret.py", ["a/b/secret.py", "a/secret.py", "secret.py"]),
+        ("a/**/secret.py", ["a/b/secret.py", "a/secret.py"]),
+        ("**/b/**/*.py", ["a/b/secret.py"]),
+        ("a/*", ["a/b/secret.py", "a/secret.py"]),
+        ("./secret.py", ["secret.py"]),
+    ],
+)
+def test_a_held_out_file_is_never_trained_on_at_whatever_depth(
+    tmp_path: Path, glob: str, names: list[str]
+) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    every = ["a/b/secret.py", "a/secret.py", "open.py", "secret.py"]
+    for name in every:
+        (tmp_path / name).write_text("x")
+    chosen = settings(tmp_path, held_out=[glob])
+    held_out = [file.name for file in read_folder(chosen, held_out=True)]
+    training = [file.name for file in read_folder(chosen)]
+    assert held_out == names
+    assert training == [name for name in every if name not in names]
+    excluded = read_folder(settings(tmp_path, exclude=[glob], held_out=[]))
+    assert [file.name for file in excluded] == training
+
+
+def test_folders_that_match_are_no_documents(folder: Path) -> None:
+    (folder / "module.py").mkdir()
+    names = [file.name for file in read_folder(settings(folder, include=["**/*"]))]
+    assert names == ["a.py", "note.txt", "pkg/b.py"]
+
+
+@pytest.mark.parametrize("field", ["include", "exclude", "held_out"])
+@pytest.mark.parametrize(
+    ("glob", "sentence"),
+    [
+        ("", "'' is no glob below the folder"),
+        (".", "'.' is no glob below the folder"),
+        ("/etc/*.py", "'/etc/\\*.py' is no glob below the folder"),
+        ("a**/b.py", "has '\\*\\*' beside other letters"),
+    ],
+)
+def test_globs_that_can_match_nothing_are_refused(
+    folder: Path, field: str, glob: str, sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        settings(folder, **{field: [glob]})
+
+
+def test_the_standard_library_is_a_folder_with_a_name() -> None:
+    stdlib = SourceSettings(folder="python:stdlib", include=["json/*.py"])
+    assert "json/decoder.py" in {file.name for file in read_folder(stdlib)}
+
+
+def test_unusable_folders_and_files_are_named(folder: Path) -> None:
+    with pytest.raises(InputError, match="'nowhere' is not a folder"):
+        read_folder(settings(Path("nowhere")))
+    with pytest.raises(InputError, match=r"No file below .* matches the source's include"):
+        read_folder(settings(folder, include=["*.rs"]))
+    with pytest.raises(InputError, match=r"^All \d+ files below .* are left out by exclude or"):
+        read_folder(settings(folder, exclude=["*"]))
+    (folder / "latin.py").write_bytes(b"# caf\xe9\n")
+    with pytest.raises(InputError, match=r"latin\.py is not UTF-8 text at byte 5"):
+        read_folder(settings(folder))
+
+
+def test_commands_that_read_text_alone_refuse_other_sources(folder: Path) -> None:
+    sources = [{"folder": str(folder)}, {"folder": str(folder / "held")}]
+    data = DataSettings.model_validate({"sources": sources, "sequence_length": 8})
+    assert [file.name for file in read_folders(data)][-2:] == ["pkg/skip.py", "c.py"]
+    data = DataSettings.model_validate(
+        {"sources": [sources[0], {"files": ["rows.jsonl"]}], "sequence_length": 8}
+    )
+    with pytest.raises(InputError, match=r"data\.sources\.1 \(rows\.jsonl\) is no folder"):
+        read_folders(data)

@@ -1,0 +1,108 @@
+"""Raw records: every format by a literal example, every fault by its reason."""
+
+from typing import Any
+
+import pytest
+
+from train.data.records import parse
+from train.data.types import Chat, Raw, Skip, Text, Tokens
+
+ASKED = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "record"),
+    [
+        ({"messages": ASKED, "id": 7}, Chat("here", ASKED)),
+        (
+            {
+                "conversations": [
+                    {"from": "system", "value": "Be brief."},
+                    {"from": "human", "value": "Hi"},
+                    {"from": "gpt", "value": "Hello"},
+                ]
+            },
+            Chat("here", [{"role": "system", "content": "Be brief."}, *ASKED]),
+        ),
+        ({"instruction": "Hi", "input": "", "output": "Hello"}, Chat("here", ASKED)),
+        (
+            {"instruction": "Add.", "input": "1 2", "output": "3"},
+            Chat(
+                "here",
+                [
+                    {"role": "user", "content": "Add.\n\n1 2"},
+                    {"role": "assistant", "content": "3"},
+                ],
+            ),
+        ),
+        ({"text": " as it is\n"}, Text("here", " as it is\n")),
+        ({"input_ids": [5, 6], "loss_mask": [0, True]}, Tokens("here", [5, 6], [0, 1])),
+        # A table has every column in every row.
+        ({"text": "a", "messages": None, "input": None}, Text("here", "a")),
+    ],
+)
+def test_every_format_is_known_by_its_keys(row: dict[str, Any], record: object) -> None:
+    assert parse(Raw("here", row), None) == record
+
+
+def test_what_a_turn_states_besides_is_left_to_the_template() -> None:
+    turns = [{"role": "user", "content": "Hi", "name": "Ann", "tool_calls": None}, ASKED[1]]
+    record = parse(Raw("here", {"messages": turns}), None)
+    assert isinstance(record, Chat)
+    assert record.turns[0] == {"role": "user", "content": "Hi", "name": "Ann"}
+
+
+def test_a_stated_format_decides_between_several() -> None:
+    row = {"instruction": "Hi", "output": "Hello", "text": "### Hi ### Hello"}
+    skip = parse(Raw("here", row), None)
+    assert skip == Skip(
+        "here", "of several formats", "it has instruction and text; state the source's format"
+    )
+    assert parse(Raw("here", row), "alpaca") == Chat("here", ASKED)
+
+
+def chat(*turns: object) -> dict[str, Any]:
+    return {"messages": list(turns)}
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ([1], "no JSON object"),
+        ("text", "no JSON object"),
+        (None, "no JSON object"),
+        ({}, "of no known format"),
+        ({"prompt": "x"}, "of no known format"),
+        ({"messages": []}, "messages is no list of turns"),
+        ({"messages": "Hi"}, "messages is no list of turns"),
+        (chat("Hi"), "a turn is no object with role and content"),
+        (chat({"content": "Hi"}), "a turn is no object with role and content"),
+        (chat({"role": "assistant", "content": [{"text": "x"}]}), "a turn's content is no string"),
+        (chat(ASKED[0]), "no assistant turn"),
+        (chat(ASKED[1], ASKED[0]), "the assistant speaks first"),
+        (chat(ASKED[0], {"role": "assistant", "content": " \n"}), "an assistant turn is blank"),
+        (chat({"role": "user", "content": "\ud800"}, ASKED[1]), "a lone surrogate"),
+        ({"conversations": [{"from": "human"}]}, "a turn's value is no string"),
+        ({"conversations": [{"value": "Hi"}]}, "a turn is no object with from and value"),
+        ({"conversations": [{"from": "dog", "value": "x"}]}, "a turn is from nobody known"),
+        ({"instruction": "Hi"}, "output is no string"),
+        ({"instruction": "Hi", "output": ""}, "output is blank"),
+        ({"instruction": "Hi", "output": "x", "input": 3}, "input is no string"),
+        ({"text": 3}, "text is no string"),
+        ({"text": "\n"}, "text is blank"),
+        ({"text": "a\udfff"}, "a lone surrogate"),
+        ({"input_ids": [1]}, "loss_mask is no list of 0 and 1"),
+        ({"input_ids": [1], "loss_mask": [2]}, "loss_mask is no list of 0 and 1"),
+        ({"input_ids": [1], "loss_mask": [1.0]}, "loss_mask is no list of 0 and 1"),
+        ({"input_ids": [1], "loss_mask": [1, 1]}, "input_ids and loss_mask differ in length"),
+        ({"input_ids": [], "loss_mask": []}, "input_ids is no list of whole numbers"),
+        ({"input_ids": [1.0], "loss_mask": [1]}, "input_ids is no list of whole numbers"),
+        ({"input_ids": [True], "loss_mask": [1]}, "input_ids is no list of whole numbers"),
+        ({"input_ids": [[1]], "loss_mask": [1]}, "input_ids is no list of whole numbers"),
+        ({"input_ids": "12", "loss_mask": "01"}, "input_ids is no list of whole numbers"),
+    ],
+)
+def test_every_fault_has_its_reason(row: object, reason: str) -> None:
+    skip = parse(Raw("here", row), None)
+    assert isinstance(skip, Skip)
+    assert (skip.place, skip.reason) == ("here", reason)

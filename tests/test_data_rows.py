@@ -1,0 +1,62 @@
+"""Documents become rows that hold every token once and never cross a document."""
+
+import numpy as np
+import pytest
+from chat_folders import data_settings
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redrafter_jax.errors import InputError
+from train.data.documents import SourceDocuments
+from train.data.rows import cut, make_rows
+from train.data.types import Document
+
+END = 9
+
+
+def document(tokens: list[int], mask: list[int]) -> Document:
+    return Document("a, line 1", "tokens", np.asarray(tokens, np.int32), np.asarray(mask, bool))
+
+
+def source(*documents: Document) -> SourceDocuments:
+    return SourceDocuments("data.sources.0 (a)", 1.0, list(documents), [])
+
+
+def test_rows_of_literal_documents() -> None:
+    windows = cut([document([1, 2, 3, 4, 5], [0, 1, 1, 0, 1]), document([6], [1])], END, 3)
+    assert windows.tokens.tolist() == [[1, 2, 3], [4, 5, 9], [6, 9, 9]]
+    assert windows.loss_mask.tolist() == [[0, 1, 1], [0, 1, 0], [1, 0, 0]]
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.integers(0, 8), st.booleans()), min_size=1), min_size=1),
+    st.integers(1, 7),
+)
+def test_every_token_that_is_learnt_is_in_one_row(
+    pairs: list[list[tuple[int, bool]]], length: int
+) -> None:
+    documents = [document(*map(list, zip(*pair, strict=True))) for pair in pairs]
+    windows = cut(documents, END, length)
+    learnt = [token for pair in pairs for token, counts in pair if counts]
+    assert windows.tokens[windows.loss_mask].tolist() == learnt
+    assert windows.tokens.shape[1] == length
+    assert len(windows.tokens) == sum(-(-len(pair) // length) for pair in pairs)
+
+
+def test_long_records_are_cut_and_counted_or_refused() -> None:
+    long = document([1, 2, 3, 4, 5, 6, 7], [0, 0, 0, 0, 0, 0, 1])
+    loaded = source(document([1, 2], [0, 1]), long)
+    settings = data_settings({"files": ["a"]}, sequence_length=3)
+    rows = make_rows(loaded, settings, END)
+    assert rows.windows.tokens.tolist() == [[1, 2, 9], [7, 9, 9]]
+    # Two pieces of the long one hold nothing to learn.
+    assert (rows.cut, rows.unused) == (1, 2)
+    refusing = settings.model_copy(update={"long_records": "refuse"})
+    with pytest.raises(
+        InputError,
+        match=r"1 of 2 records are longer than data\.sequence_length=3, the longest a, line 1 with "
+        "7 tokens",
+    ):
+        make_rows(loaded, refusing, END)
+    exact = source(document([1, 2, 3], [0, 1, 1]))
+    assert make_rows(exact, refusing, END).cut == 0

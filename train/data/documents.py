@@ -1,0 +1,203 @@
+"""From sources to documents: records are read, rendered, tokenised, checked, or skipped aloud."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from itertools import batched, chain
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from redrafter_jax.command_line import load_tokenizer
+from redrafter_jax.config import TargetConfig
+from redrafter_jax.errors import InputError
+from train.data.chat import ChatTemplate, Rendered, load_template, mask_answers, render_chat
+from train.data.files import read_raw
+from train.data.folders import read_folder
+from train.data.records import parse
+from train.data.settings import DataSettings, SourceSettings
+from train.data.skips import describe_skips
+from train.data.types import Chat, Document, Raw, Record, Skip, Text, Tokens
+
+# Records that the tokenizer gets at a time, to spread over the processor's cores.
+_BATCH = 256
+
+
+class SourceDocuments(NamedTuple):
+    """What a source holds.
+
+    Attributes:
+      name: as messages call it.
+      weight: its part of the rows, relative to the other sources.
+      documents: in the order of the records.
+      skips: the records that are no documents; the two together are all records there are.
+    """
+
+    name: str
+    weight: float
+    documents: list[Document]
+    skips: list[Skip]
+
+
+def load_documents(
+    settings: DataSettings, target: Path, config: TargetConfig
+) -> list[SourceDocuments]:
+    """The documents of every source, in the tokens of the target in folder `target`.
+
+    Raises:
+      InputError: a source cannot be read, holds nothing to train on, tokens that the target does
+        not have or masks that leave nothing out; it has skips and they are refused; the chat
+        template is missing or not prefix-stable; or the tokenizer does not fit the target.
+    """
+    tokenizer = load_tokenizer(target)
+    if tokenizer.get_vocab_size() > config.vocab_size:
+        raise InputError(
+            f"{target} has a tokenizer of {tokenizer.get_vocab_size()} tokens and a model of "
+            f"{config.vocab_size}; they do not belong together."
+        )
+    length, positions = settings.sequence_length, config.max_position_embeddings
+    if length > positions:
+        raise InputError(
+            f"data.sequence_length is {length}, but the target has {positions} positions; lower it."
+        )
+    if not config.eos_token_ids:
+        raise InputError(f"{target} states no eos_token_id to separate documents with.")
+    # Loaded for the first conversation: other data needs no template.
+    template = cache(lambda: load_template(settings, target, tokenizer))
+    loaded = []
+    for index, source in enumerate(settings.sources):
+        made = list(encode_records(_read(source), settings, tokenizer, config, template))
+        documents = [document for document in made if isinstance(document, Document)]
+        skips = [skip for skip in made if isinstance(skip, Skip)]
+        loaded.append(SourceDocuments(settings.name(index), source.weight, documents, skips))
+        _check(loaded[-1], source, settings)
+    return loaded
+
+
+def encode_records(
+    records: Iterable[Record | Skip],
+    settings: DataSettings,
+    tokenizer: Tokenizer,
+    config: TargetConfig,
+    template: Callable[[], ChatTemplate],
+) -> Iterator[Document | Skip]:
+    """Each record as a document, or the reason why it is none; skips stay as they are.
+
+    Raises:
+      InputError: a token is not in the target's vocabulary, or as `template` and `render_chat`.
+    """
+    for batch in batched(records, _BATCH):
+        rendered = [
+            render_chat(template(), record, settings.train_turns)
+            if isinstance(record, Chat)
+            else record
+            for record in batch
+        ]
+        texts = [record.text for record in rendered if isinstance(record, Text)]
+        ids_of_text = _encode(tokenizer, texts, adds_special_tokens=True)
+        chats = [record for record in rendered if isinstance(record, Rendered)]
+        pieces = chain.from_iterable((chat.whole, *chain(*chat.turns)) for chat in chats)
+        special = bool(chats) and template().adds_special_tokens
+        ids_of_chat = _encode(tokenizer, pieces, adds_special_tokens=special)
+        opening = _opening(tokenizer, config.eos_token_ids[0])
+        for record in rendered:
+            match record:
+                case Skip():
+                    yield record
+                case Text():
+                    ids = ids_of_text[record.text]
+                    yield _from_text(record.place, ids, opening, config.eos_token_ids[0])
+                case Rendered():
+                    yield _from_chat(record, ids_of_chat)
+                case Tokens():
+                    yield _from_tokens(record, config.vocab_size)
+
+
+def text_documents(
+    texts: Iterable[tuple[str, str]], tokenizer: Tokenizer, end_token: int
+) -> list[Document]:
+    """Named texts as documents, each opened and closed by the end token.
+
+    The opening is the tokenizer's own where it has one. It carries no loss: nothing precedes it.
+    """
+    opening, documents = _opening(tokenizer, end_token), []
+    for batch in batched(texts, _BATCH):
+        ids = _encode(tokenizer, [text for _, text in batch], adds_special_tokens=True)
+        documents += [_from_text(name, ids[text], opening, end_token) for name, text in batch]
+    return documents
+
+
+def _read(source: SourceSettings) -> Iterator[Record | Skip]:
+    if source.folder is not None:
+        yield from (Text(file.name, file.text) for file in read_folder(source))
+        return
+    for raw in read_raw(source):
+        yield parse(raw, source.format) if isinstance(raw, Raw) else raw
+
+
+def _encode(
+    tokenizer: Tokenizer, texts: Iterable[str], *, adds_special_tokens: bool
+) -> dict[str, list[int]]:
+    unique = list(dict.fromkeys(texts))
+    encodings = tokenizer.encode_batch_fast(unique, add_special_tokens=adds_special_tokens)
+    return {text: encoding.ids for text, encoding in zip(unique, encodings, strict=True)}
+
+
+def _opening(tokenizer: Tokenizer, end_token: int) -> list[int]:
+    """What stands before a text: the end token, unless the tokenizer adds a token of its own."""
+    return [] if tokenizer.encode("").ids else [end_token]
+
+
+def _from_text(place: str, ids: Sequence[int], opening: Sequence[int], end_token: int) -> Document:
+    closing = [] if list(ids[-1:]) == [end_token] else [end_token]
+    tokens = np.asarray([*opening, *ids, *closing], np.int32)
+    return Document(place, "text", tokens, np.arange(len(tokens)) > 0)
+
+
+def _from_chat(chat: Rendered, ids: dict[str, list[int]]) -> Document | Skip:
+    turns = [(ids[before], ids[after]) for before, after in chat.turns]
+    mask = mask_answers(ids[chat.whole], turns)
+    if mask is None:
+        return Skip(chat.place, "a token runs across the edge of an answer")
+    if not mask.any():
+        return Skip(chat.place, "no token to learn")
+    return Document(chat.place, "chat", np.asarray(ids[chat.whole], np.int32), mask)
+
+
+def _from_tokens(record: Tokens, vocab_size: int) -> Document | Skip:
+    for token in (min(record.ids), max(record.ids)):
+        if not 0 <= token < vocab_size:
+            raise InputError(
+                f"{record.place} holds token {token}, which is outside the vocabulary of "
+                f"{vocab_size} tokens; give tokens of this target's tokenizer."
+            )
+    if not any(record.mask):
+        return Skip(record.place, "no token to learn")
+    mask = np.asarray(record.mask, bool)
+    return Document(record.place, "tokens", np.asarray(record.ids, np.int32), mask)
+
+
+def _check(loaded: SourceDocuments, source: SourceSettings, settings: DataSettings) -> None:
+    total = len(loaded.documents) + len(loaded.skips)
+    if not loaded.documents:
+        why = f"all {total} records are left out: {describe_skips(loaded.skips)}"
+        raise InputError(
+            f"{loaded.name} holds nothing to train on; "
+            f"{why if total else 'it has no records'}. Give it other data or leave it out."
+        )
+    if loaded.skips and settings.skips == "refuse":
+        raise InputError(
+            f"{loaded.name}: {len(loaded.skips)} of {total} records cannot be used: "
+            f"{describe_skips(loaded.skips)}. Mend them, or set data.skips=report to go on without."
+        )
+    masked = [document for document in loaded.documents if document.kind != "text"]
+    if (
+        masked
+        and source.full_masks == "refuse"
+        and all(document.loss_mask.all() for document in masked)
+    ):
+        raise InputError(
+            f"{loaded.name}: the masks of all {len(masked)} records count every token, so prompts "
+            "would be learnt too; mend them, or set full_masks: allow if that is meant."
+        )

@@ -1,0 +1,86 @@
+"""Text files below a folder, each one document: which belong to training, which are held out."""
+
+import sysconfig
+from collections.abc import Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import NamedTuple
+
+from redrafter_jax.errors import InputError
+from train.data.settings import DataSettings, SourceSettings
+
+
+class TextFile(NamedTuple):
+    """A file: its path below the folder and its text."""
+
+    name: str
+    text: str
+
+
+def read_folders(settings: DataSettings, *, held_out: bool = False) -> list[TextFile]:
+    """The files of all sources, for what reads text alone.
+
+    Raises:
+      InputError: a source is no folder, or as `read_folder`.
+    """
+    for index, source in enumerate(settings.sources):
+        if source.folder is None:
+            raise InputError(
+                f"{settings.name(index)} is no folder of text files, which is all that this reads."
+            )
+    return [file for source in settings.sources for file in read_folder(source, held_out=held_out)]
+
+
+def read_folder(settings: SourceSettings, *, held_out: bool = False) -> list[TextFile]:
+    """The training files of a folder, or the held-out ones, ordered by name.
+
+    Raises:
+      InputError: the folder is missing, no file matches, or a file cannot be read or is not UTF-8.
+    """
+    folder = _resolve_folder(str(settings.folder))
+    if not folder.is_dir():
+        raise InputError(f"{settings.folder!r} is not a folder; give a source the path of one.")
+    files, matched = [], 0
+    for path in sorted({path for glob in settings.include for path in folder.glob(glob)}):
+        if not path.is_file():
+            continue
+        matched += 1
+        name = path.relative_to(folder).as_posix()
+        if _matches(name, settings.exclude) or _matches(name, settings.held_out) != held_out:
+            continue
+        try:
+            files.append(TextFile(name, path.read_text(encoding="utf-8")))
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{path} is not UTF-8 text at byte {error.start}; add it to the source's exclude."
+            ) from None
+        except OSError as error:
+            raise InputError(f"Cannot read {path}: {error.strerror}.") from None
+    if not files:
+        if held_out or not matched:
+            kind = "held_out" if held_out else "include"
+            raise InputError(f"No file below {settings.folder!r} matches the source's {kind}.")
+        raise InputError(
+            f"All {matched} files below {settings.folder!r} that match include are left out by "
+            "exclude or held_out; change those."
+        )
+    return files
+
+
+def _resolve_folder(folder: str) -> Path:
+    if folder == "python:stdlib":
+        return Path(sysconfig.get_path("stdlib"))
+    return Path(folder)
+
+
+def _matches(name: str, globs: Sequence[str]) -> bool:
+    """Whether a glob fits; `*` crosses folders, and `**/` may be no folder, as in `include`."""
+    return any(fnmatch(name, variant) for glob in globs for variant in _without_folders(glob))
+
+
+def _without_folders(glob: str) -> list[str]:
+    """The glob with and without each `**/`, which fnmatch takes for one folder at least."""
+    before, folders, after = glob.partition("**/")
+    if not folders:
+        return [glob]
+    return [before + kept + rest for rest in _without_folders(after) for kept in ("", folders)]

@@ -1,0 +1,75 @@
+"""What the sources held: a table for people, the list of all skips for a file."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from redrafter_jax.errors import InputError
+from train.data.documents import SourceDocuments
+from train.data.rows import Rows
+from train.data.skips import count_reasons, describe_skips
+
+Loaded = Sequence[tuple[SourceDocuments, Rows]]
+
+
+def print_report(loaded: Loaded, console: Console) -> None:
+    """A row of counts for every source, then what was skipped, cut or left unused."""
+    table = Table()
+    for column in ("source", "records", "skipped", "tokens", "learnt", "rows", "weight"):
+        table.add_column(column, justify="left" if column == "source" else "right", overflow="fold")
+    for source, rows in loaded:
+        counts = _counts(source, rows)
+        shown = [f"{counts[name]:,}" for name in ("records", "skipped", "tokens", "learnt", "rows")]
+        table.add_row(source.name.removeprefix("data.sources."), *shown, f"{source.weight:g}")
+    console.print(table)
+    for source, rows in loaded:
+        if source.skips:
+            _say(console, f"{source.name}: skipped {describe_skips(source.skips)}")
+        if rows.cut:
+            _say(console, f"{source.name}: records longer than a row, cut into pieces: {rows.cut}")
+        if rows.unused:
+            _say(
+                console, f"{source.name}: pieces without a token to learn, left out: {rows.unused}"
+            )
+
+
+def write_report(loaded: Loaded, path: Path) -> None:
+    """The counts and every skip, as JSON.
+
+    Raises:
+      InputError: the file cannot be written.
+    """
+    report = [
+        {
+            "source": source.name,
+            "weight": source.weight,
+            **_counts(source, rows),
+            "cut": rows.cut,
+            "unused_pieces": rows.unused,
+            "skips_by_reason": count_reasons(source.skips),
+            "skips": [skip._asdict() for skip in source.skips],
+        }
+        for source, rows in loaded
+    ]
+    try:
+        path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"Cannot write {path}: {error.strerror}.") from None
+
+
+def _counts(source: SourceDocuments, rows: Rows) -> dict[str, int]:
+    return {
+        "records": len(source.documents) + len(source.skips),
+        "skipped": len(source.skips),
+        "tokens": sum(len(document.tokens) for document in source.documents),
+        "learnt": sum(int(document.loss_mask.sum()) for document in source.documents),
+        "rows": len(rows.windows.tokens),
+    }
+
+
+def _say(console: Console, line: str) -> None:
+    # Names of files are no markup, and no line of theirs is broken.
+    console.print(line, markup=False, highlight=False, soft_wrap=True)

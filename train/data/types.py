@@ -1,0 +1,79 @@
+"""What passes between the steps: a raw record, a record, a document, a skip."""
+
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+Format = Literal["messages", "conversations", "alpaca", "text", "tokens"]
+
+Turn = dict[str, Any]
+"""`role` and `content` at least; what else a turn states is for the chat template to read."""
+
+
+class Raw(NamedTuple):
+    """A record as its file holds it; `place` is file and line, for messages."""
+
+    place: str
+    value: Any
+
+
+class Skip(NamedTuple):
+    """A record that is left out: where, of which kind is the fault, what exactly."""
+
+    place: str
+    reason: str
+    detail: str = ""
+
+
+class Text(NamedTuple):
+    """Plain text: all of it is learnt."""
+
+    place: str
+    text: str
+
+
+class Chat(NamedTuple):
+    """A conversation: the assistant's turns are learnt."""
+
+    place: str
+    turns: list[Turn]
+
+
+class Tokens(NamedTuple):
+    """Tokens that say themselves what is learnt: `mask` holds 0 and 1, as many as `ids`."""
+
+    place: str
+    ids: list[int]
+    mask: list[int]
+
+
+Record = Text | Chat | Tokens
+
+
+class Document(NamedTuple):
+    """A record in the target's tokens, of any length: nothing is cut or padded yet.
+
+    Attributes:
+      place: file and line.
+      kind: the kind of record it was.
+      tokens: token ids.
+      loss_mask: True where predicting the token counts.
+    """
+
+    place: str
+    kind: Literal["text", "chat", "tokens"]
+    tokens: Int[np.ndarray, " t"]
+    loss_mask: Bool[np.ndarray, " t"]
+
+
+class Windows(NamedTuple):
+    """Rows of one length T, none of which crosses a document.
+
+    Attributes:
+      tokens: token ids, padded at the end of a document with the end token.
+      loss_mask: True where predicting the token counts.
+    """
+
+    tokens: Int[np.ndarray, "n T"]
+    loss_mask: Bool[np.ndarray, "n T"]
