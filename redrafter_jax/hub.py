@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 from safetensors import SafetensorError, safe_open
 from safetensors.flax import save_file
 
-from redrafter_jax.config import DrafterConfig
+from redrafter_jax.config import DrafterConfig, TargetConfig
 from redrafter_jax.config_files import (
     drafter_fields,
     field,
@@ -49,6 +49,15 @@ def load_target(name: str | Path, dtype: DTypeLike = "bfloat16") -> Target:
     config = read_target_config(folder)
     skeleton = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0)))
     return _load(folder, config, skeleton, _target_name, dtype)
+
+
+def load_target_config(name: str | Path) -> TargetConfig:
+    """The configuration of a target alone, its weights unread.
+
+    Raises:
+      InputError: the folder or its config.json is missing, or the architecture is not supported.
+    """
+    return read_target_config(_locate(name))
 
 
 def load_drafter(name: str | Path, dtype: DTypeLike = "bfloat16") -> Drafter:

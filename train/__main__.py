@@ -1,15 +1,19 @@
-"""`python -m train --config configs/demo.yaml optimizer.learning_rate=3e-4`."""
+"""`python -m train [inspect] --config configs/demo.yaml optimizer.learning_rate=3e-4`."""
+
+import sys
 
 from rich.console import Console
 
 from redrafter_jax.command_line import parse_settings, run
 from train.config import TrainSettings
+from train.inspect import inspect
 from train.loop import train
 
 
 def main() -> None:
-    """Train a drafter as the settings say and tell where it is."""
-    run(_train)
+    """Train a drafter as the settings say and tell where it is, or `inspect` its data."""
+    first, *rest = sys.argv[1:] or [""]
+    run((lambda: inspect(rest)) if first == "inspect" else _train)
 
 
 def _train() -> None:

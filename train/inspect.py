@@ -1,0 +1,88 @@
+"""`python -m train inspect --config configs/x.yaml`: what training would see, before it does.
+
+Documents are shown as the target's tokens spell them, what is learnt in green; in a pipe, between
+⟦ and ⟧ instead.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+import numpy as np
+from pydantic import PositiveInt
+from rich.console import Console
+from rich.text import Text
+from tokenizers import Tokenizer
+
+from redrafter_jax.command_line import load_tokenizer, parse_settings
+from redrafter_jax.hub import load_target_config
+from train.config import TrainSettings
+from train.data.report import print_report
+from train.data.types import Document
+from train.loop import load_sources
+
+_LEARNT = "bold green"
+# Else a record could move the terminal's cursor.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class InspectSettings(TrainSettings):
+    """`python -m train inspect`: a training run's settings, and how much of its data to show.
+
+    Attributes:
+      examples: documents of each source, drawn by `data.shuffle_seed`.
+      example_tokens: of each at most, from its beginning.
+    """
+
+    examples: PositiveInt = 3
+    example_tokens: PositiveInt = 512
+
+
+def inspect(arguments: Sequence[str]) -> None:
+    """Print the counts of every source and some of its documents.
+
+    Raises:
+      InputError: what would stop the training run before its first step.
+    """
+    settings = parse_settings(
+        InspectSettings, "Show the data of a training run, learnt tokens in colour.", arguments
+    )
+    console = Console()
+    loaded = load_sources(settings, load_target_config(settings.target))
+    tokenizer = load_tokenizer(settings.target)
+    print_report(loaded, console)
+    for source, _ in loaded:
+        order = np.random.default_rng(settings.data.shuffle_seed).permutation(len(source.documents))
+        for index in sorted(order[: settings.examples].tolist()):
+            print_document(source.documents[index], tokenizer, settings.example_tokens, console)
+
+
+def print_document(document: Document, tokenizer: Tokenizer, most: int, console: Console) -> None:
+    """Print where it is from, its counts, and at most `most` of its tokens as text."""
+    total, learnt = len(document.tokens), int(document.loss_mask.sum())
+    console.rule(
+        Text(f"{document.place}: {document.kind}, {total} tokens, {learnt} learnt"), align="left"
+    )
+    shown = Text()
+    colours = console.is_terminal and not console.no_color
+    for text, is_learnt in split_runs(document, tokenizer, most):
+        if colours or not is_learnt:
+            shown.append(text, style=_LEARNT if is_learnt else "")
+        else:
+            shown.append(f"⟦{text}⟧")
+    if total > most:
+        shown.append(f"\n... and {total - most} tokens more")
+    console.print(shown, soft_wrap=True)
+
+
+def split_runs(document: Document, tokenizer: Tokenizer, most: int) -> Iterator[tuple[str, bool]]:
+    """The text of the first `most` tokens in runs that are learnt, or are not, as a whole."""
+    tokens, before, end = document.tokens[:most].tolist(), "", 0
+    for learnt, run in groupby(document.loss_mask[:most].tolist()):
+        end += len(list(run))
+        # Decoded from the beginning: some tokenizers drop a leading space. Half a character at the
+        # edge is left to the next run.
+        text = tokenizer.decode(tokens[:end], skip_special_tokens=False)
+        text = text if end == len(tokens) else text.rstrip("�")
+        yield _CONTROL.sub(lambda match: repr(match[0])[1:-1], text[len(before) :]), learnt
+        before = text
