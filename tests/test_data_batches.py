@@ -36,8 +36,15 @@ def test_a_saved_position_goes_on_with_the_next_batch() -> None:
 
 
 def test_too_few_windows_are_refused() -> None:
-    with pytest.raises(InputError, match="gives 3 windows, fewer than a batch of 4"):
+    with pytest.raises(
+        InputError, match=r"sources\.0 gives 3 windows, fewer than the 4 of a batch"
+    ):
         make_batches([(examples(3), 1.0)], 4, seed=0)
+    make_batches([(examples(3), 1.0), (examples(4), 3.0)], 4, seed=0)
+    with pytest.raises(
+        InputError, match=r"sources\.1 gives 2 windows, fewer than the 3 of a batch"
+    ):
+        make_batches([(examples(3), 1.0), (examples(2), 3.0)], 4, seed=0)
 
 
 def test_sources_are_mixed_by_their_weights_in_every_stretch() -> None:

@@ -174,20 +174,35 @@ def test_a_template_that_rewrites_earlier_turns_can_teach_the_last(tmp_path: Pat
     assert learnt(encode(loaded, [*two, *two], last)) == "(thought)Hello\n"
 
 
-def test_an_answer_whose_first_token_joins_the_prompts_last_is_skipped() -> None:
-    words = Tokenizer(models.WordLevel({"assistant:": 0, "assistant:yes": 1, "no": 2}, "no"))
+def test_an_answer_whose_first_token_joins_the_prompts_last_is_not_learnt() -> None:
+    words = Tokenizer(
+        models.WordLevel({"user:Hi": 0, "bot:": 1, "bot:yes": 2, "no": 3, ".": 4}, "no")
+    )
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    names = {"user": "user:", "assistant": "bot:"}
     glued = ChatTemplate(
         "glued",
         lambda turns, asks: (
-            "".join(f" assistant:{turn['content']}" for turn in turns) + " assistant:" * asks
+            "".join(f" {names[turn['role']]}{turn['content']}" for turn in turns) + " bot:" * asks
         ),
         False,
     )
-    turns: list[Turn] = [{"role": "assistant", "content": "yes"}]
-    records = [Chat("a", turns)]
-    (made,) = encode_records(records, OWN, words, CONFIG, lambda: glued)
-    assert made == Skip("a", "a token runs across the edge of an answer")
+
+    def encode_glued(*answers: str) -> Document | Skip:
+        turns: list[Turn] = []
+        for answer in answers:
+            turns += [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": answer}]
+        (made,) = encode_records([Chat("a", turns)], OWN, words, CONFIG, lambda: glued)
+        return made
+
+    document = encode_glued("yes", " no .")
+    assert isinstance(document, Document)
+    assert document.tokens.tolist() == [0, 2, 0, 1, 3, 4]
+    assert document.loss_mask.tolist() == [False] * 4 + [True] * 2
+    assert document.left_out == 1
+    assert encode_glued("yes") == Skip(
+        "a", "no token to learn", "a token runs across the edge of every answer"
+    )
 
 
 def test_a_template_gets_its_arguments_and_may_refuse(tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """Sources become documents in literal tokens; what must stop a run does, in a sentence."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 from chat_folders import (
     BEGIN,
+    CHATML,
     CONFIG,
     END,
     RECORDS,
@@ -17,6 +19,7 @@ from chat_folders import (
 )
 from tiny_folders import byte_tokenizer
 
+from redrafter_jax.command_line import load_tokenizer
 from redrafter_jax.errors import InputError
 from train.data.documents import SourceDocuments, load_documents, text_documents
 from train.data.types import Document
@@ -138,6 +141,25 @@ def test_skips_can_be_refused(target: Path, tmp_path: Path) -> None:
     assert (len(source.documents), len(source.skips)) == (1, 2)
     with pytest.raises(InputError, match=r"2 of 3 records cannot be used: 1 × text is no string"):
         load(target, {"files": [path]}, skips="refuse")
+
+
+def test_answers_that_cannot_be_learnt_are_refused_with_the_skips(tmp_path: Path) -> None:
+    # A byte tokenizer with one merge: "n" and "H" become one token, across the answer's edge.
+    glued = write_tokenizer(tmp_path / "glued", CHATML.replace("\n", "n"))
+    written = json.loads((glued / "tokenizer.json").read_text())
+    written["model"]["vocab"]["nH"] = VOCABULARY
+    written["model"]["merges"] = [["n", "H"]]
+    (glued / "tokenizer.json").write_text(json.dumps(written))
+    path = write_lines(tmp_path / "a.jsonl", RECORDS["messages"])
+    config = dataclasses.replace(CONFIG, vocab_size=VOCABULARY + 1)
+    settings = data_settings({"files": [path]})
+    (source,) = load_documents(settings, glued, config)
+    (document,) = source.documents
+    assert document.left_out == 1
+    learnt = document.tokens[document.loss_mask].tolist()
+    assert load_tokenizer(glued).decode(learnt, skip_special_tokens=False) == "Ciao<|im_end|>n"
+    with pytest.raises(InputError, match=r"answers of 1 records cannot be learnt, .*line 1"):
+        load_documents(settings.model_copy(update={"skips": "refuse"}), glued, config)
 
 
 def test_texts_need_no_chat_template_and_conversations_do(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Rows to batches: shuffled, mixed by weight, endless, with a position to save and to return to."""
 
+import math
 from collections.abc import Sequence
 from typing import TypedDict
 
@@ -24,22 +25,25 @@ def make_batches(
     """An endless, shuffled, deterministic iterator whose position can be saved and restored.
 
     Args:
-      sources: examples and the share of every source in the mixture; each is shuffled and
-        repeated by itself.
+      sources: examples of every source and its weight in the mixture, relative to the others;
+        each is shuffled and repeated by itself.
       batch_size: examples per batch.
       seed: of the shuffling.
 
     Raises:
-      InputError: a source has fewer windows than one batch holds.
+      InputError: a source has fewer windows than its part of a batch, which would hold some twice.
     """
-    for windows, _ in sources:
-        if len(windows.tokens) < batch_size:
+    total = sum(weight for _, weight in sources)
+    for index, (windows, weight) in enumerate(sources):
+        count, part = len(windows.tokens), math.ceil(batch_size * weight / total)
+        if count < part:
             raise InputError(
-                f"The data gives {len(windows.tokens)} windows, fewer than a batch of "
-                f"{batch_size}; lower optimizer.batch_size or data.sequence_length."
+                f"data.sources.{index} gives {count} windows, fewer than the {part} of a batch "
+                "that are to come from it; lower optimizer.batch_size, data.sequence_length or the "
+                "source's weight."
             )
     datasets = [_examples(windows, seed) for windows, _ in sources]
-    mixed = grain.MapDataset.mix(datasets, weights=[share for _, share in sources])
+    mixed = grain.MapDataset.mix(datasets, weights=[weight for _, weight in sources])
     return iter(mixed.batch(batch_size).to_iter_dataset())
 
 

@@ -1,8 +1,9 @@
 """Conversations to tokens through a chat template, and which of the tokens the assistant writes.
 
 What the assistant writes is found by rendering: the text up to a turn of its own, as decoding
-would be asked for it, and the text with the turn. Both must be the beginning of the whole, as texts
-and as tokens, so that training sees the very tokens that decoding will.
+would be asked for it, and the text with the turn. Both must be the beginning of the whole as texts;
+a turn is learnt if they are as tokens too, so that training sees the very tokens that decoding
+will.
 """
 
 import os
@@ -159,16 +160,20 @@ def render_chat(
 
 def mask_answers(
     whole: Sequence[int], turns: Sequence[tuple[Sequence[int], Sequence[int]]]
-) -> Bool[np.ndarray, " t"] | None:
-    """True where a token is of a turn that is learnt; None where tokens run across an edge.
+) -> tuple[Bool[np.ndarray, " t"], int]:
+    """True where a token is of a turn that is learnt; and how many of the turns are not after all.
+
+    A turn is not where a token runs across its edge: decoding, which starts there, would have
+    others. The turns after it are learnt: for them it is text like any other.
 
     Args:
       whole: tokens of the conversation.
-      turns: for each turn that is learnt, the tokens of its beginning without it and with it.
+      turns: for each turn to learn, the tokens of its beginning without it and with it.
     """
-    mask = np.zeros(len(whole), bool)
+    mask, left_out = np.zeros(len(whole), bool), 0
     for before, after in turns:
-        if list(whole[: len(before)]) != list(before) or list(whole[: len(after)]) != list(after):
-            return None
-        mask[len(before) : len(after)] = True
-    return mask
+        if all(list(whole[: len(tokens)]) == list(tokens) for tokens in (before, after)):
+            mask[len(before) : len(after)] = True
+        else:
+            left_out += 1
+    return mask, left_out

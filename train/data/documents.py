@@ -157,12 +157,11 @@ def _from_text(place: str, ids: Sequence[int], opening: Sequence[int], end_token
 
 def _from_chat(chat: Rendered, ids: dict[str, list[int]]) -> Document | Skip:
     turns = [(ids[before], ids[after]) for before, after in chat.turns]
-    mask = mask_answers(ids[chat.whole], turns)
-    if mask is None:
-        return Skip(chat.place, "a token runs across the edge of an answer")
+    mask, left_out = mask_answers(ids[chat.whole], turns)
     if not mask.any():
-        return Skip(chat.place, "no token to learn")
-    return Document(chat.place, "chat", np.asarray(ids[chat.whole], np.int32), mask)
+        fault = "a token runs across the edge of every answer" if left_out else ""
+        return Skip(chat.place, "no token to learn", fault)
+    return Document(chat.place, "chat", np.asarray(ids[chat.whole], np.int32), mask, left_out)
 
 
 def _from_tokens(record: Tokens, vocab_size: int) -> Document | Skip:
@@ -190,6 +189,13 @@ def _check(loaded: SourceDocuments, source: SourceSettings, settings: DataSettin
         raise InputError(
             f"{loaded.name}: {len(loaded.skips)} of {total} records cannot be used: "
             f"{describe_skips(loaded.skips)}. Mend them, or set data.skips=report to go on without."
+        )
+    cut_off = [document for document in loaded.documents if document.left_out]
+    if cut_off and settings.skips == "refuse":
+        raise InputError(
+            f"{loaded.name}: answers of {len(cut_off)} records cannot be learnt, because a token "
+            f"runs across their edge (first at {cut_off[0].place}). Mend them, or set "
+            "data.skips=report to go on without."
         )
     masked = [document for document in loaded.documents if document.kind != "text"]
     if (

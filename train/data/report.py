@@ -28,6 +28,11 @@ def print_report(loaded: Loaded, console: Console) -> None:
     for source, rows in loaded:
         if source.skips:
             _say(console, f"{source.name}: skipped {describe_skips(source.skips)}")
+        if left_out := _left_out(source):
+            _say(
+                console,
+                f"{source.name}: answers with a token across their edge, not learnt: {left_out}",
+            )
         if rows.cut:
             _say(console, f"{source.name}: records longer than a row, cut into pieces: {rows.cut}")
         if rows.unused:
@@ -47,6 +52,7 @@ def write_report(loaded: Loaded, path: Path) -> None:
             "source": source.name,
             "weight": source.weight,
             **_counts(source, rows),
+            "answers_not_learnt": _left_out(source),
             "cut": rows.cut,
             "unused_pieces": rows.unused,
             "skips_by_reason": count_reasons(source.skips),
@@ -68,6 +74,10 @@ def _counts(source: SourceDocuments, rows: Rows) -> dict[str, int]:
         "learnt": sum(int(document.loss_mask.sum()) for document in source.documents),
         "rows": len(rows.windows.tokens),
     }
+
+
+def _left_out(source: SourceDocuments) -> int:
+    return sum(document.left_out for document in source.documents)
 
 
 def _say(console: Console, line: str) -> None:

@@ -58,9 +58,10 @@ class SourceSettings(Settings):
 
     @property
     def title(self) -> str:
-        """What people call it: the folder, the files or the dataset."""
+        """What people call it: the folder, the first of the files or the dataset."""
         if self.files is not None:
-            return ", ".join(self.files)
+            more = len(self.files) - 1
+            return self.files[0] + (f" and {more} more" if more else "")
         return self.folder or f"hub:{self.hub}"
 
     @field_validator("include", "exclude", "held_out")
@@ -114,6 +115,15 @@ class DataSettings(Settings):
     train_turns: Literal["all", "last"] = "all"
     long_records: Literal["cut", "refuse"] = "cut"
     skips: Literal["report", "refuse"] = "report"
+
+    @model_validator(mode="after")
+    def _read_arguments(self) -> "DataSettings":
+        if self.template_arguments and self.chat_template != "tokenizer":
+            raise ValueError(
+                f"template_arguments are for the tokenizer's template, not {self.chat_template}; "
+                "leave them out"
+            )
+        return self
 
     def name(self, index: int) -> str:
         """How messages call source `index`."""

@@ -59,12 +59,14 @@ class Document(NamedTuple):
       kind: the kind of record it was.
       tokens: token ids.
       loss_mask: True where predicting the token counts.
+      left_out: answers that are not learnt, because a token runs across their edge.
     """
 
     place: str
     kind: Literal["text", "chat", "tokens"]
     tokens: Int[np.ndarray, " t"]
     loss_mask: Bool[np.ndarray, " t"]
+    left_out: int = 0
 
 
 class Windows(NamedTuple):
