@@ -134,5 +134,12 @@ def test_files_that_cannot_be_read_are_named(
 def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"There is no file 'nowhere/\*\.jsonl'"):
         read("nowhere/*.jsonl")
-    with pytest.raises(InputError, match=r"is a folder; write files: \[.*\*\.jsonl\]"):
+    # Python 3.13 takes it for a glob, 3.12 for none.
+    with pytest.raises(
+        InputError, match=r"(Cannot read|There is no file '?)a\*\*b|Invalid pattern"
+    ):
+        read("a**b.jsonl")
+    with pytest.raises(InputError, match=r"Cannot read aaa.*: File name too long"):
+        read("a" * 5000)
+    with pytest.raises(InputError, match=r"^'.*' is a folder; write files: \[.*\*\.jsonl\]"):
         read(tmp_path)

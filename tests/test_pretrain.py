@@ -119,6 +119,7 @@ def test_the_report_counts_the_tokens_that_were_scored(exported: Path) -> None:
     [
         ("target.vocab_size=256", "256 tokens do not hold the 256 bytes and the end token"),
         ("data.sequence_length=33", "data.sequence_length is 33; give it 2 to 32"),
+        ("data.skips=refuse", "pretraining does not read data.skips; leave it out"),
         ("data.sequence_length=1", "data.sequence_length is 1; give it 2 to 32"),
     ],
 )

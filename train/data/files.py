@@ -51,17 +51,14 @@ def find_files(patterns: list[str]) -> list[Path]:
     """
     found: list[Path] = []
     for pattern in patterns:
-        path = Path(pattern)
-        if path.is_dir():
+        try:
+            is_folder, matches = Path(pattern).is_dir(), _matches(Path(pattern))
+        except (OSError, ValueError) as error:  # a name too long, ** beside letters
+            _cannot_read(pattern, error)
+        if is_folder:
             raise InputError(
                 f"{pattern!r} is a folder; write files: [{pattern}/*.jsonl], or folder: for text."
             )
-        base = Path(path.anchor or ".")
-        # Of a name that exists, brackets are letters.
-        matches = (
-            [path] if path.is_file() else sorted(base.glob(str(path.relative_to(path.anchor))))
-        )
-        matches = [match for match in matches if match.is_file()]
         if not matches:
             raise InputError(f"There is no file {pattern!r}; mend the source's files.")
         for match in matches:
@@ -69,6 +66,14 @@ def find_files(patterns: list[str]) -> list[Path]:
                 raise InputError(f"{match} is named twice by a source's files; name it once.")
             found.append(match)
     return found
+
+
+def _matches(path: Path) -> list[Path]:
+    # Of a name that exists, brackets are letters.
+    if path.is_file():
+        return [path]
+    found = Path(path.anchor or ".").glob(str(path.relative_to(path.anchor)))
+    return sorted(match for match in found if match.is_file())
 
 
 def _json_lines(path: Path) -> Iterator[Raw | Skip]:
@@ -131,7 +136,7 @@ def _open(path: Path) -> BufferedIOBase:
         _cannot_read(path, error)
 
 
-def _cannot_read(path: Path, error: Exception) -> NoReturn:
+def _cannot_read(path: Path | str, error: Exception) -> NoReturn:
     reason = getattr(error, "strerror", None) or str(error)
     raise InputError(f"Cannot read {path}: {reason.rstrip('.')}.") from None
 
