@@ -25,13 +25,11 @@ from redrafter_jax.command_line import load_tokenizer
 from redrafter_jax.config import DraftConfig, DrafterConfig, TargetConfig
 from redrafter_jax.decode import generate
 from redrafter_jax.drafter import init_drafter
-from redrafter_jax.errors import InputError
 from redrafter_jax.hub import load_drafter, load_target, save_target
 from redrafter_jax.target import init_target
 from train.__main__ import main
 from train.acceptance import Best, Trial, keep_best
-from train.config import AcceptanceSettings, DrafterSettings, LossSettings, OptimizerSettings
-from train.loop import new_drafter
+from train.config import AcceptanceSettings, LossSettings, OptimizerSettings
 from train.optimizer import make_optimizer
 from train.step import init_state, train_step
 
@@ -446,19 +444,3 @@ def test_the_schedule_warms_up_then_falls_to_zero_and_gradients_are_clipped() ->
     assert sizes[5] > sizes[7] > sizes[9] > 0
     moments = [leaf for leaf in jax.tree.leaves(state) if leaf.ndim]
     assert max(abs(float(leaf[0])) for leaf in moments) < 1.0 + 1e-5
-
-
-def test_a_head_can_start_from_the_targets() -> None:
-    config = TargetConfig(31, 16, 24, 1, 2, 1, 8, 1e4, 1e-5, 64, True, (0,))
-    target = init_target(config, 3)
-    drafter_settings = DrafterSettings(exit_dim=16, initial_head="target")
-    head = new_drafter(target, drafter_settings, 0).merge().lm_head.kernel[...]
-    np.testing.assert_array_equal(head, target.merge().embed_tokens[...].T)
-    narrow = drafter_settings.model_copy(update={"exit_dim": 4})
-    rows = np.asarray(new_drafter(target, narrow, 0).merge().lm_head.kernel[...])
-    # As much of the head as any four directions can hold (Eckart and Young).
-    strengths = np.linalg.svd(np.asarray(head), compute_uv=False)
-    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), strengths[:4], rtol=1e-4)
-    wide = drafter_settings.model_copy(update={"exit_dim": 20})
-    with pytest.raises(InputError, match="asks for an exit_dim of 16"):
-        new_drafter(target, wide, 0)

@@ -118,12 +118,16 @@ class DrafterSettings(Settings):
 
     `initial_head: target` starts the vocabulary projection from the target's own, or from its
     strongest directions where `exit_dim` is less than the target's width.
+
+    `draft_vocab_size` makes the vocabulary projection one to that many tokens, those that the
+    training data asks for most often; None makes it one to all.
     """
 
     exit_dim: PositiveInt
     num_draft_layers: int = Field(default=2, ge=0)
     rnn: bool = True
     initial_head: Literal["random", "target"] = "random"
+    draft_vocab_size: PositiveInt | None = None
 
 
 class LossSettings(Settings):

@@ -7,26 +7,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from redrafter_jax.checkpoint import open_checkpoints, restore_latest, save
 from redrafter_jax.command_line import dump_settings, make_folder
-from redrafter_jax.config import DrafterConfig, TargetConfig
-from redrafter_jax.drafter import Drafter, init_drafter
+from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.hub import load_target, save_drafter
 from redrafter_jax.model import Model
 from redrafter_jax.target import Target
 from train.acceptance import Best, best_of, keep_best, prepare_trial, try_drafter
-from train.config import DrafterSettings, TrainSettings
+from train.config import TrainSettings
 from train.data.batches import make_batches
 from train.data.documents import SourceDocuments, load_documents
 from train.data.report import print_report, write_report
 from train.data.rows import Rows, make_rows
+from train.initial import new_drafter
 from train.metrics import MetricsLog, summary, to_scalars
 from train.optimizer import make_optimizer
 from train.step import init_state, train_step
@@ -73,14 +71,14 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
     target = load_target(settings.target, settings.target_dtype)
     sources = load_sources(settings, target.config)
     print_report(sources, console)
-    drafter = new_drafter(target, settings.drafter, settings.seed)
+    mixture = [(made.windows, source.weight) for source, made in sources]
+    drafter = new_drafter(target, settings.drafter, mixture, settings.seed)
     optimizer = make_optimizer(
         settings.optimizer, settings.steps, lambda name: not name.startswith("lm_head")
     )
     state = init_state(drafter, optimizer)
     accumulation = settings.optimizer.accumulation_steps
     rows = settings.optimizer.batch_size * accumulation
-    mixture = [(made.windows, source.weight) for source, made in sources]
     batches = make_batches(mixture, rows, settings.data.shuffle_seed)
     digests = _digests(target, sources)
     trial = prepare_trial(settings, target, drafter)
@@ -178,41 +176,6 @@ def load_sources(
     loaded = load_documents(settings.data, settings.target, config)
     end_token = config.eos_token_ids[0]
     return [(source, make_rows(source, settings.data, end_token)) for source in loaded]
-
-
-def new_drafter(target: Target, settings: DrafterSettings, seed: int) -> Drafter:
-    """A drafter to start from, of the target's width and vocabulary.
-
-    Raises:
-      InputError: the head is to start from the target's, but is wider.
-    """
-    config = DrafterConfig(
-        vocab_size=target.config.vocab_size,
-        hidden_size=target.config.hidden_size,
-        exit_dim=settings.exit_dim,
-        num_draft_layers=settings.num_draft_layers,
-        rnn=settings.rnn,
-    )
-    drafter = init_drafter(config, seed)
-    if settings.initial_head == "random":
-        return drafter
-    if config.exit_dim > config.hidden_size:
-        raise InputError(
-            f"drafter.initial_head=target asks for an exit_dim of {config.hidden_size}, the "
-            f"target's width, or less, not {config.exit_dim}."
-        )
-    head = drafter.merge()
-    rows = _principal_rows(target.merge().head.astype(jnp.float32), config.exit_dim)
-    head.lm_head.kernel[...] = rows
-    return Model.split(config, head)
-
-
-def _principal_rows(head: Float[Array, "D V"], exit_dim: int) -> Float[Array, "E V"]:
-    """The head itself, or its E strongest directions: the best head of that rank."""
-    if exit_dim == len(head):
-        return head
-    _, directions = jnp.linalg.eigh(head @ head.T)
-    return directions[:, : -exit_dim - 1 : -1].T @ head
 
 
 def _check_same_run(saved: dict[str, Any], settings: TrainSettings) -> None:
