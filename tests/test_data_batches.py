@@ -9,9 +9,8 @@ from train.data.types import Windows
 
 
 def examples(count: int) -> Windows:
-    return Windows(
-        np.repeat(np.arange(count, dtype=np.int32)[:, None], 4, axis=1), np.ones((count, 4), bool)
-    )
+    tokens = np.repeat(np.arange(count, dtype=np.int32)[:, None], 4, axis=1)
+    return Windows(tokens, np.ones((count, 4), bool), np.ones((count, 4), np.int32))
 
 
 def test_an_epoch_sees_every_window_once_in_a_shuffled_order() -> None:
@@ -48,7 +47,7 @@ def test_too_few_windows_are_refused() -> None:
 
 
 def test_sources_are_mixed_by_their_weights_in_every_stretch() -> None:
-    ones = Windows(np.full((8, 4), 100, np.int32), np.ones((8, 4), bool))
+    ones = examples(8)._replace(tokens=np.full((8, 4), 100, np.int32))
     batches = make_batches([(examples(12), 1.0), (ones, 3.0)], 4, seed=0)
     for _ in range(10):
         assert (next(batches)["tokens"][:, 0] == 100).sum() == 3

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from redrafter_jax.errors import InputError
 from train.data.documents import SourceDocuments
-from train.data.rows import cut, make_rows
+from train.data.rows import cut, make_rows, pack
 from train.data.types import Document
 
 END = 9
@@ -26,6 +26,7 @@ def test_rows_of_literal_documents() -> None:
     windows = cut([document([1, 2, 3, 4, 5], [0, 1, 1, 0, 1]), document([6], [1])], END, 3)
     assert windows.tokens.tolist() == [[1, 2, 3], [4, 5, 9], [6, 9, 9]]
     assert windows.loss_mask.tolist() == [[0, 1, 1], [0, 1, 0], [1, 0, 0]]
+    assert windows.segments.tolist() == [[1, 1, 1], [1, 1, 0], [1, 0, 0]]
 
 
 @given(
@@ -60,3 +61,30 @@ def test_long_records_are_cut_and_counted_or_refused() -> None:
         make_rows(loaded, refusing, END)
     exact = source(document([1, 2, 3], [0, 1, 1]))
     assert make_rows(exact, refusing, END).cut == 0
+
+
+def test_packed_rows_of_literal_documents() -> None:
+    documents = [document([1, 2], [0, 1]), document([3, 4, 5, 6, 7], [1] * 5), document([8], [1])]
+    settings = data_settings({"files": ["a"]}, sequence_length=4, pack=True)
+    windows = make_rows(source(*documents), settings, END).windows
+    assert windows.tokens.tolist() == [[3, 4, 5, 6], [1, 2, 7, 8]]
+    assert windows.loss_mask.tolist() == [[1, 1, 1, 1], [0, 1, 1, 1]]
+    assert windows.segments.tolist() == [[1, 1, 1, 1], [1, 1, 2, 3]]
+
+
+@given(st.lists(st.integers(1, 12), max_size=40))
+def test_packing_loses_nothing_and_leaves_no_two_rows_that_would_fit_into_one(
+    sizes: list[int],
+) -> None:
+    groups = pack(sizes, 12)
+    assert sorted(index for group in groups for index in group) == list(range(len(sizes)))
+    filled = sorted(sum(sizes[index] for index in group) for group in groups)
+    assert all(1 <= size <= 12 for size in filled)
+    assert len(filled) < 2 or filled[0] + filled[1] > 12
+    fewest = -(-sum(sizes) // 12)
+    assert len(groups) <= 11 / 9 * max(fewest, sum(size > 6 for size in sizes)) + 4
+
+
+def test_pieces_fill_the_row_with_the_least_room() -> None:
+    # 7 and 6 open rows with 3 and 4 left; 3 goes to the first, 4 to the second.
+    assert pack([4, 7, 3, 6], 10) == [[1, 2], [3, 0]]

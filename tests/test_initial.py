@@ -11,7 +11,9 @@ from train.data.types import Windows
 from train.initial import new_drafter
 
 TARGET = init_target(TargetConfig(31, 16, 24, 1, 2, 1, 8, 1e4, 1e-5, 64, True, (0,)), 3)
-ROWS = Windows(np.asarray([[4, 4, 7, 9]], np.int32), np.ones((1, 4), bool))
+ROWS = Windows(
+    np.asarray([[4, 4, 7, 9]], np.int32), np.ones((1, 4), bool), np.ones((1, 4), np.int32)
+)
 HEAD = np.asarray(TARGET.merge().embed_tokens[...]).T
 
 

@@ -95,7 +95,7 @@ def test_the_held_out_loss_is_the_mean_over_every_window(exported: Path, count: 
     generator = np.random.default_rng(count)
     tokens = generator.integers(0, 300, (count, 8)).astype(np.int32)
     mask = generator.random((count, 8)) < 0.5
-    measured = held_out_loss(target, Windows(tokens, mask))
+    measured = held_out_loss(target, Windows(tokens, mask, np.ones_like(tokens)))
     alone = [
         (float(next_token_loss(target, jnp.asarray(row[None]), jnp.asarray(counted[None]))), n)
         for row, counted, n in zip(tokens, mask, mask[:, 1:].sum(axis=1), strict=True)

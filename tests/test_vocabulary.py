@@ -9,7 +9,8 @@ from train.vocabulary import most_frequent
 
 
 def windows(tokens: list[list[int]], mask: list[list[int]]) -> Windows:
-    return Windows(np.asarray(tokens, np.int32), np.asarray(mask, bool))
+    ids = np.asarray(tokens, np.int32)
+    return Windows(ids, np.asarray(mask, bool), np.ones_like(ids))
 
 
 # Token 5 is learnt three times, 2 twice, 7 once; 1 is there four times and never learnt.

@@ -123,7 +123,7 @@ def main() -> None:
     scored = np.flatnonzero(held_out_windows.loss_mask[:, 1:].any(axis=1))
     sample = np.random.default_rng(0).permutation(scored)
     sample = np.sort(sample[: settings.evaluation_windows])
-    sampled = Windows(held_out_windows.tokens[sample], held_out_windows.loss_mask[sample])
+    sampled = held_out_windows.choose(sample)
 
     target = init_target(config, settings.seed)
     optimizer = make_optimizer(

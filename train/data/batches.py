@@ -17,6 +17,7 @@ class Batch(TypedDict):
 
     tokens: Int[np.ndarray, "B T"]
     loss_mask: Bool[np.ndarray, "B T"]
+    segments: Int[np.ndarray, "B T"]
 
 
 def make_batches(
@@ -53,5 +54,5 @@ def _examples(windows: Windows, seed: int) -> grain.MapDataset[Batch]:
         .seed(seed)
         .shuffle()
         .repeat()
-        .map(lambda i: Batch(tokens=windows.tokens[i], loss_mask=windows.loss_mask[i]))
+        .map(lambda i: Batch(**{name: rows[i] for name, rows in windows._asdict().items()}))
     )

@@ -103,8 +103,9 @@ class DataSettings(Settings):
     `train_turns` says which of the assistant's turns are learnt; `last` also ends the conversation
     there.
 
-    `long_records` are cut into pieces of `sequence_length`, or refused. `skips: refuse` stops
-    at a record that cannot be used, which is else left out, counted and listed.
+    `long_records` are cut into pieces of `sequence_length`, or refused. `pack` puts several
+    documents into a row where they fit; none of them sees another. `skips: refuse` stops at a
+    record that cannot be used, which is else left out, counted and listed.
     """
 
     sources: list[SourceSettings] = Field(min_length=1)
@@ -114,6 +115,7 @@ class DataSettings(Settings):
     template_arguments: dict[str, Any] = {}
     train_turns: Literal["all", "last"] = "all"
     long_records: Literal["cut", "refuse"] = "cut"
+    pack: bool = False
     skips: Literal["report", "refuse"] = "report"
 
     @model_validator(mode="after")

@@ -70,12 +70,18 @@ class Document(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """Rows of one length T, none of which crosses a document.
+    """Rows of one length T.
 
     Attributes:
-      tokens: token ids, padded at the end of a document with the end token.
+      tokens: token ids, padded at the end of a row with the end token.
       loss_mask: True where predicting the token counts.
+      segments: number of the document within the row, from 1 on; 0 where there is padding.
     """
 
     tokens: Int[np.ndarray, "n T"]
     loss_mask: Bool[np.ndarray, "n T"]
+    segments: Int[np.ndarray, "n T"]
+
+    def choose(self, rows: np.ndarray) -> "Windows":
+        """Some of the rows, by number or by mask."""
+        return Windows(self.tokens[rows], self.loss_mask[rows], self.segments[rows])
