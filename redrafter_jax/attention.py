@@ -10,32 +10,48 @@ _BLOCK = 128
 
 
 def prefill_attention(
-    q: Float[Array, "B T Q H"], k: Float[Array, "B T K H"], v: Float[Array, "B T K H"]
+    q: Float[Array, "B T Q H"],
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K H"],
+    *,
+    window: int | None = None,
 ) -> Float[Array, "B T Q H"]:
     """Causal self-attention over left-aligned sequences, float32 softmax.
 
     Rows may end in padding: the causal mask already hides it from every real position.
+
+    Args:
+      q: queries.
+      k: keys.
+      v: values.
+      window: positions that a token sees, its own included; None for all before it.
     """
     T = q.shape[1]
-    blocks = [
-        _causal_block(q[:, start : start + _BLOCK], k[:, :end], v[:, :end], start)
-        for start in range(0, T, _BLOCK)
-        for end in (min(start + _BLOCK, T),)
-    ]
+    reach = T if window is None else window - 1
+    blocks = []
+    for start in range(0, T, _BLOCK):
+        first, end = max(0, start - reach), min(start + _BLOCK, T)
+        block = q[:, start:end], k[:, first:end], v[:, first:end]
+        blocks.append(_causal_block(*block, start - first, window))
     return jnp.concatenate(blocks, axis=1)
 
 
 def _causal_block(
     q: Float[Array, "B block Q H"],
-    k: Float[Array, "B end K H"],
-    v: Float[Array, "B end K H"],
-    start: int,
+    k: Float[Array, "B keys K H"],
+    v: Float[Array, "B keys K H"],
+    offset: int,
+    window: int | None,
 ) -> Float[Array, "B block Q H"]:
+    """Query i stands where key `offset + i` does."""
     B, block, Q, H = q.shape
-    end, K = k.shape[1:3]
+    keys, K = k.shape[1:3]
     grouped = q.reshape(B, block, K, Q // K, H)
     scores = jnp.einsum("BTKGH,BSKH->BKGTS", grouped, k, preferred_element_type=jnp.float32)
-    visible = start + jnp.arange(block)[:, None] >= jnp.arange(end)
+    own, key = offset + jnp.arange(block)[:, None], jnp.arange(keys)
+    visible = own >= key
+    if window is not None:
+        visible &= own - key < window
     scores = jnp.where(visible, scores * H**-0.5, -jnp.inf)
     weights = jnp.exp(scores - scores.max(axis=-1, keepdims=True))
     weighted = jnp.einsum(
@@ -53,7 +69,14 @@ def tree_attention(
     v_cache: Float[Array, "B K S H"],
     lengths: Int[Array, " B"],
     mask: Bool[Array, "B N N"],
+    *,
+    window: int | None = None,
 ) -> Float[Array, "B N Q H"]:
-    """Each node attends to the first `lengths` cached tokens and to the nodes its mask shows."""
+    """Each node attends to the first `lengths` cached tokens and to the nodes its mask shows.
+
+    With a window, only to those of them among the `window` last positions, its own included.
+    """
     scale = q.shape[-1] ** -0.5
-    return tree_attention_kernel(q, k_cache, v_cache, lengths, k, v, mask, scale=scale)
+    return tree_attention_kernel(
+        q, k_cache, v_cache, lengths, k, v, mask, scale=scale, window=window
+    )

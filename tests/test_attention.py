@@ -46,6 +46,18 @@ def test_prefill_attention_in_bfloat16_softmaxes_in_float32() -> None:
     np.testing.assert_allclose(np.asarray(out[0], np.float64), expected, rtol=0, atol=2e-2)
 
 
+# Windows of one token, within a block, of exactly one block, over several, and past the text.
+@pytest.mark.parametrize("window", [1, 5, 128, 140, 300])
+def test_a_window_ends_at_the_token_itself(window: int) -> None:
+    q, k, v = random_inputs(270)
+    out = jax.jit(prefill_attention, static_argnames="window")(q, k, v, window=window)
+    distance = np.arange(270)[:, None] - np.arange(270)
+    visible = (distance >= 0) & (distance < window)
+    for row in range(2):
+        expected = oracles.attention(q[row], k[row], v[row], visible, 8**-0.5)
+        np.testing.assert_allclose(out[row], expected, rtol=1e-5, atol=1e-5)
+
+
 def test_scores_far_from_zero_do_not_overflow() -> None:
     q, k, v = random_inputs(5)
     out = causal_attention(100 * q, 100 * k, v)

@@ -14,6 +14,7 @@ import oracles
 import pytest
 
 from pallas_kernels.tree_attention import tree_attention
+from pallas_kernels.tree_attention.plan import why_unsupported
 
 S = 80
 LENGTHS = (0, S, 13)
@@ -35,7 +36,7 @@ IMPLEMENTATIONS = [
 ]
 REFERENCE = IMPLEMENTATIONS[0]
 
-attend = jax.jit(tree_attention, static_argnames=("implementation", "scale"))
+attend = jax.jit(tree_attention, static_argnames=("implementation", "scale", "window"))
 
 
 @pytest.fixture(params=IMPLEMENTATIONS, ids=lambda implementation: implementation.name)
@@ -66,7 +67,9 @@ def random_inputs(
     }
 
 
-def expected_output(inputs: dict[str, Any], scale: float = SCALE) -> np.ndarray:
+def expected_output(
+    inputs: dict[str, Any], scale: float = SCALE, window: int = 10**6
+) -> np.ndarray:
     rows = []
     for row, length in enumerate(inputs["lengths"]):
         keys, values = (
@@ -80,6 +83,9 @@ def expected_output(inputs: dict[str, Any], scale: float = SCALE) -> np.ndarray:
         )
         mask = inputs["mask"][row]
         visible = np.concatenate([np.ones((len(mask), length), bool), mask], axis=1)
+        # A node is as deep as it has ancestors.
+        positions = length + mask.sum(axis=1) - 1
+        visible &= positions[:, None] - np.append(np.arange(length), positions) < window
         rows.append(oracles.attention(inputs["q"][row], keys, values, visible, scale))
     return np.stack(rows)
 
@@ -96,6 +102,38 @@ def test_equals_attention_query_by_query(nodes: int, group: int) -> None:
     inputs = random_inputs(nodes, group)
     out = attend(**inputs, scale=SCALE, implementation="reference")
     assert_equals(out, expected_output(inputs), 2e-5)
+
+
+@pytest.mark.parametrize("window", [1, 3, 10, S + 2])
+def test_a_window_hides_what_lies_further_back(window: int) -> None:
+    inputs = random_inputs(17, 2)
+    out = attend(**inputs, scale=SCALE, window=window, implementation="reference")
+    assert_equals(out, expected_output(inputs, window=window), 2e-5)
+
+
+def test_a_window_past_every_position_is_none() -> None:
+    """Then a kernel that knows no windows can run."""
+    inputs = {key: jnp.asarray(value) for key, value in random_inputs(7, 2).items()}
+
+    def program(window: int | None) -> str:
+        return str(jax.make_jaxpr(partial(tree_attention, scale=SCALE, window=window))(**inputs))
+
+    assert program(S + 7) == program(None)
+    assert program(S + 6) != program(None)
+
+
+def test_a_window_is_a_reason_against_the_kernel() -> None:
+    q = jnp.zeros((1, 1, 1, 64), jnp.bfloat16)
+    cache = jnp.zeros((1, 1, 64, 64), jnp.bfloat16)
+    assert why_unsupported(q, cache, cache, q, q) is None
+    reason = why_unsupported(q, cache, cache, q, q, window=8)
+    assert reason == "it sees the whole cache, but only a window of 8 positions is asked for"
+
+
+def test_a_window_sees_at_least_the_node_itself() -> None:
+    inputs = random_inputs(7, 2)
+    with pytest.raises(ValueError, match=r"^tree_attention: window is 0, but a node sees at least"):
+        attend(**inputs, scale=SCALE, window=0)
 
 
 # numpy, which multiplies in the interpreter, warns of scores that the length then hides.
@@ -202,6 +240,7 @@ def test_wrong_shapes_are_refused_in_a_sentence(
         tree_attention(
             **{key: jnp.asarray(value) for key, value in inputs.items()},
             scale=SCALE,
+            window=None,
             implementation=implementation.name,  # pyright: ignore[reportArgumentType]
         )
 
@@ -214,6 +253,7 @@ def test_key_heads_must_divide_the_query_heads(implementation: Implementation) -
         tree_attention(
             **{key: jnp.asarray(value) for key, value in inputs.items()},
             scale=SCALE,
+            window=None,
             implementation=implementation.name,  # pyright: ignore[reportArgumentType]
         )
 
@@ -222,4 +262,4 @@ def test_key_heads_must_divide_the_query_heads(implementation: Implementation) -
 def test_a_named_implementation_that_cannot_run_says_why() -> None:
     inputs = {key: jnp.asarray(value) for key, value in random_inputs(7, 2).items()}
     with pytest.raises(NotImplementedError, match="'mosaic_gpu'"):
-        tree_attention(**inputs, scale=SCALE, implementation="mosaic_gpu")
+        tree_attention(**inputs, scale=SCALE, window=None, implementation="mosaic_gpu")

@@ -28,6 +28,7 @@ def tree_attention(
     mask: Bool[Array, "B N N"],
     *,
     scale: float,
+    window: int | None = None,
     implementation: Implementation | None = None,
 ) -> Float[Array, "B N Q H"]:
     """Softmax attention of N tree nodes, each over the cached tokens and its ancestors.
@@ -41,6 +42,8 @@ def tree_attention(
       v_tree: values of the nodes themselves.
       mask: mask[b, i, j] is True where node i sees node j; the diagonal is True.
       scale: factor on the scores before the softmax.
+      window: positions that a node sees, its own included; None for all before it. A node stands
+        as many positions after the cached tokens as it sees other nodes.
       implementation: a named one, or None for the best that this platform has: "mosaic_gpu" on
         Hopper GPUs for the shapes and dtypes it takes, else "reference". "mosaic_gpu_interpret"
         is the same kernel on the CPU, slow, watched for races.
@@ -49,19 +52,24 @@ def tree_attention(
       One output per node and query head, in q's dtype; softmax and sums are float32.
 
     Raises:
-      ValueError: shapes do not fit together.
+      ValueError: shapes do not fit together, or the window holds no position.
       NotImplementedError: the named implementation cannot run here.
     """
     _check_shapes(q, k_cache, v_cache, lengths, k_tree, v_tree, mask)
     arrays = q, k_cache, v_cache, lengths, k_tree, v_tree, mask
-    specified = functools.partial(reference, scale=scale)
+    if window is not None and window < 1:
+        raise ValueError(f"tree_attention: window is {window}, but a node sees at least itself.")
+    # No position lies further back: what follows is the program without a window.
+    if window is not None and window >= k_cache.shape[2] + q.shape[1]:
+        window = None
+    specified = functools.partial(reference, scale=scale, window=window)
     if implementation == "reference":
         return specified(*arrays)
 
     interpret = implementation == "mosaic_gpu_interpret"
     device = _device()
     reason = _too_few_workers() if interpret else _why_not_hopper(device)
-    reason = reason or why_unsupported(q, k_cache, v_cache, k_tree, v_tree)
+    reason = reason or why_unsupported(q, k_cache, v_cache, k_tree, v_tree, window)
     if reason and implementation:
         raise NotImplementedError(
             f"tree_attention implementation {implementation!r} cannot run here: {reason}; "

@@ -37,7 +37,9 @@ class Plan(NamedTuple):
         return 232 if self.warpgroups == 2 else 152
 
 
-def why_unsupported(q: Any, k_cache: Any, v_cache: Any, k_tree: Any, v_tree: Any) -> str | None:
+def why_unsupported(
+    q: Any, k_cache: Any, v_cache: Any, k_tree: Any, v_tree: Any, window: int | None = None
+) -> str | None:
     """Why the kernel cannot take these shapes and dtypes, as half a sentence; None if it can."""
     H, S = q.shape[-1], k_cache.shape[2]
     dtypes = {str(array.dtype) for array in (q, k_cache, v_cache, k_tree, v_tree)}
@@ -48,6 +50,8 @@ def why_unsupported(q: Any, k_cache: Any, v_cache: Any, k_tree: Any, v_tree: Any
         return f"its head dimension must be 64 or 128, but is {H}"
     if S < BLOCK or S % 8:  # copies start at a multiple of eight slots
         return f"its cache must have {BLOCK} slots or more, a multiple of 8, but has {S}"
+    if window is not None:
+        return f"it sees the whole cache, but only a window of {window} positions is asked for"
     return None
 
 

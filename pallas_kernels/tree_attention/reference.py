@@ -15,6 +15,7 @@ def reference(
     mask: Bool[Array, "B N N"],
     *,
     scale: float,
+    window: int | None = None,
 ) -> Float[Array, "B N Q H"]:
     """See `pallas_kernels.tree_attention.tree_attention`.
 
@@ -36,7 +37,14 @@ def reference(
         return jnp.where(visible, products * scale, -jnp.inf)
 
     decided = jnp.arange(S) < lengths[:, None]
-    past = scores(k_cache, decided[:, None, None, :])
+    seen = decided[:, None, None, :]
+    if window is not None:
+        depth = mask.sum(axis=-1) - 1
+        mask &= depth[:, :, None] - depth[:, None, :] < window
+        positions = lengths[:, None] + depth
+        near = positions[:, :, None] - jnp.arange(S) < window
+        seen &= jnp.tile(near, (1, Q // K, 1))[:, None]
+    past = scores(k_cache, seen)
     tree = scores(k_tree, jnp.tile(mask, (1, Q // K, 1))[:, None])
 
     # The diagonal of the mask keeps the maximum finite where the cache is empty.
