@@ -39,6 +39,6 @@ def load(settings: EvalSettings | AcceptanceSettings, drafts: Sequence[DraftConf
     drafter = load_drafter(settings.drafter, settings.dtype)
     for draft in drafts:
         check_pair(target.config, drafter.config, draft)
-    positions = target.config.max_position_embeddings
+    positions = target.config.position_limit
     token_rows = tokenize(prompts, tokenizer, settings.max_new_tokens, positions)
     return Loaded(target, drafter, prompts, token_rows)

@@ -179,7 +179,7 @@ def _prepare_case(
     try:
         check_pair(target, drafter, case.draft.build())
         prompts = read_prompts(settings.prompts, case.prompt_count)
-        token_rows = _tokenize(case, settings, prompts, tokenizer, target.max_position_embeddings)
+        token_rows = _tokenize(case, settings, prompts, tokenizer, target.position_limit)
     except InputError as error:
         raise InputError(f"Case {name!r}: {error}") from None
     batches = make_batches(

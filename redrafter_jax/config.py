@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from redrafter_jax.errors import InputError
+from redrafter_jax.rotary import LinearScaling, RopeScaling, YarnScaling
 
 
 def _require_positive(owner: str, **values: int | float) -> None:
@@ -21,10 +22,20 @@ def _require_whole(owner: str, **values: int | None) -> None:
 
 @dataclass(frozen=True)
 class TargetConfig:
-    """Shape of a Llama-architecture decoder, named as in Hugging Face's `config.json`.
+    """Shape of a decoder of the Llama kind, and which of its variations it has.
 
-    There are no defaults: what a checkpoint leaves out is an error at loading, or is filled in as
-    transformers does it (`redrafter_jax.hub`), never a guess.
+    What is named as in Hugging Face's `config.json` means the same. Constants have no defaults:
+    what a checkpoint leaves out is an error at loading, or is filled in as transformers does it
+    (`redrafter_jax.families`), never a guess. Variations default to their absence.
+
+    Attributes:
+      eos_token_ids: tokens that end a text.
+      rope_scaling: how rotary frequencies are stretched; None leaves them plain.
+      attention_bias: queries, keys and values have a bias.
+      attention_output_bias: the attention block's output has a bias.
+      qk_norm: every head's queries and keys are normalised before they are rotated.
+      sliding_window: positions that a token sees in a windowed layer, its own included.
+      windowed_layers: the layers that have the window.
     """
 
     vocab_size: int
@@ -39,6 +50,12 @@ class TargetConfig:
     max_position_embeddings: int
     tie_word_embeddings: bool
     eos_token_ids: tuple[int, ...]
+    rope_scaling: RopeScaling | None = None
+    attention_bias: bool = False
+    attention_output_bias: bool = False
+    qk_norm: bool = False
+    sliding_window: int | None = None
+    windowed_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _require_positive(
@@ -69,6 +86,43 @@ class TargetConfig:
                     f"TargetConfig.eos_token_ids holds {token}, outside the vocabulary of "
                     f"{self.vocab_size} tokens."
                 )
+        if self.rope_scaling is not None:
+            _require_positive(type(self.rope_scaling).__name__, **vars(self.rope_scaling))
+        self._check_windows()
+
+    def _check_windows(self) -> None:
+        if (self.sliding_window is None) == bool(self.windowed_layers):
+            raise InputError(
+                f"TargetConfig.sliding_window is {self.sliding_window} and windowed_layers is "
+                f"{self.windowed_layers}; give both, or leave both out."
+            )
+        if self.sliding_window is not None:
+            _require_positive("TargetConfig", sliding_window=self.sliding_window)
+        for layer in self.windowed_layers:
+            if not 0 <= layer < self.num_hidden_layers:
+                raise InputError(
+                    f"TargetConfig.windowed_layers holds {layer}, but there are "
+                    f"{self.num_hidden_layers} layers, counted from 0."
+                )
+
+    def window_of(self, layer: int) -> int | None:
+        """Positions that a token sees in this layer, its own included; None for all before it."""
+        return self.sliding_window if layer in self.windowed_layers else None
+
+    @property
+    def position_limit(self) -> int:
+        """Tokens that a text may have, prompt included: `max_position_embeddings`, stretched.
+
+        Linear scaling and YaRN state the context before they stretch it; YaRN's files may also
+        state the one after.
+        """
+        match self.rope_scaling:
+            case LinearScaling(factor):
+                return int(self.max_position_embeddings * factor)
+            case YarnScaling(factor, original):
+                return max(self.max_position_embeddings, int(original * factor))
+            case _:
+                return self.max_position_embeddings
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Safetensors to parameters and back: Hugging Face targets, drafters in Apple's layout."""
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,44 +12,44 @@ from flax import nnx
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from jax.typing import DTypeLike
-from safetensors import SafetensorError, safe_open
 from safetensors.flax import save_file
+from tqdm import tqdm
 
 from redrafter_jax.config import DrafterConfig, TargetConfig
-from redrafter_jax.config_files import (
-    drafter_fields,
-    field,
-    read_drafter_config,
-    read_json,
-    read_target_config,
-    target_fields,
-)
+from redrafter_jax.config_files import drafter_fields, read_drafter_config
 from redrafter_jax.drafter import Drafter, RecurrentHead
 from redrafter_jax.errors import InputError
+from redrafter_jax.families import read_target_config, target_fields
 from redrafter_jax.model import Model
 from redrafter_jax.target import Decoder, Target
+from redrafter_jax.weights import SINGLE_FILE, check_shape, find_weights, read_weight
 
-_WEIGHTS = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
 _DTYPES = ("float32", "bfloat16")
+# Other files of a repository hold the same weights again, in other formats.
+_HUB_WEIGHTS = ("model*.safetensors",)
 
 
 def load_target(name: str | Path, dtype: DTypeLike = "bfloat16") -> Target:
-    """Load a Llama-architecture target from a folder or a hub id.
+    """Load a target from a folder or a hub id, one weight at a time.
+
+    On a terminal a bar shows how far it is.
 
     Args:
       name: a folder with `config.json` and safetensors (one file, or shards with an index), or
-        the id of a repository on the Hugging Face hub.
+        the id of a repository on the Hugging Face hub; of the hub's, files already downloaded
+        serve where it cannot be reached.
       dtype: dtype of the parameters, "float32" or "bfloat16".
 
     Raises:
-      InputError: the folder, a weight or a file is missing, truncated or of the wrong shape, or
-        the architecture is not supported.
+      InputError: the folder, a weight or a file is missing, truncated or of the wrong shape,
+        there are weights that the model has no place for, or it is of a kind not supported.
     """
     folder = _locate(name)
     config = read_target_config(folder)
     skeleton = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0)))
-    return _load(folder, config, skeleton, _target_name, dtype)
+    # Old files carry the rotary frequencies, and tied ones may carry the embedding twice.
+    ignored = [r".*\.rotary_emb\.inv_freq", *["lm_head.weight"] * config.tie_word_embeddings]
+    return _load(_with_weights(name, folder), config, skeleton, _target_name, dtype, ignored)
 
 
 def load_target_config(name: str | Path) -> TargetConfig:
@@ -68,11 +69,16 @@ def load_drafter(name: str | Path, dtype: DTypeLike = "bfloat16") -> Drafter:
     folder = _locate(name)
     config = read_drafter_config(folder)
     skeleton = nnx.eval_shape(lambda: RecurrentHead(config, rngs=nnx.Rngs(0)))
-    return _load(folder, config, skeleton, _drafter_name(config), dtype)
+    weights = _with_weights(name, folder)
+    return _load(weights, config, skeleton, _drafter_name(config), dtype, ignored=())
 
 
 def save_target(target: Target, folder: Path) -> None:
-    """Write `config.json` and `model.safetensors` as transformers would for `LlamaForCausalLM`."""
+    """Write `config.json` and `model.safetensors` as transformers would for the target's family.
+
+    Raises:
+      InputError: no family has all of its variations.
+    """
     _save(folder, target_fields(target.config), target.params, _target_name)
 
 
@@ -83,8 +89,10 @@ def save_drafter(drafter: Drafter, folder: Path) -> None:
 
 
 def _target_name(name: str) -> str:
-    prefix = "" if name == "lm_head" else "model."
-    return f"{prefix}{name}.weight"
+    """Ours: layers.0.self_attn.q_proj, ...q_bias; theirs: ...q_proj.weight, ...q_proj.bias."""
+    if name.endswith("_bias"):
+        return f"model.{name.removesuffix('_bias')}_proj.bias"
+    return "lm_head.weight" if name == "lm_head" else f"model.{name}.weight"
 
 
 def _drafter_name(config: DrafterConfig) -> Callable[[str], str]:
@@ -106,23 +114,45 @@ def _load(
     skeleton: nnx.Module,
     stored_name: Callable[[str], str],
     dtype: DTypeLike,
+    ignored: Sequence[str],
 ) -> Any:
+    """Everything is checked before the first weight is read; `ignored` are regular expressions."""
     if str(dtype) not in _DTYPES and dtype not in (jnp.float32, jnp.bfloat16):
         raise InputError(f"dtype {dtype!r} is not supported; use 'float32' or 'bfloat16'.")
     graphdef, abstract = nnx.split(skeleton)
-    files = _weight_files(folder)
-
-    def read(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
-        name = stored_name(_dotted(path))
-        if name not in files:
+    stored = find_weights(folder)
+    places = []
+    for path, variable in nnx.to_flat_state(abstract):
+        name, leaf = stored_name(_dotted(path)), variable.get_value()
+        if name not in stored:
             raise InputError(f"{folder} holds no weight {name!r}; the folder is incomplete.")
-        return _read_weight(files[name], name, leaf.shape, _is_matrix(name, leaf), dtype)
+        transposed = _is_matrix(name, leaf)
+        check_shape(stored[name], leaf.shape[::-1] if transposed else leaf.shape)
+        places.append((path, variable, stored[name], transposed))
+    _refuse_others(folder, set(stored) - {weight.name for _, _, weight, _ in places}, ignored)
 
-    flat = nnx.to_flat_state(abstract)
-    params = nnx.from_flat_state(
-        [(path, variable.replace(read(path, variable.get_value()))) for path, variable in flat]
+    total = sum(weight.bytes for _, _, weight, _ in places)
+    flat = []
+    # disable=None: no bar where nobody watches.
+    with tqdm(
+        total=total, desc=folder.name, unit="B", unit_scale=True, leave=False, disable=None
+    ) as bar:
+        for path, variable, weight, transposed in places:
+            flat.append((path, variable.replace(read_weight(weight, dtype, transpose=transposed))))
+            bar.update(weight.bytes)
+    return Model(config, graphdef, nnx.from_flat_state(flat))
+
+
+def _refuse_others(folder: Path, names: set[str], ignored: Sequence[str]) -> None:
+    others = sorted(
+        name for name in names if not any(re.fullmatch(pattern, name) for pattern in ignored)
     )
-    return Model(config, graphdef, params)
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        raise InputError(
+            f"{folder} holds the weight {others[0]!r}{more}, for which the model that config.json "
+            "describes has no place; they do not belong together."
+        )
 
 
 def _save(
@@ -133,7 +163,7 @@ def _save(
     for path, variable in nnx.to_flat_state(params):
         name, value = stored_name(_dotted(path)), variable[...]
         tensors[name] = value.T if _is_matrix(name, value) else value
-    save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
+    save_file(tensors, folder / SINGLE_FILE, metadata={"format": "pt"})
     stated = {**config, "torch_dtype": str(next(iter(tensors.values())).dtype)}
     (folder / "config.json").write_text(json.dumps(stated, indent=2) + "\n")
 
@@ -148,49 +178,24 @@ def _dotted(path: tuple[Any, ...]) -> str:
 
 
 def _locate(name: str | Path) -> Path:
-    """The folder itself, or the hub's copy of it."""
+    """The folder itself, or the hub's copy of what describes the model."""
     folder = Path(name)
-    if folder.is_dir():
+    return folder if folder.is_dir() else _download(str(name), "*.json")
+
+
+def _with_weights(name: str | Path, folder: Path) -> Path:
+    """The same folder with the weights in it, once it is known that they can be used."""
+    if Path(name).is_dir():
         return folder
+    # The folder is named after the commit, so that description and weights are of one.
+    return _download(str(name), *_HUB_WEIGHTS, revision=folder.name)
+
+
+def _download(repository: str, *patterns: str, revision: str | None = None) -> Path:
     try:
-        return Path(snapshot_download(str(name), allow_patterns=["*.json", "*.safetensors"]))
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=[*patterns]))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError):
         raise InputError(
-            f"{str(name)!r} is neither a folder nor a repository the Hugging Face hub can be "
+            f"{repository!r} is neither a folder nor a repository the Hugging Face hub can be "
             "reached for; give the path of a folder with config.json and model.safetensors."
         ) from None
-
-
-def _weight_files(folder: Path) -> dict[str, Path]:
-    """The file of every stored weight, from the shards' index or the single file's header."""
-    index = folder / _INDEX
-    if index.is_file():
-        placed = field(read_json(index), "weight_map", index, dict)
-        return {name: folder / field(placed, name, index, str) for name in placed}
-    path = folder / _WEIGHTS
-    with _open(path) as file:
-        return dict.fromkeys(file.keys(), path)
-
-
-def _read_weight(
-    path: Path, name: str, shape: tuple[int, ...], transpose: bool, dtype: DTypeLike
-) -> jax.Array:
-    with _open(path) as file:
-        if name not in file.keys():  # noqa: SIM118 - not a mapping
-            raise InputError(f"{path} holds no weight {name!r}, which the index places there.")
-        stored = file.get_tensor(name)
-    expected = shape[::-1] if transpose else shape
-    if stored.shape != expected:
-        raise InputError(
-            f"{path}: weight {name!r} has shape {stored.shape}, config.json asks for {expected}."
-        )
-    return jnp.asarray(stored.T if transpose else stored, dtype)
-
-
-def _open(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="flax")
-    except FileNotFoundError:
-        raise InputError(f"{path} is missing; the model folder is incomplete.") from None
-    except SafetensorError as error:
-        raise InputError(f"{path} is truncated or no safetensors file ({error}).") from None

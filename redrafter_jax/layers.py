@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 
@@ -15,13 +16,23 @@ def rms_norm(
 
 
 def rotary_angles(
-    positions: Int[Array, "B T"], head_dim: int, theta: float
+    positions: Int[Array, "B T"],
+    frequencies: Float[np.ndarray, " half"],
+    gain: float | None = None,
 ) -> tuple[Float[Array, "B T 1 half"], Float[Array, "B T 1 half"]]:
-    """Cosine and sine, float32, of the rotation of each position (arXiv 2104.09864, eq. 34)."""
-    frequencies = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
+    """Cosine and sine, float32, of the rotation of each position (arXiv 2104.09864, eq. 34).
+
+    Args:
+      positions: of the tokens.
+      frequencies: from `redrafter_jax.rotary.rotary_frequencies`.
+      gain: factor on both; None for 1.
+    """
     angles = positions[..., None, None].astype(jnp.float32) * frequencies
+    cosine, sine = jnp.cos(angles), jnp.sin(angles)
+    if gain is not None:
+        cosine, sine = gain * cosine, gain * sine
     # The barrier keeps XLA from computing them again inside every layer.
-    return jax.lax.optimization_barrier((jnp.cos(angles), jnp.sin(angles)))
+    return jax.lax.optimization_barrier((cosine, sine))
 
 
 def rotate(

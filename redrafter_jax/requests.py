@@ -72,10 +72,10 @@ def prepare(
         check_whole(limit, f"max_new_tokens of row {row}")
         if limit < 1:
             raise InputError(f"max_new_tokens of row {row} is {limit}; it must be 1 or more.")
-        if len(prompt) + limit > config.max_position_embeddings:
+        if len(prompt) + limit > config.position_limit:
             raise InputError(
                 f"Row {row} asks for {len(prompt)} prompt and {limit} new tokens, but the target "
-                f"has {config.max_position_embeddings} positions; shorten one of them."
+                f"has {config.position_limit} positions; shorten one of them."
             )
     stop_tokens = _stop_array(config, eos_token_ids, rows)
     lengths = np.asarray([len(prompt) for prompt in prompts], np.int32)

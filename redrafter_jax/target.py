@@ -1,6 +1,7 @@
-"""The target: a Llama-architecture decoder that verifies a token tree in one pass."""
+"""The target: a decoder of the Llama kind that verifies a token tree in one pass."""
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from redrafter_jax.attention import prefill_attention, tree_attention
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.layers import rms_norm, rotary_angles, rotate, swiglu
 from redrafter_jax.model import Model
+from redrafter_jax.rotary import YarnScaling, rotary_frequencies
 from redrafter_jax.types import KVCache, TokenTree, Verified
 
 Attend = Callable[
@@ -30,26 +32,52 @@ class Attention(nnx.Module):
         key_width = config.num_key_value_heads * config.head_dim
         width = config.hidden_size
         self.head_dim = config.head_dim
+        self.epsilon = config.rms_norm_eps
         self.q_proj = nnx.Param(_WEIGHT_INIT(rngs.params(), (width, query_width)))
         self.k_proj = nnx.Param(_WEIGHT_INIT(rngs.params(), (width, key_width)))
         self.v_proj = nnx.Param(_WEIGHT_INIT(rngs.params(), (width, key_width)))
         self.o_proj = nnx.Param(_WEIGHT_INIT(rngs.params(), (query_width, width)))
+        self.q_bias = _zeros(query_width) if config.attention_bias else None
+        self.k_bias = _zeros(key_width) if config.attention_bias else None
+        self.v_bias = _zeros(key_width) if config.attention_bias else None
+        self.o_bias = _zeros(width) if config.attention_output_bias else None
+        self.q_norm = _ones(config.head_dim) if config.qk_norm else None
+        self.k_norm = _ones(config.head_dim) if config.qk_norm else None
 
     def __call__(
         self, x: Float[Array, "B T D"], angles: Angles, attend: Attend
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B T K H"], Float[Array, "B T K H"]]:
         """The block's output, and the keys (rotated) and values of the tokens in x."""
 
-        def heads(projection: nnx.Param) -> Float[Array, "B T heads H"]:
-            return (x @ projection[...]).reshape(*x.shape[:2], -1, self.head_dim)
+        def heads(
+            projection: nnx.Param, bias: nnx.Param | None, norm: nnx.Param | None = None
+        ) -> Float[Array, "B T heads H"]:
+            projected = _affine(x, projection, bias).reshape(*x.shape[:2], -1, self.head_dim)
+            return projected if norm is None else rms_norm(projected, norm[...], self.epsilon)
 
-        q = rotate(heads(self.q_proj), *angles)
-        k = rotate(heads(self.k_proj), *angles)
+        q = rotate(heads(self.q_proj, self.q_bias, self.q_norm), *angles)
+        k = rotate(heads(self.k_proj, self.k_bias, self.k_norm), *angles)
+        v = heads(self.v_proj, self.v_bias)
         # Held, for attention reads them now and `commit` at the end of the step: XLA for GPUs would
         # keep their products in float32 parts until then, to add them up a second time.
-        k, v = jax.lax.optimization_barrier((k, heads(self.v_proj)))
+        k, v = jax.lax.optimization_barrier((k, v))
         attended = attend(q, k, v).reshape(*x.shape[:2], -1)
-        return attended @ self.o_proj[...], k, v
+        return _affine(attended, self.o_proj, self.o_bias), k, v
+
+
+def _affine(
+    x: Float[Array, "B T into"], matrix: nnx.Param, bias: nnx.Param | None
+) -> Float[Array, "B T out"]:
+    product = x @ matrix[...]
+    return product if bias is None else product + bias[...]
+
+
+def _zeros(size: int) -> nnx.Param:
+    return nnx.Param(jnp.zeros(size))
+
+
+def _ones(size: int) -> nnx.Param:
+    return nnx.Param(jnp.ones(size))
 
 
 class FeedForward(nnx.Module):
@@ -86,7 +114,10 @@ class DecoderLayer(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """A Llama-architecture language model (arXiv 2302.13971), parameters only."""
+    """A language model of the Llama kind (arXiv 2302.13971), parameters only.
+
+    What its family adds is in the configuration; biases and norms that are absent are None.
+    """
 
     def __init__(self, config: TargetConfig, *, rngs: nnx.Rngs) -> None:
         shape = (config.vocab_size, config.hidden_size)
@@ -112,7 +143,11 @@ class Decoder(nnx.Module):
           The last hidden states (after the final norm), and per layer the keys and the values.
         """
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        return self._layers(tokens, positions, lambda layer: prefill_attention)
+
+        def attend_in(layer: int) -> Attend:
+            return partial(prefill_attention, window=self.config.window_of(layer))
+
+        return self._layers(tokens, positions, attend_in)
 
     def tree_forward(self, tree: TokenTree, cache: KVCache) -> Verified:
         """One pass over the nodes of a tree that hangs below the cached tokens.
@@ -122,8 +157,13 @@ class Decoder(nnx.Module):
         """
 
         def attend_in(layer: int) -> Attend:
-            return lambda q, k, v: tree_attention(
-                q, k, v, cache.keys[layer], cache.values[layer], cache.lengths, tree.mask
+            return partial(
+                tree_attention,
+                k_cache=cache.keys[layer],
+                v_cache=cache.values[layer],
+                lengths=cache.lengths,
+                mask=tree.mask,
+                window=self.config.window_of(layer),
             )
 
         positions = cache.lengths[:, None] + tree.depth
@@ -150,6 +190,12 @@ class Decoder(nnx.Module):
             return self.embed_tokens[...].T
         return self.lm_head[...]
 
+    def _angles(self, positions: Int[Array, "B T"]) -> Angles:
+        config, scaling = self.config, self.config.rope_scaling
+        frequencies = rotary_frequencies(config.head_dim, config.rope_theta, scaling)
+        gain = scaling.attention_factor if isinstance(scaling, YarnScaling) else None
+        return rotary_angles(positions, frequencies, gain)
+
     def _layers(
         self,
         tokens: Int[Array, "B T"],
@@ -161,7 +207,7 @@ class Decoder(nnx.Module):
         tuple[Float[Array, "B T K H"], ...],
     ]:
         x = self.embed_tokens[...][tokens]
-        angles = rotary_angles(positions, self.config.head_dim, self.config.rope_theta)
+        angles = self._angles(positions)
         keys, values = [], []
         for index, layer in enumerate(self.layers):
             x, k, v = layer(x, angles, attend_in(index))

@@ -5,6 +5,13 @@ import pytest
 from tiny_models import tiny_config
 
 from redrafter_jax import DraftConfig, DrafterConfig, InputError, SamplingConfig, TargetConfig
+from redrafter_jax.rotary import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    RopeScaling,
+    YarnScaling,
+)
 
 NAN, INFINITY = float("nan"), float("inf")
 
@@ -51,10 +58,56 @@ def test_end_tokens_lie_in_the_vocabulary(token: int) -> None:
         tiny_config(eos_token_ids=(3, token))
 
 
-def test_a_target_config_has_no_defaults() -> None:
-    for field in dataclasses.fields(TargetConfig):
-        assert field.default is dataclasses.MISSING
+def test_constants_of_a_target_have_no_defaults_and_variations_are_absent() -> None:
+    fields = {field.name: field for field in dataclasses.fields(TargetConfig)}
+    absent = {
+        "rope_scaling": None,
+        "attention_bias": False,
+        "attention_output_bias": False,
+        "qk_norm": False,
+        "sliding_window": None,
+        "windowed_layers": (),
+    }
+    for name, field in fields.items():
         assert field.default_factory is dataclasses.MISSING
+        assert field.default == absent.get(name, dataclasses.MISSING)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"sliding_window": 8}, r"sliding_window is 8 and windowed_layers is \(\); give both"),
+        ({"windowed_layers": (0,)}, r"sliding_window is None and windowed_layers is \(0,\); give"),
+        ({"sliding_window": 0, "windowed_layers": (0,)}, r"sliding_window is 0; .* than 0\.$"),
+        ({"sliding_window": 8, "windowed_layers": (2,)}, r"holds 2, but there are 2 layers"),
+        ({"rope_scaling": LinearScaling(0.0)}, r"^LinearScaling\.factor is 0\.0; .* than 0\.$"),
+        ({"rope_scaling": DynamicScaling(NAN)}, r"^DynamicScaling\.factor is nan; .* than 0\.$"),
+    ],
+)
+def test_variations_make_sense(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        tiny_config(**changes)
+
+
+def test_a_window_belongs_to_its_layers() -> None:
+    config = tiny_config(sliding_window=8, windowed_layers=(1,))
+    assert [config.window_of(layer) for layer in range(2)] == [None, 8]
+
+
+@pytest.mark.parametrize(
+    ("scaling", "limit"),
+    [
+        (None, 512),
+        (LinearScaling(4.0), 2048),
+        (DynamicScaling(4.0), 512),
+        (Llama3Scaling(8.0, 1.0, 4.0, 64), 512),
+        (YarnScaling(4.0, 512, 1.0, 32.0, 1.0), 2048),
+        (YarnScaling(4.0, 64, 1.0, 32.0, 1.0), 512),
+    ],
+)
+def test_scalings_stretch_how_long_a_text_may_be(scaling: RopeScaling | None, limit: int) -> None:
+    config = tiny_config(max_position_embeddings=512, rope_scaling=scaling)
+    assert config.position_limit == limit
 
 
 @pytest.mark.parametrize(

@@ -30,10 +30,14 @@ def test_rms_norm_squares_in_float32() -> None:
     assert rms_norm(x, jnp.ones(4, jnp.bfloat16), 0.0).dtype == jnp.bfloat16
 
 
+def frequencies(*values: float) -> np.ndarray:
+    return np.asarray(values, np.float32)
+
+
 def test_rotation_turns_each_pair_by_position_times_its_frequency() -> None:
-    # Head of 4, base 10000: frequencies 1 and 1/100; pairs are (0, 2) and (1, 3).
+    # Pairs are (0, 2) and (1, 3).
     positions = jnp.asarray([[0, 3]])
-    cosine, sine = rotary_angles(positions, 4, 10000.0)
+    cosine, sine = rotary_angles(positions, frequencies(1.0, 0.01))
     x = jnp.asarray([1.0, 1.0, 0.0, 0.0]).reshape(1, 1, 1, 4)
     turned = rotate(jnp.broadcast_to(x, (1, 2, 1, 4)), cosine, sine)[0, :, 0]
     expected = [[1, 1, 0, 0], [np.cos(3), np.cos(0.03), np.sin(3), np.sin(0.03)]]
@@ -41,7 +45,7 @@ def test_rotation_turns_each_pair_by_position_times_its_frequency() -> None:
 
 
 def test_rotation_of_the_second_half_is_a_rotation_too() -> None:
-    cosine, sine = rotary_angles(jnp.asarray([[2]]), 2, 500.0)
+    cosine, sine = rotary_angles(jnp.asarray([[2]]), frequencies(1.0))
     turned = rotate(jnp.asarray([0.0, 1.0]).reshape(1, 1, 1, 2), cosine, sine)[0, 0, 0]
     np.testing.assert_allclose(turned, [-np.sin(2), np.cos(2)], atol=1e-6)
 
@@ -52,7 +56,7 @@ def test_rotated_products_depend_on_the_distance_alone() -> None:
 
     def product(query_position: int, key_position: int) -> float:
         turned = [
-            rotate(x, *rotary_angles(jnp.asarray([[position]]), 8, 10000.0))
+            rotate(x, *rotary_angles(jnp.asarray([[position]]), frequencies(1.0, 0.1, 0.01, 0.001)))
             for x, position in ((q, query_position), (k, key_position))
         ]
         return float((turned[0] * turned[1]).sum())
@@ -63,11 +67,17 @@ def test_rotated_products_depend_on_the_distance_alone() -> None:
 
 def test_rotation_keeps_the_dtype_and_turns_in_float32() -> None:
     # In bfloat16 position 257 would be 256, half a turn of the fastest pair away at 3.14.
-    cosine, sine = rotary_angles(jnp.asarray([[257]]), 2, 10000.0)
+    cosine, sine = rotary_angles(jnp.asarray([[257]]), frequencies(1.0))
     turned = rotate(jnp.asarray([1.0, 0.0], jnp.bfloat16).reshape(1, 1, 1, 2), cosine, sine)
     assert turned.dtype == jnp.bfloat16
     expected = [np.cos(257), np.sin(257)]
     np.testing.assert_allclose(np.asarray(turned[0, 0, 0], np.float64), expected, atol=4e-3)
+
+
+def test_a_gain_stretches_what_is_rotated() -> None:
+    cosine, sine = rotary_angles(jnp.asarray([[2]]), frequencies(1.0), gain=1.5)
+    turned = rotate(jnp.asarray([1.0, 0.0]).reshape(1, 1, 1, 2), cosine, sine)[0, 0, 0]
+    np.testing.assert_allclose(turned, [1.5 * np.cos(2), 1.5 * np.sin(2)], atol=1e-6)
 
 
 def test_swiglu_gates_with_the_sigmoid_of_the_gate() -> None:

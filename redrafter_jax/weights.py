@@ -1,0 +1,133 @@
+"""Weights in safetensors files: where they lie, and onto a device one at a time."""
+
+import json
+import math
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+from safetensors import SafetensorError, safe_open
+
+from redrafter_jax.config_files import field, read_json
+from redrafter_jax.errors import InputError
+
+SINGLE_FILE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_DTYPES = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(jnp.bfloat16),
+}
+
+
+class Stored(NamedTuple):
+    """A weight in a file.
+
+    Attributes:
+      path: the file.
+      name: of the weight.
+      dtype: its name in the file, such as "BF16".
+      shape: as stored.
+      offset: of its first byte in the file.
+    """
+
+    path: Path
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def bytes(self) -> int:
+        """That it takes in the file."""
+        return math.prod(self.shape) * _DTYPES[self.dtype].itemsize
+
+
+def find_weights(folder: Path) -> dict[str, Stored]:
+    """Every weight of a model folder: of its one file, or of the shards that its index names.
+
+    Only headers are read.
+
+    Raises:
+      InputError: a file is missing or truncated, there are two sources, or index and shards
+        disagree.
+    """
+    single, index = folder / SINGLE_FILE, folder / INDEX
+    if not index.is_file():
+        return _header(single)
+    if single.is_file():
+        raise InputError(
+            f"{folder} holds both {SINGLE_FILE} and {INDEX}; remove the one that is not meant."
+        )
+    placed = field(read_json(index), "weight_map", index, dict)
+    shards = {name: folder / field(placed, name, index, str) for name in placed}
+    headers = {path: _header(path) for path in sorted(set(shards.values()))}
+    for name, path in shards.items():
+        if name not in headers[path]:
+            raise InputError(f"{path} holds no weight {name!r}, which the index places there.")
+    return {name: headers[path][name] for name, path in shards.items()}
+
+
+def check_shape(stored: Stored, expected: tuple[int, ...]) -> None:
+    """Refuse a weight that is no number of the kind or shape that the configuration asks for.
+
+    Raises:
+      InputError: the shape differs, or the dtype is not one of floating-point numbers.
+    """
+    if stored.shape != expected:
+        raise InputError(
+            f"{stored.path}: weight {stored.name!r} has shape {stored.shape}, config.json asks "
+            f"for {expected}."
+        )
+    if stored.dtype not in _DTYPES:
+        raise InputError(
+            f"{stored.path}: weight {stored.name!r} is stored as {stored.dtype}; supported are "
+            f"{', '.join(_DTYPES)}, convert it first."
+        )
+
+
+def read_weight(stored: Stored, dtype: DTypeLike, *, transpose: bool) -> Float[Array, "..."]:
+    """The weight on the default device, complete when this returns.
+
+    The host holds its stored bytes and nothing else meanwhile; it is cast and transposed on the
+    device.
+    """
+    content = np.fromfile(stored.path, np.uint8, stored.bytes, offset=stored.offset)
+    values = content.view(_DTYPES[stored.dtype]).reshape(stored.shape)
+    placed = jax.device_put(values)
+    if transpose or placed.dtype != dtype:
+        placed = _convert(placed, jnp.dtype(dtype), transpose)
+    return jax.block_until_ready(placed)
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def _convert(x: Float[Array, "..."], dtype: np.dtype, transpose: bool) -> Float[Array, "..."]:
+    return (x.T if transpose else x).astype(dtype)
+
+
+def _header(path: Path) -> dict[str, Stored]:
+    """What a file says it holds; the library makes sure that the file is whole."""
+    try:
+        with safe_open(path, framework="numpy"), path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            entries = json.loads(file.read(size))
+    except FileNotFoundError:
+        raise InputError(
+            f"{path} is missing; the model folder is incomplete, or holds its weights in another "
+            "format than safetensors and must be converted first."
+        ) from None
+    except SafetensorError as error:
+        raise InputError(f"{path} is truncated or no safetensors file ({error}).") from None
+    entries.pop("__metadata__", None)
+    return {
+        name: Stored(
+            path, name, entry["dtype"], tuple(entry["shape"]), 8 + size + entry["data_offsets"][0]
+        )
+        for name, entry in entries.items()
+    }
