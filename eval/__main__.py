@@ -1,6 +1,7 @@
 """`python -m eval [command] --config FILE`: what a pair of target and drafter is worth.
 
-Commands: acceptance, gpu, parity, plan, sampling, steps; without one, speed against plain decoding.
+Commands: acceptance, gpu, load, parity, plan, sampling, steps; without one, speed against plain
+decoding.
 """
 
 import sys
@@ -8,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from eval.acceptance import measure_acceptance
 from eval.gpu_page import write_gpu_page
+from eval.loading_cost import measure_loading
 from eval.parity import check_parity
 from eval.plan import plan
 from eval.sampling_cost import measure_sampling
@@ -18,6 +20,7 @@ from redrafter_jax.command_line import run
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "acceptance": measure_acceptance,
     "gpu": write_gpu_page,
+    "load": measure_loading,
     "parity": check_parity,
     "plan": plan,
     "sampling": measure_sampling,

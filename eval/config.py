@@ -319,3 +319,19 @@ class GpuSettings(Settings):
     kernel: Path
     steps: dict[str, Path] = Field(min_length=1)
     folder: Path
+
+
+class LoadSettings(Settings):
+    """`python -m eval load`: which checkpoint is made and loaded.
+
+    Attributes:
+      target: its shape.
+      shards: files it is split into.
+      dtype: of the loaded parameters.
+      report_dir: folder for the report and, meanwhile, for the checkpoint.
+    """
+
+    target: TargetShape
+    shards: PositiveInt = 4
+    dtype: Dtype = "bfloat16"
+    report_dir: Path

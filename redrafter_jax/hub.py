@@ -73,6 +73,16 @@ def load_drafter(name: str | Path, dtype: DTypeLike = "bfloat16") -> Drafter:
     return _load(weights, config, skeleton, _drafter_name(config), dtype, ignored=())
 
 
+def stored_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
+    """Every weight of such a target by its name in the files, and its shape there."""
+    skeleton = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+    shapes = {}
+    for path, variable in nnx.to_flat_state(nnx.split(skeleton)[1]):
+        name, leaf = _target_name(_dotted(path)), variable.get_value()
+        shapes[name] = leaf.shape[::-1] if _is_matrix(name, leaf) else leaf.shape
+    return shapes
+
+
 def save_target(target: Target, folder: Path) -> None:
     """Write `config.json` and `model.safetensors` as transformers would for the target's family.
 

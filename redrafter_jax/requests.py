@@ -9,6 +9,7 @@ from jaxtyping import Array, Int
 
 from redrafter_jax.config import DraftConfig, DrafterConfig, SamplingConfig, TargetConfig
 from redrafter_jax.errors import InputError
+from redrafter_jax.rotary import DynamicScaling
 from redrafter_jax.types import Sampling
 
 # Cache slots come in multiples of this, so that near-equal requests share one compilation.
@@ -73,9 +74,11 @@ def prepare(
         if limit < 1:
             raise InputError(f"max_new_tokens of row {row} is {limit}; it must be 1 or more.")
         if len(prompt) + limit > config.position_limit:
+            dynamic = isinstance(config.rope_scaling, DynamicScaling)
+            why = " (its dynamic rotary scaling has no one answer past them)" if dynamic else ""
             raise InputError(
                 f"Row {row} asks for {len(prompt)} prompt and {limit} new tokens, but the target "
-                f"has {config.position_limit} positions; shorten one of them."
+                f"has {config.position_limit} positions{why}; shorten one of them."
             )
     stop_tokens = _stop_array(config, eos_token_ids, rows)
     lengths = np.asarray([len(prompt) for prompt in prompts], np.int32)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import mmap
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -97,10 +98,19 @@ def read_weight(stored: Stored, dtype: DTypeLike, *, transpose: bool) -> Float[A
 
     The host holds its stored bytes and nothing else meanwhile; it is cast and transposed on the
     device.
+
+    Raises:
+      InputError: the file has become shorter since its header was read.
     """
-    content = np.fromfile(stored.path, np.uint8, stored.bytes, offset=stored.offset)
-    values = content.view(_DTYPES[stored.dtype]).reshape(stored.shape)
-    placed = jax.device_put(values)
+    # Pages of its own, returned whole: freed blocks of a heap add up to several weights.
+    content = mmap.mmap(-1, max(stored.bytes, 1))
+    with stored.path.open("rb") as file:
+        file.seek(stored.offset)
+        count = file.readinto(memoryview(content)[: stored.bytes])
+    if count != stored.bytes:
+        raise InputError(f"{stored.path} was cut short while it was read; load it again.")
+    values = np.frombuffer(content, _DTYPES[stored.dtype], math.prod(stored.shape))
+    placed = jax.device_put(values.reshape(stored.shape))
     if transpose or placed.dtype != dtype:
         placed = _convert(placed, jnp.dtype(dtype), transpose)
     return jax.block_until_ready(placed)

@@ -1,4 +1,6 @@
+import io
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -160,6 +162,37 @@ def shard(folder: Path) -> None:
         weight_map |= dict.fromkeys(part, file)
     index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attention_bias": True},
+        {"attention_bias": True, "attention_output_bias": True},
+        {"qk_norm": True},
+    ],
+)
+def test_biases_and_norms_are_stored_as_hugging_face_stores_them(
+    tmp_path: Path, changes: dict[str, bool]
+) -> None:
+    target = random_target(tiny_config(**(vars(CONFIG) | changes)))
+    save_target(target, tmp_path)
+    added = {}
+    for layer in (0, 1):
+        prefix = f"model.layers.{layer}.self_attn"
+        if changes.get("attention_bias"):
+            added |= {f"{prefix}.q_proj.bias": [24], f"{prefix}.k_proj.bias": [12]}
+            added |= {f"{prefix}.v_proj.bias": [12]}
+        if changes.get("attention_output_bias"):
+            added |= {f"{prefix}.o_proj.bias": [D]}
+        if changes.get("qk_norm"):
+            added |= {f"{prefix}.q_norm.weight": [6], f"{prefix}.k_norm.weight": [6]}
+    expected = TARGET_SHAPES | {"lm_head.weight": [V, D]} | added
+    stored = stored_tensors(tmp_path / "model.safetensors")
+    assert {name: shape for name, (_, shape) in stored.items()} == expected
+    shapes = hub.stored_shapes(target.config)
+    assert {name: list(shape) for name, shape in shapes.items()} == expected
+    assert_same(load_target(tmp_path, dtype="float32"), target)
 
 
 def test_shards_are_read_through_their_index(target_folder: Path) -> None:
@@ -355,6 +388,97 @@ def test_a_missing_weight(target_folder: Path) -> None:
     save_file(tensors, path)
     with pytest.raises(InputError, match=r"no weight 'model\.layers\.1\.mlp\.up_proj\.weight'"):
         load_target(target_folder)
+
+
+def add_weights(folder: Path, *names: str) -> None:
+    path = folder / "model.safetensors"
+    save_file(load_file(path) | dict.fromkeys(names, np.zeros(3, np.float32)), path)
+
+
+def test_weights_that_the_model_has_no_place_for(target_folder: Path) -> None:
+    bias = "model.layers.0.self_attn.q_proj.bias"
+    add_weights(target_folder, bias)
+    with pytest.raises(InputError, match=f"holds the weight '{bias}', for which the model"):
+        load_target(target_folder)
+    add_weights(target_folder, "visual.patch_embed.weight")
+    with pytest.raises(InputError, match=f"holds the weight '{bias}' and 1 more, for which"):
+        load_target(target_folder)
+
+
+def test_rotary_frequencies_and_a_tied_head_may_lie_in_the_file(tmp_path: Path) -> None:
+    target = random_target(tiny_config(**(vars(CONFIG) | {"tie_word_embeddings": True})))
+    save_target(target, tmp_path)
+    add_weights(tmp_path, "model.layers.0.self_attn.rotary_emb.inv_freq", "lm_head.weight")
+    assert_same(load_target(tmp_path, dtype="float32"), target)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_bar_is_drawn_where_somebody_watches(
+    target_folder: Path, monkeypatch: pytest.MonkeyPatch, watched: bool
+) -> None:
+    screen = Terminal() if watched else io.StringIO()
+    monkeypatch.setattr("sys.stderr", screen)
+    load_target(target_folder)
+    assert ("target:" in screen.getvalue()) == watched
+
+
+def hub_with(folder: Path, asked: list[tuple[Any, ...]]) -> Callable[..., str]:
+    """The hub, of which only the files asked for arrive."""
+    snapshot = folder.parent / "snapshots" / "0123abc"
+
+    def download(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append((name, revision))
+        snapshot.mkdir(parents=True, exist_ok=True)
+        for pattern in allow_patterns:
+            for path in folder.glob(pattern):
+                shutil.copy(path, snapshot)
+        return str(snapshot)
+
+    return download
+
+
+def test_the_hubs_description_comes_before_its_weights(
+    target_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+    (target_folder / "consolidated.safetensors").write_text("the same again")
+    monkeypatch.setattr(hub, "snapshot_download", hub_with(target_folder, asked))
+    assert_same(load_target("some/body", dtype="float32"), random_target(CONFIG))
+    # Both of one commit.
+    assert asked == [("some/body", None), ("some/body", "0123abc")]
+    assert not list(target_folder.parent.glob("snapshots/*/consolidated*"))
+
+
+def test_what_the_hub_gave_before_serves_offline(
+    target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its cache laid out by hand: the commit of a branch, and a snapshot of the commit."""
+    commit = "0123456789" * 4
+    cached = tmp_path / "cache" / "models--some--body"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text(commit)
+    shutil.copytree(target_folder, cached / "snapshots" / commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert_same(load_target("some/body", dtype="float32"), random_target(CONFIG))
+    with pytest.raises(InputError, match="'some/one' is neither a folder nor a repository"):
+        load_target("some/one")
+
+
+def test_the_weights_of_a_model_that_cannot_be_used_are_not_fetched(
+    target_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+    change_json(target_folder / "config.json", model_type="gemma2")
+    monkeypatch.setattr(hub, "snapshot_download", hub_with(target_folder, asked))
+    with pytest.raises(InputError, match="model_type 'gemma2', which would need"):
+        load_target("some/body")
+    assert asked == [("some/body", None)]
 
 
 def test_a_weight_of_the_wrong_shape(target_folder: Path) -> None:

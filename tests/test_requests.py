@@ -1,3 +1,4 @@
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from redrafter_jax import (
 )
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.requests import Requests, check_pair, prepare
+from redrafter_jax.rotary import DynamicScaling
 from redrafter_jax.target import Target
 
 CONFIG = tiny_config(max_position_embeddings=64, eos_token_ids=(3, 5))
@@ -44,6 +46,12 @@ def test_prompts_are_left_aligned_and_counted() -> None:
 
 def test_one_limit_for_all_or_one_per_row() -> None:
     assert prepared(max_new_tokens=[2, 60])[0].limits.tolist() == [5, 61]
+
+
+def test_dynamic_scaling_says_why_it_ends() -> None:
+    dynamic = dataclasses.replace(CONFIG, rope_scaling=DynamicScaling(4.0))
+    with pytest.raises(InputError, match=r"64 positions \(its dynamic rotary scaling has no one"):
+        prepare(dynamic, [[1] * 64], 1, None, None, None, 1)
 
 
 def test_a_row_may_fill_every_position_of_the_target() -> None:

@@ -1,0 +1,68 @@
+"""Safetensors files: where weights lie, and that they arrive as they are stored."""
+
+import json
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.flax import save_file as save_arrays
+from safetensors.numpy import save_file
+
+from redrafter_jax import InputError
+from redrafter_jax.weights import check_shape, find_weights, read_weight
+
+MATRIX = np.arange(6, dtype=np.float64).reshape(2, 3) / 3
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("wanted", ["float32", "bfloat16"])
+@pytest.mark.parametrize("stored", [jnp.float32, jnp.float16, jnp.bfloat16])
+def test_a_weight_arrives_in_the_dtype_and_layout_asked_for(
+    tmp_path: Path, stored: type, wanted: str, transpose: bool
+) -> None:
+    # Two of them: the second lies behind the first, and wherever it ends.
+    value = jnp.asarray(MATRIX, stored)
+    save_arrays({"a": jnp.ones(3, stored), "b": value}, tmp_path / "model.safetensors")
+    weights = find_weights(tmp_path)
+    out = read_weight(weights["b"], jnp.dtype(wanted), transpose=transpose)
+    expected = np.asarray(value).astype(wanted)
+    assert out.dtype == wanted
+    np.testing.assert_array_equal(out, expected.T if transpose else expected)
+
+
+def test_float64_is_read_too(tmp_path: Path) -> None:
+    save_file({"a": MATRIX}, tmp_path / "model.safetensors")
+    stored = find_weights(tmp_path)["a"]
+    assert stored.bytes == 48
+    out = read_weight(stored, jnp.float32, transpose=False)
+    np.testing.assert_array_equal(out, MATRIX.astype(np.float32))
+
+
+def test_integers_are_no_weights(tmp_path: Path) -> None:
+    save_file({"a": np.ones((2, 3), np.int8)}, tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match=r"weight 'a' is stored as I8; supported are F64, F32"):
+        check_shape(find_weights(tmp_path)["a"], (2, 3))
+
+
+def test_two_sources_are_one_too_many(tmp_path: Path) -> None:
+    save_file({"a": MATRIX}, tmp_path / "model.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model.safetensors"}}))
+    with pytest.raises(InputError, match=r"holds both model\.safetensors and model\.saf.*index"):
+        find_weights(tmp_path)
+
+
+def test_other_formats_are_named_where_the_file_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(b"pickled")
+    with pytest.raises(InputError, match=r"or holds its weights in another format than safet"):
+        find_weights(tmp_path)
+
+
+def test_a_file_cut_short_after_its_header_was_read(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": MATRIX}, path)
+    stored = find_weights(tmp_path)["a"]
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(InputError, match=r"model\.safetensors was cut short while it was read"):
+        read_weight(stored, jnp.float32, transpose=False)
