@@ -15,6 +15,7 @@ def prefill_attention(
     v: Float[Array, "B T K H"],
     *,
     window: int | None = None,
+    segments: Int[Array, "B T"] | None = None,
 ) -> Float[Array, "B T Q H"]:
     """Causal self-attention over left-aligned sequences, float32 softmax.
 
@@ -25,6 +26,7 @@ def prefill_attention(
       k: keys.
       v: values.
       window: positions that a token sees, its own included; None for all before it.
+      segments: tokens of different numbers do not see each other; None where all may.
     """
     T = q.shape[1]
     reach = T if window is None else window - 1
@@ -32,7 +34,10 @@ def prefill_attention(
     for start in range(0, T, _BLOCK):
         first, end = max(0, start - reach), min(start + _BLOCK, T)
         block = q[:, start:end], k[:, first:end], v[:, first:end]
-        blocks.append(_causal_block(*block, start - first, window))
+        together = None
+        if segments is not None:
+            together = segments[:, start:end, None] == segments[:, None, first:end]
+        blocks.append(_causal_block(*block, start - first, window, together))
     return jnp.concatenate(blocks, axis=1)
 
 
@@ -42,6 +47,7 @@ def _causal_block(
     v: Float[Array, "B keys K H"],
     offset: int,
     window: int | None,
+    together: Bool[Array, "B block keys"] | None,
 ) -> Float[Array, "B block Q H"]:
     """Query i stands where key `offset + i` does."""
     B, block, Q, H = q.shape
@@ -52,6 +58,8 @@ def _causal_block(
     visible = own >= key
     if window is not None:
         visible &= own - key < window
+    if together is not None:
+        visible = visible & together[:, None, None]
     scores = jnp.where(visible, scores * H**-0.5, -jnp.inf)
     weights = jnp.exp(scores - scores.max(axis=-1, keepdims=True))
     weighted = jnp.einsum(

@@ -131,7 +131,7 @@ class Decoder(nnx.Module):
             self.lm_head = nnx.Param(_WEIGHT_INIT(rngs.params(), shape[::-1]))
 
     def forward(
-        self, tokens: Int[Array, "B T"]
+        self, tokens: Int[Array, "B T"], segments: Int[Array, "B T"] | None = None
     ) -> tuple[
         Float[Array, "B T D"],
         tuple[Float[Array, "B T K H"], ...],
@@ -139,13 +139,23 @@ class Decoder(nnx.Module):
     ]:
         """Causal pass over left-aligned sequences.
 
+        Args:
+          tokens: token ids.
+          segments: several sequences may share a row, one after the other, each with a number of
+            its own: none sees another, and each begins at position 0. None for one per row.
+
         Returns:
           The last hidden states (after the final norm), and per layer the keys and the values.
         """
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        places = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        positions = places
+        if segments is not None:
+            begins = jnp.diff(segments, axis=1, prepend=-1) != 0
+            positions = places - jax.lax.cummax(jnp.where(begins, places, 0), axis=1)
 
         def attend_in(layer: int) -> Attend:
-            return partial(prefill_attention, window=self.config.window_of(layer))
+            window = self.config.window_of(layer)
+            return partial(prefill_attention, window=window, segments=segments)
 
         return self._layers(tokens, positions, attend_in)
 

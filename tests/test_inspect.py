@@ -11,7 +11,7 @@ import yaml
 from chat_folders import CONFIG, RECORDS, chat_tokenizer, write_lines, write_tokenizer
 from rich.console import Console
 
-from redrafter_jax.config_files import target_fields
+from redrafter_jax.families import target_fields
 from train.__main__ import main
 from train.data.types import Document
 from train.inspect import print_document, split_runs

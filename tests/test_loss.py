@@ -56,13 +56,14 @@ def brute_force(
     softening: Softening = UNSOFTENED,
 ) -> dict[str, np.ndarray]:
     """Every (position, round) on its own, with float64 sums."""
+    T = tokens.shape[1]
     hidden, _, _ = target.forward(jnp.asarray(tokens))
     teacher = log_softmax(np.asarray(target.logits(hidden), np.float64))
     embedding = target.embed_tokens[...]
     known = list(drafter.config.draft_tokens or range(29))
     hard, soft, lk, agreement = np.zeros((4, ROUNDS))
     top = np.zeros((ROUNDS, 5))
-    for b in range(B):
+    for b in range(len(tokens)):
         for t in range(T):
             state = jnp.zeros(16)
             for i in range(ROUNDS):
@@ -106,10 +107,12 @@ def sums_over_windows(
     mask: np.ndarray,
     chunk_length: int,
     softening: Softening = UNSOFTENED,
+    segments: np.ndarray | None = None,
 ) -> RoundSums:
     target, drafter = pair
+    whole = np.ones_like(tokens) if segments is None else segments
     windows = split_windows(
-        hidden, jnp.asarray(tokens), jnp.asarray(mask), rounds=ROUNDS, chunk_length=chunk_length
+        hidden, *map(jnp.asarray, (tokens, mask, whole)), rounds=ROUNDS, chunk_length=chunk_length
     )
     per_window = jax.vmap(
         lambda window: round_sums(drafter, target, window, rounds=ROUNDS, softening=softening)
@@ -151,8 +154,9 @@ def test_a_drafter_may_know_some_tokens_only(batch, softening: Softening) -> Non
 
 def test_windows_overlap_by_the_rounds_and_mask_what_lies_past_the_end() -> None:
     tokens = jnp.arange(5)[None]
+    ones = jnp.ones((1, 5), jnp.int32)
     windows = split_windows(
-        tokens[..., None] * 1.0, tokens, jnp.ones((1, 5), bool), rounds=2, chunk_length=3
+        tokens[..., None] * 1.0, tokens, ones > 0, ones, rounds=2, chunk_length=3
     )
     np.testing.assert_array_equal(windows.tokens[:, 0], [[0, 1, 2, 3, 4, 0], [3, 4, 0, 0, 0, 0]])
     np.testing.assert_array_equal(windows.hidden[:, 0, :, 0], [[0, 1, 2, 3, 4], [3, 4, 0, 0, 0]])
@@ -162,7 +166,33 @@ def test_windows_overlap_by_the_rounds_and_mask_what_lies_past_the_end() -> None
 def test_counted_positions_are_those_whose_label_is_real_text() -> None:
     mask = jnp.asarray([[False, True, True, False, True], [True, True, True, True, True]])
     # Round 0 predicts tokens 2, 3, 4 and round 1 tokens 3, 4.
-    np.testing.assert_array_equal(count_positions(mask, 2), [2 + 3, 1 + 2])
+    whole = jnp.ones(mask.shape, jnp.int32)
+    np.testing.assert_array_equal(count_positions(mask, whole, 2), [2 + 3, 1 + 2])
+    # In the second row documents of 2 and 3 tokens: of 5 labels only the last has two before it.
+    parts = whole.at[1, 2:].set(2)
+    np.testing.assert_array_equal(count_positions(mask, parts, 2), [2 + 1, 1 + 0])
+
+
+@pytest.mark.parametrize("chunk_length", [3, 64])
+def test_documents_that_share_a_row_are_as_if_alone(pair, batch, chunk_length: int) -> None:
+    (tokens, _), (mask, _) = batch
+    parts = [slice(0, 4), slice(4, 5), slice(5, 9)]  # and two tokens of padding
+    segments = np.zeros((1, T), np.int32)
+    for number, part in enumerate(parts, start=1):
+        segments[0, part] = number
+    counted = np.where(segments > 0, mask, False)
+    hidden, _, _ = pair[0].forward(jnp.asarray(tokens[None]), jnp.asarray(segments))
+    together = sums_over_windows(
+        pair, hidden, tokens[None], counted, chunk_length, segments=segments
+    )
+    count = count_positions(jnp.asarray(counted), jnp.asarray(segments), ROUNDS)
+    target, drafter = pair
+    alone = [brute_force(target, drafter, tokens[None, part], mask[None, part]) for part in parts]
+    for name in alone[0]:
+        expected = sum(sums[name] for sums in alone)
+        np.testing.assert_allclose(getattr(together, name), expected, rtol=2e-4, atol=1e-4)
+    labels = [sum(mask[part][i + 2 :].sum() for part in parts) for i in range(ROUNDS)]
+    np.testing.assert_array_equal(count, labels)
 
 
 def test_masked_labels_leave_no_gradient(pair, batch) -> None:

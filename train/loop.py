@@ -119,6 +119,7 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
                     drafter.graphdef,
                     batch["tokens"].reshape(shape),
                     batch["loss_mask"].reshape(shape),
+                    batch["segments"].reshape(shape),
                     rounds=settings.draft_rounds,
                     loss_settings=settings.loss,
                     optimizer=optimizer,

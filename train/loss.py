@@ -57,9 +57,21 @@ class Softening(NamedTuple):
 UNSOFTENED = Softening()
 
 
-def count_positions(loss_mask: Bool[Array, "B T"], rounds: int) -> Int[Array, " R"]:
-    """Positions that carry loss, per round: those whose label x_{t+2+i} exists and counts."""
-    return jnp.stack([loss_mask[:, i + 2 :].sum() for i in range(rounds)])
+def count_positions(
+    loss_mask: Bool[Array, "B T"], segments: Int[Array, "B T"], rounds: int
+) -> Int[Array, " R"]:
+    """Positions that carry loss, per round: those whose label x_{t+2+i} exists and counts.
+
+    It must be of the same document as x_t.
+    """
+    ahead = range(2, rounds + 2)
+    return jnp.stack([(loss_mask & _same(segments, i))[:, i:].sum() for i in ahead])
+
+
+def _same(segments: Int[Array, "B T"], ahead: int) -> Bool[Array, "B T"]:
+    """Whether a token is of the same document as the one so many places before it."""
+    before = jnp.pad(segments, ((0, 0), (ahead, 0)), constant_values=-1)[:, : segments.shape[1]]
+    return segments == before
 
 
 class Window(NamedTuple):
@@ -69,17 +81,20 @@ class Window(NamedTuple):
       hidden: the target's last hidden states.
       tokens: the tokens they belong to, and one more.
       loss_mask: True where predicting the token counts.
+      segments: number of the document that the token is of.
     """
 
     hidden: Float[Array, "B M D"]
     tokens: Int[Array, "B M+1"]
     loss_mask: Bool[Array, "B M+1"]
+    segments: Int[Array, "B M+1"]
 
 
 def split_windows(
     hidden: Float[Array, "B T D"],
     tokens: Int[Array, "B T"],
     loss_mask: Bool[Array, "B T"],
+    segments: Int[Array, "B T"],
     *,
     rounds: int,
     chunk_length: int,
@@ -99,7 +114,9 @@ def split_windows(
         return jnp.stack([padded[:, start : start + length] for start in starts])
 
     length = chunk_length + rounds
-    return Window(stack(hidden, length), stack(tokens, length + 1), stack(loss_mask, length + 1))
+    return Window(
+        stack(hidden, length), *(stack(x, length + 1) for x in (tokens, loss_mask, segments))
+    )
 
 
 def round_sums(
@@ -134,7 +151,7 @@ def round_sums(
                 drafter.logits(context, state),
                 jax.tree.map(lambda leaf: leaf[:, i : i + C], teacher),  # noqa: B023
                 labels[:, 2 + i : 2 + i + C],
-                window.loss_mask[:, 2 + i : 2 + i + C],
+                (window.loss_mask & _same(window.segments, 2 + i))[:, 2 + i : 2 + i + C],
                 softening.temperature,
             )
         )

@@ -58,6 +58,7 @@ def train_step(
     graphdef: nnx.GraphDef,
     tokens: Int[Array, "A B T"],
     loss_mask: Bool[Array, "A B T"],
+    segments: Int[Array, "A B T"],
     *,
     rounds: int,
     loss_settings: LossSettings,
@@ -72,14 +73,16 @@ def train_step(
       state: donated.
       target: frozen.
       graphdef: structure of the drafter.
-      tokens: one document (or a part of one) per row.
+      tokens: one document, or several one after the other.
       loss_mask: True where predicting the token counts.
+      segments: number of the document that a token is of; no loss crosses from one to the next.
       rounds: R.
       loss_settings: weights, softening and chunk length.
       optimizer: from `train.optimizer.make_optimizer`.
     """
     decoder = target.merge()
-    counts = jax.vmap(lambda mask: count_positions(mask, rounds))(loss_mask).sum(axis=0)
+    count = partial(count_positions, rounds=rounds)
+    counts = jax.vmap(count)(loss_mask, segments).sum(axis=0)
     share = 1.0 / jnp.maximum(counts, 1)
     decay = loss_settings.round_decay ** jnp.arange(rounds)
     softening = Softening(loss_settings.soft_temperature, loss_settings.soft_top_k)
@@ -102,8 +105,9 @@ def train_step(
         (value, means), gradients = jax.value_and_grad(loss, has_aux=True)(state.params, window)
         return jax.tree.map(jnp.add, carry, (gradients, value, means)), None
 
-    def add_batch(carry: _Totals, batch: tuple[Array, Array]) -> tuple[_Totals, None]:
-        hidden, _, _ = decoder.forward(batch[0])
+    def add_batch(carry: _Totals, batch: tuple[Array, Array, Array]) -> tuple[_Totals, None]:
+        tokens, _, segments = batch
+        hidden, _, _ = decoder.forward(tokens, segments)
         windows = split_windows(
             hidden.astype(jnp.float32),
             *batch,
@@ -115,7 +119,7 @@ def train_step(
     zeros = jnp.zeros(rounds)
     empty = RoundSums(zeros, zeros, zeros, jnp.zeros((rounds, TOP)), zeros)
     start = (jax.tree.map(jnp.zeros_like, state.params), jnp.zeros(()), empty)
-    (gradients, value, means), _ = jax.lax.scan(add_batch, start, (tokens, loss_mask))
+    (gradients, value, means), _ = jax.lax.scan(add_batch, start, (tokens, loss_mask, segments))
     updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
     params = jax.tree.map(jnp.add, state.params, updates)
     metrics = StepMetrics(value, means, optax.tree.norm(gradients))
