@@ -58,11 +58,13 @@ def save(
     Raises:
       InputError: the save before this one could not be written; older ones are as they were.
     """
+    # The shapes tell a checkpoint of something else from a damaged one.
+    stated = {"record": record, "shapes": _shapes(arrays)}
     with _writing(checkpoints):
         checkpoints.save(
             step,
             args=ocp.args.Composite(
-                arrays=ocp.args.StandardSave(arrays), record=ocp.args.JsonSave(record)
+                arrays=ocp.args.StandardSave(arrays), record=ocp.args.JsonSave(stated)
             ),
         )
 
@@ -99,23 +101,29 @@ def restore_latest(checkpoints: ocp.CheckpointManager, like: Any, resume: bool) 
             f"{checkpoints.directory} already holds checkpoint {step}; use another output_dir, "
             "remove that one, or resume=auto."
         )
-    shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-    try:
-        restored = checkpoints.restore(
-            step,
-            args=ocp.args.Composite(
-                arrays=ocp.args.StandardRestore(shapes), record=ocp.args.JsonRestore()
-            ),
+
+    def read(**parts: Any) -> Any:
+        try:
+            return checkpoints.restore(step, args=ocp.args.Composite(**parts))
+        except Exception:  # orbax raises nothing narrower for what it cannot read
+            older = [saved for saved in checkpoints.all_steps() if saved < step]
+            rest = f"to go on from {max(older)}" if older else "to begin again"
+            raise InputError(
+                f"Checkpoint {step} in {checkpoints.directory} is damaged; remove {step} {rest}."
+            ) from None
+
+    stated = read(record=ocp.args.JsonRestore())["record"]
+    if stated["shapes"] != _shapes(like):
+        raise InputError(
+            f"Checkpoint {step} in {checkpoints.directory} does not fit these settings: its arrays "
+            "have other names or shapes; use another output_dir or remove that one."
         )
-    except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
-        reason = str(error).partition("\n")[0]
-        raise InputError(
-            f"Checkpoint {step} in {checkpoints.directory} does not fit these settings ({reason}); "
-            "use another output_dir or remove that one."
-        ) from None
-    except Exception:  # orbax raises nothing narrower for arrays that it cannot read
-        raise InputError(
-            f"Checkpoint {step} in {checkpoints.directory} is damaged; remove {step} to go on from "
-            "the one before it."
-        ) from None
-    return Restored(step, restored["arrays"], restored["record"])
+    expected = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+    arrays = read(arrays=ocp.args.StandardRestore(expected))["arrays"]
+    return Restored(step, arrays, stated["record"])
+
+
+def _shapes(arrays: Any) -> dict[str, list[int]]:
+    """Shapes by path, as JSON gives them back."""
+    leaves = jax.tree_util.tree_leaves_with_path(arrays)
+    return {jax.tree_util.keystr(path): list(leaf.shape) for path, leaf in leaves}

@@ -1,10 +1,12 @@
 """Checkpoints: what was saved comes back, and a save that fails costs nothing that was there."""
 
 import resource
+import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -65,33 +67,54 @@ def test_a_full_disk_is_one_sentence_and_leaves_the_one_before(
     np.testing.assert_array_equal(restored.arrays["kernel"], ARRAYS["kernel"])
 
 
-def test_a_truncated_checkpoint_is_refused(tmp_path: Path) -> None:
-    save_step(tmp_path, 1)
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    data = max(files, key=lambda path: path.stat().st_size)
-    data.write_bytes(data.read_bytes()[:1000])
-    with (
-        open_checkpoints(tmp_path, 2) as checkpoints,
-        pytest.raises(InputError, match=r"Checkpoint 1 in .* is damaged; remove 1 to go on from"),
-    ):
-        restore_latest(checkpoints, ARRAYS, resume=True)
+def refusal(folder: Path, like: dict[str, jax.Array] = ARRAYS) -> str:
+    with open_checkpoints(folder, 3) as checkpoints, pytest.raises(InputError) as refused:
+        restore_latest(checkpoints, like, resume=True)
+    return str(refused.value)
+
+
+def restore_or_refusal(folder: Path) -> np.ndarray | str:
+    with open_checkpoints(folder, 3) as checkpoints:
+        try:
+            restored = restore_latest(checkpoints, ARRAYS, resume=True)
+        except InputError as error:
+            return str(error)
+    assert restored is not None
+    return restored.arrays["kernel"]
+
+
+# What orbax leaves half done when it meets a damaged file.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_whatever_file_is_damaged_the_way_out_is_the_checkpoint_before(tmp_path: Path) -> None:
+    for step in (1, 2):
+        save_step(tmp_path / "whole", step)
+    files = [path for path in (tmp_path / "whole" / "2").rglob("*") if path.is_file()]
+    refusals = []
+    for number, path in enumerate(files):
+        copy = tmp_path / str(number)
+        shutil.copytree(tmp_path / "whole", copy)
+        place = copy / path.relative_to(tmp_path / "whole")
+        place.write_bytes(place.read_bytes()[: place.stat().st_size // 2])
+        outcome = restore_or_refusal(copy)
+        if isinstance(outcome, str):
+            refusals.append(outcome)
+        else:  # orbax keeps notes that it does not need: what it gives is right all the same
+            np.testing.assert_array_equal(outcome, ARRAYS["kernel"])
+    assert len(refusals) > 3
+    for refusal in refusals:
+        assert refusal.startswith("Checkpoint 2 in")
+        assert refusal.endswith("is damaged; remove 2 to go on from 1.")
 
 
 @pytest.mark.parametrize("part", ["arrays", "record"])
-def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path, part: str) -> None:
+def test_a_missing_part_is_damage(tmp_path: Path, part: str) -> None:
     save_step(tmp_path, 1)
     (tmp_path / "1" / part).rename(tmp_path / "1" / "other")
-    with (
-        open_checkpoints(tmp_path, 2) as checkpoints,
-        pytest.raises(InputError, match=r"Checkpoint 1 in .* does not fit"),
-    ):
-        restore_latest(checkpoints, ARRAYS, resume=True)
+    assert "Checkpoint 1 in" in refusal(tmp_path)
+    assert "is damaged; remove 1 to begin again." in refusal(tmp_path)
 
 
 def test_arrays_of_other_shapes_are_refused(tmp_path: Path) -> None:
     save_step(tmp_path, 1)
-    with (
-        open_checkpoints(tmp_path, 2) as checkpoints,
-        pytest.raises(InputError, match="use another output_dir or remove that one"),
-    ):
-        restore_latest(checkpoints, {"kernel": jnp.zeros((4, 4))}, resume=True)
+    for like in ({"kernel": jnp.zeros((4, 4))}, {"other": ARRAYS["kernel"]}):
+        assert "other names or shapes; use another output_dir" in refusal(tmp_path, like)

@@ -45,31 +45,41 @@ def test_every_token_that_is_learnt_is_in_one_row(
 
 
 def test_long_records_are_cut_and_counted_or_refused() -> None:
-    long = document([1, 2, 3, 4, 5, 6, 7], [0, 0, 0, 0, 0, 0, 1])
-    loaded = source(document([1, 2], [0, 1]), long)
-    settings = data_settings({"files": ["a"]}, sequence_length=3)
+    long = document([1, 2, 3, 4, 5, 6, 7, 8], [0, 0, 0, 0, 0, 0, 0, 1])
+    loaded = source(document([1, 2, 3], [0, 0, 1]), long)
+    settings = data_settings({"files": ["a"]}, sequence_length=4)
     rows = make_rows(loaded, settings, END)
-    assert rows.windows.tokens.tolist() == [[1, 2, 9], [7, 9, 9]]
-    # Two pieces of the long one hold nothing to learn.
-    assert (rows.cut, rows.unused) == (1, 2)
+    assert rows.windows.tokens.tolist() == [[1, 2, 3, 9], [5, 6, 7, 8]]
+    # The first piece of the long one holds nothing to learn.
+    assert (rows.cut, rows.unused) == (1, 1)
     refusing = settings.model_copy(update={"long_records": "refuse"})
     with pytest.raises(
         InputError,
-        match=r"1 of 2 records are longer than data\.sequence_length=3, the longest a, line 1 with "
-        "7 tokens",
+        match=r"1 of 2 records are longer than data\.sequence_length=4, the longest a, line 1 with "
+        "8 tokens",
     ):
         make_rows(loaded, refusing, END)
-    exact = source(document([1, 2, 3], [0, 1, 1]))
+    exact = source(document([1, 2, 3, 4], [0, 1, 1, 1]))
     assert make_rows(exact, refusing, END).cut == 0
 
 
+def test_what_no_draft_reaches_is_no_row() -> None:
+    settings = data_settings({"files": ["a"]}, sequence_length=4)
+    short = document([1, 2], [0, 1]), document([3, 4, 5], [1, 1, 0])
+    rows = make_rows(source(*short, document([6, 7, 8], [0, 0, 1])), settings, END)
+    assert rows.windows.tokens.tolist() == [[6, 7, 8, 9]]
+    assert rows.unused == 2
+    with pytest.raises(InputError, match="none of its 2 records has a token to learn after its"):
+        make_rows(source(*short), settings, END)
+
+
 def test_packed_rows_of_literal_documents() -> None:
-    documents = [document([1, 2], [0, 1]), document([3, 4, 5, 6, 7], [1] * 5), document([8], [1])]
-    settings = data_settings({"files": ["a"]}, sequence_length=4, pack=True)
+    documents = [document([1, 2, 3], [0, 1, 1]), document([4, 5, 6, 7, 8, 9, 0, 1, 2], [1] * 9)]
+    settings = data_settings({"files": ["a"]}, sequence_length=6, pack=True)
     windows = make_rows(source(*documents), settings, END).windows
-    assert windows.tokens.tolist() == [[3, 4, 5, 6], [1, 2, 7, 8]]
-    assert windows.loss_mask.tolist() == [[1, 1, 1, 1], [0, 1, 1, 1]]
-    assert windows.segments.tolist() == [[1, 1, 1, 1], [1, 1, 2, 3]]
+    assert windows.tokens.tolist() == [[4, 5, 6, 7, 8, 9], [1, 2, 3, 0, 1, 2]]
+    assert windows.loss_mask.tolist() == [[1] * 6, [0, 1, 1, 1, 1, 1]]
+    assert windows.segments.tolist() == [[1] * 6, [1, 1, 1, 2, 2, 2]]
 
 
 @given(st.lists(st.integers(1, 12), max_size=40))

@@ -16,7 +16,7 @@ from train.data.settings import DataSettings, SourceSettings
         ({"files": ["a"], "held_out": ["b"]}, "held_out belongs to folder, not files"),
         ({"files": ["a"], "split": "test"}, "split belongs to hub, not files"),
         ({"folder": ".", "format": "text"}, "format belongs to files or hub, not folder"),
-        ({"hub": "a/b", "weight": 0}, "greater than 0"),
+        ({"hub": "a/b", "weight": 0}, "greater than or equal to 0.0001"),
         ({"hub": "a/b", "format": "csv"}, "'messages', 'conversations', 'alpaca', 'text' or"),
     ],
 )

@@ -199,7 +199,7 @@ def test_the_configurations_are_valid(name: str) -> None:
     ("override", "sentence"),
     [
         ("trees=[{num_nodes: [34]}]", "num_nodes is 34; beam_width=8 and draft_rounds=4 give 1 to"),
-        ("trees=[{beam_width: [25]}]", "beam_width is 25, more than the vocabulary's 24 tokens"),
+        ("trees=[{beam_width: [25]}]", "beam_width is 25, more than the 24 tokens"),
         ("slots=[40]", "slots.0: Input should be a multiple of 32 (got 40)"),
         ("slots=[160]", "slots is 160, but the target has 128 positions; give fewer"),
         ("steps=10", "slots is 32, which 10 steps of up to 3 tokens overrun; give more slots"),

@@ -24,9 +24,9 @@ from tiny_folders import write_untrained_target
 from redrafter_jax.command_line import load_tokenizer
 from redrafter_jax.config import DraftConfig, DrafterConfig, TargetConfig
 from redrafter_jax.decode import generate
-from redrafter_jax.drafter import init_drafter
+from redrafter_jax.drafter import Drafter, init_drafter
 from redrafter_jax.hub import load_drafter, load_target, save_target
-from redrafter_jax.target import init_target
+from redrafter_jax.target import Target, init_target
 from train.__main__ import main
 from train.acceptance import Best, Trial, keep_best
 from train.config import AcceptanceSettings, LossSettings, OptimizerSettings
@@ -213,15 +213,50 @@ def test_the_drafter_is_tried_and_the_best_is_kept(
 
 
 def test_a_better_drafter_takes_the_place_of_the_best(tmp_path: Path) -> None:
-    trial = Trial(AcceptanceSettings(every=1, prompts=tmp_path), [], tmp_path / "best")
+    trial = Trial(AcceptanceSettings(every=1, prompts=tmp_path), [], tmp_path / "best", "a")
     drafters = {step: init_drafter(DrafterConfig(31, 16, 16, 1), step) for step in (1, 2, 3)}
     best = None
     for step, measured in ((1, 2.0), (2, 2.5), (3, 2.5)):
         best = keep_best(trial, best, step, measured, drafters[step])
-    assert best == Best(2, 2.5)
+    assert best == Best(2, 2.5, "a")
     kept = load_drafter(tmp_path / "best", "float32").merge().lm_head.kernel[...]
     np.testing.assert_array_equal(kept, drafters[2].merge().lm_head.kernel[...])
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
+    # Measured on other prompts it does not compare.
+    assert keep_best(trial._replace(measured_on="b"), best, 4, 1.5, drafters[3]).step == 4
+
+
+def test_the_drafter_that_is_tried_and_kept_is_the_one_of_that_step(
+    target_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "def "}\n')
+    trial = {"every": 4, "prompts": str(prompts), "max_new_tokens": 4}
+    output = tmp_path / "tried"
+    arguments = command(
+        tmp_path, settings(target_folder, output, acceptance=trial, steps=16, checkpoint_every=4)
+    )
+    monkeypatch.setattr(sys, "argv", ["train", *arguments[3:]])
+    scripted = {4: 2.0, 8: 3.0, 12: 2.5, 16: 2.9}
+    heads: list[np.ndarray] = []
+
+    def tried(trial: Trial, target: Target, drafter: Drafter) -> dict[str, float]:
+        heads.append(np.asarray(drafter.merge().lm_head.kernel[...]))
+        if len(heads) == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return {"acceptance_length": scripted[4 * len(heads)]}
+
+    monkeypatch.setattr("train.loop.try_drafter", tried)
+    main()
+    assert not (output / "drafter").exists()
+    main()
+    kept = load_drafter(output / "best", "float32").merge().lm_head.kernel[...]
+    np.testing.assert_array_equal(kept, heads[1])
+    last = load_drafter(output / "drafter", "float32").merge().lm_head.kernel[...]
+    np.testing.assert_array_equal(last, heads[3])
+    assert not np.array_equal(heads[1], heads[3])
 
 
 @pytest.mark.parametrize(
@@ -330,6 +365,7 @@ def one_step(
     tokens: np.ndarray,
     mask: np.ndarray,
     loss: LossSettings = HARD,
+    segments: np.ndarray | None = None,
 ):
     config = TargetConfig(31, 16, 24, 1, 2, 1, 8, 1e4, 1e-5, 64, True, (0,))
     target, drafter = init_target(config, 0), init_drafter(DrafterConfig(31, 16, 16, 1), 0)
@@ -343,7 +379,7 @@ def one_step(
         drafter.graphdef,
         tokens.reshape(shape),
         mask.reshape(shape),
-        np.ones_like(tokens).reshape(shape),
+        (np.ones_like(tokens) if segments is None else segments).reshape(shape),
         rounds=2,
         loss_settings=loss,
         optimizer=optimizer,
@@ -401,6 +437,24 @@ def test_every_loss_alone_falls(loss: LossSettings) -> None:
         )
         losses.append(float(metrics.loss))
     assert losses[-1] < 0.7 * losses[0]
+
+
+def test_a_step_on_documents_that_share_a_row_is_the_step_on_them_apart() -> None:
+    random = np.random.default_rng(5)
+    texts = [random.integers(31, size=size).astype(np.int32) for size in (5, 7, 4)]
+    tokens = np.zeros((3, 16), np.int32)
+    for row, text in enumerate(texts):
+        tokens[row, : len(text)] = text
+    apart = tokens, np.arange(16) < [[5], [7], [4]]
+    together = np.concatenate(texts)[None], np.ones((1, 16), bool)
+    segments = np.repeat([1, 2, 3], [5, 7, 4])[None].astype(np.int32)
+    _, metrics = one_step(1, *together, segments=segments)
+    _, expected_metrics = one_step(1, *apart)
+    np.testing.assert_allclose(metrics.loss, expected_metrics.loss, rtol=1e-5)
+    np.testing.assert_allclose(metrics.gradient_norm, expected_metrics.gradient_norm, rtol=1e-4)
+    # Without the segments it is another step.
+    _, crossed = one_step(1, *together)
+    assert abs(crossed.loss - metrics.loss) > 1e-3
 
 
 def test_no_value_grows_with_rounds_times_positions_times_vocabulary() -> None:

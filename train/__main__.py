@@ -25,11 +25,12 @@ def _train() -> None:
             f"best drafter, acceptance length {outcome.best.acceptance_length:.2f} at step "
             f"{outcome.best.step}: {settings.output_dir / 'best'}",
             soft_wrap=True,
+            markup=False,
         )
     if outcome.exported is None:
         console.print(f"stopped by SIGTERM after step {outcome.step}; the same command goes on")
     else:
-        console.print(f"drafter written to {outcome.exported}", soft_wrap=True)
+        console.print(f"drafter written to {outcome.exported}", soft_wrap=True, markup=False)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
 """Trying the drafter while it trains: the real decoder on held-out prompts."""
 
+import hashlib
+import json
 import shutil
+from itertools import batched
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,11 +28,13 @@ class Trial(NamedTuple):
       settings: how often and how.
       rows: the prompts' tokens.
       folder: where the best drafter is kept.
+      measured_on: digest of all that the acceptance length depends on beside the two models.
     """
 
     settings: AcceptanceSettings
     rows: list[list[int]]
     folder: Path
+    measured_on: str
 
     def is_due(self, step: int) -> bool:
         """Whether a step, other than the last, is followed by a trial."""
@@ -42,10 +47,12 @@ class Best(NamedTuple):
     Attributes:
       step: of which it is.
       acceptance_length: what it reached.
+      measured_on: of the trial that it reached it in.
     """
 
     step: int
     acceptance_length: float
+    measured_on: str
 
 
 def prepare_trial(settings: TrainSettings, target: Target, drafter: Drafter) -> Trial | None:
@@ -65,13 +72,15 @@ def prepare_trial(settings: TrainSettings, target: Target, drafter: Drafter) -> 
     check_pair(target.config, drafter.config, trial.draft.build())
     prompts = read_prompts(trial.prompts, trial.prompt_count)
     tokenizer = load_tokenizer(settings.target)
-    positions = target.config.max_position_embeddings
+    positions = target.config.position_limit
     rows = tokenize(prompts, tokenizer, trial.max_new_tokens, positions)
-    return Trial(trial, rows, settings.output_dir / "best")
+    decisive = [rows, trial.max_new_tokens, trial.draft.model_dump()]
+    digest = hashlib.sha256(json.dumps(decisive).encode()).hexdigest()
+    return Trial(trial, rows, settings.output_dir / "best", digest)
 
 
 def try_drafter(trial: Trial, target: Target, drafter: Drafter) -> dict[str, float]:
-    """Decode all prompts together, greedily, up to the limit, and count what was accepted.
+    """Decode all prompts, greedily, up to the limit, and count what was accepted.
 
     The drafter runs in the target's dtype, as it will when it is used.
 
@@ -79,14 +88,19 @@ def try_drafter(trial: Trial, target: Target, drafter: Drafter) -> dict[str, flo
       `acceptance_length`, and `acceptance_rate/depth_d` for every depth that was reached.
     """
     dtype = jax.tree.leaves(target.params)[0].dtype
-    counts = generate(
-        target,
-        jax.tree.map(lambda leaf: leaf.astype(dtype), drafter),
-        trial.rows,
-        max_new_tokens=trial.settings.max_new_tokens,
-        draft=trial.settings.draft.build(),
-        eos_token_ids=(),
-    ).accept_counts
+    drafter = jax.tree.map(lambda leaf: leaf.astype(dtype), drafter)
+    draft = trial.settings.draft.build()
+    counts = np.zeros(draft.max_path, int)
+    for rows in batched(trial.rows, trial.settings.batch_size):
+        result = generate(
+            target,
+            drafter,
+            rows,
+            max_new_tokens=trial.settings.max_new_tokens,
+            draft=draft,
+            eos_token_ids=(),
+        )
+        counts += result.accept_counts.sum(axis=0)
     rates = {
         f"acceptance_rate/depth_{depth}": float(rate)
         for depth, rate in enumerate(acceptance_rate_per_depth(counts), start=1)
@@ -100,21 +114,24 @@ def keep_best(
 ) -> Best:
     """Export the drafter if it did better than the best one; the new best one.
 
-    A run that is killed meanwhile leaves one of the two, whole.
+    What was measured on other prompts or trees does not compare, and gives way. A run that is
+    killed meanwhile leaves one of the two, whole, here or in the folder beside it.
     """
-    if best is not None and measured <= best.acceptance_length:
+    compares = best is not None and best.measured_on == trial.measured_on
+    if best is not None and compares and measured <= best.acceptance_length:
         return best
-    fresh = trial.folder.with_name(f"{trial.folder.name}.new")
+    folder = trial.folder
+    fresh, old = (folder.with_name(f"{folder.name}.{word}") for word in ("new", "old"))
     shutil.rmtree(fresh, ignore_errors=True)
     save_drafter(drafter, fresh)
-    shutil.rmtree(trial.folder, ignore_errors=True)
-    fresh.rename(trial.folder)
-    return Best(step, measured)
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    fresh.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+    return Best(step, measured, trial.measured_on)
 
 
-def best_of(record: dict[str, Any], trial: Trial | None) -> Best | None:
-    """The best drafter of a run that goes on; what was measured otherwise does not compare."""
-    stated = trial and trial.settings.model_dump(mode="json")
-    if trial is None or record["settings"].get("acceptance") != stated or not record.get("best"):
-        return None
-    return Best(**record["best"])
+def best_of(record: dict[str, Any]) -> Best | None:
+    """The best drafter of a run that goes on."""
+    return Best(**record["best"]) if record.get("best") else None

@@ -112,6 +112,13 @@ class RegenerateSettings(Settings):
     temperatures: list[NonNegativeFloat] = Field(default=[0.0], min_length=1)
     output: Path
 
+    @model_validator(mode="after")
+    def _rows_of_one_document(self) -> "RegenerateSettings":
+        for name, value in (("pack", False), ("long_records", "cut")):
+            if getattr(self.data, name) != value:
+                raise ValueError(f"regeneration does not read data.{name}; leave it out")
+        return self
+
 
 class DrafterSettings(Settings):
     """Shape of the drafter; its width and vocabulary are the target's.
@@ -161,13 +168,15 @@ class AcceptanceSettings(Settings):
     """Trying the drafter while it trains: held-out prompts, decoded greedily as in use.
 
     Every `every` steps, and after the last one, the first `prompt_count` rows of `prompts` (all, if
-    it is not given; `redrafter_jax.prompts` tells the format) get `max_new_tokens` tokens each.
+    it is not given; `redrafter_jax.prompts` tells the format) get `max_new_tokens` tokens each,
+    `batch_size` of them together.
     """
 
     every: PositiveInt
     prompts: Path
     prompt_count: PositiveInt | None = None
     max_new_tokens: PositiveInt = 64
+    batch_size: PositiveInt = 8
     draft: DraftSettings = DraftSettings()
 
 

@@ -42,7 +42,8 @@ def inspect(arguments: Sequence[str]) -> None:
     """Print the counts of every source and some of its documents.
 
     Raises:
-      InputError: what would stop the training run before its first step.
+      InputError: what is wrong with the data; rows per batch, prompts and the drafter are for
+        the run itself to check.
     """
     settings = parse_settings(
         InspectSettings, "Show the data of a training run, learnt tokens in colour.", arguments

@@ -84,7 +84,11 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
     trial = prepare_trial(settings, target, drafter)
     best: Best | None = None
 
-    with open_checkpoints(folder / "checkpoints", settings.checkpoints_kept) as checkpoints:
+    # SIGTERM is watched for outside: leaving the inner block waits for the last save.
+    with (
+        watch_for_termination() as asked_to_stop,
+        open_checkpoints(folder / "checkpoints", settings.checkpoints_kept) as checkpoints,
+    ):
         first_step = 0
         restored = restore_latest(checkpoints, state, settings.resume == "auto")
         if restored is not None:
@@ -93,7 +97,9 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
             first_step, state = restored.step, restored.arrays
             batches.set_state(restored.record["data"])
             console.print(f"resumed from step {first_step}")
-            best = best_of(restored.record, trial)
+            best = best_of(restored.record)
+            if best and trial and best.measured_on != trial.measured_on:
+                console.print("the best drafter so far was measured otherwise and will give way")
         (folder / "config.yaml").write_text(dump_settings(settings))
         write_report(sources, folder / "data.json")
 
@@ -101,7 +107,6 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
         with (
             MetricsLog(folder, first_step) as log,
             _progress(console) as progress,
-            watch_for_termination() as asked_to_stop,
         ):
             task = progress.add_task(
                 "train", total=settings.steps, completed=first_step, status="compiling"

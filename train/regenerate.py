@@ -24,6 +24,7 @@ from redrafter_jax.target import Target
 from train.config import RegenerateSettings
 from train.data.documents import load_documents
 from train.data.rows import cut
+from train.data.skips import describe_skips
 from train.data.types import Windows
 
 
@@ -131,6 +132,11 @@ def main() -> None:
     make_folder(settings.output.parent, "the folder of output")
     target = load_target(settings.target, settings.target_dtype)
     sources = load_documents(settings.data, settings.target, target.config)
+    console = Console(stderr=True)
+    for source in sources:
+        if source.skips:
+            told = f"{source.name}: skipped {describe_skips(source.skips)}"
+            console.print(told, markup=False, highlight=False, soft_wrap=True)
     documents = [document for source in sources for document in source.documents]
     windows = cut(documents, target.config.eos_token_ids[0], settings.data.sequence_length)
     prompts = choose_prompts(
@@ -138,7 +144,6 @@ def main() -> None:
     )
     done = count_rows(prompts, settings)
     batches = -(-(settings.count - done) // settings.batch_size)
-    console = Console(stderr=True)
     rows = continue_prompts(target, prompts, settings, done)
     with settings.output.open("a", encoding="utf-8") as output:
         for batch in track(rows, "regenerate", batches, console=console):

@@ -8,16 +8,12 @@ from types import FrameType
 
 @contextmanager
 def watch_for_termination() -> Generator[Callable[[], bool]]:
-    """Within the block SIGTERM ends nothing; the function given tells whether it has come.
-
-    A second SIGTERM ends the process as it would have without the block.
-    """
+    """Within the block SIGTERM ends nothing; the function given tells whether it has come."""
     came = False
 
     def note(_number: int, _frame: FrameType | None) -> None:
         nonlocal came
         came = True
-        signal.signal(signal.SIGTERM, before)
 
     before = signal.signal(signal.SIGTERM, note)
     try:

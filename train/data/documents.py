@@ -56,7 +56,7 @@ def load_documents(
             f"{target} has a tokenizer of {tokenizer.get_vocab_size()} tokens and a model of "
             f"{config.vocab_size}; they do not belong together."
         )
-    length, positions = settings.sequence_length, config.max_position_embeddings
+    length, positions = settings.sequence_length, config.position_limit
     if length > positions:
         raise InputError(
             f"data.sequence_length is {length}, but the target has {positions} positions; lower it."

@@ -38,7 +38,11 @@ def read_folder(settings: SourceSettings, *, held_out: bool = False) -> list[Tex
       InputError: the folder is missing, no file matches, or a file cannot be read or is not UTF-8.
     """
     folder = _resolve_folder(str(settings.folder))
-    if not folder.is_dir():
+    try:
+        is_folder = folder.is_dir()
+    except OSError:  # a name that is too long for the file system
+        is_folder = False
+    if not is_folder:
         raise InputError(f"{settings.folder!r} is not a folder; give a source the path of one.")
     files, matched = [], 0
     for path in sorted({path for glob in settings.include for path in folder.glob(glob)}):

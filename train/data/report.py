@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from redrafter_jax.errors import InputError
 from train.data.documents import SourceDocuments
@@ -23,7 +24,7 @@ def print_report(loaded: Loaded, console: Console) -> None:
     for source, rows in loaded:
         counts = _counts(source, rows)
         shown = [f"{counts[name]:,}" for name in ("records", "skipped", "tokens", "learnt", "rows")]
-        table.add_row(source.name.removeprefix("data.sources."), *shown, f"{source.weight:g}")
+        table.add_row(Text(source.name.removeprefix("data.sources.")), *shown, f"{source.weight:g}")
     console.print(table)
     for source, rows in loaded:
         if source.skips:

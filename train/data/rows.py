@@ -30,7 +30,8 @@ def make_rows(source: SourceDocuments, settings: DataSettings, end_token: int) -
     """Cut the documents into rows of `data.sequence_length` tokens, and pack them if that is set.
 
     Raises:
-      InputError: a document is longer than that, and `data.long_records` refuses it.
+      InputError: a document is longer than that, and `data.long_records` refuses it; or there is
+        nothing to learn.
     """
     length = settings.sequence_length
     long = [document for document in source.documents if len(document.tokens) > length]
@@ -42,7 +43,13 @@ def make_rows(source: SourceDocuments, settings: DataSettings, end_token: int) -
             f"{len(longest.tokens)} tokens; raise it, or set data.long_records=cut."
         )
     pieces = [piece for document in source.documents for piece in split(document, length)]
-    learnt = [piece for piece in pieces if piece.loss_mask.any()]
+    # A draft begins two tokens after the state that it begins from.
+    learnt = [piece for piece in pieces if piece.loss_mask[2:].any()]
+    if not learnt:
+        raise InputError(
+            f"{source.name} holds nothing to train on: none of its {len(source.documents)} records "
+            "has a token to learn after its first two. Give it other data or leave it out."
+        )
     rows = [[piece] for piece in learnt]
     if settings.pack:
         groups = pack([len(piece.tokens) for piece in learnt], length)

@@ -3,7 +3,7 @@
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from redrafter_jax.command_line import Settings
 from train.data.types import Format
@@ -49,7 +49,7 @@ class SourceSettings(Settings):
     revision: str | None = None
     format: Format | None = None
     full_masks: Literal["refuse", "allow"] = "refuse"
-    weight: PositiveFloat = 1.0
+    weight: float = Field(default=1.0, ge=1e-4, le=1e4)
 
     @property
     def kind(self) -> str:
@@ -69,7 +69,7 @@ class SourceSettings(Settings):
     def _relative_globs(cls, globs: list[str]) -> list[str]:
         for glob in globs:
             path = PurePosixPath(glob)
-            if not path.parts or path.is_absolute():
+            if not path.parts or path.is_absolute() or ".." in path.parts:
                 raise ValueError(
                     f"{glob!r} is no glob below the folder; write one such as 'package/*.py'"
                 )
