@@ -9,17 +9,18 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
 import pydantic
 import yaml
 from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from pydantic_core import PydanticCustomError
 from tokenizers import Tokenizer
 
 from redrafter_jax.errors import InputError
+from redrafter_jax.hub import from_hub
 
 
 class Settings(pydantic.BaseModel):
@@ -150,17 +151,12 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
     """The tokenizer of a target: `tokenizer.json` of its folder or hub repository.
 
     Raises:
-      InputError: there is no such file, or it is no tokenizer.
+      InputError: there is no such file, it cannot be downloaded, or it is no tokenizer.
     """
     path = Path(name) / "tokenizer.json"
     if not path.parent.is_dir():
-        try:
-            path = Path(hf_hub_download(str(name), "tokenizer.json"))
-        except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError):
-            raise InputError(
-                f"{str(name)!r} is neither a folder nor a repository with a tokenizer.json that "
-                "the Hugging Face hub can be reached for; give the path of the target's folder."
-            ) from None
+        fetch = partial(hf_hub_download, filename="tokenizer.json")
+        path = from_hub(fetch, str(name), "tokenizer.json")
     if not path.is_file():
         raise InputError(f"{path} is missing; save the target's tokenizer there.")
     try:

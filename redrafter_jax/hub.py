@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import GatedRepoError
 from jax.typing import DTypeLike
 from safetensors.flax import save_file
 from tqdm import tqdm
@@ -202,10 +203,39 @@ def _with_weights(name: str | Path, folder: Path) -> Path:
 
 
 def _download(repository: str, *patterns: str, revision: str | None = None) -> Path:
+    fetch = partial(snapshot_download, revision=revision, allow_patterns=[*patterns])
+    return from_hub(fetch, repository, "config.json and model.safetensors")
+
+
+def from_hub(fetch: Callable[[str], str], repository: str, needed: str) -> Path:
+    """Where `fetch` puts what it downloads of a repository on the Hugging Face hub.
+
+    Args:
+      fetch: one of huggingface_hub's downloads, of the repository's id.
+      repository: what the user wrote for a folder or an id.
+      needed: the files that a folder in its place must hold.
+
+    Raises:
+      InputError: it could not be downloaded, for whatever reason.
+    """
     try:
-        return Path(snapshot_download(repository, revision=revision, allow_patterns=[*patterns]))
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError):
+        return Path(fetch(repository))
+    except GatedRepoError:
         raise InputError(
-            f"{repository!r} is neither a folder nor a repository the Hugging Face hub can be "
-            "reached for; give the path of a folder with config.json and model.safetensors."
+            f"{repository!r} is gated, and the Hugging Face hub does not give it to you; accept "
+            "the licence on its page there and log in with `hf auth login`."
+        ) from None
+    # The clients below raise errors of their own, which have no base in common.
+    except Exception as error:
+        folder = f"give the path of a folder with {needed}"
+        if isinstance(error, OSError) and error.strerror:
+            place = f" ({error.filename})" if error.filename else ""
+            raise InputError(
+                f"{repository!r} was not downloaded from the Hugging Face hub: "
+                f"{error.strerror}{place}; mend that, or {folder}."
+            ) from None
+        cause = str(error).strip().partition("\n")[0].rstrip(".:") or type(error).__name__
+        raise InputError(
+            f"{repository!r} is neither a folder nor a repository that the Hugging Face hub gave "
+            f"({cause}); {folder}."
         ) from None

@@ -169,3 +169,14 @@ def test_a_folder_without_a_readable_tokenizer_is_refused(tmp_path: Path) -> Non
         load_tokenizer(tmp_path)
     with pytest.raises(InputError, match="neither a folder nor a repository"):
         load_tokenizer(tmp_path / "none")
+
+
+def test_a_tokenizer_that_the_hub_does_not_give_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(repository: str, filename: str) -> str:
+        raise RuntimeError(f"{filename} broke off")
+
+    monkeypatch.setattr("redrafter_jax.command_line.hf_hub_download", fail)
+    with pytest.raises(InputError, match=r"\(tokenizer.json broke off\); give .* with tokenizer"):
+        load_tokenizer("some/body")

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
-from huggingface_hub.errors import LocalEntryNotFoundError
+from httpx2 import ProxyError, Request, Response
+from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 from safetensors.numpy import load_file, save_file
 from tiny_models import cast, random_drafter, random_target, tiny_config
 
@@ -353,6 +354,29 @@ def test_a_name_that_leads_nowhere(
     monkeypatch.setattr(hub, "snapshot_download", refuse_hub)
     with pytest.raises(InputError, match=f"^'{name}' is neither a folder nor .*\\.$"):
         load(name)
+
+
+GATED = GatedRepoError(
+    "403 Client Error", response=Response(403, request=Request("GET", "http://h"))
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (ProxyError("407 Proxy\nmore"), r"neither a folder nor .* gave \(407 Proxy\); give the"),
+        (RuntimeError(), r"neither a folder nor .* gave \(RuntimeError\); give the path"),
+        (OSError(28, "No space left", "/c"), r"'a/b' was not .* No space left \(/c\); mend that"),
+        (GATED, r"'a/b' is gated, .* accept the licence .* log in with `hf auth login`\.$"),
+    ],
+)
+def test_whatever_the_hub_fails_with_is_one_sentence(error: Exception, sentence: str) -> None:
+    def fail(repository: str) -> str:
+        raise error
+
+    with pytest.raises(InputError, match=sentence) as refused:
+        hub.from_hub(fail, "a/b", "config.json")
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("load", [load_target, load_drafter])
