@@ -23,11 +23,12 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.families import read_target_config, target_fields
 from redrafter_jax.model import Model
 from redrafter_jax.target import Decoder, Target
-from redrafter_jax.weights import SINGLE_FILE, check_shape, find_weights, read_weight
+from redrafter_jax.weights import SINGLE_FILE, check_shape, find_weights, read_weight, same_bytes
 
 _DTYPES = ("float32", "bfloat16")
 # Other files of a repository hold the same weights again, in other formats.
 _HUB_WEIGHTS = ("model*.safetensors",)
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def load_target(name: str | Path, dtype: DTypeLike = "bfloat16") -> Target:
@@ -48,9 +49,13 @@ def load_target(name: str | Path, dtype: DTypeLike = "bfloat16") -> Target:
     folder = _locate(name)
     config = read_target_config(folder)
     skeleton = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0)))
-    # Old files carry the rotary frequencies, and tied ones may carry the embedding twice.
-    ignored = [r".*\.rotary_emb\.inv_freq", *["lm_head.weight"] * config.tie_word_embeddings]
-    return _load(_with_weights(name, folder), config, skeleton, _target_name, dtype, ignored)
+    weights = _with_weights(name, folder)
+    # Old files carry the rotary frequencies.
+    ignored = [r".*\.rotary_emb\.inv_freq"]
+    if config.tie_word_embeddings:
+        _check_tied_head(weights, config)
+        ignored.append(_HEAD)
+    return _load(weights, config, skeleton, _target_name, dtype, ignored)
 
 
 def load_target_config(name: str | Path) -> TargetConfig:
@@ -103,7 +108,7 @@ def _target_name(name: str) -> str:
     """Ours: layers.0.self_attn.q_proj, ...q_bias; theirs: ...q_proj.weight, ...q_proj.bias."""
     if name.endswith("_bias"):
         return f"model.{name.removesuffix('_bias')}_proj.bias"
-    return "lm_head.weight" if name == "lm_head" else f"model.{name}.weight"
+    return _HEAD if name == "lm_head" else f"model.{name}.weight"
 
 
 def _drafter_name(config: DrafterConfig) -> Callable[[str], str]:
@@ -152,6 +157,21 @@ def _load(
             flat.append((path, variable.replace(read_weight(weight, dtype, transpose=transposed))))
             bar.update(weight.bytes)
     return Model(config, graphdef, nnx.from_flat_state(flat))
+
+
+def _check_tied_head(folder: Path, config: TargetConfig) -> None:
+    """A tied target's files may carry the embedding twice, but no head of its own."""
+    stored = find_weights(folder)
+    if _HEAD not in stored or _EMBEDDING not in stored:
+        return
+    head, embedding = stored[_HEAD], stored[_EMBEDDING]
+    for weight in (embedding, head):
+        check_shape(weight, (config.vocab_size, config.hidden_size))
+    if not same_bytes(head, embedding):
+        raise InputError(
+            f"{head.path}: {_HEAD!r} is not the same as {_EMBEDDING!r}, though config.json states "
+            "tie_word_embeddings=True; state false if the head is meant, or take it out."
+        )
 
 
 def _refuse_others(folder: Path, names: set[str], ignored: Sequence[str]) -> None:

@@ -19,6 +19,8 @@ from redrafter_jax.errors import InputError
 
 SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+# Bytes of a weight that are compared at a time.
+_PIECE = 1 << 22
 _DTYPES = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
@@ -72,6 +74,14 @@ def find_weights(folder: Path) -> dict[str, Stored]:
     for name, path in shards.items():
         if name not in headers[path]:
             raise InputError(f"{path} holds no weight {name!r}, which the index places there.")
+    for path, header in headers.items():
+        # A weight may lie in two shards, of which the index means one.
+        if others := sorted(header.keys() - shards.keys()):
+            more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+            raise InputError(
+                f"{path} holds the weight {others[0]!r}{more}, which {INDEX} does not name; "
+                "add it to the index, or take it out of the file."
+            )
     return {name: headers[path][name] for name, path in shards.items()}
 
 
@@ -91,6 +101,22 @@ def check_shape(stored: Stored, expected: tuple[int, ...]) -> None:
             f"{stored.path}: weight {stored.name!r} is stored as {stored.dtype}; supported are "
             f"{', '.join(_DTYPES)}, convert it first."
         )
+
+
+def same_bytes(first: Stored, second: Stored) -> bool:
+    """Whether two weights are the same numbers, stored alike."""
+    if (first.dtype, first.shape) != (second.dtype, second.shape):
+        return False
+    with first.path.open("rb") as one, second.path.open("rb") as other:
+        one.seek(first.offset)
+        other.seek(second.offset)
+        left = first.bytes
+        while left:
+            size = min(left, _PIECE)
+            if one.read(size) != other.read(size):
+                return False
+            left -= size
+    return True
 
 
 def read_weight(stored: Stored, dtype: DTypeLike, *, transpose: bool) -> Float[Array, "..."]:
@@ -132,6 +158,8 @@ def _header(path: Path) -> dict[str, Stored]:
             f"{path} is missing; the model folder is incomplete, or holds its weights in another "
             "format than safetensors and must be converted first."
         ) from None
+    except OSError as error:
+        raise InputError(f"Cannot read {path}: {error.strerror or error}.") from None
     except SafetensorError as error:
         raise InputError(f"{path} is truncated or no safetensors file ({error}).") from None
     entries.pop("__metadata__", None)

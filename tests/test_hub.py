@@ -429,11 +429,30 @@ def test_weights_that_the_model_has_no_place_for(target_folder: Path) -> None:
         load_target(target_folder)
 
 
-def test_rotary_frequencies_and_a_tied_head_may_lie_in_the_file(tmp_path: Path) -> None:
+def test_rotary_frequencies_may_lie_in_the_file(target_folder: Path) -> None:
+    add_weights(target_folder, "model.layers.0.self_attn.rotary_emb.inv_freq")
+    assert_same(load_target(target_folder, dtype="float32"), random_target(CONFIG))
+
+
+def test_a_tied_head_may_lie_in_the_file_if_it_is_the_embedding(tmp_path: Path) -> None:
     target = random_target(tiny_config(**(vars(CONFIG) | {"tie_word_embeddings": True})))
     save_target(target, tmp_path)
-    add_weights(tmp_path, "model.layers.0.self_attn.rotary_emb.inv_freq", "lm_head.weight")
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    embedding = tensors["model.embed_tokens.weight"]
+    save_file(tensors | {"lm_head.weight": embedding.copy()}, path)
     assert_same(load_target(tmp_path, dtype="float32"), target)
+
+    other = embedding.copy()
+    other[-1, -1] += 1
+    for head, sentence in (
+        (other, r"'lm_head\.weight' is not the same as 'model\.embed_tokens\.weight', though"),
+        (embedding.astype(np.float16), r"'lm_head\.weight' is not the same as"),
+        (np.zeros(3, np.float32), r"'lm_head\.weight' has shape \(3,\), .* asks for \(13, 8\)"),
+    ):
+        save_file(tensors | {"lm_head.weight": head}, path)
+        with pytest.raises(InputError, match=sentence):
+            load_target(tmp_path)
 
 
 class Terminal(io.StringIO):
@@ -545,7 +564,7 @@ def test_an_index_that_forgets_a_weight(target_folder: Path) -> None:
     index = json.loads(path.read_text())
     del index["weight_map"]["model.norm.weight"]
     path.write_text(json.dumps(index))
-    with pytest.raises(InputError, match=r"no weight 'model\.norm\.weight'"):
+    with pytest.raises(InputError, match=r"the weight 'model\.norm\.weight', which .*index"):
         load_target(target_folder)
 
 

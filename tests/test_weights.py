@@ -10,7 +10,7 @@ from safetensors.flax import save_file as save_arrays
 from safetensors.numpy import save_file
 
 from redrafter_jax import InputError
-from redrafter_jax.weights import check_shape, find_weights, read_weight
+from redrafter_jax.weights import check_shape, find_weights, read_weight, same_bytes
 
 MATRIX = np.arange(6, dtype=np.float64).reshape(2, 3) / 3
 
@@ -53,9 +53,36 @@ def test_two_sources_are_one_too_many(tmp_path: Path) -> None:
         find_weights(tmp_path)
 
 
+def test_a_shard_holds_nothing_that_the_index_does_not_name(tmp_path: Path) -> None:
+    save_file({"a": MATRIX, "b": MATRIX, "c": MATRIX}, tmp_path / "one.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "one.safetensors"}}))
+    with pytest.raises(
+        InputError, match=r"one\.safetensors holds the weight 'b' and 1 more, which"
+    ):
+        find_weights(tmp_path)
+
+
+def test_equal_weights_are_equal_to_the_last_byte(tmp_path: Path) -> None:
+    # More than is compared at a time.
+    long = np.zeros(1_100_000, np.float32)
+    other = long.copy()
+    other[-1] = 1
+    tensors = {"a": long, "b": long.copy(), "c": other, "d": long.astype(np.float64)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    stored = find_weights(tmp_path)
+    assert [same_bytes(stored["a"], stored[name]) for name in "bcd"] == [True, False, False]
+
+
 def test_other_formats_are_named_where_the_file_is_missing(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickled")
     with pytest.raises(InputError, match=r"or holds its weights in another format than safet"):
+        find_weights(tmp_path)
+
+
+def test_a_folder_where_the_file_should_be(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").mkdir()
+    with pytest.raises(InputError, match=r"Cannot read .*model\.safetensors: .*\.$"):
         find_weights(tmp_path)
 
 
