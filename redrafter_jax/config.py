@@ -88,6 +88,12 @@ class TargetConfig:
                 )
         if self.rope_scaling is not None:
             _require_positive(type(self.rope_scaling).__name__, **vars(self.rope_scaling))
+        # YaRN divides by the logarithm of the base.
+        if isinstance(self.rope_scaling, YarnScaling) and self.rope_theta <= 1:
+            raise InputError(
+                f"TargetConfig.rope_theta is {self.rope_theta}; with YarnScaling it must be "
+                "greater than 1."
+            )
         self._check_windows()
 
     def _check_windows(self) -> None:

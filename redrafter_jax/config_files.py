@@ -9,6 +9,8 @@ from redrafter_jax.config import DrafterConfig
 from redrafter_jax.errors import InputError
 
 DRAFTER_MODEL_TYPE = "recurrent_drafting_drafter"
+# Beyond it a whole number fits no array, and at last no float.
+_WHOLE = 2**63
 _EXPECTED = {
     int: "a whole number",
     float: "a number",
@@ -77,13 +79,17 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object of fields that a JSON file holds.
 
     Raises:
-      InputError: the file is missing, no JSON, or no object.
+      InputError: the file is missing or cannot be read, is no JSON, or no object.
     """
     try:
         values = json.loads(path.read_text())
     except FileNotFoundError:
         raise InputError(f"{path} is missing; a model folder needs it.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise InputError(f"Cannot read {path}: {error.strerror}.") from None
+    except RecursionError:
+        raise InputError(f"{path} is nested too deeply for a model's description.") from None
+    except ValueError as error:  # no JSON, no UTF-8, or a number of thousands of digits
         raise InputError(f"{path} is not valid JSON: {error}.") from None
     if not isinstance(values, dict):
         raise InputError(f"{path} holds a {type(values).__name__}, not an object of fields.")
@@ -96,11 +102,16 @@ def field(
     """What a file states, or the default; a whole number will do where a float is expected.
 
     Raises:
-      InputError: the field is missing and has no default, or is of another type.
+      InputError: the field is missing and has no default, is of another type or too large.
     """
     value = default if values.get(name) is None else values[name]
     if value is None:
         raise InputError(f"{path} does not state {name!r}, and it has no default.")
+    if type(value) is int and not -_WHOLE < value < _WHOLE:
+        raise InputError(
+            f"{path} states {name}={str(value)[:8]}..., a number of {len(str(abs(value)))} digits; "
+            "it must be less than 2 to the 63rd."
+        )
     if expected is float and type(value) is int:
         return float(value)
     # Not isinstance: to Python, true is a whole number.

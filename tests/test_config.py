@@ -81,6 +81,10 @@ def test_constants_of_a_target_have_no_defaults_and_variations_are_absent() -> N
         ({"sliding_window": 0, "windowed_layers": (0,)}, r"sliding_window is 0; .* than 0\.$"),
         ({"sliding_window": 8, "windowed_layers": (2,)}, r"holds 2, but there are 2 layers"),
         ({"rope_scaling": LinearScaling(0.0)}, r"^LinearScaling\.factor is 0\.0; .* than 0\.$"),
+        (
+            {"rope_theta": 1.0, "rope_scaling": YarnScaling(4.0, 64, 1.0, 32.0, 1.0)},
+            r"^TargetConfig\.rope_theta is 1\.0; with YarnScaling it must be greater than 1\.$",
+        ),
         ({"rope_scaling": DynamicScaling(NAN)}, r"^DynamicScaling\.factor is nan; .* than 0\.$"),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from redrafter_jax import DrafterConfig, InputError
-from redrafter_jax.config_files import drafter_fields, read_drafter_config
+from redrafter_jax.config_files import drafter_fields, field, read_drafter_config
 
 CONFIG = DrafterConfig(13, 8, exit_dim=5, num_draft_layers=1)
 
@@ -48,13 +48,42 @@ def test_config_json_that_is_no_mapping(drafter_folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "field", ["vocab_size", "hidden_size", "exit_dim", "num_draft_layers", "rnn"]
+    ("text", "sentence"),
+    [
+        ("[" * 100_000, "is nested too deeply"),
+        (f'{{"hidden_size": {"9" * 5000}}}', "is not valid JSON: Exceeds the limit"),
+    ],
+)
+def test_config_json_beyond_what_python_reads(
+    drafter_folder: Path, text: str, sentence: str
+) -> None:
+    (drafter_folder / "config.json").write_text(text)
+    with pytest.raises(InputError, match=rf"config\.json {sentence}"):
+        read_drafter_config(drafter_folder)
+
+
+def test_config_json_that_is_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(InputError, match=r"Cannot read .*config\.json: Is a directory\.$"):
+        read_drafter_config(tmp_path)
+
+
+@pytest.mark.parametrize("expected", [int, float])
+@pytest.mark.parametrize("value", [2**63, -(10**399)])
+def test_numbers_too_large_for_an_array(value: int, expected: type) -> None:
+    assert field({"n": 2**63 - 1}, "n", Path("x"), int) == 2**63 - 1
+    with pytest.raises(InputError, match=r"states n=-?\d+\.\.\., a number of (19|400) digits"):
+        field({"n": value}, "n", Path("x"), expected)
+
+
+@pytest.mark.parametrize(
+    "name", ["vocab_size", "hidden_size", "exit_dim", "num_draft_layers", "rnn"]
 )
 def test_a_drafter_constant_that_is_not_stated_is_not_guessed(
-    drafter_folder: Path, field: str
+    drafter_folder: Path, name: str
 ) -> None:
-    change_json(drafter_folder / "config.json", **{field: ...})
-    with pytest.raises(InputError, match=rf"config\.json does not state '{field}'"):
+    change_json(drafter_folder / "config.json", **{name: ...})
+    with pytest.raises(InputError, match=rf"config\.json does not state '{name}'"):
         read_drafter_config(drafter_folder)
 
 
