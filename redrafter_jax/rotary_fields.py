@@ -53,18 +53,29 @@ def read_rotary(values: Mapping[str, Any], path: Path) -> tuple[float, RopeScali
     Raises:
       InputError: a field is missing, of the wrong kind or not supported, or two contradict.
     """
-    spellings = [
-        parameters
+    spellings = {
+        name: parameters
         for name in ("rope_parameters", "rope_scaling")
         if (parameters := field(values, name, path, dict, {}))
-    ]
-    first, *others = [_read(parameters, values, path) for parameters in spellings or [{}]]
-    if any(other != first for other in others):
+    }
+    # The base is one, wherever it is stated; all else belongs to a spelling.
+    stated = {"rope_theta": values}
+    stated |= {f"{name}.rope_theta": parameters for name, parameters in spellings.items()}
+    thetas = {
+        label: field(fields, "rope_theta", path, float)
+        for label, fields in stated.items()
+        if fields.get("rope_theta") is not None
+    }
+    theta = field(
+        {"rope_theta": _agreed(thetas, path)}, "rope_theta", path, float, _implied_theta(values)
+    )
+    scalings = [_read(name, parameters, values, path) for name, parameters in spellings.items()]
+    if any(scaling != scalings[0] for scaling in scalings):
         raise InputError(
-            f"{path} states rope_parameters={spellings[0]!r} and rope_scaling={spellings[1]!r}, "
-            "which contradict each other; remove one."
+            f"{path} states rope_parameters={spellings['rope_parameters']!r} and rope_scaling="
+            f"{spellings['rope_scaling']!r}, which contradict each other; remove one."
         )
-    return first
+    return theta, scalings[0] if scalings else None
 
 
 def rotary_fields(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
@@ -83,10 +94,27 @@ def rotary_fields(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
     }
 
 
+def _agreed(stated: Mapping[str, Any], path: Path) -> Any:
+    """The one value that is stated under several names; None where there is no name."""
+    (first, value), *others = stated.items() or [("", None)]
+    for name, other in others:
+        if other != value:
+            raise InputError(
+                f"{path} states {first}={value!r} and {name}={other!r}, which contradict each "
+                "other; remove one."
+            )
+    return value
+
+
 def _read(
-    parameters: Mapping[str, Any], values: Mapping[str, Any], path: Path
-) -> tuple[float, RopeScaling | None]:
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    spelling: str, parameters: Mapping[str, Any], values: Mapping[str, Any], path: Path
+) -> RopeScaling | None:
+    kinds = {
+        f"{spelling}.{name}": field(parameters, name, path, str)
+        for name in ("rope_type", "type")
+        if parameters.get(name) is not None
+    }
+    kind = _agreed(kinds or {"": "default"}, path)
     if kind not in _FIELDS:
         raise InputError(
             f"{path} asks for rotary scaling of type {kind!r}; supported are "
@@ -104,9 +132,7 @@ def _read(
                 f"{path} states {name!r} for rotary scaling of type {kind!r}; supported are "
                 f"{', '.join(map(repr, _FIELDS[kind])) or 'no fields'}."
             )
-    stated = parameters if "rope_theta" in parameters else values
-    theta = field(stated, "rope_theta", path, float, _implied_theta(values))
-    return theta, _scaling(kind, parameters, values, path)
+    return _scaling(kind, parameters, values, path)
 
 
 def _scaling(

@@ -88,6 +88,7 @@ def test_what_is_written_is_read(scaling: RopeScaling | None) -> None:
     ("scaling", "sentence"),
     [
         ({"type": "longrope"}, "scaling of type 'longrope'; supported are 'default', 'linear'"),
+        ({"rope_type": ["yarn"]}, r"rope_type=\['yarn'\]; it must be a string"),
         ({"type": "linear"}, "does not state 'factor'"),
         ({"type": "linear", "factor": "4"}, "factor='4'; it must be a number"),
         (
@@ -114,6 +115,33 @@ def test_two_spellings_may_not_contradict() -> None:
     assert read(linear, rope_parameters=same) == (5e3, LinearScaling(4.0))
     with pytest.raises(InputError, match="which contradict each other; remove one"):
         read(linear, rope_parameters=same | {"factor": 2.0})
+
+
+def test_the_base_may_stand_in_any_place_but_is_one() -> None:
+    linear = {"rope_type": "linear", "factor": 4.0}
+    inside = linear | {"rope_theta": 7e3}
+    expected = 7e3, LinearScaling(4.0)
+    assert read(linear, rope_parameters=inside, rope_theta=None) == expected
+    assert read(inside, rope_parameters=linear, rope_theta=None) == expected
+    assert read(rope_parameters=inside, rope_theta=7000) == expected
+    # TargetConfig refuses it; here it is stated.
+    assert read(rope_theta=0) == (0.0, None)
+    with pytest.raises(
+        InputError,
+        match=r"states rope_theta=5000\.0 and rope_parameters\.rope_theta=7000\.0, which",
+    ):
+        read(rope_parameters=inside)
+    with pytest.raises(InputError, match=r"rope_scaling\.rope_theta=8000\.0, which contradict"):
+        read(linear | {"rope_theta": 8e3}, rope_parameters=inside, rope_theta=None)
+
+
+def test_the_type_may_be_spelt_twice_but_is_one() -> None:
+    assert read({"rope_type": "linear", "type": "linear", "factor": 2.0})[1] == LinearScaling(2.0)
+    with pytest.raises(
+        InputError,
+        match=r"rope_scaling\.rope_type='default' and rope_scaling\.type='linear', which",
+    ):
+        read({"rope_type": "default", "type": "linear", "factor": 2.0})
 
 
 # Llama 2 and Vicuna come with files from before the field, whose base was in the code.
