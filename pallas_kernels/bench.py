@@ -74,8 +74,8 @@ DEFINITIONS = {
     "gigabytes_per_second": "cache_bytes / median time",
     "share_of_copy": "rate / bytes that the copy of the same repeat read and wrote per second; "
     "lower quartile, median, upper quartile",
-    "difference": "norm of the difference to the reference's outputs / norm of those; absent where "
-    "the reference did not run",
+    "difference": "norm of the difference to the reference's outputs / norm of those; null where "
+    "that is not finite, absent where the reference did not run",
     "not_run": "why there is no number",
     "copy_gigabytes_per_second": "bytes read and written per second by the copy beside these "
     "candidates: lower quartile, median, upper quartile",
@@ -148,8 +148,7 @@ def measure(case: Case, settings: argparse.Namespace) -> dict[str, Any]:
         timers[name] = timer
         found[name] = {}
         if expected is not None:  # or the reference did not run
-            difference = np.linalg.norm(output - expected) / np.linalg.norm(expected)
-            found[name]["difference"] = float(difference)
+            found[name]["difference"] = _difference(output, expected)
     copied = _copy_timer(settings, zero)
     copied()
     timers["copy"] = copied
@@ -171,6 +170,11 @@ def measure(case: Case, settings: argparse.Namespace) -> dict[str, Any]:
         "copy_gigabytes_per_second": _quartiles(copy_rates / 1e9),
         "candidates": {name: found[name] for name in CANDIDATES},
     }
+
+
+def _difference(output: np.ndarray, expected: np.ndarray) -> float | None:
+    difference = float(np.linalg.norm(output - expected) / np.linalg.norm(expected))
+    return difference if math.isfinite(difference) else None
 
 
 def _timer(program: Callable[..., Any], *arguments: Any) -> Callable[[], float]:
@@ -225,13 +229,20 @@ def _show(row: dict[str, Any]) -> None:
                 f"[{low:.1f}, {high:.1f}]",
                 f"{one['gigabytes_per_second']:.1f}",
                 f"{share:.2f} [{least:.2f}, {most:.2f}]",
-                f"{one['difference']:.1e}" if "difference" in one else "-",
+                _show_difference(one),
             )
         print(_COLUMNS.format(*shape, name, *cells))
         shape = "", "", "", ""
     low, middle, high = row["copy_gigabytes_per_second"]
     span = f"[{low:.1f}, {high:.1f}]"
     print(_COLUMNS.format(*shape, "copy", "", span, f"{middle:.1f}", "", ""), flush=True)
+
+
+def _show_difference(one: dict[str, Any]) -> str:
+    if "difference" not in one:
+        return "-"
+    # JSON has no number for it.
+    return "not finite" if one["difference"] is None else f"{one['difference']:.1e}"
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

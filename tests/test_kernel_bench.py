@@ -4,6 +4,7 @@ import argparse
 import json
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -113,6 +114,28 @@ def test_the_report_has_every_combination(tmp_path: Path) -> None:
         assert list(kernel) == ["not_run"]
         assert "it needs a Hopper GPU" in kernel["not_run"]
         assert f"mosaic_gpu: not run: {kernel['not_run']}" in finished.stdout
+
+
+def test_a_kernel_that_computes_no_numbers_is_in_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare, attend = CANDIDATES["reference"]
+
+    def broken(*arguments: Any) -> jax.Array:
+        return attend(*arguments) * jnp.nan
+
+    monkeypatch.setattr(
+        "pallas_kernels.bench.CANDIDATES",
+        {"reference": (prepare, attend), "broken": (prepare, broken)},
+    )
+    path = tmp_path / "kernel.json"
+    arguments = "--heads vicuna-7b --nodes 2 --slots 8 --repeats 1 --gigabytes 1e-5"
+    sizes = "--rotate-megabytes 0.01 --copy-megabytes 0.01 --output"
+    main([*arguments.split(), *sizes.split(), str(path)])
+    [row] = json.loads(path.read_text())["rows"]
+    assert row["candidates"]["reference"]["difference"] == 0
+    assert row["candidates"]["broken"]["difference"] is None
+    assert "not finite" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
