@@ -16,6 +16,9 @@ from eval.config import GpuSettings
 from redrafter_jax.command_line import make_folder, parse_settings
 from redrafter_jax.errors import InputError
 
+# A few units in the last place of bfloat16, whose step is 2^-8.
+_DIFFERENCE = 2e-2
+
 
 class Tests(NamedTuple):
     """What pytest's XML says: numbers of tests, and of each that failed its name and reason."""
@@ -26,7 +29,9 @@ class Tests(NamedTuple):
 
 
 def write_gpu_page(arguments: Sequence[str] | None = None) -> None:
-    """Write `<device>-<date>.md` and `.json`; exit with code 1 if a test failed or none ran.
+    """Write `<device>-<date>.md` and `.json`; exit with code 1 if one may not rely on the GPU.
+
+    That is where a test failed or none ran, or an attention's outputs are not the reference's.
 
     Args:
       arguments: of the command line; None takes the process's own.
@@ -38,8 +43,10 @@ def write_gpu_page(arguments: Sequence[str] | None = None) -> None:
         GpuSettings, "One page about a GPU out of what `make gpu` measured.", arguments
     )
     tests = read_tests(settings.tests)
-    kernel = _read_report(settings.kernel)
-    steps = {name: _read_report(path) for name, path in settings.steps.items()}
+    kernel = _read_report(settings.kernel, "settings", "candidates")
+    steps = {
+        name: _read_report(path, "config", "milliseconds") for name, path in settings.steps.items()
+    }
     # The name as the driver reports it; a report of steps counts the devices before it.
     device = kernel["device"]
     for path, report in zip(settings.steps.values(), steps.values(), strict=True):
@@ -57,8 +64,11 @@ def write_gpu_page(arguments: Sequence[str] | None = None) -> None:
     text = json.dumps(whole, indent=2, allow_nan=False)
     path.with_suffix(".json").write_text(text + "\n")
     print(f"The page: {path}, its numbers: {path.with_suffix('.json')}")
+    wrong = list(_wrong(kernel["rows"]))
     if tests.failed or not tests.passed:
-        print(f"tests on the GPU: {describe_tests(tests)}", file=sys.stderr)
+        wrong.insert(0, f"tests on the GPU: {describe_tests(tests)}")
+    if wrong:
+        print(*wrong, sep="\n", file=sys.stderr)
         sys.exit(1)
 
 
@@ -113,10 +123,14 @@ def page(
     settings = kernel["settings"]
     yield f"`python -m pallas_kernels.bench`, {settings['dtype']}, {settings['repeats']} repeats:"
     yield "time of a call, and its rate of reading the cache once, as a share of the rate of a copy"
-    yield "that was measured beside it."
+    yield "that was measured beside it; last, how far its outputs are from the reference's, as a"
+    yield "share of their norm."
     yield ""
     yield from _kernel_table(kernel["rows"])
     yield ""
+    wrong = [f"- {sentence}" for sentence in _wrong(kernel["rows"])]
+    yield from wrong
+    yield from [""] * bool(wrong)
     yield from _reasons(kernel["rows"])
     for name, report in steps.items():
         config = report["config"]
@@ -141,9 +155,29 @@ def _kernel_table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
                 continue
             low, middle, high = one["share_of_copy"]
             share = f"{middle:.2f} [{low:.2f}, {high:.2f}]"
-            cells.append(f"{one['microseconds'][1]:.1f} µs, {share}")
+            cells.append(f"{one['microseconds'][1]:.1f} µs, {share}, {_difference(one)}")
         copy = f"{row['copy_gigabytes_per_second'][1]:.0f}"
         yield _line(row["heads"], row["batch"], row["slots"], row["nodes"], copy, *cells)
+
+
+def _difference(one: dict[str, Any]) -> str:
+    if "difference" not in one:
+        return "not compared"
+    return "not finite" if one["difference"] is None else f"{one['difference']:.1e}"
+
+
+def _wrong(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """A sentence about each attention that ran and is not known to be right."""
+    for row in rows:
+        for name, one in row["candidates"].items():
+            difference = one.get("difference")
+            if "not_run" in one or (difference is not None and difference <= _DIFFERENCE):
+                continue
+            yield (
+                f"{name} at {row['heads']}, B={row['batch']}, S={row['slots']}, N={row['nodes']}: "
+                f"its difference from the reference is {_difference(one)}, and {_DIFFERENCE} is "
+                "the limit; do not rely on it."
+            )
 
 
 def _reasons(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -176,18 +210,23 @@ def _line(*cells: object) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def _read_report(path: Path) -> dict[str, Any]:
+def _read_report(path: Path, section: str, measure: str) -> dict[str, Any]:
+    """A bench's report that has its `section`, and this `measure` in every row."""
     try:
         report = json.loads(path.read_text())
     except OSError as error:
         raise InputError(f"Cannot read {path}: {error.strerror}; run `make gpu`.") from None
     except ValueError as error:
         raise InputError(f"{path} is no JSON: {error}.") from None
-    missing = {"platform", "device", "rows", "timestamp", "versions"} - set(report)
+    if not isinstance(report, dict):
+        raise InputError(f"{path} is no report of a bench: it holds {report!r:.40}.")
+    missing = {"platform", "device", "rows", "timestamp", "versions", section} - set(report)
     if missing or not report["rows"]:
         raise InputError(
             f"{path} is no report of a bench: it has no {min(missing, default='rows')}."
         )
+    if not all(isinstance(row, dict) and measure in row for row in report["rows"]):
+        raise InputError(f"{path} is no report of this bench: its rows have no {measure!r}.")
     if report["platform"] != "gpu":
         raise InputError(
             f"{path} was measured on {report['platform']!r}, and this page is about a GPU; run "

@@ -29,7 +29,11 @@ KERNEL = COMMON | {
             "nodes": 32,
             "copy_gigabytes_per_second": [99.0, 100.0, 101.0],
             "candidates": {
-                "mosaic_gpu": {"microseconds": [1.0, 12.34, 3.0], "share_of_copy": [0.5, 0.6, 0.7]},
+                "mosaic_gpu": {
+                    "microseconds": [1.0, 12.34, 3.0],
+                    "share_of_copy": [0.5, 0.6, 0.7],
+                    "difference": 0.003,
+                },
                 "reference": {"not_run": "there was no memory"},
             },
         }
@@ -87,7 +91,10 @@ def test_the_page_has_the_numbers_of_the_files(config: Path) -> None:
     assert text.startswith("# Imaginary G1 80GB, 2001-02-03\n")
     assert "jax 1.2.3" in text
     assert "1 passed, 0 failed, 0 skipped" in text
-    assert "| vicuna-7b | 8 | 1024 | 32 | 100 | 12.3 µs, 0.60 [0.50, 0.70] | not run |" in text
+    assert (
+        "| vicuna-7b | 8 | 1024 | 32 | 100 | 12.3 µs, 0.60 [0.50, 0.70], 3.0e-03 | not run |"
+        in text
+    )
     assert "- reference was not run: there was no memory" in text
     assert "## A decode step of Some-7B" in text
     assert "| 8 | 4 | 32 | 1 | 4096 | 1.500 | 4.250 | 3.500 | 1.20 [1.10, 1.30] |" in text
@@ -111,6 +118,33 @@ def test_a_failed_test_is_on_the_page_and_in_the_exit_code(
 
 
 @pytest.mark.parametrize(
+    ("difference", "shown"),
+    [
+        ({"difference": 0.021}, "2.1e-02"),
+        ({"difference": None}, "not finite"),
+        ({}, "not compared"),
+    ],
+)
+def test_a_wrong_kernel_is_on_the_page_and_in_the_exit_code(
+    config: Path, capsys: pytest.CaptureFixture[str], difference: dict[str, Any], shown: str
+) -> None:
+    [row] = KERNEL["rows"]
+    times = {"microseconds": [1.0, 12.34, 3.0], "share_of_copy": [0.5, 0.6, 0.7]}
+    candidates = {"candidates": {"mosaic_gpu": times | difference}}
+    write(config.parent, kernel=KERNEL | {"rows": [row | candidates]})
+    with pytest.raises(SystemExit) as ended:
+        write_gpu_page(["--config", str(config)])
+    assert ended.value.code == 1
+    sentence = (
+        f"mosaic_gpu at vicuna-7b, B=8, S=1024, N=32: its difference from the reference is {shown},"
+    )
+    assert sentence in capsys.readouterr().err
+    text = (config.parent / "docs" / "imaginary-g1-80gb-2001-02-03.md").read_text()
+    assert f"- {sentence}" in text
+    assert f"0.60 [0.50, 0.70], {shown} |" in text
+
+
+@pytest.mark.parametrize(
     ("changed", "sentence"),
     [
         ({"kernel": KERNEL | {"platform": "cpu"}}, "was measured on 'cpu', and this page is about"),
@@ -118,6 +152,10 @@ def test_a_failed_test_is_on_the_page_and_in_the_exit_code(
         ({"steps": STEPS | {"device": "1 x Other"}}, "one page is about one GPU"),
         ({"steps": STEPS | {"rows": []}}, "is no report of a bench: it has no rows"),
         ({"kernel": {"rows": [1]}}, "is no report of a bench: it has no device"),
+        ({"kernel": 5}, r"kernel\.json is no report of a bench: it holds 5\.$"),
+        ({"steps": KERNEL}, r"steps\.json is no report of a bench: it has no config\.$"),
+        ({"kernel": STEPS}, r"kernel\.json is no report of a bench: it has no settings\.$"),
+        ({"steps": STEPS | {"rows": [{}]}}, "report of this bench: its rows have no 'millisec"),
     ],
 )
 def test_what_was_not_measured_on_this_gpu_makes_no_page(
