@@ -120,7 +120,8 @@ class TargetConfig:
         """Tokens that a text may have, prompt included: `max_position_embeddings`, stretched.
 
         Linear scaling and YaRN state the context before they stretch it; YaRN's files may also
-        state the one after.
+        state the one after. So do some with linear scaling, which nothing tells apart: of those
+        this is an upper bound.
         """
         match self.rope_scaling:
             case LinearScaling(factor):
