@@ -14,7 +14,7 @@ import pytest
 import yaml
 from tiny_models import PARITY_CONFIG, tiny_config
 
-from eval.abstract import abstract_state, abstract_target, bytes_of
+from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
 from eval.config import StepsSettings
 from eval.random_weights import random_drafter, random_target
 from eval.step_parts import (
@@ -31,6 +31,7 @@ from pallas_kernels import aot
 from pallas_kernels.aot import Compilation, compile_on, gpu_mesh
 from redrafter_jax import DraftConfig, InputError
 from redrafter_jax.command_line import load_settings
+from redrafter_jax.config import DrafterConfig
 from redrafter_jax.decode import decode_step
 from redrafter_jax.tree import build_tree
 from redrafter_jax.types import Beams
@@ -149,7 +150,7 @@ def test_weights_have_the_shape_and_dtype_asked_for() -> None:
 
 
 @pytest.mark.skipif(UNAVAILABLE is not None, reason=UNAVAILABLE or "")
-def test_compiled_for_a_gpu_every_part_stays_in_its_loop() -> None:
+def test_compiled_for_a_gpu_every_loop_has_its_turns_and_verify_its_kernel() -> None:
     config = tiny_config(hidden_size=128, head_dim=64, num_hidden_layers=3)
     draft = DraftConfig(beam_width=2, draft_rounds=2)
     target = abstract_target(config, jnp.bfloat16)
@@ -164,11 +165,14 @@ def test_compiled_for_a_gpu_every_part_stays_in_its_loop() -> None:
     def compiled(part: Callable[..., Any], *arguments: Any, **keywords: Any) -> Compilation:
         return compile_on(gpu_mesh("h200"), jax.jit(part, **keywords), *arguments)
 
+    drafting = partial(run_draft, draft=draft, turns=20)
+    drafter = abstract_drafter(DrafterConfig(24, 128, 128, 0), jnp.bfloat16)
+    drafted = compiled(drafting, target, drafter, state, noise, zero)
     verify = compiled(partial(run_verify, turns=30), target, state, tree, zero)
     accept = compiled(choose, verified.logits, tree, noise, state.sampling, zero)
     commit = partial(run_commit, turns=50)
     commit = compiled(commit, state, verified, chosen, accepted, zero, donate_argnums=0)
-    for turns, program in ((30, verify), (40, accept), (50, commit)):
+    for turns, program in ((20, drafted), (30, verify), (40, accept), (50, commit)):
         assert f'"known_trip_count":{{"n":"{turns}"}}' in program.hlo
     entry = verify.hlo[verify.hlo.index("\nENTRY") :]
     assert "mosaic_gpu" not in entry
