@@ -1,4 +1,4 @@
-"""The kernel on a real card: at the shapes of real models, in a whole step, and in a text.
+"""On a real card: the kernel at real shapes, in a whole step and in a text, and float32 texts.
 
 `make gpu` runs these; test_tree_attention_mosaic.py has more, against float64.
 """
@@ -22,18 +22,25 @@ from pallas_kernels import tree_attention as dispatch
 from pallas_kernels.candidates import Case as Shape
 from pallas_kernels.candidates import draw_tree_inputs
 from pallas_kernels.tree_attention import tree_attention
-from redrafter_jax import SamplingConfig, attention
+from redrafter_jax import (
+    DraftConfig,
+    SamplingConfig,
+    attention,
+    generate,
+    generate_autoregressive,
+)
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.target import Target
 from redrafter_jax.types import KVCache, TokenTree, Verified
 
 NOT_HOPPER = dispatch._why_not_hopper(jax.devices()[0])
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(NOT_HOPPER is not None, reason=f"of the kernel: {NOT_HOPPER}"),
-]
+pytestmark = pytest.mark.gpu
+of_the_kernel = pytest.mark.skipif(NOT_HOPPER is not None, reason=f"of the kernel: {NOT_HOPPER}")
+PROMPTS = [[3, 1, 4], [1], [5, 9, 2, 6, 5, 3, 5], [8, 9]]
+SEEDS = [11, 12, 13, 14]
 
 
+@of_the_kernel
 @pytest.mark.parametrize("slots", [1024, 32768])
 @pytest.mark.parametrize("nodes", [1, 7, 32, 64])
 @pytest.mark.parametrize("batch", [1, 8])
@@ -62,6 +69,7 @@ def wide_config() -> TargetConfig:
     )
 
 
+@of_the_kernel
 def test_a_target_call_is_the_same_with_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     target = random_target(wide_config(), jnp.bfloat16)
     state = set_back(fill_state(abstract_state(target, 3, 2048, 5)), 2000, 5, done=False)
@@ -91,13 +99,14 @@ def test_a_target_call_is_the_same_with_the_kernel(monkeypatch: pytest.MonkeyPat
     assert (error < 3e-2 * np.linalg.norm(expected, axis=-1)).all()
 
 
+@of_the_kernel
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_texts_are_the_targets_own_but_for_ties(temperature: float) -> None:
     habitual = forgetful_target(memory=0.15, config=wide_config())
     target, drafter = cast(habitual, jnp.bfloat16), cast(imitating_drafter(habitual), jnp.bfloat16)
     batch = Batch(
-        prompts=[[3, 1, 4], [1], [5, 9, 2, 6, 5, 3, 5], [8, 9]],
-        seeds=[11, 12, 13, 14],
+        prompts=PROMPTS,
+        seeds=SEEDS,
         max_new_tokens=200,
         sampling=SamplingConfig(temperature),
         eos_token_ids=(),
@@ -108,3 +117,32 @@ def test_texts_are_the_targets_own_but_for_ties(temperature: float) -> None:
     assert [row for row in compared.divergences if row is not None and not row["tie"]] == []
     # It did speculate.
     assert sum(compared.speculative.steps) < 0.7 * sum(compared.plain.steps)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_float32_texts_are_plain_decodings_at_full_precision(temperature: float) -> None:
+    target = forgetful_target(memory=0.15, config=wide_config())
+    drafter, sampling = imitating_drafter(target), SamplingConfig(temperature)
+    # By default JAX multiplies float32 in TF32 here: three digits, of which two texts may part.
+    with jax.default_matmul_precision("highest"):
+        plain = generate_autoregressive(
+            target,
+            PROMPTS,
+            max_new_tokens=100,
+            sampling=sampling,
+            seeds=SEEDS,
+            eos_token_ids=(),
+        )
+        ours = generate(
+            target,
+            drafter,
+            PROMPTS,
+            max_new_tokens=100,
+            draft=DraftConfig(beam_width=4, draft_rounds=3),
+            sampling=sampling,
+            seeds=SEEDS,
+            eos_token_ids=(),
+        )
+    assert ours.tokens == plain.tokens
+    # It did speculate.
+    assert sum(ours.steps) < 0.7 * sum(plain.steps)
