@@ -19,7 +19,7 @@ COMMON: dict[str, Any] = {
     "timestamp": "2001-02-03T04:05:06+00:00",
     "versions": {"jax": "1.2.3"},
 }
-KERNEL = COMMON | {
+KERNEL: dict[str, Any] = COMMON | {
     "settings": {"dtype": "bfloat16", "repeats": 7},
     "rows": [
         {
