@@ -13,6 +13,7 @@ from flax import nnx
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import GatedRepoError
 from jax.typing import DTypeLike
+from safetensors import SafetensorError
 from safetensors.flax import save_file
 from tqdm import tqdm
 
@@ -194,7 +195,10 @@ def _save(
     for path, variable in nnx.to_flat_state(params):
         name, value = stored_name(_dotted(path)), variable[...]
         tensors[name] = value.T if _is_matrix(name, value) else value
-    save_file(tensors, folder / SINGLE_FILE, metadata={"format": "pt"})
+    try:
+        save_file(tensors, folder / SINGLE_FILE, metadata={"format": "pt"})
+    except SafetensorError as error:  # a full disk, for example
+        raise InputError(f"{folder / SINGLE_FILE} could not be written ({error}).") from None
     stated = {**config, "torch_dtype": str(next(iter(tensors.values())).dtype)}
     (folder / "config.json").write_text(json.dumps(stated, indent=2) + "\n")
 

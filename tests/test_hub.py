@@ -1,5 +1,6 @@
 import io
 import json
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -337,6 +338,16 @@ def test_a_drafter_of_some_tokens_comes_back(tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         loaded.merge().lm_head.kernel[...], drafter.merge().lm_head.kernel[...]
     )
+
+
+def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    try:
+        with pytest.raises(InputError, match=r"model\.safetensors could not be written \("):
+            save_drafter(init_drafter(DrafterConfig(100, 50, 40, 1), 0), tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 # Folders that cannot be used
