@@ -4,14 +4,12 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from eval.rankings import Ranking
 from redrafter_jax.command_line import Settings
 from redrafter_jax.config import DraftConfig, DrafterConfig, TargetConfig
-from redrafter_jax.errors import InputError
-from redrafter_jax.settings import DraftSettings, SamplingSettings
+from redrafter_jax.settings import BuildableSettings, DraftSettings, SamplingSettings
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -119,7 +117,7 @@ class ParitySettings(PairSettings):
     cases: dict[str, CaseSettings] = Field(min_length=1)
 
 
-class TreeGrid(Settings):
+class TreeGrid(BuildableSettings):
     """Trees of one beam search under several node budgets and sharpnesses."""
 
     beam_width: PositiveInt = DraftConfig.beam_width
@@ -127,14 +125,6 @@ class TreeGrid(Settings):
     final_beams_only: bool = DraftConfig.final_beams_only
     num_nodes: list[PositiveInt | None] = Field(default=[None], min_length=1)
     sharpness: list[Annotated[float, Field(gt=0)]] = Field(default=[1.0], min_length=1)
-
-    @model_validator(mode="after")
-    def _check_together(self) -> "TreeGrid":
-        try:
-            self.build()
-        except InputError as error:
-            raise PydanticCustomError("trees", "{reason}", {"reason": str(error)}) from None
-        return self
 
     def build(self) -> list[DraftConfig]:
         """The library's configuration of every tree."""
@@ -169,7 +159,7 @@ class AcceptanceSettings(RowSettings, PairSettings):
     rankings: list[Ranking] = Field(default=["shared"], min_length=1)
 
 
-class TargetShape(Settings):
+class TargetShape(BuildableSettings):
     """A Llama-architecture shape; the fields of `redrafter_jax.TargetConfig` that cost time."""
 
     vocab_size: PositiveInt
@@ -181,14 +171,6 @@ class TargetShape(Settings):
     head_dim: PositiveInt
     max_position_embeddings: PositiveInt
     tie_word_embeddings: bool
-
-    @model_validator(mode="after")
-    def _check_together(self) -> "TargetShape":
-        try:
-            self.build()
-        except InputError as error:
-            raise PydanticCustomError("target", "{reason}", {"reason": str(error)}) from None
-        return self
 
     def build(self) -> TargetConfig:
         """The library's configuration."""
@@ -264,20 +246,12 @@ class PlanSettings(ShapeSettings):
     slots: int = Field(default=4096, ge=32)
 
 
-class TreeSizes(Settings):
+class TreeSizes(BuildableSettings):
     """Trees of every combination of these."""
 
     beam_width: list[PositiveInt] = Field(default=[DraftConfig.beam_width], min_length=1)
     draft_rounds: list[PositiveInt] = Field(default=[DraftConfig.draft_rounds], min_length=1)
     num_nodes: list[PositiveInt | None] = Field(default=[None], min_length=1)
-
-    @model_validator(mode="after")
-    def _check_together(self) -> "TreeSizes":
-        try:
-            self.build()
-        except InputError as error:
-            raise PydanticCustomError("trees", "{reason}", {"reason": str(error)}) from None
-        return self
 
     def build(self) -> list[DraftConfig]:
         """The library's configuration of every tree."""

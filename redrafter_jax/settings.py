@@ -1,5 +1,8 @@
 """The library's configurations as settings of a command line."""
 
+from abc import abstractmethod
+from typing import Any
+
 from pydantic import Field, PositiveInt, model_validator
 from pydantic_core import PydanticCustomError
 
@@ -8,7 +11,27 @@ from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.errors import InputError
 
 
-class DraftSettings(Settings):
+class BuildableSettings(Settings):
+    """Settings that stand for one of the library's values, and are refused as it would be."""
+
+    @model_validator(mode="after")
+    def _check_together(self) -> "BuildableSettings":
+        try:
+            self.build()
+        except InputError as error:
+            raise PydanticCustomError("build", "{reason}", {"reason": str(error)}) from None
+        return self
+
+    @abstractmethod
+    def build(self) -> Any:
+        """The library's value.
+
+        Raises:
+          InputError: the settings do not go together.
+        """
+
+
+class DraftSettings(BuildableSettings):
     """How trees are drafted; the fields and defaults of `redrafter_jax.DraftConfig`."""
 
     beam_width: PositiveInt = DraftConfig.beam_width
@@ -18,20 +41,12 @@ class DraftSettings(Settings):
     sharpness: float = Field(default=DraftConfig.sharpness, gt=0)
     candidates: PositiveInt | None = DraftConfig.candidates
 
-    @model_validator(mode="after")
-    def _check_together(self) -> "DraftSettings":
-        try:
-            self.build()
-        except InputError as error:
-            raise PydanticCustomError("draft", "{reason}", {"reason": str(error)}) from None
-        return self
-
     def build(self) -> DraftConfig:
         """The library's configuration."""
         return DraftConfig(**self.model_dump())
 
 
-class SamplingSettings(Settings):
+class SamplingSettings(BuildableSettings):
     """How tokens are chosen; the fields and defaults of `redrafter_jax.SamplingConfig`."""
 
     temperature: float = Field(default=SamplingConfig.temperature, ge=0)
