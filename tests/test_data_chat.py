@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 from tiny_folders import byte_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from redrafter_jax.chat_template import ChatTemplate, Turn, render_vicuna
 from redrafter_jax.errors import InputError
-from train.data.chat import ChatTemplate, load_template, render_chat, render_vicuna
+from train.data.chat import load_template, render_chat
 from train.data.documents import encode_records
 from train.data.settings import DataSettings
-from train.data.types import Chat, Document, Skip, Turn
+from train.data.types import Chat, Document, Skip
 
 SOURCE = {"files": ["rows.jsonl"]}
 VICUNA = data_settings(SOURCE, chat_template="vicuna_v1.1")
@@ -53,16 +54,6 @@ def learnt(document: Document | Skip) -> str:
         tokenizer.decode(document.tokens[run].tolist(), skip_special_tokens=False) for run in runs
     ]
     return "|".join(decoded)
-
-
-def test_vicuna_is_written_as_published() -> None:
-    assert render_vicuna(TURNS, False) == (
-        "A chat between a curious user and an artificial intelligence assistant. The assistant "
-        "gives helpful, detailed, and polite answers to the user's questions. USER: Hi ASSISTANT: "
-        "Hello</s>USER: Bye ASSISTANT: Ciao</s>"
-    )
-    system: Turn = {"role": "system", "content": "Be brief."}
-    assert render_vicuna([system, *TURNS[:1]], True) == "Be brief. USER: Hi ASSISTANT:"
 
 
 def test_vicunas_answers_and_their_end_are_learnt() -> None:

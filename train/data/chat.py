@@ -6,40 +6,19 @@ a turn is learnt if they are as tokens too, so that training sees the very token
 will.
 """
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool
 from tokenizers import Tokenizer
 
+from redrafter_jax import chat_template
+from redrafter_jax.chat_template import ChatTemplate
 from redrafter_jax.errors import InputError
-from train.data.packages import require
 from train.data.settings import DataSettings
-from train.data.types import Chat, Skip, Turn
-
-VICUNA_SYSTEM = (
-    "A chat between a curious user and an artificial intelligence assistant. "
-    "The assistant gives helpful, detailed, and polite answers to the user's questions."
-)
-_VICUNA_END = "</s>"
-
-
-class ChatTemplate(NamedTuple):
-    """How conversations are written.
-
-    Attributes:
-      name: for messages.
-      render: turns, and whether the opening of an answer follows them, to text; it may raise
-        anything where the turns are not to its liking.
-      adds_special_tokens: whether the tokenizer adds its own, because the text spells none.
-    """
-
-    name: str
-    render: Callable[[list[Turn], bool], str]
-    adds_special_tokens: bool
+from train.data.types import Chat, Skip
 
 
 class Rendered(NamedTuple):
@@ -62,57 +41,13 @@ def load_template(settings: DataSettings, target: Path, tokenizer: Tokenizer) ->
     Raises:
       InputError: the tokenizer has no template, or no token that Vicuna's needs.
     """
-    if settings.chat_template == "vicuna_v1.1":
-        if tokenizer.token_to_id(_VICUNA_END) is None:
-            raise InputError(
-                f"data.chat_template is vicuna_v1.1, which ends answers with {_VICUNA_END!r}, but "
-                f"the tokenizer of {target} has no such token; use a template of its own."
-            )
-        return ChatTemplate("vicuna_v1.1", render_vicuna, adds_special_tokens=True)
-    require("jinja2", "a chat template", "jinja2")
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that PyTorch is not there
-    from transformers import AutoTokenizer  # slow, and only conversations need it
-
-    try:
-        loaded: Any = AutoTokenizer.from_pretrained(str(target))
-    except Exception as error:  # transformers raises whatever its many loaders raise
-        raise InputError(
-            f"transformers cannot load the tokenizer of {target} for its chat template: "
-            f"{' '.join(str(error).split())}"
-        ) from None
-    if loaded.chat_template is None:
-        raise InputError(
-            f"The tokenizer of {target} has no chat template; save one beside it as "
-            "chat_template.jinja, or set data.chat_template=vicuna_v1.1."
-        )
-
-    def render(turns: list[Turn], asks: bool) -> str:
-        return loaded.apply_chat_template(
-            turns, tokenize=False, add_generation_prompt=asks, **settings.template_arguments
-        )
-
-    return ChatTemplate(f"the tokenizer of {target}", render, adds_special_tokens=False)
-
-
-def render_vicuna(turns: list[Turn], asks: bool) -> str:
-    """The conversation in the format of Vicuna v1.1.
-
-    Raises:
-      ValueError: after an optional system turn, user and assistant do not take turns.
-    """
-    system, rest = VICUNA_SYSTEM, turns
-    if turns and turns[0]["role"] == "system":
-        system, rest = turns[0]["content"], turns[1:]
-    text = f"{system} "
-    for index, turn in enumerate(rest):
-        due = ("user", "assistant")[index % 2]
-        if turn["role"] != due:
-            raise ValueError(f"a turn is of {turn['role']!r} where one of {due!r} is due")
-        if due == "user":
-            text += f"USER: {turn['content']} "
-        else:
-            text += f"ASSISTANT: {turn['content']}{_VICUNA_END}"
-    return text + "ASSISTANT:" if asks else text
+    return chat_template.load_template(
+        settings.chat_template,
+        target,
+        tokenizer,
+        setting="data.chat_template=",
+        arguments=settings.template_arguments,
+    )
 
 
 def render_chat(

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
+from redrafter_jax.chat_template import TemplateName
 from redrafter_jax.command_line import Settings
 from train.data.types import Format
 
@@ -111,7 +112,7 @@ class DataSettings(Settings):
     sources: list[SourceSettings] = Field(min_length=1)
     sequence_length: PositiveInt
     shuffle_seed: int = 0
-    chat_template: Literal["tokenizer", "vicuna_v1.1"] = "tokenizer"
+    chat_template: TemplateName = "tokenizer"
     template_arguments: dict[str, Any] = {}
     train_turns: Literal["all", "last"] = "all"
     long_records: Literal["cut", "refuse"] = "cut"

@@ -5,10 +5,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
-Format = Literal["messages", "conversations", "alpaca", "text", "tokens"]
+from redrafter_jax.chat_template import Turn
 
-Turn = dict[str, Any]
-"""`role` and `content` at least; what else a turn states is for the chat template to read."""
+Format = Literal["messages", "conversations", "alpaca", "text", "tokens"]
 
 
 class Raw(NamedTuple):

@@ -1,0 +1,113 @@
+"""Conversations as text: the tokenizer's own chat template, or the built-in one of Vicuna v1.1."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from tokenizers import Tokenizer
+
+from redrafter_jax.errors import InputError
+
+TemplateName = Literal["tokenizer", "vicuna_v1.1"]
+
+Turn = dict[str, Any]
+"""`role` and `content` at least; what else a turn states is for the chat template to read."""
+
+VICUNA_SYSTEM = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions."
+)
+_VICUNA_END = "</s>"
+
+
+class ChatTemplate(NamedTuple):
+    """How conversations are written.
+
+    Attributes:
+      name: for messages.
+      render: turns, and whether the opening of an answer follows them, to text; it may raise
+        anything where the turns are not to its liking.
+      adds_special_tokens: whether the tokenizer adds its own, because the text spells none.
+      end: the token that ends an answer, as text; None where nothing states one.
+      gap: what stands between the opening of an answer and its text: said when the answer is
+        decoded, written by the template when it is rendered.
+    """
+
+    name: str
+    render: Callable[[list[Turn], bool], str]
+    adds_special_tokens: bool
+    end: str | None = None
+    gap: str = ""
+
+
+def load_template(
+    name: TemplateName,
+    target: str | Path,
+    tokenizer: Tokenizer,
+    setting: str,
+    arguments: Mapping[str, Any] | None = None,
+) -> ChatTemplate:
+    """The template of that name.
+
+    Args:
+      name: the tokenizer's own, or the built-in one.
+      target: folder or hub id that the tokenizer comes from.
+      tokenizer: the target's.
+      setting: what the user writes in front of a template's name to choose it, for messages.
+      arguments: handed to the tokenizer's template, such as `{"enable_thinking": False}`.
+
+    Raises:
+      InputError: the tokenizer has no template, or no token that Vicuna's needs.
+    """
+    if name == "vicuna_v1.1":
+        if tokenizer.token_to_id(_VICUNA_END) is None:
+            raise InputError(
+                f"{setting}vicuna_v1.1 ends answers with {_VICUNA_END!r}, but the tokenizer of "
+                f"{target} has no such token; use a template of its own."
+            )
+        return ChatTemplate(name, render_vicuna, adds_special_tokens=True, end=_VICUNA_END, gap=" ")
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that PyTorch is not there
+    from transformers import AutoTokenizer  # slow, and only conversations need it
+
+    try:
+        loaded: Any = AutoTokenizer.from_pretrained(str(target))
+    except Exception as error:  # transformers raises whatever its many loaders raise
+        raise InputError(
+            f"transformers cannot load the tokenizer of {target} for its chat template: "
+            f"{' '.join(str(error).split())}"
+        ) from None
+    if loaded.chat_template is None:
+        raise InputError(
+            f"The tokenizer of {target} has no chat template; save one beside it as "
+            f"chat_template.jinja, or use {setting}vicuna_v1.1."
+        )
+
+    def render(turns: list[Turn], asks: bool) -> str:
+        return loaded.apply_chat_template(
+            turns, tokenize=False, add_generation_prompt=asks, **(arguments or {})
+        )
+
+    end = loaded.eos_token
+    return ChatTemplate(f"the tokenizer of {target}", render, adds_special_tokens=False, end=end)
+
+
+def render_vicuna(turns: Sequence[Turn], asks: bool) -> str:
+    """The conversation in the format of Vicuna v1.1.
+
+    Raises:
+      ValueError: after an optional system turn, user and assistant do not take turns.
+    """
+    system, rest = VICUNA_SYSTEM, turns
+    if turns and turns[0]["role"] == "system":
+        system, rest = turns[0]["content"], turns[1:]
+    text = f"{system} "
+    for index, turn in enumerate(rest):
+        due = ("user", "assistant")[index % 2]
+        if turn["role"] != due:
+            raise ValueError(f"a turn is of {turn['role']!r} where one of {due!r} is due")
+        if due == "user":
+            text += f"USER: {turn['content']} "
+        else:
+            text += f"ASSISTANT: {turn['content']}{_VICUNA_END}"
+    return text + "ASSISTANT:" if asks else text

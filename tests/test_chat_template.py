@@ -1,0 +1,52 @@
+"""Conversations as text."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_folders import CHATML, TURNS, chat_tokenizer, write_tokenizer
+from tiny_folders import byte_tokenizer
+
+from redrafter_jax.chat_template import TemplateName, load_template, render_vicuna
+from redrafter_jax.errors import InputError
+
+
+def load(target: Path, name: TemplateName = "tokenizer", **options: Any) -> Any:
+    return load_template(name, target, chat_tokenizer(), "--chat-template ", **options)
+
+
+def test_vicuna_is_written_as_published() -> None:
+    assert render_vicuna(TURNS, False) == (
+        "A chat between a curious user and an artificial intelligence assistant. The assistant "
+        "gives helpful, detailed, and polite answers to the user's questions. USER: Hi ASSISTANT: "
+        "Hello</s>USER: Bye ASSISTANT: Ciao</s>"
+    )
+    system = {"role": "system", "content": "Be brief."}
+    assert render_vicuna([system, *TURNS[:1]], True) == "Be brief. USER: Hi ASSISTANT:"
+
+
+def test_vicunas_answers_begin_after_a_space_and_end_with_its_token() -> None:
+    template = load(Path("any"), "vicuna_v1.1")
+    assert (template.gap, template.end, template.adds_special_tokens) == (" ", "</s>", True)
+    asked = template.render(TURNS[:1], True)
+    assert template.render(TURNS[:2], False) == asked + " Hello</s>"
+
+
+def test_the_tokenizers_own_template_gets_its_arguments(tmp_path: Path) -> None:
+    folder = write_tokenizer(tmp_path, "{{ mood }}" + CHATML)
+    template = load(folder, arguments={"mood": "calm"})
+    assert template.render(TURNS[:1], True) == (
+        "calm<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert (template.gap, template.end, template.adds_special_tokens) == ("", "</s>", False)
+    assert template.name == f"the tokenizer of {folder}"
+
+
+def test_a_missing_template_or_token_is_named_with_the_way_out(tmp_path: Path) -> None:
+    folder = write_tokenizer(tmp_path, None)
+    with pytest.raises(InputError, match=r"no chat template; .*use --chat-template vicuna_v1\.1\."):
+        load(folder)
+    with pytest.raises(InputError, match="ends answers with '</s>', but the tokenizer of x has no"):
+        load_template("vicuna_v1.1", Path("x"), byte_tokenizer(), "--chat-template ")
+    with pytest.raises(InputError, match=r"cannot load the tokenizer of .*nowhere"):
+        load(tmp_path / "nowhere")
