@@ -9,7 +9,8 @@ import pytest
 from tiny_folders import PairFolders, decode, encode, run_module, write_pair
 
 from redrafter_jax import SamplingConfig, generate_autoregressive
-from redrafter_jax import __main__ as command
+from redrafter_jax.__main__ import main
+from redrafter_jax.commands import generate as command
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.target import Target
 
@@ -46,7 +47,7 @@ def run_generate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
         monkeypatch.setattr(sys, "argv", ["redrafter", *arguments])
         code: Any = 0
         try:
-            command.main()
+            main()
         except SystemExit as exit:
             code = exit.code
         printed = capsys.readouterr()

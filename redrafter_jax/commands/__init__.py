@@ -1,0 +1,1 @@
+"""The commands of `python -m redrafter_jax`, a file each: `add` states its arguments."""

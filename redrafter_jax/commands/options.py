@@ -1,0 +1,85 @@
+"""Arguments that the commands that decode share, and what is made of them."""
+
+import argparse
+
+import jax
+
+from redrafter_jax.config import DraftConfig, SamplingConfig
+from redrafter_jax.drafter import Drafter
+from redrafter_jax.hub import load_drafter, load_target
+from redrafter_jax.target import Target
+
+
+def add_models(command: argparse.ArgumentParser) -> None:
+    """Which target and drafter to load, and how."""
+    command.add_argument("--target", required=True, help="folder or hub id of the target")
+    drafters = command.add_mutually_exclusive_group(required=True)
+    drafters.add_argument("--drafter", help="folder or hub id of a drafter trained for it")
+    drafters.add_argument("--no-drafter", action="store_true", help="plain decoding")
+    command.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        help="of the parameters (bfloat16 on a GPU, else float32)",
+    )
+
+
+def add_choices(command: argparse.ArgumentParser) -> None:
+    """How the target chooses tokens."""
+    add = command.add_argument_group("how tokens are chosen").add_argument
+    add("--temperature", type=float, default=0.0, help="0 takes the most likely token (0)")
+    add("--top-k", type=int, help="keep the k most likely tokens")
+    add("--top-p", type=float, help="keep the most likely tokens that reach this probability")
+    add("--min-p", type=float, help="drop tokens below this share of the best one's probability")
+    add("--stop", action="append", metavar="STRING", help="end before this text; may be repeated")
+    add("--seed", type=int, default=0, help="the same seed gives the same text (%(default)s)")
+
+
+def add_draft(command: argparse.ArgumentParser) -> None:
+    """How trees are drafted."""
+    width, rounds = DraftConfig.beam_width, DraftConfig.draft_rounds
+    title = "how drafts are made, which changes the speed but never the text"
+    add = command.add_argument_group(title).add_argument
+    add("--beam-width", type=int, default=width, help="beams kept per round (%(default)s)")
+    add("--draft-rounds", type=int, default=rounds, help="tokens per beam (%(default)s)")
+    add("--num-nodes", type=int, help="tree nodes to verify (all of them)")
+    sharpness = DraftConfig.sharpness
+    add("--sharpness", type=float, default=sharpness, help="factor on draft scores (%(default)s)")
+
+
+def sampling_of(arguments: argparse.Namespace) -> SamplingConfig:
+    """What `add_choices` was given.
+
+    Raises:
+      InputError: a value is out of its range.
+    """
+    return SamplingConfig(
+        temperature=arguments.temperature,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
+        min_p=arguments.min_p,
+    )
+
+
+def draft_of(arguments: argparse.Namespace) -> DraftConfig:
+    """What `add_draft` was given.
+
+    Raises:
+      InputError: a value is out of its range.
+    """
+    return DraftConfig(
+        beam_width=arguments.beam_width,
+        draft_rounds=arguments.draft_rounds,
+        num_nodes=arguments.num_nodes,
+        sharpness=arguments.sharpness,
+    )
+
+
+def load_models(arguments: argparse.Namespace) -> tuple[Target, Drafter | None]:
+    """What `add_models` was given; no drafter for plain decoding.
+
+    Raises:
+      InputError: one of the two cannot be loaded.
+    """
+    dtype = arguments.dtype or ("bfloat16" if jax.default_backend() == "gpu" else "float32")
+    target = load_target(arguments.target, dtype)
+    return target, None if arguments.no_drafter else load_drafter(arguments.drafter, dtype)
