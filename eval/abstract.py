@@ -6,9 +6,9 @@ import jax
 from jax.typing import DTypeLike
 
 from redrafter_jax.config import DrafterConfig, TargetConfig
-from redrafter_jax.decode import prefill
 from redrafter_jax.drafter import Drafter, init_drafter
 from redrafter_jax.model import Config, Model, Module
+from redrafter_jax.prefill import prefill
 from redrafter_jax.requests import prepare
 from redrafter_jax.target import Target, init_target
 from redrafter_jax.types import DecodeState
@@ -33,8 +33,9 @@ def abstract_state(target: Target, batch_size: int, slots: int, max_path: int) -
       slots: S, cache slots per row.
       max_path: P of the decode steps.
     """
-    requests, _ = prepare(target.config, [[0]] * batch_size, 1, None, None, (), max_path)
-    return jax.eval_shape(partial(prefill, slots=slots, max_path=max_path), target, requests)
+    prompts, shape = [[0]] * batch_size, (batch_size, slots)
+    requests, _ = prepare(target.config, prompts, 1, None, None, (), max_path, shape)
+    return jax.eval_shape(partial(prefill, max_path=max_path), target, requests)
 
 
 def bytes_of(tree: object) -> int:

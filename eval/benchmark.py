@@ -9,8 +9,9 @@ import numpy as np
 from jaxtyping import Int
 
 from redrafter_jax.config import DraftConfig, SamplingConfig
-from redrafter_jax.decode import collect, decode, prefill
+from redrafter_jax.decode import collect, decode
 from redrafter_jax.drafter import Drafter
+from redrafter_jax.prefill import prefill
 from redrafter_jax.requests import Requests, prepare
 from redrafter_jax.target import Target
 from redrafter_jax.types import DecodeState
@@ -106,8 +107,8 @@ def one_per_shape(
     for method in methods:
         seen = set()
         for batch in batches:
-            requests, slots = prepare_batch(method, batch)
-            shape = (requests.tokens.shape, slots)
+            requests, _ = prepare_batch(method, batch)
+            shape = requests.tokens.shape
             if shape not in seen:
                 seen.add(shape)
                 chosen.append((method, batch))
@@ -163,7 +164,7 @@ def begin(method: Method, batch: Batch) -> tuple[DecodeState, int]:
       InputError: a prompt or a seed does not fit, as in `generate`.
     """
     requests, slots = prepare_batch(method, batch)
-    state = prefill(method.target, requests, slots=slots, max_path=_max_path(method))
+    state = prefill(method.target, requests, max_path=_max_path(method))
     return state, slots
 
 

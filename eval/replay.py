@@ -12,6 +12,7 @@ from eval.benchmark import Batch, Method, begin, prepare_batch
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.decode import decode, draft_tree
 from redrafter_jax.drafter import Drafter
+from redrafter_jax.prefill import empty_memory, read_prompts
 from redrafter_jax.program import program
 from redrafter_jax.requests import Requests
 from redrafter_jax.sampling import draw_noise, filter_logits
@@ -195,10 +196,8 @@ def _look(
 @program()
 def _look_at_first(target: Target, requests: Requests) -> _Looked:
     """`prefill` up to its choice."""
-    decoder = target.merge()
-    hidden, _, _ = decoder.forward(requests.tokens)
-    last = jnp.take_along_axis(hidden, (requests.lengths - 1)[:, None, None], axis=1)
-    logits = decoder.logits(last)
+    last, _ = read_prompts(target, requests, empty_memory(target, *requests.tokens.shape))
+    logits = target.merge().logits(last[:, None])
     noise = draw_noise(requests.sampling, requests.lengths, 1, logits.shape[-1])
     scores = filter_logits(logits, requests.sampling) + noise
     return _Looked(logits[:, 0], noise[:, 0], scores[:, 0], jnp.ones(len(logits), bool))

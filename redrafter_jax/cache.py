@@ -24,21 +24,25 @@ def init_cache(config: TargetConfig, batch: int, slots: int, dtype: DTypeLike) -
     )
 
 
-def fill(
+def append(
     cache: KVCache,
     keys: tuple[Float[Array, "B T K H"], ...],
     values: tuple[Float[Array, "B T K H"], ...],
-    lengths: Int[Array, " B"],
+    count: Int[Array, " B"],
 ) -> KVCache:
-    """Write a prompt at the start of every row; T may not exceed S."""
+    """Write T tokens behind the cached ones of every row, of which `count` are decided.
+
+    All T slots are written, `lengths` grows by `count`: what lies past it is garbage, as it was
+    before. `lengths + T` may not exceed S, or the write would slide down onto decided tokens.
+    """
 
     def write(slots: Float[Array, "B K S H"], fresh: Float[Array, "B T K H"]) -> Array:
-        return slots.at[:, :, : fresh.shape[1]].set(fresh.transpose(0, 2, 1, 3))
+        return jax.vmap(_write_row)(slots, fresh.transpose(0, 2, 1, 3), cache.lengths)
 
     return KVCache(
         keys=tuple(map(write, cache.keys, keys)),
         values=tuple(map(write, cache.values, values)),
-        lengths=lengths,
+        lengths=cache.lengths + count,
     )
 
 
@@ -49,22 +53,12 @@ def commit(
     path: Int[Array, "B P"],
     count: Int[Array, " B"],
 ) -> KVCache:
-    """Append the accepted path of every row and forget all other nodes.
+    """Append the first `count` nodes of every row's accepted path and forget all other nodes."""
 
-    All P slots of the path are written, `lengths` grows by `count`: what lies past it is garbage,
-    as it was before. `lengths + P` may not exceed S, or the write would slide down onto decided
-    tokens.
-    """
+    def pick(nodes: Float[Array, "B N K H"]) -> Float[Array, "B P K H"]:
+        return jnp.take_along_axis(nodes, path[:, :, None, None], axis=1)
 
-    def write(slots: Float[Array, "B K S H"], nodes: Float[Array, "B N K H"]) -> Array:
-        fresh = jnp.take_along_axis(nodes, path[:, :, None, None], axis=1)
-        return jax.vmap(_write_row)(slots, fresh.transpose(0, 2, 1, 3), cache.lengths)
-
-    return KVCache(
-        keys=tuple(map(write, cache.keys, keys)),
-        values=tuple(map(write, cache.values, values)),
-        lengths=cache.lengths + count,
-    )
+    return append(cache, tuple(map(pick, keys)), tuple(map(pick, values)), count)
 
 
 def _write_row(

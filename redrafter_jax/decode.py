@@ -13,16 +13,17 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from redrafter_jax.acceptance import acceptance_length
 from redrafter_jax.beam import beam_search
-from redrafter_jax.cache import commit, fill, init_cache
+from redrafter_jax.cache import commit
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.drafter import Drafter
+from redrafter_jax.prefill import Memory, prefill
 from redrafter_jax.program import program
-from redrafter_jax.requests import PerRow, Requests, StopTokens, check_pair, prepare
+from redrafter_jax.requests import PerRow, StopTokens, check_pair, prepare
 from redrafter_jax.sampling import draw_noise
 from redrafter_jax.target import Decoder, Target
 from redrafter_jax.tree import build_tree, root_tree
 from redrafter_jax.types import Accepted, DecodeState, DecodeStats, Sampling, TokenTree, Verified
-from redrafter_jax.verify import accept, choose_tokens, log_probs_of
+from redrafter_jax.verify import accept, choose_tokens, is_stop, log_probs_of
 
 
 class Generation(NamedTuple):
@@ -42,48 +43,6 @@ class Generation(NamedTuple):
     acceptance_length: float
     accept_counts: np.ndarray
     log_probs: list[list[float]] | None = None
-
-
-@program(static_argnames=("slots", "max_path", "log_probs"))
-def prefill(
-    target: Target, requests: Requests, *, slots: int, max_path: int, log_probs: bool = False
-) -> DecodeState:
-    """Run the target over the prompts and choose each row's first token.
-
-    Args:
-      target: the target model.
-      requests: the checked and padded prompts.
-      slots: S, cache slots per row.
-      max_path: P of the decode steps to come.
-      log_probs: keep the log-probability of every new token.
-    """
-    decoder = target.merge()
-    tokens, lengths = requests.tokens, requests.lengths
-    B, T = tokens.shape
-    hidden, keys, values = decoder.forward(tokens)
-    last = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)
-    logits = decoder.logits(last)
-    noise = draw_noise(requests.sampling, lengths, 1, logits.shape[-1])
-    root = choose_tokens(logits, jnp.zeros_like(lengths)[:, None], noise, requests.sampling)
-    cache = fill(init_cache(target.config, B, slots, hidden.dtype), keys, values, lengths)
-    decided = jnp.zeros((B, slots), jnp.int32).at[:, :T].set(tokens)
-    return DecodeState(
-        tokens=_write(decided, root, lengths),
-        cache=cache,
-        context=last[:, 0],
-        root=root[:, 0],
-        done=_is_stop(root, requests.stop_tokens)[:, 0] | (lengths + 1 >= requests.limits),
-        limits=requests.limits,
-        stop_tokens=requests.stop_tokens,
-        sampling=requests.sampling,
-        stats=DecodeStats(
-            accept_counts=jnp.zeros((B, max_path), jnp.int32),
-            steps=jnp.zeros(B, jnp.int32),
-        ),
-        log_probs=_write(jnp.zeros((B, slots)), log_probs_of(logits, root), lengths)
-        if log_probs
-        else None,
-    )
 
 
 def decode_step(
@@ -136,7 +95,7 @@ def advance(
     gained = jnp.take_along_axis(chosen, accepted.path, axis=1)
     P = gained.shape[1]
     order = jnp.arange(P)
-    stops = _is_stop(gained, state.stop_tokens) & (order < accepted.count[:, None])
+    stops = is_stop(gained, state.stop_tokens) & (order < accepted.count[:, None])
     until_stop = jnp.min(jnp.where(stops, order + 1, P), axis=1)
     room = state.limits - (state.cache.lengths + 1)
     count = jnp.minimum(jnp.minimum(accepted.count, until_stop), room)
@@ -297,24 +256,31 @@ def start(
     *,
     max_path: int,
     log_probs: bool = False,
+    memory: Memory | None = None,
 ) -> tuple[DecodeState, int]:
     """Check and prefill the prompts; arguments as in `generate`.
+
+    A `memory` of texts that the prompts may begin with, row by row, spares what is in it already:
+    only the rest is read. It is donated, and its slots become the state's.
 
     Returns:
       The state, and a number of decode steps that suffices for every row.
 
     Raises:
-      InputError: as `generate`.
+      InputError: as `generate`, or the memory has too few slots or other rows.
     """
     requests, slots = prepare(
-        target.config, prompts, max_new_tokens, sampling, seeds, eos_token_ids, max_path
+        target.config,
+        prompts,
+        max_new_tokens,
+        sampling,
+        seeds,
+        eos_token_ids,
+        max_path,
+        None if memory is None else memory.tokens.shape,
     )
-    state = prefill(target, requests, slots=slots, max_path=max_path, log_probs=log_probs)
+    state = prefill(target, requests, memory, max_path=max_path, log_probs=log_probs)
     return state, slots
-
-
-def _is_stop(tokens: Int[Array, "B M"], stop_tokens: Int[Array, "B E"]) -> Bool[Array, "B M"]:
-    return (tokens[:, :, None] == stop_tokens[:, None, :]).any(axis=-1)
 
 
 def _write(

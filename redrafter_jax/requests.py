@@ -12,9 +12,9 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.rotary import DynamicScaling
 from redrafter_jax.types import Sampling
 
-# Cache slots come in multiples of this, so that near-equal requests share one compilation.
+# Cache slots come in multiples of this, so that near-equal requests share one compilation; beyond
+# 512 of them in eight steps from one power of two to the next.
 _SLOT_BLOCK = 32
-_SHORTEST_PADDING = 16
 # And stop tokens in multiples of this.
 _STOP_BLOCK = 8
 
@@ -28,14 +28,14 @@ class Requests(NamedTuple):
     """A batch of prompts as arrays.
 
     Attributes:
-      tokens: prompts, left-aligned and padded with zeros.
+      tokens: prompts, left-aligned and padded with zeros to the cache slots.
       lengths: tokens per prompt.
       limits: tokens, prompt included, at which a row ends.
       stop_tokens: tokens that end a row, padded with -1.
       sampling: how the rows' tokens are chosen.
     """
 
-    tokens: Int[Array, "B T"]
+    tokens: Int[Array, "B S"]
     lengths: Int[Array, " B"]
     limits: Int[Array, " B"]
     stop_tokens: Int[Array, "B E"]
@@ -50,12 +50,25 @@ def prepare(
     seeds: Sequence[int] | None,
     eos_token_ids: StopTokens | None,
     max_path: int,
+    remembered: tuple[int, ...] | None = None,
 ) -> tuple[Requests, int]:
-    """The batch, and the cache slots per row that it needs.
+    """The batch, and its cache slots per row.
+
+    Args:
+      config: of the target.
+      prompts: as in `redrafter_jax.generate`, and so are the next four.
+      max_new_tokens: see there.
+      sampling: see there.
+      seeds: see there.
+      eos_token_ids: see there.
+      max_path: P of the decode steps to come.
+      remembered: rows and slots of the memory that the batch begins with; None takes as many slots
+        as the batch needs.
 
     Raises:
       InputError: no or empty prompts, tokens outside the vocabulary, more tokens than the target
-        has positions for, or a per-row argument whose length differs from the prompts'.
+        has positions for or the memory has slots for, or a per-row argument or a memory whose
+        rows are not the prompts'.
     """
     rows = len(prompts)
     if rows == 0:
@@ -82,11 +95,13 @@ def prepare(
             )
     stop_tokens = _stop_array(config, eos_token_ids, rows)
     lengths = np.asarray([len(prompt) for prompt in prompts], np.int32)
-    padded = max(_SHORTEST_PADDING, 1 << (int(lengths.max()) - 1).bit_length())
-    tokens = np.zeros((rows, padded), np.int32)
+    ends = lengths + np.asarray(limits, np.int32)
+    slots = slots_for(int(ends.max()), max_path)
+    if remembered is not None:
+        slots = _fit(remembered, rows, int(ends.max()), max_path)
+    tokens = np.zeros((rows, slots), np.int32)
     for row, prompt in enumerate(prompts):
         tokens[row, : len(prompt)] = prompt
-    ends = lengths + np.asarray(limits, np.int32)
     requests = Requests(
         tokens=jnp.asarray(tokens),
         lengths=jnp.asarray(lengths),
@@ -94,9 +109,30 @@ def prepare(
         stop_tokens=jnp.asarray(stop_tokens),
         sampling=_sampling_arrays(config, sampling, seeds, rows),
     )
+    return requests, slots
+
+
+def slots_for(tokens: int, max_path: int) -> int:
+    """Cache slots for rows of so many tokens, prompt included, and steps of P = `max_path`."""
     # A finished row goes on writing P tokens past its last one; they must not slide onto it.
-    needed = max(int(ends.max()) + max_path, padded)
-    return requests, -(-needed // _SLOT_BLOCK) * _SLOT_BLOCK
+    needed = tokens + max_path
+    block = max(_SLOT_BLOCK, 1 << max((needed - 1).bit_length() - 4, 0))
+    return -(-needed // block) * block
+
+
+def _fit(remembered: tuple[int, ...], rows: int, tokens: int, max_path: int) -> int:
+    if remembered[0] != rows:
+        raise InputError(
+            f"The memory has {remembered[0]} rows, but there are {rows} prompts; use a memory for "
+            "as many."
+        )
+    slots = remembered[1]
+    if tokens + max_path > slots:
+        raise InputError(
+            f"{tokens} tokens, prompt included, and {max_path} spare ones for decode steps do not "
+            f"fit the memory's {slots} slots; ask for fewer, or use a larger memory."
+        )
+    return slots
 
 
 def check_pair(target: TargetConfig, drafter: DrafterConfig, draft: DraftConfig) -> None:

@@ -6,9 +6,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from redrafter_jax.attention import prefill_attention, tree_attention
+from redrafter_jax.cache import append
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.layers import rms_norm, rotary_angles, rotate, swiglu
 from redrafter_jax.model import Model
@@ -165,22 +166,24 @@ class Decoder(nnx.Module):
         Each node sits at position `lengths + depth`, sees the cache and its ancestors, and its
         keys and values are returned beside the cache, not written to it.
         """
-
-        def attend_in(layer: int) -> Attend:
-            return partial(
-                tree_attention,
-                k_cache=cache.keys[layer],
-                v_cache=cache.values[layer],
-                lengths=cache.lengths,
-                mask=tree.mask,
-                window=self.config.window_of(layer),
-            )
-
-        positions = cache.lengths[:, None] + tree.depth
         # A dead slot has token -1; whatever it is embedded as, no live node sees it.
         tokens = jnp.maximum(tree.tokens, 0)
-        hidden, keys, values = self._layers(tokens, positions, attend_in)
+        hidden, keys, values = self._below(cache, tokens, tree.depth, tree.mask)
         return Verified(self.logits(hidden), hidden, keys, values)
+
+    def extend(
+        self, tokens: Int[Array, "B C"], cache: KVCache
+    ) -> tuple[Float[Array, "B C D"], KVCache]:
+        """One pass over C tokens that follow the cached ones, which must leave C slots.
+
+        Returns:
+          Their last hidden states, and the cache with them in it.
+        """
+        B, C = tokens.shape
+        depth = jnp.broadcast_to(jnp.arange(C), (B, C))
+        chain = jnp.broadcast_to(jnp.tri(C, dtype=bool), (B, C, C))
+        hidden, keys, values = self._below(cache, tokens, depth, chain)
+        return hidden, append(cache, keys, values, jnp.full(B, C))
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Scores of the next token, float32."""
@@ -205,6 +208,31 @@ class Decoder(nnx.Module):
         frequencies = rotary_frequencies(config.head_dim, config.rope_theta, scaling)
         gain = scaling.attention_factor if isinstance(scaling, YarnScaling) else None
         return rotary_angles(positions, frequencies, gain)
+
+    def _below(
+        self,
+        cache: KVCache,
+        tokens: Int[Array, "B N"],
+        depth: Int[Array, "B N"],
+        mask: Bool[Array, "B N N"],
+    ) -> tuple[
+        Float[Array, "B N D"],
+        tuple[Float[Array, "B N K H"], ...],
+        tuple[Float[Array, "B N K H"], ...],
+    ]:
+        """As `_layers`, at positions `lengths + depth`; sees the cache, and what the mask shows."""
+
+        def attend_in(layer: int) -> Attend:
+            return partial(
+                tree_attention,
+                k_cache=cache.keys[layer],
+                v_cache=cache.values[layer],
+                lengths=cache.lengths,
+                mask=mask,
+                window=self.config.window_of(layer),
+            )
+
+        return self._layers(tokens, cache.lengths[:, None] + depth, attend_in)
 
     def _layers(
         self,

@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from redrafter_jax.sampling import filter_logits
 from redrafter_jax.types import Accepted, Sampling, TokenTree
@@ -61,6 +61,11 @@ def accept(tree: TokenTree, chosen: Int[Array, "B N"], max_path: int) -> Accepte
         bonus=jnp.take_along_axis(chosen, last[:, None], axis=1)[:, 0],
         last=last,
     )
+
+
+def is_stop(tokens: Int[Array, "B M"], stop_tokens: Int[Array, "B E"]) -> Bool[Array, "B M"]:
+    """Which tokens end their row."""
+    return (tokens[:, :, None] == stop_tokens[:, None, :]).any(axis=-1)
 
 
 def _first_best(scores: Float[Array, "B N V"]) -> Int[Array, "B N"]:

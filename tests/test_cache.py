@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import tiny_config
 
-from redrafter_jax.cache import commit, fill, init_cache
+from redrafter_jax.cache import append, commit, init_cache
 from redrafter_jax.requests import prepare
 from redrafter_jax.target import Target
 from redrafter_jax.types import KVCache, TokenTree
@@ -40,7 +40,7 @@ def test_fill_writes_prompts_at_the_start_and_remembers_their_lengths() -> None:
     random = np.random.default_rng(0)
     cache = random_cache(random, [0, 0, 0])
     keys, values = random_nodes(random), random_nodes(random)
-    filled = fill(cache, keys, values, jnp.asarray([6, 2, 1]))
+    filled = append(cache, keys, values, jnp.asarray([6, 2, 1]))
     assert filled.lengths.tolist() == [6, 2, 1]
     for slots, fresh in zip(filled.keys + filled.values, keys + values, strict=True):
         for token in range(N):
@@ -139,14 +139,14 @@ def test_committed_paths_are_the_cache_of_plain_decoding(target: Target) -> None
         decoder = target.merge()
         empty = init_cache(target.config, 2, 16, jnp.float32)
         _, keys, values = decoder.forward(jnp.asarray(prefixes))
-        cache = fill(empty, keys, values, lengths)
+        cache = append(empty, keys, values, lengths)
         verified = decoder.tree_forward(tree, cache)
         # Row 0 accepts 0-2-4 and row 1 accepts the root alone.
         path = jnp.asarray([[0, 2, 4], [0, 0, 0]], jnp.int32)
         committed = commit(cache, verified.keys, verified.values, path, jnp.asarray([3, 1]))
         texts = jnp.asarray([[3, 1, 4, 1, 7, 5, 6], [5, 9, 8, 0, 0, 0, 0]], jnp.int32)
         _, keys, values = decoder.forward(texts)
-        return committed, fill(empty, keys, values, jnp.asarray([7, 3], jnp.int32))
+        return committed, append(empty, keys, values, jnp.asarray([7, 3], jnp.int32))
 
     committed, plain = decode(target)
     assert committed.lengths.tolist() == plain.lengths.tolist() == [7, 3]

@@ -20,6 +20,7 @@ from redrafter_jax import (
     stream,
 )
 from redrafter_jax.drafter import Drafter
+from redrafter_jax.prefill import prefill
 from redrafter_jax.requests import prepare
 from redrafter_jax.sampling import draw_noise
 from redrafter_jax.target import Target
@@ -77,8 +78,8 @@ def test_plain_decoding_is_one_whole_pass_per_token(
 
 
 def test_prefill_decides_the_first_token(target: Target) -> None:
-    requests, slots = prepare(PARITY_CONFIG, PROMPTS, [1, 5, 5, 5], None, None, (), 4)
-    state = decode.prefill(target, requests, slots=slots, max_path=4)
+    requests, _ = prepare(PARITY_CONFIG, PROMPTS, [1, 5, 5, 5], None, None, (), 4)
+    state = prefill(target, requests, max_path=4)
     assert state.cache.lengths.tolist() == [5, 1, 12, 2]
     for row, prompt in enumerate(PROMPTS):
         decided = state.tokens[row, : len(prompt) + 1].tolist()
@@ -94,8 +95,8 @@ def test_prefill_decides_the_first_token(target: Target) -> None:
 
 
 def test_a_done_row_never_changes_again(habitual_target: Target, good_drafter: Drafter) -> None:
-    requests, slots = prepare(PARITY_CONFIG, PROMPTS, [1, 30, 30, 30], None, None, (), 4)
-    start = decode.prefill(habitual_target, requests, slots=slots, max_path=4)
+    requests, _ = prepare(PARITY_CONFIG, PROMPTS, [1, 30, 30, 30], None, None, (), 4)
+    start = prefill(habitual_target, requests, max_path=4)
     step = jax.jit(decode.decode_step, static_argnames="draft")
     state = start
     for _ in range(3):
@@ -254,7 +255,7 @@ def test_values_never_recompile(
         function = jax.jit(chex.assert_max_traces(traced, n=1), **options)
         monkeypatch.setattr(decode, name, function)
 
-    counted("prefill", static_argnames=("slots", "max_path", "log_probs"))
+    counted("prefill", static_argnames=("max_path", "chunk", "log_probs"))
     counted("decode", static_argnames="draft", donate_argnames="state")
     run = partial(generate, target, drafter, draft=DRAFT)
     run(PROMPTS, max_new_tokens=10)

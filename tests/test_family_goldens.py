@@ -12,7 +12,7 @@ import oracles
 import pytest
 
 from redrafter_jax import DraftConfig, DrafterConfig, generate, load_target
-from redrafter_jax.cache import commit, fill, init_cache
+from redrafter_jax.cache import append, commit, init_cache
 from redrafter_jax.drafter import Drafter, init_drafter
 from redrafter_jax.model import Model
 from redrafter_jax.target import Target
@@ -56,7 +56,7 @@ def read(target: Target, tokens: Any, length: Any) -> tuple[jax.Array, KVCache]:
     decoder = target.merge()
     hidden, keys, values = decoder.forward(tokens)
     empty = init_cache(target.config, 1, S, hidden.dtype)
-    return decoder.logits(hidden)[0], fill(empty, keys, values, length)
+    return decoder.logits(hidden)[0], append(empty, keys, values, length)
 
 
 @quick_jit

@@ -18,7 +18,7 @@ from redrafter_jax import (
     streaming,
 )
 from redrafter_jax.drafter import Drafter
-from redrafter_jax.requests import Requests, check_pair, prepare
+from redrafter_jax.requests import Requests, check_pair, prepare, slots_for
 from redrafter_jax.rotary import DynamicScaling
 from redrafter_jax.target import Target
 
@@ -244,6 +244,27 @@ def nothing_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "prefill", compiled)
     monkeypatch.setattr(decode, "decode", compiled)
     monkeypatch.setattr(streaming, "decode", compiled)
+
+
+def test_long_rows_come_in_few_sizes() -> None:
+    assert [slots_for(tokens, 5) for tokens in (1, 27, 28, 251, 507)] == [32, 32, 64, 256, 512]
+    assert [slots_for(tokens, 5) for tokens in (508, 1019, 1020, 4000)] == [576, 1024, 1152, 4096]
+    sizes = {slots_for(tokens, 5) for tokens in range(1, 131072)}
+    # 16 up to 512, and eight from each power of two to the next.
+    assert len(sizes) == 16 + 8 * 8 + 1
+    assert all(slots_for(tokens, 1) < 1.125 * (tokens + 1) for tokens in range(512, 9000))
+
+
+def test_a_memory_must_hold_the_rows_and_their_tokens() -> None:
+    # Of the two rows of `prepared`, 4 + 5 tokens are the most; P = 1.
+    longest = {"prompts": [[1] * 4, [2]], "max_new_tokens": 5, "max_path": 1}
+    requests, slots = prepared(**longest, remembered=(2, 10))
+    assert slots == 10
+    assert requests.tokens.tolist() == [[1] * 4 + [0] * 6, [2] + [0] * 9]
+    with pytest.raises(InputError, match=r"9 tokens, prompt included, and 1 spare .* 9 slots"):
+        prepared(**longest, remembered=(2, 9))
+    with pytest.raises(InputError, match="memory has 3 rows, but there are 2 prompts"):
+        prepared(**longest, remembered=(3, 10))
 
 
 @pytest.mark.usefixtures("nothing_compiles")

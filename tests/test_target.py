@@ -10,7 +10,7 @@ from tiny_models import cast, random_drafter, random_target, tiny_config
 
 from redrafter_jax import DraftConfig, DrafterConfig, generate, generate_autoregressive
 from redrafter_jax import load_target as load
-from redrafter_jax.cache import fill, init_cache
+from redrafter_jax.cache import append, init_cache
 from redrafter_jax.target import Target, init_target
 from redrafter_jax.types import KVCache, TokenTree, Verified
 
@@ -37,7 +37,7 @@ def forward(target: Target, tokens: Any) -> tuple[jax.Array, jax.Array]:
 def cached_prefix(target: Target, tokens: Any, lengths: Any) -> KVCache:
     _, keys, values = target.merge().forward(tokens)
     empty = init_cache(target.config, tokens.shape[0], S, keys[0].dtype)
-    return fill(empty, keys, values, lengths)
+    return append(empty, keys, values, lengths)
 
 
 @jax.jit
