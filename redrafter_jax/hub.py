@@ -1,11 +1,11 @@
-"""Safetensors to parameters and back: Hugging Face targets, drafters in Apple's layout."""
+"""Files to parameters and back: Hugging Face targets, drafters in Apple's layout."""
 
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,13 +23,46 @@ from redrafter_jax.drafter import Drafter, RecurrentHead
 from redrafter_jax.errors import InputError
 from redrafter_jax.families import read_target_config, target_fields
 from redrafter_jax.model import Model
+from redrafter_jax.stored import Stored
 from redrafter_jax.target import Decoder, Target
 from redrafter_jax.weights import SINGLE_FILE, check_shape, find_weights, read_weight, same_bytes
 
 _DTYPES = ("float32", "bfloat16")
 # Other files of a repository hold the same weights again, in other formats.
-_HUB_WEIGHTS = ("model*.safetensors",)
+_HUB_WEIGHTS, _HUB_TORCH_WEIGHTS = "model*.safetensors", "pytorch_model*.bin"
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+class _Place(NamedTuple):
+    """Where a parameter belongs, the weight that it is, and whether it lies there transposed."""
+
+    path: tuple[Any, ...]
+    variable: nnx.Variable[Any]
+    stored: Stored
+    transposed: bool
+
+
+class Found(NamedTuple):
+    """A model that can be loaded: its files are whole and fit its `config.json`.
+
+    Attributes:
+      folder: where it lies.
+      config: what `config.json` states.
+      graphdef: of the Flax module.
+      places: one for every parameter.
+      left_out: weights in the files that are not read, such as the embedding once more.
+    """
+
+    folder: Path
+    config: Any
+    graphdef: Any
+    places: tuple[_Place, ...]
+    left_out: tuple[str, ...]
+
+    @property
+    def weights(self) -> tuple[Stored, ...]:
+        """Of every parameter where it is stored."""
+        return tuple(place.stored for place in self.places)
 
 
 def load_target(name: str | Path, dtype: DTypeLike = "bfloat16") -> Target:
@@ -38,15 +71,20 @@ def load_target(name: str | Path, dtype: DTypeLike = "bfloat16") -> Target:
     On a terminal a bar shows how far it is.
 
     Args:
-      name: a folder with `config.json` and safetensors (one file, or shards with an index), or
-        the id of a repository on the Hugging Face hub; of the hub's, files already downloaded
-        serve where it cannot be reached.
+      name: a folder with `config.json` and safetensors or PyTorch's `.bin` (one file, or shards
+        with an index), or the id of a repository on the Hugging Face hub; of the hub's, files
+        already downloaded serve where it cannot be reached.
       dtype: dtype of the parameters, "float32" or "bfloat16".
 
     Raises:
       InputError: the folder, a weight or a file is missing, truncated or of the wrong shape,
         there are weights that the model has no place for, or it is of a kind not supported.
     """
+    return _load(find_target(name), dtype)
+
+
+def find_target(name: str | Path) -> Found:
+    """A target as `load_target` finds it, no weight read yet; errors are the same."""
     folder = _locate(name)
     config = read_target_config(folder)
     skeleton = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0)))
@@ -56,7 +94,7 @@ def load_target(name: str | Path, dtype: DTypeLike = "bfloat16") -> Target:
     if config.tie_word_embeddings:
         _check_tied_head(weights, config)
         ignored.append(_HEAD)
-    return _load(weights, config, skeleton, _target_name, dtype, ignored)
+    return _find(weights, config, skeleton, _target_name, ignored)
 
 
 def load_target_config(name: str | Path) -> TargetConfig:
@@ -73,11 +111,16 @@ def load_drafter(name: str | Path, dtype: DTypeLike = "bfloat16") -> Drafter:
 
     Arguments and errors are those of `load_target`.
     """
+    return _load(find_drafter(name), dtype)
+
+
+def find_drafter(name: str | Path) -> Found:
+    """A drafter as `load_drafter` finds it, no weight read yet; errors are the same."""
     folder = _locate(name)
     config = read_drafter_config(folder)
     skeleton = nnx.eval_shape(lambda: RecurrentHead(config, rngs=nnx.Rngs(0)))
     weights = _with_weights(name, folder)
-    return _load(weights, config, skeleton, _drafter_name(config), dtype, ignored=())
+    return _find(weights, config, skeleton, _drafter_name(config), ignored=())
 
 
 def stored_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
@@ -125,17 +168,14 @@ def _drafter_name(config: DrafterConfig) -> Callable[[str], str]:
     return stored
 
 
-def _load(
+def _find(
     folder: Path,
     config: Any,
     skeleton: nnx.Module,
     stored_name: Callable[[str], str],
-    dtype: DTypeLike,
     ignored: Sequence[str],
-) -> Any:
-    """Everything is checked before the first weight is read; `ignored` are regular expressions."""
-    if str(dtype) not in _DTYPES and dtype not in (jnp.float32, jnp.bfloat16):
-        raise InputError(f"dtype {dtype!r} is not supported; use 'float32' or 'bfloat16'.")
+) -> Found:
+    """Everything is checked; `ignored` are regular expressions."""
     graphdef, abstract = nnx.split(skeleton)
     stored = find_weights(folder)
     places = []
@@ -145,19 +185,25 @@ def _load(
             raise InputError(f"{folder} holds no weight {name!r}; the folder is incomplete.")
         transposed = _is_matrix(name, leaf)
         check_shape(stored[name], leaf.shape[::-1] if transposed else leaf.shape)
-        places.append((path, variable, stored[name], transposed))
-    _refuse_others(folder, set(stored) - {weight.name for _, _, weight, _ in places}, ignored)
+        places.append(_Place(path, variable, stored[name], transposed))
+    others = set(stored) - {place.stored.name for place in places}
+    _refuse_others(folder, others, ignored)
+    return Found(folder, config, graphdef, tuple(places), tuple(sorted(others)))
 
-    total = sum(weight.bytes for _, _, weight, _ in places)
+
+def _load(found: Found, dtype: DTypeLike) -> Any:
+    if str(dtype) not in _DTYPES and dtype not in (jnp.float32, jnp.bfloat16):
+        raise InputError(f"dtype {dtype!r} is not supported; use 'float32' or 'bfloat16'.")
+    total = sum(weight.bytes for weight in found.weights)
     flat = []
     # disable=None: no bar where nobody watches.
     with tqdm(
-        total=total, desc=folder.name, unit="B", unit_scale=True, leave=False, disable=None
+        total=total, desc=found.folder.name, unit="B", unit_scale=True, leave=False, disable=None
     ) as bar:
-        for path, variable, weight, transposed in places:
+        for path, variable, weight, transposed in found.places:
             flat.append((path, variable.replace(read_weight(weight, dtype, transpose=transposed))))
             bar.update(weight.bytes)
-    return Model(config, graphdef, nnx.from_flat_state(flat))
+    return Model(found.config, found.graphdef, nnx.from_flat_state(flat))
 
 
 def _check_tied_head(folder: Path, config: TargetConfig) -> None:
@@ -223,7 +269,10 @@ def _with_weights(name: str | Path, folder: Path) -> Path:
     if Path(name).is_dir():
         return folder
     # The folder is named after the commit, so that description and weights are of one.
-    return _download(str(name), *_HUB_WEIGHTS, revision=folder.name)
+    folder = _download(str(name), _HUB_WEIGHTS, revision=folder.name)
+    if any(folder.glob(_HUB_WEIGHTS)):
+        return folder
+    return _download(str(name), _HUB_TORCH_WEIGHTS, revision=folder.name)
 
 
 def _download(repository: str, *patterns: str, revision: str | None = None) -> Path:

@@ -1,8 +1,9 @@
-"""Weights in safetensors files: where they lie, and onto a device one at a time."""
+"""Weights of model folders: where they lie, and onto a device one at a time."""
 
 import json
 import math
 import mmap
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -16,9 +17,12 @@ from safetensors import SafetensorError, safe_open
 
 from redrafter_jax.config_files import field, read_json
 from redrafter_jax.errors import InputError
+from redrafter_jax.stored import Stored
+from redrafter_jax.torch_files import read_torch_file
 
 SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+TORCH_FILE = "pytorch_model.bin"
 # Bytes of a weight that are compared at a time.
 _PIECE = 1 << 22
 _DTYPES = {
@@ -29,48 +33,47 @@ _DTYPES = {
 }
 
 
-class Stored(NamedTuple):
-    """A weight in a file.
+class _Format(NamedTuple):
+    """Names of one file and of the index of several, and what reads the header of each."""
 
-    Attributes:
-      path: the file.
-      name: of the weight.
-      dtype: its name in the file, such as "BF16".
-      shape: as stored.
-      offset: of its first byte in the file.
-    """
-
-    path: Path
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-
-    @property
-    def bytes(self) -> int:
-        """That it takes in the file."""
-        return math.prod(self.shape) * _DTYPES[self.dtype].itemsize
+    single: str
+    listing: str
+    header: Callable[[Path], dict[str, Stored]]
 
 
 def find_weights(folder: Path) -> dict[str, Stored]:
     """Every weight of a model folder: of its one file, or of the shards that its index names.
 
-    Only headers are read.
+    Only headers are read. Of a folder that holds both, safetensors are taken and PyTorch's `.bin`
+    files are not looked at: they are the same weights again, as transformers has it.
 
     Raises:
       InputError: a file is missing or truncated, there are two sources, or index and shards
         disagree.
     """
-    single, index = folder / SINGLE_FILE, folder / INDEX
+    first, other = (
+        _Format(SINGLE_FILE, INDEX, _header),
+        _Format(TORCH_FILE, f"{TORCH_FILE}.index.json", read_torch_file),
+    )
+    has_first, has_other = (
+        any((folder / name).exists() for name in (form.single, form.listing))
+        for form in (first, other)
+    )
+    return _find(folder, other if has_other and not has_first else first)
+
+
+def _find(folder: Path, form: _Format) -> dict[str, Stored]:
+    single, index = folder / form.single, folder / form.listing
     if not index.is_file():
-        return _header(single)
+        return form.header(single)
     if single.is_file():
         raise InputError(
-            f"{folder} holds both {SINGLE_FILE} and {INDEX}; remove the one that is not meant."
+            f"{folder} holds both {form.single} and {form.listing}; remove the one that is not "
+            "meant."
         )
     placed = field(read_json(index), "weight_map", index, dict)
     shards = {name: folder / field(placed, name, index, str) for name in placed}
-    headers = {path: _header(path) for path in sorted(set(shards.values()))}
+    headers = {path: form.header(path) for path in sorted(set(shards.values()))}
     for name, path in shards.items():
         if name not in headers[path]:
             raise InputError(f"{path} holds no weight {name!r}, which the index places there.")
@@ -79,7 +82,7 @@ def find_weights(folder: Path) -> dict[str, Stored]:
         if others := sorted(header.keys() - shards.keys()):
             more = f" and {len(others) - 1} more" if len(others) > 1 else ""
             raise InputError(
-                f"{path} holds the weight {others[0]!r}{more}, which {INDEX} does not name; "
+                f"{path} holds the weight {others[0]!r}{more}, which {form.listing} does not name; "
                 "add it to the index, or take it out of the file."
             )
     return {name: headers[path][name] for name, path in shards.items()}
@@ -156,7 +159,7 @@ def _header(path: Path) -> dict[str, Stored]:
     except FileNotFoundError:
         raise InputError(
             f"{path} is missing; the model folder is incomplete, or holds its weights in another "
-            "format than safetensors and must be converted first."
+            f"format than safetensors and {TORCH_FILE} and must be converted first."
         ) from None
     except OSError as error:
         raise InputError(f"Cannot read {path}: {error.strerror or error}.") from None

@@ -15,6 +15,7 @@ from httpx2 import ProxyError, Request, Response
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 from safetensors.numpy import load_file, save_file
 from tiny_models import cast, random_drafter, random_target, tiny_config
+from torch_archives import write_archive
 
 from redrafter_jax import (
     DrafterConfig,
@@ -506,6 +507,20 @@ def test_the_hubs_description_comes_before_its_weights(
     # Both of one commit.
     assert asked == [("some/body", None), ("some/body", "0123abc")]
     assert not list(target_folder.parent.glob("snapshots/*/consolidated*"))
+
+
+def test_torch_files_are_fetched_where_the_hub_has_no_safetensors(
+    apple_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = load_file(apple_folder / "model.safetensors")
+    expected = load_drafter(apple_folder, dtype="float32")
+    (apple_folder / "model.safetensors").unlink()
+    write_archive(apple_folder / "pytorch_model.bin", weights)
+    assert_same(load_drafter(apple_folder, dtype="float32"), expected)
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(hub, "snapshot_download", hub_with(apple_folder, asked))
+    assert_same(load_drafter("some/body", dtype="float32"), expected)
+    assert asked == [("some/body", None), ("some/body", "0123abc"), ("some/body", "0123abc")]
 
 
 def test_what_the_hub_gave_before_serves_offline(

@@ -1,4 +1,4 @@
-"""Safetensors files: where weights lie, and that they arrive as they are stored."""
+"""Files of weights: where they lie, and that they arrive as they are stored."""
 
 import json
 from pathlib import Path
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from safetensors.flax import save_file as save_arrays
 from safetensors.numpy import save_file
+from torch_archives import write_archive
 
 from redrafter_jax import InputError
 from redrafter_jax.weights import check_shape, find_weights, read_weight, same_bytes
@@ -75,8 +76,29 @@ def test_equal_weights_are_equal_to_the_last_byte(tmp_path: Path) -> None:
 
 
 def test_other_formats_are_named_where_the_file_is_missing(tmp_path: Path) -> None:
-    (tmp_path / "pytorch_model.bin").write_bytes(b"pickled")
-    with pytest.raises(InputError, match=r"or holds its weights in another format than safet"):
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(InputError, match=r"in another format than safetensors and pytorch_model"):
+        find_weights(tmp_path)
+
+
+def test_safetensors_come_before_torch_files_of_the_same_weights(tmp_path: Path) -> None:
+    write_archive(tmp_path / "pytorch_model.bin", {"a": np.zeros(3, np.float32)})
+    save_file({"a": MATRIX}, tmp_path / "model.safetensors")
+    assert find_weights(tmp_path)["a"].shape == (2, 3)
+    (tmp_path / "model.safetensors").unlink()
+    assert find_weights(tmp_path)["a"].shape == (3,)
+
+
+def test_torch_files_have_shards_and_an_index_too(tmp_path: Path) -> None:
+    write_archive(tmp_path / "one.bin", {"a": MATRIX})
+    write_archive(tmp_path / "two.bin", {"b": MATRIX + 1})
+    index = tmp_path / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "one.bin", "b": "two.bin"}}))
+    weights = find_weights(tmp_path)
+    out = read_weight(weights["b"], jnp.float32, transpose=True)
+    np.testing.assert_array_equal(out, (MATRIX + 1).astype(np.float32).T)
+    (tmp_path / "two.bin").unlink()
+    with pytest.raises(InputError, match=r"two\.bin is missing; the model folder is incomplete"):
         find_weights(tmp_path)
 
 
