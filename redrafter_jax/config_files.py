@@ -9,6 +9,17 @@ from redrafter_jax.config import DrafterConfig
 from redrafter_jax.errors import InputError
 
 DRAFTER_MODEL_TYPE = "recurrent_drafting_drafter"
+# What Apple's code reads of a drafter's config.json, `DrafterConfig` of configuration_drafter.py.
+APPLE_FIELDS = (
+    "architectures",
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "exit_dim",
+    "num_draft_layers",
+    "num_lookback_tokens",
+    "rnn",
+)
 # Beyond it a whole number fits no array, and at last no float.
 _WHOLE = 2**63
 _EXPECTED = {

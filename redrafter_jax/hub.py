@@ -85,7 +85,7 @@ def load_target(name: str | Path, dtype: DTypeLike = "bfloat16") -> Target:
 
 def find_target(name: str | Path) -> Found:
     """A target as `load_target` finds it, no weight read yet; errors are the same."""
-    folder = _locate(name)
+    folder = locate(name)
     config = read_target_config(folder)
     skeleton = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0)))
     weights = _with_weights(name, folder)
@@ -103,7 +103,7 @@ def load_target_config(name: str | Path) -> TargetConfig:
     Raises:
       InputError: the folder or its config.json is missing, or the architecture is not supported.
     """
-    return read_target_config(_locate(name))
+    return read_target_config(locate(name))
 
 
 def load_drafter(name: str | Path, dtype: DTypeLike = "bfloat16") -> Drafter:
@@ -116,7 +116,7 @@ def load_drafter(name: str | Path, dtype: DTypeLike = "bfloat16") -> Drafter:
 
 def find_drafter(name: str | Path) -> Found:
     """A drafter as `load_drafter` finds it, no weight read yet; errors are the same."""
-    folder = _locate(name)
+    folder = locate(name)
     config = read_drafter_config(folder)
     skeleton = nnx.eval_shape(lambda: RecurrentHead(config, rngs=nnx.Rngs(0)))
     weights = _with_weights(name, folder)
@@ -258,8 +258,12 @@ def _dotted(path: tuple[Any, ...]) -> str:
     return ".".join(str(part) for part in path)
 
 
-def _locate(name: str | Path) -> Path:
-    """The folder itself, or the hub's copy of what describes the model."""
+def locate(name: str | Path) -> Path:
+    """The folder itself, or the hub's copy of what describes the model.
+
+    Raises:
+      InputError: it is neither a folder nor a repository that the hub gives.
+    """
     folder = Path(name)
     return folder if folder.is_dir() else _download(str(name), "*.json")
 

@@ -106,6 +106,11 @@ def check_shape(stored: Stored, expected: tuple[int, ...]) -> None:
         )
 
 
+def dtype_of(stored: Stored) -> np.dtype:
+    """Of its numbers; it must be one of floating-point numbers."""
+    return _DTYPES[stored.dtype]
+
+
 def same_bytes(first: Stored, second: Stored) -> bool:
     """Whether two weights are the same numbers, stored alike."""
     if (first.dtype, first.shape) != (second.dtype, second.shape):
