@@ -96,27 +96,61 @@ class PretrainSettings(Settings):
 
 
 class RegenerateSettings(Settings):
-    """`python -m train.regenerate`: the target's own continuations of its training text.
+    """`python -m train.regenerate`: training data in the target's own words.
 
-    Continuation i starts after `prompt_tokens` tokens of a row that is learnt as a whole, drawn
-    from all sources alike, whatever their weights; it is drawn with seed i at
-    `temperatures[i % len(temperatures)]`.
+    With `prompt_tokens` texts are continued: `count` pieces of so many tokens, each the beginning
+    of a row that is learnt as a whole, drawn from all sources alike, whatever their weights. Each
+    becomes a row of `data.sequence_length` tokens, unless the target ends it before.
+
+    Without it the assistant's turns of conversations are rewritten, of `count` conversations or of
+    all, each answer in at most `max_new_tokens` and no row longer than `data.sequence_length`.
+
+    Text or conversation i is drawn with seed i at `temperatures[i % len(temperatures)]`,
+    `batch_size` together. A `drafter`, whose trees `draft` states, makes it faster and changes
+    nothing.
     """
 
     target: Path
     target_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    drafter: Path | None = None
+    draft: DraftSettings = DraftSettings()
     data: DataSettings
-    prompt_tokens: PositiveInt
-    count: PositiveInt
+    prompt_tokens: PositiveInt | None = None
+    max_new_tokens: PositiveInt | None = None
+    count: PositiveInt | None = None
     batch_size: PositiveInt
     temperatures: list[NonNegativeFloat] = Field(default=[0.0], min_length=1)
     output: Path
 
+    def temperature_of(self, seed: int) -> float:
+        """Of the text or conversation with that seed."""
+        return self.temperatures[seed % len(self.temperatures)]
+
     @model_validator(mode="after")
     def _rows_of_one_document(self) -> "RegenerateSettings":
-        for name, value in (("pack", False), ("long_records", "cut")):
+        for name, value in (("pack", False), ("long_records", "cut"), ("train_turns", "all")):
             if getattr(self.data, name) != value:
                 raise ValueError(f"regeneration does not read data.{name}; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _texts_or_conversations(self) -> "RegenerateSettings":
+        if self.drafter is None and self.draft != DraftSettings():
+            raise ValueError("draft is how a drafter drafts; give drafter, or leave it out")
+        if self.prompt_tokens is None:
+            return self
+        if self.count is None:
+            raise ValueError("count is missing: say how many texts prompt_tokens are taken from")
+        if self.max_new_tokens is not None:
+            raise ValueError(
+                "max_new_tokens is for conversations; texts are continued to data.sequence_length "
+                "tokens, so leave it or prompt_tokens out"
+            )
+        if self.prompt_tokens >= self.data.sequence_length:
+            raise ValueError(
+                f"prompt_tokens is {self.prompt_tokens}, which leaves nothing to write of "
+                f"data.sequence_length={self.data.sequence_length}"
+            )
         return self
 
 

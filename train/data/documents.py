@@ -51,6 +51,26 @@ def load_documents(
         not have or masks that leave nothing out; it has skips and they are refused; the chat
         template is missing or not prefix-stable; or the tokenizer does not fit the target.
     """
+    tokenizer = load_own_tokenizer(settings, target, config)
+    # Loaded for the first conversation: other data needs no template.
+    template = cache(lambda: load_template(settings, target, tokenizer))
+    loaded = []
+    for index, source in enumerate(settings.sources):
+        made = list(encode_records(read_records(source), settings, tokenizer, config, template))
+        documents = [document for document in made if isinstance(document, Document)]
+        skips = [skip for skip in made if isinstance(skip, Skip)]
+        loaded.append(SourceDocuments(settings.name(index), source.weight, documents, skips))
+        _check(loaded[-1], source, settings)
+    return loaded
+
+
+def load_own_tokenizer(settings: DataSettings, target: Path, config: TargetConfig) -> Tokenizer:
+    """The tokenizer of the target in folder `target`, which has room for the rows.
+
+    Raises:
+      InputError: it does not fit the target, rows are longer than the target has positions, or
+        the target states no end token.
+    """
     tokenizer = load_tokenizer(target)
     if tokenizer.get_vocab_size() > config.vocab_size:
         raise InputError(
@@ -64,16 +84,7 @@ def load_documents(
         )
     if not config.eos_token_ids:
         raise InputError(f"{target} states no eos_token_id to separate documents with.")
-    # Loaded for the first conversation: other data needs no template.
-    template = cache(lambda: load_template(settings, target, tokenizer))
-    loaded = []
-    for index, source in enumerate(settings.sources):
-        made = list(encode_records(_read(source), settings, tokenizer, config, template))
-        documents = [document for document in made if isinstance(document, Document)]
-        skips = [skip for skip in made if isinstance(skip, Skip)]
-        loaded.append(SourceDocuments(settings.name(index), source.weight, documents, skips))
-        _check(loaded[-1], source, settings)
-    return loaded
+    return tokenizer
 
 
 def encode_records(
@@ -129,7 +140,12 @@ def text_documents(
     return documents
 
 
-def _read(source: SourceSettings) -> Iterator[Record | Skip]:
+def read_records(source: SourceSettings) -> Iterator[Record | Skip]:
+    """The records of a source in their order, unusable ones as skips.
+
+    Raises:
+      InputError: it cannot be read.
+    """
     if source.folder is not None:
         yield from (Text(file.name, file.text) for file in read_folder(source))
         return

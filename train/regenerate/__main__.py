@@ -1,0 +1,114 @@
+"""`python -m train.regenerate --config configs/x.yaml`: training data in the target's own words.
+
+A drafter guesses what the target writes, not what people wrote. This lets the target continue
+pieces of text, or write the assistant's turns of conversations, with our own decoder, and keeps
+what it writes as token rows that a source of a training config reads. A run that was stopped goes
+on after its last row, if the rows are of the same prompts, seeds and temperatures; the weights that
+wrote them are not known.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+
+from redrafter_jax.command_line import make_folder, parse_settings, run
+from redrafter_jax.hub import load_target_config
+from train.config import RegenerateSettings
+from train.data.chat import load_template
+from train.data.documents import load_documents, load_own_tokenizer
+from train.data.rows import cut
+from train.data.skips import describe_skips
+from train.data.types import Skip
+from train.regenerate.conversation_rows import (
+    find_done,
+    remaining_batches,
+    rewrite_conversations,
+    summarize,
+)
+from train.regenerate.conversations import (
+    Speaker,
+    closing_tokens,
+    open_conversations,
+    read_sources,
+)
+from train.regenerate.output import format_rows
+from train.regenerate.texts import choose_prompts, continue_texts, count_done, make_requests
+from train.regenerate.writer import load_writer
+
+
+def main() -> None:
+    """Append what the target writes to the output, whole batches only."""
+    settings = parse_settings(RegenerateSettings, "Write training data in the target's own words.")
+    make_folder(settings.output.parent, "the folder of output")
+    console = Console(stderr=True)
+    work = _rewrite if settings.prompt_tokens is None else _continue
+    _say(console, work(settings, console))
+
+
+def _continue(settings: RegenerateSettings, console: Console) -> str:
+    """Continue texts; a line on the outcome."""
+    config = load_target_config(settings.target)
+    sources = load_documents(settings.data, settings.target, config)
+    for source in sources:
+        _tell_skips(console, source.name, source.skips)
+    documents = [document for source in sources for document in source.documents]
+    windows = cut(documents, config.eos_token_ids[0], settings.data.sequence_length)
+    assert settings.prompt_tokens is not None
+    assert settings.count is not None
+    prompts = choose_prompts(
+        windows, settings.prompt_tokens, settings.count, settings.data.shuffle_seed
+    )
+    requests = make_requests(prompts, settings)
+    done = count_done(requests, settings)
+    if left := requests[done:]:
+        size = settings.batch_size
+        rows = continue_texts(load_writer(settings), left, config.eos_token_ids, size)
+        _append(rows, -(-len(left) // size), settings, console)
+    return f"{len(requests)} rows in {settings.output}"
+
+
+def _rewrite(settings: RegenerateSettings, console: Console) -> str:
+    """Rewrite conversations; a line on the outcome."""
+    config = load_target_config(settings.target)
+    tokenizer = load_own_tokenizer(settings.data, settings.target, config)
+    records = list(chain.from_iterable(read_sources(settings.data)))
+    template = load_template(settings.data, settings.target, tokenizer)
+    closing = closing_tokens(records, tokenizer, template)
+    stop_tokens = tuple(dict.fromkeys((*config.eos_token_ids, *closing)))
+    speaker = Speaker(tokenizer, template, stop_tokens, settings.data.sequence_length)
+    conversations, skips = open_conversations(records, speaker, settings.data, settings.count)
+    _tell_skips(console, "conversations", skips)
+    done = find_done(conversations, settings)
+    if batches := remaining_batches(conversations, done, settings.batch_size):
+        rows = rewrite_conversations(load_writer(settings), speaker, batches, settings)
+        _append(rows, len(batches), settings, console)
+    return summarize(settings)
+
+
+def _append(
+    batches: Iterable[list[dict[str, Any]]],
+    total: int,
+    settings: RegenerateSettings,
+    console: Console,
+) -> None:
+    with settings.output.open("a", encoding="utf-8") as output:
+        for rows in track(batches, "regenerate", total, console=console):
+            output.write(format_rows(rows))
+            output.flush()
+
+
+def _tell_skips(console: Console, name: str, skips: Sequence[Skip]) -> None:
+    if skips:
+        _say(console, f"{name}: skipped {describe_skips(skips)}")
+
+
+def _say(console: Console, line: str) -> None:
+    # Names of files are no markup, and no line of theirs is broken.
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    run(main)
