@@ -24,7 +24,13 @@ def abstract_drafter(config: DrafterConfig, dtype: DTypeLike) -> Drafter:
     return _cast(jax.eval_shape(lambda: init_drafter(config, 0)), dtype)
 
 
-def abstract_state(target: Target, batch_size: int, slots: int, max_path: int) -> DecodeState:
+def abstract_state(
+    target: Target,
+    batch_size: int,
+    slots: int,
+    max_path: int,
+    context_layers: tuple[int, ...] = (),
+) -> DecodeState:
     """The state that `prefill` hands to `decode`, as shapes.
 
     Args:
@@ -32,10 +38,12 @@ def abstract_state(target: Target, batch_size: int, slots: int, max_path: int) -
       batch_size: B.
       slots: S, cache slots per row.
       max_path: P of the decode steps.
+      context_layers: of the drafter.
     """
     prompts, shape = [[0]] * batch_size, (batch_size, slots)
     requests, _ = prepare(target.config, prompts, 1, None, None, (), max_path, shape)
-    return jax.eval_shape(partial(prefill, max_path=max_path), target, requests)
+    fill = partial(prefill, max_path=max_path, context_layers=context_layers)
+    return jax.eval_shape(fill, target, requests)
 
 
 def bytes_of(tree: object) -> int:

@@ -10,7 +10,7 @@ from jaxtyping import Int
 
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.decode import collect, decode
-from redrafter_jax.drafter import Drafter
+from redrafter_jax.drafter import Drafter, context_layers_of
 from redrafter_jax.prefill import prefill
 from redrafter_jax.requests import Requests, prepare
 from redrafter_jax.target import Target
@@ -164,7 +164,12 @@ def begin(method: Method, batch: Batch) -> tuple[DecodeState, int]:
       InputError: a prompt or a seed does not fit, as in `generate`.
     """
     requests, slots = prepare_batch(method, batch)
-    state = prefill(method.target, requests, max_path=_max_path(method))
+    state = prefill(
+        method.target,
+        requests,
+        max_path=_max_path(method),
+        context_layers=context_layers_of(method.drafter),
+    )
     return state, slots
 
 

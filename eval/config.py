@@ -9,7 +9,12 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from eval.rankings import Ranking
 from redrafter_jax.command_line import Settings
 from redrafter_jax.config import DraftConfig, DrafterConfig, TargetConfig
-from redrafter_jax.settings import BuildableSettings, DraftSettings, SamplingSettings
+from redrafter_jax.settings import (
+    BuildableSettings,
+    DrafterShape,
+    DraftSettings,
+    SamplingSettings,
+)
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -184,26 +189,19 @@ class PairShape(Settings):
 
     Attributes:
       target: shape of the target.
-      exit_dim: of the drafter; None for Apple's layout, twice the target's width.
-      num_draft_layers: of the drafter.
+      drafter: shape of the drafter.
       dtype: of both models' parameters and of the cache.
       report_dir: folder for what the command writes, made if it is missing.
     """
 
     target: TargetShape
-    exit_dim: PositiveInt | None = None
-    num_draft_layers: NonNegativeInt = 2
+    drafter: DrafterShape = DrafterShape()
     dtype: Dtype = "bfloat16"
     report_dir: Path
 
     def drafter_config(self) -> DrafterConfig:
         """The library's configuration of a drafter for this target."""
-        return DrafterConfig(
-            vocab_size=self.target.vocab_size,
-            hidden_size=self.target.hidden_size,
-            exit_dim=self.exit_dim or 2 * self.target.hidden_size,
-            num_draft_layers=self.num_draft_layers,
-        )
+        return self.drafter.build_for(self.target.build())
 
 
 class ShapeSettings(PairShape):

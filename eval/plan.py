@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from rich.table import Table
 from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
 from eval.config import PlanSettings
 from eval.report import describe_versions
+from eval.traffic import bytes_read
 from pallas_kernels.aot import AotUnavailableError, Memory, compile_on, gpu_mesh
 from pallas_kernels.gpus import GPUS
 from redrafter_jax.command_line import make_folder, parse_settings
@@ -40,19 +41,12 @@ DEFINITIONS = {
     "is no vocabulary projection only the tokens' rows) and the whole cache, full to its last slot",
     "verification": "one target call on N tokens: the same and more rows of the embedding; "
     "activations and logits are not counted",
-    "draft": "R rounds, each of which reads every weight of the drafter and W rows of the "
-    "embedding; what stays in the GPU's own cache between rounds is counted again",
+    "draft": "R rounds, each of which reads every weight of the drafter, or of the target's head "
+    "where it has none, and W rows of the embedding; the projection of its context is read once; "
+    "what stays in the GPU's own cache between rounds is counted again",
     "break_even": "(draft + verification) / plain: the acceptance length below which these bounds "
     "promise no gain",
 }
-
-
-class Traffic(NamedTuple):
-    """Bytes that a part of a decode step must read."""
-
-    draft: int
-    verification: int
-    plain: int
 
 
 def plan(arguments: Sequence[str] | None = None) -> None:
@@ -81,7 +75,8 @@ def plan(arguments: Sequence[str] | None = None) -> None:
     jax.config.update("jax_platforms", "cpu")
     target = abstract_target(target_config, dtype)
     drafter = abstract_drafter(drafter_config, dtype)
-    state = abstract_state(target, settings.batch_size, settings.slots, draft.max_path)
+    layers = drafter_config.context_layers
+    state = abstract_state(target, settings.batch_size, settings.slots, draft.max_path, layers)
 
     memory, reason = None, None
     try:
@@ -116,27 +111,6 @@ def plan(arguments: Sequence[str] | None = None) -> None:
     path.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
     _show(report)
     print(f"The report: {path}")
-
-
-def bytes_read(target: Target, drafter: Drafter, state: DecodeState, draft: DraftConfig) -> Traffic:
-    """The least that a decode step reads from device memory, its cache full."""
-    config = target.config
-    rows = len(state.root)
-    row_bytes = config.hidden_size * state.context.dtype.itemsize
-    once = bytes_of(target) + bytes_of((state.cache.keys, state.cache.values))
-    if not config.tie_word_embeddings:
-        once -= config.vocab_size * row_bytes
-
-    def target_call(nodes: int) -> int:
-        return once + rows * nodes * row_bytes * (not config.tie_word_embeddings)
-
-    # The root alone is fed in the first round, W tokens in every later one.
-    fed = 1 + draft.beam_width * (draft.draft_rounds - 1)
-    return Traffic(
-        draft=draft.draft_rounds * bytes_of(drafter) + rows * fed * row_bytes,
-        verification=target_call(draft.budget),
-        plain=target_call(1),
-    )
 
 
 def compiled_memory(

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from redrafter_jax.config import DraftConfig
-from redrafter_jax.decode import advance, draft_tree, until_done
-from redrafter_jax.drafter import Drafter
+from redrafter_jax.decode import advance, draft_scorer, draft_tree, until_done
+from redrafter_jax.drafter import Drafter, context_layers_of
 from redrafter_jax.program import program
 from redrafter_jax.sampling import draw_noise
 from redrafter_jax.target import Target
@@ -66,13 +66,15 @@ def decode_ranked(
 ) -> DecodeState:
     """`redrafter_jax.decode.decode`, with drafts ranked by what they are shown."""
 
+    decoder = target.merge()
+    scorer = draft_scorer(decoder, drafter)
+
     def step(state: DecodeState) -> DecodeState:
-        decoder = target.merge()
         first_position = state.cache.lengths + 1
         noise = draw_noise(state.sampling, first_position, draft.max_path, target.config.vocab_size)
         shown_noise = shown.noise_weight * noise
-        tree = draft_tree(decoder, drafter, state, shown_noise, shown.sampling, draft)
-        verified = decoder.tree_forward(tree, state.cache)
+        tree = draft_tree(decoder, drafter, state, shown_noise, shown.sampling, draft, scorer)
+        verified = decoder.tree_forward(tree, state.cache, context_layers_of(drafter))
         chosen = choose_tokens(verified.logits, tree.depth, noise, state.sampling)
         return advance(state, verified, chosen, accept(tree, chosen, draft.max_path))
 

@@ -24,7 +24,7 @@ from eval.table import describe_sampling, render_sampling_cost
 from redrafter_jax.command_line import make_folder, parse_settings
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.decode import decode, start
-from redrafter_jax.drafter import Drafter
+from redrafter_jax.drafter import Drafter, context_layers_of
 from redrafter_jax.program import program
 from redrafter_jax.requests import check_pair, prepare
 from redrafter_jax.sampling import draw_noise
@@ -113,7 +113,10 @@ def _time_steps(
     prompts = [[1] * settings.prompt_tokens] * settings.batch_size
     # No row ends before the last step, however many tokens it gains.
     limit = settings.steps * max_path + 1
-    state, _ = start(target, prompts, limit, sampling, None, (), max_path=max_path)
+    layers = context_layers_of(drafter)
+    state, _ = start(
+        target, prompts, limit, sampling, None, (), max_path=max_path, context_layers=layers
+    )
     state = jax.block_until_ready(state)
     started = time.perf_counter()
     jax.block_until_ready(decode(target, drafter, state, settings.steps, draft=draft))

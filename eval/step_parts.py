@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.timing import empty_like, repeat
 from redrafter_jax.config import DraftConfig
-from redrafter_jax.decode import advance, draft_tree
+from redrafter_jax.decode import advance, draft_scorer, draft_tree
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.program import program
 from redrafter_jax.sampling import draw_noise
@@ -33,24 +33,32 @@ def run_draft(
 ) -> TokenTree:
     """The beam search and the tree."""
     decoder = target.merge()
+    scorer = draft_scorer(decoder, drafter)
 
     def turn(_: TokenTree | None, none: Zero) -> TokenTree:
         rooted = state._replace(root=state.root + none)
-        return draft_tree(decoder, drafter, rooted, noise, state.sampling, draft)
+        return draft_tree(decoder, drafter, rooted, noise, state.sampling, draft, scorer)
 
     return repeat(turn, empty_like(turn, None, zero), turns, zero)
 
 
-@program(static_argnames="turns")
+@program(static_argnames=("turns", "context_layers"))
 def run_verify(
-    target: Target, state: DecodeState, tree: TokenTree, zero: Zero, *, turns: int
+    target: Target,
+    state: DecodeState,
+    tree: TokenTree,
+    zero: Zero,
+    *,
+    turns: int,
+    context_layers: tuple[int, ...] = (),
 ) -> Verified:
     """The target's pass over the tree, its cache left as it is."""
     decoder = target.merge()
 
     def turn(_: Verified | None, none: Zero) -> Verified:
         cache = state.cache._replace(lengths=state.cache.lengths + none)
-        return decoder.tree_forward(tree._replace(tokens=tree.tokens + none), cache)
+        fresh = tree._replace(tokens=tree.tokens + none)
+        return decoder.tree_forward(fresh, cache, context_layers)
 
     return repeat(turn, empty_like(turn, None, zero), turns, zero)
 

@@ -149,7 +149,8 @@ def make_timers(
     draft, cached = one.draft, one.cached(steps)
     max_path = draft.max_path
     zero = jnp.int32(0)
-    shapes = abstract_state(target, one.batch_size, one.slots, max_path)
+    layers = drafter.config.context_layers
+    shapes = abstract_state(target, one.batch_size, one.slots, max_path, layers)
     state = set_back(fill_state(shapes), cached, max_path, done=False)
     noise = make_noise(state, max_path=max_path, vocab_size=target.config.vocab_size)
     held = [state]
@@ -160,7 +161,7 @@ def make_timers(
     tree = search(state)
 
     def verify(state: DecodeState) -> Verified:
-        return run_verify(target, state, tree, zero, turns=steps)
+        return run_verify(target, state, tree, zero, turns=steps, context_layers=layers)
 
     verified = verify(state)
 
@@ -197,7 +198,9 @@ def make_timers(
         return decode(target, drafter, state, steps, draft=draft)
 
     def plain(state: DecodeState) -> DecodeState:
-        return decode(target, None, state, steps, draft=None)
+        # Without a drafter there are no context layers either.
+        narrow = state._replace(context=state.context[:, -target.config.hidden_size :])
+        return decode(target, None, narrow, steps, draft=None)
 
     return {
         "draft": reading(search, steps),
@@ -231,7 +234,8 @@ def _check(settings: StepsSettings, grid: Sequence[Combination]) -> None:
                 f"slots is {one.slots}, which {settings.steps} steps of up to "
                 f"{one.draft.max_path} tokens overrun; give more slots or fewer steps."
             )
-        state = abstract_state(target, one.batch_size, one.slots, one.draft.max_path)
+        layers = settings.drafter_config().context_layers
+        state = abstract_state(target, one.batch_size, one.slots, one.draft.max_path, layers)
         needed = weights + bytes_of(state)
         if limit is not None and needed > limit:
             raise InputError(

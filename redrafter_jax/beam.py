@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.drafter import RecurrentHead
 from redrafter_jax.sampling import filter_logits
-from redrafter_jax.types import Beams, Sampling
+from redrafter_jax.types import Beams, Sampling, Scorer
 
 
 class _Frontier(NamedTuple):
@@ -23,11 +23,12 @@ class _Frontier(NamedTuple):
 def beam_search(
     drafter: RecurrentHead,
     embedding: Float[Array, "V D"],
-    context: Float[Array, "B D"],
+    context: Float[Array, "B Z"],
     root: Int[Array, " B"],
     noise: Float[Array, "B P V"],
     sampling: Sampling,
     draft: DraftConfig,
+    scorer: Scorer | None = None,
 ) -> Beams:
     """Draft R tokens on each of W beams below the root.
 
@@ -40,23 +41,25 @@ def beam_search(
     Args:
       drafter: the recurrent head.
       embedding: the target's token embedding.
-      context: the target's last hidden state before the root.
+      context: the target's last hidden state before the root, and those of the context layers.
       root: the last decided token.
       noise: noise of the tokens after the root, from `draw_noise`; the first R are used.
       sampling: the rows' temperature and filters.
       draft: W, R, sharpness and candidates; neither W nor candidates may exceed U.
+      scorer: the target's vocabulary projection of the U tokens, where the drafter has none.
     """
 
     unit = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
     factor = (draft.sharpness * unit)[:, None, None]
 
     drafted = drafter.draft_token_ids
+    context = drafter.read_context(context)
 
     def advance(
         frontier: _Frontier, round_noise: Float[Array, "B U"]
     ) -> tuple[_Frontier, tuple[Array, Array, Array]]:
         states = drafter.step(frontier.states, embedding[frontier.tokens])
-        logits = drafter.logits(context[:, None], states)
+        logits = drafter.logits(context[:, None], states, scorer)
         scores = factor * (filter_logits(logits, sampling) + round_noise[:, None])
         best, tokens = _best(scores, draft.candidates or draft.beam_width)
         if draft.candidates:

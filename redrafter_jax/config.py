@@ -3,9 +3,13 @@
 import math
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, Literal, get_args
 
 from redrafter_jax.errors import InputError
 from redrafter_jax.rotary import LinearScaling, RopeScaling, YarnScaling
+
+Cell = Literal["simple", "gru", "sum"]
+Head = Literal["own", "target", "low_rank"]
 
 
 def _require_positive(owner: str, **values: int | float) -> None:
@@ -134,24 +138,34 @@ class TargetConfig:
 
 @dataclass(frozen=True)
 class DrafterConfig:
-    """Shape of a recurrent drafter in Apple's layout (`config.json` of a drafter folder).
+    """Shape of a recurrent drafter; the defaults are Apple's layout.
 
     Attributes:
       vocab_size: the target's vocabulary, V.
       hidden_size: the target's width, D; the recurrent state has the same width.
-      exit_dim: width of the residual blocks and of the vocabulary projection's input.
+      exit_dim: width of the residual blocks and of what they hand to the head.
       num_draft_layers: number of residual blocks.
-      rnn: True for the gated sum `SiLU(W e + U s + b)`; False for a running sum of embeddings.
+      cell: "simple" for `SiLU(W e + U s + b)` and "sum" for a running sum of embeddings, both of
+        Apple's layout; "gru" for a gated recurrent unit.
       draft_tokens: the tokens that can be drafted, in rising order: a head over few of V tokens is
         read faster, and a token it cannot draft is still decoded, by the target. None for all V.
+      head: "own" for a vocabulary projection of the drafter's; "low_rank" for one in two factors,
+        exit_dim to head_rank to the tokens; "target" for a projection to the target's width that
+        the target's own vocabulary projection scores, which the drafter does not store.
+      head_rank: of the two factors; None for the other heads.
+      context_layers: layers of the target, counted from 0, whose hidden states condition the
+        drafter beside the last one; empty in Apple's layout.
     """
 
     vocab_size: int
     hidden_size: int
     exit_dim: int
     num_draft_layers: int
-    rnn: bool = True
+    cell: Cell = "simple"
     draft_tokens: tuple[int, ...] | None = None
+    head: Head = "own"
+    head_rank: int | None = None
+    context_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _require_positive(
@@ -164,8 +178,34 @@ class DrafterConfig:
             raise InputError(
                 f"DrafterConfig.num_draft_layers is {self.num_draft_layers}; it must be 0 or more."
             )
+        for name, kinds in (("cell", Cell), ("head", Head)):
+            if getattr(self, name) not in get_args(kinds):
+                raise InputError(
+                    f"DrafterConfig.{name} is {getattr(self, name)!r}; it must be one of "
+                    f"{', '.join(get_args(kinds))}."
+                )
+        self._check_head_rank()
+        for before, layer in pairwise((-1, *self.context_layers)):
+            if layer <= before:
+                raise InputError(
+                    f"DrafterConfig.context_layers holds {layer} after {before}; they must rise "
+                    "from 0."
+                )
         if self.draft_tokens is not None:
             self._check_draft_tokens(self.draft_tokens)
+
+    def _check_head_rank(self) -> None:
+        if self.head != "low_rank":
+            if self.head_rank is not None:
+                raise InputError(
+                    f"DrafterConfig.head_rank is {self.head_rank} and head is {self.head!r}; give "
+                    "a rank to head='low_rank' alone."
+                )
+        elif self.head_rank is None or not 1 <= self.head_rank < self.exit_dim:
+            raise InputError(
+                f"DrafterConfig.head_rank is {self.head_rank}; head='low_rank' needs 1 or more and "
+                f"less than exit_dim={self.exit_dim}."
+            )
 
     def _check_draft_tokens(self, tokens: tuple[int, ...]) -> None:
         if not tokens:
@@ -178,9 +218,29 @@ class DrafterConfig:
                 )
 
     @property
+    def beyond_apple(self) -> dict[str, Any]:
+        """The fields that Apple's layout does not have, where they say more than it does.
+
+        Empty for a drafter that Apple's code can read.
+        """
+        fields = {
+            "cell": self.cell if self.cell == "gru" else None,
+            "draft_tokens": self.draft_tokens,
+            "head": self.head if self.head != "own" else None,
+            "head_rank": self.head_rank,
+            "context_layers": self.context_layers or None,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+    @property
     def draft_vocab_size(self) -> int:
         """The number of tokens that can be drafted."""
         return self.vocab_size if self.draft_tokens is None else len(self.draft_tokens)
+
+    @property
+    def context_size(self) -> int:
+        """Z, the width of what conditions the drafter."""
+        return self.hidden_size * (len(self.context_layers) + 1)
 
     @property
     def has_input_projection(self) -> bool:

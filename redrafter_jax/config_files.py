@@ -1,11 +1,11 @@
-"""JSON files of model folders, and the `config.json` of drafters in Apple's layout."""
+"""JSON files of model folders, and the `config.json` of drafters."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from redrafter_jax.config import DrafterConfig
+from redrafter_jax.config import Cell, DrafterConfig, Head
 from redrafter_jax.errors import InputError
 
 DRAFTER_MODEL_TYPE = "recurrent_drafting_drafter"
@@ -50,29 +50,54 @@ def read_drafter_config(folder: Path) -> DrafterConfig:
         hidden_size=field(values, "hidden_size", path, int),
         exit_dim=field(values, "exit_dim", path, int),
         num_draft_layers=field(values, "num_draft_layers", path, int),
-        rnn=field(values, "rnn", path, bool),
-        draft_tokens=_draft_tokens(values, path),
+        cell=_cell(values, path),
+        draft_tokens=_whole_numbers(values, "draft_tokens", path),
+        head=_stated(values, "head", Head, path) or "own",
+        head_rank=field(values, "head_rank", path, int) if "head_rank" in values else None,
+        context_layers=_whole_numbers(values, "context_layers", path) or (),
     )
 
 
-def _draft_tokens(values: dict[str, Any], path: Path) -> tuple[int, ...] | None:
-    if values.get("draft_tokens") is None:
+def _cell(values: dict[str, Any], path: Path) -> Cell:
+    """Apple's layout states whether there is a cell, in `rnn`; ours which, if it is another."""
+    has_cell = field(values, "rnn", path, bool)
+    stated = _stated(values, "cell", Cell, path)
+    if stated is None:
+        return "simple" if has_cell else "sum"
+    if has_cell == (stated == "sum"):
+        raise InputError(
+            f"{path} states rnn={has_cell} and cell={stated!r}, which contradict each other."
+        )
+    return stated
+
+
+def _stated(values: dict[str, Any], name: str, kinds: Any, path: Path) -> Any:
+    """One of a few words, or None where it is not stated."""
+    value = values.get(name)
+    if value is not None and value not in get_args(kinds):
+        raise InputError(
+            f"{path} states {name}={value!r}; supported are {', '.join(get_args(kinds))}."
+        )
+    return value
+
+
+def _whole_numbers(values: dict[str, Any], name: str, path: Path) -> tuple[int, ...] | None:
+    if values.get(name) is None:
         return None
-    tokens = values["draft_tokens"]
-    if not isinstance(tokens, list):
-        raise InputError(f"{path} states draft_tokens={tokens!r}; it must be a list of token ids.")
-    for token in tokens:
-        if type(token) is not int:
-            raise InputError(f"{path} states {token!r} in 'draft_tokens'; they must be integers.")
-    return tuple(tokens)
+    numbers = values[name]
+    if not isinstance(numbers, list):
+        raise InputError(f"{path} states {name}={numbers!r}; it must be a list of integers.")
+    for number in numbers:
+        if type(number) is not int:
+            raise InputError(f"{path} states {number!r} in {name!r}; they must be integers.")
+    return tuple(numbers)
 
 
 def drafter_fields(config: DrafterConfig) -> dict[str, Any]:
     """What Apple's code would state of the drafter in `config.json`.
 
-    And `draft_tokens` where it can draft some tokens only, which Apple's code does not know.
+    And what it does not know, where the drafter has it: `DrafterConfig.beyond_apple`.
     """
-    fewer = {} if config.draft_tokens is None else {"draft_tokens": list(config.draft_tokens)}
     return {
         "architectures": ["Drafter"],
         "model_type": DRAFTER_MODEL_TYPE,
@@ -81,8 +106,8 @@ def drafter_fields(config: DrafterConfig) -> dict[str, Any]:
         "exit_dim": config.exit_dim,
         "num_draft_layers": config.num_draft_layers,
         "num_lookback_tokens": -1,
-        "rnn": config.rnn,
-        **fewer,
+        "rnn": config.cell != "sum",
+        **config.beyond_apple,
     }
 
 

@@ -15,14 +15,23 @@ from redrafter_jax.acceptance import acceptance_length
 from redrafter_jax.beam import beam_search
 from redrafter_jax.cache import commit
 from redrafter_jax.config import DraftConfig, SamplingConfig
-from redrafter_jax.drafter import Drafter
+from redrafter_jax.drafter import Drafter, context_layers_of
+from redrafter_jax.errors import InputError
 from redrafter_jax.prefill import Memory, prefill
 from redrafter_jax.program import program
 from redrafter_jax.requests import PerRow, StopTokens, check_pair, prepare
 from redrafter_jax.sampling import draw_noise
 from redrafter_jax.target import Decoder, Target
 from redrafter_jax.tree import build_tree, root_tree
-from redrafter_jax.types import Accepted, DecodeState, DecodeStats, Sampling, TokenTree, Verified
+from redrafter_jax.types import (
+    Accepted,
+    DecodeState,
+    DecodeStats,
+    Sampling,
+    Scorer,
+    TokenTree,
+    Verified,
+)
 from redrafter_jax.verify import accept, choose_tokens, is_stop, log_probs_of
 
 
@@ -46,11 +55,22 @@ class Generation(NamedTuple):
 
 
 def decode_step(
-    target: Target, drafter: Drafter | None, state: DecodeState, draft: DraftConfig | None
+    target: Target,
+    drafter: Drafter | None,
+    state: DecodeState,
+    draft: DraftConfig | None,
+    scorer: Scorer | None = None,
 ) -> DecodeState:
     """Draft a tree, verify it in one target call, keep what the target chose itself.
 
     Without a drafter the tree is its root alone: plain decoding, on the same path.
+
+    Args:
+      target: the target model.
+      drafter: the drafter, or None.
+      state: from `prefill` or the step before.
+      draft: how trees are drafted, or None.
+      scorer: from `draft_scorer`, made outside of a loop over steps; None makes it here.
     """
     decoder = target.merge()
     max_path = draft.max_path if draft else 1
@@ -60,11 +80,21 @@ def decode_step(
     if drafter is None or draft is None:
         tree = root_tree(state.root)
     else:
-        tree = draft_tree(decoder, drafter, state, noise, state.sampling, draft)
-    verified = decoder.tree_forward(tree, state.cache)
+        tree = draft_tree(decoder, drafter, state, noise, state.sampling, draft, scorer)
+    verified = decoder.tree_forward(tree, state.cache, context_layers_of(drafter))
     chosen = choose_tokens(verified.logits, tree.depth, noise, state.sampling)
     accepted = accept(tree, chosen, max_path)
     return advance(state, verified, chosen, accepted)
+
+
+def draft_scorer(decoder: Decoder, drafter: Drafter | None) -> Scorer | None:
+    """The target's vocabulary projection for a drafter that has none; None for all others.
+
+    The weights of a smaller vocabulary are gathered here, so that no step does it again.
+    """
+    if drafter is None or drafter.config.head != "target":
+        return None
+    return decoder.scorer(drafter.merge().draft_token_ids)
 
 
 def draft_tree(
@@ -74,8 +104,19 @@ def draft_tree(
     noise: Float[Array, "B P V"],
     sampling: Sampling,
     draft: DraftConfig,
+    scorer: Scorer | None = None,
 ) -> TokenTree:
-    """The tree below each row's root, as beams find it that see this noise and this sampling."""
+    """The tree below each row's root, as beams find it that see this noise and this sampling.
+
+    Raises:
+      InputError: the state was made without the drafter's context layers.
+    """
+    if state.context.shape[1] != drafter.config.context_size:
+        raise InputError(
+            f"The state's context is {state.context.shape[1]} wide and the drafter's is "
+            f"{drafter.config.context_size}; prefill with context_layers="
+            f"{drafter.config.context_layers}."
+        )
     beams = beam_search(
         drafter.merge(),
         decoder.embed_tokens[...],
@@ -84,6 +125,7 @@ def draft_tree(
         noise,
         sampling,
         draft,
+        scorer or draft_scorer(decoder, drafter),
     )
     return build_tree(state.root, beams, draft)
 
@@ -136,7 +178,10 @@ def decode(
     draft: DraftConfig | None,
 ) -> DecodeState:
     """Decode steps until every row is done, `max_steps` at most; the state is donated."""
-    return until_done(lambda state: decode_step(target, drafter, state, draft), state, max_steps)
+    scorer = draft_scorer(target.merge(), drafter)
+    return until_done(
+        lambda state: decode_step(target, drafter, state, draft, scorer), state, max_steps
+    )
 
 
 def until_done(
@@ -218,6 +263,7 @@ def generate(
         eos_token_ids,
         max_path=draft.max_path,
         log_probs=log_probs,
+        context_layers=drafter.config.context_layers,
     )
     return collect(decode(target, drafter, state, max_steps, draft=draft), prompts)
 
@@ -257,8 +303,9 @@ def start(
     max_path: int,
     log_probs: bool = False,
     memory: Memory | None = None,
+    context_layers: tuple[int, ...] = (),
 ) -> tuple[DecodeState, int]:
-    """Check and prefill the prompts; arguments as in `generate`.
+    """Check and prefill the prompts; arguments as in `generate` and `prefill`.
 
     A `memory` of texts that the prompts may begin with, row by row, spares what is in it already:
     only the rest is read. It is donated, and its slots become the state's.
@@ -279,7 +326,14 @@ def start(
         max_path,
         None if memory is None else memory.tokens.shape,
     )
-    state = prefill(target, requests, memory, max_path=max_path, log_probs=log_probs)
+    state = prefill(
+        target,
+        requests,
+        memory,
+        max_path=max_path,
+        log_probs=log_probs,
+        context_layers=context_layers,
+    )
     return state, slots
 
 

@@ -38,7 +38,9 @@ def empty_memory(target: Target, batch: int, slots: int) -> Memory:
     return Memory(jnp.zeros((batch, slots), jnp.int32), cache)
 
 
-@program(static_argnames=("max_path", "chunk", "log_probs"), donate_argnames="memory")
+@program(
+    static_argnames=("max_path", "chunk", "log_probs", "context_layers"), donate_argnames="memory"
+)
 def prefill(
     target: Target,
     requests: Requests,
@@ -47,6 +49,7 @@ def prefill(
     max_path: int,
     chunk: int | None = None,
     log_probs: bool = False,
+    context_layers: tuple[int, ...] = (),
 ) -> DecodeState:
     """Run the target over the prompts and choose each row's first token.
 
@@ -60,10 +63,12 @@ def prefill(
       max_path: P of the decode steps to come.
       chunk: tokens per pass; None takes what suits the platform.
       log_probs: keep the log-probability of every new token.
+      context_layers: of the drafter that will read the state.
     """
     decoder = target.merge()
     B, S = requests.tokens.shape
-    last, cache = read_prompts(target, requests, memory or empty_memory(target, B, S), chunk)
+    memory = memory or empty_memory(target, B, S)
+    last, cache = read_prompts(target, requests, memory, chunk, context_layers)
     logits = decoder.logits(last[:, None])
     lengths = requests.lengths
     noise = draw_noise(requests.sampling, lengths, 1, logits.shape[-1])
@@ -91,9 +96,13 @@ def prefill(
 
 
 def read_prompts(
-    target: Target, requests: Requests, memory: Memory, chunk: int | None = None
-) -> tuple[Float[Array, "B D"], KVCache]:
-    """The last hidden state at the end of each prompt, and the cache with all prompts in it.
+    target: Target,
+    requests: Requests,
+    memory: Memory,
+    chunk: int | None = None,
+    context_layers: tuple[int, ...] = (),
+) -> tuple[Float[Array, "B Z"], KVCache]:
+    """The hidden states at the end of each prompt, and the cache with all prompts in it.
 
     The last chunk of a row ends with its prompt, so that it begins at or before what is still to
     be read and never runs past the slots. A row that is through with it reads it once more while
@@ -104,6 +113,7 @@ def read_prompts(
       requests: the prompts.
       memory: what need not be read again.
       chunk: tokens per pass; None takes what suits the platform.
+      context_layers: whose hidden states come before the last ones; see `Decoder.forward`.
     """
     decoder, lengths = target.merge(), requests.lengths
     B, S = requests.tokens.shape
@@ -115,17 +125,18 @@ def read_prompts(
     chunks = jnp.maximum(jnp.max((lengths - known + C - 1) // C), 1)
 
     def read(
-        index: Int[Array, ""], carry: tuple[KVCache, Float[Array, "B D"]]
-    ) -> tuple[KVCache, Float[Array, "B D"]]:
+        index: Int[Array, ""], carry: tuple[KVCache, Float[Array, "B Z"]]
+    ) -> tuple[KVCache, Float[Array, "B Z"]]:
         cache, _ = carry
         begin = jnp.minimum(known + index * C, begin_of_last)
         fresh = jax.vmap(lambda row, at: jax.lax.dynamic_slice(row, (at,), (C,)))(
             requests.tokens, begin
         )
-        hidden, cache = decoder.extend(fresh, cache._replace(lengths=begin))
+        hidden, cache = decoder.extend(fresh, cache._replace(lengths=begin), context_layers)
         end = jnp.clip(lengths - 1 - begin, 0, C - 1)
         return cache, jnp.take_along_axis(hidden, end[:, None, None], axis=1)[:, 0]
 
-    nothing = jnp.zeros((B, target.config.hidden_size), memory.cache.keys[0].dtype)
+    width = (len(context_layers) + 1) * target.config.hidden_size
+    nothing = jnp.zeros((B, width), memory.cache.keys[0].dtype)
     cache, last = jax.lax.fori_loop(0, chunks, read, (memory.cache, nothing))
     return last, cache._replace(lengths=lengths)

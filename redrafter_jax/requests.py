@@ -139,7 +139,7 @@ def check_pair(target: TargetConfig, drafter: DrafterConfig, draft: DraftConfig)
     """Refuse a drafter that was trained for another target, and beams wider than its vocabulary.
 
     Raises:
-      InputError: width or vocabulary differ, or the beam is too wide.
+      InputError: width, vocabulary or layers differ, or the beam is too wide.
     """
     for name in ("hidden_size", "vocab_size"):
         ours, theirs = getattr(drafter, name), getattr(target, name)
@@ -148,12 +148,28 @@ def check_pair(target: TargetConfig, drafter: DrafterConfig, draft: DraftConfig)
                 f"The drafter's {name} is {ours} and the target's is {theirs}; use a drafter "
                 "trained for this target."
             )
+    check_context_layers(target, drafter.context_layers, "The drafter's context_layers")
     for name in ("beam_width", "candidates"):
         asked = getattr(draft, name) or 0
         if asked > drafter.draft_vocab_size:
             raise InputError(
                 f"DraftConfig.{name} is {asked}, more than the {drafter.draft_vocab_size} tokens "
                 "that the drafter can draft."
+            )
+
+
+def check_context_layers(target: TargetConfig, layers: Sequence[int], name: str) -> None:
+    """Refuse layers that the target does not have beside its last; the sentence calls them `name`.
+
+    Raises:
+      InputError: there is one.
+    """
+    last = target.num_hidden_layers - 1
+    for layer in layers:
+        if layer >= last:
+            raise InputError(
+                f"{name} holds {layer}; the target has {last + 1} layers, counted from 0, of which "
+                f"the last, {last}, is always read: name lower ones."
             )
 
 

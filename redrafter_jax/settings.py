@@ -1,14 +1,23 @@
 """The library's configurations as settings of a command line."""
 
+import sys
 from abc import abstractmethod
 from typing import Any
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from pydantic_core import PydanticCustomError
 
 from redrafter_jax.command_line import Settings
-from redrafter_jax.config import DraftConfig, SamplingConfig
+from redrafter_jax.config import (
+    Cell,
+    DraftConfig,
+    DrafterConfig,
+    Head,
+    SamplingConfig,
+    TargetConfig,
+)
 from redrafter_jax.errors import InputError
+from redrafter_jax.requests import check_context_layers
 
 
 class BuildableSettings(Settings):
@@ -44,6 +53,63 @@ class DraftSettings(BuildableSettings):
     def build(self) -> DraftConfig:
         """The library's configuration."""
         return DraftConfig(**self.model_dump())
+
+
+class DrafterShape(BuildableSettings):
+    """Shape of a drafter: the fields of `redrafter_jax.DrafterConfig` that a target leaves open.
+
+    `exit_dim` None is Apple's layout, twice the target's width. `draft_vocab_size` makes the head
+    one to that many tokens; None makes it one to all.
+    """
+
+    exit_dim: PositiveInt | None = None
+    num_draft_layers: NonNegativeInt = 2
+    cell: Cell = DrafterConfig.cell
+    head: Head = DrafterConfig.head
+    head_rank: PositiveInt | None = DrafterConfig.head_rank
+    context_layers: tuple[NonNegativeInt, ...] = DrafterConfig.context_layers
+    draft_vocab_size: PositiveInt | None = None
+
+    def build(
+        self,
+        vocab_size: int = sys.maxsize,
+        hidden_size: int = sys.maxsize,
+        draft_tokens: tuple[int, ...] | None = None,
+    ) -> DrafterConfig:
+        """The library's configuration; by default for a target as large as can be."""
+        return DrafterConfig(
+            vocab_size=vocab_size,
+            hidden_size=hidden_size,
+            exit_dim=self.exit_dim or 2 * hidden_size,
+            num_draft_layers=self.num_draft_layers,
+            cell=self.cell,
+            draft_tokens=draft_tokens,
+            head=self.head,
+            head_rank=self.head_rank,
+            context_layers=self.context_layers,
+        )
+
+    def build_for(
+        self, target: TargetConfig, draft_tokens: tuple[int, ...] | None = None
+    ) -> DrafterConfig:
+        """The library's configuration of a drafter for this target.
+
+        Args:
+          target: the target's configuration.
+          draft_tokens: the tokens that can be drafted; None takes the first `draft_vocab_size`.
+
+        Raises:
+          InputError: the target has not so many tokens, or not these layers.
+        """
+        count = self.draft_vocab_size
+        if count is not None and count > target.vocab_size:
+            raise InputError(
+                f"drafter.draft_vocab_size is {count}; the target has {target.vocab_size} tokens."
+            )
+        check_context_layers(target, self.context_layers, "drafter.context_layers")
+        if draft_tokens is None and count is not None:
+            draft_tokens = tuple(range(count))
+        return self.build(target.vocab_size, target.hidden_size, draft_tokens)
 
 
 class SamplingSettings(BuildableSettings):

@@ -11,7 +11,7 @@ import numpy as np
 
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.decode import Generation, collect, decode, start
-from redrafter_jax.drafter import Drafter
+from redrafter_jax.drafter import Drafter, context_layers_of
 from redrafter_jax.errors import InputError
 from redrafter_jax.requests import PerRow, StopTokens, check_pair, check_whole
 from redrafter_jax.target import Target
@@ -95,6 +95,7 @@ def stream(
         eos_token_ids,
         max_path=draft.max_path if draft else 1,
         log_probs=log_probs,
+        context_layers=context_layers_of(drafter),
     )
     rows = [
         _Row(TextStream(detokenize, prompt, stop) if detokenize else None)

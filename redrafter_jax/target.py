@@ -14,7 +14,7 @@ from redrafter_jax.config import TargetConfig
 from redrafter_jax.layers import rms_norm, rotary_angles, rotate, swiglu
 from redrafter_jax.model import Model
 from redrafter_jax.rotary import YarnScaling, rotary_frequencies
-from redrafter_jax.types import KVCache, TokenTree, Verified
+from redrafter_jax.types import KVCache, Scorer, TokenTree, Verified
 
 Attend = Callable[
     [Float[Array, "B T Q H"], Float[Array, "B T K H"], Float[Array, "B T K H"]],
@@ -132,9 +132,12 @@ class Decoder(nnx.Module):
             self.lm_head = nnx.Param(_WEIGHT_INIT(rngs.params(), shape[::-1]))
 
     def forward(
-        self, tokens: Int[Array, "B T"], segments: Int[Array, "B T"] | None = None
+        self,
+        tokens: Int[Array, "B T"],
+        segments: Int[Array, "B T"] | None = None,
+        context_layers: tuple[int, ...] = (),
     ) -> tuple[
-        Float[Array, "B T D"],
+        Float[Array, "B T Z"],
         tuple[Float[Array, "B T K H"], ...],
         tuple[Float[Array, "B T K H"], ...],
     ]:
@@ -144,9 +147,11 @@ class Decoder(nnx.Module):
           tokens: token ids.
           segments: several sequences may share a row, one after the other, each with a number of
             its own: none sees another, and each begins at position 0. None for one per row.
+          context_layers: layers, counted from 0, whose hidden states come before the last ones.
 
         Returns:
           The last hidden states (after the final norm), and per layer the keys and the values.
+          Other layers' hidden states go through the final norm too, so that all are of one scale.
         """
         places = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         positions = places
@@ -158,43 +163,58 @@ class Decoder(nnx.Module):
             window = self.config.window_of(layer)
             return partial(prefill_attention, window=window, segments=segments)
 
-        return self._layers(tokens, positions, attend_in)
+        return self._layers(tokens, positions, attend_in, context_layers)
 
-    def tree_forward(self, tree: TokenTree, cache: KVCache) -> Verified:
+    def tree_forward(
+        self, tree: TokenTree, cache: KVCache, context_layers: tuple[int, ...] = ()
+    ) -> Verified:
         """One pass over the nodes of a tree that hangs below the cached tokens.
 
         Each node sits at position `lengths + depth`, sees the cache and its ancestors, and its
-        keys and values are returned beside the cache, not written to it.
+        keys and values are returned beside the cache, not written to it. Hidden states are those
+        of `forward`.
         """
         # A dead slot has token -1; whatever it is embedded as, no live node sees it.
         tokens = jnp.maximum(tree.tokens, 0)
-        hidden, keys, values = self._below(cache, tokens, tree.depth, tree.mask)
+        hidden, keys, values = self._below(cache, tokens, tree.depth, tree.mask, context_layers)
         return Verified(self.logits(hidden), hidden, keys, values)
 
     def extend(
-        self, tokens: Int[Array, "B C"], cache: KVCache
-    ) -> tuple[Float[Array, "B C D"], KVCache]:
+        self, tokens: Int[Array, "B C"], cache: KVCache, context_layers: tuple[int, ...] = ()
+    ) -> tuple[Float[Array, "B C Z"], KVCache]:
         """One pass over C tokens that follow the cached ones, which must leave C slots.
 
         Returns:
-          Their last hidden states, and the cache with them in it.
+          Their hidden states, those of `forward`, and the cache with them in it.
         """
         B, C = tokens.shape
         depth = jnp.broadcast_to(jnp.arange(C), (B, C))
         chain = jnp.broadcast_to(jnp.tri(C, dtype=bool), (B, C, C))
-        hidden, keys, values = self._below(cache, tokens, depth, chain)
+        hidden, keys, values = self._below(cache, tokens, depth, chain, context_layers)
         return hidden, append(cache, keys, values, jnp.full(B, C))
 
-    def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
-        """Scores of the next token, float32."""
+    def logits(self, hidden: Float[Array, "... Z"]) -> Float[Array, "... V"]:
+        """Scores of the next token, float32, from the last of the hidden states alone."""
+        return self.scorer()(hidden[..., -self.config.hidden_size :])
+
+    def scorer(self, tokens: Int[Array, " U"] | None = None) -> Scorer:
+        """The vocabulary projection of all V tokens, or of some in their order.
+
+        The weights of some are gathered by this call: make it outside of loops.
+        """
         if not self.config.tie_word_embeddings:
-            return jnp.matmul(hidden, self.head, preferred_element_type=jnp.float32)
-        # Written as the embedding times a few columns, and held so by the barriers: on the CPU XLA
-        # would otherwise transpose the whole embedding in every step.
-        columns = jax.lax.optimization_barrier(jnp.moveaxis(hidden, -1, 0))
-        embedding = self.embed_tokens[...]
-        scores = jnp.tensordot(embedding, columns, 1, preferred_element_type=jnp.float32)
-        return jnp.moveaxis(jax.lax.optimization_barrier(scores), 0, -1)
+            head = self.lm_head[...] if tokens is None else self.lm_head[...][:, tokens]
+            return lambda hidden: jnp.matmul(hidden, head, preferred_element_type=jnp.float32)
+        embedding = self.embed_tokens[...] if tokens is None else self.embed_tokens[...][tokens]
+
+        def score(hidden: Float[Array, "... D"]) -> Float[Array, "... U"]:
+            # Written as the embedding times a few columns, and held so by the barriers: on the CPU
+            # XLA would otherwise transpose the whole embedding in every step.
+            columns = jax.lax.optimization_barrier(jnp.moveaxis(hidden, -1, 0))
+            scores = jnp.tensordot(embedding, columns, 1, preferred_element_type=jnp.float32)
+            return jnp.moveaxis(jax.lax.optimization_barrier(scores), 0, -1)
+
+        return score
 
     @property
     def head(self) -> Float[Array, "D V"]:
@@ -215,8 +235,9 @@ class Decoder(nnx.Module):
         tokens: Int[Array, "B N"],
         depth: Int[Array, "B N"],
         mask: Bool[Array, "B N N"],
+        context_layers: tuple[int, ...],
     ) -> tuple[
-        Float[Array, "B N D"],
+        Float[Array, "B N Z"],
         tuple[Float[Array, "B N K H"], ...],
         tuple[Float[Array, "B N K H"], ...],
     ]:
@@ -232,27 +253,32 @@ class Decoder(nnx.Module):
                 window=self.config.window_of(layer),
             )
 
-        return self._layers(tokens, cache.lengths[:, None] + depth, attend_in)
+        return self._layers(tokens, cache.lengths[:, None] + depth, attend_in, context_layers)
 
     def _layers(
         self,
         tokens: Int[Array, "B T"],
         positions: Int[Array, "B T"],
         attend_in: Callable[[int], Attend],
+        context_layers: tuple[int, ...],
     ) -> tuple[
-        Float[Array, "B T D"],
+        Float[Array, "B T Z"],
         tuple[Float[Array, "B T K H"], ...],
         tuple[Float[Array, "B T K H"], ...],
     ]:
         x = self.embed_tokens[...][tokens]
         angles = self._angles(positions)
-        keys, values = [], []
+        keys, values, context = [], [], []
         for index, layer in enumerate(self.layers):
             x, k, v = layer(x, angles, attend_in(index))
             keys.append(k)
             values.append(v)
-        hidden = rms_norm(x, self.norm[...], self.config.rms_norm_eps)
-        return hidden, tuple(keys), tuple(values)
+            if index in context_layers:
+                context.append(x)
+        normalised = [
+            rms_norm(one, self.norm[...], self.config.rms_norm_eps) for one in (*context, x)
+        ]
+        return jnp.concatenate(normalised, axis=-1), tuple(keys), tuple(values)
 
 
 Target = Model[TargetConfig, Decoder]

@@ -5,13 +5,18 @@ T prompt length  Q, K query, key heads      R draft rounds (tokens drafted per b
 S cache slots    H head dimension           N tree nodes, root included
 V vocabulary     D model width              P R + 1, the longest accepted path
 E stop tokens    U tokens that can be drafted, V or fewer
+Z context width, D for every hidden state in it
 
 All of them are `NamedTuple`s: pytrees that pass through every JAX transform.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int
+
+# A target's own vocabulary projection, for whatever is as wide as its hidden states; float32.
+Scorer = Callable[[Float[Array, "... D"]], Float[Array, "... U"]]
 
 
 class Sampling(NamedTuple):
@@ -84,13 +89,14 @@ class Verified(NamedTuple):
 
     Attributes:
       logits: scores of the token after each node, float32.
-      hidden: last hidden state (after the final norm) at each node.
+      hidden: last hidden state (after the final norm) at each node; before it those of the
+        context layers that were asked for.
       keys: per layer, the nodes' own keys.
       values: per layer, the nodes' own values.
     """
 
     logits: Float[Array, "B N V"]
-    hidden: Float[Array, "B N D"]
+    hidden: Float[Array, "B N Z"]
     keys: tuple[Float[Array, "B N K H"], ...]
     values: tuple[Float[Array, "B N K H"], ...]
 
@@ -132,7 +138,8 @@ class DecodeState(NamedTuple):
     Attributes:
       tokens: decided tokens, garbage past them.
       cache: keys and values of all decided tokens but the root.
-      context: the target's last hidden state at the token before the root.
+      context: the target's last hidden state at the token before the root; before it those of
+        the drafter's context layers.
       root: the last decided token.
       done: the row met a stop token or its limit; nothing of it changes any more.
       limits: number of tokens, prompt included, at which a row ends.
@@ -145,7 +152,7 @@ class DecodeState(NamedTuple):
 
     tokens: Int[Array, "B S"]
     cache: KVCache
-    context: Float[Array, "B D"]
+    context: Float[Array, "B Z"]
     root: Int[Array, " B"]
     done: Bool[Array, " B"]
     limits: Int[Array, " B"]

@@ -130,17 +130,21 @@ class DrafterWeights(NamedTuple):
     input_bias: Array | None
     blocks: list[tuple[Array, Array]]
     vocabulary: Array
+    gru: tuple[Array, Array, Array, Array] | None
+    context_proj: Array | None
+    head_proj: Array | None
 
     @classmethod
-    def of(cls, head: Any) -> "DrafterWeights":
-        """Those of a `RecurrentHead`, by attribute."""
+    def of(cls, head: Any, borrowed: Array | None = None) -> "DrafterWeights":
+        """Those of a `RecurrentHead`, by attribute; the vocabulary projection may be borrowed."""
 
         def wide(owner: str, part: str) -> Array | None:
             layer = getattr(head, owner, None)
             return None if layer is None else np.asarray(getattr(layer, part)[...], np.float64)
 
-        vocabulary = wide("lm_head", "kernel")
+        vocabulary = wide("lm_head", "kernel") if borrowed is None else borrowed
         assert vocabulary is not None
+        parts = [wide(name, part) for name in ("gru_w", "gru_u") for part in ("kernel", "bias")]
         return cls(
             wide("rnn_w", "kernel"),
             wide("rnn_u", "kernel"),
@@ -152,21 +156,46 @@ class DrafterWeights(NamedTuple):
                 for b in head.blocks
             ],
             vocabulary,
+            None if parts[0] is None else tuple(parts),
+            wide("context_proj", "kernel"),
+            wide("head_proj", "kernel"),
         )
 
     def step(self, state: Array, embedding: Array) -> Array:
-        """SiLU(W e + U s + b), or a running sum without a recurrence."""
+        """SiLU(W e + U s + b), torch.nn.GRUCell, or a running sum without a recurrence."""
+        if self.gru is not None:
+            return self._gated(state, embedding)
         if self.rnn_w is None or self.rnn_u is None:
             return state + embedding
         return silu(embedding @ self.rnn_w + state @ self.rnn_u + self.rnn_bias)
 
+    def _gated(self, state: Array, embedding: Array) -> Array:
+        """As PyTorch documents GRUCell: gates r, z and candidate n, each with both biases."""
+        assert self.gru is not None
+        w, w_bias, u, u_bias = self.gru
+        D = len(state)
+
+        def sigmoid(x: Array) -> Array:
+            return 1 / (1 + np.exp(-x))
+
+        r, z, n = slice(0, D), slice(D, 2 * D), slice(2 * D, 3 * D)
+        reset = sigmoid(embedding @ w[:, r] + w_bias[r] + state @ u[:, r] + u_bias[r])
+        update = sigmoid(embedding @ w[:, z] + w_bias[z] + state @ u[:, z] + u_bias[z])
+        hidden = state @ u[:, n] + u_bias[n]
+        candidate = np.tanh(embedding @ w[:, n] + w_bias[n] + reset * hidden)
+        return (1 - update) * candidate + update * state
+
     def logits(self, context: Array, state: Array) -> Array:
-        """[h ; s] -> projection -> residual blocks -> vocabulary."""
+        """[h ; s] -> projection -> residual blocks -> head projection -> vocabulary."""
+        if self.context_proj is not None:
+            context = context @ self.context_proj
         x = np.concatenate([context, state])
         if self.input_proj is not None:
             x = x @ self.input_proj + self.input_bias
         for kernel, bias in self.blocks:
             x = x + silu(x @ kernel + bias)
+        if self.head_proj is not None:
+            x = x @ self.head_proj
         return x @ self.vocabulary
 
 
@@ -192,7 +221,7 @@ def beam_search(
     candidates: int | None = None,
 ) -> list[list[Beam]]:
     """All extensions of all beams scored and sorted whole; one row, noise [R V]."""
-    beams = [Beam(0.0, 0, root, np.zeros(len(context)))]
+    beams = [Beam(0.0, 0, root, np.zeros(embedding.shape[1]))]
     trace = []
     for step in range(rounds):
         extensions = []

@@ -140,8 +140,10 @@ class Uneven(Decoder):
         super().__init__(config, rngs=nnx.Rngs(0))
         self.nudge = nnx.Param(jnp.float32(nudge))
 
-    def tree_forward(self, tree: TokenTree, cache: KVCache) -> Verified:
-        verified = super().tree_forward(tree, cache)
+    def tree_forward(
+        self, tree: TokenTree, cache: KVCache, context_layers: tuple[int, ...] = ()
+    ) -> Verified:
+        verified = super().tree_forward(tree, cache, context_layers)
         many = tree.tokens.shape[1] > 1
         logits = verified.logits.at[..., -1].add(self.nudge[...] if many else 0.0)
         return verified._replace(logits=logits)

@@ -23,7 +23,7 @@ VALUES: dict[str, Any] = {
         "max_position_embeddings": 256,
         "tie_word_embeddings": True,
     },
-    "exit_dim": 16,
+    "drafter": {"exit_dim": 16},
     "dtype": "float32",
     "draft": {"beam_width": 2, "draft_rounds": 2},
     "samplings": [{"temperature": 1.0}, {"temperature": 0.7, "top_k": 5, "min_p": 0.1}],

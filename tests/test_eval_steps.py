@@ -51,7 +51,7 @@ VALUES: dict[str, Any] = {
         "max_position_embeddings": 128,
         "tie_word_embeddings": True,
     },
-    "exit_dim": 16,
+    "drafter": {"exit_dim": 16},
     "dtype": "float32",
     "trees": [{"beam_width": [2], "draft_rounds": [2]}],
     "batch_sizes": [2],

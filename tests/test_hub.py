@@ -260,7 +260,9 @@ def test_drafters_are_stored_in_apples_layout(
     expected: dict[str, list[int]],
     dtype: str,
 ) -> None:
-    config = DrafterConfig(V, D, exit_dim=exit_dim, num_draft_layers=layers, rnn=rnn)
+    config = DrafterConfig(
+        V, D, exit_dim=exit_dim, num_draft_layers=layers, cell="simple" if rnn else "sum"
+    )
     drafter = cast(random_drafter(config), dtype)
     save_drafter(drafter, tmp_path)
     code = {"float32": "F32", "bfloat16": "BF16"}[dtype]

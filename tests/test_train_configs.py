@@ -10,7 +10,7 @@ import pytest
 
 from eval.abstract import abstract_drafter, abstract_target
 from redrafter_jax.command_line import load_settings
-from redrafter_jax.config import DrafterConfig, TargetConfig
+from redrafter_jax.config import TargetConfig
 from train.config import TrainSettings
 from train.optimizer import make_optimizer
 from train.step import init_state, train_step
@@ -51,16 +51,7 @@ def test_a_step_can_be_traced_and_keeps_the_state(name: str, config: TargetConfi
     known = settings.drafter.draft_vocab_size
     # Every layer is traced alike: two are enough.
     target = abstract_target(replace(config, num_hidden_layers=2), jnp.dtype(settings.target_dtype))
-    drafter = abstract_drafter(
-        DrafterConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            exit_dim=settings.drafter.exit_dim,
-            num_draft_layers=settings.drafter.num_draft_layers,
-            draft_tokens=None if known is None else tuple(range(known)),
-        ),
-        jnp.float32,
-    )
+    drafter = abstract_drafter(settings.drafter.build_for(config), jnp.float32)
     optimizer = make_optimizer(
         settings.optimizer, settings.steps, lambda name: "lm_head" not in name
     )

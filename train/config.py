@@ -13,7 +13,7 @@ from pydantic import (
 )
 
 from redrafter_jax.command_line import Settings
-from redrafter_jax.settings import DraftSettings
+from redrafter_jax.settings import DrafterShape, DraftSettings
 from train.data.settings import DataSettings
 
 
@@ -154,21 +154,16 @@ class RegenerateSettings(Settings):
         return self
 
 
-class DrafterSettings(Settings):
-    """Shape of the drafter; its width and vocabulary are the target's.
+class DrafterSettings(DrafterShape):
+    """Shape of the drafter, and where its head starts.
 
-    `initial_head: target` starts the vocabulary projection from the target's own, or from its
-    strongest directions where `exit_dim` is less than the target's width.
+    `initial_head: target` starts the head from the target's own, or from its strongest directions
+    where `exit_dim` or `head_rank` is less than the target's width.
 
-    `draft_vocab_size` makes the vocabulary projection one to that many tokens, those that the
-    training data asks for most often; None makes it one to all.
+    Of `draft_vocab_size` tokens the head knows those that the training data asks for most often.
     """
 
-    exit_dim: PositiveInt
-    num_draft_layers: int = Field(default=2, ge=0)
-    rnn: bool = True
     initial_head: Literal["random", "target"] = "random"
-    draft_vocab_size: PositiveInt | None = None
 
 
 class LossSettings(Settings):

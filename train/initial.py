@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from redrafter_jax.config import DrafterConfig
 from redrafter_jax.drafter import Drafter, init_drafter
 from redrafter_jax.errors import InputError
 from redrafter_jax.model import Model
@@ -28,16 +27,9 @@ def new_drafter(
 
     Raises:
       InputError: the head is to start from the target's, but is wider; or the target has fewer
-        tokens than are asked for.
+        tokens or layers than are asked for.
     """
-    config = DrafterConfig(
-        vocab_size=target.config.vocab_size,
-        hidden_size=target.config.hidden_size,
-        exit_dim=settings.exit_dim,
-        num_draft_layers=settings.num_draft_layers,
-        rnn=settings.rnn,
-        draft_tokens=_draft_tokens(target, settings, sources),
-    )
+    config = settings.build_for(target.config, _draft_tokens(target, settings, sources))
     drafter = init_drafter(config, seed)
     if settings.initial_head == "random":
         return drafter
@@ -46,12 +38,24 @@ def new_drafter(
             f"drafter.initial_head=target asks for an exit_dim of {config.hidden_size}, the "
             f"target's width, or less, not {config.exit_dim}."
         )
-    drafter_head = drafter.merge()
+    if (config.head_rank or 0) > config.hidden_size:
+        raise InputError(
+            f"drafter.initial_head=target asks for a head_rank of {config.hidden_size}, the "
+            f"target's width, or less, not {config.head_rank}."
+        )
+    start = drafter.merge()
     head = target.merge().head.astype(jnp.float32)
-    drafted = drafter_head.draft_token_ids
-    rows = _principal_rows(head if drafted is None else head[:, drafted], config.exit_dim)
-    drafter_head.lm_head.kernel[...] = rows
-    return Model.split(config, drafter_head)
+    drafted = start.draft_token_ids
+    head = head if drafted is None else head[:, drafted]
+    match config.head:
+        case "own":
+            start.lm_head.kernel[...] = _strongest(head, config.exit_dim)[1]
+        case "low_rank":
+            start.head_proj.kernel[...] = jnp.eye(config.exit_dim, config.head_rank)
+            start.lm_head.kernel[...] = _strongest(head, config.head_rank or 0)[1]
+        case "target":
+            start.head_proj.kernel[...] = _strongest(head, config.exit_dim)[0]
+    return Model.split(config, start)
 
 
 def _draft_tokens(
@@ -65,9 +69,15 @@ def _draft_tokens(
     return most_frequent(sources, settings.draft_vocab_size, config.vocab_size, ends)
 
 
-def _principal_rows(head: Float[Array, "D U"], exit_dim: int) -> Float[Array, "E U"]:
-    """The head itself, or its E strongest directions: the best head of that rank."""
-    if exit_dim == len(head):
-        return head
+def _strongest(
+    head: Float[Array, "D U"], count: int
+) -> tuple[Float[Array, "E D"], Float[Array, "E U"]]:
+    """A head's E strongest directions, and its scores of them: the best head of that rank.
+
+    All D of them are the input as it is.
+    """
+    if count == len(head):
+        return jnp.eye(count), head
     _, directions = jnp.linalg.eigh(head @ head.T)
-    return directions[:, : -exit_dim - 1 : -1].T @ head
+    strongest = directions[:, : -count - 1 : -1].T
+    return strongest, strongest @ head

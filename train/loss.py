@@ -78,20 +78,20 @@ class Window(NamedTuple):
     """C positions and the R that follow, which their last rounds need.
 
     Attributes:
-      hidden: the target's last hidden states.
+      hidden: the target's last hidden states, those of context layers before them.
       tokens: the tokens they belong to, and one more.
       loss_mask: True where predicting the token counts.
       segments: number of the document that the token is of.
     """
 
-    hidden: Float[Array, "B M D"]
+    hidden: Float[Array, "B M Z"]
     tokens: Int[Array, "B M+1"]
     loss_mask: Bool[Array, "B M+1"]
     segments: Int[Array, "B M+1"]
 
 
 def split_windows(
-    hidden: Float[Array, "B T D"],
+    hidden: Float[Array, "B T Z"],
     tokens: Int[Array, "B T"],
     loss_mask: Bool[Array, "B T"],
     segments: Int[Array, "B T"],
@@ -137,8 +137,9 @@ def round_sums(
       softening: of the soft loss.
     """
     C = window.hidden.shape[1] - rounds
-    context = window.hidden[:, :C]
+    context = drafter.read_context(window.hidden[:, :C])
     known = drafter.draft_token_ids
+    scorer = target.scorer(known) if drafter.config.head == "target" else None
     teacher = _Teacher.of(target.logits(window.hidden[:, 1:]), softening, known)
     labels = window.tokens if known is None else _index_of(known, target)[window.tokens]
     embedded = target.embed_tokens[...][window.tokens[:, 1:]].astype(context.dtype)
@@ -148,7 +149,7 @@ def round_sums(
         state = drafter.step(state, embedded[:, i : i + C])
         sums.append(
             _prediction_sums(
-                drafter.logits(context, state),
+                drafter.logits(context, state, scorer),
                 jax.tree.map(lambda leaf: leaf[:, i : i + C], teacher),  # noqa: B023
                 labels[:, 2 + i : 2 + i + C],
                 (window.loss_mask & _same(window.segments, 2 + i))[:, 2 + i : 2 + i + C],

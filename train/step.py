@@ -81,6 +81,7 @@ def train_step(
       optimizer: from `train.optimizer.make_optimizer`.
     """
     decoder = target.merge()
+    context_layers = nnx.merge(graphdef, state.params).config.context_layers
     count = partial(count_positions, rounds=rounds)
     counts = jax.vmap(count)(loss_mask, segments).sum(axis=0)
     share = 1.0 / jnp.maximum(counts, 1)
@@ -107,7 +108,7 @@ def train_step(
 
     def add_batch(carry: _Totals, batch: tuple[Array, Array, Array]) -> tuple[_Totals, None]:
         tokens, _, segments = batch
-        hidden, _, _ = decoder.forward(tokens, segments)
+        hidden, _, _ = decoder.forward(tokens, segments, context_layers)
         windows = split_windows(
             hidden.astype(jnp.float32),
             *batch,

@@ -1,0 +1,56 @@
+"""Bytes that the parts of a decode step must read, from shapes alone."""
+
+from typing import NamedTuple
+
+import jax
+
+from eval.abstract import bytes_of
+from redrafter_jax.config import DraftConfig
+from redrafter_jax.drafter import Drafter
+from redrafter_jax.target import Target
+from redrafter_jax.types import DecodeState
+
+
+class Traffic(NamedTuple):
+    """Bytes that a part of a decode step must read."""
+
+    draft: int
+    verification: int
+    plain: int
+
+
+def bytes_read(target: Target, drafter: Drafter, state: DecodeState, draft: DraftConfig) -> Traffic:
+    """The least that a decode step reads from device memory, its cache full."""
+    config = target.config
+    rows = len(state.root)
+    row_bytes = config.hidden_size * state.context.dtype.itemsize
+    once = bytes_of(target) + bytes_of((state.cache.keys, state.cache.values))
+    if not config.tie_word_embeddings:
+        once -= config.vocab_size * row_bytes
+
+    def target_call(nodes: int) -> int:
+        return once + rows * nodes * row_bytes * (not config.tie_word_embeddings)
+
+    # The root alone is fed in the first round, W tokens in every later one.
+    fed = 1 + draft.beam_width * (draft.draft_rounds - 1)
+    return Traffic(
+        draft=draft_weight_bytes(drafter, draft) + rows * fed * row_bytes,
+        verification=target_call(draft.budget),
+        plain=target_call(1),
+    )
+
+
+def draft_weight_bytes(drafter: Drafter, draft: DraftConfig) -> int:
+    """Weights that drafting one tree reads.
+
+    Every round reads all of the drafter's, and where it has no vocabulary projection those of the
+    target's for the tokens that can be drafted. What projects the context is read once.
+    """
+    config = drafter.config
+    whole = bytes_of(drafter)
+    once = bytes_of(drafter.params["context_proj"]) if config.context_layers else 0
+    borrowed = 0
+    if config.head == "target":
+        itemsize = jax.tree.leaves(drafter.params)[0].dtype.itemsize
+        borrowed = config.draft_vocab_size * config.hidden_size * itemsize
+    return once + draft.draft_rounds * (whole - once + borrowed)
