@@ -130,7 +130,7 @@ class DrafterWeights(NamedTuple):
     input_bias: Array | None
     blocks: list[tuple[Array, Array]]
     vocabulary: Array
-    gru: tuple[Array, Array, Array, Array] | None
+    gru: list[Array] | None
     context_proj: Array | None
     head_proj: Array | None
 
@@ -144,7 +144,7 @@ class DrafterWeights(NamedTuple):
 
         vocabulary = wide("lm_head", "kernel") if borrowed is None else borrowed
         assert vocabulary is not None
-        parts = [wide(name, part) for name in ("gru_w", "gru_u") for part in ("kernel", "bias")]
+        gates = [wide(name, part) for name in ("gru_w", "gru_u") for part in ("kernel", "bias")]
         return cls(
             wide("rnn_w", "kernel"),
             wide("rnn_u", "kernel"),
@@ -156,7 +156,7 @@ class DrafterWeights(NamedTuple):
                 for b in head.blocks
             ],
             vocabulary,
-            None if parts[0] is None else tuple(parts),
+            [part for part in gates if part is not None] or None,
             wide("context_proj", "kernel"),
             wide("head_proj", "kernel"),
         )

@@ -124,13 +124,34 @@ def test_scalings_stretch_how_long_a_text_may_be(scaling: RopeScaling | None, li
         ({"draft_tokens": (1, 1)}, r"^DrafterConfig\.draft_tokens holds 1 after 1; .* rise"),
         ({"draft_tokens": (1, 5)}, r"^DrafterConfig\.draft_tokens holds 5 after 1; .* most 4\.$"),
         ({"num_draft_layers": -1}, r"^DrafterConfig\.num_draft_layers is -1; .* 0 or more\.$"),
+        ({"cell": "lstm"}, r"^DrafterConfig\.cell is 'lstm'; .* one of simple, gru, sum\.$"),
+        ({"head": "tied"}, r"^DrafterConfig\.head is 'tied'; .* one of own, target, low_rank\.$"),
+        ({"head": "low_rank"}, r"head_rank is None; .* 1 or more and less than exit_dim=8\.$"),
+        ({"head": "low_rank", "head_rank": 8}, r"head_rank is 8; .* less than exit_dim=8\.$"),
+        ({"head_rank": 2}, r"head_rank is 2 and head is 'own'; .* head='low_rank' alone\.$"),
+        ({"context_layers": (3, 1)}, r"context_layers holds 1 after 3; they must rise from 0\.$"),
+        ({"context_layers": (-1,)}, r"context_layers holds -1 after -1; they must rise from 0"),
     ],
 )
-def test_drafter_numbers_make_sense(changes: dict[str, int], sentence: str) -> None:
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_drafter_fields_make_sense(changes: dict[str, Any], sentence: str) -> None:
     good: dict[str, Any] = {"vocab_size": 5, "hidden_size": 4, "exit_dim": 8}
     good |= {"num_draft_layers": 0} | changes
     with pytest.raises(InputError, match=sentence):
         DrafterConfig(**good)
+
+
+def test_what_apples_layout_does_not_know_is_named() -> None:
+    assert DrafterConfig(5, 4, 8, 1).beyond_apple == {}
+    assert DrafterConfig(5, 4, 8, 1, cell="sum").beyond_apple == {}
+    other = DrafterConfig(5, 4, 8, 1, "gru", (0, 2), "low_rank", 3, (1,))
+    assert other.beyond_apple == {
+        "cell": "gru",
+        "draft_tokens": (0, 2),
+        "head": "low_rank",
+        "head_rank": 3,
+        "context_layers": (1,),
+    }
 
 
 @pytest.mark.parametrize(("exit_dim", "projected"), [(8, False), (4, True), (16, True)])

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
-from tiny_models import PARITY_CONFIG, forgetful_target, tiny_config
+from flax import nnx
+from tiny_models import PARITY_CONFIG, forgetful_target, imitating_drafter, tiny_config
 
 from redrafter_jax import (
     DraftConfig,
@@ -20,6 +21,8 @@ from redrafter_jax import (
     stream,
 )
 from redrafter_jax.drafter import Drafter
+from redrafter_jax.errors import InputError
+from redrafter_jax.model import Model
 from redrafter_jax.prefill import prefill
 from redrafter_jax.requests import prepare
 from redrafter_jax.sampling import draw_noise
@@ -92,6 +95,26 @@ def test_prefill_decides_the_first_token(target: Target) -> None:
     assert state.done.tolist() == [True, False, False, False]
     assert state.stats.steps.tolist() == [0, 0, 0, 0]
     assert int(state.stats.accept_counts.sum()) == 0
+
+
+def test_the_context_holds_the_layers_that_the_drafter_reads(habitual_target: Target) -> None:
+    drafter = imitating_drafter(habitual_target, context_layers=(0,))
+    requests, _ = prepare(PARITY_CONFIG, PROMPTS, [30] * 4, None, None, (), 4)
+    fill = partial(prefill, habitual_target, requests, max_path=4)
+    with pytest.raises(InputError, match=r"context is 32 wide and .* 64; .*context_layers=\(0,\)"):
+        decode.decode_step(habitual_target, drafter, fill(), DRAFT)
+    state = decode.decode(habitual_target, drafter, fill(context_layers=(0,)), 3, draft=DRAFT)
+    assert int(state.stats.accept_counts[:, 1:].sum()) > 0, "some drafts came true"
+    # The first layer's hidden states are the last ones of the target that ends there.
+    decoder = habitual_target.merge()
+    decoder.layers = nnx.List([decoder.layers[0]])
+    shallow = Model.split(tiny_config(num_hidden_layers=1), decoder)
+    D = PARITY_CONFIG.hidden_size
+    for row, length in enumerate(state.cache.lengths.tolist()):
+        padded = np.asarray([state.tokens[row, :length].tolist() + [0] * (128 - length)], np.int32)
+        for part, target in ((slice(0, D), shallow), (slice(D, 2 * D), habitual_target)):
+            expected = last_hidden(target, padded, length - 1)[0]
+            np.testing.assert_allclose(state.context[row, part], expected, rtol=0, atol=2e-5)
 
 
 def test_a_done_row_never_changes_again(habitual_target: Target, good_drafter: Drafter) -> None:

@@ -343,6 +343,46 @@ def test_a_drafter_of_some_tokens_comes_back(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("variant", "shapes"),
+    [
+        (
+            {"cell": "gru", "head": "low_rank", "head_rank": 3},
+            {
+                "gru_w.weight": [3 * D, D],
+                "gru_w.bias": [3 * D],
+                "gru_u.weight": [3 * D, D],
+                "gru_u.bias": [3 * D],
+                "head_proj.weight": [3, 5],
+                "lm_head.0.weight": [V, 3],
+            },
+        ),
+        ({"cell": "sum", "head": "target", "draft_tokens": (1, 2)}, {"head_proj.weight": [D, 5]}),
+        (
+            {"context_layers": (0, 2)},
+            RNN_SHAPES | {"context_proj.weight": [D, 3 * D], "lm_head.0.weight": [V, 5]},
+        ),
+    ],
+    ids=["gated, in two factors", "the target's head", "three layers"],
+)
+def test_drafters_beyond_apples_layout_say_so_and_come_back(
+    tmp_path: Path, variant: dict[str, Any], shapes: dict[str, list[int]]
+) -> None:
+    drafter = random_drafter(DrafterConfig(V, D, exit_dim=5, num_draft_layers=0, **variant))
+    save_drafter(drafter, tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    shapes |= {"input_proj.weight": [5, 2 * D], "input_proj.bias": [5]}
+    assert {name: list(weight.shape) for name, weight in stored.items()} == shapes
+    stated = json.loads((tmp_path / "config.json").read_text())
+    for name, value in variant.items():
+        if (name, value) != ("cell", "sum"):  # Apple's rnn=false
+            assert stated[name] == (list(value) if isinstance(value, tuple) else value)
+    assert stated["rnn"] is (variant.get("cell") != "sum")
+    loaded = load_drafter(tmp_path, dtype="float32")
+    assert loaded.config == drafter.config
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, drafter.params)
+
+
 def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))

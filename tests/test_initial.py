@@ -47,6 +47,27 @@ def test_a_small_head_knows_the_most_learnt_tokens_and_the_end() -> None:
     check_strongest(new_head(narrow), HEAD[:, [0, 4, 7]])
 
 
+def test_other_heads_start_as_the_best_of_their_rank_too() -> None:
+    lent = DrafterSettings(exit_dim=4, initial_head="target", head="target", draft_vocab_size=3)
+    drafter = new_drafter(TARGET, lent, [(ROWS, 1.0)], 0)
+    some = HEAD[:, list(drafter.config.draft_tokens or ())]
+    proj = np.asarray(drafter.merge().head_proj.kernel[...])
+    check_strongest(proj[:3] @ some, some)
+    whole = lent.model_copy(update={"exit_dim": 16, "draft_vocab_size": None})
+    proj = new_drafter(TARGET, whole, [], 0).merge().head_proj.kernel[...]
+    np.testing.assert_array_equal(proj, np.eye(16))
+    factors = DrafterSettings(exit_dim=9, initial_head="target", head="low_rank", head_rank=4)
+    head = new_drafter(TARGET, factors, [], 0).merge()
+    product = np.asarray(head.head_proj.kernel[...]) @ np.asarray(head.lm_head.kernel[...])
+    check_strongest(product[:4], HEAD)
+    assert not product[4:].any()
+
+
+def test_layers_that_the_target_does_not_have_are_refused() -> None:
+    with pytest.raises(InputError, match=r"context_layers holds 0; the target has 1 layers, .*"):
+        new_head(DrafterSettings(exit_dim=16, context_layers=(0,)))
+
+
 def test_a_vocabulary_larger_than_the_targets_is_refused() -> None:
     with pytest.raises(InputError, match="draft_vocab_size is 32; the target has 31 tokens"):
         new_head(DrafterSettings(exit_dim=16, draft_vocab_size=32))

@@ -1,5 +1,7 @@
 """The drafter's losses against a plain loop over positions, rounds and tokens."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +21,7 @@ from train.loss import (
 
 ROUNDS = 3
 B, T = 2, 11
+SOME = (1, 2, 3, 5, 7, 8, 11, 13, 17, 19, 20, 23, 27)
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -28,14 +31,14 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def pair():
-    return make_pair(None)
+    return make_pair()
 
 
-def make_pair(draft_tokens: tuple[int, ...] | None) -> tuple[Decoder, RecurrentHead]:
-    config = TargetConfig(29, 16, 24, 1, 2, 1, 8, 1e4, 1e-5, 64, False, (0,))
+def make_pair(**variant: Any) -> tuple[Decoder, RecurrentHead]:
+    config = TargetConfig(29, 16, 24, 2, 2, 1, 8, 1e4, 1e-5, 64, False, (0,))
     target = init_target(config, 0)
     louder = jax.tree.map(lambda leaf: leaf * 12 if leaf.ndim == 2 else leaf, target.params)
-    drafter = DrafterConfig(29, 16, 20, 1, draft_tokens=draft_tokens)
+    drafter = DrafterConfig(29, 16, 20, 1, **variant)
     return type(target)(config, target.graphdef, louder).merge(), init_drafter(drafter, 1).merge()
 
 
@@ -57,10 +60,11 @@ def brute_force(
 ) -> dict[str, np.ndarray]:
     """Every (position, round) on its own, with float64 sums."""
     T = tokens.shape[1]
-    hidden, _, _ = target.forward(jnp.asarray(tokens))
+    hidden, _, _ = target.forward(jnp.asarray(tokens), context_layers=drafter.config.context_layers)
     teacher = log_softmax(np.asarray(target.logits(hidden), np.float64))
     embedding = target.embed_tokens[...]
     known = list(drafter.config.draft_tokens or range(29))
+    head = target.head[:, jnp.asarray(known)]
     hard, soft, lk, agreement = np.zeros((4, ROUNDS))
     top = np.zeros((ROUNDS, 5))
     for b in range(len(tokens)):
@@ -73,7 +77,9 @@ def brute_force(
                 state = drafter.step(state, embedding[tokens[b, t + 1 + i]])
                 if not mask[b, label]:
                     continue
-                guess = log_softmax(np.asarray(drafter.logits(hidden[b, t], state), np.float64))
+                context = drafter.read_context(hidden[b, t])
+                scores = drafter.logits(context, state, lambda features: features @ head)
+                guess = log_softmax(np.asarray(scores, np.float64))
                 teach = teacher[b, t + 1 + i]
                 soft[i] += soft_loss(teach[known], guess, softening)
                 lk[i] -= np.log(sum(map(min, np.exp(teach[known]), np.exp(guess))))
@@ -140,10 +146,29 @@ def test_the_soft_loss_is_tempered_and_cut(pair, batch, softening: Softening) ->
         np.testing.assert_allclose(getattr(sums, name), value, rtol=2e-4, atol=1e-4, err_msg=name)
 
 
+@pytest.mark.parametrize(
+    "variant",
+    [
+        {"cell": "gru", "head": "low_rank", "head_rank": 5},
+        {"head": "target", "draft_tokens": SOME, "context_layers": (0,)},
+    ],
+    ids=["gated, in two factors", "the target's head for some tokens, two layers"],
+)
+def test_every_kind_of_drafter_has_these_losses(batch, variant: dict[str, Any]) -> None:
+    tokens, mask = batch
+    target, drafter = make_pair(**variant)
+    layers = drafter.config.context_layers
+    hidden, _, _ = target.forward(jnp.asarray(tokens), context_layers=layers)
+    sums = sums_over_windows((target, drafter), hidden, tokens, mask, 4)
+    expected = brute_force(target, drafter, tokens, mask)
+    for name, value in expected.items():
+        np.testing.assert_allclose(getattr(sums, name), value, rtol=2e-4, atol=1e-4, err_msg=name)
+
+
 @pytest.mark.parametrize("softening", [UNSOFTENED, Softening(2.0, 3)])
 def test_a_drafter_may_know_some_tokens_only(batch, softening: Softening) -> None:
     tokens, mask = batch
-    target, drafter = make_pair((1, 2, 3, 5, 7, 8, 11, 13, 17, 19, 20, 23, 27))
+    target, drafter = make_pair(draft_tokens=SOME)
     assert drafter.lm_head.kernel[...].shape == (20, 13)
     hidden, _, _ = target.forward(jnp.asarray(tokens))
     sums = sums_over_windows((target, drafter), hidden, tokens, mask, 4, softening)

@@ -119,6 +119,23 @@ def test_long_accepted_paths_do_occur(sampling: SamplingConfig) -> None:
     assert counts @ np.arange(1, len(counts) + 1) > 2 * counts.sum()
 
 
+@pytest.mark.parametrize(
+    "variant",
+    [
+        {"cell": "gru", "head": "low_rank", "head_rank": V},
+        {"head": "target", "draft_tokens": tuple(range(1, V)), "context_layers": (0,)},
+    ],
+    ids=["gated, in two factors", "the target's head for some tokens, two layers"],
+)
+def test_every_kind_of_drafter_leaves_the_text_and_is_accepted(variant: dict[str, Any]) -> None:
+    target, _ = PAIRS["good"]
+    requests = full_requests(sampling=SAMPLINGS[:4])
+    drafter = imitating_drafter(target, **variant)
+    plain, speculative = plain_and_speculative(target, drafter, TREES["all nodes"], requests)
+    assert speculative.tokens == plain.tokens
+    assert speculative.acceptance_length > 2
+
+
 def test_drafts_under_shared_noise_guess_what_will_be_drawn() -> None:
     # Alone against the noise, a single beam would be right once in a few tokens.
     requests = full_requests(sampling=SamplingConfig(temperature=1.0))

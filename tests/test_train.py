@@ -343,6 +343,12 @@ def test_a_folder_that_cannot_be_made_is_named_before_anything_is_loaded(
         ),
         ({"loss": {"hard": 0, "soft": 0, "lk": 0}}, "hard, soft and lk are all 0"),
         ({"drafter": {"exit_dim": 24, "initial_head": "target"}}, "asks for an exit_dim of 16"),
+        (
+            {"drafter": {"exit_dim": 16, "head": "low_rank"}},
+            "drafter: DrafterConfig.head_rank",
+        ),
+        ({"drafter": {"cell": "lstm"}}, "drafter.cell: Input should be 'simple', 'gru' or 'sum'"),
+        ({"drafter": {"context_layers": [0]}}, "drafter.context_layers holds 0; the target has 1"),
     ],
 )
 def test_unusable_settings_end_in_a_sentence(
@@ -358,6 +364,7 @@ def test_unusable_settings_end_in_a_sentence(
 
 
 HARD = LossSettings(hard=1.0, chunk_length=8)
+GATED = {"cell": "gru", "head": "low_rank", "head_rank": 9}
 
 
 def one_step(
@@ -408,18 +415,26 @@ def test_the_loss_is_the_weighted_sum_of_its_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    "loss",
+    ("loss", "variant"),
     [
-        LossSettings(hard=1.0, soft=0.0, chunk_length=8),
-        LossSettings(soft=1.0, chunk_length=8),
-        LossSettings(soft=0.0, lk=1.0, chunk_length=8),
+        (LossSettings(hard=1.0, soft=0.0, chunk_length=8), {}),
+        (
+            LossSettings(soft=1.0, chunk_length=8),
+            {"cell": "gru", "head": "low_rank", "head_rank": 9},
+        ),
+        (LossSettings(soft=0.0, lk=1.0, chunk_length=8), {}),
+        (
+            LossSettings(soft=1.0, chunk_length=8),
+            {"head": "target", "draft_tokens": tuple(range(13)), "context_layers": (0,)},
+        ),
     ],
-    ids=["hard", "soft", "lk"],
+    ids=["hard", "soft, gated, in two factors", "lk", "soft, the target's head, two layers"],
 )
-def test_every_loss_alone_falls(loss: LossSettings) -> None:
+def test_every_loss_alone_falls(loss: LossSettings, variant: dict[str, Any]) -> None:
     tokens = np.tile(np.arange(12, dtype=np.int32), (4, 1))
-    config = TargetConfig(31, 16, 24, 1, 2, 1, 8, 1e4, 1e-5, 64, True, (0,))
-    target, drafter = init_target(config, 0), init_drafter(DrafterConfig(31, 16, 16, 1), 0)
+    config = TargetConfig(31, 16, 24, 2, 2, 1, 8, 1e4, 1e-5, 64, True, (0,))
+    target = init_target(config, 0)
+    drafter = init_drafter(DrafterConfig(31, 16, 16, 1, **variant), 0)
     optimizer = make_optimizer(OptimizerSettings(learning_rate=1e-2, batch_size=1), 30, bool)
     state = init_state(drafter, optimizer)
     losses = []

@@ -89,11 +89,20 @@ def forgetful_target(
     return Model.split(target.config, decoder)
 
 
-def imitating_drafter(target: Target, corruption: float = 0.0, seed: int = 0) -> Drafter:
+def imitating_drafter(
+    target: Target, corruption: float = 0.0, seed: int = 0, **variant: Any
+) -> Drafter:
     """A drafter that computes the forgetful target's map from token to logits.
 
-    Its recurrence forgets (U = 0), so its state is a fixed vector per token; the head then solves
-    a linear system from these vectors to the target's logits. `corruption` adds noise to it.
+    Its recurrence forgets (U = 0, and a gated one never keeps its state), so its state is a fixed
+    vector per token; the head then solves a linear system from these vectors to the target's
+    logits, or to what its head reads. `corruption` adds noise to it.
+
+    Args:
+      target: the forgetful target.
+      corruption: how wrong it is.
+      seed: of its random parameters.
+      variant: fields of `DrafterConfig`.
     """
     random = np.random.default_rng(seed)
     decoder = target.merge()
@@ -105,15 +114,31 @@ def imitating_drafter(target: Target, corruption: float = 0.0, seed: int = 0) ->
 
     mix = random.normal(size=(D, D)) / np.sqrt(D)
     mixed = embedding @ mix
-    states = mixed / (1 + np.exp(-mixed))
-    solution = np.linalg.pinv(states) @ logits
+    config = DrafterConfig(
+        vocab_size=V, hidden_size=D, exit_dim=2 * D, num_draft_layers=0, **variant
+    )
+    head = init_drafter(config, 0).merge()
+    if config.cell == "gru":
+        states = np.tanh(mixed)
+        never_kept = np.repeat([0.0, -1e3, 0.0], D)
+        head.gru_w.kernel[...] = jnp.asarray(np.tile(mix, 3) * (never_kept == 0), jnp.float32)
+        head.gru_w.bias[...] = jnp.asarray(never_kept, jnp.float32)
+        head.gru_u.kernel[...] = jnp.zeros((D, 3 * D))
+    else:
+        states = mixed / (1 + np.exp(-mixed))
+        head.rnn_w.kernel[...] = jnp.asarray(mix, jnp.float32)
+        head.rnn_u.kernel[...] = jnp.zeros((D, D))
+    solution = np.linalg.pinv(states) @ (normalised if config.head == "target" else logits)
     solution += corruption * np.abs(solution).mean() * random.normal(size=solution.shape)
 
-    config = DrafterConfig(vocab_size=V, hidden_size=D, exit_dim=2 * D, num_draft_layers=0)
-    head = init_drafter(config, 0).merge()
-    head.rnn_w.kernel[...] = jnp.asarray(mix, jnp.float32)
-    head.rnn_u.kernel[...] = jnp.zeros((D, D))
-    head.lm_head.kernel[...] = jnp.asarray(
-        np.concatenate([np.zeros((D, V)), solution]), jnp.float32
-    )
+    into = jnp.asarray(np.concatenate([np.zeros_like(solution), solution]), jnp.float32)
+    match config.head:
+        case "own":
+            head.lm_head.kernel[...] = into[:, list(config.draft_tokens or range(V))]
+        case "target":
+            head.head_proj.kernel[...] = into
+        case "low_rank":
+            assert config.head_rank == V, "a factor of the identity loses nothing"
+            head.head_proj.kernel[...] = into
+            head.lm_head.kernel[...] = jnp.eye(V)
     return Model.split(config, head)
