@@ -1,13 +1,14 @@
 """`python -m eval [command] --config FILE`: what a pair of target and drafter is worth.
 
-Commands: acceptance, gpu, load, parity, plan, sampling, steps; without one, speed against plain
-decoding.
+Commands: acceptance, drafters, gpu, load, parity, plan, sampling, steps; without one, speed against
+plain decoding.
 """
 
 import sys
 from collections.abc import Callable, Sequence
 
 from eval.acceptance import measure_acceptance
+from eval.drafters import compare_drafters
 from eval.gpu_page import write_gpu_page
 from eval.loading_cost import measure_loading
 from eval.parity import check_parity
@@ -19,6 +20,7 @@ from redrafter_jax.command_line import run
 
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "acceptance": measure_acceptance,
+    "drafters": compare_drafters,
     "gpu": write_gpu_page,
     "load": measure_loading,
     "parity": check_parity,

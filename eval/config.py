@@ -277,6 +277,30 @@ class StepsSettings(PairShape):
     repeats: PositiveInt = 10
 
 
+class DraftersSettings(Settings):
+    """`python -m eval drafters`: kinds of drafter for a target of one shape.
+
+    Attributes:
+      target: its shape.
+      drafters: shapes by name; times are compared with the first one's.
+      trees: W and R, each in turn.
+      batch_size: rows drafted for together.
+      dtype: of both models' parameters.
+      steps: trees drafted per timed run.
+      repeats: timed runs of each drafter, interleaved.
+      report_dir: folder for the report, made if it is missing.
+    """
+
+    target: TargetShape
+    drafters: dict[str, DrafterShape] = Field(min_length=1)
+    trees: list[TreeSizes] = Field(default=[TreeSizes()], min_length=1)
+    batch_size: PositiveInt = 1
+    dtype: Dtype = "bfloat16"
+    steps: PositiveInt = 16
+    repeats: PositiveInt = 10
+    report_dir: Path
+
+
 class GpuSettings(Settings):
     """`python -m eval gpu`: what `make gpu` has measured, and where the page about it goes.
 

@@ -107,6 +107,25 @@ def render_steps(rows: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
+def render_drafters(rows: Sequence[dict[str, Any]]) -> Table:
+    """A row per tree and drafter: weights, what a step reads of them, and the time of drafting."""
+    table = Table(title="drafting, per step", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in ("W", "R", "drafter", "weights, MB", "read, MB", "ms", "of the first's time"):
+        table.add_column(column, justify="left" if column == "drafter" else "right", no_wrap=True)
+    for row in rows:
+        low, middle, high = row["relative"]
+        table.add_row(
+            str(row["beam_width"]),
+            str(row["draft_rounds"]),
+            row["drafter"],
+            f"{row['weight_bytes'] / 1e6:.2f}",
+            f"{row['bytes_per_step'] / 1e6:.2f}",
+            f"{row['milliseconds'][1]:.3g}",
+            f"{middle:.2f} ({low:.2f} to {high:.2f})",
+        )
+    return table
+
+
 def describe_setting(report: dict[str, Any]) -> str:
     """Models, tree, sampling and device in three lines."""
     config = report["config"]

@@ -90,13 +90,17 @@ class DrafterShape(BuildableSettings):
         )
 
     def build_for(
-        self, target: TargetConfig, draft_tokens: tuple[int, ...] | None = None
+        self,
+        target: TargetConfig,
+        draft_tokens: tuple[int, ...] | None = None,
+        name: str = "drafter",
     ) -> DrafterConfig:
         """The library's configuration of a drafter for this target.
 
         Args:
           target: the target's configuration.
           draft_tokens: the tokens that can be drafted; None takes the first `draft_vocab_size`.
+          name: of these settings, for errors.
 
         Raises:
           InputError: the target has not so many tokens, or not these layers.
@@ -104,9 +108,9 @@ class DrafterShape(BuildableSettings):
         count = self.draft_vocab_size
         if count is not None and count > target.vocab_size:
             raise InputError(
-                f"drafter.draft_vocab_size is {count}; the target has {target.vocab_size} tokens."
+                f"{name}.draft_vocab_size is {count}; the target has {target.vocab_size} tokens."
             )
-        check_context_layers(target, self.context_layers, "drafter.context_layers")
+        check_context_layers(target, self.context_layers, f"{name}.context_layers")
         if draft_tokens is None and count is not None:
             draft_tokens = tuple(range(count))
         return self.build(target.vocab_size, target.hidden_size, draft_tokens)
