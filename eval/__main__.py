@@ -1,7 +1,7 @@
 """`python -m eval [command] --config FILE`: what a pair of target and drafter is worth.
 
-Commands: acceptance, drafters, gpu, load, parity, plan, sampling, steps; without one, speed against
-plain decoding.
+Commands: acceptance, drafters, gpu, load, parity, plan, ranks, sampling, steps; without one, speed
+against plain decoding.
 """
 
 import sys
@@ -13,6 +13,7 @@ from eval.gpu_page import write_gpu_page
 from eval.loading_cost import measure_loading
 from eval.parity import check_parity
 from eval.plan import plan
+from eval.ranks import measure_ranks
 from eval.sampling_cost import measure_sampling
 from eval.speed import measure_speed
 from eval.steps import measure_steps
@@ -25,6 +26,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "load": measure_loading,
     "parity": check_parity,
     "plan": plan,
+    "ranks": measure_ranks,
     "sampling": measure_sampling,
     "steps": measure_steps,
 }

@@ -164,6 +164,24 @@ class AcceptanceSettings(RowSettings, PairSettings):
     rankings: list[Ranking] = Field(default=["shared"], min_length=1)
 
 
+class RanksSettings(PairSettings):
+    """`python -m eval ranks`: where the target's choices stand among the drafter's guesses.
+
+    Attributes:
+      dtype: of both models' parameters.
+      prompt_count: how many prompts, from the top of the file; None takes all.
+      max_new_tokens: of the target's greedy text after each of them.
+      draft_rounds: R.
+      widths: k, each in turn.
+    """
+
+    dtype: Dtype = "float32"
+    prompt_count: PositiveInt | None = None
+    max_new_tokens: PositiveInt
+    draft_rounds: PositiveInt = DraftConfig.draft_rounds
+    widths: list[PositiveInt] = Field(default=[1, 4, 16], min_length=1)
+
+
 class TargetShape(BuildableSettings):
     """A Llama-architecture shape; the fields of `redrafter_jax.TargetConfig` that cost time."""
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from eval.config import AcceptanceSettings, EvalSettings
+from eval.config import AcceptanceSettings, EvalSettings, RanksSettings
 from redrafter_jax.command_line import load_tokenizer, make_folder
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.drafter import Drafter
@@ -22,7 +22,9 @@ class Loaded(NamedTuple):
     token_rows: list[list[int]]
 
 
-def load(settings: EvalSettings | AcceptanceSettings, drafts: Sequence[DraftConfig]) -> Loaded:
+def load(
+    settings: EvalSettings | AcceptanceSettings | RanksSettings, drafts: Sequence[DraftConfig]
+) -> Loaded:
     """Read and check everything that the settings name, and make the folder of the report.
 
     Args:

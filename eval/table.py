@@ -126,6 +126,19 @@ def render_drafters(rows: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
+def render_ranks(rows: Sequence[dict[str, Any]]) -> Table:
+    """A row per width: how often the target's choice is among so many guesses, by round."""
+    table = Table(title="the target's choice is among the k best guesses", title_justify="left")
+    table.add_column("k", justify="right")
+    for number in range(len(rows[0]["within"])):
+        table.add_column(f"round {number}", justify="right")
+    table.add_column("acceptance length", justify="right")
+    for row in rows:
+        shares = [_number(share, ".1%") for share in row["within"]]
+        table.add_row(str(row["width"]), *shares, f"{row['acceptance_length']:.2f}")
+    return table
+
+
 def describe_setting(report: dict[str, Any]) -> str:
     """Models, tree, sampling and device in three lines."""
     config = report["config"]

@@ -1,0 +1,154 @@
+"""`python -m eval ranks`: where the target's own choices stand among the drafter's guesses.
+
+The target's greedy texts are walked through once, the drafter unrolled at every position over the
+tokens that follow. What a beam of width W could gain at most, were its beams ranked by one who
+knows the text, is then counted without decoding.
+"""
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+from rich.console import Console
+
+from eval.config import RanksSettings
+from eval.loading import load
+from eval.report import describe_run
+from eval.table import render_ranks
+from redrafter_jax.command_line import parse_settings
+from redrafter_jax.config import DraftConfig
+from redrafter_jax.decode import draft_scorer, generate_autoregressive
+from redrafter_jax.drafter import Drafter
+from redrafter_jax.requests import check_pair
+from redrafter_jax.target import Target
+
+DEFINITIONS = {
+    "within": "share of places where the target's choice is among the k best guesses, by round; "
+    "round i (from 0) guesses the token i + 2 places after its context, fed with the i + 1 between",
+    "acceptance_length": "tokens per target call if the tree held the target's choices for as long "
+    "as each is among the k best guesses after its parent, R at most; no call with a beam of width "
+    "k gains more",
+}
+
+
+def measure_ranks(arguments: Sequence[str] | None = None) -> None:
+    """Rank the target's choices; a table and a JSON file.
+
+    Args:
+      arguments: of the command line; None takes the process's own.
+
+    Raises:
+      InputError: a setting, a file or a prompt cannot be used.
+    """
+    settings = parse_settings(
+        RanksSettings, "Where the target's choices stand among the drafter's guesses.", arguments
+    )
+    target, drafter, _, prompts = load(settings, [])
+    for width in settings.widths:
+        check_pair(target.config, drafter.config, DraftConfig(width, settings.draft_rounds))
+    texts = generate_autoregressive(
+        target, prompts, max_new_tokens=settings.max_new_tokens, eos_token_ids=()
+    ).tokens
+    ranks = rank_texts(target, drafter, prompts, texts, settings.draft_rounds)
+    rows = [summarise(ranks, width) for width in settings.widths]
+    report = {
+        "rows": rows,
+        "texts": len(texts),
+        **describe_run(),
+        "config": settings.model_dump(mode="json"),
+        "definitions": DEFINITIONS,
+    }
+    path = settings.report_dir / "ranks.json"
+    path.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
+    Console().print(render_ranks(rows))
+    print(f"The report: {path}")
+
+
+def rank_texts(
+    target: Target,
+    drafter: Drafter,
+    prompts: Sequence[Sequence[int]],
+    texts: Sequence[Sequence[int]],
+    rounds: int,
+) -> list[Int[np.ndarray, "R M"]]:
+    """For every text the rank of its token that round i guesses below its root m; 0 is the best.
+
+    Roots are the new tokens that have others after them. Past the text's end, and for tokens that
+    cannot be drafted, the rank is that of no token: V.
+
+    Args:
+      target: whose texts they are.
+      drafter: whose guesses are ranked.
+      prompts: token ids.
+      texts: what followed each prompt.
+      rounds: R.
+    """
+    V = target.config.vocab_size
+    ranks = []
+    for prompt, text in zip(prompts, texts, strict=True):
+        whole = [*prompt, *text]
+        # Few shapes compile once each; causal attention sees nothing of the padding.
+        padded = np.zeros((1, -(-(len(whole) + rounds) // 64) * 64), np.int32)
+        padded[0, : len(whole)] = whole
+        every = np.asarray(_ranks(target, drafter, padded, rounds=rounds))
+        roots = np.arange(len(prompt), len(whole) - 1)
+        guessed = roots + 1 + np.arange(rounds)[:, None]
+        # A context is the position before its root.
+        ranks.append(np.where(guessed < len(whole), every[:, roots - 1], V))
+    return ranks
+
+
+def summarise(ranks: Sequence[Int[np.ndarray, "R M"]], width: int) -> dict[str, Any]:
+    """One row of the report: guesses within the `width` best."""
+    together = np.concatenate(ranks, axis=1)
+    rounds = len(together)
+    # A place past the end of its text asks nothing of a round.
+    counts = [sum(max(one.shape[1] - i, 0) for one in ranks) for i in range(rounds)]
+    hits = (together < width).sum(axis=1)
+    gained, calls = 0, 0
+    for one in ranks:
+        runs = np.cumprod(one < width, axis=0).sum(axis=0)
+        place = 0
+        while place < one.shape[1]:
+            gain = min(1 + int(runs[place]), one.shape[1] - place)
+            gained, calls, place = gained + gain, calls + 1, place + gain
+    return {
+        "width": width,
+        "within": [int(hit) / count for hit, count in zip(hits, counts, strict=True)],
+        "acceptance_length": gained / calls,
+    }
+
+
+@partial(jax.jit, static_argnames="rounds")
+def _ranks(
+    target: Target, drafter: Drafter, tokens: Int[Array, "B T"], *, rounds: int
+) -> Int[Array, "R T"]:
+    """Of the token that each round guesses from each position, of one row."""
+    decoder, head = target.merge(), drafter.merge()
+    V = target.config.vocab_size
+    hidden, _, _ = decoder.forward(tokens, context_layers=drafter.config.context_layers)
+    context = head.read_context(hidden[0])
+    scorer, known = draft_scorer(decoder, drafter), head.draft_token_ids
+    places = (
+        jnp.arange(V) if known is None else jnp.full(V, -1).at[known].set(jnp.arange(len(known)))
+    )
+    row = jnp.pad(tokens[0], (0, rounds + 1))
+    T = tokens.shape[1]
+
+    def rank(state: Float[Array, "T D"], i: int) -> Int[Array, " T"]:
+        scores = head.logits(context, state, scorer)
+        place = places[row[i + 2 :][:T]]
+        own = jnp.take_along_axis(scores, jnp.maximum(place, 0)[:, None], axis=1)
+        return jnp.where(place < 0, V, (scores > own).sum(axis=1))
+
+    state = jnp.zeros_like(context)
+    found = []
+    for i in range(rounds):
+        state = head.step(state, decoder.embed_tokens[...][row[i + 1 :][:T]])
+        found.append(rank(state, i))
+    return jnp.stack(found)
