@@ -5,9 +5,10 @@ from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from redrafter_jax.config import DraftConfig, SamplingConfig
-from redrafter_jax.decode import collect, decode, prefill
-from redrafter_jax.drafter import Drafter
+from redrafter_jax.decode import collect, decode
+from redrafter_jax.drafter import Drafter, context_layers_of
 from redrafter_jax.hub import load_drafter, load_target
+from redrafter_jax.prefill import prefill
 from redrafter_jax.requests import check_pair, prepare
 from redrafter_jax.target import Target
 from train.config import RegenerateSettings
@@ -69,7 +70,7 @@ def write(
     rows = [*requests, *[Request([0], 1, 0, 0.0)] * (batch_size - len(requests))]
     prompts = [row.prompt for row in rows]
     max_path = draft.max_path if draft else 1
-    arrays, needed = prepare(
+    arrays, slots = prepare(
         target.config,
         prompts,
         [row.max_new_tokens for row in rows],
@@ -78,9 +79,7 @@ def write(
         stop_tokens,
         max_path,
     )
-    # Few sizes, so that most batches find their program compiled: four to a doubling.
-    step = (1 << (needed - 1).bit_length()) // 8
-    slots = -(-needed // step) * step
-    state = prefill(target, arrays, slots=slots, max_path=max_path)
+    layers = context_layers_of(drafter)
+    state = prefill(target, arrays, max_path=max_path, context_layers=layers)
     state = decode(target, drafter, state, slots, draft=draft)
     return collect(state, prompts).tokens[: len(requests)]
