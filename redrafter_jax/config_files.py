@@ -93,6 +93,23 @@ def _whole_numbers(values: dict[str, Any], name: str, path: Path) -> tuple[int, 
     return tuple(numbers)
 
 
+def require_apple_layout(config: DrafterConfig, folder: Path) -> None:
+    """Refuse a drafter that Apple's code could not read.
+
+    Raises:
+      InputError: it has what Apple's layout does not know.
+    """
+    others = [
+        name if isinstance(value, tuple) else f"{name}={value}"
+        for name, value in config.beyond_apple.items()
+    ]
+    if others:
+        raise InputError(
+            f"{folder} is a drafter with {', '.join(others)}, which Apple's layout does not have; "
+            "train one without."
+        )
+
+
 def drafter_fields(config: DrafterConfig) -> dict[str, Any]:
     """What Apple's code would state of the drafter in `config.json`.
 

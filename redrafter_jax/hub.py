@@ -1,4 +1,4 @@
-"""Files to parameters and back: Hugging Face targets, drafters in Apple's layout."""
+"""Files to parameters and back: Hugging Face targets, drafters as Apple stores them."""
 
 import json
 import re
@@ -107,7 +107,7 @@ def load_target_config(name: str | Path) -> TargetConfig:
 
 
 def load_drafter(name: str | Path, dtype: DTypeLike = "bfloat16") -> Drafter:
-    """Load a recurrent drafter in Apple's layout from a folder or a hub id.
+    """Load a recurrent drafter, in Apple's layout or beyond it, from a folder or a hub id.
 
     Arguments and errors are those of `load_target`.
     """
@@ -143,7 +143,10 @@ def save_target(target: Target, folder: Path) -> None:
 
 
 def save_drafter(drafter: Drafter, folder: Path) -> None:
-    """Write `config.json` and `model.safetensors` in Apple's layout."""
+    """Write `config.json` and `model.safetensors`, in Apple's layout where it applies.
+
+    Where it does not, `config.json` says what is different; see `DrafterConfig.beyond_apple`.
+    """
     config = drafter.config
     _save(folder, drafter_fields(config), drafter.params, _drafter_name(config))
 

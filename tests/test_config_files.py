@@ -1,13 +1,19 @@
 """JSON files of model folders, and what a drafter's `config.json` states."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from redrafter_jax import DrafterConfig, InputError
-from redrafter_jax.config_files import drafter_fields, field, read_drafter_config
+from redrafter_jax.config_files import (
+    drafter_fields,
+    field,
+    read_drafter_config,
+    require_apple_layout,
+)
 
 CONFIG = DrafterConfig(13, 8, exit_dim=5, num_draft_layers=1)
 
@@ -116,6 +122,13 @@ def test_a_kind_of_drafter_that_does_not_exist(
     change_json(drafter_folder / "config.json", **changes)
     with pytest.raises(InputError, match=rf"config\.json states {sentence}"):
         read_drafter_config(drafter_folder)
+
+
+def test_what_apples_code_could_not_read_is_refused(tmp_path: Path) -> None:
+    require_apple_layout(replace(CONFIG, cell="sum"), tmp_path)
+    other = replace(CONFIG, cell="gru", draft_tokens=(1, 2), context_layers=(3,))
+    with pytest.raises(InputError, match=r"with cell=gru, draft_tokens, context_layers, which Ap"):
+        require_apple_layout(other, tmp_path)
 
 
 def test_a_target_is_no_drafter(drafter_folder: Path) -> None:

@@ -1,10 +1,11 @@
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import chex
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import oracles
@@ -115,6 +116,29 @@ def test_the_context_holds_the_layers_that_the_drafter_reads(habitual_target: Ta
         for part, target in ((slice(0, D), shallow), (slice(D, 2 * D), habitual_target)):
             expected = last_hidden(target, padded, length - 1)[0]
             np.testing.assert_allclose(state.context[row, part], expected, rtol=0, atol=2e-5)
+
+
+def test_a_smaller_head_of_the_targets_is_gathered_once_and_not_in_every_step(
+    habitual_target: Target,
+) -> None:
+    drafter = imitating_drafter(habitual_target, head="target", draft_tokens=tuple(range(1, V)))
+    requests, _ = prepare(PARITY_CONFIG, PROMPTS, [30] * 4, None, None, (), 4)
+    state = jax.eval_shape(partial(prefill, max_path=4), habitual_target, requests)
+    loop = jax.make_jaxpr(partial(decode.decode, draft=DRAFT))(habitual_target, drafter, state, 3)
+
+    def shapes(jaxpr: jax.extend.core.Jaxpr, *, within: bool) -> Iterator[tuple[bool, Any]]:
+        for equation in jaxpr.eqns:
+            yield from ((within, getattr(one.aval, "shape", ())) for one in equation.outvars)
+            inside = within or equation.primitive.name == "while"
+            for parameter in jax.tree.leaves(equation.params):
+                inner = getattr(parameter, "jaxpr", parameter)
+                if isinstance(inner, jax.extend.core.Jaxpr):
+                    yield from shapes(inner, within=inside)
+
+    head = PARITY_CONFIG.hidden_size, V - 1
+    assert {within for within, shape in shapes(loop.jaxpr, within=False) if shape == head} == {
+        False
+    }
 
 
 def test_a_done_row_never_changes_again(habitual_target: Target, good_drafter: Drafter) -> None:

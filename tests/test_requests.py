@@ -197,6 +197,11 @@ def test_bad_requests_get_one_sentence(changes: dict[str, Any], sentence: str) -
         ({"hidden_size": 16}, 4, "^The drafter's hidden_size is 16 and the target's is 32; "),
         ({"vocab_size": 25}, 4, "^The drafter's vocab_size is 25 and the target's is 24; "),
         (
+            {"context_layers": (0, 1)},
+            2,
+            r"context_layers holds 1; the target has 2 layers, .* the last, 1, is always read",
+        ),
+        (
             {},
             25,
             r"^DraftConfig\.beam_width is 25, more than the 24 tokens that the",
@@ -204,7 +209,7 @@ def test_bad_requests_get_one_sentence(changes: dict[str, Any], sentence: str) -
     ],
 )
 def test_drafters_and_drafts_that_do_not_fit_are_refused(
-    changes: dict[str, int], width: int, sentence: str
+    changes: dict[str, Any], width: int, sentence: str
 ) -> None:
     sizes: dict[str, Any] = {
         "vocab_size": 24,

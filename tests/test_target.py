@@ -217,3 +217,15 @@ def test_random_targets_depend_on_the_seed_alone() -> None:
     for one, same, different in zip(first, again, other, strict=True):
         np.testing.assert_array_equal(one, same)
         assert one.ndim == 1 or (np.asarray(one) != np.asarray(different)).any()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_some_tokens_are_scored_as_among_all_by_the_last_hidden_state(tied: bool) -> None:
+    decoder = random_target(tiny_config(tie_word_embeddings=tied)).merge()
+    wide = np.random.default_rng(0).normal(size=(2, 3, 64)).astype(np.float32)
+    head = decoder.embed_tokens[...].T if tied else decoder.lm_head[...]
+    expected = wide[..., 32:].astype(np.float64) @ np.asarray(head, np.float64)
+    scores = decoder.logits(jnp.asarray(wide))
+    np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-4)
+    some = decoder.scorer(jnp.asarray([20, 3, 7]))(jnp.asarray(wide[..., 32:]))
+    np.testing.assert_allclose(some, expected[..., [20, 3, 7]], rtol=1e-4, atol=1e-4)

@@ -29,6 +29,7 @@ from eval.apple.sides import APPLE_CANDIDATES, Apple, load_ours
 from eval.apple.table import make_table
 from redrafter_jax.command_line import load_tokenizer, require_text
 from redrafter_jax.command_line import run as run_command
+from redrafter_jax.config_files import read_drafter_config, require_apple_layout
 from redrafter_jax.errors import InputError
 
 
@@ -147,6 +148,7 @@ def commit_of(repository: Path) -> str | None:
 def compare(arguments: argparse.Namespace) -> dict[str, Any]:
     """The whole comparison as one report."""
     check(arguments)
+    require_apple_layout(read_drafter_config(arguments.drafter), arguments.drafter)
     cpus = share_cpus(arguments.threads)
     load_average = os.getloadavg()[0]
     prompts = read_prompts(arguments.prompts, arguments.target)
