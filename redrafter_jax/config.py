@@ -201,10 +201,14 @@ class DrafterConfig:
                     f"DrafterConfig.head_rank is {self.head_rank} and head is {self.head!r}; give "
                     "a rank to head='low_rank' alone."
                 )
-        elif self.head_rank is None or not 1 <= self.head_rank < self.exit_dim:
+        elif self.head_rank is None:
             raise InputError(
-                f"DrafterConfig.head_rank is {self.head_rank}; head='low_rank' needs 1 or more and "
-                f"less than exit_dim={self.exit_dim}."
+                "DrafterConfig.head_rank is None; head='low_rank' needs one, less than exit_dim."
+            )
+        elif not 1 <= self.head_rank < self.exit_dim:
+            raise InputError(
+                f"DrafterConfig.head_rank is {self.head_rank}; it must be 1 or more, and less than "
+                f"exit_dim={self.exit_dim}."
             )
 
     def _check_draft_tokens(self, tokens: tuple[int, ...]) -> None:

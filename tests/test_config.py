@@ -126,7 +126,7 @@ def test_scalings_stretch_how_long_a_text_may_be(scaling: RopeScaling | None, li
         ({"num_draft_layers": -1}, r"^DrafterConfig\.num_draft_layers is -1; .* 0 or more\.$"),
         ({"cell": "lstm"}, r"^DrafterConfig\.cell is 'lstm'; .* one of simple, gru, sum\.$"),
         ({"head": "tied"}, r"^DrafterConfig\.head is 'tied'; .* one of own, target, low_rank\.$"),
-        ({"head": "low_rank"}, r"head_rank is None; .* 1 or more and less than exit_dim=8\.$"),
+        ({"head": "low_rank"}, r"head_rank is None; .* needs one, less than exit_dim\.$"),
         ({"head": "low_rank", "head_rank": 8}, r"head_rank is 8; .* less than exit_dim=8\.$"),
         ({"head_rank": 2}, r"head_rank is 2 and head is 'own'; .* head='low_rank' alone\.$"),
         ({"context_layers": (3, 1)}, r"context_layers holds 1 after 3; they must rise from 0\.$"),

@@ -34,8 +34,11 @@ def test_a_head_can_start_from_the_targets() -> None:
 
 
 def test_a_head_wider_than_the_target_cannot_start_from_it() -> None:
-    with pytest.raises(InputError, match="asks for an exit_dim of 16"):
+    with pytest.raises(InputError, match="exit_dim is 20; with initial_head=target it may be 16"):
         new_head(DrafterSettings(exit_dim=20, initial_head="target"))
+    factors = DrafterSettings(initial_head="target", head="low_rank", head_rank=17)
+    with pytest.raises(InputError, match="head_rank is 17; with initial_head=target it may be 16"):
+        new_head(factors)
 
 
 def test_a_small_head_knows_the_most_learnt_tokens_and_the_end() -> None:
@@ -53,10 +56,10 @@ def test_other_heads_start_as_the_best_of_their_rank_too() -> None:
     some = HEAD[:, list(drafter.config.draft_tokens or ())]
     proj = np.asarray(drafter.merge().head_proj.kernel[...])
     check_strongest(proj[:3] @ some, some)
-    whole = lent.model_copy(update={"exit_dim": 16, "draft_vocab_size": None})
-    proj = new_drafter(TARGET, whole, [], 0).merge().head_proj.kernel[...]
-    np.testing.assert_array_equal(proj, np.eye(16))
-    factors = DrafterSettings(exit_dim=9, initial_head="target", head="low_rank", head_rank=4)
+    wide = lent.model_copy(update={"exit_dim": 20, "draft_vocab_size": None})
+    proj = new_drafter(TARGET, wide, [], 0).merge().head_proj.kernel[...]
+    np.testing.assert_array_equal(proj, np.eye(20, 16))
+    factors = DrafterSettings(exit_dim=20, initial_head="target", head="low_rank", head_rank=4)
     head = new_drafter(TARGET, factors, [], 0).merge()
     product = np.asarray(head.head_proj.kernel[...]) @ np.asarray(head.lm_head.kernel[...])
     check_strongest(product[:4], HEAD)

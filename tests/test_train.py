@@ -342,7 +342,10 @@ def test_a_folder_that_cannot_be_made_is_named_before_anything_is_loaded(
             "README.md is of no kind that is read here",
         ),
         ({"loss": {"hard": 0, "soft": 0, "lk": 0}}, "hard, soft and lk are all 0"),
-        ({"drafter": {"exit_dim": 24, "initial_head": "target"}}, "asks for an exit_dim of 16"),
+        (
+            {"drafter": {"exit_dim": 24, "initial_head": "target"}},
+            "exit_dim is 24; with",
+        ),
         (
             {"drafter": {"exit_dim": 16, "head": "low_rank"}},
             "drafter: DrafterConfig.head_rank",

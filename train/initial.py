@@ -33,15 +33,12 @@ def new_drafter(
     drafter = init_drafter(config, seed)
     if settings.initial_head == "random":
         return drafter
-    if config.exit_dim > config.hidden_size:
+    D, E = config.hidden_size, config.exit_dim
+    name, width = ("head_rank", config.head_rank) if config.head_rank else ("exit_dim", E)
+    if width > D and config.head != "target":
         raise InputError(
-            f"drafter.initial_head=target asks for an exit_dim of {config.hidden_size}, the "
-            f"target's width, or less, not {config.exit_dim}."
-        )
-    if (config.head_rank or 0) > config.hidden_size:
-        raise InputError(
-            f"drafter.initial_head=target asks for a head_rank of {config.hidden_size}, the "
-            f"target's width, or less, not {config.head_rank}."
+            f"drafter.{name} is {width}; with initial_head=target it may be {D}, the target's "
+            "width, at most."
         )
     start = drafter.merge()
     head = target.merge().head.astype(jnp.float32)
@@ -49,12 +46,12 @@ def new_drafter(
     head = head if drafted is None else head[:, drafted]
     match config.head:
         case "own":
-            start.lm_head.kernel[...] = _strongest(head, config.exit_dim)[1]
+            start.lm_head.kernel[...] = _strongest(head, E)[1]
         case "low_rank":
-            start.head_proj.kernel[...] = jnp.eye(config.exit_dim, config.head_rank)
-            start.lm_head.kernel[...] = _strongest(head, config.head_rank or 0)[1]
+            start.head_proj.kernel[...] = jnp.eye(E, width)
+            start.lm_head.kernel[...] = _strongest(head, width)[1]
         case "target":
-            start.head_proj.kernel[...] = _strongest(head, config.exit_dim)[0]
+            start.head_proj.kernel[...] = _strongest(head, E)[0] if E < D else jnp.eye(E, D)
     return Model.split(config, start)
 
 
