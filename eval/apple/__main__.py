@@ -72,6 +72,11 @@ def check(arguments: argparse.Namespace) -> None:
             f"--beam-width is {arguments.beam_width}; the most is {APPLE_CANDIDATES}, the tokens "
             "that scores are normalised over, unless --full-vocabulary takes all."
         )
+    check_folders(arguments)
+
+
+def check_folders(arguments: argparse.Namespace) -> None:
+    """Refuse folders that are none, and a clone of something else."""
     for name in ("repository", "target", "drafter"):
         if not getattr(arguments, name).is_dir():
             raise InputError(f"--{name} {getattr(arguments, name)} is not a folder.")

@@ -17,6 +17,9 @@ from redrafter_jax.errors import InputError
 Mode = Literal["speculative", "autoregressive"]
 # What Apple's `warp_logits` keeps of a beam's scores.
 APPLE_CANDIDATES = 50
+# Both models are folders. PyTorch's threads wait for each other without spinning: beside other
+# processes spinning takes the cores from whoever is waited for.
+_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 MODES: tuple[Mode, ...] = ("speculative", "autoregressive")
 
 
@@ -56,7 +59,7 @@ class Apple:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
-                env=os.environ | {"HF_HUB_OFFLINE": "1"},  # both models are folders
+                env=os.environ | _ENVIRONMENT,
                 text=True,
             )
         except OSError as error:
@@ -79,14 +82,18 @@ class Apple:
             "beam_width": self._arguments.beam_width,
             "beam_length": self._arguments.draft_rounds + 1,  # Apple counts the root
         }
+        reply = self.ask(request)
+        return Run(reply["tokens"], reply["target_calls"], reply["seconds"])
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Its answer to a request that worker.py knows."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError as error:
             raise InputError(self._last_words()) from error
-        reply = self._read()
-        return Run(reply["tokens"], reply["target_calls"], reply["seconds"])
+        return self._read()
 
     def close(self) -> None:
         """End the worker: it leaves when its input does."""

@@ -10,6 +10,7 @@ every line on stdin is a request and every line on stdout its answer:
 
     {"mode": "speculative", "prompt": [1, 2], "max_new_tokens": 64,
      "beam_width": 4, "beam_length": 5}                              (on one line)
+    {"mode": "trace", ...}                                          (else as speculative)
     {"mode": "autoregressive", "prompt": [1, 2], "max_new_tokens": 64}
 
     {"tokens": [...], "target_calls": 17, "seconds": 0.52, "seconds_decode": 0.51}
@@ -17,7 +18,9 @@ every line on stdin is a request and every line on stdout its answer:
 
 `tokens` are the new ones alone. `target_calls` counts passes of the target after prefill.
 `seconds` is the wall time of the whole generation, prefill included; `seconds_decode` leaves the
-prefill out. Batch 1, greedy, float32, and no token stops the text.
+prefill out. Batch 1, greedy, float32, and no token stops the text. A trace also has `steps`, one
+for each target call, as worker_trace.py describes them; `length` is that of the text before it,
+root included.
 """
 
 # pyright: reportMissingImports=false
@@ -33,6 +36,10 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
+# From this script's own folder, which Python puts first on the path and `load` takes off it.
+from worker_models import UnusableError, load, rank_full_vocabulary
+from worker_trace import recorded
+
 # Apple's code compares the prompt with the padding id to find left padding, and never embeds that
 # id while the batch has one row. No token is negative, so with -1 every prompt token counts,
 # whatever the checkpoint calls its padding.
@@ -41,10 +48,6 @@ NO_PAD = -1
 NO_STOP = -1
 
 _DECODE_TIMERS = ("generate_candidates", "verify_candidates", "accept_candidate_tokens")
-
-
-class UnusableError(Exception):
-    """Apple's code cannot run here or with these folders; the message says why in one sentence."""
 
 
 class StepTimes:
@@ -61,136 +64,6 @@ class StepTimes:
     def seconds(self) -> float:
         """Time inside the decoding steps, the prefill left out."""
         return sum(sum(self.record["wall_times"][name]) for name in _DECODE_TIMERS)
-
-
-def rope_base(config: dict[str, Any]) -> float:
-    """RoPE's base from a `config.json` of either transformers generation.
-
-    transformers 4 does not know `rope_parameters` and would quietly fall back to 10000.
-    """
-    nested = config.get("rope_parameters")
-    scaling = nested or config.get("rope_scaling") or {}
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind != "default":
-        raise UnusableError(f"the target scales RoPE ({kind}), which Apple's Llama does not do")
-    base = (nested or config).get("rope_theta")
-    if base is None:
-        raise UnusableError("the target's config.json does not state rope_theta")
-    return float(base)
-
-
-def read_target_config(folder: Path) -> dict[str, Any]:
-    """The target's `config.json`, refused where Apple's Llama would compute something else."""
-    path = folder / "config.json"
-    if not path.is_file():
-        raise UnusableError(f"{folder} has no config.json")
-    config = json.loads(path.read_text())
-    if config.get("model_type") != "llama":
-        raise UnusableError(
-            f"the target's model_type is {config.get('model_type')}; Apple's code knows only llama"
-        )
-    width = config["hidden_size"] // config["num_attention_heads"]
-    if (config.get("head_dim") or width) != width:
-        raise UnusableError(
-            f"the target's head_dim is {config['head_dim']}; Apple's Llama needs "
-            f"hidden_size / num_attention_heads = {width}"
-        )
-    for bias in ("attention_bias", "mlp_bias"):
-        if config.get(bias):
-            raise UnusableError(f"the target has {bias}, which Apple's Llama does not")
-    return config
-
-
-def load_target(folder: Path) -> Any:
-    """Apple's Llama with the folder's weights in float32."""
-    import torch
-    import transformers
-    from recurrent_drafting import modeling_llama
-
-    raw = read_target_config(folder)
-    config = transformers.LlamaConfig.from_pretrained(folder)
-    config.rope_theta = rope_base(raw)
-    llm, info = modeling_llama.LlamaForCausalLM.from_pretrained(
-        folder, config=config, torch_dtype=torch.float32, output_loading_info=True
-    )
-    # the rotary tables are computed rather than stored; a tied head is the embedding
-    computed = {name for name, _ in llm.named_buffers()}
-    if config.tie_word_embeddings:
-        computed.add("lm_head.weight")
-    refuse_partial_load("target", set(info["missing_keys"]) - computed, info["unexpected_keys"])
-    check_rotary_tables(llm, config.rope_theta)
-    return llm.eval()
-
-
-def check_rotary_tables(llm: Any, base: float) -> None:
-    """Refuse a transformers release that builds models on the meta device.
-
-    Apple's rotary module fills its tables in its constructor; such a release throws them away.
-    """
-    import torch
-
-    for layer in llm.model.layers:
-        rotary = layer.self_attn.rotary_emb
-        exponents = torch.arange(0, rotary.dim, 2).float() / rotary.dim
-        intact = rotary.cos_cached.device.type == "cpu" and torch.allclose(
-            rotary.inv_freq, 1.0 / base**exponents
-        )
-        if not intact:
-            raise UnusableError(
-                "this transformers release spoils the rotary tables of Apple's Llama; "
-                "install transformers 4.47.1 beside PyTorch"
-            )
-
-
-def load_drafter(folder: Path, target: Any) -> Any:
-    """Apple's drafter with the folder's weights in float32."""
-    import torch
-    from recurrent_drafting import modeling_drafter
-
-    if not (folder / "config.json").is_file():
-        raise UnusableError(f"{folder} has no config.json")
-    drafter, info = modeling_drafter.Drafter.from_pretrained(
-        folder, torch_dtype=torch.float32, output_loading_info=True
-    )
-    refuse_partial_load("drafter", set(info["missing_keys"]), info["unexpected_keys"])
-    for field in ("hidden_size", "vocab_size"):
-        ours, theirs = getattr(drafter.config, field), getattr(target.config, field)
-        if ours != theirs:
-            raise UnusableError(f"the drafter's {field} is {ours} and the target's is {theirs}")
-    return drafter.eval()
-
-
-def rank_full_vocabulary() -> None:
-    """Let Apple's drafter score beams by its whole distribution, as ours does.
-
-    Apple's keeps 50 logits per step and normalises over those, so that a beam with a flat
-    distribution scores higher than its probability. The same function also trims the target's
-    logits, where greedy decoding does not notice.
-    """
-    from recurrent_drafting import modeling_drafter
-
-    modeling_drafter.warp_logits = lambda logits: logits
-
-
-def refuse_partial_load(what: str, missing: set[str], unexpected: list[str]) -> None:
-    """transformers only warns when names do not match; a comparison must not go on."""
-    if missing or unexpected:
-        names = ", ".join(sorted(missing | set(unexpected)))
-        raise UnusableError(f"the {what}'s weights do not fit Apple's model: {names}")
-
-
-def load(repository: Path, target: Path, drafter: Path, threads: int) -> Any:
-    """Apple's decoder for the two folders, on `threads` CPU threads."""
-    # this folder's module names must not shadow what Apple's code imports
-    sys.path[0] = str(repository)
-    try:
-        import torch
-        from recurrent_drafting import recurrent_drafting
-    except ImportError as error:
-        raise UnusableError(f"{sys.executable} cannot import Apple's code: {error}") from error
-    torch.set_num_threads(threads)
-    llm = load_target(target)
-    return recurrent_drafting.RecurrentDrafting(llm=llm, drafter=load_drafter(drafter, llm))
 
 
 def decode_speculatively(model: Any, request: dict[str, Any]) -> dict[str, Any]:
@@ -216,7 +89,17 @@ def decode_speculatively(model: Any, request: dict[str, Any]) -> dict[str, Any]:
     )
     tokens = new_tokens(texts[-1], request)
     seconds = time.perf_counter() - start
-    return answer(tokens, len(texts), seconds, times.seconds)
+    return answer(tokens, len(texts), seconds, times.seconds) | {
+        "lengths": [prompt.shape[1] + 1, *(text.shape[1] for text in texts[:-1])]
+    }
+
+
+def decode_and_trace(model: Any, request: dict[str, Any]) -> dict[str, Any]:
+    """The same with every step's beams and tree."""
+    with recorded(model.drafter) as steps:
+        reply = decode_speculatively(model, request)
+    pairs = zip(steps, reply["lengths"], strict=True)
+    return reply | {"steps": [step | {"length": length} for step, length in pairs]}
 
 
 def decode_plainly(model: Any, request: dict[str, Any]) -> dict[str, Any]:
@@ -258,7 +141,11 @@ def answer(tokens: list[int], calls: int, seconds: float, seconds_decode: float)
 
 def serve(model: Any, requests: TextIO, answers: TextIO) -> None:
     """Answer requests until stdin closes; a failed one is answered too, so the driver goes on."""
-    decoders = {"speculative": decode_speculatively, "autoregressive": decode_plainly}
+    decoders = {
+        "speculative": decode_speculatively,
+        "trace": decode_and_trace,
+        "autoregressive": decode_plainly,
+    }
     for line in requests:
         request = json.loads(line)
         try:
