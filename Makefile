@@ -11,7 +11,7 @@ PYTHON ?=
 INSTALLED := $(VENV)/.installed$(EXTRAS:%=-%)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test aot check format bench gpu measure-gpu
+.PHONY: help setup demo test kills aot check format bench gpu measure-gpu
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -45,6 +45,9 @@ demo: $(INSTALLED) ## train a draft head, then decode with it against plain deco
 
 test: $(INSTALLED) ## run the tests (ARGS="-k tree" for some of them)
 	$(BIN)/python -m pytest $(ARGS)
+
+kills: $(INSTALLED) ## end a training run ten times at random, by kill -9 and SIGTERM
+	$(BIN)/python -m pytest -m long -n 0 -s tests/test_kills.py
 
 aot: ## run the tests that compile for GPUs, none needed, in an environment of their own
 	JAX_PLATFORMS=cpu $(MAKE) test VENV=.venv-aot EXTRAS=aot \

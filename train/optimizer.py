@@ -26,11 +26,16 @@ def make_optimizer(
       is_hidden: given the dotted name of a two-dimensional parameter, whether it is a hidden
         matrix; Muon updates those, AdamW all other parameters.
     """
-    schedule = optax.warmup_cosine_decay_schedule(
-        0.0, settings.learning_rate, int(settings.warmup_fraction * steps), steps
-    )
+    schedule = make_schedule(settings, steps)
     return optax.chain(
         optax.clip_by_global_norm(settings.clip_norm), _rule(settings, schedule, is_hidden)
+    )
+
+
+def make_schedule(settings: OptimizerSettings, steps: int) -> optax.Schedule:
+    """The learning rate of every step, counted from 0."""
+    return optax.warmup_cosine_decay_schedule(
+        0.0, settings.learning_rate, int(settings.warmup_fraction * steps), steps
     )
 
 

@@ -1,0 +1,1 @@
+"""Beside Apple's PyTorch trainer: same target, first drafter, batches and optimizer."""
