@@ -1,15 +1,14 @@
-"""The target writes: batches of one size, in few shapes, speculatively where there is a drafter."""
+"""The target writes: batches of one size, speculatively where there is a drafter."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from redrafter_jax.config import DraftConfig, SamplingConfig
-from redrafter_jax.decode import collect, decode
-from redrafter_jax.drafter import Drafter, context_layers_of
+from redrafter_jax.decode import generate, generate_autoregressive
+from redrafter_jax.drafter import Drafter
 from redrafter_jax.hub import load_drafter, load_target
-from redrafter_jax.prefill import prefill
-from redrafter_jax.requests import check_pair, prepare
+from redrafter_jax.requests import check_pair
 from redrafter_jax.target import Target
 from train.config import RegenerateSettings
 
@@ -68,18 +67,15 @@ def write(
     """
     # Idle rows end with the prompt's own pass.
     rows = [*requests, *[Request([0], 1, 0, 0.0)] * (batch_size - len(requests))]
+    asked: dict[str, Any] = {
+        "max_new_tokens": [row.max_new_tokens for row in rows],
+        "sampling": [SamplingConfig(row.temperature) for row in rows],
+        "seeds": [row.seed for row in rows],
+        "eos_token_ids": stop_tokens,
+    }
     prompts = [row.prompt for row in rows]
-    max_path = draft.max_path if draft else 1
-    arrays, slots = prepare(
-        target.config,
-        prompts,
-        [row.max_new_tokens for row in rows],
-        [SamplingConfig(row.temperature) for row in rows],
-        [row.seed for row in rows],
-        stop_tokens,
-        max_path,
-    )
-    layers = context_layers_of(drafter)
-    state = prefill(target, arrays, max_path=max_path, context_layers=layers)
-    state = decode(target, drafter, state, slots, draft=draft)
-    return collect(state, prompts).tokens[: len(requests)]
+    if drafter is None:
+        result = generate_autoregressive(target, prompts, **asked)
+    else:
+        result = generate(target, drafter, prompts, draft=draft, **asked)
+    return result.tokens[: len(requests)]
