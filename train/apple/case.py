@@ -84,6 +84,6 @@ def _write(folder: Path, settings: AppleSettings, target: Target, batches: Batch
         "accuracies": settings.accuracies,
         "threads": settings.threads,
         "optimizer": optimizer.model_dump(mode="json"),
-        "learning_rates": [float(schedule(step)) for step in range(steps)],
+        "learning_rates": np.asarray([schedule(step) for step in range(steps)]).tolist(),
     }
     (folder / "case.json").write_text(json.dumps(numbers))

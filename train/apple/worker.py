@@ -64,9 +64,12 @@ def serve(
         started = time.process_time()
         taken = [take_step(asked["first"] + step) for step in range(asked["steps"])]
         losses, seconds = zip(*taken, strict=True)
-        reply = {"losses": losses, "seconds": seconds}
-        reply["processor_seconds"] = time.process_time() - started
-        reply["peak_bytes"] = peak_bytes()
+        reply = {
+            "losses": losses,
+            "seconds": seconds,
+            "processor_seconds": time.process_time() - started,
+            "peak_bytes": peak_bytes(),
+        }
         say(answers, reply)
     return 0
 
