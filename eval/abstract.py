@@ -1,6 +1,7 @@
 """Models and decode states as shapes alone: what a compiler needs, whatever their size."""
 
 from functools import partial
+from typing import Any, cast
 
 import jax
 from jax.typing import DTypeLike
@@ -40,8 +41,9 @@ def abstract_state(
       max_path: P of the decode steps.
       context_layers: of the drafter.
     """
-    prompts, shape = [[0]] * batch_size, (batch_size, slots)
-    requests, _ = prepare(target.config, prompts, 1, None, None, (), max_path, shape)
+    requests, _ = prepare(target.config, [[0]] * batch_size, 1, None, None, (), max_path)
+    tokens = jax.ShapeDtypeStruct((batch_size, slots), requests.tokens.dtype)
+    requests = requests._replace(tokens=cast(Any, tokens))
     fill = partial(prefill, max_path=max_path, context_layers=context_layers)
     return jax.eval_shape(fill, target, requests)
 

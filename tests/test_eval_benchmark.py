@@ -227,8 +227,8 @@ def test_a_text_that_prefill_ends_leaves_decode_rates_unknown(config: Path, tmp_
 def test_nothing_compiles_inside_the_timers(
     habitual_target: Target, good_drafter: Drafter, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Prompts of two padded lengths; no other test has the longer one.
-    batches = make_batches([encode("a" * 20), encode("b")], 1, 0, 11, SamplingConfig(), None)
+    # Prompts of two sizes of cache; no other test has the longer one.
+    batches = make_batches([encode("a" * 90), encode("b")], 1, 0, 11, SamplingConfig(), None)
     speculative = Method(habitual_target, good_drafter, DRAFT)
     plain = Method(habitual_target, None, None)
     shapes = one_per_shape([speculative, plain], [*batches, *batches])
