@@ -4,13 +4,14 @@ from redrafter_jax.config import DraftConfig, DrafterConfig, SamplingConfig, Tar
 from redrafter_jax.decode import Generation, generate, generate_autoregressive
 from redrafter_jax.errors import InputError
 from redrafter_jax.hub import load_drafter, load_target, save_drafter, save_target
-from redrafter_jax.streaming import Update, stream
+from redrafter_jax.streaming import KeptCache, Update, stream
 
 __all__ = [
     "DraftConfig",
     "DrafterConfig",
     "Generation",
     "InputError",
+    "KeptCache",
     "SamplingConfig",
     "TargetConfig",
     "Update",

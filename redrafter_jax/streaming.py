@@ -3,7 +3,7 @@
 This is the host's side of decoding; everything it decides is decided between decode steps.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -13,8 +13,10 @@ from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.decode import Generation, collect, decode, start
 from redrafter_jax.drafter import Drafter, context_layers_of
 from redrafter_jax.errors import InputError
-from redrafter_jax.requests import PerRow, StopTokens, check_pair, check_whole
+from redrafter_jax.prefill import Memory, empty_memory
+from redrafter_jax.requests import PerRow, StopTokens, check_pair, check_whole, slots_for
 from redrafter_jax.target import Target
+from redrafter_jax.types import DecodeState
 
 # From token ids to the text they spell, such as a tokenizer's `decode`.
 Detokenize = Callable[[list[int]], str]
@@ -37,6 +39,33 @@ class Update(NamedTuple):
     generation: Generation
 
 
+class KeptCache:
+    """What one stream leaves to the next: of a prompt that goes on from it, only the rest is read.
+
+    Give the same one to every stream of a conversation, one at a time. The longest common
+    beginning of the new prompt and of what was decided is kept, token by token, so that it is
+    right whatever the prompt, also after a stream that was closed early.
+
+    Args:
+      context_length: tokens that a text may have, prompt included; the cache is made for as many.
+    """
+
+    def __init__(self, context_length: int) -> None:
+        self._context_length = context_length
+        self._memory: Memory | None = None
+
+    def take(self, target: Target, rows: int, max_path: int) -> Memory:
+        """The memory to begin with; an empty one at first, or after a step was interrupted."""
+        # A step that was interrupted has taken its state along.
+        if self._memory is None or self._memory.tokens.is_deleted():
+            return empty_memory(target, rows, slots_for(self._context_length, max_path))
+        return self._memory
+
+    def put(self, state: DecodeState) -> None:
+        """Remember a state, until it is donated to the next step."""
+        self._memory = Memory(state.tokens, state.cache)
+
+
 def stream(
     target: Target,
     drafter: Drafter | None,
@@ -51,7 +80,8 @@ def stream(
     steps_per_yield: int = 1,
     detokenize: Detokenize | None = None,
     stop_strings: Sequence[str] | Sequence[Sequence[str]] = (),
-) -> Iterator[Update]:
+    kept_cache: KeptCache | None = None,
+) -> Generator[Update]:
     """Decode as `generate` does, yielding what is new every `steps_per_yield` steps.
 
     The first update holds the token that prefill decides. Closing the iterator frees the state.
@@ -72,10 +102,11 @@ def stream(
       detokenize: from token ids to text, the same for the same tokens whatever follows them (no
         cleaning up of spaces); stop strings need it.
       stop_strings: strings that end a row, one list for all rows or one per row.
+      kept_cache: of the streams before this one; it keeps the cache when this one is closed.
 
     Raises:
       InputError: as `generate`, at the first `next`; or a stop string is empty or has no
-        `detokenize`.
+        `detokenize`, or the kept cache has too few slots or other rows.
     """
     check_whole(steps_per_yield, "steps_per_yield")
     if steps_per_yield < 1:
@@ -85,6 +116,7 @@ def stream(
     else:
         draft = draft or DraftConfig()
         check_pair(target.config, drafter.config, draft)
+    max_path = draft.max_path if draft else 1
     stops = _stop_strings(stop_strings, len(prompts), detokenize)
     state, _ = start(
         target,
@@ -93,15 +125,18 @@ def stream(
         sampling,
         seeds,
         eos_token_ids,
-        max_path=draft.max_path if draft else 1,
+        max_path=max_path,
         log_probs=log_probs,
         context_layers=context_layers_of(drafter),
+        memory=kept_cache.take(target, len(prompts), max_path) if kept_cache else None,
     )
     rows = [
         _Row(TextStream(detokenize, prompt, stop) if detokenize else None)
         for prompt, stop in zip(prompts, stops, strict=True)
     ]
     while True:
+        if kept_cache:
+            kept_cache.put(state)
         decided, done = collect(state, prompts), np.asarray(state.done)
         new = [
             row.push(tokens, bool(ended))

@@ -1,6 +1,7 @@
 """Decoding as it happens: what is new, its text, and the strings that end a row."""
 
 import gc
+from itertools import islice
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models
 from redrafter_jax import (
     DraftConfig,
     InputError,
+    KeptCache,
     SamplingConfig,
     generate,
     generate_autoregressive,
@@ -105,6 +107,53 @@ def test_closing_a_stream_frees_its_state(
     updates.close()
     gc.collect()
     assert len(jax.live_arrays()) == before
+
+
+# A conversation: what one stream leaves to the next.
+
+
+def test_a_kept_cache_never_changes_what_is_said(
+    habitual_target: Target, good_drafter: Drafter
+) -> None:
+    kept = KeptCache(context_length=60)
+    options: dict[str, Any] = {"sampling": MIXED[1], "draft": DRAFT}
+
+    def say(prompt: list[int], limit: int = 12, updates: int = 99) -> list[int]:
+        said = stream(
+            habitual_target,
+            good_drafter,
+            [prompt],
+            max_new_tokens=limit,
+            kept_cache=kept,
+            **options,
+        )
+        tokens = [token for update in islice(said, updates) for token in update.tokens[0]]
+        said.close()
+        return tokens
+
+    def alone(prompt: list[int]) -> list[int]:
+        plain = generate_autoregressive(
+            habitual_target, [prompt], max_new_tokens=12, sampling=MIXED[1]
+        )
+        return plain.tokens[0]
+
+    first = PROMPTS[2]
+    answer = say(first)
+    assert answer == alone(first)
+    # The next turn goes on from all of it; then from a stream that was closed early; then from
+    # half a text; then from nothing.
+    second = [*first, *answer, 4, 4]
+    part = say(second, updates=3)
+    assert part == alone(second)[: len(part)]
+    for prompt in ([*second, *part, 1], [*second[:9], 2, 7], [8, 1]):
+        assert say(prompt) == alone(prompt)
+    # What a step that was interrupted left behind is gone, and is read again.
+    memory = kept.take(habitual_target, 1, DRAFT.max_path)
+    memory.tokens.delete()
+    assert say(second) == alone(second)
+    with pytest.raises(InputError, match="do not fit the memory's 64 slots"):
+        say(second, limit=60)
+    assert say(first) == answer
 
 
 # Text from tokens that hold parts of characters.
