@@ -6,10 +6,10 @@ import sys
 from typing import NoReturn
 
 from redrafter_jax.command_line import run
-from redrafter_jax.commands import convert, generate
+from redrafter_jax.commands import chat, convert, generate
 from redrafter_jax.errors import InputError
 
-_COMMANDS = (generate, convert)
+_COMMANDS = (generate, chat, convert)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -78,9 +78,10 @@ def load_template(
             f"{' '.join(str(error).split())}"
         ) from None
     if loaded.chat_template is None:
+        built_in = f", or use {setting}vicuna_v1.1" if tokenizer.token_to_id(_VICUNA_END) else ""
         raise InputError(
             f"The tokenizer of {target} has no chat template; save one beside it as "
-            f"chat_template.jinja, or use {setting}vicuna_v1.1."
+            f"chat_template.jinja{built_in}."
         )
 
     def render(turns: list[Turn], asks: bool) -> str:
@@ -90,6 +91,31 @@ def load_template(
 
     end = loaded.eos_token
     return ChatTemplate(f"the tokenizer of {target}", render, adds_special_tokens=False, end=end)
+
+
+def encode_turns(template: ChatTemplate, tokenizer: Tokenizer, turns: Sequence[Turn]) -> list[int]:
+    """The tokens of a conversation and of the opening of the answer that is asked for.
+
+    Raises:
+      InputError: the template refuses the turns.
+    """
+    try:
+        text = template.render(list(turns), True)
+        text.encode()
+    except Exception as error:  # a template is a program of its own
+        raise InputError(
+            f"The chat template of {template.name} refuses the turns: "
+            f"{' '.join(str(error).split())}"
+        ) from None
+    return tokenizer.encode(text, add_special_tokens=template.adds_special_tokens).ids
+
+
+def end_tokens(
+    template: ChatTemplate, tokenizer: Tokenizer, eos_token_ids: Sequence[int]
+) -> list[int]:
+    """The tokens that end an answer: those that end the target's texts, and the template's own."""
+    end = None if template.end is None else tokenizer.token_to_id(template.end)
+    return list(dict.fromkeys([*eos_token_ids, *([] if end is None else [end])]))
 
 
 def render_vicuna(turns: Sequence[Turn], asks: bool) -> str:

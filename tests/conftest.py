@@ -1,7 +1,9 @@
 """Fixtures and settings that every test file shares."""
 
 import os
+import sys
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jaxtyping
@@ -15,6 +17,7 @@ from tiny_models import (
     random_target,
 )
 
+from redrafter_jax.__main__ import main
 from redrafter_jax.config import DrafterConfig
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.target import Target
@@ -71,3 +74,20 @@ def unchecked_shapes() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", before)
+
+
+@pytest.fixture
+def run_redrafter(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Exit code, stdout and stderr of `redrafter ...`, in this process."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["redrafter", *arguments])
+        code: Any = 0
+        try:
+            main()
+        except SystemExit as exit:
+            code = exit.code
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run

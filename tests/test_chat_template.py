@@ -4,10 +4,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_folders import CHATML, TURNS, chat_tokenizer, write_tokenizer
+from chat_folders import BEGIN, CHATML, END, IM_START, TURNS, chat_tokenizer, write_tokenizer
 from tiny_folders import byte_tokenizer
 
-from redrafter_jax.chat_template import TemplateName, load_template, render_vicuna
+from redrafter_jax.chat_template import (
+    TemplateName,
+    encode_turns,
+    end_tokens,
+    load_template,
+    render_vicuna,
+)
 from redrafter_jax.errors import InputError
 
 
@@ -48,5 +54,28 @@ def test_a_missing_template_or_token_is_named_with_the_way_out(tmp_path: Path) -
         load(folder)
     with pytest.raises(InputError, match="ends answers with '</s>', but the tokenizer of x has no"):
         load_template("vicuna_v1.1", Path("x"), byte_tokenizer(), "--chat-template ")
+    with pytest.raises(InputError, match=r"beside it as chat_template\.jinja\.$"):
+        load_template("tokenizer", folder, byte_tokenizer(), "--chat-template ")
     with pytest.raises(InputError, match=r"cannot load the tokenizer of .*nowhere"):
         load(tmp_path / "nowhere")
+
+
+def test_special_tokens_are_the_templates_or_else_the_tokenizers(tmp_path: Path) -> None:
+    chatml, vicuna = load(write_tokenizer(tmp_path)), load(Path("any"), "vicuna_v1.1")
+    first = [encode_turns(one, chat_tokenizer(), TURNS[:1])[0] for one in (chatml, vicuna)]
+    assert first == [IM_START, BEGIN]
+
+
+def test_turns_that_a_template_refuses_are_one_sentence(tmp_path: Path) -> None:
+    refusing = load(write_tokenizer(tmp_path, "{{ raise_exception('no system\\nturn') }}"))
+    with pytest.raises(InputError, match=r"^The chat template of .* refuses the turns: no system"):
+        encode_turns(refusing, chat_tokenizer(), TURNS)
+    with pytest.raises(InputError, match="'user' is due"):
+        encode_turns(load(Path("x"), "vicuna_v1.1"), chat_tokenizer(), TURNS[1:])
+
+
+def test_answers_end_where_the_target_or_the_template_says() -> None:
+    template = load(Path("any"), "vicuna_v1.1")
+    assert end_tokens(template, chat_tokenizer(), (7,)) == [7, END]
+    assert end_tokens(template, chat_tokenizer(), (END, 7)) == [END, 7]
+    assert end_tokens(template._replace(end=None), chat_tokenizer(), (7,)) == [7]

@@ -3,13 +3,13 @@
 import io
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_folders import PairFolders, decode, encode, run_module, write_pair
+from tiny_folders import PairFolders, add_template, decode, encode, run_module, write_pair
 
 from redrafter_jax import SamplingConfig, generate_autoregressive
-from redrafter_jax.__main__ import main
 from redrafter_jax.commands import generate as command
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.target import Target
@@ -39,23 +39,6 @@ def plain_text(target: Target, prompt: str = PROMPT, **choice: Any) -> str:
     return decode(plain.tokens[0])
 
 
-@pytest.fixture
-def run_generate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Exit code, stdout and stderr of the command, in this process."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["redrafter", *arguments])
-        code: Any = 0
-        try:
-            main()
-        except SystemExit as exit:
-            code = exit.code
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return run
-
-
 def test_a_process_prints_plain_decodings_text_then_the_counts(
     folders: PairFolders, habitual_target: Target
 ) -> None:
@@ -69,17 +52,17 @@ def test_a_process_prints_plain_decodings_text_then_the_counts(
 
 
 def test_the_text_needs_no_drafter(
-    run_generate: Any, folders: PairFolders, habitual_target: Target
+    run_redrafter: Any, folders: PairFolders, habitual_target: Target
 ) -> None:
     arguments = arguments_of(folders)
     at = arguments.index("--drafter")
-    code, out, err = run_generate(*arguments[:at], "--no-drafter", *arguments[at + 2 :])
+    code, out, err = run_redrafter(*arguments[:at], "--no-drafter", *arguments[at + 2 :])
     assert (code, out) == (0, plain_text(habitual_target) + "\n")
     assert f"acceptance length 1.00, {NEW_TOKENS - 1} target calls" in err
 
 
 def test_sampled_text_is_the_seeds_whatever_the_tree(
-    run_generate: Any, folders: PairFolders, habitual_target: Target
+    run_redrafter: Any, folders: PairFolders, habitual_target: Target
 ) -> None:
     choice = ["--temperature", "0.8", "--top-p", "0.95", "--top-k", "20", "--min-p", "0.01"]
     sampling = SamplingConfig(temperature=0.8, top_p=0.95, top_k=20, min_p=0.01)
@@ -89,34 +72,47 @@ def test_sampled_text_is_the_seeds_whatever_the_tree(
         ["--beam-width", "3", "--draft-rounds", "4", "--num-nodes", "6", "--sharpness", "2"],
     ):
         arguments = arguments_of(folders, *choice, "--seed", "5", *tree)
-        code, out, _ = run_generate(*arguments)
+        code, out, _ = run_redrafter(*arguments)
         assert (code, out) == (0, expected + "\n")
 
 
 def test_a_prompt_may_come_from_stdin_as_it_stands(
-    run_generate: Any,
+    run_redrafter: Any,
     folders: PairFolders,
     habitual_target: Target,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("wvu\n"))
-    code, out, _ = run_generate(*arguments_of(folders, prompt="-"))
+    code, out, _ = run_redrafter(*arguments_of(folders, prompt="-"))
     assert (code, out) == (0, plain_text(habitual_target, "wvu\n") + "\n")
 
 
 def test_the_text_ends_before_a_stop_string(
-    run_generate: Any, folders: PairFolders, habitual_target: Target
+    run_redrafter: Any, folders: PairFolders, habitual_target: Target
 ) -> None:
     whole = plain_text(habitual_target)
     stop = whole[11:14]
     arguments = arguments_of(folders, "--stop", "never said", "--stop", stop)
-    code, out, _ = run_generate(*arguments)
+    code, out, _ = run_redrafter(*arguments)
     assert (code, out) == (0, whole[: whole.index(stop)] + "\n")
+
+
+def test_a_message_is_written_as_the_template_does(
+    run_redrafter: Any, folders: PairFolders, habitual_target: Target, tmp_path: Path
+) -> None:
+    folder = add_template(Path(folders.target), tmp_path)
+    more = ["--target", folder, "--chat", "--system", "sys"]
+    code, out, _ = run_redrafter(*arguments_of(folders, *more, prompt="abc"))
+    assert (code, out) == (0, plain_text(habitual_target, "sys\nabc\n") + "\n")
 
 
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
+        (["--system", "be brief"], "--system is for conversations; give --chat too"),
+        (["--chat-template", "tokenizer"], "--chat-template is for conversations; give --chat"),
+        (["--chat"], "has no chat template; save one beside it as chat_template.jinja."),
+        (["--chat", "--chat-template", "vicuna_v1.1"], "has no such token"),
         (["--temperature", "-1"], "temperature is -1.0; it must be 0 for greedy decoding"),
         (["--temperature", "warm"], "--temperature: invalid float value: 'warm'"),
         (["--top-p", "1.5"], "top_p is 1.5; it must be in (0, 1]"),
@@ -140,24 +136,24 @@ def test_the_text_ends_before_a_stop_string(
     ],
 )
 def test_a_bad_value_is_one_sentence_and_exit_code_2(
-    run_generate: Any, folders: PairFolders, more: list[str], reason: str
+    run_redrafter: Any, folders: PairFolders, more: list[str], reason: str
 ) -> None:
-    code, out, err = run_generate(*arguments_of(folders, *more))
+    code, out, err = run_redrafter(*arguments_of(folders, *more))
     assert (code, out) == (2, "")
     assert reason in err
     assert err.startswith("error: ")
     assert err.count("\n") == 1
 
 
-def test_what_must_be_given_is_named(run_generate: Any) -> None:
-    assert "required: COMMAND" in run_generate()[2]
-    assert "required: --target, --prompt" in run_generate("generate")[2]
-    missing = run_generate("generate", "--target", "t", "--prompt", "p")[2]
+def test_what_must_be_given_is_named(run_redrafter: Any) -> None:
+    assert "required: COMMAND" in run_redrafter()[2]
+    assert "required: --target, --prompt" in run_redrafter("generate")[2]
+    missing = run_redrafter("generate", "--target", "t", "--prompt", "p")[2]
     assert "one of the arguments --drafter --no-drafter is required" in missing
 
 
 def test_ctrl_c_keeps_what_was_printed(
-    run_generate: Any, folders: PairFolders, monkeypatch: pytest.MonkeyPatch
+    run_redrafter: Any, folders: PairFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = command.stream
 
@@ -168,7 +164,7 @@ def test_ctrl_c_keeps_what_was_printed(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(command, "stream", interrupted)
-    code, out, err = run_generate(*arguments_of(folders))
+    code, out, err = run_redrafter(*arguments_of(folders))
     assert code == 130
     assert 3 < len(out) < NEW_TOKENS
     assert err == "\ninterrupted\n"

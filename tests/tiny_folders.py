@@ -1,6 +1,7 @@
 """Tokenizers, and model folders for command lines: the tiny pair with its own 24 characters."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,16 @@ def write_pair(folder: Path, target: Target, drafter: Drafter) -> PairFolders:
     save_drafter(drafter, folder / "drafter")
     character_tokenizer().save(str(folder / "target" / "tokenizer.json"))
     return PairFolders(str(folder / "target"), str(folder / "drafter"))
+
+
+def add_template(target: Path, folder: Path) -> str:
+    """A copy of the target's folder with a chat template: every turn is a line."""
+    copy = folder / "with_template"
+    shutil.copytree(target, copy)
+    (copy / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    template = "{% for turn in messages %}{{ turn.content }}\n{% endfor %}"
+    (copy / "chat_template.jinja").write_text(template)
+    return str(copy)
 
 
 def write_untrained_target(folder: Path, functions: int) -> None:

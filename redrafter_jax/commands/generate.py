@@ -7,14 +7,20 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+from tokenizers import Tokenizer
+
+from redrafter_jax.chat_template import ChatTemplate, encode_turns, end_tokens
 from redrafter_jax.command_line import load_tokenizer, require_text
 from redrafter_jax.commands.options import (
     add_choices,
     add_draft,
     add_models,
+    add_template,
     draft_of,
     load_models,
+    opening_of,
     sampling_of,
+    template_of,
 )
 from redrafter_jax.decode import Generation
 from redrafter_jax.errors import InputError
@@ -34,6 +40,10 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--max-new-tokens", type=int, default=256, help="limit on new tokens (%(default)s)"
     )
+    command.add_argument(
+        "--chat", action="store_true", help="the prompt is a message: write it as the template does"
+    )
+    add_template(command)
     add_choices(command)
     add_draft(command)
 
@@ -46,8 +56,11 @@ def generate(arguments: argparse.Namespace) -> None:
     """
     draft, sampling = draft_of(arguments), sampling_of(arguments)
     tokenizer = load_tokenizer(arguments.target)
-    prompt = tokenizer.encode(_read_prompt(arguments.prompt)).ids
+    prompt, template = _encode_prompt(arguments, tokenizer)
     target, drafter = load_models(arguments)
+    stops = target.config.eos_token_ids
+    if template:
+        stops = end_tokens(template, tokenizer, stops)
 
     def start() -> Iterator[Update]:
         return stream(
@@ -58,6 +71,7 @@ def generate(arguments: argparse.Namespace) -> None:
             draft=draft,
             sampling=sampling,
             seeds=[arguments.seed],
+            eos_token_ids=stops,
             detokenize=tokenizer.decode,
             stop_strings=arguments.stop or (),
         )
@@ -66,7 +80,7 @@ def generate(arguments: argparse.Namespace) -> None:
     for _ in islice(start(), 2):
         pass
     started = time.perf_counter()
-    result = _print_stream(start())
+    result = _print_stream(start(), template.gap if template else "")
     seconds = time.perf_counter() - started
     count = len(result.tokens[0])
     print(
@@ -76,14 +90,32 @@ def generate(arguments: argparse.Namespace) -> None:
     )
 
 
-def _print_stream(updates: Iterator[Update]) -> Generation:
-    """Print every piece of row 0 at once; all of it."""
-    update = None
+def _print_stream(updates: Iterator[Update], gap: str) -> Generation:
+    """Print every piece of row 0 at once; all of it but the gap that an answer begins with."""
+    update, begun = None, False
     for update in updates:
-        print(update.texts[0], end="", flush=True)
+        piece = update.texts[0]
+        print(piece if begun else piece.removeprefix(gap), end="", flush=True)
+        begun = begun or bool(piece)
     print(flush=True)
     assert update is not None, "a stream yields the tokens of prefill at least"
     return update.generation
+
+
+def _encode_prompt(
+    arguments: argparse.Namespace, tokenizer: Tokenizer
+) -> tuple[list[int], ChatTemplate | None]:
+    """The prompt's tokens, and with --chat the template that wrote them."""
+    text = _read_prompt(arguments.prompt)
+    if arguments.chat:
+        template = template_of(arguments, tokenizer)
+        turns = [*opening_of(arguments), {"role": "user", "content": text}]
+        return encode_turns(template, tokenizer, turns), template
+    for name in ("chat_template", "system"):
+        if getattr(arguments, name) is not None:
+            option = "--" + name.replace("_", "-")
+            raise InputError(f"{option} is for conversations; give --chat too, or leave it out.")
+    return tokenizer.encode(text).ids, None
 
 
 def _read_prompt(argument: str) -> str:

@@ -1,9 +1,13 @@
 """Arguments that the commands that decode share, and what is made of them."""
 
 import argparse
+from typing import get_args
 
 import jax
+from tokenizers import Tokenizer
 
+from redrafter_jax.chat_template import ChatTemplate, TemplateName, Turn, load_template
+from redrafter_jax.command_line import require_text
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.hub import load_drafter, load_target
@@ -46,6 +50,16 @@ def add_draft(command: argparse.ArgumentParser) -> None:
     add("--sharpness", type=float, default=sharpness, help="factor on draft scores (%(default)s)")
 
 
+def add_template(command: argparse.ArgumentParser) -> None:
+    """How conversations are written."""
+    command.add_argument(
+        "--chat-template",
+        choices=get_args(TemplateName),
+        help="how turns become text: by the tokenizer's own template (the default) or a built-in",
+    )
+    command.add_argument("--system", metavar="TEXT", help="a system turn that comes first")
+
+
 def sampling_of(arguments: argparse.Namespace) -> SamplingConfig:
     """What `add_choices` was given.
 
@@ -72,6 +86,28 @@ def draft_of(arguments: argparse.Namespace) -> DraftConfig:
         num_nodes=arguments.num_nodes,
         sharpness=arguments.sharpness,
     )
+
+
+def template_of(arguments: argparse.Namespace, tokenizer: Tokenizer) -> ChatTemplate:
+    """What `add_template` was given.
+
+    Raises:
+      InputError: the tokenizer has no template, or does not fit the built-in one.
+    """
+    name = arguments.chat_template or "tokenizer"
+    return load_template(name, arguments.target, tokenizer, "--chat-template ")
+
+
+def opening_of(arguments: argparse.Namespace) -> list[Turn]:
+    """The turns that come before the user's first: the system's, if there is one.
+
+    Raises:
+      InputError: it is not valid text.
+    """
+    if arguments.system is None:
+        return []
+    require_text(arguments.system, "--system")
+    return [{"role": "system", "content": arguments.system}]
 
 
 def load_models(arguments: argparse.Namespace) -> tuple[Target, Drafter | None]:

@@ -1,0 +1,249 @@
+"""`chat`: a conversation, turn by turn, with the cache kept between its turns."""
+
+import argparse
+import dataclasses
+import sys
+import time
+from collections.abc import Generator
+from itertools import islice
+from typing import Any
+
+from redrafter_jax.chat_template import Turn, encode_turns, end_tokens
+from redrafter_jax.command_line import load_tokenizer, require_text
+from redrafter_jax.commands.options import (
+    add_choices,
+    add_draft,
+    add_models,
+    add_template,
+    draft_of,
+    load_models,
+    opening_of,
+    sampling_of,
+    template_of,
+)
+from redrafter_jax.commands.terminal import Screen, ctrl_c_sets, open_screen, read_lines
+from redrafter_jax.config import TargetConfig
+from redrafter_jax.decode import Generation
+from redrafter_jax.errors import InputError
+from redrafter_jax.hub import load_target_config
+from redrafter_jax.streaming import KeptCache, Update, stream
+
+# Where the target has more: a cache for its limit may take more memory than its weights.
+_CONTEXT_LENGTH = 4096
+_SECONDS_PER_STATUS = 0.1
+
+_HELP = """\
+/reset            forget the conversation, not the system turn
+/temperature X    choose at temperature X from now on; 0 takes the most likely token
+/help             this
+/quit             end, as Ctrl-D does
+Ctrl-C stops an answer; what it said stays in the conversation. Every line is a message."""
+
+
+def add(commands: Any) -> None:
+    """State the command's arguments, to the parser's `add_subparsers()`."""
+    command = commands.add_parser(
+        "chat",
+        help="talk with the target",
+        description="A conversation: messages line by line from stdin, answers on stdout as they "
+        "are decided, counts on stderr. /help lists what may be typed besides messages.",
+    )
+    command.set_defaults(run=chat)
+    add_models(command)
+    add_template(command)
+    command.add_argument(
+        "--context-length",
+        type=int,
+        metavar="TOKENS",
+        help=f"room for the whole conversation (the target's limit, {_CONTEXT_LENGTH} at most)",
+    )
+    command.add_argument(
+        "--max-new-tokens", type=int, help="limit on the tokens of an answer (what the room leaves)"
+    )
+    command.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="colour text by the tokens that each call gained (auto: on a terminal, unless "
+        "NO_COLOR is set)",
+    )
+    add_choices(command)
+    add_draft(command)
+
+
+def chat(arguments: argparse.Namespace) -> None:
+    """Answer every message until the input ends or /quit.
+
+    Raises:
+      InputError: an argument or a file cannot be used.
+    """
+    screen = open_screen(arguments.color)
+    conversation = _Conversation(arguments, screen)
+    for line in read_lines():
+        if line.strip() == "/quit":
+            return
+        try:
+            conversation.take(line)
+        except InputError as error:
+            _tell(f"error: {error}")
+
+
+class _Conversation:
+    """The turns so far, and all that answers the next one."""
+
+    def __init__(self, arguments: argparse.Namespace, screen: Screen) -> None:
+        self._screen = screen
+        self._draft, self._sampling = draft_of(arguments), sampling_of(arguments)
+        self._stop_strings, self._seed = arguments.stop or (), arguments.seed
+        self._longest_answer = _check_limit(arguments.max_new_tokens)
+        self._opening = opening_of(arguments)
+        self._turns: list[Turn] = list(self._opening)
+        self._context_length = _context_length(
+            arguments.context_length, load_target_config(arguments.target)
+        )
+        self._tokenizer = load_tokenizer(arguments.target)
+        self._template = template_of(arguments, self._tokenizer)
+        self._target, self._drafter = load_models(arguments)
+        self._ends = end_tokens(self._template, self._tokenizer, self._target.config.eos_token_ids)
+        self._kept_cache = KeptCache(self._context_length)
+        self._compile()
+
+    def take(self, line: str) -> None:
+        """Obey a command, or answer a message.
+
+        Raises:
+          InputError: there is no such command, its value cannot be used, or the message does not
+            fit; the conversation is as before.
+        """
+        command, _, value = line.strip().partition(" ")
+        if not command.startswith("/"):
+            if command:
+                require_text(line, "The message")
+                self._answer(line)
+        elif command == "/temperature":
+            self._set_temperature(value)
+        elif value:
+            raise InputError(f"{command} takes no value, but {value!r} was given; see /help.")
+        elif command == "/reset":
+            self._turns = list(self._opening)
+            _tell("The conversation is forgotten.")
+        elif command == "/help":
+            _tell("\n".join(filter(None, (_HELP, self._screen.legend()))))
+        else:
+            raise InputError(f"{command} is no command; /help lists them.")
+
+    def _set_temperature(self, value: str) -> None:
+        try:
+            temperature = float(value)
+        except ValueError:
+            raise InputError(
+                f"/temperature takes a number such as 0.7, but {value!r} was given; it stays "
+                f"{self._sampling.temperature:g}."
+            ) from None
+        self._sampling = dataclasses.replace(self._sampling, temperature=temperature)
+        _tell(f"The temperature is {temperature:g}.")
+
+    def _answer(self, message: str) -> None:
+        asked = [*self._turns, {"role": "user", "content": message}]
+        prompt = encode_turns(self._template, self._tokenizer, asked)
+        room = self._context_length - len(prompt)
+        if room < 1:
+            raise InputError(
+                f"With this message the conversation has {len(prompt)} tokens, but only "
+                f"{self._context_length} fit, an answer included; it is not sent. Shorten it, or "
+                "begin anew with /reset."
+            )
+        limit = min(room, self._longest_answer or room)
+        started = time.perf_counter()
+        text, result, stopped = self._say(prompt, limit, started)
+        seconds = time.perf_counter() - started
+        self._screen.end()
+        if result is None:
+            _tell("Stopped before the answer began; the message is not kept.")
+            return
+        self._turns = [*asked, {"role": "assistant", "content": text}]
+        _tell(("stopped; " if stopped else "") + _describe(result, seconds))
+        (tokens,) = result.tokens
+        if not stopped and len(tokens) == limit and tokens[-1] not in self._ends:
+            _tell(
+                f"The context of {self._context_length} tokens is full; /reset begins anew."
+                if limit == room
+                else f"The answer ends at --max-new-tokens {limit}."
+            )
+
+    def _say(
+        self, prompt: list[int], limit: int, started: float
+    ) -> tuple[str, Generation | None, bool]:
+        """Write the answer as it comes: its text, its counts, and whether Ctrl-C stopped it."""
+        said, text, result, shown = "", "", None, started
+        updates = self._stream(prompt, limit)
+        with ctrl_c_sets() as stop:
+            try:
+                for update in updates:
+                    result, before = update.generation, len(text)
+                    said += update.texts[0]
+                    # The gap is the template's to write when it renders the answer.
+                    text = said.removeprefix(self._template.gap)
+                    self._screen.write(text[before:], max(1, len(update.tokens[0])))
+                    now = time.perf_counter()
+                    if now - shown > _SECONDS_PER_STATUS:
+                        self._screen.show_status(_describe(result, now - started))
+                        shown = now
+                    if stop.is_set():
+                        break
+            except KeyboardInterrupt:
+                stop.set()
+            finally:
+                updates.close()
+        return text, result, stop.is_set()
+
+    def _stream(self, prompt: list[int], limit: int, *, ends: bool = True) -> Generator[Update]:
+        return stream(
+            self._target,
+            self._drafter,
+            [prompt],
+            max_new_tokens=limit,
+            draft=self._draft,
+            sampling=self._sampling,
+            seeds=[self._seed],
+            eos_token_ids=self._ends if ends else (),
+            detokenize=self._tokenizer.decode,
+            stop_strings=self._stop_strings,
+            kept_cache=self._kept_cache,
+        )
+
+    def _compile(self) -> None:
+        """Prefill and one step, so that answers come at their own speed."""
+        _tell(f"Compiling for {self._context_length} tokens of conversation ...")
+        for _ in islice(self._stream([0], 2, ends=False), 2):
+            pass
+        _tell("Ready; /help tells what else may be typed.")
+
+
+def _check_limit(limit: int | None) -> int | None:
+    if limit is not None and limit < 1:
+        raise InputError(f"--max-new-tokens is {limit}; it must be 1 or more.")
+    return limit
+
+
+def _context_length(asked: int | None, config: TargetConfig) -> int:
+    most = config.position_limit
+    if asked is None:
+        return min(most, _CONTEXT_LENGTH)
+    if not 3 <= asked <= most:
+        raise InputError(
+            f"--context-length is {asked}; it must be from 3 to the target's {most} positions."
+        )
+    return asked
+
+
+def _describe(result: Generation, seconds: float) -> str:
+    count = len(result.tokens[0])
+    return (
+        f"{count} tokens, {count / seconds:.1f} tokens/s, acceptance length "
+        f"{result.acceptance_length:.2f}, {result.steps[0]} target calls after prefill"
+    )
+
+
+def _tell(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)

@@ -1,0 +1,170 @@
+"""A conversation on a terminal or in a pipe: lines in, text out, colours, status, Ctrl-C."""
+
+import os
+import shutil
+import signal
+import sys
+import unicodedata
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from io import TextIOWrapper
+from threading import Event
+from typing import Literal, Protocol, runtime_checkable
+
+# How many tokens a call gained, from one to five and more: plain, cyan, green, yellow, magenta.
+_COLOURS = ("", "\x1b[36m", "\x1b[32m", "\x1b[33m", "\x1b[35m")
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+
+When = Literal["auto", "always", "never"]
+
+
+@runtime_checkable
+class Out(Protocol):
+    """What stdout can do and a buffer too."""
+
+    def write(self, text: str, /) -> int: ...
+
+    def flush(self) -> None: ...
+
+    def isatty(self) -> bool: ...
+
+
+def wants_colour(when: When, out: Out, environment: Mapping[str, str]) -> bool:
+    """Whether to colour: in case of `auto` a terminal that can, unless NO_COLOR is set."""
+    if when != "auto":
+        return when == "always"
+    return _is_terminal(out, environment) and not environment.get("NO_COLOR")
+
+
+class Screen:
+    """Where answers are written as they come, with a line of status below where that can be seen.
+
+    The status is erased before every piece and written again below it, the cursor put back.
+
+    Args:
+      out: the answers' way out.
+      coloured: pieces by what they gained.
+      live: `out` is a terminal that can move its cursor.
+    """
+
+    def __init__(self, out: Out, *, coloured: bool, live: bool) -> None:
+        self._out = out
+        self._coloured = coloured
+        self._live = live
+        self._column = 0
+
+    def write(self, text: str, gained: int = 1) -> None:
+        """A piece of an answer, from a call that gained so many tokens."""
+        # What is below the cursor, and right of it, is status.
+        erase = "\x1b[J" if self._live else ""
+        colour = _COLOURS[min(gained, len(_COLOURS)) - 1] if self._coloured else ""
+        self._out.write(erase + (f"{colour}{text}{_PLAIN}" if colour and text else text))
+        self._out.flush()
+        self._column = next_column(self._column, text, _width())
+
+    def show_status(self, status: str) -> None:
+        """One line below the text, where that can be seen."""
+        width = _width()
+        # Past the last column a terminal waits with the new line, and forgets that it does when
+        # its cursor moves.
+        if not self._live or self._column >= width:
+            return
+        line = status[: width - 1]
+        if self._coloured:
+            line = f"{_DIM}{line}{_PLAIN}"
+        # Down and up makes room below; then save, down, the line, restore.
+        self._out.write(f"\x1bD\x1b[A\x1b7\x1b[B\r{line}\x1b[K\x1b8")
+        self._out.flush()
+
+    def end(self) -> None:
+        """The answer is over; what is written next begins a line."""
+        self.write("\n")
+
+    def legend(self) -> str:
+        """What the colours say; "" where there are none."""
+        if not self._coloured:
+            return ""
+        numbers = [str(count) for count in range(1, len(_COLOURS))] + [f"{len(_COLOURS)} or more"]
+        shown = (f"{colour}{n}{_PLAIN}" for colour, n in zip(_COLOURS, numbers, strict=True))
+        return "Colours tell how many tokens a call of the target gained: " + " ".join(shown)
+
+
+def open_screen(when: When) -> Screen:
+    """The screen on stdout."""
+    out, environment = sys.stdout, os.environ
+    coloured = wants_colour(when, out, environment)
+    return Screen(out, coloured=coloured, live=_is_terminal(out, environment))
+
+
+def next_column(column: int, text: str, width: int) -> int:
+    """The cursor's column after a text, 0 to `width`: there it waits for what comes next."""
+    for character in text:
+        if character == "\n":
+            column = 0
+        elif character == "\t":
+            column = min((column // 8 + 1) * 8, width - 1)
+        else:
+            cells = _cells(character)
+            column = cells if column + cells > width else column + cells
+    return column
+
+
+def _cells(character: str) -> int:
+    if unicodedata.combining(character) or unicodedata.category(character) in ("Cc", "Cf", "Mn"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def read_lines() -> Iterator[str]:
+    """Lines of stdin, typed at a prompt if somebody types; Ctrl-C there drops the line."""
+    typed = sys.stdin.isatty()
+    edited = typed and sys.stdout.isatty()
+    if edited:
+        with suppress(ImportError):
+            import readline  # noqa: F401 - `input` then edits its line and knows the ones before
+    # Bytes that are no UTF-8 become lone surrogates, which the reader refuses by name.
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
+    while True:
+        try:
+            if edited:
+                yield input("> ")
+                continue
+            if typed:
+                print("> ", end="", file=sys.stderr, flush=True)
+            line = sys.stdin.readline()
+            if not line:
+                return
+            yield line.removesuffix("\n")
+        except EOFError:
+            print()
+            return
+        except KeyboardInterrupt:
+            if not typed:
+                raise
+            print("\nCtrl-D or /quit ends.", file=sys.stderr)
+
+
+@contextmanager
+def ctrl_c_sets() -> Generator[Event]:
+    """An event that Ctrl-C sets; pressed once more, Ctrl-C raises KeyboardInterrupt as ever."""
+    pressed = Event()
+    before = signal.getsignal(signal.SIGINT)
+
+    def press(*_: object) -> None:
+        pressed.set()
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, press)
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _is_terminal(out: Out, environment: Mapping[str, str]) -> bool:
+    return out.isatty() and environment.get("TERM", "dumb") != "dumb"
+
+
+def _width() -> int:
+    return shutil.get_terminal_size().columns

@@ -1,0 +1,184 @@
+"""What a terminal shows of a conversation: the text untouched, its colours, the status below it."""
+
+import io
+import os
+import re
+import signal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redrafter_jax.commands import terminal
+from redrafter_jax.commands.terminal import Screen, ctrl_c_sets, wants_colour
+
+WIDTH, HEIGHT = 12, 5
+
+
+class Emulator(io.StringIO):
+    """The few things of a VT100 that are needed: every row ever scrolled off is kept too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = [[" "] * WIDTH for _ in range(HEIGHT)]
+        self.row = self.column = self.top = 0
+        self.waits = False
+        self.saved = (0, 0)
+
+    def write(self, text: str, /) -> int:
+        for part in re.findall(r"\x1b\[[\d;]*[A-Za-z]|\x1b.|[\s\S]", text):
+            self._do(part)
+        return len(text)
+
+    def _do(self, part: str) -> None:
+        match part:
+            case "\n" | "\x1bD":
+                self._down()
+                if part == "\n":
+                    self.column = 0
+            case "\r":
+                self.column = 0
+            case "\x1b[A":
+                self.row = max(self.top, self.row - 1)
+            case "\x1b[B":
+                self.row = min(self.top + HEIGHT - 1, self.row + 1)
+            case "\x1b7":
+                self.saved = (self.row - self.top, self.column)
+            case "\x1b8":
+                self.row, self.column = self.saved[0] + self.top, self.saved[1]
+            case "\x1b[K" | "\x1b[J":
+                self.rows[self.row][self.column :] = [" "] * (WIDTH - self.column)
+                if part == "\x1b[J":
+                    below = len(self.rows) - self.row - 1
+                    self.rows[self.row + 1 :] = [[" "] * WIDTH for _ in range(below)]
+            case _ if part.startswith("\x1b"):
+                assert part.endswith("m")
+                return
+            case _:
+                if self.waits:
+                    self._down()
+                    self.column = 0
+                self.rows[self.row][self.column] = part
+                # In the last column it waits there for what comes next.
+                self.waits = self.column == WIDTH - 1
+                self.column = min(self.column + 1, WIDTH - 1)
+                return
+        self.waits = False
+
+    def _down(self) -> None:
+        self.row += 1
+        if self.row == self.top + HEIGHT:
+            self.top += 1
+            self.rows.append([" "] * WIDTH)
+
+    @property
+    def shown(self) -> list[str]:
+        return ["".join(row).rstrip() for row in self.rows]
+
+
+def wrapped(text: str) -> list[str]:
+    """Rows of a text as a terminal of this width breaks them."""
+    return [
+        line[start : start + WIDTH].rstrip()
+        for line in text.split("\n")
+        for start in range(0, max(len(line), 1), WIDTH)
+    ]
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "_width", lambda: WIDTH)
+
+
+@given(st.lists(st.tuples(st.text("ab \n", max_size=9), st.booleans()), max_size=12), st.booleans())
+def test_the_status_is_below_and_the_text_as_if_there_were_none(
+    pieces: list[tuple[str, bool]], coloured: bool
+) -> None:
+    out = Emulator()
+    screen = Screen(out, coloured=coloured, live=True)
+    text = ""
+    for piece, told in pieces:
+        screen.write(piece, len(piece))
+        text += piece
+        rows = wrapped(text)
+        assert out.shown[: len(rows)] == rows
+        assert not any(out.shown[len(rows) :])
+        if told:
+            screen.show_status("7 tokens/s, fast")
+            assert out.shown[: len(rows)] == rows
+            # Where the cursor waits in the last column there is none.
+            full = len(text.rpartition("\n")[2]) % WIDTH == 0 and not text.endswith("\n") and text
+            assert full or out.shown[len(rows)] == "7 tokens/s,"
+    screen.end()
+    assert out.shown[: len(wrapped(text))] == wrapped(text)
+    assert not any(out.shown[len(wrapped(text)) :])
+
+
+def test_pieces_are_coloured_by_what_their_call_gained() -> None:
+    out = io.StringIO()
+    screen = Screen(out, coloured=True, live=False)
+    for gained in (1, 2, 3, 4, 5, 9):
+        screen.write(str(gained), gained)
+    assert out.getvalue() == (
+        "1\x1b[36m2\x1b[0m\x1b[32m3\x1b[0m\x1b[33m4\x1b[0m\x1b[35m5\x1b[0m\x1b[35m9\x1b[0m"
+    )
+    assert "\x1b[35m5 or more\x1b[0m" in screen.legend()
+
+
+def test_a_pipe_gets_the_text_alone() -> None:
+    out = io.StringIO()
+    screen = Screen(out, coloured=False, live=False)
+    screen.write("abc", 3)
+    screen.show_status("7 tokens/s")
+    screen.end()
+    assert out.getvalue() == "abc\n"
+    assert screen.legend() == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "column"),
+    [
+        ("ab", 2),
+        ("ab\nc", 1),
+        ("a" * 12, 12),
+        ("a" * 13, 1),
+        ("a\t", 8),
+        ("日本", 4),
+        ("e\u0301", 1),
+    ],
+)
+def test_columns_are_cells(text: str, column: int) -> None:
+    assert terminal.next_column(0, text, WIDTH) == column
+
+
+def test_a_wide_character_that_does_not_fit_begins_the_next_row() -> None:
+    assert terminal.next_column(11, "日", WIDTH) == 2
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+XTERM = {"TERM": "xterm"}
+
+
+def test_colours_are_for_terminals_that_want_them() -> None:
+    assert wants_colour("auto", Terminal(), XTERM)
+    assert not wants_colour("auto", io.StringIO(), XTERM)
+    assert not wants_colour("auto", Terminal(), XTERM | {"NO_COLOR": "1"})
+    # As no-color.org has it, an empty one is none.
+    assert wants_colour("auto", Terminal(), XTERM | {"NO_COLOR": ""})
+    assert not wants_colour("auto", Terminal(), {"TERM": "dumb"})
+    assert wants_colour("always", io.StringIO(), {"NO_COLOR": "1"})
+    assert not wants_colour("never", Terminal(), XTERM)
+
+
+def test_ctrl_c_is_heard_once_and_then_raises() -> None:
+    with ctrl_c_sets() as pressed:
+        assert not pressed.is_set()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert pressed.is_set()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
