@@ -101,9 +101,9 @@ def test_a_message_is_written_as_the_template_does(
     run_redrafter: Any, folders: PairFolders, habitual_target: Target, tmp_path: Path
 ) -> None:
     folder = add_template(Path(folders.target), tmp_path)
-    more = ["--target", folder, "--chat", "--system", "sys"]
+    more = ["--target", folder, "--chat", "--system", "sub"]
     code, out, _ = run_redrafter(*arguments_of(folders, *more, prompt="abc"))
-    assert (code, out) == (0, plain_text(habitual_target, "sys\nabc\n") + "\n")
+    assert (code, out) == (0, plain_text(habitual_target, "sub\nabc\n") + "\n")
 
 
 @pytest.mark.parametrize(
