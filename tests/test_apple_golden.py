@@ -43,8 +43,8 @@ def assert_same_step(ours: Step, apple: dict[str, Any]) -> None:
     assert ours.length == apple["length"]
     beams = ours.rounds[-1]
     assert beams.sequences == [tuple(sequence) for sequence in apple["sequences"]]
-    # A random recurrence amplifies rounding; what is the same to the last token is the order.
-    np.testing.assert_allclose(beams.log_probs, apple["log_probs"], atol=5e-3, rtol=0)
+    # No two neighbouring beams of the golden are nearer than 3e-4.
+    np.testing.assert_allclose(beams.log_probs, apple["log_probs"], atol=2e-4, rtol=0)
     packed = apple["tree"]["tokens"]
     assert len(ours.paths) == len(packed)
     assert ours.paths == apples_paths(packed, apple["tree"]["parents"])
