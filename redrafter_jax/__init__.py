@@ -4,6 +4,7 @@ from redrafter_jax.config import DraftConfig, DrafterConfig, SamplingConfig, Tar
 from redrafter_jax.decode import Generation, generate, generate_autoregressive
 from redrafter_jax.errors import InputError
 from redrafter_jax.hub import load_drafter, load_target, save_drafter, save_target
+from redrafter_jax.sharding import make_mesh
 from redrafter_jax.streaming import KeptCache, Update, stream
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "generate_autoregressive",
     "load_drafter",
     "load_target",
+    "make_mesh",
     "save_drafter",
     "save_target",
     "stream",

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.drafter import RecurrentHead
 from redrafter_jax.sampling import filter_logits
+from redrafter_jax.sharding import gather_parts, look_up, own_part, part_start
 from redrafter_jax.types import Beams, Sampling, Scorer
 
 
@@ -22,7 +23,7 @@ class _Frontier(NamedTuple):
 
 def beam_search(
     drafter: RecurrentHead,
-    embedding: Float[Array, "V D"],
+    embedding: Float[Array, "part D"],
     context: Float[Array, "B Z"],
     root: Int[Array, " B"],
     noise: Float[Array, "B P V"],
@@ -40,7 +41,7 @@ def beam_search(
 
     Args:
       drafter: the recurrent head.
-      embedding: the target's token embedding.
+      embedding: the target's token embedding; on a mesh, this device's part of it.
       context: the target's last hidden state before the root, and those of the context layers.
       root: the last decided token.
       noise: noise of the tokens after the root, from `draw_noise`; the first R are used.
@@ -52,22 +53,24 @@ def beam_search(
     unit = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
     factor = (draft.sharpness * unit)[:, None, None]
 
-    drafted = drafter.draft_token_ids
+    drafted, U = drafter.draft_token_ids, drafter.config.draft_vocab_size
     context = drafter.read_context(context)
 
     def advance(
         frontier: _Frontier, round_noise: Float[Array, "B U"]
     ) -> tuple[_Frontier, tuple[Array, Array, Array]]:
-        states = drafter.step(frontier.states, embedding[frontier.tokens])
+        embedded = look_up(embedding, frontier.tokens, drafter.config.vocab_size)
+        states = drafter.step(frontier.states, embedded)
         logits = drafter.logits(context[:, None], states, scorer)
-        scores = factor * (filter_logits(logits, sampling) + round_noise[:, None])
-        best, tokens = _best(scores, draft.candidates or draft.beam_width)
+        noise = own_part(round_noise, logits.shape[-1])[:, None]
+        scores = factor * (filter_logits(logits, sampling, U) + noise)
+        best, tokens = _best_of_parts(scores, draft.candidates or draft.beam_width, U)
         if draft.candidates:
             # Held together: on the CPU XLA sorts the whole vocabulary when it sees both cut to W.
             best, tokens = jax.lax.optimization_barrier((best, tokens))
-        among = best if draft.candidates else scores
         # Never above 0, not even by rounding: or a child would outrank its parent in the budget.
-        best = jnp.minimum(best - jax.nn.logsumexp(among, axis=-1, keepdims=True), 0.0)
+        total = _logsumexp(best, best.shape[-1]) if draft.candidates else _logsumexp(scores, U)
+        best = jnp.minimum(best - total, 0.0)
         best, tokens = best[..., : draft.beam_width], tokens[..., : draft.beam_width]
         totals = (frontier.log_probs[..., None] + best).reshape(len(root), -1)
         log_probs, winners = _best(totals, draft.beam_width)
@@ -97,3 +100,27 @@ def _best(
     # For more than 16 XLA for GPUs sorts all M, unless ties may come in any order.
     best, where = jax.lax.top_k(scores, count, is_stable=count <= 16)
     return best, where
+
+
+def _best_of_parts(
+    scores: Float[Array, "... part"], count: int, size: int
+) -> tuple[Float[Array, "... C"], Int[Array, "... C"]]:
+    """`_best` over all parts of an axis of the given size; only C scores of each are exchanged."""
+    part = scores.shape[-1]
+    best, where = _best(scores, min(count, part))
+    if part == size:
+        return best, where
+    candidates = best.shape[-1] * (size // part)
+    best = gather_parts(best, candidates)
+    where = gather_parts(where + part_start(part, size), candidates)
+    best, places = _best(best, count)
+    return best, jnp.take_along_axis(where, places, axis=-1)
+
+
+def _logsumexp(scores: Float[Array, "... part"], size: int) -> Float[Array, "... 1"]:
+    """Over all parts of an axis of the given size."""
+    part = scores.shape[-1]
+    total = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
+    if part == size:
+        return total
+    return jax.nn.logsumexp(gather_parts(total, size // part), axis=-1, keepdims=True)

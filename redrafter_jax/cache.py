@@ -6,16 +6,17 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from redrafter_jax.config import TargetConfig
+from redrafter_jax.sharding import part_size
 from redrafter_jax.types import KVCache
 
 
 def init_cache(config: TargetConfig, batch: int, slots: int, dtype: DTypeLike) -> KVCache:
-    """An empty cache of S slots per row.
+    """An empty cache of S slots per row; on a mesh, this device's part of it.
 
     A decode step writes P slots from `lengths` on, finished rows included, and the token buffer
     of the same S one further, so a row that may decide n tokens needs `n + P` slots.
     """
-    shape = (batch, config.num_key_value_heads, slots, config.head_dim)
+    shape = (batch, part_size(config.num_key_value_heads), slots, config.head_dim)
     layers = range(config.num_hidden_layers)
     return KVCache(
         keys=tuple(jnp.zeros(shape, dtype) for _ in layers),

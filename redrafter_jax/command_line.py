@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
+import jax
 import pydantic
 import yaml
 from huggingface_hub import hf_hub_download
@@ -21,6 +22,7 @@ from tokenizers import Tokenizer
 
 from redrafter_jax.errors import InputError
 from redrafter_jax.hub import from_hub
+from redrafter_jax.processes import join
 
 
 class Settings(pydantic.BaseModel):
@@ -66,14 +68,31 @@ def run(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         sys.exit(130)
+    except jax.errors.JaxRuntimeError as error:
+        if jax.process_count() == 1:
+            raise
+        reason = str(error).partition("\n")[0]
+        print(
+            f"error: process {jax.process_index()} lost the others ({reason}); start all of them "
+            "again, and the run goes on from its last checkpoint.",
+            file=sys.stderr,
+            flush=True,
+        )
+        # Leaving in the usual way would wait for those that are gone.
+        os._exit(1)
 
 
 def parse_settings(
-    model: type[SettingsT], description: str, arguments: Sequence[str] | None = None
+    model: type[SettingsT],
+    description: str,
+    arguments: Sequence[str] | None = None,
+    *,
+    processes: bool = False,
 ) -> SettingsT:
     """Settings from `--config FILE key.path=value ...`.
 
-    `--print-config` prints the resolved whole and exits.
+    `--print-config` prints the resolved whole and exits. With `processes` the command may be one of
+    several that are one job, and joins the others here.
 
     Raises:
       InputError: the file cannot be read, or any value is not valid; all problems are listed.
@@ -82,12 +101,24 @@ def parse_settings(
     parser.add_argument("--config", required=True, type=Path, help="YAML file")
     parser.add_argument("--print-config", action="store_true", help="print the resolved settings")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="override a setting")
+    if processes:
+        _add_processes(parser)
     parsed = parser.parse_intermixed_args(arguments)
     settings = load_settings(model, parsed.config, parsed.overrides)
     if parsed.print_config:
         print(dump_settings(settings), end="")
         sys.exit(0)
+    if processes:
+        join(parsed.coordinator_address, parsed.num_processes, parsed.process_id)
     return settings
+
+
+def _add_processes(parser: argparse.ArgumentParser) -> None:
+    title = "one of several processes that are one job (SLURM and Open MPI are known without)"
+    add = parser.add_argument_group(title).add_argument
+    add("--coordinator-address", metavar="HOST:PORT", help="where process 0 listens")
+    add("--num-processes", type=int, metavar="N", help="in all")
+    add("--process-id", type=int, metavar="I", help="of this one, from 0")
 
 
 def _program_name() -> str | None:

@@ -4,6 +4,7 @@ The functions of arrays come first, the ones that take lists of token ids last.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +22,7 @@ from redrafter_jax.prefill import Memory, prefill
 from redrafter_jax.program import program
 from redrafter_jax.requests import PerRow, StopTokens, check_pair, prepare
 from redrafter_jax.sampling import draw_noise
+from redrafter_jax.sharding import check_rows, common_mesh, gather_parts, per_part, place, to_host
 from redrafter_jax.target import Decoder, Target
 from redrafter_jax.tree import build_tree, root_tree
 from redrafter_jax.types import (
@@ -72,6 +74,17 @@ def decode_step(
       draft: how trees are drafted, or None.
       scorer: from `draft_scorer`, made outside of a loop over steps; None makes it here.
     """
+    step = partial(_decode_step, draft=draft, scorer=scorer)
+    return per_part(step, target.mesh, target, drafter, state)
+
+
+def _decode_step(
+    target: Target,
+    drafter: Drafter | None,
+    state: DecodeState,
+    draft: DraftConfig | None,
+    scorer: Scorer | None,
+) -> DecodeState:
     decoder = target.merge()
     max_path = draft.max_path if draft else 1
     first_position = state.cache.lengths + 1
@@ -84,6 +97,9 @@ def decode_step(
     verified = decoder.tree_forward(tree, state.cache, context_layers_of(drafter))
     chosen = choose_tokens(verified.logits, tree.depth, noise, state.sampling)
     accepted = accept(tree, chosen, max_path)
+    if state.log_probs is not None:
+        whole = gather_parts(verified.logits, target.config.vocab_size)
+        verified = verified._replace(logits=whole)
     return advance(state, verified, chosen, accepted)
 
 
@@ -178,10 +194,19 @@ def decode(
     draft: DraftConfig | None,
 ) -> DecodeState:
     """Decode steps until every row is done, `max_steps` at most; the state is donated."""
-    scorer = draft_scorer(target.merge(), drafter)
-    return until_done(
-        lambda state: decode_step(target, drafter, state, draft, scorer), state, max_steps
-    )
+
+    def run(
+        target: Target,
+        drafter: Drafter | None,
+        state: DecodeState,
+        max_steps: Int[Array, ""] | int,
+    ) -> DecodeState:
+        scorer = draft_scorer(target.merge(), drafter)
+        return until_done(
+            lambda state: decode_step(target, drafter, state, draft, scorer), state, max_steps
+        )
+
+    return per_part(run, target.mesh, target, drafter, state, max_steps)
 
 
 def until_done(
@@ -203,7 +228,7 @@ def until_done(
 
 def collect(state: DecodeState, prompts: Sequence[Sequence[int]]) -> Generation:
     """What is decided so far, on the host; `prompts` are those the state was made from."""
-    tokens, log_probs, lengths, stats = jax.device_get(
+    tokens, log_probs, lengths, stats = to_host(
         (state.tokens, state.log_probs, state.cache.lengths, state.stats)
     )
 
@@ -254,6 +279,7 @@ def generate(
     """
     draft = draft or DraftConfig()
     check_pair(target.config, drafter.config, draft)
+    common_mesh(target, drafter)
     state, max_steps = start(
         target,
         prompts,
@@ -326,9 +352,10 @@ def start(
         max_path,
         None if memory is None else memory.tokens.shape,
     )
+    check_rows(len(prompts), target.mesh)
     state = prefill(
         target,
-        requests,
+        place(requests, target.mesh),
         memory,
         max_path=max_path,
         log_probs=log_probs,

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 from redrafter_jax.config import DrafterConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.model import Model
+from redrafter_jax.sharding import gather_parts
 from redrafter_jax.types import Scorer
 
 _WEIGHT_INIT = nnx.initializers.lecun_normal()
@@ -22,13 +23,15 @@ class Dense(nnx.Module):
     """An affine map, its kernel stored [in, out]."""
 
     def __init__(self, width_in: int, width_out: int, *, bias: bool, rngs: nnx.Rngs) -> None:
+        self.width_out = width_out
         self.kernel = nnx.Param(_WEIGHT_INIT(rngs.params(), (width_in, width_out)))
         if bias:
             self.bias = nnx.Param(jnp.zeros(width_out))
 
     def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
         y = x @ self.kernel[...]
-        return y + self.bias[...] if hasattr(self, "bias") else y
+        y = y + self.bias[...] if hasattr(self, "bias") else y
+        return gather_parts(y, self.width_out)
 
 
 class RecurrentHead(nnx.Module):
@@ -106,8 +109,9 @@ class RecurrentHead(nnx.Module):
     ) -> Float[Array, "... U"]:
         """Scores of the token after the one that `state` was last fed, float32.
 
-        One for each of the tokens that can be drafted, in their order; see `draft_token_ids`.
-        With `head="target"` the scorer makes them, of these tokens.
+        One for each of the tokens that can be drafted, in their order; see `draft_token_ids`. On a
+        mesh, those of this device's part of them. With `head="target"` the scorer makes them, of
+        these tokens.
 
         Raises:
           InputError: there is no scorer, but the head is the target's.

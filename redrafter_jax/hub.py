@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import GatedRepoError
+from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
 from safetensors import SafetensorError
 from safetensors.flax import save_file
@@ -23,6 +24,7 @@ from redrafter_jax.drafter import Drafter, RecurrentHead
 from redrafter_jax.errors import InputError
 from redrafter_jax.families import read_target_config, target_fields
 from redrafter_jax.model import Model
+from redrafter_jax.sharding import check_mesh, check_target, parameter_spec
 from redrafter_jax.stored import Stored
 from redrafter_jax.target import Decoder, Target
 from redrafter_jax.weights import SINGLE_FILE, check_shape, find_weights, read_weight, same_bytes
@@ -65,7 +67,9 @@ class Found(NamedTuple):
         return tuple(place.stored for place in self.places)
 
 
-def load_target(name: str | Path, dtype: DTypeLike = "bfloat16") -> Target:
+def load_target(
+    name: str | Path, dtype: DTypeLike = "bfloat16", mesh: Mesh | None = None
+) -> Target:
     """Load a target from a folder or a hub id, one weight at a time.
 
     On a terminal a bar shows how far it is.
@@ -75,12 +79,19 @@ def load_target(name: str | Path, dtype: DTypeLike = "bfloat16") -> Target:
         with an index), or the id of a repository on the Hugging Face hub; of the hub's, files
         already downloaded serve where it cannot be reached.
       dtype: dtype of the parameters, "float32" or "bfloat16".
+      mesh: from `make_mesh`: every device reads its own part of each weight; None is one device.
 
     Raises:
       InputError: the folder, a weight or a file is missing, truncated or of the wrong shape,
-        there are weights that the model has no place for, or it is of a kind not supported.
+        there are weights that the model has no place for, it is of a kind not supported, or the
+        mesh does not divide its heads.
     """
-    return _load(find_target(name), dtype)
+    if mesh is not None:
+        check_mesh(mesh)
+    found = find_target(name)
+    if mesh is not None:
+        check_target(found.config, mesh)
+    return _load(found, dtype, mesh)
 
 
 def find_target(name: str | Path) -> Found:
@@ -106,12 +117,16 @@ def load_target_config(name: str | Path) -> TargetConfig:
     return read_target_config(locate(name))
 
 
-def load_drafter(name: str | Path, dtype: DTypeLike = "bfloat16") -> Drafter:
+def load_drafter(
+    name: str | Path, dtype: DTypeLike = "bfloat16", mesh: Mesh | None = None
+) -> Drafter:
     """Load a recurrent drafter, in Apple's layout or beyond it, from a folder or a hub id.
 
     Arguments and errors are those of `load_target`.
     """
-    return _load(find_drafter(name), dtype)
+    if mesh is not None:
+        check_mesh(mesh)
+    return _load(find_drafter(name), dtype, mesh)
 
 
 def find_drafter(name: str | Path) -> Found:
@@ -194,7 +209,7 @@ def _find(
     return Found(folder, config, graphdef, tuple(places), tuple(sorted(others)))
 
 
-def _load(found: Found, dtype: DTypeLike) -> Any:
+def _load(found: Found, dtype: DTypeLike, mesh: Mesh | None = None) -> Any:
     if str(dtype) not in _DTYPES and dtype not in (jnp.float32, jnp.bfloat16):
         raise InputError(f"dtype {dtype!r} is not supported; use 'float32' or 'bfloat16'.")
     total = sum(weight.bytes for weight in found.weights)
@@ -204,9 +219,14 @@ def _load(found: Found, dtype: DTypeLike) -> Any:
         total=total, desc=found.folder.name, unit="B", unit_scale=True, leave=False, disable=None
     ) as bar:
         for path, variable, weight, transposed in found.places:
-            flat.append((path, variable.replace(read_weight(weight, dtype, transpose=transposed))))
+            sharding = None
+            if mesh is not None:
+                shape = variable.get_value().shape
+                sharding = NamedSharding(mesh, parameter_spec(_dotted(path), shape, mesh))
+            value = read_weight(weight, dtype, transpose=transposed, sharding=sharding)
+            flat.append((path, variable.replace(value)))
             bar.update(weight.bytes)
-    return Model(found.config, found.graphdef, nnx.from_flat_state(flat))
+    return Model(found.config, found.graphdef, nnx.from_flat_state(flat), mesh)
 
 
 def _check_tied_head(folder: Path, config: TargetConfig) -> None:
@@ -242,7 +262,7 @@ def _save(
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {}
     for path, variable in nnx.to_flat_state(params):
-        name, value = stored_name(_dotted(path)), variable[...]
+        name, value = stored_name(_dotted(path)), jnp.asarray(variable[...])
         tensors[name] = value.T if _is_matrix(name, value) else value
     try:
         save_file(tensors, folder / SINGLE_FILE, metadata={"format": "pt"})

@@ -6,6 +6,7 @@ from typing import Generic, TypeVar
 
 import jax
 from flax import nnx
+from jax.sharding import Mesh
 
 Config = TypeVar("Config")
 Module = TypeVar("Module", bound=nnx.Module)
@@ -14,7 +15,7 @@ Module = TypeVar("Module", bound=nnx.Module)
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("params",),
-    meta_fields=("config", "graphdef"),
+    meta_fields=("config", "graphdef", "mesh"),
 )
 @dataclass(frozen=True)
 class Model(Generic[Config, Module]):
@@ -26,11 +27,13 @@ class Model(Generic[Config, Module]):
       config: the configuration the module was built from.
       graphdef: structure of the module, hashable.
       params: its parameters.
+      mesh: that they are split over, from `make_mesh`; None on one device.
     """
 
     config: Config
     graphdef: nnx.GraphDef[Module]
     params: nnx.State
+    mesh: Mesh | None = None
 
     @classmethod
     def split(cls, config: Config, module: Module) -> "Model[Config, Module]":

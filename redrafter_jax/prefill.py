@@ -1,5 +1,6 @@
 """Prompts into the cache, a chunk of fixed size at a time, and each row's first token."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -10,6 +11,7 @@ from redrafter_jax.cache import init_cache
 from redrafter_jax.program import program
 from redrafter_jax.requests import Requests
 from redrafter_jax.sampling import draw_noise
+from redrafter_jax.sharding import gather_parts, per_part
 from redrafter_jax.target import Target
 from redrafter_jax.types import DecodeState, DecodeStats, KVCache
 from redrafter_jax.verify import choose_tokens, is_stop, log_probs_of
@@ -65,18 +67,39 @@ def prefill(
       log_probs: keep the log-probability of every new token.
       context_layers: of the drafter that will read the state.
     """
+    run = partial(
+        _prefill,
+        max_path=max_path,
+        chunk=chunk,
+        log_probs=log_probs,
+        context_layers=context_layers,
+    )
+    return per_part(run, target.mesh, target, requests, memory)
+
+
+def _prefill(
+    target: Target,
+    requests: Requests,
+    memory: Memory | None,
+    *,
+    max_path: int,
+    chunk: int | None,
+    log_probs: bool,
+    context_layers: tuple[int, ...],
+) -> DecodeState:
     decoder = target.merge()
     B, S = requests.tokens.shape
     memory = memory or empty_memory(target, B, S)
     last, cache = read_prompts(target, requests, memory, chunk, context_layers)
     logits = decoder.logits(last[:, None])
     lengths = requests.lengths
-    noise = draw_noise(requests.sampling, lengths, 1, logits.shape[-1])
+    V = target.config.vocab_size
+    noise = draw_noise(requests.sampling, lengths, 1, V)
     root = choose_tokens(logits, jnp.zeros_like(lengths)[:, None], noise, requests.sampling)
     rows = jnp.arange(B)
     first_log_probs = None
     if log_probs:
-        chosen = log_probs_of(logits, root)[:, 0]
+        chosen = log_probs_of(gather_parts(logits, V), root)[:, 0]
         first_log_probs = jnp.zeros((B, S)).at[rows, lengths].set(chosen)
     return DecodeState(
         tokens=requests.tokens.at[rows, lengths].set(root[:, 0]),

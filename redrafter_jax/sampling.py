@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.extend.random import threefry2x32_p
 from jaxtyping import Array, Float, Int, UInt
 
+from redrafter_jax.sharding import gather_parts
 from redrafter_jax.types import Sampling
 
 
@@ -58,30 +59,40 @@ def _gumbel(
     return -jnp.log(-jnp.log1p(-uniform))
 
 
-def filter_logits(logits: Float[Array, "B M V"], sampling: Sampling) -> Float[Array, "B M V"]:
+def filter_logits(
+    logits: Float[Array, "B M part"], sampling: Sampling, size: int | None = None
+) -> Float[Array, "B M part"]:
     """Logits over the temperature, -inf where top-k, top-p or min-p drops the token.
 
     Temperature first, then the filters in that order, each on what the one before it kept: the
     order and the definitions of Hugging Face's logits processors, except that top-p, too, keeps
     all tokens that tie with the last one kept. A greedy row (temperature 0) is returned as it came.
+
+    Args:
+      logits: of all tokens; on a mesh maybe of this device's part of them.
+      sampling: the rows' temperature and filters.
+      size: number of all tokens; None where the logits are of all.
     """
+    size = size or logits.shape[-1]
     sampled = sampling.temperature > 0
     unit = jnp.where(sampled, sampling.temperature, 1.0)[:, None, None]
-    V = logits.shape[-1]
     # A bound that is infinite, or a floor of 0, keeps every token.
-    top_k = jnp.where(sampled & (sampling.top_k < V), sampling.top_k.astype(jnp.float32), jnp.inf)
+    top_k = jnp.where(
+        sampled & (sampling.top_k < size), sampling.top_k.astype(jnp.float32), jnp.inf
+    )
     # Above 0 after rounding, so that the first token is always kept.
     top_p = jnp.maximum(sampling.top_p, jnp.finfo(jnp.float32).tiny)
     top_p = jnp.where(sampled & (sampling.top_p < 1), top_p, jnp.inf)
     min_p = jnp.where(sampled, sampling.min_p, 0.0)
     filtered = jnp.isfinite(top_k) | jnp.isfinite(top_p) | (min_p > 0)
     none = jnp.full((*logits.shape[:-1], 1), -jnp.inf)
+    bounds = [bound[:, None, None] for bound in (top_k, top_p, min_p)]
     # The branches give a number per row, not filtered logits: what a `cond` gives is written out.
     lowest = jax.lax.cond(
         filtered.any(),
         lambda: jnp.where(
             filtered[:, None, None],
-            _lowest_kept(logits, unit, *(bound[:, None, None] for bound in (top_k, top_p, min_p))),
+            _lowest_kept(gather_parts(logits, size), unit, *bounds),
             none,
         ),
         lambda: none,

@@ -4,6 +4,8 @@ import sys
 from abc import abstractmethod
 from typing import Any
 
+import jax
+from jax.sharding import Mesh
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from pydantic_core import PydanticCustomError
 
@@ -18,6 +20,7 @@ from redrafter_jax.config import (
 )
 from redrafter_jax.errors import InputError
 from redrafter_jax.requests import check_context_layers
+from redrafter_jax.sharding import make_mesh
 
 
 class BuildableSettings(Settings):
@@ -38,6 +41,23 @@ class BuildableSettings(Settings):
         Raises:
           InputError: the settings do not go together.
         """
+
+
+class MeshSettings(Settings):
+    """How many devices share the work; see `redrafter_jax.make_mesh`."""
+
+    data: PositiveInt = 1
+    model: PositiveInt = 1
+
+    def build(self) -> Mesh | None:
+        """The mesh; None for a single device, unless several processes are one job.
+
+        Raises:
+          InputError: there are not as many devices.
+        """
+        if self.data == self.model == 1 and jax.process_count() == 1:
+            return None
+        return make_mesh(self.data, self.model)
 
 
 class DraftSettings(BuildableSettings):

@@ -6,7 +6,6 @@ This is the host's side of decoding; everything it decides is decided between de
 from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from redrafter_jax.config import DraftConfig, SamplingConfig
@@ -15,6 +14,7 @@ from redrafter_jax.drafter import Drafter, context_layers_of
 from redrafter_jax.errors import InputError
 from redrafter_jax.prefill import Memory, empty_memory
 from redrafter_jax.requests import PerRow, StopTokens, check_pair, check_whole, slots_for
+from redrafter_jax.sharding import common_mesh, place, to_host
 from redrafter_jax.target import Target
 from redrafter_jax.types import DecodeState
 
@@ -58,7 +58,8 @@ class KeptCache:
         """The memory to begin with; an empty one at first, or after a step was interrupted."""
         # A step that was interrupted has taken its state along.
         if self._memory is None or self._memory.tokens.is_deleted():
-            return empty_memory(target, rows, slots_for(self._context_length, max_path))
+            memory = empty_memory(target, rows, slots_for(self._context_length, max_path))
+            return place(memory, target.mesh)
         return self._memory
 
     def put(self, state: DecodeState) -> None:
@@ -116,6 +117,7 @@ def stream(
     else:
         draft = draft or DraftConfig()
         check_pair(target.config, drafter.config, draft)
+    common_mesh(target, drafter)
     max_path = draft.max_path if draft else 1
     stops = _stop_strings(stop_strings, len(prompts), detokenize)
     state, _ = start(
@@ -137,7 +139,7 @@ def stream(
     while True:
         if kept_cache:
             kept_cache.put(state)
-        decided, done = collect(state, prompts), np.asarray(state.done)
+        decided, done = collect(state, prompts), to_host(state.done)
         new = [
             row.push(tokens, bool(ended))
             for row, tokens, ended in zip(rows, decided.tokens, done, strict=True)
@@ -146,7 +148,7 @@ def stream(
         yield Update([tokens for tokens, _ in new], [text for _, text in new], _cut(decided, rows))
         if (done | stopped).all():
             return
-        state = state._replace(done=state.done | jnp.asarray(stopped))
+        state = state._replace(done=place(done | stopped, target.mesh))
         state = decode(target, drafter, state, steps_per_yield, draft=draft)
 
 

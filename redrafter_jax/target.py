@@ -14,6 +14,7 @@ from redrafter_jax.config import TargetConfig
 from redrafter_jax.layers import rms_norm, rotary_angles, rotate, swiglu
 from redrafter_jax.model import Model
 from redrafter_jax.rotary import YarnScaling, rotary_frequencies
+from redrafter_jax.sharding import gather_parts, look_up, sum_parts
 from redrafter_jax.types import KVCache, Scorer, TokenTree, Verified
 
 Attend = Callable[
@@ -53,7 +54,7 @@ class Attention(nnx.Module):
         def heads(
             projection: nnx.Param, bias: nnx.Param | None, norm: nnx.Param | None = None
         ) -> Float[Array, "B T heads H"]:
-            projected = _affine(x, projection, bias).reshape(*x.shape[:2], -1, self.head_dim)
+            projected = _add(x @ projection[...], bias).reshape(*x.shape[:2], -1, self.head_dim)
             return projected if norm is None else rms_norm(projected, norm[...], self.epsilon)
 
         q = rotate(heads(self.q_proj, self.q_bias, self.q_norm), *angles)
@@ -63,13 +64,10 @@ class Attention(nnx.Module):
         # keep their products in float32 parts until then, to add them up a second time.
         k, v = jax.lax.optimization_barrier((k, v))
         attended = attend(q, k, v).reshape(*x.shape[:2], -1)
-        return _affine(attended, self.o_proj, self.o_bias), k, v
+        return _add(sum_parts(attended @ self.o_proj[...]), self.o_bias), k, v
 
 
-def _affine(
-    x: Float[Array, "B T into"], matrix: nnx.Param, bias: nnx.Param | None
-) -> Float[Array, "B T out"]:
-    product = x @ matrix[...]
+def _add(product: Float[Array, "B T out"], bias: nnx.Param | None) -> Float[Array, "B T out"]:
     return product if bias is None else product + bias[...]
 
 
@@ -91,7 +89,7 @@ class FeedForward(nnx.Module):
         self.down_proj = nnx.Param(_WEIGHT_INIT(rngs.params(), (inner, width)))
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        return swiglu(x, self.gate_proj[...], self.up_proj[...], self.down_proj[...])
+        return sum_parts(swiglu(x, self.gate_proj[...], self.up_proj[...], self.down_proj[...]))
 
 
 class DecoderLayer(nnx.Module):
@@ -193,15 +191,27 @@ class Decoder(nnx.Module):
         hidden, keys, values = self._below(cache, tokens, depth, chain, context_layers)
         return hidden, append(cache, keys, values, jnp.full(B, C))
 
+    def embed(self, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
+        """Embeddings of the tokens."""
+        return look_up(self.embed_tokens[...], tokens, self.config.vocab_size)
+
     def logits(self, hidden: Float[Array, "... Z"]) -> Float[Array, "... V"]:
-        """Scores of the next token, float32, from the last of the hidden states alone."""
+        """Scores of the next token, float32, from the last of the hidden states alone.
+
+        On a mesh, those of this device's part of V.
+        """
         return self.scorer()(hidden[..., -self.config.hidden_size :])
 
     def scorer(self, tokens: Int[Array, " U"] | None = None) -> Scorer:
         """The vocabulary projection of all V tokens, or of some in their order.
 
-        The weights of some are gathered by this call: make it outside of loops.
+        The weights of some are gathered by this call: make it outside of loops. On a mesh it is
+        this device's part of all, and the whole of some, of which each device may hold but a few.
         """
+        V = self.config.vocab_size
+        if tokens is not None and len(self.embed_tokens[...]) < V:
+            score_part = self.scorer()
+            return lambda hidden: gather_parts(score_part(hidden), V)[..., tokens]
         if not self.config.tie_word_embeddings:
             head = self.lm_head[...] if tokens is None else self.lm_head[...][:, tokens]
             return lambda hidden: jnp.matmul(hidden, head, preferred_element_type=jnp.float32)
@@ -266,7 +276,7 @@ class Decoder(nnx.Module):
         tuple[Float[Array, "B T K H"], ...],
         tuple[Float[Array, "B T K H"], ...],
     ]:
-        x = self.embed_tokens[...][tokens]
+        x = self.embed(tokens)
         angles = self._angles(positions)
         keys, values, context = [], [], []
         for index, layer in enumerate(self.layers):

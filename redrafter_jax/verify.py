@@ -5,11 +5,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from redrafter_jax.sampling import filter_logits
+from redrafter_jax.sharding import max_parts, min_parts, own_part, part_start
 from redrafter_jax.types import Accepted, Sampling, TokenTree
 
 
 def choose_tokens(
-    logits: Float[Array, "B N V"],
+    logits: Float[Array, "B N part"],
     depth: Int[Array, "B N"],
     noise: Float[Array, "B P V"],
     sampling: Sampling,
@@ -17,14 +18,15 @@ def choose_tokens(
     """The target's next token at every node, greedy and sampled alike.
 
     Args:
-      logits: the target's scores of the token after each node.
+      logits: the target's scores of the token after each node; on a mesh maybe a part of V.
       depth: depth of each node; a node at depth d chooses with noise[:, d].
       noise: noise of the positions after the root, from `draw_noise`.
       sampling: the rows' temperature and filters.
     """
-    node_noise = jnp.take_along_axis(noise, depth[..., None], axis=1)
-    scores = filter_logits(logits, sampling) + node_noise
-    return _first_best(scores)
+    V = noise.shape[-1]
+    own_noise = own_part(noise, logits.shape[-1])
+    node_noise = jnp.take_along_axis(own_noise, depth[..., None], axis=1)
+    return _first_best(filter_logits(logits, sampling, V) + node_noise, V)
 
 
 def log_probs_of(logits: Float[Array, "B N V"], chosen: Int[Array, "B N"]) -> Float[Array, "B N"]:
@@ -68,11 +70,12 @@ def is_stop(tokens: Int[Array, "B M"], stop_tokens: Int[Array, "B E"]) -> Bool[A
     return (tokens[:, :, None] == stop_tokens[:, None, :]).any(axis=-1)
 
 
-def _first_best(scores: Float[Array, "B N V"]) -> Int[Array, "B N"]:
-    """The lowest index of the maximum; of NaN scores the last index.
+def _first_best(scores: Float[Array, "B N part"], V: int) -> Int[Array, "B N"]:
+    """The lowest index of the maximum over all V; of NaN scores the last index.
 
     This is `argmax` as two reductions, which the CPU can vectorise.
     """
-    V = scores.shape[-1]
-    best = scores == jnp.max(scores, axis=-1, keepdims=True)
-    return jnp.min(jnp.where(best, jnp.arange(V, dtype=jnp.int32), V - 1), axis=-1)
+    part = scores.shape[-1]
+    best = scores == max_parts(jnp.max(scores, axis=-1, keepdims=True))
+    index = part_start(part, V) + jnp.arange(part, dtype=jnp.int32)
+    return min_parts(jnp.min(jnp.where(best, index, V - 1), axis=-1))

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 from safetensors import SafetensorError, safe_open
@@ -127,15 +128,25 @@ def same_bytes(first: Stored, second: Stored) -> bool:
     return True
 
 
-def read_weight(stored: Stored, dtype: DTypeLike, *, transpose: bool) -> Float[Array, "..."]:
-    """The weight on the default device, complete when this returns.
+def read_weight(
+    stored: Stored, dtype: DTypeLike, *, transpose: bool, sharding: NamedSharding | None = None
+) -> Float[Array, "..."]:
+    """The weight on the default device, or each part of it on its own; complete when this returns.
 
     The host holds its stored bytes and nothing else meanwhile; it is cast and transposed on the
     device.
 
+    Args:
+      stored: where it is.
+      dtype: that it gets.
+      transpose: whether it is turned on the way.
+      sharding: of the result, over a mesh; None is the default device.
+
     Raises:
       InputError: the file has become shorter since its header was read.
     """
+    if sharding is not None:
+        return _read_parts(stored, dtype, transpose, sharding)
     # Pages of its own, returned whole: freed blocks of a heap add up to several weights.
     content = mmap.mmap(-1, max(stored.bytes, 1))
     with stored.path.open("rb") as file:
@@ -150,9 +161,33 @@ def read_weight(stored: Stored, dtype: DTypeLike, *, transpose: bool) -> Float[A
     return jax.block_until_ready(placed)
 
 
-@partial(jax.jit, static_argnums=(1, 2))
-def _convert(x: Float[Array, "..."], dtype: np.dtype, transpose: bool) -> Float[Array, "..."]:
-    return (x.T if transpose else x).astype(dtype)
+def _read_parts(
+    stored: Stored, dtype: DTypeLike, transpose: bool, sharding: NamedSharding
+) -> Float[Array, "..."]:
+    """Every device's part, read from the file by itself; only this process's devices' parts."""
+    try:
+        values = np.memmap(stored.path, _DTYPES[stored.dtype], "r", stored.offset, stored.shape)
+    except ValueError:
+        raise InputError(f"{stored.path} was cut short while it was read; load it again.") from None
+    axes = (*sharding.spec, *(None,) * (len(stored.shape) - len(sharding.spec)))
+    as_stored = NamedSharding(sharding.mesh, PartitionSpec(*(axes[::-1] if transpose else axes)))
+    placed = jax.make_array_from_callback(
+        stored.shape, as_stored, lambda index: np.asarray(values[index])
+    )
+    return jax.block_until_ready(_convert(placed, jnp.dtype(dtype), transpose, sharding))
+
+
+@partial(jax.jit, static_argnums=(1, 2, 3))
+def _convert(
+    x: Float[Array, "..."],
+    dtype: np.dtype,
+    transpose: bool,
+    sharding: NamedSharding | None = None,
+) -> Float[Array, "..."]:
+    converted = (x.T if transpose else x).astype(dtype)
+    if sharding is None:
+        return converted
+    return jax.lax.with_sharding_constraint(converted, sharding)
 
 
 def _header(path: Path) -> dict[str, Stored]:

@@ -26,6 +26,18 @@ from redrafter_jax.target import Target
 # two cores XLA would have too few to go on.
 os.environ.setdefault("NPROC", str(max(4, os.cpu_count() or 1)))
 
+# Meshes are tested on devices that share this one CPU; everything else runs on the first.
+jax.config.update("jax_num_cpu_devices", 8)
+# XLA's own passes are those of users; LLVM takes fewer, for most of a test's time is compilation.
+# And a device that waits 40 s for another would end the process: a loaded machine is slow.
+os.environ["XLA_FLAGS"] = " ".join(
+    (
+        "--xla_backend_optimization_level=1",
+        "--xla_cpu_collective_call_terminate_timeout_seconds=600",
+        os.environ.get("XLA_FLAGS", ""),
+    )
+)
+
 settings.register_profile(
     "reproducible", derandomize=True, deadline=None, database=None, max_examples=25
 )

@@ -24,7 +24,7 @@ from train.loop import train
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 TARGET = CONFIGS / "demo_target"
-LIMITS = [40, 7, 64, 25]
+LIMITS = [64, 48, 32, 25]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,8 @@ def drafter(tmp_path_factory: pytest.TempPathFactory) -> Drafter:
     overrides = [
         f"target={TARGET}",
         f"output_dir={output}",
-        "steps=120",
+        "steps=60",
+        "acceptance=null",
         "data.sources=[{folder: 'python:stdlib', include: ['asyncio/*.py'], weight: 0.2}, "
         f"{{files: ['{CONFIGS / 'demo_regenerated.jsonl'}'], weight: 0.8}}]",
         "optimizer.batch_size=4",
@@ -72,29 +73,24 @@ def test_the_target_is_a_model_of_real_text_and_small_enough_to_keep(target: Tar
     assert np.mean(losses) < 4.0
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [
+def test_speculative_text_is_plain_text(
+    target: Target, drafter: Drafter, prompts: list[list[int]]
+) -> None:
+    """Every row of the batch chooses its tokens in a way of its own."""
+    sampling = [
         SamplingConfig(),
         SamplingConfig(temperature=0.7, top_p=0.9),
         SamplingConfig(temperature=1.0),
         SamplingConfig(temperature=1.3, top_k=40, min_p=0.02),
-    ],
-    ids=["greedy", "0.7 top-p", "1.0", "1.3 top-k min-p"],
-)
-def test_speculative_text_is_plain_text(
-    target: Target, drafter: Drafter, prompts: list[list[int]], sampling: SamplingConfig
-) -> None:
+    ]
     plain = generate_autoregressive(
         target, prompts, max_new_tokens=LIMITS, sampling=sampling, eos_token_ids=()
     )
     assert [len(row) for row in plain.tokens] == LIMITS
     lengths = []
     for draft in (
-        DraftConfig(beam_width=4, draft_rounds=4),
         DraftConfig(beam_width=4, draft_rounds=4, final_beams_only=True),
         DraftConfig(beam_width=8, draft_rounds=5, num_nodes=12, sharpness=2.0),
-        DraftConfig(beam_width=1, draft_rounds=3),
     ):
         ours = generate(
             target,

@@ -25,7 +25,7 @@ from redrafter_jax.model import Model
 from redrafter_jax.sampling import draw_noise
 from redrafter_jax.target import Target
 from redrafter_jax.tree import build_tree
-from redrafter_jax.types import DecodeState, TokenTree
+from redrafter_jax.types import DecodeState, Scorer, TokenTree
 from redrafter_jax.verify import accept, choose_tokens
 
 V = 5
@@ -247,7 +247,11 @@ def follow(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `generate` choose its tokens by `rule`."""
 
     def step(
-        target: Target, drafter: Drafter, state: DecodeState, draft: DraftConfig
+        target: Target,
+        drafter: Drafter,
+        state: DecodeState,
+        draft: DraftConfig,
+        _scorer: Scorer | None,
     ) -> DecodeState:
         decoder = target.merge()
         noise = draw_noise(state.sampling, state.cache.lengths + 1, draft.max_path, V)

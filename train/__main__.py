@@ -5,6 +5,7 @@ import sys
 from rich.console import Console
 
 from redrafter_jax.command_line import parse_settings, run
+from redrafter_jax.processes import is_first
 from train.config import TrainSettings
 from train.inspect import inspect
 from train.loop import train
@@ -17,8 +18,10 @@ def main() -> None:
 
 
 def _train() -> None:
-    settings = parse_settings(TrainSettings, "Train a recurrent drafter for a frozen target.")
-    console = Console()
+    settings = parse_settings(
+        TrainSettings, "Train a recurrent drafter for a frozen target.", processes=True
+    )
+    console = Console(quiet=not is_first())
     outcome = train(settings, console)
     if outcome.best is not None:
         console.print(

@@ -15,8 +15,11 @@ from redrafter_jax.command_line import load_tokenizer
 from redrafter_jax.decode import generate
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.hub import save_drafter
+from redrafter_jax.model import Model
+from redrafter_jax.processes import is_first
 from redrafter_jax.prompts import read_prompts, tokenize
 from redrafter_jax.requests import check_pair
+from redrafter_jax.sharding import check_rows, to_host
 from redrafter_jax.target import Target
 from train.config import AcceptanceSettings, TrainSettings
 
@@ -74,6 +77,7 @@ def prepare_trial(settings: TrainSettings, target: Target, drafter: Drafter) -> 
     tokenizer = load_tokenizer(settings.target)
     positions = target.config.position_limit
     rows = tokenize(prompts, tokenizer, trial.max_new_tokens, positions)
+    check_rows(len(rows), target.mesh)
     decisive = [rows, trial.max_new_tokens, trial.draft.model_dump()]
     digest = hashlib.sha256(json.dumps(decisive).encode()).hexdigest()
     return Trial(trial, rows, settings.output_dir / "best", digest)
@@ -120,7 +124,13 @@ def keep_best(
     compares = best is not None and best.measured_on == trial.measured_on
     if best is not None and compares and measured <= best.acceptance_length:
         return best
-    folder = trial.folder
+    params = to_host(drafter.params)
+    if is_first():
+        _replace(trial.folder, Model(drafter.config, drafter.graphdef, params))
+    return Best(step, measured, trial.measured_on)
+
+
+def _replace(folder: Path, drafter: Drafter) -> None:
     fresh, old = (folder.with_name(f"{folder.name}.{word}") for word in ("new", "old"))
     shutil.rmtree(fresh, ignore_errors=True)
     save_drafter(drafter, fresh)
@@ -129,7 +139,6 @@ def keep_best(
         folder.rename(old)
     fresh.rename(folder)
     shutil.rmtree(old, ignore_errors=True)
-    return Best(step, measured, trial.measured_on)
 
 
 def best_of(record: dict[str, Any]) -> Best | None:

@@ -13,7 +13,7 @@ from pydantic import (
 )
 
 from redrafter_jax.command_line import Settings
-from redrafter_jax.settings import DrafterShape, DraftSettings
+from redrafter_jax.settings import DrafterShape, DraftSettings, MeshSettings
 from train.data.settings import DataSettings
 
 
@@ -193,6 +193,15 @@ class LossSettings(Settings):
         return self
 
 
+class TrainMeshSettings(MeshSettings):
+    """Devices that train together: `data` splits the batch, `model` the target and the drafter.
+
+    `fully_sharded` splits the drafter's parameters and the optimizer's state over `data` as well.
+    """
+
+    fully_sharded: bool = False
+
+
 class AcceptanceSettings(Settings):
     """Trying the drafter while it trains: held-out prompts, decoded greedily as in use.
 
@@ -220,6 +229,7 @@ class TrainSettings(Settings):
     loss: LossSettings = LossSettings()
     acceptance: AcceptanceSettings | None = None
     optimizer: OptimizerSettings
+    mesh: TrainMeshSettings = TrainMeshSettings()
     steps: PositiveInt
     seed: int = 0
     log_every: PositiveInt = 10

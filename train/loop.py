@@ -3,11 +3,13 @@
 import hashlib
 import time
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -17,10 +19,12 @@ from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.hub import load_target, save_drafter
 from redrafter_jax.model import Model
+from redrafter_jax.processes import is_first, part_of_rows
+from redrafter_jax.sharding import FULLY_SHARDED, RULES, data_parts, place, to_host
 from redrafter_jax.target import Target
 from train.acceptance import Best, best_of, keep_best, prepare_trial, try_drafter
 from train.config import TrainSettings
-from train.data.batches import make_batches
+from train.data.batches import make_batches, place_batch
 from train.data.documents import SourceDocuments, load_documents
 from train.data.report import print_report, write_report
 from train.data.rows import Rows, make_rows
@@ -38,6 +42,7 @@ _FREE_SETTINGS = {
     "checkpoint_every",
     "checkpoints_kept",
     "acceptance",
+    "mesh",
 }
 
 
@@ -68,7 +73,9 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
     """
     folder = settings.output_dir
     make_folder(folder, "output_dir")
-    target = load_target(settings.target, settings.target_dtype)
+    mesh = settings.mesh.build()
+    check_batch(settings, mesh)
+    target = load_target(settings.target, settings.target_dtype, mesh)
     sources = load_sources(settings, target.config)
     print_report(sources, console)
     mixture = [(made.windows, source.weight) for source, made in sources]
@@ -76,10 +83,11 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
     optimizer = make_optimizer(
         settings.optimizer, settings.steps, lambda name: not name.startswith("lm_head")
     )
-    state = init_state(drafter, optimizer)
+    rules = FULLY_SHARDED if settings.mesh.fully_sharded else RULES
+    state = place(init_state(drafter, optimizer), mesh, rules)
     accumulation = settings.optimizer.accumulation_steps
     rows = settings.optimizer.batch_size * accumulation
-    batches = make_batches(mixture, rows, settings.data.shuffle_seed)
+    batches = make_batches(mixture, rows, settings.data.shuffle_seed, part_of_rows(mesh))
     digests = _digests(target, sources)
     trial = prepare_trial(settings, target, drafter)
     best: Best | None = None
@@ -100,34 +108,34 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
             best = best_of(restored.record)
             if best and trial and best.measured_on != trial.measured_on:
                 console.print("the best drafter so far was measured otherwise and will give way")
-        (folder / "config.yaml").write_text(dump_settings(settings))
-        write_report(sources, folder / "data.json")
+        if is_first():
+            (folder / "config.yaml").write_text(dump_settings(settings))
+            write_report(sources, folder / "data.json")
 
         step = first_step
         with (
-            MetricsLog(folder, first_step) as log,
+            MetricsLog(folder, first_step) if is_first() else nullcontext() as log,
             _progress(console) as progress,
         ):
             task = progress.add_task(
                 "train", total=settings.steps, completed=first_step, status="compiling"
             )
+            step_tokens = rows * settings.data.sequence_length
             logged, started, waited = first_step, time.perf_counter(), 0.0
             accepted: dict[str, float] = {}
             for step in range(first_step + 1, settings.steps + 1):
                 asked = time.perf_counter()
                 batch = next(batches)
                 waited += time.perf_counter() - asked
-                shape = (accumulation, -1, settings.data.sequence_length)
                 state, metrics = train_step(
                     state,
                     target,
                     drafter.graphdef,
-                    batch["tokens"].reshape(shape),
-                    batch["loss_mask"].reshape(shape),
-                    batch["segments"].reshape(shape),
+                    **place_batch(batch, accumulation, mesh),
                     rounds=settings.draft_rounds,
                     loss_settings=settings.loss,
                     optimizer=optimizer,
+                    fully_sharded=settings.mesh.fully_sharded,
                 )
                 progress.advance(task)
                 last = step == settings.steps
@@ -135,20 +143,21 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
                 if step % settings.log_every == 0 or on_trial or last:
                     scalars = to_scalars(metrics)
                     elapsed = time.perf_counter() - started
-                    scalars["tokens_per_second"] = (step - logged) * batch["tokens"].size / elapsed
+                    scalars["tokens_per_second"] = (step - logged) * step_tokens / elapsed
                     scalars["data_wait_fraction"] = waited / elapsed
                     if on_trial:
-                        trained = Model(drafter.config, drafter.graphdef, state.params)
+                        trained = Model(drafter.config, drafter.graphdef, state.params, mesh)
                         accepted = try_drafter(on_trial, target, trained)
                         measured = accepted["acceptance_length"]
                         best = keep_best(on_trial, best, step, measured, trained)
                         scalars |= accepted
-                    log.write(step, scalars)
+                    if log is not None:
+                        log.write(step, scalars)
                     # The last trial stays on the screen until the next.
                     status = summary({**accepted, **scalars}, settings.draft_rounds)
                     progress.update(task, status=status)
                     logged, started, waited = step, time.perf_counter(), 0.0
-                stopping = asked_to_stop()
+                stopping = asked_to_stop(step)
                 if step % settings.checkpoint_every == 0 or last or stopping:
                     record = {
                         "data": batches.get_state(),
@@ -163,8 +172,27 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
     if step < settings.steps:
         return Outcome(step, None, best)
     exported = folder / "drafter"
-    save_drafter(Model(drafter.config, drafter.graphdef, state.params), exported)
+    params = to_host(state.params)
+    if is_first():
+        save_drafter(Model(drafter.config, drafter.graphdef, params), exported)
     return Outcome(step, exported, best)
+
+
+def check_batch(settings: TrainSettings, mesh: Mesh | None) -> None:
+    """Refuse batches that the mesh does not divide.
+
+    Raises:
+      InputError: those of training or of the trials.
+    """
+    parts = data_parts(mesh)
+    sizes = {"optimizer.batch_size": settings.optimizer.batch_size}
+    if settings.acceptance:
+        sizes["acceptance.batch_size"] = settings.acceptance.batch_size
+    for name, size in sizes.items():
+        if size % parts:
+            raise InputError(
+                f"{name} is {size}, which mesh.data={parts} does not divide; make it a multiple."
+            )
 
 
 def load_sources(
@@ -208,7 +236,7 @@ def _digest(name: str, arrays: Iterable[jax.Array | np.ndarray]) -> str:
     digest = hashlib.sha256(name.encode())
     # One by one: a target's weights need not fit into memory twice.
     for array in arrays:
-        digest.update(np.asarray(array).tobytes())
+        digest.update(np.asarray(to_host(array)).tobytes())
     return digest.hexdigest()
 
 

@@ -10,6 +10,15 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from redrafter_jax.drafter import Drafter
+from redrafter_jax.sharding import (
+    FULLY_SHARDED,
+    RULES,
+    data_parts,
+    keep_groups,
+    keep_parts,
+    keep_whole,
+    per_part,
+)
 from redrafter_jax.target import Target
 from train.config import LossSettings
 from train.loss import (
@@ -51,7 +60,11 @@ def init_state(drafter: Drafter, optimizer: optax.GradientTransformation) -> Tra
 _Totals = tuple[nnx.State, Array, RoundSums]
 
 
-@partial(jax.jit, static_argnames=("rounds", "loss_settings", "optimizer"), donate_argnames="state")
+@partial(
+    jax.jit,
+    static_argnames=("rounds", "loss_settings", "optimizer", "fully_sharded"),
+    donate_argnames="state",
+)
 def train_step(
     state: TrainState,
     target: Target,
@@ -63,6 +76,7 @@ def train_step(
     rounds: int,
     loss_settings: LossSettings,
     optimizer: optax.GradientTransformation,
+    fully_sharded: bool = False,
 ) -> tuple[TrainState, StepMetrics]:
     """One update from A accumulated batches.
 
@@ -79,6 +93,7 @@ def train_step(
       rounds: R.
       loss_settings: weights, softening and chunk length.
       optimizer: from `train.optimizer.make_optimizer`.
+      fully_sharded: whether the state lies split over `data` too, on a mesh.
     """
     decoder = target.merge()
     context_layers = nnx.merge(graphdef, state.params).config.context_layers
@@ -101,14 +116,26 @@ def train_step(
         weighted = sum(weight * mean for weight, mean in terms if weight)
         return (decay * weighted).sum(), means
 
+    # Rows that lie together on a mesh have gradients of their own, which meet once, at the end.
+    groups = data_parts(target.mesh)
+    differentiate = jax.vmap(jax.value_and_grad(loss, has_aux=True), in_axes=(None, 0))
+
     # Gradients are taken window by window, so that nothing of a window outlives it.
     def add_window(carry: _Totals, window: Window) -> tuple[_Totals, None]:
-        (value, means), gradients = jax.value_and_grad(loss, has_aux=True)(state.params, window)
-        return jax.tree.map(jnp.add, carry, (gradients, value, means)), None
+        grouped = jax.tree.map(lambda leaf: leaf.reshape(groups, -1, *leaf.shape[1:]), window)
+        (value, means), gradients = differentiate(state.params, keep_groups(grouped, target.mesh))
+        total = jax.tree.map(jnp.add, carry, (gradients, value, means))
+        return keep_groups(total, target.mesh), None
+
+    def last_hidden(
+        target: Target, tokens: Int[Array, "B T"], segments: Int[Array, "B T"]
+    ) -> Float[Array, "B T Z"]:
+        hidden, _, _ = target.merge().forward(tokens, segments, context_layers)
+        return hidden
 
     def add_batch(carry: _Totals, batch: tuple[Array, Array, Array]) -> tuple[_Totals, None]:
         tokens, _, segments = batch
-        hidden, _, _ = decoder.forward(tokens, segments, context_layers)
+        hidden = per_part(last_hidden, target.mesh, target, tokens, segments)
         windows = split_windows(
             hidden.astype(jnp.float32),
             *batch,
@@ -119,9 +146,16 @@ def train_step(
 
     zeros = jnp.zeros(rounds)
     empty = RoundSums(zeros, zeros, zeros, jnp.zeros((rounds, TOP)), zeros)
-    start = (jax.tree.map(jnp.zeros_like, state.params), jnp.zeros(()), empty)
-    (gradients, value, means), _ = jax.lax.scan(add_batch, start, (tokens, loss_mask, segments))
+    nothing = (jax.tree.map(jnp.zeros_like, state.params), jnp.zeros(()), empty)
+    start = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (groups, *leaf.shape)), nothing)
+    total, _ = jax.lax.scan(
+        add_batch, keep_groups(start, target.mesh), (tokens, loss_mask, segments)
+    )
+    gradients, value, means = jax.tree.map(lambda leaf: leaf.sum(axis=0), total)
+    rules = FULLY_SHARDED if fully_sharded else RULES
+    gradients = keep_parts(gradients, target.mesh, rules)
     updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
     params = jax.tree.map(jnp.add, state.params, updates)
     metrics = StepMetrics(value, means, optax.tree.norm(gradients))
-    return TrainState(params, optimizer_state), metrics
+    new_state = keep_parts(TrainState(params, optimizer_state), target.mesh, rules)
+    return new_state, keep_whole(metrics, target.mesh)

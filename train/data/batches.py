@@ -5,10 +5,14 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 import grain
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Int
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Bool, Int
 
 from redrafter_jax.errors import InputError
+from redrafter_jax.sharding import DATA
 from train.data.types import Windows
 
 
@@ -21,7 +25,10 @@ class Batch(TypedDict):
 
 
 def make_batches(
-    sources: Sequence[tuple[Windows, float]], batch_size: int, seed: int
+    sources: Sequence[tuple[Windows, float]],
+    batch_size: int,
+    seed: int,
+    part: tuple[int, int] = (0, 1),
 ) -> grain.DatasetIterator[Batch]:
     """An endless, shuffled, deterministic iterator whose position can be saved and restored.
 
@@ -30,22 +37,37 @@ def make_batches(
         each is shuffled and repeated by itself.
       batch_size: examples per batch.
       seed: of the shuffling.
+      part: which of how many equal parts of every batch this process brings.
 
     Raises:
       InputError: a source has fewer windows than its part of a batch, which would hold some twice.
     """
     total = sum(weight for _, weight in sources)
     for index, (windows, weight) in enumerate(sources):
-        count, part = len(windows.tokens), math.ceil(batch_size * weight / total)
-        if count < part:
+        count, needed = len(windows.tokens), math.ceil(batch_size * weight / total)
+        if count < needed:
             raise InputError(
-                f"data.sources.{index} gives {count} windows, fewer than the {part} of a batch "
+                f"data.sources.{index} gives {count} windows, fewer than the {needed} of a batch "
                 "that are to come from it; lower optimizer.batch_size, data.sequence_length or the "
                 "source's weight."
             )
     datasets = [_examples(windows, seed) for windows, _ in sources]
     mixed = grain.MapDataset.mix(datasets, weights=[weight for _, weight in sources])
-    return iter(mixed.batch(batch_size).to_iter_dataset())
+    index, parts = part
+    return iter(mixed[index::parts].batch(batch_size // parts).to_iter_dataset())
+
+
+def place_batch(batch: Batch, accumulation: int, mesh: Mesh | None) -> dict[str, Array]:
+    """A batch as `train_step` takes it: [A, B, T], on a mesh in the parts of all processes."""
+
+    def place(rows: np.ndarray) -> Array:
+        split = rows.reshape(accumulation, -1, rows.shape[-1])
+        if mesh is None:
+            return jnp.asarray(split)
+        parts = NamedSharding(mesh, PartitionSpec(None, DATA))
+        return jax.make_array_from_process_local_data(parts, split)
+
+    return {name: place(rows) for name, rows in batch.items() if isinstance(rows, np.ndarray)}
 
 
 def _examples(windows: Windows, seed: int) -> grain.MapDataset[Batch]:
