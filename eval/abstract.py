@@ -1,9 +1,12 @@
 """Models and decode states as shapes alone: what a compiler needs, whatever their size."""
 
+import math
+from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import jax
+from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from redrafter_jax.config import DrafterConfig, TargetConfig
@@ -11,8 +14,11 @@ from redrafter_jax.drafter import Drafter, init_drafter
 from redrafter_jax.model import Config, Model, Module
 from redrafter_jax.prefill import prefill
 from redrafter_jax.requests import prepare
+from redrafter_jax.sharding import shardings
 from redrafter_jax.target import Target, init_target
 from redrafter_jax.types import DecodeState
+
+Tree = TypeVar("Tree")
 
 
 def abstract_target(config: TargetConfig, dtype: DTypeLike) -> Target:
@@ -48,9 +54,27 @@ def abstract_state(
     return jax.eval_shape(fill, target, requests)
 
 
+def on_mesh(tree: Tree, mesh: Mesh) -> Tree:
+    """The same shapes, split over a mesh as decoding splits them."""
+
+    def split(leaf: Any, sharding: Any) -> Any:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    placed: Any = jax.tree.map(split, tree, shardings(tree, mesh))
+    if isinstance(placed, Model):
+        placed = replace(placed, mesh=mesh)
+    return placed
+
+
 def bytes_of(tree: object) -> int:
-    """Bytes of all arrays of a pytree, abstract ones too."""
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+    """Bytes of all arrays of a pytree, abstract ones too; on a mesh, those of one device."""
+
+    def size(leaf: Any) -> int:
+        sharding = getattr(leaf, "sharding", None)
+        shape = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
+        return math.prod(shape) * leaf.dtype.itemsize
+
+    return sum(map(size, jax.tree.leaves(tree)))
 
 
 def _cast(model: Model[Config, Module], dtype: DTypeLike) -> Model[Config, Module]:

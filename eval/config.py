@@ -13,6 +13,7 @@ from redrafter_jax.settings import (
     BuildableSettings,
     DrafterShape,
     DraftSettings,
+    MeshSettings,
     SamplingSettings,
 )
 
@@ -256,9 +257,11 @@ class PlanSettings(ShapeSettings):
     Attributes:
       gpu: the GPU, one of those in `pallas_kernels.gpus`.
       slots: cache slots per row.
+      mesh: GPUs that share the work.
     """
 
     gpu: Literal["h100", "h200", "b200"] = "h200"
+    mesh: MeshSettings = MeshSettings()
     slots: int = Field(default=4096, ge=32)
 
 

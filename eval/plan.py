@@ -13,10 +13,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from rich.console import Console
 from rich.table import Table
 
-from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
+from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of, on_mesh
 from eval.config import PlanSettings
 from eval.report import describe_versions
 from eval.traffic import bytes_read
@@ -26,12 +27,15 @@ from redrafter_jax.command_line import make_folder, parse_settings
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.decode import decode
 from redrafter_jax.drafter import Drafter
+from redrafter_jax.errors import InputError
 from redrafter_jax.requests import check_pair
+from redrafter_jax.sharding import DATA, MODEL, check_rows, check_target
 from redrafter_jax.target import Target
 from redrafter_jax.types import DecodeState
 
 DEFINITIONS = {
-    "needed_bytes": "weights of both models, decode state and temporaries, on one device",
+    "needed_bytes": "weights of both models, decode state and temporaries, on one device (of the "
+    "mesh, where there is one; so are all other bytes)",
     "state": "cache, token buffer and all else that a decode step hands to the next",
     "temporaries": "of the compiled decode loop, from the compiler's memory analysis; the prompt's "
     "pass is not in it",
@@ -80,9 +84,17 @@ def plan(arguments: Sequence[str] | None = None) -> None:
 
     memory, reason = None, None
     try:
-        memory = compiled_memory(settings.gpu, target, drafter, state, draft)
+        mesh = gpu_mesh(settings.gpu, (settings.mesh.data, settings.mesh.model), (DATA, MODEL))
+        if mesh.size > 1:
+            check_target(target_config, mesh)
+            check_rows(settings.batch_size, mesh)
+            target, drafter = on_mesh(target, mesh), on_mesh(drafter, mesh)
+            state = on_mesh(state, mesh)
+        memory = compiled_memory(mesh, target, drafter, state, draft)
     except AotUnavailableError as error:
         reason = str(error)
+        if settings.mesh.data * settings.mesh.model > 1:
+            raise InputError(f"A mesh is planned by compiling for it. {reason}") from None
     needs = {
         "target": bytes_of(target),
         "drafter": bytes_of(drafter),
@@ -114,16 +126,16 @@ def plan(arguments: Sequence[str] | None = None) -> None:
 
 
 def compiled_memory(
-    gpu: str, target: Target, drafter: Drafter, state: DecodeState, draft: DraftConfig
+    mesh: Mesh, target: Target, drafter: Drafter, state: DecodeState, draft: DraftConfig
 ) -> Memory:
-    """What the decode loop needs, compiled for a GPU that need not be there.
+    """What the decode loop needs on one device, compiled for GPUs that need not be there.
 
     Raises:
       AotUnavailableError: this installation cannot compile for it.
     """
     loop = jax.jit(partial(decode, draft=draft), donate_argnums=2)
     steps = jax.ShapeDtypeStruct((), jnp.int32)
-    return compile_on(gpu_mesh(gpu), loop, target, drafter, state, steps).memory
+    return compile_on(mesh, loop, target, drafter, state, steps).memory
 
 
 def _long_form(arguments: Sequence[str]) -> list[str]:

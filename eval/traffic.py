@@ -7,6 +7,7 @@ import jax
 from eval.abstract import bytes_of
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.drafter import Drafter
+from redrafter_jax.sharding import MODEL, data_parts
 from redrafter_jax.target import Target
 from redrafter_jax.types import DecodeState
 
@@ -20,13 +21,13 @@ class Traffic(NamedTuple):
 
 
 def bytes_read(target: Target, drafter: Drafter, state: DecodeState, draft: DraftConfig) -> Traffic:
-    """The least that a decode step reads from device memory, its cache full."""
+    """The least that a decode step reads from one device's memory, its cache full."""
     config = target.config
-    rows = len(state.root)
+    rows = len(state.root) // data_parts(target.mesh)
     row_bytes = config.hidden_size * state.context.dtype.itemsize
     once = bytes_of(target) + bytes_of((state.cache.keys, state.cache.values))
     if not config.tie_word_embeddings:
-        once -= config.vocab_size * row_bytes
+        once -= bytes_of(target.params["embed_tokens"])
 
     def target_call(nodes: int) -> int:
         return once + rows * nodes * row_bytes * (not config.tie_word_embeddings)
@@ -52,5 +53,6 @@ def draft_weight_bytes(drafter: Drafter, draft: DraftConfig) -> int:
     borrowed = 0
     if config.head == "target":
         itemsize = jax.tree.leaves(drafter.params)[0].dtype.itemsize
-        borrowed = config.draft_vocab_size * config.hidden_size * itemsize
+        parts = 1 if drafter.mesh is None else drafter.mesh.shape[MODEL]
+        borrowed = config.draft_vocab_size * config.hidden_size * itemsize // parts
     return once + draft.draft_rounds * (whole - once + borrowed)

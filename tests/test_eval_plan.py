@@ -136,7 +136,7 @@ def test_what_does_not_fit_is_said(
     def unavailable(*arguments: Any) -> None:
         raise AotUnavailableError("Not today.")
 
-    monkeypatch.setattr("eval.plan.compiled_memory", unavailable)
+    monkeypatch.setattr("eval.plan.gpu_mesh", unavailable)
     # 3 rows x 4 arrays x 2^31 slots x 8 x 2 bytes = 412 GB.
     plan(["--config", str(config), "slots=2147483616", "gpu=h100"])
     said = capsys.readouterr().out
