@@ -46,12 +46,12 @@ demo: $(INSTALLED) ## train a draft head, then decode with it against plain deco
 test: $(INSTALLED) ## run the tests (ARGS="-k tree" for some of them)
 	$(BIN)/python -m pytest $(ARGS)
 
-kills: $(INSTALLED) ## end a training run ten times at random, by kill -9 and SIGTERM
-	$(BIN)/python -m pytest -m long -n 0 -s tests/test_kills.py
+kills: $(INSTALLED) ## end training runs at random: one process ten times, one of two processes
+	$(BIN)/python -m pytest -m long -n 0 -s tests/test_kills.py tests/test_processes.py
 
 aot: ## run the tests that compile for GPUs, none needed, in an environment of their own
 	JAX_PLATFORMS=cpu $(MAKE) test VENV=.venv-aot EXTRAS=aot \
-	  ARGS="$(or $(ARGS),$(addprefix tests/test_,aot.py compiled.py eval_plan.py eval_steps.py kernel_bench.py))"
+	  ARGS="$(or $(ARGS),$(addprefix tests/test_,aot.py compiled.py compiled_mesh.py eval_plan.py eval_steps.py kernel_bench.py))"
 
 check: $(INSTALLED) ## lint, formatting, types, and who may import whom
 	$(BIN)/ruff check .
