@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -118,7 +118,7 @@ def test_a_single_process_brings_all_rows() -> None:
 
 
 @contextmanager
-def running(commands: list[list[str]], logs: list[Path]) -> Iterator[list[subprocess.Popen[str]]]:
+def running(commands: list[list[str]], logs: list[Path]) -> Generator[list[subprocess.Popen[str]]]:
     """The processes, two devices each; what is left of them is killed in the end."""
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     started = []
