@@ -71,7 +71,8 @@ def load_template(
     from transformers import AutoTokenizer  # slow, and only conversations need it
 
     try:
-        loaded: Any = AutoTokenizer.from_pretrained(str(target))
+        # A folder's own code is never run: by default transformers would ask on stdin whether to.
+        loaded: Any = AutoTokenizer.from_pretrained(str(target), trust_remote_code=False)
     except Exception as error:  # transformers raises whatever its many loaders raise
         raise InputError(
             f"transformers cannot load the tokenizer of {target} for its chat template: "

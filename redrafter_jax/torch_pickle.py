@@ -206,8 +206,10 @@ def _tensor(
     if metadata:
         raise ValueError("a tensor that is conjugated or negated")
     for size in (offset, *shape, *strides):
-        if _require(size, int) < 0:
-            raise ValueError(f"a tensor with the size {size}")
+        if not 0 <= _require(size, int) < 1 << 63:
+            raise ValueError("a tensor with a size that no tensor has")
+    if len(shape) != len(strides):
+        raise ValueError("a tensor with more sizes than strides, or fewer")
     return Tensor(_require(storage, Storage), offset, _require(shape, tuple), tuple(strides))
 
 

@@ -1,5 +1,6 @@
 """Conversations as text."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,20 @@ def test_a_missing_template_or_token_is_named_with_the_way_out(tmp_path: Path) -
         load_template("tokenizer", folder, byte_tokenizer(), "--chat-template ")
     with pytest.raises(InputError, match=r"cannot load the tokenizer of .*nowhere"):
         load(tmp_path / "nowhere")
+
+
+def test_code_that_comes_with_a_tokenizer_is_never_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tokenizer(tmp_path)
+    stated = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    stated |= {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": [None, "own.Own"]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(stated))
+    (tmp_path / "own.py").write_text("raise SystemExit('it ran')\n")
+    # The first message of a conversation in a pipe is no consent.
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(InputError, match="transformers cannot load the tokenizer"):
+        load(tmp_path)
 
 
 def test_special_tokens_are_the_templates_or_else_the_tokenizers(tmp_path: Path) -> None:

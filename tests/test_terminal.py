@@ -6,7 +6,7 @@ import re
 import signal
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from redrafter_jax.commands import terminal
@@ -90,6 +90,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminal, "_width", lambda: WIDTH)
 
 
+@example([("a" * 9, True), ("bcd", True), ("e", True)], False)
 @given(st.lists(st.tuples(st.text("ab \n", max_size=9), st.booleans()), max_size=12), st.booleans())
 def test_the_status_is_below_and_the_text_as_if_there_were_none(
     pieces: list[tuple[str, bool]], coloured: bool

@@ -21,6 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import jax
 from rich.console import Console
 from rich.table import Table
 
@@ -30,6 +31,7 @@ from eval.apple.sides import APPLE_CANDIDATES, Apple
 from eval.apple.traces import choice_gap, read_apple, trace_ours
 from redrafter_jax.command_line import load_tokenizer
 from redrafter_jax.command_line import run as run_command
+from redrafter_jax.config_files import read_drafter_config, require_apple_layout
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.errors import InputError
 from redrafter_jax.hub import load_drafter, load_target
@@ -75,6 +77,7 @@ def check(arguments: argparse.Namespace) -> None:
     if arguments.max_new_tokens < 2:
         raise InputError(f"--max-new-tokens is {arguments.max_new_tokens}; the least is 2.")
     check_folders(arguments)
+    require_apple_layout(read_drafter_config(arguments.drafter), arguments.drafter)
 
 
 def compare_prompt(
@@ -175,6 +178,7 @@ def main() -> None:
     """Compare, write the report as it grows, show the table."""
     arguments = parse_arguments()
     check(arguments)
+    jax.config.update("jax_platforms", "cpu")  # Apple's worker runs there as well
     target = load_target(arguments.target, "float32")
     drafter = load_drafter(arguments.drafter, "float32")
     prompts = tokenize(

@@ -32,12 +32,14 @@ from redrafter_jax.streaming import KeptCache, Update, stream
 _CONTEXT_LENGTH = 4096
 _SECONDS_PER_STATUS = 0.1
 
+_COMMANDS = ("/reset", "/temperature", "/help", "/quit")
 _HELP = """\
 /reset            forget the conversation, not the system turn
 /temperature X    choose at temperature X from now on; 0 takes the most likely token
 /help             this
 /quit             end, as Ctrl-D does
-Ctrl-C stops an answer; what it said stays in the conversation. Every line is a message."""
+Ctrl-C stops an answer; what it said stays in the conversation. Every line is a message; one that
+begins with / is typed with two."""
 
 
 def add(commands: Any) -> None:
@@ -116,10 +118,14 @@ class _Conversation:
             fit; the conversation is as before.
         """
         command, _, value = line.strip().partition(" ")
-        if not command.startswith("/"):
+        if not command.startswith("/") or command.startswith("//"):
             if command:
                 require_text(line, "The message")
-                self._answer(line)
+                self._answer(line.replace("//", "/", 1) if command.startswith("//") else line)
+        elif command not in _COMMANDS:
+            raise InputError(
+                f"{command} is no command; /help lists them, and // begins a message with /."
+            )
         elif command == "/temperature":
             self._set_temperature(value)
         elif value:
@@ -127,10 +133,8 @@ class _Conversation:
         elif command == "/reset":
             self._turns = list(self._opening)
             _tell("The conversation is forgotten.")
-        elif command == "/help":
-            _tell("\n".join(filter(None, (_HELP, self._screen.legend()))))
         else:
-            raise InputError(f"{command} is no command; /help lists them.")
+            _tell("\n".join(filter(None, (_HELP, self._screen.legend()))))
 
     def _set_temperature(self, value: str) -> None:
         try:
@@ -155,9 +159,11 @@ class _Conversation:
             )
         limit = min(room, self._longest_answer or room)
         started = time.perf_counter()
-        text, result, stopped = self._say(prompt, limit, started)
+        try:
+            text, result, stopped = self._say(prompt, limit, started)
+        finally:
+            self._screen.end()
         seconds = time.perf_counter() - started
-        self._screen.end()
         if result is None:
             _tell("Stopped before the answer began; the message is not kept.")
             return

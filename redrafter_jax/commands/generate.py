@@ -120,7 +120,9 @@ def _encode_prompt(
 
 def _read_prompt(argument: str) -> str:
     try:
-        prompt = sys.stdin.read() if argument == "-" else argument
+        prompt = argument
+        if argument == "-":  # there is no stdin where whoever started the program closed it
+            prompt = sys.stdin.read() if sys.stdin else ""
     except UnicodeDecodeError as error:
         raise InputError(f"The prompt on stdin is not UTF-8 text at byte {error.start}.") from None
     if not prompt:

@@ -55,8 +55,9 @@ class Screen:
 
     def write(self, text: str, gained: int = 1) -> None:
         """A piece of an answer, from a call that gained so many tokens."""
-        # What is below the cursor, and right of it, is status.
-        erase = "\x1b[J" if self._live else ""
+        # What is below the cursor, and right of it, is status. Past the last column there is none,
+        # and erasing would take the last character.
+        erase = "\x1b[J" if self._live and self._column < _width() else ""
         colour = _COLOURS[min(gained, len(_COLOURS)) - 1] if self._coloured else ""
         self._out.write(erase + (f"{colour}{text}{_PLAIN}" if colour and text else text))
         self._out.flush()
@@ -117,6 +118,8 @@ def _cells(character: str) -> int:
 
 def read_lines() -> Iterator[str]:
     """Lines of stdin, typed at a prompt if somebody types; Ctrl-C there drops the line."""
+    if sys.stdin is None:  # closed by whoever started the program
+        return
     typed = sys.stdin.isatty()
     edited = typed and sys.stdout.isatty()
     if edited:
