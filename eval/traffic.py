@@ -54,5 +54,8 @@ def draft_weight_bytes(drafter: Drafter, draft: DraftConfig) -> int:
     if config.head == "target":
         itemsize = jax.tree.leaves(drafter.params)[0].dtype.itemsize
         parts = 1 if drafter.mesh is None else drafter.mesh.shape[MODEL]
-        borrowed = config.draft_vocab_size * config.hidden_size * itemsize // parts
+        V, tokens = config.vocab_size, config.draft_vocab_size
+        # On a mesh each device reads its part of all tokens' weights, however few are drafted.
+        tokens = tokens if parts == 1 or V % parts else V // parts
+        borrowed = tokens * config.hidden_size * itemsize
     return once + draft.draft_rounds * (whole - once + borrowed)

@@ -105,6 +105,8 @@ def restore_latest(checkpoints: ocp.CheckpointManager, like: Any, resume: bool) 
     def read(**parts: Any) -> Any:
         try:
             return checkpoints.restore(step, args=ocp.args.Composite(**parts))
+        except jax.errors.JaxRuntimeError:  # of the devices or of other processes
+            raise
         except Exception:  # orbax raises nothing narrower for what it cannot read
             older = [saved for saved in checkpoints.all_steps() if saved < step]
             rest = f"to go on from {max(older)}" if older else "to begin again"

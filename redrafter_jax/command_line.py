@@ -8,6 +8,7 @@ import difflib
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -71,15 +72,27 @@ def run(main: Callable[[], None]) -> None:
     except jax.errors.JaxRuntimeError as error:
         if jax.process_count() == 1:
             raise
-        reason = str(error).partition("\n")[0]
-        print(
-            f"error: process {jax.process_index()} lost the others ({reason}); start all of them "
-            "again, and the run goes on from its last checkpoint.",
-            file=sys.stderr,
-            flush=True,
-        )
+        _tell_of_failure(str(error))
         # Leaving in the usual way would wait for those that are gone.
         os._exit(1)
+
+
+# What errors of XLA's runtime say when another process is gone.
+_LOST = ("unavailable", "deadline_exceeded", "heartbeat", "gloo", "connect")
+
+
+def _tell_of_failure(said: str) -> None:
+    reason = said.partition("\n")[0]
+    own = f"error: process {jax.process_index()}"
+    if any(word in said.lower() for word in _LOST):
+        sentence = (
+            f"{own} lost the others ({reason}); start all of them again, and the run goes on from "
+            "its last checkpoint."
+        )
+    else:
+        traceback.print_exc()
+        sentence = f"{own} failed ({reason}), and the others end with it."
+    print(sentence, file=sys.stderr, flush=True)
 
 
 def parse_settings(

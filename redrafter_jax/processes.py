@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 
 import jax
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from redrafter_jax.errors import InputError
@@ -55,13 +56,27 @@ def join(
         )
     if count is not None and own is not None and not 0 <= own < count:
         raise InputError(f"process_id is {own}; of {count} processes it must be 0 to {count - 1}.")
-    jax.distributed.initialize(
-        address,
-        count,
-        own,
-        heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
-        shutdown_timeout_seconds=_HEARTBEAT_SECONDS,
-    )
+    try:
+        jax.distributed.initialize(
+            address,
+            count,
+            own,
+            # Told all it needs, JAX would still hand out GPUs as a scheduler counts its tasks.
+            cluster_detection_method="deactivate" if not missing else None,
+            heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+        )
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(
+            f"This process could not join the others ({reason}); start all of them with the same "
+            "address and number, each with an id of its own."
+        ) from None
+
+
+def wait_for_all(what: str) -> None:
+    """A point that every process must reach before any of them goes on."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(what)
 
 
 def is_first() -> bool:

@@ -53,11 +53,17 @@ class MeshSettings(Settings):
         """The mesh; None for a single device, unless several processes are one job.
 
         Raises:
-          InputError: there are not as many devices.
+          InputError: there are not as many devices, or a job of several processes has more.
         """
         if self.data == self.model == 1 and jax.process_count() == 1:
             return None
-        return make_mesh(self.data, self.model)
+        mesh = make_mesh(self.data, self.model)
+        if jax.process_count() > 1 and mesh.size != jax.device_count():
+            raise InputError(
+                f"mesh.data={self.data} and mesh.model={self.model} take {mesh.size} of the "
+                f"{jax.device_count()} devices of this job; use all of them, or fewer processes."
+            )
+        return mesh
 
 
 class DraftSettings(BuildableSettings):

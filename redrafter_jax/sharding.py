@@ -88,10 +88,12 @@ def check_mesh(mesh: Mesh) -> None:
     Raises:
       InputError: the axes are not those of `make_mesh`.
     """
-    if mesh.axis_names != (DATA, MODEL):
+    kinds = {kind.name for kind in mesh.axis_types}
+    if mesh.axis_names != (DATA, MODEL) or kinds != {"Auto"}:
         raise InputError(
-            f"The mesh has the axes {', '.join(map(str, mesh.axis_names))}; make it by "
-            f"redrafter_jax.make_mesh, whose axes are {DATA} and {MODEL}."
+            f"The mesh has the axes {', '.join(map(str, mesh.axis_names))} of type "
+            f"{', '.join(sorted(kinds))}; make it by redrafter_jax.make_mesh, whose axes are "
+            f"{DATA} and {MODEL} of type Auto."
         )
 
 
@@ -199,6 +201,8 @@ def place(tree: Tree, mesh: Mesh | None, rules: Mapping[str, str] = RULES) -> Tr
     """The arrays on the devices of the mesh, each in its parts; without one, as they are."""
     if mesh is None:
         return tree
+    if isinstance(tree, Model) and isinstance(tree.config, TargetConfig):
+        check_target(tree.config, mesh)
     parts = shardings(tree, mesh, rules)
     placed: Any = jax.tree.map(_put, tree, parts)
     if isinstance(placed, Model):

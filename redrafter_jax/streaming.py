@@ -6,6 +6,7 @@ This is the host's side of decoding; everything it decides is decided between de
 from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from redrafter_jax.config import DraftConfig, SamplingConfig
@@ -14,7 +15,7 @@ from redrafter_jax.drafter import Drafter, context_layers_of
 from redrafter_jax.errors import InputError
 from redrafter_jax.prefill import Memory, empty_memory
 from redrafter_jax.requests import PerRow, StopTokens, check_pair, check_whole, slots_for
-from redrafter_jax.sharding import common_mesh, place, to_host
+from redrafter_jax.sharding import common_mesh, place, shardings, to_host
 from redrafter_jax.target import Target
 from redrafter_jax.types import DecodeState
 
@@ -58,8 +59,16 @@ class KeptCache:
         """The memory to begin with; an empty one at first, or after a step was interrupted."""
         # A step that was interrupted has taken its state along.
         if self._memory is None or self._memory.tokens.is_deleted():
-            memory = empty_memory(target, rows, slots_for(self._context_length, max_path))
-            return place(memory, target.mesh)
+            slots = slots_for(self._context_length, max_path)
+
+            def empty() -> Memory:
+                return empty_memory(target, rows, slots)
+
+            if target.mesh is None:
+                return empty()
+            # Each device makes its own part: no one could hold the whole.
+            parts = shardings(jax.eval_shape(empty), target.mesh)
+            return jax.jit(empty, out_shardings=parts)()
         return self._memory
 
     def put(self, state: DecodeState) -> None:

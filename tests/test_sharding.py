@@ -11,10 +11,16 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from tiny_models import forgetful_target, imitating_drafter, tiny_config
+from tiny_models import (
+    forgetful_target,
+    imitating_drafter,
+    random_drafter,
+    random_target,
+    tiny_config,
+)
 
 from redrafter_jax.beam import _best_of_parts, _logsumexp
-from redrafter_jax.config import DraftConfig, SamplingConfig
+from redrafter_jax.config import DraftConfig, DrafterConfig, SamplingConfig
 from redrafter_jax.decode import Generation, generate, generate_autoregressive, start
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.errors import InputError
@@ -32,7 +38,7 @@ from redrafter_jax.sharding import (
     place,
     shardings,
 )
-from redrafter_jax.streaming import stream
+from redrafter_jax.streaming import KeptCache, stream
 from redrafter_jax.target import Target
 
 # Divided by every mesh below: 8 query heads, 4 key heads, 24 tokens. One layer compiles faster.
@@ -80,6 +86,44 @@ def test_the_text_is_that_of_one_device(
     assert result.acceptance_length > 1.5
     for ours, theirs in zip(result.log_probs or (), on_one_device.log_probs or (), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        # 22 tokens four devices cannot share: each holds them all.
+        ({"tie_word_embeddings": True, "vocab_size": 22}, {"cell": "gru"}),
+        (
+            {"num_hidden_layers": 2, "sliding_window": 8, "windowed_layers": (1,)},
+            {"head": "target", "draft_tokens": tuple(range(0, 24, 2)), "context_layers": (0,)},
+        ),
+    ],
+    ids=["tied, gated", "the target's head for some tokens, two layers of context"],
+)
+def test_other_kinds_of_pair_say_the_same_on_a_mesh(
+    changes: dict[str, Any], kind: dict[str, Any]
+) -> None:
+    target = random_target(replace(CONFIG, **changes))
+    shape = DrafterConfig(
+        vocab_size=target.config.vocab_size,
+        hidden_size=32,
+        exit_dim=64,
+        num_draft_layers=1,
+        **kind,
+    )
+    drafter, mesh = random_drafter(shape), make_mesh(2, 4)
+    asked: dict[str, Any] = {
+        "max_new_tokens": 12,
+        "sampling": [SamplingConfig(), SamplingConfig(1.0)],
+    }
+    prompts, kept = [[1, 2, 3], [4] * 9], KeptCache(64)
+    expected = generate_autoregressive(target, prompts, **asked).tokens
+    split = place(target, mesh), place(drafter, mesh)
+    for _ in range(2):  # the second time from the cache of the first
+        *_, last = stream(
+            *split, prompts, draft=DRAFT, steps_per_yield=16, kept_cache=kept, **asked
+        )
+        assert last.generation.tokens == expected
 
 
 def test_a_stream_and_plain_decoding_on_a_mesh(
@@ -237,10 +281,14 @@ def test_a_mesh_has_no_more_devices_than_there_are() -> None:
 
 
 def test_a_mesh_of_other_axes_is_refused(tmp_path: Path) -> None:
-    other = jax.make_mesh((2, 4), ("x", "y"))
+    others = {
+        "axes x, y of type Auto": Mesh(make_mesh(2, 4).devices, ("x", "y")),
+        "axes data, model of type Explicit": jax.make_mesh((2, 4), ("data", "model")),
+    }
     for load in (load_target, load_drafter):
-        with pytest.raises(InputError, match=r"axes x, y; make it by redrafter_jax\.make_mesh"):
-            load(tmp_path, mesh=other)
+        for words, mesh in others.items():
+            with pytest.raises(InputError, match=rf"{words}; make it by redrafter_jax\.make_mesh"):
+                load(tmp_path, mesh=mesh)
 
 
 def test_devices_of_a_model_group_are_neighbours() -> None:

@@ -23,7 +23,10 @@ def text(value: str) -> bytes:
 
 
 def number(value: int) -> bytes:
-    return b"J" + value.to_bytes(4, "little", signed=True)
+    if value < 1 << 31:
+        return b"J" + value.to_bytes(4, "little", signed=True)
+    length = value.bit_length() // 8 + 1
+    return b"\x8a" + bytes([length]) + value.to_bytes(length, "little", signed=True)
 
 
 def named(module: str, name: str) -> bytes:

@@ -19,7 +19,7 @@ from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.hub import load_target, save_drafter
 from redrafter_jax.model import Model
-from redrafter_jax.processes import is_first, part_of_rows
+from redrafter_jax.processes import is_first, part_of_rows, wait_for_all
 from redrafter_jax.sharding import FULLY_SHARDED, RULES, data_parts, place, to_host
 from redrafter_jax.target import Target
 from train.acceptance import Best, best_of, keep_best, prepare_trial, try_drafter
@@ -74,6 +74,7 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
     folder = settings.output_dir
     make_folder(folder, "output_dir")
     mesh = settings.mesh.build()
+    part = part_of_rows(mesh)
     check_batch(settings, mesh)
     target = load_target(settings.target, settings.target_dtype, mesh)
     sources = load_sources(settings, target.config)
@@ -87,7 +88,7 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
     state = place(init_state(drafter, optimizer), mesh, rules)
     accumulation = settings.optimizer.accumulation_steps
     rows = settings.optimizer.batch_size * accumulation
-    batches = make_batches(mixture, rows, settings.data.shuffle_seed, part_of_rows(mesh))
+    batches = make_batches(mixture, rows, settings.data.shuffle_seed, part)
     digests = _digests(target, sources)
     trial = prepare_trial(settings, target, drafter)
     best: Best | None = None
@@ -175,6 +176,7 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
     params = to_host(state.params)
     if is_first():
         save_drafter(Model(drafter.config, drafter.graphdef, params), exported)
+    wait_for_all("exported")
     return Outcome(step, exported, best)
 
 
