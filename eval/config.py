@@ -4,7 +4,7 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from eval.rankings import Ranking
 from redrafter_jax.command_line import Settings
@@ -181,6 +181,16 @@ class RanksSettings(PairSettings):
     max_new_tokens: PositiveInt
     draft_rounds: PositiveInt = DraftConfig.draft_rounds
     widths: list[PositiveInt] = Field(default=[1, 4, 16], min_length=1)
+
+    @model_validator(mode="after")
+    def _a_place_for_every_round(self) -> "RanksSettings":
+        if self.max_new_tokens <= self.draft_rounds:
+            raise ValueError(
+                f"max_new_tokens is {self.max_new_tokens}, too short a text for the last of "
+                f"{self.draft_rounds} draft_rounds to guess in; give it {self.draft_rounds + 1} "
+                "or more"
+            )
+        return self
 
 
 class TargetShape(BuildableSettings):

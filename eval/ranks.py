@@ -1,8 +1,8 @@
 """`python -m eval ranks`: where the target's own choices stand among the drafter's guesses.
 
 The target's greedy texts are walked through once, the drafter unrolled at every position over the
-tokens that follow. What a beam of width W could gain at most, were its beams ranked by one who
-knows the text, is then counted without decoding.
+tokens that follow. The fewest calls that a beam of width W could do with, were its beams ranked by
+one who knows the text, are then counted without decoding.
 """
 
 import json
@@ -30,9 +30,9 @@ from redrafter_jax.target import Target
 DEFINITIONS = {
     "within": "share of places where the target's choice is among the k best guesses, by round; "
     "round i (from 0) guesses the token i + 2 places after its context, fed with the i + 1 between",
-    "acceptance_length": "tokens per target call if the tree held the target's choices for as long "
-    "as each is among the k best guesses after its parent, R at most; no call with a beam of width "
-    "k gains more",
+    "acceptance_length": "tokens per target call of the fewest calls that take the texts, where a "
+    "call takes one token and after it as many of the target's choices as it likes, R at most, "
+    "while each is among the k best guesses after its parent; a beam of width k holds no others",
 }
 
 
@@ -110,18 +110,23 @@ def summarise(ranks: Sequence[Int[np.ndarray, "R M"]], width: int) -> dict[str, 
     # A place past the end of its text asks nothing of a round.
     counts = [sum(max(one.shape[1] - i, 0) for one in ranks) for i in range(rounds)]
     hits = (together < width).sum(axis=1)
-    gained, calls = 0, 0
-    for one in ranks:
-        runs = np.cumprod(one < width, axis=0).sum(axis=0)
-        place = 0
-        while place < one.shape[1]:
-            gain = min(1 + int(runs[place]), one.shape[1] - place)
-            gained, calls, place = gained + gain, calls + 1, place + gain
+    calls = sum(fewest_calls(np.cumprod(one < width, axis=0).sum(axis=0)) for one in ranks)
     return {
         "width": width,
         "within": [int(hit) / count for hit, count in zip(hits, counts, strict=True)],
-        "acceptance_length": gained / calls,
+        "acceptance_length": together.shape[1] / calls,
     }
+
+
+def fewest_calls(runs: Int[np.ndarray, " M"]) -> int:
+    """Calls that M tokens take where one at token m takes any 1 to 1 + runs[m] of them.
+
+    The longest gain is not always the best: a shorter one may lead to a longer run.
+    """
+    calls = [0]  # that the last 0, 1, 2 ... tokens take
+    for run in reversed(runs.tolist()):
+        calls.append(1 + min(calls[max(len(calls) - 1 - run, 0) :]))
+    return calls[-1]
 
 
 @partial(jax.jit, static_argnames="rounds")

@@ -10,7 +10,8 @@ import pytest
 from tiny_folders import write_pair
 from tiny_models import PARITY_CONFIG, imitating_drafter
 
-from eval.ranks import measure_ranks, rank_texts, summarise
+from eval.ranks import fewest_calls, measure_ranks, rank_texts, summarise
+from redrafter_jax.errors import InputError
 from redrafter_jax.target import Target
 
 V = PARITY_CONFIG.vocab_size
@@ -52,6 +53,27 @@ def test_a_run_of_guesses_ends_at_the_first_that_is_not_within() -> None:
     row = summarise([ranks], 2)
     assert row["acceptance_length"] == pytest.approx(6 / 3)
     assert row["within"] == [5 / 6, 4 / 5]
+
+
+def test_a_shorter_gain_that_leads_to_a_longer_run_is_taken() -> None:
+    # Token 0 could take four; three lead to token 3, which takes all the rest.
+    runs = [3, 0, 0, 3, 0, 0, 0]
+    assert fewest_calls(np.asarray(runs)) == 2
+    ranks = np.asarray([[0 if run > i else 9 for run in runs] for i in range(3)])
+    assert summarise([ranks], 1)["acceptance_length"] == 3.5
+    # Nothing is guessed: a call a token.
+    assert fewest_calls(np.zeros(5, int)) == 5
+
+
+def test_texts_that_leave_a_round_nothing_to_guess_are_refused(tmp_path: Path) -> None:
+    config = tmp_path / "ranks.yaml"
+    stated = "target: a, drafter: b, prompts: c, draft_rounds: 4, report_dir: d"
+    config.write_text(f"{{{stated}, max_new_tokens: 4}}")
+    with pytest.raises(InputError, match="max_new_tokens is 4, too short a text"):
+        measure_ranks(["--config", str(config)])
+    # One more: the last round has one place, its root the first token.
+    row = summarise([np.asarray([[0] * (4 - i) + [9] * i for i in range(4)])], 1)
+    assert row["within"] == [1.0] * 4
 
 
 def test_the_command_writes_its_report(
