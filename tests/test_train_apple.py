@@ -10,13 +10,20 @@ import jax
 import numpy as np
 import pytest
 from chat_folders import write_lines
+from rich.console import Console
 from tiny_folders import write_untrained_target
 
 from redrafter_jax.config import DrafterConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.hub import load_drafter
 from train.apple import ours, worker
-from train.apple.__main__ import compare_losses, make_table, measure_speed, share_cores
+from train.apple.__main__ import (
+    compare,
+    compare_losses,
+    make_table,
+    measure_speed,
+    share_cores,
+)
 from train.apple.case import random_batches, write_curve_case
 from train.apple.settings import AppleSettings
 from train.apple.sides import Side, Taken, start
@@ -153,6 +160,22 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     speed = {"target": TARGET | {"head_dim": 8}, "batch_size": 2, "sequence_length": 6}
     with pytest.raises(ValueError, match="head_dim is 8; give hidden_size / num_attention_heads"):
         settings(tmp_path, speed=speed)
+    with pytest.raises(ValueError, match=r"learning_rate\n.*greater than 0"):
+        settings(tmp_path, learning_rate=0)
+    curve = settings(tmp_path).curve.model_dump()
+    with pytest.raises(ValueError, match="pack is true, but in Apple's trainer"):
+        settings(tmp_path, curve=curve | {"data": curve["data"] | {"pack": True}})
+
+
+def test_a_curve_that_cannot_be_drawn_is_told_before_speed_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("train.apple.__main__.share_cores", lambda count: None)
+    (tmp_path / "recurrent_drafting").mkdir()
+    # Neither a side nor a target could be started.
+    stated = settings(tmp_path, torch_python="/no/python")
+    with pytest.raises(InputError, match=str(tmp_path)):
+        compare(stated, Console(quiet=True))
 
 
 def test_apples_worker_answers_a_line_with_a_line(tmp_path: Path) -> None:

@@ -101,12 +101,13 @@ def compare(settings: AppleSettings, console: Console) -> dict[str, Any]:
         folder = Path(name)
         (folder / "speed").mkdir()
         (folder / "curve").mkdir()
+        # Both before the first measurement: what cannot be used is told at once.
         write_speed_case(folder / "speed", settings)
+        steps = write_curve_case(folder / "curve", settings)
         with ExitStack() as stack, console.status("speed and memory"):
             sides = _start_both(stack, settings, folder / "speed")
             versions = {name: side.about["versions"] for name, side in sides.items()}
             speed = measure_speed(sides, settings)
-        steps = write_curve_case(folder / "curve", settings)
         with ExitStack() as stack, console.status("losses"):
             sides = _start_both(stack, settings, folder / "curve")
             taken = {name: side.take(0, steps) for name, side in sides.items()}

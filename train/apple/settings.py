@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import PositiveInt, model_validator
+from pydantic import PositiveFloat, PositiveInt, field_validator, model_validator
 
 from redrafter_jax.command_line import Settings
 from train.config import LossSettings, OptimizerSettings, TargetSettings
@@ -31,6 +31,16 @@ class CurveSettings(Settings):
     batch_size: PositiveInt
     steps: PositiveInt
 
+    @field_validator("data")
+    @classmethod
+    def _a_document_a_row(cls, data: DataSettings) -> DataSettings:
+        if data.pack:
+            raise ValueError(
+                "pack is true, but in Apple's trainer the documents of a row would see each "
+                "other; leave it out"
+            )
+        return data
+
 
 class AppleSettings(Settings):
     """`python -m train.apple`: the same steps by Apple's trainer and by ours.
@@ -50,7 +60,7 @@ class AppleSettings(Settings):
     num_draft_layers: PositiveInt = 1
     chunk_length: PositiveInt = LossSettings().chunk_length
     accuracies: Literal[0, 1, 2, 3, 4, 5] = 5
-    learning_rate: float = 1e-3
+    learning_rate: PositiveFloat = 1e-3
     seed: int = 0
     threads: PositiveInt = 2
     output: Path
