@@ -403,6 +403,22 @@ def test_answers_stop_where_the_template_ends_them(speaker: Speaker) -> None:
     assert closing_tokens([record], TOKENIZER, plain) == ()
 
 
+def test_the_end_is_found_whatever_the_recorded_answer_says(speaker: Speaker) -> None:
+    # As a part of the end; with thoughts that the template leaves out.
+    ended = Chat("line 1", chat("Hi", "end")["messages"])
+    assert closing_tokens([ended], TOKENIZER, speaker.template) == (IM_END,)
+
+    def render(turns: list[Turn], asks: bool) -> str:
+        if turns[0]["content"] == "silence":
+            return "<|im_start|>"
+        return "<|im_start|>" + turns[-1]["content"].rpartition("/think ")[2] + "<|im_end|>"
+
+    thinker = ChatTemplate("thinker", render, False)
+    thought = Chat("line 2", chat("Hi", "hm/think Hey")["messages"])
+    unsaid = Chat("line 1", chat("silence", "x")["messages"])
+    assert closing_tokens([unsaid, thought], TOKENIZER, thinker) == (IM_END,)
+
+
 def test_batches_hold_conversations_that_are_alike() -> None:
     sizes = [(2, 9), (1, 5), (2, 3), (1, 8), (1, 1)]
     conversations = [

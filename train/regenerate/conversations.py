@@ -34,6 +34,9 @@ from train.regenerate.writer import Request, Write
 # Batches that are sorted together, so that those of a batch are alike.
 _BLOCK = 64
 
+# An answer of this text is found again where a template writes it.
+_ANSWER = "WhatTheAssistantSays"
+
 
 class Speaker(NamedTuple):
     """From turns to tokens and back.
@@ -169,12 +172,16 @@ def closing_tokens(
     for record in records:
         if not isinstance(record, Chat):
             continue
-        end = next(i for i, turn in enumerate(record.turns, 1) if turn["role"] == "assistant")
+        answer = next(i for i, turn in enumerate(record.turns) if turn["role"] == "assistant")
+        # Of the recorded answer the template may leave out parts, or its end may hold them too.
+        turns = [*record.turns[:answer], record.turns[answer] | {"content": _ANSWER}]
         try:
-            text = template.render(record.turns[:end], False)
+            text = template.render(turns, False)
         except Exception:  # a template is a program of its own; `_ask` skips the record
             continue
-        _, _, closing = text.rpartition(record.turns[end - 1]["content"].strip())
+        _, found, closing = text.rpartition(_ANSWER)
+        if not found:
+            continue
         special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
         ids = tokenizer.encode(closing, add_special_tokens=False).ids
         return tuple([token for token in ids if token in special][:1])
