@@ -287,6 +287,10 @@ def test_records_that_cannot_be_rewritten_are_told(
         ({"prompt_tokens": 8}, "count is missing"),
         ({"prompt_tokens": 8, "count": 1}, "max_new_tokens is for conversations"),
         ({"data": {"train_turns": "last"}}, "does not read data.train_turns"),
+        (
+            {"data": {"sources": [{"files": ["x"], "weight": 2}]}},
+            "does not read data.sources.weight",
+        ),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(

@@ -138,6 +138,10 @@ class RegenerateSettings(Settings):
         if self.drafter is None and self.draft != DraftSettings():
             raise ValueError("draft is how a drafter drafts; give drafter, or leave it out")
         if self.prompt_tokens is None:
+            if any(source.weight != 1 for source in self.data.sources):
+                raise ValueError(
+                    "rewriting conversations does not read data.sources.weight; leave it out"
+                )
             return self
         if self.count is None:
             raise ValueError("count is missing: say how many texts prompt_tokens are taken from")
