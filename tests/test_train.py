@@ -25,11 +25,13 @@ from redrafter_jax.command_line import load_tokenizer
 from redrafter_jax.config import DraftConfig, DrafterConfig, TargetConfig
 from redrafter_jax.decode import generate
 from redrafter_jax.drafter import Drafter, init_drafter
+from redrafter_jax.errors import InputError
 from redrafter_jax.hub import load_drafter, load_target, save_target
 from redrafter_jax.target import Target, init_target
 from train.__main__ import main
 from train.acceptance import Best, Trial, keep_best
 from train.config import AcceptanceSettings, LossSettings, OptimizerSettings
+from train.loop import check_same_inputs
 from train.optimizer import make_optimizer
 from train.step import init_state, train_step
 
@@ -314,6 +316,15 @@ def test_a_run_does_not_go_on_with_another_target_or_other_data(
     assert "a run with other contents of target;" in refused()
     shutil.copy(target_folder / "model.safetensors", folder)
     main()
+
+
+def test_a_template_of_another_day_is_told_the_way_out() -> None:
+    saved, now = {"target": "a", "chats": "b", "texts": "c"}, {"target": "a", "chats": "B"}
+    with pytest.raises(InputError, match=r"contents of chats; .*=\{date_string: \.\.\.\}") as told:
+        check_same_inputs(saved, now | {"texts": "c"}, {"chats"}, Path("runs"))
+    assert str(told.value).endswith("from the first start on.")
+    with pytest.raises(InputError, match=r"contents of texts; .* or remove that one\.$"):
+        check_same_inputs(saved, saved | {"texts": "C"}, {"chats"}, Path("runs"))
 
 
 def test_a_folder_that_cannot_be_made_is_named_before_anything_is_loaded(

@@ -102,7 +102,7 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
         restored = restore_latest(checkpoints, state, settings.resume == "auto")
         if restored is not None:
             _check_same_run(restored.record["settings"], settings)
-            _check_same_inputs(restored.record.get("digests", {}), digests, folder)
+            check_same_inputs(restored.record.get("digests", {}), digests, _chats(sources), folder)
             first_step, state = restored.step, restored.arrays
             batches.set_state(restored.record["data"])
             console.print(f"resumed from step {first_step}")
@@ -214,6 +214,32 @@ def load_sources(
     return [(source, make_rows(source, settings.data, end_token)) for source in loaded]
 
 
+def check_same_inputs(
+    saved: dict[str, str], stated: dict[str, str], chats: set[str], folder: Path
+) -> None:
+    """Compare digests of what the run read when it began with those of what it reads now.
+
+    Args:
+      saved: by name, of the checkpoint.
+      stated: by name, of now.
+      chats: the names that a chat template has a part in.
+      folder: of the run, for the message.
+
+    Raises:
+      InputError: one is another.
+    """
+    changed = [name for name in stated if saved.get(name) != stated[name]]
+    if changed:
+        dated = (
+            "; a template that writes today's date needs one, data.template_arguments="
+            "{date_string: ...}, from the first start on"
+        )
+        raise InputError(
+            f"{folder} holds a run with other contents of {', '.join(changed)}; bring those back, "
+            f"use another output_dir or remove that one{dated * bool(chats & {*changed})}."
+        )
+
+
 def _check_same_run(saved: dict[str, Any], settings: TrainSettings) -> None:
     stated = settings.model_dump(mode="json")
     changed = [
@@ -242,13 +268,13 @@ def _digest(name: str, arrays: Iterable[jax.Array | np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def _check_same_inputs(saved: dict[str, str], stated: dict[str, str], folder: Path) -> None:
-    changed = [name for name in stated if saved.get(name) != stated[name]]
-    if changed:
-        raise InputError(
-            f"{folder} holds a run with other contents of {', '.join(changed)}; bring those back, "
-            "use another output_dir or remove that one."
-        )
+def _chats(sources: list[tuple[SourceDocuments, Rows]]) -> set[str]:
+    """Names of the sources that a chat template has a part in."""
+    return {
+        source.name
+        for source, _ in sources
+        if any(document.kind == "chat" for document in source.documents)
+    }
 
 
 def _progress(console: Console) -> Progress:
