@@ -139,6 +139,31 @@ def test_a_file_of_something_else_is_refused(
     assert output.read_text() == rows
 
 
+@pytest.mark.parametrize(
+    "rows", ['{"text":"a source of one line"}', '{"seed":0,"temperature":0.5,']
+)
+def test_a_line_without_an_end_that_is_no_row_of_ours_is_kept(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: str
+) -> None:
+    output = tmp_path / "rows.jsonl"
+    output.write_text(rows)
+    with pytest.raises(InputError, match="no beginning of a row of this run; use another output"):
+        regenerate(folder, output, monkeypatch)
+    assert output.read_text() == rows
+
+
+def test_an_output_that_the_run_reads_is_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (text,) = folder.glob("*.py")
+    link = tmp_path / "link.py"
+    link.symlink_to(text)
+    before = text.read_bytes()
+    with pytest.raises(InputError, match=r"output .*link.py is a file of data.sources.0 \("):
+        regenerate(folder, link, monkeypatch)
+    assert text.read_bytes() == before
+
+
 def test_prompts_must_leave_room_and_exist(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

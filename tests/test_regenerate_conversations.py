@@ -240,6 +240,22 @@ def test_rows_of_other_settings_are_refused_and_kept(
     assert output.read_bytes() == before
 
 
+def test_a_source_of_one_line_is_no_output(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "one.jsonl"
+    source.write_text(json.dumps(CHATS[0]))
+    before = source.read_bytes()
+    data = {"sources": [{"files": [str(tmp_path / "*.jsonl")]}], "sequence_length": LENGTH}
+    with pytest.raises(
+        InputError, match=r"one.jsonl is a file of data.sources.0 .* another output"
+    ):
+        run(folder, source, monkeypatch, data=data)
+    with pytest.raises(InputError, match=r"""ends with '{"messages": .* use another output"""):
+        run(folder, source, monkeypatch)
+    assert source.read_bytes() == before
+
+
 def test_a_conversation_that_stands_twice_is_refused(
     folder: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,7 +35,26 @@ def read_folder(settings: SourceSettings, *, held_out: bool = False) -> list[Tex
     """The training files of a folder, or the held-out ones, ordered by name.
 
     Raises:
-      InputError: the folder is missing, no file matches, or a file cannot be read or is not UTF-8.
+      InputError: as `find_texts`, or a file cannot be read or is not UTF-8.
+    """
+    files = []
+    for name, path in find_texts(settings, held_out=held_out):
+        try:
+            files.append(TextFile(name, path.read_text(encoding="utf-8")))
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{path} is not UTF-8 text at byte {error.start}; add it to the source's exclude."
+            ) from None
+        except OSError as error:
+            raise InputError(f"Cannot read {path}: {error.strerror}.") from None
+    return files
+
+
+def find_texts(settings: SourceSettings, *, held_out: bool = False) -> list[tuple[str, Path]]:
+    """Name and path of the files of a folder that `read_folder` reads.
+
+    Raises:
+      InputError: the folder is missing, or no file matches.
     """
     folder = _resolve_folder(str(settings.folder))
     try:
@@ -52,14 +71,7 @@ def read_folder(settings: SourceSettings, *, held_out: bool = False) -> list[Tex
         name = path.relative_to(folder).as_posix()
         if _matches(name, settings.exclude) or _matches(name, settings.held_out) != held_out:
             continue
-        try:
-            files.append(TextFile(name, path.read_text(encoding="utf-8")))
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"{path} is not UTF-8 text at byte {error.start}; add it to the source's exclude."
-            ) from None
-        except OSError as error:
-            raise InputError(f"Cannot read {path}: {error.strerror}.") from None
+        files.append((name, path))
     if not files:
         if held_out or not matched:
             kind = "held_out" if held_out else "include"

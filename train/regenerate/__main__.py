@@ -34,7 +34,7 @@ from train.regenerate.conversations import (
     open_conversations,
     read_sources,
 )
-from train.regenerate.output import format_rows
+from train.regenerate.output import check_is_no_source, format_rows
 from train.regenerate.texts import choose_prompts, continue_texts, count_done, make_requests
 from train.regenerate.writer import load_writer
 
@@ -43,6 +43,7 @@ def main() -> None:
     """Append what the target writes to the output, whole batches only."""
     settings = parse_settings(RegenerateSettings, "Write training data in the target's own words.")
     make_folder(settings.output.parent, "the folder of output")
+    check_is_no_source(settings.output, settings.data)
     console = Console(stderr=True)
     work = _rewrite if settings.prompt_tokens is None else _continue
     _say(console, work(settings, console))

@@ -8,7 +8,13 @@ from train.config import RegenerateSettings
 from train.data.skips import describe_skips
 from train.data.types import Skip
 from train.regenerate.conversations import Conversation, Rewritten, Speaker, plan_batches, rewrite
-from train.regenerate.output import StoredRow, cut_at, read_rows
+from train.regenerate.output import (
+    StoredRow,
+    check_tail,
+    cut_at,
+    format_beginning,
+    read_rows,
+)
 from train.regenerate.writer import Write
 
 
@@ -62,10 +68,11 @@ def find_done(conversations: Sequence[Conversation], settings: RegenerateSetting
     """Seeds of the conversations that the output holds; one cut short by a kill is removed.
 
     Raises:
-      InputError: it holds a row that these settings do not write.
+      InputError: it holds something that these settings do not write.
     """
     path = settings.output
-    rows, end = read_rows(path)
+    rows, whole = read_rows(path)
+    end = whole
     done: set[int] = set()
     position = 0
     while position < len(rows):
@@ -76,13 +83,17 @@ def find_done(conversations: Sequence[Conversation], settings: RegenerateSetting
         if seed is None or seed in done or not _belong(held):
             raise InputError(
                 f"{path}, line {first.number} is no row of this run's conversations, seeds, "
-                "temperatures and limits; use another output or remove that one."
+                "temperatures and limits; use another output, remove that one, or give a template "
+                "that writes today's date that of the first start, as data.template_arguments="
+                "{date_string: ...}."
             )
         if len(held) < count:
             end = first.start
             break
         done.add(seed)
         position += count
+    beginnings = (format_beginning(_identity(each, settings)) for each in conversations)
+    check_tail(path, whole, beginnings)
     cut_at(path, end)
     return done
 

@@ -10,7 +10,7 @@ from jaxtyping import Int
 from redrafter_jax.errors import InputError
 from train.config import RegenerateSettings
 from train.data.types import Windows
-from train.regenerate.output import cut_at, read_rows
+from train.regenerate.output import check_tail, cut_at, format_beginning, read_rows
 from train.regenerate.writer import Request, Write
 
 
@@ -63,7 +63,8 @@ def count_done(requests: list[Request], settings: RegenerateSettings) -> int:
     """Rows of this run that the output holds already; a row cut short by a kill is removed.
 
     Raises:
-      InputError: there are more than `count` rows, or one that these settings do not write.
+      InputError: there are more than `count` rows, or something that these settings do not
+        write.
     """
     path = settings.output
     rows, end = read_rows(path)
@@ -79,6 +80,8 @@ def count_done(requests: list[Request], settings: RegenerateSettings) -> int:
                 f"{request.seed} at temperature {request.temperature}; use another output or "
                 "remove that one."
             )
+    following = {"seed": len(rows), "temperature": settings.temperature_of(len(rows))}
+    check_tail(path, end, [format_beginning(following)])
     cut_at(path, end)
     return len(rows)
 
