@@ -28,8 +28,9 @@ from redrafter_jax.config import DraftConfig
 from redrafter_jax.decode import decode
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.errors import InputError
+from redrafter_jax.parts import MODEL
 from redrafter_jax.requests import check_pair
-from redrafter_jax.sharding import DATA, MODEL, check_rows, check_target
+from redrafter_jax.sharding import DATA, check_rows, check_target
 from redrafter_jax.target import Target
 from redrafter_jax.types import DecodeState
 

@@ -7,7 +7,8 @@ import jax
 from eval.abstract import bytes_of
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.drafter import Drafter
-from redrafter_jax.sharding import MODEL, data_parts
+from redrafter_jax.parts import MODEL
+from redrafter_jax.sharding import data_parts
 from redrafter_jax.target import Target
 from redrafter_jax.types import DecodeState
 

@@ -8,8 +8,8 @@ from jaxtyping import Array, Float, Int
 
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.drafter import RecurrentHead
+from redrafter_jax.parts import gather_parts, look_up, own_part, part_start
 from redrafter_jax.sampling import filter_logits
-from redrafter_jax.sharding import gather_parts, look_up, own_part, part_start
 from redrafter_jax.types import Beams, Sampling, Scorer
 
 

@@ -6,7 +6,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from redrafter_jax.config import TargetConfig
-from redrafter_jax.sharding import part_size
+from redrafter_jax.parts import part_size
 from redrafter_jax.types import KVCache
 
 

@@ -18,11 +18,12 @@ from redrafter_jax.cache import commit
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.drafter import Drafter, context_layers_of
 from redrafter_jax.errors import InputError
+from redrafter_jax.parts import gather_parts
 from redrafter_jax.prefill import Memory, prefill
 from redrafter_jax.program import program
 from redrafter_jax.requests import PerRow, StopTokens, check_pair, prepare
 from redrafter_jax.sampling import draw_noise
-from redrafter_jax.sharding import check_rows, common_mesh, gather_parts, per_part, place, to_host
+from redrafter_jax.sharding import check_rows, common_mesh, per_part, place, to_host
 from redrafter_jax.target import Decoder, Target
 from redrafter_jax.tree import build_tree, root_tree
 from redrafter_jax.types import (

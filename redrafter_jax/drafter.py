@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 from redrafter_jax.config import DrafterConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.model import Model
-from redrafter_jax.sharding import gather_parts
+from redrafter_jax.parts import gather_parts
 from redrafter_jax.types import Scorer
 
 _WEIGHT_INIT = nnx.initializers.lecun_normal()

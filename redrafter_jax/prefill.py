@@ -8,10 +8,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from redrafter_jax.cache import init_cache
+from redrafter_jax.parts import gather_parts
 from redrafter_jax.program import program
 from redrafter_jax.requests import Requests
 from redrafter_jax.sampling import draw_noise
-from redrafter_jax.sharding import gather_parts, per_part
+from redrafter_jax.sharding import per_part
 from redrafter_jax.target import Target
 from redrafter_jax.types import DecodeState, DecodeStats, KVCache
 from redrafter_jax.verify import choose_tokens, is_stop, log_probs_of

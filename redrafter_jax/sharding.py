@@ -2,8 +2,8 @@
 
 A mesh has two axes: `data` splits the rows of a batch, `model` splits attention heads, the
 feed-forward width and the vocabulary (tensor parallelism as in arXiv 1909.08053, section 3).
-Programs run on their part of the arrays, in one `jax.shard_map` around them; the functions at the
-end of this file are all that a part ever asks of the others. Without a mesh they do nothing.
+Programs run on their part of the arrays, in one `jax.shard_map` around them; `parts` holds all that
+a part ever asks of the others.
 """
 
 import math
@@ -13,19 +13,18 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Int, Shaped
 
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.model import Model
+from redrafter_jax.parts import MODEL, inside
 from redrafter_jax.types import KVCache
 
-DATA, MODEL = "data", "model"
+DATA = "data"
 
 # From logical to mesh axes; what is not named here lies whole on every device.
 RULES: Mapping[str, str] = {
@@ -275,7 +274,7 @@ def per_part(function: Callable[..., Result], mesh: Mesh | None, *arguments: Any
     Parts are as `specs` says, of the results too. Without a mesh, and inside such a call, this is
     an ordinary call.
     """
-    if mesh is None or _inside():
+    if mesh is None or inside():
         return function(*arguments)
     out_specs = specs(jax.eval_shape(function, *arguments), mesh)
     # Replication is not checked: what every part computes alike is the same by construction.
@@ -298,64 +297,3 @@ def to_host(tree: Any) -> Any:
         return multihost_utils.process_allgather(leaf, tiled=True)
 
     return jax.device_get(jax.tree.map(fetch, tree))
-
-
-def sum_parts(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """The sum of what the devices of a `model` group hold: of partial products, for example."""
-    return jax.lax.psum(x, MODEL) if _has_others() else x
-
-
-def max_parts(x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
-    """The elementwise maximum over the `model` group."""
-    return jax.lax.pmax(x, MODEL) if _has_others() else x
-
-
-def min_parts(x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
-    """The elementwise minimum over the `model` group."""
-    return jax.lax.pmin(x, MODEL) if _has_others() else x
-
-
-def gather_parts(x: Shaped[Array, "... part"], size: int) -> Shaped[Array, "... whole"]:
-    """The whole last axis, of the given size; the array itself if it is whole already."""
-    if x.shape[-1] == size:
-        return x
-    return jax.lax.all_gather(x, MODEL, axis=x.ndim - 1, tiled=True)
-
-
-def own_part(x: Shaped[Array, "... whole"], size: int) -> Shaped[Array, "... part"]:
-    """This device's part, of the given size, of a last axis that is whole."""
-    if x.shape[-1] == size:
-        return x
-    return jax.lax.dynamic_slice_in_dim(x, part_start(size, x.shape[-1]), size, axis=-1)
-
-
-def part_size(whole: int) -> int:
-    """Of an axis that the mesh divides, what this device holds of it."""
-    return whole // jax.sharding.get_abstract_mesh().shape[MODEL] if _inside() else whole
-
-
-def part_start(size: int, whole: int) -> Int[Array, ""] | int:
-    """Where this device's part, of the given size, begins in an axis."""
-    return 0 if size == whole else jax.lax.axis_index(MODEL) * size
-
-
-def look_up(
-    table: Float[Array, "part D"], rows: Int[Array, "..."], size: int
-) -> Float[Array, "... D"]:
-    """Rows of a table of the given size, of which this device may hold a part."""
-    if len(table) == size:
-        return table[rows]
-    local = rows - part_start(len(table), size)
-    own = (local >= 0) & (local < len(table))
-    found = table[jnp.where(own, local, 0)]
-    return sum_parts(jnp.where(own[..., None], found, 0))
-
-
-def _has_others() -> bool:
-    """Whether a part shares its model with others."""
-    return _inside() and jax.sharding.get_abstract_mesh().shape[MODEL] > 1
-
-
-def _inside() -> bool:
-    """Whether this is traced for a part, within `per_part`."""
-    return MODEL in jax.sharding.get_abstract_mesh().manual_axes

@@ -13,8 +13,8 @@ from redrafter_jax.cache import append
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.layers import rms_norm, rotary_angles, rotate, swiglu
 from redrafter_jax.model import Model
+from redrafter_jax.parts import gather_parts, look_up, sum_parts
 from redrafter_jax.rotary import YarnScaling, rotary_frequencies
-from redrafter_jax.sharding import gather_parts, look_up, sum_parts
 from redrafter_jax.types import KVCache, Scorer, TokenTree, Verified
 
 Attend = Callable[

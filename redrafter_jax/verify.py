@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from redrafter_jax.parts import max_parts, min_parts, own_part, part_start
 from redrafter_jax.sampling import filter_logits
-from redrafter_jax.sharding import max_parts, min_parts, own_part, part_start
 from redrafter_jax.types import Accepted, Sampling, TokenTree
 
 

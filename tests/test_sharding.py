@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -25,14 +24,12 @@ from redrafter_jax.decode import Generation, generate, generate_autoregressive, 
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.errors import InputError
 from redrafter_jax.hub import load_drafter, load_target, save_drafter, save_target
+from redrafter_jax.parts import gather_parts
 from redrafter_jax.sharding import (
     FULLY_SHARDED,
     check_target,
     common_mesh,
-    gather_parts,
-    look_up,
     make_mesh,
-    own_part,
     parameter_spec,
     partition,
     place,
@@ -231,28 +228,6 @@ def test_the_best_of_a_split_vocabulary(parts: int, size: int) -> None:
     expected = np.log(np.exp(scores.astype(np.float64)).sum(-1, keepdims=True))
     np.testing.assert_allclose(total, expected, rtol=1e-6)
     np.testing.assert_array_equal(whole, scores)
-
-
-@pytest.mark.parametrize("size", [24, 22])
-def test_rows_of_a_split_table(size: int) -> None:
-    mesh = make_mesh(model=4)
-    table = np.random.default_rng(0).normal(size=(size, 3)).astype(np.float32)
-    rows = jnp.asarray([[0, 5, size - 1], [6, 11, 12]])
-
-    def read(table: jax.Array, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-        part = look_up(table, rows, size)
-        return part, own_part(rows.repeat(8, axis=1), 6)
-
-    split = jax.shard_map(
-        read,
-        mesh=mesh,
-        in_specs=(parameter_spec("embed_tokens", table.shape, mesh), PartitionSpec()),
-        out_specs=(PartitionSpec(), PartitionSpec(None, "model")),
-        check_vma=False,
-    )
-    found, again = jax.jit(split)(table, rows)
-    np.testing.assert_array_equal(found, table[rows])
-    np.testing.assert_array_equal(again, rows.repeat(8, axis=1))
 
 
 def test_training_may_split_parameters_over_data_too() -> None:
