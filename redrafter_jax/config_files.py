@@ -53,7 +53,9 @@ def read_drafter_config(folder: Path) -> DrafterConfig:
         cell=_cell(values, path),
         draft_tokens=_whole_numbers(values, "draft_tokens", path),
         head=_stated(values, "head", Head, path) or "own",
-        head_rank=field(values, "head_rank", path, int) if "head_rank" in values else None,
+        head_rank=None
+        if values.get("head_rank") is None
+        else field(values, "head_rank", path, int),
         context_layers=_whole_numbers(values, "context_layers", path) or (),
     )
 

@@ -124,6 +124,13 @@ def test_a_kind_of_drafter_that_does_not_exist(
         read_drafter_config(drafter_folder)
 
 
+def test_null_is_as_good_as_nothing_stated(drafter_folder: Path) -> None:
+    before = read_drafter_config(drafter_folder)
+    beyond = dict.fromkeys(("cell", "head", "head_rank", "context_layers", "draft_tokens"))
+    change_json(drafter_folder / "config.json", **beyond)
+    assert read_drafter_config(drafter_folder) == before
+
+
 def test_what_apples_code_could_not_read_is_refused(tmp_path: Path) -> None:
     require_apple_layout(replace(CONFIG, cell="sum"), tmp_path)
     other = replace(CONFIG, cell="gru", draft_tokens=(1, 2), context_layers=(3,))
