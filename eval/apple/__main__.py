@@ -17,13 +17,13 @@ import argparse
 import json
 import os
 import platform
-import subprocess
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from eval.apple.arguments import add_shared, check_folders, commit_of
 from eval.apple.compare import compare_prompts, summarize
 from eval.apple.sides import APPLE_CANDIDATES, Apple, load_ours
 from eval.apple.table import make_table
@@ -40,12 +40,8 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--torch-python", required=True, help="a Python that has PyTorch")
-    parser.add_argument("--repository", type=Path, required=True, help="clone of Apple's code")
-    parser.add_argument("--target", type=Path, required=True, help="Llama in Hugging Face layout")
-    parser.add_argument("--drafter", type=Path, required=True, help="drafter in Apple's layout")
+    add_shared(parser)
     parser.add_argument("--prompts", type=Path, required=True, help="JSON: id lists, or strings")
-    parser.add_argument("--output", type=Path, required=True, help="where the JSON report goes")
     parser.add_argument("--beam-width", type=int, default=4, help="W")
     parser.add_argument("--draft-rounds", type=int, default=4, help="R; Apple's beam length less 1")
     parser.add_argument("--max-new-tokens", type=int, default=160)
@@ -73,20 +69,6 @@ def check(arguments: argparse.Namespace) -> None:
             "that scores are normalised over, unless --full-vocabulary takes all."
         )
     check_folders(arguments)
-
-
-def check_folders(arguments: argparse.Namespace) -> None:
-    """Refuse folders that are none, and a clone of something else."""
-    for name in ("repository", "target", "drafter"):
-        if not getattr(arguments, name).is_dir():
-            raise InputError(f"--{name} {getattr(arguments, name)} is not a folder.")
-    if not (arguments.repository / "recurrent_drafting").is_dir():
-        raise InputError(
-            f"--repository {arguments.repository} holds no recurrent_drafting folder; "
-            "clone https://github.com/apple/ml-recurrent-drafter."
-        )
-    if arguments.output.is_dir() or not arguments.output.resolve().parent.is_dir():
-        raise InputError(f"--output {arguments.output} is not a file in an existing folder.")
 
 
 def read_prompts(path: Path, target: Path) -> list[list[int]]:
@@ -139,15 +121,6 @@ def cpu_model() -> str:
         lines = []
     names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     return next(names, "") or platform.processor() or platform.machine()
-
-
-def commit_of(repository: Path) -> str | None:
-    """The clone's commit; None where git cannot tell."""
-    command = ["git", "-C", str(repository), "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
 
 
 def compare(arguments: argparse.Namespace) -> dict[str, Any]:

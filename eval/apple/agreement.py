@@ -25,7 +25,7 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
-from eval.apple.__main__ import check_folders, commit_of
+from eval.apple.arguments import add_shared, check_folders, commit_of
 from eval.apple.differences import TOLERANCE, compare_traces
 from eval.apple.sides import APPLE_CANDIDATES, Apple
 from eval.apple.traces import choice_gap, read_apple, trace_ours
@@ -49,12 +49,8 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--torch-python", required=True, help="a Python that has PyTorch")
-    parser.add_argument("--repository", type=Path, required=True, help="clone of Apple's code")
-    parser.add_argument("--target", type=Path, required=True, help="Llama in Hugging Face layout")
-    parser.add_argument("--drafter", type=Path, required=True, help="drafter in Apple's layout")
+    add_shared(parser)
     parser.add_argument("--prompts", type=Path, required=True, help='JSONL of {"prompt": ...}')
-    parser.add_argument("--output", type=Path, required=True, help="where the JSON report goes")
     parser.add_argument("--beam-widths", type=int, nargs="+", default=[1, 4, 16, 45], help="W")
     parser.add_argument("--draft-rounds", type=int, nargs="+", default=list(range(1, 8)), help="R")
     parser.add_argument("--max-new-tokens", type=int, default=48)
