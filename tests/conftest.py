@@ -1,6 +1,7 @@
 """Fixtures and settings that every test file shares."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -77,6 +78,26 @@ def habitual_target() -> Target:
 def good_drafter(habitual_target: Target) -> Drafter:
     """Mostly right about `habitual_target`."""
     return imitating_drafter(habitual_target)
+
+
+@pytest.fixture(scope="module")
+def quick_compilation() -> Iterator[None]:
+    """Less of a module's time goes to LLVM: for tests of what surrounds the programs."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    with pytest.MonkeyPatch.context() as patch:
+        # In programs that a test starts, too: the same settings make the same bits.
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C as programs have it by default: tests that are started with `&` inherit none."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

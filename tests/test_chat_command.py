@@ -20,6 +20,8 @@ from redrafter_jax import SamplingConfig, generate_autoregressive
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.target import Target
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 # Answers end before a newline, so that a conversation is its lines.
 STOP = "\n"
 WARM = SamplingConfig(temperature=1.0)
@@ -198,6 +200,7 @@ class Terminal:
         return self.read_until(r"\n> $").split("\n")[1:-1]
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_a_terminal_drives_a_conversation(folders: PairFolders, roomy_target: Target) -> None:
     # Plain decoding over many slots, so that Ctrl-C finds an answer that has long to go.
     more = ["--no-drafter", "--context-length", "16000"]

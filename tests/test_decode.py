@@ -233,11 +233,18 @@ def test_each_row_may_stop_at_tokens_of_its_own(
     assert len(expected[0]) == 24 > max(map(len, expected[1:]))
 
 
+@jax.jit
+def whole_pass(target: Target, tokens: jax.Array) -> jax.Array:
+    decoder = target.merge()
+    return decoder.logits(decoder.forward(tokens[None])[0])[0]
+
+
 def whole_pass_log_probs(target: Target, prompt: list[int], tokens: list[int]) -> np.ndarray:
     """Of each new token, from one pass over the whole text, in float64."""
-    decoder = target.merge()
-    hidden, _, _ = decoder.forward(jnp.asarray([prompt + tokens]))
-    logits = np.asarray(decoder.logits(hidden), np.float64)[0, len(prompt) - 1 : -1]
+    text = np.zeros(64, np.int32)  # one shape for all; nothing sees the padding
+    text[: len(prompt) + len(tokens)] = prompt + tokens
+    logits = np.asarray(whole_pass(target, jnp.asarray(text)), np.float64)
+    logits = logits[len(prompt) - 1 :][: len(tokens)]
     normal = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     return normal[np.arange(len(tokens)), tokens]
 

@@ -39,7 +39,7 @@ def drafter(tmp_path_factory: pytest.TempPathFactory) -> Drafter:
     overrides = [
         f"target={TARGET}",
         f"output_dir={output}",
-        "steps=60",
+        "steps=30",
         "acceptance=null",
         "data.sources=[{folder: 'python:stdlib', include: ['asyncio/*.py'], weight: 0.2}, "
         f"{{files: ['{CONFIGS / 'demo_regenerated.jsonl'}'], weight: 0.8}}]",
@@ -87,21 +87,15 @@ def test_speculative_text_is_plain_text(
         target, prompts, max_new_tokens=LIMITS, sampling=sampling, eos_token_ids=()
     )
     assert [len(row) for row in plain.tokens] == LIMITS
-    lengths = []
-    for draft in (
-        DraftConfig(beam_width=4, draft_rounds=4, final_beams_only=True),
-        DraftConfig(beam_width=8, draft_rounds=5, num_nodes=12, sharpness=2.0),
-    ):
-        ours = generate(
-            target,
-            drafter,
-            prompts,
-            max_new_tokens=LIMITS,
-            draft=draft,
-            sampling=sampling,
-            eos_token_ids=(),
-        )
-        assert ours.tokens == plain.tokens, draft
-        lengths.append(ours.acceptance_length)
+    ours = generate(
+        target,
+        drafter,
+        prompts,
+        max_new_tokens=LIMITS,
+        draft=DraftConfig(beam_width=8, draft_rounds=5, num_nodes=12, sharpness=2.0),
+        sampling=sampling,
+        eos_token_ids=(),
+    )
+    assert ours.tokens == plain.tokens
     # The drafts must be right often enough for this to be a test of acceptance.
-    assert max(lengths) > 1.2
+    assert ours.acceptance_length > 1.2

@@ -10,6 +10,8 @@ import yaml
 from eval.drafters import compare_drafters
 from redrafter_jax import InputError
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 V, D, E, R = 24, 16, 8, 3
 SHAPES = {
     "apple": {"exit_dim": E, "num_draft_layers": 1},

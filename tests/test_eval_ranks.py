@@ -14,6 +14,8 @@ from eval.ranks import fewest_calls, measure_ranks, rank_texts, summarise
 from redrafter_jax.errors import InputError
 from redrafter_jax.target import Target
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 V = PARITY_CONFIG.vocab_size
 PROMPTS = [[3, 1, 4, 1, 5], [9]]
 TEXTS = [[2, 6, 5, 3], [5, 8, 9, 7, 9, 3]]

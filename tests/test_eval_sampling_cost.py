@@ -11,6 +11,8 @@ from tiny_folders import run_module
 from eval.sampling_cost import measure_sampling
 from redrafter_jax import InputError
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 VALUES: dict[str, Any] = {
     "target": {
         "vocab_size": 24,

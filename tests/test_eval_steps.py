@@ -1,7 +1,7 @@
 """`python -m eval steps`: every combination is timed, and what is timed is a decode step."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -69,15 +69,7 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def quick_compilation() -> Iterator[None]:
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 # Both tests of real programs have the same shapes, so that the second finds them compiled.
-@pytest.mark.usefixtures("quick_compilation")
 def test_the_parts_in_a_row_are_a_decode_step() -> None:
     settings = StepsSettings.model_validate(VALUES | {"report_dir": "unused"})
     draft = DraftConfig(beam_width=2, draft_rounds=2)
@@ -107,7 +99,6 @@ def test_the_parts_in_a_row_are_a_decode_step() -> None:
     assert ended.cache.lengths.tolist() == [9, 9]
 
 
-@pytest.mark.usefixtures("quick_compilation")
 def test_every_part_is_timed(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     measure_steps(["--config", str(config)])
     report = json.loads((config.parent / "report" / "steps.json").read_text())

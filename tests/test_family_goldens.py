@@ -1,6 +1,5 @@
 """Every model family against Hugging Face: logits, greedy text, and trees that keep it."""
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -145,13 +144,6 @@ def drafter_that_read(text: np.ndarray, target: Target) -> Drafter:
     solution = np.concatenate([np.zeros((D, V)), np.linalg.pinv(states) @ follows])
     head.lm_head.kernel[...] = jnp.asarray(solution, jnp.float32)
     return Model.split(DrafterConfig(V, D, 2 * D, num_draft_layers=0), head)
-
-
-@pytest.fixture
-def quick_compilation() -> Iterator[None]:
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.mark.usefixtures("quick_compilation")

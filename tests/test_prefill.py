@@ -16,6 +16,8 @@ from redrafter_jax.requests import Requests, prepare
 from redrafter_jax.target import Target
 from redrafter_jax.types import DecodeState
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 C, S = 8, 64
 SHAPE = (5, S)
 # Layer 0 sees less than a chunk and layer 1 everything.

@@ -19,6 +19,8 @@ from train.config import PretrainSettings
 from train.data.types import Windows
 from train.pretrain import held_out_loss, main, next_token_loss
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 SHAPE = {
     "vocab_size": 300,
     "hidden_size": 16,

@@ -17,6 +17,8 @@ from train.data.settings import SourceSettings
 from train.data.types import Raw, Tokens
 from train.regenerate.__main__ import main
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

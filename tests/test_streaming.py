@@ -25,6 +25,8 @@ from redrafter_jax.drafter import Drafter
 from redrafter_jax.streaming import TextStream
 from redrafter_jax.target import Target
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 DRAFT = DraftConfig(beam_width=4, draft_rounds=3)
 PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3], [11, 0]]
 MIXED = [

@@ -176,10 +176,11 @@ def test_sequences_that_share_a_row_do_not_know_of_each_other() -> None:
     tokens = np.concatenate([*texts, [0, 0]])[None]
     numbers = [[number] * len(text) for number, text in enumerate(texts, start=1)]
     segments = np.concatenate([*numbers, [0, 0]])[None]
-    together, keys, _ = target.merge().forward(jnp.asarray(tokens), jnp.asarray(segments))
+    forward = jax.jit(target.merge().forward)
+    together, keys, _ = forward(jnp.asarray(tokens), jnp.asarray(segments))
     start = 0
     for text in texts:
-        alone, alone_keys, _ = target.merge().forward(jnp.asarray(text)[None])
+        alone, alone_keys, _ = forward(jnp.asarray(text)[None])
         part = slice(start, start := start + len(text))
         np.testing.assert_allclose(together[:, part], alone, rtol=1e-4, atol=1e-4)
         # Rotated as from position 0.

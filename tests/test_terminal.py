@@ -175,6 +175,7 @@ def test_colours_are_for_terminals_that_want_them() -> None:
     assert not wants_colour("never", Terminal(), XTERM)
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_is_heard_once_and_then_raises() -> None:
     with ctrl_c_sets() as pressed:
         assert not pressed.is_set()

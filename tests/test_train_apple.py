@@ -2,11 +2,9 @@
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 from chat_folders import write_lines
@@ -27,6 +25,8 @@ from train.apple.__main__ import (
 from train.apple.case import random_batches, write_curve_case
 from train.apple.settings import AppleSettings
 from train.apple.sides import Side, Taken, start
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 TARGET = {
     "vocab_size": 300,
@@ -58,14 +58,6 @@ def settings(folder: Path, **changes: Any) -> AppleSettings:
     stated = {"speed": speed, "curve": curve, "draft_rounds": 2, "torch_python": sys.executable}
     paths = {"repository": str(folder), "output": str(folder / "report.json")}
     return AppleSettings.model_validate(stated | paths | changes)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation() -> Iterator[None]:
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def test_our_side_takes_the_steps_of_a_case_and_learns(tmp_path: Path) -> None:
