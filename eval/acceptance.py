@@ -3,7 +3,6 @@
 No clock runs here: rows are decoded together, and the numbers are counts.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -16,13 +15,14 @@ from eval.loading import load
 from eval.plots import write_acceptance_chart
 from eval.progress import make_progress
 from eval.rankings import RANKINGS, Ranking, decode_ranked, shown_to_drafts
-from eval.report import describe_run
+from eval.report import describe_run, write_report
 from eval.table import describe_sampling, render_acceptance
 from redrafter_jax.acceptance import acceptance_length, acceptance_rate_per_depth
 from redrafter_jax.command_line import parse_settings
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.decode import collect
 from redrafter_jax.drafter import Drafter
+from redrafter_jax.processes import is_first
 from redrafter_jax.target import Target
 
 DEFINITIONS = {
@@ -52,7 +52,10 @@ def measure_acceptance(arguments: Sequence[str] | None = None) -> None:
       InputError: a setting, a file or a prompt cannot be used.
     """
     settings = parse_settings(
-        AcceptanceSettings, "Acceptance length over samplings and trees.", arguments
+        AcceptanceSettings,
+        "Acceptance length over samplings and trees.",
+        arguments,
+        processes=True,
     )
     drafts = settings.trees.build()
     target, drafter, prompts, token_rows = load(settings, drafts)
@@ -64,10 +67,12 @@ def measure_acceptance(arguments: Sequence[str] | None = None) -> None:
         for ranking in settings.rankings
         for sampling in settings.samplings
     ]
-    console = Console()
+    console = Console(quiet=not is_first())
     with make_progress(console) as progress:
         measured = _measure(settings, target, drafter, token_rows, cells)
         rows = list(progress.track(measured, total=len(cells), description="decode"))
+    if not is_first():
+        return
     _add_shares(rows)
     report = {
         "rows": rows,
@@ -77,7 +82,7 @@ def measure_acceptance(arguments: Sequence[str] | None = None) -> None:
         "definitions": DEFINITIONS,
     }
     path = settings.report_dir / "acceptance.json"
-    path.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
+    write_report(report, path)
     write_acceptance_chart(rows, path.with_suffix(".png"))
     console.print(render_acceptance(rows))
     print(f"The report: {path}, the chart: {path.with_suffix('.png')}")
@@ -99,6 +104,7 @@ def _measure(
             settings.max_new_tokens,
             cell.sampling,
             settings.eos_token_ids,
+            target.mesh,
         )
         if cell.sampling not in plain:
             method = Method(target, None, None)

@@ -6,13 +6,14 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Int
 
 from redrafter_jax.config import DraftConfig, SamplingConfig
-from redrafter_jax.decode import collect, decode
+from redrafter_jax.decode import collect, decode, start
 from redrafter_jax.drafter import Drafter, context_layers_of
-from redrafter_jax.prefill import prefill
 from redrafter_jax.requests import Requests, prepare
+from redrafter_jax.sharding import check_rows, place
 from redrafter_jax.target import Target
 from redrafter_jax.types import DecodeState
 
@@ -84,19 +85,27 @@ def make_batches(
     max_new_tokens: int,
     sampling: SamplingConfig,
     eos_token_ids: tuple[int, ...] | None,
+    mesh: Mesh | None = None,
 ) -> list[Batch]:
-    """The prompts in their order, the last batch as small as it comes; seeds count prompts."""
+    """The prompts in their order, the last batch as small as it comes; seeds count prompts.
+
+    Raises:
+      InputError: the mesh does not divide one of the batches.
+    """
     seeds = [first_seed + index for index in range(len(prompts))]
-    return [
+    batches = [
         Batch(
-            prompts=list(prompts[start : start + batch_size]),
-            seeds=seeds[start : start + batch_size],
+            prompts=list(prompts[first : first + batch_size]),
+            seeds=seeds[first : first + batch_size],
             max_new_tokens=max_new_tokens,
             sampling=sampling,
             eos_token_ids=eos_token_ids,
         )
-        for start in range(0, len(prompts), batch_size)
+        for first in range(0, len(prompts), batch_size)
     ]
+    for batch in batches:
+        check_rows(len(batch.prompts), mesh)
+    return batches
 
 
 def one_per_shape(
@@ -163,19 +172,21 @@ def begin(method: Method, batch: Batch) -> tuple[DecodeState, int]:
     Raises:
       InputError: a prompt or a seed does not fit, as in `generate`.
     """
-    requests, slots = prepare_batch(method, batch)
-    state = prefill(
+    return start(
         method.target,
-        requests,
+        batch.prompts,
+        batch.max_new_tokens,
+        batch.sampling,
+        batch.seeds,
+        batch.eos_token_ids,
         max_path=_max_path(method),
         context_layers=context_layers_of(method.drafter),
     )
-    return state, slots
 
 
 def prepare_batch(method: Method, batch: Batch) -> tuple[Requests, int]:
-    """The batch as arrays, and its cache slots per row."""
-    return prepare(
+    """The batch as arrays where the target lies, and its cache slots per row."""
+    requests, slots = prepare(
         method.target.config,
         batch.prompts,
         batch.max_new_tokens,
@@ -184,6 +195,7 @@ def prepare_batch(method: Method, batch: Batch) -> tuple[Requests, int]:
         batch.eos_token_ids,
         _max_path(method),
     )
+    return place(requests, method.target.mesh), slots
 
 
 def _max_path(method: Method) -> int:

@@ -36,6 +36,16 @@ class PairSettings(Settings):
     report_dir: Path
 
 
+class MeshPairSettings(PairSettings):
+    """What a command is given that decodes on a mesh, in one process or in several.
+
+    Attributes:
+      mesh: devices that share the work.
+    """
+
+    mesh: MeshSettings = MeshSettings()
+
+
 class RowSettings(Settings):
     """Which prompts are decoded, and how far.
 
@@ -71,7 +81,7 @@ class DecodingSettings(RowSettings):
     sampling: SamplingSettings = SamplingSettings()
 
 
-class EvalSettings(DecodingSettings, PairSettings):
+class EvalSettings(DecodingSettings, MeshPairSettings):
     """`python -m eval`: which pair decodes which prompts how, and where the report goes.
 
     Attributes:
@@ -109,7 +119,7 @@ class Tolerances(Settings):
     bfloat16: float = Field(default=0.25, gt=0)
 
 
-class ParitySettings(PairSettings):
+class ParitySettings(MeshPairSettings):
     """`python -m eval parity`: is the speculative text the target's own?
 
     Attributes:
@@ -147,7 +157,7 @@ class TreeGrid(BuildableSettings):
         ]
 
 
-class AcceptanceSettings(RowSettings, PairSettings):
+class AcceptanceSettings(RowSettings, MeshPairSettings):
     """`python -m eval acceptance`: the grid.
 
     Attributes:

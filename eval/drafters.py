@@ -4,7 +4,6 @@ All have random weights and one target's shape, and are timed in turns on the sa
 kind brings in acceptance is seen on a trained one, by `python -m eval acceptance`.
 """
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +17,7 @@ from eval.abstract import abstract_state, bytes_of
 from eval.config import DraftersSettings
 from eval.progress import make_progress
 from eval.random_weights import random_drafter, random_target
-from eval.report import describe_run
+from eval.report import describe_run, write_report
 from eval.step_parts import fill_state, make_noise, run_draft
 from eval.table import render_drafters
 from eval.traffic import draft_weight_bytes
@@ -76,7 +75,7 @@ def compare_drafters(arguments: Sequence[str] | None = None) -> None:
         "definitions": DEFINITIONS,
     }
     path = settings.report_dir / "drafters.json"
-    path.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
+    write_report(report, path)
     console.print(render_drafters(rows))
     print(f"The report: {path}")
 

@@ -34,11 +34,12 @@ def load(
     Raises:
       InputError: a file or a prompt cannot be used, or the two models do not fit.
     """
+    mesh = None if isinstance(settings, RanksSettings) else settings.mesh.build()
     prompts = read_prompts(settings.prompts, settings.prompt_count)
     tokenizer = load_tokenizer(settings.target)
     make_folder(settings.report_dir, "report_dir")
-    target = load_target(settings.target, settings.dtype)
-    drafter = load_drafter(settings.drafter, settings.dtype)
+    target = load_target(settings.target, settings.dtype, mesh)
+    drafter = load_drafter(settings.drafter, settings.dtype, mesh)
     for draft in drafts:
         check_pair(target.config, drafter.config, draft)
     positions = target.config.position_limit

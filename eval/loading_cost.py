@@ -19,7 +19,7 @@ from safetensors.flax import save_file
 
 from eval.abstract import bytes_of
 from eval.config import LoadSettings
-from eval.report import describe_versions
+from eval.report import describe_versions, write_report
 from redrafter_jax.command_line import make_folder, parse_settings
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
@@ -81,7 +81,7 @@ def measure_loading(arguments: Sequence[str] | None = None) -> None:
         "definitions": DEFINITIONS,
     }
     path = settings.report_dir / "load.json"
-    path.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
+    write_report(report, path)
     print(_summary(report))
     print(f"The report: {path}")
 

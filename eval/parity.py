@@ -1,6 +1,5 @@
 """Is the speculative text the target's own, token for token? Both ways of decoding, compared."""
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,14 +14,15 @@ from eval.config import CaseSettings, ParitySettings
 from eval.metrics import first_divergence
 from eval.progress import make_progress
 from eval.replay import UNEXPLAINED, Place, explain, replay
-from eval.report import describe_run
+from eval.report import describe_run, write_report
 from eval.table import render_parity
 from redrafter_jax.acceptance import acceptance_length
 from redrafter_jax.command_line import load_tokenizer, make_folder, parse_settings
-from redrafter_jax.config import DrafterConfig, TargetConfig
+from redrafter_jax.config import DrafterConfig
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.errors import InputError
 from redrafter_jax.hub import load_drafter, load_target
+from redrafter_jax.processes import is_first
 from redrafter_jax.prompts import Prompt, read_prompts, tokenize, tokenize_to_length
 from redrafter_jax.requests import check_pair
 from redrafter_jax.target import Target
@@ -78,19 +78,23 @@ def check_parity(arguments: Sequence[str] | None = None) -> None:
       InputError: a setting, a file or a prompt cannot be used.
     """
     settings = parse_settings(
-        ParitySettings, "Compare speculative with plain decoding, token for token.", arguments
+        ParitySettings,
+        "Compare speculative with plain decoding, token for token.",
+        arguments,
+        processes=True,
     )
+    mesh = settings.mesh.build()
     tokenizer = load_tokenizer(settings.target)
     make_folder(settings.report_dir, "report_dir")
-    console = Console()
+    console = Console(quiet=not is_first())
     measures: list[dict[str, Any]] = []
     shapes: dict[str, Any] = {}
     for dtype in settings.dtypes:
-        target = load_target(settings.target, dtype)
-        drafter = load_drafter(settings.drafter, dtype)
+        target = load_target(settings.target, dtype, mesh)
+        drafter = load_drafter(settings.drafter, dtype, mesh)
         shapes = {"target": asdict(target.config), "drafter": asdict(drafter.config)}
         cases = [
-            _prepare_case(name, settings, tokenizer, target.config, drafter.config)
+            _prepare_case(name, settings, tokenizer, target, drafter.config)
             for name in settings.cases
         ]
         work = [(case, batch) for case in cases for batch in case.batches]
@@ -111,9 +115,10 @@ def check_parity(arguments: Sequence[str] | None = None) -> None:
         **shapes,
         "definitions": DEFINITIONS,
     }
-    path.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
-    console.print(render_parity(report))
-    print(f"The report: {path}")
+    if is_first():
+        write_report(report, path)
+        console.print(render_parity(report))
+        print(f"The report: {path}")
     if any(measure["ties"] < len(measure["divergences"]) for measure in measures):
         sys.exit(1)
 
@@ -172,24 +177,25 @@ def _prepare_case(
     name: str,
     settings: ParitySettings,
     tokenizer: Tokenizer,
-    target: TargetConfig,
+    target: Target,
     drafter: DrafterConfig,
 ) -> Case:
     case = settings.cases[name]
     try:
-        check_pair(target, drafter, case.draft.build())
+        check_pair(target.config, drafter, case.draft.build())
         prompts = read_prompts(settings.prompts, case.prompt_count)
-        token_rows = _tokenize(case, settings, prompts, tokenizer, target.position_limit)
+        token_rows = _tokenize(case, settings, prompts, tokenizer, target.config.position_limit)
+        batches = make_batches(
+            token_rows,
+            case.batch_size,
+            case.first_seed,
+            case.max_new_tokens,
+            case.sampling.build(),
+            case.eos_token_ids,
+            target.mesh,
+        )
     except InputError as error:
         raise InputError(f"Case {name!r}: {error}") from None
-    batches = make_batches(
-        token_rows,
-        case.batch_size,
-        case.first_seed,
-        case.max_new_tokens,
-        case.sampling.build(),
-        case.eos_token_ids,
-    )
     return Case(name, case, prompts, batches)
 
 

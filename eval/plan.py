@@ -4,7 +4,6 @@ Computed from shapes alone: nothing is loaded, run or measured, and no GPU is ne
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -19,7 +18,7 @@ from rich.table import Table
 
 from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of, on_mesh
 from eval.config import PlanSettings
-from eval.report import describe_versions
+from eval.report import describe_versions, write_report
 from eval.traffic import bytes_read
 from pallas_kernels.aot import AotUnavailableError, Memory, compile_on, gpu_mesh
 from pallas_kernels.gpus import GPUS
@@ -121,7 +120,7 @@ def plan(arguments: Sequence[str] | None = None) -> None:
         "definitions": DEFINITIONS,
     }
     path = settings.report_dir / "plan.json"
-    path.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
+    write_report(report, path)
     _show(report)
     print(f"The report: {path}")
 

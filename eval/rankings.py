@@ -4,6 +4,7 @@ The library has one of them, "shared". They differ in what the drafter is shown 
 come, which can change the speed alone: the target chooses with its own noise and filters.
 """
 
+from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ from redrafter_jax.decode import advance, draft_scorer, draft_tree, until_done
 from redrafter_jax.drafter import Drafter, context_layers_of
 from redrafter_jax.program import program
 from redrafter_jax.sampling import draw_noise
+from redrafter_jax.sharding import per_part
 from redrafter_jax.target import Target
 from redrafter_jax.types import DecodeState, Sampling
 from redrafter_jax.verify import accept, choose_tokens
@@ -65,7 +67,19 @@ def decode_ranked(
     draft: DraftConfig,
 ) -> DecodeState:
     """`redrafter_jax.decode.decode`, with drafts ranked by what they are shown."""
+    run = partial(_decode_ranked, draft=draft)
+    return per_part(run, target.mesh, target, drafter, state, shown, max_steps)
 
+
+def _decode_ranked(
+    target: Target,
+    drafter: Drafter,
+    state: DecodeState,
+    shown: Shown,
+    max_steps: Int[Array, ""] | int,
+    *,
+    draft: DraftConfig,
+) -> DecodeState:
     decoder = target.merge()
     scorer = draft_scorer(decoder, drafter)
 

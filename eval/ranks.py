@@ -5,7 +5,6 @@ tokens that follow. The fewest calls that a beam of width W could do with, were 
 one who knows the text, are then counted without decoding.
 """
 
-import json
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -18,7 +17,7 @@ from rich.console import Console
 
 from eval.config import RanksSettings
 from eval.loading import load
-from eval.report import describe_run
+from eval.report import describe_run, write_report
 from eval.table import render_ranks
 from redrafter_jax.command_line import parse_settings
 from redrafter_jax.config import DraftConfig
@@ -64,7 +63,7 @@ def measure_ranks(arguments: Sequence[str] | None = None) -> None:
         "definitions": DEFINITIONS,
     }
     path = settings.report_dir / "ranks.json"
-    path.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
+    write_report(report, path)
     Console().print(render_ranks(rows))
     print(f"The report: {path}")
 

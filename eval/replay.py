@@ -1,6 +1,7 @@
 """Both decodings of a batch once more, up to where they part: a numerical tie, or a bug?"""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -12,10 +13,12 @@ from eval.benchmark import Batch, Method, begin, prepare_batch
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.decode import decode, draft_tree
 from redrafter_jax.drafter import Drafter
+from redrafter_jax.parts import gather_parts
 from redrafter_jax.prefill import empty_memory, read_prompts
 from redrafter_jax.program import program
 from redrafter_jax.requests import Requests
 from redrafter_jax.sampling import draw_noise, filter_logits
+from redrafter_jax.sharding import per_part, to_host
 from redrafter_jax.target import Target
 from redrafter_jax.tree import root_tree
 from redrafter_jax.types import DecodeState, Sampling
@@ -87,7 +90,7 @@ def replay(
         return []
     decided = _count_decided(method, batch, places)
     state, _ = begin(method, batch)
-    written = _write(batch.prompts, texts, state.tokens.shape)
+    written = _write(batch.prompts, texts, state.tokens)
     seen = {}
     step = 0
     # In the order of their steps, so that one decoding passes all of them.
@@ -168,17 +171,30 @@ def _look(
     draft: DraftConfig | None,
 ) -> _Looked:
     """`decode_step` up to its choice, at the nodes of one depth that spell the written text."""
-    decoder = target.merge()
+    look = partial(_look_in_part, draft=draft)
+    return per_part(look, target.mesh, target, drafter, state, written, depth)
+
+
+def _look_in_part(
+    target: Target,
+    drafter: Drafter | None,
+    state: DecodeState,
+    written: Int[Array, "B S"],
+    depth: Int[Array, ""] | int,
+    *,
+    draft: DraftConfig | None,
+) -> _Looked:
+    decoder, V = target.merge(), target.config.vocab_size
     max_path = draft.max_path if draft else 1
     first_position = state.cache.lengths + 1
-    noise = draw_noise(state.sampling, first_position, max_path, target.config.vocab_size)
+    noise = draw_noise(state.sampling, first_position, max_path, V)
     if drafter is None or draft is None:
         tree = root_tree(state.root)
     else:
         tree = draft_tree(decoder, drafter, state, noise, state.sampling, draft)
     verified = decoder.tree_forward(tree, state.cache)
     node_noise = jnp.take_along_axis(noise, tree.depth[..., None], axis=1)
-    scores = filter_logits(verified.logits, state.sampling) + node_noise
+    scores = gather_parts(filter_logits(verified.logits, state.sampling, V), V) + node_noise
 
     # Follow the text, not the choices: these may come out otherwise than they did in the run.
     following = jnp.take_along_axis(written, first_position[:, None] + tree.depth, axis=1)
@@ -189,24 +205,33 @@ def _look(
         return jnp.take_along_axis(values, node[:, None, None], axis=1)[:, 0]
 
     return _Looked(
-        at_node(verified.logits), at_node(node_noise), at_node(scores), depth < spelled.count
+        at_node(gather_parts(verified.logits, V)),
+        at_node(node_noise),
+        at_node(scores),
+        depth < spelled.count,
     )
 
 
 @program()
 def _look_at_first(target: Target, requests: Requests) -> _Looked:
     """`prefill` up to its choice."""
+    return per_part(_look_at_first_in_part, target.mesh, target, requests)
+
+
+def _look_at_first_in_part(target: Target, requests: Requests) -> _Looked:
+    V = target.config.vocab_size
     last, _ = read_prompts(target, requests, empty_memory(target, *requests.tokens.shape))
     logits = target.merge().logits(last[:, None])
-    noise = draw_noise(requests.sampling, requests.lengths, 1, logits.shape[-1])
-    scores = filter_logits(logits, requests.sampling) + noise
-    return _Looked(logits[:, 0], noise[:, 0], scores[:, 0], jnp.ones(len(logits), bool))
+    noise = draw_noise(requests.sampling, requests.lengths, 1, V)
+    scores = gather_parts(filter_logits(logits, requests.sampling, V), V) + noise
+    whole = gather_parts(logits, V)
+    return _Looked(whole[:, 0], noise[:, 0], scores[:, 0], jnp.ones(len(logits), bool))
 
 
 def _to_host(looked: _Looked, state: DecodeState, row: int) -> Seen:
-    logits, noise, scores, found = (np.asarray(leaf[row]) for leaf in looked)
+    logits, noise, scores, found = (leaf[row] for leaf in to_host(looked))
     # On the host: the state is donated to the next step.
-    sampling = jax.tree.map(lambda leaf: leaf[row : row + 1], jax.device_get(state.sampling))
+    sampling = jax.tree.map(lambda leaf: leaf[row : row + 1], to_host(state.sampling))
     return Seen(logits, noise, scores, sampling, bool(found))
 
 
@@ -216,12 +241,12 @@ def _count_decided(
     """New tokens decided after 0, 1, 2 ... decode steps, until all places are."""
     prompts = np.asarray([len(prompt) for prompt in batch.prompts])
     state, slots = begin(method, batch)
-    decided = [np.asarray(state.cache.lengths) + 1 - prompts]
+    decided = [to_host(state.cache.lengths) + 1 - prompts]
     for _ in range(slots):
         if all(decided[-1][place.row] > place.position for place in places):
             break
         state = decode(method.target, method.drafter, state, 1, draft=method.draft)
-        decided.append(np.asarray(state.cache.lengths) + 1 - prompts)
+        decided.append(to_host(state.cache.lengths) + 1 - prompts)
     return np.stack(decided)
 
 
@@ -231,13 +256,13 @@ def _crossing(decided: Int[np.ndarray, "steps B"], place: Place) -> int:
 
 
 def _write(
-    prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]], shape: tuple[int, ...]
+    prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]], tokens: Int[Array, "B S"]
 ) -> Int[Array, "B S"]:
-    """Prompts and texts where `DecodeState.tokens` has them."""
-    written = np.zeros(shape, np.int32)
+    """Prompts and texts where `DecodeState.tokens` has them, on the same devices."""
+    written = np.zeros(tokens.shape, np.int32)
     for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
         written[row, : len(prompt) + len(text)] = [*prompt, *text]
-    return jnp.asarray(written)
+    return jax.device_put(written, tokens.sharding)
 
 
 def _gap(seen: Seen, chosen: int, other: int) -> float:

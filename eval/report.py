@@ -1,5 +1,6 @@
 """From timed pairs to the numbers of `report.json`."""
 
+import json
 import os
 import platform
 from collections.abc import Callable, Sequence
@@ -89,6 +90,11 @@ def build_report(
         "prompts": rows,
         "runs": [_run_row(pair) for pair in pairs],
     }
+
+
+def write_report(report: dict[str, Any], path: Path) -> None:
+    """The report as JSON, for programs."""
+    path.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
 
 
 def describe_run() -> dict[str, Any]:

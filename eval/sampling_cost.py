@@ -4,7 +4,6 @@ The models have the shape of a real pair and random weights: what is said means 
 costs does not depend on it.
 """
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -19,7 +18,7 @@ from rich.console import Console
 from eval.config import SamplingCostSettings
 from eval.progress import make_progress
 from eval.random_weights import random_drafter, random_target
-from eval.report import describe_run
+from eval.report import describe_run, write_report
 from eval.table import describe_sampling, render_sampling_cost
 from redrafter_jax.command_line import make_folder, parse_settings
 from redrafter_jax.config import DraftConfig, SamplingConfig
@@ -93,7 +92,7 @@ def measure_sampling(arguments: Sequence[str] | None = None) -> None:
         "definitions": DEFINITIONS,
     }
     path = settings.report_dir / "sampling.json"
-    path.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
+    write_report(report, path)
     console.print(render_sampling_cost(rows))
     for kind, middle in noise.items():
         share = middle / rows[0][f"{kind}_milliseconds"]

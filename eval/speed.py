@@ -1,6 +1,5 @@
 """Speculative against plain decoding: how much faster, and is the text the same?"""
 
-import json
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -10,9 +9,10 @@ from eval.config import EvalSettings
 from eval.loading import load
 from eval.plots import write_chart
 from eval.progress import make_progress
-from eval.report import build_report
+from eval.report import build_report, write_report
 from eval.table import describe_setting, render_report
 from redrafter_jax.command_line import parse_settings
+from redrafter_jax.processes import is_first
 
 
 def measure_speed(arguments: Sequence[str] | None = None) -> None:
@@ -25,7 +25,7 @@ def measure_speed(arguments: Sequence[str] | None = None) -> None:
       InputError: a setting, a file or a prompt cannot be used.
     """
     settings = parse_settings(
-        EvalSettings, "Measure speculative against plain decoding.", arguments
+        EvalSettings, "Measure speculative against plain decoding.", arguments, processes=True
     )
     draft = settings.draft.build()
     target, drafter, prompts, token_rows = load(settings, [draft])
@@ -36,10 +36,11 @@ def measure_speed(arguments: Sequence[str] | None = None) -> None:
         settings.max_new_tokens,
         settings.sampling.build(),
         settings.eos_token_ids,
+        target.mesh,
     )
     speculative, plain = Method(target, drafter, draft), Method(target, None, None)
 
-    console = Console()
+    console = Console(quiet=not is_first())
     with make_progress(console) as progress:
         shapes = one_per_shape([speculative, plain], batches)
         warming = [run for run in shapes for _ in range(settings.warm_ups)]
@@ -50,8 +51,10 @@ def measure_speed(arguments: Sequence[str] | None = None) -> None:
         pairs: list[Pair] = list(progress.track(measured, total=total, description="measure"))
 
     report = build_report(settings, speculative, prompts, token_rows, pairs)
+    if not is_first():
+        return
     path = settings.report_dir / "report.json"
-    path.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
+    write_report(report, path)
     write_chart(report, describe_setting(report), path.with_suffix(".png"))
     console.print(render_report(report))
     print(f"The report: {path}, the chart: {path.with_suffix('.png')}")

@@ -4,7 +4,6 @@ The models have a real pair's shape and random weights. All parts and both whole
 turns, on the same cache, so that a slow moment of the machine hits them all.
 """
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -22,7 +21,7 @@ from eval.config import StepsSettings
 from eval.plots import write_steps_chart
 from eval.progress import make_progress
 from eval.random_weights import random_drafter, random_target
-from eval.report import describe_device, describe_run
+from eval.report import describe_device, describe_run, write_report
 from eval.step_parts import (
     fill_state,
     make_noise,
@@ -111,7 +110,7 @@ def measure_steps(arguments: Sequence[str] | None = None) -> None:
         "definitions": DEFINITIONS,
     }
     path = settings.report_dir / "steps.json"
-    path.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
+    write_report(report, path)
     write_steps_chart(rows, _title(settings), path.with_suffix(".png"))
     console.print(_title(settings), highlight=False)
     console.print(render_steps(rows))

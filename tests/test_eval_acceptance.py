@@ -17,6 +17,8 @@ from redrafter_jax.drafter import Drafter
 from redrafter_jax.target import Target
 from redrafter_jax.types import Sampling
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 PROMPTS = ["abc", "wv\nut", "hello"]
 NEW_TOKENS = 24
 SAMPLINGS: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 1.0, "top_p": 0.9}]
@@ -91,6 +93,19 @@ def test_the_counts_are_those_of_generate(
         assert row["target_calls"] == sum(whole.steps)
         assert row["accept_counts"] == whole.accept_counts.sum(axis=0).tolist()
         assert row["acceptance_length"] == pytest.approx(whole.acceptance_length)
+
+
+def test_a_mesh_changes_no_row(config: Path, tmp_path: Path, report: dict[str, Any]) -> None:
+    trees = "trees={beam_width: 3, draft_rounds: 3, num_nodes: [7], sharpness: [1.5]}"
+    split = ("mesh.model=2", trees, "rankings=[blind]", f"samplings=[{SAMPLINGS[1]}]")
+    measure_acceptance(
+        ["--config", str(config), f"report_dir={tmp_path}", *split, "batch_size=null"]
+    )
+    (row,) = json.loads((tmp_path / "acceptance.json").read_text())["rows"]
+    names = ("sampling", "num_nodes", "ranking")
+    (alone,) = (one for one in report["rows"] if all(one[name] == row[name] for name in names))
+    assert row["accept_counts"] == alone["accept_counts"]
+    assert row["identical"] == 1.0
 
 
 def test_the_share_is_of_the_same_tree_without_sampling(report: dict[str, Any]) -> None:

@@ -21,6 +21,8 @@ from redrafter_jax.drafter import Drafter
 from redrafter_jax.hub import save_drafter
 from redrafter_jax.target import Target
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 PROMPTS = ["abc", "def\nabc", "w", "mnopqrstuvwa", "kk"]
 NEW_TOKENS = 24
 DRAFT = DraftConfig(beam_width=3, draft_rounds=3)
@@ -191,6 +193,22 @@ def test_a_prompts_text_does_not_depend_on_the_batch_it_is_in(
         batches = make_batches(rows, batch_size, 7, NEW_TOKENS, sampling, None)
         texts.append([row for batch in batches for row in decode_batch(method, batch).tokens])
     assert texts[0] == texts[1]
+
+
+def test_a_mesh_changes_no_text_and_no_count(
+    config: Path, tmp_path: Path, report: dict[str, Any]
+) -> None:
+    split = ("batch_size=2", "prompt_count=4", "mesh.data=2", "mesh.model=2", "repeats=1")
+    on_mesh = evaluate_with(config, tmp_path, *split)
+    assert on_mesh["identical"] == 1.0
+    for row, alone in zip(on_mesh["prompts"], report["prompts"], strict=False):
+        assert row["accept_counts"] == alone["accept_counts"]
+
+
+def test_a_batch_that_the_mesh_does_not_divide_is_refused(config: Path, tmp_path: Path) -> None:
+    # Of five prompts the last batch has one.
+    with pytest.raises(InputError, match="1 prompts cannot be split evenly over the 2 devices"):
+        evaluate_with(config, tmp_path, "batch_size=2", "mesh.data=2")
 
 
 def test_tokens_are_those_of_plain_decoding(habitual_target: Target) -> None:

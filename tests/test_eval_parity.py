@@ -3,7 +3,7 @@
 import inspect
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ from redrafter_jax.model import Model
 from redrafter_jax.target import Decoder, Target
 from redrafter_jax.types import Accepted, KVCache, TokenTree, Verified
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 CONFIGS = Path(__file__).parents[1] / "configs"
 PROMPTS = ["abc", "def\nabc", "w", "mnopqrstuvwa", "kk"]
 CASE = {
@@ -35,14 +37,6 @@ CASE = {
     "draft": {"beam_width": 3, "draft_rounds": 3},
     "stop": "never",
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _fast_compilation() -> Iterator[None]:
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +80,10 @@ def run(config: Path, folder: Path, *overrides: str) -> tuple[int, dict[str, Any
 # The texts are the same
 
 
-def test_texts_of_a_sound_pair_are_identical(config: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", [1, 2])
+def test_texts_of_a_sound_pair_are_identical(config: Path, tmp_path: Path, model: int) -> None:
     sampled = {**CASE, "sampling": {"temperature": 1.0, "top_p": 0.9}, "prompt_tokens": [16, 3]}
-    code, report = run(config, tmp_path, f"cases.sampled={sampled}")
+    code, report = run(config, tmp_path, f"cases.sampled={sampled}", f"mesh.model={model}")
     assert code == 0
     assert report["verdict"] == "All 10 texts are the target's own, token for token."
     for case, name in zip(report["cases"], ("greedy", "sampled"), strict=True):
@@ -172,7 +167,7 @@ def run_uneven(
 
     def run_with(nudge: float, *overrides: str) -> tuple[int, dict[str, Any]]:
         target = with_twins(habitual_target, token, nudge)
-        monkeypatch.setattr(parity, "load_target", lambda name, dtype: target)
+        monkeypatch.setattr(parity, "load_target", lambda name, dtype, mesh: target)
         return run(config, tmp_path, *overrides)
 
     return run_with

@@ -11,26 +11,30 @@ from redrafter_jax import DraftConfig, SamplingConfig
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.requests import prepare
 from redrafter_jax.sampling import filter_logits
+from redrafter_jax.sharding import make_mesh, place
 from redrafter_jax.target import Target
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
+
+@pytest.mark.parametrize("sizes", [None, (2, 2)])
 def test_replay_sees_what_every_token_was_chosen_from(
-    habitual_target: Target, good_drafter: Drafter
+    habitual_target: Target, good_drafter: Drafter, sizes: tuple[int, int] | None
 ) -> None:
-    prompts = [[3, 1, 4], [1], [5, 9, 2, 6, 5, 3, 5], [8, 9], [2]]
+    mesh = None if sizes is None else make_mesh(*sizes)
+    target, drafter = place(habitual_target, mesh), place(good_drafter, mesh)
+    prompts = [[3, 1, 4], [1], [5, 9, 2, 6, 5, 3, 5], [8, 9]]
     sampling = SamplingConfig(temperature=0.9, top_k=6)
-    (batch,) = make_batches(prompts, 5, 4, 24, sampling, ())
+    (batch,) = make_batches(prompts, 4, 4, 24, sampling, ())
     draft = DraftConfig(beam_width=3, draft_rounds=3)
-    places = [Place(row, position) for position in (23, 0, 5, 1) for row in range(5)]
-    for method in (
-        Method(habitual_target, good_drafter, draft),
-        Method(habitual_target, None, None),
-    ):
+    places = [Place(row, position) for position in (23, 0, 5, 1) for row in range(4)]
+    methods = [Method(target, drafter, draft), Method(target, None, None)]
+    for method in methods if mesh is None else methods[:1]:
         tokens = decode_batch(method, batch).tokens
         seen = replay(method, batch, tokens, places)
-        for place, one in zip(places, seen, strict=True):
+        for (row, position), one in zip(places, seen, strict=True):
             assert one.found
-            assert one.scores.argmax() == tokens[place.row][place.position]
+            assert one.scores.argmax() == tokens[row][position]
             assert np.isfinite(one.scores).sum() == 6
 
 

@@ -14,6 +14,8 @@ from redrafter_jax.commands import generate as command
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.target import Target
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 PROMPT = "abc\ndef"
 NEW_TOKENS = 40
 
@@ -59,6 +61,13 @@ def test_the_text_needs_no_drafter(
     code, out, err = run_redrafter(*arguments[:at], "--no-drafter", *arguments[at + 2 :])
     assert (code, out) == (0, plain_text(habitual_target) + "\n")
     assert f"acceptance length 1.00, {NEW_TOKENS - 1} target calls" in err
+
+
+def test_devices_that_share_the_work_change_no_text(
+    run_redrafter: Any, folders: PairFolders, habitual_target: Target
+) -> None:
+    code, out, _ = run_redrafter(*arguments_of(folders, "--mesh-model", "2"))
+    assert (code, out) == (0, plain_text(habitual_target) + "\n")
 
 
 def test_sampled_text_is_the_seeds_whatever_the_tree(
@@ -113,6 +122,9 @@ def test_a_message_is_written_as_the_template_does(
         (["--chat-template", "tokenizer"], "--chat-template is for conversations; give --chat"),
         (["--chat"], "has no chat template; save one beside it as chat_template.jinja."),
         (["--chat", "--chat-template", "vicuna_v1.1"], "has no such token"),
+        (["--mesh-model", "0"], "mesh.model is 0; it must be 1 or more."),
+        (["--mesh-model", "9"], "needs 9 devices, and there are 8"),
+        (["--mesh-model", "4"], "mesh.model is 4, which does not divide the target's num_key"),
         (["--temperature", "-1"], "temperature is -1.0; it must be 0 for greedy decoding"),
         (["--temperature", "warm"], "--temperature: invalid float value: 'warm'"),
         (["--top-p", "1.5"], "top_p is 1.5; it must be in (0, 1]"),

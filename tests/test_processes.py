@@ -1,9 +1,11 @@
 """Several processes that are one job: what starts them, and that they train as one process does."""
 
+import json
 import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -14,12 +16,15 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import yaml
 from test_train import REPOSITORY, command, rows, settings, weights
-from tiny_folders import write_untrained_target
+from tiny_folders import write_pair, write_untrained_target
 
+from redrafter_jax.drafter import Drafter
 from redrafter_jax.errors import InputError
 from redrafter_jax.processes import is_first, join, part_of_rows
 from redrafter_jax.sharding import make_mesh
+from redrafter_jax.target import Target
 
 
 @pytest.fixture
@@ -160,11 +165,14 @@ def test_a_job_that_loses_a_process_goes_on(tmp_path: Path) -> None:
     target = tmp_path / "target"
     write_untrained_target(target, functions=400)
     alone, together = tmp_path / "alone", tmp_path / "together"
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"def f{n}(x)"}) + "\n" for n in range(4)))
     changes: dict[str, Any] = {
         "steps": 600,
         "log_every": 1,
         "checkpoint_every": 20,
         "optimizer": {"learning_rate": 1e-2, "batch_size": 4, "accumulation_steps": 2},
+        "acceptance": {"every": 200, "prompts": str(prompts), "max_new_tokens": 16},
     }
     split = changes | {"mesh": {"data": 4, "fully_sharded": True}}
     subprocess.run(command(tmp_path, settings(target, alone, **changes)), check=True)
@@ -189,11 +197,80 @@ def test_a_job_that_loses_a_process_goes_on(tmp_path: Path) -> None:
 
     arguments = command(tmp_path, settings(target, together, **split))
     with running(two(arguments), logs) as both:
+        wait_for(len(rows(together)) + 60, together, both[0], logs[0])
+        both[1].send_signal(signal.SIGTERM)
+        for process in both:
+            assert process.wait(timeout=120) == 0, logs[0].read_text()
+    assert "stopped by SIGTERM after step" in logs[0].read_text()
+    assert not (together / "drafter").exists()
+
+    with running(two(arguments), logs) as both:
         for process in both:
             assert process.wait(timeout=600) == 0, logs[0].read_text()
     assert "drafter written to" in logs[0].read_text()
+    tried = [[row["acceptance_length"] for row in rows(run)[199::200]] for run in (alone, together)]
+    np.testing.assert_allclose(tried[1], tried[0], rtol=0.1)
+    assert len(tried[0]) == 3
     losses = [[row["loss"] for row in rows(run)] for run in (alone, together)]
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3)
     expected = weights(alone)
     for name, value in weights(together).items():
         np.testing.assert_allclose(value, expected[name], rtol=0, atol=5e-3, err_msg=name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("command", "settings", "report"),
+    [
+        ([], {"max_new_tokens": 12, "batch_size": 4, "repeats": 1}, "report.json"),
+        (
+            ["acceptance"],
+            {"max_new_tokens": 12, "samplings": [{"temperature": 0.0}, {"temperature": 1.0}]},
+            "acceptance.json",
+        ),
+        (["parity"], {"cases": {"greedy": {"max_new_tokens": 12, "batch_size": 4}}}, "parity.json"),
+    ],
+    ids=["speed", "acceptance", "parity"],
+)
+def test_two_processes_measure_what_one_does(
+    habitual_target: Target,
+    good_drafter: Drafter,
+    tmp_path: Path,
+    command: list[str],
+    settings: dict[str, Any],
+    report: str,
+) -> None:
+    target, drafter = write_pair(tmp_path, habitual_target, good_drafter)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(
+        "".join(json.dumps({"prompt": text}) + "\n" for text in ("ab", "c", "d", "e"))
+    )
+    shared = {"target": target, "drafter": drafter, "prompts": str(prompts)} | settings
+    shared |= {"dtypes": ["float32"]} if command == ["parity"] else {"dtype": "float32"}
+    reports = []
+    for name, mesh in (("alone", {}), ("together", {"data": 2, "model": 2})):
+        config = tmp_path / f"{name}.yaml"
+        config.write_text(
+            yaml.safe_dump(shared | {"mesh": mesh, "report_dir": str(tmp_path / name)})
+        )
+        arguments = [sys.executable, "-m", "eval", *command, "--config", str(config)]
+        started = two(arguments) if mesh else [arguments]
+        logs = [tmp_path / f"{name}.{index}.log" for index in range(len(started))]
+        with running(started, logs) as processes:
+            for process, log in zip(processes, logs, strict=True):
+                assert process.wait(timeout=300) == 0, log.read_text()
+        assert "The report: " in logs[0].read_text()
+        assert all(log.read_text() == "" for log in logs[1:])
+        reports.append(json.loads((tmp_path / name / report).read_text()))
+    alone, together = map(counts, reports)
+    assert together == alone
+    assert len(alone) > 0
+
+
+def counts(report: dict[str, Any]) -> list[Any]:
+    """What a report says of texts and trees, leaving out when, where and how fast."""
+    rows = report.get("rows") or report.get("cases") or report["prompts"]
+    return [
+        [value for name, value in row.items() if "second" not in name and "speed" not in name]
+        for row in rows
+    ]

@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,8 @@ from train.regenerate.conversations import (
 )
 from train.regenerate.writer import Request
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 TOKENIZER = chat_tokenizer()
 # Prompts and limits such that every batch is of one shape: nothing is compiled twice.
 LENGTH, LIMIT = 128, 4
@@ -79,14 +81,6 @@ def talkative_target():
     head[:, IM_END] *= 3
     decoder.lm_head[...] = jax.numpy.asarray(4 * head)
     return Model.split(config, decoder)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation() -> Iterator[None]:
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture(scope="module")
@@ -192,11 +186,12 @@ def test_training_reads_the_rows_as_they_are(finished: Path) -> None:
     ]
 
 
-def test_a_drafter_changes_no_byte(
-    folder: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("data", [1, 2])
+def test_neither_a_drafter_nor_a_mesh_changes_a_byte(
+    folder: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: int
 ) -> None:
     drafter = {"drafter": str(folder / "drafter"), "draft": {"beam_width": 2, "draft_rounds": 2}}
-    run(folder, tmp_path / "rows.jsonl", monkeypatch, **drafter)
+    run(folder, tmp_path / "rows.jsonl", monkeypatch, **drafter, mesh={"data": data})
     assert (tmp_path / "rows.jsonl").read_bytes() == finished.read_bytes()
 
 

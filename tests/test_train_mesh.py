@@ -10,14 +10,19 @@ from tiny_models import random_drafter, random_target, tiny_config
 
 from redrafter_jax.checkpoint import open_checkpoints, restore_latest, save
 from redrafter_jax.config import DrafterConfig
+from redrafter_jax.decode import generate, generate_autoregressive
 from redrafter_jax.drafter import Drafter
-from redrafter_jax.sharding import FULLY_SHARDED, RULES, make_mesh, place
+from redrafter_jax.hub import load_drafter, save_drafter
+from redrafter_jax.model import Model
+from redrafter_jax.sharding import FULLY_SHARDED, RULES, make_mesh, place, to_host
 from redrafter_jax.target import Target
 from train.config import LossSettings, OptimizerSettings
 from train.data.batches import place_batch
 from train.data.types import Windows
 from train.optimizer import make_optimizer
 from train.step import TrainState, init_state, train_step
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 CONFIG = tiny_config(num_attention_heads=8, num_key_value_heads=4, num_hidden_layers=1)
 STEPS = 50
@@ -107,6 +112,26 @@ def test_a_fully_sharded_run_is_that_of_one_device_too(
     kernels = [leaf for leaf in jax.tree.leaves(state) if leaf.shape == (32, 32)]
     assert len(kernels) == 3 * 2
     assert {leaf.addressable_shards[0].data.shape for leaf in kernels} == {(16, 8)}
+
+
+def test_the_exported_heads_decode_the_same(
+    fully_sharded_run: tuple[TrainState, list[float]],
+    on_one_device: tuple[TrainState, list[float]],
+    pair: tuple[Target, Drafter],
+    tmp_path: Path,
+) -> None:
+    target, untrained = pair
+    prompts = [[1, 6], [2, 11, 3, 16], [4, 21], [5, 2, 7]]
+    decoded = []
+    for name, (state, _) in (("one", on_one_device), ("many", fully_sharded_run)):
+        exported = Model(untrained.config, untrained.graphdef, to_host(state.params))
+        save_drafter(exported, tmp_path / name)
+        head = load_drafter(tmp_path / name, "float32")
+        result = generate(target, head, prompts, max_new_tokens=48)
+        decoded.append((result.tokens, result.accept_counts.tolist()))
+    assert decoded[0] == decoded[1]
+    plain = generate_autoregressive(target, prompts, max_new_tokens=48)
+    assert decoded[0][0] == plain.tokens
 
 
 @pytest.mark.parametrize("sizes", [None, (4, 2)])

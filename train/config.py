@@ -107,13 +107,14 @@ class RegenerateSettings(Settings):
 
     Text or conversation i is drawn with seed i at `temperatures[i % len(temperatures)]`,
     `batch_size` together. A `drafter`, whose trees `draft` states, makes it faster and changes
-    nothing.
+    nothing. `mesh` states the devices that share the work.
     """
 
     target: Path
     target_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     drafter: Path | None = None
     draft: DraftSettings = DraftSettings()
+    mesh: MeshSettings = MeshSettings()
     data: DataSettings
     prompt_tokens: PositiveInt | None = None
     max_new_tokens: PositiveInt | None = None

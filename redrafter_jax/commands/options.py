@@ -11,6 +11,7 @@ from redrafter_jax.command_line import require_text
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.hub import load_drafter, load_target
+from redrafter_jax.sharding import make_mesh
 from redrafter_jax.target import Target
 
 
@@ -24,6 +25,13 @@ def add_models(command: argparse.ArgumentParser) -> None:
         "--dtype",
         choices=("float32", "bfloat16"),
         help="of the parameters (bfloat16 on a GPU, else float32)",
+    )
+    command.add_argument(
+        "--mesh-model",
+        type=int,
+        default=1,
+        metavar="N",
+        help="devices that share the work, each with a part of the weights (%(default)s)",
     )
 
 
@@ -114,8 +122,9 @@ def load_models(arguments: argparse.Namespace) -> tuple[Target, Drafter | None]:
     """What `add_models` was given; no drafter for plain decoding.
 
     Raises:
-      InputError: one of the two cannot be loaded.
+      InputError: one of the two cannot be loaded, or the mesh does not fit.
     """
+    mesh = None if arguments.mesh_model == 1 else make_mesh(model=arguments.mesh_model)
     dtype = arguments.dtype or ("bfloat16" if jax.default_backend() == "gpu" else "float32")
-    target = load_target(arguments.target, dtype)
-    return target, None if arguments.no_drafter else load_drafter(arguments.drafter, dtype)
+    target = load_target(arguments.target, dtype, mesh)
+    return target, None if arguments.no_drafter else load_drafter(arguments.drafter, dtype, mesh)

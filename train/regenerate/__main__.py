@@ -16,6 +16,7 @@ from rich.progress import track
 
 from redrafter_jax.command_line import make_folder, parse_settings, run
 from redrafter_jax.hub import load_target_config
+from redrafter_jax.processes import is_first
 from train.config import RegenerateSettings
 from train.data.chat import load_template
 from train.data.documents import load_documents, load_own_tokenizer
@@ -41,10 +42,12 @@ from train.regenerate.writer import load_writer
 
 def main() -> None:
     """Append what the target writes to the output, whole batches only."""
-    settings = parse_settings(RegenerateSettings, "Write training data in the target's own words.")
+    settings = parse_settings(
+        RegenerateSettings, "Write training data in the target's own words.", processes=True
+    )
     make_folder(settings.output.parent, "the folder of output")
     check_is_no_source(settings.output, settings.data)
-    console = Console(stderr=True)
+    console = Console(stderr=True, quiet=not is_first())
     work = _rewrite if settings.prompt_tokens is None else _continue
     _say(console, work(settings, console))
 
@@ -95,8 +98,13 @@ def _append(
     settings: RegenerateSettings,
     console: Console,
 ) -> None:
+    shown = track(batches, "regenerate", total, console=console)
+    if not is_first():
+        for _ in shown:  # decoded together, written once
+            pass
+        return
     with settings.output.open("a", encoding="utf-8") as output:
-        for rows in track(batches, "regenerate", total, console=console):
+        for rows in shown:
             output.write(format_rows(rows))
             output.flush()
 

@@ -9,6 +9,7 @@ from redrafter_jax.decode import generate, generate_autoregressive
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.hub import load_drafter, load_target
 from redrafter_jax.requests import check_pair
+from redrafter_jax.sharding import check_rows
 from redrafter_jax.target import Target
 from train.config import RegenerateSettings
 
@@ -37,12 +38,15 @@ def load_writer(settings: RegenerateSettings) -> Write:
     """The models that the settings name, as a function.
 
     Raises:
-      InputError: one cannot be loaded, or they do not belong together.
+      InputError: one cannot be loaded, they do not belong together, or the mesh does not fit.
     """
-    target = load_target(settings.target, settings.target_dtype)
+    mesh = settings.mesh.build()
+    check_rows(settings.batch_size, mesh)
+    target = load_target(settings.target, settings.target_dtype, mesh)
     if settings.drafter is None:
         return partial(write, target, None, None, settings.batch_size)
-    drafter, draft = load_drafter(settings.drafter, settings.target_dtype), settings.draft.build()
+    drafter = load_drafter(settings.drafter, settings.target_dtype, mesh)
+    draft = settings.draft.build()
     check_pair(target.config, drafter.config, draft)
     return partial(write, target, drafter, draft, settings.batch_size)
 
