@@ -1,7 +1,7 @@
 """Conversations as text: the tokenizer's own chat template, or the built-in one of Vicuna v1.1."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -19,6 +19,8 @@ VICUNA_SYSTEM = (
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
 )
 _VICUNA_END = "</s>"
+# An answer of this text is found again where a template writes it.
+_ANSWER = "WhatTheAssistantSays"
 
 
 class ChatTemplate(NamedTuple):
@@ -112,11 +114,43 @@ def encode_turns(template: ChatTemplate, tokenizer: Tokenizer, turns: Sequence[T
 
 
 def end_tokens(
-    template: ChatTemplate, tokenizer: Tokenizer, eos_token_ids: Sequence[int]
-) -> list[int]:
-    """The tokens that end an answer: those that end the target's texts, and the template's own."""
-    end = None if template.end is None else tokenizer.token_to_id(template.end)
-    return list(dict.fromkeys([*eos_token_ids, *([] if end is None else [end])]))
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    eos_token_ids: Sequence[int],
+    conversations: Iterable[Sequence[Turn]],
+) -> tuple[int, ...]:
+    """The tokens that end an answer: the target's, the tokenizer's and the template's own.
+
+    The template's is the special token that it closes an answer with: a target whose config.json
+    does not count it among its end tokens would go on with a turn of the user.
+
+    Args:
+      template: how conversations are written.
+      tokenizer: the target's.
+      eos_token_ids: that end the target's texts.
+      conversations: that end where an answer is due; the first that the template writes shows how
+        it closes one.
+    """
+    own = None if template.end is None else tokenizer.token_to_id(template.end)
+    found = (_closing_token(template, tokenizer, turns) for turns in conversations)
+    closing = next((tokens for tokens in found if tokens is not None), [])
+    return tuple(dict.fromkeys([*eos_token_ids, *([] if own is None else [own]), *closing]))
+
+
+def _closing_token(
+    template: ChatTemplate, tokenizer: Tokenizer, turns: Sequence[Turn]
+) -> list[int] | None:
+    """The special token right after the answer, if there is one; None where no answer is seen."""
+    try:
+        text = template.render([*turns, {"role": "assistant", "content": _ANSWER}], False)
+    except Exception:  # a template is a program of its own
+        return None
+    _, found, closing = text.rpartition(_ANSWER)
+    if not found:
+        return None
+    special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    ids = tokenizer.encode(closing, add_special_tokens=False).ids
+    return [token for token in ids if token in special][:1]
 
 
 def render_vicuna(turns: Sequence[Turn], asks: bool) -> str:

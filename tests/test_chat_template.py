@@ -5,11 +5,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_folders import BEGIN, CHATML, END, IM_START, TURNS, chat_tokenizer, write_tokenizer
+from chat_folders import (
+    BEGIN,
+    CHATML,
+    END,
+    IM_END,
+    IM_START,
+    TURNS,
+    chat_tokenizer,
+    write_tokenizer,
+)
 from tiny_folders import byte_tokenizer
 
 from redrafter_jax.chat_template import (
+    ChatTemplate,
     TemplateName,
+    Turn,
     encode_turns,
     end_tokens,
     load_template,
@@ -89,8 +100,27 @@ def test_turns_that_a_template_refuses_are_one_sentence(tmp_path: Path) -> None:
         encode_turns(load(Path("x"), "vicuna_v1.1"), chat_tokenizer(), TURNS[1:])
 
 
-def test_answers_end_where_the_target_or_the_template_says() -> None:
+def test_answers_end_where_the_target_or_the_tokenizer_says(tmp_path: Path) -> None:
     template = load(Path("any"), "vicuna_v1.1")
-    assert end_tokens(template, chat_tokenizer(), (7,)) == [7, END]
-    assert end_tokens(template, chat_tokenizer(), (END, 7)) == [END, 7]
-    assert end_tokens(template._replace(end=None), chat_tokenizer(), (7,)) == [7]
+    assert end_tokens(template, chat_tokenizer(), (7,), []) == (7, END)
+    assert end_tokens(template, chat_tokenizer(), (END, 7), [TURNS[:1]]) == (END, 7)
+    assert end_tokens(template._replace(end=None), chat_tokenizer(), (7,), []) == (7,)
+
+
+def test_answers_end_where_the_template_closes_them(tmp_path: Path) -> None:
+    own = load(write_tokenizer(tmp_path))
+    # The tokenizer's eos_token is another than the one that ChatML ends a turn with.
+    assert end_tokens(own, chat_tokenizer(), (7,), [TURNS[:1]]) == (7, END, IM_END)
+
+    def render(turns: list[Turn], asks: bool) -> str:
+        if turns[0]["content"] == "silence":
+            return "<|im_start|>"
+        if turns[0]["role"] == "system":
+            raise ValueError("no system turn")
+        return "".join(f"{turn['content']}\n" for turn in turns) + "<|im_end|>" * len(turns[:-2])
+
+    written = ChatTemplate("written", render, False)
+    silent, refused = [{"role": "user", "content": "silence"}], [{"role": "system", "content": ""}]
+    assert end_tokens(written, chat_tokenizer(), (), [silent, refused, TURNS[:3]]) == (IM_END,)
+    # The first that is written says it: here an answer ends with no special token.
+    assert end_tokens(written, chat_tokenizer(), (), [TURNS[:1], TURNS[:3]]) == ()

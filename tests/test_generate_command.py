@@ -61,6 +61,9 @@ def test_the_text_needs_no_drafter(
     code, out, err = run_redrafter(*arguments[:at], "--no-drafter", *arguments[at + 2 :])
     assert (code, out) == (0, plain_text(habitual_target) + "\n")
     assert f"acceptance length 1.00, {NEW_TOKENS - 1} target calls" in err
+    trees = [*arguments[:at], "--no-drafter", *arguments[at + 2 :], "--num-nodes", "8"]
+    code, _, err = run_redrafter(*trees)
+    assert (code, err[:43]) == (2, "error: --no-drafter drafts nothing; leave -")
 
 
 def test_devices_that_share_the_work_change_no_text(

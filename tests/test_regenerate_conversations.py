@@ -36,7 +36,7 @@ from train.regenerate.conversations import (
     Row,
     Speaker,
     add_answer,
-    closing_tokens,
+    first_question,
     plan_batches,
     rewrite,
 )
@@ -411,27 +411,9 @@ def test_what_ends_a_conversation_early_is_kept_with_it(
     assert ([row.answers for row in rows], left_out) == ([1], reason)
 
 
-def test_answers_stop_where_the_template_ends_them(speaker: Speaker) -> None:
-    record = Chat("line 1", TWICE)
-    assert closing_tokens([record], TOKENIZER, speaker.template) == (IM_END,)
-    plain = ChatTemplate("plain", lambda turns, asks: turns[-1]["content"] + "\n", False)
-    assert closing_tokens([record], TOKENIZER, plain) == ()
-
-
-def test_the_end_is_found_whatever_the_recorded_answer_says(speaker: Speaker) -> None:
-    # As a part of the end; with thoughts that the template leaves out.
-    ended = Chat("line 1", chat("Hi", "end")["messages"])
-    assert closing_tokens([ended], TOKENIZER, speaker.template) == (IM_END,)
-
-    def render(turns: list[Turn], asks: bool) -> str:
-        if turns[0]["content"] == "silence":
-            return "<|im_start|>"
-        return "<|im_start|>" + turns[-1]["content"].rpartition("/think ")[2] + "<|im_end|>"
-
-    thinker = ChatTemplate("thinker", render, False)
-    thought = Chat("line 2", chat("Hi", "hm/think Hey")["messages"])
-    unsaid = Chat("line 1", chat("silence", "x")["messages"])
-    assert closing_tokens([unsaid, thought], TOKENIZER, thinker) == (IM_END,)
+def test_the_first_question_comes_before_all_recorded_answers() -> None:
+    record = Chat("line 1", chat("Hi", "Hello", "Bye", "Ciao")["messages"])
+    assert first_question(record) == [{"role": "user", "content": "Hi"}]
 
 
 def test_batches_hold_conversations_that_are_alike() -> None:

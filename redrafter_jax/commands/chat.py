@@ -106,7 +106,12 @@ class _Conversation:
         self._tokenizer = load_tokenizer(arguments.target)
         self._template = template_of(arguments, self._tokenizer)
         self._target, self._drafter = load_models(arguments)
-        self._ends = end_tokens(self._template, self._tokenizer, self._target.config.eos_token_ids)
+        self._ends = end_tokens(
+            self._template,
+            self._tokenizer,
+            self._target.config.eos_token_ids,
+            [[*self._opening, {"role": "user", "content": "Hello"}]],
+        )
         self._kept_cache = KeptCache(self._context_length)
         self._compile()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from redrafter_jax.chat_template import ChatTemplate, encode_turns, end_tokens
+from redrafter_jax.chat_template import ChatTemplate, Turn, encode_turns, end_tokens
 from redrafter_jax.command_line import load_tokenizer, require_text
 from redrafter_jax.commands.options import (
     add_choices,
@@ -56,11 +56,13 @@ def generate(arguments: argparse.Namespace) -> None:
     """
     draft, sampling = draft_of(arguments), sampling_of(arguments)
     tokenizer = load_tokenizer(arguments.target)
-    prompt, template = _encode_prompt(arguments, tokenizer)
+    text = _read_prompt(arguments.prompt)
+    template, turns = _conversation_of(arguments, tokenizer, text)
+    prompt = encode_turns(template, tokenizer, turns) if template else tokenizer.encode(text).ids
     target, drafter = load_models(arguments)
     stops = target.config.eos_token_ids
     if template:
-        stops = end_tokens(template, tokenizer, stops)
+        stops = end_tokens(template, tokenizer, stops, [turns])
 
     def start() -> Iterator[Update]:
         return stream(
@@ -102,20 +104,18 @@ def _print_stream(updates: Iterator[Update], gap: str) -> Generation:
     return update.generation
 
 
-def _encode_prompt(
-    arguments: argparse.Namespace, tokenizer: Tokenizer
-) -> tuple[list[int], ChatTemplate | None]:
-    """The prompt's tokens, and with --chat the template that wrote them."""
-    text = _read_prompt(arguments.prompt)
+def _conversation_of(
+    arguments: argparse.Namespace, tokenizer: Tokenizer, text: str
+) -> tuple[ChatTemplate | None, list[Turn]]:
+    """With --chat the template and the turns of the prompt; nothing without."""
     if arguments.chat:
-        template = template_of(arguments, tokenizer)
         turns = [*opening_of(arguments), {"role": "user", "content": text}]
-        return encode_turns(template, tokenizer, turns), template
+        return template_of(arguments, tokenizer), turns
     for name in ("chat_template", "system"):
         if getattr(arguments, name) is not None:
             option = "--" + name.replace("_", "-")
             raise InputError(f"{option} is for conversations; give --chat too, or leave it out.")
-    return tokenizer.encode(text).ids, None
+    return None, []
 
 
 def _read_prompt(argument: str) -> str:

@@ -10,6 +10,7 @@ from redrafter_jax.chat_template import ChatTemplate, TemplateName, Turn, load_t
 from redrafter_jax.command_line import require_text
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.drafter import Drafter
+from redrafter_jax.errors import InputError
 from redrafter_jax.hub import load_drafter, load_target
 from redrafter_jax.sharding import make_mesh
 from redrafter_jax.target import Target
@@ -86,14 +87,20 @@ def draft_of(arguments: argparse.Namespace) -> DraftConfig:
     """What `add_draft` was given.
 
     Raises:
-      InputError: a value is out of its range.
+      InputError: a value is out of its range, or nothing is drafted.
     """
-    return DraftConfig(
+    draft = DraftConfig(
         beam_width=arguments.beam_width,
         draft_rounds=arguments.draft_rounds,
         num_nodes=arguments.num_nodes,
         sharpness=arguments.sharpness,
     )
+    if arguments.no_drafter and draft != DraftConfig():
+        raise InputError(
+            "--no-drafter drafts nothing; leave --beam-width, --draft-rounds, --num-nodes and "
+            "--sharpness out, or give --drafter."
+        )
+    return draft
 
 
 def template_of(arguments: argparse.Namespace, tokenizer: Tokenizer) -> ChatTemplate:

@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
+from redrafter_jax.chat_template import end_tokens
 from redrafter_jax.command_line import make_folder, parse_settings, run
 from redrafter_jax.hub import load_target_config
 from redrafter_jax.processes import is_first
@@ -22,7 +23,7 @@ from train.data.chat import load_template
 from train.data.documents import load_documents, load_own_tokenizer
 from train.data.rows import cut
 from train.data.skips import describe_skips
-from train.data.types import Skip
+from train.data.types import Chat, Skip
 from train.regenerate.conversation_rows import (
     find_done,
     remaining_batches,
@@ -31,7 +32,7 @@ from train.regenerate.conversation_rows import (
 )
 from train.regenerate.conversations import (
     Speaker,
-    closing_tokens,
+    first_question,
     open_conversations,
     read_sources,
 )
@@ -80,8 +81,8 @@ def _rewrite(settings: RegenerateSettings, console: Console) -> str:
     tokenizer = load_own_tokenizer(settings.data, settings.target, config)
     records = list(chain.from_iterable(read_sources(settings.data)))
     template = load_template(settings.data, settings.target, tokenizer)
-    closing = closing_tokens(records, tokenizer, template)
-    stop_tokens = tuple(dict.fromkeys((*config.eos_token_ids, *closing)))
+    asked = (first_question(record) for record in records if isinstance(record, Chat))
+    stop_tokens = end_tokens(template, tokenizer, config.eos_token_ids, asked)
     speaker = Speaker(tokenizer, template, stop_tokens, settings.data.sequence_length)
     conversations, skips = open_conversations(records, speaker, settings.data, settings.count)
     _tell_skips(console, "conversations", skips)

@@ -34,9 +34,6 @@ from train.regenerate.writer import Request, Write
 # Batches that are sorted together, so that those of a batch are alike.
 _BLOCK = 64
 
-# An answer of this text is found again where a template writes it.
-_ANSWER = "WhatTheAssistantSays"
-
 
 class Speaker(NamedTuple):
     """From turns to tokens and back.
@@ -161,31 +158,10 @@ def open_conversations(
     return conversations, skips
 
 
-def closing_tokens(
-    records: Iterable[Record | Skip], tokenizer: Tokenizer, template: ChatTemplate
-) -> tuple[int, ...]:
-    """The special token that the template ends an answer with, if it is one.
-
-    A target whose config.json does not count it among its end tokens would go on with a turn of
-    the user.
-    """
-    for record in records:
-        if not isinstance(record, Chat):
-            continue
-        answer = next(i for i, turn in enumerate(record.turns) if turn["role"] == "assistant")
-        # Of the recorded answer the template may leave out parts, or its end may hold them too.
-        turns = [*record.turns[:answer], record.turns[answer] | {"content": _ANSWER}]
-        try:
-            text = template.render(turns, False)
-        except Exception:  # a template is a program of its own; `_ask` skips the record
-            continue
-        _, found, closing = text.rpartition(_ANSWER)
-        if not found:
-            continue
-        special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-        ids = tokenizer.encode(closing, add_special_tokens=False).ids
-        return tuple([token for token in ids if token in special][:1])
-    return ()
+def first_question(record: Chat) -> list[Turn]:
+    """The turns before the first answer."""
+    answer = next(i for i, turn in enumerate(record.turns) if turn["role"] == "assistant")
+    return list(record.turns[:answer])
 
 
 def plan_batches(
