@@ -109,7 +109,7 @@ def describe_run() -> dict[str, Any]:
 
 def describe_device() -> str:
     """The accelerator's name, or the processor's and how many of its cores may be used."""
-    device = jax.devices()[0]
+    device = jax.local_devices()[0]
     if device.platform != "cpu":
         return f"{jax.device_count()} x {device.device_kind}"
     if hasattr(os, "sched_getaffinity"):
@@ -234,7 +234,7 @@ def _processor() -> str:
 
 def _peak_memory() -> int | None:
     """Of the whole process on the first device; None where the platform does not count."""
-    statistics = jax.devices()[0].memory_stats() or {}
+    statistics = jax.local_devices()[0].memory_stats() or {}
     return statistics.get("peak_bytes_in_use")
 
 

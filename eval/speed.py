@@ -50,9 +50,9 @@ def measure_speed(arguments: Sequence[str] | None = None) -> None:
         total = len(batches) * settings.repeats
         pairs: list[Pair] = list(progress.track(measured, total=total, description="measure"))
 
-    report = build_report(settings, speculative, prompts, token_rows, pairs)
     if not is_first():
         return
+    report = build_report(settings, speculative, prompts, token_rows, pairs)
     path = settings.report_dir / "report.json"
     write_report(report, path)
     write_chart(report, describe_setting(report), path.with_suffix(".png"))

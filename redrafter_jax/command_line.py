@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 
 from redrafter_jax.errors import InputError
 from redrafter_jax.hub import from_hub
-from redrafter_jax.processes import join
+from redrafter_jax.processes import join, wait_for_all
 
 
 class Settings(pydantic.BaseModel):
@@ -55,7 +55,7 @@ def run(main: Callable[[], None]) -> None:
     if not Path("/dev/nvidiactl").exists():
         os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     try:
-        main()
+        _end_together(main)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -75,6 +75,18 @@ def run(main: Callable[[], None]) -> None:
         _tell_of_failure(str(error))
         # Leaving in the usual way would wait for those that are gone.
         os._exit(1)
+
+
+def _end_together(main: Callable[[], None]) -> None:
+    """The command; of several processes none leaves before the others, who would count it dead."""
+    ended = None
+    try:
+        main()
+    except SystemExit as exit:
+        ended = exit
+    wait_for_all("the end of the command")
+    if ended is not None:
+        raise ended
 
 
 # What errors of XLA's runtime say when another process is gone.

@@ -74,8 +74,8 @@ def join(
 
 
 def wait_for_all(what: str) -> None:
-    """A point that every process must reach before any of them goes on."""
-    if jax.process_count() > 1:
+    """A point that every process of a job must reach before any of them goes on."""
+    if jax.distributed.is_initialized():
         multihost_utils.sync_global_devices(what)
 
 

@@ -260,7 +260,8 @@ def test_two_processes_measure_what_one_does(
             for process, log in zip(processes, logs, strict=True):
                 assert process.wait(timeout=300) == 0, log.read_text()
         assert "The report: " in logs[0].read_text()
-        assert all(log.read_text() == "" for log in logs[1:])
+        # Gloo's own lines aside, the others are silent.
+        assert not any("report" in log.read_text() for log in logs[1:])
         reports.append(json.loads((tmp_path / name / report).read_text()))
     alone, together = map(counts, reports)
     assert together == alone

@@ -19,7 +19,7 @@ from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.hub import load_target, save_drafter
 from redrafter_jax.model import Model
-from redrafter_jax.processes import is_first, part_of_rows, wait_for_all
+from redrafter_jax.processes import is_first, part_of_rows
 from redrafter_jax.sharding import FULLY_SHARDED, RULES, data_parts, place, to_host
 from redrafter_jax.target import Target
 from train.acceptance import Best, best_of, keep_best, prepare_trial, try_drafter
@@ -176,7 +176,6 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
     params = to_host(state.params)
     if is_first():
         save_drafter(Model(drafter.config, drafter.graphdef, params), exported)
-    wait_for_all("exported")
     return Outcome(step, exported, best)
 
 
