@@ -1,6 +1,5 @@
-"""Settings of `python -m eval`, validated by pydantic at the edge."""
+"""Settings of the commands of `python -m eval` that load a pair, validated by pydantic at the edge."""
 
-from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -8,10 +7,9 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from eval.rankings import Ranking
 from redrafter_jax.command_line import Settings
-from redrafter_jax.config import DraftConfig, DrafterConfig, TargetConfig
+from redrafter_jax.config import DraftConfig
 from redrafter_jax.settings import (
     BuildableSettings,
-    DrafterShape,
     DraftSettings,
     MeshSettings,
     SamplingSettings,
@@ -203,145 +201,6 @@ class RanksSettings(PairSettings):
         return self
 
 
-class TargetShape(BuildableSettings):
-    """A Llama-architecture shape; the fields of `redrafter_jax.TargetConfig` that cost time."""
-
-    vocab_size: PositiveInt
-    hidden_size: PositiveInt
-    intermediate_size: PositiveInt
-    num_hidden_layers: PositiveInt
-    num_attention_heads: PositiveInt
-    num_key_value_heads: PositiveInt
-    head_dim: PositiveInt
-    max_position_embeddings: PositiveInt
-    tie_word_embeddings: bool
-
-    def build(self) -> TargetConfig:
-        """The library's configuration."""
-        return TargetConfig(
-            **self.model_dump(), rope_theta=10000.0, rms_norm_eps=1e-5, eos_token_ids=()
-        )
-
-
-class PairShape(Settings):
-    """A pair known by its shape alone.
-
-    Attributes:
-      target: shape of the target.
-      drafter: shape of the drafter.
-      dtype: of both models' parameters and of the cache.
-      report_dir: folder for what the command writes, made if it is missing.
-    """
-
-    target: TargetShape
-    drafter: DrafterShape = DrafterShape()
-    dtype: Dtype = "bfloat16"
-    report_dir: Path
-
-    def drafter_config(self) -> DrafterConfig:
-        """The library's configuration of a drafter for this target."""
-        return self.drafter.build_for(self.target.build())
-
-
-class ShapeSettings(PairShape):
-    """A pair known by its shape alone, and how it decodes.
-
-    Attributes:
-      draft: how trees are drafted.
-      batch_size: rows decoded together.
-    """
-
-    draft: DraftSettings = DraftSettings()
-    batch_size: PositiveInt = 1
-
-
-class SamplingCostSettings(ShapeSettings):
-    """`python -m eval sampling`: what to time.
-
-    Attributes:
-      samplings: timed beside greedy decoding.
-      prompt_tokens: tokens of every prompt.
-      steps: decode steps per timed run.
-      repeats: timed runs of each kind, interleaved.
-    """
-
-    samplings: list[SamplingSettings] = Field(min_length=1)
-    prompt_tokens: PositiveInt = 64
-    steps: PositiveInt = 8
-    repeats: PositiveInt = 5
-
-
-class PlanSettings(ShapeSettings):
-    """`python -m eval plan`: what the pair is meant for.
-
-    Attributes:
-      gpu: the GPU, one of those in `pallas_kernels.gpus`.
-      slots: cache slots per row.
-      mesh: GPUs that share the work.
-    """
-
-    gpu: Literal["h100", "h200", "b200"] = "h200"
-    mesh: MeshSettings = MeshSettings()
-    slots: int = Field(default=4096, ge=32)
-
-
-class TreeSizes(BuildableSettings):
-    """Trees of every combination of these."""
-
-    beam_width: list[PositiveInt] = Field(default=[DraftConfig.beam_width], min_length=1)
-    draft_rounds: list[PositiveInt] = Field(default=[DraftConfig.draft_rounds], min_length=1)
-    num_nodes: list[PositiveInt | None] = Field(default=[None], min_length=1)
-
-    def build(self) -> list[DraftConfig]:
-        """The library's configuration of every tree."""
-        sizes = product(self.beam_width, self.draft_rounds, self.num_nodes)
-        return [DraftConfig(*size) for size in sizes]
-
-
-class StepsSettings(PairShape):
-    """`python -m eval steps`: the grid, and how long each of it is timed.
-
-    Attributes:
-      trees: W, R and N.
-      batch_sizes: rows decoded together, each in turn.
-      slots: cache slots per row, each in turn; `generate` makes them in multiples of 32.
-      steps: turns per timed run of a whole step, of drafting and of verification.
-      short_turns: the same of accepting and committing, which take microseconds.
-      repeats: timed runs of each, interleaved.
-    """
-
-    trees: list[TreeSizes] = Field(default=[TreeSizes()], min_length=1)
-    batch_sizes: list[PositiveInt] = Field(default=[1], min_length=1)
-    slots: list[Annotated[int, Field(ge=32, multiple_of=32)]] = Field(min_length=1)
-    steps: PositiveInt = 16
-    short_turns: PositiveInt = 200
-    repeats: PositiveInt = 10
-
-
-class DraftersSettings(Settings):
-    """`python -m eval drafters`: kinds of drafter for a target of one shape.
-
-    Attributes:
-      target: its shape.
-      drafters: shapes by name; times are compared with the first one's.
-      trees: W and R, each in turn.
-      batch_size: rows drafted for together.
-      dtype: of both models' parameters.
-      steps: trees drafted per timed run.
-      repeats: timed runs of each drafter, interleaved.
-      report_dir: folder for the report, made if it is missing.
-    """
-
-    target: TargetShape
-    drafters: dict[str, DrafterShape] = Field(min_length=1)
-    trees: list[TreeSizes] = Field(default=[TreeSizes()], min_length=1)
-    batch_size: PositiveInt = 1
-    dtype: Dtype = "bfloat16"
-    steps: PositiveInt = 16
-    repeats: PositiveInt = 10
-    report_dir: Path
-
-
 class GpuSettings(Settings):
     """`python -m eval gpu`: what `make gpu` has measured, and where the page about it goes.
 
@@ -356,19 +215,3 @@ class GpuSettings(Settings):
     kernel: Path
     steps: dict[str, Path] = Field(min_length=1)
     folder: Path
-
-
-class LoadSettings(Settings):
-    """`python -m eval load`: which checkpoint is made and loaded.
-
-    Attributes:
-      target: its shape.
-      shards: files it is split into.
-      dtype: of the loaded parameters.
-      report_dir: folder for the report and, meanwhile, for the checkpoint.
-    """
-
-    target: TargetShape
-    shards: PositiveInt = 4
-    dtype: Dtype = "bfloat16"
-    report_dir: Path

@@ -14,10 +14,10 @@ import numpy as np
 from rich.console import Console
 
 from eval.abstract import abstract_state, bytes_of
-from eval.config import DraftersSettings
 from eval.progress import make_progress
 from eval.random_weights import random_drafter, random_target
 from eval.report import describe_run, write_report
+from eval.shape_config import DraftersSettings
 from eval.step_parts import fill_state, make_noise, run_draft
 from eval.table import render_drafters
 from eval.traffic import draft_weight_bytes

@@ -18,8 +18,8 @@ import numpy as np
 from safetensors.flax import save_file
 
 from eval.abstract import bytes_of
-from eval.config import LoadSettings
 from eval.report import describe_versions, write_report
+from eval.shape_config import LoadSettings
 from redrafter_jax.command_line import make_folder, parse_settings
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of, on_mesh
-from eval.config import PlanSettings
 from eval.report import describe_versions, write_report
+from eval.shape_config import PlanSettings
 from eval.traffic import bytes_read
 from pallas_kernels.aot import AotUnavailableError, Memory, compile_on, gpu_mesh
 from pallas_kernels.gpus import GPUS

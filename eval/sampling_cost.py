@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
-from eval.config import SamplingCostSettings
 from eval.progress import make_progress
 from eval.random_weights import random_drafter, random_target
 from eval.report import describe_run, write_report
+from eval.shape_config import SamplingCostSettings
 from eval.table import describe_sampling, render_sampling_cost
 from redrafter_jax.command_line import make_folder, parse_settings
 from redrafter_jax.config import DraftConfig, SamplingConfig

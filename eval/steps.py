@@ -17,11 +17,11 @@ from jaxtyping import Array, Int
 from rich.console import Console
 
 from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
-from eval.config import StepsSettings
 from eval.plots import write_steps_chart
 from eval.progress import make_progress
 from eval.random_weights import random_drafter, random_target
 from eval.report import describe_device, describe_run, write_report
+from eval.shape_config import StepsSettings
 from eval.step_parts import (
     fill_state,
     make_noise,

@@ -21,8 +21,8 @@ from huggingface_hub import hf_hub_download
 from pydantic_core import PydanticCustomError
 from tokenizers import Tokenizer
 
+from redrafter_jax.downloads import from_hub
 from redrafter_jax.errors import InputError
-from redrafter_jax.hub import from_hub
 from redrafter_jax.processes import join, wait_for_all
 
 

@@ -3,15 +3,12 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import GatedRepoError
 from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
 from safetensors import SafetensorError
@@ -20,6 +17,7 @@ from tqdm import tqdm
 
 from redrafter_jax.config import DrafterConfig, TargetConfig
 from redrafter_jax.config_files import drafter_fields, read_drafter_config
+from redrafter_jax.downloads import locate, with_weights
 from redrafter_jax.drafter import Drafter, RecurrentHead
 from redrafter_jax.errors import InputError
 from redrafter_jax.families import read_target_config, target_fields
@@ -30,8 +28,6 @@ from redrafter_jax.target import Decoder, Target
 from redrafter_jax.weights import SINGLE_FILE, check_shape, find_weights, read_weight, same_bytes
 
 _DTYPES = ("float32", "bfloat16")
-# Other files of a repository hold the same weights again, in other formats.
-_HUB_WEIGHTS, _HUB_TORCH_WEIGHTS = "model*.safetensors", "pytorch_model*.bin"
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
@@ -99,7 +95,7 @@ def find_target(name: str | Path) -> Found:
     folder = locate(name)
     config = read_target_config(folder)
     skeleton = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0)))
-    weights = _with_weights(name, folder)
+    weights = with_weights(name, folder)
     # Old files carry the rotary frequencies.
     ignored = [r".*\.rotary_emb\.inv_freq"]
     if config.tie_word_embeddings:
@@ -134,7 +130,7 @@ def find_drafter(name: str | Path) -> Found:
     folder = locate(name)
     config = read_drafter_config(folder)
     skeleton = nnx.eval_shape(lambda: RecurrentHead(config, rngs=nnx.Rngs(0)))
-    weights = _with_weights(name, folder)
+    weights = with_weights(name, folder)
     return _find(weights, config, skeleton, _drafter_name(config), ignored=())
 
 
@@ -279,63 +275,3 @@ def _is_matrix(name: str, leaf: jax.Array | jax.ShapeDtypeStruct) -> bool:
 
 def _dotted(path: tuple[Any, ...]) -> str:
     return ".".join(str(part) for part in path)
-
-
-def locate(name: str | Path) -> Path:
-    """The folder itself, or the hub's copy of what describes the model.
-
-    Raises:
-      InputError: it is neither a folder nor a repository that the hub gives.
-    """
-    folder = Path(name)
-    return folder if folder.is_dir() else _download(str(name), "*.json")
-
-
-def _with_weights(name: str | Path, folder: Path) -> Path:
-    """The same folder with the weights in it, once it is known that they can be used."""
-    if Path(name).is_dir():
-        return folder
-    # The folder is named after the commit, so that description and weights are of one.
-    folder = _download(str(name), _HUB_WEIGHTS, revision=folder.name)
-    if any(folder.glob(_HUB_WEIGHTS)):
-        return folder
-    return _download(str(name), _HUB_TORCH_WEIGHTS, revision=folder.name)
-
-
-def _download(repository: str, *patterns: str, revision: str | None = None) -> Path:
-    fetch = partial(snapshot_download, revision=revision, allow_patterns=[*patterns])
-    return from_hub(fetch, repository, "config.json and model.safetensors")
-
-
-def from_hub(fetch: Callable[[str], str], repository: str, needed: str) -> Path:
-    """Where `fetch` puts what it downloads of a repository on the Hugging Face hub.
-
-    Args:
-      fetch: one of huggingface_hub's downloads, of the repository's id.
-      repository: what the user wrote for a folder or an id.
-      needed: the files that a folder in its place must hold.
-
-    Raises:
-      InputError: it could not be downloaded, for whatever reason.
-    """
-    try:
-        return Path(fetch(repository))
-    except GatedRepoError:
-        raise InputError(
-            f"{repository!r} is gated, and the Hugging Face hub does not give it to you; accept "
-            "the licence on its page there and log in with `hf auth login`."
-        ) from None
-    # The clients below raise errors of their own, which have no base in common.
-    except Exception as error:
-        folder = f"give the path of a folder with {needed}"
-        if isinstance(error, OSError) and error.strerror:
-            place = f" ({error.filename})" if error.filename else ""
-            raise InputError(
-                f"{repository!r} was not downloaded from the Hugging Face hub: "
-                f"{error.strerror}{place}; mend that, or {folder}."
-            ) from None
-        cause = str(error).strip().partition("\n")[0].rstrip(".:") or type(error).__name__
-        raise InputError(
-            f"{repository!r} is neither a folder nor a repository that the Hugging Face hub gave "
-            f"({cause}); {folder}."
-        ) from None

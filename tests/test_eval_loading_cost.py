@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from eval import loading_cost
-from eval.config import LoadSettings
 from eval.loading_cost import measure_loading, write_random_checkpoint
+from eval.shape_config import LoadSettings
 from redrafter_jax import InputError, load_target
 
 # 102 MB in bfloat16, of which no weight has more than 12.6.

@@ -10,8 +10,8 @@ import yaml
 from tiny_folders import run_module
 
 from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
-from eval.config import PlanSettings
 from eval.plan import plan
+from eval.shape_config import PlanSettings
 from eval.traffic import Traffic, bytes_read
 from pallas_kernels.aot import AotUnavailableError, why_unavailable
 from pallas_kernels.gpus import GPUS

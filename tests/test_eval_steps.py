@@ -15,8 +15,8 @@ import yaml
 from tiny_models import PARITY_CONFIG, tiny_config
 
 from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
-from eval.config import StepsSettings
 from eval.random_weights import random_drafter, random_target
+from eval.shape_config import StepsSettings
 from eval.step_parts import (
     fill_state,
     make_noise,

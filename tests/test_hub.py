@@ -1,7 +1,6 @@
 import io
 import json
 import resource
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,23 +10,20 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
-from httpx2 import ProxyError, Request, Response
-from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 from safetensors.numpy import load_file, save_file
-from tiny_models import cast, random_drafter, random_target, tiny_config
-from torch_archives import write_archive
+from tiny_folders import change_json
+from tiny_models import assert_same, cast, random_drafter, random_target, tiny_config
 
 from redrafter_jax import (
     DrafterConfig,
     InputError,
-    hub,
     load_drafter,
     load_target,
     save_drafter,
     save_target,
 )
 from redrafter_jax.drafter import init_drafter
-from redrafter_jax.model import Model
+from redrafter_jax.hub import stored_shapes
 
 D, V = 8, 13
 CONFIG = tiny_config(
@@ -51,23 +47,6 @@ def stored_tensors(path: Path) -> dict[str, tuple[str, list[int]]]:
     header = json.loads(content[8 : 8 + size])
     header.pop("__metadata__", None)
     return {name: (entry["dtype"], entry["shape"]) for name, entry in header.items()}
-
-
-def assert_same(first: Model[Any, Any], second: Model[Any, Any]) -> None:
-    assert first.config == second.config
-    assert first.graphdef == second.graphdef
-    for one, other in zip(
-        jax.tree.leaves(first.params), jax.tree.leaves(second.params), strict=True
-    ):
-        assert one.dtype == other.dtype
-        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
-
-
-def change_json(path: Path, **changes: Any) -> None:
-    """Set fields; those set to `...` are removed."""
-    values = json.loads(path.read_text()) | changes
-    values = {name: value for name, value in values.items() if value is not ...}
-    path.write_text(json.dumps(values))
 
 
 # Targets
@@ -193,7 +172,7 @@ def test_biases_and_norms_are_stored_as_hugging_face_stores_them(
     expected = TARGET_SHAPES | {"lm_head.weight": [V, D]} | added
     stored = stored_tensors(tmp_path / "model.safetensors")
     assert {name: shape for name, (_, shape) in stored.items()} == expected
-    shapes = hub.stored_shapes(target.config)
+    shapes = stored_shapes(target.config)
     assert {name: list(shape) for name, shape in shapes.items()} == expected
     assert_same(load_target(tmp_path, dtype="float32"), target)
 
@@ -396,43 +375,6 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
 # Folders that cannot be used
 
 
-def refuse_hub(*arguments: Any, **options: Any) -> str:
-    raise LocalEntryNotFoundError("offline")
-
-
-@pytest.mark.parametrize("load", [load_target, load_drafter])
-@pytest.mark.parametrize("name", ["nobody/nothing", "a/b/c/d"])
-def test_a_name_that_leads_nowhere(
-    monkeypatch: pytest.MonkeyPatch, load: Callable[..., Any], name: str
-) -> None:
-    monkeypatch.setattr(hub, "snapshot_download", refuse_hub)
-    with pytest.raises(InputError, match=f"^'{name}' is neither a folder nor .*\\.$"):
-        load(name)
-
-
-GATED = GatedRepoError(
-    "403 Client Error", response=Response(403, request=Request("GET", "http://h"))
-)
-
-
-@pytest.mark.parametrize(
-    ("error", "sentence"),
-    [
-        (ProxyError("407 Proxy\nmore"), r"neither a folder nor .* gave \(407 Proxy\); give the"),
-        (RuntimeError(), r"neither a folder nor .* gave \(RuntimeError\); give the path"),
-        (OSError(28, "No space left", "/c"), r"'a/b' was not .* No space left \(/c\); mend that"),
-        (GATED, r"'a/b' is gated, .* accept the licence .* log in with `hf auth login`\.$"),
-    ],
-)
-def test_whatever_the_hub_fails_with_is_one_sentence(error: Exception, sentence: str) -> None:
-    def fail(repository: str) -> str:
-        raise error
-
-    with pytest.raises(InputError, match=sentence) as refused:
-        hub.from_hub(fail, "a/b", "config.json")
-    assert "\n" not in str(refused.value)
-
-
 @pytest.mark.parametrize("load", [load_target, load_drafter])
 def test_a_folder_without_config_json(tmp_path: Path, load: Callable[..., Any]) -> None:
     with pytest.raises(InputError, match=r"config\.json is missing; a model folder needs it\.$"):
@@ -522,74 +464,6 @@ def test_a_bar_is_drawn_where_somebody_watches(
     monkeypatch.setattr("sys.stderr", screen)
     load_target(target_folder)
     assert ("target:" in screen.getvalue()) == watched
-
-
-def hub_with(folder: Path, asked: list[tuple[Any, ...]]) -> Callable[..., str]:
-    """The hub, of which only the files asked for arrive."""
-    snapshot = folder.parent / "snapshots" / "0123abc"
-
-    def download(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
-        asked.append((name, revision))
-        snapshot.mkdir(parents=True, exist_ok=True)
-        for pattern in allow_patterns:
-            for path in folder.glob(pattern):
-                shutil.copy(path, snapshot)
-        return str(snapshot)
-
-    return download
-
-
-def test_the_hubs_description_comes_before_its_weights(
-    target_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[Any, ...]] = []
-    (target_folder / "consolidated.safetensors").write_text("the same again")
-    monkeypatch.setattr(hub, "snapshot_download", hub_with(target_folder, asked))
-    assert_same(load_target("some/body", dtype="float32"), random_target(CONFIG))
-    # Both of one commit.
-    assert asked == [("some/body", None), ("some/body", "0123abc")]
-    assert not list(target_folder.parent.glob("snapshots/*/consolidated*"))
-
-
-def test_torch_files_are_fetched_where_the_hub_has_no_safetensors(
-    apple_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    weights = load_file(apple_folder / "model.safetensors")
-    expected = load_drafter(apple_folder, dtype="float32")
-    (apple_folder / "model.safetensors").unlink()
-    write_archive(apple_folder / "pytorch_model.bin", weights)
-    assert_same(load_drafter(apple_folder, dtype="float32"), expected)
-    asked: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(hub, "snapshot_download", hub_with(apple_folder, asked))
-    assert_same(load_drafter("some/body", dtype="float32"), expected)
-    assert asked == [("some/body", None), ("some/body", "0123abc"), ("some/body", "0123abc")]
-
-
-def test_what_the_hub_gave_before_serves_offline(
-    target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its cache laid out by hand: the commit of a branch, and a snapshot of the commit."""
-    commit = "0123456789" * 4
-    cached = tmp_path / "cache" / "models--some--body"
-    (cached / "refs").mkdir(parents=True)
-    (cached / "refs" / "main").write_text(commit)
-    shutil.copytree(target_folder, cached / "snapshots" / commit)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert_same(load_target("some/body", dtype="float32"), random_target(CONFIG))
-    with pytest.raises(InputError, match="'some/one' is neither a folder nor a repository"):
-        load_target("some/one")
-
-
-def test_the_weights_of_a_model_that_cannot_be_used_are_not_fetched(
-    target_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[Any, ...]] = []
-    change_json(target_folder / "config.json", model_type="gemma2")
-    monkeypatch.setattr(hub, "snapshot_download", hub_with(target_folder, asked))
-    with pytest.raises(InputError, match="model_type 'gemma2', which would need"):
-        load_target("some/body")
-    assert asked == [("some/body", None)]
 
 
 def test_a_weight_of_the_wrong_shape(target_folder: Path) -> None:

@@ -1,11 +1,12 @@
 """Tokenizers, and model folders for command lines: the tiny pair with its own 24 characters."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
@@ -76,6 +77,13 @@ def write_untrained_target(folder: Path, functions: int) -> None:
     save_target(init_target(config, 0), folder)
     save_tokenizer(train_tokenizer([text], 300), folder, 64)
     (folder / "text.py").write_text(text)
+
+
+def change_json(path: Path, **changes: Any) -> None:
+    """Set fields; those set to `...` are removed."""
+    values = json.loads(path.read_text()) | changes
+    values = {name: value for name, value in values.items() if value is not ...}
+    path.write_text(json.dumps(values))
 
 
 def run_module(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -142,3 +142,13 @@ def imitating_drafter(
             head.head_proj.kernel[...] = into
             head.lm_head.kernel[...] = jnp.eye(V)
     return Model.split(config, head)
+
+
+def assert_same(first: Model[Any, Any], second: Model[Any, Any]) -> None:
+    assert first.config == second.config
+    assert first.graphdef == second.graphdef
+    for one, other in zip(
+        jax.tree.leaves(first.params), jax.tree.leaves(second.params), strict=True
+    ):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))

@@ -1,0 +1,81 @@
+"""Where a model's files lie: in a folder, or in this machine's copy of a hub repository."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import GatedRepoError
+
+from redrafter_jax.errors import InputError
+
+# Other files of a repository hold the same weights again, in other formats.
+_WEIGHTS, _TORCH_WEIGHTS = "model*.safetensors", "pytorch_model*.bin"
+
+
+def locate(name: str | Path) -> Path:
+    """The folder itself, or the hub's copy of what describes the model.
+
+    Raises:
+      InputError: it is neither a folder nor a repository that the hub gives.
+    """
+    folder = Path(name)
+    return folder if folder.is_dir() else _download(str(name), "*.json")
+
+
+def with_weights(name: str | Path, folder: Path) -> Path:
+    """The folder with the weights in it, once it is known that they can be used.
+
+    Args:
+      name: what the user wrote.
+      folder: where `locate` found its description.
+
+    Raises:
+      InputError: the hub does not give the weights.
+    """
+    if Path(name).is_dir():
+        return folder
+    # The folder is named after the commit, so that description and weights are of one.
+    folder = _download(str(name), _WEIGHTS, revision=folder.name)
+    if any(folder.glob(_WEIGHTS)):
+        return folder
+    return _download(str(name), _TORCH_WEIGHTS, revision=folder.name)
+
+
+def _download(repository: str, *patterns: str, revision: str | None = None) -> Path:
+    fetch = partial(snapshot_download, revision=revision, allow_patterns=[*patterns])
+    return from_hub(fetch, repository, "config.json and model.safetensors")
+
+
+def from_hub(fetch: Callable[[str], str], repository: str, needed: str) -> Path:
+    """Where `fetch` puts what it downloads of a repository on the Hugging Face hub.
+
+    Args:
+      fetch: one of huggingface_hub's downloads, of the repository's id.
+      repository: what the user wrote for a folder or an id.
+      needed: the files that a folder in its place must hold.
+
+    Raises:
+      InputError: it could not be downloaded, for whatever reason.
+    """
+    try:
+        return Path(fetch(repository))
+    except GatedRepoError:
+        raise InputError(
+            f"{repository!r} is gated, and the Hugging Face hub does not give it to you; accept "
+            "the licence on its page there and log in with `hf auth login`."
+        ) from None
+    # The clients below raise errors of their own, which have no base in common.
+    except Exception as error:
+        folder = f"give the path of a folder with {needed}"
+        if isinstance(error, OSError) and error.strerror:
+            place = f" ({error.filename})" if error.filename else ""
+            raise InputError(
+                f"{repository!r} was not downloaded from the Hugging Face hub: "
+                f"{error.strerror}{place}; mend that, or {folder}."
+            ) from None
+        cause = str(error).strip().partition("\n")[0].rstrip(".:") or type(error).__name__
+        raise InputError(
+            f"{repository!r} is neither a folder nor a repository that the Hugging Face hub gave "
+            f"({cause}); {folder}."
+        ) from None
