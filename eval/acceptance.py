@@ -58,7 +58,9 @@ def measure_acceptance(arguments: Sequence[str] | None = None) -> None:
         processes=True,
     )
     drafts = settings.trees.build()
-    target, drafter, prompts, token_rows = load(settings, drafts)
+    target, drafter, prompts, token_rows = load(
+        settings, drafts, settings.mesh.build(), settings.batch_size
+    )
 
     # Drafts outermost: each is compiled once.
     cells = [
@@ -104,7 +106,6 @@ def _measure(
             settings.max_new_tokens,
             cell.sampling,
             settings.eos_token_ids,
-            target.mesh,
         )
         if cell.sampling not in plain:
             method = Method(target, None, None)

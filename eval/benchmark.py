@@ -6,14 +6,13 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 from jaxtyping import Int
 
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.decode import collect, decode, start
 from redrafter_jax.drafter import Drafter, context_layers_of
 from redrafter_jax.requests import Requests, prepare
-from redrafter_jax.sharding import check_rows, place
+from redrafter_jax.sharding import place
 from redrafter_jax.target import Target
 from redrafter_jax.types import DecodeState
 
@@ -85,15 +84,10 @@ def make_batches(
     max_new_tokens: int,
     sampling: SamplingConfig,
     eos_token_ids: tuple[int, ...] | None,
-    mesh: Mesh | None = None,
 ) -> list[Batch]:
-    """The prompts in their order, the last batch as small as it comes; seeds count prompts.
-
-    Raises:
-      InputError: the mesh does not divide one of the batches.
-    """
+    """The prompts in their order, the last batch as small as it comes; seeds count prompts."""
     seeds = [first_seed + index for index in range(len(prompts))]
-    batches = [
+    return [
         Batch(
             prompts=list(prompts[first : first + batch_size]),
             seeds=seeds[first : first + batch_size],
@@ -103,9 +97,6 @@ def make_batches(
         )
         for first in range(0, len(prompts), batch_size)
     ]
-    for batch in batches:
-        check_rows(len(batch.prompts), mesh)
-    return batches
 
 
 def one_per_shape(

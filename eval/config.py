@@ -1,4 +1,4 @@
-"""Settings of the commands of `python -m eval` that load a pair, validated at the edge."""
+"""Settings of the commands of `python -m eval`, validated by pydantic at the edge."""
 
 from pathlib import Path
 from typing import Annotated, Literal

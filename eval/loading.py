@@ -3,13 +3,19 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from jax.sharding import Mesh
+
 from eval.config import AcceptanceSettings, EvalSettings, RanksSettings
 from redrafter_jax.command_line import load_tokenizer, make_folder
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.drafter import Drafter
+from redrafter_jax.errors import InputError
 from redrafter_jax.hub import load_drafter, load_target
+from redrafter_jax.processes import is_first
 from redrafter_jax.prompts import Prompt, read_prompts, tokenize
 from redrafter_jax.requests import check_pair
+from redrafter_jax.settings import check_batch
+from redrafter_jax.sharding import data_parts
 from redrafter_jax.target import Target
 
 
@@ -23,21 +29,27 @@ class Loaded(NamedTuple):
 
 
 def load(
-    settings: EvalSettings | AcceptanceSettings | RanksSettings, drafts: Sequence[DraftConfig]
+    settings: EvalSettings | AcceptanceSettings | RanksSettings,
+    drafts: Sequence[DraftConfig],
+    mesh: Mesh | None = None,
+    batch_size: int | None = None,
 ) -> Loaded:
     """Read and check everything that the settings name, and make the folder of the report.
 
     Args:
       settings: the command's.
       drafts: every way in which trees will be drafted.
+      mesh: that the models will lie on.
+      batch_size: prompts decoded together; None takes all of them.
 
     Raises:
       InputError: a file or a prompt cannot be used, or the two models do not fit.
     """
-    mesh = None if isinstance(settings, RanksSettings) else settings.mesh.build()
     prompts = read_prompts(settings.prompts, settings.prompt_count)
+    check_batches(len(prompts), batch_size, mesh)
     tokenizer = load_tokenizer(settings.target)
-    make_folder(settings.report_dir, "report_dir")
+    if is_first():
+        make_folder(settings.report_dir, "report_dir")
     target = load_target(settings.target, settings.dtype, mesh)
     drafter = load_drafter(settings.drafter, settings.dtype, mesh)
     for draft in drafts:
@@ -45,3 +57,19 @@ def load(
     positions = target.config.position_limit
     token_rows = tokenize(prompts, tokenizer, settings.max_new_tokens, positions)
     return Loaded(target, drafter, prompts, token_rows)
+
+
+def check_batches(count: int, batch_size: int | None, mesh: Mesh | None) -> None:
+    """Refuse batches of so many prompts that the mesh does not divide, the last one among them.
+
+    Raises:
+      InputError: one is no multiple of the mesh's `data`.
+    """
+    size = min(batch_size or count, count)
+    check_batch("batch_size" if size < count else "the number of prompts", size, mesh)
+    parts, last = data_parts(mesh), count % size
+    if last % parts:
+        raise InputError(
+            f"{count} prompts in batches of {size} leave {last} for the last one, which "
+            f"mesh.data={parts} does not divide; change prompt_count or batch_size."
+        )

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from eval.benchmark import Batch, Method, Run, decode_batch, make_batches
 from eval.config import CaseSettings, ParitySettings
+from eval.loading import check_batches
 from eval.metrics import first_divergence
 from eval.progress import make_progress
 from eval.replay import UNEXPLAINED, Place, explain, replay
@@ -85,7 +86,14 @@ def check_parity(arguments: Sequence[str] | None = None) -> None:
     )
     mesh = settings.mesh.build()
     tokenizer = load_tokenizer(settings.target)
-    make_folder(settings.report_dir, "report_dir")
+    if is_first():
+        make_folder(settings.report_dir, "report_dir")
+    for name, case in settings.cases.items():
+        prompts = read_prompts(settings.prompts, case.prompt_count)
+        try:
+            check_batches(len(prompts), case.batch_size, mesh)
+        except InputError as error:
+            raise InputError(f"Case {name!r}: {error}") from None
     console = Console(quiet=not is_first())
     measures: list[dict[str, Any]] = []
     shapes: dict[str, Any] = {}
@@ -192,7 +200,6 @@ def _prepare_case(
             case.max_new_tokens,
             case.sampling.build(),
             case.eos_token_ids,
-            target.mesh,
         )
     except InputError as error:
         raise InputError(f"Case {name!r}: {error}") from None

@@ -28,7 +28,9 @@ def measure_speed(arguments: Sequence[str] | None = None) -> None:
         EvalSettings, "Measure speculative against plain decoding.", arguments, processes=True
     )
     draft = settings.draft.build()
-    target, drafter, prompts, token_rows = load(settings, [draft])
+    target, drafter, prompts, token_rows = load(
+        settings, [draft], settings.mesh.build(), settings.batch_size
+    )
     batches = make_batches(
         token_rows,
         settings.batch_size,
@@ -36,7 +38,6 @@ def measure_speed(arguments: Sequence[str] | None = None) -> None:
         settings.max_new_tokens,
         settings.sampling.build(),
         settings.eos_token_ids,
-        target.mesh,
     )
     speculative, plain = Method(target, drafter, draft), Method(target, None, None)
 

@@ -140,7 +140,7 @@ def end_tokens(
 def _closing_token(
     template: ChatTemplate, tokenizer: Tokenizer, turns: Sequence[Turn]
 ) -> list[int] | None:
-    """The special token right after the answer, if there is one; None where no answer is seen."""
+    """The first special token after the answer, if there is one; None where no answer is seen."""
     try:
         text = template.render([*turns, {"role": "assistant", "content": _ANSWER}], False)
     except Exception:  # a template is a program of its own

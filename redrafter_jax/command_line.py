@@ -8,11 +8,12 @@ import difflib
 import os
 import re
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
 import jax
 import pydantic
@@ -23,7 +24,7 @@ from tokenizers import Tokenizer
 
 from redrafter_jax.downloads import from_hub
 from redrafter_jax.errors import InputError
-from redrafter_jax.processes import join, wait_for_all
+from redrafter_jax.processes import join
 
 
 class Settings(pydantic.BaseModel):
@@ -54,53 +55,60 @@ def run(main: Callable[[], None]) -> None:
     # With the packages of the `aot` extra and no GPU, JAX would log a traceback: no CUDA was found.
     if not Path("/dev/nvidiactl").exists():
         os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+    code = _exit_code(main)
+    if code and jax.distributed.is_initialized():
+        _leave(code)
+    if code:
+        sys.exit(code)
+
+
+def _exit_code(main: Callable[[], None]) -> int:
+    """Of the command, whose errors are told; those of programming are raised."""
     try:
-        _end_together(main)
+        main()
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        return 2
     except OSError as error:
         # A full disk, or a folder that was taken away meanwhile, may meet any file that is written.
         if error.filename is None and error.strerror is None:
             raise
         place = f"{error.filename}: " if error.filename else ""
         print(f"error: {place}{error.strerror}.", file=sys.stderr)
-        sys.exit(2)
+        return 2
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
-        sys.exit(130)
-    except jax.errors.JaxRuntimeError as error:
-        if jax.process_count() == 1:
+        return 130
+    except Exception as error:
+        if not jax.distributed.is_initialized():
             raise
-        _tell_of_failure(str(error))
-        # Leaving in the usual way would wait for those that are gone.
-        os._exit(1)
+        _tell_of_failure(error)
+        return 1
+    return 0
 
 
-def _end_together(main: Callable[[], None]) -> None:
-    """The command; of several processes none leaves before the others, who would count it dead."""
-    ended = None
-    try:
-        main()
-    except SystemExit as exit:
-        ended = exit
-    wait_for_all("the end of the command")
-    if ended is not None:
-        raise ended
+# Seconds in which processes that fail alike tell so, each by itself, before the first one leaves.
+_GRACE = 3
+
+
+def _leave(code: int) -> NoReturn:
+    """End a process of a job at once: in the usual way it would wait for those that wait for it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    time.sleep(_GRACE)
+    os._exit(code)
 
 
 # What errors of XLA's runtime say when another process is gone.
 _LOST = ("unavailable", "deadline_exceeded", "heartbeat", "gloo", "connect")
 
 
-def _tell_of_failure(said: str) -> None:
-    reason = said.partition("\n")[0]
+def _tell_of_failure(error: Exception) -> None:
+    reason = str(error).partition("\n")[0]
     own = f"error: process {jax.process_index()}"
-    if any(word in said.lower() for word in _LOST):
-        sentence = (
-            f"{own} lost the others ({reason}); start all of them again, and the run goes on from "
-            "its last checkpoint."
-        )
+    runtime = isinstance(error, jax.errors.JaxRuntimeError)
+    if runtime and any(word in str(error).lower() for word in _LOST):
+        sentence = f"{own} lost the others ({reason}); start all of them again."
     else:
         traceback.print_exc()
         sentence = f"{own} failed ({reason}), and the others end with it."

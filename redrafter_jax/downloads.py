@@ -42,8 +42,8 @@ def with_weights(name: str | Path, folder: Path) -> Path:
     return _download(str(name), _TORCH_WEIGHTS, revision=folder.name)
 
 
-def _download(repository: str, *patterns: str, revision: str | None = None) -> Path:
-    fetch = partial(snapshot_download, revision=revision, allow_patterns=[*patterns])
+def _download(repository: str, pattern: str, revision: str | None = None) -> Path:
+    fetch = partial(snapshot_download, revision=revision, allow_patterns=[pattern])
     return from_hub(fetch, repository, "config.json and model.safetensors")
 
 

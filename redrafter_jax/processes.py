@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 
 import jax
+import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
@@ -77,6 +78,13 @@ def wait_for_all(what: str) -> None:
     """A point that every process of a job must reach before any of them goes on."""
     if jax.distributed.is_initialized():
         multihost_utils.sync_global_devices(what)
+
+
+def as_first_has_it(values: np.ndarray) -> np.ndarray:
+    """The first process's array, on all of them; the others give one of its shape and dtype."""
+    if not jax.distributed.is_initialized():
+        return values
+    return np.asarray(multihost_utils.broadcast_one_to_all(values))
 
 
 def is_first() -> bool:

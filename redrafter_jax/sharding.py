@@ -106,10 +106,9 @@ def check_target(config: TargetConfig, mesh: Mesh) -> None:
     for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
         size = getattr(config, name)
         if size % parts:
-            best = math.gcd(parts, size)
             raise InputError(
-                f"mesh.model is {parts}, which does not divide the target's {name} of {size}; "
-                f"{best} would, with more devices along data."
+                f"The mesh has model={parts}, which does not divide the target's {name} of {size}; "
+                f"{math.gcd(parts, size)} would."
             )
 
 

@@ -82,11 +82,14 @@ def good_drafter(habitual_target: Target) -> Drafter:
 
 @pytest.fixture(scope="module")
 def quick_compilation() -> Iterator[None]:
-    """Less of a module's time goes to LLVM: for tests of what surrounds the programs."""
+    """Less of a module's time goes to LLVM: for tests of what surrounds the programs.
+
+    What the worker has compiled before is used as it is.
+    """
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)
     with pytest.MonkeyPatch.context() as patch:
-        # In programs that a test starts, too: the same settings make the same bits.
+        # In programs that a test starts, too.
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
         yield
     jax.config.update("jax_disable_most_optimizations", before)

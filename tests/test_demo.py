@@ -92,7 +92,7 @@ def test_speculative_text_is_plain_text(
         drafter,
         prompts,
         max_new_tokens=LIMITS,
-        draft=DraftConfig(beam_width=8, draft_rounds=5, num_nodes=12, sharpness=2.0),
+        draft=DraftConfig(8, 5, num_nodes=12, final_beams_only=True, sharpness=2.0),
         sampling=sampling,
         eos_token_ids=(),
     )

@@ -206,9 +206,13 @@ def test_a_mesh_changes_no_text_and_no_count(
 
 
 def test_a_batch_that_the_mesh_does_not_divide_is_refused(config: Path, tmp_path: Path) -> None:
-    # Of five prompts the last batch has one.
-    with pytest.raises(InputError, match="1 prompts cannot be split evenly over the 2 devices"):
+    with pytest.raises(InputError, match=r"batch_size is 3, which mesh.data=2 does not divide;"):
+        evaluate_with(config, tmp_path, "batch_size=3", "mesh.data=2")
+    left = "5 prompts in batches of 2 leave 1 for the last one, which mesh.data=2 does not divide"
+    with pytest.raises(InputError, match=left):
         evaluate_with(config, tmp_path, "batch_size=2", "mesh.data=2")
+    with pytest.raises(InputError, match=r"the number of prompts is 5, which mesh\.data=2"):
+        evaluate_with(config, tmp_path, "batch_size=8", "mesh.data=2")
 
 
 def test_tokens_are_those_of_plain_decoding(habitual_target: Target) -> None:

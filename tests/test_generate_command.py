@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_folders import PairFolders, add_template, decode, encode, run_module, write_pair
+from tiny_folders import (
+    PairFolders,
+    add_template,
+    character_tokenizer,
+    decode,
+    encode,
+    run_module,
+    write_pair,
+)
 
 from redrafter_jax import SamplingConfig, generate_autoregressive
 from redrafter_jax.commands import generate as command
@@ -118,6 +126,28 @@ def test_a_message_is_written_as_the_template_does(
     assert (code, out) == (0, plain_text(habitual_target, "sub\nabc\n") + "\n")
 
 
+def test_an_answer_ends_with_the_token_that_the_template_closes_it_with(
+    run_redrafter: Any, folders: PairFolders, habitual_target: Target, tmp_path: Path
+) -> None:
+    target = Path(add_template(Path(folders.target), tmp_path))
+    (target / "chat_template.jinja").write_text(
+        "{% for turn in messages %}{{ turn.content }}w{% endfor %}"
+    )
+    tokenizer = character_tokenizer()
+    tokenizer.add_special_tokens(["w"])
+    tokenizer.save(str(target / "tokenizer.json"))
+    hot = SamplingConfig(temperature=1.0)
+    texts = [plain_text(habitual_target, "abcw", sampling=hot, seeds=[i]) for i in range(20)]
+    # A text that goes on after the token if it is let to.
+    seed, whole = next(
+        (i, text) for i, text in enumerate(texts) if 0 < text.find("w") < NEW_TOKENS - 1
+    )
+    moved = PairFolders(str(target), folders.drafter)
+    choice = ["--chat", "--temperature", "1", "--seed", str(seed)]
+    code, out, err = run_redrafter(*arguments_of(moved, *choice, prompt="abc"))
+    assert (code, out) == (0, whole.partition("w")[0] + "\n"), err
+
+
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
@@ -125,9 +155,9 @@ def test_a_message_is_written_as_the_template_does(
         (["--chat-template", "tokenizer"], "--chat-template is for conversations; give --chat"),
         (["--chat"], "has no chat template; save one beside it as chat_template.jinja."),
         (["--chat", "--chat-template", "vicuna_v1.1"], "has no such token"),
-        (["--mesh-model", "0"], "mesh.model is 0; it must be 1 or more."),
-        (["--mesh-model", "9"], "needs 9 devices, and there are 8"),
-        (["--mesh-model", "4"], "mesh.model is 4, which does not divide the target's num_key"),
+        (["--mesh-model", "0"], "--mesh-model is 0; it must be from 1 to the 8 devices here."),
+        (["--mesh-model", "9"], "--mesh-model is 9; it must be from 1 to the 8 devices here."),
+        (["--mesh-model", "4"], "model=4, which does not divide the target's num_key"),
         (["--temperature", "-1"], "temperature is -1.0; it must be 0 for greedy decoding"),
         (["--temperature", "warm"], "--temperature: invalid float value: 'warm'"),
         (["--top-p", "1.5"], "top_p is 1.5; it must be in (0, 1]"),

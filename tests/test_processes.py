@@ -159,6 +159,59 @@ def wait_for(count: int, output: Path, process: subprocess.Popen[str], log: Path
         time.sleep(0.02)
 
 
+MEETING = """
+import sys
+from redrafter_jax.command_line import run
+from redrafter_jax.errors import InputError
+from redrafter_jax.processes import join, wait_for_all
+
+def main():
+    join("{address}", 2, {own})
+    wait_for_all("begun")
+    if {own} in {failing}:
+        {error}
+    wait_for_all("never reached by all")
+
+run(main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("failing", "error", "codes"),
+    [
+        ((1,), "raise InputError('steps is 0; it must be 1 or more.')", (None, 2)),
+        ((0,), "raise OSError(28, 'No space left on device', 'report.json')", (2, None)),
+        ((0, 1), "raise InputError('steps is 0; it must be 1 or more.')", (2, 2)),
+        ((0, 1), "sys.exit(1)", (1, 1)),
+    ],
+    ids=["the second alone", "the first alone", "both", "both with a verdict"],
+)
+def test_an_error_ends_all_processes_soon(
+    tmp_path: Path, failing: tuple[int, ...], error: str, codes: tuple[int | None, ...]
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    commands = [
+        [
+            sys.executable,
+            "-c",
+            MEETING.format(address=address, own=own, failing=failing, error=error),
+        ]
+        for own in range(2)
+    ]
+    logs = [tmp_path / "0.log", tmp_path / "1.log"]
+    with running(commands, logs) as processes:
+        ended = [process.wait(timeout=60) for process in processes]
+    assert 0 not in ended
+    for code, expected, log in zip(ended, codes, logs, strict=True):
+        if expected is None:
+            continue
+        assert code == expected, log.read_text()
+        if expected == 2:
+            assert log.read_text().count("error: ") == 1
+
+
 @pytest.mark.long
 def test_a_job_that_loses_a_process_goes_on(tmp_path: Path) -> None:
     """Two processes lose one, one process goes on, and two finish."""

@@ -38,8 +38,6 @@ from redrafter_jax.sharding import (
 from redrafter_jax.streaming import KeptCache, stream
 from redrafter_jax.target import Target
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 # Divided by every mesh below: 8 query heads, 4 key heads, 24 tokens. One layer compiles faster.
 CONFIG = tiny_config(num_attention_heads=8, num_key_value_heads=4, num_hidden_layers=1)
 MESHES = [(1, 1), (8, 1), (1, 4), (2, 4), (4, 2)]
@@ -283,7 +281,7 @@ def test_devices_of_a_model_group_are_neighbours() -> None:
 )
 def test_heads_that_cannot_be_divided(changes: dict[str, int], words: str, tmp_path: Path) -> None:
     config = replace(CONFIG, **changes)
-    with pytest.raises(InputError, match=f"mesh.model is 4, which does not divide .* {words}"):
+    with pytest.raises(InputError, match=f"The mesh has model=4, which does not divide .* {words}"):
         check_target(config, make_mesh(2, 4))
     save_target(forgetful_target(0.1, config=config), tmp_path)
     with pytest.raises(InputError, match=words):

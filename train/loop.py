@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -19,8 +18,9 @@ from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.hub import load_target, save_drafter
 from redrafter_jax.model import Model
-from redrafter_jax.processes import is_first, part_of_rows
-from redrafter_jax.sharding import FULLY_SHARDED, RULES, data_parts, place, to_host
+from redrafter_jax.processes import is_first, part_of_rows, wait_for_all
+from redrafter_jax.settings import check_batch
+from redrafter_jax.sharding import FULLY_SHARDED, RULES, place, to_host
 from redrafter_jax.target import Target
 from train.acceptance import Best, best_of, keep_best, prepare_trial, try_drafter
 from train.config import TrainSettings
@@ -75,7 +75,9 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
     make_folder(folder, "output_dir")
     mesh = settings.mesh.build()
     part = part_of_rows(mesh)
-    check_batch(settings, mesh)
+    check_batch("optimizer.batch_size", settings.optimizer.batch_size, mesh)
+    if settings.acceptance:
+        check_batch("acceptance.batch_size", settings.acceptance.batch_size, mesh)
     target = load_target(settings.target, settings.target_dtype, mesh)
     sources = load_sources(settings, target.config)
     print_report(sources, console)
@@ -176,24 +178,8 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
     params = to_host(state.params)
     if is_first():
         save_drafter(Model(drafter.config, drafter.graphdef, params), exported)
+    wait_for_all("exported")
     return Outcome(step, exported, best)
-
-
-def check_batch(settings: TrainSettings, mesh: Mesh | None) -> None:
-    """Refuse batches that the mesh does not divide.
-
-    Raises:
-      InputError: those of training or of the trials.
-    """
-    parts = data_parts(mesh)
-    sizes = {"optimizer.batch_size": settings.optimizer.batch_size}
-    if settings.acceptance:
-        sizes["acceptance.batch_size"] = settings.acceptance.batch_size
-    for name, size in sizes.items():
-        if size % parts:
-            raise InputError(
-                f"{name} is {size}, which mesh.data={parts} does not divide; make it a multiple."
-            )
 
 
 def load_sources(

@@ -4,6 +4,7 @@ import argparse
 from typing import get_args
 
 import jax
+from jax.sharding import Mesh
 from tokenizers import Tokenizer
 
 from redrafter_jax.chat_template import ChatTemplate, TemplateName, Turn, load_template
@@ -131,7 +132,15 @@ def load_models(arguments: argparse.Namespace) -> tuple[Target, Drafter | None]:
     Raises:
       InputError: one of the two cannot be loaded, or the mesh does not fit.
     """
-    mesh = None if arguments.mesh_model == 1 else make_mesh(model=arguments.mesh_model)
+    mesh = _mesh_of(arguments.mesh_model)
     dtype = arguments.dtype or ("bfloat16" if jax.default_backend() == "gpu" else "float32")
     target = load_target(arguments.target, dtype, mesh)
     return target, None if arguments.no_drafter else load_drafter(arguments.drafter, dtype, mesh)
+
+
+def _mesh_of(parts: int) -> Mesh | None:
+    if not 1 <= parts <= jax.device_count():
+        raise InputError(
+            f"--mesh-model is {parts}; it must be from 1 to the {jax.device_count()} devices here."
+        )
+    return None if parts == 1 else make_mesh(model=parts)

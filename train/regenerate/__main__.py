@@ -11,13 +11,16 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
+import numpy as np
+from jax.sharding import Mesh
 from rich.console import Console
 from rich.progress import track
 
 from redrafter_jax.chat_template import end_tokens
 from redrafter_jax.command_line import make_folder, parse_settings, run
 from redrafter_jax.hub import load_target_config
-from redrafter_jax.processes import is_first
+from redrafter_jax.processes import as_first_has_it, is_first
+from redrafter_jax.settings import check_batch
 from train.config import RegenerateSettings
 from train.data.chat import load_template
 from train.data.documents import load_documents, load_own_tokenizer
@@ -46,15 +49,18 @@ def main() -> None:
     settings = parse_settings(
         RegenerateSettings, "Write training data in the target's own words.", processes=True
     )
-    make_folder(settings.output.parent, "the folder of output")
-    check_is_no_source(settings.output, settings.data)
+    mesh = settings.mesh.build()
+    check_batch("batch_size", settings.batch_size, mesh)
+    if is_first():
+        make_folder(settings.output.parent, "the folder of output")
+        check_is_no_source(settings.output, settings.data)
     console = Console(stderr=True, quiet=not is_first())
     work = _rewrite if settings.prompt_tokens is None else _continue
-    _say(console, work(settings, console))
+    work(settings, mesh, console)
 
 
-def _continue(settings: RegenerateSettings, console: Console) -> str:
-    """Continue texts; a line on the outcome."""
+def _continue(settings: RegenerateSettings, mesh: Mesh | None, console: Console) -> None:
+    """Continue texts."""
     config = load_target_config(settings.target)
     sources = load_documents(settings.data, settings.target, config)
     for source in sources:
@@ -67,16 +73,18 @@ def _continue(settings: RegenerateSettings, console: Console) -> str:
         windows, settings.prompt_tokens, settings.count, settings.data.shuffle_seed
     )
     requests = make_requests(prompts, settings)
-    done = count_done(requests, settings)
+    # The first process alone knows the output, which the others may see late or not at all.
+    held = np.asarray(count_done(requests, settings) if is_first() else 0)
+    done = int(as_first_has_it(held))
     if left := requests[done:]:
         size = settings.batch_size
-        rows = continue_texts(load_writer(settings), left, config.eos_token_ids, size)
+        rows = continue_texts(load_writer(settings, mesh), left, config.eos_token_ids, size)
         _append(rows, -(-len(left) // size), settings, console)
-    return f"{len(requests)} rows in {settings.output}"
+    _say(console, f"{len(requests)} rows in {settings.output}")
 
 
-def _rewrite(settings: RegenerateSettings, console: Console) -> str:
-    """Rewrite conversations; a line on the outcome."""
+def _rewrite(settings: RegenerateSettings, mesh: Mesh | None, console: Console) -> None:
+    """Rewrite conversations."""
     config = load_target_config(settings.target)
     tokenizer = load_own_tokenizer(settings.data, settings.target, config)
     records = list(chain.from_iterable(read_sources(settings.data)))
@@ -86,11 +94,15 @@ def _rewrite(settings: RegenerateSettings, console: Console) -> str:
     speaker = Speaker(tokenizer, template, stop_tokens, settings.data.sequence_length)
     conversations, skips = open_conversations(records, speaker, settings.data, settings.count)
     _tell_skips(console, "conversations", skips)
-    done = find_done(conversations, settings)
+    done = np.zeros(len(conversations), bool)
+    if is_first():
+        done = find_done(conversations, settings)
+    done = as_first_has_it(done)
     if batches := remaining_batches(conversations, done, settings.batch_size):
-        rows = rewrite_conversations(load_writer(settings), speaker, batches, settings)
+        rows = rewrite_conversations(load_writer(settings, mesh), speaker, batches, settings)
         _append(rows, len(batches), settings, console)
-    return summarize(settings)
+    if is_first():
+        _say(console, summarize(settings))
 
 
 def _append(

@@ -3,6 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+from jaxtyping import Bool
+
 from redrafter_jax.errors import InputError
 from train.config import RegenerateSettings
 from train.data.skips import describe_skips
@@ -54,18 +57,21 @@ def rewrite_conversations(
 
 
 def remaining_batches(
-    conversations: Sequence[Conversation], done: set[int], batch_size: int
+    conversations: Sequence[Conversation], done: Bool[np.ndarray, " M"], batch_size: int
 ) -> list[list[Conversation]]:
     """The batches of the whole run without the conversations that are done."""
+    left = {each.seed for each, held in zip(conversations, done, strict=True) if not held}
     batches = (
-        [conversation for conversation in batch if conversation.seed not in done]
+        [conversation for conversation in batch if conversation.seed in left]
         for batch in plan_batches(conversations, batch_size)
     )
     return [batch for batch in batches if batch]
 
 
-def find_done(conversations: Sequence[Conversation], settings: RegenerateSettings) -> set[int]:
-    """Seeds of the conversations that the output holds; one cut short by a kill is removed.
+def find_done(
+    conversations: Sequence[Conversation], settings: RegenerateSettings
+) -> Bool[np.ndarray, " M"]:
+    """Which conversations the output holds already; one cut short by a kill is removed.
 
     Raises:
       InputError: it holds something that these settings do not write.
@@ -95,7 +101,7 @@ def find_done(conversations: Sequence[Conversation], settings: RegenerateSetting
     beginnings = (format_beginning(_identity(each, settings)) for each in conversations)
     check_tail(path, whole, beginnings)
     cut_at(path, end)
-    return done
+    return np.asarray([conversation.seed in done for conversation in conversations], bool)
 
 
 def summarize(settings: RegenerateSettings) -> str:

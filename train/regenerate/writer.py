@@ -4,12 +4,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
+from jax.sharding import Mesh
+
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.decode import generate, generate_autoregressive
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.hub import load_drafter, load_target
 from redrafter_jax.requests import check_pair
-from redrafter_jax.sharding import check_rows
 from redrafter_jax.target import Target
 from train.config import RegenerateSettings
 
@@ -34,14 +35,12 @@ class Request(NamedTuple):
 Write: TypeAlias = Callable[[Sequence[Request], Sequence[int]], list[list[int]]]
 
 
-def load_writer(settings: RegenerateSettings) -> Write:
+def load_writer(settings: RegenerateSettings, mesh: Mesh | None = None) -> Write:
     """The models that the settings name, as a function.
 
     Raises:
-      InputError: one cannot be loaded, they do not belong together, or the mesh does not fit.
+      InputError: one cannot be loaded, or they do not belong together.
     """
-    mesh = settings.mesh.build()
-    check_rows(settings.batch_size, mesh)
     target = load_target(settings.target, settings.target_dtype, mesh)
     if settings.drafter is None:
         return partial(write, target, None, None, settings.batch_size)
