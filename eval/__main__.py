@@ -17,7 +17,7 @@ from eval.ranks import measure_ranks
 from eval.sampling_cost import measure_sampling
 from eval.speed import measure_speed
 from eval.steps import measure_steps
-from redrafter_jax.command_line import run
+from redrafter_jax.command_line import refuse_unknown_command, run
 
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "acceptance": measure_acceptance,
@@ -35,10 +35,12 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
 def main() -> None:
     """The command: exit code 2 and one sentence for values that cannot be used."""
     first, *rest = sys.argv[1:] or [""]
-    if first in COMMANDS:
-        run(lambda: COMMANDS[first](rest))
-    else:
-        run(measure_speed)
+    run(lambda: COMMANDS[first](rest) if first in COMMANDS else _measure_speed(first))
+
+
+def _measure_speed(first: str) -> None:
+    refuse_unknown_command(first, COMMANDS)
+    measure_speed()
 
 
 if __name__ == "__main__":

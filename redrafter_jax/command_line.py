@@ -10,7 +10,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args, get_origin
@@ -113,6 +113,20 @@ def _tell_of_failure(error: Exception) -> None:
         traceback.print_exc()
         sentence = f"{own} failed ({reason}), and the others end with it."
     print(sentence, file=sys.stderr, flush=True)
+
+
+def refuse_unknown_command(word: str, commands: Iterable[str]) -> None:
+    """Refuse a first word that is neither a command, nor an option, nor an override.
+
+    Raises:
+      InputError: it is none of them.
+    """
+    known = list(commands)
+    if not word or word.startswith("-") or "=" in word or word in known:
+        return
+    near = difflib.get_close_matches(word, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known commands: {', '.join(known)}."
+    raise InputError(f"{word!r} is no command; {hint}")
 
 
 def parse_settings(

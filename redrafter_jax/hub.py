@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -266,6 +267,8 @@ def _save(
         raise InputError(f"{folder / SINGLE_FILE} could not be written ({error}).") from None
     stated = {**config, "torch_dtype": str(next(iter(tensors.values())).dtype)}
     (folder / "config.json").write_text(json.dumps(stated, indent=2) + "\n")
+    # safetensors leaves a file that its owner alone may read.
+    shutil.copymode(folder / "config.json", folder / SINGLE_FILE)
 
 
 def _is_matrix(name: str, leaf: jax.Array | jax.ShapeDtypeStruct) -> bool:

@@ -1,5 +1,6 @@
 """Configuration files with overrides, errors as sentences, the tokenizer beside a target."""
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,27 @@ def config(tmp_path: Path) -> Path:
 
 
 # Configuration files and overrides.
+
+
+@pytest.mark.parametrize(
+    ("module", "word", "sentence"),
+    [
+        ("eval", "acceptence", "error: 'acceptence' is no command; did you mean 'acceptance'?"),
+        ("train", "preview", "error: 'preview' is no command; known commands: inspect."),
+    ],
+)
+def test_a_mistyped_command_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    module: str,
+    word: str,
+    sentence: str,
+) -> None:
+    monkeypatch.setattr("sys.argv", [module, word, "--config", "x.yaml"])
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(f"{module}.__main__").main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(sentence)
 
 
 def test_a_file_gives_values_and_the_model_the_rest(config: Path) -> None:

@@ -219,7 +219,7 @@ def test_the_command_says_what_was_written(
     numbers = 2 * (8 * 8 + 8 * 8 + 8 + 5 * 16 + 5 + 5 * 5 + 5 + 3 * 5)
     assert first == (
         f"{tmp_path}/new: a drafter of 8 weights, {numbers} bytes, BF16; it loads the same as "
-        f"{tmp_path}/fewer."
+        f"{tmp_path}/fewer, in bfloat16."
     )
     assert others == [
         "Written: model.safetensors, config.json",

@@ -35,8 +35,6 @@ from train.loop import check_same_inputs
 from train.optimizer import make_optimizer
 from train.step import init_state, train_step
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 REPOSITORY = Path(__file__).parents[1]
 
 

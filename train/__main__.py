@@ -4,7 +4,7 @@ import sys
 
 from rich.console import Console
 
-from redrafter_jax.command_line import parse_settings, run
+from redrafter_jax.command_line import parse_settings, refuse_unknown_command, run
 from redrafter_jax.processes import is_first
 from train.config import TrainSettings
 from train.inspect import inspect
@@ -14,12 +14,15 @@ from train.loop import train
 def main() -> None:
     """Train a drafter as the settings say and tell where it is, or `inspect` its data."""
     first, *rest = sys.argv[1:] or [""]
-    run((lambda: inspect(rest)) if first == "inspect" else _train)
+    run(lambda: inspect(rest) if first == "inspect" else _train(first))
 
 
-def _train() -> None:
+def _train(first: str) -> None:
+    refuse_unknown_command(first, ["inspect"])
     settings = parse_settings(
-        TrainSettings, "Train a recurrent drafter for a frozen target.", processes=True
+        TrainSettings,
+        "Train a recurrent drafter for a frozen target; `inspect`, named first, shows its data.",
+        processes=True,
     )
     console = Console(quiet=not is_first())
     outcome = train(settings, console)

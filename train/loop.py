@@ -46,6 +46,10 @@ _FREE_SETTINGS = {
 }
 
 
+# Seconds between two lines of a run that no terminal shows.
+_QUIET = 30
+
+
 class Outcome(NamedTuple):
     """How a run ended.
 
@@ -125,6 +129,7 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
             )
             step_tokens = rows * settings.data.sequence_length
             logged, started, waited = first_step, time.perf_counter(), 0.0
+            told = time.monotonic()
             accepted: dict[str, float] = {}
             for step in range(first_step + 1, settings.steps + 1):
                 asked = time.perf_counter()
@@ -159,6 +164,9 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
                     # The last trial stays on the screen until the next.
                     status = summary({**accepted, **scalars}, settings.draft_rounds)
                     progress.update(task, status=status)
+                    if not console.is_terminal and (on_trial or time.monotonic() - told > _QUIET):
+                        _tell(console, f"step {step} of {settings.steps}: {status}")
+                        told = time.monotonic()
                     logged, started, waited = step, time.perf_counter(), 0.0
                 stopping = asked_to_stop(step)
                 if step % settings.checkpoint_every == 0 or last or stopping:
@@ -262,12 +270,18 @@ def _chats(sources: list[tuple[SourceDocuments, Rows]]) -> set[str]:
     }
 
 
+def _tell(console: Console, line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
 def _progress(console: Console) -> Progress:
+    """A bar that is the first to give way where the line is short."""
     return Progress(
         TextColumn("step"),
         MofNCompleteColumn(),
-        BarColumn(),
-        TextColumn("{task.fields[status]}"),
         TimeRemainingColumn(),
+        TextColumn("{task.fields[status]}"),
+        BarColumn(),
         console=console,
+        disable=not console.is_terminal,
     )

@@ -13,7 +13,7 @@ def add(commands: Any) -> None:
         "convert",
         help="write a drafter or a target as safetensors",
         description="Write a drafter or a target, of Apple's code or ours, as a folder of "
-        "safetensors that loads the same.",
+        "safetensors that loads the same, or rounded to another dtype.",
     )
     command.set_defaults(run=_convert)
     command.add_argument("source", help="folder or hub id, its weights safetensors or .bin")
@@ -29,10 +29,11 @@ def _convert(arguments: argparse.Namespace) -> None:
     written = convert(
         arguments.source, arguments.folder, arguments.dtype, for_apple=arguments.for_apple
     )
+    rounded = f", in {arguments.dtype}" if arguments.dtype else ""
     print(
         f"{arguments.folder}: a {written.kind} of {written.weights} weights, "
         f"{written.bytes:,} bytes, {' and '.join(written.dtypes)}; it loads the same as "
-        f"{arguments.source}."
+        f"{arguments.source}{rounded}."
     )
     print(f"Written: {', '.join(written.files)}")
     if written.left_out:

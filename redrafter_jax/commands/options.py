@@ -41,9 +41,17 @@ def add_choices(command: argparse.ArgumentParser) -> None:
     """How the target chooses tokens."""
     add = command.add_argument_group("how tokens are chosen").add_argument
     add("--temperature", type=float, default=0.0, help="0 takes the most likely token (0)")
-    add("--top-k", type=int, help="keep the k most likely tokens")
-    add("--top-p", type=float, help="keep the most likely tokens that reach this probability")
-    add("--min-p", type=float, help="drop tokens below this share of the best one's probability")
+    add("--top-k", type=int, help="above temperature 0: keep the k most likely tokens")
+    add(
+        "--top-p",
+        type=float,
+        help="likewise: keep the most likely tokens that reach this probability",
+    )
+    add(
+        "--min-p",
+        type=float,
+        help="likewise: drop tokens below this share of the best one's probability",
+    )
     add("--stop", action="append", metavar="STRING", help="end before this text; may be repeated")
     add("--seed", type=int, default=0, help="the same seed gives the same text (%(default)s)")
 

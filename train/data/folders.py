@@ -74,8 +74,13 @@ def find_texts(settings: SourceSettings, *, held_out: bool = False) -> list[tupl
         files.append((name, path))
     if not files:
         if held_out or not matched:
-            kind = "held_out" if held_out else "include"
-            raise InputError(f"No file below {settings.folder!r} matches the source's {kind}.")
+            kind, globs = (
+                ("held_out", settings.held_out) if held_out else ("include", settings.include)
+            )
+            raise InputError(
+                f"No file below {settings.folder!r} matches the source's {kind}, "
+                f"{', '.join(map(repr, globs))}; change it."
+            )
         raise InputError(
             f"All {matched} files below {settings.folder!r} that match include are left out by "
             "exclude or held_out; change those."

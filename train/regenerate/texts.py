@@ -25,7 +25,9 @@ def choose_prompts(
     full = np.flatnonzero(windows.loss_mask[:, 1:].all(axis=1))
     if len(full) < count:
         raise InputError(
-            f"count is {count}, but the data gives {len(full)} full windows; lower it."
+            f"count is {count}, but the data has {len(full)} pieces of text of "
+            f"{windows.tokens.shape[1]} tokens, as data.sequence_length says; lower one of them, "
+            "or give prompt_tokens=null count=null to rewrite conversations."
         )
     chosen = np.random.default_rng(seed).permutation(full)[:count]
     return windows.tokens[chosen, :prompt_tokens]
