@@ -171,5 +171,5 @@ def test_prompts_must_leave_room_and_exist(
 ) -> None:
     with pytest.raises(InputError, match="prompt_tokens is 16, which leaves nothing"):
         regenerate(folder, tmp_path / "a.jsonl", monkeypatch, prompt_tokens=16)
-    with pytest.raises(InputError, match=r"count is 100000, but the data has .* pieces of text of 16 tokens"):
+    with pytest.raises(InputError, match=r"count is 100000, but the data has .* of 16 tokens"):
         regenerate(folder, tmp_path / "b.jsonl", monkeypatch, count=100000)
