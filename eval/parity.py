@@ -89,8 +89,8 @@ def check_parity(arguments: Sequence[str] | None = None) -> None:
     if is_first():
         make_folder(settings.report_dir, "report_dir")
     for name, case in settings.cases.items():
-        prompts = read_prompts(settings.prompts, case.prompt_count)
         try:
+            prompts = read_prompts(settings.prompts, case.prompt_count)
             check_batches(len(prompts), case.batch_size, mesh)
         except InputError as error:
             raise InputError(f"Case {name!r}: {error}") from None
