@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import numpy as np
+from jax.sharding import Mesh
 from rich.console import Console
 from tokenizers import Tokenizer
 
@@ -19,7 +20,7 @@ from eval.report import describe_run, write_report
 from eval.table import render_parity
 from redrafter_jax.acceptance import acceptance_length
 from redrafter_jax.command_line import load_tokenizer, make_folder, parse_settings
-from redrafter_jax.config import DrafterConfig
+from redrafter_jax.config import DrafterConfig, TargetConfig
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.errors import InputError
 from redrafter_jax.hub import load_drafter, load_target
@@ -88,12 +89,7 @@ def check_parity(arguments: Sequence[str] | None = None) -> None:
     tokenizer = load_tokenizer(settings.target)
     if is_first():
         make_folder(settings.report_dir, "report_dir")
-    for name, case in settings.cases.items():
-        try:
-            prompts = read_prompts(settings.prompts, case.prompt_count)
-            check_batches(len(prompts), case.batch_size, mesh)
-        except InputError as error:
-            raise InputError(f"Case {name!r}: {error}") from None
+    prompts = {name: _read_prompts(name, settings, mesh) for name in settings.cases}
     console = Console(quiet=not is_first())
     measures: list[dict[str, Any]] = []
     shapes: dict[str, Any] = {}
@@ -102,7 +98,7 @@ def check_parity(arguments: Sequence[str] | None = None) -> None:
         drafter = load_drafter(settings.drafter, dtype, mesh)
         shapes = {"target": asdict(target.config), "drafter": asdict(drafter.config)}
         cases = [
-            _prepare_case(name, settings, tokenizer, target, drafter.config)
+            _prepare_case(name, settings, prompts[name], tokenizer, target.config, drafter.config)
             for name in settings.cases
         ]
         work = [(case, batch) for case in cases for batch in case.batches]
@@ -181,28 +177,38 @@ def compare_batch(
     return Compared(case.name, speculative, plain, divergences)
 
 
+def _read_prompts(name: str, settings: ParitySettings, mesh: Mesh | None) -> list[Prompt]:
+    case = settings.cases[name]
+    try:
+        prompts = read_prompts(settings.prompts, case.prompt_count)
+        check_batches(len(prompts), case.batch_size, mesh)
+    except InputError as error:
+        raise InputError(f"Case {name!r}: {error}") from None
+    return prompts
+
+
 def _prepare_case(
     name: str,
     settings: ParitySettings,
+    prompts: list[Prompt],
     tokenizer: Tokenizer,
-    target: Target,
+    target: TargetConfig,
     drafter: DrafterConfig,
 ) -> Case:
     case = settings.cases[name]
     try:
-        check_pair(target.config, drafter, case.draft.build())
-        prompts = read_prompts(settings.prompts, case.prompt_count)
-        token_rows = _tokenize(case, settings, prompts, tokenizer, target.config.position_limit)
-        batches = make_batches(
-            token_rows,
-            case.batch_size,
-            case.first_seed,
-            case.max_new_tokens,
-            case.sampling.build(),
-            case.eos_token_ids,
-        )
+        check_pair(target, drafter, case.draft.build())
+        token_rows = _tokenize(case, settings, prompts, tokenizer, target.position_limit)
     except InputError as error:
         raise InputError(f"Case {name!r}: {error}") from None
+    batches = make_batches(
+        token_rows,
+        case.batch_size,
+        case.first_seed,
+        case.max_new_tokens,
+        case.sampling.build(),
+        case.eos_token_ids,
+    )
     return Case(name, case, prompts, batches)
 
 
