@@ -66,25 +66,29 @@ def _exit_code(main: Callable[[], None]) -> int:
     """Of the command, whose errors are told; those of programming are raised."""
     try:
         main()
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        # A full disk, or a folder that was taken away meanwhile, may meet any file that is written.
-        if error.filename is None and error.strerror is None:
-            raise
-        place = f"{error.filename}: " if error.filename else ""
-        print(f"error: {place}{error.strerror}.", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
     except Exception as error:
+        if sentence := _sentence(error):
+            print(f"error: {sentence}", file=sys.stderr)
+            return 2
         if not jax.distributed.is_initialized():
             raise
         _tell_of_failure(error)
         return 1
     return 0
+
+
+def _sentence(error: Exception) -> str | None:
+    """What the user can mend, told; None for other errors."""
+    if isinstance(error, InputError):
+        return str(error)
+    # A full disk, or a folder that was taken away meanwhile, may meet any file that is written.
+    if isinstance(error, OSError) and (error.filename or error.strerror):
+        place = f"{error.filename}: " if error.filename else ""
+        return f"{place}{error.strerror}."
+    return None
 
 
 # Seconds in which processes that fail alike tell so, each by itself, before the first one leaves.
