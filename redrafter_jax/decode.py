@@ -160,7 +160,10 @@ def advance(
     count = jnp.minimum(jnp.minimum(accepted.count, until_stop), room)
     count = jnp.where(state.done, 0, count)
 
-    cache = commit(state.cache, verified.keys, verified.values, accepted.path, count)
+    # What the target chose has read every layer's cache: only then may it be written. XLA for CPUs
+    # would write plain decoding's one token at once and copy the whole cache for its readers.
+    keys, values, chosen = jax.lax.optimization_barrier((verified.keys, verified.values, chosen))
+    cache = commit(state.cache, keys, values, accepted.path, count)
     newest = jnp.maximum(count - 1, 0)[:, None]
     node = jnp.take_along_axis(accepted.path, newest, axis=1)
     context = jnp.take_along_axis(verified.hidden, node[..., None], axis=1)[:, 0]

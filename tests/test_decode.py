@@ -1,4 +1,5 @@
 import inspect
+import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -139,6 +140,20 @@ def test_a_smaller_head_of_the_targets_is_gathered_once_and_not_in_every_step(
     assert {within for within, shape in shapes(loop.jaxpr, within=False) if shape == head} == {
         False
     }
+
+
+@pytest.mark.parametrize("draft", [None, DRAFT], ids=["plain", "speculative"])
+def test_no_step_copies_the_cache(
+    habitual_target: Target, good_drafter: Drafter, draft: DraftConfig | None
+) -> None:
+    path = draft.max_path if draft else 1
+    requests, _ = prepare(PARITY_CONFIG, PROMPTS, [30] * 4, None, None, (), path)
+    state = jax.eval_shape(partial(prefill, max_path=path), habitual_target, requests)
+    loop = jax.jit(partial(decode.decode, draft=draft), donate_argnums=2)
+    program = loop.lower(habitual_target, good_drafter, state, jnp.int32(3)).compile().as_text()
+    cache = ",".join(map(str, state.cache.keys[0].shape))
+    assert f"f32[{cache}]" in program
+    assert not re.search(rf"= f32\[{cache}\]\S* copy\(", program)
 
 
 def test_a_done_row_never_changes_again(habitual_target: Target, good_drafter: Drafter) -> None:
