@@ -56,6 +56,7 @@ def measure_acceptance(arguments: Sequence[str] | None = None) -> None:
         "Acceptance length over samplings and trees.",
         arguments,
         processes=True,
+        command="acceptance",
     )
     drafts = settings.trees.build()
     target, drafter, prompts, token_rows = load(

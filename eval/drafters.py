@@ -49,7 +49,9 @@ def compare_drafters(arguments: Sequence[str] | None = None) -> None:
     Raises:
       InputError: a setting cannot be used.
     """
-    settings = parse_settings(DraftersSettings, "What drafters of other kinds cost.", arguments)
+    settings = parse_settings(
+        DraftersSettings, "What drafters of other kinds cost.", arguments, command="drafters"
+    )
     drafts = [draft for sizes in settings.trees for draft in sizes.build()]
     target_config = settings.target.build()
     configs = {

@@ -40,7 +40,10 @@ def write_gpu_page(arguments: Sequence[str] | None = None) -> None:
       InputError: a file is missing, is no such file, or was not measured on this one GPU.
     """
     settings = parse_settings(
-        GpuSettings, "One page about a GPU out of what `make gpu` measured.", arguments
+        GpuSettings,
+        "One page about a GPU out of what `make gpu` measured.",
+        arguments,
+        command="gpu",
     )
     tests = read_tests(settings.tests)
     kernel = _read_report(settings.kernel, "settings", "candidates")

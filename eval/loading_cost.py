@@ -59,7 +59,10 @@ def measure_loading(arguments: Sequence[str] | None = None) -> None:
       InputError: a setting cannot be used, or this system does not tell a process its memory.
     """
     settings = parse_settings(
-        LoadSettings, "What loading a checkpoint takes of the host's memory.", arguments
+        LoadSettings,
+        "What loading a checkpoint takes of the host's memory.",
+        arguments,
+        command="load",
     )
     if not _STATUS.is_file():
         raise InputError(f"{_STATUS} is missing: memory is measured on Linux alone; load there.")

@@ -84,6 +84,7 @@ def check_parity(arguments: Sequence[str] | None = None) -> None:
         "Compare speculative with plain decoding, token for token.",
         arguments,
         processes=True,
+        command="parity",
     )
     mesh = settings.mesh.build()
     tokenizer = load_tokenizer(settings.target)

@@ -68,6 +68,7 @@ def plan(arguments: Sequence[str] | None = None) -> None:
         "--target FILE, --gpu, --batch and --cache are short for --config FILE, gpu=, batch_size= "
         "and slots=.",
         _long_form(sys.argv[1:] if arguments is None else arguments),
+        command="plan",
     )
     draft = settings.draft.build()
     target_config, drafter_config = settings.target.build(), settings.drafter_config()

@@ -45,7 +45,10 @@ def measure_ranks(arguments: Sequence[str] | None = None) -> None:
       InputError: a setting, a file or a prompt cannot be used.
     """
     settings = parse_settings(
-        RanksSettings, "Where the target's choices stand among the drafter's guesses.", arguments
+        RanksSettings,
+        "Where the target's choices stand among the drafter's guesses.",
+        arguments,
+        command="ranks",
     )
     target, drafter, _, prompts = load(settings, [])
     for width in settings.widths:

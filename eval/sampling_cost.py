@@ -50,7 +50,10 @@ def measure_sampling(arguments: Sequence[str] | None = None) -> None:
       InputError: a setting cannot be used.
     """
     settings = parse_settings(
-        SamplingCostSettings, "What sampling and its filters add to a decode step.", arguments
+        SamplingCostSettings,
+        "What sampling and its filters add to a decode step.",
+        arguments,
+        command="sampling",
     )
     make_folder(settings.report_dir, "report_dir")
     draft = settings.draft.build()

@@ -84,7 +84,10 @@ def measure_steps(arguments: Sequence[str] | None = None) -> None:
       InputError: a setting cannot be used, or it does not fit the device.
     """
     settings = parse_settings(
-        StepsSettings, "What a decode step and its parts cost, in plain steps.", arguments
+        StepsSettings,
+        "What a decode step and its parts cost, in plain steps.",
+        arguments,
+        command="steps",
     )
     drafts = [draft for sizes in settings.trees for draft in sizes.build()]
     grid = [Combination(*one) for one in product(drafts, settings.batch_sizes, settings.slots)]

@@ -138,17 +138,19 @@ def parse_settings(
     description: str,
     arguments: Sequence[str] | None = None,
     *,
+    command: str | None = None,
     processes: bool = False,
 ) -> SettingsT:
     """Settings from `--config FILE key.path=value ...`.
 
     `--print-config` prints the resolved whole and exits. With `processes` the command may be one of
-    several that are one job, and joins the others here.
+    several that are one job, and joins the others here. A `command` of a program that has several
+    is called so in the help.
 
     Raises:
       InputError: the file cannot be read, or any value is not valid; all problems are listed.
     """
-    parser = argparse.ArgumentParser(prog=_program_name(), description=description)
+    parser = argparse.ArgumentParser(prog=_program_name(command), description=description)
     parser.add_argument("--config", required=True, type=Path, help="YAML file")
     parser.add_argument("--print-config", action="store_true", help="print the resolved settings")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="override a setting")
@@ -172,10 +174,12 @@ def _add_processes(parser: argparse.ArgumentParser) -> None:
     add("--process-id", type=int, metavar="I", help="of this one, from 0")
 
 
-def _program_name() -> str | None:
-    """`python -m name` where Python was started so; None leaves it to argparse."""
+def _program_name(command: str | None) -> str | None:
+    """`python -m name command` where Python was started so; None leaves it to argparse."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return f"python -m {spec.name.removesuffix('.__main__')}" if spec else None
+    if spec is None:
+        return None
+    return f"python -m {spec.name.removesuffix('.__main__')} {command or ''}".rstrip()
 
 
 def load_settings(model: type[SettingsT], path: Path, overrides: Sequence[str] = ()) -> SettingsT:

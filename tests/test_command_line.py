@@ -1,6 +1,8 @@
 """Configuration files with overrides, errors as sentences, the tokenizer beside a target."""
 
 import importlib
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +98,17 @@ def test_the_dump_reads_back_as_the_same_settings(config: Path, tmp_path: Path) 
 def test_overrides_may_stand_before_and_after_options(config: Path) -> None:
     arguments = ["size=4", "--config", str(config), "inner.rate=0"]
     assert parse_settings(Outer, "A test.", arguments) == Outer(size=4, inner=Inner(rate=0.0))
+
+
+@pytest.mark.parametrize("command", [None, "plan"])
+def test_the_help_names_the_program_and_its_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str | None
+) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", ModuleSpec("eval.__main__", None))
+    with pytest.raises(SystemExit):
+        parse_settings(Outer, "A test.", ["--help"], command=command)
+    name = "python -m eval plan" if command else "python -m eval"
+    assert capsys.readouterr().out.startswith(f"usage: {name} [-h]")
 
 
 @pytest.mark.parametrize(

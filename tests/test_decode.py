@@ -150,7 +150,8 @@ def test_no_step_copies_the_cache(
     requests, _ = prepare(PARITY_CONFIG, PROMPTS, [30] * 4, None, None, (), path)
     state = jax.eval_shape(partial(prefill, max_path=path), habitual_target, requests)
     loop = jax.jit(partial(decode.decode, draft=draft), donate_argnums=2)
-    program = loop.lower(habitual_target, good_drafter, state, jnp.int32(3)).compile().as_text()
+    lowered = loop.lower(habitual_target, good_drafter, state, jnp.int32(3))
+    program = str(lowered.compile().as_text())
     cache = ",".join(map(str, state.cache.keys[0].shape))
     assert f"f32[{cache}]" in program
     assert not re.search(rf"= f32\[{cache}\]\S* copy\(", program)

@@ -163,6 +163,10 @@ def test_an_answer_ends_with_the_token_that_the_template_closes_it_with(
         (["--top-p", "1.5"], "top_p is 1.5; it must be in (0, 1]"),
         (["--top-k", "0"], "top_k is 0; it must be 1 or more"),
         (["--min-p", "2"], "min_p is 2.0; it must be in [0, 1]"),
+        (
+            ["--top-k", "5", "--min-p", "0.1"],
+            "whatever --top-k and --min-p would keep; give a --te",
+        ),
         (["--stop", ""], "stop_strings of row 0 holds an empty string"),
         (["--seed", "-1"], "seed of row 0 is -1"),
         (["--max-new-tokens", "0"], "max_new_tokens of row 0 is 0"),

@@ -46,7 +46,10 @@ def inspect(arguments: Sequence[str]) -> None:
         the run itself to check.
     """
     settings = parse_settings(
-        InspectSettings, "Show the data of a training run, learnt tokens in colour.", arguments
+        InspectSettings,
+        "Show the data of a training run, learnt tokens in colour.",
+        arguments,
+        command="inspect",
     )
     console = Console()
     loaded = load_sources(settings, load_target_config(settings.target))

@@ -19,6 +19,7 @@ from redrafter_jax.commands.options import (
     draft_of,
     load_models,
     opening_of,
+    refuse_idle_filters,
     sampling_of,
     template_of,
 )
@@ -55,6 +56,7 @@ def generate(arguments: argparse.Namespace) -> None:
       InputError: a value, a file or the prompt cannot be used.
     """
     draft, sampling = draft_of(arguments), sampling_of(arguments)
+    refuse_idle_filters(arguments)
     tokenizer = load_tokenizer(arguments.target)
     text = _read_prompt(arguments.prompt)
     template, turns = _conversation_of(arguments, tokenizer, text)

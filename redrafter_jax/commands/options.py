@@ -92,6 +92,21 @@ def sampling_of(arguments: argparse.Namespace) -> SamplingConfig:
     )
 
 
+def refuse_idle_filters(arguments: argparse.Namespace) -> None:
+    """Refuse filters where `add_choices` was given no temperature for them to act at.
+
+    Raises:
+      InputError: there are some.
+    """
+    given = [name for name in ("top_k", "top_p", "min_p") if getattr(arguments, name) is not None]
+    if given and arguments.temperature == 0:
+        options = " and ".join("--" + name.replace("_", "-") for name in given)
+        raise InputError(
+            f"--temperature is 0, which takes the most likely token whatever {options} would keep; "
+            f"give a --temperature above 0, or leave {options} out."
+        )
+
+
 def draft_of(arguments: argparse.Namespace) -> DraftConfig:
     """What `add_draft` was given.
 
