@@ -40,7 +40,7 @@ def main() -> None:
 
 def _measure_speed(first: str) -> None:
     refuse_unknown_command(first, COMMANDS)
-    measure_speed()
+    measure_speed(others=COMMANDS)
 
 
 if __name__ == "__main__":

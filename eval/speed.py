@@ -1,6 +1,6 @@
 """Speculative against plain decoding: how much faster, and is the text the same?"""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 
@@ -15,11 +15,12 @@ from redrafter_jax.command_line import parse_settings
 from redrafter_jax.processes import is_first
 
 
-def measure_speed(arguments: Sequence[str] | None = None) -> None:
+def measure_speed(arguments: Sequence[str] | None = None, others: Iterable[str] = ()) -> None:
     """Load the pair, warm it up, time it against plain decoding, report.
 
     Args:
       arguments: of the command line; None takes the process's own.
+      others: commands that measure something else, for the help to name.
 
     Raises:
       InputError: a setting, a file or a prompt cannot be used.
@@ -27,7 +28,7 @@ def measure_speed(arguments: Sequence[str] | None = None) -> None:
     settings = parse_settings(
         EvalSettings,
         "Measure speculative against plain decoding. Other measurements are named first: "
-        "acceptance, drafters, gpu, load, parity, plan, ranks, sampling, steps.",
+        f"{', '.join(others)}.",
         arguments,
         processes=True,
     )
