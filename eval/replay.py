@@ -14,7 +14,7 @@ from redrafter_jax.config import DraftConfig
 from redrafter_jax.decode import decode, draft_tree
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.parts import gather_parts
-from redrafter_jax.prefill import empty_memory, read_prompts
+from redrafter_jax.prefill import read_prompts
 from redrafter_jax.program import program
 from redrafter_jax.requests import Requests
 from redrafter_jax.sampling import draw_noise, filter_logits
@@ -220,7 +220,7 @@ def _look_at_first(target: Target, requests: Requests) -> _Looked:
 
 def _look_at_first_in_part(target: Target, requests: Requests) -> _Looked:
     V = target.config.vocab_size
-    last, _ = read_prompts(target, requests, empty_memory(target, *requests.tokens.shape))
+    last, _ = read_prompts(target, requests)
     logits = target.merge().logits(last[:, None])
     noise = draw_noise(requests.sampling, requests.lengths, 1, V)
     scores = gather_parts(filter_logits(logits, requests.sampling, V), V) + noise

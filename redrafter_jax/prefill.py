@@ -90,7 +90,6 @@ def _prefill(
 ) -> DecodeState:
     decoder = target.merge()
     B, S = requests.tokens.shape
-    memory = memory or empty_memory(target, B, S)
     last, cache = read_prompts(target, requests, memory, chunk, context_layers)
     logits = decoder.logits(last[:, None])
     lengths = requests.lengths
@@ -122,7 +121,7 @@ def _prefill(
 def read_prompts(
     target: Target,
     requests: Requests,
-    memory: Memory,
+    memory: Memory | None = None,
     chunk: int | None = None,
     context_layers: tuple[int, ...] = (),
 ) -> tuple[Float[Array, "B Z"], KVCache]:
@@ -135,16 +134,20 @@ def read_prompts(
     Args:
       target: the target model.
       requests: the prompts.
-      memory: what need not be read again.
+      memory: what need not be read again; None reads all.
       chunk: tokens per pass; None takes what suits the platform.
       context_layers: whose hidden states come before the last ones; see `Decoder.forward`.
     """
     decoder, lengths = target.merge(), requests.lengths
     B, S = requests.tokens.shape
     C = min(S, chunk or _CHUNK.get(jax.default_backend(), _CHUNK_ELSEWHERE))
-    remembered = jnp.arange(S) < memory.cache.lengths[:, None]
-    # There is a first difference: a cache is never full to its last slot.
-    known = jnp.argmin(remembered & (requests.tokens == memory.tokens), axis=1).astype(jnp.int32)
+    if memory is None:
+        memory, known = empty_memory(target, B, S), jnp.zeros(B, jnp.int32)
+    else:
+        remembered = jnp.arange(S) < memory.cache.lengths[:, None]
+        same = remembered & (requests.tokens == memory.tokens)
+        # There is a first difference: a cache is never full to its last slot.
+        known = jnp.argmin(same, axis=1).astype(jnp.int32)
     begin_of_last = jnp.maximum(lengths - C, 0)
     chunks = jnp.maximum(jnp.max((lengths - known + C - 1) // C), 1)
 

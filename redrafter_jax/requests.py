@@ -228,12 +228,16 @@ def _sampling_arrays(
     def kept(top_k: int | None) -> int:
         return config.vocab_size if top_k is None else min(top_k, config.vocab_size)
 
+    def array(values: list[Any], dtype: Any) -> Array:
+        # Through NumPy, for JAX looks at every entry of a list.
+        return jnp.asarray(np.asarray(values, dtype))
+
     return Sampling(
-        temperature=jnp.asarray([one.temperature for one in chosen], jnp.float32),
-        top_k=jnp.asarray([kept(one.top_k) for one in chosen], jnp.int32),
-        top_p=jnp.asarray([1.0 if one.top_p is None else one.top_p for one in chosen]),
-        min_p=jnp.asarray([0.0 if one.min_p is None else one.min_p for one in chosen]),
-        seeds=jnp.asarray(numbers, jnp.int32),
+        temperature=array([one.temperature for one in chosen], np.float32),
+        top_k=array([kept(one.top_k) for one in chosen], np.int32),
+        top_p=array([1.0 if one.top_p is None else one.top_p for one in chosen], np.float32),
+        min_p=array([0.0 if one.min_p is None else one.min_p for one in chosen], np.float32),
+        seeds=array(numbers, np.int32),
     )
 
 
