@@ -16,6 +16,8 @@ from redrafter_jax import load_drafter, load_target
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.target import Target
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 GOLDEN = json.loads((Path(__file__).parent / "goldens" / "apple.json").read_text())
 
 

@@ -14,6 +14,8 @@ from redrafter_jax.config import DraftConfig, DrafterConfig, SamplingConfig
 from redrafter_jax.drafter import init_drafter
 from redrafter_jax.types import Beams
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 V, D, B = 11, 6, 3
 GREEDY = SamplingConfig()
 # Rows of one batch sample differently; two kept tokens are fewer than the wider beams.
@@ -172,15 +174,8 @@ def test_a_small_head_drafts_what_a_whole_one_would_draft_among_its_tokens(
     head = init_drafter(dataclasses.replace(HEAD_CONFIG, draft_tokens=draft_tokens), 0).merge()
     nnx.update(head, nnx.state(DRAFTER.merge()))
     head.lm_head.kernel = nnx.Param(DRAFTER.merge().lm_head.kernel[...][:, draft_tokens])
-    small = beam_search(
-        head,
-        jnp.asarray(EMBEDDING),
-        jnp.asarray(CONTEXT),
-        jnp.asarray(ROOT),
-        jnp.asarray(noise),
-        sampling,
-        draft,
-    )
+    search_small = jax.jit(partial(beam_search, head, draft=draft))
+    small = search_small(EMBEDDING, CONTEXT, ROOT, noise, sampling=sampling)
     np.testing.assert_array_equal(small.tokens, whole.tokens)
     np.testing.assert_array_equal(small.parents, whole.parents)
     np.testing.assert_allclose(small.log_probs, whole.log_probs, rtol=1e-5)

@@ -29,10 +29,14 @@ from redrafter_jax.prefill import prefill
 from redrafter_jax.requests import prepare
 from redrafter_jax.sampling import draw_noise
 from redrafter_jax.target import Target
+from redrafter_jax.types import Sampling
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 V = PARITY_CONFIG.vocab_size
 DRAFT = DraftConfig(beam_width=4, draft_rounds=3)
-PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3], [11, 0]]
+# With 24 new tokens and P = 4 the longest fills 32 slots: one size of cache for nearly all tests.
+PROMPTS = [[3, 1, 4], [9], [2, 6, 5, 3], [11, 0]]
 GREEDY = SamplingConfig()
 MIXED = [
     GREEDY,
@@ -53,16 +57,21 @@ def next_logits(target: Target, text: Any, last: Any) -> jax.Array:
     return target.merge().logits(last_hidden(target, text, last))
 
 
+@jax.jit
+def noise_from(sampling: Sampling, first: jax.Array) -> jax.Array:
+    return draw_noise(sampling, first, 24, V)
+
+
 def whole_pass_text(
     target: Target, prompt: Sequence[int], count: int, sampling: SamplingConfig, seed: int
 ) -> list[int]:
     """The definition of plain decoding: no cache, one whole forward pass per token."""
     arrays = oracles.sampling_arrays([sampling], [seed], V)
     first = jnp.asarray([len(prompt)], jnp.int32)
-    noise = draw_noise(jax.tree.map(jnp.asarray, arrays), first, 24, V)
+    noise = noise_from(jax.tree.map(jnp.asarray, arrays), first)
     text = list(prompt)
     for step in range(count):
-        padded = np.asarray([text + [0] * (128 - len(text))], np.int32)
+        padded = np.asarray([text + [0] * (32 - len(text))], np.int32)
         logits = np.asarray(next_logits(target, padded, len(text) - 1))[0]
         scores = oracles.filtered_scores(logits, sampling) + np.asarray(noise[0, step])
         text.append(int(scores.argmax()))
@@ -85,12 +94,12 @@ def test_plain_decoding_is_one_whole_pass_per_token(
 def test_prefill_decides_the_first_token(target: Target) -> None:
     requests, _ = prepare(PARITY_CONFIG, PROMPTS, [1, 5, 5, 5], None, None, (), 4)
     state = prefill(target, requests, max_path=4)
-    assert state.cache.lengths.tolist() == [5, 1, 12, 2]
+    assert state.cache.lengths.tolist() == [3, 1, 4, 2]
     for row, prompt in enumerate(PROMPTS):
         decided = state.tokens[row, : len(prompt) + 1].tolist()
         assert decided == prompt + whole_pass_text(target, prompt, 1, GREEDY, 0)
         assert int(state.root[row]) == decided[-1]
-        padded = np.asarray([prompt + [0] * (128 - len(prompt))], np.int32)
+        padded = np.asarray([prompt + [0] * (32 - len(prompt))], np.int32)
         hidden = last_hidden(target, padded, len(prompt) - 1)
         np.testing.assert_allclose(state.context[row], hidden[0], rtol=0, atol=2e-5)
     # Row 0 may say one token only, and has.
@@ -101,7 +110,7 @@ def test_prefill_decides_the_first_token(target: Target) -> None:
 
 def test_the_context_holds_the_layers_that_the_drafter_reads(habitual_target: Target) -> None:
     drafter = imitating_drafter(habitual_target, context_layers=(0,))
-    requests, _ = prepare(PARITY_CONFIG, PROMPTS, [30] * 4, None, None, (), 4)
+    requests, _ = prepare(PARITY_CONFIG, PROMPTS, [24] * 4, None, None, (), 4)
     fill = partial(prefill, habitual_target, requests, max_path=4)
     with pytest.raises(InputError, match=r"context is 32 wide and .* 64; .*context_layers=\(0,\)"):
         decode.decode_step(habitual_target, drafter, fill(), DRAFT)
@@ -113,7 +122,7 @@ def test_the_context_holds_the_layers_that_the_drafter_reads(habitual_target: Ta
     shallow = Model.split(tiny_config(num_hidden_layers=1), decoder)
     D = PARITY_CONFIG.hidden_size
     for row, length in enumerate(state.cache.lengths.tolist()):
-        padded = np.asarray([state.tokens[row, :length].tolist() + [0] * (128 - length)], np.int32)
+        padded = np.asarray([state.tokens[row, :length].tolist() + [0] * (32 - length)], np.int32)
         for part, target in ((slice(0, D), shallow), (slice(D, 2 * D), habitual_target)):
             expected = last_hidden(target, padded, length - 1)[0]
             np.testing.assert_allclose(state.context[row, part], expected, rtol=0, atol=2e-5)
@@ -123,7 +132,7 @@ def test_a_smaller_head_of_the_targets_is_gathered_once_and_not_in_every_step(
     habitual_target: Target,
 ) -> None:
     drafter = imitating_drafter(habitual_target, head="target", draft_tokens=tuple(range(1, V)))
-    requests, _ = prepare(PARITY_CONFIG, PROMPTS, [30] * 4, None, None, (), 4)
+    requests, _ = prepare(PARITY_CONFIG, PROMPTS, [24] * 4, None, None, (), 4)
     state = jax.eval_shape(partial(prefill, max_path=4), habitual_target, requests)
     loop = jax.make_jaxpr(partial(decode.decode, draft=DRAFT))(habitual_target, drafter, state, 3)
 
@@ -147,7 +156,7 @@ def test_no_step_copies_the_cache(
     habitual_target: Target, good_drafter: Drafter, draft: DraftConfig | None
 ) -> None:
     path = draft.max_path if draft else 1
-    requests, _ = prepare(PARITY_CONFIG, PROMPTS, [30] * 4, None, None, (), path)
+    requests, _ = prepare(PARITY_CONFIG, PROMPTS, [24] * 4, None, None, (), path)
     state = jax.eval_shape(partial(prefill, max_path=path), habitual_target, requests)
     loop = jax.jit(partial(decode.decode, draft=draft), donate_argnums=2)
     lowered = loop.lower(habitual_target, good_drafter, state, jnp.int32(3))
@@ -158,7 +167,7 @@ def test_no_step_copies_the_cache(
 
 
 def test_a_done_row_never_changes_again(habitual_target: Target, good_drafter: Drafter) -> None:
-    requests, _ = prepare(PARITY_CONFIG, PROMPTS, [1, 30, 30, 30], None, None, (), 4)
+    requests, _ = prepare(PARITY_CONFIG, PROMPTS, [1, 24, 24, 24], None, None, (), 4)
     start = prefill(habitual_target, requests, max_path=4)
     step = jax.jit(decode.decode_step, static_argnames="draft")
     state = start
@@ -177,9 +186,11 @@ def test_a_done_row_never_changes_again(habitual_target: Target, good_drafter: D
     assert state.stats.accept_counts.sum(axis=1).tolist() == [0, 3, 3, 3]
 
 
-def test_one_new_token_needs_no_decode_step(target: Target, drafter: Drafter) -> None:
-    result = generate(target, drafter, PROMPTS, max_new_tokens=1, draft=DRAFT)
-    assert result.tokens == [whole_pass_text(target, prompt, 1, GREEDY, 0) for prompt in PROMPTS]
+def test_one_new_token_needs_no_decode_step(habitual_target: Target, good_drafter: Drafter) -> None:
+    result = generate(habitual_target, good_drafter, PROMPTS, max_new_tokens=1, draft=DRAFT)
+    assert result.tokens == [
+        whole_pass_text(habitual_target, prompt, 1, GREEDY, 0) for prompt in PROMPTS
+    ]
     assert result.steps == [0, 0, 0, 0]
     assert result.accept_counts.tolist() == [[0, 0, 0, 0]] * 4
     assert result.acceptance_length == 1.0
@@ -257,7 +268,7 @@ def whole_pass(target: Target, tokens: jax.Array) -> jax.Array:
 
 def whole_pass_log_probs(target: Target, prompt: list[int], tokens: list[int]) -> np.ndarray:
     """Of each new token, from one pass over the whole text, in float64."""
-    text = np.zeros(64, np.int32)  # one shape for all; nothing sees the padding
+    text = np.zeros(32, np.int32)  # one shape for all; nothing sees the padding
     text[: len(prompt) + len(tokens)] = prompt + tokens
     logits = np.asarray(whole_pass(target, jnp.asarray(text)), np.float64)
     logits = logits[len(prompt) - 1 :][: len(tokens)]
@@ -284,8 +295,11 @@ def test_log_probabilities_are_the_targets_before_temperature_and_filters(
         np.testing.assert_allclose(speculative.log_probs[row], expected, atol=2e-5)
 
 
-def test_log_probabilities_are_kept_only_on_request(target: Target, drafter: Drafter) -> None:
-    assert generate(target, drafter, PROMPTS, max_new_tokens=2, draft=DRAFT).log_probs is None
+def test_log_probabilities_are_kept_only_on_request(
+    habitual_target: Target, good_drafter: Drafter
+) -> None:
+    result = generate(habitual_target, good_drafter, PROMPTS, max_new_tokens=2, draft=DRAFT)
+    assert result.log_probs is None
 
 
 def test_statistics_add_up(habitual_target: Target, good_drafter: Drafter) -> None:
@@ -335,23 +349,26 @@ def test_values_never_recompile(
     run(PROMPTS, max_new_tokens=3, sampling=SamplingConfig(0.31, 3, 0.5, 0.01))
 
 
-# A cache of 128 slots that the longest row fills to the last: a row that is done before the others
-# must keep its text while their steps go on.
-@pytest.mark.parametrize("limit_below", [0, 1, 2])
+# The first row is done before the others and must keep its text while their steps go on.
+
+
+@pytest.mark.parametrize("spare", [0, 1, 2])
 def test_a_row_that_ends_at_the_edge_of_the_cache_keeps_its_text(
-    target: Target, drafter: Drafter, limit_below: int
+    target: Target, spare: int
 ) -> None:
-    early = [[5] * (124 - limit_below), [2, 6]]
-    expected = whole_pass_text(target, early[0], 4, GREEDY, 0)
-    plain = generate_autoregressive(target, early, max_new_tokens=[4, 20])
-    assert plain.tokens[0] == expected
+    # P = 1: of 32 slots a row may fill 31.
+    early = [5] * (32 - 1 - 4 - spare)
+    plain = generate_autoregressive(target, [early, *PROMPTS[1:]], max_new_tokens=[4, 20, 20, 20])
+    assert plain.tokens[0] == whole_pass_text(target, early, 4, GREEDY, 0)
 
 
 def test_a_speculated_row_that_ends_at_the_edge_of_the_cache_keeps_its_text(
-    target: Target, drafter: Drafter
+    habitual_target: Target, good_drafter: Drafter
 ) -> None:
-    # P = 4: slots end exactly one token before limit + P.
-    early = [[5] * (129 - 4 - 4), [2, 6]]
-    expected = whole_pass_text(target, early[0], 4, GREEDY, 0)
-    result = generate(target, drafter, early, max_new_tokens=[4, 20], draft=DRAFT)
-    assert result.tokens[0] == expected
+    # P = 4: of 32 slots a row may fill 28.
+    early = [5] * (32 - 4 - 4)
+    prompts = [early, *PROMPTS[1:]]
+    result = generate(
+        habitual_target, good_drafter, prompts, max_new_tokens=[4, 20, 20, 20], draft=DRAFT
+    )
+    assert result.tokens[0] == whole_pass_text(habitual_target, early, 4, GREEDY, 0)

@@ -204,7 +204,7 @@ def test_a_drafter_that_knows_half_the_vocabulary_changes_no_token(
     small = init_drafter(config, 0).merge()
     nnx.update(small, nnx.state(head))
     small.lm_head.kernel = nnx.Param(head.lm_head.kernel[...][:, tokens])
-    requests = draw_requests(77, random_prompts(77, 60, 24), longest=48)
+    requests = draw_requests(77, random_prompts(77, 80, 24), longest=48)
     tree = TREES["node budget"]
     ours = check_equality(habitual_target, Model.split(config, small), tree, requests)
     check_gain(ours, requests, least=1.1)

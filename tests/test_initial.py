@@ -10,6 +10,8 @@ from train.config import DrafterSettings
 from train.data.types import Windows
 from train.initial import new_drafter
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 TARGET = init_target(TargetConfig(31, 16, 24, 1, 2, 1, 8, 1e4, 1e-5, 64, True, (0,)), 3)
 ROWS = Windows(
     np.asarray([[4, 4, 7, 9]], np.int32), np.ones((1, 4), bool), np.ones((1, 4), np.int32)
@@ -36,7 +38,7 @@ def test_a_head_can_start_from_the_targets() -> None:
 def test_a_head_wider_than_the_target_cannot_start_from_it() -> None:
     with pytest.raises(InputError, match="exit_dim is 20; with initial_head=target it may be 16"):
         new_head(DrafterSettings(exit_dim=20, initial_head="target"))
-    factors = DrafterSettings(initial_head="target", head="low_rank", head_rank=17)
+    factors = DrafterSettings(exit_dim=20, initial_head="target", head="low_rank", head_rank=17)
     with pytest.raises(InputError, match="head_rank is 17; with initial_head=target it may be 16"):
         new_head(factors)
 

@@ -1,5 +1,6 @@
 """The drafter's losses against a plain loop over positions, rounds and tokens."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -8,8 +9,8 @@ import numpy as np
 import pytest
 
 from redrafter_jax.config import DrafterConfig, TargetConfig
-from redrafter_jax.drafter import RecurrentHead, init_drafter
-from redrafter_jax.target import Decoder, init_target
+from redrafter_jax.drafter import Drafter, init_drafter
+from redrafter_jax.target import Target, init_target
 from train.loss import (
     UNSOFTENED,
     RoundSums,
@@ -18,6 +19,8 @@ from train.loss import (
     round_sums,
     split_windows,
 )
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 ROUNDS = 3
 B, T = 2, 11
@@ -34,12 +37,12 @@ def pair():
     return make_pair()
 
 
-def make_pair(**variant: Any) -> tuple[Decoder, RecurrentHead]:
+def make_pair(**variant: Any) -> tuple[Target, Drafter]:
     config = TargetConfig(29, 16, 24, 2, 2, 1, 8, 1e4, 1e-5, 64, False, (0,))
     target = init_target(config, 0)
     louder = jax.tree.map(lambda leaf: leaf * 12 if leaf.ndim == 2 else leaf, target.params)
-    drafter = DrafterConfig(29, 16, 20, 1, **variant)
-    return type(target)(config, target.graphdef, louder).merge(), init_drafter(drafter, 1).merge()
+    drafter = init_drafter(DrafterConfig(29, 16, 20, 1, **variant), 1)
+    return type(target)(config, target.graphdef, louder), drafter
 
 
 @pytest.fixture(scope="module")
@@ -51,20 +54,45 @@ def batch():
     return tokens, mask
 
 
+@partial(jax.jit, static_argnames="context_layers")
+def forward(
+    target: Target,
+    tokens: jax.Array | np.ndarray,
+    segments: jax.Array | None = None,
+    context_layers: tuple[int, ...] = (),
+) -> tuple[jax.Array, jax.Array]:
+    """The target's hidden states and logits."""
+    decoder = target.merge()
+    hidden, _, _ = decoder.forward(jnp.asarray(tokens), segments, context_layers)
+    return hidden, decoder.logits(hidden)
+
+
+@jax.jit
+def feed(
+    target: Target, drafter: Drafter, hidden: jax.Array, state: jax.Array, token: jax.Array | int
+) -> tuple[jax.Array, jax.Array]:
+    """The drafter's state after one more token, and its scores of the next."""
+    decoder, head = target.merge(), drafter.merge()
+    state = head.step(state, decoder.embed_tokens[...][token])
+    known = jnp.asarray(drafter.config.draft_tokens or range(29))
+    scorer = partial(jnp.matmul, b=decoder.head[:, known])
+    return state, head.logits(head.read_context(hidden), state, scorer)
+
+
 def brute_force(
-    target: Decoder,
-    drafter: RecurrentHead,
+    target: Target,
+    drafter: Drafter,
     tokens: np.ndarray,
     mask: np.ndarray,
     softening: Softening = UNSOFTENED,
 ) -> dict[str, np.ndarray]:
     """Every (position, round) on its own, with float64 sums."""
     T = tokens.shape[1]
-    hidden, _, _ = target.forward(jnp.asarray(tokens), context_layers=drafter.config.context_layers)
-    teacher = log_softmax(np.asarray(target.logits(hidden), np.float64))
-    embedding = target.embed_tokens[...]
+    hidden, logits = map(
+        np.asarray, forward(target, tokens, context_layers=drafter.config.context_layers)
+    )
+    teacher = log_softmax(logits.astype(np.float64))
     known = list(drafter.config.draft_tokens or range(29))
-    head = target.head[:, jnp.asarray(known)]
     hard, soft, lk, agreement = np.zeros((4, ROUNDS))
     top = np.zeros((ROUNDS, 5))
     for b in range(len(tokens)):
@@ -74,11 +102,9 @@ def brute_force(
                 label = t + 2 + i
                 if label >= T:
                     break
-                state = drafter.step(state, embedding[tokens[b, t + 1 + i]])
+                state, scores = feed(target, drafter, hidden[b, t], state, tokens[b, t + 1 + i])
                 if not mask[b, label]:
                     continue
-                context = drafter.read_context(hidden[b, t])
-                scores = drafter.logits(context, state, lambda features: features @ head)
                 guess = log_softmax(np.asarray(scores, np.float64))
                 teach = teacher[b, t + 1 + i]
                 soft[i] += soft_loss(teach[known], guess, softening)
@@ -106,17 +132,18 @@ def expected(pair, batch) -> dict[str, np.ndarray]:
     return brute_force(target, drafter, *batch)
 
 
+@partial(jax.jit, static_argnames=("chunk_length", "softening"))
 def sums_over_windows(
-    pair: tuple[Decoder, RecurrentHead],
+    pair: tuple[Target, Drafter],
     hidden: jax.Array,
-    tokens: np.ndarray,
-    mask: np.ndarray,
+    tokens: jax.Array | np.ndarray,
+    mask: jax.Array | np.ndarray,
     chunk_length: int,
     softening: Softening = UNSOFTENED,
-    segments: np.ndarray | None = None,
+    segments: jax.Array | None = None,
 ) -> RoundSums:
-    target, drafter = pair
-    whole = np.ones_like(tokens) if segments is None else segments
+    target, drafter = pair[0].merge(), pair[1].merge()
+    whole = jnp.ones_like(tokens) if segments is None else segments
     windows = split_windows(
         hidden, *map(jnp.asarray, (tokens, mask, whole)), rounds=ROUNDS, chunk_length=chunk_length
     )
@@ -129,7 +156,7 @@ def sums_over_windows(
 @pytest.mark.parametrize("chunk_length", [1, 4, 11, 64])
 def test_sums_equal_a_loop_over_positions(pair, batch, expected, chunk_length: int) -> None:
     tokens, mask = batch
-    hidden, _, _ = pair[0].forward(jnp.asarray(tokens))
+    hidden, _ = forward(pair[0], tokens)
     sums = sums_over_windows(pair, hidden, tokens, mask, chunk_length)
     for name, value in expected.items():
         np.testing.assert_allclose(getattr(sums, name), value, rtol=2e-4, atol=1e-4, err_msg=name)
@@ -138,7 +165,7 @@ def test_sums_equal_a_loop_over_positions(pair, batch, expected, chunk_length: i
 @pytest.mark.parametrize("softening", [Softening(2.0), Softening(1.0, 3), Softening(0.5, 5)])
 def test_the_soft_loss_is_tempered_and_cut(pair, batch, softening: Softening) -> None:
     tokens, mask = batch
-    hidden, _, _ = pair[0].forward(jnp.asarray(tokens))
+    hidden, _ = forward(pair[0], tokens)
     sums = sums_over_windows(pair, hidden, tokens, mask, 4, softening)
     target, drafter = pair
     expected = brute_force(target, drafter, tokens, mask, softening)
@@ -158,7 +185,7 @@ def test_every_kind_of_drafter_has_these_losses(batch, variant: dict[str, Any]) 
     tokens, mask = batch
     target, drafter = make_pair(**variant)
     layers = drafter.config.context_layers
-    hidden, _, _ = target.forward(jnp.asarray(tokens), context_layers=layers)
+    hidden, _ = forward(target, tokens, context_layers=layers)
     sums = sums_over_windows((target, drafter), hidden, tokens, mask, 4)
     expected = brute_force(target, drafter, tokens, mask)
     for name, value in expected.items():
@@ -169,8 +196,8 @@ def test_every_kind_of_drafter_has_these_losses(batch, variant: dict[str, Any]) 
 def test_a_drafter_may_know_some_tokens_only(batch, softening: Softening) -> None:
     tokens, mask = batch
     target, drafter = make_pair(draft_tokens=SOME)
-    assert drafter.lm_head.kernel[...].shape == (20, 13)
-    hidden, _, _ = target.forward(jnp.asarray(tokens))
+    assert drafter.merge().lm_head.kernel[...].shape == (20, 13)
+    hidden, _ = forward(target, tokens)
     sums = sums_over_windows((target, drafter), hidden, tokens, mask, 4, softening)
     expected = brute_force(target, drafter, tokens, mask, softening)
     for name, value in expected.items():
@@ -205,7 +232,7 @@ def test_documents_that_share_a_row_are_as_if_alone(pair, batch) -> None:
     for number, part in enumerate(parts, start=1):
         segments[0, part] = number
     counted = np.where(segments > 0, mask, False)
-    hidden, _, _ = pair[0].forward(jnp.asarray(tokens[None]), jnp.asarray(segments))
+    hidden, _ = forward(pair[0], tokens[None], segments)
     together = sums_over_windows(pair, hidden, tokens[None], counted, 3, segments=segments)
     count = count_positions(jnp.asarray(counted), jnp.asarray(segments), ROUNDS)
     target, drafter = pair
@@ -219,7 +246,7 @@ def test_documents_that_share_a_row_are_as_if_alone(pair, batch) -> None:
 
 def test_masked_labels_leave_no_gradient(pair, batch) -> None:
     tokens, _ = batch
-    hidden, _, _ = pair[0].forward(jnp.asarray(tokens))
+    hidden, _ = forward(pair[0], tokens)
 
     def loss(context: jax.Array) -> jax.Array:
         sums = sums_over_windows(pair, context, tokens, np.zeros((B, T), bool), 4)

@@ -5,7 +5,7 @@ import math
 import sys
 from pathlib import Path
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import pytest
 import yaml
@@ -80,13 +80,18 @@ def test_the_loss_is_the_cross_entropy_of_counted_tokens(exported: Path) -> None
     generator = np.random.default_rng(0)
     tokens = generator.integers(0, 300, (4, 8)).astype(np.int32)
     mask = generator.random((4, 8)) < 0.5
-    module = target.merge()
-    logits = np.asarray(module.logits(module.forward(jnp.asarray(tokens))[0]), np.float64)
+
+    @jax.jit
+    def forward(tokens: jax.Array) -> jax.Array:
+        decoder = target.merge()
+        return decoder.logits(decoder.forward(tokens)[0])
+
+    logits = np.asarray(forward(tokens), np.float64)
     log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     terms = [
         -log_probs[b, t, tokens[b, t + 1]] for b in range(4) for t in range(7) if mask[b, t + 1]
     ]
-    ours = next_token_loss(target, jnp.asarray(tokens), jnp.asarray(mask))
+    ours = jax.jit(next_token_loss)(target, tokens, mask)
     np.testing.assert_allclose(ours, np.mean(terms), rtol=1e-5)
 
 
@@ -98,8 +103,9 @@ def test_the_held_out_loss_is_the_mean_over_every_window(exported: Path, count: 
     tokens = generator.integers(0, 300, (count, 8)).astype(np.int32)
     mask = generator.random((count, 8)) < 0.5
     measured = held_out_loss(target, Windows(tokens, mask, np.ones_like(tokens)))
+    loss = jax.jit(next_token_loss)
     alone = [
-        (float(next_token_loss(target, jnp.asarray(row[None]), jnp.asarray(counted[None]))), n)
+        (float(loss(target, row[None], counted[None])), n)
         for row, counted, n in zip(tokens, mask, mask[:, 1:].sum(axis=1), strict=True)
     ]
     assert measured.tokens == mask[:, 1:].sum()

@@ -47,7 +47,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 TOKENIZER = chat_tokenizer()
 # Prompts and limits such that every batch is of one shape: nothing is compiled twice.
 LENGTH, LIMIT = 128, 4
-LONG = "What is it that you would like to tell me about it now"
+LONG = "What is it that you would like to tell me about it tonight"
 
 
 def chat(*contents: str, system: str | None = None) -> dict[str, Any]:
@@ -61,8 +61,8 @@ def chat(*contents: str, system: str | None = None) -> dict[str, Any]:
 
 CHATS = [
     chat(LONG, "RECORDED", "B", "RECORDED", system="Be kind"),
-    chat(f"{LONG}, or at once?", "RECORDED"),
-    chat(f"{LONG}, or at last", "RECORDED", "C", "RECORDED"),
+    chat(f"{LONG}, or right at once?", "RECORDED"),
+    chat(f"{LONG}, or then at last", "RECORDED", "C", "RECORDED"),
 ]
 
 
@@ -174,8 +174,8 @@ def test_what_others_say_is_kept_and_recorded_answers_are_not(finished: Path) ->
     answer, last = "([a-z]{0,4})", r"<\|im_start\|>assistant\n[a-z]{0,4}(<\|im_end\|>)?"
     opening = r"<\|im_start\|>system\nBe kind<\|im_end\|>\n"
     assert re.fullmatch(opening + turns(LONG, answer, "B") + last, texts["line 1"])
-    assert re.fullmatch(turns(rf"{LONG}, or at once\?") + last, texts["line 2"])
-    assert re.fullmatch(turns(f"{LONG}, or at last", answer, "C") + last, texts["line 3"])
+    assert re.fullmatch(turns(rf"{LONG}, or right at once\?") + last, texts["line 2"])
+    assert re.fullmatch(turns(f"{LONG}, or then at last", answer, "C") + last, texts["line 3"])
 
 
 def test_training_reads_the_rows_as_they_are(finished: Path) -> None:

@@ -38,6 +38,8 @@ from redrafter_jax.sharding import (
 from redrafter_jax.streaming import KeptCache, stream
 from redrafter_jax.target import Target
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 # Divided by every mesh below: 8 query heads, 4 key heads, 24 tokens. One layer compiles faster.
 CONFIG = tiny_config(num_attention_heads=8, num_key_value_heads=4, num_hidden_layers=1)
 MESHES = [(1, 1), (8, 1), (1, 4), (2, 4), (4, 2)]

@@ -28,7 +28,8 @@ from redrafter_jax.target import Target
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 DRAFT = DraftConfig(beam_width=4, draft_rounds=3)
-PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3], [11, 0]]
+# With 24 new tokens and P = 4 the longest fills 32 slots: one size of cache for nearly all tests.
+PROMPTS = [[3, 1, 4], [9], [2, 6, 5, 3], [11, 0]]
 MIXED = [
     SamplingConfig(),
     SamplingConfig(temperature=0.7),
@@ -80,9 +81,11 @@ def test_a_stream_without_a_drafter_is_plain_decoding(target: Target) -> None:
     assert last.generation.tokens == plain.tokens
 
 
-def test_a_new_update_does_not_disturb_an_old_one(target: Target, drafter: Drafter) -> None:
+def test_a_new_update_does_not_disturb_an_old_one(
+    habitual_target: Target, good_drafter: Drafter
+) -> None:
     # The state is donated; what was handed out must not be.
-    updates = stream(target, drafter, PROMPTS, max_new_tokens=6, draft=DRAFT)
+    updates = stream(habitual_target, good_drafter, PROMPTS, max_new_tokens=16, draft=DRAFT)
     first = next(updates).generation
     tokens, counts = [list(row) for row in first.tokens], first.accept_counts.copy()
     for _ in updates:
@@ -93,10 +96,10 @@ def test_a_new_update_does_not_disturb_an_old_one(target: Target, drafter: Draft
 
 @pytest.mark.parametrize("updates_before", [1, 3])
 def test_closing_a_stream_frees_its_state(
-    target: Target, drafter: Drafter, updates_before: int
+    habitual_target: Target, good_drafter: Drafter, updates_before: int
 ) -> None:
     def run(count: int) -> Any:
-        updates = stream(target, drafter, PROMPTS, max_new_tokens=20, draft=DRAFT)
+        updates = stream(habitual_target, good_drafter, PROMPTS, max_new_tokens=20, draft=DRAFT)
         for _ in range(count):
             next(updates)
         return updates
@@ -134,10 +137,11 @@ def test_a_kept_cache_never_changes_what_is_said(
         return tokens
 
     def alone(prompt: list[int]) -> list[int]:
+        # More than is asked for, so that all prompts take a cache of 64 slots.
         plain = generate_autoregressive(
-            habitual_target, [prompt], max_new_tokens=12, sampling=MIXED[1]
+            habitual_target, [prompt], max_new_tokens=30, sampling=MIXED[1]
         )
-        return plain.tokens[0]
+        return plain.tokens[0][:12]
 
     first = PROMPTS[2]
     answer = say(first)
@@ -264,18 +268,18 @@ def test_text_is_cut_where_the_first_completed_stop_string_begins(
 def test_rows_stop_each_at_its_own_string_and_the_others_go_on(
     habitual_target: Target, good_drafter: Drafter
 ) -> None:
-    prompts = [encode("abc"), encode("wv"), encode("ab\ncd")]
+    prompts = [encode(text) for text in ("abc", "wv", "b\ncd", "d")]
     plain = generate_autoregressive(
-        habitual_target, prompts, max_new_tokens=40, eos_token_ids=(), log_probs=True
+        habitual_target, prompts, max_new_tokens=24, eos_token_ids=(), log_probs=True
     )
     texts = [decode(row) for row in plain.tokens]
-    stops = [[texts[0][7:10]], ["not in it"], ["nor this", texts[2][20:22]]]
+    stops = [[texts[0][7:10]], ["not in it"], ["nor this", texts[2][20:22]], []]
     *_, last = updates = list(
         stream(
             habitual_target,
             good_drafter,
             prompts,
-            max_new_tokens=40,
+            max_new_tokens=24,
             draft=DRAFT,
             eos_token_ids=(),
             detokenize=decode,
@@ -283,7 +287,7 @@ def test_rows_stop_each_at_its_own_string_and_the_others_go_on(
             log_probs=True,
         )
     )
-    shown = ["".join(update.texts[row] for update in updates) for row in range(3)]
+    shown = ["".join(update.texts[row] for update in updates) for row in range(4)]
     ends = [first_stop(text, own) for text, own in zip(texts, stops, strict=True)]
     assert shown == [text[:end] for text, end in zip(texts, ends, strict=True)]
     assert last.generation.log_probs is not None
@@ -292,7 +296,7 @@ def test_rows_stop_each_at_its_own_string_and_the_others_go_on(
         assert tokens == last.generation.tokens[row] == plain.tokens[row][: len(tokens)]
         assert len(last.generation.log_probs[row]) == len(tokens)
         if (end := ends[row]) is None:
-            assert len(tokens) == 40
+            assert len(tokens) == 24
         else:
             # A token a character: up to the last character of the stop string.
             (length,) = {len(stop) for stop in own if text[end:].startswith(stop)}
@@ -303,9 +307,9 @@ def test_rows_stop_each_at_its_own_string_and_the_others_go_on(
 def test_one_list_of_stop_strings_serves_all_rows(
     habitual_target: Target, good_drafter: Drafter
 ) -> None:
-    prompts = [encode("abc"), encode("wv")]
+    prompts = [encode(text) for text in ("abc", "wv", "cd", "d")]
     plain = generate_autoregressive(
-        habitual_target, prompts, max_new_tokens=30, eos_token_ids=()
+        habitual_target, prompts, max_new_tokens=24, eos_token_ids=(), log_probs=True
     ).tokens
     stop = decode(plain[0])[4:6]
     updates = list(
@@ -313,11 +317,12 @@ def test_one_list_of_stop_strings_serves_all_rows(
             habitual_target,
             good_drafter,
             prompts,
-            max_new_tokens=30,
+            max_new_tokens=24,
             draft=DRAFT,
             eos_token_ids=(),
             detokenize=decode,
             stop_strings=[stop],
+            log_probs=True,
         )
     )
     for row, tokens in enumerate(plain):

@@ -18,6 +18,8 @@ GOLDENS = Path(__file__).parent / "goldens"
 NAMES = ("llama_gqa_untied", "llama_tied_sharded")
 S = 32
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 
 @pytest.fixture(scope="module", params=NAMES)
 def golden(request: pytest.FixtureRequest) -> tuple[Target, dict[str, np.ndarray]]:
@@ -99,14 +101,14 @@ PREFIXES = [[3, 1, 4, 1, 5, 9, 2], [6, 5, 3]]
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_chain_is_plain_text(tied: bool) -> None:
     target = random_target(tiny_config(tie_word_embeddings=tied), seed=1)
-    chains = [[8, 9, 7, 9, 3], [5, 8, 9, 7, 9]]
-    cache = cached_prefix(target, pad(PREFIXES, 16), np.asarray([7, 3], np.int32))
-    verified = verify(target, tree_of(chains, [[0, 0, 1, 2, 3]] * 2), cache)
+    chains = [[8, 9, 7, 9, 3, 2, 3, 8, 4], [5, 8, 9, 7, 9, 3, 2, 3, 8]]
+    cache = cached_prefix(target, pad(PREFIXES), np.asarray([7, 3], np.int32))
+    verified = verify(target, tree_of(chains, [[0, *range(8)]] * 2), cache)
     sequences = pad([prefix + chain for prefix, chain in zip(PREFIXES, chains, strict=True)])
     hidden, logits = forward(target, sequences)
-    whole = cached_prefix(target, sequences, np.asarray([12, 8], np.int32))
+    whole = cached_prefix(target, sequences, np.asarray([16, 12], np.int32))
     for row, prefix in enumerate(PREFIXES):
-        tail = slice(len(prefix), len(prefix) + 5)
+        tail = slice(len(prefix), len(prefix) + 9)
         np.testing.assert_allclose(verified.hidden[row], hidden[row, tail], rtol=0, atol=2e-5)
         np.testing.assert_allclose(verified.logits[row], logits[row, tail], rtol=0, atol=5e-5)
         for nodes, slots in ((verified.keys, whole.keys), (verified.values, whole.values)):
@@ -125,7 +127,7 @@ def random_trees(nodes: int) -> tuple[np.ndarray, list[list[int]]]:
 def test_each_node_says_what_the_text_that_leads_to_it_says(target: Target) -> None:
     nodes = 9
     tokens, parents = random_trees(nodes)
-    cache = cached_prefix(target, pad(PREFIXES, 16), np.asarray([7, 3], np.int32))
+    cache = cached_prefix(target, pad(PREFIXES), np.asarray([7, 3], np.int32))
     verified = verify(target, tree_of(tokens, parents), cache)
     texts = [
         PREFIXES[row] + tokens[row, oracles.ancestors(parents[row], node)[::-1]].tolist()
@@ -146,7 +148,7 @@ def test_each_node_says_what_the_text_that_leads_to_it_says(target: Target) -> N
 def test_neither_garbage_in_the_cache_nor_dead_slots_reach_a_live_node(target: Target) -> None:
     tokens, parents = random_trees(9)
     lengths = np.asarray([7, 3], np.int32)
-    cache = cached_prefix(target, pad(PREFIXES, 16), lengths)
+    cache = cached_prefix(target, pad(PREFIXES), lengths)
     before = verify(target, tree_of(tokens, parents), cache)
 
     past = jnp.arange(S)[None, None, :, None] >= lengths[:, None, None, None]
@@ -180,11 +182,11 @@ def test_sequences_that_share_a_row_do_not_know_of_each_other() -> None:
     together, keys, _ = forward(jnp.asarray(tokens), jnp.asarray(segments))
     start = 0
     for text in texts:
-        alone, alone_keys, _ = forward(jnp.asarray(text)[None])
-        part = slice(start, start := start + len(text))
-        np.testing.assert_allclose(together[:, part], alone, rtol=1e-4, atol=1e-4)
+        alone, alone_keys, _ = forward(pad([text.tolist()], 140))
+        part, own = slice(start, start := start + len(text)), slice(len(text))
+        np.testing.assert_allclose(together[:, part], alone[:, own], rtol=1e-4, atol=1e-4)
         # Rotated as from position 0.
-        np.testing.assert_allclose(keys[-1][:, part], alone_keys[-1], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(keys[-1][:, part], alone_keys[-1][:, own], rtol=1e-4, atol=1e-4)
 
 
 def test_tied_logits_are_products_with_the_embeddings() -> None:
@@ -199,14 +201,12 @@ def test_bfloat16_targets_give_float32_logits_near_the_float32_ones(target: Targ
     tokens, parents = random_trees(9)
     lengths = np.asarray([7, 3], np.int32)
     half = cast(target, jnp.bfloat16)
-    cache = cached_prefix(half, pad(PREFIXES, 16), lengths)
+    cache = cached_prefix(half, pad(PREFIXES), lengths)
     assert cache.keys[0].dtype == jnp.bfloat16
     verified = verify(half, tree_of(tokens, parents), cache)
     assert verified.logits.dtype == jnp.float32
     assert verified.hidden.dtype == jnp.bfloat16
-    exact = verify(
-        target, tree_of(tokens, parents), cached_prefix(target, pad(PREFIXES, 16), lengths)
-    )
+    exact = verify(target, tree_of(tokens, parents), cached_prefix(target, pad(PREFIXES), lengths))
     difference = np.abs(np.asarray(verified.logits) - np.asarray(exact.logits))
     assert difference.mean() < 0.03 * np.abs(exact.logits).mean()
 

@@ -1,5 +1,6 @@
 """`python -m train`: what it writes, what it refuses, and that a killed run loses nothing."""
 
+import io
 import json
 import math
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from safetensors.numpy import load_file
 from tiny_folders import write_untrained_target
 
@@ -33,9 +36,30 @@ from train.acceptance import Best, Trial, keep_best
 from train.config import AcceptanceSettings, LossSettings, OptimizerSettings
 from train.loop import check_same_inputs
 from train.optimizer import make_optimizer
-from train.step import init_state, train_step
+from train.step import StepMetrics, TrainState, init_state, train_step
+
+pytestmark = pytest.mark.usefixtures("quick_compilation", "programs_on_disk")
 
 REPOSITORY = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def programs_on_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What one run compiled the next one finds, in this process or another."""
+    values = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("programs")),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+    }
+    before = {name: getattr(jax.config, name) for name in values}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in values.items():
+            jax.config.update(name, value)
+            patch.setenv(name.upper(), str(value))
+        reset_cache()
+        yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    reset_cache()
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +120,11 @@ def rows(output: Path) -> list[dict[str, float]]:
 def finished(target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     output = folder / "whole"
-    done = run(command(folder, settings(target_folder, output)))
-    assert done.returncode == 0, done.stderr
-    assert "drafter written to" in done.stdout
+    arguments = command(folder, settings(target_folder, output))
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as told:
+        patch.setattr(sys, "argv", ["train", *arguments[3:]])
+        main()
+    assert "drafter written to" in told.getvalue()
     return output
 
 
@@ -118,8 +144,13 @@ def test_a_run_leaves_a_drafter_metrics_and_its_settings(finished: Path) -> None
 
 
 def test_a_killed_run_resumes_to_the_same_parameters_bit_for_bit(
-    finished: Path, target_folder: Path, tmp_path: Path
+    target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    whole = tmp_path / "whole"
+    done = run(command(tmp_path, settings(target_folder, whole)))
+    assert done.returncode == 0, done.stderr
+    assert "drafter written to" in done.stdout
+
     output = tmp_path / "killed"
     arguments = command(tmp_path, settings(target_folder, output))
     process = subprocess.Popen(
@@ -133,14 +164,16 @@ def test_a_killed_run_resumes_to_the_same_parameters_bit_for_bit(
     assert process.wait() == -signal.SIGKILL, "the run ended before it could be killed"
     assert not (output / "drafter").exists()
 
+    # It compiles for itself, as a run on another day would.
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
     resumed = run(arguments)
     assert resumed.returncode == 0, resumed.stderr
     assert "resumed from step" in resumed.stdout
-    ours, theirs = weights(output), weights(finished)
+    ours, theirs = weights(output), weights(whole)
     assert ours.keys() == theirs.keys()
     for name, value in ours.items():
         np.testing.assert_array_equal(value, theirs[name], err_msg=name)
-    assert [row["step"] for row in rows(output)] == [row["step"] for row in rows(finished)]
+    assert [row["step"] for row in rows(output)] == [row["step"] for row in rows(whole)]
 
 
 def test_sigterm_saves_and_the_same_command_goes_on(
@@ -184,20 +217,20 @@ def test_the_drafter_is_tried_and_the_best_is_kept(
 ) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "def "}\n{"prompt": "return x"}\n')
-    trial: dict[str, Any] = {"every": 8, "prompts": str(prompts), "max_new_tokens": 12}
-    # An untrained target says what no drafter of 20 steps knows: here every token is drafted.
+    trial: dict[str, Any] = {"every": 16, "prompts": str(prompts), "max_new_tokens": 12}
+    # An untrained target says what no drafter of 40 steps knows: here every token is drafted.
     trial["draft"] = {"beam_width": 300, "draft_rounds": 1}
     draft = DraftConfig(beam_width=300, draft_rounds=1)
     output = tmp_path / "tried"
-    values = settings(target_folder, output, acceptance=trial, steps=20)
+    values = settings(target_folder, output, acceptance=trial)
     monkeypatch.setattr(sys, "argv", ["train", *command(tmp_path, values)[3:]])
     main()
 
     tried = {row["step"]: row for row in rows(output) if "acceptance_length" in row}
-    assert list(tried) == [8, 16, 20]
+    assert list(tried) == [16, 32, 40]
     # The prompt's pass decides 1 token of 12, five calls two each, and one the last.
     assert [row["acceptance_length"] for row in tried.values()] == [11 / 6] * 3
-    told = f"best drafter, acceptance length 1.83 at step 8: {output}/best\n"
+    told = f"best drafter, acceptance length 1.83 at step 16: {output}/best\n"
     assert told in capsys.readouterr().out
 
     # What the run logged is what anyone gets who decodes with the kept drafter.
@@ -211,7 +244,7 @@ def test_the_drafter_is_tried_and_the_best_is_kept(
         eos_token_ids=(),
     )
     assert result.acceptance_length == 11 / 6
-    assert tried[8]["acceptance_rate/depth_1"] == 5 / 6
+    assert tried[16]["acceptance_rate/depth_1"] == 5 / 6
 
 
 def test_a_better_drafter_takes_the_place_of_the_best(tmp_path: Path) -> None:
@@ -235,20 +268,20 @@ def test_the_drafter_that_is_tried_and_kept_is_the_one_of_that_step(
 ) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "def "}\n')
-    trial = {"every": 4, "prompts": str(prompts), "max_new_tokens": 4}
+    trial = {"every": 10, "prompts": str(prompts), "max_new_tokens": 4}
     output = tmp_path / "tried"
     arguments = command(
-        tmp_path, settings(target_folder, output, acceptance=trial, steps=16, checkpoint_every=4)
+        tmp_path, settings(target_folder, output, acceptance=trial, checkpoint_every=10)
     )
     monkeypatch.setattr(sys, "argv", ["train", *arguments[3:]])
-    scripted = {4: 2.0, 8: 3.0, 12: 2.5, 16: 2.9}
+    scripted = {10: 2.0, 20: 3.0, 30: 2.5, 40: 2.9}
     heads: list[np.ndarray] = []
 
     def tried(trial: Trial, target: Target, drafter: Drafter) -> dict[str, float]:
         heads.append(np.asarray(drafter.merge().lm_head.kernel[...]))
         if len(heads) == 3:
             signal.raise_signal(signal.SIGTERM)
-        return {"acceptance_length": scripted[4 * len(heads)]}
+        return {"acceptance_length": scripted[10 * len(heads)]}
 
     monkeypatch.setattr("train.loop.try_drafter", tried)
     main()
@@ -295,7 +328,7 @@ def test_a_run_does_not_go_on_with_another_target_or_other_data(
     tokens.write_text(row * 8)
     sources = [{"folder": str(folder)}, {"files": [str(tokens)]}]
     data = {"sources": sources, "sequence_length": 16}
-    values = settings(folder, tmp_path / "out", data=data, steps=1)
+    values = settings(folder, tmp_path / "out", data=data, checkpoint_every=40)
     arguments = command(tmp_path, values)
     monkeypatch.setattr(sys, "argv", ["train", *arguments[3:]])
     main()
@@ -377,40 +410,35 @@ def test_unusable_settings_end_in_a_sentence(
     assert sentence in refusal(arguments, monkeypatch, capsys)
 
 
-HARD = LossSettings(hard=1.0, chunk_length=8)
-GATED = {"cell": "gru", "head": "low_rank", "head_rank": 9}
+LOSS = LossSettings(hard=0.5, soft=2.0, lk=3.0, round_decay=0.8, chunk_length=8)
+OPTIMIZER = make_optimizer(
+    OptimizerSettings(learning_rate=1e-2, batch_size=1, warmup_fraction=0), 10, bool
+)
 
 
 def one_step(
-    accumulation: int,
-    tokens: np.ndarray,
-    mask: np.ndarray,
-    loss: LossSettings = HARD,
-    segments: np.ndarray | None = None,
-):
+    accumulation: int, tokens: np.ndarray, mask: np.ndarray, segments: np.ndarray | None = None
+) -> tuple[TrainState, StepMetrics]:
     config = TargetConfig(31, 16, 24, 1, 2, 1, 8, 1e4, 1e-5, 64, True, (0,))
     target, drafter = init_target(config, 0), init_drafter(DrafterConfig(31, 16, 16, 1), 0)
-    optimizer = make_optimizer(
-        OptimizerSettings(learning_rate=1e-2, batch_size=1, warmup_fraction=0), 10, bool
-    )
     shape = (accumulation, -1, tokens.shape[1])
     return train_step(
-        init_state(drafter, optimizer),
+        init_state(drafter, OPTIMIZER),
         target,
         drafter.graphdef,
         tokens.reshape(shape),
         mask.reshape(shape),
         (np.ones_like(tokens) if segments is None else segments).reshape(shape),
         rounds=2,
-        loss_settings=loss,
-        optimizer=optimizer,
+        loss_settings=LOSS,
+        optimizer=OPTIMIZER,
     )
 
 
 def test_accumulation_changes_memory_not_the_step() -> None:
     generator = np.random.default_rng(0)
-    tokens = generator.integers(0, 31, (4, 12)).astype(np.int32)
-    mask = generator.random((4, 12)) < 0.5
+    tokens = generator.integers(0, 31, (4, 16)).astype(np.int32)
+    mask = generator.random((4, 16)) < 0.5
     whole, whole_metrics = one_step(1, tokens, mask)
     split, split_metrics = one_step(4, tokens, mask)
     np.testing.assert_allclose(whole_metrics.loss, split_metrics.loss, rtol=1e-5)
@@ -421,9 +449,8 @@ def test_accumulation_changes_memory_not_the_step() -> None:
 
 
 def test_the_loss_is_the_weighted_sum_of_its_parts() -> None:
-    tokens = np.random.default_rng(0).integers(0, 31, (2, 12)).astype(np.int32)
-    settings = LossSettings(hard=0.5, soft=2.0, lk=3.0, round_decay=0.8, chunk_length=8)
-    _, (loss, rounds, _) = one_step(1, tokens, np.ones((2, 12), bool), settings)
+    tokens = np.random.default_rng(0).integers(0, 31, (4, 16)).astype(np.int32)
+    _, (loss, rounds, _) = one_step(1, tokens, np.ones((4, 16), bool))
     parts = 0.5 * rounds.hard + 2.0 * rounds.soft + 3.0 * rounds.lk
     np.testing.assert_allclose(loss, parts[0] + 0.8 * parts[1], rtol=1e-5)
 
@@ -471,13 +498,14 @@ def test_every_loss_alone_falls(loss: LossSettings, variant: dict[str, Any]) -> 
 def test_a_step_on_documents_that_share_a_row_is_the_step_on_them_apart() -> None:
     random = np.random.default_rng(5)
     texts = [random.integers(31, size=size).astype(np.int32) for size in (5, 7, 4)]
-    tokens = np.zeros((3, 16), np.int32)
+    tokens, joined = np.zeros((2, 4, 16), np.int32)
     for row, text in enumerate(texts):
         tokens[row, : len(text)] = text
-    apart = tokens, np.arange(16) < [[5], [7], [4]]
-    together = np.concatenate(texts)[None], np.ones((1, 16), bool)
-    segments = np.repeat([1, 2, 3], [5, 7, 4])[None].astype(np.int32)
-    _, metrics = one_step(1, *together, segments=segments)
+    joined[0] = np.concatenate(texts)
+    apart = tokens, np.arange(16) < [[5], [7], [4], [0]]
+    together = joined, np.arange(16) < [[16], [0], [0], [0]]
+    segments = np.tile(np.repeat([1, 2, 3], [5, 7, 4]), (4, 1)).astype(np.int32)
+    _, metrics = one_step(1, *together, segments)
     _, expected_metrics = one_step(1, *apart)
     np.testing.assert_allclose(metrics.loss, expected_metrics.loss, rtol=1e-5)
     np.testing.assert_allclose(metrics.gradient_norm, expected_metrics.gradient_norm, rtol=1e-4)
@@ -521,9 +549,10 @@ def test_the_schedule_warms_up_then_falls_to_zero_and_gradients_are_clipped() ->
     )
     weight = jnp.ones(1)
     state = optimizer.init(weight)
+    take = jax.jit(optimizer.update)
     sizes = []
     for _ in range(10):
-        update, state = optimizer.update(jnp.full(1, 1e6), state, weight)
+        update, state = take(jnp.full(1, 1e6), state, weight)
         sizes.append(abs(float(jnp.asarray(update)[0])))
     # A constant gradient makes Adam's step the learning rate itself.
     np.testing.assert_allclose(sizes[:6], [0, 0.02, 0.04, 0.06, 0.08, 0.1], atol=1e-5)

@@ -13,6 +13,8 @@ from redrafter_jax.config import DraftConfig
 from redrafter_jax.tree import ancestor_mask, build_tree, root_tree
 from redrafter_jax.types import Beams, TokenTree
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 build = partial(jax.jit, static_argnames="draft")(build_tree)
 
 B, R, W = 3, 3, 4

@@ -2,15 +2,17 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+from jax._src.dispatch import runtime_tokens
 from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
 
 from pallas_kernels import tree_attention as dispatch
@@ -61,17 +63,22 @@ def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         wgmma(accumulator, a, b)
 
     monkeypatch.setattr(plgpu, "wgmma", watched)
-    # It remembers its last kernel, and one that failed for good.
-    gpu_callbacks.reset_gpu_interpret_mode_state()
+    forget_last_kernel()
     yield
+    forget_last_kernel()
+
+
+def forget_last_kernel() -> None:
+    """Else one that failed makes the next ones fail, too."""
     gpu_callbacks.reset_gpu_interpret_mode_state()
+    runtime_tokens.clear()
 
 
 def random_inputs(case: Case) -> dict[str, Any]:
     random = np.random.default_rng([case.nodes, case.group, case.slots])
 
     def draw(*shape: int) -> Any:
-        return jnp.asarray(random.normal(size=shape), case.dtype)
+        return random.normal(size=shape).astype(case.dtype)
 
     B, N, K, S, H = len(case.lengths), case.nodes, case.heads, case.slots, case.head_dim
     lengths = np.asarray(case.lengths, np.int32)
@@ -79,12 +86,12 @@ def random_inputs(case: Case) -> dict[str, Any]:
     trees = [oracles.random_parents(random, N, max_depth=5) for _ in range(B)]
     return {
         "q": draw(B, N, K * case.group, H),
-        "k_cache": jnp.where(unused, jnp.nan, draw(B, K, S, H)),
-        "v_cache": jnp.where(unused, jnp.nan, draw(B, K, S, H)),
-        "lengths": jnp.asarray(lengths),
+        "k_cache": np.where(unused, case.dtype(np.nan), draw(B, K, S, H)),
+        "v_cache": np.where(unused, case.dtype(np.nan), draw(B, K, S, H)),
+        "lengths": lengths,
         "k_tree": draw(B, N, K, H),
         "v_tree": draw(B, N, K, H),
-        "mask": jnp.asarray(np.stack([oracles.ancestor_mask(parents) for parents in trees])),
+        "mask": np.stack([oracles.ancestor_mask(parents) for parents in trees]),
     }
 
 
@@ -107,17 +114,17 @@ def expected_output(inputs: dict[str, Any], scale: float) -> np.ndarray:
     return np.stack(rows)
 
 
-def interpreted(case: Case) -> np.ndarray:
-    scale = case.head_dim**-0.5
-    kernel = partial(mosaic_gpu, scale=scale, cores=case.cores, interpret=True)
-    return np.asarray(jax.jit(kernel)(**random_inputs(case)), np.float64)
+def interpreted(case: Case) -> Callable[..., Any]:
+    return partial(mosaic_gpu, scale=case.head_dim**-0.5, cores=case.cores, interpret=True)
 
 
 @pytest.mark.usefixtures("interpreter")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_equals_attention_in_float64_without_races(case: Case) -> None:
-    expected = expected_output(random_inputs(case), case.head_dim**-0.5)
-    error = np.linalg.norm(interpreted(case) - expected, axis=-1)
+    inputs = random_inputs(case)
+    expected = expected_output(inputs, case.head_dim**-0.5)
+    output = np.asarray(jax.jit(interpreted(case))(**inputs), np.float64)
+    error = np.linalg.norm(output - expected, axis=-1)
     assert (error < 1e-2 * np.linalg.norm(expected, axis=-1)).all()
     assert not gpu_callbacks.get_races().races_found
 
@@ -137,24 +144,52 @@ WAITS = (
 )
 
 
-@pytest.mark.usefixtures("interpreter")
-@pytest.mark.parametrize("removed", WAITS)
-def test_a_removed_wait_is_caught(removed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@cache
+def removable_waits() -> Callable[[str | None], None]:
+    """Runs without the wait of that name; one program for all, which skips it as it runs."""
+    case = Case((150,), 7, 1, 192, cores=1)
+    inputs = random_inputs(case)
     waits = iter(WAITS)
     wait: Callable[[Any], None] = plgpu.barrier_wait
-    monkeypatch.setattr(
-        plgpu, "barrier_wait", lambda barrier: wait(barrier) if next(waits) != removed else None
-    )
-    monkeypatch.setattr(
-        kernel_module, "make_plan", lambda *shape: make_plan(*shape)._replace(stages=2)
-    )
+    removed: str | None = None
+
+    def wait_unless_removed(barrier: Any) -> None:
+        name = next(waits)
+        kept = jax.pure_callback(lambda: np.bool_(name != removed), jax.ShapeDtypeStruct((), bool))
+        pl.when(kept)(lambda: wait(barrier))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plgpu, "barrier_wait", wait_unless_removed)
+        patch.setattr(
+            kernel_module, "make_plan", lambda *shape: make_plan(*shape)._replace(stages=2)
+        )
+        compiled = jax.jit(interpreted(case)).lower(**inputs).compile()
+    assert list(waits) == []
+
+    def run(name: str | None) -> None:
+        nonlocal removed
+        removed = name
+        jax.block_until_ready(compiled(**inputs))
+
+    return run
+
+
+@pytest.mark.usefixtures("interpreter")
+def test_no_wait_removed_is_no_race() -> None:
+    removable_waits()(None)
+    assert not gpu_callbacks.get_races().races_found
+
+
+@pytest.mark.usefixtures("interpreter")
+@pytest.mark.parametrize("removed", WAITS)
+def test_a_removed_wait_is_caught(removed: str) -> None:
+    run = removable_waits()
     caught = False
     try:
-        interpreted(Case((150,), 7, 1, 192, cores=1))
+        run(removed)
     except jax.errors.JaxRuntimeError:  # a slot or a barrier found in a state that cannot be
         caught = True
     assert caught or gpu_callbacks.get_races().races_found
-    assert list(waits) == []
 
 
 def test_bits_of_a_word_are_the_nodes_seen() -> None:
@@ -277,7 +312,7 @@ def test_the_choice_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     inputs = empty_inputs(Case((1,), 1, 1, 48))
     with caplog.at_level(logging.DEBUG, dispatch.__name__):
         for _ in range(2):
-            tree_attention(**inputs, scale=0.1)
+            jax.eval_shape(partial(tree_attention, scale=0.1), **inputs)
     [record] = caplog.records
     assert record.levelno == logging.DEBUG
     assert "runs as 'reference'; for 'mosaic_gpu', it needs a Hopper GPU" in record.message

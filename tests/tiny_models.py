@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from eval.abstract import abstract_drafter, abstract_target
 from redrafter_jax.config import DrafterConfig, TargetConfig
 from redrafter_jax.drafter import Drafter, init_drafter
 from redrafter_jax.model import Model
-from redrafter_jax.target import Target, init_target
+from redrafter_jax.target import Target
 
 # Vocabulary no larger than the width: a linear map of the embeddings can then say anything.
 PARITY_CONFIG = TargetConfig(
@@ -57,12 +58,12 @@ def with_random_weights(model: Model[Any, Any], seed: int) -> Any:
 
 def random_target(config: TargetConfig = PARITY_CONFIG, seed: int = 0) -> Target:
     """A target whose logits are neither flat nor one-sided."""
-    return with_random_weights(init_target(config, 0), seed)
+    return with_random_weights(abstract_target(config, jnp.float32), seed)
 
 
 def random_drafter(config: DrafterConfig, seed: int = 0) -> Drafter:
     """A drafter that knows nothing of any target."""
-    return with_random_weights(init_drafter(config, 0), seed)
+    return with_random_weights(abstract_drafter(config, jnp.float32), seed)
 
 
 def cast(model: Model[Any, Any], dtype: Any) -> Any:
