@@ -71,7 +71,7 @@ def whole_pass_text(
     noise = noise_from(jax.tree.map(jnp.asarray, arrays), first)
     text = list(prompt)
     for step in range(count):
-        padded = np.asarray([text + [0] * (32 - len(text))], np.int32)
+        padded = np.asarray([text + [0] * (64 - len(text))], np.int32)
         logits = np.asarray(next_logits(target, padded, len(text) - 1))[0]
         scores = oracles.filtered_scores(logits, sampling) + np.asarray(noise[0, step])
         text.append(int(scores.argmax()))
@@ -352,21 +352,22 @@ def test_values_never_recompile(
 # The first row is done before the others and must keep its text while their steps go on.
 
 
-@pytest.mark.parametrize("spare", [0, 1, 2])
+@pytest.mark.parametrize("spare", [-1, 0, 1])
 def test_a_row_that_ends_at_the_edge_of_the_cache_keeps_its_text(
     target: Target, spare: int
 ) -> None:
-    # P = 1: of 32 slots a row may fill 31.
+    # P = 1: of 32 slots a row may fill 31; one token more takes a larger cache.
     early = [5] * (32 - 1 - 4 - spare)
     plain = generate_autoregressive(target, [early, *PROMPTS[1:]], max_new_tokens=[4, 20, 20, 20])
     assert plain.tokens[0] == whole_pass_text(target, early, 4, GREEDY, 0)
 
 
+@pytest.mark.parametrize("spare", [-1, 0])
 def test_a_speculated_row_that_ends_at_the_edge_of_the_cache_keeps_its_text(
-    habitual_target: Target, good_drafter: Drafter
+    habitual_target: Target, good_drafter: Drafter, spare: int
 ) -> None:
     # P = 4: of 32 slots a row may fill 28.
-    early = [5] * (32 - 4 - 4)
+    early = [5] * (32 - 4 - 4 - spare)
     prompts = [early, *PROMPTS[1:]]
     result = generate(
         habitual_target, good_drafter, prompts, max_new_tokens=[4, 20, 20, 20], draft=DRAFT

@@ -37,7 +37,7 @@ TREES = {
         beam_width=4, draft_rounds=3, num_nodes=6, final_beams_only=True
     ),
     "deep and sharp": DraftConfig(beam_width=2, draft_rounds=6, num_nodes=9, sharpness=2.5),
-    "root alone": DraftConfig(beam_width=2, draft_rounds=3, num_nodes=1),
+    "root alone": DraftConfig(beam_width=2, draft_rounds=2, num_nodes=1),
     "whole vocabulary": DraftConfig(beam_width=V, draft_rounds=1),
 }
 # One batch holds all of them: temperatures and filters differ row by row.
@@ -70,10 +70,12 @@ PAIRS = pairs()
 def draw_requests(seed: int) -> dict[str, Any]:
     """Ragged prompts, limits, sampling and seeds; always of the same compiled shapes."""
     random = np.random.default_rng(seed)
+    prompts = [random.integers(V, size=random.integers(1, 17)).tolist() for _ in range(4)]
+    limits = random.integers(1, 41, size=4).tolist()
     return {
-        "prompts": [random.integers(V, size=random.integers(1, 17)).tolist() for _ in range(4)],
+        "prompts": prompts,
         # The longest row sets the cache's slots.
-        "max_new_tokens": [40, *random.integers(1, 41, size=3).tolist()],
+        "max_new_tokens": [40, *limits[1:]],
         "sampling": [SAMPLINGS[one] for one in random.integers(len(SAMPLINGS), size=4)],
         "seeds": random.integers(2**31, size=4).tolist(),
         "eos_token_ids": [int(random.integers(V))] if random.random() < 0.3 else (),

@@ -175,12 +175,6 @@ def removable_waits() -> Callable[[str | None], None]:
 
 
 @pytest.mark.usefixtures("interpreter")
-def test_no_wait_removed_is_no_race() -> None:
-    removable_waits()(None)
-    assert not gpu_callbacks.get_races().races_found
-
-
-@pytest.mark.usefixtures("interpreter")
 @pytest.mark.parametrize("removed", WAITS)
 def test_a_removed_wait_is_caught(removed: str) -> None:
     run = removable_waits()
@@ -190,6 +184,10 @@ def test_a_removed_wait_is_caught(removed: str) -> None:
     except jax.errors.JaxRuntimeError:  # a slot or a barrier found in a state that cannot be
         caught = True
     assert caught or gpu_callbacks.get_races().races_found
+    # The same program is sound with all its waits, and nothing of the failure stays behind.
+    forget_last_kernel()
+    run(None)
+    assert not gpu_callbacks.get_races().races_found
 
 
 def test_bits_of_a_word_are_the_nodes_seen() -> None:
@@ -313,7 +311,7 @@ def test_the_choice_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, dispatch.__name__):
         for _ in range(2):
             jax.eval_shape(partial(tree_attention, scale=0.1), **inputs)
-    [record] = caplog.records
+    [record] = [one for one in caplog.records if one.name == dispatch.__name__]
     assert record.levelno == logging.DEBUG
     assert "runs as 'reference'; for 'mosaic_gpu', it needs a Hopper GPU" in record.message
 
