@@ -275,7 +275,8 @@ def _nearly_kept(seen: Seen, chosen: int, other: int, tolerance: float) -> bool:
         return False
     favour = np.where(seen.logits <= seen.logits[other], tolerance, -tolerance)
     favoured = jnp.asarray(seen.logits + favour, jnp.float32)[None, None]
-    kept = bool(jnp.isfinite(filter_logits(favoured, seen.sampling)[0, 0, other]))
+    # Called by itself the filter would compile its branches anew every time.
+    kept = bool(jnp.isfinite(jax.jit(filter_logits)(favoured, seen.sampling)[0, 0, other]))
     unfiltered = seen.logits / _temperature(seen) + seen.noise
     return kept and bool(unfiltered[other] >= unfiltered[chosen] - tolerance / _temperature(seen))
 

@@ -39,10 +39,6 @@ def test_replay_sees_what_every_token_was_chosen_from(
             assert np.isfinite(one.scores).sum() == 6
 
 
-# Called by itself the filter compiles its branches anew every time.
-filter_at_once = jax.jit(filter_logits)
-
-
 def see(
     logits: list[float], noise: list[float], scores: list[float], sampling: SamplingConfig
 ) -> Seen:
@@ -59,7 +55,7 @@ def judge(
     passes = []
     for values in (logits, other_logits):
         rows = see(values, noise, values, sampling)
-        kept = filter_at_once(jnp.asarray(values, jnp.float32)[None, None], rows.sampling)
+        kept = jax.jit(filter_logits)(jnp.asarray(values, jnp.float32)[None, None], rows.sampling)
         passes.append(rows._replace(scores=np.asarray(kept)[0, 0] + rows.noise))
     tokens = [int(one.scores.argmax()) for one in passes]
     assert tokens[0] != tokens[1]
@@ -80,9 +76,8 @@ def judge(
     ids=["top_k", "min_p", "top_p"],
 )
 def test_a_token_on_the_edge_of_a_filter_is_a_tie(
-    monkeypatch: pytest.MonkeyPatch, sampling: SamplingConfig, edge: list[float]
+    sampling: SamplingConfig, edge: list[float]
 ) -> None:
-    monkeypatch.setattr("eval.replay.filter_logits", filter_at_once)
     # Wherever the third token is kept, its noise makes it win.
     noise = [0.0, 0.0, 4.0, 0.0]
 
