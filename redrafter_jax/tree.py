@@ -49,14 +49,17 @@ def root_tree(root: Int[Array, " B"]) -> TokenTree:
 
 
 def ancestor_mask(parents: Int[Array, "B N"], max_depth: int) -> Bool[Array, "B N N"]:
-    """mask[b, i, j]: node j is node i or above it; walks `max_depth` parents up from every node."""
+    """mask[b, i, j]: node j is node i or above it, up to `max_depth` parents away at least.
+
+    By pointer jumping: each turn adds all that the farthest node in sight sees. A walk of
+    single parents would be a chain that XLA compiles in a time exponential in its length.
+    """
     B, N = parents.shape
-    nodes = jnp.arange(N)
-    walk = jnp.broadcast_to(nodes, (B, N))
-    mask = walk[..., None] == nodes
-    for _ in range(max_depth):
-        walk = jnp.take_along_axis(parents, walk, axis=1)
-        mask |= walk[..., None] == nodes
+    mask = jnp.broadcast_to(jnp.eye(N, dtype=bool), (B, N, N))
+    farther = parents
+    for _ in range(max_depth.bit_length()):
+        mask |= jnp.take_along_axis(mask, farther[..., None], axis=1)
+        farther = jnp.take_along_axis(farther, farther, axis=1)
     return mask
 
 

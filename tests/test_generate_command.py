@@ -61,6 +61,13 @@ def test_a_process_prints_plain_decodings_text_then_the_counts(
     assert f" {NEW_TOKENS} tokens, " in line
 
 
+def test_a_tree_may_be_deep(folders: PairFolders, habitual_target: Target) -> None:
+    # Of one row: XLA would take hours for the chain that a walk along the parents is.
+    deep = arguments_of(folders, "--beam-width", "6", "--draft-rounds", "20", "--num-nodes", "12")
+    finished = run_module("redrafter_jax", *deep, optimized=True)
+    assert finished.stdout == plain_text(habitual_target) + "\n", finished.stderr
+
+
 def test_the_text_needs_no_drafter(
     run_redrafter: Any, folders: PairFolders, habitual_target: Target
 ) -> None:

@@ -86,12 +86,15 @@ def change_json(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(values))
 
 
-def run_module(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """`python -m ...` as users start it, its output a pipe."""
+def run_module(*arguments: str, optimized: bool = False) -> subprocess.CompletedProcess[str]:
+    """`python -m ...` as users start it, its output a pipe; `optimized` compiles as theirs does."""
+    compilation = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    if optimized:
+        compilation = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": ""}
     return subprocess.run(
         [sys.executable, "-m", *arguments],
         cwd=Path(__file__).parents[1],
-        env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},  # compiles faster
+        env=os.environ | compilation,
         capture_output=True,
         text=True,
         timeout=300,
