@@ -1,11 +1,13 @@
 """Where a model's files lie: in a folder, or in this machine's copy of a hub repository."""
 
+import difflib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import GatedRepoError
+from huggingface_hub.errors import GatedRepoError, HFValidationError
+from huggingface_hub.utils import validate_repo_id
 
 from redrafter_jax.errors import InputError
 
@@ -17,10 +19,16 @@ def locate(name: str | Path) -> Path:
     """The folder itself, or the hub's copy of what describes the model.
 
     Raises:
-      InputError: it is neither a folder nor a repository that the hub gives.
+      InputError: it is neither a folder nor a repository that the hub gives, or a folder around
+        the one of a model.
     """
     folder = Path(name)
-    return folder if folder.is_dir() else _download(str(name), "*.json")
+    if not folder.is_dir():
+        return _download(str(name), "*.json")
+    models = sorted(str(path.parent) for path in folder.glob("*/config.json"))
+    if models and not (folder / "config.json").exists():
+        raise InputError(f"{folder} holds no config.json; did you mean {' or '.join(models)}?")
+    return folder
 
 
 def with_weights(name: str | Path, folder: Path) -> Path:
@@ -58,6 +66,14 @@ def from_hub(fetch: Callable[[str], str], repository: str, needed: str) -> Path:
     Raises:
       InputError: it could not be downloaded, for whatever reason.
     """
+    folder = f"give the path of a folder with {needed}{_near(repository)}"
+    try:
+        validate_repo_id(repository)
+    except HFValidationError:
+        raise InputError(
+            f"{repository!r} is neither a folder nor an id of the Hugging Face hub, such as "
+            f"'user/model'; {folder}."
+        ) from None
     try:
         return Path(fetch(repository))
     except GatedRepoError:
@@ -67,7 +83,6 @@ def from_hub(fetch: Callable[[str], str], repository: str, needed: str) -> Path:
         ) from None
     # The clients below raise errors of their own, which have no base in common.
     except Exception as error:
-        folder = f"give the path of a folder with {needed}"
         if isinstance(error, OSError) and error.strerror:
             place = f" ({error.filename})" if error.filename else ""
             raise InputError(
@@ -79,3 +94,11 @@ def from_hub(fetch: Callable[[str], str], repository: str, needed: str) -> Path:
             f"{repository!r} is neither a folder nor a repository that the Hugging Face hub gave "
             f"({cause}); {folder}."
         ) from None
+
+
+def _near(name: str) -> str:
+    """A folder with a similar name beside the one that is missing, as a question; or nothing."""
+    beside = Path(name).parent
+    names = [path.name for path in beside.iterdir() if path.is_dir()] if beside.is_dir() else []
+    near = difflib.get_close_matches(Path(name).name, names, n=1)
+    return f" (did you mean {str(beside / near[0])!r}?)" if near else ""

@@ -202,7 +202,7 @@ def test_a_folder_without_a_readable_tokenizer_is_refused(tmp_path: Path) -> Non
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(InputError, match=r"tokenizer.json is no tokenizer"):
         load_tokenizer(tmp_path)
-    with pytest.raises(InputError, match="neither a folder nor a repository"):
+    with pytest.raises(InputError, match="neither a folder nor an id of the Hugging Face hub"):
         load_tokenizer(tmp_path / "none")
 
 

@@ -120,6 +120,32 @@ def test_a_name_that_leads_nowhere(
         load(name)
 
 
+def test_the_folder_that_was_meant_is_named(
+    target_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(downloads, "snapshot_download", refuse_hub)
+    around, name = target_folder.parent, target_folder.name
+    with pytest.raises(InputError, match=rf"holds no config.json; did you mean {target_folder}\?$"):
+        load_target(around)
+    # A name that could be the hub's: the hub is asked first.
+    monkeypatch.chdir(around.parent)
+    with pytest.raises(InputError, match=rf"gave .*\(did you mean '{around.name}/{name}'\?\)\.$"):
+        load_target(f"{around.name}/{name}s")
+
+
+def test_the_hub_is_not_asked_for_what_cannot_be_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(*arguments: Any, **options: Any) -> str:
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setattr(downloads, "snapshot_download", ask)
+    monkeypatch.chdir(tmp_path)
+    for name in (tmp_path / "none", "runs/demo/drafter", "./here", "a--b/c"):
+        with pytest.raises(InputError, match=r"nor an id of the Hugging Face hub, such as 'user/"):
+            load_target(name)
+
+
 GATED = GatedRepoError(
     "403 Client Error", response=Response(403, request=Request("GET", "http://h"))
 )
