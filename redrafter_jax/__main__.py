@@ -1,6 +1,7 @@
 """`python -m redrafter_jax COMMAND ...`: the commands of `redrafter_jax.commands`."""
 
 import argparse
+import difflib
 import os
 import sys
 from typing import NoReturn
@@ -29,7 +30,13 @@ def _main() -> None:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in _COMMANDS:
         command.add(commands)
-    arguments = parser.parse_args()
+    arguments, unknown = parser.parse_known_args()
+    if unknown:
+        names = vars(arguments).keys() - {"command", "run"}
+        options = ["--" + name.replace("_", "-") for name in names]
+        near = difflib.get_close_matches(unknown[0].partition("=")[0], options, n=1, cutoff=0.8)
+        hint = f"did you mean {near[0]}?" if near else f"see {parser.prog} --help."
+        raise InputError(f"unrecognized arguments: {' '.join(unknown)}; {hint}")
     try:
         arguments.run(arguments)
     except BrokenPipeError:

@@ -81,12 +81,10 @@ def tokenize(
         tokens = tokenizer.encode(prompt.text).ids
         if not tokens:
             raise InputError(f"{prompt.place}: the tokenizer makes no tokens of the prompt.")
-        room = positions - max_new_tokens
-        if len(tokens) > room:
+        if len(tokens) + max_new_tokens > positions:
             raise InputError(
-                f"{prompt.place}: the prompt has {len(tokens)} tokens, but of the target's "
-                f"{positions} positions max_new_tokens={max_new_tokens} leaves {room}; shorten one "
-                "of them."
+                f"{prompt.place}: the prompt has {len(tokens)} tokens and max_new_tokens is "
+                f"{max_new_tokens}, but the target has {positions} positions; shorten one of them."
             )
         rows.append(tokens)
     return rows

@@ -188,7 +188,11 @@ def test_an_answer_ends_with_the_token_that_the_template_closes_it_with(
         (["--no-drafter"], "not allowed with argument --drafter"),
         (["--drafter", "."], "config.json is missing"),
         (["--target", "."], "tokenizer.json is missing"),
-        (["--widht", "3"], "unrecognized arguments: --widht 3"),
+        (
+            ["--widht", "3"],
+            "unrecognized arguments: --widht 3; see python -m redrafter_jax --help.",
+        ),
+        (["--temprature=1"], "unrecognized arguments: --temprature=1; did you mean --temperature?"),
     ],
 )
 def test_a_bad_value_is_one_sentence_and_exit_code_2(
