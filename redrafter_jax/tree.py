@@ -49,18 +49,18 @@ def root_tree(root: Int[Array, " B"]) -> TokenTree:
 
 
 def ancestor_mask(parents: Int[Array, "B N"], max_depth: int) -> Bool[Array, "B N N"]:
-    """mask[b, i, j]: node j is node i or above it, up to `max_depth` parents away at least.
-
-    By pointer jumping: each turn adds all that the farthest node in sight sees. A walk of
-    single parents would be a chain that XLA compiles in a time exponential in its length.
-    """
+    """mask[b, i, j]: node j is node i or above it; looks `max_depth` parents up from every node."""
     B, N = parents.shape
-    mask = jnp.broadcast_to(jnp.eye(N, dtype=bool), (B, N, N))
-    farther = parents
+    nodes = jnp.arange(N)
+    # Each turn doubles the ancestors known of a node by those of the farthest one. One parent at a
+    # time would be a chain of lookups, for which XLA's time grows exponentially with its length.
+    path = jnp.broadcast_to(nodes[:, None], (B, N, 1))
+    farthest = parents
     for _ in range(max_depth.bit_length()):
-        mask |= jnp.take_along_axis(mask, farther[..., None], axis=1)
-        farther = jnp.take_along_axis(farther, farther, axis=1)
-    return mask
+        above = jnp.take_along_axis(path, farthest[..., None], axis=1)
+        path = jnp.concatenate([path, above], axis=2)
+        farthest = jnp.take_along_axis(farthest, farthest, axis=1)
+    return (path[..., : max_depth + 1, None] == nodes).any(axis=2)
 
 
 # Tokens, parents, depth and log-probabilities: of the whole trace, and of the nodes kept.

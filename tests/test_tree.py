@@ -110,12 +110,20 @@ def test_root_tree_is_one_node() -> None:
     assert tree.log_probs.tolist() == [[0.0], [0.0]]
 
 
-@given(st.integers(0, 2**32 - 1))
-def test_ancestor_mask_is_the_parent_walk(seed: int) -> None:
+@pytest.mark.parametrize("depth", [1, 2, 3, 4, 7, 8])
+@given(seed=st.integers(0, 2**32 - 1))
+def test_ancestor_mask_is_the_parent_walk(depth: int, seed: int) -> None:
     random = np.random.default_rng(seed)
-    parents = [oracles.random_parents(random, 13, max_depth=4) for _ in range(2)]
-    mask = ancestor_mask(jnp.asarray(parents), 4)
+    parents = [oracles.random_parents(random, 13, max_depth=depth) for _ in range(2)]
+    mask = ancestor_mask(jnp.asarray(parents), depth)
     np.testing.assert_array_equal(mask, [oracles.ancestor_mask(row) for row in parents])
+
+
+@pytest.mark.parametrize("depth", range(10))
+def test_ancestor_mask_looks_no_further_than_it_is_told(depth: int) -> None:
+    chain = [max(node - 1, 0) for node in range(9)]
+    expected = [[0 <= node - other <= depth for other in range(9)] for node in range(9)]
+    np.testing.assert_array_equal(ancestor_mask(jnp.asarray([chain]), depth), [expected])
 
 
 class NumpyBeams(NamedTuple):
