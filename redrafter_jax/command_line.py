@@ -22,7 +22,7 @@ from huggingface_hub import hf_hub_download
 from pydantic_core import PydanticCustomError
 from tokenizers import Tokenizer
 
-from redrafter_jax.downloads import from_hub
+from redrafter_jax.downloads import from_hub, refuse_outer_folder
 from redrafter_jax.errors import InputError
 from redrafter_jax.processes import join
 
@@ -243,6 +243,8 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
     if not path.parent.is_dir():
         fetch = partial(hf_hub_download, filename="tokenizer.json")
         path = from_hub(fetch, str(name), "tokenizer.json")
+    else:
+        refuse_outer_folder(path.parent, path.name)
     if not path.is_file():
         raise InputError(f"{path} is missing; save the target's tokenizer there.")
     try:

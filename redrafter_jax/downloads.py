@@ -25,10 +25,24 @@ def locate(name: str | Path) -> Path:
     folder = Path(name)
     if not folder.is_dir():
         return _download(str(name), "*.json")
-    models = sorted(str(path.parent) for path in folder.glob("*/config.json"))
-    if models and not (folder / "config.json").exists():
-        raise InputError(f"{folder} holds no config.json; did you mean {' or '.join(models)}?")
+    refuse_outer_folder(folder, "config.json")
     return folder
+
+
+def refuse_outer_folder(folder: Path, needed: str) -> None:
+    """Refuse a folder of folders that hold the needed file, where it holds none itself.
+
+    Raises:
+      InputError: it is one; the sentence names those in it.
+    """
+    if (folder / needed).exists():
+        return
+    inner = sorted(repr(str(path.parent)) for path in folder.glob(f"*/{needed}"))
+    if inner:
+        others = f" or one of {len(inner) - 3} others" if len(inner) > 3 else ""
+        raise InputError(
+            f"{folder} holds no {needed}; did you mean {' or '.join(inner[:3])}{others}?"
+        )
 
 
 def with_weights(name: str | Path, folder: Path) -> Path:
@@ -66,16 +80,19 @@ def from_hub(fetch: Callable[[str], str], repository: str, needed: str) -> Path:
     Raises:
       InputError: it could not be downloaded, for whatever reason.
     """
-    folder = f"give the path of a folder with {needed}{_near(repository)}"
+    folder = f"give the path of a folder with {needed}"
+    if Path(repository).is_file():
+        raise InputError(f"{repository!r} is a file; {folder}.")
     try:
         validate_repo_id(repository)
-    except HFValidationError:
-        raise InputError(
-            f"{repository!r} is neither a folder nor an id of the Hugging Face hub, such as "
-            f"'user/model'; {folder}."
-        ) from None
-    try:
         return Path(fetch(repository))
+    except HFValidationError as error:
+        # Its sentences end in the id, and then in advice about arguments that nobody gave.
+        cause = str(error).partition(": '")[0]
+        raise InputError(
+            f"{repository!r} is neither a folder nor an id of the Hugging Face hub ({cause}); "
+            f"{folder}{_near(repository)}."
+        ) from None
     except GatedRepoError:
         raise InputError(
             f"{repository!r} is gated, and the Hugging Face hub does not give it to you; accept "
@@ -92,13 +109,16 @@ def from_hub(fetch: Callable[[str], str], repository: str, needed: str) -> Path:
         cause = str(error).strip().partition("\n")[0].rstrip(".:") or type(error).__name__
         raise InputError(
             f"{repository!r} is neither a folder nor a repository that the Hugging Face hub gave "
-            f"({cause}); {folder}."
+            f"({cause}); {folder}{_near(repository)}."
         ) from None
 
 
 def _near(name: str) -> str:
-    """A folder with a similar name beside the one that is missing, as a question; or nothing."""
-    beside = Path(name).parent
-    names = [path.name for path in beside.iterdir() if path.is_dir()] if beside.is_dir() else []
-    near = difflib.get_close_matches(Path(name).name, names, n=1)
-    return f" (did you mean {str(beside / near[0])!r}?)" if near else ""
+    """A model's folder of a similar name beside the one that is missing, as a question; or ""."""
+    wanted = Path(name)
+    try:
+        names = [path.parent.name for path in wanted.parent.glob("*/config.json")]
+    except OSError:  # a folder that cannot be read
+        return ""
+    near = difflib.get_close_matches(wanted.name, names, n=1)
+    return f" (did you mean {str(wanted.parent / near[0])!r}?)" if near else ""

@@ -81,10 +81,13 @@ def tokenize(
         tokens = tokenizer.encode(prompt.text).ids
         if not tokens:
             raise InputError(f"{prompt.place}: the tokenizer makes no tokens of the prompt.")
-        if len(tokens) + max_new_tokens > positions:
+        room = positions - len(tokens)
+        if max_new_tokens > room:
+            lower = f"lower max_new_tokens to {room} or " if room > 0 else ""
             raise InputError(
                 f"{prompt.place}: the prompt has {len(tokens)} tokens and max_new_tokens is "
-                f"{max_new_tokens}, but the target has {positions} positions; shorten one of them."
+                f"{max_new_tokens}, but the target has {positions} positions; {lower}shorten the "
+                "prompt."
             )
         rows.append(tokens)
     return rows

@@ -86,12 +86,14 @@ def prepare(
         check_whole(limit, f"max_new_tokens of row {row}")
         if limit < 1:
             raise InputError(f"max_new_tokens of row {row} is {limit}; it must be 1 or more.")
-        if len(prompt) + limit > config.position_limit:
+        room = config.position_limit - len(prompt)
+        if limit > room:
             dynamic = isinstance(config.rope_scaling, DynamicScaling)
             why = " (its dynamic rotary scaling has no one answer past them)" if dynamic else ""
+            fewer = f"ask for {room} new ones at most, or " if room > 0 else ""
             raise InputError(
                 f"Row {row} asks for {len(prompt)} prompt and {limit} new tokens, but the target "
-                f"has {config.position_limit} positions{why}; shorten one of them."
+                f"has {config.position_limit} positions{why}; {fewer}shorten the prompt."
             )
     stop_tokens = _stop_array(config, eos_token_ids, rows)
     lengths = np.asarray([len(prompt) for prompt in prompts], np.int32)
@@ -136,10 +138,11 @@ def _fit(remembered: tuple[int, ...], rows: int, tokens: int, max_path: int) -> 
 
 
 def check_pair(target: TargetConfig, drafter: DrafterConfig, draft: DraftConfig) -> None:
-    """Refuse a drafter that was trained for another target, and beams wider than its vocabulary.
+    """Refuse a drafter that was trained for another target, and trees that cannot be drafted.
 
     Raises:
-      InputError: width, vocabulary or layers differ, or the beam is too wide.
+      InputError: width, vocabulary or layers differ, the beam is wider than the drafter's
+        vocabulary, or it drafts more tokens than the target has positions.
     """
     for name in ("hidden_size", "vocab_size"):
         ours, theirs = getattr(drafter, name), getattr(target, name)
@@ -149,6 +152,11 @@ def check_pair(target: TargetConfig, drafter: DrafterConfig, draft: DraftConfig)
                 "trained for this target."
             )
     check_context_layers(target, drafter.context_layers, "The drafter's context_layers")
+    if draft.draft_rounds >= target.position_limit:
+        raise InputError(
+            f"DraftConfig.draft_rounds is {draft.draft_rounds}, but the target has "
+            f"{target.position_limit} positions; draft fewer."
+        )
     for name in ("beam_width", "candidates"):
         asked = getattr(draft, name) or 0
         if asked > drafter.draft_vocab_size:

@@ -183,15 +183,15 @@ class Terminal:
     def read_until(self, end: str, *, interrupt: bool = False) -> str:
         """What is shown up to `end`; with `interrupt` after Ctrl-C.
 
-        It is repeated where nothing follows, for Python's readline does not see a signal that
-        comes between a key and the wait for the next one.
+        It is repeated where nothing follows for long, for Python's readline does not see a signal
+        that comes between a key and the wait for the next one.
         """
         shown, deadline = "", time.monotonic() + 200
         while not re.search(end, shown):
             assert time.monotonic() < deadline, f"{end!r} did not come after {shown!r}"
             if interrupt and not shown:
                 self.process.send_signal(signal.SIGINT)
-            if select.select([self.descriptor], [], [], 1)[0]:
+            if select.select([self.descriptor], [], [], 20)[0]:
                 try:
                     shown += os.read(self.descriptor, 4096).decode()
                 except OSError:  # it has ended

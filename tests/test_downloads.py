@@ -1,5 +1,6 @@
 """Models by their hub id: what is fetched, in which order, and what is said when nothing comes."""
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -125,25 +126,65 @@ def test_the_folder_that_was_meant_is_named(
 ) -> None:
     monkeypatch.setattr(downloads, "snapshot_download", refuse_hub)
     around, name = target_folder.parent, target_folder.name
-    with pytest.raises(InputError, match=rf"holds no config.json; did you mean {target_folder}\?$"):
+    (around / f"{name}_notes").mkdir()
+    meant = re.escape(f"did you mean '{target_folder}'?")
+    with pytest.raises(InputError, match=f"holds no config.json; {meant}$"):
         load_target(around)
-    # A name that could be the hub's: the hub is asked first.
     monkeypatch.chdir(around.parent)
-    with pytest.raises(InputError, match=rf"gave .*\(did you mean '{around.name}/{name}'\?\)\.$"):
-        load_target(f"{around.name}/{name}s")
+    # The first could be the hub's, which is asked; the second cannot.
+    for missing, why in ((f"{around.name}/{name}s", "offline"), (f"./{around.name}/{name}s", "id")):
+        with pytest.raises(
+            InputError, match=rf"{why}.*\(did you mean '{around.name}/{name}'\?\)\.$"
+        ):
+            load_target(missing)
 
 
+def test_a_file_is_told_from_a_folder(target_folder: Path) -> None:
+    with pytest.raises(InputError, match=r"' is a file; give the path of a folder"):
+        load_target(target_folder / "model.safetensors")
+
+
+def test_many_inner_folders_are_counted(target_folder: Path) -> None:
+    for number in range(5):
+        shutil.copytree(target_folder, target_folder.parent / f"all/{number}")
+    with pytest.raises(InputError, match=r"/0' or '.*/1' or '.*/2' or one of 2 others\?$"):
+        load_target(target_folder.parent / "all")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("runs/demo/drafter", "must be in the form"),
+        ("./here", "cannot start or end with"),
+        ("user/my--model", "Cannot have --"),
+        ("user/model.git", "cannot end by '.git'"),
+    ],
+)
 def test_the_hub_is_not_asked_for_what_cannot_be_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, why: str
 ) -> None:
     def ask(*arguments: Any, **options: Any) -> str:
         raise AssertionError("the hub was asked")
 
     monkeypatch.setattr(downloads, "snapshot_download", ask)
     monkeypatch.chdir(tmp_path)
-    for name in (tmp_path / "none", "runs/demo/drafter", "./here", "a--b/c"):
-        with pytest.raises(InputError, match=r"nor an id of the Hugging Face hub, such as 'user/"):
-            load_target(name)
+    with pytest.raises(InputError, match=f"nor an id of the Hugging Face hub .*{re.escape(why)}"):
+        load_target(name)
+
+
+def test_a_folder_that_cannot_be_listed_costs_no_download(
+    target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(downloads, "snapshot_download", hub_with(target_folder, []))
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    assert_same(load_target("body", dtype="float32"), random_target(CONFIG))
+    monkeypatch.setattr(downloads, "snapshot_download", refuse_hub)
+    monkeypatch.setattr(Path, "glob", refuse)
+    with pytest.raises(InputError, match=r"gave \(offline\); give the path of a folder"):
+        load_target("body")
 
 
 GATED = GatedRepoError(

@@ -177,7 +177,8 @@ def test_an_answer_ends_with_the_token_that_the_template_closes_it_with(
         (["--stop", ""], "stop_strings of row 0 holds an empty string"),
         (["--seed", "-1"], "seed of row 0 is -1"),
         (["--max-new-tokens", "0"], "max_new_tokens of row 0 is 0"),
-        (["--max-new-tokens", "9999"], "the target has 512 positions"),
+        (["--max-new-tokens", "9999"], "512 positions; ask for 505 new ones at most, or shorten"),
+        (["--draft-rounds", "512"], "draft_rounds is 512, but the target has 512 positions"),
         (["--beam-width", "0"], "beam_width is 0"),
         (["--beam-width", "25"], "more than the 24 tokens that the drafter can draft"),
         (["--num-nodes", "99"], "num_nodes is 99"),
@@ -186,13 +187,13 @@ def test_an_answer_ends_with_the_token_that_the_template_closes_it_with(
         (["--prompt", ""], "The prompt is empty"),
         (["--prompt", os.fsdecode(b"ab\xff")], r"holds '\udcff' at character 2, a lone surrogate"),
         (["--no-drafter"], "not allowed with argument --drafter"),
-        (["--drafter", "."], "config.json is missing"),
-        (["--target", "."], "tokenizer.json is missing"),
-        (
-            ["--widht", "3"],
-            "unrecognized arguments: --widht 3; see python -m redrafter_jax --help.",
-        ),
-        (["--temprature=1"], "unrecognized arguments: --temprature=1; did you mean --temperature?"),
+        (["--drafter", "redrafter_jax"], "config.json is missing"),
+        (["--target", "redrafter_jax"], "tokenizer.json is missing"),
+        (["--target", "configs"], "holds no tokenizer.json; did you mean 'configs/demo_target'?"),
+        (["--widht", "3"], "argument: --widht; see python -m redrafter_jax generate --help."),
+        (["--temprature=1"], "argument: --temprature=1; did you mean --temperature?"),
+        (["--", "--temprature"], "unrecognized arguments: -- --temprature; see"),
+        (["--prompt", "--no such option", "--seed=-1"], "The seed of row 0 is -1"),
     ],
 )
 def test_a_bad_value_is_one_sentence_and_exit_code_2(
@@ -208,6 +209,9 @@ def test_a_bad_value_is_one_sentence_and_exit_code_2(
 def test_what_must_be_given_is_named(run_redrafter: Any) -> None:
     assert "required: COMMAND" in run_redrafter()[2]
     assert "required: --target, --prompt" in run_redrafter("generate")[2]
+    mistyped = run_redrafter("generate", "--taget", "t", "--prompt", "p")[2]
+    assert mistyped == "error: unrecognized argument: --taget; did you mean --target?\n"
+    assert "unrecognized argument: --folder;" in run_redrafter("convert", "a", "b", "--folder")[2]
     missing = run_redrafter("generate", "--target", "t", "--prompt", "p")[2]
     assert "one of the arguments --drafter --no-drafter is required" in missing
 

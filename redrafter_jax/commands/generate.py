@@ -81,6 +81,8 @@ def generate(arguments: argparse.Namespace) -> None:
         )
 
     # Prefill and one step compile everything, so that the clock sees decoding alone.
+    if sys.stderr.isatty():
+        print("Compiling ...", file=sys.stderr)
     for _ in islice(start(), 2):
         pass
     started = time.perf_counter()
