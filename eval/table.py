@@ -12,7 +12,7 @@ from redrafter_jax.config import SamplingConfig
 
 LEGEND = {
     "ratio": "Of speeds, the median of the pairs. Below 1 where a call over the tree, its draft "
-    "included, costs more plain calls than the tokens it gains, as on CPUs with small targets.",
+    "included, costs more plain calls than the tokens it gains: a small target on a CPU, say.",
     "acceptance length": "Tokens per target call, 1.00 in plain decoding. Published ReDrafter "
     "heads for 7B chat models reach 2.2 with one beam and about 4 with wide ones. Near 1 after a "
     "training that went well: the drafter belongs to another target, or prompts are tokenised or "

@@ -68,6 +68,14 @@ def test_a_tree_may_be_deep(folders: PairFolders, habitual_target: Target) -> No
     assert finished.stdout == plain_text(habitual_target) + "\n", finished.stderr
 
 
+def test_a_terminal_is_told_that_it_compiles(
+    run_redrafter: Any, folders: PairFolders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    _, _, err = run_redrafter(*arguments_of(folders))
+    assert err.index("Compiling ...\n") < err.index("acceptance length ")
+
+
 def test_the_text_needs_no_drafter(
     run_redrafter: Any, folders: PairFolders, habitual_target: Target
 ) -> None:
