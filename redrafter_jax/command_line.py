@@ -194,8 +194,7 @@ def load_settings(model: type[SettingsT], path: Path, overrides: Sequence[str] =
     try:
         return model.model_validate(values)
     except pydantic.ValidationError as error:
-        problems = [_describe(problem, model) for problem in error.errors()]
-        listed = "\n  ".join(problems)
+        listed = "\n  ".join(_describe(error.errors(), model))
         raise InputError(f"{path} is not a valid configuration:\n  {listed}") from None
 
 
@@ -307,16 +306,25 @@ def _holds_bool(value: Any) -> bool:
     return isinstance(value, bool)
 
 
-def _describe(problem: Any, model: type[pydantic.BaseModel]) -> str:
-    path = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] != "extra_forbidden":
-        # Of a missing key or an inconsistent section the input is the whole section.
-        got = "" if isinstance(problem["input"], dict) else f" (got {problem['input']!r})"
-        return f"{path}: {problem['msg']}{got}"
-    known = _known_keys(model, problem["loc"][:-1])
-    near = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}."
-    return f"{path}: unknown key; {hint}"
+def _describe(problems: Sequence[Any], model: type[pydantic.BaseModel]) -> list[str]:
+    """A line for each; where a section's keys are listed, once, after its last unknown one."""
+    lines, lists = [], {}
+    for problem in problems:
+        location = problem["loc"]
+        path = ".".join(map(str, location))
+        if problem["type"] != "extra_forbidden":
+            # Of a missing key or an inconsistent section the input is the whole section.
+            got = "" if isinstance(problem["input"], dict) else f" (got {problem['input']!r})"
+            lines.append(f"{path}: {problem['msg']}{got}")
+            continue
+        known = _known_keys(model, location[:-1])
+        near = difflib.get_close_matches(str(location[-1]), known, n=1)
+        if not near:
+            lists[location[:-1]] = len(lines), f"; known keys: {', '.join(known)}."
+        lines.append(f"{path}: unknown key" + (f"; did you mean {near[0]!r}?" if near else ""))
+    for line, known in lists.values():
+        lines[line] += known
+    return lines
 
 
 def _known_keys(model: Any, location: tuple[int | str, ...]) -> list[str]:

@@ -78,22 +78,26 @@ def prepare(
             raise InputError(
                 f"Prompt {row} is {prompt}; prompts are lists of token ids, one list per prompt."
             )
+        name = f"Prompt {row}" if rows > 1 else "The prompt"
         if len(prompt) == 0:
-            raise InputError(f"Prompt {row} is empty; it needs at least one token.")
-        _check_tokens(prompt, f"Prompt {row}", config.vocab_size)
+            raise InputError(f"{name} is empty; it needs at least one token.")
+        _check_tokens(prompt, name, config.vocab_size)
     limits = _per_row(max_new_tokens, rows, "max_new_tokens")
     for row, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
-        check_whole(limit, f"max_new_tokens of row {row}")
+        name = of_row("max_new_tokens", row, rows)
+        check_whole(limit, name)
         if limit < 1:
-            raise InputError(f"max_new_tokens of row {row} is {limit}; it must be 1 or more.")
+            raise InputError(f"{name} is {limit}; it must be 1 or more.")
         room = config.position_limit - len(prompt)
         if limit > room:
             dynamic = isinstance(config.rope_scaling, DynamicScaling)
             why = " (its dynamic rotary scaling has no one answer past them)" if dynamic else ""
             fewer = f"ask for {room} new ones at most, or " if room > 0 else ""
+            asked = f"{len(prompt)} prompt and {limit} new tokens"
+            asked = f"Row {row} asks for {asked}" if rows > 1 else f"{asked} are asked for"
             raise InputError(
-                f"Row {row} asks for {len(prompt)} prompt and {limit} new tokens, but the target "
-                f"has {config.position_limit} positions{why}; {fewer}shorten the prompt."
+                f"{asked}, but the target has {config.position_limit} positions{why}; {fewer}"
+                "shorten the prompt."
             )
     stop_tokens = _stop_array(config, eos_token_ids, rows)
     lengths = np.asarray([len(prompt) for prompt in prompts], np.int32)
@@ -204,7 +208,7 @@ def _stop_array(
                     f"eos_token_ids of row {row} is {one!r}; where rows differ, give a list of "
                     "token ids for every row."
                 )
-            _check_tokens(one, f"eos_token_ids of row {row}", config.vocab_size)
+            _check_tokens(one, of_row("eos_token_ids", row, rows), config.vocab_size)
     else:
         _check_tokens(own, "eos_token_ids", config.vocab_size)
         own = [own] * rows
@@ -224,14 +228,16 @@ def _sampling_arrays(
     chosen = _per_row(SamplingConfig() if sampling is None else sampling, rows, "sampling")
     for row, one in enumerate(chosen):
         if not isinstance(one, SamplingConfig):
-            raise InputError(f"sampling of row {row} is {one!r}; give a SamplingConfig.")
+            name = of_row("sampling", row, rows)
+            raise InputError(f"{name} is {one!r}; give a SamplingConfig.")
     if isinstance(seeds, int | np.integer):
         raise InputError(f"seeds is {seeds}; give a list with one whole number per prompt.")
     numbers: list[int] = _per_row(list(range(rows)) if seeds is None else seeds, rows, "seeds")
     for row, seed in enumerate(numbers):
-        check_whole(seed, f"The seed of row {row}")
+        name = of_row("The seed", row, rows)
+        check_whole(seed, name)
         if not 0 <= seed < 2**31:
-            raise InputError(f"The seed of row {row} is {seed}; it must be in [0, 2**31).")
+            raise InputError(f"{name} is {seed}; it must be in [0, 2**31).")
 
     def kept(top_k: int | None) -> int:
         return config.vocab_size if top_k is None else min(top_k, config.vocab_size)
@@ -258,6 +264,11 @@ def _per_row(value: PerRow[Value], rows: int, name: str) -> list[Value]:
             f"{name} has {len(value)} entries for {rows} prompts; give one value or one per prompt."
         )
     return list(value)
+
+
+def of_row(name: str, row: int, rows: int) -> str:
+    """What a sentence calls a row's own value; where there is one row alone, it is not counted."""
+    return name if rows == 1 else f"{name} of row {row}"
 
 
 def _check_tokens(tokens: Sequence[int] | np.ndarray, name: str, vocab_size: int) -> None:

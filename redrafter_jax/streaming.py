@@ -14,7 +14,7 @@ from redrafter_jax.decode import Generation, collect, decode, start
 from redrafter_jax.drafter import Drafter, context_layers_of
 from redrafter_jax.errors import InputError
 from redrafter_jax.prefill import Memory, empty_memory
-from redrafter_jax.requests import PerRow, StopTokens, check_pair, check_whole, slots_for
+from redrafter_jax.requests import PerRow, StopTokens, check_pair, check_whole, of_row, slots_for
 from redrafter_jax.sharding import common_mesh, place, shardings, to_host
 from redrafter_jax.target import Target
 from redrafter_jax.types import DecodeState
@@ -289,13 +289,11 @@ def _stop_strings(
     else:
         own = [list(one or ()) for one in stop_strings]
     for row, strings in enumerate(own):
+        name = of_row("stop_strings", row, rows)
         if any(not isinstance(one, str) for one in strings):
-            raise InputError(f"stop_strings of row {row} is {strings!r}; it must hold strings.")
+            raise InputError(f"{name} is {strings!r}; it must hold strings.")
         if "" in strings:
-            raise InputError(
-                f"stop_strings of row {row} holds an empty string; leave it out, or no text could "
-                "begin."
-            )
+            raise InputError(f"{name} holds an empty string; leave it out, or no text could begin.")
     if any(own) and detokenize is None:
         raise InputError(
             "stop_strings are given without detokenize; give the tokenizer's decode, so that "

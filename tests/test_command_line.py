@@ -135,6 +135,20 @@ def test_a_bad_override_is_refused(config: Path, override: str, reason: str) -> 
     assert reason in str(error.value)
 
 
+def test_known_keys_are_listed_once(tmp_path: Path) -> None:
+    path = tmp_path / "other.yaml"
+    path.write_text("size: 1\nsteps: 3\nloss: 1\ninner:\n  a: 1\n  b: 2\n  rats: 3\n")
+    with pytest.raises(InputError) as error:
+        load_settings(Outer, path)
+    assert str(error.value).splitlines()[1:] == [
+        "  inner.a: unknown key",
+        "  inner.b: unknown key; known keys: rate, names, weights, fast.",
+        "  inner.rats: unknown key; did you mean 'rate'?",
+        "  steps: unknown key",
+        "  loss: unknown key; known keys: size, inner.",
+    ]
+
+
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     with pytest.raises(InputError, match=r"Cannot read .*bad.yaml: No such file"):

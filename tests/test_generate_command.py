@@ -182,9 +182,9 @@ def test_an_answer_ends_with_the_token_that_the_template_closes_it_with(
             ["--top-k", "5", "--min-p", "0.1"],
             "whatever --top-k and --min-p would keep; give a --te",
         ),
-        (["--stop", ""], "stop_strings of row 0 holds an empty string"),
-        (["--seed", "-1"], "seed of row 0 is -1"),
-        (["--max-new-tokens", "0"], "max_new_tokens of row 0 is 0"),
+        (["--stop", ""], "stop_strings holds an empty string"),
+        (["--seed", "-1"], "seed is -1"),
+        (["--max-new-tokens", "0"], "max_new_tokens is 0"),
         (["--max-new-tokens", "9999"], "512 positions; ask for 505 new ones at most, or shorten"),
         (["--draft-rounds", "512"], "draft_rounds is 512, but the target has 512 positions"),
         (["--beam-width", "0"], "beam_width is 0"),
@@ -201,7 +201,7 @@ def test_an_answer_ends_with_the_token_that_the_template_closes_it_with(
         (["--widht", "3"], "argument: --widht; see python -m redrafter_jax generate --help."),
         (["--temprature=1"], "argument: --temprature=1; did you mean --temperature?"),
         (["--", "--temprature"], "unrecognized arguments: -- --temprature; see"),
-        (["--prompt", "--no such option", "--seed=-1"], "The seed of row 0 is -1"),
+        (["--prompt", "--no such option", "--seed=-1"], "The seed is -1"),
     ],
 )
 def test_a_bad_value_is_one_sentence_and_exit_code_2(

@@ -191,6 +191,25 @@ def test_bad_requests_get_one_sentence(changes: dict[str, Any], sentence: str) -
         prepared(**changes)
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"prompts": [[]]}, r"^The prompt is empty; "),
+        ({"prompts": [[24]]}, r"^The prompt holds token 24, outside "),
+        ({"max_new_tokens": 1.5}, r"^max_new_tokens is 1\.5; "),
+        ({"max_new_tokens": [0]}, r"^max_new_tokens is 0; "),
+        ({"max_new_tokens": 64}, r"^1 prompt and 64 new tokens are asked for, but the target has "),
+        ({"seeds": [-1]}, r"^The seed is -1; "),
+        ({"sampling": [0.7]}, r"^sampling is 0\.7; "),
+        ({"eos_token_ids": [[24]]}, r"^eos_token_ids holds token 24, outside "),
+    ],
+)
+def test_a_row_that_is_alone_is_not_counted(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        prepared(**{"prompts": [[1]], **changes})
+
+
 @pytest.mark.parametrize(
     ("changes", "width", "sentence"),
     [
@@ -282,7 +301,7 @@ def test_a_memory_must_hold_the_rows_and_their_tokens() -> None:
         ({"max_new_tokens": 512}, "512 positions"),
         ({"seeds": [1, 2]}, "seeds has 2 entries"),
         ({"eos_token_ids": [99]}, "eos_token_ids holds token 99"),
-        ({"eos_token_ids": [[99]]}, "eos_token_ids of row 0 holds token 99"),
+        ({"eos_token_ids": [[99]]}, "eos_token_ids holds token 99"),
     ],
 )
 def test_every_entry_refuses_before_it_compiles(
