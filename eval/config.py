@@ -139,6 +139,7 @@ class TreeGrid(BuildableSettings):
     final_beams_only: bool = DraftConfig.final_beams_only
     num_nodes: list[PositiveInt | None] = Field(default=[None], min_length=1)
     sharpness: list[Annotated[float, Field(gt=0)]] = Field(default=[1.0], min_length=1)
+    lookup_tokens: NonNegativeInt = DraftConfig.lookup_tokens
 
     def build(self) -> list[DraftConfig]:
         """The library's configuration of every tree."""
@@ -149,6 +150,7 @@ class TreeGrid(BuildableSettings):
                 num_nodes=nodes,
                 final_beams_only=self.final_beams_only,
                 sharpness=sharpness,
+                lookup_tokens=self.lookup_tokens,
             )
             for nodes in self.num_nodes
             for sharpness in self.sharpness

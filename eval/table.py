@@ -147,6 +147,7 @@ def describe_setting(report: dict[str, Any]) -> str:
     draft, sampling = config["draft"], config["sampling"]
     tree = (
         f"W={draft['beam_width']} R={draft['draft_rounds']} N={report['num_nodes']}"
+        f"{f', {draft["lookup_tokens"]} of them copied,' if draft['lookup_tokens'] else ''}"
         f"{' final beams only' if draft['final_beams_only'] else ''}"
         f" sharpness {draft['sharpness']:g}"
         f"{f' candidates {draft["candidates"]}' if draft['candidates'] else ''}"

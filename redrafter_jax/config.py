@@ -259,7 +259,8 @@ class DraftConfig:
     Attributes:
       beam_width: W, beams kept per round.
       draft_rounds: R, tokens drafted per beam (Apple's "beam length" is R + 1).
-      num_nodes: N, tree nodes the target verifies, root included; None for all `1 + R * W`.
+      num_nodes: N, tree nodes the target verifies, root and copied tokens included; None for all
+        `1 + R * W + lookup_tokens`.
       final_beams_only: keep only nodes that a final beam descends from, the paper's tree.
       sharpness: factor on the draft scores before they are normalised and summed along a beam;
         1.0 ranks beams by the drafter's plain log-probabilities.
@@ -273,6 +274,7 @@ class DraftConfig:
     final_beams_only: bool = False
     sharpness: float = 1.0
     candidates: int | None = None
+    lookup_tokens: int = 0
 
     def __post_init__(self) -> None:
         _require_whole(
@@ -281,6 +283,7 @@ class DraftConfig:
             draft_rounds=self.draft_rounds,
             num_nodes=self.num_nodes,
             candidates=self.candidates,
+            lookup_tokens=self.lookup_tokens,
         )
         _require_positive(
             "DraftConfig",
@@ -288,10 +291,16 @@ class DraftConfig:
             draft_rounds=self.draft_rounds,
             sharpness=self.sharpness,
         )
-        if self.num_nodes is not None and not 1 <= self.num_nodes <= self.max_nodes:
+        if self.lookup_tokens < 0:
+            raise InputError(
+                f"DraftConfig.lookup_tokens is {self.lookup_tokens}; it must be 0 or more."
+            )
+        least = 1 + self.lookup_tokens
+        if self.num_nodes is not None and not least <= self.num_nodes <= self.max_nodes:
+            copied = f" and lookup_tokens={self.lookup_tokens}" if self.lookup_tokens else ""
             raise InputError(
                 f"DraftConfig.num_nodes is {self.num_nodes}; beam_width={self.beam_width} and "
-                f"draft_rounds={self.draft_rounds} give 1 to {self.max_nodes} nodes."
+                f"draft_rounds={self.draft_rounds}{copied} give {least} to {self.max_nodes} nodes."
             )
         if self.candidates is not None and self.candidates < self.beam_width:
             raise InputError(
@@ -301,8 +310,8 @@ class DraftConfig:
 
     @property
     def max_nodes(self) -> int:
-        """Nodes of the whole beam trace, root included."""
-        return 1 + self.beam_width * self.draft_rounds
+        """Nodes of the whole beam trace, root included, and the copied ones."""
+        return 1 + self.beam_width * self.draft_rounds + self.lookup_tokens
 
     @property
     def budget(self) -> int:
@@ -310,9 +319,14 @@ class DraftConfig:
         return self.max_nodes if self.num_nodes is None else self.num_nodes
 
     @property
+    def beam_nodes(self) -> int:
+        """The nodes of the N that the beams have, root included."""
+        return self.budget - self.lookup_tokens
+
+    @property
     def max_path(self) -> int:
         """P, the longest path one target call can accept."""
-        return self.draft_rounds + 1
+        return max(self.draft_rounds, self.lookup_tokens) + 1
 
 
 @dataclass(frozen=True)

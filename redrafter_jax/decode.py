@@ -18,6 +18,7 @@ from redrafter_jax.cache import commit
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.drafter import Drafter, context_layers_of
 from redrafter_jax.errors import InputError
+from redrafter_jax.lookup import prompt_lookup
 from redrafter_jax.parts import gather_parts
 from redrafter_jax.prefill import Memory, prefill
 from redrafter_jax.program import program
@@ -25,7 +26,7 @@ from redrafter_jax.requests import PerRow, StopTokens, check_pair, prepare
 from redrafter_jax.sampling import draw_noise
 from redrafter_jax.sharding import check_rows, common_mesh, per_part, place, to_host
 from redrafter_jax.target import Decoder, Target
-from redrafter_jax.tree import build_tree, root_tree
+from redrafter_jax.tree import build_tree, graft, root_tree
 from redrafter_jax.types import (
     Accepted,
     DecodeState,
@@ -125,6 +126,8 @@ def draft_tree(
 ) -> TokenTree:
     """The tree below each row's root, as beams find it that see this noise and this sampling.
 
+    With `lookup_tokens` also what followed when the text last read as it does now.
+
     Raises:
       InputError: the state was made without the drafter's context layers.
     """
@@ -144,7 +147,10 @@ def draft_tree(
         draft,
         scorer or draft_scorer(decoder, drafter),
     )
-    return build_tree(state.root, beams, draft)
+    tree = build_tree(state.root, beams, draft)
+    if not draft.lookup_tokens:
+        return tree
+    return graft(tree, *prompt_lookup(state.tokens, state.cache.lengths, draft.lookup_tokens))
 
 
 def advance(

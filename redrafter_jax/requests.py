@@ -156,11 +156,13 @@ def check_pair(target: TargetConfig, drafter: DrafterConfig, draft: DraftConfig)
                 "trained for this target."
             )
     check_context_layers(target, drafter.context_layers, "The drafter's context_layers")
-    if draft.draft_rounds >= target.position_limit:
-        raise InputError(
-            f"DraftConfig.draft_rounds is {draft.draft_rounds}, but the target has "
-            f"{target.position_limit} positions; draft fewer."
-        )
+    for name in ("draft_rounds", "lookup_tokens"):
+        asked = getattr(draft, name)
+        if asked >= target.position_limit:
+            raise InputError(
+                f"DraftConfig.{name} is {asked}, but the target has {target.position_limit} "
+                "positions; draft fewer."
+            )
     for name in ("beam_width", "candidates"):
         asked = getattr(draft, name) or 0
         if asked > drafter.draft_vocab_size:

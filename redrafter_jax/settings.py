@@ -93,6 +93,7 @@ class DraftSettings(BuildableSettings):
     final_beams_only: bool = DraftConfig.final_beams_only
     sharpness: float = Field(default=DraftConfig.sharpness, gt=0)
     candidates: PositiveInt | None = DraftConfig.candidates
+    lookup_tokens: NonNegativeInt = DraftConfig.lookup_tokens
 
     def build(self) -> DraftConfig:
         """The library's configuration."""

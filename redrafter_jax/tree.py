@@ -1,15 +1,15 @@
-"""From a beam search's trace to a token tree: parents, node budget, ancestor mask."""
+"""From a beam search's trace to a token tree: parents, node budget, ancestors, copied tokens."""
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.types import Beams, TokenTree
 
 
 def build_tree(root: Int[Array, " B"], beams: Beams, draft: DraftConfig) -> TokenTree:
-    """The tree of a beam trace, cut to the node budget.
+    """The tree of a beam trace, cut to the node budget that the beams have.
 
     The (parent beam, token) pairs of a round are all distinct, so the trace is a tree without any
     search for shared prefixes: pair w of round r is node `1 + r * W + w`. Its N best nodes in
@@ -19,14 +19,14 @@ def build_tree(root: Int[Array, " B"], beams: Beams, draft: DraftConfig) -> Toke
     nodes = _trace_nodes(root, beams)
     if draft.final_beams_only:
         nodes = _keep_final_beams(nodes, draft)
-    if draft.budget < draft.max_nodes:
-        nodes = _keep_best(nodes, draft.budget)
+    if draft.beam_nodes < nodes[0].shape[1]:
+        nodes = _keep_best(nodes, draft.beam_nodes)
     tokens, parents, depth, log_probs = nodes
     live = log_probs > -jnp.inf
     parents = jnp.where(live, parents, 0)
     mask = ancestor_mask(parents, draft.draft_rounds)
     # A dead slot must be nobody's match, ancestor or child.
-    alone = jnp.eye(draft.budget, dtype=bool)
+    alone = jnp.eye(draft.beam_nodes, dtype=bool)
     return TokenTree(
         tokens=jnp.where(live, tokens, -1),
         parents=parents,
@@ -34,6 +34,49 @@ def build_tree(root: Int[Array, " B"], beams: Beams, draft: DraftConfig) -> Toke
         mask=jnp.where(live[:, :, None], mask, alone),
         log_probs=log_probs,
     )
+
+
+def graft(tree: TokenTree, copied: Int[Array, "B C"], found: Bool[Array, " B"]) -> TokenTree:
+    """The tree with a chain of C more tokens below its root, in C more slots.
+
+    As far as the tree has them already its own nodes stand for them, so that siblings stay
+    distinct, and their slots are dead; so are all C where nothing was found.
+
+    Args:
+      tree: with distinct siblings.
+      copied: the chain's tokens, from the root's child down.
+      found: whether the row has a chain.
+    """
+    B, N = tree.tokens.shape
+    C = copied.shape[1]
+    own = jnp.take_along_axis(copied, jnp.maximum(tree.depth - 1, 0), axis=1)
+    # Below the chain's end there is nothing to stand for.
+    same = ((tree.tokens == own) & (tree.depth <= C)).at[:, 0].set(True)
+    shared = ~(tree.mask & ~same[:, None, :]).any(axis=-1)
+    reached = jnp.where(shared, tree.depth, -1)
+    tip = jnp.argmax(reached, axis=1).astype(jnp.int32)[:, None]
+    kept = jnp.max(reached, axis=1, keepdims=True)
+
+    order = jnp.arange(C, dtype=jnp.int32)
+    live = (order >= kept) & found[:, None]
+    above = jnp.take_along_axis(tree.mask, tip[..., None], axis=1)
+    below = (order <= order[:, None]) & live[:, None, :]
+    seen = jnp.concatenate([jnp.broadcast_to(above, (B, C, N)), below], axis=2)
+    alone = jnp.eye(N + C, dtype=bool)[N:]
+    seen = jnp.where(live[..., None], seen, alone)
+    parents = jnp.where(order > kept, N + order - 1, tip)
+    score = jnp.take_along_axis(tree.log_probs, tip, axis=1)
+    return TokenTree(
+        tokens=_beside(tree.tokens, jnp.where(live, copied, -1)),
+        parents=_beside(tree.parents, jnp.where(live, parents, 0)),
+        depth=_beside(tree.depth, jnp.where(live, order + 1, 0)),
+        mask=jnp.concatenate([jnp.pad(tree.mask, ((0, 0), (0, 0), (0, C))), seen], axis=1),
+        log_probs=_beside(tree.log_probs, jnp.where(live, score, -jnp.inf)),
+    )
+
+
+def _beside(nodes: Shaped[Array, "B N"], more: Shaped[Array, "B C"]) -> Shaped[Array, "B M"]:
+    return jnp.concatenate([nodes, more], axis=1)
 
 
 def root_tree(root: Int[Array, " B"]) -> TokenTree:

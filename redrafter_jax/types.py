@@ -63,7 +63,8 @@ class TokenTree(NamedTuple):
       parents: index of the parent node, smaller than the node's own.
       depth: 0 at the root.
       mask: mask[b, i, j] is True where node j is node i or one of its ancestors.
-      log_probs: the drafter's score of the path to the node; 0 at the root.
+      log_probs: the drafter's score of the path to the node; 0 at the root. Copied tokens have
+        that of the node which their chain hangs from.
     """
 
     tokens: Int[Array, "B N"]

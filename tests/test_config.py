@@ -174,6 +174,12 @@ def test_the_input_projection_is_left_out_at_twice_the_width(
         ({"sharpness": INFINITY}, r"^DraftConfig\.sharpness is inf; "),
         ({"num_nodes": 0}, r"^DraftConfig\.num_nodes is 0; .* 1 to 13 nodes\.$"),
         ({"num_nodes": 14}, r"^DraftConfig\.num_nodes is 14; .* 1 to 13 nodes\.$"),
+        ({"lookup_tokens": -1}, r"^DraftConfig\.lookup_tokens is -1; it must be 0 or more\.$"),
+        (
+            {"lookup_tokens": 5, "num_nodes": 5},
+            r"^DraftConfig\.num_nodes is 5; .* and lookup_tokens=5 give 6 to 18 nodes\.$",
+        ),
+        ({"lookup_tokens": 5, "num_nodes": 19}, r"^DraftConfig\.num_nodes is 19; .* 6 to 18 nodes"),
     ],
 )
 def test_drafts_make_sense(changes: dict[str, Any], sentence: str) -> None:
@@ -188,6 +194,13 @@ def test_a_draft_counts_its_nodes_and_its_longest_path() -> None:
     assert (draft.max_nodes, draft.budget, draft.max_path) == (13, 13, 4)
     draft = DraftConfig(beam_width=4, draft_rounds=3, num_nodes=6)
     assert (draft.max_nodes, draft.budget, draft.max_path) == (13, 6, 4)
+
+
+def test_copied_tokens_are_of_the_nodes_and_may_reach_further_than_beams() -> None:
+    draft = DraftConfig(beam_width=4, draft_rounds=3, lookup_tokens=5)
+    assert (draft.max_nodes, draft.budget, draft.beam_nodes, draft.max_path) == (18, 18, 13, 6)
+    draft = DraftConfig(beam_width=4, draft_rounds=3, num_nodes=6, lookup_tokens=2)
+    assert (draft.max_nodes, draft.budget, draft.beam_nodes, draft.max_path) == (15, 6, 4, 4)
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,7 @@ def test_an_answer_ends_with_the_token_that_the_template_closes_it_with(
         (["--beam-width", "0"], "beam_width is 0"),
         (["--beam-width", "25"], "more than the 24 tokens that the drafter can draft"),
         (["--num-nodes", "99"], "num_nodes is 99"),
+        (["--lookup-tokens", "-1"], "lookup_tokens is -1"),
         (["--sharpness", "0"], "sharpness is 0.0; it must be greater than 0"),
         (["--dtype", "int8"], "invalid choice: 'int8'"),
         (["--prompt", ""], "The prompt is empty"),

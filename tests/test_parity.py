@@ -1,5 +1,6 @@
 """Speculation changes how fast the text arrives, never what it says."""
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -39,6 +40,10 @@ TREES = {
     "deep and sharp": DraftConfig(beam_width=2, draft_rounds=6, num_nodes=9, sharpness=2.5),
     "root alone": DraftConfig(beam_width=2, draft_rounds=2, num_nodes=1),
     "whole vocabulary": DraftConfig(beam_width=V, draft_rounds=1),
+    "copied tokens under a budget": DraftConfig(
+        beam_width=4, draft_rounds=3, num_nodes=10, lookup_tokens=2
+    ),
+    "more copied tokens than rounds": DraftConfig(beam_width=2, draft_rounds=2, lookup_tokens=6),
 }
 # One batch holds all of them: temperatures and filters differ row by row.
 SAMPLINGS = [
@@ -139,6 +144,18 @@ def test_every_kind_of_drafter_leaves_the_text_and_is_accepted(variant: dict[str
     plain, speculative = plain_and_speculative(target, drafter, TREES["all nodes"], requests)
     assert speculative.tokens == plain.tokens
     assert speculative.acceptance_length > 2
+
+
+def test_copied_tokens_come_true_where_a_text_repeats_itself() -> None:
+    target, right = PAIRS["good"]
+    tree = TREES["more copied tokens than rounds"]
+    drafter = random_drafter(right.config)
+    plain, speculative = plain_and_speculative(target, drafter, tree, full_requests())
+    assert speculative.tokens == plain.tokens
+    assert speculative.accept_counts[:, tree.draft_rounds + 1 :].any(), "further than beams reach"
+    alone = dataclasses.replace(tree, lookup_tokens=0)
+    without = generate(target, drafter, draft=alone, **full_requests())
+    assert speculative.acceptance_length > 1.5 * without.acceptance_length
 
 
 def test_drafts_under_shared_noise_guess_what_will_be_drawn() -> None:

@@ -248,6 +248,13 @@ def test_a_beam_may_be_as_wide_as_the_vocabulary() -> None:
         check_pair(CONFIG, drafter, DraftConfig(beam_width=2, candidates=25))
 
 
+def test_copied_tokens_fit_the_positions() -> None:
+    drafter = DrafterConfig(24, 32, exit_dim=8, num_draft_layers=0)
+    check_pair(CONFIG, drafter, DraftConfig(lookup_tokens=63))
+    with pytest.raises(InputError, match=r"^DraftConfig\.lookup_tokens is 64, .* 64 positions; "):
+        check_pair(CONFIG, drafter, DraftConfig(lookup_tokens=64))
+
+
 def by_generate(target: Target, drafter: Drafter, **arguments: Any) -> None:
     generate(target, drafter, **arguments)
 

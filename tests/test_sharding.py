@@ -60,7 +60,7 @@ ASKED: dict[str, Any] = {
         SamplingConfig(),
     ],
 }
-DRAFT = DraftConfig(beam_width=3, draft_rounds=3, num_nodes=8, sharpness=1.3)
+DRAFT = DraftConfig(beam_width=3, draft_rounds=3, num_nodes=10, sharpness=1.3, lookup_tokens=2)
 
 
 @pytest.fixture(scope="module")

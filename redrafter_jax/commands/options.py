@@ -66,6 +66,13 @@ def add_draft(command: argparse.ArgumentParser) -> None:
     add("--num-nodes", type=int, help="tree nodes to verify (all of them)")
     sharpness = DraftConfig.sharpness
     add("--sharpness", type=float, default=sharpness, help="factor on draft scores (%(default)s)")
+    copied = DraftConfig.lookup_tokens
+    add(
+        "--lookup-tokens",
+        type=int,
+        default=copied,
+        help="tokens to copy from where the text last read like this (%(default)s)",
+    )
 
 
 def add_template(command: argparse.ArgumentParser) -> None:
@@ -118,11 +125,12 @@ def draft_of(arguments: argparse.Namespace) -> DraftConfig:
         draft_rounds=arguments.draft_rounds,
         num_nodes=arguments.num_nodes,
         sharpness=arguments.sharpness,
+        lookup_tokens=arguments.lookup_tokens,
     )
     if arguments.no_drafter and draft != DraftConfig():
         raise InputError(
-            "--no-drafter drafts nothing; leave --beam-width, --draft-rounds, --num-nodes and "
-            "--sharpness out, or give --drafter."
+            "--no-drafter drafts nothing; leave --beam-width, --draft-rounds, --num-nodes, "
+            "--sharpness and --lookup-tokens out, or give --drafter."
         )
     return draft
 
