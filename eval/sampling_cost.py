@@ -35,7 +35,7 @@ DEFINITIONS = {
     "plain_share": "median over repeats of (step - greedy step) / greedy step, both of the same "
     "repeat",
     "speculative_share": "the same of the speculative step",
-    "noise_milliseconds": "the noise alone, of the R + 1 positions of a speculative step and of "
+    "noise_milliseconds": "the noise alone, of the P positions of a speculative step and of "
     "the one position of a plain step",
 }
 

@@ -21,6 +21,14 @@ LEGEND = {
     "a steep fall after depth 1 means that later rounds are poorly trained.",
     "identical texts": "All of them in float32; in bfloat16 a near tie may fall either way.",
 }
+# Beside copied tokens the drafter's own part cannot be told.
+LEGEND_OF_COPIES = LEGEND | {
+    "acceptance length": "Tokens per target call, 1.00 in plain decoding. Copied tokens come true "
+    "where the text repeats itself, whatever the drafter: what it gains by itself shows with "
+    "draft.lookup_tokens=0 and as many fewer draft.num_nodes.",
+    "acceptance rate": "Of drafts whose parent was accepted, the drafter's and copied ones. It "
+    "rises with the depth, for deep nodes are copied, and a text that repeats itself goes on so.",
+}
 
 
 def render_report(report: dict[str, Any]) -> RenderableType:
@@ -28,7 +36,8 @@ def render_report(report: dict[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [Text(describe_setting(report)), _measures(report)]
     if len(report["categories"]) > 1:
         parts.append(_categories(report["categories"]))
-    parts.append(_legend())
+    copies = report["config"]["draft"]["lookup_tokens"] > 0
+    parts.append(_legend(LEGEND_OF_COPIES if copies else LEGEND))
     return Group(*parts)
 
 
@@ -147,7 +156,7 @@ def describe_setting(report: dict[str, Any]) -> str:
     draft, sampling = config["draft"], config["sampling"]
     tree = (
         f"W={draft['beam_width']} R={draft['draft_rounds']} N={report['num_nodes']}"
-        f"{f', {draft["lookup_tokens"]} of them copied,' if draft['lookup_tokens'] else ''}"
+        f"{f', {draft["lookup_tokens"]} of them copied' if draft['lookup_tokens'] else ''}"
         f"{' final beams only' if draft['final_beams_only'] else ''}"
         f" sharpness {draft['sharpness']:g}"
         f"{f' candidates {draft["candidates"]}' if draft['candidates'] else ''}"
@@ -201,11 +210,11 @@ def _measures(report: dict[str, Any]) -> Table:
     return table
 
 
-def _legend() -> Table:
+def _legend(legend: dict[str, str]) -> Table:
     """What is normal."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
-    for name, meaning in LEGEND.items():
+    for name, meaning in legend.items():
         table.add_row(name, meaning, style="dim")
     return table
 

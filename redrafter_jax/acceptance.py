@@ -17,15 +17,15 @@ def acceptance_length(accept_counts: Int[np.ndarray, "*rows P"]) -> float:
 
 def acceptance_rate_per_depth(
     accept_counts: Int[np.ndarray, "*rows P"],
-) -> Float[np.ndarray, " R"]:
-    """How often the drafter is right at depth 1 to R, given that it was right above.
+) -> Float[np.ndarray, " P-1"]:
+    """How often a draft is right at depth 1 to P - 1, given that it was right above.
 
     A call that gained c tokens accepted nodes down to depth c - 1, so the rate at depth d is the
     share of calls that gained d + 1 tokens or more among those that gained d or more. NaN where no
     call got that far. A row's last call may be cut short by its limit, which counts as rejection.
 
     Args:
-      accept_counts: as in `acceptance_length`; P = R + 1.
+      accept_counts: as in `acceptance_length`.
     """
     histogram = accept_counts.reshape(-1, accept_counts.shape[-1]).sum(axis=0)
     reached = np.cumsum(histogram[::-1])[::-1].astype(float)

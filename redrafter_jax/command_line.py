@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from types import NoneType, UnionType
 from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
 import jax
@@ -307,7 +308,7 @@ def _holds_bool(value: Any) -> bool:
 
 
 def _describe(problems: Sequence[Any], model: type[pydantic.BaseModel]) -> list[str]:
-    """A line for each; where a section's keys are listed, once, after its last unknown one."""
+    """A line for each; a section's keys are listed once, where the last has none like it."""
     lines, lists = [], {}
     for problem in problems:
         location = problem["loc"]
@@ -331,7 +332,14 @@ def _known_keys(model: Any, location: tuple[int | str, ...]) -> list[str]:
     for part in location:
         # A part of a list or a mapping: its index or key leads to what it holds.
         if get_origin(model) in (list, dict):
-            model = get_args(model)[-1]
+            model = _section_of(get_args(model)[-1])
         elif field := getattr(model, "model_fields", {}).get(part):
-            model = field.annotation
+            model = _section_of(field.annotation)
     return list(getattr(model, "model_fields", []))
+
+
+def _section_of(annotation: Any) -> Any:
+    """Of a section that may be left out, `Section | None`, the section."""
+    if get_origin(annotation) is not UnionType:
+        return annotation
+    return next(one for one in get_args(annotation) if one is not NoneType)

@@ -266,6 +266,8 @@ class DraftConfig:
         1.0 ranks beams by the drafter's plain log-probabilities.
       candidates: a beam's scores are normalised over this many of its best tokens, W or more;
         None takes all tokens, Apple's code 50.
+      lookup_tokens: C, nodes of the N that copy what followed the last place where the text read
+        as it does now (prompt lookup, `redrafter_jax.lookup`); 0 for none, as in the paper.
     """
 
     beam_width: int = 8
@@ -297,7 +299,7 @@ class DraftConfig:
             )
         least = 1 + self.lookup_tokens
         if self.num_nodes is not None and not least <= self.num_nodes <= self.max_nodes:
-            copied = f" and lookup_tokens={self.lookup_tokens}" if self.lookup_tokens else ""
+            copied = f" with lookup_tokens={self.lookup_tokens}" if self.lookup_tokens else ""
             raise InputError(
                 f"DraftConfig.num_nodes is {self.num_nodes}; beam_width={self.beam_width} and "
                 f"draft_rounds={self.draft_rounds}{copied} give {least} to {self.max_nodes} nodes."
@@ -326,7 +328,7 @@ class DraftConfig:
     @property
     def max_path(self) -> int:
         """P, the longest path one target call can accept."""
-        return max(self.draft_rounds, self.lookup_tokens) + 1
+        return self.draft_rounds + self.lookup_tokens + 1
 
 
 @dataclass(frozen=True)

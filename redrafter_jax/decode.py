@@ -150,7 +150,10 @@ def draft_tree(
     tree = build_tree(state.root, beams, draft)
     if not draft.lookup_tokens:
         return tree
-    return graft(tree, *prompt_lookup(state.tokens, state.cache.lengths, draft.lookup_tokens))
+    # As many as the beams may have of them already, and those that are new.
+    reach = draft.max_path - 1
+    copied, found = prompt_lookup(state.tokens, state.cache.lengths, reach)
+    return graft(tree, copied, found, draft.lookup_tokens)
 
 
 def advance(

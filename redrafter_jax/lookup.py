@@ -1,7 +1,7 @@
-"""Drafts without a drafter: what followed the last time the text read as it does now.
+"""Drafts that need no head: what followed the last time the text read as it does now.
 
-Prompt lookup decoding (https://github.com/apoorvumang/prompt-lookup-decoding): code, edits and
-summaries repeat themselves or their prompt, and no head that sees one hidden state can know that.
+Prompt lookup decoding (https://github.com/apoorvumang/prompt-lookup-decoding): edits, summaries and
+code repeat themselves or their prompt, which a small head can hardly tell from a hidden state.
 """
 
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ def prompt_lookup(
     for back in range(LONGEST_MATCH):
         own = jnp.take_along_axis(tokens, jnp.maximum(last - back, 0)[:, None], axis=1)
         before = jnp.pad(tokens, ((0, 0), (back, 0)))[:, :S]
-        same &= (before == own) & (place >= back) & (last >= back)[:, None]
+        same &= (before == own) & (place >= back)
         matched += same
     matched = jnp.where(place < last[:, None], matched, 0)
     most = matched.max(axis=1)

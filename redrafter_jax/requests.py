@@ -93,11 +93,10 @@ def prepare(
             dynamic = isinstance(config.rope_scaling, DynamicScaling)
             why = " (its dynamic rotary scaling has no one answer past them)" if dynamic else ""
             fewer = f"ask for {room} new ones at most, or " if room > 0 else ""
-            asked = f"{len(prompt)} prompt and {limit} new tokens"
-            asked = f"Row {row} asks for {asked}" if rows > 1 else f"{asked} are asked for"
+            asker = f"Row {row} asks" if rows > 1 else "The request is"
             raise InputError(
-                f"{asked}, but the target has {config.position_limit} positions{why}; {fewer}"
-                "shorten the prompt."
+                f"{asker} for {len(prompt)} prompt and {limit} new tokens, but the target has "
+                f"{config.position_limit} positions{why}; {fewer}shorten the prompt."
             )
     stop_tokens = _stop_array(config, eos_token_ids, rows)
     lengths = np.asarray([len(prompt) for prompt in prompts], np.int32)
@@ -156,13 +155,12 @@ def check_pair(target: TargetConfig, drafter: DrafterConfig, draft: DraftConfig)
                 "trained for this target."
             )
     check_context_layers(target, drafter.context_layers, "The drafter's context_layers")
-    for name in ("draft_rounds", "lookup_tokens"):
-        asked = getattr(draft, name)
-        if asked >= target.position_limit:
-            raise InputError(
-                f"DraftConfig.{name} is {asked}, but the target has {target.position_limit} "
-                "positions; draft fewer."
-            )
+    if draft.max_path > target.position_limit:
+        copied = f" and lookup_tokens {draft.lookup_tokens}" if draft.lookup_tokens else ""
+        raise InputError(
+            f"DraftConfig.draft_rounds is {draft.draft_rounds}{copied}, but the target has "
+            f"{target.position_limit} positions; draft fewer."
+        )
     for name in ("beam_width", "candidates"):
         asked = getattr(draft, name) or 0
         if asked > drafter.draft_vocab_size:

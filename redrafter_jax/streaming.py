@@ -122,6 +122,11 @@ def stream(
     if steps_per_yield < 1:
         raise InputError(f"steps_per_yield is {steps_per_yield}; it must be 1 or more.")
     if drafter is None:
+        if draft and draft.lookup_tokens:
+            raise InputError(
+                f"DraftConfig.lookup_tokens is {draft.lookup_tokens}, but there is no drafter for "
+                "a tree to copy them into; give one."
+            )
         draft = None
     else:
         draft = draft or DraftConfig()

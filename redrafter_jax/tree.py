@@ -36,42 +36,46 @@ def build_tree(root: Int[Array, " B"], beams: Beams, draft: DraftConfig) -> Toke
     )
 
 
-def graft(tree: TokenTree, copied: Int[Array, "B C"], found: Bool[Array, " B"]) -> TokenTree:
-    """The tree with a chain of C more tokens below its root, in C more slots.
+def graft(
+    tree: TokenTree, copied: Int[Array, "B M"], found: Bool[Array, " B"], count: int
+) -> TokenTree:
+    """The tree with C more nodes, which spell how a copy goes on that the tree has the start of.
 
-    As far as the tree has them already its own nodes stand for them, so that siblings stay
-    distinct, and their slots are dead; so are all C where nothing was found.
+    As far as the tree has the copy's tokens from the root down, its own nodes stand for them, so
+    that siblings stay distinct; the C tokens after these hang below the last of them.
 
     Args:
       tree: with distinct siblings.
-      copied: the chain's tokens, from the root's child down.
-      found: whether the row has a chain.
+      copied: tokens from the root's child down, C more of them than the tree is deep.
+      found: whether the row has a copy; the C slots of one without are dead.
+      count: C.
     """
     B, N = tree.tokens.shape
-    C = copied.shape[1]
     own = jnp.take_along_axis(copied, jnp.maximum(tree.depth - 1, 0), axis=1)
-    # Below the chain's end there is nothing to stand for.
-    same = ((tree.tokens == own) & (tree.depth <= C)).at[:, 0].set(True)
+    same = (tree.tokens == own).at[:, 0].set(True)
     shared = ~(tree.mask & ~same[:, None, :]).any(axis=-1)
     reached = jnp.where(shared, tree.depth, -1)
     tip = jnp.argmax(reached, axis=1).astype(jnp.int32)[:, None]
-    kept = jnp.max(reached, axis=1, keepdims=True)
+    start = jnp.max(reached, axis=1, keepdims=True)
 
-    order = jnp.arange(C, dtype=jnp.int32)
-    live = (order >= kept) & found[:, None]
+    order = jnp.arange(count, dtype=jnp.int32)
+    parents = jnp.where(order == 0, tip, N + order - 1)
     above = jnp.take_along_axis(tree.mask, tip[..., None], axis=1)
-    below = (order <= order[:, None]) & live[:, None, :]
-    seen = jnp.concatenate([jnp.broadcast_to(above, (B, C, N)), below], axis=2)
-    alone = jnp.eye(N + C, dtype=bool)[N:]
+    above = jnp.broadcast_to(above, (B, count, N))
+    below = jnp.broadcast_to(jnp.tri(count, dtype=bool), (B, count, count))
+    seen = jnp.concatenate([above, below], axis=2)
+    live = found[:, None]
+    alone = jnp.eye(N + count, dtype=bool)[N:]
+    scores = jnp.repeat(jnp.take_along_axis(tree.log_probs, tip, axis=1), count, axis=1)
+    tokens = jnp.take_along_axis(copied, start + order, axis=1)
+
     seen = jnp.where(live[..., None], seen, alone)
-    parents = jnp.where(order > kept, N + order - 1, tip)
-    score = jnp.take_along_axis(tree.log_probs, tip, axis=1)
     return TokenTree(
-        tokens=_beside(tree.tokens, jnp.where(live, copied, -1)),
+        tokens=_beside(tree.tokens, jnp.where(live, tokens, -1)),
         parents=_beside(tree.parents, jnp.where(live, parents, 0)),
-        depth=_beside(tree.depth, jnp.where(live, order + 1, 0)),
-        mask=jnp.concatenate([jnp.pad(tree.mask, ((0, 0), (0, 0), (0, C))), seen], axis=1),
-        log_probs=_beside(tree.log_probs, jnp.where(live, score, -jnp.inf)),
+        depth=_beside(tree.depth, jnp.where(live, start + order + 1, 0)),
+        mask=jnp.concatenate([jnp.pad(tree.mask, ((0, 0), (0, 0), (0, count))), seen], axis=1),
+        log_probs=_beside(tree.log_probs, jnp.where(live, scores, -jnp.inf)),
     )
 
 

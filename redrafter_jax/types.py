@@ -3,9 +3,9 @@
 B batch          L target layers            W beam width
 T prompt length  Q, K query, key heads      R draft rounds (tokens drafted per beam)
 S cache slots    H head dimension           N tree nodes, root included
-V vocabulary     D model width              P R + 1, the longest accepted path
+V vocabulary     D model width              P R + C + 1, the longest accepted path
 E stop tokens    U tokens that can be drafted, V or fewer
-Z context width, D for every hidden state in it
+Z context width, D for every hidden state in it            C copied tokens
 
 All of them are `NamedTuple`s: pytrees that pass through every JAX transform.
 """

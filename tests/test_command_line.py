@@ -31,6 +31,7 @@ class Inner(Settings):
 class Outer(Settings):
     size: pydantic.PositiveInt
     inner: Inner = Inner()
+    spare: Inner | None = None
 
 
 @pytest.fixture
@@ -126,7 +127,9 @@ def test_the_help_names_the_program_and_its_command(
         ("inner.rate=.nan", "inner.rate: Input should be a finite number"),
         ("size=0", "size: Input should be greater than 0"),
         ("inner.rats=1", "inner.rats: unknown key; did you mean 'rate'?"),
-        ("other=1", "other: unknown key; known keys: size, inner"),
+        ("other=1", "other: unknown key; known keys: size, inner, spare."),
+        ("spare.rats=1", "spare.rats: unknown key; did you mean 'rate'?"),
+        ("spare.a=1", "spare.a: unknown key; known keys: rate, names, weights, fast."),
     ],
 )
 def test_a_bad_override_is_refused(config: Path, override: str, reason: str) -> None:
@@ -145,7 +148,7 @@ def test_known_keys_are_listed_once(tmp_path: Path) -> None:
         "  inner.b: unknown key; known keys: rate, names, weights, fast.",
         "  inner.rats: unknown key; did you mean 'rate'?",
         "  steps: unknown key",
-        "  loss: unknown key; known keys: size, inner.",
+        "  loss: unknown key; known keys: size, inner, spare.",
     ]
 
 

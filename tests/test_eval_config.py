@@ -72,6 +72,7 @@ def test_every_draft_and_sampling_value_reaches_the_library(config: Path) -> Non
         "final_beams_only": True,
         "sharpness": 1.5,
         "candidates": 6,
+        "lookup_tokens": 3,
     }
     sampling: dict[str, Any] = {"temperature": 0.7, "top_k": 9, "top_p": 0.9, "min_p": 0.05}
     overrides = [f"draft.{name}={value}" for name, value in draft.items()]

@@ -105,6 +105,7 @@ def test_sampled_text_is_the_seeds_whatever_the_tree(
     for tree in (
         [],
         ["--beam-width", "3", "--draft-rounds", "4", "--num-nodes", "6", "--sharpness", "2"],
+        ["--beam-width", "3", "--num-nodes", "9", "--lookup-tokens", "4"],
     ):
         arguments = arguments_of(folders, *choice, "--seed", "5", *tree)
         code, out, _ = run_redrafter(*arguments)

@@ -199,7 +199,7 @@ def test_bad_requests_get_one_sentence(changes: dict[str, Any], sentence: str) -
         ({"prompts": [[24]]}, r"^The prompt holds token 24, outside "),
         ({"max_new_tokens": 1.5}, r"^max_new_tokens is 1\.5; "),
         ({"max_new_tokens": [0]}, r"^max_new_tokens is 0; "),
-        ({"max_new_tokens": 64}, r"^1 prompt and 64 new tokens are asked for, but the target has "),
+        ({"max_new_tokens": 64}, r"^The request is for 1 prompt and 64 new tokens, but the "),
         ({"seeds": [-1]}, r"^The seed is -1; "),
         ({"sampling": [0.7]}, r"^sampling is 0\.7; "),
         ({"eos_token_ids": [[24]]}, r"^eos_token_ids holds token 24, outside "),
@@ -250,9 +250,10 @@ def test_a_beam_may_be_as_wide_as_the_vocabulary() -> None:
 
 def test_copied_tokens_fit_the_positions() -> None:
     drafter = DrafterConfig(24, 32, exit_dim=8, num_draft_layers=0)
-    check_pair(CONFIG, drafter, DraftConfig(lookup_tokens=63))
-    with pytest.raises(InputError, match=r"^DraftConfig\.lookup_tokens is 64, .* 64 positions; "):
-        check_pair(CONFIG, drafter, DraftConfig(lookup_tokens=64))
+    check_pair(CONFIG, drafter, DraftConfig(draft_rounds=4, lookup_tokens=59))
+    sentence = r"^DraftConfig\.draft_rounds is 4 and lookup_tokens 60, .* 64 positions; draft fewer"
+    with pytest.raises(InputError, match=sentence):
+        check_pair(CONFIG, drafter, DraftConfig(draft_rounds=4, lookup_tokens=60))
 
 
 def by_generate(target: Target, drafter: Drafter, **arguments: Any) -> None:

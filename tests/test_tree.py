@@ -233,40 +233,37 @@ def test_trees_keep_the_rules_of_token_tree(draft: DraftConfig, seed: int) -> No
 # Copied tokens.
 
 
-def grafted(tree: TokenTree, chains: list[list[int]], found: list[bool]) -> TokenTree:
-    whole = jax.jit(graft)(
-        jax.tree.map(jnp.asarray, tree), jnp.asarray(chains, jnp.int32), jnp.asarray(found)
+def grafted(tree: TokenTree, copied: list[list[int]], found: list[bool], count: int) -> TokenTree:
+    whole = jax.jit(graft, static_argnames="count")(
+        jax.tree.map(jnp.asarray, tree),
+        jnp.asarray(copied, jnp.int32),
+        jnp.asarray(found),
+        count=count,
     )
     return jax.tree.map(np.asarray, whole)
 
 
-def test_a_chain_goes_on_from_the_nodes_that_the_tree_has_of_it() -> None:
-    tree = grafted(numpy_tree(ROOT, DRAWN, DraftConfig(2, 2)), [[3, 6, 8, 3]], [True])
-    assert tree.tokens.tolist() == [[7, 3, 5, 4, 6, -1, -1, 8, 3]]
-    assert tree.parents.tolist() == [[0, 0, 0, 1, 1, 0, 0, 4, 7]]
-    assert tree.depth.tolist() == [[0, 1, 1, 2, 2, 0, 0, 3, 4]]
-    np.testing.assert_allclose(
-        tree.log_probs, [[0, -1, -2, -1.5, -1.8, -INFINITY, -INFINITY, -1.8, -1.8]]
-    )
-    assert tree.mask[0, 5:].astype(int).tolist() == [
-        [0, 0, 0, 0, 0, 1, 0, 0, 0],
-        [0, 0, 0, 0, 0, 0, 1, 0, 0],
-        [1, 1, 0, 0, 1, 0, 0, 1, 0],
-        [1, 1, 0, 0, 1, 0, 0, 1, 1],
-    ]
+def test_a_copy_goes_on_from_the_nodes_that_the_tree_has_of_it() -> None:
+    tree = grafted(numpy_tree(ROOT, DRAWN, DraftConfig(2, 2)), [[3, 6, 8, 3]], [True], 2)
+    assert tree.tokens.tolist() == [[7, 3, 5, 4, 6, 8, 3]]
+    assert tree.parents.tolist() == [[0, 0, 0, 1, 1, 4, 5]]
+    assert tree.depth.tolist() == [[0, 1, 1, 2, 2, 3, 4]]
+    np.testing.assert_allclose(tree.log_probs, [[0, -1, -2, -1.5, -1.8, -1.8, -1.8]])
+    assert tree.mask[0, 5:].astype(int).tolist() == [[1, 1, 0, 0, 1, 1, 0], [1, 1, 0, 0, 1, 1, 1]]
     assert not tree.mask[0, :5, 5:].any()
 
 
-def test_a_chain_of_other_tokens_hangs_from_the_root() -> None:
-    tree = grafted(numpy_tree(ROOT, DRAWN, DraftConfig(2, 2)), [[4, 3]], [True])
+def test_a_copy_of_other_tokens_hangs_from_the_root() -> None:
+    tree = grafted(numpy_tree(ROOT, DRAWN, DraftConfig(2, 2)), [[4, 3, 9, 9]], [True], 2)
     assert tree.tokens[0, 5:].tolist() == [4, 3]
     assert tree.parents[0, 5:].tolist() == [0, 5]
     assert tree.mask[0, 5:].astype(int).tolist() == [[1, 0, 0, 0, 0, 1, 0], [1, 0, 0, 0, 0, 1, 1]]
 
 
-def test_where_nothing_is_found_the_slots_are_dead() -> None:
-    tree = grafted(numpy_tree(ROOT, DRAWN, DraftConfig(2, 2)), [[4, 3]], [False])
+def test_without_a_copy_the_slots_are_dead() -> None:
+    tree = grafted(numpy_tree(ROOT, DRAWN, DraftConfig(2, 2)), [[3, 6, 8, 3]], [False], 2)
     assert tree.tokens[0, 5:].tolist() == [-1, -1]
+    assert tree.log_probs[0, 5:].tolist() == [-INFINITY, -INFINITY]
     assert tree.mask[0, 5:, 5:].tolist() == np.eye(2, dtype=bool).tolist()
     assert not tree.mask[0, 5:, :5].any()
 
@@ -282,28 +279,32 @@ def paths_of(tree: TokenTree, row: int) -> list[tuple[int, ...]]:
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([None, 6]), st.sampled_from([1, 2, 5]))
-def test_a_chain_adds_its_own_prefixes_and_nothing_twice(
-    seed: int, budget: int | None, length: int
+def test_a_copy_adds_its_next_tokens_and_nothing_twice(
+    seed: int, budget: int | None, count: int
 ) -> None:
     random = np.random.default_rng(seed + 1)
     root, beams = random_beams(seed)
     tree = numpy_tree(root, beams, DraftConfig(W, R, num_nodes=budget))
     found = random.random(B) < 0.8
     # Half of them begin as some path of the tree does.
-    chains = random.integers(0, 6, (B, length))
+    copied = random.integers(0, 6, (B, R + count))
     for row in range(B):
-        known = paths_of(tree, row)[random.integers(len(paths_of(tree, row)))][1:][:length]
+        paths = paths_of(tree, row)
+        known = paths[random.integers(len(paths))][1:]
         if random.random() < 0.5:
-            chains[row, : len(known)] = known
-    whole = grafted(tree, chains.tolist(), found.tolist())
+            copied[row, : len(known)] = known
+    whole = grafted(tree, copied.tolist(), found.tolist(), count)
     for row in range(B):
-        paths = paths_of(whole, row)
-        prefixes = {(root[row], *chains[row, :end].tolist()) for end in range(length + 1)}
-        assert len(set(paths)) == len(paths), "siblings differ"
-        assert set(paths) == set(paths_of(tree, row)) | (prefixes if found[row] else set())
+        before, after = set(paths_of(tree, row)), paths_of(whole, row)
+        spelt = [(root[row], *copied[row, :end].tolist()) for end in range(R + count + 1)]
+        start = max(end for end in range(R + 1) if spelt[end] in before)
+        new = set(spelt[start + 1 : start + count + 1]) if found[row] else set()
+        assert len(set(after)) == len(after), "siblings differ"
+        assert set(after) == before | new
+        assert len(after) == len(before) + len(new)
         live = whole.tokens[row] >= 0
         parents = np.asarray(whole.parents[row]).tolist()
         assert all(parents[node] < node for node in np.flatnonzero(live)[1:]), "parents come first"
         expected = np.where(live[:, None], oracles.ancestor_mask(parents), np.eye(len(live)))
         assert (whole.mask[row] == expected).all()
-        assert whole.depth[row][live].tolist() == [len(path) - 1 for path in paths]
+        assert whole.depth[row][live].tolist() == [len(path) - 1 for path in after]

@@ -71,7 +71,7 @@ def add_draft(command: argparse.ArgumentParser) -> None:
         "--lookup-tokens",
         type=int,
         default=copied,
-        help="tokens to copy from where the text last read like this (%(default)s)",
+        help="prompt lookup: nodes to copy from where the text last read like this (%(default)s)",
     )
 
 
