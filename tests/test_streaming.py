@@ -370,3 +370,9 @@ def test_bad_values_are_one_sentence(
     options: dict[str, Any] = {"max_new_tokens": 4, "detokenize": decode} | changes
     with pytest.raises(InputError, match=sentence):
         next(stream(target, drafter, [[1], [2]], **options))
+
+
+def test_copied_tokens_need_a_drafter_for_their_tree(target: Target) -> None:
+    draft = DraftConfig(lookup_tokens=2)
+    with pytest.raises(InputError, match=r"^DraftConfig\.lookup_tokens is 2, but .* give one\.$"):
+        next(stream(target, None, [[1]], max_new_tokens=4, draft=draft))
