@@ -51,7 +51,7 @@ TREES = {
     "final beams only": DraftConfig(beam_width=4, draft_rounds=4, final_beams_only=True),
     "deep and sharp": DraftConfig(beam_width=3, draft_rounds=7, num_nodes=12, sharpness=2.5),
     "wide beam": DraftConfig(beam_width=16, draft_rounds=2, candidates=20),
-    "copied tokens": DraftConfig(beam_width=3, draft_rounds=3, num_nodes=12, lookup_tokens=5),
+    "copied tokens": DraftConfig(beam_width=3, draft_rounds=2, num_nodes=8, lookup_tokens=3),
 }
 
 
