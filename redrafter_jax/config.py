@@ -299,10 +299,10 @@ class DraftConfig:
             )
         least = 1 + self.lookup_tokens
         if self.num_nodes is not None and not least <= self.num_nodes <= self.max_nodes:
-            copied = f" with lookup_tokens={self.lookup_tokens}" if self.lookup_tokens else ""
+            copied = f", lookup_tokens={self.lookup_tokens} included" if self.lookup_tokens else ""
             raise InputError(
                 f"DraftConfig.num_nodes is {self.num_nodes}; beam_width={self.beam_width} and "
-                f"draft_rounds={self.draft_rounds}{copied} give {least} to {self.max_nodes} nodes."
+                f"draft_rounds={self.draft_rounds} give {least} to {self.max_nodes} nodes{copied}."
             )
         if self.candidates is not None and self.candidates < self.beam_width:
             raise InputError(

@@ -177,7 +177,7 @@ def test_the_input_projection_is_left_out_at_twice_the_width(
         ({"lookup_tokens": -1}, r"^DraftConfig\.lookup_tokens is -1; it must be 0 or more\.$"),
         (
             {"lookup_tokens": 5, "num_nodes": 5},
-            r"^DraftConfig\.num_nodes is 5; .* with lookup_tokens=5 give 6 to 18 nodes\.$",
+            r"^DraftConfig\.num_nodes is 5; .* give 6 to 18 nodes, lookup_tokens=5 included\.$",
         ),
         ({"lookup_tokens": 5, "num_nodes": 19}, r"^DraftConfig\.num_nodes is 19; .* 6 to 18 nodes"),
     ],

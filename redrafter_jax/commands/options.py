@@ -63,7 +63,7 @@ def add_draft(command: argparse.ArgumentParser) -> None:
     add = command.add_argument_group(title).add_argument
     add("--beam-width", type=int, default=width, help="beams kept per round (%(default)s)")
     add("--draft-rounds", type=int, default=rounds, help="tokens per beam (%(default)s)")
-    add("--num-nodes", type=int, help="tree nodes to verify (all of them)")
+    add("--num-nodes", type=int, help="tree nodes to verify, root and copied ones included (all)")
     sharpness = DraftConfig.sharpness
     add("--sharpness", type=float, default=sharpness, help="factor on draft scores (%(default)s)")
     copied = DraftConfig.lookup_tokens
@@ -71,7 +71,8 @@ def add_draft(command: argparse.ArgumentParser) -> None:
         "--lookup-tokens",
         type=int,
         default=copied,
-        help="prompt lookup: nodes to copy from where the text last read like this (%(default)s)",
+        help="prompt lookup: of the nodes, so many that copy what followed when the text last read "
+        "so (%(default)s)",
     )
 
 
