@@ -25,9 +25,9 @@ LEGEND = {
 LEGEND_OF_COPIES = LEGEND | {
     "acceptance length": "Tokens per target call, 1.00 in plain decoding. Copied tokens come true "
     "where the text repeats itself, whatever the drafter: what it gains by itself shows with "
-    "draft.lookup_tokens=0 and as many fewer draft.num_nodes.",
-    "acceptance rate": "Of drafts whose parent was accepted, the drafter's and copied ones. It "
-    "rises with the depth, for deep nodes are copied, and a text that repeats itself goes on so.",
+    "draft.lookup_tokens=0.",
+    "acceptance rate": "Of drafts whose parent was accepted, the drafter's and copied ones. It may "
+    "rise with the depth, for deep nodes are copied, and a text that repeats itself goes on so.",
 }
 
 

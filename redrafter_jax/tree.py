@@ -63,13 +63,11 @@ def graft(
     above = jnp.take_along_axis(tree.mask, tip[..., None], axis=1)
     above = jnp.broadcast_to(above, (B, count, N))
     below = jnp.broadcast_to(jnp.tri(count, dtype=bool), (B, count, count))
-    seen = jnp.concatenate([above, below], axis=2)
     live = found[:, None]
     alone = jnp.eye(N + count, dtype=bool)[N:]
+    seen = jnp.where(live[..., None], jnp.concatenate([above, below], axis=2), alone)
     scores = jnp.repeat(jnp.take_along_axis(tree.log_probs, tip, axis=1), count, axis=1)
     tokens = jnp.take_along_axis(copied, start + order, axis=1)
-
-    seen = jnp.where(live[..., None], seen, alone)
     return TokenTree(
         tokens=_beside(tree.tokens, jnp.where(live, tokens, -1)),
         parents=_beside(tree.parents, jnp.where(live, parents, 0)),
