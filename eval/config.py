@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from eval.rankings import Ranking
-from redrafter_jax.command_line import Settings
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.settings import (
     BuildableSettings,
@@ -14,6 +13,7 @@ from redrafter_jax.settings import (
     MeshSettings,
     SamplingSettings,
 )
+from redrafter_jax.settings_file import Settings
 
 Dtype = Literal["float32", "bfloat16"]
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from jax.sharding import Mesh
 
 from eval.config import AcceptanceSettings, EvalSettings, RanksSettings
-from redrafter_jax.command_line import load_tokenizer, make_folder
+from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.errors import InputError
@@ -17,6 +17,7 @@ from redrafter_jax.requests import check_pair
 from redrafter_jax.settings import check_batch
 from redrafter_jax.sharding import data_parts
 from redrafter_jax.target import Target
+from redrafter_jax.tokenizer import load_tokenizer
 
 
 class Loaded(NamedTuple):

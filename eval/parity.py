@@ -19,7 +19,7 @@ from eval.replay import UNEXPLAINED, Place, explain, replay
 from eval.report import describe_run, write_report
 from eval.table import render_parity
 from redrafter_jax.acceptance import acceptance_length
-from redrafter_jax.command_line import load_tokenizer, make_folder, parse_settings
+from redrafter_jax.command_line import make_folder, parse_settings
 from redrafter_jax.config import DrafterConfig, TargetConfig
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.errors import InputError
@@ -28,6 +28,7 @@ from redrafter_jax.processes import is_first
 from redrafter_jax.prompts import Prompt, read_prompts, tokenize, tokenize_to_length
 from redrafter_jax.requests import check_pair
 from redrafter_jax.target import Target
+from redrafter_jax.tokenizer import load_tokenizer
 
 DEFINITIONS = {
     "identical": "share of rows whose text equals plain decoding's, token for token",

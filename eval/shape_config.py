@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt
 
 from eval.config import Dtype
-from redrafter_jax.command_line import Settings
 from redrafter_jax.config import DraftConfig, DrafterConfig, TargetConfig
 from redrafter_jax.settings import (
     BuildableSettings,
@@ -16,6 +15,7 @@ from redrafter_jax.settings import (
     MeshSettings,
     SamplingSettings,
 )
+from redrafter_jax.settings_file import Settings
 
 
 class TargetShape(BuildableSettings):

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from tokenizers import Tokenizer
 
-from redrafter_jax.command_line import require_text
 from redrafter_jax.errors import InputError
+from redrafter_jax.tokenizer import require_text
 
 
 class Prompt(NamedTuple):

@@ -9,7 +9,6 @@ from jax.sharding import Mesh
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from pydantic_core import PydanticCustomError
 
-from redrafter_jax.command_line import Settings
 from redrafter_jax.config import (
     Cell,
     DraftConfig,
@@ -20,6 +19,7 @@ from redrafter_jax.config import (
 )
 from redrafter_jax.errors import InputError
 from redrafter_jax.requests import check_context_layers
+from redrafter_jax.settings_file import Settings
 from redrafter_jax.sharding import data_parts, make_mesh
 
 

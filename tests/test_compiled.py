@@ -20,10 +20,10 @@ from pallas_kernels import aot
 from pallas_kernels.aot import Compilation, compile_on, gpu_mesh
 from pallas_kernels.tree_attention import tree_attention
 from redrafter_jax.beam import beam_search
-from redrafter_jax.command_line import load_settings
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.decode import decode
 from redrafter_jax.drafter import Drafter
+from redrafter_jax.settings_file import load_settings
 from redrafter_jax.target import Target
 from redrafter_jax.types import Beams, DecodeState, Sampling
 

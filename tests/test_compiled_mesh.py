@@ -19,8 +19,8 @@ from eval.shape_config import PlanSettings
 from pallas_kernels import aot
 from pallas_kernels.aot import Compilation, compile_on, gpu_mesh
 from pallas_kernels.gpus import GPUS
-from redrafter_jax.command_line import load_settings
 from redrafter_jax.decode import decode
+from redrafter_jax.settings_file import load_settings
 
 CONFIG = Path(__file__).parents[1] / "configs" / "plan_llama_3_1_70b.yaml"
 UNAVAILABLE = aot.why_unavailable()

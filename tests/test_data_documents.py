@@ -19,8 +19,8 @@ from chat_folders import (
 )
 from tiny_folders import byte_tokenizer
 
-from redrafter_jax.command_line import load_tokenizer
 from redrafter_jax.errors import InputError
+from redrafter_jax.tokenizer import load_tokenizer
 from train.data.documents import SourceDocuments, load_documents, text_documents
 from train.data.types import Document
 

@@ -17,9 +17,10 @@ from redrafter_jax import (
     load_drafter,
     load_target,
 )
-from redrafter_jax.command_line import load_settings, load_tokenizer
 from redrafter_jax.drafter import Drafter
+from redrafter_jax.settings_file import load_settings
 from redrafter_jax.target import Target
+from redrafter_jax.tokenizer import load_tokenizer
 from train.config import TrainSettings
 from train.loop import train
 

@@ -25,11 +25,11 @@ from redrafter_jax import (
     generate_autoregressive,
     load_target,
 )
-from redrafter_jax.command_line import load_tokenizer
 from redrafter_jax.config import DrafterConfig
 from redrafter_jax.drafter import Drafter, init_drafter
 from redrafter_jax.model import Model
 from redrafter_jax.target import Target
+from redrafter_jax.tokenizer import load_tokenizer
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 TEMPERATURES = (0.0, 0.7, 1.0, 1.3)

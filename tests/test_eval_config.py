@@ -10,7 +10,7 @@ import yaml
 from eval.__main__ import main
 from eval.config import EvalSettings
 from redrafter_jax import DraftConfig, SamplingConfig
-from redrafter_jax.command_line import load_settings
+from redrafter_jax.settings_file import load_settings
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 

@@ -20,11 +20,11 @@ from eval.benchmark import Method, make_batches
 from eval.config import ParitySettings
 from eval.parity import check_parity
 from redrafter_jax import DraftConfig, SamplingConfig, decode
-from redrafter_jax.command_line import load_settings
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.model import Model
 from redrafter_jax.parts import part_start
+from redrafter_jax.settings_file import load_settings
 from redrafter_jax.sharding import place
 from redrafter_jax.target import Decoder, Target
 from redrafter_jax.types import Accepted, KVCache, TokenTree, Verified

@@ -16,7 +16,7 @@ from eval.traffic import Traffic, bytes_read
 from pallas_kernels.aot import AotUnavailableError, why_unavailable
 from pallas_kernels.gpus import GPUS
 from redrafter_jax import InputError
-from redrafter_jax.command_line import load_settings
+from redrafter_jax.settings_file import load_settings
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 TARGET = {

@@ -30,9 +30,9 @@ from eval.steps import Combination, measure_steps
 from pallas_kernels import aot
 from pallas_kernels.aot import Compilation, compile_on, gpu_mesh
 from redrafter_jax import DraftConfig, InputError
-from redrafter_jax.command_line import load_settings
 from redrafter_jax.config import DrafterConfig
 from redrafter_jax.decode import decode_step
+from redrafter_jax.settings_file import load_settings
 from redrafter_jax.tree import build_tree
 from redrafter_jax.types import Beams
 

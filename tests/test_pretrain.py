@@ -12,9 +12,9 @@ import yaml
 from tokenizers import Tokenizer
 from transformers import AutoConfig
 
-from redrafter_jax.command_line import load_settings
 from redrafter_jax.errors import InputError
 from redrafter_jax.hub import load_target
+from redrafter_jax.settings_file import load_settings
 from train.config import PretrainSettings
 from train.data.types import Windows
 from train.pretrain import held_out_loss, main, next_token_loss

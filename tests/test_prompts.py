@@ -10,9 +10,9 @@ import pytest
 from tiny_folders import CHARACTERS, character_tokenizer, encode
 from tokenizers import Tokenizer
 
-from redrafter_jax.command_line import load_settings
 from redrafter_jax.errors import InputError
 from redrafter_jax.prompts import Prompt, read_prompts, tokenize, tokenize_to_length
+from redrafter_jax.settings_file import load_settings
 from train.config import PretrainSettings
 from train.data.folders import TextFile
 from train.hold_out import choose_prompts

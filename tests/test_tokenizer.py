@@ -1,32 +1,38 @@
-"""The tokenizer of the small target: no byte is lost, and transformers reads it too."""
+"""The tokenizer beside a target."""
 
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer
-from transformers import AutoTokenizer
+from tiny_folders import byte_tokenizer
 
-from redrafter_jax.command_line import load_tokenizer
-from train.tokenizer import save_tokenizer, train_tokenizer
-
-END = 0
+from redrafter_jax import InputError
+from redrafter_jax.tokenizer import load_tokenizer
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return train_tokenizer(["def f(x):\n    return x + 1\n" * 20], 300)
+def test_a_tokenizer_never_truncates_or_pads(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=8)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert len(load_tokenizer(tmp_path).encode("abcde").ids) == 5
 
 
-def test_the_tokenizer_gives_every_text_back(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    save_tokenizer(tokenizer, tmp_path, 64)
-    loaded = load_tokenizer(tmp_path)
-    for text in ("def f(x):\n\n\treturn  {'é': 12345}\n", "日本 \r\n  ", ""):
-        assert loaded.decode(loaded.encode(text).ids) == text
+def test_a_folder_without_a_readable_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"tokenizer.json is missing"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(InputError, match=r"tokenizer.json is no tokenizer"):
+        load_tokenizer(tmp_path)
+    with pytest.raises(InputError, match="neither a folder nor an id of the Hugging Face hub"):
+        load_tokenizer(tmp_path / "none")
 
 
-def test_transformers_reads_the_same_tokenizer(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    save_tokenizer(tokenizer, tmp_path, 64)
-    theirs = AutoTokenizer.from_pretrained(tmp_path)
-    text = "def g(y):\n    return y - 12\n"
-    assert theirs(text).input_ids == tokenizer.encode(text).ids
-    assert theirs.eos_token_id == END
+def test_a_tokenizer_that_the_hub_does_not_give_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(repository: str, filename: str) -> str:
+        raise RuntimeError(f"{filename} broke off")
+
+    monkeypatch.setattr("redrafter_jax.tokenizer.hf_hub_download", fail)
+    with pytest.raises(InputError, match=r"\(tokenizer.json broke off\); give .* with tokenizer"):
+        load_tokenizer("some/body")

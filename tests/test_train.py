@@ -22,13 +22,13 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from safetensors.numpy import load_file
 from tiny_folders import write_untrained_target
 
-from redrafter_jax.command_line import load_tokenizer
 from redrafter_jax.config import DraftConfig, DrafterConfig, TargetConfig
 from redrafter_jax.decode import generate
 from redrafter_jax.drafter import Drafter, init_drafter
 from redrafter_jax.errors import InputError
 from redrafter_jax.hub import load_drafter, load_target, save_target
 from redrafter_jax.target import Target, init_target
+from redrafter_jax.tokenizer import load_tokenizer
 from train.__main__ import main
 from train.acceptance import Best, Trial, keep_best
 from train.config import AcceptanceSettings

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 from eval.abstract import abstract_drafter, abstract_target
-from redrafter_jax.command_line import load_settings
 from redrafter_jax.config import TargetConfig
+from redrafter_jax.settings_file import load_settings
 from train.config import TrainSettings
 from train.optimizer import make_optimizer
 from train.step import init_state, train_step

@@ -11,7 +11,6 @@ import jax
 import numpy as np
 
 from redrafter_jax.acceptance import acceptance_length, acceptance_rate_per_depth
-from redrafter_jax.command_line import load_tokenizer
 from redrafter_jax.decode import generate
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.hub import save_drafter
@@ -21,6 +20,7 @@ from redrafter_jax.prompts import read_prompts, tokenize
 from redrafter_jax.requests import check_pair
 from redrafter_jax.sharding import check_rows, to_host
 from redrafter_jax.target import Target
+from redrafter_jax.tokenizer import load_tokenizer
 from train.config import AcceptanceSettings, TrainSettings
 
 

@@ -12,8 +12,8 @@ from pydantic import (
     model_validator,
 )
 
-from redrafter_jax.command_line import Settings
 from redrafter_jax.settings import DrafterShape, DraftSettings, MeshSettings
+from redrafter_jax.settings_file import Settings
 from train.data.settings import DataSettings
 
 

@@ -16,14 +16,10 @@ from jaxtyping import Int
 from pydantic import PositiveInt
 from tokenizers import Tokenizer
 
-from redrafter_jax.command_line import (
-    Settings,
-    load_settings,
-    load_tokenizer,
-    parse_settings,
-    run,
-)
+from redrafter_jax.command_line import parse_settings, run
 from redrafter_jax.errors import InputError
+from redrafter_jax.settings_file import Settings, load_settings
+from redrafter_jax.tokenizer import load_tokenizer
 from train.config import PretrainSettings
 from train.data.folders import TextFile, read_folders
 

@@ -27,10 +27,10 @@ from eval.apple.arguments import add_shared, check_folders, commit_of
 from eval.apple.compare import compare_prompts, summarize
 from eval.apple.sides import APPLE_CANDIDATES, Apple, load_ours
 from eval.apple.table import make_table
-from redrafter_jax.command_line import load_tokenizer, require_text
 from redrafter_jax.command_line import run as run_command
 from redrafter_jax.config_files import read_drafter_config, require_apple_layout
 from redrafter_jax.errors import InputError
+from redrafter_jax.tokenizer import load_tokenizer, require_text
 
 
 def parse_arguments() -> argparse.Namespace:

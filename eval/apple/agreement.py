@@ -29,7 +29,6 @@ from eval.apple.arguments import add_shared, check_folders, commit_of
 from eval.apple.differences import TOLERANCE, compare_traces
 from eval.apple.sides import APPLE_CANDIDATES, Apple
 from eval.apple.traces import choice_gap, read_apple, trace_ours
-from redrafter_jax.command_line import load_tokenizer
 from redrafter_jax.command_line import run as run_command
 from redrafter_jax.config_files import read_drafter_config, require_apple_layout
 from redrafter_jax.drafter import Drafter
@@ -37,6 +36,7 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.hub import load_drafter, load_target
 from redrafter_jax.prompts import read_prompts, tokenize
 from redrafter_jax.target import Target
+from redrafter_jax.tokenizer import load_tokenizer
 
 # The most by which two libraries' logits of one token differ in float32, for these purposes.
 LOGIT_TOLERANCE = 1e-3

@@ -9,7 +9,6 @@ from itertools import islice
 from typing import Any
 
 from redrafter_jax.chat_template import Turn, encode_turns, end_tokens
-from redrafter_jax.command_line import load_tokenizer, require_text
 from redrafter_jax.commands.options import (
     add_choices,
     add_draft,
@@ -27,6 +26,7 @@ from redrafter_jax.decode import Generation
 from redrafter_jax.errors import InputError
 from redrafter_jax.hub import load_target_config
 from redrafter_jax.streaming import KeptCache, Update, stream
+from redrafter_jax.tokenizer import load_tokenizer, require_text
 
 # Where the target has more: a cache for its limit may take more memory than its weights.
 _CONTEXT_LENGTH = 4096

@@ -10,7 +10,6 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from redrafter_jax.chat_template import ChatTemplate, Turn, encode_turns, end_tokens
-from redrafter_jax.command_line import load_tokenizer, require_text
 from redrafter_jax.commands.options import (
     add_choices,
     add_draft,
@@ -26,6 +25,7 @@ from redrafter_jax.commands.options import (
 from redrafter_jax.decode import Generation
 from redrafter_jax.errors import InputError
 from redrafter_jax.streaming import Update, stream
+from redrafter_jax.tokenizer import load_tokenizer, require_text
 
 
 def add(commands: Any) -> None:

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import PositiveFloat, PositiveInt, field_validator, model_validator
 
-from redrafter_jax.command_line import Settings
+from redrafter_jax.settings_file import Settings
 from train.config import LossSettings, OptimizerSettings, TargetSettings
 from train.data.settings import DataSettings
 
