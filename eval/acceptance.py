@@ -27,6 +27,8 @@ from redrafter_jax.target import Target
 
 DEFINITIONS = {
     "acceptance_length": "mean tokens gained per target call after prefill, bonus token included",
+    "lookup_tokens": "nodes of num_nodes that copy what followed earlier in the text, which is no "
+    "gain of the drafter's",
     "share_of_greedy": "acceptance length over that of the same tree, sharpness and ranking at "
     "temperature 0; null where the grid has no temperature 0",
     "identical": "share of prompts whose text equals plain decoding's, token for token",
@@ -139,6 +141,7 @@ def _decode_cell(
         "sampling": describe_sampling(sampling),
         "temperature": sampling.temperature,
         "num_nodes": draft.budget,
+        "lookup_tokens": draft.lookup_tokens,
         "sharpness": draft.sharpness,
         "ranking": ranking,
         "acceptance_length": acceptance_length(counts),
@@ -155,7 +158,7 @@ def _add_shares(rows: Sequence[dict[str, Any]]) -> None:
     """The share of the greedy acceptance length, where the grid has it."""
 
     def tree_of(row: dict[str, Any]) -> tuple[Any, ...]:
-        return row["num_nodes"], row["sharpness"], row["ranking"]
+        return row["num_nodes"], row["lookup_tokens"], row["sharpness"], row["ranking"]
 
     greedy = {tree_of(row): row["acceptance_length"] for row in rows if row["sampling"] == "greedy"}
     for row in rows:

@@ -1,5 +1,6 @@
 """Settings of the commands of `python -m eval`, validated by pydantic at the edge."""
 
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -132,14 +133,14 @@ class ParitySettings(MeshPairSettings):
 
 
 class TreeGrid(BuildableSettings):
-    """Trees of one beam search under several node budgets and sharpnesses."""
+    """Trees of one beam search under several node budgets, sharpnesses and numbers of copies."""
 
     beam_width: PositiveInt = DraftConfig.beam_width
     draft_rounds: PositiveInt = DraftConfig.draft_rounds
     final_beams_only: bool = DraftConfig.final_beams_only
     num_nodes: list[PositiveInt | None] = Field(default=[None], min_length=1)
     sharpness: list[Annotated[float, Field(gt=0)]] = Field(default=[1.0], min_length=1)
-    lookup_tokens: NonNegativeInt = DraftConfig.lookup_tokens
+    lookup_tokens: list[NonNegativeInt] = Field(default=[DraftConfig.lookup_tokens], min_length=1)
 
     def build(self) -> list[DraftConfig]:
         """The library's configuration of every tree."""
@@ -150,10 +151,11 @@ class TreeGrid(BuildableSettings):
                 num_nodes=nodes,
                 final_beams_only=self.final_beams_only,
                 sharpness=sharpness,
-                lookup_tokens=self.lookup_tokens,
+                lookup_tokens=copied,
             )
-            for nodes in self.num_nodes
-            for sharpness in self.sharpness
+            for copied, nodes, sharpness in product(
+                self.lookup_tokens, self.num_nodes, self.sharpness
+            )
         ]
 
 

@@ -195,9 +195,9 @@ def _reasons(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _steps_table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    yield from _header("W", "R", "N", "B", "S", *rows[0]["milliseconds"], "step / plain")
+    yield from _header("W", "R", "N", "C", "B", "S", *rows[0]["milliseconds"], "step / plain")
     for row in rows:
-        sizes = ("beam_width", "draft_rounds", "num_nodes", "batch_size", "slots")
+        sizes = ("beam_width", "draft_rounds", "num_nodes", "lookup_tokens", "batch_size", "slots")
         times = [f"{middle:.3f}" for _, middle, _ in row["milliseconds"].values()]
         low, middle, high = row["in_plain_steps"]["step"]
         ratio = f"{middle:.2f} [{low:.2f}, {high:.2f}]"

@@ -89,7 +89,7 @@ def _draw_calls(panel: Axes, report: dict[str, Any]) -> None:
 
 
 def write_acceptance_chart(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """A PNG with a panel per sampling: acceptance length over N, a line per sharpness and ranking.
+    """A PNG with a panel per sampling: acceptance length over N, a line per ranking and the rest.
 
     Args:
       rows: the grid's, from `eval.acceptance`.
@@ -102,7 +102,8 @@ def write_acceptance_chart(rows: Sequence[dict[str, Any]], path: Path) -> None:
         lines: dict[str, list[tuple[int, float]]] = defaultdict(list)
         for row in rows:
             if row["sampling"] == sampling:
-                name = f"{row['ranking']}, sharpness {row['sharpness']:g}"
+                copied = f", {row['lookup_tokens']} copied" if row["lookup_tokens"] else ""
+                name = f"{row['ranking']}, sharpness {row['sharpness']:g}{copied}"
                 lines[name].append((row["num_nodes"], row["acceptance_length"]))
         for name, points in lines.items():
             panel.plot(*zip(*sorted(points), strict=True), marker="o", markersize=3, label=name)
@@ -139,7 +140,8 @@ def write_steps_chart(rows: Sequence[dict[str, Any]], title: str, path: Path) ->
         panel.plot(middle, place, "k|", markersize=16, markeredgewidth=2, label=label)
     panel.axvline(1, color=_PLAIN, linewidth=1, linestyle="--", label="plain step")
     names = [
-        f"W={row['beam_width']} R={row['draft_rounds']} N={row['num_nodes']}, "
+        f"W={row['beam_width']} R={row['draft_rounds']} N={row['num_nodes']} "
+        f"C={row['lookup_tokens']}, "
         f"B={row['batch_size']}, S={row['slots']}"
         for row in rows
     ]

@@ -4,7 +4,7 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from eval.config import Dtype
 from redrafter_jax.config import DraftConfig, DrafterConfig, TargetConfig
@@ -106,18 +106,23 @@ class TreeSizes(BuildableSettings):
     beam_width: list[PositiveInt] = Field(default=[DraftConfig.beam_width], min_length=1)
     draft_rounds: list[PositiveInt] = Field(default=[DraftConfig.draft_rounds], min_length=1)
     num_nodes: list[PositiveInt | None] = Field(default=[None], min_length=1)
+    lookup_tokens: list[NonNegativeInt] = Field(default=[DraftConfig.lookup_tokens], min_length=1)
 
     def build(self) -> list[DraftConfig]:
         """The library's configuration of every tree."""
-        sizes = product(self.beam_width, self.draft_rounds, self.num_nodes)
-        return [DraftConfig(*size) for size in sizes]
+        return [
+            DraftConfig(width, rounds, nodes, lookup_tokens=copied)
+            for width, rounds, nodes, copied in product(
+                self.beam_width, self.draft_rounds, self.num_nodes, self.lookup_tokens
+            )
+        ]
 
 
 class StepsSettings(PairShape):
     """`python -m eval steps`: the grid, and how long each of it is timed.
 
     Attributes:
-      trees: W, R and N.
+      trees: W, R, N and C.
       batch_sizes: rows decoded together, each in turn.
       slots: cache slots per row, each in turn; `generate` makes them in multiples of 32.
       steps: turns per timed run of a whole step, of drafting and of verification.

@@ -31,13 +31,14 @@ def run_draft(
     draft: DraftConfig,
     turns: int,
 ) -> TokenTree:
-    """The beam search and the tree."""
+    """The beam search and the tree, with what it copies."""
     decoder = target.merge()
     scorer = draft_scorer(decoder, drafter)
 
     def turn(_: TokenTree | None, none: Zero) -> TokenTree:
-        rooted = state._replace(root=state.root + none)
-        return draft_tree(decoder, drafter, rooted, noise, state.sampling, draft, scorer)
+        cache = state.cache._replace(lengths=state.cache.lengths + none)
+        fresh = state._replace(root=state.root + none, cache=cache)
+        return draft_tree(decoder, drafter, fresh, noise, state.sampling, draft, scorer)
 
     return repeat(turn, empty_like(turn, None, zero), turns, zero)
 

@@ -46,7 +46,7 @@ DEFINITIONS = {
     "milliseconds": "lower quartile, median and upper quartile over repeats, of one turn",
     "in_plain_steps": "quartiles over repeats of the time / the plain step's of the same repeat; "
     "the step's is the acceptance length below which speculation gains nothing",
-    "draft": "beam search and tree",
+    "draft": "beam search and tree, copied tokens included",
     "verify": "one target call over N nodes",
     "accept": "the target's choice at every node, and the chain that spells it",
     "commit": "the accepted path into the cache, and all else that ends a step",
@@ -133,6 +133,7 @@ def measure(
         "beam_width": one.draft.beam_width,
         "draft_rounds": one.draft.draft_rounds,
         "num_nodes": one.draft.budget,
+        "lookup_tokens": one.draft.lookup_tokens,
         "batch_size": one.batch_size,
         "slots": one.slots,
         "cached": one.cached(settings.steps),

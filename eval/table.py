@@ -71,20 +71,21 @@ def render_acceptance(rows: Sequence[dict[str, Any]]) -> Table:
     """A row per tree and ranking, a column per sampling."""
     columns = list(dict.fromkeys(row["sampling"] for row in rows))
     table = Table(title="acceptance length; below it, the share of greedy")
-    for name in ("ranking", "N", "sharp", *columns, "same"):
+    for name in ("ranking", "N", "C", "sharp", *columns, "same"):
         table.add_column(name, justify="left" if name == "ranking" else "right")
     lines: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
     for row in rows:
-        line = (row["ranking"], row["num_nodes"], row["sharpness"])
+        line = (row["ranking"], row["num_nodes"], row["lookup_tokens"], row["sharpness"])
         lines.setdefault(line, {})[row["sampling"]] = row
-    for (ranking, nodes, sharpness), cells in lines.items():
+    for (ranking, nodes, copied, sharpness), cells in lines.items():
         texts = []
         for name in columns:
             share = cells[name]["share_of_greedy"]
             below = "" if share is None or name == "greedy" else f"\n{share:.2f}"
             texts.append(f"{cells[name]['acceptance_length']:.2f}{below}")
         identical = min(cell["identical"] for cell in cells.values())
-        table.add_row(ranking, str(nodes), f"{sharpness:g}", *texts, f"{identical:.0%}")
+        sizes = (str(nodes), str(copied), f"{sharpness:g}")
+        table.add_row(ranking, *sizes, *texts, f"{identical:.0%}")
     return table
 
 
@@ -107,10 +108,10 @@ def render_sampling_cost(rows: Sequence[dict[str, Any]]) -> Table:
 def render_steps(rows: Sequence[dict[str, Any]]) -> Table:
     """A row per tree, batch and cache: the parts and both whole steps; quartiles of the ratio."""
     table = Table(title="milliseconds, medians", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in ("W", "R", "N", "B", "S", *rows[0]["milliseconds"], "step / plain"):
+    for column in ("W", "R", "N", "C", "B", "S", *rows[0]["milliseconds"], "step / plain"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
-        sizes = ("beam_width", "draft_rounds", "num_nodes", "batch_size", "slots")
+        sizes = ("beam_width", "draft_rounds", "num_nodes", "lookup_tokens", "batch_size", "slots")
         times = [f"{middle:.3g}" for _, middle, _ in row["milliseconds"].values()]
         low, middle, high = row["in_plain_steps"]["step"]
         ratio = f"{middle:.2f}\n{low:.2f} to {high:.2f}"

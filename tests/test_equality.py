@@ -10,6 +10,7 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import oracles
@@ -148,6 +149,14 @@ def test_drafters_change_no_token_however_often_they_are_right(
     assert (ours.accept_counts.sum(axis=0) > 0).all()
 
 
+@jax.jit
+def read(target: Target, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The last hidden states and the logits."""
+    module = target.merge()
+    hidden = module.forward(tokens)[0]
+    return hidden, module.logits(hidden)
+
+
 def regressed_drafter(target: Target, texts: Sequence[list[int]]) -> Drafter:
     """A drafter without recurrence, its projection fitted to the target by least squares.
 
@@ -157,8 +166,7 @@ def regressed_drafter(target: Target, texts: Sequence[list[int]]) -> Drafter:
     D, V = target.config.hidden_size, target.config.vocab_size
     module = target.merge()
     tokens = np.asarray(texts)
-    hidden = module.forward(jnp.asarray(tokens))[0]
-    contexts, logits = np.asarray(hidden), np.asarray(module.logits(hidden))
+    contexts, logits = map(np.asarray, read(target, jnp.asarray(tokens)))
     embedding = np.asarray(module.embed_tokens[...])
     mix = np.random.default_rng(0).normal(size=(D, D)) / embedding.std() / np.sqrt(D)
     states = oracles.silu(embedding @ mix)[tokens]

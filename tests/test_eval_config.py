@@ -4,11 +4,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pydantic
 import pytest
 import yaml
 
 from eval.__main__ import main
-from eval.config import EvalSettings
+from eval.config import EvalSettings, TreeGrid
 from redrafter_jax import DraftConfig, SamplingConfig
 from redrafter_jax.settings_file import load_settings
 
@@ -80,6 +81,20 @@ def test_every_draft_and_sampling_value_reaches_the_library(config: Path) -> Non
     settings = load_settings(EvalSettings, config, overrides)
     assert settings.draft.build() == DraftConfig(**draft)
     assert settings.sampling.build() == SamplingConfig(**sampling)
+
+
+def test_a_grid_has_every_tree_of_its_lists() -> None:
+    grid = TreeGrid(
+        beam_width=2, draft_rounds=3, num_nodes=[4, None], sharpness=[1.5], lookup_tokens=[0, 2]
+    )
+    assert grid.build() == [
+        DraftConfig(2, 3, 4, sharpness=1.5),
+        DraftConfig(2, 3, None, sharpness=1.5),
+        DraftConfig(2, 3, 4, sharpness=1.5, lookup_tokens=2),
+        DraftConfig(2, 3, None, sharpness=1.5, lookup_tokens=2),
+    ]
+    with pytest.raises(pydantic.ValidationError, match=r"num_nodes is 2; .* give 3 to 9 nodes"):
+        TreeGrid(beam_width=2, draft_rounds=3, num_nodes=[2], lookup_tokens=[2])
 
 
 def test_texts_end_at_the_targets_end_token_unless_told_never_to(config: Path) -> None:

@@ -48,6 +48,7 @@ STEPS = COMMON | {
             "beam_width": 8,
             "draft_rounds": 4,
             "num_nodes": 32,
+            "lookup_tokens": 0,
             "batch_size": 1,
             "slots": 4096,
             "milliseconds": TIMES,
@@ -97,7 +98,7 @@ def test_the_page_has_the_numbers_of_the_files(config: Path) -> None:
     )
     assert "- reference was not run: there was no memory" in text
     assert "## A decode step of Some-7B" in text
-    assert "| 8 | 4 | 32 | 1 | 4096 | 1.500 | 4.250 | 3.500 | 1.20 [1.10, 1.30] |" in text
+    assert "| 8 | 4 | 32 | 0 | 1 | 4096 | 1.500 | 4.250 | 3.500 | 1.20 [1.10, 1.30] |" in text
     numbers = json.loads((config.parent / "docs" / "imaginary-g1-80gb-2001-02-03.json").read_text())
     assert numbers["kernel"] == KERNEL
     assert numbers["steps"] == {"Some-7B": STEPS}

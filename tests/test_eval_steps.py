@@ -53,7 +53,7 @@ VALUES: dict[str, Any] = {
     },
     "drafter": {"exit_dim": 16},
     "dtype": "float32",
-    "trees": [{"beam_width": [2], "draft_rounds": [2]}],
+    "trees": [{"beam_width": [2], "draft_rounds": [2], "lookup_tokens": [1]}],
     "batch_sizes": [2],
     "slots": [32],
     "steps": 2,
@@ -72,7 +72,7 @@ def config(tmp_path: Path) -> Path:
 # Both tests of real programs have the same shapes, so that the second finds them compiled.
 def test_the_parts_in_a_row_are_a_decode_step() -> None:
     settings = StepsSettings.model_validate(VALUES | {"report_dir": "unused"})
-    draft = DraftConfig(beam_width=2, draft_rounds=2)
+    draft = DraftConfig(beam_width=2, draft_rounds=2, lookup_tokens=1)
     target = random_target(settings.target.build(), jnp.float32)
     drafter = random_drafter(settings.drafter_config(), jnp.float32)
     state = fill_state(abstract_state(target, 2, 32, draft.max_path))
@@ -81,12 +81,12 @@ def test_the_parts_in_a_row_are_a_decode_step() -> None:
     assert expected.stats.steps.tolist() == [1, 1]
 
     zero = jnp.int32(0)
-    noise = make_noise(state, max_path=3, vocab_size=24)
+    noise = make_noise(state, max_path=4, vocab_size=24)
     # A turn does the same again, whatever their number.
     tree = run_draft(target, drafter, state, noise, zero, draft=draft, turns=2)
     verified = run_verify(target, state, tree, zero, turns=2)
     chosen, accepted = run_accept(
-        verified.logits, tree, noise, state.sampling, zero, max_path=3, turns=1
+        verified.logits, tree, noise, state.sampling, zero, max_path=4, turns=1
     )
     ended = run_commit(state, verified, chosen, accepted, zero, turns=1)
     jax.tree.map(
@@ -103,7 +103,7 @@ def test_every_part_is_timed(config: Path, capsys: pytest.CaptureFixture[str]) -
     measure_steps(["--config", str(config)])
     report = json.loads((config.parent / "report" / "steps.json").read_text())
     [row] = report["rows"]
-    assert row["cached"] == 32 - 3 * 3 - 1
+    assert row["cached"] == 32 - 3 * 4 - 1
     for measures in (row["milliseconds"], row["in_plain_steps"]):
         assert list(measures) == TIMED
         for low, middle, high in measures.values():
@@ -118,13 +118,14 @@ def test_every_combination_is_a_row(config: Path, monkeypatch: pytest.MonkeyPatc
         return dict.fromkeys(TIMED, lambda: 0.125) | {"plain": lambda: 0.5}
 
     monkeypatch.setattr("eval.steps.make_timers", make_timers)
-    trees = "trees=[{num_nodes: [3, null], beam_width: [2, 3]}, {draft_rounds: [1]}]"
-    measure_steps(["--config", str(config), trees, "batch_sizes=[1, 2]", "slots=[32, 64]"])
+    copying = "{draft_rounds: [1], lookup_tokens: [0, 2]}"
+    given = f"trees=[{{num_nodes: [3, null], beam_width: [2, 3]}}, {copying}]"
+    measure_steps(["--config", str(config), given, "batch_sizes=[1, 2]", "slots=[32, 64]"])
     folder = config.parent / "report"
     rows = json.loads((folder / "steps.json").read_text())["rows"]
-    sizes = ("beam_width", "draft_rounds", "num_nodes", "batch_size", "slots")
-    wrn = [(2, 4, 3), (2, 4, 9), (3, 4, 3), (3, 4, 13), (8, 1, 9)]
-    expected = [(*tree, *rest) for tree in wrn for rest in product([1, 2], [32, 64])]
+    sizes = ("beam_width", "draft_rounds", "num_nodes", "lookup_tokens", "batch_size", "slots")
+    trees = [(2, 4, 3, 0), (2, 4, 9, 0), (3, 4, 3, 0), (3, 4, 13, 0), (8, 1, 9, 0), (8, 1, 11, 2)]
+    expected = [(*tree, *rest) for tree in trees for rest in product([1, 2], [32, 64])]
     assert [tuple(row[size] for size in sizes) for row in rows] == expected
     assert all(row["milliseconds"]["plain"] == [500, 500, 500] for row in rows)
     assert all(row["in_plain_steps"]["step"] == [0.25, 0.25, 0.25] for row in rows)
@@ -197,7 +198,7 @@ def test_the_configurations_are_valid(name: str) -> None:
         ("trees=[{beam_width: [25]}]", "beam_width is 25, more than the 24 tokens"),
         ("slots=[40]", "slots.0: Input should be a multiple of 32 (got 40)"),
         ("slots=[160]", "slots is 160, but the target has 128 positions; give fewer"),
-        ("steps=10", "slots is 32, which 10 steps of up to 3 tokens overrun; give more slots"),
+        ("steps=10", "slots is 32, which 10 steps of up to 4 tokens overrun; give more slots"),
         ("batch_sizes=[]", "batch_sizes: List should have at least 1 item"),
     ],
 )

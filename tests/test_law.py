@@ -28,6 +28,9 @@ from redrafter_jax.tree import build_tree
 from redrafter_jax.types import DecodeState, Scorer, TokenTree
 from redrafter_jax.verify import accept, choose_tokens
 
+# Over so many rows the checks of annotations would take half of the time.
+pytestmark = pytest.mark.usefixtures("unchecked_shapes")
+
 V = 5
 LENGTH = 3
 SEQUENCES = list(product(range(V), repeat=LENGTH))
