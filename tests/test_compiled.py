@@ -68,9 +68,11 @@ class Step(NamedTuple):
     compiled: Compilation
 
 
-def compile_step(config: str, batch_size: int, *, speculative: bool = True) -> Step:
+def compile_step(
+    config: str, batch_size: int, *, speculative: bool = True, copied: int = 0
+) -> Step:
     """The decode loop of a configuration for an H200: bfloat16, 4096 cache slots."""
-    settings = load_settings(PlanSettings, CONFIGS / config)
+    settings = load_settings(PlanSettings, CONFIGS / config, [f"draft.lookup_tokens={copied}"])
     draft = settings.draft.build() if speculative else None
     target = abstract_target(settings.target.build(), jnp.bfloat16)
     drafter = abstract_drafter(settings.drafter_config(), jnp.bfloat16) if speculative else None
@@ -88,6 +90,9 @@ STEPS: dict[str, Callable[[], Step]] = {
     for name in ("vicuna_7b", "llama_3_1_8b")
     for kind, batch in (("speculative", 1), ("speculative", 8), ("plain", 1))
 }
+STEPS["llama_3_1_8b, 8 of 32 nodes copied, B=8"] = partial(
+    compile_step, "plan_llama_3_1_8b.yaml", 8, copied=8
+)
 
 
 @pytest.fixture(scope="module", params=STEPS)

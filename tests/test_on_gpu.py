@@ -119,8 +119,11 @@ def test_texts_are_the_targets_own_but_for_ties(temperature: float) -> None:
     assert sum(compared.speculative.steps) < 0.7 * sum(compared.plain.steps)
 
 
+@pytest.mark.parametrize("copied", [0, 4])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_float32_texts_are_plain_decodings_at_full_precision(temperature: float) -> None:
+def test_float32_texts_are_plain_decodings_at_full_precision(
+    temperature: float, copied: int
+) -> None:
     target = forgetful_target(memory=0.15, config=wide_config())
     drafter, sampling = imitating_drafter(target), SamplingConfig(temperature)
     # By default JAX multiplies float32 in TF32 here: three digits, of which two texts may part.
@@ -138,7 +141,7 @@ def test_float32_texts_are_plain_decodings_at_full_precision(temperature: float)
             drafter,
             PROMPTS,
             max_new_tokens=100,
-            draft=DraftConfig(beam_width=4, draft_rounds=3),
+            draft=DraftConfig(beam_width=4, draft_rounds=3, lookup_tokens=copied),
             sampling=sampling,
             seeds=SEEDS,
             eos_token_ids=(),
