@@ -100,3 +100,12 @@ def run_module(*arguments: str, optimized: bool = False) -> subprocess.Completed
         timeout=300,
         check=False,
     )
+
+
+def stored_tensors(path: Path) -> dict[str, tuple[str, list[int]]]:
+    """Dtype and shape by name, from the file's header: its length in 8 bytes, then JSON."""
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    header.pop("__metadata__", None)
+    return {name: (entry["dtype"], entry["shape"]) for name, entry in header.items()}
