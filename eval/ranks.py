@@ -151,7 +151,8 @@ def _ranks(
         scores = head.logits(context, state, scorer)
         place = places[row[i + 2 :][:T]]
         own = jnp.take_along_axis(scores, jnp.maximum(place, 0)[:, None], axis=1)
-        return jnp.where(place < 0, V, (scores > own).sum(axis=1))
+        # Not `scores > own`: what is no number is no good guess.
+        return jnp.where(place < 0, V, (~(scores <= own)).sum(axis=1))
 
     state = jnp.zeros_like(context)
     found = []

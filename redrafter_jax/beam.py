@@ -68,9 +68,11 @@ def beam_search(
         if draft.candidates:
             # Held together: on the CPU XLA sorts the whole vocabulary when it sees both cut to W.
             best, tokens = jax.lax.optimization_barrier((best, tokens))
-        # Never above 0, not even by rounding: or a child would outrank its parent in the budget.
         total = _logsumexp(best, best.shape[-1]) if draft.candidates else _logsumexp(scores, U)
-        best = jnp.minimum(best - total, 0.0)
+        best = best - total
+        # Never above 0, not even by rounding: or a child would outrank its parent in the budget.
+        # Nor may a broken drafter's NaN, which ranks above all numbers: it drafts nothing.
+        best = jnp.where(jnp.isnan(best), -jnp.inf, jnp.minimum(best, 0.0))
         best, tokens = best[..., : draft.beam_width], tokens[..., : draft.beam_width]
         totals = (frontier.log_probs[..., None] + best).reshape(len(root), -1)
         log_probs, winners = _best(totals, draft.beam_width)

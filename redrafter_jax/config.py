@@ -21,7 +21,13 @@ def _require_positive(owner: str, **values: int | float) -> None:
 def _require_whole(owner: str, **values: int | None) -> None:
     for name, value in values.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise InputError(f"{owner}.{name} is {value!r}; it must be a whole number.")
+            raise InputError(f"{owner}.{name} is {value!r}; it must be a whole number, an int.")
+
+
+def _require_numbers(owner: str, **values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise InputError(f"{owner}.{name} is {value!r}; it must be a number, a float.")
 
 
 @dataclass(frozen=True)
@@ -287,6 +293,7 @@ class DraftConfig:
             candidates=self.candidates,
             lookup_tokens=self.lookup_tokens,
         )
+        _require_numbers("DraftConfig", sharpness=self.sharpness)
         _require_positive(
             "DraftConfig",
             beam_width=self.beam_width,
@@ -348,6 +355,9 @@ class SamplingConfig:
     min_p: float | None = None
 
     def __post_init__(self) -> None:
+        _require_numbers(
+            "SamplingConfig", temperature=self.temperature, top_p=self.top_p, min_p=self.min_p
+        )
         # Beyond these, logits over the temperature leave float32's range.
         if not (self.temperature == 0 or 1e-6 <= self.temperature <= 1e6):
             raise InputError(

@@ -147,6 +147,8 @@ def check_pair(target: TargetConfig, drafter: DrafterConfig, draft: DraftConfig)
       InputError: width, vocabulary or layers differ, the beam is wider than the drafter's
         vocabulary, or it drafts more tokens than the target has positions.
     """
+    if not isinstance(draft, DraftConfig):
+        raise InputError(f"draft is {draft!r}; give a DraftConfig.")
     for name in ("hidden_size", "vocab_size"):
         ours, theirs = getattr(drafter, name), getattr(target, name)
         if ours != theirs:
@@ -273,7 +275,7 @@ def of_row(name: str, row: int, rows: int) -> str:
 
 def _check_tokens(tokens: Sequence[int] | np.ndarray, name: str, vocab_size: int) -> None:
     for token in tokens:
-        if not isinstance(token, int | np.integer):
+        if isinstance(token, bool) or not isinstance(token, int | np.integer):
             raise InputError(f"{name} holds {token!r}, which is no token id; give whole numbers.")
         if not 0 <= token < vocab_size:
             raise InputError(

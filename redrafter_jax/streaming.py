@@ -3,6 +3,7 @@
 This is the host's side of decoding; everything it decides is decided between decode steps.
 """
 
+import operator
 from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
@@ -45,7 +46,7 @@ class KeptCache:
 
     Give the same one to every stream of a conversation, one at a time. The longest common
     beginning of the new prompt and of what was decided is kept, token by token, so that it is
-    right whatever the prompt, also after a stream that was closed early.
+    right whatever the prompt, also after a stream that was closed early. It is of one target.
 
     Args:
       context_length: tokens that a text may have, prompt included; the cache is made for as many.
@@ -54,9 +55,17 @@ class KeptCache:
     def __init__(self, context_length: int) -> None:
         self._context_length = context_length
         self._memory: Memory | None = None
+        self._target: Target | None = None
 
     def take(self, target: Target, rows: int, max_path: int) -> Memory:
-        """The memory to begin with; an empty one at first, or after a step was interrupted."""
+        """The memory to begin with; an empty one at first, or after a step was interrupted.
+
+        Raises:
+          InputError: it has been another target's.
+        """
+        if self._target is not None and not _same_weights(self._target, target):
+            raise InputError("kept_cache is of another target; make a new KeptCache for this one.")
+        self._target = target
         # A step that was interrupted has taken its state along.
         if self._memory is None or self._memory.tokens.is_deleted():
             slots = slots_for(self._context_length, max_path)
@@ -103,7 +112,7 @@ def stream(
       drafter: from `load_drafter`; None is plain decoding.
       prompts: token ids, ragged.
       max_new_tokens: as in `generate`.
-      draft: as in `generate`.
+      draft: as in `generate`; not without a drafter.
       sampling: as in `generate`.
       seeds: as in `generate`.
       eos_token_ids: as in `generate`.
@@ -116,18 +125,14 @@ def stream(
 
     Raises:
       InputError: as `generate`, at the first `next`; or a stop string is empty or has no
-        `detokenize`, or the kept cache has too few slots or other rows.
+        `detokenize`, or the kept cache has too few slots, other rows or another target.
     """
     check_whole(steps_per_yield, "steps_per_yield")
     if steps_per_yield < 1:
         raise InputError(f"steps_per_yield is {steps_per_yield}; it must be 1 or more.")
     if drafter is None:
-        if draft and draft.lookup_tokens:
-            raise InputError(
-                f"DraftConfig.lookup_tokens is {draft.lookup_tokens}, but there is no drafter for "
-                "a tree to copy them into; give one."
-            )
-        draft = None
+        if draft is not None:
+            raise InputError(f"draft is {draft}, but there is no drafter; give one, or no draft.")
     else:
         draft = draft or DraftConfig()
         check_pair(target.config, drafter.config, draft)
@@ -164,6 +169,12 @@ def stream(
             return
         state = state._replace(done=place(done | stopped, target.mesh))
         state = decode(target, drafter, state, steps_per_yield, draft=draft)
+
+
+def _same_weights(one: Target, other: Target) -> bool:
+    """Whether both are the same arrays: two targets that load from one folder are not."""
+    ours, theirs = jax.tree.leaves(one), jax.tree.leaves(other)
+    return len(ours) == len(theirs) and all(map(operator.is_, ours, theirs))
 
 
 class TextStream:

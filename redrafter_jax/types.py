@@ -43,7 +43,7 @@ class Beams(NamedTuple):
     Attributes:
       tokens: token appended in round r to beam w.
       parents: beam of round r - 1 that it extends (0 in round 0).
-      log_probs: score of the whole beam, summed from the root.
+      log_probs: score of the whole beam, summed from the root; never above 0, nor NaN.
     """
 
     tokens: Int[Array, "B R W"]

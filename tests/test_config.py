@@ -1,4 +1,5 @@
 import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -244,9 +245,20 @@ def test_configs_are_hashable_and_frozen() -> None:
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
-def test_widths_and_rounds_are_whole_numbers() -> None:
-    half: dict[str, Any] = {"beam_width": 2.5}
-    with pytest.raises(
-        InputError, match=r"^DraftConfig\.beam_width is 2\.5; it must be a whole number\.$"
-    ):
-        DraftConfig(**half)
+@pytest.mark.parametrize(
+    ("config", "name", "value", "kind"),
+    [
+        (DraftConfig, "beam_width", 2.5, "a whole number, an int"),
+        (DraftConfig, "num_nodes", True, "a whole number, an int"),
+        (DraftConfig, "sharpness", "1.2", "a number, a float"),
+        (SamplingConfig, "temperature", "0.7", "a number, a float"),
+        (SamplingConfig, "top_k", 1.0, "a whole number, an int"),
+        (SamplingConfig, "top_p", "0.9", "a number, a float"),
+    ],
+)
+def test_values_of_another_type_are_refused(
+    config: Any, name: str, value: object, kind: str
+) -> None:
+    sentence = f"{config.__name__}.{name} is {value!r}; it must be {kind}."
+    with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
+        config(**{name: value})

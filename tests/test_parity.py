@@ -59,10 +59,15 @@ SAMPLINGS = [
 
 
 def pairs() -> dict[str, tuple[Target, Drafter]]:
-    """Drafters that are nearly always, often and nearly never right; all of one structure."""
+    """Drafters that are nearly always, often and nearly never right; all of one structure.
+
+    And one whose training diverged: none of its parameters is a number.
+    """
     habitual = forgetful_target(memory=0.15)
     right = imitating_drafter(habitual)
+    no_numbers = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), right.params)
     return {
+        "broken": (habitual, dataclasses.replace(right, params=no_numbers)),
         "good": (habitual, right),
         "fair": (habitual, imitating_drafter(habitual, corruption=0.5)),
         "random": (random_target(), random_drafter(right.config)),
@@ -96,9 +101,11 @@ def plain_and_speculative(
     )
 
 
-# The example's beams scored 1e-7 above their root by rounding, and a budget of one node took them.
+# The first example's beams scored 1e-7 above their root by rounding, and a budget of one node took
+# them; the second's scored NaN.
 @pytest.mark.parametrize("tree", TREES)
 @example(seed=0, pair="fair")
+@example(seed=0, pair="broken")
 @given(seed=st.integers(0, 2**32 - 1), pair=st.sampled_from(sorted(PAIRS)))
 def test_speculative_text_is_plain_text(tree: str, seed: int, pair: str) -> None:
     plain, speculative = plain_and_speculative(*PAIRS[pair], TREES[tree], draw_requests(seed))

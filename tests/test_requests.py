@@ -167,6 +167,7 @@ BAD_REQUESTS = [
         r"^eos_token_ids of row 0 is None; where rows differ, give a list of token ids for every",
     ),
     ({"eos_token_ids": 5}, r"^eos_token_ids is 5; give a list of token ids, or such a list per"),
+    ({"eos_token_ids": [True]}, r"^eos_token_ids holds True, which is no token id; give whole"),
     ({"seeds": 5}, r"^seeds is 5; give a list with one whole number per prompt\.$"),
     ({"sampling": 0.7}, r"^sampling of row 0 is 0\.7; give a SamplingConfig\.$"),
     (

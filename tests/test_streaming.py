@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_folders import byte_tokenizer, decode, encode
+from tiny_models import random_target
 from tokenizers import Tokenizer, decoders, models
 
 from redrafter_jax import (
@@ -352,6 +353,7 @@ def test_one_list_of_stop_strings_serves_all_rows(
         ({"stop_strings": [["x"], "y"]}, r"^stop_strings has 2 entries for 2 prompts"),
         ({"stop_strings": None}, r"^stop_strings is None; give a list of strings"),
         ({"stop_strings": [[1], [2]]}, r"^stop_strings of row 0 is \[1\]; it must hold strings"),
+        ({"draft": 8}, r"^draft is 8; give a DraftConfig\.$"),
         ({"steps_per_yield": 1.5}, r"^steps_per_yield is 1\.5; it must be a whole number\.$"),
         ({"stop_strings": "x"}, r"^stop_strings is 'x'; give a list of strings"),
     ],
@@ -372,7 +374,17 @@ def test_bad_values_are_one_sentence(
         next(stream(target, drafter, [[1], [2]], **options))
 
 
-def test_copied_tokens_need_a_drafter_for_their_tree(target: Target) -> None:
+def test_a_draft_needs_a_drafter(target: Target) -> None:
     draft = DraftConfig(lookup_tokens=2)
-    with pytest.raises(InputError, match=r"^DraftConfig\.lookup_tokens is 2, but .* give one\.$"):
+    sentence = r"^draft is DraftConfig\(.*\), but there is no drafter; give one, or no draft\.$"
+    with pytest.raises(InputError, match=sentence):
         next(stream(target, None, [[1]], max_new_tokens=4, draft=draft))
+
+
+def test_a_kept_cache_is_of_one_target(target: Target) -> None:
+    kept = KeptCache(context_length=60)
+    first = next(stream(target, None, [[1]], max_new_tokens=4, kept_cache=kept))
+    assert first.tokens
+    another = random_target(target.config)
+    with pytest.raises(InputError, match=r"^kept_cache is of another target; make a new"):
+        next(stream(another, None, [[1]], max_new_tokens=4, kept_cache=kept))

@@ -213,7 +213,8 @@ def _prediction_sums(
     is_known = labels >= 0
     normaliser = jax.nn.logsumexp(logits, axis=-1)
     label_logits = _pick(logits, labels)
-    rank = (logits > label_logits[..., None]).sum(axis=-1)
+    # Not `logits > label_logits`: what is no number is no good guess.
+    rank = (~(logits <= label_logits[..., None])).sum(axis=-1)
     softened = logits / temperature
     cross_entropy = jax.nn.logsumexp(softened, axis=-1) - jnp.sum(
         teacher.softened * softened, axis=-1

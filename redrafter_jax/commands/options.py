@@ -115,8 +115,8 @@ def refuse_idle_filters(arguments: argparse.Namespace) -> None:
         )
 
 
-def draft_of(arguments: argparse.Namespace) -> DraftConfig:
-    """What `add_draft` was given.
+def draft_of(arguments: argparse.Namespace) -> DraftConfig | None:
+    """What `add_draft` was given; None without a drafter.
 
     Raises:
       InputError: a value is out of its range, or nothing is drafted.
@@ -133,7 +133,7 @@ def draft_of(arguments: argparse.Namespace) -> DraftConfig:
             "--no-drafter drafts nothing; leave --beam-width, --draft-rounds, --num-nodes, "
             "--sharpness and --lookup-tokens out, or give --drafter."
         )
-    return draft
+    return None if arguments.no_drafter else draft
 
 
 def template_of(arguments: argparse.Namespace, tokenizer: Tokenizer) -> ChatTemplate:

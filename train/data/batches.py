@@ -15,6 +15,10 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.sharding import DATA
 from train.data.types import Windows
 
+# Examples of a source before it ends. More than any run takes; grain's own endless repetition is as
+# long as a length can be, and batches of one example would be longer.
+_ENDLESS = 2**48
+
 
 class Batch(TypedDict):
     """What one step reads; see `Windows`."""
@@ -71,10 +75,11 @@ def place_batch(batch: Batch, accumulation: int, mesh: Mesh | None) -> dict[str,
 
 
 def _examples(windows: Windows, seed: int) -> grain.MapDataset[Batch]:
+    count = len(windows.tokens)
     return (
-        grain.MapDataset.range(len(windows.tokens))
+        grain.MapDataset.range(count)
         .seed(seed)
         .shuffle()
-        .repeat()
+        .repeat(_ENDLESS // count)
         .map(lambda i: Batch(**{name: rows[i] for name, rows in windows._asdict().items()}))
     )
