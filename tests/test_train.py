@@ -125,6 +125,23 @@ def finished(target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return output
 
 
+def test_a_run_that_diverges_stops_and_exports_nothing(
+    target_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output = tmp_path / "diverged"
+    steep = {"learning_rate": 1e30, "warmup_fraction": 0.0, "batch_size": 2}
+    # Saved more often than logged: no checkpoint may hold what is no number.
+    values = settings(target_folder, output, optimizer=steep, log_every=40, checkpoint_every=3)
+    said = refusal(command(tmp_path, values), monkeypatch, capsys)
+    assert said.startswith("error: loss is nan at step 3: the run has diverged; begin again in")
+    assert "less than optimizer.learning_rate=1e+30" in said
+    assert not (output / "drafter").exists()
+    assert not list((output / "checkpoints").glob("[0-9]*"))
+
+
 def test_a_run_leaves_a_drafter_metrics_and_its_settings(finished: Path) -> None:
     drafter = load_drafter(finished / "drafter", "float32")
     assert drafter.config == DrafterConfig(300, 16, 16, 1)

@@ -30,7 +30,7 @@ from train.data.documents import SourceDocuments, load_documents
 from train.data.report import print_report, write_report
 from train.data.rows import Rows, make_rows
 from train.initial import new_drafter
-from train.metrics import MetricsLog, summary, to_scalars
+from train.metrics import MetricsLog, check_finite, summary, to_scalars
 from train.optimizer import make_optimizer
 from train.step import init_state, train_step
 from train.termination import watch_for_termination
@@ -73,8 +73,8 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
     accepted most is exported to `best`.
 
     Raises:
-      InputError: the target, the data or a checkpoint does not fit the settings, or the folder
-        cannot be made.
+      InputError: the target, the data or a checkpoint does not fit the settings, the folder cannot
+        be made, or the run diverges.
     """
     folder = settings.output_dir
     make_folder(folder, "output_dir")
@@ -147,9 +147,20 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
                     fully_sharded=settings.mesh.fully_sharded,
                 )
                 progress.advance(task)
+                stopping = asked_to_stop(step)
                 last = step == settings.steps
                 on_trial = trial if trial and (trial.is_due(step) or last) else None
-                if step % settings.log_every == 0 or on_trial or last:
+                saving = step % settings.checkpoint_every == 0 or last or stopping
+                logging = step % settings.log_every == 0 or on_trial or last
+                if logging or saving:
+                    # Before anything is written: no checkpoint, no trial and no export of it.
+                    check_finite(
+                        step,
+                        settings.optimizer.learning_rate,
+                        loss=float(metrics.loss),
+                        gradient_norm=float(metrics.gradient_norm),
+                    )
+                if logging:
                     scalars = to_scalars(metrics)
                     elapsed = time.perf_counter() - started
                     scalars["tokens_per_second"] = (step - logged) * step_tokens / elapsed
@@ -169,8 +180,7 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
                         _tell(console, f"step {step} of {settings.steps}: {status}")
                         told = time.monotonic()
                     logged, started, waited = step, time.perf_counter(), 0.0
-                stopping = asked_to_stop(step)
-                if step % settings.checkpoint_every == 0 or last or stopping:
+                if saving:
                     record = {
                         "data": batches.get_state(),
                         "settings": settings.model_dump(mode="json"),

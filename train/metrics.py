@@ -1,12 +1,14 @@
 """Where a run's numbers go: a JSONL file, TensorBoard, and a line on the screen."""
 
 import json
+import math
 from pathlib import Path
 from types import TracebackType
 
 import jax
 from tensorboardX import SummaryWriter
 
+from redrafter_jax.errors import InputError
 from train.step import StepMetrics
 
 
@@ -22,6 +24,20 @@ def to_scalars(metrics: StepMetrics) -> dict[str, float]:
         for k, value in enumerate(metrics.rounds.top[i], start=1):
             scalars[f"round_{i}/top_{k}"] = float(value)
     return scalars
+
+
+def check_finite(step: int, learning_rate: float, **scalars: float) -> None:
+    """Stop a run that has diverged: no later step makes numbers of what is none.
+
+    Raises:
+      InputError: a scalar is not finite.
+    """
+    for name, value in scalars.items():
+        if not math.isfinite(value):
+            raise InputError(
+                f"{name} is {value} at step {step}: the run has diverged; begin again in another "
+                f"output_dir with less than optimizer.learning_rate={learning_rate:g}."
+            )
 
 
 def summary(scalars: dict[str, float], rounds: int) -> str:

@@ -34,6 +34,7 @@ from train.data.documents import text_documents
 from train.data.folders import read_folders
 from train.data.rows import cut
 from train.data.types import Windows
+from train.metrics import check_finite
 from train.optimizer import make_optimizer
 from train.tokenizer import save_tokenizer, train_tokenizer
 
@@ -158,6 +159,9 @@ def main() -> None:
                 optimizer=optimizer,
             )
             progress.advance(task)
+            exporting = step % settings.evaluate_every == 0 or step == settings.steps
+            if step % settings.log_every == 0 or exporting:
+                check_finite(step, settings.optimizer.learning_rate, loss=float(loss))
             if step % settings.log_every == 0:
                 speed = step * batch["tokens"].size / (time.perf_counter() - started)
                 progress.update(task, status=f"loss {float(loss):.3f}  {speed:.0f} tokens/s")
