@@ -102,8 +102,6 @@ def measure(
             "drafter": name,
             "beam_width": draft.beam_width,
             "draft_rounds": draft.draft_rounds,
-            "num_nodes": draft.budget,
-            "lookup_tokens": draft.lookup_tokens,
             "batch_size": settings.batch_size,
             "weight_bytes": bytes_of(drafter),
             "bytes_per_step": draft_weight_bytes(drafter, draft),

@@ -19,6 +19,9 @@ from redrafter_jax.errors import InputError
 # A few units in the last place of bfloat16, whose step is 2^-8.
 _DIFFERENCE = 2e-2
 
+# Of a report of `eval steps`: what tells its rows apart.
+_SIZES = ("beam_width", "draft_rounds", "num_nodes", "lookup_tokens", "batch_size", "slots")
+
 
 class Tests(NamedTuple):
     """What pytest's XML says: numbers of tests, and of each that failed its name and reason."""
@@ -48,7 +51,8 @@ def write_gpu_page(arguments: Sequence[str] | None = None) -> None:
     tests = read_tests(settings.tests)
     kernel = _read_report(settings.kernel, "settings", "candidates")
     steps = {
-        name: _read_report(path, "config", "milliseconds") for name, path in settings.steps.items()
+        name: _read_report(path, "config", *_SIZES, "milliseconds", "in_plain_steps")
+        for name, path in settings.steps.items()
     }
     # The name as the driver reports it; a report of steps counts the devices before it.
     device = kernel["device"]
@@ -197,11 +201,10 @@ def _reasons(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 def _steps_table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield from _header("W", "R", "N", "C", "B", "S", *rows[0]["milliseconds"], "step / plain")
     for row in rows:
-        sizes = ("beam_width", "draft_rounds", "num_nodes", "lookup_tokens", "batch_size", "slots")
         times = [f"{middle:.3f}" for _, middle, _ in row["milliseconds"].values()]
         low, middle, high = row["in_plain_steps"]["step"]
         ratio = f"{middle:.2f} [{low:.2f}, {high:.2f}]"
-        yield _line(*(row[size] for size in sizes), *times, ratio)
+        yield _line(*(row[size] for size in _SIZES), *times, ratio)
 
 
 def _header(*columns: str) -> Iterator[str]:
@@ -213,8 +216,8 @@ def _line(*cells: object) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def _read_report(path: Path, section: str, measure: str) -> dict[str, Any]:
-    """A bench's report that has its `section`, and this `measure` in every row."""
+def _read_report(path: Path, section: str, *measures: str) -> dict[str, Any]:
+    """A bench's report that has its `section`, and these `measures` in every row."""
     try:
         report = json.loads(path.read_text())
     except OSError as error:
@@ -228,8 +231,12 @@ def _read_report(path: Path, section: str, measure: str) -> dict[str, Any]:
         raise InputError(
             f"{path} is no report of a bench: it has no {min(missing, default='rows')}."
         )
-    if not all(isinstance(row, dict) and measure in row for row in report["rows"]):
-        raise InputError(f"{path} is no report of this bench: its rows have no {measure!r}.")
+    for name in measures:
+        if not all(isinstance(row, dict) and name in row for row in report["rows"]):
+            raise InputError(
+                f"{path} is no report of this bench, or an older one: its rows have no {name!r}; "
+                "run `make gpu`."
+            )
     if report["platform"] != "gpu":
         raise InputError(
             f"{path} was measured on {report['platform']!r}, and this page is about a GPU; run "

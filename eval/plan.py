@@ -141,7 +141,7 @@ def compiled_memory(
 
 def _long_form(arguments: Sequence[str]) -> list[str]:
     """Settings in place of the flags that are short for them."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="python -m eval plan", add_help=False, allow_abbrev=False)
     short = {"--gpu": "gpu", "--batch": "batch_size", "--cache": "slots"}
     for flag in ("--target", *short):
         parser.add_argument(flag)

@@ -100,11 +100,21 @@ class PlanSettings(ShapeSettings):
     slots: int = Field(default=4096, ge=32)
 
 
-class TreeSizes(BuildableSettings):
-    """Trees of every combination of these."""
+class BeamSizes(BuildableSettings):
+    """Trees of all nodes that the beams have, of every combination of these."""
 
     beam_width: list[PositiveInt] = Field(default=[DraftConfig.beam_width], min_length=1)
     draft_rounds: list[PositiveInt] = Field(default=[DraftConfig.draft_rounds], min_length=1)
+
+    def build(self) -> list[DraftConfig]:
+        """The library's configuration of every tree."""
+        sizes = product(self.beam_width, self.draft_rounds)
+        return [DraftConfig(width, rounds) for width, rounds in sizes]
+
+
+class TreeSizes(BeamSizes):
+    """Trees of every combination of these."""
+
     num_nodes: list[PositiveInt | None] = Field(default=[None], min_length=1)
     lookup_tokens: list[NonNegativeInt] = Field(default=[DraftConfig.lookup_tokens], min_length=1)
 
@@ -154,7 +164,7 @@ class DraftersSettings(Settings):
 
     target: TargetShape
     drafters: dict[str, DrafterShape] = Field(min_length=1)
-    trees: list[TreeSizes] = Field(default=[TreeSizes()], min_length=1)
+    trees: list[BeamSizes] = Field(default=[BeamSizes()], min_length=1)
     batch_size: PositiveInt = 1
     dtype: Dtype = "bfloat16"
     steps: PositiveInt = 16

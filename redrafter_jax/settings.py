@@ -170,5 +170,15 @@ class SamplingSettings(BuildableSettings):
     min_p: float | None = Field(default=SamplingConfig.min_p, ge=0, le=1)
 
     def build(self) -> SamplingConfig:
-        """The library's configuration."""
+        """The library's configuration.
+
+        Raises:
+          InputError: there are filters, but at temperature 0 nothing is drawn.
+        """
+        filters = [name for name in ("top_k", "top_p", "min_p") if getattr(self, name) is not None]
+        if self.temperature == 0 and filters:
+            raise InputError(
+                f"temperature is 0, which takes the most likely token whatever {filters[0]} keeps; "
+                f"give a temperature above 0, or leave {' and '.join(filters)} out."
+            )
         return SamplingConfig(**self.model_dump())

@@ -6,6 +6,7 @@ The library itself needs neither pydantic nor YAML: only the commands import thi
 import difflib
 import re
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin
@@ -39,6 +40,8 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 
 def load_settings(model: type[SettingsT], path: Path, overrides: Sequence[str] = ()) -> SettingsT:
     """Validate a YAML file with overrides such as `optimizer.learning_rate=3e-4` applied.
+
+    A number leads into a list: `data.sources.0.weight=0.8`.
 
     Raises:
       InputError: the file cannot be read, or any value is not valid; all problems are listed.
@@ -92,15 +95,30 @@ def _apply(values: dict[str, Any], override: str) -> None:
     path, separator, text = override.partition("=")
     if not separator or not path:
         raise InputError(f"Override {override!r} is not of the form key.path=value.")
-    *parents, leaf = path.split(".")
-    for parent in parents:
-        values = values.setdefault(parent, {})
-        if not isinstance(values, dict):
-            raise InputError(f"Override {override!r}: {parent!r} is a value, not a section.")
     try:
-        values[leaf] = yaml.load(text, Loader=_Loader)
+        value = yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, ValueError):
         raise InputError(f"Override {override!r}: {text!r} is not a YAML value.") from None
+    holder: Any = values
+    *parents, leaf = path.split(".")
+    for above, key in pairwise(["", *parents]):
+        place = _place(holder, key, above, override)
+        holder = holder.setdefault(key, {}) if isinstance(holder, dict) else holder[place]
+    holder[_place(holder, leaf, parents[-1] if parents else "", override)] = value
+
+
+def _place(holder: Any, key: str, name: str, override: str) -> str | int:
+    """Where `key` leads in the section or list called `name`."""
+    if isinstance(holder, dict):
+        return key
+    if not isinstance(holder, list):
+        raise InputError(f"Override {override!r}: {name!r} is a value, not a section.")
+    if not key.isdecimal() or int(key) >= len(holder):
+        raise InputError(
+            f"Override {override!r}: {name!r} is a list of {len(holder)} and has no {key!r}; count "
+            "from 0, or give the whole list."
+        )
+    return int(key)
 
 
 def _holds_bool(value: Any) -> bool:

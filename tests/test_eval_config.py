@@ -136,6 +136,7 @@ def test_all_problems_are_listed_at_once(refusal: Any) -> None:
         ("sampling.top_k=0", "greater than 0"),
         ("sampling.top_p=0", "greater than 0"),
         ("sampling.min_p=1.1", "less than or equal to 1"),
+        ("sampling={temperature: 0, top_k: 5, min_p: 0.1}", "or leave top_k and min_p out"),
         ("draft.sharpness=0", "greater than 0"),
         ("draft.draft_rounds=none", "valid integer"),
         ("first_seed=-1", "greater than or equal to 0"),

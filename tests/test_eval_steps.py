@@ -212,6 +212,8 @@ def test_what_does_not_fit_the_device_is_refused(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Small:
+        device_kind = platform = "cpu"
+
         def memory_stats(self) -> dict[str, int]:
             return {"bytes_limit": 1000}
 

@@ -20,23 +20,34 @@ class Outer(Settings):
     size: pydantic.PositiveInt
     inner: Inner = Inner()
     spare: Inner | None = None
+    spares: tuple[Inner, ...] = ()
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "outer.yaml"
-    path.write_text("size: 3\ninner:\n  rate: 1e-3\n")
+    path.write_text(
+        "size: 3\ninner:\n  rate: 1e-3\n  names: []\nspares:\n  - {rate: 1}\n  - {rate: 2}\n"
+    )
     return path
 
 
 def test_a_file_gives_values_and_the_model_the_rest(config: Path) -> None:
-    assert load_settings(Outer, config) == Outer(size=3, inner=Inner(rate=0.001, names=()))
+    spares = (Inner(rate=1.0), Inner(rate=2.0))
+    expected = Outer(size=3, inner=Inner(rate=0.001, names=()), spares=spares)
+    assert load_settings(Outer, config) == expected
 
 
 def test_overrides_reach_into_sections_and_are_read_as_yaml(config: Path) -> None:
     overrides = ["size=4", "inner.rate=3e-4", "inner.names=[a, b]"]
     settings = load_settings(Outer, config, overrides)
-    assert settings == Outer(size=4, inner=Inner(rate=0.0003, names=("a", "b")))
+    assert settings.size == 4
+    assert settings.inner == Inner(rate=0.0003, names=("a", "b"))
+
+
+def test_a_number_leads_into_a_list(config: Path) -> None:
+    settings = load_settings(Outer, config, ["spares.1.rate=5", "spares.0={fast: true}"])
+    assert settings.spares == (Inner(fast=True), Inner(rate=5.0))
 
 
 def test_an_override_may_open_a_section_that_the_file_lacks(tmp_path: Path) -> None:
@@ -66,6 +77,10 @@ def test_the_dump_reads_back_as_the_same_settings(config: Path, tmp_path: Path) 
         ("size", "not of the form key.path=value"),
         ("=3", "not of the form key.path=value"),
         ("size.more=3", "'size' is a value, not a section"),
+        ("inner.names.0=a", "'names' is a list of 0 and has no '0'; count from 0, or give the"),
+        ("spares.one.rate=1", "'spares' is a list of 2 and has no 'one'; count from 0"),
+        ("spares.2.rate=1", "'spares' is a list of 2 and has no '2'; count from 0"),
+        ("spares.0.rate.deep=1", "'rate' is a value, not a section"),
         ("size=[", "not a YAML value"),
         ("size=0x_", "not a YAML value"),
         ("size=yes", "size: Input should be a number; YAML reads yes"),
@@ -75,7 +90,7 @@ def test_the_dump_reads_back_as_the_same_settings(config: Path, tmp_path: Path) 
         ("inner.rate=.nan", "inner.rate: Input should be a finite number"),
         ("size=0", "size: Input should be greater than 0"),
         ("inner.rats=1", "inner.rats: unknown key; did you mean 'rate'?"),
-        ("other=1", "other: unknown key; known keys: size, inner, spare."),
+        ("other=1", "other: unknown key; known keys: size, inner, spare, spares."),
         ("spare.rats=1", "spare.rats: unknown key; did you mean 'rate'?"),
         ("spare.a=1", "spare.a: unknown key; known keys: rate, names, weights, fast."),
     ],
@@ -96,7 +111,7 @@ def test_known_keys_are_listed_once(tmp_path: Path) -> None:
         "  inner.b: unknown key; known keys: rate, names, weights, fast.",
         "  inner.rats: unknown key; did you mean 'rate'?",
         "  steps: unknown key",
-        "  loss: unknown key; known keys: size, inner, spare.",
+        "  loss: unknown key; known keys: size, inner, spare, spares.",
     ]
 
 

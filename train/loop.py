@@ -212,7 +212,10 @@ def load_sources(
     """
     length, rounds = settings.data.sequence_length, settings.draft_rounds
     if length < rounds + 2:
-        raise InputError(f"data.sequence_length is {length}, too short for {rounds} draft rounds.")
+        raise InputError(
+            f"data.sequence_length is {length}, too short for draft_rounds={rounds}; give "
+            f"{rounds + 2} or more."
+        )
     loaded = load_documents(settings.data, settings.target, config)
     end_token = config.eos_token_ids[0]
     return [(source, make_rows(source, settings.data, end_token)) for source in loaded]
