@@ -38,6 +38,8 @@ def _exit_code(main: Callable[[], None]) -> int:
         main()
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
+        # A program that still runs on the CPU as Python ends would end it by an abort.
+        jax.block_until_ready(jax.live_arrays())
         return 130
     except Exception as error:
         if sentence := _sentence(error):

@@ -19,6 +19,7 @@ from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.drafter import Drafter, context_layers_of
 from redrafter_jax.errors import InputError
 from redrafter_jax.lookup import prompt_lookup
+from redrafter_jax.model import Model
 from redrafter_jax.parts import gather_parts
 from redrafter_jax.prefill import Memory, prefill
 from redrafter_jax.program import program
@@ -290,6 +291,11 @@ def generate(
     Raises:
       InputError: a prompt, a limit or the drafter does not fit the target.
     """
+    if not isinstance(drafter, Model):
+        raise InputError(
+            f"drafter is {drafter!r:.40}; give one of load_drafter, or call "
+            "generate_autoregressive, which decodes without."
+        )
     draft = draft or DraftConfig()
     check_pair(target.config, drafter.config, draft)
     common_mesh(target, drafter)

@@ -147,6 +147,8 @@ def check_pair(target: TargetConfig, drafter: DrafterConfig, draft: DraftConfig)
       InputError: width, vocabulary or layers differ, the beam is wider than the drafter's
         vocabulary, or it drafts more tokens than the target has positions.
     """
+    if not (isinstance(target, TargetConfig) and isinstance(drafter, DrafterConfig)):
+        raise InputError("The models are no target and its drafter; give them in this order.")
     if not isinstance(draft, DraftConfig):
         raise InputError(f"draft is {draft!r}; give a DraftConfig.")
     for name in ("hidden_size", "vocab_size"):
@@ -276,7 +278,10 @@ def of_row(name: str, row: int, rows: int) -> str:
 def _check_tokens(tokens: Sequence[int] | np.ndarray, name: str, vocab_size: int) -> None:
     for token in tokens:
         if isinstance(token, bool) or not isinstance(token, int | np.integer):
-            raise InputError(f"{name} holds {token!r}, which is no token id; give whole numbers.")
+            raise InputError(
+                f"{name} holds {token!r}, which is no token id; give whole numbers, in "
+                "lists or NumPy arrays."
+            )
         if not 0 <= token < vocab_size:
             raise InputError(
                 f"{name} holds token {token}, outside the vocabulary of {vocab_size} tokens."

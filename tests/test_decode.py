@@ -186,6 +186,15 @@ def test_a_done_row_never_changes_again(habitual_target: Target, good_drafter: D
     assert state.stats.accept_counts.sum(axis=1).tolist() == [0, 3, 3, 3]
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_models_in_the_wrong_places_are_refused(target: Target, drafter: Drafter) -> None:
+    decode_with: Any = generate
+    with pytest.raises(InputError, match=r"^drafter is None; give one .* generate_autoregressive"):
+        decode_with(target, None, [[1]], max_new_tokens=2)
+    with pytest.raises(InputError, match=r"^The models are no target and its drafter; give them"):
+        decode_with(drafter, target, [[1]], max_new_tokens=2)
+
+
 def test_one_new_token_needs_no_decode_step(habitual_target: Target, good_drafter: Drafter) -> None:
     result = generate(habitual_target, good_drafter, PROMPTS, max_new_tokens=1, draft=DRAFT)
     assert result.tokens == [

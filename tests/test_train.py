@@ -190,7 +190,8 @@ def test_a_killed_run_resumes_to_the_same_parameters_bit_for_bit(
     assert [row["step"] for row in rows(output)] == [row["step"] for row in rows(whole)]
 
 
-def test_sigterm_saves_and_the_same_command_goes_on(
+@pytest.mark.usefixtures("ctrl_c")
+def test_sigterm_and_ctrl_c_save_and_the_same_command_goes_on(
     finished: Path,
     target_folder: Path,
     tmp_path: Path,
@@ -205,19 +206,30 @@ def test_sigterm_saves_and_the_same_command_goes_on(
     def step_with_signal(*values: Any, **named: Any) -> Any:
         nonlocal steps
         steps += 1
-        if steps == 7:
-            signal.raise_signal(signal.SIGTERM)
+        if steps in (7, 14):
+            signal.raise_signal(asked)
         return train_step(*values, **named)
 
+    asked = signal.SIGTERM
     monkeypatch.setattr("train.loop.train_step", step_with_signal)
-    before = signal.getsignal(signal.SIGTERM)
+    before = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)]
     main()
     assert "stopped by SIGTERM after step 7; the same command goes on" in capsys.readouterr().out
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert not (output / "drafter").exists()
+
+    # The 14th step, counted from the first start.
+    asked = signal.SIGINT
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    said = capsys.readouterr().out
+    assert "resumed from step 7" in said
+    assert "stopped by SIGINT after step 14; the same command goes on" in said
+    assert [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)] == before
     assert not (output / "drafter").exists()
 
     main()
-    assert "resumed from step 7" in capsys.readouterr().out
+    assert "resumed from step 14" in capsys.readouterr().out
     ours, theirs = weights(output), weights(finished)
     for name, value in theirs.items():
         np.testing.assert_array_equal(ours[name], value, err_msg=name)

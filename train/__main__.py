@@ -1,5 +1,6 @@
 """`python -m train [inspect] --config configs/demo.yaml optimizer.learning_rate=3e-4`."""
 
+import signal
 import sys
 
 from rich.console import Console
@@ -33,10 +34,13 @@ def _train(first: str) -> None:
             soft_wrap=True,
             markup=False,
         )
-    if outcome.exported is None:
-        console.print(f"stopped by SIGTERM after step {outcome.step}; the same command goes on")
-    else:
+    if outcome.exported is not None:
         console.print(f"drafter written to {outcome.exported}", soft_wrap=True, markup=False)
+    if outcome.stopped_by is not None:
+        name = outcome.stopped_by.name
+        console.print(f"stopped by {name} after step {outcome.step}; the same command goes on")
+    if outcome.stopped_by is signal.SIGINT:
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
+from signal import Signals
 from typing import Any, NamedTuple
 
 import jax
@@ -56,21 +57,23 @@ class Outcome(NamedTuple):
 
     Attributes:
       step: the last one that was taken.
-      exported: folder of the drafter; None where SIGTERM came before the last step.
+      exported: folder of the drafter; None where the run was asked to stop before its last step.
       best: the drafter that was accepted most; None where none was tried.
+      stopped_by: SIGTERM or SIGINT (Ctrl-C); None for a whole run.
     """
 
     step: int
     exported: Path | None
     best: Best | None
+    stopped_by: Signals | None
 
 
 def train(settings: TrainSettings, console: Console) -> Outcome:
     """Train a drafter and export it in Apple's layout, to `drafter` in the output folder.
 
     A run that was killed goes on from its newest checkpoint, to the same parameters bit for bit.
-    SIGTERM ends it after a last checkpoint. Where `acceptance` is set, the drafter that was
-    accepted most is exported to `best`.
+    SIGTERM or Ctrl-C ends it after a last checkpoint. Where `acceptance` is set, the drafter that
+    was accepted most is exported to `best`.
 
     Raises:
       InputError: the target, the data or a checkpoint does not fit the settings, the folder cannot
@@ -100,7 +103,7 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
     trial = prepare_trial(settings, target, drafter)
     best: Best | None = None
 
-    # SIGTERM is watched for outside: leaving the inner block waits for the last save.
+    # Signals are watched for outside: leaving the inner block waits for the last save.
     with (
         watch_for_termination() as asked_to_stop,
         open_checkpoints(folder / "checkpoints", settings.checkpoints_kept) as checkpoints,
@@ -120,7 +123,7 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
             (folder / "config.yaml").write_text(dump_settings(settings))
             write_report(sources, folder / "data.json")
 
-        step = first_step
+        step, stopping = first_step, None
         with (
             MetricsLog(folder, first_step) if is_first() else nullcontext() as log,
             _progress(console) as progress,
@@ -150,7 +153,7 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
                 stopping = asked_to_stop(step)
                 last = step == settings.steps
                 on_trial = trial if trial and (trial.is_due(step) or last) else None
-                saving = step % settings.checkpoint_every == 0 or last or stopping
+                saving = step % settings.checkpoint_every == 0 or last or bool(stopping)
                 logging = step % settings.log_every == 0 or on_trial or last
                 if logging or saving:
                     # Before anything is written: no checkpoint, no trial and no export of it.
@@ -176,7 +179,8 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
                     # The last trial stays on the screen until the next.
                     status = summary({**accepted, **scalars}, settings.draft_rounds)
                     progress.update(task, status=status)
-                    if not console.is_terminal and (on_trial or time.monotonic() - told > _QUIET):
+                    due = on_trial or last or time.monotonic() - told > _QUIET
+                    if due and not console.is_terminal:
                         _tell(console, f"step {step} of {settings.steps}: {status}")
                         told = time.monotonic()
                     logged, started, waited = step, time.perf_counter(), 0.0
@@ -192,13 +196,13 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
                     break
 
     if step < settings.steps:
-        return Outcome(step, None, best)
+        return Outcome(step, None, best, stopping)
     exported = folder / "drafter"
     params = to_host(state.params)
     if is_first():
         save_drafter(Model(drafter.config, drafter.graphdef, params), exported)
     wait_for_all("exported")
-    return Outcome(step, exported, best)
+    return Outcome(step, exported, best, None)
 
 
 def load_sources(

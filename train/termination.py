@@ -1,4 +1,4 @@
-"""Being asked to stop: a scheduler that takes the machine back sends SIGTERM some time before."""
+"""Being asked to stop: by a scheduler, which sends SIGTERM some time before, or by Ctrl-C."""
 
 import signal
 from collections.abc import Callable, Generator
@@ -10,23 +10,29 @@ from jax.experimental import multihost_utils
 
 
 @contextmanager
-def watch_for_termination() -> Generator[Callable[[int], bool]]:
-    """Within the block SIGTERM ends nothing; the function given tells whether to stop after a step.
+def watch_for_termination() -> Generator[Callable[[int], signal.Signals | None]]:
+    """Within the block SIGTERM and the first Ctrl-C end nothing.
 
-    Where several processes are one job, any of them may be sent it, and all stop after the same
-    step: JAX agrees on one.
+    The function given tells which of them asks to stop after a step, None if none does. A second
+    Ctrl-C ends as ever. Where several processes are one job, SIGTERM may be sent to any of them,
+    and all stop after the same step: JAX agrees on one; Ctrl-C ends them at once.
     """
     if jax.process_count() > 1:
-        yield multihost_utils.reached_preemption_sync_point
+        agreed = multihost_utils.reached_preemption_sync_point
+        yield lambda step: signal.SIGTERM if agreed(step) else None
         return
-    came = False
+    came: signal.Signals | None = None
 
-    def note(_number: int, _frame: FrameType | None) -> None:
+    def note(number: int, _frame: FrameType | None) -> None:
         nonlocal came
-        came = True
+        came = signal.Signals(number)
+        signal.signal(signal.SIGINT, before[signal.SIGINT])
 
-    before = signal.signal(signal.SIGTERM, note)
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
+    for one in before:
+        signal.signal(one, note)
     try:
         yield lambda _step: came
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for one, handler in before.items():
+            signal.signal(one, handler)
