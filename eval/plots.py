@@ -13,6 +13,7 @@ logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
 from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
+from matplotlib.ticker import MaxNLocator  # noqa: E402
 
 _PLAIN, _SPECULATIVE = "#7f7f7f", "#1f6fb4"
 
@@ -68,8 +69,9 @@ def _draw_depths(panel: Axes, report: dict[str, Any]) -> None:
     depths = np.arange(1, len(rates) + 1)
     heights = [0.0 if rate is None else rate for rate in rates]
     bars = panel.bar(depths, heights, color=_SPECULATIVE, width=0.6)
-    labels = ["no data" if rate is None else f"{rate:.2f}" for rate in rates]
-    panel.bar_label(bars, labels, fontsize=9, padding=2)
+    labels = ["-" if rate is None else f"{rate:.2f}" for rate in rates]
+    # So that those of many depths stay apart.
+    panel.bar_label(bars, labels, fontsize=9 if len(rates) <= 8 else 6, padding=2)
     panel.set_xticks(depths)
     panel.set_ylim(0, 1.08)
     panel.set_xlabel("depth in the tree")
@@ -109,6 +111,7 @@ def write_acceptance_chart(rows: Sequence[dict[str, Any]], path: Path) -> None:
             panel.plot(*zip(*sorted(points), strict=True), marker="o", markersize=3, label=name)
         panel.set_title(sampling, fontsize=10)
         panel.set_xlabel("tree nodes N")
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
         panel.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("acceptance length")
     panels[-1].legend(fontsize=6)
