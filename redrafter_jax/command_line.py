@@ -38,8 +38,10 @@ def _exit_code(main: Callable[[], None]) -> int:
         main()
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
-        # A program that still runs on the CPU as Python ends would end it by an abort.
-        jax.block_until_ready(jax.live_arrays())
+        # A program that still runs on the CPU as Python ends would end it by an abort. One of a job
+        # may wait for processes that are gone, and `_leave` ends it anyway.
+        if not jax.distributed.is_initialized():
+            jax.block_until_ready(jax.live_arrays())
         return 130
     except Exception as error:
         if sentence := _sentence(error):

@@ -1,6 +1,7 @@
 """What a command reads from its line, and how it ends: errors as sentences."""
 
 import importlib
+import subprocess
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -85,6 +86,27 @@ def test_ctrl_c_ends_with_exit_code_130(capsys: pytest.CaptureFixture[str]) -> N
         raise KeyboardInterrupt
 
     assert ending(main, capsys) == (130, "\ninterrupted\n")
+
+
+UNFINISHED = """
+import jax
+import jax.numpy as jnp
+from redrafter_jax.command_line import run
+
+def main():
+    again = jax.jit(lambda x: jax.lax.fori_loop(0, 200, lambda i, x: x @ x * 1e-3, x))
+    running = again(jnp.ones((500, 500)))
+    raise KeyboardInterrupt
+
+run(main)
+"""
+
+
+def test_ctrl_c_while_a_program_runs_is_no_abort() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", UNFINISHED], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (130, "\ninterrupted\n")
 
 
 def test_a_defect_of_ours_keeps_its_traceback() -> None:
