@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eval.config import GpuSettings
+from eval.table import STEP_SIZES
 from redrafter_jax.command_line import make_folder, parse_settings
 from redrafter_jax.errors import InputError
 
 # A few units in the last place of bfloat16, whose step is 2^-8.
 _DIFFERENCE = 2e-2
-
-# Of a report of `eval steps`: what tells its rows apart.
-_SIZES = ("beam_width", "draft_rounds", "num_nodes", "lookup_tokens", "batch_size", "slots")
 
 
 class Tests(NamedTuple):
@@ -51,7 +49,7 @@ def write_gpu_page(arguments: Sequence[str] | None = None) -> None:
     tests = read_tests(settings.tests)
     kernel = _read_report(settings.kernel, "settings", "candidates")
     steps = {
-        name: _read_report(path, "config", *_SIZES, "milliseconds", "in_plain_steps")
+        name: _read_report(path, "config", *STEP_SIZES, "milliseconds", "in_plain_steps")
         for name, path in settings.steps.items()
     }
     # The name as the driver reports it; a report of steps counts the devices before it.
@@ -199,12 +197,12 @@ def _reasons(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _steps_table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    yield from _header("W", "R", "N", "C", "B", "S", *rows[0]["milliseconds"], "step / plain")
+    yield from _header(*STEP_SIZES.values(), *rows[0]["milliseconds"], "step / plain")
     for row in rows:
         times = [f"{middle:.3f}" for _, middle, _ in row["milliseconds"].values()]
         low, middle, high = row["in_plain_steps"]["step"]
         ratio = f"{middle:.2f} [{low:.2f}, {high:.2f}]"
-        yield _line(*(row[size] for size in _SIZES), *times, ratio)
+        yield _line(*(row[size] for size in STEP_SIZES), *times, ratio)
 
 
 def _header(*columns: str) -> Iterator[str]:

@@ -21,6 +21,15 @@ LEGEND = {
     "a steep fall after depth 1 means that later rounds are poorly trained.",
     "identical texts": "All of them in float32; in bfloat16 a near tie may fall either way.",
 }
+# Of a report of `eval steps`: what tells its rows apart, and how columns call it.
+STEP_SIZES = {
+    "beam_width": "W",
+    "draft_rounds": "R",
+    "num_nodes": "N",
+    "lookup_tokens": "C",
+    "batch_size": "B",
+    "slots": "S",
+}
 # Beside copied tokens the drafter's own part cannot be told.
 LEGEND_OF_COPIES = LEGEND | {
     "acceptance length": "Tokens per target call, 1.00 in plain decoding. Copied tokens come true "
@@ -108,14 +117,13 @@ def render_sampling_cost(rows: Sequence[dict[str, Any]]) -> Table:
 def render_steps(rows: Sequence[dict[str, Any]]) -> Table:
     """A row per tree, batch and cache: the parts and both whole steps; quartiles of the ratio."""
     table = Table(title="milliseconds, medians", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in ("W", "R", "N", "C", "B", "S", *rows[0]["milliseconds"], "step / plain"):
+    for column in (*STEP_SIZES.values(), *rows[0]["milliseconds"], "step / plain"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
-        sizes = ("beam_width", "draft_rounds", "num_nodes", "lookup_tokens", "batch_size", "slots")
         times = [f"{middle:.3g}" for _, middle, _ in row["milliseconds"].values()]
         low, middle, high = row["in_plain_steps"]["step"]
         ratio = f"{middle:.2f}\n{low:.2f} to {high:.2f}"
-        table.add_row(*(str(row[size]) for size in sizes), *times, ratio)
+        table.add_row(*(str(row[size]) for size in STEP_SIZES), *times, ratio)
     return table
 
 

@@ -1,6 +1,7 @@
 """What every command line shares: its settings from a file and overrides, errors as sentences."""
 
 import argparse
+import contextlib
 import difflib
 import os
 import sys
@@ -16,17 +17,26 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.processes import join
 from redrafter_jax.settings_file import SettingsT, dump_settings, load_settings
 
+# As shells count a command that Ctrl-C ended.
+_INTERRUPTED = 130
+# Seconds in which processes that fail alike tell so, each by itself, before the first one leaves.
+_GRACE = 3
+
 
 def run(main: Callable[[], None]) -> None:
     """Run a command; an `InputError` becomes its sentence on stderr and exit code 2.
 
-    Ctrl-C ends with exit code 130, as shells count it.
+    Ctrl-C ends with exit code 130, at once.
     """
     # With the packages of the `aot` extra and no GPU, JAX would log a traceback: no CUDA was found.
     if not Path("/dev/nvidiactl").exists():
         os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     code = _exit_code(main)
+    # At Python's usual end a program that still runs would be waited for, or abort the process.
+    if code == _INTERRUPTED:
+        _leave(code)
     if code and jax.distributed.is_initialized():
+        time.sleep(_GRACE)
         _leave(code)
     if code:
         sys.exit(code)
@@ -38,11 +48,7 @@ def _exit_code(main: Callable[[], None]) -> int:
         main()
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
-        # A program that still runs on the CPU as Python ends would end it by an abort. One of a job
-        # may wait for processes that are gone, and `_leave` ends it anyway.
-        if not jax.distributed.is_initialized():
-            jax.block_until_ready(jax.live_arrays())
-        return 130
+        return _INTERRUPTED
     except Exception as error:
         if sentence := _sentence(error):
             print(f"error: {sentence}", file=sys.stderr)
@@ -65,15 +71,11 @@ def _sentence(error: Exception) -> str | None:
     return None
 
 
-# Seconds in which processes that fail alike tell so, each by itself, before the first one leaves.
-_GRACE = 3
-
-
 def _leave(code: int) -> NoReturn:
-    """End a process of a job at once: in the usual way it would wait for those that wait for it."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    time.sleep(_GRACE)
+    """End this process at once, and wait for nothing that JAX runs or other processes do."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # who read it is gone too
+            stream.flush()
     os._exit(code)
 
 

@@ -148,7 +148,8 @@ def check_pair(target: TargetConfig, drafter: DrafterConfig, draft: DraftConfig)
         vocabulary, or it drafts more tokens than the target has positions.
     """
     if not (isinstance(target, TargetConfig) and isinstance(drafter, DrafterConfig)):
-        raise InputError("The models are no target and its drafter; give them in this order.")
+        found = f"a {type(target).__name__} and a {type(drafter).__name__}"
+        raise InputError(f"Give a target, then its drafter; these models have {found}.")
     if not isinstance(draft, DraftConfig):
         raise InputError(f"draft is {draft!r}; give a DraftConfig.")
     for name in ("hidden_size", "vocab_size"):

@@ -191,7 +191,7 @@ def test_models_in_the_wrong_places_are_refused(target: Target, drafter: Drafter
     decode_with: Any = generate
     with pytest.raises(InputError, match=r"^drafter is None; give one .* generate_autoregressive"):
         decode_with(target, None, [[1]], max_new_tokens=2)
-    with pytest.raises(InputError, match=r"^The models are no target and its drafter; give them"):
+    with pytest.raises(InputError, match=r"; these models have a DrafterConfig and a Target"):
         decode_with(drafter, target, [[1]], max_new_tokens=2)
 
 

@@ -40,21 +40,20 @@ KERNEL: dict[str, Any] = COMMON | {
     ],
 }
 TIMES = {"draft": [1, 1.5, 2], "step": [4, 4.25, 5], "plain": [3, 3.5, 4]}
+STEP = {
+    "beam_width": 8,
+    "draft_rounds": 4,
+    "num_nodes": 32,
+    "lookup_tokens": 0,
+    "batch_size": 1,
+    "slots": 4096,
+    "milliseconds": TIMES,
+    "in_plain_steps": {"draft": [0.3, 0.4, 0.5], "step": [1.1, 1.2, 1.3]},
+}
 STEPS = COMMON | {
     "device": "1 x Imaginary G1 80GB",
     "config": {"dtype": "bfloat16", "steps": 16, "repeats": 7},
-    "rows": [
-        {
-            "beam_width": 8,
-            "draft_rounds": 4,
-            "num_nodes": 32,
-            "lookup_tokens": 0,
-            "batch_size": 1,
-            "slots": 4096,
-            "milliseconds": TIMES,
-            "in_plain_steps": {"draft": [0.3, 0.4, 0.5], "step": [1.1, 1.2, 1.3]},
-        }
-    ],
+    "rows": [STEP],
 }
 PASSED = (
     "<testsuites><testsuite><testcase classname='tests.a' name='one'/>{}</testsuite></testsuites>"
@@ -156,9 +155,15 @@ def test_a_wrong_kernel_is_on_the_page_and_in_the_exit_code(
         ({"kernel": 5}, r"kernel\.json is no report of a bench: it holds 5\.$"),
         ({"steps": KERNEL}, r"steps\.json is no report of a bench: it has no config\.$"),
         ({"kernel": STEPS}, r"kernel\.json is no report of a bench: it has no settings\.$"),
-        (
-            {"steps": STEPS | {"rows": [{}]}},
-            "or an older one: its rows have no 'beam_w",
+        *(
+            (
+                {
+                    "steps": STEPS
+                    | {"rows": [{name: STEP[name] for name in STEP if name != missing}]}
+                },
+                f"or an older one: its rows have no '{missing}'",
+            )
+            for missing in STEP
         ),
     ],
 )

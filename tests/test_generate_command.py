@@ -238,6 +238,7 @@ def test_ctrl_c_keeps_what_was_printed(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(command, "stream", interrupted)
+    monkeypatch.setattr("os._exit", sys.exit)
     code, out, err = run_redrafter(*arguments_of(folders))
     assert code == 130
     assert 3 < len(out) < NEW_TOKENS
