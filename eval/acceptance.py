@@ -29,6 +29,7 @@ DEFINITIONS = {
     "acceptance_length": "mean tokens gained per target call after prefill, bonus token included",
     "lookup_tokens": "nodes of num_nodes that copy what followed earlier in the text, which is no "
     "gain of the drafter's",
+    "copied_tokens": "accepted tokens of those nodes; what the beams had as well is the drafter's",
     "share_of_greedy": "acceptance length over that of the same tree, sharpness and ranking at "
     "temperature 0; null where the grid has no temperature 0",
     "identical": "share of prompts whose text equals plain decoding's, token for token",
@@ -126,7 +127,7 @@ def _decode_cell(
     expected: Sequence[list[int]],
 ) -> dict[str, Any]:
     sampling, draft, ranking = cell
-    tokens, calls = [], 0
+    tokens, calls, copied = [], 0, 0
     counts = np.zeros(draft.max_path, int)
     for batch in batches:
         state, slots = begin(Method(target, drafter, draft), batch)
@@ -136,6 +137,7 @@ def _decode_cell(
         tokens += result.tokens
         counts += result.accept_counts.sum(axis=0)
         calls += sum(result.steps)
+        copied += sum(result.copied_tokens)
     same = sum(ours == theirs for ours, theirs in zip(tokens, expected, strict=True))
     return {
         "sampling": describe_sampling(sampling),
@@ -149,6 +151,7 @@ def _decode_cell(
             None if np.isnan(rate) else float(rate) for rate in acceptance_rate_per_depth(counts)
         ],
         "accept_counts": counts.tolist(),
+        "copied_tokens": copied,
         "target_calls": calls,
         "identical": same / len(tokens),
     }

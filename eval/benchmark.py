@@ -42,6 +42,7 @@ class Run(NamedTuple):
       tokens: per row, the new tokens.
       steps: per row, target calls after prefill.
       accept_counts: as in `redrafter_jax.Generation`.
+      copied_tokens: as there.
       prefill_seconds: from lists of prompts to each row's first token, chosen on the device.
       decode_seconds: from there to all tokens on the host.
     """
@@ -49,6 +50,7 @@ class Run(NamedTuple):
     tokens: list[list[int]]
     steps: list[int]
     accept_counts: Int[np.ndarray, "B P"]
+    copied_tokens: list[int]
     prefill_seconds: float
     decode_seconds: float
 
@@ -152,6 +154,7 @@ def decode_batch(method: Method, batch: Batch) -> Run:
         tokens=result.tokens,
         steps=result.steps,
         accept_counts=result.accept_counts,
+        copied_tokens=result.copied_tokens,
         prefill_seconds=prefilled - started,
         decode_seconds=ended - prefilled,
     )

@@ -87,7 +87,10 @@ def _draw_calls(panel: Axes, report: dict[str, Any]) -> None:
     panel.set_xticks(gains)
     panel.set_xlabel("tokens gained by a target call")
     panel.set_ylabel("share of target calls")
-    panel.set_title(f"Acceptance length {report['acceptance_length']:.2f} (dashed)", fontsize=10)
+    copied = report["copied_tokens"] / max(report["target_calls"], 1)
+    share = f", {copied:.2f} copied" if copied else ""
+    title = f"Acceptance length {report['acceptance_length']:.2f} (dashed){share}"
+    panel.set_title(title, fontsize=10)
 
 
 def write_acceptance_chart(rows: Sequence[dict[str, Any]], path: Path) -> None:

@@ -90,6 +90,7 @@ def _decode_ranked(
         tree = draft_tree(decoder, drafter, state, shown_noise, shown.sampling, draft, scorer)
         verified = decoder.tree_forward(tree, state.cache, context_layers_of(drafter))
         chosen = choose_tokens(verified.logits, tree.depth, noise, state.sampling)
-        return advance(state, verified, chosen, accept(tree, chosen, draft.max_path))
+        accepted = accept(tree, chosen, draft.max_path)
+        return advance(state, verified, chosen, accepted, draft.lookup_tokens)
 
     return until_done(step, state, max_steps)

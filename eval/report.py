@@ -31,6 +31,8 @@ DEFINITIONS = {
     "acceptance_rate_per_depth": "share of drafts accepted at depth 1, 2, ... given that their "
     "parent was accepted; a call cut short by a row's limit counts as rejecting",
     "accept_counts": "entry c - 1: target calls that gained exactly c tokens",
+    "copied_tokens": "accepted tokens that were copied (draft.lookup_tokens), as accept_counts; "
+    "what the beams had as well is the drafter's",
     "target_calls": "target calls after prefill, summed over prompts, in one pass over them",
     "identical": "share of prompts whose text equals plain decoding's, token for token, in every "
     "repeat",
@@ -80,6 +82,7 @@ def build_report(
         "autoregressive_target_calls": sum(row["autoregressive_target_calls"] for row in rows),
         "new_tokens": sum(row["new_tokens"] for row in rows),
         "accept_counts": accept_counts.sum(axis=0).tolist(),
+        "copied_tokens": sum(row["copied_tokens"] for row in rows),
         **describe_run(),
         "config": settings.model_dump(mode="json"),
         "num_nodes": method.draft.budget if method.draft else 1,
@@ -146,6 +149,7 @@ def _prompt_rows(
                 "autoregressive_target_calls": plain.steps[row],
                 "acceptance_length": acceptance_length(speculative.accept_counts[row]),
                 "accept_counts": speculative.accept_counts[row].tolist(),
+                "copied_tokens": speculative.copied_tokens[row],
                 "identical": divergence is None,
                 "first_divergence": divergence,
                 # Of the prompt's whole batch, median over repeats.

@@ -88,7 +88,7 @@ def run_accept(
     return repeat(turn, empty_like(turn, None, zero), turns, zero)
 
 
-@program(static_argnames="turns", donate_argnames="state")
+@program(static_argnames=("turns", "copies"), donate_argnames="state")
 def run_commit(
     state: DecodeState,
     verified: Verified,
@@ -97,11 +97,12 @@ def run_commit(
     zero: Zero,
     *,
     turns: int,
+    copies: int,
 ) -> DecodeState:
     """The accepted path into the cache, and all else that ends a step; the state is donated."""
 
     def turn(state: DecodeState, none: Zero) -> DecodeState:
-        return advance(state, verified, chosen + none, accepted)
+        return advance(state, verified, chosen + none, accepted, copies)
 
     return repeat(turn, state, turns, zero)
 
@@ -121,7 +122,11 @@ def set_back(state: DecodeState, cached: int, max_path: int, *, done: bool) -> D
     return state._replace(
         cache=state.cache._replace(lengths=jnp.full(B, cached, jnp.int32)),
         done=jnp.full(B, done),
-        stats=DecodeStats(jnp.zeros((B, max_path), jnp.int32), jnp.zeros(B, jnp.int32)),
+        stats=DecodeStats(
+            accept_counts=jnp.zeros((B, max_path), jnp.int32),
+            copied_tokens=jnp.zeros(B, jnp.int32),
+            steps=jnp.zeros(B, jnp.int32),
+        ),
     )
 
 

@@ -175,7 +175,15 @@ def make_timers(
     chosen, accepted = choose(state)
 
     def commit(state: DecodeState) -> DecodeState:
-        return run_commit(state, verified, chosen, accepted, zero, turns=short_turns)
+        return run_commit(
+            state,
+            verified,
+            chosen,
+            accepted,
+            zero,
+            turns=short_turns,
+            copies=draft.lookup_tokens,
+        )
 
     def reading(program: Callable[[DecodeState], Any], turns: int) -> Callable[[], float]:
         def run() -> float:

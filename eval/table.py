@@ -30,11 +30,10 @@ STEP_SIZES = {
     "batch_size": "B",
     "slots": "S",
 }
-# Beside copied tokens the drafter's own part cannot be told.
 LEGEND_OF_COPIES = LEGEND | {
-    "acceptance length": "Tokens per target call, 1.00 in plain decoding. Copied tokens come true "
-    "where the text repeats itself, whatever the drafter: what it gains by itself shows with "
-    "draft.lookup_tokens=0.",
+    "acceptance length": "Tokens per target call, 1.00 in plain decoding: the bonus token, drafted "
+    "and copied ones. These come true where the text repeats itself, whatever the drafter: what it "
+    "gains with all nodes shows with draft.lookup_tokens=0.",
     "acceptance rate": "Of drafts whose parent was accepted, the drafter's and copied ones. It may "
     "rise with the depth, for deep nodes are copied, and a text that repeats itself goes on so.",
 }
@@ -45,8 +44,7 @@ def render_report(report: dict[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [Text(describe_setting(report)), _measures(report)]
     if len(report["categories"]) > 1:
         parts.append(_categories(report["categories"]))
-    copies = report["config"]["draft"]["lookup_tokens"] > 0
-    parts.append(_legend(LEGEND_OF_COPIES if copies else LEGEND))
+    parts.append(_legend(LEGEND_OF_COPIES if _has_copies(report) else LEGEND))
     return Group(*parts)
 
 
@@ -212,11 +210,21 @@ def _measures(report: dict[str, Any]) -> Table:
         str(report["target_calls"]),
     )
     table.add_row("acceptance length", "1.00", _number(report["acceptance_length"], ".2f"))
+    if _has_copies(report):
+        calls = max(report["target_calls"], 1)
+        accepted = sum(gain * count for gain, count in enumerate(report["accept_counts"]))
+        copied = report["copied_tokens"]
+        table.add_row("  of it drafted", "", f"{(accepted - copied) / calls:.2f}")
+        table.add_row("  of it copied", "", f"{copied / calls:.2f}")
     identical = sum(row["identical"] for row in report["prompts"])
     table.add_row("identical texts", "", f"{identical} of {len(report['prompts'])}")
     for depth, rate in enumerate(report["acceptance_rate_per_depth"], start=1):
         table.add_row(f"acceptance rate at depth {depth}", "", _number(rate, ".2f"))
     return table
+
+
+def _has_copies(report: dict[str, Any]) -> bool:
+    return report["config"]["draft"]["lookup_tokens"] > 0
 
 
 def _legend(legend: dict[str, str]) -> Table:

@@ -48,6 +48,8 @@ class Generation(NamedTuple):
       steps: per row, target calls after prefill.
       acceptance_length: mean tokens gained per target call, bonus included; 1.0 in plain decoding.
       accept_counts: [B, P]; entry (b, c - 1) counts the calls that gained row b c tokens.
+      copied_tokens: per row, accepted tokens that were copied (`DraftConfig.lookup_tokens`); those
+        that the beams had as well count as the drafter's.
       log_probs: per row, beside each new token its log-probability under the target at
         temperature 1 without filters; None unless asked for.
     """
@@ -56,6 +58,7 @@ class Generation(NamedTuple):
     steps: list[int]
     acceptance_length: float
     accept_counts: np.ndarray
+    copied_tokens: list[int]
     log_probs: list[list[float]] | None = None
 
 
@@ -103,7 +106,7 @@ def _decode_step(
     if state.log_probs is not None:
         whole = gather_parts(verified.logits, target.config.vocab_size)
         verified = verified._replace(logits=whole)
-    return advance(state, verified, chosen, accepted)
+    return advance(state, verified, chosen, accepted, draft.lookup_tokens if draft else 0)
 
 
 def draft_scorer(decoder: Decoder, drafter: Drafter | None) -> Scorer | None:
@@ -158,9 +161,21 @@ def draft_tree(
 
 
 def advance(
-    state: DecodeState, verified: Verified, chosen: Int[Array, "B N"], accepted: Accepted
+    state: DecodeState,
+    verified: Verified,
+    chosen: Int[Array, "B N"],
+    accepted: Accepted,
+    copies: int,
 ) -> DecodeState:
-    """Commit the accepted path; a row ends at its stop token or its limit."""
+    """Commit the accepted path; a row ends at its stop token or its limit.
+
+    Args:
+      state: before the step.
+      verified: the target's answers over the tree.
+      chosen: its next token at every node.
+      accepted: from `accept`.
+      copies: how many of the tree's nodes, its last ones, are copied.
+    """
     gained = jnp.take_along_axis(chosen, accepted.path, axis=1)
     P = gained.shape[1]
     order = jnp.arange(P)
@@ -180,6 +195,7 @@ def advance(
     root = jnp.take_along_axis(gained, newest, axis=1)[:, 0]
     stopped = (stops & (order < count[:, None])).any(axis=1)
     active = ~state.done
+    copied = (accepted.path >= chosen.shape[1] - copies) & (order < count[:, None])
     log_probs = state.log_probs
     if log_probs is not None:
         ours = jnp.take_along_axis(log_probs_of(verified.logits, chosen), accepted.path, axis=1)
@@ -192,6 +208,7 @@ def advance(
         done=state.done | stopped | (cache.lengths + 1 >= state.limits),
         stats=DecodeStats(
             accept_counts=state.stats.accept_counts + (order == count[:, None] - 1),
+            copied_tokens=state.stats.copied_tokens + copied.sum(axis=1),
             steps=state.stats.steps + active,
         ),
         log_probs=log_probs,
@@ -258,6 +275,7 @@ def collect(state: DecodeState, prompts: Sequence[Sequence[int]]) -> Generation:
         steps=stats.steps.tolist(),
         acceptance_length=acceptance_length(stats.accept_counts),
         accept_counts=stats.accept_counts,
+        copied_tokens=stats.copied_tokens.tolist(),
         log_probs=None if log_probs is None else new(log_probs),
     )
 

@@ -112,6 +112,7 @@ def _prefill(
         sampling=requests.sampling,
         stats=DecodeStats(
             accept_counts=jnp.zeros((B, max_path), jnp.int32),
+            copied_tokens=jnp.zeros(B, jnp.int32),
             steps=jnp.zeros(B, jnp.int32),
         ),
         log_probs=first_log_probs,

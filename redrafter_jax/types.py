@@ -123,10 +123,12 @@ class DecodeStats(NamedTuple):
 
     Attributes:
       accept_counts: accept_counts[b, c - 1] target calls gained row b exactly c tokens.
+      copied_tokens: accepted nodes that the text had copied from itself (`lookup_tokens`).
       steps: target calls while the row was not done.
     """
 
     accept_counts: Int[Array, "B P"]
+    copied_tokens: Int[Array, " B"]
     steps: Int[Array, " B"]
 
 

@@ -185,6 +185,34 @@ def test_sampled_batches_of_uneven_size_are_identical_too(config: Path, tmp_path
     assert report["acceptance_length"] > 1.2
 
 
+def test_copied_tokens_are_told_apart_from_drafted_ones(
+    config: Path,
+    tmp_path: Path,
+    habitual_target: Target,
+    good_drafter: Drafter,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tree = ("draft.beam_width=1", "draft.draft_rounds=1", "draft.lookup_tokens=4")
+    report = evaluate_with(config, tmp_path, "repeats=1", *tree)
+    copied = generate(
+        habitual_target,
+        good_drafter,
+        [encode(text) for text in PROMPTS],
+        max_new_tokens=NEW_TOKENS,
+        draft=DraftConfig(beam_width=1, draft_rounds=1, lookup_tokens=4),
+    ).copied_tokens
+    assert max(copied) > 0
+    assert [row["copied_tokens"] for row in report["prompts"]] == copied
+    assert report["copied_tokens"] == sum(copied)
+    # Of what is new prefill decided one token per prompt, and each call its bonus token.
+    calls = report["target_calls"]
+    drafted = report["new_tokens"] - len(PROMPTS) - calls - sum(copied)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    table = {tuple(line[1:4]): line[-3] for line in lines if line[1:3] == ["of", "it"]}
+    assert table[("of", "it", "drafted")] == f"{drafted / calls:.2f}"
+    assert table[("of", "it", "copied")] == f"{sum(copied) / calls:.2f}"
+
+
 def test_a_prompts_text_does_not_depend_on_the_batch_it_is_in(
     habitual_target: Target, good_drafter: Drafter
 ) -> None:

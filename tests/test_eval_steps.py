@@ -88,14 +88,14 @@ def test_the_parts_in_a_row_are_a_decode_step() -> None:
     chosen, accepted = run_accept(
         verified.logits, tree, noise, state.sampling, zero, max_path=4, turns=1
     )
-    ended = run_commit(state, verified, chosen, accepted, zero, turns=1)
+    ended = run_commit(state, verified, chosen, accepted, zero, turns=1, copies=1)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ended, expected
     )
 
     # Rows that are done take no slot, so any number of turns may follow.
     state = set_back(ended, 9, draft.max_path, done=True)
-    ended = run_commit(state, verified, chosen, accepted, zero, turns=1)
+    ended = run_commit(state, verified, chosen, accepted, zero, turns=1, copies=1)
     assert ended.cache.lengths.tolist() == [9, 9]
 
 

@@ -17,7 +17,7 @@ from tiny_folders import (
     write_pair,
 )
 
-from redrafter_jax import SamplingConfig, generate_autoregressive
+from redrafter_jax import DraftConfig, SamplingConfig, generate, generate_autoregressive
 from redrafter_jax.commands import generate as command
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.target import Target
@@ -56,9 +56,21 @@ def test_a_process_prints_plain_decodings_text_then_the_counts(
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout == plain_text(habitual_target) + "\n"
     (line,) = finished.stderr.splitlines()
-    assert line.startswith("acceptance length ")
-    assert float(line.split()[2].rstrip(",")) > 1.5
-    assert f" {NEW_TOKENS} tokens, " in line
+    assert line.startswith(f"{NEW_TOKENS} tokens, ")
+    assert float(line.partition("acceptance length ")[2].partition(",")[0]) > 1.5
+
+
+def test_copied_tokens_are_counted(
+    run_redrafter: Any, folders: PairFolders, habitual_target: Target, good_drafter: Drafter
+) -> None:
+    draft = DraftConfig(beam_width=1, draft_rounds=1, lookup_tokens=4)
+    result = generate(
+        habitual_target, good_drafter, [encode(PROMPT)], max_new_tokens=NEW_TOKENS, draft=draft
+    )
+    assert result.copied_tokens[0] > 0
+    tree = ["--beam-width", "1", "--draft-rounds", "1", "--lookup-tokens", "4"]
+    _, _, err = run_redrafter(*arguments_of(folders, *tree))
+    assert err.startswith(f"{NEW_TOKENS} tokens ({result.copied_tokens[0]} copied), ")
 
 
 def test_a_tree_may_be_deep(folders: PairFolders, habitual_target: Target) -> None:

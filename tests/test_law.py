@@ -265,7 +265,8 @@ def follow(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
         tree = build_tree(state.root, beams, draft)
         verified = decoder.tree_forward(tree, state.cache)
         chosen = rule(tree, verified.logits, noise, state)
-        return decode.advance(state, verified, chosen, accept(tree, chosen, draft.max_path))
+        accepted = accept(tree, chosen, draft.max_path)
+        return decode.advance(state, verified, chosen, accepted, copies=0)
 
     inner = inspect.unwrap(decode.decode)
 

@@ -163,6 +163,19 @@ def test_copied_tokens_come_true_where_a_text_repeats_itself() -> None:
     alone = dataclasses.replace(tree, lookup_tokens=0)
     without = generate(target, drafter, draft=alone, **full_requests())
     assert speculative.acceptance_length > 1.5 * without.acceptance_length
+    assert without.copied_tokens == [0] * len(without.tokens)
+
+
+def test_without_a_live_draft_all_that_is_accepted_was_copied() -> None:
+    tree = TREES["more copied tokens than rounds"]
+    _, speculative = plain_and_speculative(*PAIRS["broken"], tree, full_requests())
+    # Of what a row gains prefill decides one token, and each call its bonus token.
+    accepted = [
+        len(tokens) - 1 - calls
+        for tokens, calls in zip(speculative.tokens, speculative.steps, strict=True)
+    ]
+    assert max(accepted) > 0
+    assert speculative.copied_tokens == accepted
 
 
 def test_drafts_under_shared_noise_guess_what_will_be_drawn() -> None:

@@ -20,7 +20,13 @@ from redrafter_jax.commands.options import (
     sampling_of,
     template_of,
 )
-from redrafter_jax.commands.terminal import Screen, ctrl_c_sets, open_screen, read_lines
+from redrafter_jax.commands.terminal import (
+    Screen,
+    ctrl_c_sets,
+    describe_speed,
+    open_screen,
+    read_lines,
+)
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.decode import Generation
 from redrafter_jax.errors import InputError
@@ -173,7 +179,7 @@ class _Conversation:
             _tell("Stopped before the answer began; the message is not kept.")
             return
         self._turns = [*asked, {"role": "assistant", "content": text}]
-        _tell(("stopped; " if stopped else "") + _describe(result, seconds))
+        _tell(("stopped; " if stopped else "") + describe_speed(result, seconds))
         (tokens,) = result.tokens
         if not stopped and len(tokens) == limit and tokens[-1] not in self._ends:
             _tell(
@@ -198,7 +204,7 @@ class _Conversation:
                     self._screen.write(text[before:], max(1, len(update.tokens[0])))
                     now = time.perf_counter()
                     if now - shown > _SECONDS_PER_STATUS:
-                        self._screen.show_status(_describe(result, now - started))
+                        self._screen.show_status(describe_speed(result, now - started))
                         shown = now
                     if stop.is_set():
                         break
@@ -246,14 +252,6 @@ def _context_length(asked: int | None, config: TargetConfig) -> int:
             f"--context-length is {asked}; it must be from 3 to the target's {most} positions."
         )
     return asked
-
-
-def _describe(result: Generation, seconds: float) -> str:
-    count = len(result.tokens[0])
-    return (
-        f"{count} tokens, {count / seconds:.1f} tokens/s, acceptance length "
-        f"{result.acceptance_length:.2f}, {result.steps[0]} target calls after prefill"
-    )
 
 
 def _tell(sentence: str) -> None:

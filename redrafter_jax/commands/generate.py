@@ -22,6 +22,7 @@ from redrafter_jax.commands.options import (
     sampling_of,
     template_of,
 )
+from redrafter_jax.commands.terminal import describe_speed
 from redrafter_jax.decode import Generation
 from redrafter_jax.errors import InputError
 from redrafter_jax.streaming import Update, stream
@@ -88,12 +89,7 @@ def generate(arguments: argparse.Namespace) -> None:
     started = time.perf_counter()
     result = _print_stream(start(), template.gap if template else "")
     seconds = time.perf_counter() - started
-    count = len(result.tokens[0])
-    print(
-        f"acceptance length {result.acceptance_length:.2f}, {result.steps[0]} target calls after "
-        f"prefill, {count} tokens, {count / seconds:.1f} tokens/s",
-        file=sys.stderr,
-    )
+    print(describe_speed(result, seconds), file=sys.stderr)
 
 
 def _print_stream(updates: Iterator[Update], gap: str) -> Generation:

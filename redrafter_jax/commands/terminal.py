@@ -11,6 +11,8 @@ from io import TextIOWrapper
 from threading import Event
 from typing import Literal, Protocol, runtime_checkable
 
+from redrafter_jax.decode import Generation
+
 # How many tokens a call gained, from one to five and more: plain, cyan, green, yellow, magenta.
 _COLOURS = ("", "\x1b[36m", "\x1b[32m", "\x1b[33m", "\x1b[35m")
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
@@ -34,6 +36,16 @@ def wants_colour(when: When, out: Out, environment: Mapping[str, str]) -> bool:
     if when != "auto":
         return when == "always"
     return _is_terminal(out, environment) and not environment.get("NO_COLOR")
+
+
+def describe_speed(result: Generation, seconds: float) -> str:
+    """How row 0 was decoded, in a line."""
+    count, copied = len(result.tokens[0]), result.copied_tokens[0]
+    return (
+        f"{count} tokens{f' ({copied} copied)' if copied else ''}, {count / seconds:.1f} tokens/s, "
+        f"acceptance length {result.acceptance_length:.2f}, {result.steps[0]} target calls after "
+        "prefill"
+    )
 
 
 class Screen:
