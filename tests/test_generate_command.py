@@ -210,8 +210,8 @@ def test_an_answer_ends_with_the_token_that_the_template_closes_it_with(
         (["--prompt", os.fsdecode(b"ab\xff")], r"holds '\udcff' at character 2, a lone surrogate"),
         (["--no-drafter"], "not allowed with argument --drafter"),
         (["--drafter", "redrafter_jax"], "config.json is missing"),
-        (["--target", "redrafter_jax"], "tokenizer.json is missing"),
-        (["--target", "configs"], "holds no tokenizer.json; did you mean 'configs/demo_target'?"),
+        (["--target", "redrafter_jax"], "config.json is missing"),
+        (["--target", "configs"], "holds no config.json; did you mean 'configs/demo_target'?"),
         (["--widht", "3"], "argument: --widht; see python -m redrafter_jax generate --help."),
         (["--temprature=1"], "argument: --temprature=1; did you mean --temperature?"),
         (["--", "--temprature"], "unrecognized arguments: -- --temprature; see"),
@@ -226,6 +226,14 @@ def test_a_bad_value_is_one_sentence_and_exit_code_2(
     assert reason in err
     assert err.startswith("error: ")
     assert err.count("\n") == 1
+
+
+def test_a_drafter_in_the_targets_place_is_told_as_one(
+    run_redrafter: Any, folders: PairFolders
+) -> None:
+    code, _, err = run_redrafter(*arguments_of(folders, "--target", str(folders.drafter)))
+    assert code == 2
+    assert "config.json states model_type 'recurrent_drafting_drafter'; this version reads" in err
 
 
 def test_what_must_be_given_is_named(run_redrafter: Any) -> None:

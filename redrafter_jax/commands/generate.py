@@ -25,6 +25,7 @@ from redrafter_jax.commands.options import (
 from redrafter_jax.commands.terminal import describe_speed
 from redrafter_jax.decode import Generation
 from redrafter_jax.errors import InputError
+from redrafter_jax.hub import load_target_config
 from redrafter_jax.streaming import Update, stream
 from redrafter_jax.tokenizer import load_tokenizer, require_text
 
@@ -58,6 +59,7 @@ def generate(arguments: argparse.Namespace) -> None:
     """
     draft, sampling = draft_of(arguments), sampling_of(arguments)
     refuse_idle_filters(arguments)
+    load_target_config(arguments.target)  # a folder of another kind is told as that
     tokenizer = load_tokenizer(arguments.target)
     text = _read_prompt(arguments.prompt)
     template, turns = _conversation_of(arguments, tokenizer, text)
