@@ -113,14 +113,18 @@ def render_sampling_cost(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def render_steps(rows: Sequence[dict[str, Any]]) -> Table:
-    """A row per tree, batch and cache: the parts and both whole steps; quartiles of the ratio."""
-    table = Table(title="milliseconds, medians", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in (*STEP_SIZES.values(), *rows[0]["milliseconds"], "step / plain"):
+    """A row per tree, batch and cache: its parts, both whole steps, quartiles of their ratio."""
+    # Without edges it is narrow enough for 80 columns.
+    table = Table(
+        title="milliseconds, medians", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False
+    )
+    for column in (*STEP_SIZES.values(), *rows[0]["milliseconds"], "/ plain"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
-        times = [f"{middle:.3g}" for _, middle, _ in row["milliseconds"].values()]
+        medians = [middle for _, middle, _ in row["milliseconds"].values()]
+        times = [format(middle, ".3f" if middle < 1 else ".2f") for middle in medians]
         low, middle, high = row["in_plain_steps"]["step"]
-        ratio = f"{middle:.2f}\n{low:.2f} to {high:.2f}"
+        ratio = f"{middle:.2f}\n{low:.2f}-{high:.2f}"
         table.add_row(*(str(row[size]) for size in STEP_SIZES), *times, ratio)
     return table
 

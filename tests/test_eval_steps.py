@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from functools import partial
+from io import StringIO
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
+from rich.console import Console
 from tiny_models import PARITY_CONFIG, tiny_config
 
 from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
@@ -27,6 +29,7 @@ from eval.step_parts import (
     set_back,
 )
 from eval.steps import Combination, measure_steps
+from eval.table import render_steps
 from pallas_kernels import aot
 from pallas_kernels.aot import Compilation, compile_on, gpu_mesh
 from redrafter_jax import DraftConfig, InputError
@@ -220,3 +223,21 @@ def test_what_does_not_fit_the_device_is_refused(
     monkeypatch.setattr("eval.steps.jax.devices", lambda: [Small()])
     with pytest.raises(InputError, match=r"slots=32 with batch 2 needs 0\.0 GB .* give fewer"):
         measure_steps(["--config", str(config)])
+
+
+def test_a_table_of_large_models_fits_into_80_columns() -> None:
+    sizes = {"beam_width": 16, "draft_rounds": 4, "num_nodes": 128, "lookup_tokens": 8}
+    parts = ("draft", "verify", "accept", "commit", "step", "plain")
+    row = sizes | {
+        "batch_size": 8,
+        "slots": 8192,
+        "milliseconds": {part: [11.234, 12.3451, 13.456] for part in parts}
+        | {"accept": [0.001, 0.0046, 0.006]},
+        "in_plain_steps": {"step": [1.111, 1.222, 1.333]},
+    }
+    shown = StringIO()
+    Console(width=80, file=shown).print(render_steps([row]))
+    *_, first, second = shown.getvalue().splitlines()
+    line = "16 4 128 8 8 8192 12.35 12.35 0.005 12.35 12.35 12.35 1.22"
+    assert " ".join(first.split()) == line
+    assert second.split() == ["1.11-1.33"]
