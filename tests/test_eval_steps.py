@@ -165,7 +165,7 @@ def test_compiled_for_a_gpu_every_loop_has_its_turns_and_verify_its_kernel() -> 
     drafted = compiled(drafting, target, drafter, state, noise, zero)
     verify = compiled(partial(run_verify, turns=30), target, state, tree, zero)
     accept = compiled(choose, verified.logits, tree, noise, state.sampling, zero)
-    commit = partial(run_commit, turns=50)
+    commit = partial(run_commit, turns=50, copies=draft.lookup_tokens)
     commit = compiled(commit, state, verified, chosen, accepted, zero, donate_argnums=0)
     for turns, program in ((20, drafted), (30, verify), (40, accept), (50, commit)):
         assert f'"known_trip_count":{{"n":"{turns}"}}' in program.hlo
