@@ -31,8 +31,8 @@ DEFINITIONS = {
     "acceptance_rate_per_depth": "share of drafts accepted at depth 1, 2, ... given that their "
     "parent was accepted; a call cut short by a row's limit counts as rejecting",
     "accept_counts": "entry c - 1: target calls that gained exactly c tokens",
-    "copied_tokens": "accepted tokens that were copied (draft.lookup_tokens), as accept_counts; "
-    "what the beams had as well is the drafter's",
+    "copied_tokens": "accepted tokens that were copied (draft.lookup_tokens), in the same calls; "
+    "what the beams had as well is the drafter's, and a call's last token its bonus token",
     "target_calls": "target calls after prefill, summed over prompts, in one pass over them",
     "identical": "share of prompts whose text equals plain decoding's, token for token, in every "
     "repeat",

@@ -10,6 +10,15 @@ from rich.text import Text
 
 from redrafter_jax.config import SamplingConfig
 
+# Of a report of `eval steps`: what tells its rows apart, and how columns call it.
+STEP_SIZES = {
+    "beam_width": "W",
+    "draft_rounds": "R",
+    "num_nodes": "N",
+    "lookup_tokens": "C",
+    "batch_size": "B",
+    "slots": "S",
+}
 LEGEND = {
     "ratio": "Of speeds, the median of the pairs. Below 1 where a call over the tree, its draft "
     "included, costs more plain calls than the tokens it gains: a small target on a CPU, say.",
@@ -21,19 +30,10 @@ LEGEND = {
     "a steep fall after depth 1 means that later rounds are poorly trained.",
     "identical texts": "All of them in float32; in bfloat16 a near tie may fall either way.",
 }
-# Of a report of `eval steps`: what tells its rows apart, and how columns call it.
-STEP_SIZES = {
-    "beam_width": "W",
-    "draft_rounds": "R",
-    "num_nodes": "N",
-    "lookup_tokens": "C",
-    "batch_size": "B",
-    "slots": "S",
-}
 LEGEND_OF_COPIES = LEGEND | {
     "acceptance length": "Tokens per target call, 1.00 in plain decoding: the bonus token, drafted "
-    "and copied ones. These come true where the text repeats itself, whatever the drafter: what it "
-    "gains with all nodes shows with draft.lookup_tokens=0.",
+    "and copied ones. Copies come true where the text repeats itself, whatever the drafter: what "
+    "it gains with all nodes shows with draft.lookup_tokens=0.",
     "acceptance rate": "Of drafts whose parent was accepted, the drafter's and copied ones. It may "
     "rise with the depth, for deep nodes are copied, and a text that repeats itself goes on so.",
 }
@@ -116,13 +116,17 @@ def render_steps(rows: Sequence[dict[str, Any]]) -> Table:
     """A row per tree, batch and cache: its parts, both whole steps, quartiles of their ratio."""
     # Without edges it is narrow enough for 80 columns.
     table = Table(
-        title="milliseconds, medians", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False
+        title="milliseconds, medians",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        show_edge=False,
+        pad_edge=False,
     )
     for column in (*STEP_SIZES.values(), *rows[0]["milliseconds"], "/ plain"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         medians = [middle for _, middle, _ in row["milliseconds"].values()]
-        times = [format(middle, ".3f" if middle < 1 else ".2f") for middle in medians]
+        times = [format(middle, ".3f" if middle < 1 else ".4g") for middle in medians]
         low, middle, high = row["in_plain_steps"]["step"]
         ratio = f"{middle:.2f}\n{low:.2f}-{high:.2f}"
         table.add_row(*(str(row[size]) for size in STEP_SIZES), *times, ratio)
@@ -218,6 +222,7 @@ def _measures(report: dict[str, Any]) -> Table:
         calls = max(report["target_calls"], 1)
         accepted = sum(gain * count for gain, count in enumerate(report["accept_counts"]))
         copied = report["copied_tokens"]
+        table.add_row("  of it bonus", "", "1.00")
         table.add_row("  of it drafted", "", f"{(accepted - copied) / calls:.2f}")
         table.add_row("  of it copied", "", f"{copied / calls:.2f}")
     identical = sum(row["identical"] for row in report["prompts"])

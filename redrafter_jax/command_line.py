@@ -4,12 +4,13 @@ import argparse
 import contextlib
 import difflib
 import os
+import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import jax
 
@@ -26,17 +27,20 @@ _GRACE = 3
 def run(main: Callable[[], None]) -> None:
     """Run a command; an `InputError` becomes its sentence on stderr and exit code 2.
 
-    Ctrl-C ends with exit code 130, at once.
+    Ctrl-C ends with exit code 130, as soon as Python has its turn: it waits for nothing that JAX
+    still runs.
     """
     # With the packages of the `aot` extra and no GPU, JAX would log a traceback: no CUDA was found.
     if not Path("/dev/nvidiactl").exists():
         os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     code = _exit_code(main)
+    if code and jax.distributed.is_initialized():
+        # Where process 0 leaves first the others abort.
+        if code != _INTERRUPTED or jax.process_index() == 0:
+            time.sleep(_GRACE)
+        _leave(code)
     # At Python's usual end a program that still runs would be waited for, or abort the process.
     if code == _INTERRUPTED:
-        _leave(code)
-    if code and jax.distributed.is_initialized():
-        time.sleep(_GRACE)
         _leave(code)
     if code:
         sys.exit(code)
@@ -47,7 +51,8 @@ def _exit_code(main: Callable[[], None]) -> int:
     try:
         main()
     except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # once more ends it, whatever this waits for
+        _write("stderr", "\ninterrupted\n")
         return _INTERRUPTED
     except Exception as error:
         if sentence := _sentence(error):
@@ -72,11 +77,20 @@ def _sentence(error: Exception) -> str | None:
 
 
 def _leave(code: int) -> NoReturn:
-    """End this process at once, and wait for nothing that JAX runs or other processes do."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # who read it is gone too
-            stream.flush()
+    """End this process, and wait for nothing that JAX runs or other processes do."""
+    _write("stdout")
+    _write("stderr")
     os._exit(code)
+
+
+def _write(name: Literal["stdout", "stderr"], text: str = "") -> None:
+    """The text and all before it, to a stream that may be closed, or whose reader may be gone."""
+    stream = getattr(sys, name)
+    if stream is None:  # closed when Python began
+        return
+    with contextlib.suppress(OSError, ValueError):
+        stream.write(text)
+        stream.flush()
 
 
 # What errors of XLA's runtime say when another process is gone.

@@ -49,7 +49,8 @@ class Generation(NamedTuple):
       acceptance_length: mean tokens gained per target call, bonus included; 1.0 in plain decoding.
       accept_counts: [B, P]; entry (b, c - 1) counts the calls that gained row b c tokens.
       copied_tokens: per row, accepted tokens that were copied (`DraftConfig.lookup_tokens`); those
-        that the beams had as well count as the drafter's.
+        that the beams had as well count as the drafter's, and a call's last token is its bonus,
+        also where the row ends before it.
       log_probs: per row, beside each new token its log-probability under the target at
         temperature 1 without filters; None unless asked for.
     """

@@ -1,6 +1,8 @@
 """What a command reads from its line, and how it ends: errors as sentences."""
 
 import importlib
+import os
+import shlex
 import subprocess
 import sys
 from importlib.machinery import ModuleSpec
@@ -98,10 +100,32 @@ run(main)
 
 
 def test_ctrl_c_ends_with_exit_code_130_even_while_a_program_runs() -> None:
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
     ended = subprocess.run(
-        [sys.executable, "-c", UNFINISHED], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", UNFINISHED],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=buffered,
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "so far\n", "\ninterrupted\n")
+
+
+INTERRUPTED = """
+from redrafter_jax.command_line import run
+
+def main():
+    raise KeyboardInterrupt
+
+run(main)
+"""
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "2>/dev/full"])
+def test_ctrl_c_ends_so_where_nothing_can_be_written(closed: str) -> None:
+    command = shlex.join([sys.executable, "-c", INTERRUPTED])
+    assert subprocess.run(["sh", "-c", f"{command} {closed}"], timeout=300).returncode == 130
 
 
 def test_a_defect_of_ours_keeps_its_traceback() -> None:

@@ -102,6 +102,30 @@ def test_the_counts_are_those_of_generate(
         assert row["acceptance_length"] == pytest.approx(whole.acceptance_length)
 
 
+def test_copies_that_came_true_are_counted_whatever_the_ranking(
+    config: Path, tmp_path: Path, habitual_target: Target, good_drafter: Drafter
+) -> None:
+    tree = "{beam_width: 1, draft_rounds: 1, lookup_tokens: [0, 4]}"
+    asked = [f"trees={tree}", "samplings=[{temperature: 0}]", f"report_dir={tmp_path}"]
+    measure_acceptance(["--config", str(config), *asked])
+    rows = json.loads((tmp_path / "acceptance.json").read_text())["rows"]
+    copied = generate(
+        habitual_target,
+        good_drafter,
+        [encode(text) for text in PROMPTS],
+        max_new_tokens=NEW_TOKENS,
+        draft=DraftConfig(beam_width=1, draft_rounds=1, lookup_tokens=4),
+    ).copied_tokens
+    assert sum(copied) > 0
+    # Greedy, rankings are all the same.
+    found = {(row["ranking"], row["lookup_tokens"]): row["copied_tokens"] for row in rows}
+    assert found == {
+        (ranking, count): sum(copied) if count else 0
+        for ranking in ("shared", "blind")
+        for count in (0, 4)
+    }
+
+
 def test_a_mesh_changes_no_row(config: Path, tmp_path: Path, report: dict[str, Any]) -> None:
     trees = "trees={beam_width: 3, draft_rounds: 3, num_nodes: [7], sharpness: [1.5]}"
     split = ("mesh.model=2", trees, "rankings=[blind]", f"samplings=[{SAMPLINGS[1]}]")

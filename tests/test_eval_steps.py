@@ -230,14 +230,14 @@ def test_a_table_of_large_models_fits_into_80_columns() -> None:
     parts = ("draft", "verify", "accept", "commit", "step", "plain")
     row = sizes | {
         "batch_size": 8,
-        "slots": 8192,
-        "milliseconds": {part: [11.234, 12.3451, 13.456] for part in parts}
+        "slots": 32768,
+        "milliseconds": {part: [111.234, 112.3451, 113.456] for part in parts}
         | {"accept": [0.001, 0.0046, 0.006]},
         "in_plain_steps": {"step": [1.111, 1.222, 1.333]},
     }
     shown = StringIO()
     Console(width=80, file=shown).print(render_steps([row]))
     *_, first, second = shown.getvalue().splitlines()
-    line = "16 4 128 8 8 8192 12.35 12.35 0.005 12.35 12.35 12.35 1.22"
+    line = "16 4 128 8 8 32768 112.3 112.3 0.005 112.3 112.3 112.3 1.22"
     assert " ".join(first.split()) == line
     assert second.split() == ["1.11-1.33"]

@@ -70,7 +70,8 @@ def test_copied_tokens_are_counted(
     assert result.copied_tokens[0] > 0
     tree = ["--beam-width", "1", "--draft-rounds", "1", "--lookup-tokens", "4"]
     _, _, err = run_redrafter(*arguments_of(folders, *tree))
-    assert err.startswith(f"{NEW_TOKENS} tokens ({result.copied_tokens[0]} copied), ")
+    copied = result.copied_tokens[0] / result.steps[0]
+    assert f"acceptance length {result.acceptance_length:.2f} ({copied:.2f} copied), " in err
 
 
 def test_a_tree_may_be_deep(folders: PairFolders, habitual_target: Target) -> None:
@@ -246,6 +247,7 @@ def test_what_must_be_given_is_named(run_redrafter: Any) -> None:
     assert "one of the arguments --drafter --no-drafter is required" in missing
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_keeps_what_was_printed(
     run_redrafter: Any, folders: PairFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -163,6 +163,7 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
                         loss=float(metrics.loss),
                         gradient_norm=float(metrics.gradient_norm),
                     )
+                line = None
                 if logging:
                     scalars = to_scalars(metrics)
                     elapsed = time.perf_counter() - started
@@ -181,8 +182,7 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
                     progress.update(task, status=status)
                     due = on_trial or last or time.monotonic() - told > _QUIET
                     if due and not console.is_terminal:
-                        _tell(console, f"step {step} of {settings.steps}: {status}")
-                        told = time.monotonic()
+                        line = f"step {step} of {settings.steps}: {status}"
                     logged, started, waited = step, time.perf_counter(), 0.0
                 if saving:
                     record = {
@@ -192,6 +192,10 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
                         "best": best and best._asdict(),
                     }
                     save(checkpoints, step, state, record)
+                # After the save, for whoever reads may be gone.
+                if line:
+                    _tell(console, line)
+                    told = time.monotonic()
                 if stopping:
                     break
 

@@ -16,7 +16,7 @@ def watch_for_termination() -> Generator[Callable[[int], signal.Signals | None]]
     The function given tells which of them asks to stop after a step, None if none does. A second
     Ctrl-C ends as ever; where it is ignored, as in a script's background, it stays so. Where
     several processes are one job, SIGTERM may be sent to any of them, and all stop after the same
-    step: JAX agrees on one; Ctrl-C ends them at once.
+    step: JAX agrees on one; Ctrl-C ends them unsaved.
     """
     if jax.process_count() > 1:
         agreed = multihost_utils.reached_preemption_sync_point

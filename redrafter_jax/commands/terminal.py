@@ -40,11 +40,11 @@ def wants_colour(when: When, out: Out, environment: Mapping[str, str]) -> bool:
 
 def describe_speed(result: Generation, seconds: float) -> str:
     """How row 0 was decoded, in a line."""
-    count, copied = len(result.tokens[0]), result.copied_tokens[0]
+    count, calls, copied = len(result.tokens[0]), result.steps[0], result.copied_tokens[0]
+    of_it = f" ({copied / calls:.2f} copied)" if copied else ""
     return (
-        f"{count} tokens{f' ({copied} copied)' if copied else ''}, {count / seconds:.1f} tokens/s, "
-        f"acceptance length {result.acceptance_length:.2f}, {result.steps[0]} target calls after "
-        "prefill"
+        f"{count} tokens, {count / seconds:.1f} tokens/s, acceptance length "
+        f"{result.acceptance_length:.2f}{of_it}, {calls} target calls after prefill"
     )
 
 
