@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from redrafter_jax.advance import advance
 from redrafter_jax.config import DraftConfig
-from redrafter_jax.decode import advance, draft_scorer, draft_tree, until_done
+from redrafter_jax.decode import draft_scorer, draft_tree, until_done
 from redrafter_jax.drafter import Drafter, context_layers_of
 from redrafter_jax.program import program
 from redrafter_jax.sampling import draw_noise

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.timing import empty_like, repeat
+from redrafter_jax.advance import advance
 from redrafter_jax.config import DraftConfig
-from redrafter_jax.decode import advance, draft_scorer, draft_tree
+from redrafter_jax.decode import draft_scorer, draft_tree
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.program import program
 from redrafter_jax.sampling import draw_noise

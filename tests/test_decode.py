@@ -29,7 +29,7 @@ from redrafter_jax.prefill import prefill
 from redrafter_jax.requests import prepare
 from redrafter_jax.sampling import draw_noise
 from redrafter_jax.target import Target
-from redrafter_jax.types import Accepted, Sampling, Verified
+from redrafter_jax.types import Sampling
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -184,27 +184,6 @@ def test_a_done_row_never_changes_again(habitual_target: Target, good_drafter: D
     np.testing.assert_array_equal(state.context[0], start.context[0])
     assert state.stats.steps.tolist() == [0, 3, 3, 3]
     assert state.stats.accept_counts.sum(axis=1).tolist() == [0, 3, 3, 3]
-
-
-def test_accepted_copies_are_counted_apart(target: Target) -> None:
-    requests, _ = prepare(PARITY_CONFIG, PROMPTS, [1, 3, 9, 9], None, None, (), 4)
-    state = prefill(target, requests, max_path=4)
-    # Root, two drafts and three copies, in paths of a row that is done, one that has room for two
-    # tokens, one with a draft above its copies, and one of drafts alone.
-    path = jnp.asarray([[0, 3, 4, 5], [0, 3, 4, 5], [0, 1, 3, 4], [0, 1, 2, 2]])
-    accepted = Accepted(path, jnp.asarray([4, 4, 4, 3]), bonus=path[:, 0], last=path[:, 3])
-    _, K, _, H = state.cache.keys[0].shape
-    nodes = tuple(jnp.zeros((4, 6, K, H)) for _ in state.cache.keys)
-    verified = Verified(
-        logits=jnp.zeros((4, 6, V)),
-        hidden=jnp.zeros((4, 6, state.context.shape[1])),
-        keys=nodes,
-        values=nodes,
-    )
-    chosen = jnp.full((4, 6), 3)
-    stats = decode.advance(state, verified, chosen, accepted, copies=3).stats
-    assert stats.copied_tokens.tolist() == [0, 1, 2, 0]
-    assert stats.accept_counts.tolist() == [[0] * 4, [0, 1, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]]
 
 
 @pytest.mark.usefixtures("unchecked_shapes")

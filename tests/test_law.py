@@ -19,6 +19,7 @@ import pytest
 from tiny_models import forgetful_target, imitating_drafter, random_drafter, tiny_config
 
 from redrafter_jax import DraftConfig, Generation, SamplingConfig, decode, generate
+from redrafter_jax.advance import advance
 from redrafter_jax.beam import beam_search
 from redrafter_jax.drafter import Drafter
 from redrafter_jax.model import Model
@@ -266,7 +267,7 @@ def follow(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
         verified = decoder.tree_forward(tree, state.cache)
         chosen = rule(tree, verified.logits, noise, state)
         accepted = accept(tree, chosen, draft.max_path)
-        return decode.advance(state, verified, chosen, accepted, copies=0)
+        return advance(state, verified, chosen, accepted, copies=0)
 
     inner = inspect.unwrap(decode.decode)
 

@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from redrafter_jax import (
     DraftConfig,
     Generation,
     SamplingConfig,
+    advance,
     decode,
     generate,
     generate_autoregressive,
@@ -281,19 +283,19 @@ def draw_for_the_step(draw_noise: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(
-    ("name", "mutate"),
+    ("module", "name", "mutate"),
     [
-        ("accept", accept_the_first_draft),
-        ("commit", commit_the_first_nodes),
-        ("draw_noise", draw_for_the_step),
+        (decode, "accept", accept_the_first_draft),
+        (advance, "commit", commit_the_first_nodes),
+        (decode, "draw_noise", draw_for_the_step),
     ],
 )
 def test_a_wrong_rule_changes_the_text(
-    monkeypatch: pytest.MonkeyPatch, name: str, mutate: Callable[..., Any]
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, mutate: Callable[..., Any]
 ) -> None:
     requests = full_requests(sampling=SAMPLINGS[:4])
     plain = generate_autoregressive(PAIRS["good"][0], **requests)
-    monkeypatch.setattr(decode, name, mutate(getattr(decode, name)))
+    monkeypatch.setattr(module, name, mutate(getattr(module, name)))
     inner = inspect.unwrap(decode.decode)
 
     # A function of its own, so that no trace of the right rule is reused.
