@@ -14,7 +14,8 @@ def build_tree(root: Int[Array, " B"], beams: Beams, draft: DraftConfig) -> Toke
     The (parent beam, token) pairs of a round are all distinct, so the trace is a tree without any
     search for shared prefixes: pair w of round r is node `1 + r * W + w`. Its N best nodes in
     their old order keep parents before children and hold every node's ancestors, for a child never
-    scores above its parent and ties go to the lower index.
+    scores above its parent and ties go to the lower index. With `final_beams_only` the nodes that
+    are left come first, so that the dead slots are the last ones.
     """
     nodes = _trace_nodes(root, beams)
     if draft.final_beams_only:
@@ -133,23 +134,28 @@ def _trace_nodes(root: Int[Array, " B"], beams: Beams) -> _Nodes:
 
 
 def _keep_final_beams(nodes: _Nodes, draft: DraftConfig) -> _Nodes:
-    """Log-probability -inf for every node that no beam of the last round descends from."""
+    """The nodes that a beam of the last round descends from, in their old order.
+
+    After them the others, with log-probability -inf.
+    """
     tokens, parents, depth, log_probs = nodes
     mask = ancestor_mask(parents, draft.draft_rounds)
-    kept = mask[:, -draft.beam_width :].any(axis=1)
-    return tokens, parents, depth, jnp.where(kept, log_probs, -jnp.inf)
+    kept = mask[:, -draft.beam_width :].any(axis=1) & (log_probs > -jnp.inf)
+    order = jnp.argsort(~kept, axis=1, stable=True)
+    return _take((tokens, parents, depth, jnp.where(kept, log_probs, -jnp.inf)), order)
 
 
 def _keep_best(nodes: _Nodes, budget: int) -> _Kept:
-    """The `budget` most likely nodes in their old order, parents renumbered."""
-    tokens, parents, depth, log_probs = nodes
-    _, best = jax.lax.top_k(log_probs, budget)
-    order = jnp.sort(best, axis=1)
+    """The `budget` most likely nodes in their old order."""
+    _, best = jax.lax.top_k(nodes[3], budget)
+    return _take(nodes, jnp.sort(best, axis=1))
 
-    def pick(values: Array) -> Array:
-        return jnp.take_along_axis(values, order, axis=1)
 
-    kept = (order[:, :, None] == jnp.arange(tokens.shape[1])).any(axis=1)
-    number = jnp.cumsum(kept, axis=1) - 1
-    parents = jnp.take_along_axis(number, pick(parents), axis=1)
-    return pick(tokens), parents, pick(depth), pick(log_probs)
+def _take(nodes: _Nodes, order: Int[Array, "B N"]) -> _Kept:
+    """The nodes of these numbers, in this order, parents renumbered."""
+    tokens, parents, depth, log_probs = (
+        jnp.take_along_axis(values, order, axis=1) for values in nodes
+    )
+    number = jnp.argmax(order[:, :, None] == jnp.arange(nodes[0].shape[1]), axis=1)
+    parents = jnp.take_along_axis(number.astype(jnp.int32), parents, axis=1)
+    return tokens, parents, depth, log_probs

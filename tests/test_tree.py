@@ -76,13 +76,13 @@ def test_a_budget_of_one_is_the_root() -> None:
 
 def test_final_beams_only_drops_the_dead_end() -> None:
     tree = numpy_tree(ROOT, DRAWN, DraftConfig(2, 2, final_beams_only=True))
-    # Node 2, token 5, leads to no final beam: its slot is dead.
-    assert tree.tokens.tolist() == [[7, 3, -1, 4, 6]]
-    assert tree.parents.tolist() == [[0, 0, 0, 1, 1]]
-    assert tree.depth.tolist() == [[0, 1, 0, 2, 2]]
-    assert tree.log_probs[0, 2] == -INFINITY
-    assert tree.mask[0, 2].tolist() == [False, False, True, False, False]
-    assert tree.mask[0, :, 2].tolist() == [False, False, True, False, False]
+    # Token 5 leads to no final beam: its slot is dead, and comes last.
+    assert tree.tokens.tolist() == [[7, 3, 4, 6, -1]]
+    assert tree.parents.tolist() == [[0, 0, 1, 1, 0]]
+    assert tree.depth.tolist() == [[0, 1, 2, 2, 0]]
+    assert tree.log_probs[0, 4] == -INFINITY
+    assert tree.mask[0, 4].tolist() == [False, False, False, False, True]
+    assert tree.mask[0, :, 4].tolist() == [False, False, False, False, True]
 
 
 def test_final_beams_under_a_budget_fill_the_slots_without_a_hole() -> None:
@@ -219,6 +219,8 @@ def test_trees_keep_the_rules_of_token_tree(draft: DraftConfig, seed: int) -> No
         assert depth[live].tolist() == np.asarray(oracles.depth_of(parents))[live].tolist()
         np.testing.assert_array_equal(mask[live], oracles.ancestor_mask(parents)[live])
         assert (log_probs[live] <= log_probs[parents[live]]).all()
+        if draft.final_beams_only:
+            assert live[: live.sum()].all(), "a dead slot before a live one"
         siblings = list(zip(parents[live][1:], tokens[live][1:], strict=True))
         assert len(set(siblings)) == len(siblings)
 
