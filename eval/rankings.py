@@ -19,6 +19,7 @@ from redrafter_jax.program import program
 from redrafter_jax.sampling import draw_noise
 from redrafter_jax.sharding import per_part
 from redrafter_jax.target import Target
+from redrafter_jax.tree_pass import tree_pass
 from redrafter_jax.types import DecodeState, Sampling
 from redrafter_jax.verify import accept, choose_tokens
 
@@ -89,7 +90,7 @@ def _decode_ranked(
         noise = draw_noise(state.sampling, first_position, draft.max_path, target.config.vocab_size)
         shown_noise = shown.noise_weight * noise
         tree = draft_tree(decoder, drafter, state, shown_noise, shown.sampling, draft, scorer)
-        verified = decoder.tree_forward(tree, state.cache, context_layers_of(drafter))
+        verified = tree_pass(decoder, tree, state.cache, draft, context_layers_of(drafter))
         chosen = choose_tokens(verified.logits, tree.depth, noise, state.sampling)
         accepted = accept(tree, chosen, draft.max_path)
         return advance(state, verified, chosen, accepted, draft.lookup_tokens)

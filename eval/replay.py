@@ -21,6 +21,7 @@ from redrafter_jax.sampling import draw_noise, filter_logits
 from redrafter_jax.sharding import per_part, to_host
 from redrafter_jax.target import Target
 from redrafter_jax.tree import root_tree
+from redrafter_jax.tree_pass import tree_pass
 from redrafter_jax.types import DecodeState, Sampling
 from redrafter_jax.verify import accept
 
@@ -192,7 +193,7 @@ def _look_in_part(
         tree = root_tree(state.root)
     else:
         tree = draft_tree(decoder, drafter, state, noise, state.sampling, draft)
-    verified = decoder.tree_forward(tree, state.cache)
+    verified = tree_pass(decoder, tree, state.cache, draft)
     node_noise = jnp.take_along_axis(noise, tree.depth[..., None], axis=1)
     scores = gather_parts(filter_logits(verified.logits, state.sampling, V), V) + node_noise
 

@@ -15,6 +15,7 @@ from redrafter_jax.drafter import Drafter
 from redrafter_jax.program import program
 from redrafter_jax.sampling import draw_noise
 from redrafter_jax.target import Target
+from redrafter_jax.tree_pass import tree_pass
 from redrafter_jax.types import Accepted, DecodeState, DecodeStats, Sampling, TokenTree, Verified
 from redrafter_jax.verify import accept, choose_tokens
 
@@ -44,13 +45,14 @@ def run_draft(
     return repeat(turn, empty_like(turn, None, zero), turns, zero)
 
 
-@program(static_argnames=("turns", "context_layers"))
+@program(static_argnames=("draft", "turns", "context_layers"))
 def run_verify(
     target: Target,
     state: DecodeState,
     tree: TokenTree,
     zero: Zero,
     *,
+    draft: DraftConfig,
     turns: int,
     context_layers: tuple[int, ...] = (),
 ) -> Verified:
@@ -60,7 +62,7 @@ def run_verify(
     def turn(_: Verified | None, none: Zero) -> Verified:
         cache = state.cache._replace(lengths=state.cache.lengths + none)
         fresh = tree._replace(tokens=tree.tokens + none)
-        return decoder.tree_forward(fresh, cache, context_layers)
+        return tree_pass(decoder, fresh, cache, draft, context_layers)
 
     return repeat(turn, empty_like(turn, None, zero), turns, zero)
 

@@ -164,7 +164,9 @@ def make_timers(
     tree = search(state)
 
     def verify(state: DecodeState) -> Verified:
-        return run_verify(target, state, tree, zero, turns=steps, context_layers=layers)
+        return run_verify(
+            target, state, tree, zero, draft=draft, turns=steps, context_layers=layers
+        )
 
     verified = verify(state)
 

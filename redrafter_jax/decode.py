@@ -28,6 +28,7 @@ from redrafter_jax.sampling import draw_noise
 from redrafter_jax.sharding import check_rows, common_mesh, per_part, place, to_host
 from redrafter_jax.target import Decoder, Target
 from redrafter_jax.tree import build_tree, graft, root_tree
+from redrafter_jax.tree_pass import tree_pass
 from redrafter_jax.types import DecodeState, Sampling, Scorer, TokenTree
 from redrafter_jax.verify import accept, choose_tokens
 
@@ -93,7 +94,7 @@ def _decode_step(
         tree = root_tree(state.root)
     else:
         tree = draft_tree(decoder, drafter, state, noise, state.sampling, draft, scorer)
-    verified = decoder.tree_forward(tree, state.cache, context_layers_of(drafter))
+    verified = tree_pass(decoder, tree, state.cache, draft, context_layers_of(drafter))
     chosen = choose_tokens(verified.logits, tree.depth, noise, state.sampling)
     accepted = accept(tree, chosen, max_path)
     if state.log_probs is not None:

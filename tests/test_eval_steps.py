@@ -87,7 +87,7 @@ def test_the_parts_in_a_row_are_a_decode_step() -> None:
     noise = make_noise(state, max_path=4, vocab_size=24)
     # A turn does the same again, whatever their number.
     tree = run_draft(target, drafter, state, noise, zero, draft=draft, turns=2)
-    verified = run_verify(target, state, tree, zero, turns=2)
+    verified = run_verify(target, state, tree, zero, draft=draft, turns=2)
     chosen, accepted = run_accept(
         verified.logits, tree, noise, state.sampling, zero, max_path=4, turns=1
     )
@@ -147,12 +147,13 @@ def test_weights_have_the_shape_and_dtype_asked_for() -> None:
 @pytest.mark.skipif(UNAVAILABLE is not None, reason=UNAVAILABLE or "")
 def test_compiled_for_a_gpu_every_loop_has_its_turns_and_verify_its_kernel() -> None:
     config = tiny_config(hidden_size=128, head_dim=64, num_hidden_layers=3)
-    draft = DraftConfig(beam_width=2, draft_rounds=2)
+    # A tree with dead slots, over all of which a GPU takes one pass.
+    draft = DraftConfig(beam_width=2, draft_rounds=2, final_beams_only=True)
     target = abstract_target(config, jnp.bfloat16)
     state = abstract_state(target, 2, 64, draft.max_path)
     zero = jax.ShapeDtypeStruct((), jnp.int32)
     tree = jax.eval_shape(partial(build_tree, draft=draft), state.root, beams_of(draft))
-    verified = jax.eval_shape(partial(run_verify, turns=1), target, state, tree, zero)
+    verified = jax.eval_shape(partial(run_verify, draft=draft, turns=1), target, state, tree, zero)
     noise = jax.ShapeDtypeStruct((2, 3, 24), jnp.float32)
     choose = partial(run_accept, max_path=3, turns=40)
     chosen, accepted = jax.eval_shape(choose, verified.logits, tree, noise, state.sampling, zero)
@@ -163,7 +164,8 @@ def test_compiled_for_a_gpu_every_loop_has_its_turns_and_verify_its_kernel() -> 
     drafting = partial(run_draft, draft=draft, turns=20)
     drafter = abstract_drafter(DrafterConfig(24, 128, 128, 0), jnp.bfloat16)
     drafted = compiled(drafting, target, drafter, state, noise, zero)
-    verify = compiled(partial(run_verify, turns=30), target, state, tree, zero)
+    verifying = partial(run_verify, draft=draft, turns=30)
+    verify = compiled(verifying, target, state, tree, zero)
     accept = compiled(choose, verified.logits, tree, noise, state.sampling, zero)
     commit = partial(run_commit, turns=50, copies=draft.lookup_tokens)
     commit = compiled(commit, state, verified, chosen, accepted, zero, donate_argnums=0)
