@@ -20,9 +20,9 @@ def tree_pass(
 ) -> Verified:
     """`Decoder.tree_forward`, of which dead slots at the tree's end may come out as zeros.
 
-    A CPU's time grows with the nodes, so there the pass ends after the first of `sizes(draft)`
-    that holds every row's live nodes. A GPU reads its weights in the time that a few nodes more
-    take, and would ask the host which branch to run: it verifies all slots.
+    A CPU's time grows with the nodes, so there the pass ends after the first of `prefix_sizes` that
+    holds every row's live nodes. A GPU reads its weights in the time that a few nodes more take,
+    and would ask the host which branch to run: it verifies all slots.
 
     Args:
       decoder: the target.
@@ -31,7 +31,7 @@ def tree_pass(
       draft: how the tree was drafted; None for the root alone.
       context_layers: as in `tree_forward`.
     """
-    widths = (1,) if draft is None else sizes(draft)
+    widths = (1,) if draft is None else prefix_sizes(draft)
     whole = partial(_first, decoder, context_layers, widths[-1])
     if len(widths) == 1:
         return whole(tree, cache)
@@ -44,7 +44,7 @@ def tree_pass(
     return jax.lax.platform_dependent(tree, cache, cpu=shortest, default=whole)
 
 
-def sizes(draft: DraftConfig) -> tuple[int, ...]:
+def prefix_sizes(draft: DraftConfig) -> tuple[int, ...]:
     """Rising numbers of a tree's first nodes, the last of them N, that may hold all live ones.
 
     Copied nodes come last and live together. Those that lead to W final beams are R + W at least,

@@ -13,7 +13,7 @@ from redrafter_jax import DraftConfig, make_mesh
 from redrafter_jax.sharding import per_part, place
 from redrafter_jax.target import Target
 from redrafter_jax.tree import graft, root_tree
-from redrafter_jax.tree_pass import sizes, tree_pass
+from redrafter_jax.tree_pass import prefix_sizes, tree_pass
 from redrafter_jax.types import KVCache, TokenTree, Verified
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -38,8 +38,8 @@ S = 16
     ],
     ids=str,
 )
-def test_sizes(draft: DraftConfig, expected: tuple[int, ...]) -> None:
-    assert sizes(draft) == expected
+def test_prefix_sizes(draft: DraftConfig, expected: tuple[int, ...]) -> None:
+    assert prefix_sizes(draft) == expected
 
 
 def copying_trees(found: list[bool]) -> TokenTree:
