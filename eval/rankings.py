@@ -83,14 +83,14 @@ def _decode_ranked(
     draft: DraftConfig,
 ) -> DecodeState:
     decoder = target.merge()
-    scorer = draft_scorer(decoder, drafter)
+    scorer, layers = draft_scorer(decoder, drafter), context_layers_of(drafter)
 
     def step(state: DecodeState) -> DecodeState:
         first_position = state.cache.lengths + 1
         noise = draw_noise(state.sampling, first_position, draft.max_path, target.config.vocab_size)
         shown_noise = shown.noise_weight * noise
         tree = draft_tree(decoder, drafter, state, shown_noise, shown.sampling, draft, scorer)
-        verified = tree_pass(decoder, tree, state.cache, draft, context_layers_of(drafter))
+        verified = tree_pass(decoder, tree, state.cache, state.done, draft, layers)
         chosen = choose_tokens(verified.logits, tree.depth, noise, state.sampling)
         accepted = accept(tree, chosen, draft.max_path)
         return advance(state, verified, chosen, accepted, draft.lookup_tokens)

@@ -193,7 +193,7 @@ def _look_in_part(
         tree = root_tree(state.root)
     else:
         tree = draft_tree(decoder, drafter, state, noise, state.sampling, draft)
-    verified = tree_pass(decoder, tree, state.cache, draft)
+    verified = tree_pass(decoder, tree, state.cache, state.done, draft)
     node_noise = jnp.take_along_axis(noise, tree.depth[..., None], axis=1)
     scores = gather_parts(filter_logits(verified.logits, state.sampling, V), V) + node_noise
 

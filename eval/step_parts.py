@@ -62,7 +62,7 @@ def run_verify(
     def turn(_: Verified | None, none: Zero) -> Verified:
         cache = state.cache._replace(lengths=state.cache.lengths + none)
         fresh = tree._replace(tokens=tree.tokens + none)
-        return tree_pass(decoder, fresh, cache, draft, context_layers)
+        return tree_pass(decoder, fresh, cache, state.done, draft, context_layers)
 
     return repeat(turn, empty_like(turn, None, zero), turns, zero)
 

@@ -47,7 +47,8 @@ DEFINITIONS = {
     "in_plain_steps": "quartiles over repeats of the time / the plain step's of the same repeat; "
     "the step's is the acceptance length below which speculation gains nothing",
     "draft": "beam search and tree, copied tokens included",
-    "verify": "one target call over N nodes",
+    "verify": "one target call over the tree; a CPU leaves out dead slots at its end, of which "
+    "there are none in a tree with copied tokens, for one is always found here",
     "accept": "the target's choice at every node, and the chain that spells it",
     "commit": "the accepted path into the cache, and all else that ends a step",
     "parts": "each of the four is a program of its own, which reads and writes what passes between "

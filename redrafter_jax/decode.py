@@ -94,7 +94,8 @@ def _decode_step(
         tree = root_tree(state.root)
     else:
         tree = draft_tree(decoder, drafter, state, noise, state.sampling, draft, scorer)
-    verified = tree_pass(decoder, tree, state.cache, draft, context_layers_of(drafter))
+    layers = context_layers_of(drafter)
+    verified = tree_pass(decoder, tree, state.cache, state.done, draft, layers)
     chosen = choose_tokens(verified.logits, tree.depth, noise, state.sampling)
     accepted = accept(tree, chosen, max_path)
     if state.log_probs is not None:

@@ -147,7 +147,8 @@ def _keep_final_beams(nodes: _Nodes, draft: DraftConfig) -> _Nodes:
 
 def _keep_best(nodes: _Nodes, budget: int) -> _Kept:
     """The `budget` most likely nodes in their old order."""
-    _, best = jax.lax.top_k(nodes[3], budget)
+    *_, log_probs = nodes
+    _, best = jax.lax.top_k(log_probs, budget)
     return _take(nodes, jnp.sort(best, axis=1))
 
 
@@ -156,6 +157,6 @@ def _take(nodes: _Nodes, order: Int[Array, "B N"]) -> _Kept:
     tokens, parents, depth, log_probs = (
         jnp.take_along_axis(values, order, axis=1) for values in nodes
     )
-    number = jnp.argmax(order[:, :, None] == jnp.arange(nodes[0].shape[1]), axis=1)
-    parents = jnp.take_along_axis(number.astype(jnp.int32), parents, axis=1)
-    return tokens, parents, depth, log_probs
+    places = order[:, :, None] == jnp.arange(nodes[0].shape[1])
+    number = (places * jnp.arange(order.shape[1])[:, None]).sum(axis=1)
+    return tokens, jnp.take_along_axis(number, parents, axis=1), depth, log_probs

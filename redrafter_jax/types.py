@@ -88,6 +88,8 @@ class KVCache(NamedTuple):
 class Verified(NamedTuple):
     """One target pass over the tree.
 
+    Where a dead slot or a row that is done was left out, everything is zero.
+
     Attributes:
       logits: scores of the token after each node, float32.
       hidden: last hidden state (after the final norm) at each node; before it those of the

@@ -151,9 +151,14 @@ def test_a_smaller_head_of_the_targets_is_gathered_once_and_not_in_every_step(
     }
 
 
-@pytest.mark.parametrize("draft", [None, DRAFT], ids=["plain", "speculative"])
+# The last tree's pass has a choice of sizes, each of which reads the cache.
+@pytest.mark.parametrize(
+    ("draft", "choices"),
+    [(None, 0), (DRAFT, 0), (DraftConfig(2, 2, lookup_tokens=3), 1)],
+    ids=["plain", "speculative", "with dead slots"],
+)
 def test_no_step_copies_the_cache(
-    habitual_target: Target, good_drafter: Drafter, draft: DraftConfig | None
+    habitual_target: Target, good_drafter: Drafter, draft: DraftConfig | None, choices: int
 ) -> None:
     path = draft.max_path if draft else 1
     requests, _ = prepare(PARITY_CONFIG, PROMPTS, [24] * 4, None, None, (), path)
@@ -164,6 +169,9 @@ def test_no_step_copies_the_cache(
     cache = ",".join(map(str, state.cache.keys[0].shape))
     assert f"f32[{cache}]" in program
     assert not re.search(rf"= f32\[{cache}\]\S* copy\(", program)
+    B, K, _, H = state.cache.keys[0].shape
+    keys = f"{B},{draft.budget if draft else 1},{K},{H}"
+    assert len(re.findall(rf" = \(.*f32\[{keys}\].*\) conditional\(", program)) == choices
 
 
 def test_a_done_row_never_changes_again(habitual_target: Target, good_drafter: Drafter) -> None:

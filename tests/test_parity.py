@@ -39,6 +39,9 @@ TREES = {
     "final beams under a budget": DraftConfig(
         beam_width=4, draft_rounds=3, num_nodes=6, final_beams_only=True
     ),
+    "final beams and copied tokens": DraftConfig(
+        beam_width=4, draft_rounds=3, final_beams_only=True, lookup_tokens=2
+    ),
     "deep and sharp": DraftConfig(beam_width=2, draft_rounds=6, num_nodes=9, sharpness=2.5),
     "root alone": DraftConfig(beam_width=2, draft_rounds=2, num_nodes=1),
     "whole vocabulary": DraftConfig(beam_width=V, draft_rounds=1),
