@@ -42,6 +42,7 @@ def test_prefix_sizes(draft: DraftConfig, expected: tuple[int, ...]) -> None:
 # A tree of three slots: the root, one drafted node and one copied node.
 DRAFT = DraftConfig(beam_width=1, draft_rounds=1, lookup_tokens=1)
 S = 16
+TINY = tiny_config(num_hidden_layers=1)
 
 
 def trees(drafted: list[bool], copied: list[bool]) -> TokenTree:
@@ -93,7 +94,7 @@ T, F = True, False
 def test_what_rows_need_comes_out_as_of_the_whole_tree(
     drafted: list[bool], copied: list[bool], done: list[bool], size: int
 ) -> None:
-    target, tree = random_target(), trees(drafted, copied)
+    target, tree = random_target(TINY), trees(drafted, copied)
     cache = some_cache(target, 2)
     verified = jax.jit(verify, static_argnums=4)(target, tree, cache, jnp.asarray(done), DRAFT)
     expected = jax.jit(verify_whole)(target, tree, cache)
@@ -107,7 +108,7 @@ def test_what_rows_need_comes_out_as_of_the_whole_tree(
 
 
 def test_a_tree_smaller_than_its_draft_is_verified_whole() -> None:
-    target, tree = random_target(), root_tree(jnp.arange(2, dtype=jnp.int32))
+    target, tree = random_target(TINY), root_tree(jnp.arange(2, dtype=jnp.int32))
     cache = some_cache(target, 2)
     draft = DraftConfig(beam_width=4, draft_rounds=4, final_beams_only=True)
     verified = verify(target, tree, cache, jnp.zeros(2, bool), draft)
@@ -117,8 +118,7 @@ def test_a_tree_smaller_than_its_draft_is_verified_whole() -> None:
 
 
 def test_devices_verify_what_their_own_rows_need() -> None:
-    config = tiny_config(num_hidden_layers=1)
-    target, tree, mesh = random_target(config), trees([T, T], [F, T]), make_mesh(2, 2)
+    target, tree, mesh = random_target(TINY), trees([T, T], [F, T]), make_mesh(2, 2)
     cache, done = some_cache(target, 2), jnp.zeros(2, bool)
 
     def hidden(target: Target, tree: TokenTree, cache: KVCache, done: Array) -> Array:
