@@ -34,7 +34,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	fi
 	@echo "Installing into $(VENV): some minutes of downloads the first time"
 	@$(BIN)/python -m pip install --quiet --upgrade --constraint constraints.txt pip
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --build-constraint constraints.txt \
+	@# Python compiles what is imported, a small part of what pip would.
+	@$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --build-constraint constraints.txt \
 	  --group dev --editable ".$(if $(EXTRAS),[$(EXTRAS)])"
 	@touch $@
 
