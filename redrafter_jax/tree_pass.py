@@ -22,8 +22,8 @@ def tree_pass(
     """The target's answers at every node; zeros at those it left out, which no row needs.
 
     A CPU's time grows with the nodes: there the pass is over the tree's first nodes, as many as
-    the smallest of `prefix_sizes` that holds the live ones of all rows that are not done. A GPU
-    reads its weights in the time that a few nodes more take, and verifies all of them.
+    the smallest of `prefix_sizes` that holds the live ones of all rows that are not done. A GPU's
+    time is that of reading the weights, and it verifies all of them.
 
     Args:
       decoder: the target.

@@ -75,20 +75,20 @@ def verify_whole(target: Target, tree: TokenTree, cache: KVCache) -> Verified:
     return target.merge().tree_forward(tree, cache, (0,))
 
 
-T, F = True, False
+YES, NO = True, False
 
 
 @pytest.mark.parametrize(
     ("drafted", "copied", "done", "size"),
     [
-        ([T, T], [F, F], [F, F], 2),
-        ([T, T], [F, T], [F, F], 3),
-        ([T, T], [T, T], [F, F], 3),
-        ([F, F], [F, F], [F, F], 2),
+        ([YES, YES], [NO, NO], [NO, NO], 2),
+        ([YES, YES], [NO, YES], [NO, NO], 3),
+        ([YES, YES], [YES, YES], [NO, NO], 3),
+        ([NO, NO], [NO, NO], [NO, NO], 2),
         # As many live nodes as the smaller size has slots, but not in these.
-        ([F, F], [T, T], [F, F], 3),
-        ([T, T], [F, T], [F, T], 2),
-        ([T, T], [T, T], [T, T], 2),
+        ([NO, NO], [YES, YES], [NO, NO], 3),
+        ([YES, YES], [NO, YES], [NO, YES], 2),
+        ([YES, YES], [YES, YES], [YES, YES], 2),
     ],
 )
 def test_what_rows_need_comes_out_as_of_the_whole_tree(
@@ -118,7 +118,7 @@ def test_a_tree_smaller_than_its_draft_is_verified_whole() -> None:
 
 
 def test_devices_verify_what_their_own_rows_need() -> None:
-    target, tree, mesh = random_target(TINY), trees([T, T], [F, T]), make_mesh(2, 2)
+    target, tree, mesh = random_target(TINY), trees([YES, YES], [NO, YES]), make_mesh(2, 2)
     cache, done = some_cache(target, 2), jnp.zeros(2, bool)
 
     def hidden(target: Target, tree: TokenTree, cache: KVCache, done: Array) -> Array:
