@@ -10,12 +10,12 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from redrafter_jax.config import DrafterConfig, TargetConfig
-from redrafter_jax.drafter import Drafter, init_drafter
-from redrafter_jax.model import Config, Model, Module
-from redrafter_jax.prefill import prefill
+from redrafter_jax.decoding.prefill import prefill
+from redrafter_jax.drafters.recurrent import Drafter, init_drafter
+from redrafter_jax.models.target import Target, init_target
+from redrafter_jax.parallel.mesh import shardings
+from redrafter_jax.parallel.model import Config, Model, Module
 from redrafter_jax.requests import prepare
-from redrafter_jax.sharding import shardings
-from redrafter_jax.target import Target, init_target
 from redrafter_jax.types import DecodeState
 
 Tree = TypeVar("Tree")

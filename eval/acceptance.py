@@ -20,10 +20,10 @@ from eval.table import describe_sampling, render_acceptance
 from redrafter_jax.acceptance import acceptance_length, acceptance_rate_per_depth
 from redrafter_jax.command_line import parse_settings
 from redrafter_jax.config import DraftConfig, SamplingConfig
-from redrafter_jax.decode import collect
-from redrafter_jax.drafter import Drafter
-from redrafter_jax.processes import is_first
-from redrafter_jax.target import Target
+from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.generate import collect
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.processes import is_first
 
 DEFINITIONS = {
     "acceptance_length": "mean tokens gained per target call after prefill, bonus token included",

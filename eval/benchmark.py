@@ -9,12 +9,13 @@ import numpy as np
 from jaxtyping import Int
 
 from redrafter_jax.config import DraftConfig, SamplingConfig
-from redrafter_jax.decode import collect, decode, start
-from redrafter_jax.drafter import Drafter, context_layers_of
-from redrafter_jax.requests import Requests, prepare
-from redrafter_jax.sharding import place
-from redrafter_jax.target import Target
-from redrafter_jax.types import DecodeState
+from redrafter_jax.decoding.step import decode
+from redrafter_jax.drafters.recurrent import Drafter, context_layers_of
+from redrafter_jax.generate import collect, start
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.mesh import place
+from redrafter_jax.requests import prepare
+from redrafter_jax.types import DecodeState, Requests
 
 
 class Method(NamedTuple):

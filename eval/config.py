@@ -8,13 +8,13 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from eval.rankings import Ranking
 from redrafter_jax.config import DraftConfig
-from redrafter_jax.settings import (
+from redrafter_jax.settings.files import Settings
+from redrafter_jax.settings.sections import (
     BuildableSettings,
     DraftSettings,
     MeshSettings,
     SamplingSettings,
 )
-from redrafter_jax.settings_file import Settings
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -25,7 +25,7 @@ class PairSettings(Settings):
     Attributes:
       target: folder or hub id of the target, `tokenizer.json` included.
       drafter: folder or hub id of a drafter trained for it.
-      prompts: JSONL file, see `redrafter_jax.prompts`.
+      prompts: JSONL file, see `redrafter_jax.text.prompts`.
       report_dir: folder for what the command writes, made if it is missing.
     """
 
@@ -99,7 +99,7 @@ class CaseSettings(DecodingSettings):
 
     Attributes:
       prompt_tokens: exact lengths that the rows' prompts take in turns, see
-        `redrafter_jax.prompts.tokenize_to_length`; None takes each prompt as it is.
+        `redrafter_jax.text.prompts.tokenize_to_length`; None takes each prompt as it is.
     """
 
     prompt_tokens: list[PositiveInt] | None = Field(default=None, min_length=1)

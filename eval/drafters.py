@@ -24,9 +24,9 @@ from eval.traffic import draft_weight_bytes
 from pallas_kernels.timing import interleave
 from redrafter_jax.command_line import make_folder, parse_settings
 from redrafter_jax.config import DraftConfig, DrafterConfig
-from redrafter_jax.drafter import Drafter
+from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.models.target import Target
 from redrafter_jax.requests import check_pair
-from redrafter_jax.target import Target
 from redrafter_jax.types import TokenTree
 
 DEFINITIONS = {

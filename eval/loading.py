@@ -6,18 +6,18 @@ from typing import NamedTuple
 from jax.sharding import Mesh
 
 from eval.config import AcceptanceSettings, EvalSettings, RanksSettings
+from redrafter_jax.checkpoints.huggingface import load_drafter, load_target
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import DraftConfig
-from redrafter_jax.drafter import Drafter
+from redrafter_jax.drafters.recurrent import Drafter
 from redrafter_jax.errors import InputError
-from redrafter_jax.hub import load_drafter, load_target
-from redrafter_jax.processes import is_first
-from redrafter_jax.prompts import Prompt, read_prompts, tokenize
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.mesh import data_parts
+from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.requests import check_pair
-from redrafter_jax.settings import check_batch
-from redrafter_jax.sharding import data_parts
-from redrafter_jax.target import Target
-from redrafter_jax.tokenizer import load_tokenizer
+from redrafter_jax.settings.sections import check_batch
+from redrafter_jax.text.prompts import Prompt, read_prompts, tokenize
+from redrafter_jax.text.tokenizer import load_tokenizer
 
 
 class Loaded(NamedTuple):

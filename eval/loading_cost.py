@@ -20,12 +20,12 @@ from safetensors.flax import save_file
 from eval.abstract import bytes_of
 from eval.report import describe_versions, write_report
 from eval.shape_config import LoadSettings
+from redrafter_jax.checkpoints.families import target_fields
+from redrafter_jax.checkpoints.huggingface import load_target, stored_shapes
+from redrafter_jax.checkpoints.weights import INDEX
 from redrafter_jax.command_line import make_folder, parse_settings
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
-from redrafter_jax.families import target_fields
-from redrafter_jax.hub import load_target, stored_shapes
-from redrafter_jax.weights import INDEX
 
 DEFINITIONS = {
     "checkpoint_bytes": "of all weights in the files, bfloat16",

@@ -19,16 +19,16 @@ from eval.replay import UNEXPLAINED, Place, explain, replay
 from eval.report import describe_run, write_report
 from eval.table import render_parity
 from redrafter_jax.acceptance import acceptance_length
+from redrafter_jax.checkpoints.huggingface import load_drafter, load_target
 from redrafter_jax.command_line import make_folder, parse_settings
 from redrafter_jax.config import DrafterConfig, TargetConfig
-from redrafter_jax.drafter import Drafter
+from redrafter_jax.drafters.recurrent import Drafter
 from redrafter_jax.errors import InputError
-from redrafter_jax.hub import load_drafter, load_target
-from redrafter_jax.processes import is_first
-from redrafter_jax.prompts import Prompt, read_prompts, tokenize, tokenize_to_length
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.requests import check_pair
-from redrafter_jax.target import Target
-from redrafter_jax.tokenizer import load_tokenizer
+from redrafter_jax.text.prompts import Prompt, read_prompts, tokenize, tokenize_to_length
+from redrafter_jax.text.tokenizer import load_tokenizer
 
 DEFINITIONS = {
     "identical": "share of rows whose text equals plain decoding's, token for token",

@@ -24,13 +24,13 @@ from pallas_kernels.aot import AotUnavailableError, Memory, compile_on, gpu_mesh
 from pallas_kernels.gpus import GPUS
 from redrafter_jax.command_line import make_folder, parse_settings
 from redrafter_jax.config import DraftConfig
-from redrafter_jax.decode import decode
-from redrafter_jax.drafter import Drafter
+from redrafter_jax.decoding.step import decode
+from redrafter_jax.drafters.recurrent import Drafter
 from redrafter_jax.errors import InputError
-from redrafter_jax.parts import MODEL
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.collectives import MODEL
+from redrafter_jax.parallel.mesh import DATA, check_rows, check_target
 from redrafter_jax.requests import check_pair
-from redrafter_jax.sharding import DATA, check_rows, check_target
-from redrafter_jax.target import Target
 from redrafter_jax.types import DecodeState
 
 DEFINITIONS = {

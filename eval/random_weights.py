@@ -13,8 +13,8 @@ from jaxtyping import Array, Float
 
 from eval.abstract import abstract_drafter, abstract_target
 from redrafter_jax.config import DrafterConfig, TargetConfig
-from redrafter_jax.drafter import Drafter
-from redrafter_jax.target import Target
+from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.models.target import Target
 
 
 def random_target(config: TargetConfig, dtype: DTypeLike) -> Target:

@@ -11,17 +11,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from redrafter_jax.advance import advance
 from redrafter_jax.config import DraftConfig
-from redrafter_jax.decode import draft_scorer, draft_tree, until_done
-from redrafter_jax.drafter import Drafter, context_layers_of
-from redrafter_jax.program import program
+from redrafter_jax.decoding.accept import accept, choose_tokens
+from redrafter_jax.decoding.finish import advance
+from redrafter_jax.decoding.step import draft_scorer, draft_tree, until_done
+from redrafter_jax.decoding.tree_pass import tree_pass
+from redrafter_jax.drafters.recurrent import Drafter, context_layers_of
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.mesh import per_part
+from redrafter_jax.parallel.program import program
 from redrafter_jax.sampling import draw_noise
-from redrafter_jax.sharding import per_part
-from redrafter_jax.target import Target
-from redrafter_jax.tree_pass import tree_pass
 from redrafter_jax.types import DecodeState, Sampling
-from redrafter_jax.verify import accept, choose_tokens
 
 Ranking = Literal["shared", "weak noise", "unfiltered", "blind"]
 
@@ -68,7 +68,7 @@ def decode_ranked(
     *,
     draft: DraftConfig,
 ) -> DecodeState:
-    """`redrafter_jax.decode.decode`, with drafts ranked by what they are shown."""
+    """`redrafter_jax.decoding.step.decode`, with drafts ranked by what they are shown."""
     run = partial(_decode_ranked, draft=draft)
     return per_part(run, target.mesh, target, drafter, state, shown, max_steps)
 

@@ -21,10 +21,11 @@ from eval.report import describe_run, write_report
 from eval.table import render_ranks
 from redrafter_jax.command_line import parse_settings
 from redrafter_jax.config import DraftConfig
-from redrafter_jax.decode import draft_scorer, generate_autoregressive
-from redrafter_jax.drafter import Drafter
+from redrafter_jax.decoding.step import draft_scorer
+from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.generate import generate_autoregressive
+from redrafter_jax.models.target import Target
 from redrafter_jax.requests import check_pair
-from redrafter_jax.target import Target
 
 DEFINITIONS = {
     "within": "share of places where the target's choice is among the k best guesses, by round; "

@@ -11,19 +11,18 @@ from jaxtyping import Array, Bool, Float, Int
 
 from eval.benchmark import Batch, Method, begin, prepare_batch
 from redrafter_jax.config import DraftConfig
-from redrafter_jax.decode import decode, draft_tree
-from redrafter_jax.drafter import Drafter
-from redrafter_jax.parts import gather_parts
-from redrafter_jax.prefill import read_prompts
-from redrafter_jax.program import program
-from redrafter_jax.requests import Requests
+from redrafter_jax.decoding.accept import accept
+from redrafter_jax.decoding.prefill import read_prompts
+from redrafter_jax.decoding.step import decode, draft_tree
+from redrafter_jax.decoding.tree_pass import tree_pass
+from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.tree import root_tree
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.collectives import gather_parts
+from redrafter_jax.parallel.mesh import per_part, to_host
+from redrafter_jax.parallel.program import program
 from redrafter_jax.sampling import draw_noise, filter_logits
-from redrafter_jax.sharding import per_part, to_host
-from redrafter_jax.target import Target
-from redrafter_jax.tree import root_tree
-from redrafter_jax.tree_pass import tree_pass
-from redrafter_jax.types import DecodeState, Sampling
-from redrafter_jax.verify import accept
+from redrafter_jax.types import DecodeState, Requests, Sampling
 
 
 class Place(NamedTuple):

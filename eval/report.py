@@ -23,7 +23,7 @@ from eval.metrics import (
     spread,
 )
 from redrafter_jax.acceptance import acceptance_length, acceptance_rate_per_depth
-from redrafter_jax.prompts import Prompt
+from redrafter_jax.text.prompts import Prompt
 
 DEFINITIONS = {
     "acceptance_length": "mean tokens gained per target call after prefill, bonus token included; "

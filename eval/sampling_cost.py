@@ -22,12 +22,13 @@ from eval.shape_config import SamplingCostSettings
 from eval.table import describe_sampling, render_sampling_cost
 from redrafter_jax.command_line import make_folder, parse_settings
 from redrafter_jax.config import DraftConfig, SamplingConfig
-from redrafter_jax.decode import decode, start
-from redrafter_jax.drafter import Drafter, context_layers_of
-from redrafter_jax.program import program
+from redrafter_jax.decoding.step import decode
+from redrafter_jax.drafters.recurrent import Drafter, context_layers_of
+from redrafter_jax.generate import start
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.program import program
 from redrafter_jax.requests import check_pair, prepare
 from redrafter_jax.sampling import draw_noise
-from redrafter_jax.target import Target
 
 DEFINITIONS = {
     "plain_milliseconds": "one-node decode step, median over repeats",

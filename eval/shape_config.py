@@ -8,14 +8,14 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from eval.config import Dtype
 from redrafter_jax.config import DraftConfig, DrafterConfig, TargetConfig
-from redrafter_jax.settings import (
+from redrafter_jax.settings.files import Settings
+from redrafter_jax.settings.sections import (
     BuildableSettings,
     DrafterShape,
     DraftSettings,
     MeshSettings,
     SamplingSettings,
 )
-from redrafter_jax.settings_file import Settings
 
 
 class TargetShape(BuildableSettings):

@@ -12,7 +12,7 @@ from eval.progress import make_progress
 from eval.report import build_report, write_report
 from eval.table import describe_setting, render_report
 from redrafter_jax.command_line import parse_settings
-from redrafter_jax.processes import is_first
+from redrafter_jax.parallel.processes import is_first
 
 
 def measure_speed(arguments: Sequence[str] | None = None, others: Iterable[str] = ()) -> None:

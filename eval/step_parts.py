@@ -1,6 +1,6 @@
 """A decode step and its four parts as programs that a clock can time: each many times in a row.
 
-The parts are those of `redrafter_jax.decode.decode_step`, on the arrays of a real step.
+The parts are those of `redrafter_jax.decoding.step.decode_step`, on the arrays of a real step.
 """
 
 import jax
@@ -8,16 +8,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.timing import empty_like, repeat
-from redrafter_jax.advance import advance
 from redrafter_jax.config import DraftConfig
-from redrafter_jax.decode import draft_scorer, draft_tree
-from redrafter_jax.drafter import Drafter
-from redrafter_jax.program import program
+from redrafter_jax.decoding.accept import accept, choose_tokens
+from redrafter_jax.decoding.finish import advance
+from redrafter_jax.decoding.step import draft_scorer, draft_tree
+from redrafter_jax.decoding.tree_pass import tree_pass
+from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.program import program
 from redrafter_jax.sampling import draw_noise
-from redrafter_jax.target import Target
-from redrafter_jax.tree_pass import tree_pass
 from redrafter_jax.types import Accepted, DecodeState, DecodeStats, Sampling, TokenTree, Verified
-from redrafter_jax.verify import accept, choose_tokens
 
 Zero = Int[Array, ""]
 

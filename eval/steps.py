@@ -35,11 +35,11 @@ from eval.table import render_steps
 from pallas_kernels.timing import interleave
 from redrafter_jax.command_line import make_folder, parse_settings
 from redrafter_jax.config import DraftConfig
-from redrafter_jax.decode import decode
-from redrafter_jax.drafter import Drafter
+from redrafter_jax.decoding.step import decode
+from redrafter_jax.drafters.recurrent import Drafter
 from redrafter_jax.errors import InputError
+from redrafter_jax.models.target import Target
 from redrafter_jax.requests import check_pair
-from redrafter_jax.target import Target
 from redrafter_jax.types import Accepted, DecodeState, TokenTree, Verified
 
 DEFINITIONS = {

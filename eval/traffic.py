@@ -6,10 +6,10 @@ import jax
 
 from eval.abstract import bytes_of
 from redrafter_jax.config import DraftConfig
-from redrafter_jax.drafter import Drafter
-from redrafter_jax.parts import MODEL
-from redrafter_jax.sharding import data_parts
-from redrafter_jax.target import Target
+from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.collectives import MODEL
+from redrafter_jax.parallel.mesh import data_parts
 from redrafter_jax.types import DecodeState
 
 

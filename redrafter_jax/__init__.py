@@ -1,10 +1,15 @@
 """Recurrent speculative decoding in JAX: the target's own text, in fewer target calls."""
 
+from redrafter_jax.checkpoints.huggingface import (
+    load_drafter,
+    load_target,
+    save_drafter,
+    save_target,
+)
 from redrafter_jax.config import DraftConfig, DrafterConfig, SamplingConfig, TargetConfig
-from redrafter_jax.decode import Generation, generate, generate_autoregressive
 from redrafter_jax.errors import InputError
-from redrafter_jax.hub import load_drafter, load_target, save_drafter, save_target
-from redrafter_jax.sharding import make_mesh
+from redrafter_jax.generate import Generation, generate, generate_autoregressive
+from redrafter_jax.parallel.mesh import make_mesh
 from redrafter_jax.streaming import KeptCache, Update, stream
 
 __all__ = [

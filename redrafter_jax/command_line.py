@@ -15,8 +15,8 @@ from typing import Literal, NoReturn
 import jax
 
 from redrafter_jax.errors import InputError
-from redrafter_jax.processes import join
-from redrafter_jax.settings_file import SettingsT, dump_settings, load_settings
+from redrafter_jax.parallel.processes import join
+from redrafter_jax.settings.files import SettingsT, dump_settings, load_settings
 
 # As shells count a command that Ctrl-C ended.
 _INTERRUPTED = 130

@@ -3,10 +3,9 @@
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from redrafter_jax.errors import InputError
-from redrafter_jax.rotary import LinearScaling, RopeScaling, YarnScaling
 
 Cell = Literal["simple", "gru", "sum"]
 Head = Literal["own", "target", "low_rank"]
@@ -31,12 +30,84 @@ def _require_numbers(owner: str, **values: float | None) -> None:
 
 
 @dataclass(frozen=True)
+class LinearScaling:
+    """Every position divided by `factor` (arXiv 2306.15595)."""
+
+    factor: float
+
+
+@dataclass(frozen=True)
+class DynamicScaling:
+    """A base that grows with the text once it is longer than `max_position_embeddings`.
+
+    Up to there the frequencies are the plain ones, and no longer text is taken: past it a token's
+    keys depend on how long the text was when they were computed, so that one text has as many
+    answers as there are ways to cut it into calls.
+    """
+
+    factor: float
+
+
+@dataclass(frozen=True)
+class Llama3Scaling:
+    """Slow frequencies divided by `factor`, fast ones kept, a ramp between (Llama 3.1).
+
+    Attributes:
+      factor: divides the slow frequencies.
+      low_freq_factor: turns within the original context below which a frequency is slow.
+      high_freq_factor: turns above which it is fast.
+      original_max_position_embeddings: the original context.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+    def __post_init__(self) -> None:
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise InputError(
+                f"Llama3Scaling.high_freq_factor is {self.high_freq_factor}; it must be greater "
+                f"than low_freq_factor={self.low_freq_factor}."
+            )
+
+
+@dataclass(frozen=True)
+class YarnScaling:
+    """As Llama 3.1's, but the ramp is over dimensions, and scores are sharpened (arXiv 2309.00071).
+
+    Attributes:
+      factor: divides the slow frequencies.
+      original_max_position_embeddings: the original context.
+      attention_factor: multiplies cosine and sine, so that scores grow by its square.
+      beta_fast: turns within the original context above which a frequency is kept.
+      beta_slow: turns below which it is divided by the whole factor.
+    """
+
+    factor: float
+    original_max_position_embeddings: int
+    attention_factor: float
+    beta_fast: float
+    beta_slow: float
+
+    def __post_init__(self) -> None:
+        if self.beta_fast <= self.beta_slow:
+            raise InputError(
+                f"YarnScaling.beta_fast is {self.beta_fast}; it must be greater than "
+                f"beta_slow={self.beta_slow}."
+            )
+
+
+RopeScaling: TypeAlias = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling
+
+
+@dataclass(frozen=True)
 class TargetConfig:
     """Shape of a decoder of the Llama kind, and which of its variations it has.
 
     What is named as in Hugging Face's `config.json` means the same. Constants have no defaults:
     what a checkpoint leaves out is an error at loading, or is filled in as transformers does it
-    (`redrafter_jax.families`), never a guess. Variations default to their absence.
+    (`redrafter_jax.checkpoints.families`), never a guess. Variations default to their absence.
 
     Attributes:
       eos_token_ids: tokens that end a text.
@@ -273,7 +344,7 @@ class DraftConfig:
       candidates: a beam's scores are normalised over this many of its best tokens, W or more;
         None takes all tokens, Apple's code 50.
       lookup_tokens: C, nodes of the N that copy what followed the last place where the text read
-        as it does now (prompt lookup, `redrafter_jax.lookup`); 0 for none, as in the paper.
+        as it does now (prompt lookup, `drafters.lookup`); 0 for none, as in the paper.
     """
 
     beam_width: int = 8

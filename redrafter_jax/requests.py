@@ -1,16 +1,21 @@
 """Ragged requests of lists and numbers, checked and padded into arrays."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from redrafter_jax.config import DraftConfig, DrafterConfig, SamplingConfig, TargetConfig
+from redrafter_jax.config import (
+    DraftConfig,
+    DrafterConfig,
+    DynamicScaling,
+    SamplingConfig,
+    TargetConfig,
+)
 from redrafter_jax.errors import InputError
-from redrafter_jax.rotary import DynamicScaling
-from redrafter_jax.types import Sampling
+from redrafter_jax.types import Requests, Sampling
 
 # Cache slots come in multiples of this, so that near-equal requests share one compilation; beyond
 # 512 of them in eight steps from one power of two to the next.
@@ -22,24 +27,6 @@ Value = TypeVar("Value")
 # One value for all rows, or one per row.
 PerRow: TypeAlias = Value | Sequence[Value]
 StopTokens: TypeAlias = PerRow[Sequence[int]]
-
-
-class Requests(NamedTuple):
-    """A batch of prompts as arrays.
-
-    Attributes:
-      tokens: prompts, left-aligned and padded with zeros to the cache slots.
-      lengths: tokens per prompt.
-      limits: tokens, prompt included, at which a row ends.
-      stop_tokens: tokens that end a row, padded with -1.
-      sampling: how the rows' tokens are chosen.
-    """
-
-    tokens: Int[Array, "B S"]
-    lengths: Int[Array, " B"]
-    limits: Int[Array, " B"]
-    stop_tokens: Int[Array, "B E"]
-    sampling: Sampling
 
 
 def prepare(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.extend.random import threefry2x32_p
 from jaxtyping import Array, Float, Int, UInt
 
-from redrafter_jax.parts import gather_parts
+from redrafter_jax.parallel.collectives import gather_parts
 from redrafter_jax.types import Sampling
 
 

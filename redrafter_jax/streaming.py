@@ -11,13 +11,14 @@ import jax
 import numpy as np
 
 from redrafter_jax.config import DraftConfig, SamplingConfig
-from redrafter_jax.decode import Generation, collect, decode, start
-from redrafter_jax.drafter import Drafter, context_layers_of
+from redrafter_jax.decoding.prefill import Memory, empty_memory
+from redrafter_jax.decoding.step import decode
+from redrafter_jax.drafters.recurrent import Drafter, context_layers_of
 from redrafter_jax.errors import InputError
-from redrafter_jax.prefill import Memory, empty_memory
+from redrafter_jax.generate import Generation, collect, start
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.mesh import common_mesh, place, shardings, to_host
 from redrafter_jax.requests import PerRow, StopTokens, check_pair, check_whole, of_row, slots_for
-from redrafter_jax.sharding import common_mesh, place, shardings, to_host
-from redrafter_jax.target import Target
 from redrafter_jax.types import DecodeState
 
 # From token ids to the text they spell, such as a tokenizer's `decode`.

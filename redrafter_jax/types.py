@@ -37,6 +37,24 @@ class Sampling(NamedTuple):
     seeds: Int[Array, " B"]
 
 
+class Requests(NamedTuple):
+    """A batch of prompts as arrays.
+
+    Attributes:
+      tokens: prompts, left-aligned and padded with zeros to the cache slots.
+      lengths: tokens per prompt.
+      limits: tokens, prompt included, at which a row ends.
+      stop_tokens: tokens that end a row, padded with -1.
+      sampling: how the rows' tokens are chosen.
+    """
+
+    tokens: Int[Array, "B S"]
+    lengths: Int[Array, " B"]
+    limits: Int[Array, " B"]
+    stop_tokens: Int[Array, "B E"]
+    sampling: Sampling
+
+
 class Beams(NamedTuple):
     """The trace of a beam search.
 

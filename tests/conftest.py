@@ -20,8 +20,8 @@ from tiny_models import (
 
 from redrafter_jax.__main__ import main
 from redrafter_jax.config import DrafterConfig
-from redrafter_jax.drafter import Drafter
-from redrafter_jax.target import Target
+from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.models.target import Target
 
 # The interpreter of GPU kernels blocks one of XLA's threads for each warpgroup that waits, and on
 # two cores XLA would have too few to go on.

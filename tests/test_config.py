@@ -6,7 +6,7 @@ import pytest
 from tiny_models import tiny_config
 
 from redrafter_jax import DraftConfig, DrafterConfig, InputError, SamplingConfig, TargetConfig
-from redrafter_jax.rotary import (
+from redrafter_jax.config import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,

@@ -1,12 +1,12 @@
 """The pair of the demo: a real target, a drafter trained on real text, and identical texts."""
 
 import json
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from places import CONFIGS
 from rich.console import Console
 
 from redrafter_jax import (
@@ -17,14 +17,13 @@ from redrafter_jax import (
     load_drafter,
     load_target,
 )
-from redrafter_jax.drafter import Drafter
-from redrafter_jax.settings_file import load_settings
-from redrafter_jax.target import Target
-from redrafter_jax.tokenizer import load_tokenizer
+from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.models.target import Target
+from redrafter_jax.settings.files import load_settings
+from redrafter_jax.text.tokenizer import load_tokenizer
 from train.config import TrainSettings
 from train.loop import train
 
-CONFIGS = Path(__file__).parents[1] / "configs"
 TARGET = CONFIGS / "demo_target"
 LIMITS = [64, 48, 32, 25]
 

@@ -7,7 +7,6 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from itertools import islice, product
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +15,7 @@ import numpy as np
 import oracles
 import pytest
 from flax import nnx
+from places import CONFIGS
 from tiny_models import imitating_drafter
 
 from redrafter_jax import (
@@ -27,12 +27,11 @@ from redrafter_jax import (
     load_target,
 )
 from redrafter_jax.config import DrafterConfig
-from redrafter_jax.drafter import Drafter, init_drafter
-from redrafter_jax.model import Model
-from redrafter_jax.target import Target
-from redrafter_jax.tokenizer import load_tokenizer
+from redrafter_jax.drafters.recurrent import Drafter, init_drafter
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.model import Model
+from redrafter_jax.text.tokenizer import load_tokenizer
 
-CONFIGS = Path(__file__).parents[1] / "configs"
 TEMPERATURES = (0.0, 0.7, 1.0, 1.3)
 FILTERS: tuple[dict[str, Any], ...] = (
     {},

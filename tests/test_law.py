@@ -5,6 +5,7 @@ probabilities come from the target reading each of them, in float64 and with the
 none of the library's sampling takes part in them.
 """
 
+import importlib
 import inspect
 from collections.abc import Callable
 from functools import cache
@@ -18,16 +19,19 @@ import oracles
 import pytest
 from tiny_models import forgetful_target, imitating_drafter, random_drafter, tiny_config
 
-from redrafter_jax import DraftConfig, Generation, SamplingConfig, decode, generate
-from redrafter_jax.advance import advance
-from redrafter_jax.beam import beam_search
-from redrafter_jax.drafter import Drafter
-from redrafter_jax.model import Model
+from redrafter_jax import DraftConfig, Generation, SamplingConfig, generate
+from redrafter_jax.decoding import step as decode
+from redrafter_jax.decoding.accept import accept, choose_tokens
+from redrafter_jax.decoding.finish import advance
+from redrafter_jax.drafters.beam import beam_search
+from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.tree import build_tree
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.model import Model
 from redrafter_jax.sampling import draw_noise
-from redrafter_jax.target import Target
-from redrafter_jax.tree import build_tree
 from redrafter_jax.types import DecodeState, Scorer, TokenTree
-from redrafter_jax.verify import accept, choose_tokens
+
+GENERATE = importlib.import_module("redrafter_jax.generate")  # the name is the function's
 
 # Over so many rows the checks of annotations would take half of the time.
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
@@ -276,7 +280,7 @@ def follow(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
         return inner(*arguments, **keywords)
 
     monkeypatch.setattr(decode, "decode_step", step)
-    monkeypatch.setattr(decode, "decode", jax.jit(patched, static_argnames="draft"))
+    monkeypatch.setattr(GENERATE, "decode", jax.jit(patched, static_argnames="draft"))
 
 
 MUTATED = Case("fair", ALL_NODES, SamplingConfig(1.0))

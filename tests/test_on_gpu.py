@@ -25,12 +25,12 @@ from pallas_kernels.tree_attention import tree_attention
 from redrafter_jax import (
     DraftConfig,
     SamplingConfig,
-    attention,
     generate,
     generate_autoregressive,
 )
 from redrafter_jax.config import TargetConfig
-from redrafter_jax.target import Target
+from redrafter_jax.models import attention
+from redrafter_jax.models.target import Target
 from redrafter_jax.types import KVCache, TokenTree, Verified
 
 NOT_HOPPER = dispatch._why_not_hopper(jax.devices()[0])

@@ -1,6 +1,7 @@
 """Speculation changes how fast the text arrives, never what it says."""
 
 import dataclasses
+import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -19,14 +20,16 @@ from redrafter_jax import (
     DraftConfig,
     Generation,
     SamplingConfig,
-    advance,
-    decode,
     generate,
     generate_autoregressive,
 )
-from redrafter_jax.drafter import Drafter
-from redrafter_jax.target import Target
+from redrafter_jax.decoding import finish as advance
+from redrafter_jax.decoding import step as decode
+from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.models.target import Target
 from redrafter_jax.types import Accepted, TokenTree
+
+GENERATE = importlib.import_module("redrafter_jax.generate")  # the name is the function's
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -305,6 +308,6 @@ def test_a_wrong_rule_changes_the_text(
     def mutated(*arguments: Any, **keywords: Any) -> Any:
         return inner(*arguments, **keywords)
 
-    monkeypatch.setattr(decode, "decode", jax.jit(mutated, static_argnames="draft"))
+    monkeypatch.setattr(GENERATE, "decode", jax.jit(mutated, static_argnames="draft"))
     speculative = generate(*PAIRS["fair"], draft=TREES["all nodes"], **requests)
     assert speculative.tokens != plain.tokens

@@ -1,4 +1,5 @@
 import dataclasses
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,16 +12,18 @@ from redrafter_jax import (
     DrafterConfig,
     InputError,
     SamplingConfig,
-    decode,
     generate,
     generate_autoregressive,
     stream,
     streaming,
 )
-from redrafter_jax.drafter import Drafter
-from redrafter_jax.requests import Requests, check_pair, prepare, slots_for
-from redrafter_jax.rotary import DynamicScaling
-from redrafter_jax.target import Target
+from redrafter_jax.config import DynamicScaling
+from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.models.target import Target
+from redrafter_jax.requests import check_pair, prepare, slots_for
+from redrafter_jax.types import Requests
+
+GENERATE = importlib.import_module("redrafter_jax.generate")  # the name is the function's
 
 CONFIG = tiny_config(max_position_embeddings=64, eos_token_ids=(3, 5))
 
@@ -274,8 +277,8 @@ def nothing_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     def compiled(*arguments: Any, **options: Any) -> None:
         pytest.fail("reached a compiled function")
 
-    monkeypatch.setattr(decode, "prefill", compiled)
-    monkeypatch.setattr(decode, "decode", compiled)
+    monkeypatch.setattr(GENERATE, "prefill", compiled)
+    monkeypatch.setattr(GENERATE, "decode", compiled)
     monkeypatch.setattr(streaming, "decode", compiled)
 
 

@@ -1,5 +1,4 @@
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -9,6 +8,7 @@ import oracles
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from places import GOLDENS
 
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.sampling import draw_noise, filter_logits
@@ -17,7 +17,6 @@ from redrafter_jax.types import Sampling
 filtered = jax.jit(filter_logits)
 noise_of = partial(jax.jit, static_argnames=("count", "vocab_size"))(draw_noise)
 
-GOLDENS = Path(__file__).parent / "goldens"
 
 V = 13
 

@@ -1,6 +1,7 @@
 """Decoding as it happens: what is new, its text, and the strings that end a row."""
 
 import gc
+import importlib
 from itertools import islice
 from typing import Any
 
@@ -22,9 +23,11 @@ from redrafter_jax import (
     generate_autoregressive,
     stream,
 )
-from redrafter_jax.drafter import Drafter
+from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.models.target import Target
 from redrafter_jax.streaming import TextStream
-from redrafter_jax.target import Target
+
+GENERATE = importlib.import_module("redrafter_jax.generate")  # the name is the function's
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -368,7 +371,7 @@ def test_bad_values_are_one_sentence(
     def compiled(*arguments: Any, **options: Any) -> None:
         pytest.fail("reached a compiled function")
 
-    monkeypatch.setattr("redrafter_jax.decode.prefill", compiled)
+    monkeypatch.setattr(GENERATE, "prefill", compiled)
     options: dict[str, Any] = {"max_new_tokens": 4, "detokenize": decode} | changes
     with pytest.raises(InputError, match=sentence):
         next(stream(target, drafter, [[1], [2]], **options))

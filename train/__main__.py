@@ -6,7 +6,7 @@ import sys
 from rich.console import Console
 
 from redrafter_jax.command_line import parse_settings, refuse_unknown_command, run
-from redrafter_jax.processes import is_first
+from redrafter_jax.parallel.processes import is_first
 from train.config import TrainSettings
 from train.inspect import inspect
 from train.loop import train

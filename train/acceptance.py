@@ -11,16 +11,16 @@ import jax
 import numpy as np
 
 from redrafter_jax.acceptance import acceptance_length, acceptance_rate_per_depth
-from redrafter_jax.decode import generate
-from redrafter_jax.drafter import Drafter
-from redrafter_jax.hub import save_drafter
-from redrafter_jax.model import Model
-from redrafter_jax.processes import is_first
-from redrafter_jax.prompts import read_prompts, tokenize
+from redrafter_jax.checkpoints.huggingface import save_drafter
+from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.generate import generate
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.mesh import check_rows, to_host
+from redrafter_jax.parallel.model import Model
+from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.requests import check_pair
-from redrafter_jax.sharding import check_rows, to_host
-from redrafter_jax.target import Target
-from redrafter_jax.tokenizer import load_tokenizer
+from redrafter_jax.text.prompts import read_prompts, tokenize
+from redrafter_jax.text.tokenizer import load_tokenizer
 from train.config import AcceptanceSettings, TrainSettings
 
 

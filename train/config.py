@@ -12,8 +12,8 @@ from pydantic import (
     model_validator,
 )
 
-from redrafter_jax.settings import DrafterShape, DraftSettings, MeshSettings
-from redrafter_jax.settings_file import Settings
+from redrafter_jax.settings.files import Settings
+from redrafter_jax.settings.sections import DrafterShape, DraftSettings, MeshSettings
 from train.data.settings import DataSettings
 
 
@@ -36,7 +36,7 @@ class OptimizerSettings(Settings):
 
 
 class TargetSettings(Settings):
-    """Shape of a target that is trained from nothing (`train.pretrain`)."""
+    """Shape of a target that is trained from nothing (`tools.pretrain`)."""
 
     vocab_size: PositiveInt
     hidden_size: PositiveInt
@@ -61,7 +61,7 @@ class TargetSettings(Settings):
 
 
 class PretrainSettings(Settings):
-    """`python -m train.pretrain`: a tokenizer and a small target from text files."""
+    """`python -m tools.pretrain`: a tokenizer and a small target from text files."""
 
     target: TargetSettings
     data: DataSettings
@@ -211,7 +211,7 @@ class AcceptanceSettings(Settings):
     """Trying the drafter while it trains: held-out prompts, decoded greedily as in use.
 
     Every `every` steps, and after the last one, the first `prompt_count` rows of `prompts` (all, if
-    it is not given; `redrafter_jax.prompts` tells the format) get `max_new_tokens` tokens each,
+    it is not given; see `redrafter_jax.text.prompts`) get `max_new_tokens` tokens each,
     `batch_size` of them together.
     """
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from redrafter_jax.drafter import Drafter, init_drafter
+from redrafter_jax.drafters.recurrent import Drafter, init_drafter
 from redrafter_jax.errors import InputError
-from redrafter_jax.model import Model
-from redrafter_jax.target import Target
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.model import Model
 from train.config import DrafterSettings
 from train.data.types import Windows
 from train.vocabulary import most_frequent

@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.text import Text
 from tokenizers import Tokenizer
 
+from redrafter_jax.checkpoints.huggingface import load_target_config
 from redrafter_jax.command_line import parse_settings
-from redrafter_jax.hub import load_target_config
-from redrafter_jax.tokenizer import load_tokenizer
+from redrafter_jax.text.tokenizer import load_tokenizer
 from train.config import TrainSettings
 from train.data.report import print_report
 from train.data.types import Document

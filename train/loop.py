@@ -13,18 +13,18 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from redrafter_jax.checkpoint import open_checkpoints, restore_latest, save
+from redrafter_jax.checkpoints.huggingface import load_target, save_drafter
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
-from redrafter_jax.hub import load_target, save_drafter
-from redrafter_jax.model import Model
-from redrafter_jax.processes import is_first, part_of_rows, wait_for_all
-from redrafter_jax.settings import check_batch
-from redrafter_jax.settings_file import dump_settings
-from redrafter_jax.sharding import FULLY_SHARDED, RULES, place, to_host
-from redrafter_jax.target import Target
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.mesh import FULLY_SHARDED, RULES, place, to_host
+from redrafter_jax.parallel.model import Model
+from redrafter_jax.parallel.processes import is_first, part_of_rows, wait_for_all
+from redrafter_jax.settings.files import dump_settings
+from redrafter_jax.settings.sections import check_batch
 from train.acceptance import Best, best_of, keep_best, prepare_trial, try_drafter
+from train.checkpoint import open_checkpoints, restore_latest, save
 from train.config import TrainSettings
 from train.data.batches import make_batches, place_batch
 from train.data.documents import SourceDocuments, load_documents

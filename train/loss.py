@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from redrafter_jax.drafter import RecurrentHead
-from redrafter_jax.target import Decoder
+from redrafter_jax.drafters.recurrent import RecurrentHead
+from redrafter_jax.models.target import Decoder
 
 # Accuracy is reported for the true token among the 1 to 5 best.
 TOP = 5

@@ -9,8 +9,9 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from redrafter_jax.drafter import Drafter
-from redrafter_jax.sharding import (
+from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.mesh import (
     FULLY_SHARDED,
     RULES,
     data_parts,
@@ -19,7 +20,6 @@ from redrafter_jax.sharding import (
     keep_whole,
     per_part,
 )
-from redrafter_jax.target import Target
 from train.config import LossSettings
 from train.loss import (
     TOP,

@@ -8,7 +8,7 @@ from collections.abc import Generator
 from itertools import islice
 from typing import Any
 
-from redrafter_jax.chat_template import Turn, encode_turns, end_tokens
+from redrafter_jax.checkpoints.huggingface import load_target_config
 from redrafter_jax.commands.options import (
     add_choices,
     add_draft,
@@ -28,11 +28,11 @@ from redrafter_jax.commands.terminal import (
     read_lines,
 )
 from redrafter_jax.config import TargetConfig
-from redrafter_jax.decode import Generation
 from redrafter_jax.errors import InputError
-from redrafter_jax.hub import load_target_config
+from redrafter_jax.generate import Generation
 from redrafter_jax.streaming import KeptCache, Update, stream
-from redrafter_jax.tokenizer import load_tokenizer, require_text
+from redrafter_jax.text.chat_template import Turn, encode_turns, end_tokens
+from redrafter_jax.text.tokenizer import load_tokenizer, require_text
 
 # Where the target has more: a cache for its limit may take more memory than its weights.
 _CONTEXT_LENGTH = 4096

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from redrafter_jax.convert import DTYPES, convert
+from redrafter_jax.checkpoints.convert import DTYPES, convert
 
 
 def add(commands: Any) -> None:

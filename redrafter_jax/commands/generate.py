@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from redrafter_jax.chat_template import ChatTemplate, Turn, encode_turns, end_tokens
+from redrafter_jax.checkpoints.huggingface import load_target_config
 from redrafter_jax.commands.options import (
     add_choices,
     add_draft,
@@ -23,11 +23,11 @@ from redrafter_jax.commands.options import (
     template_of,
 )
 from redrafter_jax.commands.terminal import describe_speed
-from redrafter_jax.decode import Generation
 from redrafter_jax.errors import InputError
-from redrafter_jax.hub import load_target_config
+from redrafter_jax.generate import Generation
 from redrafter_jax.streaming import Update, stream
-from redrafter_jax.tokenizer import load_tokenizer, require_text
+from redrafter_jax.text.chat_template import ChatTemplate, Turn, encode_turns, end_tokens
+from redrafter_jax.text.tokenizer import load_tokenizer, require_text
 
 
 def add(commands: Any) -> None:

@@ -7,14 +7,14 @@ import jax
 from jax.sharding import Mesh
 from tokenizers import Tokenizer
 
-from redrafter_jax.chat_template import ChatTemplate, TemplateName, Turn, load_template
+from redrafter_jax.checkpoints.huggingface import load_drafter, load_target
 from redrafter_jax.config import DraftConfig, SamplingConfig
-from redrafter_jax.drafter import Drafter
+from redrafter_jax.drafters.recurrent import Drafter
 from redrafter_jax.errors import InputError
-from redrafter_jax.hub import load_drafter, load_target
-from redrafter_jax.sharding import make_mesh
-from redrafter_jax.target import Target
-from redrafter_jax.tokenizer import require_text
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.mesh import make_mesh
+from redrafter_jax.text.chat_template import ChatTemplate, TemplateName, Turn, load_template
+from redrafter_jax.text.tokenizer import require_text
 
 
 def add_models(command: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from io import TextIOWrapper
 from threading import Event
 from typing import Literal, Protocol, runtime_checkable
 
-from redrafter_jax.decode import Generation
+from redrafter_jax.generate import Generation
 
 # How many tokens a call gained, from one to five and more: plain, cyan, green, yellow, magenta.
 _COLOURS = ("", "\x1b[36m", "\x1b[32m", "\x1b[33m", "\x1b[35m")

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int
 
 from redrafter_jax.errors import InputError
-from redrafter_jax.sharding import DATA
+from redrafter_jax.parallel.mesh import DATA
 from train.data.types import Windows
 
 # Examples of a source before it ends. More than any run takes; grain's own endless repetition is as

@@ -14,9 +14,9 @@ import numpy as np
 from jaxtyping import Bool
 from tokenizers import Tokenizer
 
-from redrafter_jax import chat_template
-from redrafter_jax.chat_template import ChatTemplate
 from redrafter_jax.errors import InputError
+from redrafter_jax.text import chat_template
+from redrafter_jax.text.chat_template import ChatTemplate
 from train.data.settings import DataSettings
 from train.data.types import Chat, Skip
 

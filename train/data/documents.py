@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from redrafter_jax.chat_template import ChatTemplate
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
-from redrafter_jax.tokenizer import load_tokenizer
+from redrafter_jax.text.chat_template import ChatTemplate
+from redrafter_jax.text.tokenizer import load_tokenizer
 from train.data.chat import Rendered, load_template, mask_answers, render_chat
 from train.data.files import read_raw
 from train.data.folders import read_folder

@@ -2,7 +2,7 @@
 
 from typing import Any, get_args
 
-from redrafter_jax.chat_template import Turn
+from redrafter_jax.text.chat_template import Turn
 from train.data.types import Chat, Format, Raw, Record, Skip, Text, Tokens
 
 # The key that a record of each format must have.

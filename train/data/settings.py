@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from redrafter_jax.chat_template import TemplateName
-from redrafter_jax.settings_file import Settings
+from redrafter_jax.settings.files import Settings
+from redrafter_jax.text.chat_template import TemplateName
 from train.data.types import Format
 
 _KINDS = ("folder", "files", "hub")

@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
-from redrafter_jax.chat_template import Turn
+from redrafter_jax.text.chat_template import Turn
 
 Format = Literal["messages", "conversations", "alpaca", "text", "tokens"]
 

@@ -16,11 +16,11 @@ from jax.sharding import Mesh
 from rich.console import Console
 from rich.progress import track
 
-from redrafter_jax.chat_template import end_tokens
+from redrafter_jax.checkpoints.huggingface import load_target_config
 from redrafter_jax.command_line import make_folder, parse_settings, run
-from redrafter_jax.hub import load_target_config
-from redrafter_jax.processes import as_first_has_it, is_first
-from redrafter_jax.settings import check_batch
+from redrafter_jax.parallel.processes import as_first_has_it, is_first
+from redrafter_jax.settings.sections import check_batch
+from redrafter_jax.text.chat_template import end_tokens
 from train.config import RegenerateSettings
 from train.data.chat import load_template
 from train.data.documents import load_documents, load_own_tokenizer

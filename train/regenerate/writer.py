@@ -6,12 +6,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 from jax.sharding import Mesh
 
+from redrafter_jax.checkpoints.huggingface import load_drafter, load_target
 from redrafter_jax.config import DraftConfig, SamplingConfig
-from redrafter_jax.decode import generate, generate_autoregressive
-from redrafter_jax.drafter import Drafter
-from redrafter_jax.hub import load_drafter, load_target
+from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.generate import generate, generate_autoregressive
+from redrafter_jax.models.target import Target
 from redrafter_jax.requests import check_pair
-from redrafter_jax.target import Target
 from train.config import RegenerateSettings
 
 

@@ -1,0 +1,1 @@
+"""Models from files and to files."""

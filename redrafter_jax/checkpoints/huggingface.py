@@ -1,0 +1,286 @@
+"""Files to parameters and back: Hugging Face targets, drafters as Apple stores them."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding
+from jax.typing import DTypeLike
+from safetensors import SafetensorError
+from safetensors.flax import save_file
+from tqdm import tqdm
+
+from redrafter_jax.checkpoints.config_files import drafter_fields, read_drafter_config
+from redrafter_jax.checkpoints.download import locate, with_weights
+from redrafter_jax.checkpoints.families import read_target_config, target_fields
+from redrafter_jax.checkpoints.stored import Stored
+from redrafter_jax.checkpoints.weights import (
+    SINGLE_FILE,
+    check_shape,
+    find_weights,
+    read_weight,
+    same_bytes,
+)
+from redrafter_jax.config import DrafterConfig, TargetConfig
+from redrafter_jax.drafters.recurrent import Drafter, RecurrentHead
+from redrafter_jax.errors import InputError
+from redrafter_jax.models.target import Decoder, Target
+from redrafter_jax.parallel.mesh import check_mesh, check_target, parameter_spec
+from redrafter_jax.parallel.model import Model
+
+_DTYPES = ("float32", "bfloat16")
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+class _Place(NamedTuple):
+    """Where a parameter belongs, the weight that it is, and whether it lies there transposed."""
+
+    path: tuple[Any, ...]
+    variable: nnx.Variable[Any]
+    stored: Stored
+    transposed: bool
+
+
+class Found(NamedTuple):
+    """A model that can be loaded: its files are whole and fit its `config.json`.
+
+    Attributes:
+      folder: where it lies.
+      config: what `config.json` states.
+      graphdef: of the Flax module.
+      places: one for every parameter.
+      left_out: weights in the files that are not read, such as the embedding once more.
+    """
+
+    folder: Path
+    config: Any
+    graphdef: Any
+    places: tuple[_Place, ...]
+    left_out: tuple[str, ...]
+
+    @property
+    def weights(self) -> tuple[Stored, ...]:
+        """Of every parameter where it is stored."""
+        return tuple(place.stored for place in self.places)
+
+
+def load_target(
+    name: str | Path, dtype: DTypeLike = "bfloat16", mesh: Mesh | None = None
+) -> Target:
+    """Load a target from a folder or a hub id, one weight at a time.
+
+    On a terminal a bar shows how far it is.
+
+    Args:
+      name: a folder with `config.json` and safetensors or PyTorch's `.bin` (one file, or shards
+        with an index), or the id of a repository on the Hugging Face hub; of the hub's, files
+        already downloaded serve where it cannot be reached.
+      dtype: dtype of the parameters, "float32" or "bfloat16".
+      mesh: from `make_mesh`: every device reads its own part of each weight; None is one device.
+
+    Raises:
+      InputError: the folder, a weight or a file is missing, truncated or of the wrong shape,
+        there are weights that the model has no place for, it is of a kind not supported, or the
+        mesh does not divide its heads.
+    """
+    if mesh is not None:
+        check_mesh(mesh)
+    found = find_target(name)
+    if mesh is not None:
+        check_target(found.config, mesh)
+    return _load(found, dtype, mesh)
+
+
+def find_target(name: str | Path) -> Found:
+    """A target as `load_target` finds it, no weight read yet; errors are the same."""
+    folder = locate(name)
+    config = read_target_config(folder)
+    skeleton = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+    weights = with_weights(name, folder)
+    # Old files carry the rotary frequencies.
+    ignored = [r".*\.rotary_emb\.inv_freq"]
+    if config.tie_word_embeddings:
+        _check_tied_head(weights, config)
+        ignored.append(_HEAD)
+    return _find(weights, config, skeleton, _target_name, ignored)
+
+
+def load_target_config(name: str | Path) -> TargetConfig:
+    """The configuration of a target alone, its weights unread.
+
+    Raises:
+      InputError: the folder or its config.json is missing, or the architecture is not supported.
+    """
+    return read_target_config(locate(name))
+
+
+def load_drafter(
+    name: str | Path, dtype: DTypeLike = "bfloat16", mesh: Mesh | None = None
+) -> Drafter:
+    """Load a recurrent drafter, in Apple's layout or beyond it, from a folder or a hub id.
+
+    Arguments and errors are those of `load_target`.
+    """
+    if mesh is not None:
+        check_mesh(mesh)
+    return _load(find_drafter(name), dtype, mesh)
+
+
+def find_drafter(name: str | Path) -> Found:
+    """A drafter as `load_drafter` finds it, no weight read yet; errors are the same."""
+    folder = locate(name)
+    config = read_drafter_config(folder)
+    skeleton = nnx.eval_shape(lambda: RecurrentHead(config, rngs=nnx.Rngs(0)))
+    weights = with_weights(name, folder)
+    return _find(weights, config, skeleton, _drafter_name(config), ignored=())
+
+
+def stored_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
+    """Every weight of such a target by its name in the files, and its shape there."""
+    skeleton = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+    shapes = {}
+    for path, variable in nnx.to_flat_state(nnx.split(skeleton)[1]):
+        name, leaf = _target_name(_dotted(path)), variable.get_value()
+        shapes[name] = leaf.shape[::-1] if _is_matrix(name, leaf) else leaf.shape
+    return shapes
+
+
+def save_target(target: Target, folder: Path) -> None:
+    """Write `config.json` and `model.safetensors` as transformers would for the target's family.
+
+    Raises:
+      InputError: no family has all of its variations.
+    """
+    _save(folder, target_fields(target.config), target.params, _target_name)
+
+
+def save_drafter(drafter: Drafter, folder: Path) -> None:
+    """Write `config.json` and `model.safetensors`, in Apple's layout where it applies.
+
+    Where it does not, `config.json` says what is different; see `DrafterConfig.beyond_apple`.
+    """
+    config = drafter.config
+    _save(folder, drafter_fields(config), drafter.params, _drafter_name(config))
+
+
+def _target_name(name: str) -> str:
+    """Ours: layers.0.self_attn.q_proj, ...q_bias; theirs: ...q_proj.weight, ...q_proj.bias."""
+    if name.endswith("_bias"):
+        return f"model.{name.removesuffix('_bias')}_proj.bias"
+    return _HEAD if name == "lm_head" else f"model.{name}.weight"
+
+
+def _drafter_name(config: DrafterConfig) -> Callable[[str], str]:
+    """Ours: blocks.0.kernel, lm_head.kernel ... Apple's: one `lm_head` list holds them all."""
+
+    def stored(name: str) -> str:
+        name = name.replace("kernel", "weight")
+        if name == "lm_head.weight":
+            return f"lm_head.{config.num_draft_layers}.weight"
+        first, *rest = name.split(".")
+        return f"lm_head.{rest[0]}.linear.{rest[1]}" if first == "blocks" else name
+
+    return stored
+
+
+def _find(
+    folder: Path,
+    config: Any,
+    skeleton: nnx.Module,
+    stored_name: Callable[[str], str],
+    ignored: Sequence[str],
+) -> Found:
+    """Everything is checked; `ignored` are regular expressions."""
+    graphdef, abstract = nnx.split(skeleton)
+    stored = find_weights(folder)
+    places = []
+    for path, variable in nnx.to_flat_state(abstract):
+        name, leaf = stored_name(_dotted(path)), variable.get_value()
+        if name not in stored:
+            raise InputError(f"{folder} holds no weight {name!r}; the folder is incomplete.")
+        transposed = _is_matrix(name, leaf)
+        check_shape(stored[name], leaf.shape[::-1] if transposed else leaf.shape)
+        places.append(_Place(path, variable, stored[name], transposed))
+    others = set(stored) - {place.stored.name for place in places}
+    _refuse_others(folder, others, ignored)
+    return Found(folder, config, graphdef, tuple(places), tuple(sorted(others)))
+
+
+def _load(found: Found, dtype: DTypeLike, mesh: Mesh | None = None) -> Any:
+    if str(dtype) not in _DTYPES and dtype not in (jnp.float32, jnp.bfloat16):
+        raise InputError(f"dtype {dtype!r} is not supported; use 'float32' or 'bfloat16'.")
+    total = sum(weight.bytes for weight in found.weights)
+    flat = []
+    # disable=None: no bar where nobody watches.
+    with tqdm(
+        total=total, desc=found.folder.name, unit="B", unit_scale=True, leave=False, disable=None
+    ) as bar:
+        for path, variable, weight, transposed in found.places:
+            sharding = None
+            if mesh is not None:
+                shape = variable.get_value().shape
+                sharding = NamedSharding(mesh, parameter_spec(_dotted(path), shape, mesh))
+            value = read_weight(weight, dtype, transpose=transposed, sharding=sharding)
+            flat.append((path, variable.replace(value)))
+            bar.update(weight.bytes)
+    return Model(found.config, found.graphdef, nnx.from_flat_state(flat), mesh)
+
+
+def _check_tied_head(folder: Path, config: TargetConfig) -> None:
+    """A tied target's files may carry the embedding twice, but no head of its own."""
+    stored = find_weights(folder)
+    if _HEAD not in stored or _EMBEDDING not in stored:
+        return
+    head, embedding = stored[_HEAD], stored[_EMBEDDING]
+    for weight in (embedding, head):
+        check_shape(weight, (config.vocab_size, config.hidden_size))
+    if not same_bytes(head, embedding):
+        raise InputError(
+            f"{head.path}: {_HEAD!r} is not the same as {_EMBEDDING!r}, though config.json states "
+            "tie_word_embeddings=True; state false if the head is meant, or take it out."
+        )
+
+
+def _refuse_others(folder: Path, names: set[str], ignored: Sequence[str]) -> None:
+    others = sorted(
+        name for name in names if not any(re.fullmatch(pattern, name) for pattern in ignored)
+    )
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        raise InputError(
+            f"{folder} holds the weight {others[0]!r}{more}, for which the model that config.json "
+            "describes has no place; they do not belong together."
+        )
+
+
+def _save(
+    folder: Path, config: Mapping[str, Any], params: nnx.State, stored_name: Callable[[str], str]
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {}
+    for path, variable in nnx.to_flat_state(params):
+        name, value = stored_name(_dotted(path)), jnp.asarray(variable[...])
+        tensors[name] = value.T if _is_matrix(name, value) else value
+    try:
+        save_file(tensors, folder / SINGLE_FILE, metadata={"format": "pt"})
+    except SafetensorError as error:  # a full disk, for example
+        raise InputError(f"{folder / SINGLE_FILE} could not be written ({error}).") from None
+    stated = {**config, "torch_dtype": str(next(iter(tensors.values())).dtype)}
+    (folder / "config.json").write_text(json.dumps(stated, indent=2) + "\n")
+    # safetensors leaves a file that its owner alone may read.
+    shutil.copymode(folder / "config.json", folder / SINGLE_FILE)
+
+
+def _is_matrix(name: str, leaf: jax.Array | jax.ShapeDtypeStruct) -> bool:
+    """Whether a weight is stored [out, in] there and [in, out] here; embeddings are tables."""
+    return leaf.ndim == 2 and "embed_tokens" not in name
+
+
+def _dotted(path: tuple[Any, ...]) -> str:
+    return ".".join(str(part) for part in path)

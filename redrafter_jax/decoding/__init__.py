@@ -1,0 +1,1 @@
+"""One decode step and all it needs: functions of arrays."""

@@ -1,0 +1,81 @@
+"""The one acceptance rule: keep the nodes whose token the target chose itself."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from redrafter_jax.parallel.collectives import max_parts, min_parts, own_part, part_start
+from redrafter_jax.sampling import filter_logits
+from redrafter_jax.types import Accepted, Sampling, TokenTree
+
+
+def choose_tokens(
+    logits: Float[Array, "B N part"],
+    depth: Int[Array, "B N"],
+    noise: Float[Array, "B P V"],
+    sampling: Sampling,
+) -> Int[Array, "B N"]:
+    """The target's next token at every node, greedy and sampled alike.
+
+    Args:
+      logits: the target's scores of the token after each node; on a mesh maybe a part of V.
+      depth: depth of each node; a node at depth d chooses with noise[:, d].
+      noise: noise of the positions after the root, from `draw_noise`.
+      sampling: the rows' temperature and filters.
+    """
+    V = noise.shape[-1]
+    own_noise = own_part(noise, logits.shape[-1])
+    node_noise = jnp.take_along_axis(own_noise, depth[..., None], axis=1)
+    return _first_best(filter_logits(logits, sampling, V) + node_noise, V)
+
+
+def log_probs_of(logits: Float[Array, "B N V"], chosen: Int[Array, "B N"]) -> Float[Array, "B N"]:
+    """Log-probability of each choice under `softmax(logits)`: no temperature, filters or noise."""
+    picked = jnp.take_along_axis(logits, chosen[..., None], axis=-1)[..., 0]
+    return picked - jax.nn.logsumexp(logits, axis=-1)
+
+
+def accept(tree: TokenTree, chosen: Int[Array, "B N"], max_path: int) -> Accepted:
+    """The chain of nodes that spell the target's own choices.
+
+    A node matches if its token is what the target chose at its parent, and is accepted if it and
+    all its ancestors match. Siblings carry distinct tokens, so the accepted nodes are one chain.
+
+    Args:
+      tree: the verified tree.
+      chosen: the target's next token at every node.
+      max_path: P, the longest possible chain.
+    """
+    matches = tree.tokens == jnp.take_along_axis(chosen, tree.parents, axis=1)
+    matches = matches.at[:, 0].set(True)
+    accepted = ~(tree.mask & ~matches[:, None, :]).any(axis=-1)
+    reached = jnp.where(accepted, tree.depth, -1)
+    last = jnp.argmax(reached, axis=1).astype(jnp.int32)
+    count = jnp.max(reached, axis=1) + 1
+
+    chain = jnp.take_along_axis(tree.mask, last[:, None, None], axis=1)
+    at_depth = tree.depth[:, None, :] == jnp.arange(max_path)[:, None]
+    path = jnp.argmax(chain & at_depth, axis=-1)
+    path = jnp.where(jnp.arange(max_path) < count[:, None], path, last[:, None])
+    return Accepted(
+        path=path.astype(jnp.int32),
+        count=count.astype(jnp.int32),
+        bonus=jnp.take_along_axis(chosen, last[:, None], axis=1)[:, 0],
+        last=last,
+    )
+
+
+def is_stop(tokens: Int[Array, "B M"], stop_tokens: Int[Array, "B E"]) -> Bool[Array, "B M"]:
+    """Which tokens end their row."""
+    return (tokens[:, :, None] == stop_tokens[:, None, :]).any(axis=-1)
+
+
+def _first_best(scores: Float[Array, "B N part"], V: int) -> Int[Array, "B N"]:
+    """The lowest index of the maximum over all V; of NaN scores the last index.
+
+    This is `argmax` as two reductions, which the CPU can vectorise.
+    """
+    part = scores.shape[-1]
+    best = scores == max_parts(jnp.max(scores, axis=-1, keepdims=True))
+    index = part_start(part, V) + jnp.arange(part, dtype=jnp.int32)
+    return min_parts(jnp.min(jnp.where(best, index, V - 1), axis=-1))

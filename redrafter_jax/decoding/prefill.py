@@ -1,0 +1,169 @@
+"""Prompts into the cache, a chunk of fixed size at a time, and each row's first token."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from redrafter_jax.decoding.accept import choose_tokens, is_stop, log_probs_of
+from redrafter_jax.models.cache import init_cache
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.collectives import gather_parts
+from redrafter_jax.parallel.mesh import per_part
+from redrafter_jax.parallel.program import program
+from redrafter_jax.sampling import draw_noise
+from redrafter_jax.types import DecodeState, DecodeStats, KVCache, Requests
+
+# Tokens of a chunk. A GPU reads every weight once per chunk, in the time that an H200 needs to
+# multiply it by some 200 tokens (990 TFLOP/s over 4.8 TB/s at two bytes), and the kernel takes 256.
+# A CPU computes for as long as there are tokens, padding included.
+_CHUNK = {"cpu": 64}
+_CHUNK_ELSEWHERE = 256
+
+
+class Memory(NamedTuple):
+    """A text from before, and the cache that holds its first `cache.lengths` tokens.
+
+    `Memory(state.tokens, state.cache)` is what a decode state leaves to the next prompt.
+    """
+
+    tokens: Int[Array, "B S"]
+    cache: KVCache
+
+
+def empty_memory(target: Target, batch: int, slots: int) -> Memory:
+    """Nothing yet, in the shape of S slots per row."""
+    dtype = target.merge().embed_tokens[...].dtype
+    cache = init_cache(target.config, batch, slots, dtype)
+    return Memory(jnp.zeros((batch, slots), jnp.int32), cache)
+
+
+@program(
+    static_argnames=("max_path", "chunk", "log_probs", "context_layers"), donate_argnames="memory"
+)
+def prefill(
+    target: Target,
+    requests: Requests,
+    memory: Memory | None = None,
+    *,
+    max_path: int,
+    chunk: int | None = None,
+    log_probs: bool = False,
+    context_layers: tuple[int, ...] = (),
+) -> DecodeState:
+    """Run the target over the prompts and choose each row's first token.
+
+    What compiles depends on the slots, not on how long the prompts are or how much is remembered.
+
+    Args:
+      target: the target model.
+      requests: the checked and padded prompts.
+      memory: of the same rows and slots, donated. Where a prompt begins with the same tokens,
+        their keys and values are taken from it; None starts from nothing.
+      max_path: P of the decode steps to come.
+      chunk: tokens per pass; None takes what suits the platform.
+      log_probs: keep the log-probability of every new token.
+      context_layers: of the drafter that will read the state.
+    """
+    run = partial(
+        _prefill,
+        max_path=max_path,
+        chunk=chunk,
+        log_probs=log_probs,
+        context_layers=context_layers,
+    )
+    return per_part(run, target.mesh, target, requests, memory)
+
+
+def _prefill(
+    target: Target,
+    requests: Requests,
+    memory: Memory | None,
+    *,
+    max_path: int,
+    chunk: int | None,
+    log_probs: bool,
+    context_layers: tuple[int, ...],
+) -> DecodeState:
+    decoder = target.merge()
+    B, S = requests.tokens.shape
+    last, cache = read_prompts(target, requests, memory, chunk, context_layers)
+    logits = decoder.logits(last[:, None])
+    lengths = requests.lengths
+    V = target.config.vocab_size
+    noise = draw_noise(requests.sampling, lengths, 1, V)
+    root = choose_tokens(logits, jnp.zeros_like(lengths)[:, None], noise, requests.sampling)
+    rows = jnp.arange(B)
+    first_log_probs = None
+    if log_probs:
+        chosen = log_probs_of(gather_parts(logits, V), root)[:, 0]
+        first_log_probs = jnp.zeros((B, S)).at[rows, lengths].set(chosen)
+    return DecodeState(
+        tokens=requests.tokens.at[rows, lengths].set(root[:, 0]),
+        cache=cache,
+        context=last,
+        root=root[:, 0],
+        done=is_stop(root, requests.stop_tokens)[:, 0] | (lengths + 1 >= requests.limits),
+        limits=requests.limits,
+        stop_tokens=requests.stop_tokens,
+        sampling=requests.sampling,
+        stats=DecodeStats(
+            accept_counts=jnp.zeros((B, max_path), jnp.int32),
+            copied_tokens=jnp.zeros(B, jnp.int32),
+            steps=jnp.zeros(B, jnp.int32),
+        ),
+        log_probs=first_log_probs,
+    )
+
+
+def read_prompts(
+    target: Target,
+    requests: Requests,
+    memory: Memory | None = None,
+    chunk: int | None = None,
+    context_layers: tuple[int, ...] = (),
+) -> tuple[Float[Array, "B Z"], KVCache]:
+    """The hidden states at the end of each prompt, and the cache with all prompts in it.
+
+    The last chunk of a row ends with its prompt, so that it begins at or before what is still to
+    be read and never runs past the slots. A row that is through with it reads it once more while
+    longer ones go on, to the same result.
+
+    Args:
+      target: the target model.
+      requests: the prompts.
+      memory: what need not be read again; None reads all.
+      chunk: tokens per pass; None takes what suits the platform.
+      context_layers: whose hidden states come before the last ones; see `Decoder.forward`.
+    """
+    decoder, lengths = target.merge(), requests.lengths
+    B, S = requests.tokens.shape
+    C = min(S, chunk or _CHUNK.get(jax.default_backend(), _CHUNK_ELSEWHERE))
+    if memory is None:
+        memory, known = empty_memory(target, B, S), jnp.zeros(B, jnp.int32)
+    else:
+        remembered = jnp.arange(S) < memory.cache.lengths[:, None]
+        same = remembered & (requests.tokens == memory.tokens)
+        # There is a first difference: a cache is never full to its last slot.
+        known = jnp.argmin(same, axis=1).astype(jnp.int32)
+    begin_of_last = jnp.maximum(lengths - C, 0)
+    chunks = jnp.maximum(jnp.max((lengths - known + C - 1) // C), 1)
+
+    def read(
+        index: Int[Array, ""], carry: tuple[KVCache, Float[Array, "B Z"]]
+    ) -> tuple[KVCache, Float[Array, "B Z"]]:
+        cache, _ = carry
+        begin = jnp.minimum(known + index * C, begin_of_last)
+        fresh = jax.vmap(lambda row, at: jax.lax.dynamic_slice(row, (at,), (C,)))(
+            requests.tokens, begin
+        )
+        hidden, cache = decoder.extend(fresh, cache._replace(lengths=begin), context_layers)
+        end = jnp.clip(lengths - 1 - begin, 0, C - 1)
+        return cache, jnp.take_along_axis(hidden, end[:, None, None], axis=1)[:, 0]
+
+    width = (len(context_layers) + 1) * target.config.hidden_size
+    nothing = jnp.zeros((B, width), memory.cache.keys[0].dtype)
+    cache, last = jax.lax.fori_loop(0, chunks, read, (memory.cache, nothing))
+    return last, cache._replace(lengths=lengths)

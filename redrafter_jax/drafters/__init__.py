@@ -1,0 +1,1 @@
+"""What proposes token trees: a file for each kind of drafter."""

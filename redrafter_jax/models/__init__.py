@@ -1,0 +1,1 @@
+"""The target decoder and its families."""

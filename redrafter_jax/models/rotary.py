@@ -1,0 +1,62 @@
+"""Frequencies of rotary embedding, and the ways in which checkpoints stretch them."""
+
+import math
+
+import numpy as np
+from jaxtyping import Float
+
+from redrafter_jax.config import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    RopeScaling,
+    YarnScaling,
+)
+
+
+def rotary_frequencies(
+    head_dim: int, theta: float, scaling: RopeScaling | None = None
+) -> Float[np.ndarray, " half"]:
+    """Radians per position of each pair of the head, float32, the fastest first.
+
+    Worked out in float64 before anything is traced: they are constants of a checkpoint.
+    """
+    plain = theta ** (-np.arange(0, head_dim, 2) / head_dim)
+    match scaling:
+        case LinearScaling(factor):
+            scaled = plain / factor
+        case Llama3Scaling():
+            scaled = _blend(plain, scaling.factor, _llama3_kept(plain, scaling))
+        case YarnScaling():
+            scaled = _blend(plain, scaling.factor, _yarn_kept(head_dim, theta, scaling))
+        case DynamicScaling() | None:
+            scaled = plain
+    return scaled.astype(np.float32)
+
+
+def _blend(
+    plain: Float[np.ndarray, " half"], factor: float, kept: Float[np.ndarray, " half"]
+) -> Float[np.ndarray, " half"]:
+    """Frequencies of which the share `kept` stays as it is and the rest is divided by `factor`."""
+    return plain * kept + plain / factor * (1 - kept)
+
+
+def _llama3_kept(
+    plain: Float[np.ndarray, " half"], scaling: Llama3Scaling
+) -> Float[np.ndarray, " half"]:
+    turns = scaling.original_max_position_embeddings * plain / (2 * math.pi)
+    span = scaling.high_freq_factor - scaling.low_freq_factor
+    return np.clip((turns - scaling.low_freq_factor) / span, 0, 1)
+
+
+def _yarn_kept(head_dim: int, theta: float, scaling: YarnScaling) -> Float[np.ndarray, " half"]:
+    def pair_with(turns: float) -> float:
+        """Where along the head a frequency makes so many turns in the original context."""
+        positions_per_radian = scaling.original_max_position_embeddings / (2 * math.pi * turns)
+        return head_dim * math.log(positions_per_radian) / (2 * math.log(theta))
+
+    first = max(math.floor(pair_with(scaling.beta_fast)), 0)
+    last = min(math.ceil(pair_with(scaling.beta_slow)), head_dim - 1)
+    # transformers' width of a ramp that would have none.
+    width = last - first or 1e-3
+    return 1 - np.clip((np.arange(head_dim // 2) - first) / width, 0, 1)

@@ -1,0 +1,298 @@
+"""Meshes of devices: which axis of which array is split over them, and what crosses between parts.
+
+A mesh has two axes: `data` splits the rows of a batch, `model` splits attention heads, the
+feed-forward width and the vocabulary (tensor parallelism as in arXiv 1909.08053, section 3).
+Programs run on their part of the arrays, in one `jax.shard_map` around them; `parts` holds all that
+a part ever asks of the others.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from redrafter_jax.config import TargetConfig
+from redrafter_jax.errors import InputError
+from redrafter_jax.parallel.collectives import MODEL, inside
+from redrafter_jax.parallel.model import Model
+from redrafter_jax.types import KVCache
+
+DATA = "data"
+
+# From logical to mesh axes; what is not named here lies whole on every device.
+RULES: Mapping[str, str] = {
+    "batch": DATA,
+    "heads": MODEL,
+    "mlp": MODEL,
+    "vocab": MODEL,
+    "features": MODEL,
+}
+# In training the drafter's parameters may be split over `data` as well.
+FULLY_SHARDED: Mapping[str, str] = {**RULES, "embed": DATA}
+
+# Logical axes of the parameters by name, the first pattern that is found in it; others lie whole.
+_PARAMETERS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
+    (r"embed_tokens$", ("vocab", "embed")),
+    (r"lm_head(\.kernel)?$", ("embed", "vocab")),
+    (r"[qkv]_proj$", ("embed", "heads")),
+    (r"[qkv]_bias$", ("heads",)),
+    (r"o_proj$", ("heads", "embed")),
+    (r"(gate|up)_proj$", ("embed", "mlp")),
+    (r"down_proj$", ("mlp", "embed")),
+    (r"\.kernel$", ("embed", "features")),
+    (r"\.bias$", ("features",)),
+)
+_CACHE = ("batch", "heads")
+
+Result = TypeVar("Result")
+Tree = TypeVar("Tree")
+
+
+def make_mesh(data: int = 1, model: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
+    """A mesh of `data * model` devices, those of one `model` group next to each other.
+
+    Args:
+      data: parts of the batch.
+      model: parts of the heads, the feed-forward width and the vocabulary.
+      devices: to choose from, in this order; None for all there are.
+
+    Raises:
+      InputError: a size is below 1, or there are fewer devices.
+    """
+    for name, size in (("data", data), ("model", model)):
+        if size < 1:
+            raise InputError(f"mesh.{name} is {size}; it must be 1 or more.")
+    chosen = list(jax.devices() if devices is None else devices)
+    needed = data * model
+    if needed > len(chosen):
+        raise InputError(
+            f"A mesh of data={data} and model={model} needs {needed} devices, and there are "
+            f"{len(chosen)}; lower one of them."
+        )
+    axis_types = (AxisType.Auto, AxisType.Auto)
+    grid = np.asarray(chosen[:needed], object).reshape(data, model)
+    return Mesh(grid, (DATA, MODEL), axis_types=axis_types)
+
+
+def check_mesh(mesh: Mesh) -> None:
+    """Refuse meshes of other axes.
+
+    Raises:
+      InputError: the axes are not those of `make_mesh`.
+    """
+    kinds = {kind.name for kind in mesh.axis_types}
+    if mesh.axis_names != (DATA, MODEL) or kinds != {"Auto"}:
+        raise InputError(
+            f"The mesh has the axes {', '.join(map(str, mesh.axis_names))} of type "
+            f"{', '.join(sorted(kinds))}; make it by redrafter_jax.make_mesh, whose axes are "
+            f"{DATA} and {MODEL} of type Auto."
+        )
+
+
+def check_target(config: TargetConfig, mesh: Mesh) -> None:
+    """Refuse a mesh that does not divide what each device must hold a part of.
+
+    Raises:
+      InputError: `model` divides the heads or the feed-forward width of the target with a rest.
+    """
+    parts = mesh.shape[MODEL]
+    for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
+        size = getattr(config, name)
+        if size % parts:
+            raise InputError(
+                f"The mesh has model={parts}, which does not divide the target's {name} of {size}; "
+                f"{math.gcd(parts, size)} would."
+            )
+
+
+def check_rows(rows: int, mesh: Mesh | None) -> None:
+    """Refuse a batch that `data` does not divide.
+
+    Raises:
+      InputError: it does not.
+    """
+    parts = data_parts(mesh)
+    if rows % parts:
+        raise InputError(
+            f"{rows} prompts cannot be split evenly over the {parts} devices along data; give a "
+            f"multiple of {parts}, or a mesh with fewer."
+        )
+
+
+def partition(
+    shape: Sequence[int],
+    axes: Sequence[str | None],
+    mesh: Mesh,
+    rules: Mapping[str, str] = RULES,
+) -> PartitionSpec:
+    """The spec of an array by its logical axes; a length that does not divide lies whole.
+
+    Args:
+      shape: of the array.
+      axes: logical axes of its leading dimensions, None for one that is never split.
+      mesh: from `make_mesh`.
+      rules: from logical to mesh axes.
+
+    Raises:
+      InputError: two dimensions would be split over the same mesh axis.
+    """
+    spec = [
+        axis if axis is not None and length % mesh.shape[axis] == 0 else None
+        for length, axis in zip(shape, (rules.get(name or "") for name in axes), strict=False)
+    ]
+    used = [axis for axis in spec if axis is not None]
+    if len(set(used)) < len(used):
+        raise InputError(
+            f"The axes {', '.join(map(str, axes))} of an array of shape {tuple(shape)} are both "
+            f"to be split over {used[0]!r}; let one of them lie whole."
+        )
+    return PartitionSpec(*spec)
+
+
+def parameter_spec(
+    name: str, shape: Sequence[int], mesh: Mesh, rules: Mapping[str, str] = RULES
+) -> PartitionSpec:
+    """The spec of a parameter by its dotted name."""
+    for pattern, axes in _PARAMETERS:
+        if re.search(pattern, name):
+            return partition(shape, axes, mesh, rules)
+    return PartitionSpec()
+
+
+def specs(tree: Any, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Any:
+    """A spec for every array: parameters by name, caches by heads, all else by its rows.
+
+    Scalars lie whole.
+    """
+
+    def of(value: Any) -> Any:
+        if isinstance(value, Model):
+            return replace(value, params=_by_name(value.params, mesh, rules))
+        if isinstance(value, nnx.State):
+            return _by_name(value, mesh, rules)
+        if isinstance(value, KVCache):
+            layer = partition(value.keys[0].shape, _CACHE, mesh, rules)
+            rows: Any = partition(value.lengths.shape, ("batch",), mesh, rules)
+            layers: Any = (layer,) * len(value.keys)
+            return KVCache(layers, layers, rows)
+        return partition(np.shape(value), ("batch",), mesh, rules)
+
+    return jax.tree.map(of, tree, is_leaf=lambda x: isinstance(x, Model | nnx.State | KVCache))
+
+
+def _by_name(params: nnx.State, mesh: Mesh, rules: Mapping[str, str]) -> nnx.State:
+    def of(path: tuple[Any, ...], leaf: Any) -> PartitionSpec:
+        name = ".".join(str(getattr(key, "key", key)) for key in path if hasattr(key, "key"))
+        return parameter_spec(name, leaf.shape, mesh, rules)
+
+    return jax.tree.map_with_path(of, params)
+
+
+def place(tree: Tree, mesh: Mesh | None, rules: Mapping[str, str] = RULES) -> Tree:
+    """The arrays on the devices of the mesh, each in its parts; without one, as they are."""
+    if mesh is None:
+        return tree
+    if isinstance(tree, Model) and isinstance(tree.config, TargetConfig):
+        check_target(tree.config, mesh)
+    parts = shardings(tree, mesh, rules)
+    placed: Any = jax.tree.map(_put, tree, parts)
+    if isinstance(placed, Model):
+        placed = replace(placed, mesh=mesh)
+    return placed
+
+
+def shardings(tree: Any, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Any:
+    """`specs` as shardings over the mesh."""
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs(tree, mesh, rules))
+
+
+def _put(array: Any, sharding: NamedSharding) -> jax.Array:
+    if sharding.is_fully_addressable:
+        return jax.device_put(array, sharding)
+    if isinstance(array, jax.Array) and not array.is_fully_addressable:
+        return jax.jit(lambda x: x, out_shardings=sharding)(array)
+    # What every process knows alike may be given to all of them only as the host's.
+    return jax.device_put(np.asarray(array), sharding)
+
+
+def keep_parts(tree: Tree, mesh: Mesh | None, rules: Mapping[str, str] = RULES) -> Tree:
+    """The same values, held in their parts in the program that is being traced."""
+    if mesh is None:
+        return tree
+    return jax.lax.with_sharding_constraint(tree, shardings(tree, mesh, rules))
+
+
+def keep_whole(tree: Tree, mesh: Mesh | None) -> Tree:
+    """The same values, held whole on every device."""
+    if mesh is None:
+        return tree
+    return jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, PartitionSpec()))
+
+
+def keep_groups(tree: Tree, mesh: Mesh | None) -> Tree:
+    """The same values, their leading axes held over `data` and the others wherever they are."""
+    if mesh is None:
+        return tree
+    free = PartitionSpec.UNCONSTRAINED
+
+    def held(leaf: Any) -> NamedSharding:
+        return NamedSharding(mesh, PartitionSpec(DATA, *(free,) * (leaf.ndim - 1)))
+
+    return jax.lax.with_sharding_constraint(tree, jax.tree.map(held, tree))
+
+
+def data_parts(mesh: Mesh | None) -> int:
+    """Parts of a batch."""
+    return 1 if mesh is None else mesh.shape[DATA]
+
+
+def common_mesh(*models: Model[Any, Any] | None) -> Mesh | None:
+    """The mesh that all of these lie on.
+
+    Raises:
+      InputError: they lie on different ones.
+    """
+    meshes = [model.mesh for model in models if model is not None]
+    if any(mesh != meshes[0] for mesh in meshes):
+        raise InputError(
+            "Target and drafter lie on different meshes; load both with the same mesh."
+        )
+    return meshes[0]
+
+
+def per_part(function: Callable[..., Result], mesh: Mesh | None, *arguments: Any) -> Result:
+    """Call the function on every device's part of the arguments.
+
+    Parts are as `specs` says, of the results too. Without a mesh, and inside such a call, this is
+    an ordinary call.
+    """
+    if mesh is None or inside():
+        return function(*arguments)
+    out_specs = specs(jax.eval_shape(function, *arguments), mesh)
+    # Replication is not checked: what every part computes alike is the same by construction.
+    split = jax.shard_map(
+        function,
+        mesh=mesh,
+        in_specs=tuple(specs(argument, mesh) for argument in arguments),
+        out_specs=out_specs,
+        check_vma=False,
+    )
+    return split(*arguments)
+
+
+def to_host(tree: Any) -> Any:
+    """The arrays as NumPy's, on every process; a point that all processes must reach."""
+
+    def fetch(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
+            return leaf
+        return multihost_utils.process_allgather(leaf, tiled=True)
+
+    return jax.device_get(jax.tree.map(fetch, tree))

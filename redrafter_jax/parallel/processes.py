@@ -1,0 +1,131 @@
+"""Several processes that are one job: JAX's own runtime, and who does what among them.
+
+One process per host or per GPU, all started with the same command. Collectives are XLA's, NCCL's on
+GPUs and gloo's on CPUs.
+"""
+
+import os
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from redrafter_jax.errors import InputError
+from redrafter_jax.parallel.mesh import DATA
+
+# Seconds without a sign of life after which a process counts as dead, and the job ends.
+_HEARTBEAT_SECONDS = 20
+# What schedulers call the number of processes, where JAX finds all it needs by itself.
+_SCHEDULERS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
+
+
+def join(
+    coordinator_address: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> None:
+    """Join the other processes of this job, if it has others; before JAX is asked for devices.
+
+    What is not given is taken from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID,
+    or from the variables of SLURM and Open MPI, which JAX knows.
+
+    Args:
+      coordinator_address: host and port where process 0 listens.
+      num_processes: in all.
+      process_id: of this one, from 0.
+      environment: variables of this process.
+
+    Raises:
+      InputError: some are given and others missing, or the id is not one of the processes'.
+    """
+    address = coordinator_address or environment.get("JAX_COORDINATOR_ADDRESS")
+    count = _number(num_processes, "JAX_NUM_PROCESSES", environment)
+    own = _number(process_id, "JAX_PROCESS_ID", environment)
+    given = {"coordinator_address": address, "num_processes": count, "process_id": own}
+    scheduled = any(int(environment.get(name) or 1) > 1 for name in _SCHEDULERS)
+    missing = [name for name, value in given.items() if value is None]
+    if len(missing) == len(given) and not scheduled:
+        return
+    if missing and not scheduled:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
+        raise InputError(
+            f"A job of several processes needs {flags} too, or the variables "
+            "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."
+        )
+    if count is not None and own is not None and not 0 <= own < count:
+        raise InputError(f"process_id is {own}; of {count} processes it must be 0 to {count - 1}.")
+    try:
+        jax.distributed.initialize(
+            address,
+            count,
+            own,
+            # Told all it needs, JAX would still hand out GPUs as a scheduler counts its tasks.
+            cluster_detection_method="deactivate" if not missing else None,
+            heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+        )
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(
+            f"This process could not join the others ({reason}); start all of them with the same "
+            "address and number, each with an id of its own."
+        ) from None
+
+
+def wait_for_all(what: str) -> None:
+    """A point that every process of a job must reach before any of them goes on."""
+    if jax.distributed.is_initialized():
+        multihost_utils.sync_global_devices(what)
+
+
+def as_first_has_it(values: np.ndarray) -> np.ndarray:
+    """The first process's array, on all of them; the others give one of its shape and dtype."""
+    if not jax.distributed.is_initialized():
+        return values
+    return np.asarray(multihost_utils.broadcast_one_to_all(values))
+
+
+def is_first() -> bool:
+    """Whether this process writes files and talks to the user; the others are silent."""
+    return jax.process_index() == 0
+
+
+def part_of_rows(mesh: Mesh | None) -> tuple[int, int]:
+    """The part of a batch's rows that this process brings, and how many parts there are.
+
+    Processes that share a row of the mesh bring the same part.
+
+    Raises:
+      InputError: this process has no device in the mesh, or rows that are not next to each other.
+    """
+    if mesh is None:
+        return 0, 1
+    own = [
+        index
+        for index, row in enumerate(mesh.devices)
+        if any(device.process_index == jax.process_index() for device in row)
+    ]
+    if not own:
+        raise InputError(
+            f"The mesh of {dict(mesh.shape)} has no device of process {jax.process_index()}; give "
+            f"it all {jax.device_count()} devices of the job, or start fewer processes."
+        )
+    first, size, parts = own[0], len(own), mesh.shape[DATA]
+    if own != list(range(first, first + size)) or first % size or parts % size:
+        raise InputError(
+            f"Process {jax.process_index()} would hold the parts {own} of {parts} along data; give "
+            "every process an equal number of devices and a mesh that divides them evenly."
+        )
+    return first // size, parts // size
+
+
+def _number(given: int | None, name: str, environment: Mapping[str, str]) -> int | None:
+    text = environment.get(name)
+    if given is not None or text is None:
+        return given
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"{name} is {text!r}; it must be a whole number.") from None

@@ -1,0 +1,1 @@
+"""Settings from YAML files and overrides, validated by pydantic."""

@@ -1,0 +1,184 @@
+"""The library's configurations as settings of a command line."""
+
+import sys
+from abc import abstractmethod
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic_core import PydanticCustomError
+
+from redrafter_jax.config import (
+    Cell,
+    DraftConfig,
+    DrafterConfig,
+    Head,
+    SamplingConfig,
+    TargetConfig,
+)
+from redrafter_jax.errors import InputError
+from redrafter_jax.parallel.mesh import data_parts, make_mesh
+from redrafter_jax.requests import check_context_layers
+from redrafter_jax.settings.files import Settings
+
+
+class BuildableSettings(Settings):
+    """Settings that stand for one of the library's values, and are refused as it would be."""
+
+    @model_validator(mode="after")
+    def _check_together(self) -> "BuildableSettings":
+        try:
+            self.build()
+        except InputError as error:
+            raise PydanticCustomError("build", "{reason}", {"reason": str(error)}) from None
+        return self
+
+    @abstractmethod
+    def build(self) -> Any:
+        """The library's value.
+
+        Raises:
+          InputError: the settings do not go together.
+        """
+
+
+class MeshSettings(Settings):
+    """How many devices share the work; see `redrafter_jax.make_mesh`."""
+
+    data: PositiveInt = 1
+    model: PositiveInt = 1
+
+    def build(self) -> Mesh | None:
+        """The mesh; None for a single device, unless several processes are one job.
+
+        Raises:
+          InputError: there are not as many devices, or a job of several processes has more.
+        """
+        if self.data == self.model == 1 and jax.process_count() == 1:
+            return None
+        mesh = make_mesh(self.data, self.model)
+        if jax.process_count() > 1 and mesh.size != jax.device_count():
+            raise InputError(
+                f"mesh.data={self.data} and mesh.model={self.model} take {mesh.size} of the "
+                f"{jax.device_count()} devices of this job; use all of them, or fewer processes."
+            )
+        return mesh
+
+
+def check_batch(name: str, size: int, mesh: Mesh | None) -> None:
+    """Refuse a batch that the mesh does not divide.
+
+    Args:
+      name: of the setting that states its size.
+      size: rows of the batch.
+      mesh: the rows are split over its `data`.
+
+    Raises:
+      InputError: `data` divides them with a rest.
+    """
+    parts = data_parts(mesh)
+    if size % parts:
+        raise InputError(
+            f"{name} is {size}, which mesh.data={parts} does not divide; make it a multiple."
+        )
+
+
+class DraftSettings(BuildableSettings):
+    """How trees are drafted; the fields and defaults of `redrafter_jax.DraftConfig`."""
+
+    beam_width: PositiveInt = DraftConfig.beam_width
+    draft_rounds: PositiveInt = DraftConfig.draft_rounds
+    num_nodes: PositiveInt | None = DraftConfig.num_nodes
+    final_beams_only: bool = DraftConfig.final_beams_only
+    sharpness: float = Field(default=DraftConfig.sharpness, gt=0)
+    candidates: PositiveInt | None = DraftConfig.candidates
+    lookup_tokens: NonNegativeInt = DraftConfig.lookup_tokens
+
+    def build(self) -> DraftConfig:
+        """The library's configuration."""
+        return DraftConfig(**self.model_dump())
+
+
+class DrafterShape(BuildableSettings):
+    """Shape of a drafter: the fields of `redrafter_jax.DrafterConfig` that a target leaves open.
+
+    `exit_dim` None is Apple's layout, twice the target's width. `draft_vocab_size` makes the head
+    one to that many tokens; None makes it one to all.
+    """
+
+    exit_dim: PositiveInt | None = None
+    num_draft_layers: NonNegativeInt = 2
+    cell: Cell = DrafterConfig.cell
+    head: Head = DrafterConfig.head
+    head_rank: PositiveInt | None = DrafterConfig.head_rank
+    context_layers: tuple[NonNegativeInt, ...] = DrafterConfig.context_layers
+    draft_vocab_size: PositiveInt | None = None
+
+    def build(
+        self,
+        vocab_size: int = sys.maxsize,
+        hidden_size: int = sys.maxsize,
+        draft_tokens: tuple[int, ...] | None = None,
+    ) -> DrafterConfig:
+        """The library's configuration; by default for a target as large as can be."""
+        return DrafterConfig(
+            vocab_size=vocab_size,
+            hidden_size=hidden_size,
+            exit_dim=self.exit_dim or 2 * hidden_size,
+            num_draft_layers=self.num_draft_layers,
+            cell=self.cell,
+            draft_tokens=draft_tokens,
+            head=self.head,
+            head_rank=self.head_rank,
+            context_layers=self.context_layers,
+        )
+
+    def build_for(
+        self,
+        target: TargetConfig,
+        draft_tokens: tuple[int, ...] | None = None,
+        name: str = "drafter",
+    ) -> DrafterConfig:
+        """The library's configuration of a drafter for this target.
+
+        Args:
+          target: the target's configuration.
+          draft_tokens: the tokens that can be drafted; None takes the first `draft_vocab_size`.
+          name: of these settings, for errors.
+
+        Raises:
+          InputError: the target has not so many tokens, or not these layers.
+        """
+        count = self.draft_vocab_size
+        if count is not None and count > target.vocab_size:
+            raise InputError(
+                f"{name}.draft_vocab_size is {count}; the target has {target.vocab_size} tokens."
+            )
+        check_context_layers(target, self.context_layers, f"{name}.context_layers")
+        if draft_tokens is None and count is not None:
+            draft_tokens = tuple(range(count))
+        return self.build(target.vocab_size, target.hidden_size, draft_tokens)
+
+
+class SamplingSettings(BuildableSettings):
+    """How tokens are chosen; the fields and defaults of `redrafter_jax.SamplingConfig`."""
+
+    temperature: float = Field(default=SamplingConfig.temperature, ge=0)
+    top_k: PositiveInt | None = SamplingConfig.top_k
+    top_p: float | None = Field(default=SamplingConfig.top_p, gt=0, le=1)
+    min_p: float | None = Field(default=SamplingConfig.min_p, ge=0, le=1)
+
+    def build(self) -> SamplingConfig:
+        """The library's configuration.
+
+        Raises:
+          InputError: there are filters, but at temperature 0 nothing is drawn.
+        """
+        filters = [name for name in ("top_k", "top_p", "min_p") if getattr(self, name) is not None]
+        if self.temperature == 0 and filters:
+            raise InputError(
+                f"temperature is 0, which takes the most likely token whatever {filters[0]} keeps; "
+                f"give a temperature above 0, or leave {' and '.join(filters)} out."
+            )
+        return SamplingConfig(**self.model_dump())

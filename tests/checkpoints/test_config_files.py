@@ -1,0 +1,144 @@
+"""JSON files of model folders, and what a drafter's `config.json` states."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redrafter_jax import DrafterConfig, InputError
+from redrafter_jax.checkpoints.config_files import (
+    drafter_fields,
+    field,
+    read_drafter_config,
+    require_apple_layout,
+)
+
+CONFIG = DrafterConfig(13, 8, exit_dim=5, num_draft_layers=1)
+
+
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values))
+
+
+def change_json(path: Path, **changes: Any) -> None:
+    """Set fields; those set to `...` are removed."""
+    values = json.loads(path.read_text()) | changes
+    values = {name: value for name, value in values.items() if value is not ...}
+    path.write_text(json.dumps(values))
+
+
+@pytest.fixture
+def drafter_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "drafter"
+    folder.mkdir()
+    write_json(folder / "config.json", drafter_fields(CONFIG))
+    return folder
+
+
+def test_what_is_written_is_read(drafter_folder: Path) -> None:
+    assert read_drafter_config(drafter_folder) == CONFIG
+
+
+def test_config_json_that_is_no_json(drafter_folder: Path) -> None:
+    (drafter_folder / "config.json").write_text('{"model_type": "x"')
+    with pytest.raises(InputError, match=r"config\.json is not valid JSON: "):
+        read_drafter_config(drafter_folder)
+
+
+def test_config_json_that_is_no_mapping(drafter_folder: Path) -> None:
+    (drafter_folder / "config.json").write_text('["x"]')
+    with pytest.raises(InputError, match=r"config\.json "):
+        read_drafter_config(drafter_folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[" * 100_000, "is nested too deeply"),
+        (f'{{"hidden_size": {"9" * 5000}}}', "is not valid JSON: Exceeds the limit"),
+    ],
+)
+def test_config_json_beyond_what_python_reads(
+    drafter_folder: Path, text: str, sentence: str
+) -> None:
+    (drafter_folder / "config.json").write_text(text)
+    with pytest.raises(InputError, match=rf"config\.json {sentence}"):
+        read_drafter_config(drafter_folder)
+
+
+def test_config_json_that_is_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(InputError, match=r"Cannot read .*config\.json: Is a directory\.$"):
+        read_drafter_config(tmp_path)
+
+
+@pytest.mark.parametrize("expected", [int, float])
+@pytest.mark.parametrize("value", [2**63, -(10**399)])
+def test_numbers_too_large_for_an_array(value: int, expected: type) -> None:
+    assert field({"n": 2**63 - 1}, "n", Path("x"), int) == 2**63 - 1
+    with pytest.raises(InputError, match=r"states n=-?\d+\.\.\., a number of (19|400) digits"):
+        field({"n": value}, "n", Path("x"), expected)
+
+
+@pytest.mark.parametrize(
+    "name", ["vocab_size", "hidden_size", "exit_dim", "num_draft_layers", "rnn"]
+)
+def test_a_drafter_constant_that_is_not_stated_is_not_guessed(
+    drafter_folder: Path, name: str
+) -> None:
+    change_json(drafter_folder / "config.json", **{name: ...})
+    with pytest.raises(InputError, match=rf"config\.json does not state '{name}'"):
+        read_drafter_config(drafter_folder)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sentence"),
+    [(7, r"draft_tokens=7; it must be a list"), ([0, True], "True in 'draft_tokens'")],
+)
+def test_draft_tokens_are_a_list_of_integers(
+    drafter_folder: Path, tokens: object, sentence: str
+) -> None:
+    change_json(drafter_folder / "config.json", draft_tokens=tokens)
+    with pytest.raises(InputError, match=sentence):
+        read_drafter_config(drafter_folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"cell": "lstm"}, r"cell='lstm'; supported are simple, gru, sum\.$"),
+        ({"head": []}, r"head=\[\]; supported are own, target, low_rank\.$"),
+        ({"rnn": False, "cell": "gru"}, r"rnn=False and cell='gru', which contradict each other"),
+        ({"rnn": True, "cell": "sum"}, r"rnn=True and cell='sum', which contradict each other"),
+        ({"head": "low_rank", "head_rank": 2.5}, r"head_rank=2\.5; it must be a whole number"),
+        ({"context_layers": 3}, r"context_layers=3; it must be a list"),
+    ],
+)
+def test_a_kind_of_drafter_that_does_not_exist(
+    drafter_folder: Path, changes: dict[str, object], sentence: str
+) -> None:
+    change_json(drafter_folder / "config.json", **changes)
+    with pytest.raises(InputError, match=rf"config\.json states {sentence}"):
+        read_drafter_config(drafter_folder)
+
+
+def test_null_is_as_good_as_nothing_stated(drafter_folder: Path) -> None:
+    before = read_drafter_config(drafter_folder)
+    beyond = dict.fromkeys(("cell", "head", "head_rank", "context_layers", "draft_tokens"))
+    change_json(drafter_folder / "config.json", **beyond)
+    assert read_drafter_config(drafter_folder) == before
+
+
+def test_what_apples_code_could_not_read_is_refused(tmp_path: Path) -> None:
+    require_apple_layout(replace(CONFIG, cell="sum"), tmp_path)
+    other = replace(CONFIG, cell="gru", draft_tokens=(1, 2), context_layers=(3,))
+    with pytest.raises(InputError, match=r"with cell=gru, draft_tokens, context_layers, which Ap"):
+        require_apple_layout(other, tmp_path)
+
+
+def test_a_target_is_no_drafter(drafter_folder: Path) -> None:
+    change_json(drafter_folder / "config.json", model_type="llama")
+    with pytest.raises(InputError, match=r"'llama'; .* 'recurrent_drafting_drafter'"):
+        read_drafter_config(drafter_folder)

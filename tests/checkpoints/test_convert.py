@@ -1,0 +1,233 @@
+"""Model folders written once more: what is in them, and what is refused."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.flax import load_file as load_arrays
+from safetensors.numpy import load_file, save_file
+from tiny_models import tiny_config
+from torch_archives import write_archive
+
+from redrafter_jax import DrafterConfig, InputError
+from redrafter_jax.__main__ import main
+from redrafter_jax.checkpoints import convert
+from redrafter_jax.checkpoints.config_files import drafter_fields
+from redrafter_jax.checkpoints.convert import convert as convert_folder
+from redrafter_jax.checkpoints.families import target_fields
+from redrafter_jax.checkpoints.huggingface import stored_shapes
+
+CONFIG = DrafterConfig(vocab_size=13, hidden_size=8, exit_dim=5, num_draft_layers=1)
+SHAPES = {
+    "rnn_u.weight": (8, 8),
+    "rnn_u.bias": (8,),
+    "rnn_w.weight": (8, 8),
+    "input_proj.weight": (5, 16),
+    "input_proj.bias": (5,),
+    "lm_head.0.linear.weight": (5, 5),
+    "lm_head.0.linear.bias": (5,),
+    "lm_head.1.weight": (13, 5),
+}
+
+
+def write_model(folder: Path, fields: Mapping[str, Any], shapes: Mapping[str, Any]) -> Path:
+    """A folder with random weights of these shapes."""
+    random = np.random.default_rng(0)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(dict(fields), indent=2) + "\n")
+    weights = {name: random.normal(size=shape).astype("float32") for name, shape in shapes.items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A drafter and a target."""
+    folder = tmp_path_factory.mktemp("saved")
+    stated = {**drafter_fields(CONFIG), "torch_dtype": "float32"}
+    write_model(folder / "drafter", stated, SHAPES)
+    config = tiny_config(num_hidden_layers=1, tie_word_embeddings=True)
+    write_model(folder / "target", target_fields(config), stored_shapes(config))
+    return folder
+
+
+@pytest.fixture
+def drafter_of_some_tokens(tmp_path: Path) -> Path:
+    config = dataclasses.replace(CONFIG, draft_tokens=(0, 3, 4))
+    return write_model(
+        tmp_path / "fewer", drafter_fields(config), SHAPES | {"lm_head.1.weight": (3, 5)}
+    )
+
+
+def torch_folder(folder: Path, source: Path, weights: Mapping[str, np.ndarray]) -> Path:
+    """The folder with its weights in a file of torch's."""
+    folder.mkdir()
+    (folder / "config.json").write_text((source / "config.json").read_text())
+    write_archive(folder / "pytorch_model.bin", weights)
+    return folder
+
+
+def assert_equal(weights: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    assert weights.keys() == expected.keys()
+    for name, value in weights.items():
+        assert value.dtype == expected[name].dtype
+        np.testing.assert_array_equal(value, expected[name])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+def test_torchs_weights_become_safetensors_as_they_are(
+    tmp_path: Path, saved: Path, dtype: str
+) -> None:
+    weights = load_file(saved / "drafter" / "model.safetensors")
+    weights = {name: value.astype(dtype) for name, value in weights.items()}
+    source = torch_folder(tmp_path / "apple", saved / "drafter", weights)
+    written = convert_folder(source, tmp_path / "new", for_apple=True)
+    assert_equal(load_file(tmp_path / "new" / "model.safetensors"), weights)
+    assert (tmp_path / "new" / "config.json").read_text() == (source / "config.json").read_text()
+    assert written.files == ("model.safetensors", "config.json")
+    assert (written.kind, written.weights, written.beyond_apple) == ("drafter", 8, ())
+    assert written.bytes == sum(value.nbytes for value in weights.values())
+    assert not (tmp_path / "new.partial").exists()
+
+
+def test_ours_come_out_byte_for_byte(tmp_path: Path, saved: Path) -> None:
+    convert_folder(saved / "drafter", tmp_path / "new")
+    for file in ("model.safetensors", "config.json"):
+        assert (tmp_path / "new" / file).read_bytes() == (saved / "drafter" / file).read_bytes()
+
+
+@pytest.mark.parametrize("spelling", ["torch_dtype", "dtype"])
+def test_another_dtype_is_rounded_and_stated(tmp_path: Path, saved: Path, spelling: str) -> None:
+    weights = load_file(saved / "drafter" / "model.safetensors")
+    source = torch_folder(tmp_path / "apple", saved / "drafter", weights)
+    stated = json.loads((source / "config.json").read_text())
+    stated[spelling] = stated.pop("torch_dtype")
+    (source / "config.json").write_text(json.dumps(stated))
+    written = convert_folder(source, tmp_path / "new", "bfloat16")
+    expected = {name: jnp.asarray(value, jnp.bfloat16) for name, value in weights.items()}
+    assert_equal(load_arrays(tmp_path / "new" / "model.safetensors"), expected)
+    described = json.loads((tmp_path / "new" / "config.json").read_text())
+    assert described == stated | {spelling: "bfloat16"}
+    assert written.dtypes == ("BF16",)
+
+
+def test_shards_stay_shards_and_what_belongs_to_a_target_comes_along(
+    tmp_path: Path, saved: Path
+) -> None:
+    weights = load_file(saved / "target" / "model.safetensors")
+    # Torch's files of a tied target hold the head too.
+    both = {**weights, "lm_head.weight": weights["model.embed_tokens.weight"]}
+    source = torch_folder(tmp_path / "apple", saved / "target", {})
+    (source / "pytorch_model.bin").unlink()
+    (source / "tokenizer.json").write_text('{"a": 1}')
+    names, placed = sorted(both), {}
+    for file, part in (("a.bin", names[::2]), ("b.bin", names[1::2])):
+        write_archive(source / file, {name: both[name] for name in part})
+        placed |= dict.fromkeys(part, file)
+    index = source / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": placed}))
+
+    written = convert_folder(source, tmp_path / "new")
+    shards = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    index_name = "model.safetensors.index.json"
+    assert set(written.files) == {*shards, index_name, "config.json", "tokenizer.json"}
+    assert {path.name for path in (tmp_path / "new").iterdir()} == set(written.files)
+    assert_equal(
+        load_file(tmp_path / "new" / shards[0]) | load_file(tmp_path / "new" / shards[1]), weights
+    )
+    index = json.loads((tmp_path / "new" / index_name).read_text())
+    assert index["metadata"]["total_size"] == written.bytes
+    assert written.left_out == ("lm_head.weight",)
+    assert written.kind == "target"
+    assert (tmp_path / "new" / "tokenizer.json").read_text() == '{"a": 1}'
+
+
+def test_what_apples_code_does_not_know_is_named_or_refused(
+    tmp_path: Path, saved: Path, drafter_of_some_tokens: Path
+) -> None:
+    written = convert_folder(drafter_of_some_tokens, tmp_path / "new")
+    assert written.beyond_apple == ("draft_tokens",)
+    with pytest.raises(InputError, match="it states draft_tokens, which it does not know"):
+        convert_folder(drafter_of_some_tokens, tmp_path / "other", for_apple=True)
+    with pytest.raises(InputError, match=r"for Apple's code: it is a target\.$"):
+        convert_folder(saved / "target", tmp_path / "other", for_apple=True)
+    assert not (tmp_path / "other").exists()
+
+
+def test_nothing_is_overwritten(tmp_path: Path, saved: Path) -> None:
+    (tmp_path / "new").mkdir()
+    convert_folder(saved / "drafter", tmp_path / "new")
+    with pytest.raises(InputError, match="new exists already; name a folder that does not, or"):
+        convert_folder(saved / "target", tmp_path / "new")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="file exists already"):
+        convert_folder(saved / "target", tmp_path / "file")
+    (tmp_path / "other.partial").mkdir()
+    with pytest.raises(InputError, match=r"other\.partial is left of a conversion that was ended"):
+        convert_folder(saved / "target", tmp_path / "other")
+    assert (tmp_path / "other.partial").exists()
+
+
+def test_a_folder_appears_whole_or_not_at_all(
+    tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = load_file(saved / "drafter" / "model.safetensors")
+    weights = {name: value.astype(np.float64) for name, value in weights.items()}
+    weights["rnn_u.bias"][3] = 1e300
+    source = torch_folder(tmp_path / "apple", saved / "drafter", weights)
+    with pytest.raises(
+        InputError, match=r"'rnn_u\.bias' holds numbers beyond the range of float32"
+    ):
+        convert_folder(source, tmp_path / "new", "float32")
+
+    # A disk that changes what is written.
+    pieces = convert._pieces
+    monkeypatch.setattr(convert, "_pieces", lambda weight: (bytes(len(p)) for p in pieces(weight)))
+    with pytest.raises(InputError, match=r"does not load the same once it is written; .* faulty"):
+        convert_folder(saved / "drafter", tmp_path / "new")
+    monkeypatch.undo()
+
+    with pytest.raises(InputError, match="dtype 'int8' is not supported; use float32, bfloat16"):
+        convert_folder(saved / "drafter", tmp_path / "new", "int8")
+    save_file({"a": np.zeros(3, np.float32)}, tmp_path / "apple" / "model.safetensors")
+    with pytest.raises(InputError, match="holds no weight"):
+        convert_folder(source, tmp_path / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["apple"]
+
+
+def test_the_command_says_what_was_written(
+    tmp_path: Path,
+    drafter_of_some_tokens: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = [
+        "convert",
+        str(drafter_of_some_tokens),
+        str(tmp_path / "new"),
+        "--dtype",
+        "bfloat16",
+    ]
+    monkeypatch.setattr(sys, "argv", ["redrafter", *arguments])
+    main()
+    first, *others = capsys.readouterr().out.splitlines()
+    numbers = 2 * (8 * 8 + 8 * 8 + 8 + 5 * 16 + 5 + 5 * 5 + 5 + 3 * 5)
+    assert first == (
+        f"{tmp_path}/new: a drafter of 8 weights, {numbers} bytes, BF16; it loads the same as "
+        f"{tmp_path}/fewer, in bfloat16."
+    )
+    assert others == [
+        "Written: model.safetensors, config.json",
+        "Apple's code cannot load it: it does not know draft_tokens.",
+    ]
+    monkeypatch.setattr(sys, "argv", ["redrafter", *arguments, "--for-apple"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+    assert "exists already" in capsys.readouterr().err

@@ -1,0 +1,205 @@
+"""Models by their hub id: what is fetched, in which order, and what is said when nothing comes."""
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from httpx2 import ProxyError, Request, Response
+from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
+from safetensors.numpy import load_file
+from tiny_folders import change_json
+from tiny_models import assert_same, random_drafter, random_target, tiny_config
+from torch_archives import write_archive
+
+from redrafter_jax import (
+    DrafterConfig,
+    InputError,
+    load_drafter,
+    load_target,
+    save_drafter,
+    save_target,
+)
+from redrafter_jax.checkpoints import download
+
+CONFIG = tiny_config(num_hidden_layers=1)
+
+
+@pytest.fixture
+def target_folder(tmp_path: Path) -> Path:
+    save_target(random_target(CONFIG), tmp_path / "target")
+    return tmp_path / "target"
+
+
+@pytest.fixture
+def drafter_folder(tmp_path: Path) -> Path:
+    save_drafter(random_drafter(DrafterConfig(13, 8, 5, 1)), tmp_path / "drafter")
+    return tmp_path / "drafter"
+
+
+def hub_with(folder: Path, asked: list[tuple[Any, ...]]) -> Callable[..., str]:
+    """The hub, of which only the files asked for arrive."""
+    snapshot = folder.parent / "snapshots" / "0123abc"
+
+    def download(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append((name, revision))
+        snapshot.mkdir(parents=True, exist_ok=True)
+        for pattern in allow_patterns:
+            for path in folder.glob(pattern):
+                shutil.copy(path, snapshot)
+        return str(snapshot)
+
+    return download
+
+
+def test_the_hubs_description_comes_before_its_weights(
+    target_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+    (target_folder / "consolidated.safetensors").write_text("the same again")
+    monkeypatch.setattr(download, "snapshot_download", hub_with(target_folder, asked))
+    assert_same(load_target("some/body", dtype="float32"), random_target(CONFIG))
+    # Both of one commit.
+    assert asked == [("some/body", None), ("some/body", "0123abc")]
+    assert not list(target_folder.parent.glob("snapshots/*/consolidated*"))
+
+
+def test_torch_files_are_fetched_where_the_hub_has_no_safetensors(
+    drafter_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = load_file(drafter_folder / "model.safetensors")
+    expected = load_drafter(drafter_folder, dtype="float32")
+    (drafter_folder / "model.safetensors").unlink()
+    write_archive(drafter_folder / "pytorch_model.bin", weights)
+    assert_same(load_drafter(drafter_folder, dtype="float32"), expected)
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(download, "snapshot_download", hub_with(drafter_folder, asked))
+    assert_same(load_drafter("some/body", dtype="float32"), expected)
+    assert asked == [("some/body", None), ("some/body", "0123abc"), ("some/body", "0123abc")]
+
+
+def test_what_the_hub_gave_before_serves_offline(
+    target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its cache laid out by hand: the commit of a branch, and a snapshot of the commit."""
+    commit = "0123456789" * 4
+    cached = tmp_path / "cache" / "models--some--body"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text(commit)
+    shutil.copytree(target_folder, cached / "snapshots" / commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert_same(load_target("some/body", dtype="float32"), random_target(CONFIG))
+    with pytest.raises(InputError, match="'some/one' is neither a folder nor a repository"):
+        load_target("some/one")
+
+
+def test_the_weights_of_a_model_that_cannot_be_used_are_not_fetched(
+    target_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+    change_json(target_folder / "config.json", model_type="gemma2")
+    monkeypatch.setattr(download, "snapshot_download", hub_with(target_folder, asked))
+    with pytest.raises(InputError, match="model_type 'gemma2', which would need"):
+        load_target("some/body")
+    assert asked == [("some/body", None)]
+
+
+def refuse_hub(*arguments: Any, **options: Any) -> str:
+    raise LocalEntryNotFoundError("offline")
+
+
+@pytest.mark.parametrize("load", [load_target, load_drafter])
+@pytest.mark.parametrize("name", ["nobody/nothing", "a/b/c/d"])
+def test_a_name_that_leads_nowhere(
+    monkeypatch: pytest.MonkeyPatch, load: Callable[..., Any], name: str
+) -> None:
+    monkeypatch.setattr(download, "snapshot_download", refuse_hub)
+    with pytest.raises(InputError, match=f"^'{name}' is neither a folder nor .*\\.$"):
+        load(name)
+
+
+def test_the_folder_that_was_meant_is_named(
+    target_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "snapshot_download", refuse_hub)
+    around, name = target_folder.parent, target_folder.name
+    (around / f"{name}_notes").mkdir()
+    meant = re.escape(f"did you mean '{target_folder}'?")
+    with pytest.raises(InputError, match=f"holds no config.json; {meant}$"):
+        load_target(around)
+    monkeypatch.chdir(around.parent)
+    # The first could be the hub's, which is asked; the second cannot.
+    for missing, why in ((f"{around.name}/{name}s", "offline"), (f"./{around.name}/{name}s", "id")):
+        with pytest.raises(
+            InputError, match=rf"{why}.*\(did you mean '{around.name}/{name}'\?\)\.$"
+        ):
+            load_target(missing)
+
+
+def test_a_file_is_told_from_a_folder(target_folder: Path) -> None:
+    with pytest.raises(InputError, match=r"' is a file; give the path of a folder"):
+        load_target(target_folder / "model.safetensors")
+
+
+def test_many_inner_folders_are_counted(target_folder: Path) -> None:
+    for number in range(5):
+        shutil.copytree(target_folder, target_folder.parent / f"all/{number}")
+    with pytest.raises(InputError, match=r"/0' or '.*/1' or '.*/2' or one of 2 others\?$"):
+        load_target(target_folder.parent / "all")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("runs/demo/drafter", "must be in the form"),
+        ("./here", "cannot start or end with"),
+        ("user/my--model", "Cannot have --"),
+        ("user/model.git", "cannot end by '.git'"),
+    ],
+)
+def test_the_hub_is_not_asked_for_what_cannot_be_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, why: str
+) -> None:
+    def ask(*arguments: Any, **options: Any) -> str:
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setattr(download, "snapshot_download", ask)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=f"nor an id of the Hugging Face hub .*{re.escape(why)}"):
+        load_target(name)
+
+
+def test_a_folder_that_cannot_be_listed_hides_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(download, "snapshot_download", refuse_hub)
+    monkeypatch.setattr(Path, "glob", refuse)
+    with pytest.raises(InputError, match=r"gave \(offline\); give the path of a folder"):
+        load_target("body")
+
+
+GATED = GatedRepoError(
+    "403 Client Error", response=Response(403, request=Request("GET", "http://h"))
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (ProxyError("407 Proxy\nmore"), r"neither a folder nor .* gave \(407 Proxy\); give the"),
+        (RuntimeError(), r"neither a folder nor .* gave \(RuntimeError\); give the path"),
+        (OSError(28, "No space left", "/c"), r"'a/b' was not .* No space left \(/c\); mend that"),
+        (GATED, r"'a/b' is gated, .* accept the licence .* log in with `hf auth login`\.$"),
+    ],
+)
+def test_whatever_the_hub_fails_with_is_one_sentence(error: Exception, sentence: str) -> None:
+    def fail(repository: str) -> str:
+        raise error
+
+    with pytest.raises(InputError, match=sentence) as refused:
+        download.from_hub(fail, "a/b", "config.json")
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,302 @@
+"""What a target's `config.json` states, and what is refused rather than guessed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from places import GOLDENS
+from tiny_models import tiny_config
+
+from redrafter_jax import InputError
+from redrafter_jax.checkpoints.families import read_target_config, target_fields
+from redrafter_jax.config import DynamicScaling, LinearScaling, Llama3Scaling, YarnScaling
+
+FAMILY_GOLDENS = GOLDENS / "families"
+CONFIG = tiny_config(
+    vocab_size=13,
+    hidden_size=8,
+    intermediate_size=12,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=6,
+    max_position_embeddings=32,
+    rope_theta=5000.0,
+    eos_token_ids=(2, 7),
+)
+
+
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values))
+
+
+def change_json(path: Path, **changes: Any) -> None:
+    """Set fields; those set to `...` are removed."""
+    values = json.loads(path.read_text()) | changes
+    values = {name: value for name, value in values.items() if value is not ...}
+    path.write_text(json.dumps(values))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_json(tmp_path / "config.json", target_fields(CONFIG))
+    return tmp_path
+
+
+def restated(folder: Path, **changes: Any) -> dict[str, Any]:
+    """`config.json` of that target, as it is written."""
+    write_json(folder / "config.json", target_fields(tiny_config(**(vars(CONFIG) | changes))))
+    return json.loads((folder / "config.json").read_text())
+
+
+EVERY_LAYER, BOTH_BIASES = (0, 1), {"attention_bias": True, "attention_output_bias": True}
+
+
+@pytest.mark.parametrize(
+    ("changes", "model_type"),
+    [
+        ({}, "llama"),
+        ({"tie_word_embeddings": True, **BOTH_BIASES}, "llama"),
+        ({"rope_scaling": LinearScaling(4.0)}, "llama"),
+        ({"rope_scaling": DynamicScaling(4.0)}, "llama"),
+        ({"rope_scaling": Llama3Scaling(8.0, 1.0, 4.0, 16)}, "llama"),
+        ({"rope_scaling": YarnScaling(4.0, 16, 1.2, 32.0, 1.0)}, "llama"),
+        ({"sliding_window": 8, "windowed_layers": EVERY_LAYER}, "mistral"),
+        ({"attention_bias": True}, "qwen2"),
+        ({"attention_bias": True, "sliding_window": 8, "windowed_layers": (0,)}, "qwen2"),
+        ({"qk_norm": True}, "qwen3"),
+        ({"qk_norm": True, "sliding_window": 8, "windowed_layers": EVERY_LAYER}, "qwen3"),
+        ({"qk_norm": True, **BOTH_BIASES}, "qwen3"),
+    ],
+)
+def test_every_variation_makes_the_round_trip(
+    folder: Path, changes: dict[str, Any], model_type: str
+) -> None:
+    stated = restated(folder, **changes)
+    assert stated["model_type"] == model_type
+    assert [name.lower() for name in stated["architectures"]] == [model_type + "forcausallm"]
+    assert read_target_config(folder) == tiny_config(**(vars(CONFIG) | changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attention_output_bias": True},
+        {"qk_norm": True, "attention_bias": True},
+        {"sliding_window": 8, "windowed_layers": EVERY_LAYER, **BOTH_BIASES},
+    ],
+)
+def test_a_target_of_no_family_cannot_be_written(changes: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"No family of transformers has attention_bias=.*"):
+        target_fields(tiny_config(**changes))
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in FAMILY_GOLDENS.iterdir()))
+def test_transformers_4_and_5_are_read_alike(tmp_path: Path, name: str) -> None:
+    """Files that they wrote themselves."""
+    newer = read_target_config(FAMILY_GOLDENS / name)
+    old = (FAMILY_GOLDENS / name / "config.transformers4.json").read_text()
+    (tmp_path / "config.json").write_text(old)
+    assert "rope_parameters" not in old
+    assert read_target_config(tmp_path) == newer
+
+
+@pytest.mark.parametrize("tokens", [(), (4,), (2, 7)])
+def test_end_tokens_make_the_round_trip(tmp_path: Path, tokens: tuple[int, ...]) -> None:
+    config = tiny_config(**(vars(CONFIG) | {"eos_token_ids": tokens}))
+    write_json(tmp_path / "config.json", target_fields(config))
+    assert read_target_config(tmp_path).eos_token_ids == tokens
+
+
+@pytest.mark.parametrize(
+    ("stated", "generation", "expected"),
+    [
+        (5, None, (5,)),
+        ([5, 6], None, (5, 6)),
+        (None, None, ()),
+        (5, {"eos_token_id": [5, 9]}, (5, 9)),
+    ],
+)
+def test_end_tokens_are_read_where_hugging_face_keeps_them(
+    folder: Path,
+    stated: int | list[int] | None,
+    generation: dict[str, Any] | None,
+    expected: tuple[int, ...],
+) -> None:
+    change_json(folder / "config.json", eos_token_id=stated)
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    assert read_target_config(folder).eos_token_ids == expected
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_theta": ..., "rope_parameters": {"rope_theta": 5000.0, "rope_type": "default"}},
+        {"rope_scaling": {"type": "default"}, "rope_parameters": {"rope_theta": 5000.0}},
+        {"rope_theta": 5000},
+        {"rope_scaling": None},
+        {"rope_scaling": {"rope_type": "default"}},
+        {"attention_bias": ..., "mlp_bias": ..., "hidden_act": ...},
+    ],
+    ids=[
+        "transformers 5",
+        "both",
+        "a whole number",
+        "no scaling",
+        "default scaling",
+        "usual defaults",
+    ],
+)
+def test_config_json_may_be_spelt_in_several_ways(folder: Path, changes: dict[str, Any]) -> None:
+    change_json(folder / "config.json", **changes)
+    assert read_target_config(folder) == CONFIG
+
+
+def test_head_dimension_and_key_heads_follow_from_the_rest(tmp_path: Path) -> None:
+    config = tiny_config(**(vars(CONFIG) | {"head_dim": 2, "num_key_value_heads": 4}))
+    write_json(tmp_path / "config.json", target_fields(config))
+    change_json(tmp_path / "config.json", head_dim=..., num_key_value_heads=...)
+    assert read_target_config(tmp_path) == config
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "rope_theta",
+        "rms_norm_eps",
+        "max_position_embeddings",
+    ],
+)
+def test_a_target_constant_that_is_not_stated_is_not_guessed(folder: Path, field: str) -> None:
+    change_json(folder / "config.json", **{field: ...})
+    with pytest.raises(InputError, match=rf"config\.json does not state '{field}'"):
+        read_target_config(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"model_type": "gpt2"}, r"model_type 'gpt2'; this version reads 'llama', 'mistral', 'q"),
+        ({"model_type": ...}, "model_type None; .* 'llama'"),
+        ({"model_type": ["llama"]}, r"model_type \['llama'\]; "),
+        ({"model_type": "gemma2"}, "'gemma2', which would need scaled .* soft caps .*; this ver"),
+        ({"model_type": "gemma3_text"}, "'gemma3_text', which would need .* rotary base per lay"),
+        ({"model_type": "qwen3_moe"}, "'qwen3_moe', which would need a router and .* experts"),
+        ({"architectures": ["LlamaForTokenClassification"]}, "of model_type 'llama' only 'Llama"),
+        ({"mlp_bias": True}, "mlp_bias=True; .*False"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu'; .*'silu'"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config="),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5; only 1.0"),
+        ({"sliding_window": 8}, "sliding_window=8; LlamaForCausalLM of transformers has none"),
+        ({"layer_types": ["sliding_attention"] * 2}, "all 2 layers of Llama.* 'full_attention'"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads=3"),
+        ({"eos_token_id": 13}, "eos_token_ids holds 13"),
+    ],
+)
+def test_targets_of_another_kind_are_refused(
+    folder: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    change_json(folder / "config.json", **changes)
+    with pytest.raises(InputError, match=sentence):
+        read_target_config(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"hidden_size": "16"}, r"hidden_size='16'; it must be a whole number\.$"),
+        ({"vocab_size": [1]}, r"vocab_size=\[1\]; it must be a whole number\.$"),
+        ({"num_hidden_layers": 1.0}, r"num_hidden_layers=1\.0; it must be a whole number\.$"),
+        ({"num_hidden_layers": True}, r"num_hidden_layers=True; it must be a whole number\.$"),
+        ({"rms_norm_eps": "a"}, r"rms_norm_eps='a'; it must be a number\.$"),
+        ({"tie_word_embeddings": "false"}, r"'false'; it must be true or false\.$"),
+        ({"rope_parameters": [1]}, r"rope_parameters=\[1\]; it must be an object\.$"),
+        ({"rope_parameters": {"rope_theta": "a"}}, r"rope_theta='a'; it must be a number\.$"),
+        ({"eos_token_id": "x"}, r"eos_token_id='x'; it must be a whole number or a list"),
+        ({"eos_token_id": [2, None]}, r"eos_token_id=\[2, None\]; it must be a whole number"),
+        ({"head_dim": 0}, "head_dim is 0; it must be greater than 0"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads is 0; it must be greater than 0"),
+        (
+            {"num_attention_heads": 0, "head_dim": ...},
+            "num_attention_heads is 0; it must be greater than 0",
+        ),
+    ],
+)
+def test_a_field_of_the_wrong_kind_is_refused_not_replaced(
+    folder: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    change_json(folder / "config.json", **changes)
+    with pytest.raises(InputError, match=sentence):
+        read_target_config(folder)
+
+
+@pytest.fixture
+def qwen_folder(folder: Path) -> Path:
+    """The first layer sees everything, the second a window of eight."""
+    restated(folder, attention_bias=True, sliding_window=8, windowed_layers=(1,))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "windowed"),
+    [
+        ({}, (1,)),
+        ({"layer_types": ["sliding_attention", "full_attention"]}, (0,)),
+        ({"layer_types": ..., "max_window_layers": 1}, (1,)),
+        ({"layer_types": ..., "max_window_layers": 0}, (0, 1)),
+        ({"layer_types": ..., "max_window_layers": 28}, ()),
+        ({"layer_types": ..., "use_sliding_window": False}, ()),
+        ({"layer_types": ..., "use_sliding_window": ...}, ()),
+        ({"layer_types": ..., "sliding_window": None}, ()),
+    ],
+)
+def test_qwen_has_windows_in_some_layers(
+    qwen_folder: Path, changes: dict[str, Any], windowed: tuple[int, ...]
+) -> None:
+    change_json(qwen_folder / "config.json", **changes)
+    config = read_target_config(qwen_folder)
+    assert config.windowed_layers == windowed
+    assert config.sliding_window == (8 if windowed else None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"layer_types": ["full_attention"]}, "for each of 2 layers"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "must hold 'full_attention' or"),
+        ({"layer_types": ...}, "does not state 'max_window_layers'"),
+        ({"use_sliding_window": False}, "with sliding_window=None all 2 layers of Qwen2"),
+        ({"sliding_window": "8"}, "sliding_window='8'; it must be a whole number"),
+        ({"attention_bias": False}, "attention_bias=False; Qwen2ForCausalLM .* always has True"),
+        ({"num_key_value_heads": ...}, "does not state 'num_key_value_heads'"),
+    ],
+)
+def test_what_qwen_leaves_open_is_refused(
+    qwen_folder: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    change_json(qwen_folder / "config.json", **changes)
+    with pytest.raises(InputError, match=sentence):
+        read_target_config(qwen_folder)
+
+
+def test_mistral_states_its_window(folder: Path) -> None:
+    restated(folder, sliding_window=8, windowed_layers=EVERY_LAYER)
+    change_json(folder / "config.json", sliding_window=None)
+    assert read_target_config(folder) == CONFIG
+    change_json(folder / "config.json", sliding_window=...)
+    with pytest.raises(InputError, match=r"does not state 'sliding_window', .* null is none\.$"):
+        read_target_config(folder)
+
+
+def test_qwen_3_states_its_head_dimension(folder: Path) -> None:
+    restated(folder, qk_norm=True)
+    change_json(folder / "config.json", head_dim=...)
+    with pytest.raises(InputError, match="does not state 'head_dim'"):
+        read_target_config(folder)

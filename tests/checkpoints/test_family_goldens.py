@@ -1,0 +1,161 @@
+"""Every model family against Hugging Face: logits, greedy text, and trees that keep it."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+from places import GOLDENS
+
+from redrafter_jax import DraftConfig, DrafterConfig, generate, load_target
+from redrafter_jax.decoding.accept import accept
+from redrafter_jax.drafters.recurrent import Drafter, init_drafter
+from redrafter_jax.models.cache import append, commit, init_cache
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.model import Model
+from redrafter_jax.types import KVCache, TokenTree
+
+FOLDERS = sorted((GOLDENS / "families").iterdir())
+# A chain of four below the root, with a wrong sibling at every depth but the last.
+PARENTS = [0, 0, 0, 1, 1, 3, 3, 5]
+CHAIN = [1, 3, 5, 7]
+S, P = 80, 5
+
+# Compiles faster; every family has programs of its own.
+quick_jit = partial(
+    jax.jit,
+    compiler_options={
+        "xla_backend_optimization_level": 0,
+        "xla_llvm_disable_expensive_passes": True,
+    },
+)
+
+
+@pytest.fixture(scope="module", params=FOLDERS, ids=lambda folder: folder.name)
+def folder(request: pytest.FixtureRequest) -> Path:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def answers(folder: Path) -> dict[str, np.ndarray]:
+    with np.load(folder / "answers.npz") as arrays:
+        return dict(arrays)
+
+
+@pytest.fixture(scope="module")
+def target(folder: Path) -> Target:
+    return load_target(folder, dtype="float32")
+
+
+@quick_jit
+def read(target: Target, tokens: Any, length: Any) -> tuple[jax.Array, KVCache]:
+    decoder = target.merge()
+    hidden, keys, values = decoder.forward(tokens)
+    empty = init_cache(target.config, 1, S, hidden.dtype)
+    return decoder.logits(hidden)[0], append(empty, keys, values, length)
+
+
+@quick_jit
+def step(target: Target, tree: TokenTree, cache: KVCache) -> tuple[jax.Array, KVCache]:
+    """The tokens that the target chooses for itself along the tree, padded with -1."""
+    verified = target.merge().tree_forward(tree, cache)
+    chosen = verified.logits.argmax(axis=-1).astype(jnp.int32)
+    accepted = accept(tree, chosen, P)
+    cache = commit(cache, verified.keys, verified.values, accepted.path, accepted.count)
+    gained = jnp.take_along_axis(chosen, accepted.path, axis=1)[0]
+    return jnp.where(jnp.arange(P) < accepted.count[0], gained, -1), cache
+
+
+def tree_below(root: int, chain: list[int]) -> TokenTree:
+    """These tokens one below the other, each with a wrong sibling; the rest is dead."""
+    alive = np.zeros(len(PARENTS), bool)
+    tokens = np.full(len(PARENTS), -1)
+    alive[0], tokens[0] = True, root
+    for node, token in zip(CHAIN, chain, strict=False):
+        for sibling, wrong in ((node, 0), (node + 1, 1)):
+            if sibling < len(PARENTS):
+                alive[sibling], tokens[sibling] = True, (token + wrong) % 24
+    parents = np.where(alive, PARENTS, 0)
+    itself = np.eye(len(PARENTS), dtype=bool)
+    mask = np.where(alive[:, None], oracles.ancestor_mask(PARENTS), itself)
+    depth = np.where(alive, oracles.depth_of(PARENTS), 0)
+    return TokenTree(
+        tokens=jnp.asarray(tokens[None], jnp.int32),
+        parents=jnp.asarray(parents[None], jnp.int32),
+        depth=jnp.asarray(depth[None], jnp.int32),
+        mask=jnp.asarray(mask[None]),
+        log_probs=jnp.zeros((1, len(PARENTS))),
+    )
+
+
+def test_float32_logits_are_hugging_faces(target: Target, answers: dict[str, np.ndarray]) -> None:
+    text = np.concatenate([answers["prompt"], answers["greedy"]])
+    logits, _ = read(target, text[None], np.asarray([64]))
+    difference = np.abs(np.asarray(logits) - answers["logits"]).max()
+    assert difference < 1e-4 * np.abs(answers["logits"]).max()
+
+
+@pytest.mark.parametrize("drafted", [0, 4])
+def test_greedy_text_is_hugging_faces(
+    target: Target, answers: dict[str, np.ndarray], drafted: int
+) -> None:
+    """Plain decoding where nothing is drafted; else drafts that are sometimes wrong."""
+    prompt, expected = answers["prompt"].tolist(), answers["greedy"].tolist()
+    assert len(expected) >= 40
+    padded = np.asarray([prompt + [0] * (64 - len(prompt))])
+    logits, cache = read(target, padded, np.asarray([len(prompt)]))
+    text, steps = [int(logits[len(prompt) - 1].argmax())], 0
+    while len(text) < len(expected):
+        chain = expected[len(text) : len(text) + drafted]
+        if drafted and steps % 3 == 2:
+            chain[-1] = (chain[-1] + 5) % 24
+        gained, cache = step(target, tree_below(text[-1], chain), cache)
+        text += [int(token) for token in gained if token >= 0]
+        steps += 1
+    # The last call may choose one token more.
+    assert text[: len(expected)] == expected
+    assert steps == 43 if drafted == 0 else steps < 13
+
+
+def test_bfloat16_logits_are_near_hugging_faces(
+    folder: Path, answers: dict[str, np.ndarray]
+) -> None:
+    half = load_target(folder, dtype="bfloat16")
+    assert all(leaf.dtype == jnp.bfloat16 for leaf in jax.tree.leaves(half.params))
+    text = np.concatenate([answers["prompt"], answers["greedy"]])
+    logits, _ = read(half, text[None], np.asarray([64]))
+    difference = np.abs(np.asarray(logits) - answers["logits"])
+    assert difference.mean() < 0.05 * np.abs(answers["logits"]).mean()
+
+
+def drafter_that_read(text: np.ndarray, target: Target) -> Drafter:
+    """It knows which tokens follow each token in the text, and nothing of what came before."""
+    V, D = target.config.vocab_size, target.config.hidden_size
+    follows = np.zeros((V, V))
+    np.add.at(follows, (text[:-1], text[1:]), 1.0)
+    embedding = np.asarray(target.merge().embed_tokens[...], np.float64)
+    states = oracles.silu(embedding)
+    head = init_drafter(DrafterConfig(V, D, 2 * D, num_draft_layers=0), 0).merge()
+    head.rnn_w.kernel[...] = jnp.eye(D)
+    head.rnn_u.kernel[...] = jnp.zeros((D, D))
+    solution = np.concatenate([np.zeros((D, V)), np.linalg.pinv(states) @ follows])
+    head.lm_head.kernel[...] = jnp.asarray(solution, jnp.float32)
+    return Model.split(DrafterConfig(V, D, 2 * D, num_draft_layers=0), head)
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_generate_writes_hugging_faces_text_past_windows_and_thresholds() -> None:
+    """The whole way at once, for the family with most variations."""
+    (folder,) = (folder for folder in FOLDERS if folder.name == "qwen2_window_yarn")
+    target = load_target(folder, dtype="float32")
+    with np.load(folder / "answers.npz") as answers:
+        prompt, expected = answers["prompt"].tolist(), answers["greedy"].tolist()
+    drafter = drafter_that_read(np.asarray(prompt + expected), target)
+    draft = DraftConfig(beam_width=3, draft_rounds=3)
+    speculative = generate(target, drafter, [prompt], max_new_tokens=len(expected), draft=draft)
+    assert speculative.tokens == [expected]
+    assert speculative.acceptance_length > 1.5

@@ -1,0 +1,211 @@
+"""Drafters in files: Apple's layout, and what goes beyond it."""
+
+import json
+import resource
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+from safetensors.numpy import load_file, save_file
+from tiny_folders import change_json, stored_tensors
+from tiny_models import assert_same, cast, random_drafter
+
+from redrafter_jax import DrafterConfig, InputError, load_drafter, save_drafter
+from redrafter_jax.drafters.recurrent import init_drafter
+
+D, V = 8, 13
+RNN_SHAPES = {"rnn_u.weight": [D, D], "rnn_u.bias": [D], "rnn_w.weight": [D, D]}
+
+
+@pytest.mark.parametrize(
+    ("exit_dim", "layers", "rnn", "expected"),
+    [
+        (
+            5,
+            2,
+            True,
+            RNN_SHAPES
+            | {
+                "input_proj.weight": [5, 2 * D],
+                "input_proj.bias": [5],
+                "lm_head.0.linear.weight": [5, 5],
+                "lm_head.0.linear.bias": [5],
+                "lm_head.1.linear.weight": [5, 5],
+                "lm_head.1.linear.bias": [5],
+                "lm_head.2.weight": [V, 5],
+            },
+        ),
+        (
+            2 * D,
+            1,
+            True,
+            RNN_SHAPES
+            | {
+                "lm_head.0.linear.weight": [2 * D, 2 * D],
+                "lm_head.0.linear.bias": [2 * D],
+                "lm_head.1.weight": [V, 2 * D],
+            },
+        ),
+        (2 * D, 0, False, {"lm_head.0.weight": [V, 2 * D]}),
+        (
+            D,
+            0,
+            False,
+            {
+                "input_proj.weight": [D, 2 * D],
+                "input_proj.bias": [D],
+                "lm_head.0.weight": [V, D],
+            },
+        ),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_drafters_are_stored_in_apples_layout(
+    tmp_path: Path,
+    exit_dim: int,
+    layers: int,
+    rnn: bool,
+    expected: dict[str, list[int]],
+    dtype: str,
+) -> None:
+    config = DrafterConfig(
+        V, D, exit_dim=exit_dim, num_draft_layers=layers, cell="simple" if rnn else "sum"
+    )
+    drafter = cast(random_drafter(config), dtype)
+    save_drafter(drafter, tmp_path)
+    code = {"float32": "F32", "bfloat16": "BF16"}[dtype]
+    assert stored_tensors(tmp_path / "model.safetensors") == {
+        name: (code, shape) for name, shape in expected.items()
+    }
+    stated = json.loads((tmp_path / "config.json").read_text())
+    assert stated["model_type"] == "recurrent_drafting_drafter"
+    assert (stated["vocab_size"], stated["hidden_size"]) == (V, D)
+    assert (stated["exit_dim"], stated["num_draft_layers"]) == (exit_dim, layers)
+    assert stated["rnn"] is rnn
+    assert "num_lookback_tokens" in stated
+    assert_same(load_drafter(tmp_path, dtype=dtype), drafter)
+
+
+@pytest.fixture
+def apple_folder(tmp_path: Path) -> Path:
+    """A drafter folder as Apple's PyTorch code leaves it, written by hand: y = W x + b."""
+    random = np.random.default_rng(0)
+    shapes = RNN_SHAPES | {
+        "input_proj.weight": [5, 2 * D],
+        "input_proj.bias": [5],
+        "lm_head.0.linear.weight": [5, 5],
+        "lm_head.0.linear.bias": [5],
+        "lm_head.1.weight": [V, 5],
+    }
+    save_file(
+        {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()},
+        tmp_path / "model.safetensors",
+    )
+    config = {
+        "model_type": "recurrent_drafting_drafter",
+        "vocab_size": V,
+        "hidden_size": D,
+        "exit_dim": 5,
+        "num_draft_layers": 1,
+        "num_lookback_tokens": -1,
+        "rnn": True,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def test_apples_drafters_compute_what_their_matrices_say(apple_folder: Path) -> None:
+    head = load_drafter(apple_folder, dtype="float32").merge()
+    weights = load_file(apple_folder / "model.safetensors")
+    context, state, embedding = np.random.default_rng(1).normal(size=(3, D)).astype(np.float32)
+
+    stepped = oracles.silu(
+        weights["rnn_w.weight"] @ embedding
+        + weights["rnn_u.weight"] @ state
+        + weights["rnn_u.bias"]
+    )
+    np.testing.assert_allclose(
+        head.step(jnp.asarray(state), jnp.asarray(embedding)), stepped, rtol=1e-4, atol=1e-5
+    )
+    x = weights["input_proj.weight"] @ np.concatenate([context, state]) + weights["input_proj.bias"]
+    x = x + oracles.silu(weights["lm_head.0.linear.weight"] @ x + weights["lm_head.0.linear.bias"])
+    np.testing.assert_allclose(
+        head.logits(jnp.asarray(context), jnp.asarray(state)),
+        weights["lm_head.1.weight"] @ x,
+        rtol=1e-4,
+        atol=1e-4,
+    )
+
+
+def test_a_drafter_of_some_tokens_comes_back(tmp_path: Path) -> None:
+    config = DrafterConfig(V, D, exit_dim=5, num_draft_layers=1, draft_tokens=(0, 3, 4))
+    drafter = init_drafter(config, 0)
+    save_drafter(drafter, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["draft_tokens"] == [0, 3, 4]
+    assert load_file(tmp_path / "model.safetensors")["lm_head.1.weight"].shape == (3, 5)
+    loaded = load_drafter(tmp_path, dtype="float32")
+    assert loaded.config == config
+    np.testing.assert_array_equal(loaded.merge().draft_token_ids, [0, 3, 4])
+    np.testing.assert_array_equal(
+        loaded.merge().lm_head.kernel[...], drafter.merge().lm_head.kernel[...]
+    )
+
+
+@pytest.mark.parametrize(
+    ("variant", "shapes"),
+    [
+        (
+            {"cell": "gru", "head": "low_rank", "head_rank": 3},
+            {
+                "gru_w.weight": [3 * D, D],
+                "gru_w.bias": [3 * D],
+                "gru_u.weight": [3 * D, D],
+                "gru_u.bias": [3 * D],
+                "head_proj.weight": [3, 5],
+                "lm_head.0.weight": [V, 3],
+            },
+        ),
+        ({"cell": "sum", "head": "target", "draft_tokens": (1, 2)}, {"head_proj.weight": [D, 5]}),
+        (
+            {"context_layers": (0, 2)},
+            RNN_SHAPES | {"context_proj.weight": [D, 3 * D], "lm_head.0.weight": [V, 5]},
+        ),
+    ],
+    ids=["gated, in two factors", "the target's head", "three layers"],
+)
+def test_drafters_beyond_apples_layout_say_so_and_come_back(
+    tmp_path: Path, variant: dict[str, Any], shapes: dict[str, list[int]]
+) -> None:
+    drafter = random_drafter(DrafterConfig(V, D, exit_dim=5, num_draft_layers=0, **variant))
+    save_drafter(drafter, tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    shapes |= {"input_proj.weight": [5, 2 * D], "input_proj.bias": [5]}
+    assert {name: list(weight.shape) for name, weight in stored.items()} == shapes
+    stated = json.loads((tmp_path / "config.json").read_text())
+    for name, value in variant.items():
+        if (name, value) != ("cell", "sum"):  # Apple's rnn=false
+            assert stated[name] == (list(value) if isinstance(value, tuple) else value)
+    assert stated["rnn"] is (variant.get("cell") != "sum")
+    loaded = load_drafter(tmp_path, dtype="float32")
+    assert loaded.config == drafter.config
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, drafter.params)
+
+
+def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    try:
+        with pytest.raises(InputError, match=r"model\.safetensors could not be written \("):
+            save_drafter(init_drafter(DrafterConfig(100, 50, 40, 1), 0), tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_drafter_wider_than_its_config_says(apple_folder: Path) -> None:
+    change_json(apple_folder / "config.json", exit_dim=6)
+    with pytest.raises(InputError, match=r"has shape .*5.*, config\.json asks for .*6.*\.$"):
+        load_drafter(apple_folder)

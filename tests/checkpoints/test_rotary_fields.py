@@ -1,0 +1,165 @@
+"""Rotary embedding in `config.json`: what each type states, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redrafter_jax import InputError
+from redrafter_jax.checkpoints.rotary_fields import read_rotary, rotary_fields
+from redrafter_jax.config import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    RopeScaling,
+    YarnScaling,
+)
+
+PATH = Path("config.json")
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def read(scaling: Any = None, **values: Any) -> tuple[float, RopeScaling | None]:
+    stated = {"rope_theta": 5e3, "max_position_embeddings": 128, "rope_scaling": scaling}
+    return read_rotary(stated | values, PATH)
+
+
+@pytest.mark.parametrize("spelling", ["type", "rope_type"])
+@pytest.mark.parametrize(
+    ("kind", "fields", "expected"),
+    [
+        ("default", {}, None),
+        ("linear", {"factor": 4}, LinearScaling(4.0)),
+        ("dynamic", {"factor": 2.0}, DynamicScaling(2.0)),
+        ("llama3", LLAMA3, Llama3Scaling(8.0, 1.0, 4.0, 64)),
+    ],
+)
+def test_each_type_states_its_fields(
+    spelling: str, kind: str, fields: dict[str, Any], expected: RopeScaling | None
+) -> None:
+    assert read({spelling: kind, **fields}) == (5e3, expected)
+
+
+# The gain of factor 4 is 0.1 ln 4 + 1; DeepSeek's files weigh the logarithm instead.
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, YarnScaling(4.0, 128, 1.1386294, 32.0, 1.0)),
+        (
+            {"original_max_position_embeddings": 32, "beta_fast": 16, "beta_slow": 2.0},
+            YarnScaling(4.0, 32, 1.1386294, 16.0, 2.0),
+        ),
+        ({"attention_factor": 1.5}, YarnScaling(4.0, 128, 1.5, 32.0, 1.0)),
+        (
+            {"mscale": 2.0, "mscale_all_dim": 1.0},
+            YarnScaling(4.0, 128, 1.2772589 / 1.1386294, 32.0, 1.0),
+        ),
+        ({"factor": 1.0}, YarnScaling(1.0, 128, 1.0, 32.0, 1.0)),
+    ],
+)
+def test_yarn_has_the_papers_defaults(fields: dict[str, Any], expected: YarnScaling) -> None:
+    theta, scaling = read({"rope_type": "yarn", "factor": 4.0, **fields})
+    assert theta == 5e3
+    assert isinstance(scaling, YarnScaling)
+    assert vars(scaling) == pytest.approx(vars(expected))
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        None,
+        LinearScaling(4.0),
+        DynamicScaling(4.0),
+        Llama3Scaling(8.0, 1.0, 4.0, 16),
+        YarnScaling(4.0, 16, 1.2, 32.0, 1.0),
+    ],
+)
+def test_what_is_written_is_read(scaling: RopeScaling | None) -> None:
+    written = rotary_fields(7e3, scaling) | {"max_position_embeddings": 128}
+    assert read_rotary(written, PATH) == (7e3, scaling)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "sentence"),
+    [
+        ({"type": "longrope"}, "scaling of type 'longrope'; supported are 'default', 'linear'"),
+        ({"rope_type": ["yarn"]}, r"rope_type=\['yarn'\]; it must be a string"),
+        ({"type": "linear"}, "does not state 'factor'"),
+        ({"type": "linear", "factor": "4"}, "factor='4'; it must be a number"),
+        (
+            {"type": "linear", "factor": 2.0, "alpha": 1},
+            "'alpha' for rotary scaling of type 'linear'; supported are 'factor'",
+        ),
+        ({"full_attention": {"rope_type": "default"}}, "'full_attention' .* are no fields"),
+        ({"type": "linear", "partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        (
+            {"rope_type": "llama3", **LLAMA3, "original_max_position_embeddings": None},
+            "does not state 'original_max_position_embeddings'",
+        ),
+        ({"rope_type": "yarn", "factor": 4.0, "truncate": False}, "states 'truncate' for"),
+    ],
+)
+def test_what_is_missing_or_unknown_is_named(scaling: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        read(scaling)
+
+
+def test_two_spellings_may_not_contradict() -> None:
+    linear = {"type": "linear", "factor": 4.0}
+    same = {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e3}
+    assert read(linear, rope_parameters=same) == (5e3, LinearScaling(4.0))
+    with pytest.raises(InputError, match="which contradict each other; remove one"):
+        read(linear, rope_parameters=same | {"factor": 2.0})
+
+
+def test_the_base_may_stand_in_any_place_but_is_one() -> None:
+    linear = {"rope_type": "linear", "factor": 4.0}
+    inside = linear | {"rope_theta": 7e3}
+    expected = 7e3, LinearScaling(4.0)
+    assert read(linear, rope_parameters=inside, rope_theta=None) == expected
+    assert read(inside, rope_parameters=linear, rope_theta=None) == expected
+    assert read(rope_parameters=inside, rope_theta=7000) == expected
+    # TargetConfig refuses it; here it is stated.
+    assert read(rope_theta=0) == (0.0, None)
+    with pytest.raises(
+        InputError,
+        match=r"states rope_theta=5000\.0 and rope_parameters\.rope_theta=7000\.0, which",
+    ):
+        read(rope_parameters=inside)
+    with pytest.raises(InputError, match=r"rope_scaling\.rope_theta=8000\.0, which contradict"):
+        read(linear | {"rope_theta": 8e3}, rope_parameters=inside, rope_theta=None)
+
+
+def test_the_type_may_be_spelt_twice_but_is_one() -> None:
+    assert read({"rope_type": "linear", "type": "linear", "factor": 2.0})[1] == LinearScaling(2.0)
+    with pytest.raises(
+        InputError,
+        match=r"rope_scaling\.rope_type='default' and rope_scaling\.type='linear', which",
+    ):
+        read({"rope_type": "default", "type": "linear", "factor": 2.0})
+
+
+# Llama 2 and Vicuna come with files from before the field, whose base was in the code.
+@pytest.mark.parametrize("version", ["4.28.1", "4.31.0.dev0", "4.32.0"])
+def test_the_base_of_llamas_older_than_the_field_is_known(version: str) -> None:
+    stated = {"model_type": "llama", "transformers_version": version}
+    assert read(rope_theta=None, **stated) == (10000.0, None)
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"model_type": "llama", "transformers_version": "4.33.0"},
+        {"model_type": "llama", "transformers_version": "5.0.0"},
+        {"model_type": "llama"},
+        {"model_type": "mistral", "transformers_version": "4.30.0"},
+    ],
+)
+def test_any_other_base_that_is_not_stated_is_not_guessed(stated: dict[str, str]) -> None:
+    with pytest.raises(InputError, match="does not state 'rope_theta'"):
+        read(rope_theta=None, **stated)

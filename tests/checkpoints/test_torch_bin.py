@@ -1,0 +1,202 @@
+"""PyTorch's files: what lies where, and that nothing in them is run."""
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch_archives as archives
+from hypothesis import given
+from hypothesis import strategies as st
+from torch_archives import named, number, several, tensor, text
+
+from redrafter_jax import InputError
+from redrafter_jax.checkpoints.stored import Stored
+from redrafter_jax.checkpoints.torch_bin import read_torch_file
+from redrafter_jax.checkpoints.weights import check_shape, read_weight, same_bytes
+
+MATRIX = np.arange(6, dtype=np.float32).reshape(2, 3) / 3
+
+
+def read_described(folder: Path, value: bytes, **records: bytes) -> dict[str, Stored]:
+    """Of an archive with this pickle; `data` is the record of storage 0."""
+    path = folder / "pytorch_model.bin"
+    named_records = {"data/0": records.pop("data", MATRIX.tobytes()), **records}
+    archives.write_records(path, {"data.pkl": archives.pickled(value), **named_records})
+    return read_torch_file(path)
+
+
+def a_matrix(**changes: Any) -> bytes:
+    described: dict[str, Any] = {"storage": "FloatStorage", "key": "0", "numbers": 6}
+    described |= {"shape": (2, 3), **changes}
+    return tensor(**described)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_weights_of_every_width_are_what_was_saved(tmp_path: Path, dtype: str) -> None:
+    path = tmp_path / "pytorch_model.bin"
+    first, second = np.ones(3, np.int64), MATRIX.astype(jnp.dtype(dtype))
+    archives.write_archive(path, {"steps": first, "weight": second})
+    stored = read_torch_file(path)["weight"]
+    assert path.read_bytes()[stored.offset :][: stored.bytes] == second.tobytes()
+    assert stored.offset % 64 == 0
+    out = read_weight(stored, jnp.float32, transpose=True)
+    np.testing.assert_array_equal(out, second.astype(np.float32).T)
+
+
+def test_integers_are_found_and_are_no_weights(tmp_path: Path) -> None:
+    archives.write_archive(tmp_path / "a.bin", {"a": np.ones((2, 3), np.int64)})
+    with pytest.raises(InputError, match=r"weight 'a' is stored as I64; supported are F64"):
+        check_shape(read_torch_file(tmp_path / "a.bin")["a"], (2, 3))
+
+
+def test_two_names_may_share_a_storage(tmp_path: Path) -> None:
+    rows = a_matrix(shape=(1, 3), offset=3)
+    value = archives.ordered({"a": a_matrix(), "b": a_matrix(), "last": rows})
+    stored = read_described(tmp_path, value)
+    assert stored["a"].offset == stored["b"].offset
+    assert same_bytes(stored["a"], stored["b"])
+    np.testing.assert_array_equal(
+        read_weight(stored["last"], jnp.float32, transpose=False), MATRIX[1:]
+    )
+
+
+def test_parameters_and_plain_dictionaries_are_read_too(tmp_path: Path) -> None:
+    parameter = archives.call(
+        named("torch._utils", "_rebuild_parameter"),
+        a_matrix(),
+        archives.TRUE,
+        archives.call(named("collections", "OrderedDict")),
+    )
+    # An empty axis and one of a single step have whatever strides.
+    empty = a_matrix(shape=(0, 4), strides=(9, 9))
+    single = a_matrix(shape=(1, 6), strides=(1, 1))
+    items = text("p") + parameter + text("e") + empty + text("s") + single
+    stored = read_described(tmp_path, b"}(" + items + b"u")
+    assert [weight.shape for weight in stored.values()] == [(2, 3), (0, 4), (1, 6)]
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [("os", "system"), ("builtins", "eval"), ("torch", "load"), ("torch", "ComplexFloatStorage")],
+)
+def test_what_a_pickle_may_ask_for_is_named_and_nothing_is_run(
+    tmp_path: Path, module: str, name: str
+) -> None:
+    marker = tmp_path / "was_here"
+    attack = archives.call(named(module, name), text(f"touch {marker}"))
+    with pytest.raises(InputError, match=rf"asks for '{module}\.{name}', which describes no"):
+        read_described(tmp_path, archives.ordered({"a": attack}))
+    # And as protocol 4 names it.
+    stacked = text(module) + text(name) + b"\x93" + several(text(f"touch {marker}")) + b"R"
+    with pytest.raises(InputError, match=rf"asks for '{module}\.{name}', which describes no"):
+        read_described(tmp_path, stacked)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        (text("os") + b"i", "is damaged"),
+        (b"(ios\nsystem\n", "asks for the pickle instruction INST, which"),
+        (named("torch", "FloatStorage") + several(number(3)) + b"R", "a call of 'torch.FloatSt"),
+        (number(3) + several() + b"R", r"data\.pkl cannot be read \(int in the place of _Global"),
+        (named("torch", "FloatStorage") + b"}b", r"_Global in the place of dict"),
+        (b"}" + several(several()) + number(1) + b"s", r"tuple in the place of str"),
+        (b"h\x07", r"is damaged: its data\.pkl"),
+        (b"0", "asks for the pickle instruction POP, which"),
+        (b"(s", "is damaged"),
+        (b"", "is damaged"),
+        (several(text("storage")) + b"Q", "is damaged"),
+        (number(3), "holds a int, no dictionary of weights"),
+        (archives.ordered({"epoch": number(3)}), "holds a int under 'epoch', no weight; save the"),
+        (a_matrix(), "holds a Tensor, no dictionary of weights"),
+    ],
+)
+def test_other_pickles_are_refused(tmp_path: Path, value: bytes, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        read_described(tmp_path, value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"shape": (3, 2), "strides": (1, 3)}, r"strides \(1, 3\), .* again after \.contiguous\("),
+        ({"shape": (2, 2), "strides": (3, 1)}, r"strides \(3, 1\)"),
+        ({"shape": (2, 3), "strides": (0, 1)}, r"strides \(0, 1\)"),
+        ({"offset": 1}, "weight 'a' ends at number 7 of a storage of 6"),
+        ({"offset": -1}, r"cannot be read \(a tensor with a size that no tensor has\)"),
+        ({"shape": (1 << 70, 3)}, "a size that no tensor has"),
+        ({"strides": (1,)}, "more sizes than strides"),
+        ({"numbers": 5}, "record '0' of weight 'a' has 24 bytes, not 20 bytes"),
+        ({"key": "7"}, "record '7' of weight 'a' is missing, not 24 bytes"),
+        ({"storage": "HalfStorage"}, "has 24 bytes, not 12 bytes"),
+    ],
+)
+def test_a_weight_must_lie_in_one_piece_of_its_storage(
+    tmp_path: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(InputError, match=sentence):
+        read_described(tmp_path, archives.ordered({"a": a_matrix(**changes)}))
+
+
+def test_files_of_big_endian_machines(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="was not written by a little-endian machine; save it"):
+        read_described(tmp_path, archives.ordered({"a": a_matrix()}), byteorder=b"big")
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", r"is truncated or no file of torch\.save\.$"),
+        (b"PK\x03\x04", r"is truncated or no file of torch\.save\.$"),
+        (b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.", r"torch before 1\.6; write it again .*\.$"),
+    ],
+)
+def test_files_that_are_no_archives(tmp_path: Path, content: bytes, sentence: str) -> None:
+    (tmp_path / "a.bin").write_bytes(content)
+    with pytest.raises(InputError, match=sentence):
+        read_torch_file(tmp_path / "a.bin")
+
+
+def test_archives_of_something_else(tmp_path: Path) -> None:
+    archives.write_records(tmp_path / "a.bin", {"readme": b""})
+    with pytest.raises(InputError, match=r"a zip archive, but none that torch\.save writes"):
+        read_torch_file(tmp_path / "a.bin")
+    archives.write_records(tmp_path / "a.bin", {"data.pkl": b"." * 99}, zipfile.ZIP_DEFLATED)
+    with pytest.raises(InputError, match=r"holds archive/data\.pkl compressed, which torch"):
+        read_torch_file(tmp_path / "a.bin")
+
+
+def test_a_truncated_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    archives.write_archive(path, {"a": MATRIX})
+    content = path.read_bytes()
+    for kept in (len(content) - 1, len(content) // 2, 100, 10):
+        path.write_bytes(content[:kept])
+        with pytest.raises(InputError, match=r"is truncated or no file of torch\.save"):
+            read_torch_file(path)
+
+
+def test_a_folder_where_the_file_should_be(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^Cannot read .*: Is a directory\.$"):
+        read_torch_file(tmp_path)
+
+
+@given(st.data())
+def test_a_damaged_file_is_one_sentence_or_still_within_itself(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("damaged") / "a.bin"
+    archives.write_archive(path, {"a": MATRIX, "b": MATRIX.astype(np.float16)})
+    content = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(content)
+    try:
+        weights = read_torch_file(path)
+    except InputError:
+        return
+    assert all(weight.offset + weight.bytes <= len(content) for weight in weights.values())

@@ -1,0 +1,117 @@
+"""Files of weights: where they lie, and that they arrive as they are stored."""
+
+import json
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.flax import save_file as save_arrays
+from safetensors.numpy import save_file
+from torch_archives import write_archive
+
+from redrafter_jax import InputError
+from redrafter_jax.checkpoints.weights import check_shape, find_weights, read_weight, same_bytes
+
+MATRIX = np.arange(6, dtype=np.float64).reshape(2, 3) / 3
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("wanted", ["float32", "bfloat16"])
+@pytest.mark.parametrize("stored", [jnp.float32, jnp.float16, jnp.bfloat16])
+def test_a_weight_arrives_in_the_dtype_and_layout_asked_for(
+    tmp_path: Path, stored: type, wanted: str, transpose: bool
+) -> None:
+    # Two of them: the second lies behind the first, and wherever it ends.
+    value = jnp.asarray(MATRIX, stored)
+    save_arrays({"a": jnp.ones(3, stored), "b": value}, tmp_path / "model.safetensors")
+    weights = find_weights(tmp_path)
+    out = read_weight(weights["b"], jnp.dtype(wanted), transpose=transpose)
+    expected = np.asarray(value).astype(wanted)
+    assert out.dtype == wanted
+    np.testing.assert_array_equal(out, expected.T if transpose else expected)
+
+
+def test_float64_is_read_too(tmp_path: Path) -> None:
+    save_file({"a": MATRIX}, tmp_path / "model.safetensors")
+    stored = find_weights(tmp_path)["a"]
+    assert stored.bytes == 48
+    out = read_weight(stored, jnp.float32, transpose=False)
+    np.testing.assert_array_equal(out, MATRIX.astype(np.float32))
+
+
+def test_integers_are_no_weights(tmp_path: Path) -> None:
+    save_file({"a": np.ones((2, 3), np.int8)}, tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match=r"weight 'a' is stored as I8; supported are F64, F32"):
+        check_shape(find_weights(tmp_path)["a"], (2, 3))
+
+
+def test_two_sources_are_one_too_many(tmp_path: Path) -> None:
+    save_file({"a": MATRIX}, tmp_path / "model.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model.safetensors"}}))
+    with pytest.raises(InputError, match=r"holds both model\.safetensors and model\.saf.*index"):
+        find_weights(tmp_path)
+
+
+def test_a_shard_holds_nothing_that_the_index_does_not_name(tmp_path: Path) -> None:
+    save_file({"a": MATRIX, "b": MATRIX, "c": MATRIX}, tmp_path / "one.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "one.safetensors"}}))
+    with pytest.raises(
+        InputError, match=r"one\.safetensors holds the weight 'b' and 1 more, which"
+    ):
+        find_weights(tmp_path)
+
+
+def test_equal_weights_are_equal_to_the_last_byte(tmp_path: Path) -> None:
+    # More than is compared at a time.
+    long = np.zeros(1_100_000, np.float32)
+    other = long.copy()
+    other[-1] = 1
+    tensors = {"a": long, "b": long.copy(), "c": other, "d": long.astype(np.float64)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    stored = find_weights(tmp_path)
+    assert [same_bytes(stored["a"], stored[name]) for name in "bcd"] == [True, False, False]
+
+
+def test_other_formats_are_named_where_the_file_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(InputError, match=r"in another format than safetensors and pytorch_model"):
+        find_weights(tmp_path)
+
+
+def test_safetensors_come_before_torch_files_of_the_same_weights(tmp_path: Path) -> None:
+    write_archive(tmp_path / "pytorch_model.bin", {"a": np.zeros(3, np.float32)})
+    save_file({"a": MATRIX}, tmp_path / "model.safetensors")
+    assert find_weights(tmp_path)["a"].shape == (2, 3)
+    (tmp_path / "model.safetensors").unlink()
+    assert find_weights(tmp_path)["a"].shape == (3,)
+
+
+def test_torch_files_have_shards_and_an_index_too(tmp_path: Path) -> None:
+    write_archive(tmp_path / "one.bin", {"a": MATRIX})
+    write_archive(tmp_path / "two.bin", {"b": MATRIX + 1})
+    index = tmp_path / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "one.bin", "b": "two.bin"}}))
+    weights = find_weights(tmp_path)
+    out = read_weight(weights["b"], jnp.float32, transpose=True)
+    np.testing.assert_array_equal(out, (MATRIX + 1).astype(np.float32).T)
+    (tmp_path / "two.bin").unlink()
+    with pytest.raises(InputError, match=r"two\.bin is missing; the model folder is incomplete"):
+        find_weights(tmp_path)
+
+
+def test_a_folder_where_the_file_should_be(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").mkdir()
+    with pytest.raises(InputError, match=r"Cannot read .*model\.safetensors: .*\.$"):
+        find_weights(tmp_path)
+
+
+def test_a_file_cut_short_after_its_header_was_read(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": MATRIX}, path)
+    stored = find_weights(tmp_path)["a"]
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(InputError, match=r"model\.safetensors was cut short while it was read"):
+        read_weight(stored, jnp.float32, transpose=False)

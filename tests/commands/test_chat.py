@@ -1,0 +1,259 @@
+"""`python -m redrafter_jax chat`: turns in a pipe and on a terminal, each the target's own text."""
+
+import dataclasses
+import io
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from places import ROOT
+from tiny_folders import PairFolders, add_template, decode, encode, write_pair
+
+from redrafter_jax import SamplingConfig, generate_autoregressive
+from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.models.target import Target
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+# Answers end before a newline, so that a conversation is its lines.
+STOP = "\n"
+WARM = SamplingConfig(temperature=1.0)
+
+
+@pytest.fixture(scope="module")
+def roomy_target(habitual_target: Target) -> Target:
+    """With so many positions that steps over a cache of that size take their time."""
+    config = dataclasses.replace(habitual_target.config, max_position_embeddings=16384)
+    return dataclasses.replace(habitual_target, config=config)
+
+
+@pytest.fixture(scope="module")
+def folders(
+    tmp_path_factory: pytest.TempPathFactory, roomy_target: Target, good_drafter: Drafter
+) -> PairFolders:
+    folder = tmp_path_factory.mktemp("models")
+    pair = write_pair(folder, roomy_target, good_drafter)
+    return pair._replace(target=add_template(Path(pair.target), folder))
+
+
+def arguments_of(folders: PairFolders, *more: str) -> list[str]:
+    models = ["--target", folders.target, "--drafter", folders.drafter]
+    warm = ["--temperature", "1", "--stop", STOP, "--seed", "3"]
+    return ["chat", *models, *warm, "--context-length", "120", *more]
+
+
+def plain_answer(
+    target: Target, *lines: str, sampling: SamplingConfig = WARM, room: int = 2000
+) -> str:
+    """What plain decoding says to the conversation, each turn a line, up to the end of the room."""
+    prompt = encode("".join(f"{line}\n" for line in lines))
+    # In one size of cache, whatever the room.
+    plain = generate_autoregressive(
+        target,
+        [prompt],
+        max_new_tokens=2000 - len(prompt),
+        sampling=sampling,
+        seeds=[3],
+        eos_token_ids=encode(STOP),
+    )
+    return decode(plain.tokens[0][: room - len(prompt)]).removesuffix(STOP)
+
+
+@pytest.fixture
+def talk(run_redrafter: Any, folders: PairFolders, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Exit code, answers and messages of a conversation in a pipe."""
+
+    def talk(typed: str, *more: str) -> tuple[int, list[str], list[str]]:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+        code, out, err = run_redrafter(*arguments_of(folders, *more))
+        return code, out.splitlines(), err.splitlines()[2:] if code == 0 else err.splitlines()
+
+    return talk
+
+
+COUNTS = (
+    r"(\d+) tokens, [\d.]+ tokens/s, acceptance length ([\d.]+), \d+ target calls after prefill"
+)
+
+
+def test_every_turn_in_a_pipe_is_the_text_of_the_whole_conversation(
+    talk: Any, roomy_target: Target
+) -> None:
+    first = plain_answer(roomy_target, "abc", room=120)
+    second = plain_answer(roomy_target, "abc", first, "def", room=120)
+    assert first
+    assert second
+    # The last line needs no newline, and an empty one is no message.
+    code, answers, told = talk("abc\n\n  \ndef")
+    assert (code, answers) == (0, [first, second])
+    assert [bool(re.fullmatch(COUNTS, line)) for line in told[:2]] == [True, True]
+    # With the newline that ended it: prefill decided one token.
+    assert int(told[0].split()[0]) == len(first) + 1
+
+
+def test_a_reset_forgets_the_turns_but_not_the_systems(talk: Any, roomy_target: Target) -> None:
+    code, answers, told = talk("abc\n/reset\nabc\n", "--system", "sub")
+    assert code == 0
+    assert answers == [plain_answer(roomy_target, "sub", "abc", room=120)] * 2
+    assert "The conversation is forgotten." in told
+
+
+def test_commands_and_what_they_refuse_are_one_sentence_each(
+    talk: Any, roomy_target: Target
+) -> None:
+    typed = "/temperature 0\n/temperature hot\n/temperature -1\n/temperature\n/what\n/reset 1\n"
+    code, answers, told = talk(typed + "/help\n/quit\nnever answered\n")
+    assert (code, answers) == (0, [])
+    assert told[:6] == [
+        "The temperature is 0.",
+        "error: /temperature takes a number such as 0.7, but 'hot' was given; it stays 0.",
+        "error: SamplingConfig.temperature is -1.0; it must be 0 for greedy decoding, or from 1e-6 "
+        "to 1e6.",
+        "error: /temperature takes a number such as 0.7, but '' was given; it stays 0.",
+        "error: /what is no command; /help lists them, and // begins a message with /.",
+        "error: /reset takes no value, but '1' was given; see /help.",
+    ]
+    assert [line.split()[0] for line in told[6:10]] == ["/reset", "/temperature", "/help", "/quit"]
+
+
+def test_a_conversation_that_does_not_fit_is_refused_and_can_go_on(
+    talk: Any, roomy_target: Target
+) -> None:
+    long = "a" * 119
+    code, answers, told = talk(f"{long}\nabc\n")
+    assert (code, answers) == (0, [plain_answer(roomy_target, "abc", room=120)])
+    assert told[0] == (
+        "error: With this message the conversation has 120 tokens, but only 120 fit, an answer "
+        "included; it is not sent. Shorten it, or begin anew with /reset."
+    )
+
+
+def test_an_answer_that_meets_the_end_of_the_room_or_its_limit_says_so(talk: Any) -> None:
+    message = "a" * 116
+    _, answers, told = talk(f"/temperature 0\n{message}\n")
+    assert len(answers[0]) == 3
+    assert told[-1] == "The context of 120 tokens is full; /reset begins anew."
+    _, answers, told = talk("/temperature 0\nabc\n", "--max-new-tokens", "3")
+    assert len(answers[0]) == 3
+    assert told[-1] == "The answer ends at --max-new-tokens 3."
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        (["--context-length", "16385"], "must be from 3 to the target's 16384 positions"),
+        (["--context-length", "2"], "--context-length is 2; it must be from 3"),
+        (["--max-new-tokens", "0"], "--max-new-tokens is 0; it must be 1 or more"),
+        (["--color", "red"], "invalid choice: 'red'"),
+        (["--chat-template", "vicuna_v1.1"], "has no such token"),
+        (["--temperature", "-1"], "temperature is -1.0"),
+        (["--system", os.fsdecode(b"\xff")], "a lone surrogate"),
+    ],
+)
+def test_a_bad_argument_is_one_sentence_and_exit_code_2(
+    talk: Any, more: list[str], reason: str
+) -> None:
+    code, answers, told = talk("abc\n", *more)
+    assert (code, answers, len(told)) == (2, [], 1)
+    assert reason in told[0]
+
+
+class Terminal:
+    """The command on a terminal of its own, and what it shows there."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.descriptor, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "redrafter_jax", *arguments],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=os.environ | {"TERM": "dumb", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
+            cwd=ROOT,
+        )
+        os.close(theirs)
+
+    def read_until(self, end: str, *, interrupt: bool = False) -> str:
+        """What is shown up to `end`; with `interrupt` after Ctrl-C.
+
+        It is repeated where nothing follows for long, for Python's readline does not see a signal
+        that comes between a key and the wait for the next one.
+        """
+        shown, deadline = "", time.monotonic() + 200
+        while not re.search(end, shown):
+            assert time.monotonic() < deadline, f"{end!r} did not come after {shown!r}"
+            if interrupt and not shown:
+                self.process.send_signal(signal.SIGINT)
+            if select.select([self.descriptor], [], [], 20)[0]:
+                try:
+                    shown += os.read(self.descriptor, 4096).decode()
+                except OSError:  # it has ended
+                    break
+        return shown.replace("\r", "")
+
+    def type(self, text: str) -> None:
+        os.write(self.descriptor, text.encode())
+
+    def ask(self, line: str) -> list[str]:
+        """The lines that follow one that is typed, up to the next prompt."""
+        self.type(f"{line}\n")
+        return self.read_until(r"\n> $").split("\n")[1:-1]
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_a_terminal_drives_a_conversation(folders: PairFolders, roomy_target: Target) -> None:
+    # Plain decoding over many slots, so that Ctrl-C finds an answer that has long to go.
+    more = ["--no-drafter", "--context-length", "16000"]
+    models = ["--target", folders.target]
+    arguments = arguments_of(folders)[5:]
+    terminal = Terminal("chat", *models, *arguments, *more)
+    try:
+        assert "/help" in terminal.read_until("> $")
+        said = ["abc"]
+        said.append(plain_answer(roomy_target, *said))
+        assert terminal.ask("abc")[0] == said[1]
+        said.append("def")
+        said.append(plain_answer(roomy_target, *said))
+        assert terminal.ask("def")[0] == said[3]
+        assert terminal.ask("/what is")[0].startswith(
+            "error: /what is no command; /help lists them,"
+        )
+        assert terminal.ask("/temperature 0") == ["The temperature is 0."]
+
+        # Greedy text runs in a circle without a newline, to the end of the room.
+        said.append("uvw")
+        whole = plain_answer(roomy_target, *said, sampling=SamplingConfig())
+        assert len(whole) == 2000 - len("".join(said)) - len(said)
+        terminal.type("uvw\n")
+        begun = terminal.read_until("uvw\r\n[a-w]")
+        terminal.process.send_signal(signal.SIGINT)
+        part, counts = (begun + terminal.read_until(r"\n> $")).split("\n")[1:3]
+        assert counts.startswith("stopped; ")
+        assert part
+        assert part[: len(whole)] == whole[: len(part)]
+
+        # What it said stays in the conversation.
+        terminal.ask("/temperature 1")
+        said += [part, "abc"]
+        assert terminal.ask("abc")[0] == plain_answer(roomy_target, *said)
+        # At the prompt Ctrl-C drops the line.
+        terminal.type("forgotten")
+        terminal.read_until("forgotten")
+        shown = terminal.read_until(r"ends\.\r\n> $", interrupt=True)
+        assert "Ctrl-D or /quit ends." in shown
+        assert terminal.ask("/reset") == ["The conversation is forgotten."]
+        assert terminal.ask("abc")[0] == said[1]
+        terminal.type("\x04")
+        assert terminal.process.wait(timeout=60) == 0
+    finally:
+        terminal.process.kill()
+        terminal.process.wait()
+        os.close(terminal.descriptor)

@@ -1,0 +1,267 @@
+"""`python -m redrafter_jax generate`: the text as it is decided, errors as sentences."""
+
+import io
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_folders import (
+    PairFolders,
+    add_template,
+    character_tokenizer,
+    decode,
+    encode,
+    run_module,
+    write_pair,
+)
+
+from redrafter_jax import DraftConfig, SamplingConfig, generate, generate_autoregressive
+from redrafter_jax.commands import generate as command
+from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.models.target import Target
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+PROMPT = "abc\ndef"
+NEW_TOKENS = 40
+
+
+# `python -m redrafter_jax generate`.
+
+
+@pytest.fixture(scope="module")
+def folders(
+    tmp_path_factory: pytest.TempPathFactory, habitual_target: Target, good_drafter: Drafter
+) -> PairFolders:
+    return write_pair(tmp_path_factory.mktemp("models"), habitual_target, good_drafter)
+
+
+def arguments_of(folders: PairFolders, *more: str, prompt: str = PROMPT) -> list[str]:
+    limit = str(NEW_TOKENS)
+    models = ["--target", folders.target, "--drafter", folders.drafter]
+    return ["generate", *models, "--prompt", prompt, "--max-new-tokens", limit, *more]
+
+
+def plain_text(target: Target, prompt: str = PROMPT, **choice: Any) -> str:
+    plain = generate_autoregressive(target, [encode(prompt)], max_new_tokens=NEW_TOKENS, **choice)
+    return decode(plain.tokens[0])
+
+
+def test_a_process_prints_plain_decodings_text_then_the_counts(
+    folders: PairFolders, habitual_target: Target
+) -> None:
+    finished = run_module("redrafter_jax", *arguments_of(folders))
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout == plain_text(habitual_target) + "\n"
+    (line,) = finished.stderr.splitlines()
+    assert line.startswith(f"{NEW_TOKENS} tokens, ")
+    assert float(line.partition("acceptance length ")[2].partition(",")[0]) > 1.5
+
+
+def test_copied_tokens_are_counted(
+    run_redrafter: Any, folders: PairFolders, habitual_target: Target, good_drafter: Drafter
+) -> None:
+    draft = DraftConfig(beam_width=1, draft_rounds=1, lookup_tokens=4)
+    result = generate(
+        habitual_target, good_drafter, [encode(PROMPT)], max_new_tokens=NEW_TOKENS, draft=draft
+    )
+    assert result.copied_tokens[0] > 0
+    tree = ["--beam-width", "1", "--draft-rounds", "1", "--lookup-tokens", "4"]
+    _, _, err = run_redrafter(*arguments_of(folders, *tree))
+    copied = result.copied_tokens[0] / result.steps[0]
+    assert f"acceptance length {result.acceptance_length:.2f} ({copied:.2f} copied), " in err
+
+
+def test_a_tree_may_be_deep(folders: PairFolders, habitual_target: Target) -> None:
+    # Of one row: XLA would take hours for the chain that a walk along the parents is.
+    deep = arguments_of(folders, "--beam-width", "6", "--draft-rounds", "20", "--num-nodes", "12")
+    finished = run_module("redrafter_jax", *deep, optimized=True)
+    assert finished.stdout == plain_text(habitual_target) + "\n", finished.stderr
+
+
+def test_a_terminal_is_told_that_it_compiles(
+    run_redrafter: Any, folders: PairFolders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    _, _, err = run_redrafter(*arguments_of(folders))
+    assert err.index("Compiling ...\n") < err.index("acceptance length ")
+
+
+def test_the_text_needs_no_drafter(
+    run_redrafter: Any, folders: PairFolders, habitual_target: Target
+) -> None:
+    arguments = arguments_of(folders)
+    at = arguments.index("--drafter")
+    code, out, err = run_redrafter(*arguments[:at], "--no-drafter", *arguments[at + 2 :])
+    assert (code, out) == (0, plain_text(habitual_target) + "\n")
+    assert f"acceptance length 1.00, {NEW_TOKENS - 1} target calls" in err
+    trees = [*arguments[:at], "--no-drafter", *arguments[at + 2 :], "--num-nodes", "8"]
+    code, _, err = run_redrafter(*trees)
+    assert (code, err[:43]) == (2, "error: --no-drafter drafts nothing; leave -")
+
+
+def test_devices_that_share_the_work_change_no_text(
+    run_redrafter: Any, folders: PairFolders, habitual_target: Target
+) -> None:
+    code, out, _ = run_redrafter(*arguments_of(folders, "--mesh-model", "2"))
+    assert (code, out) == (0, plain_text(habitual_target) + "\n")
+
+
+def test_sampled_text_is_the_seeds_whatever_the_tree(
+    run_redrafter: Any, folders: PairFolders, habitual_target: Target
+) -> None:
+    choice = ["--temperature", "0.8", "--top-p", "0.95", "--top-k", "20", "--min-p", "0.01"]
+    sampling = SamplingConfig(temperature=0.8, top_p=0.95, top_k=20, min_p=0.01)
+    expected = plain_text(habitual_target, sampling=sampling, seeds=[5])
+    for tree in (
+        [],
+        ["--beam-width", "3", "--draft-rounds", "4", "--num-nodes", "6", "--sharpness", "2"],
+        ["--beam-width", "3", "--num-nodes", "9", "--lookup-tokens", "4"],
+    ):
+        arguments = arguments_of(folders, *choice, "--seed", "5", *tree)
+        code, out, _ = run_redrafter(*arguments)
+        assert (code, out) == (0, expected + "\n")
+
+
+def test_a_prompt_may_come_from_stdin_as_it_stands(
+    run_redrafter: Any,
+    folders: PairFolders,
+    habitual_target: Target,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("wvu\n"))
+    code, out, _ = run_redrafter(*arguments_of(folders, prompt="-"))
+    assert (code, out) == (0, plain_text(habitual_target, "wvu\n") + "\n")
+
+
+def test_the_text_ends_before_a_stop_string(
+    run_redrafter: Any, folders: PairFolders, habitual_target: Target
+) -> None:
+    whole = plain_text(habitual_target)
+    stop = whole[11:14]
+    arguments = arguments_of(folders, "--stop", "never said", "--stop", stop)
+    code, out, _ = run_redrafter(*arguments)
+    assert (code, out) == (0, whole[: whole.index(stop)] + "\n")
+
+
+def test_a_message_is_written_as_the_template_does(
+    run_redrafter: Any, folders: PairFolders, habitual_target: Target, tmp_path: Path
+) -> None:
+    folder = add_template(Path(folders.target), tmp_path)
+    more = ["--target", folder, "--chat", "--system", "sub"]
+    code, out, _ = run_redrafter(*arguments_of(folders, *more, prompt="abc"))
+    assert (code, out) == (0, plain_text(habitual_target, "sub\nabc\n") + "\n")
+
+
+def test_an_answer_ends_with_the_token_that_the_template_closes_it_with(
+    run_redrafter: Any, folders: PairFolders, habitual_target: Target, tmp_path: Path
+) -> None:
+    target = Path(add_template(Path(folders.target), tmp_path))
+    (target / "chat_template.jinja").write_text(
+        "{% for turn in messages %}{{ turn.content }}w{% endfor %}"
+    )
+    tokenizer = character_tokenizer()
+    tokenizer.add_special_tokens(["w"])
+    tokenizer.save(str(target / "tokenizer.json"))
+    hot = SamplingConfig(temperature=1.0)
+    texts = [plain_text(habitual_target, "abcw", sampling=hot, seeds=[i]) for i in range(20)]
+    # A text that goes on after the token if it is let to.
+    seed, whole = next(
+        (i, text) for i, text in enumerate(texts) if 0 < text.find("w") < NEW_TOKENS - 1
+    )
+    moved = PairFolders(str(target), folders.drafter)
+    choice = ["--chat", "--temperature", "1", "--seed", str(seed)]
+    code, out, err = run_redrafter(*arguments_of(moved, *choice, prompt="abc"))
+    assert (code, out) == (0, whole.partition("w")[0] + "\n"), err
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        (["--system", "be brief"], "--system is for conversations; give --chat too"),
+        (["--chat-template", "tokenizer"], "--chat-template is for conversations; give --chat"),
+        (["--chat"], "has no chat template; save one beside it as chat_template.jinja."),
+        (["--chat", "--chat-template", "vicuna_v1.1"], "has no such token"),
+        (["--mesh-model", "0"], "--mesh-model is 0; it must be from 1 to the 8 devices here."),
+        (["--mesh-model", "9"], "--mesh-model is 9; it must be from 1 to the 8 devices here."),
+        (["--mesh-model", "4"], "model=4, which does not divide the target's num_key"),
+        (["--temperature", "-1"], "temperature is -1.0; it must be 0 for greedy decoding"),
+        (["--temperature", "warm"], "--temperature: invalid float value: 'warm'"),
+        (["--top-p", "1.5"], "top_p is 1.5; it must be in (0, 1]"),
+        (["--top-k", "0"], "top_k is 0; it must be 1 or more"),
+        (["--min-p", "2"], "min_p is 2.0; it must be in [0, 1]"),
+        (
+            ["--top-k", "5", "--min-p", "0.1"],
+            "whatever --top-k and --min-p would keep; give a --te",
+        ),
+        (["--stop", ""], "stop_strings holds an empty string"),
+        (["--seed", "-1"], "seed is -1"),
+        (["--max-new-tokens", "0"], "max_new_tokens is 0"),
+        (["--max-new-tokens", "9999"], "512 positions; ask for 505 new ones at most, or shorten"),
+        (["--draft-rounds", "512"], "draft_rounds is 512, but the target has 512 positions"),
+        (["--beam-width", "0"], "beam_width is 0"),
+        (["--beam-width", "25"], "more than the 24 tokens that the drafter can draft"),
+        (["--num-nodes", "99"], "num_nodes is 99"),
+        (["--lookup-tokens", "-1"], "lookup_tokens is -1"),
+        (["--sharpness", "0"], "sharpness is 0.0; it must be greater than 0"),
+        (["--dtype", "int8"], "invalid choice: 'int8'"),
+        (["--prompt", ""], "The prompt is empty"),
+        (["--prompt", os.fsdecode(b"ab\xff")], r"holds '\udcff' at character 2, a lone surrogate"),
+        (["--no-drafter"], "not allowed with argument --drafter"),
+        (["--drafter", "redrafter_jax"], "config.json is missing"),
+        (["--target", "redrafter_jax"], "config.json is missing"),
+        (["--target", "configs"], "holds no config.json; did you mean 'configs/demo_target'?"),
+        (["--widht", "3"], "argument: --widht; see python -m redrafter_jax generate --help."),
+        (["--temprature=1"], "argument: --temprature=1; did you mean --temperature?"),
+        (["--", "--temprature"], "unrecognized arguments: -- --temprature; see"),
+        (["--prompt", "--no such option", "--seed=-1"], "The seed is -1"),
+    ],
+)
+def test_a_bad_value_is_one_sentence_and_exit_code_2(
+    run_redrafter: Any, folders: PairFolders, more: list[str], reason: str
+) -> None:
+    code, out, err = run_redrafter(*arguments_of(folders, *more))
+    assert (code, out) == (2, "")
+    assert reason in err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+def test_a_drafter_in_the_targets_place_is_told_as_one(
+    run_redrafter: Any, folders: PairFolders
+) -> None:
+    code, _, err = run_redrafter(*arguments_of(folders, "--target", str(folders.drafter)))
+    assert code == 2
+    assert "config.json states model_type 'recurrent_drafting_drafter'; this version reads" in err
+
+
+def test_what_must_be_given_is_named(run_redrafter: Any) -> None:
+    assert "required: COMMAND" in run_redrafter()[2]
+    assert "required: --target, --prompt" in run_redrafter("generate")[2]
+    mistyped = run_redrafter("generate", "--taget", "t", "--prompt", "p")[2]
+    assert mistyped == "error: unrecognized argument: --taget; did you mean --target?\n"
+    assert "unrecognized argument: --folder;" in run_redrafter("convert", "a", "b", "--folder")[2]
+    missing = run_redrafter("generate", "--target", "t", "--prompt", "p")[2]
+    assert "one of the arguments --drafter --no-drafter is required" in missing
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_keeps_what_was_printed(
+    run_redrafter: Any, folders: PairFolders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = command.stream
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        results = whole(*arguments, **options)
+        for _ in range(4):
+            yield next(results)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "stream", interrupted)
+    monkeypatch.setattr("os._exit", sys.exit)
+    code, out, err = run_redrafter(*arguments_of(folders))
+    assert code == 130
+    assert 3 < len(out) < NEW_TOKENS
+    assert err == "\ninterrupted\n"

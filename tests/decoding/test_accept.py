@@ -1,0 +1,188 @@
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redrafter_jax.config import SamplingConfig
+from redrafter_jax.decoding.accept import accept, choose_tokens
+from redrafter_jax.types import Accepted, TokenTree
+
+jitted_accept = partial(jax.jit, static_argnames="max_path")(accept)
+
+
+def tree_of(tokens: list[list[int]], parents: list[list[int]]) -> TokenTree:
+    """A tree per row; nodes with token -1 are dead slots."""
+    dead = np.asarray(tokens) < 0
+    N = dead.shape[1]
+    depth = np.asarray([oracles.depth_of(row) for row in parents])
+    mask = np.stack([oracles.ancestor_mask(row) for row in parents])
+    return TokenTree(
+        tokens=jnp.asarray(tokens, jnp.int32),
+        parents=jnp.asarray(np.where(dead, 0, parents), jnp.int32),
+        depth=jnp.asarray(np.where(dead, 0, depth), jnp.int32),
+        mask=jnp.asarray(np.where(dead[:, :, None], np.eye(N, dtype=bool), mask)),
+        log_probs=jnp.asarray(np.where(dead, -np.inf, 0.0), jnp.float32),
+    )
+
+
+def run(tree: TokenTree, chosen: object, max_path: int) -> Accepted:
+    accepted = jitted_accept(tree, jnp.asarray(chosen, jnp.int32), max_path)
+    return jax.tree.map(np.asarray, accepted)
+
+
+# Both rows of the literal cases:
+#
+#   7 --+-- 3 --+-- 4
+#       |       +-- 6 ---- 8
+#       +-- 5
+DRAWN_TOKENS = [7, 3, 5, 4, 6, 8]
+DRAWN_PARENTS = [0, 0, 0, 1, 1, 4]
+
+
+def test_the_path_follows_the_targets_own_choices() -> None:
+    tree = tree_of([DRAWN_TOKENS], [DRAWN_PARENTS])
+    # After 7 the target says 3, after it 6, after it 8, after it 9.
+    accepted = run(tree, [[3, 6, 0, 0, 8, 9]], max_path=4)
+    assert accepted.path.tolist() == [[0, 1, 4, 5]]
+    assert accepted.count.tolist() == [4]
+    assert accepted.last.tolist() == [5]
+    assert accepted.bonus.tolist() == [9]
+
+
+def test_the_path_stops_where_the_target_says_something_else() -> None:
+    tree = tree_of([DRAWN_TOKENS], [DRAWN_PARENTS])
+    # After 3 the target says 9, which nobody drafted: 8 below 6 is right but not reached.
+    accepted = run(tree, [[3, 9, 0, 0, 8, 9]], max_path=4)
+    assert accepted.path.tolist() == [[0, 1, 1, 1]]
+    assert accepted.count.tolist() == [2]
+    assert accepted.last.tolist() == [1]
+    assert accepted.bonus.tolist() == [9]
+
+
+def test_the_root_is_always_accepted() -> None:
+    tree = tree_of([DRAWN_TOKENS], [DRAWN_PARENTS])
+    # The target would not have said 7 after itself, and says 2 next.
+    accepted = run(tree, [[2, 4, 4, 4, 4, 4]], max_path=4)
+    assert accepted.path.tolist() == [[0, 0, 0, 0]]
+    assert accepted.count.tolist() == [1]
+    assert accepted.last.tolist() == [0]
+    assert accepted.bonus.tolist() == [2]
+
+
+def test_rows_are_accepted_each_by_itself() -> None:
+    tree = tree_of([DRAWN_TOKENS] * 3, [DRAWN_PARENTS] * 3)
+    accepted = run(tree, [[5, 0, 1, 0, 0, 0], [3, 4, 0, 2, 0, 0], [0, 0, 0, 0, 0, 0]], max_path=4)
+    assert accepted.count.tolist() == [2, 3, 1]
+    assert accepted.last.tolist() == [2, 3, 0]
+    assert accepted.bonus.tolist() == [1, 2, 0]
+    assert accepted.path.tolist() == [[0, 2, 2, 2], [0, 1, 3, 3], [0, 0, 0, 0]]
+
+
+def test_a_node_whose_ancestor_was_rejected_is_rejected() -> None:
+    tree = tree_of([[7, 3, 4]], [[0, 0, 1]])
+    # 4 is what the target says after 3, but it did not say 3.
+    accepted = run(tree, [[5, 4, 0]], max_path=3)
+    assert accepted.count.tolist() == [1]
+
+
+def test_a_path_longer_than_the_tree_repeats_its_last_node() -> None:
+    tree = tree_of([[7, 3]], [[0, 0]])
+    accepted = run(tree, [[3, 1]], max_path=5)
+    assert accepted.path.tolist() == [[0, 1, 1, 1, 1]]
+    assert accepted.count.tolist() == [2]
+
+
+def test_one_node_is_plain_decoding() -> None:
+    accepted = run(tree_of([[7]], [[0]]), [[4]], max_path=1)
+    assert accepted.path.tolist() == [[0]]
+    assert accepted.count.tolist() == [1]
+    assert accepted.bonus.tolist() == [4]
+
+
+def walk(tokens: list[int], parents: list[int], chosen: list[int]) -> list[int]:
+    """Brute force: from the root, go to the child that carries the chosen token."""
+    path = [0]
+    while True:
+        children = [
+            node
+            for node in range(1, len(tokens))
+            if parents[node] == path[-1] and tokens[node] == chosen[path[-1]]
+        ]
+        if not children:
+            return path
+        assert len(children) == 1, "siblings carry distinct tokens"
+        path += children
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_acceptance_is_a_walk_down_the_tree(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    B, N, vocabulary, max_depth = 4, 12, 4, 4
+    tokens, parents = [], []
+    for _ in range(B):
+        row_parents = [0]
+        row_tokens = [int(random.integers(vocabulary))]
+        used: set[tuple[int, int]] = set()
+        depth = [0]
+        while len(row_tokens) < N:
+            parent, token = int(random.integers(len(row_tokens))), int(random.integers(vocabulary))
+            if (parent, token) in used or depth[parent] == max_depth or row_tokens[parent] < 0:
+                continue
+            if random.random() < 0.15:
+                parent, token = 0, -1
+            else:
+                used.add((parent, token))
+            row_parents.append(parent)
+            row_tokens.append(token)
+            depth.append(0 if token < 0 else depth[parent] + 1)
+        tokens.append(row_tokens)
+        parents.append(row_parents)
+    chosen = random.integers(vocabulary, size=(B, N))
+    accepted = run(tree_of(tokens, parents), chosen, max_path=max_depth + 1)
+    for row in range(B):
+        path = walk(tokens[row], parents[row], chosen[row].tolist())
+        padding = [path[-1]] * (max_depth + 1 - len(path))
+        assert accepted.path[row].tolist() == path + padding
+        assert accepted.count[row] == len(path)
+        assert accepted.last[row] == path[-1]
+        assert accepted.bonus[row] == chosen[row, path[-1]]
+        assert all(tokens[row][node] >= 0 for node in path), "a dead slot was accepted"
+
+
+def test_a_dead_slot_is_not_accepted_whatever_the_target_says() -> None:
+    tree = tree_of([[0, -1, -1]], [[0, 0, 0]])
+    for token in range(3):
+        accepted = run(tree, [[token] * 3], max_path=3)
+        assert accepted.count.tolist() == [1]
+        assert accepted.last.tolist() == [0]
+
+
+def test_a_node_chooses_with_the_noise_of_its_depth() -> None:
+    logits = jnp.zeros((1, 4, 5))
+    noise = jnp.asarray([[[0, 9, 0, 0, 0], [0, 0, 0, 9, 0], [9, 0, 0, 0, 0]]], jnp.float32)
+    sampling = oracles.sampling_arrays([SamplingConfig(temperature=1.0)], [0], 5)
+    chosen = choose_tokens(
+        logits, jnp.asarray([[0, 1, 1, 2]]), noise, jax.tree.map(jnp.asarray, sampling)
+    )
+    assert chosen.tolist() == [[1, 3, 3, 0]]
+
+
+def test_choices_weigh_filtered_scores_over_temperature_against_noise() -> None:
+    configs = [
+        SamplingConfig(),
+        SamplingConfig(temperature=0.5),
+        SamplingConfig(temperature=2.0),
+        SamplingConfig(temperature=0.5, top_k=1),
+    ]
+    # 1.0 apart: at temperature 0.5 noise 1.5 does not lift token 1 over token 0, at 2.0 it does.
+    logits = jnp.tile(jnp.asarray([3.0, 2.0, 0.0]), (4, 1, 1))
+    noise = np.tile(np.asarray([0.0, 1.5, 0.0], np.float32), (4, 1, 1))
+    noise[0] = 0
+    noise[3] = [0, 100, 100]
+    sampling = jax.tree.map(jnp.asarray, oracles.sampling_arrays(configs, [0] * 4, 3))
+    chosen = choose_tokens(logits, jnp.zeros((4, 1), jnp.int32), jnp.asarray(noise), sampling)
+    assert chosen.tolist() == [[0], [0], [1], [0]]

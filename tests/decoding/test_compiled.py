@@ -1,0 +1,228 @@
+"""What the compiler for an H200 makes of our own programs: the kernel, the beam, the decode loop.
+
+pip install redrafter-jax[aot] && JAX_PLATFORMS=cpu python -m pytest tests/test_compiled.py
+"""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from math import prod
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import pytest
+from places import CONFIGS
+
+from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
+from eval.shape_config import PlanSettings
+from pallas_kernels import aot
+from pallas_kernels.aot import Compilation, compile_on, gpu_mesh
+from pallas_kernels.tree_attention import tree_attention
+from redrafter_jax.config import DraftConfig
+from redrafter_jax.decoding.step import decode
+from redrafter_jax.drafters.beam import beam_search
+from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.models.target import Target
+from redrafter_jax.settings.files import load_settings
+from redrafter_jax.types import Beams, DecodeState, Sampling
+
+UNAVAILABLE = aot.why_unavailable()
+pytestmark = pytest.mark.skipif(UNAVAILABLE is not None, reason=UNAVAILABLE or "")
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("group", [1, 4, 8])
+@pytest.mark.parametrize("nodes", [1, 32, 70, 256])
+def test_the_kernel_spills_no_register(
+    nodes: int, group: int, head_dim: int, dtype: jnp.dtype
+) -> None:
+    K, S = 2, 4096
+    cache = jax.ShapeDtypeStruct((1, K, S, head_dim), dtype)
+    tree = jax.ShapeDtypeStruct((1, nodes, K, head_dim), dtype)
+    arrays = (
+        jax.ShapeDtypeStruct((1, nodes, K * group, head_dim), dtype),
+        cache,
+        cache,
+        jax.ShapeDtypeStruct((1,), jnp.int32),
+        tree,
+        tree,
+        jax.ShapeDtypeStruct((1, nodes, nodes), jnp.bool),
+    )
+    attend = jax.jit(partial(tree_attention, scale=head_dim**-0.5, implementation="mosaic_gpu"))
+    (kernel,) = compile_on(gpu_mesh("h200"), attend, *arrays).kernels
+    assert "tree_attention" in kernel.name
+    assert kernel.spill_stores == kernel.spill_loads == 0
+    # Two or three warpgroups that compute and one that copies share 65536 registers.
+    assert kernel.registers <= 168
+
+
+class Step(NamedTuple):
+    """A decode loop, and what it was compiled for."""
+
+    target: Target
+    drafter: Drafter | None
+    state: DecodeState
+    compiled: Compilation
+
+
+def compile_step(
+    config: str, batch_size: int, *, speculative: bool = True, copied: int = 0
+) -> Step:
+    """The decode loop of a configuration for an H200: bfloat16, 4096 cache slots."""
+    settings = load_settings(PlanSettings, CONFIGS / config, [f"draft.lookup_tokens={copied}"])
+    draft = settings.draft.build() if speculative else None
+    target = abstract_target(settings.target.build(), jnp.bfloat16)
+    drafter = abstract_drafter(settings.drafter_config(), jnp.bfloat16) if speculative else None
+    state = abstract_state(target, batch_size, 4096, draft.max_path if draft else 1)
+    loop = jax.jit(partial(decode, draft=draft), donate_argnums=2)
+    steps = jax.ShapeDtypeStruct((), jnp.int32)
+    compiled = compile_on(gpu_mesh("h200"), loop, target, drafter, state, steps)
+    return Step(target, drafter, state, compiled)
+
+
+STEPS: dict[str, Callable[[], Step]] = {
+    f"{name}, {kind}, B={batch}": partial(
+        compile_step, f"plan_{name}.yaml", batch, speculative=kind == "speculative"
+    )
+    for name in ("vicuna_7b", "llama_3_1_8b")
+    for kind, batch in (("speculative", 1), ("speculative", 8), ("plain", 1))
+}
+STEPS["llama_3_1_8b, 8 of 32 nodes copied, B=8"] = partial(
+    compile_step, "plan_llama_3_1_8b.yaml", 8, copied=8
+)
+
+
+@pytest.fixture(scope="module", params=STEPS)
+def step(request: pytest.FixtureRequest) -> Step:
+    return STEPS[request.param]()
+
+
+def test_the_whole_state_is_updated_in_place(step: Step) -> None:
+    memory = step.compiled.memory
+    state = bytes_of(step.state)
+    # The cache, the token buffer, the context and every counter: all that is donated.
+    assert memory.aliased == state > bytes_of(step.state.cache)
+    # The table of addresses of the results is all that is new.
+    assert memory.outputs - memory.aliased < 1024
+    assert memory.arguments == state + bytes_of((step.target, step.drafter)) + 4
+
+
+def test_every_layer_attends_by_the_kernel(step: Step) -> None:
+    calls = re.findall(r'custom_call_target="mosaic_gpu_v2"', step.compiled.hlo)
+    assert len(calls) == step.target.config.num_hidden_layers
+    assert step.compiled.kernels
+    for kernel in step.compiled.kernels:
+        assert "tree_attention" in kernel.name
+        assert kernel.spill_stores == kernel.spill_loads == 0
+
+
+def test_temporaries_are_small(step: Step) -> None:
+    assert step.compiled.memory.temporaries < 0.05 * bytes_of(step.target)
+
+
+def test_no_weight_and_no_cache_is_copied_or_transposed(step: Step) -> None:
+    arrays = jax.tree.leaves((step.target, step.drafter, step.state.cache))
+    large = {leaf.size for leaf in arrays if leaf.ndim > 1}
+    assert not large & moved_sizes(step.compiled.hlo)
+
+
+def test_a_transposed_cache_would_be_seen() -> None:
+    cache = jax.ShapeDtypeStruct((1, 8, 4096, 128), jnp.bfloat16)
+    compiled = compile_on(gpu_mesh("h200"), jax.jit(lambda x: x.swapaxes(1, 2)), cache)
+    assert cache.size in moved_sizes(compiled.hlo)
+
+
+def test_kernels_are_launched_from_command_buffers(step: Step) -> None:
+    launched = thunks_in_loop(step.compiled.thunks)
+    # What may stay outside: the loop over the rounds and the conditions of the two loops. A
+    # conditional outside would bring its predicate to the host.
+    outside = [thunk.kind for thunk in launched if not thunk.in_command_buffer]
+    rounds = int(step.drafter is not None)
+    assert outside.count("kWhile") == rounds
+    assert outside.count("kCustomKernel") <= 2 + rounds
+    assert set(outside) <= {"kWhile", "kCustomKernel", "kCommandBuffer"}
+    assert sum(thunk.in_command_buffer for thunk in launched) > 100
+
+
+@pytest.mark.parametrize("beam_width", [8, 64])
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_no_vocabulary_is_sorted(beam_width: int, batch_size: int) -> None:
+    settings = load_settings(PlanSettings, CONFIGS / "plan_llama_3_1_8b.yaml")
+    drafter = abstract_drafter(settings.drafter_config(), jnp.bfloat16)
+    V, D = drafter.config.vocab_size, drafter.config.hidden_size
+    draft = DraftConfig(beam_width=beam_width, draft_rounds=4)
+
+    def search(
+        drafter: Drafter,
+        embedding: jax.Array,
+        context: jax.Array,
+        root: jax.Array,
+        noise: jax.Array,
+        sampling: Sampling,
+    ) -> Beams:
+        return beam_search(drafter.merge(), embedding, context, root, noise, sampling, draft)
+
+    arrays = (
+        jax.ShapeDtypeStruct((V, D), jnp.bfloat16),
+        jax.ShapeDtypeStruct((batch_size, D), jnp.bfloat16),
+        jax.ShapeDtypeStruct((batch_size,), jnp.int32),
+        jax.ShapeDtypeStruct((batch_size, 5, V), jnp.float32),
+    )
+    sampling = abstract_state(
+        abstract_target(settings.target.build(), jnp.bfloat16), batch_size, 64, 1
+    ).sampling
+    hlo = compile_on(gpu_mesh("h200"), jax.jit(search), drafter, *arrays, sampling).hlo
+    # XLA makes calls of large sorts, `__cub$DeviceRadixSort...`, which the next check overlooks.
+    assert set(re.findall(r'custom_call_target="([^"]*)"', hlo)) == {"__gpu$TopK"}
+    sorted_rows = re.findall(r"= \(?\w+\[([\d,]*)\]\S* .*\bsort\(", hlo)
+    lengths = [int(shape.split(",")[-1]) for shape in sorted_rows]
+    # Sorted is what the kernel does not take: fewer than 1024 pairs of beam and token.
+    assert max(lengths, default=0) < 1024
+
+
+def test_nothing_goes_to_the_host_inside_the_loop(step: Step) -> None:
+    on_device = {
+        "kAsyncDone",
+        "kAsyncStart",
+        "kCommandBuffer",
+        "kConditional",
+        "kCopy",
+        "kCustomCall",
+        "kCustomKernel",
+        "kDynamicSliceFusion",
+        "kWhile",
+    }
+    assert {thunk.kind for thunk in thunks_in_loop(step.compiled.thunks)} <= on_device
+    assert not re.search(r" (infeed|outfeed|send|recv)\(", step.compiled.hlo)
+    assert "S(5)" not in step.compiled.hlo, "host memory"
+    targets = set(re.findall(r'custom_call_target="([^"]*)"', step.compiled.hlo))
+    assert targets <= {"__gpu$TopK", "mosaic_gpu_v2"}
+
+
+def moved_sizes(hlo: str) -> set[int]:
+    """Elements of every array that a copy or a transposition makes, within fusions too."""
+    shapes = re.findall(r"= \w+\[([\d,]*)\]\S* (?:copy|transpose|copy-start)\(", hlo)
+    return {prod(int(length) for length in shape.split(",") if length) for shape in shapes}
+
+
+class Thunk(NamedTuple):
+    kind: str
+    in_command_buffer: bool
+
+
+def thunks_in_loop(text: str) -> list[Thunk]:
+    """All that the outermost loop launches, its condition first."""
+    above: list[tuple[int, str]] = []
+    found = []
+    for line in text.splitlines():
+        match = re.match(r"( *)\d+: (k\w+)", line)
+        if match is None:
+            continue
+        indent, kind = len(match[1]), match[2]
+        above = [(depth, name) for depth, name in above if depth < indent]
+        if above:
+            found.append(Thunk(kind, any(name == "kCommandBuffer" for _, name in above)))
+        above.append((indent, kind))
+    return found

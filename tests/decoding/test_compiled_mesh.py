@@ -1,0 +1,139 @@
+"""What the compiler for eight H200 makes of decoding on a mesh: what crosses between them.
+
+pip install redrafter-jax[aot] && JAX_PLATFORMS=cpu python -m pytest tests/test_compiled_mesh.py
+"""
+
+import re
+from collections import Counter
+from functools import partial
+from math import prod
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import pytest
+from places import CONFIGS
+
+from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of, on_mesh
+from eval.shape_config import PlanSettings
+from pallas_kernels import aot
+from pallas_kernels.aot import Compilation, compile_on, gpu_mesh
+from pallas_kernels.gpus import GPUS
+from redrafter_jax.decoding.step import decode
+from redrafter_jax.settings.files import load_settings
+
+CONFIG = CONFIGS / "plan_llama_3_1_70b.yaml"
+UNAVAILABLE = aot.why_unavailable()
+pytestmark = pytest.mark.skipif(UNAVAILABLE is not None, reason=UNAVAILABLE or "")
+
+
+class Collective(NamedTuple):
+    """One of the compiled program, and whether it is only taken where filters are asked for."""
+
+    kind: str
+    shapes: tuple[str, ...]
+    conditional: bool
+
+
+def collectives(hlo: str) -> list[Collective]:
+    found = []
+    kinds = (
+        "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter|collective-broadcast"
+    )
+    for line in hlo.splitlines():
+        match = re.search(rf"= (.*?) ({kinds})(-start)?\(", line)
+        if match is None:
+            continue
+        shapes = re.findall(r"\w+\[[\d,]*\]", match[1])
+        # A started one names its operands and then its results.
+        results = shapes[len(shapes) // 2 :] if match[3] else shapes
+        found.append(Collective(match[2], tuple(results), "/cond/" in line))
+    return found
+
+
+@pytest.fixture(scope="module")
+def settings() -> PlanSettings:
+    return load_settings(PlanSettings, CONFIG)
+
+
+@pytest.fixture(scope="module")
+def compiled(settings: PlanSettings) -> Compilation:
+    draft = settings.draft.build()
+    mesh = gpu_mesh("h200", (1, 8), ("data", "model"))
+    target = abstract_target(settings.target.build(), jnp.bfloat16)
+    drafter = abstract_drafter(settings.drafter_config(), jnp.bfloat16)
+    state = abstract_state(target, 1, 4096, draft.max_path)
+    target, drafter = on_mesh(target, mesh), on_mesh(drafter, mesh)
+    state = on_mesh(state, mesh)
+    loop = jax.jit(partial(decode, draft=draft), donate_argnums=2)
+    steps = jax.ShapeDtypeStruct((), jnp.int32)
+    compilation = compile_on(mesh, loop, target, drafter, state, steps)
+    assert compilation.memory.aliased == bytes_of(state)
+    assert compilation.memory.arguments == bytes_of((target, drafter, state)) + 4
+    return compilation
+
+
+def test_exactly_the_expected_sums_cross(compiled: Compilation, settings: PlanSettings) -> None:
+    L, N, W = settings.target.num_hidden_layers, 32, 8
+    D = settings.target.hidden_size
+    counts = Counter(
+        (one.kind, one.shapes) for one in collectives(compiled.hlo) if not one.conditional
+    )
+    sums = {shapes: count for (kind, shapes), count in counts.items() if kind == "all-reduce"}
+    assert sums == {
+        # The embedding, and in every layer attention and the feed-forward block.
+        (f"bf16[1,{N},{D}]",): 2 * L + 1,
+        # The highest score of every node, and the first token that has it.
+        (f"f32[1,{N},1]",): 1,
+        (f"s32[1,{N}]",): 1,
+        # What the drafter is fed: the root, and the beams in the loop over later rounds.
+        (f"bf16[1,1,{D}]",): 1,
+        (f"bf16[1,{W},{D}]",): 1,
+    }
+    # The drafter's features, and the candidates of every device: of one beam, then of W.
+    gathered = {shapes: count for (kind, shapes), count in counts.items() if kind == "all-gather"}
+    features = {shapes: count for shapes, count in gathered.items() if len(shapes) == 1}
+    # The cell's, then those of the two residual blocks, which are as wide as context and state.
+    assert features == {
+        (f"bf16[{D}]",): 1,
+        (f"bf16[{2 * D}]",): 2,
+        (f"bf16[{W},{D}]",): 1,
+        (f"bf16[{W},{2 * D}]",): 2,
+    }
+    candidates = [set(shapes) for shapes in gathered if len(shapes) > 1]
+    assert len(candidates) == 2
+    assert {f"f32[{8 * W}]", f"s32[{8 * W}]", "f32[8]"} in candidates
+    assert {f"f32[{W},{8 * W}]", f"s32[{W},{8 * W}]", f"f32[{W},8]"} in candidates
+    assert {kind for kind, _ in counts} == {"all-reduce", "all-gather"}
+
+
+def test_no_weight_and_no_cache_crosses(compiled: Compilation, settings: PlanSettings) -> None:
+    V = settings.target.vocab_size
+    sizes = [
+        prod(int(length) for length in re.findall(r"\d+", shape.partition("[")[2]))
+        for one in collectives(compiled.hlo)
+        for shape in one.shapes
+    ]
+    # The largest are the logits of all nodes, where a row asks for a filter.
+    assert max(sizes) == 32 * V
+    smallest_weight = settings.target.hidden_size * 8 * 128 // 8
+    assert all(
+        prod(int(length) for length in re.findall(r"\d+", shape.partition("[")[2]))
+        < smallest_weight
+        for one in collectives(compiled.hlo)
+        if not one.conditional
+        for shape in one.shapes
+    )
+
+
+def test_every_layer_attends_by_the_kernel(compiled: Compilation, settings: PlanSettings) -> None:
+    calls = re.findall(r'custom_call_target="mosaic_gpu_v2"', compiled.hlo)
+    assert len(calls) == settings.target.num_hidden_layers
+    for kernel in compiled.kernels:
+        assert kernel.spill_stores == kernel.spill_loads == 0
+
+
+def test_it_fits(compiled: Compilation) -> None:
+    memory = compiled.memory
+    assert memory.arguments + memory.temporaries < 0.3 * GPUS["h200"].memory_bytes
+    assert memory.temporaries < 0.05 * memory.arguments

@@ -1,0 +1,395 @@
+import importlib
+import inspect
+import re
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import chex
+import jax
+import jax.extend.core
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+from flax import nnx
+from tiny_models import PARITY_CONFIG, forgetful_target, imitating_drafter, tiny_config
+
+from redrafter_jax import (
+    DraftConfig,
+    SamplingConfig,
+    generate,
+    generate_autoregressive,
+    stream,
+)
+from redrafter_jax.decoding import step as decode
+from redrafter_jax.decoding.prefill import prefill
+from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.errors import InputError
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.model import Model
+from redrafter_jax.requests import prepare
+from redrafter_jax.sampling import draw_noise
+from redrafter_jax.types import Sampling
+
+GENERATE = importlib.import_module("redrafter_jax.generate")  # the name is the function's
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+V = PARITY_CONFIG.vocab_size
+DRAFT = DraftConfig(beam_width=4, draft_rounds=3)
+# With 24 new tokens and P = 4 the longest fills 32 slots: one size of cache for nearly all tests.
+PROMPTS = [[3, 1, 4], [9], [2, 6, 5, 3], [11, 0]]
+GREEDY = SamplingConfig()
+MIXED = [
+    GREEDY,
+    SamplingConfig(temperature=0.7),
+    SamplingConfig(temperature=1.0, top_k=8, top_p=0.9),
+    SamplingConfig(temperature=1.3, min_p=0.05),
+]
+
+
+@jax.jit
+def last_hidden(target: Target, text: Any, last: Any) -> jax.Array:
+    hidden, _, _ = target.merge().forward(text)
+    return hidden[:, last]
+
+
+@jax.jit
+def next_logits(target: Target, text: Any, last: Any) -> jax.Array:
+    return target.merge().logits(last_hidden(target, text, last))
+
+
+@jax.jit
+def noise_from(sampling: Sampling, first: jax.Array) -> jax.Array:
+    return draw_noise(sampling, first, 24, V)
+
+
+def whole_pass_text(
+    target: Target, prompt: Sequence[int], count: int, sampling: SamplingConfig, seed: int
+) -> list[int]:
+    """The definition of plain decoding: no cache, one whole forward pass per token."""
+    arrays = oracles.sampling_arrays([sampling], [seed], V)
+    first = jnp.asarray([len(prompt)], jnp.int32)
+    noise = noise_from(jax.tree.map(jnp.asarray, arrays), first)
+    text = list(prompt)
+    for step in range(count):
+        padded = np.asarray([text + [0] * (64 - len(text))], np.int32)
+        logits = np.asarray(next_logits(target, padded, len(text) - 1))[0]
+        scores = oracles.filtered_scores(logits, sampling) + np.asarray(noise[0, step])
+        text.append(int(scores.argmax()))
+    return text[len(prompt) :]
+
+
+@pytest.mark.parametrize("sampling", [[GREEDY] * 4, MIXED], ids=["greedy", "mixed"])
+def test_plain_decoding_is_one_whole_pass_per_token(
+    target: Target, sampling: list[SamplingConfig]
+) -> None:
+    seeds = [0, 7, 7, 123456789]
+    plain = generate_autoregressive(
+        target, PROMPTS, max_new_tokens=12, sampling=sampling, seeds=seeds
+    )
+    for row, prompt in enumerate(PROMPTS):
+        expected = whole_pass_text(target, prompt, 12, sampling[row], seeds[row])
+        assert plain.tokens[row] == expected
+
+
+def test_prefill_decides_the_first_token(target: Target) -> None:
+    requests, _ = prepare(PARITY_CONFIG, PROMPTS, [1, 5, 5, 5], None, None, (), 4)
+    state = prefill(target, requests, max_path=4)
+    assert state.cache.lengths.tolist() == [3, 1, 4, 2]
+    for row, prompt in enumerate(PROMPTS):
+        decided = state.tokens[row, : len(prompt) + 1].tolist()
+        assert decided == prompt + whole_pass_text(target, prompt, 1, GREEDY, 0)
+        assert int(state.root[row]) == decided[-1]
+        padded = np.asarray([prompt + [0] * (32 - len(prompt))], np.int32)
+        hidden = last_hidden(target, padded, len(prompt) - 1)
+        np.testing.assert_allclose(state.context[row], hidden[0], rtol=0, atol=2e-5)
+    # Row 0 may say one token only, and has.
+    assert state.done.tolist() == [True, False, False, False]
+    assert state.stats.steps.tolist() == [0, 0, 0, 0]
+    assert int(state.stats.accept_counts.sum()) == 0
+
+
+def test_the_context_holds_the_layers_that_the_drafter_reads(habitual_target: Target) -> None:
+    drafter = imitating_drafter(habitual_target, context_layers=(0,))
+    requests, _ = prepare(PARITY_CONFIG, PROMPTS, [24] * 4, None, None, (), 4)
+    fill = partial(prefill, habitual_target, requests, max_path=4)
+    with pytest.raises(InputError, match=r"context is 32 wide and .* 64; .*context_layers=\(0,\)"):
+        decode.decode_step(habitual_target, drafter, fill(), DRAFT)
+    state = decode.decode(habitual_target, drafter, fill(context_layers=(0,)), 3, draft=DRAFT)
+    assert int(state.stats.accept_counts[:, 1:].sum()) > 0, "some drafts came true"
+    # The first layer's hidden states are the last ones of the target that ends there.
+    decoder = habitual_target.merge()
+    decoder.layers = nnx.List([decoder.layers[0]])
+    shallow = Model.split(tiny_config(num_hidden_layers=1), decoder)
+    D = PARITY_CONFIG.hidden_size
+    for row, length in enumerate(state.cache.lengths.tolist()):
+        padded = np.asarray([state.tokens[row, :length].tolist() + [0] * (32 - length)], np.int32)
+        for part, target in ((slice(0, D), shallow), (slice(D, 2 * D), habitual_target)):
+            expected = last_hidden(target, padded, length - 1)[0]
+            np.testing.assert_allclose(state.context[row, part], expected, rtol=0, atol=2e-5)
+
+
+def test_a_smaller_head_of_the_targets_is_gathered_once_and_not_in_every_step(
+    habitual_target: Target,
+) -> None:
+    drafter = imitating_drafter(habitual_target, head="target", draft_tokens=tuple(range(1, V)))
+    requests, _ = prepare(PARITY_CONFIG, PROMPTS, [24] * 4, None, None, (), 4)
+    state = jax.eval_shape(partial(prefill, max_path=4), habitual_target, requests)
+    loop = jax.make_jaxpr(partial(decode.decode, draft=DRAFT))(habitual_target, drafter, state, 3)
+
+    def shapes(jaxpr: jax.extend.core.Jaxpr, *, within: bool) -> Iterator[tuple[bool, Any]]:
+        for equation in jaxpr.eqns:
+            yield from ((within, getattr(one.aval, "shape", ())) for one in equation.outvars)
+            inside = within or equation.primitive.name == "while"
+            for parameter in jax.tree.leaves(equation.params):
+                inner = getattr(parameter, "jaxpr", parameter)
+                if isinstance(inner, jax.extend.core.Jaxpr):
+                    yield from shapes(inner, within=inside)
+
+    head = PARITY_CONFIG.hidden_size, V - 1
+    assert {within for within, shape in shapes(loop.jaxpr, within=False) if shape == head} == {
+        False
+    }
+
+
+# The last tree's pass has a choice of sizes, each of which reads the cache.
+@pytest.mark.parametrize(
+    ("draft", "choices"),
+    [(None, 0), (DRAFT, 0), (DraftConfig(2, 2, lookup_tokens=3), 1)],
+    ids=["plain", "speculative", "with dead slots"],
+)
+def test_no_step_copies_the_cache(
+    habitual_target: Target, good_drafter: Drafter, draft: DraftConfig | None, choices: int
+) -> None:
+    path = draft.max_path if draft else 1
+    requests, _ = prepare(PARITY_CONFIG, PROMPTS, [24] * 4, None, None, (), path)
+    state = jax.eval_shape(partial(prefill, max_path=path), habitual_target, requests)
+    loop = jax.jit(partial(decode.decode, draft=draft), donate_argnums=2)
+    lowered = loop.lower(habitual_target, good_drafter, state, jnp.int32(3))
+    program = str(lowered.compile().as_text())
+    cache = ",".join(map(str, state.cache.keys[0].shape))
+    assert f"f32[{cache}]" in program
+    assert not re.search(rf"= f32\[{cache}\]\S* copy\(", program)
+    B, K, _, H = state.cache.keys[0].shape
+    keys = f"{B},{draft.budget if draft else 1},{K},{H}"
+    assert len(re.findall(rf" = \(.*f32\[{keys}\].*\) conditional\(", program)) == choices
+
+
+def test_a_done_row_never_changes_again(habitual_target: Target, good_drafter: Drafter) -> None:
+    requests, _ = prepare(PARITY_CONFIG, PROMPTS, [1, 24, 24, 24], None, None, (), 4)
+    start = prefill(habitual_target, requests, max_path=4)
+    step = jax.jit(decode.decode_step, static_argnames="draft")
+    state = start
+    for _ in range(3):
+        state = step(habitual_target, good_drafter, state, draft=DRAFT)
+    length = int(start.cache.lengths[0])
+    assert int(state.cache.lengths[0]) == length
+    assert state.tokens[0, : length + 1].tolist() == start.tokens[0, : length + 1].tolist()
+    for before, after in zip(
+        start.cache.keys + start.cache.values, state.cache.keys + state.cache.values, strict=True
+    ):
+        np.testing.assert_array_equal(before[0, :, :length], after[0, :, :length])
+    assert int(state.root[0]) == int(start.root[0])
+    np.testing.assert_array_equal(state.context[0], start.context[0])
+    assert state.stats.steps.tolist() == [0, 3, 3, 3]
+    assert state.stats.accept_counts.sum(axis=1).tolist() == [0, 3, 3, 3]
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_models_in_the_wrong_places_are_refused(target: Target, drafter: Drafter) -> None:
+    decode_with: Any = generate
+    with pytest.raises(InputError, match=r"^drafter is None; give one .* generate_autoregressive"):
+        decode_with(target, None, [[1]], max_new_tokens=2)
+    with pytest.raises(InputError, match=r"; these models have a DrafterConfig and a Target"):
+        decode_with(drafter, target, [[1]], max_new_tokens=2)
+
+
+def test_one_new_token_needs_no_decode_step(habitual_target: Target, good_drafter: Drafter) -> None:
+    result = generate(habitual_target, good_drafter, PROMPTS, max_new_tokens=1, draft=DRAFT)
+    assert result.tokens == [
+        whole_pass_text(habitual_target, prompt, 1, GREEDY, 0) for prompt in PROMPTS
+    ]
+    assert result.steps == [0, 0, 0, 0]
+    assert result.accept_counts.tolist() == [[0, 0, 0, 0]] * 4
+    assert result.acceptance_length == 1.0
+
+
+def test_each_row_stops_at_its_own_limit(habitual_target: Target, good_drafter: Drafter) -> None:
+    limits = [1, 2, 9, 24]
+    run = partial(generate, habitual_target, good_drafter, PROMPTS, draft=DRAFT)
+    limited, free = run(max_new_tokens=limits), run(max_new_tokens=24)
+    assert [len(row) for row in free.tokens] == [24] * 4
+    assert limited.tokens == [row[:limit] for row, limit in zip(free.tokens, limits, strict=True)]
+
+
+def cut(text: list[int], stop: int) -> list[int]:
+    return text[: text.index(stop) + 1] if stop in text else text
+
+
+def test_text_ends_with_its_stop_token_wherever_that_falls(
+    habitual_target: Target, good_drafter: Drafter
+) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 24, "sampling": MIXED, "draft": DRAFT}
+    plain = generate_autoregressive(
+        habitual_target, PROMPTS, max_new_tokens=24, sampling=MIXED, eos_token_ids=()
+    )
+    # Lengths of row 1's text after each call: a stop token between two of them was accepted
+    # together with tokens that must not be said.
+    calls = stream(habitual_target, good_drafter, PROMPTS, eos_token_ids=(), **options)
+    ends = {len(one.generation.tokens[1]) for one in calls}
+    inside = 0
+    for stop in range(V):
+        expected = [cut(row, stop) for row in plain.tokens]
+        result = generate(habitual_target, good_drafter, PROMPTS, eos_token_ids=[stop], **options)
+        assert result.tokens == expected
+        inside += len(expected[1]) < 24 and len(expected[1]) not in ends
+    assert inside > 0
+
+
+def test_stop_tokens_are_the_targets_own_unless_given() -> None:
+    target = forgetful_target(memory=0.15)
+    plain = generate_autoregressive(target, PROMPTS, max_new_tokens=24)
+    stops = (plain.tokens[0][3], plain.tokens[1][5])
+    stopping = decode.Target(tiny_config(eos_token_ids=stops), target.graphdef, target.params)
+    expected = [cut(cut(row, stops[0]), stops[1]) for row in plain.tokens]
+    assert generate_autoregressive(stopping, PROMPTS, max_new_tokens=24).tokens == expected
+    free = generate_autoregressive(stopping, PROMPTS, max_new_tokens=24, eos_token_ids=())
+    assert free.tokens == plain.tokens
+
+
+def test_each_row_may_stop_at_tokens_of_its_own(
+    habitual_target: Target, good_drafter: Drafter
+) -> None:
+    plain = generate_autoregressive(habitual_target, PROMPTS, max_new_tokens=24)
+    stops = [[row[5], row[9]] if index else [] for index, row in enumerate(plain.tokens)]
+    expected = [
+        next((row[: at + 1] for at, token in enumerate(row) if token in own), row)
+        for row, own in zip(plain.tokens, stops, strict=True)
+    ]
+    result = generate(
+        habitual_target,
+        good_drafter,
+        PROMPTS,
+        max_new_tokens=24,
+        draft=DRAFT,
+        eos_token_ids=stops,
+    )
+    assert result.tokens == expected
+    assert len(expected[0]) == 24 > max(map(len, expected[1:]))
+
+
+@jax.jit
+def whole_pass(target: Target, tokens: jax.Array) -> jax.Array:
+    decoder = target.merge()
+    return decoder.logits(decoder.forward(tokens[None])[0])[0]
+
+
+def whole_pass_log_probs(target: Target, prompt: list[int], tokens: list[int]) -> np.ndarray:
+    """Of each new token, from one pass over the whole text, in float64."""
+    text = np.zeros(32, np.int32)  # one shape for all; nothing sees the padding
+    text[: len(prompt) + len(tokens)] = prompt + tokens
+    logits = np.asarray(whole_pass(target, jnp.asarray(text)), np.float64)
+    logits = logits[len(prompt) - 1 :][: len(tokens)]
+    normal = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    return normal[np.arange(len(tokens)), tokens]
+
+
+def test_log_probabilities_are_the_targets_before_temperature_and_filters(
+    habitual_target: Target, good_drafter: Drafter
+) -> None:
+    options: dict[str, Any] = {
+        "max_new_tokens": [5, 1, 24, 17],
+        "sampling": MIXED,
+        "log_probs": True,
+    }
+    plain = generate_autoregressive(habitual_target, PROMPTS, **options)
+    speculative = generate(habitual_target, good_drafter, PROMPTS, draft=DRAFT, **options)
+    assert speculative.tokens == plain.tokens
+    assert plain.log_probs is not None
+    assert speculative.log_probs is not None
+    for row, prompt in enumerate(PROMPTS):
+        expected = whole_pass_log_probs(habitual_target, prompt, plain.tokens[row])
+        np.testing.assert_allclose(plain.log_probs[row], expected, atol=2e-5)
+        np.testing.assert_allclose(speculative.log_probs[row], expected, atol=2e-5)
+
+
+def test_log_probabilities_are_kept_only_on_request(
+    habitual_target: Target, good_drafter: Drafter
+) -> None:
+    result = generate(habitual_target, good_drafter, PROMPTS, max_new_tokens=2, draft=DRAFT)
+    assert result.log_probs is None
+
+
+def test_statistics_add_up(habitual_target: Target, good_drafter: Drafter) -> None:
+    limits = [1, 2, 9, 24]
+    result = generate(
+        habitual_target, good_drafter, PROMPTS, max_new_tokens=limits, sampling=MIXED, draft=DRAFT
+    )
+    counts = np.asarray(result.accept_counts)
+    assert counts.shape == (4, DRAFT.max_path)
+    assert counts.sum(axis=1).tolist() == result.steps
+    gained = counts @ np.arange(1, 5)
+    # The first token of each row is prefill's.
+    assert gained.tolist() == [limit - 1 for limit in limits]
+    assert result.acceptance_length == pytest.approx(gained.sum() / sum(result.steps))
+
+
+def test_plain_decoding_gains_one_token_per_call(target: Target) -> None:
+    result = generate_autoregressive(target, PROMPTS, max_new_tokens=[1, 2, 9, 24])
+    assert result.steps == [0, 1, 8, 23]
+    assert result.accept_counts.tolist() == [[0], [1], [8], [23]]
+    assert result.acceptance_length == 1.0
+
+
+def test_values_never_recompile(
+    monkeypatch: pytest.MonkeyPatch, target: Target, drafter: Drafter
+) -> None:
+    chex.clear_trace_counter()
+
+    def counted(name: str, **options: Any) -> None:
+        inner = inspect.unwrap(getattr(GENERATE, name))
+
+        def traced(*arguments: Any, **keywords: Any) -> Any:
+            return inner(*arguments, **keywords)
+
+        # Chex counts by name.
+        traced.__name__ = name
+        function = jax.jit(chex.assert_max_traces(traced, n=1), **options)
+        monkeypatch.setattr(GENERATE, name, function)
+
+    counted("prefill", static_argnames=("max_path", "chunk", "log_probs"))
+    counted("decode", static_argnames="draft", donate_argnames="state")
+    run = partial(generate, target, drafter, draft=DRAFT)
+    run(PROMPTS, max_new_tokens=10)
+    run([[1], [2, 3], [4] * 16, [5]], max_new_tokens=[1, 12, 2, 7], seeds=[9, 9, 1, 0])
+    run(PROMPTS, max_new_tokens=10, sampling=MIXED, eos_token_ids=[5])
+    run(PROMPTS, max_new_tokens=10, eos_token_ids=[[5, 6, 7], [], [1], [2, 3]])
+    run(PROMPTS, max_new_tokens=3, sampling=SamplingConfig(0.31, 3, 0.5, 0.01))
+
+
+# The first row is done before the others and must keep its text while their steps go on.
+
+
+@pytest.mark.parametrize("spare", [-1, 0, 1])
+def test_a_row_that_ends_at_the_edge_of_the_cache_keeps_its_text(
+    target: Target, spare: int
+) -> None:
+    # P = 1: of 32 slots a row may fill 31; one token more takes a larger cache.
+    early = [5] * (32 - 1 - 4 - spare)
+    plain = generate_autoregressive(target, [early, *PROMPTS[1:]], max_new_tokens=[4, 20, 20, 20])
+    assert plain.tokens[0] == whole_pass_text(target, early, 4, GREEDY, 0)
+
+
+@pytest.mark.parametrize("spare", [-1, 0])
+def test_a_speculated_row_that_ends_at_the_edge_of_the_cache_keeps_its_text(
+    habitual_target: Target, good_drafter: Drafter, spare: int
+) -> None:
+    # P = 4: of 32 slots a row may fill 28.
+    early = [5] * (32 - 4 - 4 - spare)
+    prompts = [early, *PROMPTS[1:]]
+    result = generate(
+        habitual_target, good_drafter, prompts, max_new_tokens=[4, 20, 20, 20], draft=DRAFT
+    )
+    assert result.tokens[0] == whole_pass_text(habitual_target, early, 4, GREEDY, 0)

@@ -1,0 +1,181 @@
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+from flax import nnx
+from tiny_models import random_drafter
+
+from redrafter_jax.config import DraftConfig, DrafterConfig, SamplingConfig
+from redrafter_jax.drafters.beam import beam_search
+from redrafter_jax.drafters.recurrent import init_drafter
+from redrafter_jax.types import Beams
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+V, D, B = 11, 6, 3
+GREEDY = SamplingConfig()
+# Rows of one batch sample differently; two kept tokens are fewer than the wider beams.
+MIXED = (
+    GREEDY,
+    SamplingConfig(temperature=0.7),
+    SamplingConfig(temperature=1.3, top_k=7, top_p=0.9, min_p=0.02),
+)
+NARROW = (SamplingConfig(temperature=1.0, top_k=2),) * 3
+
+RANDOM = np.random.default_rng(5)
+EMBEDDING = RANDOM.normal(size=(V, D)).astype(np.float32)
+CONTEXT = RANDOM.normal(size=(B, D)).astype(np.float32)
+ROOT = np.asarray([4, 0, 10], np.int32)
+HEAD_CONFIG = DrafterConfig(V, D, exit_dim=8, num_draft_layers=1)
+DRAFTER = random_drafter(HEAD_CONFIG, seed=3)
+WEIGHTS = oracles.DrafterWeights.of(DRAFTER.merge())
+
+
+def noise_for(configs: tuple[SamplingConfig, ...], positions: int) -> np.ndarray:
+    noise = np.random.default_rng(6).gumbel(size=(B, positions, V)).astype(np.float32)
+    greedy = np.asarray([config.temperature == 0 for config in configs])
+    return np.where(greedy[:, None, None], np.float32(0), noise)
+
+
+@partial(jax.jit, static_argnames="draft")
+def search(noise: jax.Array, sampling: oracles.Sampling, draft: DraftConfig) -> Beams:
+    return beam_search(
+        DRAFTER.merge(),
+        jnp.asarray(EMBEDDING),
+        jnp.asarray(CONTEXT),
+        jnp.asarray(ROOT),
+        noise,
+        sampling,
+        draft,
+    )
+
+
+def brute_force(
+    noise: np.ndarray, configs: tuple[SamplingConfig, ...], draft: DraftConfig
+) -> list[list[list[oracles.Beam]]]:
+    return [
+        oracles.beam_search(
+            WEIGHTS,
+            EMBEDDING.astype(np.float64),
+            CONTEXT[row].astype(np.float64),
+            int(ROOT[row]),
+            noise[row].astype(np.float64),
+            configs[row],
+            draft.beam_width,
+            draft.draft_rounds,
+            draft.sharpness,
+            draft.candidates,
+        )
+        for row in range(B)
+    ]
+
+
+def run(configs: tuple[SamplingConfig, ...], draft: DraftConfig) -> tuple[Beams, np.ndarray]:
+    # One position more than rounds: the bonus token's noise is there, and is not the beam's.
+    noise = noise_for(configs, draft.draft_rounds + 1)
+    sampling = oracles.sampling_arrays(configs, seeds=[0] * B, vocab_size=V)
+    beams = search(jnp.asarray(noise), jax.tree.map(jnp.asarray, sampling), draft)
+    return jax.tree.map(np.asarray, beams), noise
+
+
+# A single beam, a usual one, one as wide as the vocabulary, and one round alone.
+@pytest.mark.parametrize(("width", "rounds"), [(1, 3), (4, 3), (V, 2), (4, 1)])
+@pytest.mark.parametrize("sharpness", [1.0, 2.5])
+@pytest.mark.parametrize("among", [None, 9], ids=["all", "9 candidates"])
+@pytest.mark.parametrize("configs", [(GREEDY,) * 3, MIXED], ids=["greedy", "mixed"])
+def test_equals_a_search_that_sorts_every_extension(
+    configs: tuple[SamplingConfig, ...],
+    among: int | None,
+    sharpness: float,
+    width: int,
+    rounds: int,
+) -> None:
+    candidates = max(among, width) if among else None
+    draft = DraftConfig(width, rounds, sharpness=sharpness, candidates=candidates)
+    beams, noise = run(configs, draft)
+    assert beams.tokens.shape == (B, rounds, width)
+    for row, trace in enumerate(brute_force(noise, configs, draft)):
+        for step, expected in enumerate(trace):
+            live = [beam for beam in expected if beam.log_prob > -np.inf]
+            got = slice(len(live))
+            assert beams.tokens[row, step, got].tolist() == [beam.token for beam in live]
+            assert beams.parents[row, step, got].tolist() == [beam.parent for beam in live]
+            np.testing.assert_allclose(
+                beams.log_probs[row, step],
+                [beam.log_prob for beam in expected],
+                rtol=1e-4,
+                atol=1e-4,
+            )
+
+
+def test_beams_without_a_kept_token_score_minus_infinity() -> None:
+    # Two kept tokens per beam: round r has 2 ** (r + 1) live beams, eight at most.
+    draft = DraftConfig(beam_width=6, draft_rounds=3)
+    beams, _ = run(NARROW, draft)
+    live = np.isfinite(beams.log_probs).sum(axis=-1)
+    np.testing.assert_array_equal(live, [[2, 4, 6]] * B)
+    assert not np.isnan(beams.log_probs).any()
+
+
+def test_pairs_of_parent_and_token_are_distinct_in_every_round() -> None:
+    draft = DraftConfig(beam_width=4, draft_rounds=3)
+    for configs in (MIXED, NARROW):
+        beams, _ = run(configs, draft)
+        pairs = beams.parents * V + beams.tokens
+        for row in pairs.reshape(-1, draft.beam_width):
+            assert len(set(row.tolist())) == draft.beam_width
+
+
+def test_log_probs_never_rise_from_parent_to_child_nor_along_a_round() -> None:
+    beams, _ = run(MIXED, DraftConfig(beam_width=4, draft_rounds=3))
+    assert (beams.log_probs[:, 0] <= 0).all()
+    for step in range(1, 3):
+        above = jnp.take_along_axis(beams.log_probs[:, step - 1], beams.parents[:, step], axis=1)
+        assert (beams.log_probs[:, step] <= above).all()
+    assert (np.diff(beams.log_probs, axis=-1) <= 0).all()
+
+
+def test_first_round_extends_the_root() -> None:
+    beams, _ = run((GREEDY,) * 3, DraftConfig(beam_width=4, draft_rounds=3))
+    assert (beams.parents[:, 0] == 0).all()
+    for row in range(B):
+        state = WEIGHTS.step(np.zeros(D), EMBEDDING[ROOT[row]])
+        best = np.argsort(-WEIGHTS.logits(CONTEXT[row], state))[:4]
+        assert beams.tokens[row, 0].tolist() == best.tolist()
+
+
+def test_strong_noise_alone_decides_what_is_drafted() -> None:
+    draft = DraftConfig(beam_width=1, draft_rounds=3)
+    configs = (SamplingConfig(temperature=1.0),) * 3
+    wanted = np.asarray([[1, 2, 3], [4, 4, 4], [9, 0, 5]])
+    noise = 1e4 * (np.arange(V) == np.pad(wanted, ((0, 0), (0, 1)))[..., None])
+    sampling = oracles.sampling_arrays(configs, seeds=[0] * B, vocab_size=V)
+    beams = search(jnp.asarray(noise, jnp.float32), jax.tree.map(jnp.asarray, sampling), draft)
+    np.testing.assert_array_equal(beams.tokens[..., 0], wanted)
+
+
+@pytest.mark.parametrize("configs", [(GREEDY,) * 3, (*MIXED[:2], GREEDY)], ids=["greedy", "mixed"])
+def test_a_small_head_drafts_what_a_whole_one_would_draft_among_its_tokens(
+    configs: tuple[SamplingConfig, ...],
+) -> None:
+    draft_tokens = (0, 2, 3, 7, 10)
+    draft = DraftConfig(beam_width=3, draft_rounds=3, sharpness=1.5)
+    noise = noise_for(configs, draft.draft_rounds)
+    sampling = jax.tree.map(jnp.asarray, oracles.sampling_arrays(configs, [0] * B, V))
+    # To the whole head the other tokens are forbidden by their noise.
+    forbidden = np.full_like(noise, -np.inf)
+    forbidden[..., draft_tokens] = noise[..., draft_tokens]
+    whole = search(jnp.asarray(forbidden), sampling, draft)
+
+    head = init_drafter(dataclasses.replace(HEAD_CONFIG, draft_tokens=draft_tokens), 0).merge()
+    nnx.update(head, nnx.state(DRAFTER.merge()))
+    head.lm_head.kernel = nnx.Param(DRAFTER.merge().lm_head.kernel[...][:, draft_tokens])
+    search_small = jax.jit(partial(beam_search, head, draft=draft))
+    small = search_small(EMBEDDING, CONTEXT, ROOT, noise, sampling=sampling)
+    np.testing.assert_array_equal(small.tokens, whole.tokens)
+    np.testing.assert_array_equal(small.parents, whole.parents)
+    np.testing.assert_allclose(small.log_probs, whole.log_probs, rtol=1e-5)

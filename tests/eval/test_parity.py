@@ -1,0 +1,324 @@
+"""`python -m eval parity`: identical texts, numerical ties and bugs are told apart."""
+
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+import yaml
+from flax import nnx
+from places import CONFIGS
+from tiny_folders import CHARACTERS, PairFolders, write_pair
+
+from eval import benchmark, parity, replay
+from eval.__main__ import main
+from eval.benchmark import Method, make_batches
+from eval.config import ParitySettings
+from eval.parity import check_parity
+from redrafter_jax import DraftConfig, SamplingConfig
+from redrafter_jax.config import TargetConfig
+from redrafter_jax.decoding import step as decode
+from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.models.target import Decoder, Target
+from redrafter_jax.parallel.collectives import part_start
+from redrafter_jax.parallel.mesh import place
+from redrafter_jax.parallel.model import Model
+from redrafter_jax.settings.files import load_settings
+from redrafter_jax.types import Accepted, KVCache, TokenTree, Verified
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+# As many as other modules decode at once, so short that their caches are of one size.
+PROMPTS = ["abc", "d\nab", "w", "mnop"]
+CASE = {
+    "max_new_tokens": 24,
+    "batch_size": 4,
+    "draft": {"beam_width": 3, "draft_rounds": 3},
+    "stop": "never",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("parity")
+
+
+@pytest.fixture(scope="module")
+def folders(folder: Path, habitual_target: Target, good_drafter: Drafter) -> PairFolders:
+    return write_pair(folder, habitual_target, good_drafter)
+
+
+@pytest.fixture(scope="module")
+def config(folder: Path, folders: PairFolders) -> Path:
+    prompts = folder / "prompts.jsonl"
+    rows = [{"question_id": f"q{i}", "prompt": text} for i, text in enumerate(PROMPTS)]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    values = {
+        "target": folders.target,
+        "drafter": folders.drafter,
+        "prompts": str(prompts),
+        "dtypes": ["float32"],
+        "report_dir": str(folder / "report"),
+        "cases": {"greedy": CASE},
+    }
+    path = folder / "parity.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def run(config: Path, folder: Path, *overrides: str) -> tuple[int, dict[str, Any]]:
+    """The exit code and `parity.json`."""
+    code = 0
+    try:
+        check_parity(["--config", str(config), f"report_dir={folder}", *overrides])
+    except SystemExit as exit:
+        code = int(exit.code or 0)
+    return code, json.loads((folder / "parity.json").read_text())
+
+
+# The texts are the same
+
+
+def test_texts_of_a_sound_pair_are_identical(config: Path, tmp_path: Path) -> None:
+    sampled = {**CASE, "sampling": {"temperature": 1.0, "top_p": 0.9}, "prompt_tokens": [4, 3]}
+    code, report = run(config, tmp_path, f"cases.sampled={sampled}")
+    assert code == 0
+    assert report["verdict"] == "All 8 texts are the target's own, token for token."
+    for case, name in zip(report["cases"], ("greedy", "sampled"), strict=True):
+        assert (case["case"], case["dtype"], case["rows"]) == (name, "float32", 4)
+        assert (case["identical"], case["divergences"], case["ties"]) == (1.0, [], 0)
+        assert case["new_tokens"] == 4 * 24
+        assert case["largest_gap"] is None
+        assert 1.2 < case["acceptance_length"] <= 4
+
+
+def test_every_dtype_is_tried(config: Path, tmp_path: Path) -> None:
+    _, report = run(config, tmp_path, "dtypes=[bfloat16, float32]")
+    assert [case["dtype"] for case in report["cases"]] == ["bfloat16", "float32"]
+
+
+def test_main_prints_table_verdict_and_place_and_reports_the_setting(
+    config: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["eval", "parity", "--config", str(config), f"report_dir={tmp_path}"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    main()
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert "4 of 4" in printed.out
+    assert "All 4 texts are the target's own" in printed.out
+    assert "…" not in printed.out
+    assert "The report: " in printed.out.splitlines()[-1]
+
+    report = json.loads((tmp_path / "parity.json").read_text())
+    assert report["device"]
+    assert {"python", "jax", "flax"} <= report["versions"].keys()
+    assert report["config"]["tolerance"] == {"float32": 1e-3, "bfloat16": 0.25}
+    assert report["config"]["cases"]["greedy"]["draft"]["beam_width"] == 3
+    assert report["cases"][0]["num_nodes"] == 10
+    assert report["target"]["vocab_size"] == report["drafter"]["vocab_size"] == 24
+    assert {"gap", "difference", "tie"} <= report["definitions"].keys()
+
+
+# The texts are not the same
+
+
+class Uneven(Decoder):
+    """A decoder whose logit of the last token is larger by `nudge` in passes over many nodes."""
+
+    def __init__(self, config: TargetConfig, nudge: float) -> None:
+        super().__init__(config, rngs=nnx.Rngs(0))
+        self.nudge = nnx.Param(jnp.float32(nudge))
+
+    def tree_forward(
+        self, tree: TokenTree, cache: KVCache, context_layers: tuple[int, ...] = ()
+    ) -> Verified:
+        verified = super().tree_forward(tree, cache, context_layers)
+        many = tree.tokens.shape[1] > 1
+        # On a mesh, of this device's part of the scores.
+        V, size = self.config.vocab_size, verified.logits.shape[-1]
+        last = part_start(size, V) + jnp.arange(size) == V - 1
+        logits = verified.logits + jnp.where(last, self.nudge[...] if many else 0.0, 0.0)
+        return verified._replace(logits=logits)
+
+
+def with_twins(target: Target, token: int, nudge: float) -> Target:
+    """The target with the last token's score a copy of another's, but for the nudge."""
+    uneven = Uneven(target.config, nudge)
+    nnx.update(uneven, target.params)
+    uneven.lm_head[...] = uneven.lm_head[...].at[:, -1].set(uneven.lm_head[...][:, token])
+    return Model.split(target.config, uneven)
+
+
+@pytest.fixture
+def run_uneven(
+    config: Path,
+    tmp_path: Path,
+    habitual_target: Target,
+    good_drafter: Drafter,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[..., tuple[int, dict[str, Any]]]:
+    """A run with twin tokens, of which the speculative pass prefers the second by a nudge."""
+    prompts = [[CHARACTERS.index(character) for character in text] for text in PROMPTS]
+    (batch,) = make_batches(prompts, 4, 0, 24, SamplingConfig(), ())
+    token = benchmark.decode_batch(Method(habitual_target, None, None), batch).tokens[0][8]
+
+    def run_with(nudge: float, *overrides: str) -> tuple[int, dict[str, Any]]:
+        target = with_twins(habitual_target, token, nudge)
+        monkeypatch.setattr(parity, "load_target", lambda name, dtype, mesh: place(target, mesh))
+        return run(config, tmp_path, *overrides)
+
+    return run_with
+
+
+@pytest.mark.parametrize("model", [1, 2])
+def test_two_equal_scores_that_rounding_orders_are_a_tie(
+    run_uneven: Callable[..., tuple[int, dict[str, Any]]], model: int
+) -> None:
+    code, report = run_uneven(1e-5, f"mesh.model={model}")
+    (case,) = report["cases"]
+    assert case["divergences"], "the twins do come up"
+    assert code == 0
+    assert case["ties"] == len(case["divergences"])
+    assert case["identical"] == pytest.approx(1 - case["ties"] / 4)
+    for divergence in case["divergences"]:
+        assert divergence["prompt"] == f"q{divergence['row']}"
+        assert divergence["speculative_token"] == 23
+        assert divergence["gap"] == 0.0
+        assert 0 < divergence["speculative_gap"] < 1e-4
+        assert divergence["difference"] < 1e-4
+        assert divergence["reproduced"]
+        assert not divergence["filtered"]
+    assert report["verdict"].endswith("divergences are numerical ties.")
+
+
+def test_scores_that_differ_by_more_than_rounding_are_no_tie(
+    run_uneven: Callable[..., tuple[int, dict[str, Any]]], capsys: Any
+) -> None:
+    code, report = run_uneven(0.5)
+    (case,) = report["cases"]
+    assert code == 1
+    assert case["ties"] < len(case["divergences"])
+    worst = max(case["divergences"], key=lambda divergence: divergence["speculative_gap"])
+    assert worst["reproduced"]
+    assert worst["difference"] == pytest.approx(0.5, abs=1e-3)
+    assert "NO numerical ties" in capsys.readouterr().out
+
+
+def test_the_tolerance_decides_what_a_tie_is(
+    run_uneven: Callable[..., tuple[int, dict[str, Any]]],
+) -> None:
+    code, report = run_uneven(0.5, "tolerance.float32=0.51")
+    assert code == 0
+    assert report["cases"][0]["divergences"]
+
+
+def accept_the_first_draft(
+    accept: Callable[..., Accepted],
+) -> Callable[[TokenTree, jax.Array, int], Accepted]:
+    def mutant(tree: TokenTree, chosen: jax.Array, max_path: int) -> Accepted:
+        tokens = tree.tokens
+        if tokens.shape[1] > 1:
+            tokens = tokens.at[:, 1].set(chosen[:, 0])
+        return accept(tree._replace(tokens=tokens), chosen, max_path)
+
+    return mutant
+
+
+def test_a_wrong_rule_of_acceptance_is_no_tie(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode, "accept", accept_the_first_draft(decode.accept))
+    whole, inner = decode.decode, inspect.unwrap(decode.decode)
+
+    # A function of its own, so that no trace of the right rule is reused.
+    mutated = jax.jit(
+        lambda *arguments, draft: inner(*arguments, draft=draft), static_argnames="draft"
+    )
+
+    def mutated_where_drafts_are(*arguments: Any, draft: DraftConfig | None) -> Any:
+        return (mutated if draft else whole)(*arguments, draft=draft)
+
+    for module in (benchmark, replay):
+        monkeypatch.setattr(module, "decode", mutated_where_drafts_are)
+    code, report = run(config, tmp_path)
+    (case,) = report["cases"]
+    assert code == 1
+    assert case["identical"] < 1
+    assert case["ties"] < len(case["divergences"])
+
+
+def test_a_text_that_ends_early_is_no_tie(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(method: Method, batch: benchmark.Batch) -> benchmark.Run:
+        whole = benchmark.decode_batch(method, batch)
+        tokens = [row[:7] for row in whole.tokens] if method.drafter else whole.tokens
+        return whole._replace(tokens=tokens)
+
+    monkeypatch.setattr(parity, "decode_batch", cut)
+    code, report = run(config, tmp_path)
+    divergence = report["cases"][0]["divergences"][0]
+    assert code == 1
+    assert divergence["position"] == 7
+    assert divergence["speculative_token"] is None
+    assert divergence["gap"] is None
+    assert not divergence["tie"]
+
+
+# Settings
+
+
+def test_the_demos_settings_are_valid() -> None:
+    settings = load_settings(ParitySettings, CONFIGS / "demo_parity.yaml")
+    assert settings.dtypes == ["float32", "bfloat16"]
+    assert {"long_prompt", "wide_beam", "final_beams_only"} <= settings.cases.keys()
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("dtype=float32", "dtype: unknown key; did you mean 'dtypes'?"),
+        ("cases.greedy.drafts=3", "cases.greedy.drafts: unknown key; did you mean 'draft'?"),
+        ("cases.greedy.draft.num_nodes=99", "beam_width=3 and draft_rounds=3 give 1 to 10 nodes"),
+        ("cases={}", "cases: Dictionary should have at least 1 item"),
+        ("dtypes=[float16]", "dtypes.0: Input should be 'float32' or 'bfloat16'"),
+        ("tolerance.float32=0", "tolerance.float32: Input should be greater than 0"),
+        ("prompts=none.jsonl", "Cannot read the prompts none.jsonl: No such file"),
+        ("cases.greedy.prompt_count=6", "Case 'greedy': prompt_count is 6, but"),
+        (
+            "cases.greedy.prompt_tokens=[9, 500]",
+            "Case 'greedy': prompt_tokens=500 and max_new_tokens=24 make 524 tokens, but the "
+            "target has 512 positions; lower one of them.",
+        ),
+        ("cases.greedy.max_new_tokens=510", "Case 'greedy': .*the prompt has 3 tokens"),
+        ("cases.greedy.draft.beam_width=30", "Case 'greedy': .*more than the 24 tokens"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_sentence(
+    config: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    override: str,
+    sentence: str,
+) -> None:
+    arguments = ["eval", "parity", "--config", str(config), f"report_dir={tmp_path}", override]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit) as exit:
+        main()
+    assert exit.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "Traceback" not in printed.err
+    head, _, tail = sentence.partition(".*")
+    assert head in printed.err
+    assert tail in printed.err

@@ -1,0 +1,171 @@
+"""`python -m eval plan`: what a pair needs of a GPU, against numbers worked out by hand."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+import yaml
+from places import CONFIGS
+from tiny_folders import run_module
+
+from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
+from eval.plan import plan
+from eval.shape_config import PlanSettings
+from eval.traffic import Traffic, bytes_read
+from pallas_kernels.aot import AotUnavailableError, why_unavailable
+from pallas_kernels.gpus import GPUS
+from redrafter_jax import InputError
+from redrafter_jax.settings.files import load_settings
+
+TARGET = {
+    "vocab_size": 24,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+}
+VALUES: dict[str, Any] = {
+    "target": TARGET,
+    "draft": {"beam_width": 2, "draft_rounds": 3, "num_nodes": 5},
+    "batch_size": 3,
+    "slots": 64,
+}
+# Per layer q, o 16 x 16, k, v 16 x 8, three feed-forward matrices 16 x 32, two norms.
+LAYERS = 2 * (2 * 256 + 2 * 128 + 3 * 512 + 2 * 16)
+EMBEDDING = 24 * 16
+NORM = 16
+# Two recurrent matrices and a bias; two blocks of 32 x 32 and a bias; the projection 32 x 24.
+DRAFTER = 2 * 256 + 16 + 2 * (32 * 32 + 32) + 32 * 24
+# Keys and values: layers x rows x heads x slots x head_dim.
+CACHE = 2 * 2 * 3 * 1 * 64 * 8
+
+
+def settings_of(**changes: Any) -> PlanSettings:
+    return PlanSettings.model_validate(VALUES | {"report_dir": "unused"} | changes)
+
+
+def traffic_of(settings: PlanSettings) -> Traffic:
+    draft = settings.draft.build()
+    target = abstract_target(settings.target.build(), jnp.bfloat16)
+    drafter = abstract_drafter(settings.drafter_config(), jnp.bfloat16)
+    state = abstract_state(target, settings.batch_size, settings.slots, draft.max_path)
+    return bytes_read(target, drafter, state, draft)
+
+
+def test_a_step_reads_weights_and_cache_once_and_the_drafter_every_round() -> None:
+    once = LAYERS + NORM + EMBEDDING + CACHE
+    assert traffic_of(settings_of()) == Traffic(
+        # Three rows; round one is fed the root, rounds two and three two tokens each.
+        draft=2 * (3 * DRAFTER + 3 * 5 * 16),
+        verification=2 * (once + 3 * 5 * 16),
+        plain=2 * (once + 3 * 1 * 16),
+    )
+
+
+def test_a_tied_embedding_is_read_once_as_the_vocabulary_projection() -> None:
+    traffic = traffic_of(settings_of(target=TARGET | {"tie_word_embeddings": True}))
+    assert traffic.plain == traffic.verification == 2 * (LAYERS + NORM + EMBEDDING + CACHE)
+
+
+@pytest.mark.parametrize(
+    ("config", "target_parameters", "drafter_parameters", "cache_bytes"),
+    [
+        # Two of 32000 x 4096; per layer 4 x 4096 x 4096, 3 x 4096 x 11008, two norms; the norm.
+        # Drafter: 2 x 4096 x 4096 + 4096, 2 x (8192 x 8192 + 8192), 8192 x 32000.
+        # Cache: 64 arrays of 32 heads x 4096 slots x 128, two bytes each, and one length.
+        ("plan_vicuna_7b.yaml", 6_738_415_616, 429_936_640, 2_147_483_652),
+        # Keys and values of 8 heads; 128256 tokens; 14336 within.
+        ("plan_llama_3_1_8b.yaml", 8_030_261_248, 1_218_465_792, 536_870_916),
+    ],
+)
+def test_the_configurations_have_the_published_sizes(
+    config: str, target_parameters: int, drafter_parameters: int, cache_bytes: int
+) -> None:
+    settings = load_settings(PlanSettings, CONFIGS / config)
+    target = abstract_target(settings.target.build(), jnp.bfloat16)
+    drafter = abstract_drafter(settings.drafter_config(), jnp.bfloat16)
+    state = abstract_state(target, 1, settings.slots, settings.draft.build().max_path)
+    assert bytes_of(target) == 2 * target_parameters
+    assert bytes_of(drafter) == 2 * drafter_parameters
+    assert bytes_of(state.cache) == cache_bytes
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "plan.yaml"
+    path.write_text(yaml.safe_dump(VALUES | {"report_dir": str(tmp_path / "report")}))
+    return path
+
+
+def test_the_command_prints_needs_and_bounds(config: Path) -> None:
+    finished = run_module(
+        "eval", "plan", "--target", str(config), "--gpu", "b200", "--batch", "1", "--cache", "128"
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stderr == ""
+    report = json.loads((config.parent / "report" / "plan.json").read_text())
+    assert report["config"]["gpu"] == "b200"
+    needs = report["needs_bytes"]
+    assert needs["target"] == 2 * (LAYERS + NORM + 2 * EMBEDDING)
+    assert needs["drafter"] == 2 * DRAFTER
+    # One row of twice as many slots, and its length.
+    assert needs["cache"] == 2 * (CACHE // 3 * 2) + 4
+    assert report["needed_bytes"] == sum(size or 0 for size in needs.values())
+    assert report["memory_bytes"] == GPUS["b200"].memory_bytes
+    assert report["fits"] is True
+    for name, read in report["reads_bytes"].items():
+        assert report["bound_milliseconds"][name] == pytest.approx(1000 * read / 8e12)
+    assert "It fits." in finished.stdout
+    assert "not measurements" in finished.stdout
+    if needs["temporaries"] is None:
+        assert "temporaries are not computed: " in finished.stdout
+        assert "Without them: It fits." in finished.stdout
+    else:
+        assert needs["temporaries"] > 0
+
+
+def test_what_does_not_fit_is_said(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unavailable(*arguments: Any) -> None:
+        raise AotUnavailableError("Not today.")
+
+    monkeypatch.setattr("eval.plan.gpu_mesh", unavailable)
+    # 3 rows x 4 arrays x 2^31 slots x 8 x 2 bytes = 412 GB.
+    plan(["--config", str(config), "slots=2147483616", "gpu=h100"])
+    said = capsys.readouterr().out
+    assert "temporaries are not computed: Not today." in said
+    assert "Without them: It does not fit." in said
+
+
+@pytest.mark.skipif(why_unavailable() is None, reason="the compiler for GPUs is installed")
+def test_temporaries_are_left_out_with_the_reason(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan(["--config", str(config)])
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"temporaries are not computed: {why_unavailable()}" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--gpu", "h20"], "gpu: Input should be 'h100', 'h200' or 'b200' (got 'h20')"),
+        (["--cache", "31"], "slots: Input should be greater than or equal to 32 (got 31)"),
+        (["target.width=3"], "target.width: unknown key"),
+        (
+            ["draft.beam_width=25"],
+            "beam_width is 25, more than the 24 tokens",
+        ),
+    ],
+)
+def test_bad_settings_are_one_sentence(config: Path, arguments: list[str], sentence: str) -> None:
+    with pytest.raises(InputError) as refused:
+        plan(["--target", str(config), *arguments])
+    assert sentence in str(refused.value)

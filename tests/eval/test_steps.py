@@ -1,0 +1,245 @@
+"""`python -m eval steps`: every combination is timed, and what is timed is a decode step."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from io import StringIO
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import yaml
+from places import CONFIGS
+from rich.console import Console
+from tiny_models import PARITY_CONFIG, tiny_config
+
+from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
+from eval.random_weights import random_drafter, random_target
+from eval.shape_config import StepsSettings
+from eval.step_parts import (
+    fill_state,
+    make_noise,
+    run_accept,
+    run_commit,
+    run_draft,
+    run_verify,
+    set_back,
+)
+from eval.steps import Combination, measure_steps
+from eval.table import render_steps
+from pallas_kernels import aot
+from pallas_kernels.aot import Compilation, compile_on, gpu_mesh
+from redrafter_jax import DraftConfig, InputError
+from redrafter_jax.config import DrafterConfig
+from redrafter_jax.decoding.step import decode_step
+from redrafter_jax.drafters.tree import build_tree
+from redrafter_jax.settings.files import load_settings
+from redrafter_jax.types import Beams
+
+UNAVAILABLE = aot.why_unavailable()
+TIMED = ["draft", "verify", "accept", "commit", "step", "plain"]
+VALUES: dict[str, Any] = {
+    "target": {
+        "vocab_size": 24,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": True,
+    },
+    "drafter": {"exit_dim": 16},
+    "dtype": "float32",
+    "trees": [{"beam_width": [2], "draft_rounds": [2], "lookup_tokens": [1]}],
+    "batch_sizes": [2],
+    "slots": [32],
+    "steps": 2,
+    "short_turns": 1,
+    "repeats": 2,
+}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "steps.yaml"
+    path.write_text(yaml.safe_dump(VALUES | {"report_dir": str(tmp_path / "report")}))
+    return path
+
+
+# Both tests of real programs have the same shapes, so that the second finds them compiled.
+def test_the_parts_in_a_row_are_a_decode_step() -> None:
+    settings = StepsSettings.model_validate(VALUES | {"report_dir": "unused"})
+    draft = DraftConfig(beam_width=2, draft_rounds=2, lookup_tokens=1)
+    target = random_target(settings.target.build(), jnp.float32)
+    drafter = random_drafter(settings.drafter_config(), jnp.float32)
+    state = fill_state(abstract_state(target, 2, 32, draft.max_path))
+    state = set_back(state, 9, draft.max_path, done=False)
+    expected = jax.jit(decode_step, static_argnums=3)(target, drafter, state, draft)
+    assert expected.stats.steps.tolist() == [1, 1]
+
+    zero = jnp.int32(0)
+    noise = make_noise(state, max_path=4, vocab_size=24)
+    # A turn does the same again, whatever their number.
+    tree = run_draft(target, drafter, state, noise, zero, draft=draft, turns=2)
+    verified = run_verify(target, state, tree, zero, draft=draft, turns=2)
+    chosen, accepted = run_accept(
+        verified.logits, tree, noise, state.sampling, zero, max_path=4, turns=1
+    )
+    ended = run_commit(state, verified, chosen, accepted, zero, turns=1, copies=1)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ended, expected
+    )
+
+    # Rows that are done take no slot, so any number of turns may follow.
+    state = set_back(ended, 9, draft.max_path, done=True)
+    ended = run_commit(state, verified, chosen, accepted, zero, turns=1, copies=1)
+    assert ended.cache.lengths.tolist() == [9, 9]
+
+
+def test_every_part_is_timed(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    measure_steps(["--config", str(config)])
+    report = json.loads((config.parent / "report" / "steps.json").read_text())
+    [row] = report["rows"]
+    assert row["cached"] == 32 - 3 * 4 - 1
+    for measures in (row["milliseconds"], row["in_plain_steps"]):
+        assert list(measures) == TIMED
+        for low, middle, high in measures.values():
+            assert 0 < low <= middle <= high
+    assert row["in_plain_steps"]["plain"] == [1, 1, 1]
+    assert set(TIMED) < set(report["definitions"])
+    assert "their sum may exceed the whole step" in capsys.readouterr().out
+
+
+def test_every_combination_is_a_row(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make_timers(*arguments: Any) -> dict[str, Callable[[], float]]:
+        return dict.fromkeys(TIMED, lambda: 0.125) | {"plain": lambda: 0.5}
+
+    monkeypatch.setattr("eval.steps.make_timers", make_timers)
+    copying = "{draft_rounds: [1], lookup_tokens: [0, 2]}"
+    given = f"trees=[{{num_nodes: [3, null], beam_width: [2, 3]}}, {copying}]"
+    measure_steps(["--config", str(config), given, "batch_sizes=[1, 2]", "slots=[32, 64]"])
+    folder = config.parent / "report"
+    rows = json.loads((folder / "steps.json").read_text())["rows"]
+    sizes = ("beam_width", "draft_rounds", "num_nodes", "lookup_tokens", "batch_size", "slots")
+    trees = [(2, 4, 3, 0), (2, 4, 9, 0), (3, 4, 3, 0), (3, 4, 13, 0), (8, 1, 9, 0), (8, 1, 11, 2)]
+    expected = [(*tree, *rest) for tree in trees for rest in product([1, 2], [32, 64])]
+    assert [tuple(row[size] for size in sizes) for row in rows] == expected
+    assert all(row["milliseconds"]["plain"] == [500, 500, 500] for row in rows)
+    assert all(row["in_plain_steps"]["step"] == [0.25, 0.25, 0.25] for row in rows)
+    assert (folder / "steps.png").stat().st_size > 0
+
+
+def test_weights_have_the_shape_and_dtype_asked_for() -> None:
+    target = random_target(PARITY_CONFIG, jnp.bfloat16)
+    assert {leaf.dtype for leaf in jax.tree.leaves(target)} == {jnp.dtype("bfloat16")}
+    head = target.merge().lm_head[...]
+    assert head.shape == (32, 24)
+    # 32 inputs of size one make outputs of size one.
+    assert float(head.std()) == pytest.approx(32**-0.5, rel=0.1)
+
+
+@pytest.mark.skipif(UNAVAILABLE is not None, reason=UNAVAILABLE or "")
+def test_compiled_for_a_gpu_every_loop_has_its_turns_and_verify_its_kernel() -> None:
+    config = tiny_config(hidden_size=128, head_dim=64, num_hidden_layers=3)
+    # A tree with dead slots, over all of which a GPU takes one pass.
+    draft = DraftConfig(beam_width=2, draft_rounds=2, final_beams_only=True)
+    target = abstract_target(config, jnp.bfloat16)
+    state = abstract_state(target, 2, 64, draft.max_path)
+    zero = jax.ShapeDtypeStruct((), jnp.int32)
+    tree = jax.eval_shape(partial(build_tree, draft=draft), state.root, beams_of(draft))
+    verified = jax.eval_shape(partial(run_verify, draft=draft, turns=1), target, state, tree, zero)
+    noise = jax.ShapeDtypeStruct((2, 3, 24), jnp.float32)
+    choose = partial(run_accept, max_path=3, turns=40)
+    chosen, accepted = jax.eval_shape(choose, verified.logits, tree, noise, state.sampling, zero)
+
+    def compiled(part: Callable[..., Any], *arguments: Any, **keywords: Any) -> Compilation:
+        return compile_on(gpu_mesh("h200"), jax.jit(part, **keywords), *arguments)
+
+    drafting = partial(run_draft, draft=draft, turns=20)
+    drafter = abstract_drafter(DrafterConfig(24, 128, 128, 0), jnp.bfloat16)
+    drafted = compiled(drafting, target, drafter, state, noise, zero)
+    verifying = partial(run_verify, draft=draft, turns=30)
+    verify = compiled(verifying, target, state, tree, zero)
+    accept = compiled(choose, verified.logits, tree, noise, state.sampling, zero)
+    commit = partial(run_commit, turns=50, copies=draft.lookup_tokens)
+    commit = compiled(commit, state, verified, chosen, accepted, zero, donate_argnums=0)
+    for turns, program in ((20, drafted), (30, verify), (40, accept), (50, commit)):
+        assert f'"known_trip_count":{{"n":"{turns}"}}' in program.hlo
+    entry = verify.hlo[verify.hlo.index("\nENTRY") :]
+    assert "mosaic_gpu" not in entry
+    assert verify.hlo.count('custom_call_target="mosaic_gpu_v2"') == 3
+    assert commit.memory.aliased == bytes_of(state)
+    assert commit.memory.temporaries < bytes_of(state.cache.keys[0])
+
+
+def beams_of(draft: DraftConfig) -> Beams:
+    shape = 2, draft.draft_rounds, draft.beam_width
+    return Beams(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.int32), jnp.zeros(shape))
+
+
+def test_the_fullest_row_leaves_room_for_every_step() -> None:
+    one = Combination(DraftConfig(beam_width=2, draft_rounds=4), batch_size=1, slots=64)
+    # Two steps of up to 5 tokens; P = 5 slots more are written, and the root is one ahead.
+    assert one.cached(steps=2) + 2 * 5 + 5 + 1 == 64
+
+
+@pytest.mark.parametrize("name", ["steps_demo", "steps_llama_3_1_8b", "steps_vicuna_7b"])
+def test_the_configurations_are_valid(name: str) -> None:
+    settings = load_settings(StepsSettings, CONFIGS / f"{name}.yaml")
+    drafts = [draft for sizes in settings.trees for draft in sizes.build()]
+    assert DraftConfig(6, 4, 12) in drafts or DraftConfig(8, 4, 32) in drafts
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("trees=[{num_nodes: [34]}]", "num_nodes is 34; beam_width=8 and draft_rounds=4 give 1 to"),
+        ("trees=[{beam_width: [25]}]", "beam_width is 25, more than the 24 tokens"),
+        ("slots=[40]", "slots.0: Input should be a multiple of 32 (got 40)"),
+        ("slots=[160]", "slots is 160, but the target has 128 positions; give fewer"),
+        ("steps=10", "slots is 32, which 10 steps of up to 4 tokens overrun; give more slots"),
+        ("batch_sizes=[]", "batch_sizes: List should have at least 1 item"),
+    ],
+)
+def test_bad_settings_are_one_sentence(config: Path, override: str, sentence: str) -> None:
+    with pytest.raises(InputError) as refused:
+        measure_steps(["--config", str(config), override])
+    assert sentence in str(refused.value)
+
+
+def test_what_does_not_fit_the_device_is_refused(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Small:
+        device_kind = platform = "cpu"
+
+        def memory_stats(self) -> dict[str, int]:
+            return {"bytes_limit": 1000}
+
+    monkeypatch.setattr("eval.steps.jax.devices", lambda: [Small()])
+    with pytest.raises(InputError, match=r"slots=32 with batch 2 needs 0\.0 GB .* give fewer"):
+        measure_steps(["--config", str(config)])
+
+
+def test_a_table_of_large_models_fits_into_80_columns() -> None:
+    sizes = {"beam_width": 16, "draft_rounds": 4, "num_nodes": 128, "lookup_tokens": 8}
+    parts = ("draft", "verify", "accept", "commit", "step", "plain")
+    row = sizes | {
+        "batch_size": 8,
+        "slots": 32768,
+        "milliseconds": {part: [111.234, 112.3451, 113.456] for part in parts}
+        | {"accept": [0.001, 0.0046, 0.006]},
+        "in_plain_steps": {"step": [1.111, 1.222, 1.333]},
+    }
+    shown = StringIO()
+    Console(width=80, file=shown).print(render_steps([row]))
+    *_, first, second = shown.getvalue().splitlines()
+    line = "16 4 128 8 8 32768 112.3 112.3 0.005 112.3 112.3 112.3 1.22"
+    assert " ".join(first.split()) == line
+    assert second.split() == ["1.11-1.33"]

@@ -1,0 +1,112 @@
+"""Tokenizers, and model folders for command lines: the tiny pair with its own 24 characters."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from places import ROOT
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+from redrafter_jax.checkpoints.huggingface import save_drafter, save_target
+from redrafter_jax.config import TargetConfig
+from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.models.target import Target, init_target
+from tools.tokenizer import save_tokenizer, train_tokenizer
+
+# Token i is character i; as many as `PARITY_CONFIG` has tokens.
+CHARACTERS = "abcdefghijklmnopqrstuvw\n"
+
+
+class PairFolders(NamedTuple):
+    """Where a target (with its tokenizer) and its drafter lie, as a command line takes them."""
+
+    target: str
+    drafter: str
+
+
+def character_tokenizer() -> Tokenizer:
+    tokenizer = Tokenizer(
+        models.BPE({character: i for i, character in enumerate(CHARACTERS)}, merges=[])
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return tokenizer
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token per byte."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def encode(text: str) -> list[int]:
+    return [CHARACTERS.index(character) for character in text]
+
+
+def decode(tokens: list[int]) -> str:
+    return "".join(CHARACTERS[token] for token in tokens)
+
+
+def write_pair(folder: Path, target: Target, drafter: Drafter) -> PairFolders:
+    save_target(target, folder / "target")
+    save_drafter(drafter, folder / "drafter")
+    character_tokenizer().save(str(folder / "target" / "tokenizer.json"))
+    return PairFolders(str(folder / "target"), str(folder / "drafter"))
+
+
+def add_template(target: Path, folder: Path) -> str:
+    """A copy of the target's folder with a chat template: every turn is a line."""
+    copy = folder / "with_template"
+    shutil.copytree(target, copy)
+    (copy / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    template = "{% for turn in messages %}{{ turn.content }}\n{% endfor %}"
+    (copy / "chat_template.jinja").write_text(template)
+    return str(copy)
+
+
+def write_untrained_target(folder: Path, functions: int) -> None:
+    """A target with random weights, its tokenizer, and a text file of that many functions."""
+    text = "".join(f"def f{n}(x):\n    return x + {n}\n" for n in range(functions))
+    config = TargetConfig(300, 16, 24, 1, 2, 1, 8, 1e4, 1e-5, 64, True, (0,))
+    save_target(init_target(config, 0), folder)
+    save_tokenizer(train_tokenizer([text], 300), folder, 64)
+    (folder / "text.py").write_text(text)
+
+
+def change_json(path: Path, **changes: Any) -> None:
+    """Set fields; those set to `...` are removed."""
+    values = json.loads(path.read_text()) | changes
+    values = {name: value for name, value in values.items() if value is not ...}
+    path.write_text(json.dumps(values))
+
+
+def run_module(*arguments: str, optimized: bool = False) -> subprocess.CompletedProcess[str]:
+    """`python -m ...` as users start it, its output a pipe; `optimized` compiles as theirs does."""
+    compilation = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    if optimized:
+        compilation = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": ""}
+    return subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=ROOT,
+        env=os.environ | compilation,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def stored_tensors(path: Path) -> dict[str, tuple[str, list[int]]]:
+    """Dtype and shape by name, from the file's header: its length in 8 bytes, then JSON."""
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    header.pop("__metadata__", None)
+    return {name: (entry["dtype"], entry["shape"]) for name, entry in header.items()}

@@ -1,0 +1,155 @@
+"""Tiny targets and drafters with random weights, and drafters that really guess their target."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from eval.abstract import abstract_drafter, abstract_target
+from redrafter_jax.config import DrafterConfig, TargetConfig
+from redrafter_jax.drafters.recurrent import Drafter, init_drafter
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.model import Model
+
+# Vocabulary no larger than the width: a linear map of the embeddings can then say anything.
+PARITY_CONFIG = TargetConfig(
+    vocab_size=24,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    rope_theta=10000.0,
+    rms_norm_eps=1e-5,
+    max_position_embeddings=512,
+    tie_word_embeddings=False,
+    eos_token_ids=(),
+)
+
+
+def tiny_config(**changes: Any) -> TargetConfig:
+    """`PARITY_CONFIG` with changes."""
+    return dataclasses.replace(PARITY_CONFIG, **changes)
+
+
+def with_random_weights(model: Model[Any, Any], seed: int) -> Any:
+    """The model with every parameter random, biases and norms included."""
+    random = np.random.default_rng(seed)
+
+    def draw(path: tuple[Any, ...], variable: Any) -> Any:
+        shape = variable.get_value().shape
+        name = ".".join(map(str, path))
+        if "norm" in name:
+            values = random.uniform(0.5, 1.5, shape)
+        elif "embed_tokens" in name:
+            values = random.normal(size=shape)
+        else:
+            values = random.normal(size=shape) / np.sqrt(shape[0])
+        return variable.replace(jnp.asarray(values, jnp.float32))
+
+    flat = nnx.to_flat_state(model.params)
+    params = nnx.from_flat_state([(path, draw(path, variable)) for path, variable in flat])
+    return dataclasses.replace(model, params=params)
+
+
+def random_target(config: TargetConfig = PARITY_CONFIG, seed: int = 0) -> Target:
+    """A target whose logits are neither flat nor one-sided."""
+    return with_random_weights(abstract_target(config, jnp.float32), seed)
+
+
+def random_drafter(config: DrafterConfig, seed: int = 0) -> Drafter:
+    """A drafter that knows nothing of any target."""
+    return with_random_weights(abstract_drafter(config, jnp.float32), seed)
+
+
+def cast(model: Model[Any, Any], dtype: Any) -> Any:
+    """The model with parameters of another dtype."""
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), model.params)
+    return dataclasses.replace(model, params=params)
+
+
+def forgetful_target(
+    memory: float, seed: int = 0, config: TargetConfig = PARITY_CONFIG, contrast: float = 3.0
+) -> Target:
+    """A target whose next token depends mostly on the current one.
+
+    `memory` scales what attention and feed-forward add: at 0 the text is a Markov chain, which a
+    drafter can know exactly; a little more and the text depends on its whole history again.
+    `contrast` scales its logits.
+    """
+    target = random_target(config, seed)
+    decoder = target.merge()
+    for layer in decoder.layers:
+        layer.self_attn.o_proj[...] = memory * layer.self_attn.o_proj[...]
+        layer.mlp.down_proj[...] = memory * layer.mlp.down_proj[...]
+    decoder.lm_head[...] = contrast * decoder.lm_head[...]
+    return Model.split(target.config, decoder)
+
+
+def imitating_drafter(
+    target: Target, corruption: float = 0.0, seed: int = 0, **variant: Any
+) -> Drafter:
+    """A drafter that computes the forgetful target's map from token to logits.
+
+    Its recurrence forgets (U = 0, and a gated one never keeps its state), so its state is a fixed
+    vector per token; the head then solves a linear system from these vectors to the target's
+    logits, or to what its head reads. `corruption` adds noise to it.
+
+    Args:
+      target: the forgetful target.
+      corruption: how wrong it is.
+      seed: of its random parameters.
+      variant: fields of `DrafterConfig`.
+    """
+    random = np.random.default_rng(seed)
+    decoder = target.merge()
+    D, V = target.config.hidden_size, target.config.vocab_size
+    embedding = np.asarray(decoder.embed_tokens[...], np.float64)
+    rms = np.sqrt((embedding**2).mean(axis=-1, keepdims=True) + target.config.rms_norm_eps)
+    normalised = embedding / rms * np.asarray(decoder.norm[...], np.float64)
+    logits = normalised @ np.asarray(decoder.lm_head[...], np.float64)
+
+    mix = random.normal(size=(D, D)) / np.sqrt(D)
+    mixed = embedding @ mix
+    config = DrafterConfig(
+        vocab_size=V, hidden_size=D, exit_dim=2 * D, num_draft_layers=0, **variant
+    )
+    head = init_drafter(config, 0).merge()
+    if config.cell == "gru":
+        states = np.tanh(mixed)
+        never_kept = np.repeat([0.0, -1e3, 0.0], D)
+        head.gru_w.kernel[...] = jnp.asarray(np.tile(mix, 3) * (never_kept == 0), jnp.float32)
+        head.gru_w.bias[...] = jnp.asarray(never_kept, jnp.float32)
+        head.gru_u.kernel[...] = jnp.zeros((D, 3 * D))
+    else:
+        states = mixed / (1 + np.exp(-mixed))
+        head.rnn_w.kernel[...] = jnp.asarray(mix, jnp.float32)
+        head.rnn_u.kernel[...] = jnp.zeros((D, D))
+    solution = np.linalg.pinv(states) @ (normalised if config.head == "target" else logits)
+    solution += corruption * np.abs(solution).mean() * random.normal(size=solution.shape)
+
+    into = jnp.asarray(np.concatenate([np.zeros_like(solution), solution]), jnp.float32)
+    match config.head:
+        case "own":
+            head.lm_head.kernel[...] = into[:, list(config.draft_tokens or range(V))]
+        case "target":
+            head.head_proj.kernel[...] = into
+        case "low_rank":
+            assert config.head_rank == V, "a factor of the identity loses nothing"
+            head.head_proj.kernel[...] = into
+            head.lm_head.kernel[...] = jnp.eye(V)
+    return Model.split(config, head)
+
+
+def assert_same(first: Model[Any, Any], second: Model[Any, Any]) -> None:
+    assert first.config == second.config
+    assert first.graphdef == second.graphdef
+    for one, other in zip(
+        jax.tree.leaves(first.params), jax.tree.leaves(second.params), strict=True
+    ):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))

@@ -1,0 +1,39 @@
+"""Small training runs for tests: their settings, their command, and what they leave."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import yaml
+from safetensors.numpy import load_file
+
+
+def settings(target_folder: Path, output: Path, **changes: object) -> dict[str, object]:
+    return {
+        "target": str(target_folder),
+        "target_dtype": "float32",
+        "drafter": {"exit_dim": 16, "num_draft_layers": 1},
+        "draft_rounds": 2,
+        "data": {"sources": [{"folder": str(target_folder)}], "sequence_length": 16},
+        "loss": {"soft": 1.0, "hard": 0.5, "chunk_length": 8},
+        "optimizer": {"learning_rate": 1e-2, "batch_size": 2, "accumulation_steps": 2},
+        "steps": 40,
+        "log_every": 5,
+        "checkpoint_every": 5,
+        "output_dir": str(output),
+    } | changes
+
+
+def command(folder: Path, values: dict[str, object]) -> list[str]:
+    path = folder / f"{Path(str(values['output_dir'])).name}.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return [sys.executable, "-m", "train", "--config", str(path)]
+
+
+def weights(output: Path) -> dict[str, np.ndarray]:
+    return load_file(output / "drafter" / "model.safetensors")
+
+
+def rows(output: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]

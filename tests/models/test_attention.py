@@ -1,0 +1,82 @@
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+
+from redrafter_jax.models.attention import prefill_attention, tree_attention
+
+causal_attention: Callable[..., jax.Array] = jax.jit(prefill_attention)
+
+
+def random_inputs(T: int, dtype: type = np.float32) -> list[np.ndarray]:
+    random = np.random.default_rng(T)
+    heads = (4, 2, 2)
+    return [random.normal(size=(2, T, count, 8)).astype(dtype) for count in heads]
+
+
+# Blocks are 128 queries long: within one, exactly one, and ragged last blocks.
+@pytest.mark.parametrize("T", [1, 5, 128, 150, 300])
+def test_each_token_attends_to_itself_and_to_those_before(T: int) -> None:
+    q, k, v = random_inputs(T)
+    out = causal_attention(q, k, v)
+    causal = np.tril(np.ones((T, T), bool))
+    for row in range(2):
+        expected = oracles.attention(q[row], k[row], v[row], causal, 8**-0.5)
+        np.testing.assert_allclose(out[row], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("real", [1, 100, 128, 149])
+def test_padding_at_the_end_of_a_row_changes_nothing_before_it(real: int) -> None:
+    q, k, v = random_inputs(150)
+    padded = [np.where(np.arange(150)[None, :, None, None] < real, x, 99.0) for x in (q, k, v)]
+    before = causal_attention(q, k, v)
+    after = causal_attention(*(x.astype(np.float32) for x in padded))
+    np.testing.assert_array_equal(before[:, :real], after[:, :real])
+
+
+def test_prefill_attention_in_bfloat16_softmaxes_in_float32() -> None:
+    q, k, v = (x.astype(jnp.bfloat16) for x in random_inputs(150))
+    out = causal_attention(q, k, v)
+    assert out.dtype == jnp.bfloat16
+    causal = np.tril(np.ones((150, 150), bool))
+    expected = oracles.attention(q[0], k[0], v[0], causal, 8**-0.5)
+    np.testing.assert_allclose(np.asarray(out[0], np.float64), expected, rtol=0, atol=2e-2)
+
+
+# Windows of one token, within a block, of exactly one block, over several, and past the text.
+@pytest.mark.parametrize("window", [1, 5, 128, 140, 300])
+def test_a_window_ends_at_the_token_itself(window: int) -> None:
+    q, k, v = random_inputs(270)
+    out = jax.jit(prefill_attention, static_argnames="window")(q, k, v, window=window)
+    distance = np.arange(270)[:, None] - np.arange(270)
+    visible = (distance >= 0) & (distance < window)
+    for row in range(2):
+        expected = oracles.attention(q[row], k[row], v[row], visible, 8**-0.5)
+        np.testing.assert_allclose(out[row], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_scores_far_from_zero_do_not_overflow() -> None:
+    q, k, v = random_inputs(5)
+    out = causal_attention(100 * q, 100 * k, v)
+    causal = np.tril(np.ones((5, 5), bool))
+    expected = oracles.attention(100 * q[0], 100 * k[0], v[0], causal, 8**-0.5)
+    np.testing.assert_allclose(out[0], expected, rtol=1e-3, atol=1e-3)
+
+
+def test_tree_nodes_attend_to_the_cache_and_their_ancestors_scaled_by_the_head() -> None:
+    random = np.random.default_rng(0)
+    q = random.normal(size=(1, 3, 4, 8)).astype(np.float32)
+    k, v = random.normal(size=(2, 1, 3, 2, 8)).astype(np.float32)
+    k_cache, v_cache = random.normal(size=(2, 1, 2, 6, 8)).astype(np.float32)
+    mask = oracles.ancestor_mask([0, 0, 0])
+    out = tree_attention(
+        *map(jnp.asarray, (q, k, v, k_cache, v_cache, np.asarray([4], np.int32), mask[None]))
+    )
+    past = [cache[0].transpose(1, 0, 2)[:4] for cache in (k_cache, v_cache)]
+    keys, values = (np.concatenate([a, b[0]]) for a, b in zip(past, (k, v), strict=True))
+    visible = np.concatenate([np.ones((3, 4), bool), mask], axis=1)
+    expected = oracles.attention(q[0], keys, values, visible, 8**-0.5)
+    np.testing.assert_allclose(out[0], expected, rtol=1e-5, atol=1e-5)

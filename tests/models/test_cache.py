@@ -1,0 +1,159 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_models import tiny_config
+
+from redrafter_jax.models.cache import append, commit, init_cache
+from redrafter_jax.models.target import Target
+from redrafter_jax.requests import prepare
+from redrafter_jax.types import KVCache, TokenTree
+
+jitted_commit = jax.jit(commit)
+
+B, K, S, H, L, N, P = 3, 2, 12, 4, 2, 6, 3
+
+
+def random_cache(random: np.random.Generator, lengths: object) -> KVCache:
+    def side() -> tuple[jax.Array, ...]:
+        return tuple(jnp.asarray(random.normal(size=(B, K, S, H)), jnp.float32) for _ in range(L))
+
+    return KVCache(side(), side(), jnp.asarray(lengths, jnp.int32))
+
+
+def random_nodes(random: np.random.Generator) -> tuple[jax.Array, ...]:
+    return tuple(jnp.asarray(random.normal(size=(B, N, K, H)), jnp.float32) for _ in range(L))
+
+
+def test_an_empty_cache_has_the_shape_of_its_target() -> None:
+    cache = init_cache(tiny_config(), batch=3, slots=10, dtype=jnp.bfloat16)
+    assert len(cache.keys) == len(cache.values) == 2
+    for slots in (*cache.keys, *cache.values):
+        assert slots.shape == (3, 2, 10, 8)
+        assert slots.dtype == jnp.bfloat16
+    assert cache.lengths.tolist() == [0, 0, 0]
+
+
+def test_fill_writes_prompts_at_the_start_and_remembers_their_lengths() -> None:
+    random = np.random.default_rng(0)
+    cache = random_cache(random, [0, 0, 0])
+    keys, values = random_nodes(random), random_nodes(random)
+    filled = append(cache, keys, values, jnp.asarray([6, 2, 1]))
+    assert filled.lengths.tolist() == [6, 2, 1]
+    for slots, fresh in zip(filled.keys + filled.values, keys + values, strict=True):
+        for token in range(N):
+            np.testing.assert_array_equal(slots[:, :, token], fresh[:, token])
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_commit_appends_the_path_to_the_decided_tokens(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    # Up to the documented edge, `lengths + P == S`.
+    lengths = random.integers(0, S - P + 1, B)
+    count = random.integers(0, P + 1, B)
+    path = np.sort(random.integers(0, N, (B, P)), axis=1)
+    cache, keys, values = random_cache(random, lengths), random_nodes(random), random_nodes(random)
+    after = jitted_commit(
+        cache, keys, values, jnp.asarray(path, jnp.int32), jnp.asarray(count, jnp.int32)
+    )
+    assert after.lengths.tolist() == (lengths + count).tolist()
+    sides = zip(cache.keys + cache.values, after.keys + after.values, keys + values, strict=True)
+    for before, now, nodes in sides:
+        for row in range(B):
+            length = lengths[row]
+            np.testing.assert_array_equal(now[row, :, :length], before[row, :, :length])
+            for step in range(count[row]):
+                np.testing.assert_array_equal(
+                    now[row, :, length + step], nodes[row, path[row, step]]
+                )
+
+
+def test_a_row_that_gains_nothing_keeps_everything_it_had() -> None:
+    random = np.random.default_rng(1)
+    cache = random_cache(random, [S - P, 4, 0])
+    path = jnp.asarray([[0, 1, 2]] * B)
+    after = jitted_commit(
+        cache, random_nodes(random), random_nodes(random), path, jnp.zeros(B, int)
+    )
+    assert after.lengths.tolist() == [S - P, 4, 0]
+    for before, now in zip(cache.keys + cache.values, after.keys + after.values, strict=True):
+        np.testing.assert_array_equal(now[0, :, : S - P], before[0, :, : S - P])
+        np.testing.assert_array_equal(now[1, :, :4], before[1, :, :4])
+
+
+def test_beyond_the_documented_edge_the_write_slides_onto_decided_tokens() -> None:
+    # Why requests must leave room: one slot too few costs the last decided token its keys.
+    random = np.random.default_rng(2)
+    cache = random_cache(random, [S - P + 1] * B)
+    nodes = random_nodes(random)
+    path = jnp.asarray([[0, 1, 2]] * B)
+    after = jitted_commit(cache, nodes, nodes, path, jnp.full(B, P - 1))
+    np.testing.assert_array_equal(after.keys[0][:, :, S - P], nodes[0][:, 0])
+
+
+@given(
+    prompt=st.integers(1, 400),
+    limit=st.integers(1, 400),
+    max_path=st.integers(1, 17),
+)
+def test_requests_leave_room_for_every_commit(prompt: int, limit: int, max_path: int) -> None:
+    config = tiny_config(max_position_embeddings=800)
+    requests, slots = prepare(config, [[1] * prompt, [2]], [limit, 1], None, None, None, max_path)
+    # A finished row has decided `limits` tokens, and P more are written after them with every
+    # step of the rows that go on; its cache holds one token less.
+    assert int(requests.limits.max()) + max_path <= slots
+    assert requests.tokens.shape[1] <= slots
+
+
+@pytest.mark.parametrize("max_path", [1, 5, 9])
+@pytest.mark.parametrize("slack", [-1, 0, 1])
+def test_requests_leave_room_where_slots_just_run_out(max_path: int, slack: int) -> None:
+    decided = 256 - max_path + slack
+    config = tiny_config()
+    requests, slots = prepare(config, [[1] * (decided - 3)], 3, None, None, None, max_path)
+    assert int(requests.limits[0]) == decided
+    assert decided + max_path <= slots
+
+
+def test_committed_paths_are_the_cache_of_plain_decoding(target: Target) -> None:
+    prefixes = np.asarray([[3, 1, 4, 1], [5, 9, 0, 0]], np.int32)
+    lengths = jnp.asarray([4, 2], jnp.int32)
+    #  root --+-- 1 ---- 3
+    #         +-- 2 ---- 4
+    tokens = jnp.asarray([[7, 3, 5, 4, 6], [8, 2, 9, 1, 0]], jnp.int32)
+    mask = np.eye(5, dtype=bool)
+    mask[:, 0] = True
+    mask[3, 1] = mask[4, 2] = True
+    tree = TokenTree(
+        tokens=tokens,
+        parents=jnp.asarray([[0, 0, 0, 1, 2]] * 2, jnp.int32),
+        depth=jnp.asarray([[0, 1, 1, 2, 2]] * 2, jnp.int32),
+        mask=jnp.asarray(np.stack([mask] * 2)),
+        log_probs=jnp.zeros((2, 5), jnp.float32),
+    )
+
+    @jax.jit
+    def decode(target: Target) -> tuple[KVCache, KVCache]:
+        decoder = target.merge()
+        empty = init_cache(target.config, 2, 16, jnp.float32)
+        _, keys, values = decoder.forward(jnp.asarray(prefixes))
+        cache = append(empty, keys, values, lengths)
+        verified = decoder.tree_forward(tree, cache)
+        # Row 0 accepts 0-2-4 and row 1 accepts the root alone.
+        path = jnp.asarray([[0, 2, 4], [0, 0, 0]], jnp.int32)
+        committed = commit(cache, verified.keys, verified.values, path, jnp.asarray([3, 1]))
+        texts = jnp.asarray([[3, 1, 4, 1, 7, 5, 6], [5, 9, 8, 0, 0, 0, 0]], jnp.int32)
+        _, keys, values = decoder.forward(texts)
+        return committed, append(empty, keys, values, jnp.asarray([7, 3], jnp.int32))
+
+    committed, plain = decode(target)
+    assert committed.lengths.tolist() == plain.lengths.tolist() == [7, 3]
+    for ours, theirs in zip(
+        committed.keys + committed.values, plain.keys + plain.values, strict=True
+    ):
+        for row, length in enumerate((7, 3)):
+            np.testing.assert_allclose(
+                ours[row, :, :length], theirs[row, :, :length], rtol=0, atol=2e-5
+            )

@@ -1,0 +1,231 @@
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+from places import GOLDENS
+from tiny_models import cast, random_drafter, random_target, tiny_config
+
+from redrafter_jax import DraftConfig, DrafterConfig, generate, generate_autoregressive
+from redrafter_jax import load_target as load
+from redrafter_jax.models.cache import append, init_cache
+from redrafter_jax.models.target import Target, init_target
+from redrafter_jax.types import KVCache, TokenTree, Verified
+
+NAMES = ("llama_gqa_untied", "llama_tied_sharded")
+S = 32
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def golden(request: pytest.FixtureRequest) -> tuple[Target, dict[str, np.ndarray]]:
+    """A stored checkpoint and what Hugging Face says about it."""
+    with np.load(GOLDENS / f"{request.param}.npz") as arrays:
+        return load(GOLDENS / request.param, dtype="float32"), dict(arrays)
+
+
+@jax.jit
+def forward(target: Target, tokens: Any) -> tuple[jax.Array, jax.Array]:
+    decoder = target.merge()
+    hidden, _, _ = decoder.forward(tokens)
+    return hidden, decoder.logits(hidden)
+
+
+@jax.jit
+def cached_prefix(target: Target, tokens: Any, lengths: Any) -> KVCache:
+    _, keys, values = target.merge().forward(tokens)
+    empty = init_cache(target.config, tokens.shape[0], S, keys[0].dtype)
+    return append(empty, keys, values, lengths)
+
+
+@jax.jit
+def verify(target: Target, tree: TokenTree, cache: KVCache) -> Verified:
+    return target.merge().tree_forward(tree, cache)
+
+
+def pad(sequences: list[list[int]], width: int = S) -> np.ndarray:
+    return np.asarray([row + [0] * (width - len(row)) for row in sequences], np.int32)
+
+
+def tree_of(tokens: Any, parents: Any) -> TokenTree:
+    return TokenTree(
+        tokens=jnp.asarray(tokens, jnp.int32),
+        parents=jnp.asarray(parents, jnp.int32),
+        depth=jnp.asarray([oracles.depth_of(row) for row in parents], jnp.int32),
+        mask=jnp.asarray(np.stack([oracles.ancestor_mask(row) for row in parents])),
+        log_probs=jnp.zeros(np.shape(tokens), jnp.float32),
+    )
+
+
+def test_logits_and_hidden_states_are_hugging_faces(
+    golden: tuple[Target, dict[str, np.ndarray]],
+) -> None:
+    target, arrays = golden
+    prompts = [arrays["prompt_0"].tolist(), arrays["prompt_1"].tolist()]
+    hidden, logits = forward(target, pad(prompts, 16))
+    for row, prompt in enumerate(prompts):
+        for ours, theirs in ((hidden, "hidden"), (logits, "logits")):
+            expected = arrays[f"{theirs}_{row}"]
+            difference = np.abs(np.asarray(ours[row, : len(prompt)]) - expected).max()
+            assert difference < 1e-4 * np.abs(expected).max()
+
+
+def test_greedy_text_is_hugging_faces(golden: tuple[Target, dict[str, np.ndarray]]) -> None:
+    target, arrays = golden
+    prompts = [arrays["prompt_0"].tolist(), arrays["prompt_1"].tolist()]
+    expected = [arrays["greedy_0"].tolist(), arrays["greedy_1"].tolist()]
+    plain = generate_autoregressive(target, prompts, max_new_tokens=24, eos_token_ids=())
+    assert plain.tokens == expected
+    config = target.config
+    drafter = random_drafter(
+        DrafterConfig(config.vocab_size, config.hidden_size, exit_dim=64, num_draft_layers=1)
+    )
+    speculative = generate(
+        target,
+        drafter,
+        prompts,
+        max_new_tokens=24,
+        draft=DraftConfig(beam_width=4, draft_rounds=2),
+        eos_token_ids=(),
+    )
+    assert speculative.tokens == expected
+
+
+PREFIXES = [[3, 1, 4, 1, 5, 9, 2], [6, 5, 3]]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_chain_is_plain_text(tied: bool) -> None:
+    target = random_target(tiny_config(tie_word_embeddings=tied), seed=1)
+    chains = [[8, 9, 7, 9, 3, 2, 3, 8, 4], [5, 8, 9, 7, 9, 3, 2, 3, 8]]
+    cache = cached_prefix(target, pad(PREFIXES), np.asarray([7, 3], np.int32))
+    verified = verify(target, tree_of(chains, [[0, *range(8)]] * 2), cache)
+    sequences = pad([prefix + chain for prefix, chain in zip(PREFIXES, chains, strict=True)])
+    hidden, logits = forward(target, sequences)
+    whole = cached_prefix(target, sequences, np.asarray([16, 12], np.int32))
+    for row, prefix in enumerate(PREFIXES):
+        tail = slice(len(prefix), len(prefix) + 9)
+        np.testing.assert_allclose(verified.hidden[row], hidden[row, tail], rtol=0, atol=2e-5)
+        np.testing.assert_allclose(verified.logits[row], logits[row, tail], rtol=0, atol=5e-5)
+        for nodes, slots in ((verified.keys, whole.keys), (verified.values, whole.values)):
+            for layer in range(2):
+                np.testing.assert_allclose(
+                    nodes[layer][row], slots[layer][row, :, tail].swapaxes(0, 1), atol=2e-5
+                )
+
+
+def random_trees(nodes: int) -> tuple[np.ndarray, list[list[int]]]:
+    random = np.random.default_rng(2)
+    parents = [oracles.random_parents(random, nodes, max_depth=4) for _ in PREFIXES]
+    return random.integers(24, size=(len(PREFIXES), nodes)), parents
+
+
+def test_each_node_says_what_the_text_that_leads_to_it_says(target: Target) -> None:
+    nodes = 9
+    tokens, parents = random_trees(nodes)
+    cache = cached_prefix(target, pad(PREFIXES), np.asarray([7, 3], np.int32))
+    verified = verify(target, tree_of(tokens, parents), cache)
+    texts = [
+        PREFIXES[row] + tokens[row, oracles.ancestors(parents[row], node)[::-1]].tolist()
+        for row in range(2)
+        for node in range(nodes)
+    ]
+    hidden, logits = forward(target, pad(texts))
+    last = jnp.asarray([len(text) - 1 for text in texts])
+    every = jnp.arange(len(texts))
+    np.testing.assert_allclose(
+        np.asarray(verified.hidden).reshape(18, -1), hidden[every, last], rtol=0, atol=2e-5
+    )
+    np.testing.assert_allclose(
+        np.asarray(verified.logits).reshape(18, -1), logits[every, last], rtol=0, atol=5e-5
+    )
+
+
+def test_neither_garbage_in_the_cache_nor_dead_slots_reach_a_live_node(target: Target) -> None:
+    tokens, parents = random_trees(9)
+    lengths = np.asarray([7, 3], np.int32)
+    cache = cached_prefix(target, pad(PREFIXES), lengths)
+    before = verify(target, tree_of(tokens, parents), cache)
+
+    past = jnp.arange(S)[None, None, :, None] >= lengths[:, None, None, None]
+    dirty = cache._replace(
+        keys=tuple(jnp.where(past, jnp.nan, slots) for slots in cache.keys),
+        values=tuple(jnp.where(past, jnp.nan, slots) for slots in cache.values),
+    )
+    tree = tree_of(tokens, parents)
+    # The last node of either tree has no child: its slot can die.
+    tree = tree._replace(
+        tokens=tree.tokens.at[:, -1].set(-1),
+        parents=tree.parents.at[:, -1].set(0),
+        depth=tree.depth.at[:, -1].set(0),
+        mask=tree.mask.at[:, -1].set(jnp.arange(9) == 8),
+    )
+    after = verify(target, tree, dirty)
+    np.testing.assert_array_equal(before.logits[:, :-1], after.logits[:, :-1])
+    np.testing.assert_array_equal(before.hidden[:, :-1], after.hidden[:, :-1])
+
+
+def test_sequences_that_share_a_row_do_not_know_of_each_other() -> None:
+    # One layer with a window, one without.
+    target = random_target(tiny_config(sliding_window=3, windowed_layers=(0,)))
+    random = np.random.default_rng(8)
+    # Longer than a block of queries, and with a segment of one token.
+    texts = [random.integers(24, size=size) for size in (7, 1, 140)]
+    tokens = np.concatenate([*texts, [0, 0]])[None]
+    numbers = [[number] * len(text) for number, text in enumerate(texts, start=1)]
+    segments = np.concatenate([*numbers, [0, 0]])[None]
+    forward = jax.jit(target.merge().forward)
+    together, keys, _ = forward(jnp.asarray(tokens), jnp.asarray(segments))
+    start = 0
+    for text in texts:
+        alone, alone_keys, _ = forward(pad([text.tolist()], 140))
+        part, own = slice(start, start := start + len(text)), slice(len(text))
+        np.testing.assert_allclose(together[:, part], alone[:, own], rtol=1e-4, atol=1e-4)
+        # Rotated as from position 0.
+        np.testing.assert_allclose(keys[-1][:, part], alone_keys[-1][:, own], rtol=1e-4, atol=1e-4)
+
+
+def test_tied_logits_are_products_with_the_embeddings() -> None:
+    target = random_target(tiny_config(tie_word_embeddings=True), seed=1)
+    decoder = target.merge()
+    hidden = np.random.default_rng(0).normal(size=(2, 3, 32)).astype(np.float32)
+    expected = hidden.astype(np.float64) @ np.asarray(decoder.embed_tokens[...], np.float64).T
+    np.testing.assert_allclose(decoder.logits(jnp.asarray(hidden)), expected, atol=1e-4)
+
+
+def test_bfloat16_targets_give_float32_logits_near_the_float32_ones(target: Target) -> None:
+    tokens, parents = random_trees(9)
+    lengths = np.asarray([7, 3], np.int32)
+    half = cast(target, jnp.bfloat16)
+    cache = cached_prefix(half, pad(PREFIXES), lengths)
+    assert cache.keys[0].dtype == jnp.bfloat16
+    verified = verify(half, tree_of(tokens, parents), cache)
+    assert verified.logits.dtype == jnp.float32
+    assert verified.hidden.dtype == jnp.bfloat16
+    exact = verify(target, tree_of(tokens, parents), cached_prefix(target, pad(PREFIXES), lengths))
+    difference = np.abs(np.asarray(verified.logits) - np.asarray(exact.logits))
+    assert difference.mean() < 0.03 * np.abs(exact.logits).mean()
+
+
+def test_random_targets_depend_on_the_seed_alone() -> None:
+    first, again, other = (
+        jax.tree.leaves(init_target(tiny_config(), seed).params) for seed in (0, 0, 1)
+    )
+    for one, same, different in zip(first, again, other, strict=True):
+        np.testing.assert_array_equal(one, same)
+        assert one.ndim == 1 or (np.asarray(one) != np.asarray(different)).any()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_some_tokens_are_scored_as_among_all_by_the_last_hidden_state(tied: bool) -> None:
+    decoder = random_target(tiny_config(tie_word_embeddings=tied)).merge()
+    wide = np.random.default_rng(0).normal(size=(2, 3, 64)).astype(np.float32)
+    head = decoder.embed_tokens[...].T if tied else decoder.lm_head[...]
+    expected = wide[..., 32:].astype(np.float64) @ np.asarray(head, np.float64)
+    scores = decoder.logits(jnp.asarray(wide))
+    np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-4)
+    some = decoder.scorer(jnp.asarray([20, 3, 7]))(jnp.asarray(wide[..., 32:]))
+    np.testing.assert_allclose(some, expected[..., [20, 3, 7]], rtol=1e-4, atol=1e-4)

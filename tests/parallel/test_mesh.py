@@ -1,0 +1,310 @@
+"""Meshes: who holds what, and texts that do not know how many devices wrote them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from tiny_models import (
+    forgetful_target,
+    imitating_drafter,
+    random_drafter,
+    random_target,
+    tiny_config,
+)
+
+from redrafter_jax.checkpoints.huggingface import (
+    load_drafter,
+    load_target,
+    save_drafter,
+    save_target,
+)
+from redrafter_jax.config import DraftConfig, DrafterConfig, SamplingConfig
+from redrafter_jax.drafters.beam import _best_of_parts, _logsumexp
+from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.errors import InputError
+from redrafter_jax.generate import Generation, generate, generate_autoregressive, start
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.collectives import gather_parts
+from redrafter_jax.parallel.mesh import (
+    FULLY_SHARDED,
+    check_target,
+    common_mesh,
+    make_mesh,
+    parameter_spec,
+    partition,
+    place,
+    shardings,
+)
+from redrafter_jax.streaming import KeptCache, stream
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+# Divided by every mesh below: 8 query heads, 4 key heads, 24 tokens. One layer compiles faster.
+CONFIG = tiny_config(num_attention_heads=8, num_key_value_heads=4, num_hidden_layers=1)
+MESHES = [(1, 1), (8, 1), (1, 4), (2, 4), (4, 2)]
+
+PROMPTS = [[1, 2, 3], [4, 5], [6], [7, 8, 9, 10], [1, 1], [2] * 20, [3, 4], [9]]
+ASKED: dict[str, Any] = {
+    "max_new_tokens": [24, 20, 16, 24, 24, 12, 24, 1],
+    "seeds": [5, 6, 7, 8, 9, 10, 11, 12],
+    "log_probs": True,
+    "sampling": [
+        SamplingConfig(),
+        SamplingConfig(1.0),
+        SamplingConfig(0.8, top_k=5),
+        SamplingConfig(1.2, top_p=0.9),
+        SamplingConfig(0.7, min_p=0.05),
+        SamplingConfig(),
+        SamplingConfig(1.0),
+        SamplingConfig(),
+    ],
+}
+DRAFT = DraftConfig(beam_width=3, draft_rounds=3, num_nodes=10, sharpness=1.3, lookup_tokens=2)
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[Target, Drafter]:
+    target = forgetful_target(memory=0.15, config=CONFIG)
+    return target, imitating_drafter(target)
+
+
+@pytest.fixture(scope="module")
+def on_one_device(pair: tuple[Target, Drafter]) -> Generation:
+    return generate_autoregressive(pair[0], PROMPTS, **ASKED)
+
+
+@pytest.mark.parametrize("sizes", MESHES)
+def test_the_text_is_that_of_one_device(
+    pair: tuple[Target, Drafter], on_one_device: Generation, sizes: tuple[int, int]
+) -> None:
+    mesh = make_mesh(*sizes)
+    target, drafter = place(pair[0], mesh), place(pair[1], mesh)
+    result = generate(target, drafter, PROMPTS, draft=DRAFT, **ASKED)
+    assert result.tokens == on_one_device.tokens
+    assert result.acceptance_length > 1.5
+    for ours, theirs in zip(result.log_probs or (), on_one_device.log_probs or (), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        # 22 tokens four devices cannot share: each holds them all.
+        ({"tie_word_embeddings": True, "vocab_size": 22}, {"cell": "gru"}),
+        (
+            {"num_hidden_layers": 2, "sliding_window": 8, "windowed_layers": (1,)},
+            {"head": "target", "draft_tokens": tuple(range(0, 24, 2)), "context_layers": (0,)},
+        ),
+    ],
+    ids=["tied, gated", "the target's head for some tokens, two layers of context"],
+)
+def test_other_kinds_of_pair_say_the_same_on_a_mesh(
+    changes: dict[str, Any], kind: dict[str, Any]
+) -> None:
+    target = random_target(replace(CONFIG, **changes))
+    shape = DrafterConfig(
+        vocab_size=target.config.vocab_size,
+        hidden_size=32,
+        exit_dim=64,
+        num_draft_layers=1,
+        **kind,
+    )
+    drafter, mesh = random_drafter(shape), make_mesh(2, 4)
+    asked: dict[str, Any] = {
+        "max_new_tokens": 12,
+        "sampling": [SamplingConfig(), SamplingConfig(1.0)],
+    }
+    prompts, kept = [[1, 2, 3], [4] * 9], KeptCache(64)
+    expected = generate_autoregressive(target, prompts, **asked).tokens
+    split = place(target, mesh), place(drafter, mesh)
+    for _ in range(2):  # the second time from the cache of the first
+        *_, last = stream(
+            *split, prompts, draft=DRAFT, steps_per_yield=16, kept_cache=kept, **asked
+        )
+        assert last.generation.tokens == expected
+
+
+def test_a_stream_and_plain_decoding_on_a_mesh(
+    pair: tuple[Target, Drafter], on_one_device: Generation
+) -> None:
+    target = place(pair[0], make_mesh(2, 4))
+    updates = list(stream(target, None, PROMPTS, steps_per_yield=8, **ASKED))
+    assert updates[-1].generation.tokens == on_one_device.tokens
+    pieces = [token for update in updates for token in update.tokens[1]]
+    assert pieces == on_one_device.tokens[1]
+
+
+def test_every_part_of_a_state_lies_on_its_own_device(pair: tuple[Target, Drafter]) -> None:
+    target = place(pair[0], make_mesh(2, 4))
+    state, _ = start(target, PROMPTS, 4, None, None, (), max_path=4)
+    B, S = state.tokens.shape
+    for layer in (*state.cache.keys, *state.cache.values):
+        assert {shard.data.shape for shard in layer.addressable_shards} == {(B // 2, 1, S, 8)}
+        assert len({shard.index for shard in layer.addressable_shards}) == 8
+    assert {shard.data.shape for shard in state.tokens.addressable_shards} == {(B // 2, S)}
+
+
+# What a device holds of two that share the model, by name: D 32, F 48, 8 x 8 query channels,
+# 4 x 8 key channels, V 24.
+HALVES = {
+    "embed_tokens": (12, 32),
+    "layers.0.input_layernorm": (32,),
+    "layers.0.mlp.down_proj": (24, 32),
+    "layers.0.mlp.gate_proj": (32, 24),
+    "layers.0.mlp.up_proj": (32, 24),
+    "layers.0.post_attention_layernorm": (32,),
+    "layers.0.self_attn.k_bias": (16,),
+    "layers.0.self_attn.k_norm": (8,),
+    "layers.0.self_attn.k_proj": (32, 16),
+    "layers.0.self_attn.o_bias": (32,),
+    "layers.0.self_attn.o_proj": (32, 32),
+    "layers.0.self_attn.q_bias": (32,),
+    "layers.0.self_attn.q_norm": (8,),
+    "layers.0.self_attn.q_proj": (32, 32),
+    "layers.0.self_attn.v_bias": (16,),
+    "layers.0.self_attn.v_proj": (32, 16),
+    "lm_head": (32, 12),
+    "norm": (32,),
+}
+
+
+def test_what_each_device_holds_of_a_target() -> None:
+    config = replace(CONFIG, attention_bias=True, qk_norm=True)
+    config = replace(config, attention_output_bias=True)
+    target = place(forgetful_target(0.1, config=config), make_mesh(2, 2))
+    held = {
+        ".".join(map(str, path)): variable[...].addressable_shards[0].data.shape
+        for path, variable in nnx.to_flat_state(target.params)
+    }
+    assert held == HALVES
+
+
+def test_every_device_reads_its_own_part_of_the_files(
+    pair: tuple[Target, Drafter], tmp_path: Path
+) -> None:
+    save_target(pair[0], tmp_path / "target")
+    save_drafter(pair[1], tmp_path / "drafter")
+    mesh = make_mesh(2, 4)
+    loads: list[tuple[Any, Callable[..., Any], str]] = [
+        (pair[0], load_target, "target"),
+        (pair[1], load_drafter, "drafter"),
+    ]
+    for model, load, name in loads:
+        loaded = load(tmp_path / name, "float32", mesh=mesh)
+        assert loaded.mesh == mesh
+        wanted = shardings(model, mesh)
+        jax.tree.map(
+            lambda leaf, whole, sharding: (
+                np.testing.assert_array_equal(leaf, whole),
+                leaf.sharding.is_equivalent_to(sharding, leaf.ndim) or pytest.fail(str(sharding)),
+            ),
+            loaded.params,
+            model.params,
+            wanted.params,
+        )
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+@pytest.mark.parametrize("size", [24, 22])
+def test_the_best_of_a_split_vocabulary(parts: int, size: int) -> None:
+    """Of 22 tokens four devices can have no equal parts: they hold all of them."""
+    mesh = make_mesh(model=parts)
+    # Small whole numbers, so that there are ties, within parts and across them.
+    scores = np.random.default_rng(0).integers(0, 6, (3, 5, size)).astype(np.float32)
+    spec = partition(scores.shape, (None, None, "vocab"), mesh)
+    assert (spec[-1] is not None) == (size % parts == 0)
+
+    def measure(scores: jax.Array) -> tuple[jax.Array, ...]:
+        best, where = _best_of_parts(scores, 7, size)
+        return best, where, _logsumexp(scores, size), gather_parts(scores, size)
+
+    split = jax.shard_map(
+        measure, mesh=mesh, in_specs=spec, out_specs=PartitionSpec(), check_vma=False
+    )
+    best, where, total, whole = jax.jit(split)(scores)
+    # Of equal scores the one with the lower index comes first.
+    order = np.argsort(-scores, axis=-1, kind="stable")[..., :7]
+    np.testing.assert_array_equal(where, order)
+    np.testing.assert_array_equal(best, np.take_along_axis(scores, order, axis=-1))
+    expected = np.log(np.exp(scores.astype(np.float64)).sum(-1, keepdims=True))
+    np.testing.assert_allclose(total, expected, rtol=1e-6)
+    np.testing.assert_array_equal(whole, scores)
+
+
+def test_training_may_split_parameters_over_data_too() -> None:
+    mesh = make_mesh(2, 4)
+    assert parameter_spec("blocks.0.kernel", (32, 40), mesh, FULLY_SHARDED) == PartitionSpec(
+        "data", "model"
+    )
+    assert parameter_spec("lm_head.kernel", (31, 40), mesh, FULLY_SHARDED) == PartitionSpec(
+        None, "model"
+    )
+    assert parameter_spec("lm_head.kernel", (32, 40), mesh) == PartitionSpec(None, "model")
+
+
+def test_two_axes_of_an_array_cannot_be_split_alike() -> None:
+    with pytest.raises(InputError, match=r"heads, vocab .* \(8, 24\) .* over 'model'"):
+        partition((8, 24), ("heads", "vocab"), make_mesh(2, 4))
+
+
+def test_a_mesh_has_no_more_devices_than_there_are() -> None:
+    with pytest.raises(InputError, match="data=4 and model=4 needs 16 devices, and there are 8"):
+        make_mesh(4, 4)
+    with pytest.raises(InputError, match="needs 2 devices, and there are 1"):
+        make_mesh(2, devices=jax.devices()[:1])
+    with pytest.raises(InputError, match=r"mesh\.model is 0"):
+        make_mesh(model=0)
+
+
+def test_a_mesh_of_other_axes_is_refused(tmp_path: Path) -> None:
+    others = {
+        "axes x, y of type Auto": Mesh(make_mesh(2, 4).devices, ("x", "y")),
+        "axes data, model of type Explicit": jax.make_mesh((2, 4), ("data", "model")),
+    }
+    for load in (load_target, load_drafter):
+        for words, mesh in others.items():
+            with pytest.raises(InputError, match=rf"{words}; make it by redrafter_jax\.make_mesh"):
+                load(tmp_path, mesh=mesh)
+
+
+def test_devices_of_a_model_group_are_neighbours() -> None:
+    ids = [[device.id for device in row] for row in make_mesh(2, 3).devices]
+    assert ids == [[0, 1, 2], [3, 4, 5]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_attention_heads": 6, "num_key_value_heads": 6}, "num_attention_heads of 6; 2 would"),
+        ({"num_key_value_heads": 2}, "num_key_value_heads of 2; 2 would"),
+        ({"intermediate_size": 50}, "intermediate_size of 50; 2 would"),
+    ],
+)
+def test_heads_that_cannot_be_divided(changes: dict[str, int], words: str, tmp_path: Path) -> None:
+    config = replace(CONFIG, **changes)
+    with pytest.raises(InputError, match=f"The mesh has model=4, which does not divide .* {words}"):
+        check_target(config, make_mesh(2, 4))
+    save_target(forgetful_target(0.1, config=config), tmp_path)
+    with pytest.raises(InputError, match=words):
+        load_target(tmp_path, mesh=make_mesh(2, 4))
+
+
+def test_rows_that_cannot_be_divided(pair: tuple[Target, Drafter]) -> None:
+    target = place(pair[0], make_mesh(4, 2))
+    with pytest.raises(InputError, match="3 prompts cannot be split evenly over the 4 devices"):
+        generate_autoregressive(target, PROMPTS[:3], max_new_tokens=4)
+
+
+def test_target_and_drafter_lie_on_one_mesh(pair: tuple[Target, Drafter]) -> None:
+    target = place(pair[0], make_mesh(2, 4))
+    with pytest.raises(InputError, match="different meshes"):
+        generate(target, pair[1], PROMPTS, max_new_tokens=4)
+    assert common_mesh(target, None) == target.mesh
+    assert isinstance(target.mesh, Mesh)
+    assert isinstance(jax.tree.leaves(target.params)[0].sharding, NamedSharding)

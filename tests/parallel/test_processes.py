@@ -1,0 +1,331 @@
+"""Several processes that are one job: what starts them, and that they train as one process does."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import yaml
+from places import ROOT
+from tiny_folders import write_pair, write_untrained_target
+from train_runs import command, rows, settings, weights
+
+from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.errors import InputError
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.mesh import make_mesh
+from redrafter_jax.parallel.processes import is_first, join, part_of_rows
+
+
+@pytest.fixture
+def joined(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What JAX's runtime is started with, in place of starting it."""
+    calls: list[Any] = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *given, **_: calls.append(given))
+    return calls
+
+
+def test_one_process_joins_nobody(joined: list[Any]) -> None:
+    join(environment={})
+    join(environment={"SLURM_STEP_NUM_TASKS": "1"})
+    assert joined == []
+    assert is_first()
+
+
+def test_flags_come_before_variables(joined: list[Any]) -> None:
+    variables = {
+        "JAX_COORDINATOR_ADDRESS": "first:1234",
+        "JAX_NUM_PROCESSES": "4",
+        "JAX_PROCESS_ID": "3",
+    }
+    join(environment=variables)
+    join(process_id=1, environment=variables)
+    assert joined == [("first:1234", 4, 3), ("first:1234", 4, 1)]
+
+
+@pytest.mark.parametrize("name", ["SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"])
+def test_schedulers_are_left_to_jax(joined: list[Any], name: str) -> None:
+    join(environment={name: "2"})
+    assert joined == [(None, None, None)]
+
+
+@pytest.mark.parametrize(
+    ("given", "variables", "words"),
+    [
+        ({"process_id": 0}, {}, "needs --coordinator-address, --num-processes too"),
+        (
+            {"coordinator_address": "a:1", "num_processes": 2, "process_id": 2},
+            {},
+            "process_id is 2; of 2 processes it must be 0 to 1",
+        ),
+        ({"process_id": 0}, {"JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES is 'two'"),
+    ],
+)
+def test_what_cannot_be_joined(
+    joined: list[Any], given: dict[str, Any], variables: dict[str, str], words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        join(**given, environment=variables)
+    assert joined == []
+
+
+def mesh_of(processes: list[list[int]]) -> Any:
+    """A mesh whose devices belong to these processes."""
+    devices = np.array(
+        [[SimpleNamespace(process_index=process) for process in row] for row in processes]
+    )
+    return SimpleNamespace(devices=devices, shape={"data": devices.shape[0], "model": -1})
+
+
+def unwrapped(function: Any) -> Any:
+    """Without the check of types, which knows no invented mesh."""
+    return getattr(function, "__wrapped__", function)
+
+
+@pytest.mark.parametrize(
+    ("processes", "own", "part"),
+    [
+        ([[0], [0], [1], [1]], 1, (1, 2)),
+        ([[0, 0], [1, 1], [2, 2]], 2, (2, 3)),
+        # One model over two processes: both bring the same rows.
+        ([[0, 1]], 1, (0, 1)),
+        ([[0, 1], [2, 3]], 3, (1, 2)),
+    ],
+)
+def test_each_process_brings_its_part_of_the_rows(
+    monkeypatch: pytest.MonkeyPatch, processes: list[list[int]], own: int, part: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(jax, "process_index", lambda: own)
+    assert unwrapped(part_of_rows)(mesh_of(processes)) == part
+
+
+def test_parts_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    unchecked = unwrapped(part_of_rows)
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    with pytest.raises(InputError, match=r"no device of process 1; give it all \d+ devices"):
+        unchecked(mesh_of([[0], [0]]))
+    with pytest.raises(InputError, match=r"Process 1 would hold the parts \[0, 2\] of 3"):
+        unchecked(mesh_of([[1], [0], [1]]))
+
+
+def test_a_single_process_brings_all_rows() -> None:
+    assert part_of_rows(None) == part_of_rows(make_mesh(4, 2)) == (0, 1)
+
+
+@contextmanager
+def running(commands: list[list[str]], logs: list[Path]) -> Generator[list[subprocess.Popen[str]]]:
+    """The processes, two devices each; what is left of them is killed in the end."""
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    started = []
+    for arguments, log in zip(commands, logs, strict=True):
+        with log.open("a") as said:
+            started.append(
+                subprocess.Popen(
+                    arguments, cwd=ROOT, env=environment, stdout=said, stderr=said, text=True
+                )
+            )
+    try:
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def two(arguments: list[str]) -> list[list[str]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    shared = [*arguments, f"--coordinator-address={address}", "--num-processes=2"]
+    return [[*shared, f"--process-id={own}"] for own in range(2)]
+
+
+def wait_for(count: int, output: Path, process: subprocess.Popen[str], log: Path) -> None:
+    """Until the run has written so many rows."""
+    deadline = time.monotonic() + 600
+    while not (output / "metrics.jsonl").is_file() or len(rows(output)) < count:
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.02)
+
+
+MEETING = """
+import sys
+from redrafter_jax.command_line import run
+from redrafter_jax.errors import InputError
+from redrafter_jax.parallel.processes import join, wait_for_all
+
+def main():
+    join("{address}", 2, {own})
+    wait_for_all("begun")
+    if {own} in {failing}:
+        {error}
+    wait_for_all("never reached by all")
+
+run(main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("failing", "error", "codes"),
+    [
+        ((1,), "raise InputError('steps is 0; it must be 1 or more.')", (None, 2)),
+        ((0,), "raise OSError(28, 'No space left on device', 'report.json')", (2, None)),
+        ((0, 1), "raise InputError('steps is 0; it must be 1 or more.')", (2, 2)),
+        ((0, 1), "sys.exit(1)", (1, 1)),
+    ],
+    ids=["the second alone", "the first alone", "both", "both with a verdict"],
+)
+def test_an_error_ends_all_processes_soon(
+    tmp_path: Path, failing: tuple[int, ...], error: str, codes: tuple[int | None, ...]
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    commands = [
+        [
+            sys.executable,
+            "-c",
+            MEETING.format(address=address, own=own, failing=failing, error=error),
+        ]
+        for own in range(2)
+    ]
+    logs = [tmp_path / "0.log", tmp_path / "1.log"]
+    with running(commands, logs) as processes:
+        ended = [process.wait(timeout=60) for process in processes]
+    assert 0 not in ended
+    for code, expected, log in zip(ended, codes, logs, strict=True):
+        if expected is None:
+            continue
+        assert code == expected, log.read_text()
+        if expected == 2:
+            assert log.read_text().count("error: ") == 1
+
+
+@pytest.mark.long
+def test_a_job_that_loses_a_process_goes_on(tmp_path: Path) -> None:
+    """Two processes lose one, one process goes on, and two finish."""
+    target = tmp_path / "target"
+    write_untrained_target(target, functions=400)
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"def f{n}(x)"}) + "\n" for n in range(4)))
+    changes: dict[str, Any] = {
+        "steps": 600,
+        "log_every": 1,
+        "checkpoint_every": 20,
+        "optimizer": {"learning_rate": 1e-2, "batch_size": 4, "accumulation_steps": 2},
+        "acceptance": {"every": 200, "prompts": str(prompts), "max_new_tokens": 16},
+    }
+    split = changes | {"mesh": {"data": 4, "fully_sharded": True}}
+    subprocess.run(command(tmp_path, settings(target, alone, **changes)), check=True)
+
+    logs = [tmp_path / "0.log", tmp_path / "1.log"]
+    arguments = command(tmp_path, settings(target, together, **split))
+    with running(two(arguments), logs) as (first, second):
+        wait_for(30, together, first, logs[0])
+        second.send_signal(signal.SIGKILL)
+        killed = time.monotonic()
+        assert first.wait(timeout=120) not in (0, -signal.SIGKILL)
+        assert time.monotonic() - killed < 60
+    assert "error: process 0 lost the others" in logs[0].read_text()
+    assert not (together / "drafter").exists()
+
+    arguments = command(tmp_path, settings(target, together, **changes))
+    with running([arguments], [tmp_path / "one.log"]) as (one,):
+        wait_for(len(rows(together)) + 60, together, one, tmp_path / "one.log")
+        one.send_signal(signal.SIGTERM)
+        assert one.wait(timeout=120) == 0
+    assert "resumed from step" in (tmp_path / "one.log").read_text()
+
+    arguments = command(tmp_path, settings(target, together, **split))
+    with running(two(arguments), logs) as both:
+        wait_for(len(rows(together)) + 60, together, both[0], logs[0])
+        both[1].send_signal(signal.SIGTERM)
+        for process in both:
+            assert process.wait(timeout=120) == 0, logs[0].read_text()
+    assert "stopped by SIGTERM after step" in logs[0].read_text()
+    assert not (together / "drafter").exists()
+
+    with running(two(arguments), logs) as both:
+        for process in both:
+            assert process.wait(timeout=600) == 0, logs[0].read_text()
+    assert "drafter written to" in logs[0].read_text()
+    tried = [[row["acceptance_length"] for row in rows(run)[199::200]] for run in (alone, together)]
+    np.testing.assert_allclose(tried[1], tried[0], rtol=0.1)
+    assert len(tried[0]) == 3
+    losses = [[row["loss"] for row in rows(run)] for run in (alone, together)]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3)
+    expected = weights(alone)
+    for name, value in weights(together).items():
+        np.testing.assert_allclose(value, expected[name], rtol=0, atol=5e-3, err_msg=name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("command", "settings", "report"),
+    [
+        ([], {"max_new_tokens": 12, "batch_size": 4, "repeats": 1}, "report.json"),
+        (
+            ["acceptance"],
+            {"max_new_tokens": 12, "samplings": [{"temperature": 0.0}, {"temperature": 1.0}]},
+            "acceptance.json",
+        ),
+        (["parity"], {"cases": {"greedy": {"max_new_tokens": 12, "batch_size": 4}}}, "parity.json"),
+    ],
+    ids=["speed", "acceptance", "parity"],
+)
+def test_two_processes_measure_what_one_does(
+    habitual_target: Target,
+    good_drafter: Drafter,
+    tmp_path: Path,
+    command: list[str],
+    settings: dict[str, Any],
+    report: str,
+) -> None:
+    target, drafter = write_pair(tmp_path, habitual_target, good_drafter)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(
+        "".join(json.dumps({"prompt": text}) + "\n" for text in ("ab", "c", "d", "e"))
+    )
+    shared = {"target": target, "drafter": drafter, "prompts": str(prompts)} | settings
+    shared |= {"dtypes": ["float32"]} if command == ["parity"] else {"dtype": "float32"}
+    reports = []
+    for name, mesh in (("alone", {}), ("together", {"data": 2, "model": 2})):
+        config = tmp_path / f"{name}.yaml"
+        config.write_text(
+            yaml.safe_dump(shared | {"mesh": mesh, "report_dir": str(tmp_path / name)})
+        )
+        arguments = [sys.executable, "-m", "eval", *command, "--config", str(config)]
+        started = two(arguments) if mesh else [arguments]
+        logs = [tmp_path / f"{name}.{index}.log" for index in range(len(started))]
+        with running(started, logs) as processes:
+            for process, log in zip(processes, logs, strict=True):
+                assert process.wait(timeout=300) == 0, log.read_text()
+        assert "The report: " in logs[0].read_text()
+        # Gloo's own lines aside, the others are silent.
+        assert not any("report" in log.read_text() for log in logs[1:])
+        reports.append(json.loads((tmp_path / name / report).read_text()))
+    alone, together = map(counts, reports)
+    assert together == alone
+    assert len(alone) > 0
+
+
+def counts(report: dict[str, Any]) -> list[Any]:
+    """What a report says of texts and trees, leaving out when, where and how fast."""
+    rows = report.get("rows") or report.get("cases") or report["prompts"]
+    return [
+        [value for name, value in row.items() if "second" not in name and "speed" not in name]
+        for row in rows
+    ]

@@ -1,0 +1,131 @@
+"""Settings from YAML files and overrides; all problems in one message."""
+
+from pathlib import Path
+
+import pydantic
+import pytest
+
+from redrafter_jax import InputError
+from redrafter_jax.settings.files import Settings, dump_settings, load_settings
+
+
+class Inner(Settings):
+    rate: float = 0.5
+    names: tuple[str, ...] = ()
+    weights: tuple[float, ...] = ()
+    fast: bool = False
+
+
+class Outer(Settings):
+    size: pydantic.PositiveInt
+    inner: Inner = Inner()
+    spare: Inner | None = None
+    spares: tuple[Inner, ...] = ()
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "outer.yaml"
+    path.write_text(
+        "size: 3\ninner:\n  rate: 1e-3\n  names: []\nspares:\n  - {rate: 1}\n  - {rate: 2}\n"
+    )
+    return path
+
+
+def test_a_file_gives_values_and_the_model_the_rest(config: Path) -> None:
+    spares = (Inner(rate=1.0), Inner(rate=2.0))
+    expected = Outer(size=3, inner=Inner(rate=0.001, names=()), spares=spares)
+    assert load_settings(Outer, config) == expected
+
+
+def test_overrides_reach_into_sections_and_are_read_as_yaml(config: Path) -> None:
+    overrides = ["size=4", "inner.rate=3e-4", "inner.names=[a, b]"]
+    settings = load_settings(Outer, config, overrides)
+    assert settings.size == 4
+    assert settings.inner == Inner(rate=0.0003, names=("a", "b"))
+
+
+def test_a_number_leads_into_a_list(config: Path) -> None:
+    settings = load_settings(Outer, config, ["spares.1.rate=5", "spares.0={fast: true}"])
+    assert settings.spares == (Inner(fast=True), Inner(rate=5.0))
+
+
+def test_an_override_may_open_a_section_that_the_file_lacks(tmp_path: Path) -> None:
+    path = tmp_path / "short.yaml"
+    path.write_text("size: 1\n")
+    assert load_settings(Outer, path, ["inner.rate=2"]).inner.rate == 2.0
+
+
+def test_a_date_is_a_string_and_yes_is_true_where_that_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "dates.yaml"
+    path.write_text("size: 1\ninner:\n  names: [2024-01-31, 2024-13-01]\n", encoding="utf-8")
+    settings = load_settings(Outer, path, ["inner.fast=yes"])
+    assert settings.inner == Inner(names=("2024-01-31", "2024-13-01"), fast=True)
+    overridden = load_settings(Outer, path, ["inner.names=[2025-02-30]"])
+    assert overridden.inner.names == ("2025-02-30",)
+
+
+def test_the_dump_reads_back_as_the_same_settings(config: Path, tmp_path: Path) -> None:
+    settings = load_settings(Outer, config, ["inner.names=[x]"])
+    (tmp_path / "dump.yaml").write_text(dump_settings(settings))
+    assert load_settings(Outer, tmp_path / "dump.yaml") == settings
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("size", "not of the form key.path=value"),
+        ("=3", "not of the form key.path=value"),
+        ("size.more=3", "'size' is a value, not a section"),
+        ("inner.names.0=a", "'names' is a list of 0 and has no '0'; count from 0, or give the"),
+        ("spares.one.rate=1", "'spares' is a list of 2 and has no 'one'; count from 0"),
+        ("spares.2.rate=1", "'spares' is a list of 2 and has no '2'; count from 0"),
+        ("spares.0.rate.deep=1", "'rate' is a value, not a section"),
+        ("size=[", "not a YAML value"),
+        ("size=0x_", "not a YAML value"),
+        ("size=yes", "size: Input should be a number; YAML reads yes"),
+        ("inner.rate=on", "inner.rate: Input should be a number; YAML reads yes"),
+        ("inner.weights=[1, yes]", "inner.weights: Input should be a number; YAML reads yes"),
+        ("inner.rate=.inf", "inner.rate: Input should be a finite number"),
+        ("inner.rate=.nan", "inner.rate: Input should be a finite number"),
+        ("size=0", "size: Input should be greater than 0"),
+        ("inner.rats=1", "inner.rats: unknown key; did you mean 'rate'?"),
+        ("other=1", "other: unknown key; known keys: size, inner, spare, spares."),
+        ("spare.rats=1", "spare.rats: unknown key; did you mean 'rate'?"),
+        ("spare.a=1", "spare.a: unknown key; known keys: rate, names, weights, fast."),
+    ],
+)
+def test_a_bad_override_is_refused(config: Path, override: str, reason: str) -> None:
+    with pytest.raises(InputError) as error:
+        load_settings(Outer, config, [override])
+    assert reason in str(error.value)
+
+
+def test_known_keys_are_listed_once(tmp_path: Path) -> None:
+    path = tmp_path / "other.yaml"
+    path.write_text("size: 1\nsteps: 3\nloss: 1\ninner:\n  a: 1\n  b: 2\n  rats: 3\n")
+    with pytest.raises(InputError) as error:
+        load_settings(Outer, path)
+    assert str(error.value).splitlines()[1:] == [
+        "  inner.a: unknown key",
+        "  inner.b: unknown key; known keys: rate, names, weights, fast.",
+        "  inner.rats: unknown key; did you mean 'rate'?",
+        "  steps: unknown key",
+        "  loss: unknown key; known keys: size, inner, spare, spares.",
+    ]
+
+
+def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    with pytest.raises(InputError, match=r"Cannot read .*bad.yaml: No such file"):
+        load_settings(Outer, path)
+    path.write_text("- a list\n")
+    with pytest.raises(InputError, match="holds no mapping"):
+        load_settings(Outer, path)
+    for text in ("size: [\n", "size: 0x_\n"):
+        path.write_text(text)
+        with pytest.raises(InputError, match="not valid YAML"):
+            load_settings(Outer, path)
+    path.write_bytes(b"size: \xff\n")
+    with pytest.raises(InputError, match="not UTF-8 text at byte 6"):
+        load_settings(Outer, path)

@@ -1,0 +1,126 @@
+"""Conversations as text."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_folders import (
+    BEGIN,
+    CHATML,
+    END,
+    IM_END,
+    IM_START,
+    TURNS,
+    chat_tokenizer,
+    write_tokenizer,
+)
+from tiny_folders import byte_tokenizer
+
+from redrafter_jax.errors import InputError
+from redrafter_jax.text.chat_template import (
+    ChatTemplate,
+    TemplateName,
+    Turn,
+    encode_turns,
+    end_tokens,
+    load_template,
+    render_vicuna,
+)
+
+
+def load(target: Path, name: TemplateName = "tokenizer", **options: Any) -> Any:
+    return load_template(name, target, chat_tokenizer(), "--chat-template ", **options)
+
+
+def test_vicuna_is_written_as_published() -> None:
+    assert render_vicuna(TURNS, False) == (
+        "A chat between a curious user and an artificial intelligence assistant. The assistant "
+        "gives helpful, detailed, and polite answers to the user's questions. USER: Hi ASSISTANT: "
+        "Hello</s>USER: Bye ASSISTANT: Ciao</s>"
+    )
+    system = {"role": "system", "content": "Be brief."}
+    assert render_vicuna([system, *TURNS[:1]], True) == "Be brief. USER: Hi ASSISTANT:"
+
+
+def test_vicunas_answers_begin_after_a_space_and_end_with_its_token() -> None:
+    template = load(Path("any"), "vicuna_v1.1")
+    assert (template.gap, template.end, template.adds_special_tokens) == (" ", "</s>", True)
+    asked = template.render(TURNS[:1], True)
+    assert template.render(TURNS[:2], False) == asked + " Hello</s>"
+
+
+def test_the_tokenizers_own_template_gets_its_arguments(tmp_path: Path) -> None:
+    folder = write_tokenizer(tmp_path, "{{ mood }}" + CHATML)
+    template = load(folder, arguments={"mood": "calm"})
+    assert template.render(TURNS[:1], True) == (
+        "calm<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert (template.gap, template.end, template.adds_special_tokens) == ("", "</s>", False)
+    assert template.name == f"the tokenizer of {folder}"
+
+
+def test_a_missing_template_or_token_is_named_with_the_way_out(tmp_path: Path) -> None:
+    folder = write_tokenizer(tmp_path, None)
+    with pytest.raises(InputError, match=r"no chat template; .*use --chat-template vicuna_v1\.1\."):
+        load(folder)
+    with pytest.raises(InputError, match="ends answers with '</s>', but the tokenizer of x has no"):
+        load_template("vicuna_v1.1", Path("x"), byte_tokenizer(), "--chat-template ")
+    with pytest.raises(InputError, match=r"beside it as chat_template\.jinja\.$"):
+        load_template("tokenizer", folder, byte_tokenizer(), "--chat-template ")
+    with pytest.raises(InputError, match=r"cannot load the tokenizer of .*nowhere"):
+        load(tmp_path / "nowhere")
+
+
+def test_code_that_comes_with_a_tokenizer_is_never_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tokenizer(tmp_path)
+    stated = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    stated |= {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": [None, "own.Own"]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(stated))
+    (tmp_path / "own.py").write_text("raise SystemExit('it ran')\n")
+    # The first message of a conversation in a pipe is no consent.
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(InputError, match="transformers cannot load the tokenizer"):
+        load(tmp_path)
+
+
+def test_special_tokens_are_the_templates_or_else_the_tokenizers(tmp_path: Path) -> None:
+    chatml, vicuna = load(write_tokenizer(tmp_path)), load(Path("any"), "vicuna_v1.1")
+    first = [encode_turns(one, chat_tokenizer(), TURNS[:1])[0] for one in (chatml, vicuna)]
+    assert first == [IM_START, BEGIN]
+
+
+def test_turns_that_a_template_refuses_are_one_sentence(tmp_path: Path) -> None:
+    refusing = load(write_tokenizer(tmp_path, "{{ raise_exception('no system\\nturn') }}"))
+    with pytest.raises(InputError, match=r"^The chat template of .* refuses the turns: no system"):
+        encode_turns(refusing, chat_tokenizer(), TURNS)
+    with pytest.raises(InputError, match="'user' is due"):
+        encode_turns(load(Path("x"), "vicuna_v1.1"), chat_tokenizer(), TURNS[1:])
+
+
+def test_answers_end_where_the_target_or_the_tokenizer_says(tmp_path: Path) -> None:
+    template = load(Path("any"), "vicuna_v1.1")
+    assert end_tokens(template, chat_tokenizer(), (7,), []) == (7, END)
+    assert end_tokens(template, chat_tokenizer(), (END, 7), [TURNS[:1]]) == (END, 7)
+    assert end_tokens(template._replace(end=None), chat_tokenizer(), (7,), []) == (7,)
+
+
+def test_answers_end_where_the_template_closes_them(tmp_path: Path) -> None:
+    own = load(write_tokenizer(tmp_path))
+    # The tokenizer's eos_token is another than the one that ChatML ends a turn with.
+    assert end_tokens(own, chat_tokenizer(), (7,), [TURNS[:1]]) == (7, END, IM_END)
+
+    def render(turns: list[Turn], asks: bool) -> str:
+        if turns[0]["content"] == "silence":
+            return "<|im_start|>"
+        if turns[0]["role"] == "system":
+            raise ValueError("no system turn")
+        return "".join(f"{turn['content']}\n" for turn in turns) + "<|im_end|>" * len(turns[:-2])
+
+    written = ChatTemplate("written", render, False)
+    silent, refused = [{"role": "user", "content": "silence"}], [{"role": "system", "content": ""}]
+    assert end_tokens(written, chat_tokenizer(), (), [silent, refused, TURNS[:3]]) == (IM_END,)
+    # The first that is written says it: here an answer ends with no special token.
+    assert end_tokens(written, chat_tokenizer(), (), [TURNS[:1], TURNS[:3]]) == ()

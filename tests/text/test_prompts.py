@@ -1,0 +1,205 @@
+"""Prompt files: what is read, what is refused by file and line, and how the demo's is made."""
+
+import json
+from collections import Counter
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import pytest
+from places import CONFIGS
+from tiny_folders import CHARACTERS, character_tokenizer, encode
+from tokenizers import Tokenizer
+
+from redrafter_jax.errors import InputError
+from redrafter_jax.settings.files import load_settings
+from redrafter_jax.text.prompts import Prompt, read_prompts, tokenize, tokenize_to_length
+from tools.hold_out import choose_prompts
+from tools.tokenizer import train_tokenizer
+from train.config import PretrainSettings
+from train.data.folders import TextFile
+
+
+def write(folder: Path, *lines: str) -> Path:
+    path = folder / "prompts.jsonl"
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def test_a_prompt_may_stand_alone_and_is_then_named_by_its_line(tmp_path: Path) -> None:
+    path = write(tmp_path, '{"prompt": "def f("}', '{"prompt": "  two\\nlines "}')
+    names_and_texts = [(prompt.name, prompt.text) for prompt in read_prompts(path)]
+    assert names_and_texts == [("1", "def f("), ("2", "  two\nlines ")]
+
+
+def test_identifier_and_category_come_along_and_other_keys_are_ignored(tmp_path: Path) -> None:
+    row = {"question_id": 7, "category": "json", "prompt": "x", "source": "json/a.py:1"}
+    (prompt,) = read_prompts(write(tmp_path, json.dumps(row)))
+    assert prompt == Prompt("7", "x", "json", f"{tmp_path / 'prompts.jsonl'}, line 1")
+
+
+def test_of_a_spec_bench_row_the_first_turn_is_the_prompt(tmp_path: Path) -> None:
+    row = {"question_id": 81, "category": "writing", "turns": ["Compose.", "Rewrite."]}
+    (prompt,) = read_prompts(write(tmp_path, json.dumps(row | {"reference": ["..."]})))
+    assert (prompt.name, prompt.category, prompt.text) == ("81", "writing", "Compose.")
+
+
+def test_line_separators_inside_a_string_end_no_row(tmp_path: Path) -> None:
+    text = "a\u2028b\x85c\x0cd"
+    path = write(tmp_path, json.dumps({"prompt": text}, ensure_ascii=False))
+    assert [prompt.text for prompt in read_prompts(path)] == [text]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("", "the row is empty"),
+        ("{'prompt': 'x'}", "not valid JSON"),
+        ('["x"]', "must be a JSON object"),
+        ('{"question_id": 1}', "holds neither"),
+        ('{"prompt": "x", "turns": ["x"]}', "holds both"),
+        ('{"prompt": ""}', "not empty"),
+        ('{"prompt": 3}', "'prompt' is 3"),
+        ('{"prompt": null}', "'prompt' is None"),
+        (r'{"prompt": "\ud800 a"}', r"'prompt' holds '\ud800' at character 0, a lone surrogate"),
+        ('{"turns": []}', "at least one string"),
+        ('{"turns": "x"}', "at least one string"),
+        ('{"turns": [null]}', "'turns[0]' is None"),
+        ('{"prompt": "x", "category": 3}', "'category' is 3"),
+    ],
+)
+def test_a_malformed_row_is_named_by_file_line_and_reason(
+    tmp_path: Path, line: str, reason: str
+) -> None:
+    path = write(tmp_path, '{"prompt": "good"}', line, '{"prompt": "good"}')
+    with pytest.raises(InputError) as error:
+        read_prompts(path)
+    assert str(error.value).startswith(f"{path}, line 2: ")
+    assert reason in str(error.value)
+
+
+def test_a_file_that_is_missing_or_not_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="No such file"):
+        read_prompts(tmp_path / "none.jsonl")
+    (tmp_path / "binary.jsonl").write_bytes(b'{"prompt": "\xff"}')
+    with pytest.raises(InputError, match="not UTF-8 text at byte 12"):
+        read_prompts(tmp_path / "binary.jsonl")
+    (tmp_path / "nothing.jsonl").write_bytes(b"")
+    with pytest.raises(InputError, match="line 1: the row is empty"):
+        read_prompts(tmp_path / "nothing.jsonl")
+
+
+def test_a_count_takes_the_first_rows_and_never_fewer(tmp_path: Path) -> None:
+    path = write(tmp_path, *(json.dumps({"prompt": letter}) for letter in "abc"))
+    assert [prompt.text for prompt in read_prompts(path, 2)] == ["a", "b"]
+    assert len(read_prompts(path, 3)) == 3
+    with pytest.raises(InputError, match=r"prompt_count is 4, but .* holds 3 prompts"):
+        read_prompts(path, 4)
+
+
+def prompt_of(text: str) -> Prompt:
+    return Prompt("1", text, None, "p.jsonl, line 5")
+
+
+def test_prompts_become_the_tokenizers_tokens() -> None:
+    rows = tokenize([prompt_of("abc"), prompt_of("w\n")], character_tokenizer(), 10, 20)
+    assert rows == [encode("abc"), encode("w\n")]
+
+
+def test_a_prompt_that_leaves_no_room_is_refused_not_cut() -> None:
+    tokenizer = character_tokenizer()
+    assert len(tokenize([prompt_of("a" * 10)], tokenizer, 10, 20)[0]) == 10
+    with pytest.raises(InputError, match=r"line 5: the prompt has 11 tokens and max_new"):
+        tokenize([prompt_of("a" * 11)], tokenizer, 10, 20)
+
+
+def test_a_prompt_of_unknown_characters_alone_is_refused() -> None:
+    with pytest.raises(InputError, match=r"line 5: .* no tokens"):
+        tokenize([prompt_of("é")], character_tokenizer(), 10, 20)
+
+
+def test_longer_prompts_are_the_files_own_text_in_its_order() -> None:
+    prompts = [prompt_of(text) for text in ("abc", "def\nabc", "w", "mnopqrstuvwa", "kk")]
+    tokens = tokenize_to_length(prompts, character_tokenizer(), 3, 20)
+    assert tokens == encode("mnopqrstuvwakkabcdef")
+    assert tokenize_to_length(prompts, character_tokenizer(), 3, 2) == encode("mn")
+
+
+def test_prompts_without_any_token_cannot_be_made_longer() -> None:
+    with pytest.raises(InputError, match="and on: the tokenizer makes no tokens of any prompt"):
+        tokenize_to_length([prompt_of("XYZ")], character_tokenizer(), 0, 20)
+
+
+# How the demo's prompts are made from held-out documents.
+
+
+@pytest.fixture
+def documents() -> list[TextFile]:
+    letters = CHARACTERS[:-1]
+    lines = [letters[i % 23 :] + letters[: i % 23] for i in range(40)]
+    names = ["a/one.py", "a/two.py", "a/short.py", "b/one.py", "c/sub/one.py"]
+    texts = ["\n".join(lines[i:]) + "\n" for i in range(5)]
+    texts[2] = "abc\n"
+    texts[3] = texts[3].replace("\n", "\n\n")
+    return [TextFile(*pair) for pair in zip(names, texts, strict=True)]
+
+
+def choose(documents: list[TextFile], **changes: Any) -> list[Any]:
+    values: dict[str, Any] = {"count": 8, "prompt_tokens": 30, "seed": 0} | changes
+    return choose_prompts(documents, character_tokenizer(), **values)
+
+
+def test_prompts_are_spread_evenly_over_packages_in_turns(documents: list[TextFile]) -> None:
+    packages = [prompt.category for prompt in choose(documents)]
+    assert packages == ["a", "b", "c", "a", "b", "c", "a", "b"]
+
+
+def test_a_prompt_is_the_text_at_its_source_from_a_line_start(documents: list[TextFile]) -> None:
+    texts = dict(documents)
+    for prompt in choose(documents):
+        name, _, line = prompt.source.rpartition(":")
+        rest = "\n".join(texts[name].split("\n")[int(line) - 1 :])
+        assert rest.startswith(prompt.prompt)
+        assert rest.split("\n")[0].strip(), "a prompt starts with a line that holds text"
+        assert len(prompt.prompt) == 30
+
+
+def test_prompts_are_distinct_at_different_depths(documents: list[TextFile]) -> None:
+    sources = [prompt.source for prompt in choose(documents, count=9)]
+    assert len(set(sources)) == 9
+    lines = sorted(int(source.rpartition(":")[2]) for source in sources if source[0] == "c")
+    assert lines[0] < 12 < lines[1] < 25 < lines[2]
+
+
+def test_the_same_seed_chooses_the_same_prompts(documents: list[TextFile]) -> None:
+    assert choose(documents) == choose(documents)
+
+
+def test_too_little_text_is_refused(documents: list[TextFile]) -> None:
+    with pytest.raises(InputError, match="count is 2, but there are 3 packages"):
+        choose(documents, count=2)
+    with pytest.raises(InputError, match="'a' has text for 1 of its share of 3 prompts"):
+        choose(documents, prompt_tokens=950)
+
+
+def test_a_prompts_tokens_are_the_documents_own(byte_level: Tokenizer) -> None:
+    text = "    café = [naïve, 'über']  # ∑ of ﬁne things\n" * 20
+    for length in range(5, 40):
+        (prompt,) = choose_prompts([TextFile("p/a.py", text)], byte_level, 1, length, 0)
+        ids = byte_level.encode(prompt.prompt).ids
+        assert byte_level.encode(text).ids[: len(ids)] == ids
+        assert length - 6 <= len(ids) <= length
+
+
+@pytest.fixture(scope="module")
+def byte_level() -> Tokenizer:
+    return train_tokenizer(["things of the naive café  # []\n" * 20], 300)
+
+
+def test_the_demos_prompts_were_held_out_of_its_target_and_drafter() -> None:
+    rows = list(map(json.loads, (CONFIGS / "demo_prompts.jsonl").read_text().splitlines()))
+    (source,) = load_settings(PretrainSettings, CONFIGS / "demo_target.yaml").data.sources
+    for row in rows:
+        assert any(fnmatch(row["source"], f"{glob}:*") for glob in source.held_out)
+    assert len(read_prompts(CONFIGS / "demo_prompts.jsonl")) == len(rows) == 24
+    assert max(Counter(row["category"] for row in rows).values()) == 5

@@ -1,0 +1,38 @@
+"""The tokenizer beside a target."""
+
+from pathlib import Path
+
+import pytest
+from tiny_folders import byte_tokenizer
+
+from redrafter_jax import InputError
+from redrafter_jax.text.tokenizer import load_tokenizer
+
+
+def test_a_tokenizer_never_truncates_or_pads(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=8)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert len(load_tokenizer(tmp_path).encode("abcde").ids) == 5
+
+
+def test_a_folder_without_a_readable_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"tokenizer.json is missing"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(InputError, match=r"tokenizer.json is no tokenizer"):
+        load_tokenizer(tmp_path)
+    with pytest.raises(InputError, match="neither a folder nor an id of the Hugging Face hub"):
+        load_tokenizer(tmp_path / "none")
+
+
+def test_a_tokenizer_that_the_hub_does_not_give_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(repository: str, filename: str) -> str:
+        raise RuntimeError(f"{filename} broke off")
+
+    monkeypatch.setattr("redrafter_jax.text.tokenizer.hf_hub_download", fail)
+    with pytest.raises(InputError, match=r"\(tokenizer.json broke off\); give .* with tokenizer"):
+        load_tokenizer("some/body")

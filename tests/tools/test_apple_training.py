@@ -1,0 +1,180 @@
+"""The comparison with Apple's trainer: our side for real, Apple's by a stand-in."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from chat_folders import write_lines
+from rich.console import Console
+from tiny_folders import write_untrained_target
+
+from redrafter_jax.checkpoints.huggingface import load_drafter
+from redrafter_jax.config import DrafterConfig
+from redrafter_jax.errors import InputError
+from tools.apple_training import ours, worker
+from tools.apple_training.__main__ import (
+    compare,
+    compare_losses,
+    make_table,
+    measure_speed,
+    share_cores,
+)
+from tools.apple_training.case import random_batches, write_curve_case
+from tools.apple_training.settings import AppleSettings
+from tools.apple_training.sides import Side, Taken, start
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+TARGET = {
+    "vocab_size": 300,
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 4,
+    "rope_theta": 1e4,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
+
+
+def settings(folder: Path, **changes: Any) -> AppleSettings:
+    rows = write_lines(
+        folder / "rows.jsonl",
+        *({"input_ids": [1, 2, 3, 4, seed], "loss_mask": [0, 0, 1, 1, 1]} for seed in range(8)),
+    )
+    speed = {"target": TARGET, "batch_size": 2, "sequence_length": 6, "turns": 2}
+    curve = {
+        "target": str(folder),
+        "data": {"sources": [{"files": [rows]}], "sequence_length": 6},
+        "batch_size": 2,
+        "steps": 3,
+    }
+    stated = {"speed": speed, "curve": curve, "draft_rounds": 2, "torch_python": sys.executable}
+    paths = {"repository": str(folder), "output": str(folder / "report.json")}
+    return AppleSettings.model_validate(stated | paths | changes)
+
+
+def test_our_side_takes_the_steps_of_a_case_and_learns(tmp_path: Path) -> None:
+    write_untrained_target(tmp_path, functions=50)
+    folder = tmp_path / "case"
+    folder.mkdir()
+    assert write_curve_case(folder, settings(tmp_path, learning_rate=0.01)) == 3
+    # Apple's trainer skips the projection, so there is none.
+    drafter = load_drafter(folder / "drafter", "float32")
+    assert drafter.config == DrafterConfig(300, 16, 32, 1)
+    batches = dict(np.load(folder / "batches.npz"))
+    assert batches["tokens"].shape == (3, 2, 6)
+    np.testing.assert_array_equal(batches["tokens"][..., :4].reshape(-1, 4), [[1, 2, 3, 4]] * 6)
+    np.testing.assert_array_equal(batches["loss_mask"][0, 0], [0, 0, 1, 1, 1, 0])
+    np.testing.assert_array_equal(batches["segments"][0, 0], [1, 1, 1, 1, 1, 0])
+    rates = json.loads((folder / "case.json").read_text())["learning_rates"]
+    assert rates[0] == pytest.approx(0.01)  # a tenth of three steps is no warm-up
+    assert rates[1] > rates[2] > 0
+
+    take_step = ours.load(folder)
+    taken = [take_step(number) for number in (0, 1, 2)]
+    assert all(seconds > 0 for _, seconds in taken)
+    # Two rounds of a drafter that knows nothing.
+    assert taken[0][0] == pytest.approx(2 * np.log(300), rel=0.1)
+    assert taken[0][0] > taken[1][0] > taken[2][0]
+
+
+def test_speed_is_measured_on_rows_that_are_learnt_as_a_whole(tmp_path: Path) -> None:
+    batches = random_batches(settings(tmp_path).speed, 3, seed=1)
+    assert batches.tokens.shape == (3, 2, 6)
+    assert batches.loss_mask.all()
+    assert (batches.segments == 1).all()
+    assert 0 <= batches.tokens.min() < batches.tokens.max() < 300
+
+
+def stand_in(*replies: object) -> list[str]:
+    """A side that says these lines, whatever it is asked."""
+    lines = [json.dumps(reply) for reply in replies]
+    script = f"import sys\nfor line in {lines!r}:\n    print(line, flush=True)\n    input()\n"
+    return [sys.executable, "-c", script]
+
+
+ABOUT = {"versions": {}, "loaded_bytes": 1_000_000}
+
+
+def reply(loss: float, seconds: float, peak: int) -> dict[str, Any]:
+    return Taken([loss] * 2, [seconds] * 2, 2 * seconds, peak)._asdict()
+
+
+def test_sides_take_turns_and_ratios_are_of_turns(tmp_path: Path) -> None:
+    mine = [reply(2.0, seconds, 400) for seconds in (9.0, 1.0, 2.0)]
+    theirs = [reply(2.5, seconds, 1000) for seconds in (9.0, 3.0, 4.0)]
+    with (
+        start("ours", stand_in(ABOUT, *mine)) as us,
+        start("apple", stand_in(ABOUT, *theirs)) as them,
+    ):
+        speed = measure_speed({"ours": us, "apple": them}, settings(tmp_path))
+    assert speed["ratio_of_turns"] == [3.0, 2.0]
+    assert speed["ratio"] == 2.5
+    # Two steps of 2 rows of 6 tokens in 2 and in 4 seconds.
+    assert speed["tokens_per_second_of_turns"]["ours"] == [12.0, 6.0]
+    assert speed["peak_ratio"] == 0.4
+    assert speed["first_step_seconds"] == {"ours": 9.0, "apple": 9.0}
+    assert speed["largest_loss_difference"] == pytest.approx(0.2)
+    report = {"speed": speed, "curve": compare_losses({"ours": [1.0], "apple": [1.0]})}
+    assert make_table(report).row_count == 6
+
+
+@pytest.mark.parametrize(
+    ("script", "sentence"),
+    [
+        ("import sys; sys.exit('no torch here')", "apple ended with code 1: no torch here"),
+        ('print(\'{"error": "loading failed"}\')', "apple: loading failed"),
+    ],
+)
+def test_a_side_that_cannot_work_says_why(script: str, sentence: str) -> None:
+    with (
+        pytest.raises(InputError, match=sentence),
+        start("apple", [sys.executable, "-c", script]) as side,
+    ):
+        assert isinstance(side, Side)
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
+    with (
+        pytest.raises(InputError, match="Cannot start /no/python: No such file"),
+        start("apple", ["/no/python"]),
+    ):
+        pass
+    with pytest.raises(InputError, match=r"threads is 4096, but this process has \d+ cores"):
+        share_cores(4096)
+    speed = {"target": TARGET | {"head_dim": 8}, "batch_size": 2, "sequence_length": 6}
+    with pytest.raises(ValueError, match="head_dim is 8; give hidden_size / num_attention_heads"):
+        settings(tmp_path, speed=speed)
+    with pytest.raises(ValueError, match=r"learning_rate\n.*greater than 0"):
+        settings(tmp_path, learning_rate=0)
+    curve = settings(tmp_path).curve.model_dump()
+    with pytest.raises(ValueError, match="pack is true, but in Apple's trainer"):
+        settings(tmp_path, curve=curve | {"data": curve["data"] | {"pack": True}})
+
+
+def test_a_curve_that_cannot_be_drawn_is_told_before_speed_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tools.apple_training.__main__.share_cores", lambda count: None)
+    (tmp_path / "recurrent_drafting").mkdir()
+    # Neither a side nor a target could be started.
+    stated = settings(tmp_path, torch_python="/no/python")
+    with pytest.raises(InputError, match=str(tmp_path)):
+        compare(stated, Console(quiet=True))
+
+
+def test_apples_worker_answers_a_line_with_a_line(tmp_path: Path) -> None:
+    (tmp_path / "requests").write_text('{"first": 3, "steps": 2}\n')
+    with (tmp_path / "requests").open() as asked, (tmp_path / "answers").open("w") as said:
+        assert worker.serve(ABOUT, lambda number: (float(number), 0.5), asked, said) == 0
+    about, answer = map(json.loads, (tmp_path / "answers").read_text().splitlines())
+    assert about == ABOUT
+    assert (answer["losses"], answer["seconds"]) == ([3.0, 4.0], [0.5, 0.5])
+    assert answer["peak_bytes"] > 1e6

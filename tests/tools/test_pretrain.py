@@ -1,0 +1,149 @@
+"""`python -m tools.pretrain`: a tokenizer and a small target that others can load."""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import yaml
+from tokenizers import Tokenizer
+from transformers import AutoConfig
+
+from redrafter_jax.checkpoints.huggingface import load_target
+from redrafter_jax.errors import InputError
+from redrafter_jax.settings.files import load_settings
+from tools.pretrain import held_out_loss, main, next_token_loss
+from train.config import PretrainSettings
+from train.data.types import Windows
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+SHAPE = {
+    "vocab_size": 300,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "rope_theta": 10000.0,
+    "rms_norm_eps": 1.0e-5,
+    "max_position_embeddings": 32,
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pretrain")
+    for name in ("train.py", "held.py"):
+        lines = [f"def {name[0]}{n}(x):\n    return x + {n}\n" for n in range(300)]
+        (folder / name).write_text("".join(lines))
+    settings = {
+        "target": SHAPE,
+        "data": {
+            "sources": [{"folder": str(folder), "held_out": ["held.py"]}],
+            "sequence_length": 32,
+        },
+        "optimizer": {"learning_rate": 1e-2, "batch_size": 4, "accumulation_steps": 2},
+        "steps": 40,
+        "evaluate_every": 20,
+        "evaluation_windows": 8,
+        "output_dir": str(folder / "target"),
+    }
+    (folder / "pretrain.yaml").write_text(yaml.safe_dump(settings))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["pretrain", "--config", str(folder / "pretrain.yaml")])
+        main()
+    return folder / "target"
+
+
+def test_the_target_learns_what_it_never_saw(exported: Path) -> None:
+    report = json.loads((exported / "pretrain_report.json").read_text())
+    assert report["held_out_loss_nats_per_token"] < 0.7 * math.log(300)
+    assert report["training_tokens"] == 40 * 8 * 32
+
+
+def test_the_folder_is_in_hugging_face_layout(exported: Path) -> None:
+    theirs = AutoConfig.from_pretrained(exported)
+    assert (theirs.model_type, theirs.num_key_value_heads, theirs.head_dim) == ("llama", 1, 8)
+    target = load_target(exported, "float32")
+    assert target.config.eos_token_ids == (0,)
+    assert Tokenizer.from_file(str(exported / "tokenizer.json")).get_vocab_size() <= 300
+
+
+def test_the_loss_is_the_cross_entropy_of_counted_tokens(exported: Path) -> None:
+    target = load_target(exported, "float32")
+    generator = np.random.default_rng(0)
+    tokens = generator.integers(0, 300, (4, 8)).astype(np.int32)
+    mask = generator.random((4, 8)) < 0.5
+
+    @jax.jit
+    def forward(tokens: jax.Array) -> jax.Array:
+        decoder = target.merge()
+        return decoder.logits(decoder.forward(tokens)[0])
+
+    logits = np.asarray(forward(tokens), np.float64)
+    log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    terms = [
+        -log_probs[b, t, tokens[b, t + 1]] for b in range(4) for t in range(7) if mask[b, t + 1]
+    ]
+    ours = jax.jit(next_token_loss)(target, tokens, mask)
+    np.testing.assert_allclose(ours, np.mean(terms), rtol=1e-5)
+
+
+# Four windows make a batch.
+@pytest.mark.parametrize("count", [3, 4, 6])
+def test_the_held_out_loss_is_the_mean_over_every_window(exported: Path, count: int) -> None:
+    target = load_target(exported, "float32")
+    generator = np.random.default_rng(count)
+    tokens = generator.integers(0, 300, (count, 8)).astype(np.int32)
+    mask = generator.random((count, 8)) < 0.5
+    measured = held_out_loss(target, Windows(tokens, mask, np.ones_like(tokens)))
+    loss = jax.jit(next_token_loss)
+    alone = [
+        (float(loss(target, row[None], counted[None])), n)
+        for row, counted, n in zip(tokens, mask, mask[:, 1:].sum(axis=1), strict=True)
+    ]
+    assert measured.tokens == mask[:, 1:].sum()
+    expected = sum(loss * n for loss, n in alone) / measured.tokens
+    np.testing.assert_allclose(measured.mean, expected, rtol=1e-5)
+
+
+def test_the_report_counts_the_tokens_that_were_scored(exported: Path) -> None:
+    report = json.loads((exported / "pretrain_report.json").read_text())
+    tokenizer = Tokenizer.from_file(str(exported / "tokenizer.json"))
+    text = (exported.parent / "held.py").read_text()
+    # The end token opens and closes the document; the first token of each window is not scored.
+    tokens = len(tokenizer.encode(text).ids) + 2
+    assert report["held_out_tokens"] == tokens - math.ceil(tokens / 32)
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("target.vocab_size=256", "256 tokens do not hold the 256 bytes and the end token"),
+        ("data.sequence_length=33", "data.sequence_length is 33; give it 2 to 32"),
+        ("data.skips=refuse", "pretraining does not read data.skips; leave it out"),
+        ("data.sequence_length=1", "data.sequence_length is 1; give it 2 to 32"),
+    ],
+)
+def test_settings_that_cannot_train_are_refused(
+    exported: Path, override: str, sentence: str
+) -> None:
+    with pytest.raises(InputError, match=sentence):
+        load_settings(PretrainSettings, exported.parent / "pretrain.yaml", [override])
+
+
+def test_an_impossible_shape_is_refused_before_the_tokenizer_is_trained(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = str(exported.parent / "pretrain.yaml")
+    output = f"output_dir={tmp_path / 'out'}"
+    monkeypatch.setattr(sys, "argv", ["pretrain", "--config", config, "target.head_dim=7", output])
+    with pytest.raises(InputError, match="head_dim is 7"):
+        main()
+    assert not (tmp_path / "out").exists()

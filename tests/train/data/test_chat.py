@@ -1,0 +1,222 @@
+"""Conversations as their templates write them, and the tokens that the assistant writes."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from chat_folders import (
+    CHATML,
+    CONFIG,
+    IM_END,
+    IM_START,
+    TURNS,
+    chat_tokenizer,
+    data_settings,
+    write_tokenizer,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_folders import byte_tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from redrafter_jax.errors import InputError
+from redrafter_jax.text.chat_template import ChatTemplate, Turn, render_vicuna
+from train.data.chat import load_template, render_chat
+from train.data.documents import encode_records
+from train.data.settings import DataSettings
+from train.data.types import Chat, Document, Skip
+
+SOURCE = {"files": ["rows.jsonl"]}
+VICUNA = data_settings(SOURCE, chat_template="vicuna_v1.1")
+OWN = data_settings(SOURCE)
+
+
+@pytest.fixture(scope="module")
+def chatml(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
+    folder = write_tokenizer(tmp_path_factory.mktemp("chatml"))
+    return load_template(OWN, folder, chat_tokenizer())
+
+
+def encode(
+    template: ChatTemplate, turns: list[Turn], settings: DataSettings = OWN
+) -> Document | Skip:
+    records = [Chat("rows.jsonl, line 1", turns)]
+    (made,) = encode_records(records, settings, chat_tokenizer(), CONFIG, lambda: template)
+    return made
+
+
+def learnt(document: Document | Skip) -> str:
+    """The text of the tokens that are learnt, a bar between tokens that are not neighbours."""
+    assert isinstance(document, Document)
+    tokenizer, places = chat_tokenizer(), np.flatnonzero(document.loss_mask)
+    runs = np.split(places, np.flatnonzero(np.diff(places) > 1) + 1)
+    decoded = [
+        tokenizer.decode(document.tokens[run].tolist(), skip_special_tokens=False) for run in runs
+    ]
+    return "|".join(decoded)
+
+
+def test_vicunas_answers_and_their_end_are_learnt() -> None:
+    template = load_template(VICUNA, Path("any"), chat_tokenizer())
+    document = encode(template, TURNS, VICUNA)
+    assert learnt(document) == " Hello</s>| Ciao</s>"
+    assert isinstance(document, Document)
+    whole = chat_tokenizer().decode(document.tokens.tolist(), skip_special_tokens=False)
+    assert whole == "<s>" + render_vicuna(TURNS, False)
+
+
+@pytest.mark.parametrize(
+    ("roles", "fault"),
+    [
+        (["assistant"], "'assistant' where one of 'user'"),
+        (["user", "assistant", "assistant"], "'assistant' where one of 'user'"),
+        (["user", "system", "assistant"], "'system' where one of 'assistant'"),
+    ],
+)
+def test_turns_that_vicuna_cannot_write_are_skipped(roles: list[str], fault: str) -> None:
+    template = load_template(VICUNA, Path("any"), chat_tokenizer())
+    skip = encode(template, [{"role": role, "content": "x"} for role in roles], VICUNA)
+    assert isinstance(skip, Skip)
+    assert skip.reason == "the chat template refuses the turns"
+    assert fault in skip.detail
+
+
+def test_the_tokenizers_own_template_is_used(chatml: ChatTemplate) -> None:
+    document = encode(chatml, TURNS)
+    assert learnt(document) == "Hello<|im_end|>\n|Ciao<|im_end|>\n"
+    assert isinstance(document, Document)
+    assert chat_tokenizer().decode(document.tokens.tolist(), skip_special_tokens=False) == (
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n"
+        "<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\nCiao<|im_end|>\n"
+    )
+
+
+def test_the_last_answer_alone_can_be_learnt(chatml: ChatTemplate) -> None:
+    last = data_settings(SOURCE, train_turns="last")
+    assert learnt(encode(chatml, [*TURNS, TURNS[0]], last)) == "Ciao<|im_end|>\n"
+
+
+def slow_mask(tokens: list[int]) -> list[bool]:
+    """Token by token: what follows the assistant's name is learnt, through the end of the turn."""
+    opening = [IM_START, *chat_tokenizer().encode("assistant\n", add_special_tokens=False).ids]
+    (newline,) = chat_tokenizer().encode("\n", add_special_tokens=False).ids
+    mask, inside = [], False
+    for place in range(len(tokens)):
+        inside = inside or tokens[place - len(opening) : place] == opening
+        mask.append(inside)
+        if place and tokens[place - 1 : place + 1] == [IM_END, newline]:
+            inside = False
+    return mask
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {
+                "role": st.sampled_from(["system", "user", "assistant"]),
+                "content": st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
+            }
+        ),
+        max_size=6,
+    )
+)
+def test_masks_are_those_of_a_walk_over_the_tokens(chatml: ChatTemplate, turns: list[Turn]) -> None:
+    answer = {"role": "assistant", "content": "Hello"}
+    document = encode(chatml, [TURNS[0], *turns, answer, *turns])
+    assert isinstance(document, Document)
+    assert document.loss_mask.tolist() == slow_mask(document.tokens.tolist())
+
+
+@pytest.mark.parametrize(
+    ("template", "turn"),
+    [
+        # It says first how long the conversation is.
+        ("{{ messages | length }}" + CHATML, "turn 2 of 4"),
+        # It leaves thoughts out of all answers but the last.
+        (
+            "{% for turn in messages %}{{ turn.role }}:{% if loop.last %}(thought){% endif %}"
+            "{{ turn.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}",
+            "turn 2 of 4",
+        ),
+    ],
+)
+def test_templates_that_are_not_prefix_stable_stop_the_run(
+    tmp_path: Path, template: str, turn: str
+) -> None:
+    loaded = load_template(OWN, write_tokenizer(tmp_path, template), chat_tokenizer())
+    with pytest.raises(InputError, match=rf"{tmp_path} is not prefix-stable: .*line 1, {turn}"):
+        encode(loaded, TURNS)
+
+
+def test_a_template_that_rewrites_earlier_turns_can_teach_the_last(tmp_path: Path) -> None:
+    template = (
+        "{% for turn in messages %}{{ turn.role }}:{% if loop.last %}(thought){% endif %}"
+        "{{ turn.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    loaded = load_template(OWN, write_tokenizer(tmp_path, template), chat_tokenizer())
+    last = data_settings(SOURCE, train_turns="last")
+    with pytest.raises(InputError, match=r"turn 4 of 4, .*; use another template"):
+        encode(loaded, TURNS, last)
+    two = TURNS[:2]
+    template = template.replace(
+        "(thought)", "{% if turn.role == 'assistant' %}(thought){% endif %}"
+    )
+    loaded = load_template(OWN, write_tokenizer(tmp_path, template), chat_tokenizer())
+    assert learnt(encode(loaded, [*two, *two], last)) == "(thought)Hello\n"
+
+
+def test_an_answer_whose_first_token_joins_the_prompts_last_is_not_learnt() -> None:
+    words = Tokenizer(
+        models.WordLevel({"user:Hi": 0, "bot:": 1, "bot:yes": 2, "no": 3, ".": 4}, "no")
+    )
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    names = {"user": "user:", "assistant": "bot:"}
+    glued = ChatTemplate(
+        "glued",
+        lambda turns, asks: (
+            "".join(f" {names[turn['role']]}{turn['content']}" for turn in turns) + " bot:" * asks
+        ),
+        False,
+    )
+
+    def encode_glued(*answers: str) -> Document | Skip:
+        turns: list[Turn] = []
+        for answer in answers:
+            turns += [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": answer}]
+        (made,) = encode_records([Chat("a", turns)], OWN, words, CONFIG, lambda: glued)
+        return made
+
+    document = encode_glued("yes", " no .")
+    assert isinstance(document, Document)
+    assert document.tokens.tolist() == [0, 2, 0, 1, 3, 4]
+    assert document.loss_mask.tolist() == [False] * 4 + [True] * 2
+    assert document.left_out == 1
+    assert encode_glued("yes") == Skip(
+        "a", "no token to learn", "a token runs across the edge of every answer"
+    )
+
+
+def test_a_template_gets_its_arguments_and_may_refuse(tmp_path: Path) -> None:
+    template = CHATML + "{{ 1 / 0 if refuse }}{{ raise_exception('no ' + why) if why }}"
+    folder = write_tokenizer(tmp_path, template)
+    for arguments, fault in (({"refuse": True}, "division"), ({"why": "tools"}, "no tools")):
+        settings = data_settings(SOURCE, template_arguments=arguments)
+        skip = encode(load_template(settings, folder, chat_tokenizer()), TURNS)
+        assert isinstance(skip, Skip)
+        assert fault in skip.detail
+    assert isinstance(encode(load_template(OWN, folder, chat_tokenizer()), TURNS), Document)
+
+
+def test_half_characters_that_a_template_lets_through_are_skipped(chatml: ChatTemplate) -> None:
+    chat = Chat("a", [{"role": "\ud800", "content": "x"}, *TURNS])
+    skip = render_chat(chatml, chat, "all")
+    assert isinstance(skip, Skip)
+    assert "surrogates not allowed" in skip.detail
+
+
+def test_a_missing_template_or_token_is_named(tmp_path: Path) -> None:
+    folder = write_tokenizer(tmp_path, None)
+    with pytest.raises(InputError, match=r"has no chat template; .*chat_template=vicuna_v1\.1"):
+        load_template(OWN, folder, chat_tokenizer())
+    with pytest.raises(InputError, match="ends answers with '</s>', but the tokenizer of x has no"):
+        load_template(VICUNA, Path("x"), byte_tokenizer())

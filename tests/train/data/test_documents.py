@@ -1,0 +1,189 @@
+"""Sources become documents in literal tokens; what must stop a run does, in a sentence."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from chat_folders import (
+    BEGIN,
+    CHATML,
+    CONFIG,
+    END,
+    RECORDS,
+    VOCABULARY,
+    chat_tokenizer,
+    data_settings,
+    write_lines,
+    write_tokenizer,
+)
+from tiny_folders import byte_tokenizer
+
+from redrafter_jax.errors import InputError
+from redrafter_jax.text.tokenizer import load_tokenizer
+from train.data.documents import SourceDocuments, load_documents, text_documents
+from train.data.types import Document
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokenizer(tmp_path_factory.mktemp("target"))
+
+
+def load(target: Path, *sources: object, **changes: object) -> list[SourceDocuments]:
+    return load_documents(data_settings(*sources, **changes), target, CONFIG)
+
+
+def ids(text: str) -> list[int]:
+    return chat_tokenizer().encode(text, add_special_tokens=False).ids
+
+
+def test_a_text_is_opened_and_closed(target: Path, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", {"text": "ab"}, {"text": "c</s>"})
+    (source,) = load(target, {"files": [path]})
+    first, second = source.documents
+    assert first.tokens.tolist() == [BEGIN, *ids("ab"), END]
+    assert first.loss_mask.tolist() == [False, True, True, True]
+    # Closed already.
+    assert second.tokens.tolist() == [BEGIN, *ids("c"), END]
+
+
+def test_a_tokenizer_without_a_begin_token_has_texts_opened_by_the_end_token() -> None:
+    (document,) = text_documents([("a", "ab")], byte_tokenizer(), 7)
+    assert document.tokens.tolist() == [7, *byte_tokenizer().encode("ab").ids, 7]
+    assert document.loss_mask.tolist() == [False, True, True, True]
+
+
+def test_all_formats_may_stand_in_one_source(target: Path, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", *RECORDS.values())
+    (source,) = load(target, {"files": [path], "weight": 2.5})
+    assert (source.name, source.weight) == (f"data.sources.0 ({path})", 2.5)
+    assert [document.kind for document in source.documents] == [
+        *("chat",) * 3, "text", "tokens",
+    ]  # fmt: skip
+    messages, conversations, alpaca, _, tokens = source.documents
+    assert messages.tokens.tolist() == conversations.tokens.tolist()
+    assert alpaca.tokens[alpaca.loss_mask].tolist() == ids("3<|im_end|>\n")
+    assert tokens.tokens.tolist() == [1, 2, 3]
+    assert tokens.loss_mask.tolist() == [False, True, True]
+
+
+def test_more_records_than_are_encoded_at_a_time_keep_their_order(
+    target: Path, tmp_path: Path
+) -> None:
+    rows = [{"text": f"{n}"} if n % 3 else RECORDS["tokens"] for n in range(600)]
+    path = write_lines(tmp_path / "a.jsonl", *rows[:300], {"text": ""}, *rows[300:])
+    (source,) = load(target, {"files": [path]})
+    texts = [
+        chat_tokenizer().decode(document.tokens.tolist()) if document.kind == "text" else "tokens"
+        for document in source.documents
+    ]
+    assert texts == [row.get("text", "tokens") for row in rows]
+    assert [(skip.place, skip.reason) for skip in source.skips] == [
+        (f"{path}, line 301", "text is blank")
+    ]
+
+
+def test_sources_are_read_one_by_one(target: Path, tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("")
+    path = write_lines(tmp_path / "a.jsonl", RECORDS["text"])
+    folder, files = load(target, {"folder": str(tmp_path), "include": ["*.txt"]}, {"files": [path]})
+    # An empty file is a document of its own, as it always was.
+    assert [document.tokens.tolist() for document in folder.documents] == [[BEGIN, END]]
+    assert folder.documents[0].place == "note.txt"
+    assert len(files.documents) == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        ([], r"data\.sources\.0 \(.*\) holds nothing to train on; it has no records"),
+        (
+            [{"a": 1}, {"text": ""}, {"b": 1}],
+            r"all 3 records are left out: 2 × of no known format \(first at .*line 1: none of the "
+            r"keys .*\); 1 × text is blank \(first at .*line 2\)\.",
+        ),
+        ([{"input_ids": [1, 2], "loss_mask": [0, 0]}] * 2, "2 × no token to learn"),
+        (
+            [{"input_ids": [1, 2], "loss_mask": [1, 1]}] * 3,
+            "masks of all 3 records count every token, .* set full_masks: allow",
+        ),
+        (
+            [RECORDS["text"], {"input_ids": [1, VOCABULARY], "loss_mask": [0, 1]}],
+            r"line 2 holds token 260, which is outside the vocabulary of 260 tokens",
+        ),
+        ([{"input_ids": [-1, 10**30], "loss_mask": [0, 1]}], "line 1 holds token -1"),
+        ([{"input_ids": [10**30], "loss_mask": [1]}], "holds token 1000000000"),
+    ],
+)
+def test_data_that_cannot_be_meant_stops_the_run(
+    target: Path, tmp_path: Path, rows: list[object], sentence: str
+) -> None:
+    path = write_lines(tmp_path / "a.jsonl", *rows)
+    with pytest.raises(InputError, match=sentence):
+        load(target, {"files": [path]})
+
+
+def test_full_masks_can_be_allowed_and_one_that_is_not_full_is_enough(
+    target: Path, tmp_path: Path
+) -> None:
+    full = {"input_ids": [1, 2], "loss_mask": [1, 1]}
+    path = write_lines(tmp_path / "a.jsonl", full, full)
+    (source,) = load(target, {"files": [path], "full_masks": "allow"})
+    assert len(source.documents) == 2
+    path = write_lines(tmp_path / "b.jsonl", full, RECORDS["tokens"])
+    load(target, {"files": [path]})
+
+
+def test_skips_can_be_refused(target: Path, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", RECORDS["text"], {"text": 3}, [])
+    (source,) = load(target, {"files": [path]})
+    assert (len(source.documents), len(source.skips)) == (1, 2)
+    with pytest.raises(InputError, match=r"2 of 3 records cannot be used: 1 × text is no string"):
+        load(target, {"files": [path]}, skips="refuse")
+
+
+def test_answers_that_cannot_be_learnt_are_refused_with_the_skips(tmp_path: Path) -> None:
+    # A byte tokenizer with one merge: "n" and "H" become one token, across the answer's edge.
+    glued = write_tokenizer(tmp_path / "glued", CHATML.replace("\n", "n"))
+    written = json.loads((glued / "tokenizer.json").read_text())
+    written["model"]["vocab"]["nH"] = VOCABULARY
+    written["model"]["merges"] = [["n", "H"]]
+    (glued / "tokenizer.json").write_text(json.dumps(written))
+    path = write_lines(tmp_path / "a.jsonl", RECORDS["messages"])
+    config = dataclasses.replace(CONFIG, vocab_size=VOCABULARY + 1)
+    settings = data_settings({"files": [path]})
+    (source,) = load_documents(settings, glued, config)
+    (document,) = source.documents
+    assert document.left_out == 1
+    learnt = document.tokens[document.loss_mask].tolist()
+    assert load_tokenizer(glued).decode(learnt, skip_special_tokens=False) == "Ciao<|im_end|>n"
+    with pytest.raises(InputError, match=r"answers of 1 records cannot be learnt, .*line 1"):
+        load_documents(settings.model_copy(update={"skips": "refuse"}), glued, config)
+
+
+def test_texts_need_no_chat_template_and_conversations_do(tmp_path: Path) -> None:
+    bare = write_tokenizer(tmp_path / "bare", template=None)
+    text = write_lines(tmp_path / "a.jsonl", RECORDS["text"])
+    chat = write_lines(tmp_path / "b.jsonl", RECORDS["messages"])
+    assert len(load(bare, {"files": [text]})[0].documents) == 1
+    with pytest.raises(InputError, match="has no chat template"):
+        load(bare, {"files": [chat]})
+    (source,) = load(bare, {"files": [chat]}, chat_template="vicuna_v1.1")
+    (document,) = source.documents
+    assert isinstance(document, Document)
+    assert document.tokens[0] == BEGIN
+    assert document.tokens[document.loss_mask].tolist() == ids(" Hello</s> Ciao</s>")
+
+
+def test_a_target_that_does_not_fit_the_data_is_named(target: Path, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", RECORDS["text"])
+    settings = data_settings({"files": [path]})
+    small = dataclasses.replace(CONFIG, vocab_size=259)
+    with pytest.raises(InputError, match="has a tokenizer of 260 tokens and a model of 259"):
+        load_documents(settings, target, small)
+    with pytest.raises(InputError, match="states no eos_token_id"):
+        load_documents(settings, target, dataclasses.replace(CONFIG, eos_token_ids=()))
+    short = dataclasses.replace(CONFIG, max_position_embeddings=63)
+    with pytest.raises(InputError, match="sequence_length is 64, but the target has 63 positions"):
+        load_documents(settings, target, short)

@@ -1,0 +1,123 @@
+"""Checkpoints: what was saved comes back, and a save that fails costs nothing that was there."""
+
+import gc
+import resource
+import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from redrafter_jax.errors import InputError
+from train.checkpoint import open_checkpoints, restore_latest, save
+
+ARRAYS = {"kernel": jnp.asarray(np.random.default_rng(0).normal(size=(200, 300)), jnp.float32)}
+
+
+@contextmanager
+def no_file_larger_than(size: int) -> Generator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def save_step(folder: Path, step: int) -> None:
+    with open_checkpoints(folder, 2) as checkpoints:
+        save(checkpoints, step, ARRAYS, {"step": step})
+
+
+def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+    save_step(tmp_path, 3)
+    save_step(tmp_path, 7)
+    with open_checkpoints(tmp_path, 2) as checkpoints:
+        restored = restore_latest(checkpoints, ARRAYS, resume=True)
+    assert restored is not None
+    assert (restored.step, restored.record) == (7, {"step": 7})
+    np.testing.assert_array_equal(restored.arrays["kernel"], ARRAYS["kernel"])
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save_step(tmp_path, step)
+    assert {path.name for path in tmp_path.iterdir()} == {"2", "3"}
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_the_one_before(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    save_step(tmp_path, 1)
+    with (
+        pytest.raises(
+            InputError, match=r"\(File too large\); 1 is the newest whole one: make room"
+        ),
+        no_file_larger_than(50_000),
+    ):
+        save_step(tmp_path, 2)
+    assert "Traceback" not in capfd.readouterr().err
+    with open_checkpoints(tmp_path, 2) as checkpoints:
+        restored = restore_latest(checkpoints, ARRAYS, resume=True)
+    assert restored is not None
+    assert restored.step == 1
+    np.testing.assert_array_equal(restored.arrays["kernel"], ARRAYS["kernel"])
+
+
+def refusal(folder: Path, like: dict[str, jax.Array] = ARRAYS) -> str:
+    with open_checkpoints(folder, 3) as checkpoints, pytest.raises(InputError) as refused:
+        restore_latest(checkpoints, like, resume=True)
+    return str(refused.value)
+
+
+def restore_or_refusal(folder: Path) -> np.ndarray | str:
+    with open_checkpoints(folder, 3) as checkpoints:
+        try:
+            restored = restore_latest(checkpoints, ARRAYS, resume=True)
+        except InputError as error:
+            return str(error)
+    assert restored is not None
+    return restored.arrays["kernel"]
+
+
+# What orbax leaves half done when it meets a damaged file.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_whatever_file_is_damaged_the_way_out_is_the_checkpoint_before(tmp_path: Path) -> None:
+    for step in (1, 2):
+        save_step(tmp_path / "whole", step)
+    files = [path for path in (tmp_path / "whole" / "2").rglob("*") if path.is_file()]
+    refusals = []
+    for number, path in enumerate(files):
+        copy = tmp_path / str(number)
+        shutil.copytree(tmp_path / "whole", copy)
+        place = copy / path.relative_to(tmp_path / "whole")
+        place.write_bytes(place.read_bytes()[: place.stat().st_size // 2])
+        outcome = restore_or_refusal(copy)
+        if isinstance(outcome, str):
+            refusals.append(outcome)
+        else:  # orbax keeps notes that it does not need: what it gives is right all the same
+            np.testing.assert_array_equal(outcome, ARRAYS["kernel"])
+    gc.collect()  # here, where what orbax left half done is expected
+    assert len(refusals) > 3
+    for refusal in refusals:
+        assert refusal.startswith("Checkpoint 2 in")
+        assert refusal.endswith("is damaged; remove 2 to go on from 1.")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("part", ["arrays", "record"])
+def test_a_missing_part_is_damage(tmp_path: Path, part: str) -> None:
+    save_step(tmp_path, 1)
+    (tmp_path / "1" / part).rename(tmp_path / "1" / "other")
+    assert refusal(tmp_path).endswith("is damaged; remove 1 to begin again.")
+    gc.collect()
+
+
+def test_arrays_of_other_shapes_are_refused(tmp_path: Path) -> None:
+    save_step(tmp_path, 1)
+    for like in ({"kernel": jnp.zeros((4, 4))}, {"other": ARRAYS["kernel"]}):
+        assert "other names or shapes; use another output_dir" in refusal(tmp_path, like)

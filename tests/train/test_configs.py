@@ -1,0 +1,79 @@
+"""The configurations for real models: they parse, and their step can be traced without weights."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+from places import CONFIGS
+
+from eval.abstract import abstract_drafter, abstract_target
+from redrafter_jax.config import TargetConfig
+from redrafter_jax.settings.files import load_settings
+from train.config import TrainSettings
+from train.optimizer import make_optimizer
+from train.step import init_state, train_step
+
+VICUNA = TargetConfig(
+    vocab_size=32000,
+    hidden_size=4096,
+    intermediate_size=11008,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=32,
+    head_dim=128,
+    rope_theta=10000.0,
+    rms_norm_eps=1e-6,
+    max_position_embeddings=2048,
+    tie_word_embeddings=False,
+    eos_token_ids=(2,),
+)
+LLAMA = replace(
+    VICUNA,
+    vocab_size=128256,
+    intermediate_size=14336,
+    num_key_value_heads=8,
+    max_position_embeddings=131072,
+)
+QWEN = replace(
+    LLAMA, vocab_size=151936, intermediate_size=12288, num_hidden_layers=36, qk_norm=True
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "config"), [("vicuna_7b", VICUNA), ("llama_3_1_8b", LLAMA), ("qwen3_8b", QWEN)]
+)
+def test_a_step_can_be_traced_and_keeps_the_state(name: str, config: TargetConfig) -> None:
+    settings = load_settings(TrainSettings, CONFIGS / f"{name}.yaml")
+    assert settings.data.sequence_length <= config.max_position_embeddings
+    known = settings.drafter.draft_vocab_size
+    # Every layer is traced alike: two are enough.
+    target = abstract_target(replace(config, num_hidden_layers=2), jnp.dtype(settings.target_dtype))
+    drafter = abstract_drafter(settings.drafter.build_for(config), jnp.float32)
+    optimizer = make_optimizer(
+        settings.optimizer, settings.steps, lambda name: "lm_head" not in name
+    )
+    state = jax.eval_shape(lambda drafter: init_state(drafter, optimizer), drafter)
+    rows = settings.optimizer.accumulation_steps, settings.optimizer.batch_size
+    tokens = jax.ShapeDtypeStruct((*rows, settings.data.sequence_length), jnp.int32)
+    step = partial(
+        train_step,
+        rounds=settings.draft_rounds,
+        loss_settings=settings.loss,
+        optimizer=optimizer,
+    )
+    after, metrics = jax.eval_shape(
+        lambda state, target, tokens: step(
+            state, target, drafter.graphdef, tokens, tokens > 0, tokens
+        ),
+        state,
+        target,
+        tokens,
+    )
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), after) == jax.tree.map(
+        lambda leaf: (leaf.shape, leaf.dtype), state
+    )
+    assert metrics.rounds.hard.shape == (5,)
+    head = drafter.params["lm_head"]["kernel"]
+    assert head.shape == (8192, known or config.vocab_size)

@@ -1,0 +1,78 @@
+"""Where a drafter starts: its head, and the tokens that it knows."""
+
+import numpy as np
+import pytest
+
+from redrafter_jax.config import TargetConfig
+from redrafter_jax.errors import InputError
+from redrafter_jax.models.target import init_target
+from train.config import DrafterSettings
+from train.data.types import Windows
+from train.initial import new_drafter
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+TARGET = init_target(TargetConfig(31, 16, 24, 1, 2, 1, 8, 1e4, 1e-5, 64, True, (0,)), 3)
+ROWS = Windows(
+    np.asarray([[4, 4, 7, 9]], np.int32), np.ones((1, 4), bool), np.ones((1, 4), np.int32)
+)
+HEAD = np.asarray(TARGET.merge().embed_tokens[...]).T
+
+
+def new_head(settings: DrafterSettings) -> np.ndarray:
+    return np.asarray(new_drafter(TARGET, settings, [(ROWS, 1.0)], 0).merge().lm_head.kernel[...])
+
+
+def check_strongest(rows: np.ndarray, whole: np.ndarray) -> None:
+    """As much of the head as any so many directions can hold (Eckart and Young)."""
+    strengths = np.linalg.svd(whole, compute_uv=False)
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), strengths[: len(rows)], rtol=1e-4)
+
+
+def test_a_head_can_start_from_the_targets() -> None:
+    head = new_head(DrafterSettings(exit_dim=16, initial_head="target"))
+    np.testing.assert_array_equal(head, HEAD)
+    check_strongest(new_head(DrafterSettings(exit_dim=4, initial_head="target")), HEAD)
+
+
+def test_a_head_wider_than_the_target_cannot_start_from_it() -> None:
+    with pytest.raises(InputError, match="exit_dim is 20; with initial_head=target it may be 16"):
+        new_head(DrafterSettings(exit_dim=20, initial_head="target"))
+    factors = DrafterSettings(exit_dim=20, initial_head="target", head="low_rank", head_rank=17)
+    with pytest.raises(InputError, match="head_rank is 17; with initial_head=target it may be 16"):
+        new_head(factors)
+
+
+def test_a_small_head_knows_the_most_learnt_tokens_and_the_end() -> None:
+    settings = DrafterSettings(exit_dim=16, initial_head="target", draft_vocab_size=3)
+    drafter = new_drafter(TARGET, settings, [(ROWS, 1.0)], 0)
+    assert drafter.config.draft_tokens == (0, 4, 7)
+    np.testing.assert_array_equal(new_head(settings), HEAD[:, [0, 4, 7]])
+    narrow = settings.model_copy(update={"exit_dim": 2})
+    check_strongest(new_head(narrow), HEAD[:, [0, 4, 7]])
+
+
+def test_other_heads_start_as_the_best_of_their_rank_too() -> None:
+    lent = DrafterSettings(exit_dim=4, initial_head="target", head="target", draft_vocab_size=3)
+    drafter = new_drafter(TARGET, lent, [(ROWS, 1.0)], 0)
+    some = HEAD[:, list(drafter.config.draft_tokens or ())]
+    proj = np.asarray(drafter.merge().head_proj.kernel[...])
+    check_strongest(proj[:3] @ some, some)
+    wide = lent.model_copy(update={"exit_dim": 20, "draft_vocab_size": None})
+    proj = new_drafter(TARGET, wide, [], 0).merge().head_proj.kernel[...]
+    np.testing.assert_array_equal(proj, np.eye(20, 16))
+    factors = DrafterSettings(exit_dim=20, initial_head="target", head="low_rank", head_rank=4)
+    head = new_drafter(TARGET, factors, [], 0).merge()
+    product = np.asarray(head.head_proj.kernel[...]) @ np.asarray(head.lm_head.kernel[...])
+    check_strongest(product[:4], HEAD)
+    assert not product[4:].any()
+
+
+def test_layers_that_the_target_does_not_have_are_refused() -> None:
+    with pytest.raises(InputError, match=r"context_layers holds 0; the target has 1 layers, .*"):
+        new_head(DrafterSettings(exit_dim=16, context_layers=(0,)))
+
+
+def test_a_vocabulary_larger_than_the_targets_is_refused() -> None:
+    with pytest.raises(InputError, match="draft_vocab_size is 32; the target has 31 tokens"):
+        new_head(DrafterSettings(exit_dim=16, draft_vocab_size=32))

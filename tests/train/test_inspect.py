@@ -1,0 +1,109 @@
+"""`python -m train inspect`: what is learnt can be seen, in colours or between brackets."""
+
+import json
+import sys
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from chat_folders import CONFIG, RECORDS, chat_tokenizer, write_lines, write_tokenizer
+from rich.console import Console
+
+from redrafter_jax.checkpoints.families import target_fields
+from train.__main__ import main
+from train.data.types import Document
+from train.inspect import print_document, split_runs
+
+
+def document(text: str, learnt: str) -> Document:
+    tokens = chat_tokenizer().encode(text, add_special_tokens=False).ids
+    mask = np.asarray([letter == "x" for letter in learnt])
+    return Document("rows.jsonl, line 1", "tokens", np.asarray(tokens, np.int32), mask)
+
+
+def printed(shown: Document, most: int = 99, *, terminal: bool = False) -> str:
+    colours = "standard" if terminal else None
+    console = Console(
+        file=StringIO(), width=80, force_terminal=terminal, color_system=colours, no_color=False
+    )
+    with console.capture() as captured:
+        print_document(shown, chat_tokenizer(), most, console)
+    return captured.get()
+
+
+def test_what_is_learnt_stands_in_brackets_in_a_pipe() -> None:
+    lines = printed(document("[b]hi</s>!", "...xxx.")).splitlines()
+    assert lines[0].startswith("rows.jsonl, line 1: tokens, 7 tokens, 3 learnt")
+    assert lines[1] == "[b]⟦hi</s>⟧!"
+
+
+def test_what_is_learnt_is_green_on_a_terminal() -> None:
+    text = printed(document("ab cd", "...xx"), terminal=True)
+    assert "ab \x1b[1;32mcd\x1b[0m" in text
+    assert "⟦" not in text
+
+
+def test_long_documents_are_shown_in_part_and_said_to_be() -> None:
+    lines = printed(document("abcdef", "..xxxx"), most=4).splitlines()
+    assert lines[1:] == ["ab⟦cd⟧", "... and 2 tokens more"]
+
+
+def test_half_characters_and_control_characters_are_shown_whole() -> None:
+    # "é" is two tokens; the edge of what is learnt lies between them.
+    runs = list(split_runs(document("aé\x1b[2Jb\n", ".." + "x" * 7), chat_tokenizer(), 99))
+    assert runs == [("a", False), ("é\\x1b[2Jb\n", True)]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    target = write_tokenizer(tmp_path / "target")
+    (target / "config.json").write_text(json.dumps(target_fields(CONFIG)))
+    rows = write_lines(tmp_path / "rows.jsonl", RECORDS["messages"], {"text": ""}, {"text": " "})
+    more = write_lines(tmp_path / "more.jsonl", RECORDS["text"], {"text": "long" * 20})
+    settings = {
+        "target": str(target),
+        "drafter": {"exit_dim": 16},
+        "draft_rounds": 2,
+        "data": {"sources": [{"files": [rows]}, {"files": [more]}], "sequence_length": 64},
+        "optimizer": {"learning_rate": 1e-2, "batch_size": 2},
+        "steps": 1,
+        "output_dir": str(tmp_path / "out"),
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
+    return tmp_path / "config.yaml"
+
+
+def test_inspect_shows_counts_skips_and_examples_and_writes_nothing(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train", "inspect", "--config", str(config)])
+    monkeypatch.setenv("COLUMNS", "200")
+    main()
+    shown = capsys.readouterr().out
+    rows = config.parent / "rows.jsonl"
+    whole = chat_tokenizer().encode("Hi Hello Bye Ciao", add_special_tokens=False).ids
+    assert len(whole) == 17
+    (counts,) = [line for line in shown.splitlines() if "rows.jsonl)" in line and "│" in line]
+    # Four turns of an opening, a role, a newline, the text, an end and a newline.
+    tokens = 4 * 4 + len("userassistant") * 2 + len("HiHelloByeCiao")
+    learnt = len("HelloCiao") + 2 * 2
+    cells = [cell.strip() for cell in counts.strip("│").split("│")]
+    assert cells[1:] == ["3", "2", str(tokens), str(learnt), "1", "1"]
+    assert f"skipped 2 × text is blank (first at {rows}, line 2)" in shown
+    assert "records longer than a row, cut into pieces: 1" in shown
+    assert "<|im_start|>assistant\n⟦Hello<|im_end|>\n⟧<|im_start|>user\n" in shown
+    assert "⟦plain</s>⟧" in shown
+    assert not (config.parent / "out").exists()
+
+
+def test_inspect_refuses_what_training_refuses(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["train", "inspect", "--config", str(config), "data.skips=refuse"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    assert "2 of 3 records cannot be used" in capsys.readouterr().err

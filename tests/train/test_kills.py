@@ -1,0 +1,81 @@
+"""`make kills`: a training run that is ended ten times at random loses nothing."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from places import ROOT
+from tiny_folders import write_untrained_target
+from train_runs import command, rows, settings, weights
+
+STEPS, ENDINGS = 1000, 10
+
+
+def start(arguments: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        arguments,
+        cwd=ROOT,
+        env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},  # compiles faster
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def steps_taken(output: Path) -> int:
+    path = output / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.is_file() else 0
+
+
+@pytest.mark.long
+def test_ten_endings_at_random_steps_change_no_bit(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    write_untrained_target(target, functions=400)
+    changes = {"steps": STEPS, "log_every": 1, "checkpoint_every": 7}
+    whole, ended = tmp_path / "whole", tmp_path / "ended"
+    uninterrupted = start(command(tmp_path, settings(target, whole, **changes)))
+    said, _ = uninterrupted.communicate(timeout=900)
+    assert uninterrupted.returncode == 0, said
+
+    draw = random.Random(0)
+    endings = [signal.SIGKILL, signal.SIGTERM] * (ENDINGS // 2)
+    draw.shuffle(endings)
+    arguments = command(tmp_path, settings(target, ended, **changes))
+    for ending in endings:
+        process = start(arguments)
+        # A resumed run first drops the rows past its checkpoint; the file is new when it does.
+        written = (ended / "metrics.jsonl").stat().st_mtime_ns if steps_taken(ended) else 0
+        wanted, deadline = None, time.monotonic() + 300
+        while process.poll() is None and time.monotonic() < deadline:
+            if wanted is None:
+                path = ended / "metrics.jsonl"
+                if path.is_file() and path.stat().st_mtime_ns != written:
+                    wanted = steps_taken(ended) + draw.randrange(40)
+            elif steps_taken(ended) > wanted:
+                break
+            time.sleep(0.001)
+        # Not at the moment that the row is written, but anywhere in the next steps.
+        time.sleep(draw.uniform(0, 0.02))
+        process.send_signal(ending)
+        said, _ = process.communicate(timeout=300)
+        expected = -signal.SIGKILL if ending == signal.SIGKILL else 0
+        assert process.returncode == expected, said
+        assert ending == signal.SIGKILL or "stopped by SIGTERM after step" in said, said
+        assert not (ended / "drafter").exists()
+
+    last = start(arguments)
+    said, _ = last.communicate(timeout=900)
+    assert last.returncode == 0, said
+    assert "resumed from step" in said
+    ours, theirs = weights(ended), weights(whole)
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        np.testing.assert_array_equal(value, theirs[name], err_msg=name)
+    losses = [[(row["step"], row["loss"]) for row in rows(run)] for run in (ended, whole)]
+    assert losses[0] == losses[1]
+    assert [step for step, _ in losses[0]] == list(range(1, STEPS + 1))

@@ -1,0 +1,255 @@
+"""The drafter's losses against a plain loop over positions, rounds and tokens."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from redrafter_jax.config import DrafterConfig, TargetConfig
+from redrafter_jax.drafters.recurrent import Drafter, init_drafter
+from redrafter_jax.models.target import Target, init_target
+from train.loss import (
+    UNSOFTENED,
+    RoundSums,
+    Softening,
+    count_positions,
+    round_sums,
+    split_windows,
+)
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+ROUNDS = 3
+B, T = 2, 11
+SOME = (1, 2, 3, 5, 7, 8, 11, 13, 17, 19, 20, 23, 27)
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return make_pair()
+
+
+def make_pair(**variant: Any) -> tuple[Target, Drafter]:
+    config = TargetConfig(29, 16, 24, 2, 2, 1, 8, 1e4, 1e-5, 64, False, (0,))
+    target = init_target(config, 0)
+    louder = jax.tree.map(lambda leaf: leaf * 12 if leaf.ndim == 2 else leaf, target.params)
+    drafter = init_drafter(DrafterConfig(29, 16, 20, 1, **variant), 1)
+    return type(target)(config, target.graphdef, louder), drafter
+
+
+@pytest.fixture(scope="module")
+def batch():
+    generator = np.random.default_rng(0)
+    tokens = generator.integers(0, 29, (B, T)).astype(np.int32)
+    mask = generator.random((B, T)) < 0.7
+    mask[1, 8:] = False
+    return tokens, mask
+
+
+@partial(jax.jit, static_argnames="context_layers")
+def forward(
+    target: Target,
+    tokens: jax.Array | np.ndarray,
+    segments: jax.Array | None = None,
+    context_layers: tuple[int, ...] = (),
+) -> tuple[jax.Array, jax.Array]:
+    """The target's hidden states and logits."""
+    decoder = target.merge()
+    hidden, _, _ = decoder.forward(jnp.asarray(tokens), segments, context_layers)
+    return hidden, decoder.logits(hidden)
+
+
+@jax.jit
+def feed(
+    target: Target, drafter: Drafter, hidden: jax.Array, state: jax.Array, token: jax.Array | int
+) -> tuple[jax.Array, jax.Array]:
+    """The drafter's state after one more token, and its scores of the next."""
+    decoder, head = target.merge(), drafter.merge()
+    state = head.step(state, decoder.embed_tokens[...][token])
+    known = jnp.asarray(drafter.config.draft_tokens or range(29))
+    scorer = partial(jnp.matmul, b=decoder.head[:, known])
+    return state, head.logits(head.read_context(hidden), state, scorer)
+
+
+def brute_force(
+    target: Target,
+    drafter: Drafter,
+    tokens: np.ndarray,
+    mask: np.ndarray,
+    softening: Softening = UNSOFTENED,
+) -> dict[str, np.ndarray]:
+    """Every (position, round) on its own, with float64 sums."""
+    T = tokens.shape[1]
+    hidden, logits = map(
+        np.asarray, forward(target, tokens, context_layers=drafter.config.context_layers)
+    )
+    teacher = log_softmax(logits.astype(np.float64))
+    known = list(drafter.config.draft_tokens or range(29))
+    hard, soft, lk, agreement = np.zeros((4, ROUNDS))
+    top = np.zeros((ROUNDS, 5))
+    for b in range(len(tokens)):
+        for t in range(T):
+            state = jnp.zeros(16)
+            for i in range(ROUNDS):
+                label = t + 2 + i
+                if label >= T:
+                    break
+                state, scores = feed(target, drafter, hidden[b, t], state, tokens[b, t + 1 + i])
+                if not mask[b, label]:
+                    continue
+                guess = log_softmax(np.asarray(scores, np.float64))
+                teach = teacher[b, t + 1 + i]
+                soft[i] += soft_loss(teach[known], guess, softening)
+                lk[i] -= np.log(sum(map(min, np.exp(teach[known]), np.exp(guess))))
+                agreement[i] += known[guess.argmax()] == teach.argmax()
+                if tokens[b, label] in known:
+                    hard[i] -= guess[known.index(tokens[b, label])]
+                for k in range(5):
+                    top[i, k] += tokens[b, label] in np.take(known, np.argsort(-guess)[: k + 1])
+    return {"hard": hard, "soft": soft, "lk": lk, "top": top, "agreement": agreement}
+
+
+def soft_loss(teach: np.ndarray, guess: np.ndarray, softening: Softening) -> float:
+    """KL between two tempered distributions over the tokens that the teacher keeps."""
+    temperature, top_k = softening
+    kept = np.argsort(-teach)[:top_k]
+    teach = log_softmax(teach[kept] / temperature)
+    guess = log_softmax(guess / temperature)[kept]
+    return temperature**2 * (np.exp(teach) * (teach - guess)).sum()
+
+
+@pytest.fixture(scope="module")
+def expected(pair, batch) -> dict[str, np.ndarray]:
+    target, drafter = pair
+    return brute_force(target, drafter, *batch)
+
+
+@partial(jax.jit, static_argnames=("chunk_length", "softening"))
+def sums_over_windows(
+    pair: tuple[Target, Drafter],
+    hidden: jax.Array,
+    tokens: jax.Array | np.ndarray,
+    mask: jax.Array | np.ndarray,
+    chunk_length: int,
+    softening: Softening = UNSOFTENED,
+    segments: jax.Array | None = None,
+) -> RoundSums:
+    target, drafter = pair[0].merge(), pair[1].merge()
+    whole = jnp.ones_like(tokens) if segments is None else segments
+    windows = split_windows(
+        hidden, *map(jnp.asarray, (tokens, mask, whole)), rounds=ROUNDS, chunk_length=chunk_length
+    )
+    per_window = jax.vmap(
+        lambda window: round_sums(drafter, target, window, rounds=ROUNDS, softening=softening)
+    )
+    return jax.tree.map(lambda leaf: leaf.sum(axis=0), per_window(windows))
+
+
+@pytest.mark.parametrize("chunk_length", [1, 4, 11, 64])
+def test_sums_equal_a_loop_over_positions(pair, batch, expected, chunk_length: int) -> None:
+    tokens, mask = batch
+    hidden, _ = forward(pair[0], tokens)
+    sums = sums_over_windows(pair, hidden, tokens, mask, chunk_length)
+    for name, value in expected.items():
+        np.testing.assert_allclose(getattr(sums, name), value, rtol=2e-4, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("softening", [Softening(2.0), Softening(1.0, 3), Softening(0.5, 5)])
+def test_the_soft_loss_is_tempered_and_cut(pair, batch, softening: Softening) -> None:
+    tokens, mask = batch
+    hidden, _ = forward(pair[0], tokens)
+    sums = sums_over_windows(pair, hidden, tokens, mask, 4, softening)
+    target, drafter = pair
+    expected = brute_force(target, drafter, tokens, mask, softening)
+    for name, value in expected.items():
+        np.testing.assert_allclose(getattr(sums, name), value, rtol=2e-4, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        {"cell": "gru", "head": "low_rank", "head_rank": 5},
+        {"head": "target", "draft_tokens": SOME, "context_layers": (0,)},
+    ],
+    ids=["gated, in two factors", "the target's head for some tokens, two layers"],
+)
+def test_every_kind_of_drafter_has_these_losses(batch, variant: dict[str, Any]) -> None:
+    tokens, mask = batch
+    target, drafter = make_pair(**variant)
+    layers = drafter.config.context_layers
+    hidden, _ = forward(target, tokens, context_layers=layers)
+    sums = sums_over_windows((target, drafter), hidden, tokens, mask, 4)
+    expected = brute_force(target, drafter, tokens, mask)
+    for name, value in expected.items():
+        np.testing.assert_allclose(getattr(sums, name), value, rtol=2e-4, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("softening", [UNSOFTENED, Softening(2.0, 3)])
+def test_a_drafter_may_know_some_tokens_only(batch, softening: Softening) -> None:
+    tokens, mask = batch
+    target, drafter = make_pair(draft_tokens=SOME)
+    assert drafter.merge().lm_head.kernel[...].shape == (20, 13)
+    hidden, _ = forward(target, tokens)
+    sums = sums_over_windows((target, drafter), hidden, tokens, mask, 4, softening)
+    expected = brute_force(target, drafter, tokens, mask, softening)
+    for name, value in expected.items():
+        np.testing.assert_allclose(getattr(sums, name), value, rtol=2e-4, atol=1e-4, err_msg=name)
+
+
+def test_windows_overlap_by_the_rounds_and_mask_what_lies_past_the_end() -> None:
+    tokens = jnp.arange(5)[None]
+    ones = jnp.ones((1, 5), jnp.int32)
+    windows = split_windows(
+        tokens[..., None] * 1.0, tokens, ones > 0, ones, rounds=2, chunk_length=3
+    )
+    np.testing.assert_array_equal(windows.tokens[:, 0], [[0, 1, 2, 3, 4, 0], [3, 4, 0, 0, 0, 0]])
+    np.testing.assert_array_equal(windows.hidden[:, 0, :, 0], [[0, 1, 2, 3, 4], [3, 4, 0, 0, 0]])
+    np.testing.assert_array_equal(windows.loss_mask[:, 0].sum(axis=1), [5, 2])
+
+
+def test_counted_positions_are_those_whose_label_is_real_text() -> None:
+    mask = jnp.asarray([[False, True, True, False, True], [True, True, True, True, True]])
+    # Round 0 predicts tokens 2, 3, 4 and round 1 tokens 3, 4.
+    whole = jnp.ones(mask.shape, jnp.int32)
+    np.testing.assert_array_equal(count_positions(mask, whole, 2), [2 + 3, 1 + 2])
+    # In the second row documents of 2 and 3 tokens: of 5 labels only the last has two before it.
+    parts = whole.at[1, 2:].set(2)
+    np.testing.assert_array_equal(count_positions(mask, parts, 2), [2 + 1, 1 + 0])
+
+
+def test_documents_that_share_a_row_are_as_if_alone(pair, batch) -> None:
+    (tokens, _), (mask, _) = batch
+    parts = [slice(0, 4), slice(4, 5), slice(5, 9)]  # and two tokens of padding
+    segments = np.zeros((1, T), np.int32)
+    for number, part in enumerate(parts, start=1):
+        segments[0, part] = number
+    counted = np.where(segments > 0, mask, False)
+    hidden, _ = forward(pair[0], tokens[None], segments)
+    together = sums_over_windows(pair, hidden, tokens[None], counted, 3, segments=segments)
+    count = count_positions(jnp.asarray(counted), jnp.asarray(segments), ROUNDS)
+    target, drafter = pair
+    alone = [brute_force(target, drafter, tokens[None, part], mask[None, part]) for part in parts]
+    for name in alone[0]:
+        expected = sum(sums[name] for sums in alone)
+        np.testing.assert_allclose(getattr(together, name), expected, rtol=2e-4, atol=1e-4)
+    labels = [sum(mask[part][i + 2 :].sum() for part in parts) for i in range(ROUNDS)]
+    np.testing.assert_array_equal(count, labels)
+
+
+def test_masked_labels_leave_no_gradient(pair, batch) -> None:
+    tokens, _ = batch
+    hidden, _ = forward(pair[0], tokens)
+
+    def loss(context: jax.Array) -> jax.Array:
+        sums = sums_over_windows(pair, context, tokens, np.zeros((B, T), bool), 4)
+        return sums.hard.sum() + sums.soft.sum() + sums.lk.sum()
+
+    assert not jax.grad(loss)(hidden).any()

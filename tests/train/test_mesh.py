@@ -1,0 +1,168 @@
+"""Training on meshes: the losses and the drafter of one device."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_models import random_drafter, random_target, tiny_config
+
+from redrafter_jax.checkpoints.huggingface import load_drafter, save_drafter
+from redrafter_jax.config import DrafterConfig
+from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.generate import generate, generate_autoregressive
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.mesh import FULLY_SHARDED, RULES, make_mesh, place, to_host
+from redrafter_jax.parallel.model import Model
+from train.checkpoint import open_checkpoints, restore_latest, save
+from train.config import LossSettings, OptimizerSettings
+from train.data.batches import place_batch
+from train.data.types import Windows
+from train.optimizer import make_optimizer
+from train.step import TrainState, init_state, train_step
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+CONFIG = tiny_config(num_attention_heads=8, num_key_value_heads=4, num_hidden_layers=1)
+STEPS = 50
+LOSS = LossSettings(hard=0.5, soft=1.0, chunk_length=8)
+OPTIMIZER = make_optimizer(
+    OptimizerSettings(rule="adamw", learning_rate=0.01, batch_size=8, accumulation_steps=2),
+    STEPS,
+    lambda name: True,
+)
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[Target, Drafter]:
+    config = DrafterConfig(
+        vocab_size=CONFIG.vocab_size,
+        hidden_size=CONFIG.hidden_size,
+        exit_dim=40,
+        num_draft_layers=1,
+    )
+    return random_target(CONFIG), random_drafter(config)
+
+
+def batch(step: int) -> dict[str, np.ndarray]:
+    """16 rows of 16 tokens, two documents in some of them."""
+    random = np.random.default_rng(step)
+    tokens = random.integers(0, CONFIG.vocab_size, (16, 16)).astype(np.int32)
+    # A text to learn: every other token follows from the one before.
+    tokens[:, 1::2] = (tokens[:, ::2] * 5 + 1) % CONFIG.vocab_size
+    segments = (np.arange(16) >= random.integers(4, 30, (16, 1))).astype(np.int32)
+    return Windows(tokens, random.random((16, 16)) < 0.9, segments)._asdict()
+
+
+def train(
+    pair: tuple[Target, Drafter], sizes: tuple[int, int] | None, *, fully_sharded: bool = False
+) -> tuple[TrainState, list[float]]:
+    mesh = None if sizes is None else make_mesh(*sizes)
+    target, drafter = place(pair[0], mesh), pair[1]
+    # The step donates its state, and the pair is used again.
+    state = jax.tree.map(jnp.copy, init_state(drafter, OPTIMIZER))
+    state = place(state, mesh, FULLY_SHARDED if fully_sharded else RULES)
+    losses = []
+    for step in range(STEPS):
+        state, metrics = train_step(
+            state,
+            target,
+            drafter.graphdef,
+            **place_batch(batch(step), 2, mesh),  # pyright: ignore[reportArgumentType]
+            rounds=2,
+            loss_settings=LOSS,
+            optimizer=OPTIMIZER,
+            fully_sharded=fully_sharded,
+        )
+        losses.append(metrics.loss)
+    return state, np.asarray(losses).tolist()
+
+
+@pytest.fixture(scope="module")
+def on_one_device(pair: tuple[Target, Drafter]) -> tuple[TrainState, list[float]]:
+    return train(pair, None)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fully_sharded"),
+    [((1, 1), False), ((8, 1), True), ((1, 4), False), ((4, 2), False)],
+)
+def test_losses_and_parameters_are_those_of_one_device(
+    pair: tuple[Target, Drafter],
+    on_one_device: tuple[TrainState, list[float]],
+    sizes: tuple[int, int],
+    fully_sharded: bool,
+) -> None:
+    check_run(train(pair, sizes, fully_sharded=fully_sharded), on_one_device)
+
+
+@pytest.fixture(scope="module")
+def fully_sharded_run(pair: tuple[Target, Drafter]) -> tuple[TrainState, list[float]]:
+    return train(pair, (2, 4), fully_sharded=True)
+
+
+def test_a_fully_sharded_run_is_that_of_one_device_too(
+    fully_sharded_run: tuple[TrainState, list[float]],
+    on_one_device: tuple[TrainState, list[float]],
+) -> None:
+    check_run(fully_sharded_run, on_one_device)
+    # Two parameters and both moments of AdamW for each; their inputs are split over data.
+    state, _ = fully_sharded_run
+    kernels = [leaf for leaf in jax.tree.leaves(state) if leaf.shape == (32, 32)]
+    assert len(kernels) == 3 * 2
+    assert {leaf.addressable_shards[0].data.shape for leaf in kernels} == {(16, 8)}
+
+
+def test_the_exported_heads_decode_the_same(
+    fully_sharded_run: tuple[TrainState, list[float]],
+    on_one_device: tuple[TrainState, list[float]],
+    pair: tuple[Target, Drafter],
+    tmp_path: Path,
+) -> None:
+    target, untrained = pair
+    prompts = [[1, 6], [2, 11, 3, 16], [4, 21], [5, 2, 7]]
+    decoded = []
+    for name, (state, _) in (("one", on_one_device), ("many", fully_sharded_run)):
+        exported = Model(untrained.config, untrained.graphdef, to_host(state.params))
+        save_drafter(exported, tmp_path / name)
+        head = load_drafter(tmp_path / name, "float32")
+        result = generate(target, head, prompts, max_new_tokens=48)
+        decoded.append((result.tokens, result.accept_counts.tolist()))
+    assert decoded[0] == decoded[1]
+    plain = generate_autoregressive(target, prompts, max_new_tokens=48)
+    assert decoded[0][0] == plain.tokens
+
+
+@pytest.mark.parametrize("sizes", [None, (4, 2)])
+def test_a_checkpoint_is_restored_on_another_mesh(
+    fully_sharded_run: tuple[TrainState, list[float]],
+    pair: tuple[Target, Drafter],
+    sizes: tuple[int, int] | None,
+    tmp_path: Path,
+) -> None:
+    state, _ = fully_sharded_run
+    with open_checkpoints(tmp_path, 1) as checkpoints:
+        save(checkpoints, STEPS, state, {})
+    fresh = jax.tree.map(jnp.copy, init_state(pair[1], OPTIMIZER))
+    fresh = place(fresh, None if sizes is None else make_mesh(*sizes))
+    with open_checkpoints(tmp_path, 1) as checkpoints:
+        restored = restore_latest(checkpoints, fresh, True)
+    assert restored is not None
+    leaves = map(jax.tree.leaves, (restored.arrays, state, fresh))
+    for new, saved, like in zip(*leaves, strict=True):
+        np.testing.assert_array_equal(new, saved)
+        assert new.sharding.is_equivalent_to(like.sharding, new.ndim)
+
+
+def check_run(
+    run: tuple[TrainState, list[float]], on_one_device: tuple[TrainState, list[float]]
+) -> None:
+    state, losses = run
+    expected, expected_losses = on_one_device
+    assert expected_losses[-1] < 0.8 * expected_losses[0]
+    np.testing.assert_allclose(losses, expected_losses, rtol=0, atol=1e-5 * losses[0])
+    for ours, theirs in zip(
+        jax.tree.leaves(state.params), jax.tree.leaves(expected.params), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-3)

@@ -1,0 +1,170 @@
+"""A training step: what it adds up, what it shares, what it never holds, and its schedule."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.extend.core
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from redrafter_jax.config import DrafterConfig, TargetConfig
+from redrafter_jax.drafters.recurrent import init_drafter
+from redrafter_jax.models.target import init_target
+from train.config import LossSettings, OptimizerSettings
+from train.optimizer import make_optimizer
+from train.step import StepMetrics, TrainState, init_state, train_step
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+LOSS = LossSettings(hard=0.5, soft=2.0, lk=3.0, round_decay=0.8, chunk_length=8)
+OPTIMIZER = make_optimizer(
+    OptimizerSettings(learning_rate=1e-2, batch_size=1, warmup_fraction=0), 10, bool
+)
+
+
+def one_step(
+    accumulation: int, tokens: np.ndarray, mask: np.ndarray, segments: np.ndarray | None = None
+) -> tuple[TrainState, StepMetrics]:
+    config = TargetConfig(31, 16, 24, 1, 2, 1, 8, 1e4, 1e-5, 64, True, (0,))
+    target, drafter = init_target(config, 0), init_drafter(DrafterConfig(31, 16, 16, 1), 0)
+    shape = (accumulation, -1, tokens.shape[1])
+    return train_step(
+        init_state(drafter, OPTIMIZER),
+        target,
+        drafter.graphdef,
+        tokens.reshape(shape),
+        mask.reshape(shape),
+        (np.ones_like(tokens) if segments is None else segments).reshape(shape),
+        rounds=2,
+        loss_settings=LOSS,
+        optimizer=OPTIMIZER,
+    )
+
+
+def test_accumulation_changes_memory_not_the_step() -> None:
+    generator = np.random.default_rng(0)
+    tokens = generator.integers(0, 31, (4, 16)).astype(np.int32)
+    mask = generator.random((4, 16)) < 0.5
+    whole, whole_metrics = one_step(1, tokens, mask)
+    split, split_metrics = one_step(4, tokens, mask)
+    np.testing.assert_allclose(whole_metrics.loss, split_metrics.loss, rtol=1e-5)
+    np.testing.assert_allclose(whole_metrics.gradient_norm, split_metrics.gradient_norm, rtol=1e-4)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), whole.params, split.params
+    )
+
+
+def test_the_loss_is_the_weighted_sum_of_its_parts() -> None:
+    tokens = np.random.default_rng(0).integers(0, 31, (4, 16)).astype(np.int32)
+    _, (loss, rounds, _) = one_step(1, tokens, np.ones((4, 16), bool))
+    parts = 0.5 * rounds.hard + 2.0 * rounds.soft + 3.0 * rounds.lk
+    np.testing.assert_allclose(loss, parts[0] + 0.8 * parts[1], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("loss", "variant"),
+    [
+        (LossSettings(hard=1.0, soft=0.0, chunk_length=8), {}),
+        (
+            LossSettings(soft=1.0, chunk_length=8),
+            {"cell": "gru", "head": "low_rank", "head_rank": 9},
+        ),
+        (LossSettings(soft=0.0, lk=1.0, chunk_length=8), {}),
+        (
+            LossSettings(soft=1.0, chunk_length=8),
+            {"head": "target", "draft_tokens": tuple(range(13)), "context_layers": (0,)},
+        ),
+    ],
+    ids=["hard", "soft, gated, in two factors", "lk", "soft, the target's head, two layers"],
+)
+def test_every_loss_alone_falls(loss: LossSettings, variant: dict[str, Any]) -> None:
+    tokens = np.tile(np.arange(12, dtype=np.int32), (4, 1))
+    config = TargetConfig(31, 16, 24, 2, 2, 1, 8, 1e4, 1e-5, 64, True, (0,))
+    target = init_target(config, 0)
+    drafter = init_drafter(DrafterConfig(31, 16, 16, 1, **variant), 0)
+    optimizer = make_optimizer(OptimizerSettings(learning_rate=1e-2, batch_size=1), 30, bool)
+    state = init_state(drafter, optimizer)
+    losses = []
+    for _ in range(30):
+        state, metrics = train_step(
+            state,
+            target,
+            drafter.graphdef,
+            tokens[None],
+            np.ones((1, *tokens.shape), bool),
+            np.ones((1, *tokens.shape), np.int32),
+            rounds=2,
+            loss_settings=loss,
+            optimizer=optimizer,
+        )
+        losses.append(float(metrics.loss))
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_a_step_on_documents_that_share_a_row_is_the_step_on_them_apart() -> None:
+    random = np.random.default_rng(5)
+    texts = [random.integers(31, size=size).astype(np.int32) for size in (5, 7, 4)]
+    tokens, joined = np.zeros((2, 4, 16), np.int32)
+    for row, text in enumerate(texts):
+        tokens[row, : len(text)] = text
+    joined[0] = np.concatenate(texts)
+    apart = tokens, np.arange(16) < [[5], [7], [4], [0]]
+    together = joined, np.arange(16) < [[16], [0], [0], [0]]
+    segments = np.tile(np.repeat([1, 2, 3], [5, 7, 4]), (4, 1)).astype(np.int32)
+    _, metrics = one_step(1, *together, segments)
+    _, expected_metrics = one_step(1, *apart)
+    np.testing.assert_allclose(metrics.loss, expected_metrics.loss, rtol=1e-5)
+    np.testing.assert_allclose(metrics.gradient_norm, expected_metrics.gradient_norm, rtol=1e-4)
+    # Without the segments it is another step.
+    _, crossed = one_step(1, *together)
+    assert abs(crossed.loss - metrics.loss) > 1e-3
+
+
+def test_no_value_grows_with_rounds_times_positions_times_vocabulary() -> None:
+    config = TargetConfig(512, 8, 8, 1, 1, 1, 8, 1e4, 1e-5, 512, True, (0,))
+    target, drafter = init_target(config, 0), init_drafter(DrafterConfig(512, 8, 8, 1), 0)
+    optimizer = make_optimizer(OptimizerSettings(learning_rate=1e-2, batch_size=1), 10, bool)
+    rounds, positions, window = 3, 256, 16
+
+    def sizes(jaxpr: jax.extend.core.Jaxpr) -> Iterator[int]:
+        for equation in jaxpr.eqns:
+            yield from (math.prod(getattr(value.aval, "shape", ())) for value in equation.outvars)
+            for parameter in jax.tree.leaves(equation.params):
+                inner = getattr(parameter, "jaxpr", parameter)
+                if isinstance(inner, jax.extend.core.Jaxpr):
+                    yield from sizes(inner)
+
+    traced = train_step.trace(
+        init_state(drafter, optimizer),
+        target,
+        drafter.graphdef,
+        np.zeros((1, 1, positions), np.int32),
+        np.ones((1, 1, positions), bool),
+        np.ones((1, 1, positions), np.int32),
+        rounds=rounds,
+        loss_settings=LossSettings(hard=1.0, chunk_length=window),
+        optimizer=optimizer,
+    )
+    largest = max(sizes(traced.jaxpr.jaxpr))
+    assert window * 512 <= largest < positions * 512
+
+
+def test_the_schedule_warms_up_then_falls_to_zero_and_gradients_are_clipped() -> None:
+    optimizer = make_optimizer(
+        OptimizerSettings(learning_rate=0.1, batch_size=1, warmup_fraction=0.5), 10, bool
+    )
+    weight = jnp.ones(1)
+    state = optimizer.init(weight)
+    take = jax.jit(optimizer.update)
+    sizes = []
+    for _ in range(10):
+        update, state = take(jnp.full(1, 1e6), state, weight)
+        sizes.append(abs(float(jnp.asarray(update)[0])))
+    # A constant gradient makes Adam's step the learning rate itself.
+    np.testing.assert_allclose(sizes[:6], [0, 0.02, 0.04, 0.06, 0.08, 0.1], atol=1e-5)
+    assert sizes[5] > sizes[7] > sizes[9] > 0
+    moments = [leaf for leaf in jax.tree.leaves(state) if leaf.ndim]
+    assert max(abs(float(leaf[0])) for leaf in moments) < 1.0 + 1e-5

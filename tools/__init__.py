@@ -1,0 +1,1 @@
+"""What the authors of this project run, not its users."""

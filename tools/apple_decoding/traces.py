@@ -1,0 +1,145 @@
+"""What either side drafts in every step of decoding a prompt: beams of each round, and the tree."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from redrafter_jax.config import DraftConfig
+from redrafter_jax.decoding.step import decode_step
+from redrafter_jax.drafters.beam import beam_search
+from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.tree import build_tree
+from redrafter_jax.generate import collect, start
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.program import program
+from redrafter_jax.sampling import draw_noise
+from redrafter_jax.types import Beams, DecodeState, TokenTree
+from tools.apple_decoding.sides import APPLE_CANDIDATES
+
+
+class Round(NamedTuple):
+    """The beams after a round, best first: their tokens below the root, and their scores."""
+
+    sequences: list[tuple[int, ...]]
+    log_probs: list[float]
+
+
+class Step(NamedTuple):
+    """One target call.
+
+    Attributes:
+      length: of the text before it, prompt and root included.
+      rounds: the beams after each.
+      paths: of every node of the verified tree, the tokens from the root down to it.
+    """
+
+    length: int
+    rounds: list[Round]
+    paths: frozenset[tuple[int, ...]]
+
+
+class Trace(NamedTuple):
+    """One prompt: the new tokens, the number of target calls after prefill, and each of them."""
+
+    tokens: list[int]
+    target_calls: int
+    steps: list[Step]
+
+
+def read_apple(reply: dict[str, Any]) -> Trace:
+    """From worker.py's answer to a request for a trace."""
+    steps = []
+    for step in reply["steps"]:
+        rounds = [
+            Round([tuple(sequence) for sequence in beams["sequences"]], beams["log_probs"])
+            for beams in step["rounds"]
+        ]
+        steps.append(Step(step["length"], rounds, _paths(**step["tree"])))
+    return Trace(reply["tokens"], reply["target_calls"], steps)
+
+
+def trace_ours(
+    target: Target,
+    drafter: Drafter,
+    prompt: list[int],
+    *,
+    beam_width: int,
+    draft_rounds: int,
+    max_new_tokens: int,
+) -> Trace:
+    """Greedy decoding with a tree of Apple's making, step by step."""
+    draft = DraftConfig(
+        beam_width=beam_width,
+        draft_rounds=draft_rounds,
+        final_beams_only=True,
+        candidates=min(APPLE_CANDIDATES, target.config.vocab_size),
+    )
+    state, _ = start(target, [prompt], max_new_tokens, None, None, (), max_path=draft.max_path)
+    steps = []
+    while not bool(state.done[0]):
+        length = int(state.cache.lengths[0]) + 1
+        beams, tree, state = _traced_step(target, drafter, state, draft=draft)
+        beams, tree = jax.device_get((beams, tree))
+        steps.append(Step(length, read_beams(beams), read_tree(tree)))
+    result = collect(state, [prompt])
+    return Trace(result.tokens[0], result.steps[0], steps)
+
+
+@program(static_argnames="draft")
+def _traced_step(
+    target: Target, drafter: Drafter, state: DecodeState, *, draft: DraftConfig
+) -> tuple[Beams, TokenTree, DecodeState]:
+    """A decode step, and what it drafts."""
+    embedding = target.merge().embed_tokens[...]
+    first_position = state.cache.lengths + 1
+    noise = draw_noise(state.sampling, first_position, draft.max_path, len(embedding))
+    beams = beam_search(
+        drafter.merge(), embedding, state.context, state.root, noise, state.sampling, draft
+    )
+    tree = build_tree(state.root, beams, draft)
+    return beams, tree, decode_step(target, drafter, state, draft)
+
+
+def read_beams(beams: Beams) -> list[Round]:
+    """Of row 0: every beam's tokens, from its parents'."""
+    tokens, parents, log_probs = (np.asarray(values)[0] for values in beams)
+    sequences: list[tuple[int, ...]] = [()]
+    rounds = []
+    for round_index in range(len(tokens)):
+        # The first round's beams all descend from the root.
+        before = parents[round_index] if round_index else [0] * len(parents[0])
+        sequences = [
+            (*sequences[parent], int(token))
+            for parent, token in zip(before, tokens[round_index], strict=True)
+        ]
+        rounds.append(Round(sequences, log_probs[round_index].tolist()))
+    return rounds
+
+
+def read_tree(tree: TokenTree) -> frozenset[tuple[int, ...]]:
+    """Of row 0: the paths of its live nodes."""
+    live = np.asarray(tree.log_probs)[0] > -np.inf
+    return _paths(np.asarray(tree.tokens)[0], np.asarray(tree.parents)[0], live)
+
+
+def choice_gap(target: Target, text: list[int], first: int, second: int) -> float:
+    """By how much the target prefers one token to another after a text, in logits."""
+    decoder = target.merge()
+    hidden, _, _ = decoder.forward(jnp.asarray([text], jnp.int32))
+    logits = decoder.logits(hidden[:, -1:])[0, 0]
+    return float(logits[first] - logits[second])
+
+
+def _paths(
+    tokens: Sequence[int] | np.ndarray,
+    parents: Sequence[int] | np.ndarray,
+    live: Sequence[bool] | np.ndarray | None = None,
+) -> frozenset[tuple[int, ...]]:
+    """Node 0 is the root; parents come before their children."""
+    paths: list[tuple[int, ...]] = []
+    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        paths.append((*(paths[parent] if node else ()), int(token)))
+    return frozenset(path for node, path in enumerate(paths) if live is None or bool(live[node]))
