@@ -36,7 +36,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --upgrade --constraint constraints.txt pip
 	@# Python compiles what is imported, a small part of what pip would.
 	@$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --build-constraint constraints.txt \
-	  --group dev --editable ".$(if $(EXTRAS),[$(EXTRAS)])"
+	  --group dev --editable ".[train$(EXTRAS:%=,%)]"
 	@touch $@
 
 demo: $(INSTALLED) ## train a draft head, then decode with it against plain decoding

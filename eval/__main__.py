@@ -7,17 +7,18 @@ against plain decoding.
 import sys
 from collections.abc import Callable, Sequence
 
-from eval.acceptance import measure_acceptance
-from eval.drafters import compare_drafters
-from eval.gpu_page import write_gpu_page
-from eval.loading_cost import measure_loading
-from eval.parity import check_parity
-from eval.plan import plan
-from eval.ranks import measure_ranks
-from eval.sampling_cost import measure_sampling
-from eval.speed import measure_speed
-from eval.steps import measure_steps
 from redrafter_jax.command_line import refuse_unknown_command, run
+
+from .acceptance import measure_acceptance
+from .drafters import compare_drafters
+from .gpu_page import write_gpu_page
+from .loading_cost import measure_loading
+from .parity import check_parity
+from .plan import plan
+from .ranks import measure_ranks
+from .sampling_cost import measure_sampling
+from .speed import measure_speed
+from .steps import measure_steps
 
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "acceptance": measure_acceptance,

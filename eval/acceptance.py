@@ -9,14 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 
-from eval.benchmark import Batch, Method, begin, decode_batch, make_batches
-from eval.config import AcceptanceSettings
-from eval.loading import load
-from eval.plots import write_acceptance_chart
-from eval.progress import make_progress
-from eval.rankings import RANKINGS, Ranking, decode_ranked, shown_to_drafts
-from eval.report import describe_run, write_report
-from eval.table import describe_sampling, render_acceptance
 from redrafter_jax.acceptance import acceptance_length, acceptance_rate_per_depth
 from redrafter_jax.command_line import parse_settings
 from redrafter_jax.config import DraftConfig, SamplingConfig
@@ -24,6 +16,15 @@ from redrafter_jax.drafters.recurrent import Drafter
 from redrafter_jax.generate import collect
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.processes import is_first
+
+from .benchmark import Batch, Method, begin, decode_batch, make_batches
+from .config import AcceptanceSettings
+from .loading import load
+from .plots import write_acceptance_chart
+from .progress import make_progress
+from .rankings import RANKINGS, Ranking, decode_ranked, shown_to_drafts
+from .report import describe_run, write_report
+from .table import describe_sampling, render_acceptance
 
 DEFINITIONS = {
     "acceptance_length": "mean tokens gained per target call after prefill, bonus token included",

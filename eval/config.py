@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from eval.rankings import Ranking
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.settings.files import Settings
 from redrafter_jax.settings.sections import (
@@ -15,6 +14,8 @@ from redrafter_jax.settings.sections import (
     MeshSettings,
     SamplingSettings,
 )
+
+from .rankings import Ranking
 
 Dtype = Literal["float32", "bfloat16"]
 

@@ -13,14 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
-from eval.abstract import abstract_state, bytes_of
-from eval.progress import make_progress
-from eval.random_weights import random_drafter, random_target
-from eval.report import describe_run, write_report
-from eval.shape_config import DraftersSettings
-from eval.step_parts import fill_state, make_noise, run_draft
-from eval.table import render_drafters
-from eval.traffic import draft_weight_bytes
 from pallas_kernels.timing import interleave
 from redrafter_jax.command_line import make_folder, parse_settings
 from redrafter_jax.config import DraftConfig, DrafterConfig
@@ -28,6 +20,15 @@ from redrafter_jax.drafters.recurrent import Drafter
 from redrafter_jax.models.target import Target
 from redrafter_jax.requests import check_pair
 from redrafter_jax.types import TokenTree
+
+from .abstract import abstract_state, bytes_of
+from .progress import make_progress
+from .random_weights import random_drafter, random_target
+from .report import describe_run, write_report
+from .shape_config import DraftersSettings
+from .step_parts import fill_state, make_noise, run_draft
+from .table import render_drafters
+from .traffic import draft_weight_bytes
 
 DEFINITIONS = {
     "weight_bytes": "all of the drafter's own weights",

@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from eval.config import GpuSettings
-from eval.table import STEP_SIZES
 from redrafter_jax.command_line import make_folder, parse_settings
 from redrafter_jax.errors import InputError
+
+from .config import GpuSettings
+from .table import STEP_SIZES
 
 # A few units in the last place of bfloat16, whose step is 2^-8.
 _DIFFERENCE = 2e-2

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from jax.sharding import Mesh
 
-from eval.config import AcceptanceSettings, EvalSettings, RanksSettings
 from redrafter_jax.checkpoints.huggingface import load_drafter, load_target
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import DraftConfig
@@ -18,6 +17,8 @@ from redrafter_jax.requests import check_pair
 from redrafter_jax.settings.sections import check_batch
 from redrafter_jax.text.prompts import Prompt, read_prompts, tokenize
 from redrafter_jax.text.tokenizer import load_tokenizer
+
+from .config import AcceptanceSettings, EvalSettings, RanksSettings
 
 
 class Loaded(NamedTuple):

@@ -17,15 +17,16 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.flax import save_file
 
-from eval.abstract import bytes_of
-from eval.report import describe_versions, write_report
-from eval.shape_config import LoadSettings
 from redrafter_jax.checkpoints.families import target_fields
 from redrafter_jax.checkpoints.huggingface import load_target, stored_shapes
 from redrafter_jax.checkpoints.weights import INDEX
 from redrafter_jax.command_line import make_folder, parse_settings
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
+
+from .abstract import bytes_of
+from .report import describe_versions, write_report
+from .shape_config import LoadSettings
 
 DEFINITIONS = {
     "checkpoint_bytes": "of all weights in the files, bfloat16",

@@ -10,14 +10,6 @@ from jax.sharding import Mesh
 from rich.console import Console
 from tokenizers import Tokenizer
 
-from eval.benchmark import Batch, Method, Run, decode_batch, make_batches
-from eval.config import CaseSettings, ParitySettings
-from eval.loading import check_batches
-from eval.metrics import first_divergence
-from eval.progress import make_progress
-from eval.replay import UNEXPLAINED, Place, explain, replay
-from eval.report import describe_run, write_report
-from eval.table import render_parity
 from redrafter_jax.acceptance import acceptance_length
 from redrafter_jax.checkpoints.huggingface import load_drafter, load_target
 from redrafter_jax.command_line import make_folder, parse_settings
@@ -29,6 +21,15 @@ from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.requests import check_pair
 from redrafter_jax.text.prompts import Prompt, read_prompts, tokenize, tokenize_to_length
 from redrafter_jax.text.tokenizer import load_tokenizer
+
+from .benchmark import Batch, Method, Run, decode_batch, make_batches
+from .config import CaseSettings, ParitySettings
+from .loading import check_batches
+from .metrics import first_divergence
+from .progress import make_progress
+from .replay import UNEXPLAINED, Place, explain, replay
+from .report import describe_run, write_report
+from .table import render_parity
 
 DEFINITIONS = {
     "identical": "share of rows whose text equals plain decoding's, token for token",

@@ -16,10 +16,6 @@ from jax.sharding import Mesh
 from rich.console import Console
 from rich.table import Table
 
-from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of, on_mesh
-from eval.report import describe_versions, write_report
-from eval.shape_config import PlanSettings
-from eval.traffic import bytes_read
 from pallas_kernels.aot import AotUnavailableError, Memory, compile_on, gpu_mesh
 from pallas_kernels.gpus import GPUS
 from redrafter_jax.command_line import make_folder, parse_settings
@@ -32,6 +28,11 @@ from redrafter_jax.parallel.collectives import MODEL
 from redrafter_jax.parallel.mesh import DATA, check_rows, check_target
 from redrafter_jax.requests import check_pair
 from redrafter_jax.types import DecodeState
+
+from .abstract import abstract_drafter, abstract_state, abstract_target, bytes_of, on_mesh
+from .report import describe_versions, write_report
+from .shape_config import PlanSettings
+from .traffic import bytes_read
 
 DEFINITIONS = {
     "needed_bytes": "weights of both models, decode state and temporaries, on one device (of the "

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from eval.abstract import abstract_drafter, abstract_target
 from redrafter_jax.config import DrafterConfig, TargetConfig
 from redrafter_jax.drafters.recurrent import Drafter
 from redrafter_jax.models.target import Target
+
+from .abstract import abstract_drafter, abstract_target
 
 
 def random_target(config: TargetConfig, dtype: DTypeLike) -> Target:

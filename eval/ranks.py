@@ -15,10 +15,6 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from rich.console import Console
 
-from eval.config import RanksSettings
-from eval.loading import load
-from eval.report import describe_run, write_report
-from eval.table import render_ranks
 from redrafter_jax.command_line import parse_settings
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.decoding.step import draft_scorer
@@ -26,6 +22,11 @@ from redrafter_jax.drafters.recurrent import Drafter
 from redrafter_jax.generate import generate_autoregressive
 from redrafter_jax.models.target import Target
 from redrafter_jax.requests import check_pair
+
+from .config import RanksSettings
+from .loading import load
+from .report import describe_run, write_report
+from .table import render_ranks
 
 DEFINITIONS = {
     "within": "share of places where the target's choice is among the k best guesses, by round; "

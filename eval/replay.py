@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from eval.benchmark import Batch, Method, begin, prepare_batch
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.decoding.accept import accept
 from redrafter_jax.decoding.prefill import read_prompts
@@ -23,6 +22,8 @@ from redrafter_jax.parallel.mesh import per_part, to_host
 from redrafter_jax.parallel.program import program
 from redrafter_jax.sampling import draw_noise, filter_logits
 from redrafter_jax.types import DecodeState, Requests, Sampling
+
+from .benchmark import Batch, Method, begin, prepare_batch
 
 
 class Place(NamedTuple):

@@ -14,16 +14,17 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from eval.benchmark import Method, Pair, Run
-from eval.config import EvalSettings
-from eval.metrics import (
+from redrafter_jax.acceptance import acceptance_length, acceptance_rate_per_depth
+from redrafter_jax.text.prompts import Prompt
+
+from .benchmark import Method, Pair, Run
+from .config import EvalSettings
+from .metrics import (
     first_divergence,
     identical_fraction,
     rates,
     spread,
 )
-from redrafter_jax.acceptance import acceptance_length, acceptance_rate_per_depth
-from redrafter_jax.text.prompts import Prompt
 
 DEFINITIONS = {
     "acceptance_length": "mean tokens gained per target call after prefill, bonus token included; "

@@ -15,11 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
-from eval.progress import make_progress
-from eval.random_weights import random_drafter, random_target
-from eval.report import describe_run, write_report
-from eval.shape_config import SamplingCostSettings
-from eval.table import describe_sampling, render_sampling_cost
 from redrafter_jax.command_line import make_folder, parse_settings
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.decoding.step import decode
@@ -29,6 +24,12 @@ from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.program import program
 from redrafter_jax.requests import check_pair, prepare
 from redrafter_jax.sampling import draw_noise
+
+from .progress import make_progress
+from .random_weights import random_drafter, random_target
+from .report import describe_run, write_report
+from .shape_config import SamplingCostSettings
+from .table import describe_sampling, render_sampling_cost
 
 DEFINITIONS = {
     "plain_milliseconds": "one-node decode step, median over repeats",

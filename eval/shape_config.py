@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from eval.config import Dtype
 from redrafter_jax.config import DraftConfig, DrafterConfig, TargetConfig
 from redrafter_jax.settings.files import Settings
 from redrafter_jax.settings.sections import (
@@ -16,6 +15,8 @@ from redrafter_jax.settings.sections import (
     MeshSettings,
     SamplingSettings,
 )
+
+from .config import Dtype
 
 
 class TargetShape(BuildableSettings):

@@ -4,15 +4,16 @@ from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 
-from eval.benchmark import Method, Pair, decode_batch, make_batches, measure, one_per_shape
-from eval.config import EvalSettings
-from eval.loading import load
-from eval.plots import write_chart
-from eval.progress import make_progress
-from eval.report import build_report, write_report
-from eval.table import describe_setting, render_report
 from redrafter_jax.command_line import parse_settings
 from redrafter_jax.parallel.processes import is_first
+
+from .benchmark import Method, Pair, decode_batch, make_batches, measure, one_per_shape
+from .config import EvalSettings
+from .loading import load
+from .plots import write_chart
+from .progress import make_progress
+from .report import build_report, write_report
+from .table import describe_setting, render_report
 
 
 def measure_speed(arguments: Sequence[str] | None = None, others: Iterable[str] = ()) -> None:

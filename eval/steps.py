@@ -16,22 +16,6 @@ import numpy as np
 from jaxtyping import Array, Int
 from rich.console import Console
 
-from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
-from eval.plots import write_steps_chart
-from eval.progress import make_progress
-from eval.random_weights import random_drafter, random_target
-from eval.report import describe_device, describe_run, write_report
-from eval.shape_config import StepsSettings
-from eval.step_parts import (
-    fill_state,
-    make_noise,
-    run_accept,
-    run_commit,
-    run_draft,
-    run_verify,
-    set_back,
-)
-from eval.table import render_steps
 from pallas_kernels.timing import interleave
 from redrafter_jax.command_line import make_folder, parse_settings
 from redrafter_jax.config import DraftConfig
@@ -41,6 +25,23 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.requests import check_pair
 from redrafter_jax.types import Accepted, DecodeState, TokenTree, Verified
+
+from .abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
+from .plots import write_steps_chart
+from .progress import make_progress
+from .random_weights import random_drafter, random_target
+from .report import describe_device, describe_run, write_report
+from .shape_config import StepsSettings
+from .step_parts import (
+    fill_state,
+    make_noise,
+    run_accept,
+    run_commit,
+    run_draft,
+    run_verify,
+    set_back,
+)
+from .table import render_steps
 
 DEFINITIONS = {
     "milliseconds": "lower quartile, median and upper quartile over repeats, of one turn",

@@ -4,13 +4,14 @@ from typing import NamedTuple
 
 import jax
 
-from eval.abstract import bytes_of
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.drafters.recurrent import Drafter
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import MODEL
 from redrafter_jax.parallel.mesh import data_parts
 from redrafter_jax.types import DecodeState
+
+from .abstract import bytes_of
 
 
 class Traffic(NamedTuple):

@@ -7,9 +7,10 @@ from rich.console import Console
 
 from redrafter_jax.command_line import parse_settings, refuse_unknown_command, run
 from redrafter_jax.parallel.processes import is_first
-from train.config import TrainSettings
-from train.inspect import inspect
-from train.loop import train
+
+from .config import TrainSettings
+from .inspect import inspect
+from .loop import train
 
 
 def main() -> None:

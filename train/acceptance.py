@@ -21,7 +21,8 @@ from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.requests import check_pair
 from redrafter_jax.text.prompts import read_prompts, tokenize
 from redrafter_jax.text.tokenizer import load_tokenizer
-from train.config import AcceptanceSettings, TrainSettings
+
+from .config import AcceptanceSettings, TrainSettings
 
 
 class Trial(NamedTuple):

@@ -14,7 +14,8 @@ from pydantic import (
 
 from redrafter_jax.settings.files import Settings
 from redrafter_jax.settings.sections import DrafterShape, DraftSettings, MeshSettings
-from train.data.settings import DataSettings
+
+from .data.settings import DataSettings
 
 
 class OptimizerSettings(Settings):

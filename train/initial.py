@@ -9,9 +9,10 @@ from redrafter_jax.drafters.recurrent import Drafter, init_drafter
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model
-from train.config import DrafterSettings
-from train.data.types import Windows
-from train.vocabulary import most_frequent
+
+from .config import DrafterSettings
+from .data.types import Windows
+from .vocabulary import most_frequent
 
 
 def new_drafter(

@@ -17,10 +17,11 @@ from tokenizers import Tokenizer
 from redrafter_jax.checkpoints.huggingface import load_target_config
 from redrafter_jax.command_line import parse_settings
 from redrafter_jax.text.tokenizer import load_tokenizer
-from train.config import TrainSettings
-from train.data.report import print_report
-from train.data.types import Document
-from train.loop import load_sources
+
+from .config import TrainSettings
+from .data.report import print_report
+from .data.types import Document
+from .loop import load_sources
 
 _LEARNT = "bold green"
 # Else a record could move the terminal's cursor.

@@ -23,18 +23,19 @@ from redrafter_jax.parallel.model import Model
 from redrafter_jax.parallel.processes import is_first, part_of_rows, wait_for_all
 from redrafter_jax.settings.files import dump_settings
 from redrafter_jax.settings.sections import check_batch
-from train.acceptance import Best, best_of, keep_best, prepare_trial, try_drafter
-from train.checkpoint import open_checkpoints, restore_latest, save
-from train.config import TrainSettings
-from train.data.batches import make_batches, place_batch
-from train.data.documents import SourceDocuments, load_documents
-from train.data.report import print_report, write_report
-from train.data.rows import Rows, make_rows
-from train.initial import new_drafter
-from train.metrics import MetricsLog, check_finite, summary, to_scalars
-from train.optimizer import make_optimizer
-from train.step import init_state, train_step
-from train.termination import watch_for_termination
+
+from .acceptance import Best, best_of, keep_best, prepare_trial, try_drafter
+from .checkpoint import open_checkpoints, restore_latest, save
+from .config import TrainSettings
+from .data.batches import make_batches, place_batch
+from .data.documents import SourceDocuments, load_documents
+from .data.report import print_report, write_report
+from .data.rows import Rows, make_rows
+from .initial import new_drafter
+from .metrics import MetricsLog, check_finite, summary, to_scalars
+from .optimizer import make_optimizer
+from .step import init_state, train_step
+from .termination import watch_for_termination
 
 # Settings that may change between a run and its continuation: they do not touch the parameters.
 _FREE_SETTINGS = {

@@ -9,7 +9,8 @@ import jax
 from tensorboardX import SummaryWriter
 
 from redrafter_jax.errors import InputError
-from train.step import StepMetrics
+
+from .step import StepMetrics
 
 
 def to_scalars(metrics: StepMetrics) -> dict[str, float]:

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import optax
 
-from train.config import OptimizerSettings
+from .config import OptimizerSettings
 
 IsMatrix = Callable[[str], bool]
 

@@ -20,8 +20,9 @@ from redrafter_jax.parallel.mesh import (
     keep_whole,
     per_part,
 )
-from train.config import LossSettings
-from train.loss import (
+
+from .config import LossSettings
+from .loss import (
     TOP,
     RoundSums,
     Softening,

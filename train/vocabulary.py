@@ -5,7 +5,8 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from redrafter_jax.errors import InputError
-from train.data.types import Windows
+
+from .data.types import Windows
 
 
 def most_frequent(

@@ -13,7 +13,8 @@ from jaxtyping import Array, Bool, Int
 
 from redrafter_jax.errors import InputError
 from redrafter_jax.parallel.mesh import DATA
-from train.data.types import Windows
+
+from .types import Windows
 
 # Examples of a source before it ends. More than any run takes; grain's own endless repetition is as
 # long as a length can be, and batches of one example would be longer.

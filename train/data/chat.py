@@ -17,8 +17,9 @@ from tokenizers import Tokenizer
 from redrafter_jax.errors import InputError
 from redrafter_jax.text import chat_template
 from redrafter_jax.text.chat_template import ChatTemplate
-from train.data.settings import DataSettings
-from train.data.types import Chat, Skip
+
+from .settings import DataSettings
+from .types import Chat, Skip
 
 
 class Rendered(NamedTuple):

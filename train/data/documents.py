@@ -13,13 +13,14 @@ from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.text.chat_template import ChatTemplate
 from redrafter_jax.text.tokenizer import load_tokenizer
-from train.data.chat import Rendered, load_template, mask_answers, render_chat
-from train.data.files import read_raw
-from train.data.folders import read_folder
-from train.data.records import parse
-from train.data.settings import DataSettings, SourceSettings
-from train.data.skips import describe_skips
-from train.data.types import Chat, Document, Raw, Record, Skip, Text, Tokens
+
+from .chat import Rendered, load_template, mask_answers, render_chat
+from .files import read_raw
+from .folders import read_folder
+from .records import parse
+from .settings import DataSettings, SourceSettings
+from .skips import describe_skips
+from .types import Chat, Document, Raw, Record, Skip, Text, Tokens
 
 # Records that the tokenizer gets at a time, to spread over the processor's cores.
 _BATCH = 256

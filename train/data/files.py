@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from redrafter_jax.errors import InputError
-from train.data.packages import require
-from train.data.settings import SourceSettings
-from train.data.types import Raw, Skip
+
+from .packages import require
+from .settings import SourceSettings
+from .types import Raw, Skip
 
 _EXTRA = "redrafter-jax[hub]"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from redrafter_jax.errors import InputError
-from train.data.settings import DataSettings, SourceSettings
+
+from .settings import DataSettings, SourceSettings
 
 
 class TextFile(NamedTuple):

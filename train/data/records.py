@@ -3,7 +3,8 @@
 from typing import Any, get_args
 
 from redrafter_jax.text.chat_template import Turn
-from train.data.types import Chat, Format, Raw, Record, Skip, Text, Tokens
+
+from .types import Chat, Format, Raw, Record, Skip, Text, Tokens
 
 # The key that a record of each format must have.
 _KEYS: dict[Format, str] = {

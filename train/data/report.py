@@ -9,9 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from redrafter_jax.errors import InputError
-from train.data.documents import SourceDocuments
-from train.data.rows import Rows
-from train.data.skips import count_reasons, describe_skips
+
+from .documents import SourceDocuments
+from .rows import Rows
+from .skips import count_reasons, describe_skips
 
 Loaded = Sequence[tuple[SourceDocuments, Rows]]
 

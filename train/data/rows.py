@@ -7,9 +7,10 @@ from typing import NamedTuple
 import numpy as np
 
 from redrafter_jax.errors import InputError
-from train.data.documents import SourceDocuments
-from train.data.settings import DataSettings
-from train.data.types import Document, Windows
+
+from .documents import SourceDocuments
+from .settings import DataSettings
+from .types import Document, Windows
 
 
 class Rows(NamedTuple):

@@ -7,7 +7,8 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from redrafter_jax.settings.files import Settings
 from redrafter_jax.text.chat_template import TemplateName
-from train.data.types import Format
+
+from .types import Format
 
 _KINDS = ("folder", "files", "hub")
 _OF_KIND = {

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from train.data.types import Skip
+from .types import Skip
 
 
 def count_reasons(skips: Sequence[Skip]) -> dict[str, int]:

@@ -21,27 +21,28 @@ from redrafter_jax.command_line import make_folder, parse_settings, run
 from redrafter_jax.parallel.processes import as_first_has_it, is_first
 from redrafter_jax.settings.sections import check_batch
 from redrafter_jax.text.chat_template import end_tokens
-from train.config import RegenerateSettings
-from train.data.chat import load_template
-from train.data.documents import load_documents, load_own_tokenizer
-from train.data.rows import cut
-from train.data.skips import describe_skips
-from train.data.types import Chat, Skip
-from train.regenerate.conversation_rows import (
+
+from ..config import RegenerateSettings
+from ..data.chat import load_template
+from ..data.documents import load_documents, load_own_tokenizer
+from ..data.rows import cut
+from ..data.skips import describe_skips
+from ..data.types import Chat, Skip
+from .conversation_rows import (
     find_done,
     remaining_batches,
     rewrite_conversations,
     summarize,
 )
-from train.regenerate.conversations import (
+from .conversations import (
     Speaker,
     first_question,
     open_conversations,
     read_sources,
 )
-from train.regenerate.output import check_is_no_source, format_rows
-from train.regenerate.texts import choose_prompts, continue_texts, count_done, make_requests
-from train.regenerate.writer import load_writer
+from .output import check_is_no_source, format_rows
+from .texts import choose_prompts, continue_texts, count_done, make_requests
+from .writer import load_writer
 
 
 def main() -> None:

@@ -7,18 +7,19 @@ import numpy as np
 from jaxtyping import Bool
 
 from redrafter_jax.errors import InputError
-from train.config import RegenerateSettings
-from train.data.skips import describe_skips
-from train.data.types import Skip
-from train.regenerate.conversations import Conversation, Rewritten, Speaker, plan_batches, rewrite
-from train.regenerate.output import (
+
+from ..config import RegenerateSettings
+from ..data.skips import describe_skips
+from ..data.types import Skip
+from .conversations import Conversation, Rewritten, Speaker, plan_batches, rewrite
+from .output import (
     StoredRow,
     check_tail,
     cut_at,
     format_beginning,
     read_rows,
 )
-from train.regenerate.writer import Write
+from .writer import Write
 
 
 def describe_rows(

@@ -23,13 +23,14 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from redrafter_jax.errors import InputError
-from train.config import RegenerateSettings
-from train.data.chat import ChatTemplate
-from train.data.documents import read_records
-from train.data.settings import DataSettings
-from train.data.skips import describe_skips
-from train.data.types import Chat, Record, Skip, Turn
-from train.regenerate.writer import Request, Write
+
+from ..config import RegenerateSettings
+from ..data.chat import ChatTemplate
+from ..data.documents import read_records
+from ..data.settings import DataSettings
+from ..data.skips import describe_skips
+from ..data.types import Chat, Record, Skip, Turn
+from .writer import Request, Write
 
 # Batches that are sorted together, so that those of a batch are alike.
 _BLOCK = 64

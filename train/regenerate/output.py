@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from redrafter_jax.errors import InputError
-from train.data.files import find_files
-from train.data.folders import find_texts
-from train.data.settings import DataSettings
+
+from ..data.files import find_files
+from ..data.folders import find_texts
+from ..data.settings import DataSettings
 
 
 class StoredRow(NamedTuple):

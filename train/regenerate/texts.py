@@ -8,10 +8,11 @@ import numpy as np
 from jaxtyping import Int
 
 from redrafter_jax.errors import InputError
-from train.config import RegenerateSettings
-from train.data.types import Windows
-from train.regenerate.output import check_tail, cut_at, format_beginning, read_rows
-from train.regenerate.writer import Request, Write
+
+from ..config import RegenerateSettings
+from ..data.types import Windows
+from .output import check_tail, cut_at, format_beginning, read_rows
+from .writer import Request, Write
 
 
 def choose_prompts(

@@ -12,7 +12,8 @@ from redrafter_jax.drafters.recurrent import Drafter
 from redrafter_jax.generate import generate, generate_autoregressive
 from redrafter_jax.models.target import Target
 from redrafter_jax.requests import check_pair
-from train.config import RegenerateSettings
+
+from ..config import RegenerateSettings
 
 
 class Request(NamedTuple):
