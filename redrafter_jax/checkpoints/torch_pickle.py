@@ -1,14 +1,15 @@
-"""What the pickle in a file of `torch.save` describes, read without running it.
+"""What the pickle in a file of `torch.save` describes; no code of the file is run.
 
-A pickle is a program whose instructions may call anything. Here the few that describe tensors by
-name are followed, and all they build are the values below, dictionaries, lists and tuples; no
-object is made, nothing is imported and nothing called. What else a pickle asks for is refused.
-The instructions: https://github.com/python/cpython/blob/3.12/Lib/pickletools.py; what torch writes
-with them: https://github.com/pytorch/pytorch/blob/v2.9.0/torch/_weights_only_unpickler.py.
+A pickle is a program that may call anything. This unpickler knows only the names in `_CALLS` and
+`_STORAGES`, and for each it builds a description. The instructions are looked through first:
+those that torch writes suffice, and some combinations of them take time or memory without bounds.
+Instructions: https://github.com/python/cpython/blob/3.12/Lib/pickletools.py; what torch writes:
+https://github.com/pytorch/pytorch/blob/v2.9.0/torch/_weights_only_unpickler.py.
 """
 
+import io
+import pickle
 import pickletools
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,9 +28,19 @@ _STORAGES = {
     "torch.ByteStorage": "U8",
     "torch.BoolStorage": "BOOL",
 }
-_DICTIONARY = "collections.OrderedDict"
-_TENSOR, _PARAMETER = "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_parameter"
-_NAMES = {_DICTIONARY, _TENSOR, _PARAMETER, *_STORAGES}
+_WHOLE = {"BININT", "BININT1", "BININT2", "LONG1"}
+_TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "TUPLE": None}
+_PUT, _GET = {"BINPUT", "LONG_BINPUT", "MEMOIZE"}, {"BINGET", "LONG_BINGET"}
+_CONSUME = {"REDUCE", "BINPERSID"}
+_INSTRUCTIONS = {
+    *("PROTO", "FRAME", "STOP", "MARK", "GLOBAL", "STACK_GLOBAL", "BUILD"),
+    *("BINUNICODE", "SHORT_BINUNICODE", "BINFLOAT", "NONE", "NEWTRUE", "NEWFALSE"),
+    *("EMPTY_DICT", "SETITEM", "SETITEMS", "EMPTY_LIST", "APPEND", "APPENDS"),
+    *(*_WHOLE, *_TUPLES, *_PUT, *_GET, *_CONSUME),
+}
+# A weight takes about 40.
+_MOST_INSTRUCTIONS = 1 << 20
+_MOST_AXES = 64
 
 
 class Storage(NamedTuple):
@@ -49,10 +60,6 @@ class Tensor(NamedTuple):
     strides: tuple[int, ...]
 
 
-class _Global(NamedTuple):
-    name: str
-
-
 def read_pickle(content: bytes, path: Path) -> Any:
     """The described value; tensors and parameters are `Tensor`s.
 
@@ -64,134 +71,88 @@ def read_pickle(content: bytes, path: Path) -> Any:
       InputError: it is damaged, or asks for something else than tensors.
     """
     try:
-        return _Machine(path).run(content)
-    except InputError:
-        raise
-    except (ValueError, LookupError, TypeError) as error:
+        _check_instructions(content)
+        return _Unpickler(io.BytesIO(content)).load()
+    except _RefusedError as error:
+        raise InputError(
+            f"{path} asks for {error}, which describes no weight and might run anything; it "
+            "is not followed. If you trust the file, save its weights as safetensors where torch "
+            "is installed."
+        ) from None
+    except (
+        *(pickle.UnpicklingError, EOFError, ValueError, LookupError),
+        *(TypeError, AttributeError, OverflowError),
+    ) as error:
         raise InputError(f"{path} is damaged: its data.pkl cannot be read ({error}).") from None
 
 
-class _Machine:
-    """The stack, the marks in it, and what was put aside to be used again."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._stack: list[Any] = []
-        self._marks: list[int] = []
-        self._memo: dict[int, Any] = {}
-
-    def run(self, content: bytes) -> Any:
-        for opcode, argument, _ in pickletools.genops(content):
-            if opcode.name == "STOP":
-                break
-            self._follow(opcode.name, argument)
-        (value,) = self._stack
-        return value
-
-    def _follow(self, opcode: str, argument: Any) -> None:
-        stack, memo = self._stack, self._memo
-        match opcode:
-            case "PROTO" | "FRAME":
-                pass
-            case "MARK":
-                self._marks.append(len(stack))
-            case "BINUNICODE" | "SHORT_BINUNICODE" | "BINFLOAT":
-                stack.append(argument)
-            case "BININT" | "BININT1" | "BININT2" | "LONG1":
-                stack.append(argument)
-            case "NONE" | "NEWTRUE" | "NEWFALSE":
-                stack.append({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[opcode])
-            case "EMPTY_TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3":
-                count = 0 if opcode == "EMPTY_TUPLE" else int(opcode[-1])
-                stack.append(tuple(self._pop(count)))
-            case "TUPLE":
-                stack.append(tuple(self._pop_mark()))
-            case "EMPTY_DICT":
-                stack.append({})
-            case "SETITEM":
-                self._set_items(self._pop(2))
-            case "SETITEMS":
-                self._set_items(self._pop_mark())
-            case "EMPTY_LIST":
-                stack.append([])
-            case "APPEND":
-                self._extend(self._pop(1))
-            case "APPENDS":
-                self._extend(self._pop_mark())
-            case "BINPUT" | "LONG_BINPUT":
-                memo[argument] = stack[-1]
-            case "MEMOIZE":
-                memo[len(memo)] = stack[-1]
-            case "BINGET" | "LONG_BINGET":
-                stack.append(memo[argument])
-            case "GLOBAL":
-                stack.append(self._named(argument.replace(" ", ".")))
-            case "STACK_GLOBAL":
-                stack.append(self._named(".".join(self._pop(2))))
-            case "BINPERSID":
-                stack.append(_storage(*self._pop(1)))
-            case "REDUCE":
-                stack.append(self._described(*self._pop(2)))
-            case "BUILD":
-                # What a state dictionary says of itself beside its weights.
-                self._pop(1)
-                _require(stack[-1], dict)
-            case _:
-                raise self._refusal(f"the pickle instruction {opcode}")
-
-    def _pop(self, count: int) -> list[Any]:
-        start = len(self._stack) - count
-        if start < (self._marks[-1] if self._marks else 0):
-            raise ValueError("it takes more than it has put down")
-        taken = self._stack[start:]
-        del self._stack[start:]
-        return taken
-
-    def _pop_mark(self) -> list[Any]:
-        taken = self._pop(len(self._stack) - self._marks[-1])
-        self._marks.pop()
-        return taken
-
-    def _set_items(self, taken: Sequence[Any]) -> None:
-        # The hash of a deeply nested key would overflow the interpreter's own stack.
-        keys = [_require(key, str) for key in taken[::2]]
-        _require(self._stack[-1], dict).update(zip(keys, taken[1::2], strict=True))
-
-    def _extend(self, taken: Sequence[Any]) -> None:
-        _require(self._stack[-1], list).extend(taken)
-
-    def _named(self, name: str) -> _Global:
-        if name not in _NAMES:
-            raise self._refusal(repr(name))
-        return _Global(name)
-
-    def _described(self, function: Any, arguments: Any) -> Any:
-        """What torch would get from a call, described."""
-        name = _require(function, _Global).name
-        if name == _DICTIONARY:
-            # Python 2 wrote its items here.
-            (items,) = arguments or ([],)
-            return {_require(key, str): value for key, value in items}
-        if name == _PARAMETER:
-            return _require(arguments[0], Tensor)
-        if name == _TENSOR:
-            return _tensor(*arguments)
-        raise self._refusal(f"a call of {name!r}")
-
-    def _refusal(self, what: str) -> InputError:
-        return InputError(
-            f"{self._path} asks for {what}, which describes no weight and might run anything; it "
-            "is not followed. If you trust the file, save its weights as safetensors where torch "
-            "is installed."
-        )
+class _RefusedError(Exception):
+    """What a pickle asks for beyond tensors."""
 
 
-def _storage(identity: Any) -> Storage:
-    kind, storage, key, _, count = _require(identity, tuple)
-    if kind != "storage":
-        raise ValueError("something else in the place of a storage")
-    dtype = _STORAGES[_require(storage, _Global).name]
-    return Storage(_require(key, str), dtype, _require(count, int))
+def _check_instructions(content: bytes) -> None:
+    """Refuse instructions that torch does not write, and those that cost more than they describe.
+
+    Dictionaries hash their keys, and the hash of a tuple of tuples of ... takes the interpreter's
+    own stack, and exponential time where each holds the next one twice. So a tuple may hold
+    something else than whole numbers only where the next instruction consumes it.
+    """
+    whole, below = 0, ""  # whole numbers on top of the stack, and what is below them
+    nested = False  # the value on top is a tuple of something else
+    memo: dict[int, bool] = {}
+    argument: Any
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(content)):
+        name = opcode.name
+        if name not in _INSTRUCTIONS:
+            raise _RefusedError(f"the pickle instruction {name}")
+        if count >= _MOST_INSTRUCTIONS:
+            raise ValueError(f"it has more than {_MOST_INSTRUCTIONS} instructions")
+        if name in _PUT:
+            key = len(memo) if name == "MEMOIZE" else argument
+            if key > count:  # the memo is an array
+                raise ValueError(f"instruction {count} puts a value aside as number {key}")
+            memo[key] = nested
+        elif name in _WHOLE and not nested:
+            whole += 1
+        elif name != "FRAME":
+            if (nested and name not in _CONSUME) or (name in _GET and memo.get(argument)):
+                raise ValueError("a tuple that holds more than whole numbers, kept as a value")
+            length = _TUPLES.get(name)
+            nested = name in _TUPLES and (below != "MARK" if length is None else whole < length)
+            whole, below = 0, name
+
+
+class _Name(NamedTuple):
+    """A name of `_CALLS` or `_STORAGES`. A function would keep what BUILD puts into it."""
+
+    name: str
+
+    def __call__(self, *arguments: Any) -> Any:
+        if self.name not in _CALLS:
+            raise _RefusedError(f"a call of {self.name!r}")
+        return _CALLS[self.name](*arguments)
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> _Name:
+        found = _Name(f"{module}.{name}")
+        if found.name not in _CALLS and found.name not in _STORAGES:
+            raise _RefusedError(repr(found.name))
+        return found
+
+    def persistent_load(self, pid: Any) -> Storage:
+        kind, storage, key, _, count = _require(pid, tuple)
+        if kind != "storage":
+            raise ValueError("something else in the place of a storage")
+        dtype = _STORAGES[_require(storage, _Name).name]
+        return Storage(_require(key, str), dtype, _require(count, int))
+
+
+class _Dictionary(dict[Any, Any]):
+    __slots__ = ()
+
+    def __setstate__(self, state: Any) -> None:
+        """What a state dictionary says of itself beside its weights is not kept."""
 
 
 def _tensor(
@@ -205,12 +166,30 @@ def _tensor(
 ) -> Tensor:
     if metadata:
         raise ValueError("a tensor that is conjugated or negated")
+    if len(_require(shape, tuple)) != len(_require(strides, tuple)):
+        raise ValueError("a tensor with more sizes than strides, or fewer")
+    if len(shape) > _MOST_AXES:
+        raise ValueError(f"a tensor of {len(shape)} axes")
     for size in (offset, *shape, *strides):
         if not 0 <= _require(size, int) < 1 << 63:
             raise ValueError("a tensor with a size that no tensor has")
-    if len(shape) != len(strides):
-        raise ValueError("a tensor with more sizes than strides, or fewer")
-    return Tensor(_require(storage, Storage), offset, _require(shape, tuple), tuple(strides))
+    return Tensor(_require(storage, Storage), offset, shape, strides)
+
+
+def _parameter(tensor: Any, _requires_grad: Any, _hooks: Any) -> Tensor:
+    return _require(tensor, Tensor)
+
+
+def _dictionary() -> _Dictionary:
+    """An empty one: it is filled later, so that no call copies what the file holds once."""
+    return _Dictionary()
+
+
+_CALLS = {
+    "collections.OrderedDict": _dictionary,
+    "torch._utils._rebuild_tensor_v2": _tensor,
+    "torch._utils._rebuild_parameter": _parameter,
+}
 
 
 def _require(value: Any, expected: type) -> Any:

@@ -17,6 +17,8 @@ from redrafter_jax.checkpoints.stored import Stored
 from redrafter_jax.checkpoints.torch_bin import read_torch_file
 from redrafter_jax.checkpoints.weights import check_shape, read_weight, same_bytes
 
+DICTIONARY = named("collections", "OrderedDict")
+PAIRS = b"]q\0(" + b"".join(b"](" + text(str(key)) + b"Ne" for key in range(9)) + b"e"
 MATRIX = np.arange(6, dtype=np.float32).reshape(2, 3) / 3
 
 
@@ -68,7 +70,7 @@ def test_parameters_and_plain_dictionaries_are_read_too(tmp_path: Path) -> None:
         named("torch._utils", "_rebuild_parameter"),
         a_matrix(),
         archives.TRUE,
-        archives.call(named("collections", "OrderedDict")),
+        archives.call(DICTIONARY),
     )
     # An empty axis and one of a single step have whatever strides.
     empty = a_matrix(shape=(0, 4), strides=(9, 9))
@@ -102,9 +104,17 @@ def test_what_a_pickle_may_ask_for_is_named_and_nothing_is_run(
         (text("os") + b"i", "is damaged"),
         (b"(ios\nsystem\n", "asks for the pickle instruction INST, which"),
         (named("torch", "FloatStorage") + several(number(3)) + b"R", "a call of 'torch.FloatSt"),
-        (number(3) + several() + b"R", r"data\.pkl cannot be read \(int in the place of _Global"),
-        (named("torch", "FloatStorage") + b"}b", r"_Global in the place of dict"),
-        (b"}" + several(several()) + number(1) + b"s", r"tuple in the place of str"),
+        (number(3) + several() + b"R", r"data\.pkl cannot be read \('int' object is not callable"),
+        (named("torch", "FloatStorage") + b"}b", r"'_Name' object has no attribute '__dict__'"),
+        (b"}" + several(several()) + number(1) + b"s", "a tuple that holds more than whole n"),
+        (b"}" + several() + number(1) + b"s", r"under \(\), no weight"),
+        # Keys whose hash takes 2 to the 60th steps, or more stack than there is.
+        (b"})q\0" + b"h\0h\0\x86q\0" * 60 + b"Ns", "a tuple that holds more than whole n"),
+        (b"})" + b"\x85" * 200_000 + b"Ns", "a tuple that holds more than whole numbers"),
+        # A dictionary copied many times, values by the million, a memo of gigabytes.
+        (PAIRS + (DICTIONARY + b"h\0\x85R") * 9, "positional arguments"),
+        (b"]" * (1 << 20), "more than 1048576 instructions"),
+        (b"Nr\xff\xff\xff\x7f", "puts a value aside as number 2147483647"),
         (b"h\x07", r"is damaged: its data\.pkl"),
         (b"0", "asks for the pickle instruction POP, which"),
         (b"(s", "is damaged"),
