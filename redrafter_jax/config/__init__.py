@@ -1,0 +1,25 @@
+"""Frozen, hashable configurations: static under `jax.jit`, checked on construction."""
+
+from redrafter_jax.config.drafting import Cell, DraftConfig, DrafterConfig, Head, SamplingConfig
+from redrafter_jax.config.target import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    RopeScaling,
+    TargetConfig,
+    YarnScaling,
+)
+
+__all__ = [
+    "Cell",
+    "DraftConfig",
+    "DrafterConfig",
+    "DynamicScaling",
+    "Head",
+    "LinearScaling",
+    "Llama3Scaling",
+    "RopeScaling",
+    "SamplingConfig",
+    "TargetConfig",
+    "YarnScaling",
+]

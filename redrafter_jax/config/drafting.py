@@ -1,0 +1,208 @@
+"""The shape of a drafter, how it drafts, and how the target chooses."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le
+
+from redrafter_jax.config.limits import Count, FieldError, Natural, Positive, check_fields
+
+Cell = Literal["simple", "gru", "sum"]
+Head = Literal["own", "target", "low_rank"]
+
+
+@dataclass(frozen=True)
+class DrafterConfig:
+    """Shape of a recurrent drafter; the defaults are Apple's layout.
+
+    Attributes:
+      vocab_size: the target's vocabulary, V.
+      hidden_size: the target's width, D; the recurrent state has the same width.
+      exit_dim: width of the residual blocks and of what they hand to the head.
+      num_draft_layers: number of residual blocks.
+      cell: "simple" for `SiLU(W e + U s + b)` and "sum" for a running sum of embeddings, both of
+        Apple's layout; "gru" for a gated recurrent unit.
+      draft_tokens: the tokens that can be drafted, in rising order: a head over few of V tokens is
+        read faster, and a token it cannot draft is still decoded, by the target. None for all V.
+      head: "own" for a vocabulary projection of the drafter's; "low_rank" for one in two factors,
+        exit_dim to head_rank to the tokens; "target" for a projection to the target's width that
+        the target's own vocabulary projection scores, which the drafter does not store.
+      head_rank: of the two factors; None for the other heads.
+      context_layers: layers of the target, counted from 0, whose hidden states condition the
+        drafter beside the last one; empty in Apple's layout.
+    """
+
+    vocab_size: Count
+    hidden_size: Count
+    exit_dim: Count
+    num_draft_layers: Natural
+    cell: Cell = "simple"
+    draft_tokens: tuple[int, ...] | None = None
+    head: Head = "own"
+    head_rank: Count | None = None
+    context_layers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        self._check_head_rank()
+        for before, layer in pairwise((-1, *self.context_layers)):
+            if layer <= before:
+                raise FieldError(
+                    self, "context_layers", f"holds {layer} after {before}; they must rise from 0."
+                )
+        if self.draft_tokens is None:
+            return
+        if not self.draft_tokens:
+            raise FieldError(self, "draft_tokens", "is empty; name tokens, or None for all.")
+        for before, token in pairwise((-1, *self.draft_tokens)):
+            if not before < token < self.vocab_size:
+                raise FieldError(
+                    self,
+                    "draft_tokens",
+                    f"holds {token} after {before}; they must rise from 0 to at most "
+                    f"{self.vocab_size - 1}.",
+                )
+
+    def _check_head_rank(self) -> None:
+        rank = self.head_rank
+        if self.head != "low_rank":
+            if rank is not None:
+                problem = f"is {rank} and head is {self.head!r}; give it to head='low_rank' alone."
+                raise FieldError(self, "head_rank", problem)
+        elif rank is None:
+            problem = "is None; head='low_rank' needs one, less than exit_dim."
+            raise FieldError(self, "head_rank", problem)
+        elif rank >= self.exit_dim:
+            problem = f"is {rank}; it must be less than exit_dim={self.exit_dim}."
+            raise FieldError(self, "head_rank", problem)
+
+    @property
+    def beyond_apple(self) -> dict[str, Any]:
+        """The fields that Apple's layout does not have, where they say more than it does.
+
+        Empty for a drafter that Apple's code can read.
+        """
+        fields = {
+            "cell": self.cell if self.cell == "gru" else None,
+            "draft_tokens": self.draft_tokens,
+            "head": self.head if self.head != "own" else None,
+            "head_rank": self.head_rank,
+            "context_layers": self.context_layers or None,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+    @property
+    def draft_vocab_size(self) -> int:
+        """The number of tokens that can be drafted."""
+        return self.vocab_size if self.draft_tokens is None else len(self.draft_tokens)
+
+    @property
+    def context_size(self) -> int:
+        """Z, the width of what conditions the drafter."""
+        return self.hidden_size * (len(self.context_layers) + 1)
+
+    @property
+    def has_input_projection(self) -> bool:
+        """Apple's layout leaves the projection out when `[h ; s]` already has the exit width."""
+        return self.exit_dim != 2 * self.hidden_size
+
+
+@dataclass(frozen=True)
+class DraftConfig:
+    """How a tree is drafted in one decode step.
+
+    Attributes:
+      beam_width: W, beams kept per round.
+      draft_rounds: R, tokens drafted per beam (Apple's "beam length" is R + 1).
+      num_nodes: N, tree nodes that the target verifies, root and lookup tokens included; by default
+        all `1 + R * W + lookup_tokens`.
+      final_beams_only: keep only nodes that a final beam descends from, the paper's tree.
+      sharpness: factor on the draft scores before they are normalised and summed along a beam; 1.0
+        ranks beams by the drafter's own log-probabilities.
+      candidates: a beam's scores are normalised over this many of its best tokens, W or more; by
+        default over all, in Apple's code over 50.
+      lookup_tokens: C, how many of the N nodes prompt lookup drafts: the tokens that followed the
+        last earlier occurrence of the text's suffix; 0 for none, as in the paper.
+    """
+
+    beam_width: Count = 8
+    draft_rounds: Count = 4
+    num_nodes: Count | None = None
+    final_beams_only: bool = False
+    sharpness: Positive = 1.0
+    candidates: Count | None = None
+    lookup_tokens: Natural = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        least = 1 + self.lookup_tokens
+        if self.num_nodes is not None and not least <= self.num_nodes <= self.max_nodes:
+            lookup = f", lookup_tokens={self.lookup_tokens} included" if self.lookup_tokens else ""
+            raise FieldError(
+                self,
+                "num_nodes",
+                f"is {self.num_nodes}; beam_width={self.beam_width} and "
+                f"draft_rounds={self.draft_rounds} give {least} to {self.max_nodes} nodes{lookup}.",
+            )
+        if self.candidates is not None and self.candidates < self.beam_width:
+            raise FieldError(
+                self,
+                "candidates",
+                f"is {self.candidates}; a beam of beam_width={self.beam_width} needs that many or "
+                "more.",
+            )
+
+    @property
+    def max_nodes(self) -> int:
+        """Nodes of the whole beam trace, root included, and of prompt lookup."""
+        return 1 + self.beam_width * self.draft_rounds + self.lookup_tokens
+
+    @property
+    def budget(self) -> int:
+        """N, the number of node slots in the tree."""
+        return self.max_nodes if self.num_nodes is None else self.num_nodes
+
+    @property
+    def beam_nodes(self) -> int:
+        """How many of the N nodes the beam search drafts, root included."""
+        return self.budget - self.lookup_tokens
+
+    @property
+    def max_path(self) -> int:
+        """P, the longest path one target call can accept."""
+        return self.draft_rounds + self.lookup_tokens + 1
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """How the target's next token is chosen, speculatively or autoregressively.
+
+    Attributes:
+      temperature: 0 takes the most likely token; above 0 draws from `softmax(logits / t)`.
+      top_k: keep only the k most likely tokens; by default all.
+      top_p: keep the smallest set of most likely tokens whose probability reaches top_p.
+      min_p: drop tokens less likely than min_p times the most likely one.
+    """
+
+    temperature: float = 0.0
+    top_k: Count | None = None
+    top_p: Annotated[float, Gt(0), Le(1)] | None = None
+    min_p: Annotated[float, Ge(0), Le(1)] | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        # Beyond these, logits over the temperature leave float32's range.
+        if not (self.temperature == 0 or 1e-6 <= self.temperature <= 1e6):
+            raise FieldError(
+                self,
+                "temperature",
+                f"is {self.temperature}; it must be 0 for greedy decoding, or from 1e-6 to 1e6.",
+            )
+
+    @property
+    def idle_filters(self) -> list[str]:
+        """The filters that are set, though at temperature 0 none of them changes the choice."""
+        filters = ("top_k", "top_p", "min_p")
+        set_ones = [name for name in filters if getattr(self, name) is not None]
+        return set_ones if self.temperature == 0 else []

@@ -1,0 +1,81 @@
+"""Fields that state their limits, and the one check of them.
+
+Limits are metadata of a field's annotation, which pydantic reads too. So a setting is declared once
+for the library, for YAML files and for the command line.
+"""
+
+import math
+from dataclasses import fields
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le
+
+from redrafter_jax.errors import InputError
+
+Count = Annotated[int, Gt(0)]
+Natural = Annotated[int, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+
+# How a limit is checked, and what a sentence says of it.
+_LIMITS = {
+    Gt: (lambda value, limit: value > limit.gt, "greater than {0.gt}"),
+    Ge: (lambda value, limit: value >= limit.ge, "{0.ge} or more"),
+    Le: (lambda value, limit: value <= limit.le, "at most {0.le}"),
+}
+
+
+class FieldError(InputError):
+    """A value that a field cannot have.
+
+    Attributes:
+      field: its name.
+      problem: the sentence about it without its beginning: "is 0; it must be greater than 0."
+    """
+
+    def __init__(self, config: object, field: str, problem: str) -> None:
+        super().__init__(f"{type(config).__name__}.{field} {problem}")
+        self.field = field
+        self.problem = problem
+
+
+def check_fields(config: Any) -> None:
+    """Refuse values of another type than their field's, or outside its limits.
+
+    Raises:
+      FieldError: there is one.
+    """
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if needed := _unmet(value, *unfold(field.type)):
+            raise FieldError(config, field.name, f"is {value!r}; it must be {needed}.")
+
+
+def unfold(annotation: Any) -> tuple[list[Any], list[Any]]:
+    """The types that an annotation allows, and the limits it states."""
+    if get_origin(annotation) is Annotated:
+        kind, *limits = get_args(annotation)
+        return [kind], limits
+    if get_origin(annotation) not in (Union, UnionType):
+        return [annotation], []
+    parts = [unfold(part) for part in get_args(annotation)]
+    return [kind for kinds, _ in parts for kind in kinds], [one for _, own in parts for one in own]
+
+
+def _unmet(value: Any, kinds: list[Any], limits: list[Any]) -> str | None:
+    """What the value must be and is not; of numbers and choices."""
+    if value is None and NoneType in kinds:
+        return None
+    if get_origin(kinds[0]) is Literal:
+        choices = get_args(kinds[0])
+        return None if value in choices else f"one of {', '.join(choices)}"
+    if kinds[0] not in (int, float):
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | kinds[0]):
+        return "a whole number, an int" if kinds[0] is int else "a number, a float"
+    if not math.isfinite(value):
+        return "finite"
+    checks = [(_LIMITS[type(limit)], limit) for limit in limits]
+    if all(holds(value, limit) for (holds, _), limit in checks):
+        return None
+    return " and ".join(words.format(limit) for (_, words), limit in checks)
