@@ -10,12 +10,12 @@ import numpy as np
 from rich.console import Console
 
 from redrafter_jax.acceptance import acceptance_length, acceptance_rate_per_depth
-from redrafter_jax.command_line import parse_settings
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.drafters.recurrent import Drafter
 from redrafter_jax.generate import collect
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.processes import is_first
+from redrafter_jax.settings.arguments import parse_settings
 
 from .benchmark import Batch, Method, begin, decode_batch, make_batches
 from .config import AcceptanceSettings
@@ -69,7 +69,7 @@ def measure_acceptance(arguments: Sequence[str] | None = None) -> None:
 
     # Drafts outermost: each is compiled once.
     cells = [
-        Cell(sampling.build(), draft, ranking)
+        Cell(sampling, draft, ranking)
         for draft in drafts
         for ranking in settings.rankings
         for sampling in settings.samplings

@@ -6,11 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from redrafter_jax.config import DraftConfig
+from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.settings.files import Settings
 from redrafter_jax.settings.sections import (
     BuildableSettings,
-    DraftSettings,
     MeshSettings,
     SamplingSettings,
 )
@@ -77,8 +76,8 @@ class DecodingSettings(RowSettings):
     """
 
     batch_size: PositiveInt = 1
-    draft: DraftSettings = DraftSettings()
-    sampling: SamplingSettings = SamplingSettings()
+    draft: DraftConfig = DraftConfig()
+    sampling: SamplingSettings = SamplingConfig()
 
 
 class EvalSettings(DecodingSettings, MeshPairSettings):

@@ -14,11 +14,12 @@ import numpy as np
 from rich.console import Console
 
 from pallas_kernels.timing import interleave
-from redrafter_jax.command_line import make_folder, parse_settings
+from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import DraftConfig, DrafterConfig
 from redrafter_jax.drafters.recurrent import Drafter
 from redrafter_jax.models.target import Target
 from redrafter_jax.requests import check_pair
+from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.types import TokenTree
 
 from .abstract import abstract_state, bytes_of

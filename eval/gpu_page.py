@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from redrafter_jax.command_line import make_folder, parse_settings
+from redrafter_jax.command_line import make_folder
 from redrafter_jax.errors import InputError
+from redrafter_jax.settings.arguments import parse_settings
 
 from .config import GpuSettings
 from .table import STEP_SIZES

@@ -20,9 +20,10 @@ from safetensors.flax import save_file
 from redrafter_jax.checkpoints.families import target_fields
 from redrafter_jax.checkpoints.huggingface import load_target, stored_shapes
 from redrafter_jax.checkpoints.weights import INDEX
-from redrafter_jax.command_line import make_folder, parse_settings
+from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
+from redrafter_jax.settings.arguments import parse_settings
 
 from .abstract import bytes_of
 from .report import describe_versions, write_report

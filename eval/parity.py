@@ -12,13 +12,14 @@ from tokenizers import Tokenizer
 
 from redrafter_jax.acceptance import acceptance_length
 from redrafter_jax.checkpoints.huggingface import load_drafter, load_target
-from redrafter_jax.command_line import make_folder, parse_settings
+from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import DrafterConfig, TargetConfig
 from redrafter_jax.drafters.recurrent import Drafter
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.requests import check_pair
+from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.text.prompts import Prompt, read_prompts, tokenize, tokenize_to_length
 from redrafter_jax.text.tokenizer import load_tokenizer
 
@@ -142,7 +143,7 @@ def compare_batch(
       batch: the prompts and their seeds.
       tolerance: as in `eval.replay.explain`.
     """
-    methods = (Method(target, None, None), Method(target, drafter, case.settings.draft.build()))
+    methods = (Method(target, None, None), Method(target, drafter, case.settings.draft))
     plain, speculative = (decode_batch(method, batch) for method in methods)
     parted = [
         Place(row, position)
@@ -200,7 +201,7 @@ def _prepare_case(
 ) -> Case:
     case = settings.cases[name]
     try:
-        check_pair(target, drafter, case.draft.build())
+        check_pair(target, drafter, case.draft)
         token_rows = _tokenize(case, settings, prompts, tokenizer, target.position_limit)
     except InputError as error:
         raise InputError(f"Case {name!r}: {error}") from None
@@ -209,7 +210,7 @@ def _prepare_case(
         case.batch_size,
         case.first_seed,
         case.max_new_tokens,
-        case.sampling.build(),
+        case.sampling,
         case.eos_token_ids,
     )
     return Case(name, case, prompts, batches)
@@ -263,7 +264,7 @@ def _measure(case: Case, dtype: str, compared: Sequence[Compared]) -> dict[str, 
     return {
         "case": case.name,
         "dtype": dtype,
-        "num_nodes": case.settings.draft.build().budget,
+        "num_nodes": case.settings.draft.budget,
         "rows": len(rows),
         "new_tokens": sum(one.plain.new_tokens for one in own),
         "identical": 1 - len(divergences) / len(rows),

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from pallas_kernels.aot import AotUnavailableError, Memory, compile_on, gpu_mesh
 from pallas_kernels.gpus import GPUS
-from redrafter_jax.command_line import make_folder, parse_settings
+from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.decoding.step import decode
 from redrafter_jax.drafters.recurrent import Drafter
@@ -27,6 +27,7 @@ from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import MODEL
 from redrafter_jax.parallel.mesh import DATA, check_rows, check_target
 from redrafter_jax.requests import check_pair
+from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.types import DecodeState
 
 from .abstract import abstract_drafter, abstract_state, abstract_target, bytes_of, on_mesh
@@ -71,7 +72,7 @@ def plan(arguments: Sequence[str] | None = None) -> None:
         _long_form(sys.argv[1:] if arguments is None else arguments),
         command="plan",
     )
-    draft = settings.draft.build()
+    draft = settings.draft
     target_config, drafter_config = settings.target.build(), settings.drafter_config()
     check_pair(target_config, drafter_config, draft)
     make_folder(settings.report_dir, "report_dir")

@@ -15,13 +15,13 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from rich.console import Console
 
-from redrafter_jax.command_line import parse_settings
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.decoding.step import draft_scorer
 from redrafter_jax.drafters.recurrent import Drafter
 from redrafter_jax.generate import generate_autoregressive
 from redrafter_jax.models.target import Target
 from redrafter_jax.requests import check_pair
+from redrafter_jax.settings.arguments import parse_settings
 
 from .config import RanksSettings
 from .loading import load

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
-from redrafter_jax.command_line import make_folder, parse_settings
+from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.decoding.step import decode
 from redrafter_jax.drafters.recurrent import Drafter, context_layers_of
@@ -24,6 +24,7 @@ from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.program import program
 from redrafter_jax.requests import check_pair, prepare
 from redrafter_jax.sampling import draw_noise
+from redrafter_jax.settings.arguments import parse_settings
 
 from .progress import make_progress
 from .random_weights import random_drafter, random_target
@@ -58,13 +59,13 @@ def measure_sampling(arguments: Sequence[str] | None = None) -> None:
         command="sampling",
     )
     make_folder(settings.report_dir, "report_dir")
-    draft = settings.draft.build()
+    draft = settings.draft
     target_config, drafter_config = settings.target.build(), settings.drafter_config()
     check_pair(target_config, drafter_config, draft)
     dtype = jnp.dtype(settings.dtype)
     target = random_target(target_config, dtype)
     drafter = random_drafter(drafter_config, dtype)
-    samplings = [SamplingConfig(), *(one.build() for one in settings.samplings)]
+    samplings = [SamplingConfig(), *settings.samplings]
 
     timers: dict[str, Callable[[], float]] = {}
     for sampling in samplings:

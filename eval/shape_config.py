@@ -11,7 +11,6 @@ from redrafter_jax.settings.files import Settings
 from redrafter_jax.settings.sections import (
     BuildableSettings,
     DrafterShape,
-    DraftSettings,
     MeshSettings,
     SamplingSettings,
 )
@@ -67,7 +66,7 @@ class ShapeSettings(PairShape):
       batch_size: rows decoded together.
     """
 
-    draft: DraftSettings = DraftSettings()
+    draft: DraftConfig = DraftConfig()
     batch_size: PositiveInt = 1
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 
-from redrafter_jax.command_line import parse_settings
 from redrafter_jax.parallel.processes import is_first
+from redrafter_jax.settings.arguments import parse_settings
 
 from .benchmark import Method, Pair, decode_batch, make_batches, measure, one_per_shape
 from .config import EvalSettings
@@ -33,7 +33,7 @@ def measure_speed(arguments: Sequence[str] | None = None, others: Iterable[str] 
         arguments,
         processes=True,
     )
-    draft = settings.draft.build()
+    draft = settings.draft
     target, drafter, prompts, token_rows = load(
         settings, [draft], settings.mesh.build(), settings.batch_size
     )
@@ -42,7 +42,7 @@ def measure_speed(arguments: Sequence[str] | None = None, others: Iterable[str] 
         settings.batch_size,
         settings.first_seed,
         settings.max_new_tokens,
-        settings.sampling.build(),
+        settings.sampling,
         settings.eos_token_ids,
     )
     speculative, plain = Method(target, drafter, draft), Method(target, None, None)

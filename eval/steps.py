@@ -17,13 +17,14 @@ from jaxtyping import Array, Int
 from rich.console import Console
 
 from pallas_kernels.timing import interleave
-from redrafter_jax.command_line import make_folder, parse_settings
+from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.decoding.step import decode
 from redrafter_jax.drafters.recurrent import Drafter
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.requests import check_pair
+from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.types import Accepted, DecodeState, TokenTree, Verified
 
 from .abstract import abstract_drafter, abstract_state, abstract_target, bytes_of

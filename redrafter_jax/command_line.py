@@ -1,4 +1,4 @@
-"""What every command line shares: its settings from a file and overrides, errors as sentences."""
+"""How every command reads its words and ends: errors as sentences, exit codes. Needs no JAX."""
 
 import argparse
 import contextlib
@@ -9,34 +9,68 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Literal, NoReturn
 
-import jax
-
 from redrafter_jax.errors import InputError
-from redrafter_jax.parallel.processes import join
-from redrafter_jax.settings.files import SettingsT, dump_settings, load_settings
 
 # As shells count a command that Ctrl-C ended.
 _INTERRUPTED = 130
 # Seconds in which processes that fail alike tell so, each by itself, before the first one leaves.
 _GRACE = 3
+_DEBUG = "--debug"
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors as one sentence, without the usage; `--debug` beside `--help`."""
+
+    def __init__(self, *, prog: str | None, description: str) -> None:
+        super().__init__(prog=prog, description=description)
+        self.add_argument(_DEBUG, action="store_true", help="show the traceback of any error")
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message}; see {self.prog} --help.")
+
+    def refuse_mistyped(self, words: Sequence[str]) -> None:
+        """Name the option that was meant; argparse would first ask for those that are missing.
+
+        Raises:
+          InputError: a word is an option that there is not.
+        """
+        options = list(self._option_string_actions)
+        for word in takewhile(lambda word: word != "--", words):
+            name = word.partition("=")[0]
+            # What begins an option stands for it, and text with a space is a value.
+            known = any(option.startswith(name) for option in options)
+            if known or not word.startswith("--") or " " in word:
+                continue
+            near = difflib.get_close_matches(name, options, n=1, cutoff=0.8)
+            hint = f"did you mean {near[0]}?" if near else f"see {self.prog} --help."
+            raise InputError(f"unrecognized argument: {word}; {hint}")
+
+
+def program_name(command: str | None = None) -> str | None:
+    """`python -m name command` where Python was started so; None leaves it to argparse."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is None:
+        return None
+    return f"python -m {spec.name.removesuffix('.__main__')} {command or ''}".rstrip()
 
 
 def run(main: Callable[[], None]) -> None:
     """Run a command; an `InputError` becomes its sentence on stderr and exit code 2.
 
-    Ctrl-C ends with exit code 130, as soon as Python has its turn: it waits for nothing that JAX
-    still runs.
+    With `--debug` on the command line the traceback of any error comes first. Ctrl-C ends with exit
+    code 130, as soon as Python has its turn: it waits for nothing that JAX still runs.
     """
     # With the packages of the `aot` extra and no GPU, JAX would log a traceback: no CUDA was found.
     if not Path("/dev/nvidiactl").exists():
         os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     code = _exit_code(main)
-    if code and jax.distributed.is_initialized():
+    if code and (process := _process_index()) is not None:
         # Where process 0 leaves first the others abort.
-        if code != _INTERRUPTED or jax.process_index() == 0:
+        if code != _INTERRUPTED or process == 0:
             time.sleep(_GRACE)
         _leave(code)
     # At Python's usual end a program that still runs would be waited for, or abort the process.
@@ -56,11 +90,14 @@ def _exit_code(main: Callable[[], None]) -> int:
         return _INTERRUPTED
     except Exception as error:
         if sentence := _sentence(error):
+            if _DEBUG in sys.argv:
+                traceback.print_exc()
             print(f"error: {sentence}", file=sys.stderr)
             return 2
-        if not jax.distributed.is_initialized():
+        process = _process_index()
+        if process is None:
             raise
-        _tell_of_failure(error)
+        _tell_of_failure(error, process)
         return 1
     return 0
 
@@ -74,6 +111,16 @@ def _sentence(error: Exception) -> str | None:
         place = f"{error.filename}: " if error.filename else ""
         return f"{place}{error.strerror}."
     return None
+
+
+def _process_index() -> int | None:
+    """Of this process, where several are one job."""
+    jax = sys.modules.get("jax")
+    # While it is imported a module lacks what comes later.
+    distributed = getattr(jax, "distributed", None)
+    if jax is None or distributed is None or not distributed.is_initialized():
+        return None
+    return jax.process_index()
 
 
 def _leave(code: int) -> NoReturn:
@@ -97,10 +144,10 @@ def _write(name: Literal["stdout", "stderr"], text: str = "") -> None:
 _LOST = ("unavailable", "deadline_exceeded", "heartbeat", "gloo", "connect")
 
 
-def _tell_of_failure(error: Exception) -> None:
+def _tell_of_failure(error: Exception, process: int) -> None:
     reason = str(error).partition("\n")[0]
-    own = f"error: process {jax.process_index()}"
-    runtime = isinstance(error, jax.errors.JaxRuntimeError)
+    own = f"error: process {process}"
+    runtime = type(error).__name__ == "JaxRuntimeError"
     if runtime and any(word in str(error).lower() for word in _LOST):
         sentence = f"{own} lost the others ({reason}); start all of them again."
     else:
@@ -121,55 +168,6 @@ def refuse_unknown_command(word: str, commands: Iterable[str]) -> None:
     near = difflib.get_close_matches(word, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known commands: {', '.join(known)}."
     raise InputError(f"{word!r} is no command; {hint}")
-
-
-def parse_settings(
-    model: type[SettingsT],
-    description: str,
-    arguments: Sequence[str] | None = None,
-    *,
-    command: str | None = None,
-    processes: bool = False,
-) -> SettingsT:
-    """Settings from `--config FILE key.path=value ...`.
-
-    `--print-config` prints the resolved whole and exits. With `processes` the command may be one of
-    several that are one job, and joins the others here. A `command` of a program that has several
-    is called so in the help.
-
-    Raises:
-      InputError: the file cannot be read, or any value is not valid; all problems are listed.
-    """
-    parser = argparse.ArgumentParser(prog=_program_name(command), description=description)
-    parser.add_argument("--config", required=True, type=Path, help="YAML file")
-    parser.add_argument("--print-config", action="store_true", help="print the resolved settings")
-    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="override a setting")
-    if processes:
-        _add_processes(parser)
-    parsed = parser.parse_intermixed_args(arguments)
-    settings = load_settings(model, parsed.config, parsed.overrides)
-    if parsed.print_config:
-        print(dump_settings(settings), end="")
-        sys.exit(0)
-    if processes:
-        join(parsed.coordinator_address, parsed.num_processes, parsed.process_id)
-    return settings
-
-
-def _add_processes(parser: argparse.ArgumentParser) -> None:
-    title = "one of several processes that are one job (SLURM and Open MPI are known without)"
-    add = parser.add_argument_group(title).add_argument
-    add("--coordinator-address", metavar="HOST:PORT", help="where process 0 listens")
-    add("--num-processes", type=int, metavar="N", help="in all")
-    add("--process-id", type=int, metavar="I", help="of this one, from 0")
-
-
-def _program_name(command: str | None) -> str | None:
-    """`python -m name command` where Python was started so; None leaves it to argparse."""
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    if spec is None:
-        return None
-    return f"python -m {spec.name.removesuffix('.__main__')} {command or ''}".rstrip()
 
 
 def make_folder(folder: Path, name: str) -> None:

@@ -14,7 +14,7 @@ from tiny_models import cast, forgetful_target, imitating_drafter, tiny_config
 
 from eval.abstract import abstract_state
 from eval.benchmark import Batch
-from eval.config import CaseSettings, DraftSettings
+from eval.config import CaseSettings
 from eval.parity import Case, compare_batch
 from eval.random_weights import random_target
 from eval.step_parts import fill_state, set_back
@@ -111,7 +111,7 @@ def test_texts_are_the_targets_own_but_for_ties(temperature: float) -> None:
         sampling=SamplingConfig(temperature),
         eos_token_ids=(),
     )
-    draft = DraftSettings(beam_width=4, draft_rounds=3)
+    draft = DraftConfig(beam_width=4, draft_rounds=3)
     case = Case("kernel", CaseSettings(max_new_tokens=200, draft=draft), [], [batch])
     compared = compare_batch(target, drafter, case, batch, tolerance=0.25)
     assert [row for row in compared.divergences if row is not None and not row["tie"]] == []

@@ -16,8 +16,9 @@ from jaxtyping import Int
 from pydantic import PositiveInt
 from tokenizers import Tokenizer
 
-from redrafter_jax.command_line import parse_settings, run
+from redrafter_jax.command_line import run
 from redrafter_jax.errors import InputError
+from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.settings.files import Settings, load_settings
 from redrafter_jax.text.tokenizer import load_tokenizer
 from train.config import PretrainSettings

@@ -24,10 +24,11 @@ from rich.progress import (
 )
 
 from redrafter_jax.checkpoints.huggingface import save_target
-from redrafter_jax.command_line import make_folder, parse_settings, run
+from redrafter_jax.command_line import make_folder, run
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.models.target import Target, init_target
 from redrafter_jax.parallel.model import Model
+from redrafter_jax.settings.arguments import parse_settings
 from tools.tokenizer import save_tokenizer, train_tokenizer
 from train.config import PretrainSettings
 from train.data.batches import make_batches

@@ -5,8 +5,9 @@ import sys
 
 from rich.console import Console
 
-from redrafter_jax.command_line import parse_settings, refuse_unknown_command, run
+from redrafter_jax.command_line import refuse_unknown_command, run
 from redrafter_jax.parallel.processes import is_first
+from redrafter_jax.settings.arguments import parse_settings
 
 from .config import TrainSettings
 from .inspect import inspect

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+from dataclasses import asdict
 from itertools import batched
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -73,13 +74,13 @@ def prepare_trial(settings: TrainSettings, target: Target, drafter: Drafter) -> 
     trial = settings.acceptance
     if trial is None:
         return None
-    check_pair(target.config, drafter.config, trial.draft.build())
+    check_pair(target.config, drafter.config, trial.draft)
     prompts = read_prompts(trial.prompts, trial.prompt_count)
     tokenizer = load_tokenizer(settings.target)
     positions = target.config.position_limit
     rows = tokenize(prompts, tokenizer, trial.max_new_tokens, positions)
     check_rows(len(rows), target.mesh)
-    decisive = [rows, trial.max_new_tokens, trial.draft.model_dump()]
+    decisive = [rows, trial.max_new_tokens, asdict(trial.draft)]
     digest = hashlib.sha256(json.dumps(decisive).encode()).hexdigest()
     return Trial(trial, rows, settings.output_dir / "best", digest)
 
@@ -94,7 +95,7 @@ def try_drafter(trial: Trial, target: Target, drafter: Drafter) -> dict[str, flo
     """
     dtype = jax.tree.leaves(target.params)[0].dtype
     drafter = jax.tree.map(lambda leaf: leaf.astype(dtype), drafter)
-    draft = trial.settings.draft.build()
+    draft = trial.settings.draft
     counts = np.zeros(draft.max_path, int)
     for rows in batched(trial.rows, trial.settings.batch_size):
         result = generate(

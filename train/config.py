@@ -12,8 +12,9 @@ from pydantic import (
     model_validator,
 )
 
+from redrafter_jax.config import DraftConfig
 from redrafter_jax.settings.files import Settings
-from redrafter_jax.settings.sections import DrafterShape, DraftSettings, MeshSettings
+from redrafter_jax.settings.sections import DrafterShape, MeshSettings
 
 from .data.settings import DataSettings
 
@@ -114,7 +115,7 @@ class RegenerateSettings(Settings):
     target: Path
     target_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     drafter: Path | None = None
-    draft: DraftSettings = DraftSettings()
+    draft: DraftConfig = DraftConfig()
     mesh: MeshSettings = MeshSettings()
     data: DataSettings
     prompt_tokens: PositiveInt | None = None
@@ -137,7 +138,7 @@ class RegenerateSettings(Settings):
 
     @model_validator(mode="after")
     def _texts_or_conversations(self) -> "RegenerateSettings":
-        if self.drafter is None and self.draft != DraftSettings():
+        if self.drafter is None and self.draft != DraftConfig():
             raise ValueError("draft is how a drafter drafts; give drafter, or leave it out")
         if self.prompt_tokens is None:
             if any(source.weight != 1 for source in self.data.sources):
@@ -221,7 +222,7 @@ class AcceptanceSettings(Settings):
     prompt_count: PositiveInt | None = None
     max_new_tokens: PositiveInt = 64
     batch_size: PositiveInt = 8
-    draft: DraftSettings = DraftSettings()
+    draft: DraftConfig = DraftConfig()
 
 
 class TrainSettings(Settings):

@@ -15,7 +15,7 @@ from rich.text import Text
 from tokenizers import Tokenizer
 
 from redrafter_jax.checkpoints.huggingface import load_target_config
-from redrafter_jax.command_line import parse_settings
+from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.text.tokenizer import load_tokenizer
 
 from .config import TrainSettings

@@ -185,7 +185,7 @@ class SamplingConfig:
       min_p: drop tokens less likely than min_p times the most likely one.
     """
 
-    temperature: float = 0.0
+    temperature: Annotated[float, Ge(0)] = 0.0
     top_k: Count | None = None
     top_p: Annotated[float, Gt(0), Le(1)] | None = None
     min_p: Annotated[float, Ge(0), Le(1)] | None = None

@@ -1,21 +1,27 @@
 """Settings from a YAML file with dotted overrides, validated; every problem told at once.
 
-The library itself needs neither pydantic nor YAML: only the commands import this.
+A section may be a pydantic model or one of the library's dataclasses. The library itself needs
+neither pydantic nor YAML.
 """
 
+import dataclasses
 import difflib
 import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from types import NoneType, UnionType
+from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin
 
 import pydantic
 import yaml
 from pydantic_core import PydanticCustomError
 
+from redrafter_jax.config.limits import FieldError, unfold
 from redrafter_jax.errors import InputError
+
+_BOOL_AS_NUMBER = "Input should be a number; YAML reads yes, no, on and off as true or false"
+_UNKNOWN_KEYS = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 class Settings(pydantic.BaseModel):
@@ -27,11 +33,9 @@ class Settings(pydantic.BaseModel):
     @classmethod
     def _keep_bools(cls, value: Any, validate: Callable[[Any], Any]) -> Any:
         validated = validate(value)
-        # pydantic would read true as 1.
-        if _holds_bool(value) and not _holds_bool(validated):
-            raise PydanticCustomError(
-                "bool", "Input should be a number; YAML reads yes, no, on and off as true or false"
-            )
+        place = _bool_as_number(value, validated)
+        if place is not None:
+            raise PydanticCustomError("bool", _BOOL_AS_NUMBER, {"below": place})
         return validated
 
 
@@ -52,8 +56,20 @@ def load_settings(model: type[SettingsT], path: Path, overrides: Sequence[str] =
     try:
         return model.model_validate(values)
     except pydantic.ValidationError as error:
-        listed = "\n  ".join(_describe(error.errors(), model))
-        raise InputError(f"{path} is not a valid configuration:\n  {listed}") from None
+        raise InputError(_report(error, model, path, overrides)) from None
+
+
+def _report(
+    error: pydantic.ValidationError, model: type[Settings], path: Path, overrides: Sequence[str]
+) -> str:
+    """All problems, a line for each; those of overrides are not blamed on the file."""
+    problems = [(line, _origin(place, overrides)) for place, line in _describe(error, model)]
+    if all(origin for _, origin in problems):
+        title = f"Overrides of {path} are not valid:"
+        return "\n  ".join([title, *(line for line, _ in problems)])
+    title = f"{path} is not a valid configuration:"
+    lines = [f"{line} (override {origin})" if origin else line for line, origin in problems]
+    return "\n  ".join([title, *lines])
 
 
 def dump_settings(settings: Settings) -> str:
@@ -121,45 +137,77 @@ def _place(holder: Any, key: str, name: str, override: str) -> str | int:
     return int(key)
 
 
-def _holds_bool(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return any(map(_holds_bool, value))
-    return isinstance(value, bool)
+def _origin(place: str, overrides: Sequence[str]) -> str | None:
+    """The override that set what lies at this dotted path, or a part of it."""
+    for override in reversed(overrides):
+        path = override.partition("=")[0]
+        if f"{place}.".startswith(f"{path}.") or path.startswith(f"{place}."):
+            return override
+    return None
 
 
-def _describe(problems: Sequence[Any], model: type[pydantic.BaseModel]) -> list[str]:
-    """A line for each; a section's keys are listed once, where the last has none like it."""
+def _bool_as_number(value: Any, validated: Any) -> list[str] | None:
+    """Where pydantic read true as 1: the keys and indices that lead there; None for nowhere."""
+    if isinstance(value, bool):
+        return None if isinstance(validated, bool) else []
+    if isinstance(value, dict):
+        found = validated if isinstance(validated, dict) else vars(validated)
+        pairs = [(key, one, found[key]) for key, one in value.items()]
+    elif isinstance(value, list | tuple):
+        pairs = zip(range(len(value)), value, validated, strict=True)
+    else:
+        return None
+    for key, one, read in pairs:
+        if (place := _bool_as_number(one, read)) is not None:
+            return [str(key), *place]
+    return None
+
+
+def _describe(error: pydantic.ValidationError, model: Any) -> list[tuple[str, str]]:
+    """Place and line of each; a section's keys are listed once, where the last has none like it."""
     lines, lists = [], {}
-    for problem in problems:
-        location = problem["loc"]
-        path = ".".join(map(str, location))
-        if problem["type"] != "extra_forbidden":
+    for problem in error.errors():
+        location, context = problem["loc"], problem.get("ctx", {})
+        path = ".".join(map(str, [*location, *context.get("below", ())]))
+        if problem["type"] not in _UNKNOWN_KEYS:
             # Of a missing key or an inconsistent section the input is the whole section.
             got = "" if isinstance(problem["input"], dict) else f" (got {problem['input']!r})"
-            lines.append(f"{path}: {problem['msg']}{got}")
+            lines.append((path, _line(path, problem["msg"], context.get("error")) + got))
             continue
         known = _known_keys(model, location[:-1])
         near = difflib.get_close_matches(str(location[-1]), known, n=1)
         if not near:
             lists[location[:-1]] = len(lines), f"; known keys: {', '.join(known)}."
-        lines.append(f"{path}: unknown key" + (f"; did you mean {near[0]!r}?" if near else ""))
-    for line, known in lists.values():
-        lines[line] += known
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        lines.append((path, f"{path}: unknown key{hint}"))
+    for index, known in lists.values():
+        place, line = lines[index]
+        lines[index] = place, line + known
     return lines
 
 
-def _known_keys(model: Any, location: tuple[int | str, ...]) -> list[str]:
+def _line(path: str, message: str, error: Exception | None) -> str:
+    match error:
+        case FieldError(field=field, problem=problem):
+            return f"{path}.{field} {problem}"
+        case ValueError():
+            message = str(error)  # without pydantic's "Value error, "
+    return f"{path}: {message}"
+
+
+def _known_keys(section: Any, location: tuple[int | str, ...]) -> list[str]:
     for part in location:
         # A part of a list or a mapping: its index or key leads to what it holds.
-        if get_origin(model) in (list, dict):
-            model = _section_of(get_args(model)[-1])
-        elif field := getattr(model, "model_fields", {}).get(part):
-            model = _section_of(field.annotation)
-    return list(getattr(model, "model_fields", []))
+        if get_origin(section) in (list, tuple, dict):
+            section = [one for one in get_args(section) if one is not Ellipsis][-1]
+        else:
+            section = _annotations(section).get(str(part))
+        section = next((kind for kind in unfold(section)[0] if kind is not NoneType), None)
+    return list(_annotations(section))
 
 
-def _section_of(annotation: Any) -> Any:
-    """Of a section that may be left out, `Section | None`, the section."""
-    if get_origin(annotation) is not UnionType:
-        return annotation
-    return next(one for one in get_args(annotation) if one is not NoneType)
+def _annotations(section: Any) -> dict[str, Any]:
+    """The annotation of each key of a section."""
+    if dataclasses.is_dataclass(section):
+        return {field.name: field.type for field in dataclasses.fields(section)}
+    return {name: one.annotation for name, one in getattr(section, "model_fields", {}).items()}

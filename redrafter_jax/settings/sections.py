@@ -1,22 +1,14 @@
-"""The library's configurations as settings of a command line."""
+"""Sections of settings; `DraftConfig` and `SamplingSettings` are the library's own dataclasses."""
 
 import sys
 from abc import abstractmethod
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 from jax.sharding import Mesh
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, NonNegativeInt, PositiveInt, model_validator
 
-from redrafter_jax.config import (
-    Cell,
-    DraftConfig,
-    DrafterConfig,
-    Head,
-    SamplingConfig,
-    TargetConfig,
-)
+from redrafter_jax.config import Cell, DrafterConfig, Head, SamplingConfig, TargetConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.parallel.mesh import data_parts, make_mesh
 from redrafter_jax.requests import check_context_layers
@@ -28,10 +20,7 @@ class BuildableSettings(Settings):
 
     @model_validator(mode="after")
     def _check_together(self) -> "BuildableSettings":
-        try:
-            self.build()
-        except InputError as error:
-            raise PydanticCustomError("build", "{reason}", {"reason": str(error)}) from None
+        self.build()
         return self
 
     @abstractmethod
@@ -41,6 +30,23 @@ class BuildableSettings(Settings):
         Raises:
           InputError: the settings do not go together.
         """
+
+
+def refuse_idle_filters(sampling: SamplingConfig) -> SamplingConfig:
+    """Refuse filters at temperature 0, where they change no choice.
+
+    Raises:
+      InputError: there are some.
+    """
+    if idle := " and ".join(sampling.idle_filters):
+        raise InputError(
+            f"temperature is 0, which takes the most likely token whatever {idle} would keep; give "
+            f"a temperature above 0, or leave {idle} out."
+        )
+    return sampling
+
+
+SamplingSettings = Annotated[SamplingConfig, AfterValidator(refuse_idle_filters)]
 
 
 class MeshSettings(Settings):
@@ -82,22 +88,6 @@ def check_batch(name: str, size: int, mesh: Mesh | None) -> None:
         raise InputError(
             f"{name} is {size}, which mesh.data={parts} does not divide; make it a multiple."
         )
-
-
-class DraftSettings(BuildableSettings):
-    """How trees are drafted; the fields and defaults of `redrafter_jax.DraftConfig`."""
-
-    beam_width: PositiveInt = DraftConfig.beam_width
-    draft_rounds: PositiveInt = DraftConfig.draft_rounds
-    num_nodes: PositiveInt | None = DraftConfig.num_nodes
-    final_beams_only: bool = DraftConfig.final_beams_only
-    sharpness: float = Field(default=DraftConfig.sharpness, gt=0)
-    candidates: PositiveInt | None = DraftConfig.candidates
-    lookup_tokens: NonNegativeInt = DraftConfig.lookup_tokens
-
-    def build(self) -> DraftConfig:
-        """The library's configuration."""
-        return DraftConfig(**self.model_dump())
 
 
 class DrafterShape(BuildableSettings):
@@ -159,26 +149,3 @@ class DrafterShape(BuildableSettings):
         if draft_tokens is None and count is not None:
             draft_tokens = tuple(range(count))
         return self.build(target.vocab_size, target.hidden_size, draft_tokens)
-
-
-class SamplingSettings(BuildableSettings):
-    """How tokens are chosen; the fields and defaults of `redrafter_jax.SamplingConfig`."""
-
-    temperature: float = Field(default=SamplingConfig.temperature, ge=0)
-    top_k: PositiveInt | None = SamplingConfig.top_k
-    top_p: float | None = Field(default=SamplingConfig.top_p, gt=0, le=1)
-    min_p: float | None = Field(default=SamplingConfig.min_p, ge=0, le=1)
-
-    def build(self) -> SamplingConfig:
-        """The library's configuration.
-
-        Raises:
-          InputError: there are filters, but at temperature 0 nothing is drawn.
-        """
-        filters = [name for name in ("top_k", "top_p", "min_p") if getattr(self, name) is not None]
-        if self.temperature == 0 and filters:
-            raise InputError(
-                f"temperature is 0, which takes the most likely token whatever {filters[0]} keeps; "
-                f"give a temperature above 0, or leave {' and '.join(filters)} out."
-            )
-        return SamplingConfig(**self.model_dump())

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from redrafter_jax import InputError
-from redrafter_jax.command_line import parse_settings, run
+from redrafter_jax.command_line import run
+from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.settings.files import Settings
 
 

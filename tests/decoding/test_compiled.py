@@ -72,7 +72,7 @@ def compile_step(
 ) -> Step:
     """The decode loop of a configuration for an H200: bfloat16, 4096 cache slots."""
     settings = load_settings(PlanSettings, CONFIGS / config, [f"draft.lookup_tokens={copied}"])
-    draft = settings.draft.build() if speculative else None
+    draft = settings.draft if speculative else None
     target = abstract_target(settings.target.build(), jnp.bfloat16)
     drafter = abstract_drafter(settings.drafter_config(), jnp.bfloat16) if speculative else None
     state = abstract_state(target, batch_size, 4096, draft.max_path if draft else 1)

@@ -58,7 +58,7 @@ def settings() -> PlanSettings:
 
 @pytest.fixture(scope="module")
 def compiled(settings: PlanSettings) -> Compilation:
-    draft = settings.draft.build()
+    draft = settings.draft
     mesh = gpu_mesh("h200", (1, 8), ("data", "model"))
     target = abstract_target(settings.target.build(), jnp.bfloat16)
     drafter = abstract_drafter(settings.drafter_config(), jnp.bfloat16)

@@ -58,8 +58,8 @@ def refusal(
 
 def test_what_a_file_leaves_out_has_the_librarys_defaults(config: Path) -> None:
     settings = load_settings(EvalSettings, config)
-    assert settings.draft.build() == DraftConfig(beam_width=2, draft_rounds=3)
-    assert settings.sampling.build() == SamplingConfig()
+    assert settings.draft == DraftConfig(beam_width=2, draft_rounds=3)
+    assert settings.sampling == SamplingConfig()
     assert (settings.warm_ups, settings.batch_size, settings.stop) == (3, 1, "eos")
     assert settings.prompt_count is None
 
@@ -78,8 +78,8 @@ def test_every_draft_and_sampling_value_reaches_the_library(config: Path) -> Non
     overrides = [f"draft.{name}={value}" for name, value in draft.items()]
     overrides += [f"sampling.{name}={value}" for name, value in sampling.items()]
     settings = load_settings(EvalSettings, config, overrides)
-    assert settings.draft.build() == DraftConfig(**draft)
-    assert settings.sampling.build() == SamplingConfig(**sampling)
+    assert settings.draft == DraftConfig(**draft)
+    assert settings.sampling == SamplingConfig(**sampling)
 
 
 def test_a_grid_has_every_tree_of_its_lists() -> None:
@@ -120,7 +120,7 @@ def test_all_problems_are_listed_at_once(refusal: Any) -> None:
     for problem in (
         "repeat: unknown key; did you mean 'repeats'?",
         "batch_size: Input should be greater than 0 (got 0)",
-        "draft: DraftConfig.num_nodes is 9; beam_width=2 and draft_rounds=3 give 1 to 7",
+        "draft.num_nodes is 9; beam_width=2 and draft_rounds=3 give 1 to 7",
         "sampling.top_p: Input should be less than or equal to 1 (got 1.5)",
         "dtype: Input should be 'float32' or 'bfloat16' (got 'float16')",
     ):

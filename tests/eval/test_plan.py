@@ -51,7 +51,7 @@ def settings_of(**changes: Any) -> PlanSettings:
 
 
 def traffic_of(settings: PlanSettings) -> Traffic:
-    draft = settings.draft.build()
+    draft = settings.draft
     target = abstract_target(settings.target.build(), jnp.bfloat16)
     drafter = abstract_drafter(settings.drafter_config(), jnp.bfloat16)
     state = abstract_state(target, settings.batch_size, settings.slots, draft.max_path)
@@ -90,7 +90,7 @@ def test_the_configurations_have_the_published_sizes(
     settings = load_settings(PlanSettings, CONFIGS / config)
     target = abstract_target(settings.target.build(), jnp.bfloat16)
     drafter = abstract_drafter(settings.drafter_config(), jnp.bfloat16)
-    state = abstract_state(target, 1, settings.slots, settings.draft.build().max_path)
+    state = abstract_state(target, 1, settings.slots, settings.draft.max_path)
     assert bytes_of(target) == 2 * target_parameters
     assert bytes_of(drafter) == 2 * drafter_parameters
     assert bytes_of(state.cache) == cache_bytes

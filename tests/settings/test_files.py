@@ -5,7 +5,7 @@ from pathlib import Path
 import pydantic
 import pytest
 
-from redrafter_jax import InputError
+from redrafter_jax import DraftConfig, InputError
 from redrafter_jax.settings.files import Settings, dump_settings, load_settings
 
 
@@ -18,6 +18,7 @@ class Inner(Settings):
 
 class Outer(Settings):
     size: pydantic.PositiveInt
+    draft: DraftConfig = DraftConfig()
     inner: Inner = Inner()
     spare: Inner | None = None
     spares: tuple[Inner, ...] = ()
@@ -85,12 +86,21 @@ def test_the_dump_reads_back_as_the_same_settings(config: Path, tmp_path: Path) 
         ("size=0x_", "not a YAML value"),
         ("size=yes", "size: Input should be a number; YAML reads yes"),
         ("inner.rate=on", "inner.rate: Input should be a number; YAML reads yes"),
-        ("inner.weights=[1, yes]", "inner.weights: Input should be a number; YAML reads yes"),
+        ("inner.weights=[1, yes]", "inner.weights.1: Input should be a number; YAML reads yes"),
         ("inner.rate=.inf", "inner.rate: Input should be a finite number"),
         ("inner.rate=.nan", "inner.rate: Input should be a finite number"),
         ("size=0", "size: Input should be greater than 0"),
         ("inner.rats=1", "inner.rats: unknown key; did you mean 'rate'?"),
-        ("other=1", "other: unknown key; known keys: size, inner, spare, spares."),
+        ("other=1", "other: unknown key; known keys: size, draft, inner, spare, spares."),
+        ("draft.beam_width=0", "draft.beam_width: Input should be greater than 0 (got 0)"),
+        ("draft.beam_width=yes", "draft.beam_width: Input should be a number; YAML reads yes"),
+        ("draft.sharpness=.inf", "draft.sharpness: Input should be a finite number"),
+        ("draft.num_nodes=40", "draft.num_nodes is 40; beam_width=8 and draft_rounds=4 give 1 to"),
+        ("draft.lookup=1", "draft.lookup: unknown key; did you mean 'lookup_tokens'?"),
+        (
+            "draft.a=1",
+            "known keys: beam_width, draft_rounds, num_nodes, final_beams_only, sharpness",
+        ),
         ("spare.rats=1", "spare.rats: unknown key; did you mean 'rate'?"),
         ("spare.a=1", "spare.a: unknown key; known keys: rate, names, weights, fast."),
     ],
@@ -99,6 +109,22 @@ def test_a_bad_override_is_refused(config: Path, override: str, reason: str) -> 
     with pytest.raises(InputError) as error:
         load_settings(Outer, config, [override])
     assert reason in str(error.value)
+    assert "is not a valid configuration" not in str(error.value)
+
+
+def test_the_file_is_blamed_for_its_own_faults_alone(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text("size: 0\ndraft: {num_nodes: 3}\n")
+    with pytest.raises(InputError) as error:
+        load_settings(Outer, path, ["inner.rate=fast", "draft.lookup_tokens=3"])
+    assert str(error.value).splitlines() == [
+        f"{path} is not a valid configuration:",
+        "  size: Input should be greater than 0 (got 0)",
+        "  draft.num_nodes is 3; beam_width=8 and draft_rounds=4 give 4 to 36 nodes, "
+        "lookup_tokens=3 included. (override draft.lookup_tokens=3)",
+        "  inner.rate: Input should be a valid number, unable to parse string as a number (got "
+        "'fast') (override inner.rate=fast)",
+    ]
 
 
 def test_known_keys_are_listed_once(tmp_path: Path) -> None:
@@ -111,7 +137,7 @@ def test_known_keys_are_listed_once(tmp_path: Path) -> None:
         "  inner.b: unknown key; known keys: rate, names, weights, fast.",
         "  inner.rats: unknown key; did you mean 'rate'?",
         "  steps: unknown key",
-        "  loss: unknown key; known keys: size, inner, spare, spares.",
+        "  loss: unknown key; known keys: size, draft, inner, spare, spares.",
     ]
 
 

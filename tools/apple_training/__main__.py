@@ -20,8 +20,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from redrafter_jax.command_line import make_folder, parse_settings, run
+from redrafter_jax.command_line import make_folder, run
 from redrafter_jax.errors import InputError
+from redrafter_jax.settings.arguments import parse_settings
 from tools.apple_training.case import write_curve_case, write_speed_case
 from tools.apple_training.settings import AppleSettings
 from tools.apple_training.sides import NAMES, Side, Taken, commands, start

@@ -17,8 +17,9 @@ from rich.console import Console
 from rich.progress import track
 
 from redrafter_jax.checkpoints.huggingface import load_target_config
-from redrafter_jax.command_line import make_folder, parse_settings, run
+from redrafter_jax.command_line import make_folder, run
 from redrafter_jax.parallel.processes import as_first_has_it, is_first
+from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.settings.sections import check_batch
 from redrafter_jax.text.chat_template import end_tokens
 

@@ -46,7 +46,7 @@ def load_writer(settings: RegenerateSettings, mesh: Mesh | None = None) -> Write
     if settings.drafter is None:
         return partial(write, target, None, None, settings.batch_size)
     drafter = load_drafter(settings.drafter, settings.target_dtype, mesh)
-    draft = settings.draft.build()
+    draft = settings.draft
     check_pair(target.config, drafter.config, draft)
     return partial(write, target, drafter, draft, settings.batch_size)
 

@@ -1,0 +1,64 @@
+"""The line of a command that is set by a file: `--config FILE key.path=value ...`."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from redrafter_jax.command_line import Parser, program_name
+from redrafter_jax.errors import InputError
+from redrafter_jax.parallel.processes import join
+from redrafter_jax.settings.files import SettingsT, dump_settings, load_settings
+
+
+def parse_settings(
+    model: type[SettingsT],
+    description: str,
+    arguments: Sequence[str] | None = None,
+    *,
+    command: str | None = None,
+    processes: bool = False,
+) -> SettingsT:
+    """Settings from `--config FILE key.path=value ...`.
+
+    `--print-config` prints the resolved whole and exits. With `processes` the command may be one of
+    several that are one job, and joins the others here. A `command` of a program that has several
+    is called so in the help.
+
+    Raises:
+      InputError: the file cannot be read, or any value is not valid; all problems are listed.
+    """
+    parser = Parser(prog=program_name(command), description=description)
+    parser.add_argument("--config", required=True, type=Path, help="YAML file")
+    parser.add_argument("--print-config", action="store_true", help="print the resolved settings")
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="override a setting")
+    if processes:
+        _add_processes(parser)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    parsed, unknown = parser.parse_known_intermixed_args(words)
+    if unknown:
+        raise InputError(_as_override(unknown[0], words))
+    settings = load_settings(model, parsed.config, parsed.overrides)
+    if parsed.print_config:
+        print(dump_settings(settings), end="")
+        sys.exit(0)
+    if processes:
+        join(parsed.coordinator_address, parsed.num_processes, parsed.process_id)
+    return settings
+
+
+def _as_override(option: str, words: Sequence[str]) -> str:
+    """Refuse an option that there is not, and tell how it is spelt as a setting."""
+    key, assigned, value = option.lstrip("-").partition("=")
+    following = words[words.index(option) + 1 :]
+    if not assigned:
+        value = following[0] if following else "value"
+    setting = f"{key.replace('-', '_')}={value}"
+    return f"{option} is no option; settings are given without dashes: {setting}"
+
+
+def _add_processes(parser: Parser) -> None:
+    title = "one of several processes that are one job (SLURM and Open MPI are known without)"
+    add = parser.add_argument_group(title).add_argument
+    add("--coordinator-address", metavar="HOST:PORT", help="where process 0 listens")
+    add("--num-processes", type=int, metavar="N", help="in all")
+    add("--process-id", type=int, metavar="I", help="of this one, from 0")

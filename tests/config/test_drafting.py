@@ -1,0 +1,81 @@
+import re
+from typing import Any
+
+import pytest
+
+from redrafter_jax import DraftConfig, DrafterConfig, InputError, SamplingConfig
+
+SHAPE: dict[str, Any] = {"vocab_size": 5, "hidden_size": 4, "exit_dim": 8, "num_draft_layers": 0}
+TREE: dict[str, Any] = {"beam_width": 4, "draft_rounds": 3}
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "sentence"),
+    [
+        (DrafterConfig, {"draft_tokens": ()}, "draft_tokens is empty; name tokens, or None"),
+        (DrafterConfig, {"draft_tokens": (1, 1)}, "draft_tokens holds 1 after 1; they must rise"),
+        (DrafterConfig, {"draft_tokens": (1, 5)}, "from 0 to at most 4."),
+        (DrafterConfig, {"head": "low_rank"}, "head_rank is None; head='low_rank' needs one, less"),
+        (DrafterConfig, {"head": "low_rank", "head_rank": 8}, "must be less than exit_dim=8."),
+        (DrafterConfig, {"head_rank": 2}, "is 2 and head is 'own'; give it to head='low_rank' al"),
+        (DrafterConfig, {"context_layers": (3, 1)}, "context_layers holds 1 after 3; they must"),
+        (DrafterConfig, {"context_layers": (-1,)}, "holds -1 after -1; they must rise from 0."),
+        (DraftConfig, {"candidates": 3}, "candidates is 3; a beam of beam_width=4 needs that many"),
+        (DraftConfig, {"num_nodes": 14}, "DraftConfig.num_nodes is 14; beam_width=4 and draft_rou"),
+        (DraftConfig, {"num_nodes": 14}, "give 1 to 13 nodes."),
+        (DraftConfig, {"lookup_tokens": 5, "num_nodes": 5}, "6 to 18 nodes, lookup_tokens=5 incl"),
+        (DraftConfig, {"lookup_tokens": 5, "num_nodes": 19}, "num_nodes is 19; "),
+        (SamplingConfig, {"temperature": 1e-38}, "is 1e-38; it must be 0 for greedy decoding, or"),
+        (SamplingConfig, {"temperature": 1e39}, "is 1e+39; it must be 0 for greedy decoding, or"),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(
+    config: Any, changes: dict[str, Any], sentence: str
+) -> None:
+    good = {DrafterConfig: SHAPE, DraftConfig: TREE, SamplingConfig: {}}[config]
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        config(**{**good, **changes})
+
+
+def test_what_apples_layout_does_not_know_is_named() -> None:
+    assert DrafterConfig(5, 4, 8, 1).beyond_apple == {}
+    assert DrafterConfig(5, 4, 8, 1, cell="sum").beyond_apple == {}
+    other = DrafterConfig(5, 4, 8, 1, "gru", (0, 2), "low_rank", 3, (1,))
+    assert other.beyond_apple == {
+        "cell": "gru",
+        "draft_tokens": (0, 2),
+        "head": "low_rank",
+        "head_rank": 3,
+        "context_layers": (1,),
+    }
+
+
+@pytest.mark.parametrize(("exit_dim", "projected"), [(8, False), (4, True), (16, True)])
+def test_the_input_projection_is_left_out_at_twice_the_width(
+    exit_dim: int, projected: bool
+) -> None:
+    config = DrafterConfig(vocab_size=5, hidden_size=4, exit_dim=exit_dim, num_draft_layers=1)
+    assert config.has_input_projection is projected
+
+
+@pytest.mark.parametrize(
+    ("draft", "all_nodes", "budget", "beam_nodes", "max_path"),
+    [
+        # Three rounds of four beams below the root; a path is the root and one node per round.
+        (DraftConfig(**TREE), 13, 13, 13, 4),
+        (DraftConfig(**TREE, num_nodes=6), 13, 6, 6, 4),
+        # Lookup tokens are some of the nodes, and reach further than beams.
+        (DraftConfig(**TREE, lookup_tokens=5), 18, 18, 13, 9),
+        (DraftConfig(**TREE, num_nodes=6, lookup_tokens=2), 15, 6, 4, 6),
+    ],
+)
+def test_a_draft_counts_its_nodes_and_its_longest_path(
+    draft: DraftConfig, all_nodes: int, budget: int, beam_nodes: int, max_path: int
+) -> None:
+    counted = (draft.max_nodes, draft.budget, draft.beam_nodes, draft.max_path)
+    assert counted == (all_nodes, budget, beam_nodes, max_path)
+
+
+def test_filters_are_idle_at_temperature_0_alone() -> None:
+    assert SamplingConfig(top_k=5, min_p=0.0).idle_filters == ["top_k", "min_p"]
+    assert SamplingConfig(temperature=0.5, top_k=5).idle_filters == []

@@ -1,0 +1,79 @@
+import dataclasses
+from typing import Any
+
+import pytest
+from tiny_models import tiny_config
+
+from redrafter_jax import InputError, TargetConfig
+from redrafter_jax.config import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    RopeScaling,
+    YarnScaling,
+)
+
+
+def test_constants_of_a_target_have_no_defaults_and_variations_are_absent() -> None:
+    absent = {
+        "rope_scaling": None,
+        "attention_bias": False,
+        "attention_output_bias": False,
+        "qk_norm": False,
+        "sliding_window": None,
+        "windowed_layers": (),
+    }
+    for field in dataclasses.fields(TargetConfig):
+        assert field.default_factory is dataclasses.MISSING
+        assert field.default == absent.get(field.name, dataclasses.MISSING)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"num_key_value_heads": 3}, r"num_attention_heads is 4, .*num_key_value_heads=3 "),
+        ({"head_dim": 7}, r"head_dim is 7; .* even"),
+        ({"eos_token_ids": (3, -1)}, r"eos_token_ids holds -1, .* 24 tokens"),
+        ({"eos_token_ids": (24,)}, r"eos_token_ids holds 24, .* 24 tokens"),
+        ({"sliding_window": 8}, r"sliding_window is 8 and windowed_layers is \(\); give both"),
+        ({"windowed_layers": (0,)}, r"sliding_window is None and windowed_layers is \(0,\); give"),
+        ({"sliding_window": 8, "windowed_layers": (2,)}, r"holds 2, but there are 2 layers"),
+        (
+            {"rope_theta": 1.0, "rope_scaling": YarnScaling(4.0, 64, 1.0, 32.0, 1.0)},
+            r"^TargetConfig\.rope_theta is 1\.0; with YarnScaling it must be greater than 1\.$",
+        ),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(
+    changes: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(InputError, match=sentence):
+        tiny_config(**changes)
+
+
+def test_ramps_of_scalings_rise() -> None:
+    with pytest.raises(InputError, match=r"high_freq_factor is 1\.0; .* low_freq_factor=4\.0\.$"):
+        Llama3Scaling(8.0, 4.0, 1.0, 64)
+    with pytest.raises(InputError, match=r"beta_fast is 1\.0; .* greater than beta_slow=32\.0\.$"):
+        YarnScaling(4.0, 64, 1.0, 1.0, 32.0)
+
+
+def test_a_window_belongs_to_its_layers() -> None:
+    config = tiny_config(sliding_window=8, windowed_layers=(1,))
+    assert [config.window_of(layer) for layer in range(2)] == [None, 8]
+
+
+@pytest.mark.parametrize(
+    ("scaling", "limit"),
+    [
+        (None, 512),
+        (LinearScaling(4.0), 2048),
+        (DynamicScaling(4.0), 512),
+        (Llama3Scaling(8.0, 1.0, 4.0, 64), 512),
+        (YarnScaling(4.0, 512, 1.0, 32.0, 1.0), 2048),
+        (YarnScaling(4.0, 64, 1.0, 32.0, 1.0), 512),
+    ],
+)
+def test_scalings_stretch_how_long_a_text_may_be(scaling: RopeScaling | None, limit: int) -> None:
+    config = tiny_config(max_position_embeddings=512, rope_scaling=scaling)
+    assert config.position_limit == limit
