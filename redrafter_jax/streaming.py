@@ -4,11 +4,14 @@ This is the host's side of decoding; everything it decides is decided between de
 """
 
 import operator
-from collections.abc import Callable, Generator, Sequence
-from typing import NamedTuple
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int
 
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.decoding.prefill import Memory, empty_memory
@@ -19,27 +22,36 @@ from redrafter_jax.generate import Generation, collect, start
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import common_mesh, place, shardings, to_host
 from redrafter_jax.requests import PerRow, StopTokens, check_pair, check_whole, of_row, slots_for
+from redrafter_jax.text.text_stream import Detokenize, TextStream
 from redrafter_jax.types import DecodeState
 
-# From token ids to the text they spell, such as a tokenizer's `decode`.
-Detokenize = Callable[[list[int]], str]
 
-_UNDECODABLE = "\N{REPLACEMENT CHARACTER}"
-
-
-class Update(NamedTuple):
+@dataclass(frozen=True)
+class Update:
     """What a stream yields.
 
     Attributes:
       tokens: per row, the tokens decided since the last update.
       texts: per row, the text released since the last update; "" without `detokenize`. Bytes that
         are no whole character yet, and what may turn out to be a stop string, come later.
-      generation: everything so far, as `generate` returns it.
     """
 
     tokens: list[list[int]]
     texts: list[str]
-    generation: Generation
+    _rows: Sequence["_Row"]
+    _counts: Sequence[int]
+    _collected: Generation
+
+    @cached_property
+    def generation(self) -> Generation:
+        """Everything up to this update, as `generate` returns it."""
+        rows = list(zip(self._rows, self._counts, strict=True))
+        return self._collected._replace(
+            tokens=[row.tokens[:count] for row, count in rows],
+            log_probs=None
+            if self._collected.log_probs is None
+            else [row.log_probs[:count] for row, count in rows],
+        )
 
 
 class KeptCache:
@@ -156,20 +168,55 @@ def stream(
         _Row(TextStream(detokenize, prompt, stop) if detokenize else None)
         for prompt, stop in zip(prompts, stops, strict=True)
     ]
+    starts = np.asarray([len(prompt) for prompt in prompts], np.int32)
     while True:
         if kept_cache:
             kept_cache.put(state)
-        decided, done = collect(state, prompts), to_host(state.done)
-        new = [
-            row.push(tokens, bool(ended))
-            for row, tokens, ended in zip(rows, decided.tokens, done, strict=True)
-        ]
+        new, done = _collect_new(state, starts, steps_per_yield * max_path), to_host(state.done)
+        starts = starts + np.asarray([len(tokens) for tokens in new.tokens], np.int32)
+        fresh, texts = [], []
+        for row, ended in enumerate(done):
+            scores = new.log_probs[row] if new.log_probs else []
+            tokens, text = rows[row].push(new.tokens[row], scores, bool(ended))
+            fresh.append(tokens)
+            texts.append(text)
+        yield Update(fresh, texts, rows, [len(row.tokens) for row in rows], new)
         stopped = np.asarray([row.stopped for row in rows])
-        yield Update([tokens for tokens, _ in new], [text for _, text in new], _cut(decided, rows))
         if (done | stopped).all():
             return
         state = state._replace(done=place(done | stopped, target.mesh))
         state = decode(target, drafter, state, steps_per_yield, draft=draft)
+
+
+def _collect_new(state: DecodeState, starts: Int[np.ndarray, " B"], most: int) -> Generation:
+    """The tokens decided from `starts` on, `most` per row at most; counts are the state's."""
+    tokens, log_probs, lengths = _newest(
+        state.tokens, state.log_probs, state.cache.lengths, starts, min(most, state.tokens.shape[1])
+    )
+    window = state._replace(
+        tokens=tokens, log_probs=log_probs, cache=state.cache._replace(lengths=lengths)
+    )
+    return collect(window, [()] * len(starts))
+
+
+@partial(jax.jit, static_argnums=4)
+def _newest(
+    tokens: Int[Array, "B S"],
+    log_probs: Float[Array, "B S"] | None,
+    lengths: Int[Array, " B"],
+    starts: Int[Array, " B"],
+    count: int,
+) -> tuple[Int[Array, "B count"], Float[Array, "B count"] | None, Int[Array, " B"]]:
+    slots = jnp.minimum(starts[:, None] + jnp.arange(count), tokens.shape[1] - 1)
+
+    def window(values: Array) -> Array:
+        return jnp.take_along_axis(values, slots, axis=1)
+
+    return (
+        window(tokens),
+        None if log_probs is None else window(log_probs),
+        lengths - starts,
+    )
 
 
 def _same_weights(one: Target, other: Target) -> bool:
@@ -178,113 +225,34 @@ def _same_weights(one: Target, other: Target) -> bool:
     return len(ours) == len(theirs) and all(map(operator.is_, ours, theirs))
 
 
-class TextStream:
-    """Tokens in, text out as soon as its characters are complete and no stop string begins there.
-
-    The pieces together are the text that the tokens spell after the prompt, up to the stop string
-    that is completed first; how the text falls into tokens makes no difference.
-    """
-
-    def __init__(
-        self, detokenize: Detokenize, prompt: Sequence[int], stop_strings: Sequence[str] = ()
-    ) -> None:
-        self.stopped = False
-        self._detokenize = detokenize
-        self._stop_strings = stop_strings
-        # A tokenizer may spell a token differently at the start of a text, so it is never given
-        # fresh tokens without the ones before them: the piece is what they add.
-        self._shown = list(prompt)
-        self._held: list[int] = []
-        self._pending = ""
-
-    def push(self, token: int) -> str:
-        """The text that this token releases, maybe none."""
-        self._held.append(token)
-        piece = self._piece()
-        if not piece.endswith(_UNDECODABLE):
-            return self._release(piece)
-        # A stop string may end where the first bytes of the next character already follow.
-        whole = self._pending + piece.rstrip(_UNDECODABLE)
-        return self._release(piece) if any(stop in whole for stop in self._stop_strings) else ""
-
-    def finish(self) -> str:
-        """What was held back, with replacement characters for bytes that are no character."""
-        text = self._release(self._piece()) + self._pending
-        self._pending = ""
-        return text
-
-    def _piece(self) -> str:
-        before = self._detokenize(self._shown)
-        after = self._detokenize(self._shown + self._held)
-        if not after.startswith(before):
-            # A prompt may end in half a character, which these tokens complete.
-            before = before.rstrip(_UNDECODABLE)
-        if not after.startswith(before):
-            raise InputError(
-                f"detokenize spells {before[-20:]!r} otherwise once more tokens follow; give one "
-                "that does not clean up spaces, so that text can be shown before the next token."
-            )
-        return after[len(before) :]
-
-    def _release(self, piece: str) -> str:
-        # Held tokens of no text stay: alone, the next piece's start could not be told.
-        if piece:
-            whole = not self._detokenize(self._held).startswith(_UNDECODABLE)
-            self._shown = self._held if whole else self._shown + self._held
-            self._held = []
-        text = self._pending + piece
-        found = [(text.index(stop), stop) for stop in self._stop_strings if stop in text]
-        if found:
-            first, _ = min(found, key=lambda match: (match[0] + len(match[1]), match[0]))
-            self.stopped, self._pending = True, ""
-            return text[:first]
-        keep = max((_overlap(text, stop) for stop in self._stop_strings), default=0)
-        self._pending = text[len(text) - keep :]
-        return text[: len(text) - keep]
-
-
 class _Row:
-    """One row of a stream: how many of its tokens have been given out."""
+    """What one row of a stream has given out, up to the token that completes a stop string."""
 
     def __init__(self, text: TextStream | None) -> None:
-        self.count = 0
+        self.tokens: list[int] = []
+        self.log_probs: list[float] = []
         self.stopped = False
         self._finished = False
         self._text = text
 
-    def push(self, tokens: Sequence[int], ended: bool) -> tuple[list[int], str]:
-        """The new ones of a row's tokens, up to the one that completes a stop string; the text."""
-        fresh = [] if self.stopped else list(tokens[self.count :])
-        if self._text is None:
-            self.count += len(fresh)
-            return fresh, ""
-        released = ""
-        for used, token in enumerate(fresh, start=1):
-            released += self._text.push(token)
-            if self._text.stopped:
-                fresh, self.stopped = fresh[:used], True
-                break
-        self.count += len(fresh)
-        if ended and not self.stopped and not self._finished:
-            self._finished = True
-            released += self._text.finish()
+    def push(self, tokens: list[int], log_probs: list[float], ended: bool) -> tuple[list[int], str]:
+        """Take the tokens that were decided; returns those given out, and the text released."""
+        if self.stopped:
+            return [], ""
+        text, used = "", len(tokens)
+        if self._text:
+            for i, token in enumerate(tokens):
+                text += self._text.push(token)
+                if self._text.stopped:
+                    used = i + 1
+                    break
+            if ended and not self._text.stopped and not self._finished:
+                self._finished = True
+                text += self._text.finish()
             self.stopped = self._text.stopped
-        return fresh, released
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of the text that begins the stop string."""
-    lengths = range(min(len(text), len(stop) - 1), 0, -1)
-    return next((length for length in lengths if text.endswith(stop[:length])), 0)
-
-
-def _cut(decided: Generation, rows: Sequence[_Row]) -> Generation:
-    """The generation without what the rows decided after their stop strings."""
-    log_probs = decided.log_probs
-    if log_probs is not None:
-        log_probs = [one[: row.count] for one, row in zip(log_probs, rows, strict=True)]
-    tokens = [one[: row.count] for one, row in zip(decided.tokens, rows, strict=True)]
-    return decided._replace(tokens=tokens, log_probs=log_probs)
+        self.tokens += tokens[:used]
+        self.log_probs += log_probs[:used]
+        return tokens[:used], text
 
 
 def _stop_strings(

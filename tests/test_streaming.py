@@ -8,11 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from tiny_folders import byte_tokenizer, decode, encode
+from tiny_folders import decode, encode
 from tiny_models import random_target
-from tokenizers import Tokenizer, decoders, models
 
 from redrafter_jax import (
     DraftConfig,
@@ -25,7 +22,6 @@ from redrafter_jax import (
 )
 from redrafter_jax.drafters.recurrent import Drafter
 from redrafter_jax.models.target import Target
-from redrafter_jax.streaming import TextStream
 
 GENERATE = importlib.import_module("redrafter_jax.generate")  # the name is the function's
 
@@ -41,7 +37,6 @@ MIXED = [
     SamplingConfig(temperature=1.3, min_p=0.05),
 ]
 OPTIONS: dict[str, Any] = {"max_new_tokens": [5, 1, 24, 17], "sampling": MIXED}
-BYTES = byte_tokenizer()
 
 
 # Tokens as they come.
@@ -166,107 +161,7 @@ def test_a_kept_cache_never_changes_what_is_said(
     assert say(first) == answer
 
 
-# Text from tokens that hold parts of characters.
-
-
-@given(st.text(max_size=12), st.text(max_size=12))
-def test_text_arrives_character_by_character_never_broken(prompt: str, text: str) -> None:
-    stream = TextStream(BYTES.decode, BYTES.encode(prompt).ids)
-    pieces = [stream.push(token) for token in BYTES.encode(text).ids]
-    assert "".join(pieces) + stream.finish() == text
-    if "\ufffd" not in text:
-        assert "".join(pieces) == text
-        assert max(map(len, pieces), default=0) <= 1
-
-
-@given(st.lists(st.integers(0, 255), max_size=20))
-def test_bytes_that_are_no_text_arrive_as_the_tokenizer_decodes_them(tokens: list[int]) -> None:
-    stream = TextStream(BYTES.decode, BYTES.encode("abc").ids)
-    assert "".join(map(stream.push, tokens)) + stream.finish() == BYTES.decode(tokens)
-
-
-def test_a_space_that_starts_a_word_is_kept_and_special_tokens_are_left_out() -> None:
-    tokenizer = Tokenizer(models.BPE({"▁a": 0, "▁b": 1, "c": 2, "</s>": 3}, merges=[]))
-    tokenizer.decoder = decoders.Metaspace()
-    tokenizer.add_special_tokens(["</s>"])
-    stream = TextStream(tokenizer.decode, [0])
-    assert [stream.push(token) for token in (1, 2, 3, 1, 3)] == [" b", "c", "", " b", ""]
-    assert stream.finish() == ""
-
-
-def test_a_prompt_that_ends_within_a_character_loses_nothing() -> None:
-    tokens = BYTES.encode("😀xy").ids
-    stream = TextStream(BYTES.decode, tokens[:3])
-    assert "".join(map(stream.push, tokens[3:])) + stream.finish() == "😀xy"
-
-
-def test_text_that_changes_as_more_follows_is_refused_not_garbled() -> None:
-    def clean_up(tokens: list[int]) -> str:
-        return "".join(["x", " ", ".", "y"][token] for token in tokens).replace(" .", ".")
-
-    stream = TextStream(clean_up, [0])
-    assert stream.push(1) == " "
-    with pytest.raises(InputError, match=r"^detokenize spells ' ' otherwise once more tokens"):
-        stream.push(2)
-
-
-def test_a_stop_string_ends_the_row_though_half_a_character_follows_it() -> None:
-    spellings = [b"a", b"STOP\xe2", b"\x82", b"\xac", b"b"]
-
-    def detokenize(tokens: list[int]) -> str:
-        return b"".join(spellings[token] for token in tokens).decode(errors="replace")
-
-    stream = TextStream(detokenize, [0], ["STOP"])
-    assert (stream.push(0), stream.push(1), stream.stopped) == ("a", "", True)
-    stream = TextStream(detokenize, [0], ["STOPX"])
-    assert [stream.push(token) for token in (0, 1, 2, 3)] == ["a", "", "", "STOP€"]
-
-
-# Stop strings, in tokens of several characters.
-
-WORDS = ["a", "b", "ab", "ba", "aab", "é", "bé"]
-
-
-def spell(tokens: list[int]) -> str:
-    return "".join(WORDS[token] for token in tokens)
-
-
-def first_stop(text: str, stops: list[str]) -> int | None:
-    """Where the stop string begins that is completed first, the longest of several: by scanning."""
-    for end in range(1, len(text) + 1):
-        starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
-        if starts:
-            return min(starts)
-    return None
-
-
-@given(
-    st.lists(st.integers(0, len(WORDS) - 1), max_size=12),
-    st.lists(st.text("abé", min_size=1, max_size=4), max_size=3),
-)
-def test_text_is_cut_where_the_first_completed_stop_string_begins(
-    tokens: list[int], stops: list[str]
-) -> None:
-    text, expected_end = spell(tokens), first_stop(spell(tokens), stops)
-    stream = TextStream(spell, [0], stops)
-    shown, used = "", 0
-    for token in tokens:
-        shown += stream.push(token)
-        used += 1
-        assert text.startswith(shown)
-        if stream.stopped:
-            break
-        # What is held back is the beginning of a stop string, no more.
-        held = spell(tokens[:used])[len(shown) :]
-        assert not held or any(len(held) < len(stop) and stop.startswith(held) for stop in stops)
-    if expected_end is None:
-        assert not stream.stopped
-        assert shown + stream.finish() == text
-    else:
-        assert stream.stopped
-        assert shown == text[:expected_end]
-        # Not a token more than the stop string took.
-        assert first_stop(spell(tokens[: used - 1]), stops) is None
+# Stop strings.
 
 
 def test_rows_stop_each_at_its_own_string_and_the_others_go_on(
@@ -292,7 +187,10 @@ def test_rows_stop_each_at_its_own_string_and_the_others_go_on(
         )
     )
     shown = ["".join(update.texts[row] for update in updates) for row in range(4)]
-    ends = [first_stop(text, own) for text, own in zip(texts, stops, strict=True)]
+    ends = [
+        next((text.index(stop) for stop in own if stop in text), None)
+        for text, own in zip(texts, stops, strict=True)
+    ]
     assert shown == [text[:end] for text, end in zip(texts, ends, strict=True)]
     assert last.generation.log_probs is not None
     for row, (text, own) in enumerate(zip(texts, stops, strict=True)):
@@ -331,7 +229,7 @@ def test_one_list_of_stop_strings_serves_all_rows(
     )
     for row, tokens in enumerate(plain):
         shown = "".join(update.texts[row] for update in updates)
-        assert shown == decode(tokens)[: first_stop(decode(tokens), [stop])]
+        assert shown == decode(tokens).partition(stop)[0]
 
 
 # What is refused, before anything is compiled.
