@@ -39,8 +39,8 @@ def _train(first: str) -> None:
     if outcome.exported is not None:
         console.print(f"drafter written to {outcome.exported}", soft_wrap=True, markup=False)
     if outcome.stopped_by is not None:
-        name = outcome.stopped_by.name
-        console.print(f"stopped by {name} after step {outcome.step}; the same command goes on")
+        goes_on = "" if outcome.exported else "; the same command goes on"
+        console.print(f"stopped by {outcome.stopped_by.name} after step {outcome.step}{goes_on}")
     if outcome.stopped_by is signal.SIGINT:
         sys.exit(130)
 

@@ -1,6 +1,8 @@
 """Checkpoints of a training run with orbax: arrays and a JSON record, written atomically."""
 
+import errno
 import logging
+import os
 import re
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -77,12 +79,16 @@ def _writing(checkpoints: ocp.CheckpointManager) -> Generator[None]:
         text = str(error).partition("\n")[0]
         # Of tensorstore's chain of messages the operating system's own is the last.
         found = re.search(r"([^:]*) \[os_error_code", text)
-        reason = found[1].strip() if found else text
+        if found is None and not isinstance(error, OSError):
+            raise  # of programming, not of the disk
+        reason = found[1].strip() if found else getattr(error, "strerror", None) or text
+        full = (os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+        remedy = "make room" if reason in full else "mend that"
         newest = checkpoints.latest_step()
         left = "there is none yet" if newest is None else f"{newest} is the newest whole one"
         raise InputError(
             f"A checkpoint could not be written to {checkpoints.directory} ({reason}); {left}: "
-            "make room and start the same command again."
+            f"{remedy} and start the same command again."
         ) from None
 
 
@@ -90,7 +96,7 @@ def restore_latest(checkpoints: ocp.CheckpointManager, like: Any, resume: bool) 
     """The newest complete checkpoint, or None where there is none yet.
 
     Raises:
-      InputError: there is a checkpoint and `resume` is False, or it is damaged, or its arrays
+      InputError: there is a checkpoint and `resume` is False, or it cannot be read, or its arrays
         differ in structure or shape from `like`.
     """
     step = checkpoints.latest_step()
@@ -107,11 +113,13 @@ def restore_latest(checkpoints: ocp.CheckpointManager, like: Any, resume: bool) 
             return checkpoints.restore(step, args=ocp.args.Composite(**parts))
         except jax.errors.JaxRuntimeError:  # of the devices or of other processes
             raise
-        except Exception:  # orbax raises nothing narrower for what it cannot read
+        except Exception as error:  # orbax raises nothing narrower for what it cannot read
             older = [saved for saved in checkpoints.all_steps() if saved < step]
             rest = f"to go on from {max(older)}" if older else "to begin again"
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise InputError(
-                f"Checkpoint {step} in {checkpoints.directory} is damaged; remove {step} {rest}."
+                f"Checkpoint {step} in {checkpoints.directory} cannot be read ({reason}); mend "
+                f"that, or remove {step} {rest}."
             ) from None
 
     stated = read(record=ocp.args.JsonRestore())["record"]

@@ -214,7 +214,8 @@ class AcceptanceSettings(Settings):
 
     Every `every` steps, and after the last one, the first `prompt_count` rows of `prompts` (all, if
     it is not given; see `redrafter_jax.text.prompts`) get `max_new_tokens` tokens each,
-    `batch_size` of them together.
+    `batch_size` of them together. With `chat` a prompt is a user's turn in the chat template of
+    `data`, and the answer may end before; by default that is so where `data` holds conversations.
     """
 
     every: PositiveInt
@@ -222,11 +223,17 @@ class AcceptanceSettings(Settings):
     prompt_count: PositiveInt | None = None
     max_new_tokens: PositiveInt = 64
     batch_size: PositiveInt = 8
+    chat: bool | None = None
     draft: DraftConfig = DraftConfig()
 
 
 class TrainSettings(Settings):
-    """`python -m train`: a drafter for a frozen target."""
+    """`python -m train`: a drafter for a frozen target.
+
+    A finished run goes on where `steps` is raised: parameters, the optimizer's averages and the
+    place in the data are kept, and the schedule is that of a run of the new length, so that the
+    learning rate rises once.
+    """
 
     target: Path
     target_dtype: Literal["float32", "bfloat16"] = "bfloat16"

@@ -21,7 +21,7 @@ from redrafter_jax.text.tokenizer import load_tokenizer
 from .config import TrainSettings
 from .data.report import print_report
 from .data.types import Document
-from .loop import load_sources
+from .setup import load_sources
 
 _LEARNT = "bold green"
 # Else a record could move the terminal's cursor.

@@ -2,15 +2,23 @@
 
 import json
 import math
+import re
+import time
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 import jax
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from tensorboardX import SummaryWriter
 
 from redrafter_jax.errors import InputError
 
 from .step import StepMetrics
+
+# Seconds between two lines of a run that no terminal shows.
+_QUIET = 30
 
 
 def to_scalars(metrics: StepMetrics) -> dict[str, float]:
@@ -41,13 +49,87 @@ def check_finite(step: int, learning_rate: float, **scalars: float) -> None:
             )
 
 
-def summary(scalars: dict[str, float], rounds: int) -> str:
+def summary(scalars: dict[str, float]) -> str:
     """The line on the screen: loss, top-1 accuracy per round, acceptance if tried, speed."""
-    accuracy = " ".join(f"{100 * scalars[f'round_{i}/top_1']:.0f}" for i in range(rounds))
+    top = re.compile(r"round_\d+/top_1")
+    accuracy = " ".join(f"{100 * value:.0f}" for name, value in scalars.items() if top.match(name))
     parts = [f"loss {scalars['loss']:.3f}", f"top-1 % {accuracy}"]
     if "acceptance_length" in scalars:
         parts.append(f"acceptance length {scalars['acceptance_length']:.2f}")
     return "  ".join([*parts, f"{scalars['tokens_per_second']:.0f} tokens/s"])
+
+
+class Speed(NamedTuple):
+    """Since when steps are timed.
+
+    Attributes:
+      step: the last one before.
+      started: `time.perf_counter()` then.
+      waited: seconds that steps since waited for data.
+    """
+
+    step: int
+    started: float
+    waited: float = 0.0
+
+    def wait(self, seconds: float) -> "Speed":
+        """With so many seconds of waiting more."""
+        return self._replace(waited=self.waited + seconds)
+
+    def scalars(self, step: int, tokens_per_step: int) -> dict[str, float]:
+        """`tokens_per_second` and `data_wait_fraction` up to a step that has ended now."""
+        elapsed = time.perf_counter() - self.started
+        return {
+            "tokens_per_second": (step - self.step) * tokens_per_step / elapsed,
+            "data_wait_fraction": self.waited / elapsed,
+        }
+
+
+class Screen:
+    """A bar on a terminal, now and then a line elsewhere."""
+
+    def __init__(self, console: Console, steps: int, step: int) -> None:
+        self._console, self._steps = console, steps
+        # The bar is the first to give way where the line is short.
+        self._bar = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[status]}"),
+            BarColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("train", total=steps, completed=step, status="compiling")
+        self._tried: dict[str, float] = {}
+        self._line = ""
+        self._told = time.monotonic()
+
+    def __enter__(self) -> "Screen":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def advance(self) -> None:
+        """A step was taken."""
+        self._bar.advance(self._task)
+
+    def show(self, step: int, scalars: dict[str, float]) -> None:
+        """Show a step's scalars; an acceptance length stays until the next."""
+        if "acceptance_length" in scalars:
+            self._tried = scalars
+        status = summary(self._tried | scalars)
+        self._bar.update(self._task, status=status)
+        self._line = f"step {step} of {self._steps}: {status}"
+
+    def tell(self, due: bool) -> None:
+        """Where there is no terminal, print what was shown last if it is due or long ago."""
+        quiet = time.monotonic() - self._told > _QUIET
+        if self._line and (due or quiet) and not self._console.is_terminal:
+            self._console.print(self._line, markup=False, highlight=False, soft_wrap=True)
+            self._line, self._told = "", time.monotonic()
 
 
 class MetricsLog:

@@ -1,22 +1,28 @@
 """Being asked to stop: by a scheduler, which sends SIGTERM some time before, or by Ctrl-C."""
 
+import os
 import signal
+import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 import jax
 from jax.experimental import multihost_utils
 
+# Seconds that Python gets to end by itself after a second Ctrl-C. It cannot while XLA compiles.
+_GRACE = 1.0
+_SHOW_CURSOR = b"\x1b[?25h"
+
 
 @contextmanager
 def watch_for_termination() -> Generator[Callable[[int], signal.Signals | None]]:
-    """Within the block SIGTERM and the first Ctrl-C end nothing.
+    """Within the block SIGTERM and the first Ctrl-C end nothing; they are acknowledged on stderr.
 
     The function given tells which of them asks to stop after a step, None if none does. A second
-    Ctrl-C ends as ever; where it is ignored, as in a script's background, it stays so. Where
-    several processes are one job, SIGTERM may be sent to any of them, and all stop after the same
-    step: JAX agrees on one; Ctrl-C ends them unsaved.
+    Ctrl-C ends the process within a second. Where Ctrl-C is ignored, as in a script's background,
+    it stays so. Where several processes are one job, SIGTERM may be sent to any of them, and all
+    stop after the same step: JAX agrees on one; Ctrl-C ends them unsaved.
     """
     if jax.process_count() > 1:
         agreed = multihost_utils.reached_preemption_sync_point
@@ -26,9 +32,9 @@ def watch_for_termination() -> Generator[Callable[[int], signal.Signals | None]]
 
     def note(number: int, _frame: FrameType | None) -> None:
         nonlocal came
-        came = signal.Signals(number)
-        if signal.SIGINT in before:
-            signal.signal(signal.SIGINT, before[signal.SIGINT])
+        if came is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        came = came or signal.Signals(number)
 
     before = {signal.SIGTERM: signal.getsignal(signal.SIGTERM)}
     if (interrupt := signal.getsignal(signal.SIGINT)) is not signal.SIG_IGN:
@@ -36,7 +42,42 @@ def watch_for_termination() -> Generator[Callable[[int], signal.Signals | None]]
     for one in before:
         signal.signal(one, note)
     try:
-        yield lambda _step: came
+        with _acknowledge():
+            yield lambda _step: came
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
+
+
+@contextmanager
+def _acknowledge() -> Generator[None]:
+    """Answer signals from a thread: Python's handlers wait until XLA has compiled or computed."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    left = threading.Event()
+
+    def listen() -> None:
+        asked = False
+        while number := os.read(reading, 1):
+            if asked and number[0] == signal.SIGINT and not left.wait(_GRACE):
+                with suppress(OSError):
+                    os.write(2, _SHOW_CURSOR * os.isatty(2) + b"\nstopped, unsaved\n")
+                os._exit(130)
+            if not asked and number[0] in (signal.SIGINT, signal.SIGTERM):
+                asked = True
+                name = signal.Signals(number[0]).name
+                told = f"\n{name}: finishing this step and saving; Ctrl-C stops now\n"
+                with suppress(OSError):
+                    os.write(2, told.encode())
+
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
+    previous = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        left.set()
+        signal.set_wakeup_fd(previous)
+        os.close(writing)
+        listener.join()
+        os.close(reading)

@@ -1,8 +1,11 @@
 """What asks a run to stop, and what still ends it at once."""
 
 import signal
+import subprocess
+import sys
 
 import pytest
+from places import ROOT
 
 from train.termination import watch_for_termination
 
@@ -18,6 +21,34 @@ def test_the_first_signal_asks_and_a_second_ctrl_c_ends(asked: signal.Signals) -
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+def test_ctrl_c_is_acknowledged_and_obeyed_while_python_has_no_turn() -> None:
+    """As during XLA's compilation: the main thread is in C and Python's handlers must wait."""
+    program = """
+import hashlib
+from train.termination import watch_for_termination
+with watch_for_termination():
+    print("watching", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
+"""
+    # A shell that was started with `&` ignores Ctrl-C, and so would its children.
+    started = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler){program}"
+    with subprocess.Popen(
+        [sys.executable, "-c", started],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "watching\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "\n"
+        told = process.stdout.readline()
+        assert told == "SIGINT: finishing this step and saving; Ctrl-C stops now\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 130
 
 
 def test_an_ignored_ctrl_c_stays_ignored() -> None:

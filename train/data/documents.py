@@ -179,7 +179,7 @@ def _from_chat(chat: Rendered, ids: dict[str, list[int]]) -> Document | Skip:
     if not mask.any():
         fault = "a token runs across the edge of every answer" if left_out else ""
         return Skip(chat.place, "no token to learn", fault)
-    return Document(chat.place, "chat", np.asarray(ids[chat.whole], np.int32), mask, left_out)
+    return Document(chat.place, "chat", np.asarray(ids[chat.whole], np.int32), mask, left_out, True)
 
 
 def _from_tokens(record: Tokens, vocab_size: int) -> Document | Skip:
@@ -192,7 +192,8 @@ def _from_tokens(record: Tokens, vocab_size: int) -> Document | Skip:
     if not any(record.mask):
         return Skip(record.place, "no token to learn")
     mask = np.asarray(record.mask, bool)
-    return Document(record.place, "tokens", np.asarray(record.ids, np.int32), mask)
+    tokens = np.asarray(record.ids, np.int32)
+    return Document(record.place, "tokens", tokens, mask, is_chat=record.is_chat)
 
 
 def _check(loaded: SourceDocuments, source: SourceSettings, settings: DataSettings) -> None:

@@ -153,4 +153,5 @@ def _tokens(place: str, row: dict[str, Any]) -> Tokens:
         raise _MalformedError(
             "input_ids and loss_mask differ in length", f"{len(ids)} and {len(mask)} values"
         )
-    return Tokens(place, ids, [int(value) for value in mask])
+    rewritten = {"answers", "rows"} <= row.keys()
+    return Tokens(place, ids, [int(value) for value in mask], rewritten)

@@ -14,13 +14,16 @@ from .documents import SourceDocuments
 from .rows import Rows
 from .skips import count_reasons, describe_skips
 
+# A smaller share of tokens that carry loss is worth a warning.
+_LITTLE = 0.1
+
 Loaded = Sequence[tuple[SourceDocuments, Rows]]
 
 
 def print_report(loaded: Loaded, console: Console) -> None:
     """A row of counts for every source, then what was skipped, cut or left unused."""
     table = Table()
-    for column in ("source", "records", "skipped", "tokens", "learnt", "rows", "weight"):
+    for column in ("source", "records", "skipped", "tokens", "carry loss", "rows", "weight"):
         table.add_column(column, justify="left" if column == "source" else "right", overflow="fold")
     for source, rows in loaded:
         counts = _counts(source, rows)
@@ -41,6 +44,7 @@ def print_report(loaded: Loaded, console: Console) -> None:
             _say(
                 console, f"{source.name}: pieces without a token to learn, left out: {rows.unused}"
             )
+    _warn_of_little_loss(loaded, console)
 
 
 def write_report(loaded: Loaded, path: Path) -> None:
@@ -66,6 +70,17 @@ def write_report(loaded: Loaded, path: Path) -> None:
         path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise InputError(f"Cannot write {path}: {error.strerror}.") from None
+
+
+def _warn_of_little_loss(loaded: Loaded, console: Console) -> None:
+    counts = [_counts(source, rows) for source, rows in loaded]
+    total, learnt = (sum(one[name] for one in counts) for name in ("tokens", "learnt"))
+    if learnt < _LITTLE * total:
+        _say(
+            console,
+            f"warning: {learnt:,} of {total:,} tokens ({learnt / total:.1%}) carry loss, and a "
+            "drafter learns from those alone: it needs more or longer answers.",
+        )
 
 
 def _counts(source: SourceDocuments, rows: Rows) -> dict[str, int]:

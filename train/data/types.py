@@ -40,11 +40,15 @@ class Chat(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """Tokens that say themselves what is learnt: `mask` holds 0 and 1, as many as `ids`."""
+    """Tokens that state themselves which carry loss: `mask` holds 0 and 1, as many as `ids`.
+
+    `is_chat` is True of a conversation that `train.regenerate` wrote.
+    """
 
     place: str
     ids: list[int]
     mask: list[int]
+    is_chat: bool = False
 
 
 Record = Text | Chat | Tokens
@@ -58,7 +62,8 @@ class Document(NamedTuple):
       kind: the kind of record it was.
       tokens: token ids.
       loss_mask: True where predicting the token counts.
-      left_out: answers that are not learnt, because a token runs across their edge.
+      left_out: answers that carry no loss, because a token runs across their edge.
+      is_chat: whether a chat template wrote it, here or before.
     """
 
     place: str
@@ -66,6 +71,7 @@ class Document(NamedTuple):
     tokens: Int[np.ndarray, " t"]
     loss_mask: Bool[np.ndarray, " t"]
     left_out: int = 0
+    is_chat: bool = False
 
 
 class Windows(NamedTuple):

@@ -14,16 +14,19 @@ import numpy as np
 from redrafter_jax.acceptance import acceptance_length, acceptance_rate_per_depth
 from redrafter_jax.checkpoints.huggingface import save_drafter
 from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.errors import InputError
 from redrafter_jax.generate import generate
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_rows, to_host
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.requests import check_pair
-from redrafter_jax.text.prompts import read_prompts, tokenize
+from redrafter_jax.text.chat_template import Turn, encode_turns, end_tokens
+from redrafter_jax.text.prompts import Prompt, read_prompts, tokenize
 from redrafter_jax.text.tokenizer import load_tokenizer
 
 from .config import AcceptanceSettings, TrainSettings
+from .data.chat import load_template
 
 
 class Trial(NamedTuple):
@@ -32,12 +35,14 @@ class Trial(NamedTuple):
     Attributes:
       settings: how often and how.
       rows: the prompts' tokens.
+      stop_tokens: what ends a row; none where texts are continued.
       folder: where the best drafter is kept.
       measured_on: digest of all that the acceptance length depends on beside the two models.
     """
 
     settings: AcceptanceSettings
     rows: list[list[int]]
+    stop_tokens: tuple[int, ...]
     folder: Path
     measured_on: str
 
@@ -60,13 +65,16 @@ class Best(NamedTuple):
     measured_on: str
 
 
-def prepare_trial(settings: TrainSettings, target: Target, drafter: Drafter) -> Trial | None:
+def prepare_trial(
+    settings: TrainSettings, target: Target, drafter: Drafter, chats: bool
+) -> Trial | None:
     """Read the prompts that the settings name; None where they name none.
 
     Args:
       settings: of the run.
       target: that will verify.
       drafter: one of the shape that will be tried.
+      chats: whether conversations are trained on; `acceptance.chat` may say otherwise.
 
     Raises:
       InputError: the prompts cannot be used, or the tree does not fit the models.
@@ -76,22 +84,46 @@ def prepare_trial(settings: TrainSettings, target: Target, drafter: Drafter) -> 
         return None
     check_pair(target.config, drafter.config, trial.draft)
     prompts = read_prompts(trial.prompts, trial.prompt_count)
-    tokenizer = load_tokenizer(settings.target)
-    positions = target.config.position_limit
-    rows = tokenize(prompts, tokenizer, trial.max_new_tokens, positions)
+    if chats if trial.chat is None else trial.chat:
+        rows, stop_tokens = _ask(prompts, settings, target)
+    else:
+        tokenizer = load_tokenizer(settings.target)
+        positions = target.config.position_limit
+        rows, stop_tokens = tokenize(prompts, tokenizer, trial.max_new_tokens, positions), ()
     check_rows(len(rows), target.mesh)
-    decisive = [rows, trial.max_new_tokens, asdict(trial.draft)]
+    decisive = [rows, stop_tokens, trial.max_new_tokens, asdict(trial.draft)]
     digest = hashlib.sha256(json.dumps(decisive).encode()).hexdigest()
-    return Trial(trial, rows, settings.output_dir / "best", digest)
+    return Trial(trial, rows, stop_tokens, settings.output_dir / "best", digest)
+
+
+def _ask(
+    prompts: list[Prompt], settings: TrainSettings, target: Target
+) -> tuple[list[list[int]], tuple[int, ...]]:
+    """The prompts as a user's turns in the chat template of the data, and what ends an answer."""
+    assert settings.acceptance is not None
+    tokenizer = load_tokenizer(settings.target)
+    template = load_template(settings.data, settings.target, tokenizer)
+    questions: list[list[Turn]] = [[{"role": "user", "content": each.text}] for each in prompts]
+    rows = [encode_turns(template, tokenizer, question) for question in questions]
+    new, positions = settings.acceptance.max_new_tokens, target.config.position_limit
+    for prompt, row in zip(prompts, rows, strict=True):
+        if len(row) + new > positions:
+            raise InputError(
+                f"{prompt.place}: the prompt has {len(row)} tokens in the chat template and "
+                f"acceptance.max_new_tokens is {new}, but the target has {positions} positions; "
+                "lower it or shorten the prompt."
+            )
+    return rows, end_tokens(template, tokenizer, target.config.eos_token_ids, questions)
 
 
 def try_drafter(trial: Trial, target: Target, drafter: Drafter) -> dict[str, float]:
-    """Decode all prompts, greedily, up to the limit, and count what was accepted.
+    """Decode all prompts, greedily, up to their end or the limit, and count what was accepted.
 
     The drafter runs in the target's dtype, as it will when it is used.
 
     Returns:
-      `acceptance_length`, and `acceptance_rate/depth_d` for every depth that was reached.
+      `acceptance_length`, and for every depth d that was reached `acceptance_rate/depth_d` and
+      `acceptance_calls/depth_d`, the number of target calls that the rate is over.
     """
     dtype = jax.tree.leaves(target.params)[0].dtype
     drafter = jax.tree.map(lambda leaf: leaf.astype(dtype), drafter)
@@ -104,15 +136,15 @@ def try_drafter(trial: Trial, target: Target, drafter: Drafter) -> dict[str, flo
             rows,
             max_new_tokens=trial.settings.max_new_tokens,
             draft=draft,
-            eos_token_ids=(),
+            eos_token_ids=trial.stop_tokens,
         )
         counts += result.accept_counts.sum(axis=0)
-    rates = {
-        f"acceptance_rate/depth_{depth}": float(rate)
-        for depth, rate in enumerate(acceptance_rate_per_depth(counts), start=1)
-        if np.isfinite(rate)
-    }
-    return {"acceptance_length": acceptance_length(counts), **rates}
+    measured = {"acceptance_length": acceptance_length(counts)}
+    for depth, rate in enumerate(acceptance_rate_per_depth(counts), start=1):
+        if np.isfinite(rate):
+            measured[f"acceptance_rate/depth_{depth}"] = float(rate)
+            measured[f"acceptance_calls/depth_{depth}"] = int(counts[depth - 1 :].sum())
+    return measured
 
 
 def keep_best(

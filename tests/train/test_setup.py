@@ -1,0 +1,46 @@
+"""What tells that a run goes on with what it began with."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from redrafter_jax.config import TargetConfig
+from redrafter_jax.errors import InputError
+from redrafter_jax.models.target import init_target
+from redrafter_jax.parallel.mesh import make_mesh, place
+from train.setup import check_same_inputs, digest_weights
+
+CONFIG = TargetConfig(32, 16, 24, 1, 2, 2, 8, 1e4, 1e-5, 64, False, (0,))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_digest_tells_of_one_changed_or_moved_weight(dtype: str) -> None:
+    target = init_target(CONFIG, 0)
+    leaves, structure = jax.tree.flatten(target)
+    leaves = [leaf.astype(dtype) for leaf in leaves]
+    digests = {digest_weights(jax.tree.unflatten(structure, leaves))}
+    for index, leaf in enumerate(leaves):
+        flat = leaf.ravel()
+        for changed in (flat.at[-1].add(1e-2), flat[::-1]):
+            others = [*leaves[:index], changed.reshape(leaf.shape), *leaves[index + 1 :]]
+            # Norms are all ones: turned round they are the same.
+            if not np.array_equal(changed, flat):
+                digests.add(digest_weights(jax.tree.unflatten(structure, others)))
+    matrices = sum(leaf.ndim > 1 for leaf in leaves)
+    assert len(digests) == 1 + len(leaves) + matrices
+
+
+def test_a_digest_is_the_same_on_a_mesh() -> None:
+    target = init_target(CONFIG, 0)
+    assert digest_weights(place(target, make_mesh(1, 2))) == digest_weights(target)
+
+
+def test_a_template_of_another_day_is_told_the_way_out() -> None:
+    saved, now = {"target": "a", "chats": "b", "texts": "c"}, {"target": "a", "chats": "B"}
+    with pytest.raises(InputError, match=r"contents of chats; .*=\{date_string: \.\.\.\}") as told:
+        check_same_inputs(saved, now | {"texts": "c"}, {"chats"}, Path("runs"))
+    assert str(told.value).endswith("from the first start on.")
+    with pytest.raises(InputError, match=r"contents of texts; .* or remove that one\.$"):
+        check_same_inputs(saved, saved | {"texts": "C"}, {"chats"}, Path("runs"))

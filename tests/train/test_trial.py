@@ -1,0 +1,76 @@
+"""Trials: what prompts are asked as, and which drafter is kept."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from chat_folders import (
+    CONFIG,
+    END,
+    IM_END,
+    VOCABULARY,
+    chat_tokenizer,
+    write_lines,
+    write_tokenizer,
+)
+
+from redrafter_jax.checkpoints.huggingface import load_drafter
+from redrafter_jax.config import DrafterConfig
+from redrafter_jax.drafters.recurrent import init_drafter
+from redrafter_jax.errors import InputError
+from redrafter_jax.models.target import init_target
+from train.config import AcceptanceSettings, TrainSettings
+from train.trial import Best, Trial, keep_best, prepare_trial
+
+
+def trial(folder: Path, chats: bool, **changes: Any) -> Trial:
+    acceptance = {"every": 1, "prompts": write_lines(folder / "prompts.jsonl", {"prompt": "Hi"})}
+    settings = TrainSettings.model_validate(
+        {
+            "target": str(write_tokenizer(folder / "target")),
+            "drafter": {"exit_dim": 16, "num_draft_layers": 1},
+            "draft_rounds": 2,
+            "data": {"sources": [{"files": ["x.jsonl"]}], "sequence_length": 64},
+            "acceptance": acceptance | changes,
+            "optimizer": {"learning_rate": 1e-2, "batch_size": 2},
+            "steps": 1,
+            "output_dir": str(folder),
+        }
+    )
+    drafter = init_drafter(DrafterConfig(VOCABULARY, 16, 16, 1), 0)
+    prepared = prepare_trial(settings, init_target(CONFIG, 0), drafter, chats)
+    assert prepared is not None
+    return prepared
+
+
+@pytest.mark.parametrize(("chats", "stated"), [(True, None), (False, True), (True, False)])
+def test_prompts_are_asked_as_the_training_data_is_written(
+    tmp_path: Path, chats: bool, stated: bool | None
+) -> None:
+    tried = trial(tmp_path, chats, chat=stated)
+    asked = chat_tokenizer().decode(tried.rows[0], skip_special_tokens=False)
+    if stated is False:
+        assert (asked, tried.stop_tokens) == ("<s>Hi", ())
+    else:
+        assert asked == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+        assert set(tried.stop_tokens) == {END, IM_END}
+
+
+def test_a_prompt_too_long_in_its_template_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"line 1: the prompt has \d+ tokens in the chat template"):
+        trial(tmp_path, True, max_new_tokens=511)
+
+
+def test_a_better_drafter_takes_the_place_of_the_best(tmp_path: Path) -> None:
+    tried = Trial(AcceptanceSettings(every=1, prompts=tmp_path), [], (), tmp_path / "best", "a")
+    drafters = {step: init_drafter(DrafterConfig(31, 16, 16, 1), step) for step in (1, 2, 3)}
+    best = None
+    for step, measured in ((1, 2.0), (2, 2.5), (3, 2.5)):
+        best = keep_best(tried, best, step, measured, drafters[step])
+    assert best == Best(2, 2.5, "a")
+    kept = load_drafter(tmp_path / "best", "float32").merge().lm_head.kernel[...]
+    np.testing.assert_array_equal(kept, drafters[2].merge().lm_head.kernel[...])
+    assert [path.name for path in tmp_path.iterdir()] == ["best"]
+    # Measured on other prompts it does not compare.
+    assert keep_best(tried._replace(measured_on="b"), best, 4, 1.5, drafters[3]).step == 4

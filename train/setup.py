@@ -1,0 +1,195 @@
+"""What a run reads before its first step, and what it must be to go on from a checkpoint."""
+
+import hashlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+from jaxtyping import Array, UInt32
+from rich.console import Console
+
+from redrafter_jax.checkpoints.huggingface import load_target
+from redrafter_jax.command_line import make_folder
+from redrafter_jax.config import TargetConfig
+from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.errors import InputError
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.processes import part_of_rows
+from redrafter_jax.settings.sections import check_batch
+
+from .config import TrainSettings
+from .data.batches import Batch, make_batches
+from .data.documents import SourceDocuments, load_documents
+from .data.report import print_report
+from .data.rows import Rows, make_rows
+from .initial import new_drafter
+from .optimizer import make_optimizer
+from .trial import Trial, prepare_trial
+
+# Settings that may change between a run and its continuation: they do not touch the parameters.
+_FREE_SETTINGS = {
+    "output_dir",
+    "resume",
+    "log_every",
+    "checkpoint_every",
+    "checkpoints_kept",
+    "acceptance",
+    "mesh",
+}
+
+Sources = list[tuple[SourceDocuments, Rows]]
+
+
+class Run(NamedTuple):
+    """All that a run's steps read.
+
+    Attributes:
+      settings: of the run.
+      mesh: None for one device.
+      target: frozen.
+      drafter: that training starts from.
+      sources: the training data.
+      batches: endless; holds the place in the data.
+      optimizer: with its schedule.
+      trial: None where the drafter is not tried.
+      digests: of the target and every source, by name.
+    """
+
+    settings: TrainSettings
+    mesh: Mesh | None
+    target: Target
+    drafter: Drafter
+    sources: Sources
+    batches: grain.DatasetIterator[Batch]
+    optimizer: optax.GradientTransformation
+    trial: Trial | None
+    digests: dict[str, str]
+
+
+def set_up(settings: TrainSettings, console: Console) -> Run:
+    """Load the target and the data and make the drafter; the data's counts are printed.
+
+    Raises:
+      InputError: the target or the data does not fit the settings, or the folder cannot be made.
+    """
+    make_folder(settings.output_dir, "output_dir")
+    mesh = settings.mesh.build()
+    check_batch("optimizer.batch_size", settings.optimizer.batch_size, mesh)
+    if settings.acceptance:
+        check_batch("acceptance.batch_size", settings.acceptance.batch_size, mesh)
+    target = load_target(settings.target, settings.target_dtype, mesh)
+    sources = load_sources(settings, target.config)
+    print_report(sources, console)
+    mixture = [(made.windows, source.weight) for source, made in sources]
+    drafter = new_drafter(target, settings.drafter, mixture, settings.seed)
+    optimizer = make_optimizer(
+        settings.optimizer, settings.steps, lambda name: not name.startswith("lm_head")
+    )
+    rows = settings.optimizer.batch_size * settings.optimizer.accumulation_steps
+    batches = make_batches(mixture, rows, settings.data.shuffle_seed, part_of_rows(mesh))
+    chats = any(document.is_chat for source, _ in sources for document in source.documents)
+    trial = prepare_trial(settings, target, drafter, chats)
+    digests = {"target": digest_weights(target)}
+    digests |= {source.name: _digest_rows(made) for source, made in sources}
+    return Run(settings, mesh, target, drafter, sources, batches, optimizer, trial, digests)
+
+
+def load_sources(settings: TrainSettings, config: TargetConfig) -> Sources:
+    """The documents of every source, in the target's own tokens, and their rows.
+
+    Raises:
+      InputError: the rows are too short for the draft rounds, the tokenizer does not fit the
+        target, or the data cannot be used; see `load_documents` and `make_rows`.
+    """
+    length, rounds = settings.data.sequence_length, settings.draft_rounds
+    if length < rounds + 2:
+        raise InputError(
+            f"data.sequence_length is {length}, too short for draft_rounds={rounds}; give "
+            f"{rounds + 2} or more."
+        )
+    loaded = load_documents(settings.data, settings.target, config)
+    end_token = config.eos_token_ids[0]
+    return [(source, make_rows(source, settings.data, end_token)) for source in loaded]
+
+
+def check_same_run(saved: dict[str, Any], step: int, settings: TrainSettings) -> None:
+    """Compare the settings of a checkpoint with those of the run that would go on from it.
+
+    Args:
+      saved: settings of the checkpoint.
+      step: of the checkpoint; a run that has taken all its `steps` may go on to more.
+      settings: of now.
+
+    Raises:
+      InputError: others than those that may change differ.
+    """
+    stated = settings.model_dump(mode="json")
+    free = _FREE_SETTINGS | ({"steps"} if step == saved["steps"] < settings.steps else set())
+    changed = [name for name in stated if name not in free and saved.get(name) != stated[name]]
+    if changed:
+        ends = f"; steps may be raised once all {saved['steps']} are taken" * ("steps" in changed)
+        raise InputError(
+            f"{settings.output_dir} holds a run with other settings for {', '.join(changed)}"
+            f"{ends}; use another output_dir or remove that one."
+        )
+
+
+def check_same_inputs(
+    saved: dict[str, str], stated: dict[str, str], chats: set[str], folder: Path
+) -> None:
+    """Compare digests of what the run read when it began with those of what it reads now.
+
+    Args:
+      saved: by name, of the checkpoint.
+      stated: by name, of now.
+      chats: the names that a chat template has a part in.
+      folder: of the run, for the message.
+
+    Raises:
+      InputError: one is another.
+    """
+    changed = [name for name in stated if saved.get(name) != stated[name]]
+    if changed:
+        dated = (
+            "; a template that writes today's date needs one, data.template_arguments="
+            "{date_string: ...}, from the first start on"
+        )
+        raise InputError(
+            f"{folder} holds a run with other contents of {', '.join(changed)}; bring those back, "
+            f"use another output_dir or remove that one{dated * bool(chats & {*changed})}."
+        )
+
+
+def digest_weights(target: Target) -> str:
+    """A digest of a target's configuration and weights, the same on any mesh.
+
+    Every device reads its own share; no weight leaves a device.
+    """
+    sums = [int(_fingerprint(leaf)) for leaf in jax.tree.leaves(target.params)]
+    return hashlib.sha256(repr((target.config, sums)).encode()).hexdigest()
+
+
+@jax.jit
+def _fingerprint(array: Array) -> UInt32[Array, ""]:
+    """The sum of a hash of every element's bits and place (the finalizer of MurmurHash3)."""
+    unsigned = jnp.dtype(f"uint{8 * array.dtype.itemsize}")
+    mixed = jax.lax.bitcast_convert_type(array, unsigned).astype(jnp.uint32)
+    place = jnp.zeros(array.shape, jnp.uint32)
+    for axis, size in enumerate(array.shape):
+        place = place * size + jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis)
+    mixed = mixed + place * jnp.uint32(0x9E3779B1)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        mixed = (mixed ^ (mixed >> shift)) * jnp.uint32(factor)
+    return (mixed ^ (mixed >> 16)).sum(dtype=jnp.uint32)
+
+
+def _digest_rows(rows: Rows) -> str:
+    digest = hashlib.sha256()
+    for array in rows.windows:
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
