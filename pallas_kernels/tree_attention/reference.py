@@ -57,10 +57,14 @@ def reference(
         weights = weights.astype(values.dtype)
         return jnp.matmul(weights, values, preferred_element_type=jnp.float32)
 
-    # Zero weight does not silence a NaN, so undecided values are cleared. The barrier says when:
-    # free to choose, XLA for GPUs clears all layers at once and holds half a second cache.
-    decided, total = jax.lax.optimization_barrier((decided, total))
-    clean = jnp.where(decided[:, None, :, None], v_cache, 0)
-    result = (weighted(past, clean) + weighted(tree, v_tree)) / total
+    # A weight of zero does not silence a NaN. The clean copy of the values is made only where one
+    # came through: it takes as much memory traffic as the rest of the attention.
+    from_cache = weighted(past, v_cache)
+    from_cache = jax.lax.cond(
+        jnp.isnan(from_cache.sum()),
+        lambda: weighted(past, jnp.where(decided[:, None, :, None], v_cache, 0)),
+        lambda: from_cache,
+    )
+    result = (from_cache + weighted(tree, v_tree)) / total
     result = result.reshape(B, K, Q // K, N, H).transpose(0, 3, 1, 2, 4)
     return result.reshape(B, N, Q, H).astype(q.dtype)

@@ -4,6 +4,7 @@ An implementation joins by its name in `IMPLEMENTATIONS`, with what it takes. Th
 tests of its own in test_tree_attention_mosaic.py.
 """
 
+import re
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -159,6 +160,27 @@ def test_garbage_past_the_lengths_is_never_read(
     out = attend(**dirty, scale=SCALE, implementation=implementation.name)
     np.testing.assert_array_equal(out, usual_output(implementation))
     assert_equals(out, expected_output(inputs), implementation.tolerance)
+
+
+@pytest.mark.parametrize("window", [None, 10])
+def test_garbage_of_one_row_changes_no_bit_of_any(window: int | None) -> None:
+    inputs = random_inputs(7, 2)
+    dirty = inputs | {"v_cache": inputs["v_cache"].copy()}
+    dirty["v_cache"][2, 1, 40, 3] = np.nan  # row 2 has 13 tokens
+    clean_output, dirty_output = (
+        attend(**arrays, scale=SCALE, window=window, implementation="reference")
+        for arrays in (inputs, dirty)
+    )
+    np.testing.assert_array_equal(clean_output, dirty_output)
+
+
+def test_the_cache_is_read_and_not_copied() -> None:
+    """Clearing garbage is left to the branch that is taken where a NaN came through."""
+    inputs = random_inputs(7, 2)
+    program = attend.lower(**inputs, scale=SCALE, implementation="reference").compile()
+    entry = (program.as_text() or "").partition("\nENTRY")[2]
+    made_by = set(re.findall(r"= f32\[3,2,80,16\]\S* ([\w-]+)\(", entry))
+    assert made_by == {"parameter"}
 
 
 def test_nodes_outside_the_mask_are_not_seen(implementation: Implementation) -> None:
