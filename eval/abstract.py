@@ -11,7 +11,8 @@ from jax.typing import DTypeLike
 
 from redrafter_jax.config import DrafterConfig, TargetConfig
 from redrafter_jax.decoding.prefill import prefill
-from redrafter_jax.drafters.recurrent import Drafter, init_drafter
+from redrafter_jax.drafters.base import Drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel, init_drafter
 from redrafter_jax.models.target import Target, init_target
 from redrafter_jax.parallel.mesh import shardings
 from redrafter_jax.parallel.model import Config, Model, Module
@@ -26,32 +27,31 @@ def abstract_target(config: TargetConfig, dtype: DTypeLike) -> Target:
     return _cast(jax.eval_shape(lambda: init_target(config, 0)), dtype)
 
 
-def abstract_drafter(config: DrafterConfig, dtype: DTypeLike) -> Drafter:
+def abstract_drafter(config: DrafterConfig, dtype: DTypeLike) -> DraftModel:
     """A drafter whose parameters are `jax.ShapeDtypeStruct`s."""
     return _cast(jax.eval_shape(lambda: init_drafter(config, 0)), dtype)
 
 
-def abstract_state(
-    target: Target,
-    batch_size: int,
-    slots: int,
-    max_path: int,
-    context_layers: tuple[int, ...] = (),
-) -> DecodeState:
-    """The state that `prefill` hands to `decode`, as shapes.
+def abstract_state(target: Target, drafter: Drafter, batch_size: int, slots: int) -> DecodeState:
+    """The state that `start` hands to `decode`, as shapes.
 
     Args:
       target: from `abstract_target`.
+      drafter: from `bind_drafter`.
       batch_size: B.
       slots: S, cache slots per row.
-      max_path: P of the decode steps.
-      context_layers: of the drafter.
     """
-    requests, _ = prepare(target.config, [[0]] * batch_size, 1, None, None, (), max_path)
+    requests, _ = prepare(target.config, [[0]] * batch_size, 1, None, None, (), drafter.max_path)
     tokens = jax.ShapeDtypeStruct((batch_size, slots), requests.tokens.dtype)
     requests = requests._replace(tokens=cast(Any, tokens))
-    fill = partial(prefill, max_path=max_path, context_layers=context_layers)
-    return jax.eval_shape(fill, target, requests)
+    fill = partial(
+        prefill,
+        max_path=drafter.max_path,
+        sources=len(drafter.names),
+        context_layers=drafter.context_layers,
+    )
+    state = jax.eval_shape(fill, target, requests)
+    return state._replace(drafter=jax.eval_shape(drafter.init, state.drafter))
 
 
 def on_mesh(tree: Tree, mesh: Mesh) -> Tree:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from redrafter_jax.acceptance import acceptance_length, acceptance_rate_per_depth
 from redrafter_jax.config import DraftConfig, SamplingConfig
-from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.generate import collect
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.processes import is_first
@@ -98,7 +98,7 @@ def measure_acceptance(arguments: Sequence[str] | None = None) -> None:
 def _measure(
     settings: AcceptanceSettings,
     target: Target,
-    drafter: Drafter,
+    drafter: DraftModel,
     token_rows: Sequence[list[int]],
     cells: Sequence[Cell],
 ) -> Iterator[dict[str, Any]]:
@@ -122,7 +122,7 @@ def _measure(
 
 def _decode_cell(
     target: Target,
-    drafter: Drafter,
+    drafter: DraftModel,
     batches: Sequence[Batch],
     cell: Cell,
     expected: Sequence[list[int]],

@@ -10,7 +10,7 @@ from jaxtyping import Int
 
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.decoding.step import decode
-from redrafter_jax.drafters.recurrent import Drafter, context_layers_of
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.generate import collect, start
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import place
@@ -22,7 +22,7 @@ class Method(NamedTuple):
     """A way of decoding: speculative, or plain where drafter and draft are None."""
 
     target: Target
-    drafter: Drafter | None
+    drafter: DraftModel | None
     draft: DraftConfig | None
 
 

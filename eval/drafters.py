@@ -16,9 +16,9 @@ from rich.console import Console
 from pallas_kernels.timing import interleave
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import DraftConfig, DrafterConfig
-from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.recurrent import check_pair
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target
-from redrafter_jax.requests import check_pair
 from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.types import TokenTree
 
@@ -115,7 +115,7 @@ def measure(
 
 
 def make_timer(
-    target: Target, drafter: Drafter, draft: DraftConfig, settings: DraftersSettings
+    target: Target, drafter: DraftModel, draft: DraftConfig, settings: DraftersSettings
 ) -> Callable[[], float]:
     """Seconds that drafting one tree takes."""
     layers = drafter.config.context_layers

@@ -8,12 +8,12 @@ from jax.sharding import Mesh
 from redrafter_jax.checkpoints.huggingface import load_drafter, load_target
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import DraftConfig
-from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.recurrent import check_pair
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import data_parts
 from redrafter_jax.parallel.processes import is_first
-from redrafter_jax.requests import check_pair
 from redrafter_jax.settings.sections import check_batch
 from redrafter_jax.text.prompts import Prompt, read_prompts, tokenize
 from redrafter_jax.text.tokenizer import load_tokenizer
@@ -25,7 +25,7 @@ class Loaded(NamedTuple):
     """A target, a drafter for it, and prompts with their tokens."""
 
     target: Target
-    drafter: Drafter
+    drafter: DraftModel
     prompts: list[Prompt]
     token_rows: list[list[int]]
 

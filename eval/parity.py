@@ -14,11 +14,11 @@ from redrafter_jax.acceptance import acceptance_length
 from redrafter_jax.checkpoints.huggingface import load_drafter, load_target
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import DrafterConfig, TargetConfig
-from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.recurrent import check_pair
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.processes import is_first
-from redrafter_jax.requests import check_pair
 from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.text.prompts import Prompt, read_prompts, tokenize, tokenize_to_length
 from redrafter_jax.text.tokenizer import load_tokenizer
@@ -132,7 +132,7 @@ def check_parity(arguments: Sequence[str] | None = None) -> None:
 
 
 def compare_batch(
-    target: Target, drafter: Drafter, case: Case, batch: Batch, tolerance: float
+    target: Target, drafter: DraftModel, case: Case, batch: Batch, tolerance: float
 ) -> Compared:
     """Decode a batch both ways; where texts part, decode it again to see why.
 

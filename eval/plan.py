@@ -21,12 +21,12 @@ from pallas_kernels.gpus import GPUS
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.decoding.step import decode
-from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.recurrent import check_pair
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import MODEL
 from redrafter_jax.parallel.mesh import DATA, check_rows, check_target
-from redrafter_jax.requests import check_pair
 from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.types import DecodeState
 
@@ -129,7 +129,7 @@ def plan(arguments: Sequence[str] | None = None) -> None:
 
 
 def compiled_memory(
-    mesh: Mesh, target: Target, drafter: Drafter, state: DecodeState, draft: DraftConfig
+    mesh: Mesh, target: Target, drafter: DraftModel, state: DecodeState, draft: DraftConfig
 ) -> Memory:
     """What the decode loop needs on one device, compiled for GPUs that need not be there.
 

@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from redrafter_jax.config import DrafterConfig, TargetConfig
-from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target
 
 from .abstract import abstract_drafter, abstract_target
@@ -23,7 +23,7 @@ def random_target(config: TargetConfig, dtype: DTypeLike) -> Target:
     return _draw_all(abstract_target(config, dtype), 0)
 
 
-def random_drafter(config: DrafterConfig, dtype: DTypeLike) -> Drafter:
+def random_drafter(config: DrafterConfig, dtype: DTypeLike) -> DraftModel:
     """A drafter that knows nothing."""
     return _draw_all(abstract_drafter(config, dtype), 1)
 

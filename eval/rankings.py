@@ -10,13 +10,13 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+from redrafter_jax.decoding.finish import advance
+from redrafter_jax.decoding.tree_pass import tree_pass
 
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.decoding.accept import accept, choose_tokens
-from redrafter_jax.decoding.finish import advance
 from redrafter_jax.decoding.step import draft_scorer, draft_tree, until_done
-from redrafter_jax.decoding.tree_pass import tree_pass
-from redrafter_jax.drafters.recurrent import Drafter, context_layers_of
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import per_part
 from redrafter_jax.parallel.program import program
@@ -61,7 +61,7 @@ def shown_to_drafts(ranking: Ranking, sampling: Sampling, draft: DraftConfig) ->
 @program(static_argnames="draft", donate_argnames="state")
 def decode_ranked(
     target: Target,
-    drafter: Drafter,
+    drafter: DraftModel,
     state: DecodeState,
     shown: Shown,
     max_steps: Int[Array, ""] | int,
@@ -75,7 +75,7 @@ def decode_ranked(
 
 def _decode_ranked(
     target: Target,
-    drafter: Drafter,
+    drafter: DraftModel,
     state: DecodeState,
     shown: Shown,
     max_steps: Int[Array, ""] | int,

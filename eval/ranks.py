@@ -17,10 +17,10 @@ from rich.console import Console
 
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.decoding.step import draft_scorer
-from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.recurrent import check_pair
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.generate import generate_autoregressive
 from redrafter_jax.models.target import Target
-from redrafter_jax.requests import check_pair
 from redrafter_jax.settings.arguments import parse_settings
 
 from .config import RanksSettings
@@ -75,7 +75,7 @@ def measure_ranks(arguments: Sequence[str] | None = None) -> None:
 
 def rank_texts(
     target: Target,
-    drafter: Drafter,
+    drafter: DraftModel,
     prompts: Sequence[Sequence[int]],
     texts: Sequence[Sequence[int]],
     rounds: int,
@@ -135,7 +135,7 @@ def fewest_calls(runs: Int[np.ndarray, " M"]) -> int:
 
 @partial(jax.jit, static_argnames="rounds")
 def _ranks(
-    target: Target, drafter: Drafter, tokens: Int[Array, "B T"], *, rounds: int
+    target: Target, drafter: DraftModel, tokens: Int[Array, "B T"], *, rounds: int
 ) -> Int[Array, "R T"]:
     """Of the token that each round guesses from each position, of one row."""
     decoder, head = target.merge(), drafter.merge()

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
+from redrafter_jax.decoding.tree_pass import tree_pass
 
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.decoding.accept import accept
 from redrafter_jax.decoding.prefill import read_prompts
 from redrafter_jax.decoding.step import decode, draft_tree
-from redrafter_jax.decoding.tree_pass import tree_pass
-from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.drafters.tree import root_tree
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import gather_parts
@@ -164,7 +164,7 @@ class _Looked(NamedTuple):
 @program(static_argnames="draft")
 def _look(
     target: Target,
-    drafter: Drafter | None,
+    drafter: DraftModel | None,
     state: DecodeState,
     written: Int[Array, "B S"],
     depth: Int[Array, ""] | int,
@@ -178,7 +178,7 @@ def _look(
 
 def _look_in_part(
     target: Target,
-    drafter: Drafter | None,
+    drafter: DraftModel | None,
     state: DecodeState,
     written: Int[Array, "B S"],
     depth: Int[Array, ""] | int,

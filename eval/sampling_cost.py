@@ -18,11 +18,12 @@ from rich.console import Console
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.decoding.step import decode
-from redrafter_jax.drafters.recurrent import Drafter, context_layers_of
+from redrafter_jax.drafters.recurrent import check_pair
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.generate import start
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.program import program
-from redrafter_jax.requests import check_pair, prepare
+from redrafter_jax.requests import prepare
 from redrafter_jax.sampling import draw_noise
 from redrafter_jax.settings.arguments import parse_settings
 
@@ -109,7 +110,7 @@ def measure_sampling(arguments: Sequence[str] | None = None) -> None:
 def _time_steps(
     settings: SamplingCostSettings,
     target: Target,
-    drafter: Drafter | None,
+    drafter: DraftModel | None,
     draft: DraftConfig | None,
     sampling: SamplingConfig,
 ) -> float:

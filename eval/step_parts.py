@@ -6,14 +6,14 @@ The parts are those of `redrafter_jax.decoding.step.decode_step`, on the arrays 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+from redrafter_jax.decoding.finish import advance
+from redrafter_jax.decoding.tree_pass import tree_pass
 
 from pallas_kernels.timing import empty_like, repeat
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.decoding.accept import accept, choose_tokens
-from redrafter_jax.decoding.finish import advance
 from redrafter_jax.decoding.step import draft_scorer, draft_tree
-from redrafter_jax.decoding.tree_pass import tree_pass
-from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.program import program
 from redrafter_jax.sampling import draw_noise
@@ -25,7 +25,7 @@ Zero = Int[Array, ""]
 @program(static_argnames=("draft", "turns"))
 def run_draft(
     target: Target,
-    drafter: Drafter,
+    drafter: DraftModel,
     state: DecodeState,
     noise: Float[Array, "B P V"],
     zero: Zero,

@@ -20,10 +20,10 @@ from pallas_kernels.timing import interleave
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.decoding.step import decode
-from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.recurrent import check_pair
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
-from redrafter_jax.requests import check_pair
 from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.types import Accepted, DecodeState, TokenTree, Verified
 
@@ -125,7 +125,7 @@ def measure_steps(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(
-    target: Target, drafter: Drafter, one: Combination, settings: StepsSettings
+    target: Target, drafter: DraftModel, one: Combination, settings: StepsSettings
 ) -> dict[str, Any]:
     """One row of the report: every part and both whole steps, in turns."""
     timers = make_timers(target, drafter, one, settings.steps, settings.short_turns)
@@ -146,7 +146,7 @@ def measure(
 
 
 def make_timers(
-    target: Target, drafter: Drafter, one: Combination, steps: int, short_turns: int
+    target: Target, drafter: DraftModel, one: Combination, steps: int, short_turns: int
 ) -> dict[str, Callable[[], float]]:
     """Seconds of one turn of draft, verify, accept, commit, step and plain.
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 
 from redrafter_jax.config import DraftConfig
-from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import MODEL
 from redrafter_jax.parallel.mesh import data_parts
@@ -22,7 +22,9 @@ class Traffic(NamedTuple):
     plain: int
 
 
-def bytes_read(target: Target, drafter: Drafter, state: DecodeState, draft: DraftConfig) -> Traffic:
+def bytes_read(
+    target: Target, drafter: DraftModel, state: DecodeState, draft: DraftConfig
+) -> Traffic:
     """The least that a decode step reads from one device's memory, its cache full."""
     config = target.config
     rows = len(state.root) // data_parts(target.mesh)
@@ -43,7 +45,7 @@ def bytes_read(target: Target, drafter: Drafter, state: DecodeState, draft: Draf
     )
 
 
-def draft_weight_bytes(drafter: Drafter, draft: DraftConfig) -> int:
+def draft_weight_bytes(drafter: DraftModel, draft: DraftConfig) -> int:
     """Weights that drafting one tree reads.
 
     Every round reads all of the drafter's, and where it has no vocabulary projection those of the

@@ -7,6 +7,7 @@ from redrafter_jax.checkpoints.huggingface import (
     save_target,
 )
 from redrafter_jax.config import DraftConfig, DrafterConfig, SamplingConfig, TargetConfig
+from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.errors import InputError
 from redrafter_jax.generate import Generation, generate, generate_autoregressive
 from redrafter_jax.parallel.mesh import make_mesh
@@ -18,6 +19,7 @@ __all__ = [
     "Generation",
     "InputError",
     "KeptCache",
+    "PromptLookup",
     "SamplingConfig",
     "TargetConfig",
     "Update",

@@ -8,8 +8,6 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from redrafter_jax.config import (
-    DraftConfig,
-    DrafterConfig,
     DynamicScaling,
     SamplingConfig,
     TargetConfig,
@@ -125,56 +123,6 @@ def _fit(remembered: tuple[int, ...], rows: int, tokens: int, max_path: int) -> 
             f"fit the memory's {slots} slots; ask for fewer, or use a larger memory."
         )
     return slots
-
-
-def check_pair(target: TargetConfig, drafter: DrafterConfig, draft: DraftConfig) -> None:
-    """Refuse a drafter that was trained for another target, and trees that cannot be drafted.
-
-    Raises:
-      InputError: width, vocabulary or layers differ, the beam is wider than the drafter's
-        vocabulary, or it drafts more tokens than the target has positions.
-    """
-    if not (isinstance(target, TargetConfig) and isinstance(drafter, DrafterConfig)):
-        found = f"a {type(target).__name__} and a {type(drafter).__name__}"
-        raise InputError(f"Give a target, then its drafter; these models have {found}.")
-    if not isinstance(draft, DraftConfig):
-        raise InputError(f"draft is {draft!r}; give a DraftConfig.")
-    for name in ("hidden_size", "vocab_size"):
-        ours, theirs = getattr(drafter, name), getattr(target, name)
-        if ours != theirs:
-            raise InputError(
-                f"The drafter's {name} is {ours} and the target's is {theirs}; use a drafter "
-                "trained for this target."
-            )
-    check_context_layers(target, drafter.context_layers, "The drafter's context_layers")
-    if draft.max_path > target.position_limit:
-        copied = f" and lookup_tokens {draft.lookup_tokens}" if draft.lookup_tokens else ""
-        raise InputError(
-            f"DraftConfig.draft_rounds is {draft.draft_rounds}{copied}, but the target has "
-            f"{target.position_limit} positions; draft fewer."
-        )
-    for name in ("beam_width", "candidates"):
-        asked = getattr(draft, name) or 0
-        if asked > drafter.draft_vocab_size:
-            raise InputError(
-                f"DraftConfig.{name} is {asked}, more than the {drafter.draft_vocab_size} tokens "
-                "that the drafter can draft."
-            )
-
-
-def check_context_layers(target: TargetConfig, layers: Sequence[int], name: str) -> None:
-    """Refuse layers that the target does not have beside its last; the sentence calls them `name`.
-
-    Raises:
-      InputError: there is one.
-    """
-    last = target.num_hidden_layers - 1
-    for layer in layers:
-        if layer >= last:
-            raise InputError(
-                f"{name} holds {layer}; the target has {last + 1} layers, counted from 0, of which "
-                f"the last, {last}, is always read: name lower ones."
-            )
 
 
 def check_whole(value: int, name: str) -> None:

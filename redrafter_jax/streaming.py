@@ -16,12 +16,14 @@ from jaxtyping import Array, Float, Int
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.decoding.prefill import Memory, empty_memory
 from redrafter_jax.decoding.step import decode
-from redrafter_jax.drafters.recurrent import Drafter, context_layers_of
+from redrafter_jax.drafters.base import Drafter
+from redrafter_jax.drafters.bind import bind_drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.generate import Generation, collect, start
 from redrafter_jax.models.target import Target
-from redrafter_jax.parallel.mesh import common_mesh, place, shardings, to_host
-from redrafter_jax.requests import PerRow, StopTokens, check_pair, check_whole, of_row, slots_for
+from redrafter_jax.parallel.mesh import place, shardings, to_host
+from redrafter_jax.requests import PerRow, StopTokens, check_whole, of_row, slots_for
 from redrafter_jax.text.text_stream import Detokenize, TextStream
 from redrafter_jax.types import DecodeState
 
@@ -100,7 +102,7 @@ class KeptCache:
 
 def stream(
     target: Target,
-    drafter: Drafter | None,
+    drafter: DraftModel | Drafter | None,
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: PerRow[int],
@@ -122,10 +124,10 @@ def stream(
 
     Args:
       target: from `load_target`.
-      drafter: from `load_drafter`; None is plain decoding.
+      drafter: as in `generate`.
       prompts: token ids, ragged.
       max_new_tokens: as in `generate`.
-      draft: as in `generate`; not without a drafter.
+      draft: as in `generate`.
       sampling: as in `generate`.
       seeds: as in `generate`.
       eos_token_ids: as in `generate`.
@@ -143,26 +145,18 @@ def stream(
     check_whole(steps_per_yield, "steps_per_yield")
     if steps_per_yield < 1:
         raise InputError(f"steps_per_yield is {steps_per_yield}; it must be 1 or more.")
-    if drafter is None:
-        if draft is not None:
-            raise InputError(f"draft is {draft}, but there is no drafter; give one, or no draft.")
-    else:
-        draft = draft or DraftConfig()
-        check_pair(target.config, drafter.config, draft)
-    common_mesh(target, drafter)
-    max_path = draft.max_path if draft else 1
+    bound = bind_drafter(drafter, draft)
     stops = _stop_strings(stop_strings, len(prompts), detokenize)
     state, _ = start(
         target,
+        bound,
         prompts,
         max_new_tokens,
         sampling,
         seeds,
         eos_token_ids,
-        max_path=max_path,
         log_probs=log_probs,
-        context_layers=context_layers_of(drafter),
-        memory=kept_cache.take(target, len(prompts), max_path) if kept_cache else None,
+        memory=kept_cache.take(target, len(prompts), bound.max_path) if kept_cache else None,
     )
     rows = [
         _Row(TextStream(detokenize, prompt, stop) if detokenize else None)
@@ -172,7 +166,8 @@ def stream(
     while True:
         if kept_cache:
             kept_cache.put(state)
-        new, done = _collect_new(state, starts, steps_per_yield * max_path), to_host(state.done)
+        new = _collect_new(state, bound, starts, steps_per_yield * bound.max_path)
+        done = to_host(state.done)
         starts = starts + np.asarray([len(tokens) for tokens in new.tokens], np.int32)
         fresh, texts = [], []
         for row, ended in enumerate(done):
@@ -185,10 +180,12 @@ def stream(
         if (done | stopped).all():
             return
         state = state._replace(done=place(done | stopped, target.mesh))
-        state = decode(target, drafter, state, steps_per_yield, draft=draft)
+        state = decode(target, bound, state, steps_per_yield)
 
 
-def _collect_new(state: DecodeState, starts: Int[np.ndarray, " B"], most: int) -> Generation:
+def _collect_new(
+    state: DecodeState, drafter: Drafter, starts: Int[np.ndarray, " B"], most: int
+) -> Generation:
     """The tokens decided from `starts` on, `most` per row at most; counts are the state's."""
     tokens, log_probs, lengths = _newest(
         state.tokens, state.log_probs, state.cache.lengths, starts, min(most, state.tokens.shape[1])
@@ -196,7 +193,7 @@ def _collect_new(state: DecodeState, starts: Int[np.ndarray, " B"], most: int) -
     window = state._replace(
         tokens=tokens, log_probs=log_probs, cache=state.cache._replace(lengths=lengths)
     )
-    return collect(window, [()] * len(starts))
+    return collect(window, [()] * len(starts), drafter)
 
 
 @partial(jax.jit, static_argnums=4)

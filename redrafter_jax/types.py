@@ -3,15 +3,16 @@
 B batch          L target layers            W beam width
 T prompt length  Q, K query, key heads      R draft rounds (tokens drafted per beam)
 S cache slots    H head dimension           N tree nodes, root included
-V vocabulary     D model width              P R + C + 1, the longest accepted path
+V vocabulary     D model width              P longest accepted path, root included
 E stop tokens    U tokens that can be drafted, V or fewer
-Z context width, D for every hidden state in it            C copied tokens
+Z context width, D for every hidden state in it            C nodes that a second drafter adds
+O sources of nodes, one or more per drafter
 
 All of them are `NamedTuple`s: pytrees that pass through every JAX transform.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int
 
@@ -72,17 +73,17 @@ class Beams(NamedTuple):
 class TokenTree(NamedTuple):
     """Draft tokens in topological order; node 0 is the root and its own parent.
 
-    A dead slot (no node left to fill it) has token -1, log-probability -inf and a mask of itself
-    alone: no live node sees it and its token equals no choice of the target, so it is never
-    accepted.
+    A padding node (where there are fewer nodes than slots) has token -1, log-probability -inf and
+    a mask of itself alone: no other node sees it and its token equals no choice of the target, so
+    it is never accepted.
 
     Attributes:
-      tokens: the node's token, -1 for dead slots.
+      tokens: the node's token, -1 for padding nodes.
       parents: index of the parent node, smaller than the node's own.
       depth: 0 at the root.
       mask: mask[b, i, j] is True where node j is node i or one of its ancestors.
-      log_probs: the drafter's score of the path to the node; 0 at the root. Copied tokens have
-        that of the node which their chain hangs from.
+      log_probs: the drafter's score of the path to the node; 0 at the root.
+      origin: which of `Drafter.names` proposed the node; -1 at the root and at padding nodes.
     """
 
     tokens: Int[Array, "B N"]
@@ -90,6 +91,7 @@ class TokenTree(NamedTuple):
     depth: Int[Array, "B N"]
     mask: Bool[Array, "B N N"]
     log_probs: Float[Array, "B N"]
+    origin: Int[Array, "B N"]
 
 
 class KVCache(NamedTuple):
@@ -105,8 +107,6 @@ class KVCache(NamedTuple):
 
 class Verified(NamedTuple):
     """One target pass over the tree.
-
-    Where a dead slot or a row that is done was left out, everything is zero.
 
     Attributes:
       logits: scores of the token after each node, float32.
@@ -138,17 +138,34 @@ class Accepted(NamedTuple):
     last: Int[Array, " B"]
 
 
+class StepTrace(NamedTuple):
+    """What a decode step decided, for drafters and for whoever measures.
+
+    Attributes:
+      tree: the verified tree; `tree.origin` tells which drafter proposed a node.
+      chosen: the target's next token at every node.
+      accepted: the chain of nodes that spell the target's choices.
+      gained: tokens that the row gained: the chain's, unless the row ends earlier; 0 if it is done.
+    """
+
+    tree: TokenTree
+    chosen: Int[Array, "B N"]
+    accepted: Accepted
+    gained: Int[Array, " B"]
+
+
 class DecodeStats(NamedTuple):
     """Counts since prefill.
 
     Attributes:
       accept_counts: accept_counts[b, c - 1] target calls gained row b exactly c tokens.
-      copied_tokens: accepted nodes that the text had copied from itself (`lookup_tokens`).
+      accepted_by: accepted nodes by the source that proposed them, in the order of
+        `Drafter.names`.
       steps: target calls while the row was not done.
     """
 
     accept_counts: Int[Array, "B P"]
-    copied_tokens: Int[Array, " B"]
+    accepted_by: Int[Array, "B O"]
     steps: Int[Array, " B"]
 
 
@@ -161,8 +178,8 @@ class DecodeState(NamedTuple):
     Attributes:
       tokens: decided tokens, garbage past them.
       cache: keys and values of all decided tokens but the root.
-      context: the target's last hidden state at the token before the root; before it those of
-        the drafter's context layers.
+      drafter: the drafter's own state, a pytree of arrays with B rows; after `prefill` the
+        target's hidden states at the token before the root, for `Drafter.init`.
       root: the last decided token.
       done: the row met a stop token or its limit; nothing of it changes any more.
       limits: number of tokens, prompt included, at which a row ends.
@@ -175,7 +192,7 @@ class DecodeState(NamedTuple):
 
     tokens: Int[Array, "B S"]
     cache: KVCache
-    context: Float[Array, "B Z"]
+    drafter: Any
     root: Int[Array, " B"]
     done: Bool[Array, " B"]
     limits: Int[Array, " B"]

@@ -20,7 +20,7 @@ from tiny_models import (
 
 from redrafter_jax.__main__ import main
 from redrafter_jax.config import DrafterConfig
-from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target
 
 # The interpreter of GPU kernels blocks one of XLA's threads for each warpgroup that waits, and on
@@ -57,7 +57,7 @@ def target() -> Target:
 
 
 @pytest.fixture(scope="session")
-def drafter() -> Drafter:
+def drafter() -> DraftModel:
     """Random weights of the width of `target`: nearly always wrong."""
     config = DrafterConfig(
         vocab_size=PARITY_CONFIG.vocab_size,
@@ -75,7 +75,7 @@ def habitual_target() -> Target:
 
 
 @pytest.fixture(scope="session")
-def good_drafter(habitual_target: Target) -> Drafter:
+def good_drafter(habitual_target: Target) -> DraftModel:
     """Mostly right about `habitual_target`."""
     return imitating_drafter(habitual_target)
 

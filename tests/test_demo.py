@@ -17,7 +17,7 @@ from redrafter_jax import (
     load_drafter,
     load_target,
 )
-from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target
 from redrafter_jax.settings.files import load_settings
 from redrafter_jax.text.tokenizer import load_tokenizer
@@ -34,7 +34,7 @@ def target() -> Target:
 
 
 @pytest.fixture(scope="module")
-def drafter(tmp_path_factory: pytest.TempPathFactory) -> Drafter:
+def drafter(tmp_path_factory: pytest.TempPathFactory) -> DraftModel:
     """The demo's own settings, but seconds of training: enough for some drafts to be right."""
     output = tmp_path_factory.mktemp("demo")
     overrides = [
@@ -87,7 +87,7 @@ def test_the_target_is_a_model_of_real_text_and_small_enough_to_keep(target: Tar
 
 
 def test_speculative_text_is_plain_text(
-    target: Target, drafter: Drafter, prompts: list[list[int]]
+    target: Target, drafter: DraftModel, prompts: list[list[int]]
 ) -> None:
     """Every row of the batch chooses its tokens in a way of its own."""
     sampling = [

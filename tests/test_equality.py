@@ -27,7 +27,7 @@ from redrafter_jax import (
     load_target,
 )
 from redrafter_jax.config import DrafterConfig
-from redrafter_jax.drafters.recurrent import Drafter, init_drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel, init_drafter
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.text.tokenizer import load_tokenizer
@@ -88,7 +88,7 @@ def difference(row: int, requests: Requests, plain: list[int], ours: list[int]) 
 
 
 def check_equality(
-    target: Target, drafter: Drafter, draft: DraftConfig, requests: Requests
+    target: Target, drafter: DraftModel, draft: DraftConfig, requests: Requests
 ) -> Generation:
     """Both texts of all rows; returns the speculative generation."""
     arguments = requests._asdict()
@@ -133,7 +133,7 @@ def random_prompts(seed: int, rows: int, vocab_size: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("tree", TREES)
 def test_drafters_change_no_token_however_often_they_are_right(
-    habitual_target: Target, good_drafter: Drafter, tree: str
+    habitual_target: Target, good_drafter: DraftModel, tree: str
 ) -> None:
     seed = 2 * list(TREES).index(tree)
     requests = draw_requests(seed, random_prompts(seed, 80, 24), longest=48)
@@ -156,7 +156,7 @@ def read(target: Target, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
     return hidden, module.logits(hidden)
 
 
-def regressed_drafter(target: Target, texts: Sequence[list[int]]) -> Drafter:
+def regressed_drafter(target: Target, texts: Sequence[list[int]]) -> DraftModel:
     """A drafter without recurrence, its projection fitted to the target by least squares.
 
     It sees the target's last hidden state and a fixed vector of the last token; it is fitted to the
@@ -204,7 +204,7 @@ def test_a_model_of_real_text_says_the_same_with_and_without_drafts() -> None:
 
 
 def test_a_drafter_that_knows_half_the_vocabulary_changes_no_token(
-    habitual_target: Target, good_drafter: Drafter
+    habitual_target: Target, good_drafter: DraftModel
 ) -> None:
     tokens = tuple(range(1, 24, 2))
     head = good_drafter.merge()

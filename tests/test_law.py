@@ -20,16 +20,11 @@ import pytest
 from tiny_models import forgetful_target, imitating_drafter, random_drafter, tiny_config
 
 from redrafter_jax import DraftConfig, Generation, SamplingConfig, generate
-from redrafter_jax.decoding import step as decode
+from redrafter_jax.decoding import step
 from redrafter_jax.decoding.accept import accept, choose_tokens
-from redrafter_jax.decoding.finish import advance
-from redrafter_jax.drafters.beam import beam_search
-from redrafter_jax.drafters.recurrent import Drafter
-from redrafter_jax.drafters.tree import build_tree
-from redrafter_jax.models.target import Target
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.parallel.model import Model
-from redrafter_jax.sampling import draw_noise
-from redrafter_jax.types import DecodeState, Scorer, TokenTree
+from redrafter_jax.types import Accepted, DecodeState, Sampling, TokenTree, Verified
 
 GENERATE = importlib.import_module("redrafter_jax.generate")  # the name is the function's
 
@@ -44,7 +39,7 @@ ROWS = 12_800
 BATCHES = 8
 
 
-def contrary(drafter: Drafter) -> Drafter:
+def contrary(drafter: DraftModel) -> DraftModel:
     """The drafter turned round: what it found most likely it now finds least likely."""
     # A copy, for a merged module shares its parameters.
     head = jax.tree.map(jnp.copy, drafter).merge()
@@ -254,33 +249,28 @@ def choose_with_the_noise_of_the_step(
 def follow(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `generate` choose its tokens by `rule`."""
 
-    def step(
-        target: Target,
-        drafter: Drafter,
-        state: DecodeState,
-        draft: DraftConfig,
-        _scorer: Scorer | None,
-    ) -> DecodeState:
-        decoder = target.merge()
-        noise = draw_noise(state.sampling, state.cache.lengths + 1, draft.max_path, V)
-        embedding = decoder.embed_tokens[...]
-        beams = beam_search(
-            drafter.merge(), embedding, state.context, state.root, noise, state.sampling, draft
-        )
-        tree = build_tree(state.root, beams, draft)
-        verified = decoder.tree_forward(tree, state.cache)
-        chosen = rule(tree, verified.logits, noise, state)
-        accepted = accept(tree, chosen, draft.max_path)
-        return advance(state, verified, chosen, accepted, copies=0)
+    finish = step.finish
 
-    inner = inspect.unwrap(decode.decode)
+    def finish_by_the_rule(
+        state: DecodeState, tree: TokenTree, verified: Verified, noise: jax.Array
+    ) -> Any:
+        def decide(
+            tree: TokenTree, logits: jax.Array, noise: jax.Array, _sampling: Sampling
+        ) -> tuple[jax.Array, Accepted]:
+            chosen = rule(tree, logits, noise, state)
+            return chosen, accept(tree, chosen, noise.shape[1])
+
+        monkeypatch.setattr(step, "decide", decide)
+        return finish(state, tree, verified, noise)
+
+    inner = inspect.unwrap(step.decode)
 
     # A function of its own, so that no trace of the right step is reused.
-    def patched(*arguments: Any, **keywords: Any) -> Any:
-        return inner(*arguments, **keywords)
+    def patched(*arguments: Any) -> Any:
+        return inner(*arguments)
 
-    monkeypatch.setattr(decode, "decode_step", step)
-    monkeypatch.setattr(GENERATE, "decode", jax.jit(patched, static_argnames="draft"))
+    monkeypatch.setattr(step, "finish", finish_by_the_rule)
+    monkeypatch.setattr(GENERATE, "decode", jax.jit(patched))
 
 
 MUTATED = Case("fair", ALL_NODES, SamplingConfig(1.0))

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny_models import cast, forgetful_target, imitating_drafter, tiny_config
+from trees import tree_of
 
 from eval.abstract import abstract_state
 from eval.benchmark import Batch
@@ -73,13 +74,7 @@ def wide_config() -> TargetConfig:
 def test_a_target_call_is_the_same_with_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     target = random_target(wide_config(), jnp.bfloat16)
     state = set_back(fill_state(abstract_state(target, 3, 2048, 5)), 2000, 5, done=False)
-    parents = jnp.asarray([[0, 0, 0, 1, 1, 3]] * 3)
-    depth = jnp.asarray([[0, 1, 1, 2, 2, 3]] * 3)
-    mask = jnp.eye(6, dtype=bool)
-    for node in range(1, 6):
-        mask = mask.at[node].set(mask[node] | mask[parents[0, node]])
-    tokens = jnp.asarray([[3, 1, 4, 1, 5, 9]] * 3)
-    tree = TokenTree(tokens, parents, depth, jnp.tile(mask, (3, 1, 1)), jnp.zeros((3, 6)))
+    tree = tree_of([[3, 1, 4, 1, 5, 9]] * 3, [[0, 0, 0, 1, 1, 3]] * 3)
 
     def call(target: Target, tree: TokenTree, cache: KVCache) -> Verified:
         return target.merge().tree_forward(tree, cache)

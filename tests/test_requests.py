@@ -18,9 +18,10 @@ from redrafter_jax import (
     streaming,
 )
 from redrafter_jax.config import DynamicScaling
-from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.recurrent import check_pair
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target
-from redrafter_jax.requests import check_pair, prepare, slots_for
+from redrafter_jax.requests import prepare, slots_for
 from redrafter_jax.types import Requests
 
 GENERATE = importlib.import_module("redrafter_jax.generate")  # the name is the function's
@@ -260,15 +261,15 @@ def test_copied_tokens_fit_the_positions() -> None:
         check_pair(CONFIG, drafter, DraftConfig(draft_rounds=4, lookup_tokens=60))
 
 
-def by_generate(target: Target, drafter: Drafter, **arguments: Any) -> None:
+def by_generate(target: Target, drafter: DraftModel, **arguments: Any) -> None:
     generate(target, drafter, **arguments)
 
 
-def by_plain_decoding(target: Target, drafter: Drafter, **arguments: Any) -> None:
+def by_plain_decoding(target: Target, drafter: DraftModel, **arguments: Any) -> None:
     generate_autoregressive(target, **arguments)
 
 
-def by_stream(target: Target, drafter: Drafter, **arguments: Any) -> None:
+def by_stream(target: Target, drafter: DraftModel, **arguments: Any) -> None:
     next(stream(target, drafter, **arguments))
 
 
@@ -318,7 +319,7 @@ def test_a_memory_must_hold_the_rows_and_their_tokens() -> None:
 )
 def test_every_entry_refuses_before_it_compiles(
     target: Target,
-    drafter: Drafter,
+    drafter: DraftModel,
     entry: Callable[..., None],
     changes: dict[str, Any],
     sentence: str,
@@ -330,7 +331,7 @@ def test_every_entry_refuses_before_it_compiles(
 @pytest.mark.usefixtures("nothing_compiles")
 @pytest.mark.parametrize("entry", [by_generate, by_stream])
 def test_beams_wider_than_the_vocabulary_are_refused_before_compiling(
-    target: Target, drafter: Drafter, entry: Callable[..., None]
+    target: Target, drafter: DraftModel, entry: Callable[..., None]
 ) -> None:
     with pytest.raises(InputError, match="beam_width is 25"):
         entry(target, drafter, prompts=[[1]], max_new_tokens=4, draft=DraftConfig(25, 2))

@@ -20,7 +20,7 @@ from redrafter_jax import (
     generate_autoregressive,
     stream,
 )
-from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target
 
 GENERATE = importlib.import_module("redrafter_jax.generate")  # the name is the function's
@@ -44,7 +44,7 @@ OPTIONS: dict[str, Any] = {"max_new_tokens": [5, 1, 24, 17], "sampling": MIXED}
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_the_updates_together_are_what_generate_returns(
-    habitual_target: Target, good_drafter: Drafter, steps: int
+    habitual_target: Target, good_drafter: DraftModel, steps: int
 ) -> None:
     whole = generate(habitual_target, good_drafter, PROMPTS, draft=DRAFT, log_probs=True, **OPTIONS)
     updates = list(
@@ -81,7 +81,7 @@ def test_a_stream_without_a_drafter_is_plain_decoding(target: Target) -> None:
 
 
 def test_a_new_update_does_not_disturb_an_old_one(
-    habitual_target: Target, good_drafter: Drafter
+    habitual_target: Target, good_drafter: DraftModel
 ) -> None:
     # The state is donated; what was handed out must not be.
     updates = stream(habitual_target, good_drafter, PROMPTS, max_new_tokens=16, draft=DRAFT)
@@ -95,7 +95,7 @@ def test_a_new_update_does_not_disturb_an_old_one(
 
 @pytest.mark.parametrize("updates_before", [1, 3])
 def test_closing_a_stream_frees_its_state(
-    habitual_target: Target, good_drafter: Drafter, updates_before: int
+    habitual_target: Target, good_drafter: DraftModel, updates_before: int
 ) -> None:
     def run(count: int) -> Any:
         updates = stream(habitual_target, good_drafter, PROMPTS, max_new_tokens=20, draft=DRAFT)
@@ -117,7 +117,7 @@ def test_closing_a_stream_frees_its_state(
 
 
 def test_a_kept_cache_never_changes_what_is_said(
-    habitual_target: Target, good_drafter: Drafter
+    habitual_target: Target, good_drafter: DraftModel
 ) -> None:
     kept = KeptCache(context_length=60)
     options: dict[str, Any] = {"sampling": MIXED[1], "draft": DRAFT}
@@ -165,7 +165,7 @@ def test_a_kept_cache_never_changes_what_is_said(
 
 
 def test_rows_stop_each_at_its_own_string_and_the_others_go_on(
-    habitual_target: Target, good_drafter: Drafter
+    habitual_target: Target, good_drafter: DraftModel
 ) -> None:
     prompts = [encode(text) for text in ("abc", "wv", "b\ncd", "d")]
     plain = generate_autoregressive(
@@ -207,7 +207,7 @@ def test_rows_stop_each_at_its_own_string_and_the_others_go_on(
 
 
 def test_one_list_of_stop_strings_serves_all_rows(
-    habitual_target: Target, good_drafter: Drafter
+    habitual_target: Target, good_drafter: DraftModel
 ) -> None:
     prompts = [encode(text) for text in ("abc", "wv", "cd", "d")]
     plain = generate_autoregressive(
@@ -261,7 +261,7 @@ def test_one_list_of_stop_strings_serves_all_rows(
 )
 def test_bad_values_are_one_sentence(
     target: Target,
-    drafter: Drafter,
+    drafter: DraftModel,
     monkeypatch: pytest.MonkeyPatch,
     changes: dict[str, Any],
     sentence: str,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from redrafter_jax.drafters.recurrent import Drafter, init_drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel, init_drafter
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model
@@ -17,7 +17,7 @@ from .vocabulary import most_frequent
 
 def new_drafter(
     target: Target, settings: DrafterSettings, sources: Sequence[tuple[Windows, float]], seed: int
-) -> Drafter:
+) -> DraftModel:
     """A drafter to start from, of the target's width.
 
     Args:

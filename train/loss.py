@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from redrafter_jax.drafters.recurrent import RecurrentHead
+from redrafter_jax.drafters.recurrent_head import RecurrentHead
 from redrafter_jax.models.target import Decoder
 
 # Accuracy is reported for the true token among the 1 to 5 best.

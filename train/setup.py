@@ -16,7 +16,7 @@ from rich.console import Console
 from redrafter_jax.checkpoints.huggingface import load_target
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import TargetConfig
-from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.processes import part_of_rows
@@ -63,7 +63,7 @@ class Run(NamedTuple):
     settings: TrainSettings
     mesh: Mesh | None
     target: Target
-    drafter: Drafter
+    drafter: DraftModel
     sources: Sources
     batches: grain.DatasetIterator[Batch]
     optimizer: optax.GradientTransformation

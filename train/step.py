@@ -9,7 +9,7 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import (
     FULLY_SHARDED,
@@ -53,7 +53,7 @@ class StepMetrics(NamedTuple):
     gradient_norm: Float[Array, ""]
 
 
-def init_state(drafter: Drafter, optimizer: optax.GradientTransformation) -> TrainState:
+def init_state(drafter: DraftModel, optimizer: optax.GradientTransformation) -> TrainState:
     """The state before the first step."""
     return TrainState(drafter.params, optimizer.init(drafter.params))
 

@@ -13,14 +13,14 @@ import numpy as np
 
 from redrafter_jax.acceptance import acceptance_length, acceptance_rate_per_depth
 from redrafter_jax.checkpoints.huggingface import save_drafter
-from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.recurrent import check_pair
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.generate import generate
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_rows, to_host
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.parallel.processes import is_first
-from redrafter_jax.requests import check_pair
 from redrafter_jax.text.chat_template import Turn, encode_turns, end_tokens
 from redrafter_jax.text.prompts import Prompt, read_prompts, tokenize
 from redrafter_jax.text.tokenizer import load_tokenizer
@@ -66,7 +66,7 @@ class Best(NamedTuple):
 
 
 def prepare_trial(
-    settings: TrainSettings, target: Target, drafter: Drafter, chats: bool
+    settings: TrainSettings, target: Target, drafter: DraftModel, chats: bool
 ) -> Trial | None:
     """Read the prompts that the settings name; None where they name none.
 
@@ -116,7 +116,7 @@ def _ask(
     return rows, end_tokens(template, tokenizer, target.config.eos_token_ids, questions)
 
 
-def try_drafter(trial: Trial, target: Target, drafter: Drafter) -> dict[str, float]:
+def try_drafter(trial: Trial, target: Target, drafter: DraftModel) -> dict[str, float]:
     """Decode all prompts, greedily, up to their end or the limit, and count what was accepted.
 
     The drafter runs in the target's dtype, as it will when it is used.
@@ -148,7 +148,7 @@ def try_drafter(trial: Trial, target: Target, drafter: Drafter) -> dict[str, flo
 
 
 def keep_best(
-    trial: Trial, best: Best | None, step: int, measured: float, drafter: Drafter
+    trial: Trial, best: Best | None, step: int, measured: float, drafter: DraftModel
 ) -> Best:
     """Export the drafter if it did better than the best one; the new best one.
 
@@ -164,7 +164,7 @@ def keep_best(
     return Best(step, measured, trial.measured_on)
 
 
-def _replace(folder: Path, drafter: Drafter) -> None:
+def _replace(folder: Path, drafter: DraftModel) -> None:
     fresh, old = (folder.with_name(f"{folder.name}.{word}") for word in ("new", "old"))
     shutil.rmtree(fresh, ignore_errors=True)
     save_drafter(drafter, fresh)

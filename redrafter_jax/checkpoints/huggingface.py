@@ -28,7 +28,7 @@ from redrafter_jax.checkpoints.weights import (
     same_bytes,
 )
 from redrafter_jax.config import DrafterConfig, TargetConfig
-from redrafter_jax.drafters.recurrent import Drafter, RecurrentHead
+from redrafter_jax.drafters.recurrent_head import DraftModel, RecurrentHead
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Decoder, Target
 from redrafter_jax.parallel.mesh import check_mesh, check_target, parameter_spec
@@ -122,7 +122,7 @@ def load_target_config(name: str | Path) -> TargetConfig:
 
 def load_drafter(
     name: str | Path, dtype: DTypeLike = "bfloat16", mesh: Mesh | None = None
-) -> Drafter:
+) -> DraftModel:
     """Load a recurrent drafter, in Apple's layout or beyond it, from a folder or a hub id.
 
     Arguments and errors are those of `load_target`.
@@ -160,7 +160,7 @@ def save_target(target: Target, folder: Path) -> None:
     _save(folder, target_fields(target.config), target.params, _target_name)
 
 
-def save_drafter(drafter: Drafter, folder: Path) -> None:
+def save_drafter(drafter: DraftModel, folder: Path) -> None:
     """Write `config.json` and `model.safetensors`, in Apple's layout where it applies.
 
     Where it does not, `config.json` says what is different; see `DrafterConfig.beyond_apple`.

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from redrafter_jax.checkpoints.huggingface import load_drafter, load_target
 from redrafter_jax.config import DraftConfig, SamplingConfig
-from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import make_mesh
@@ -158,7 +158,7 @@ def opening_of(arguments: argparse.Namespace) -> list[Turn]:
     return [{"role": "system", "content": arguments.system}]
 
 
-def load_models(arguments: argparse.Namespace) -> tuple[Target, Drafter | None]:
+def load_models(arguments: argparse.Namespace) -> tuple[Target, DraftModel | None]:
     """What `add_models` was given; no drafter for plain decoding.
 
     Raises:

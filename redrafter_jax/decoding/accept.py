@@ -9,6 +9,27 @@ from redrafter_jax.sampling import filter_logits
 from redrafter_jax.types import Accepted, Sampling, TokenTree
 
 
+def decide(
+    tree: TokenTree,
+    logits: Float[Array, "B N part"],
+    noise: Float[Array, "B P V"],
+    sampling: Sampling,
+) -> tuple[Int[Array, "B N"], Accepted]:
+    """The target's choice at every node, and the chain of nodes that spell its choices.
+
+    One rule for greedy and sampled rows, with a tree and without: prefill decides a prompt's first
+    token by it too.
+
+    Args:
+      tree: the verified tree.
+      logits: the target's scores of the token after each node; on a mesh maybe a part of V.
+      noise: noise of the P positions after the root, from `draw_noise`.
+      sampling: the rows' temperature and filters.
+    """
+    chosen = choose_tokens(logits, tree.depth, noise, sampling)
+    return chosen, accept(tree, chosen, noise.shape[1])
+
+
 def choose_tokens(
     logits: Float[Array, "B N part"],
     depth: Int[Array, "B N"],

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from redrafter_jax.decoding.accept import choose_tokens, is_stop, log_probs_of
+from redrafter_jax.decoding.accept import decide, is_stop, log_probs_of
+from redrafter_jax.drafters.tree import root_tree
 from redrafter_jax.models.cache import init_cache
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import gather_parts
@@ -41,7 +42,8 @@ def empty_memory(target: Target, batch: int, slots: int) -> Memory:
 
 
 @program(
-    static_argnames=("max_path", "chunk", "log_probs", "context_layers"), donate_argnames="memory"
+    static_argnames=("max_path", "sources", "chunk", "log_probs", "context_layers"),
+    donate_argnames="memory",
 )
 def prefill(
     target: Target,
@@ -49,12 +51,14 @@ def prefill(
     memory: Memory | None = None,
     *,
     max_path: int,
+    sources: int = 0,
     chunk: int | None = None,
     log_probs: bool = False,
     context_layers: tuple[int, ...] = (),
 ) -> DecodeState:
     """Run the target over the prompts and choose each row's first token.
 
+    The state's `drafter` is the hidden states at each prompt's last token, for `Drafter.init`.
     What compiles depends on the slots, not on how long the prompts are or how much is remembered.
 
     Args:
@@ -63,6 +67,7 @@ def prefill(
       memory: of the same rows and slots, donated. Where a prompt begins with the same tokens,
         their keys and values are taken from it; None starts from nothing.
       max_path: P of the decode steps to come.
+      sources: O, the number of the drafter's `names`.
       chunk: tokens per pass; None takes what suits the platform.
       log_probs: keep the log-probability of every new token.
       context_layers: of the drafter that will read the state.
@@ -70,6 +75,7 @@ def prefill(
     run = partial(
         _prefill,
         max_path=max_path,
+        sources=sources,
         chunk=chunk,
         log_probs=log_probs,
         context_layers=context_layers,
@@ -83,6 +89,7 @@ def _prefill(
     memory: Memory | None,
     *,
     max_path: int,
+    sources: int,
     chunk: int | None,
     log_probs: bool,
     context_layers: tuple[int, ...],
@@ -94,8 +101,11 @@ def _prefill(
     lengths = requests.lengths
     V = target.config.vocab_size
     noise = draw_noise(requests.sampling, lengths, 1, V)
-    root = choose_tokens(logits, jnp.zeros_like(lengths)[:, None], noise, requests.sampling)
     rows = jnp.arange(B)
+    # The prompt's last token is the root of a one-node tree, whose choice is the first new token.
+    root, _ = decide(
+        root_tree(requests.tokens[rows, lengths - 1]), logits, noise, requests.sampling
+    )
     first_log_probs = None
     if log_probs:
         chosen = log_probs_of(gather_parts(logits, V), root)[:, 0]
@@ -103,7 +113,7 @@ def _prefill(
     return DecodeState(
         tokens=requests.tokens.at[rows, lengths].set(root[:, 0]),
         cache=cache,
-        context=last,
+        drafter=last,
         root=root[:, 0],
         done=is_stop(root, requests.stop_tokens)[:, 0] | (lengths + 1 >= requests.limits),
         limits=requests.limits,
@@ -111,7 +121,7 @@ def _prefill(
         sampling=requests.sampling,
         stats=DecodeStats(
             accept_counts=jnp.zeros((B, max_path), jnp.int32),
-            copied_tokens=jnp.zeros(B, jnp.int32),
+            accepted_by=jnp.zeros((B, sources), jnp.int32),
             steps=jnp.zeros(B, jnp.int32),
         ),
         log_probs=first_log_probs,

@@ -1,165 +1,146 @@
-"""Speculative decoding: draft, tree, verify, accept, commit."""
-
-from collections.abc import Callable
-from functools import partial
+"""One decode step: propose a tree, verify it in one target call, finish with what is accepted."""
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from redrafter_jax.config import DraftConfig
-from redrafter_jax.decoding.accept import accept, choose_tokens
-from redrafter_jax.decoding.finish import advance
-from redrafter_jax.decoding.tree_pass import tree_pass
-from redrafter_jax.drafters.beam import beam_search
-from redrafter_jax.drafters.lookup import prompt_lookup
-from redrafter_jax.drafters.recurrent import Drafter, context_layers_of
-from redrafter_jax.drafters.tree import build_tree, graft, root_tree
-from redrafter_jax.errors import InputError
+from redrafter_jax.decoding.accept import decide, is_stop, log_probs_of
+from redrafter_jax.drafters.base import Drafter
+from redrafter_jax.models.cache import commit
 from redrafter_jax.models.target import Decoder, Target
 from redrafter_jax.parallel.collectives import gather_parts
 from redrafter_jax.parallel.mesh import per_part
 from redrafter_jax.parallel.program import program
 from redrafter_jax.sampling import draw_noise
-from redrafter_jax.types import DecodeState, Sampling, Scorer, TokenTree
+from redrafter_jax.types import DecodeState, DecodeStats, KVCache, StepTrace, TokenTree, Verified
 
 
 def decode_step(
-    target: Target,
-    drafter: Drafter | None,
-    state: DecodeState,
-    draft: DraftConfig | None,
-    scorer: Scorer | None = None,
-) -> DecodeState:
-    """Draft a tree, verify it in one target call, keep what the target chose itself.
-
-    Without a drafter the tree is its root alone: plain decoding, on the same path.
+    target: Target, drafter: Drafter, state: DecodeState
+) -> tuple[DecodeState, StepTrace]:
+    """Propose a tree, verify it, keep what the target chose itself.
 
     Args:
       target: the target model.
-      drafter: the drafter, or None.
-      state: from `prefill` or the step before.
-      draft: how trees are drafted, or None.
-      scorer: from `draft_scorer`, made outside of a loop over steps; None makes it here.
+      drafter: from `bind_drafter`, checked for this target.
+      state: from `start` or the step before.
     """
-    step = partial(_decode_step, draft=draft, scorer=scorer)
+
+    def step(target: Target, drafter: Drafter, state: DecodeState) -> tuple[DecodeState, StepTrace]:
+        decoder = target.merge()
+        noise = step_noise(state, drafter.max_path, target.config.vocab_size)
+        tree = drafter.propose(decoder, state, noise, state.sampling)
+        verified = verify(decoder, tree, state.cache, drafter.context_layers)
+        state, trace = finish(state, tree, verified, noise)
+        observed = drafter.observe(state.drafter, verified, trace)
+        return state._replace(drafter=observed), trace
+
     return per_part(step, target.mesh, target, drafter, state)
 
 
-def _decode_step(
-    target: Target,
-    drafter: Drafter | None,
-    state: DecodeState,
-    draft: DraftConfig | None,
-    scorer: Scorer | None,
-) -> DecodeState:
-    decoder = target.merge()
-    max_path = draft.max_path if draft else 1
-    first_position = state.cache.lengths + 1
-    noise = draw_noise(state.sampling, first_position, max_path, target.config.vocab_size)
-
-    if drafter is None or draft is None:
-        tree = root_tree(state.root)
-    else:
-        tree = draft_tree(decoder, drafter, state, noise, state.sampling, draft, scorer)
-    layers = context_layers_of(drafter)
-    verified = tree_pass(decoder, tree, state.cache, state.done, draft, layers)
-    chosen = choose_tokens(verified.logits, tree.depth, noise, state.sampling)
-    accepted = accept(tree, chosen, max_path)
-    if state.log_probs is not None:
-        whole = gather_parts(verified.logits, target.config.vocab_size)
-        verified = verified._replace(logits=whole)
-    return advance(state, verified, chosen, accepted, draft.lookup_tokens if draft else 0)
+def step_noise(state: DecodeState, max_path: int, vocab_size: int) -> Float[Array, "B P V"]:
+    """The noise of the P positions after the root."""
+    return draw_noise(state.sampling, state.cache.lengths + 1, max_path, vocab_size)
 
 
-def draft_scorer(decoder: Decoder, drafter: Drafter | None) -> Scorer | None:
-    """The target's vocabulary projection for a drafter that has none; None for all others.
+def verify(
+    decoder: Decoder, tree: TokenTree, cache: KVCache, context_layers: tuple[int, ...] = ()
+) -> Verified:
+    """One target pass over the tree; the cache is read, not written.
 
-    The weights of a smaller vocabulary are gathered here, so that no step does it again.
+    Args:
+      decoder: the target.
+      tree: from `Drafter.propose`.
+      cache: keys and values of the tokens above the root.
+      context_layers: those that the drafter reads.
     """
-    if drafter is None or drafter.config.head != "target":
-        return None
-    return decoder.scorer(drafter.merge().draft_token_ids)
+    return decoder.tree_forward(tree, cache, context_layers)
 
 
-def draft_tree(
-    decoder: Decoder,
-    drafter: Drafter,
-    state: DecodeState,
-    noise: Float[Array, "B P V"],
-    sampling: Sampling,
-    draft: DraftConfig,
-    scorer: Scorer | None = None,
-) -> TokenTree:
-    """The tree below each row's root, as beams find it that see this noise and this sampling.
+def finish(
+    state: DecodeState, tree: TokenTree, verified: Verified, noise: Float[Array, "B P V"]
+) -> tuple[DecodeState, StepTrace]:
+    """Accept and commit a path; a row ends at its stop token or its limit.
 
-    With `lookup_tokens` also what followed when the text last read as it does now.
+    Args:
+      state: before the step.
+      tree: the verified tree.
+      verified: the target's answers over it.
+      noise: of the positions after the root, from `step_noise`.
 
-    Raises:
-      InputError: the state was made without the drafter's context layers.
+    Returns:
+      The state after the step, but for the drafter's own, and what was decided.
     """
-    if state.context.shape[1] != drafter.config.context_size:
-        raise InputError(
-            f"The state's context is {state.context.shape[1]} wide and the drafter's is "
-            f"{drafter.config.context_size}; prefill with context_layers="
-            f"{drafter.config.context_layers}."
-        )
-    beams = beam_search(
-        drafter.merge(),
-        decoder.embed_tokens[...],
-        state.context,
-        state.root,
-        noise,
-        sampling,
-        draft,
-        scorer or draft_scorer(decoder, drafter),
+    chosen, accepted = decide(tree, verified.logits, noise, state.sampling)
+    gained = jnp.take_along_axis(chosen, accepted.path, axis=1)
+    P = gained.shape[1]
+    order = jnp.arange(P)
+    stops = is_stop(gained, state.stop_tokens) & (order < accepted.count[:, None])
+    until_stop = jnp.min(jnp.where(stops, order + 1, P), axis=1)
+    room = state.limits - (state.cache.lengths + 1)
+    count = jnp.minimum(jnp.minimum(accepted.count, until_stop), room)
+    count = jnp.where(state.done, 0, count)
+    kept = order < count[:, None]
+
+    # What the target chose has read every layer's cache: only then may it be written. XLA for CPUs
+    # would write the baseline's one token at once and copy the whole cache for its readers.
+    keys, values, chosen = jax.lax.optimization_barrier((verified.keys, verified.values, chosen))
+    cache = commit(state.cache, keys, values, accepted.path, count)
+    newest = jnp.maximum(count - 1, 0)[:, None]
+    root = jnp.take_along_axis(gained, newest, axis=1)[:, 0]
+    active = ~state.done
+    origin = jnp.take_along_axis(tree.origin, accepted.path, axis=1)
+    sources = jnp.arange(state.stats.accepted_by.shape[1])
+    by = (origin[..., None] == sources) & kept[..., None]
+    log_probs = state.log_probs
+    if log_probs is not None:
+        whole = gather_parts(verified.logits, noise.shape[-1])
+        ours = jnp.take_along_axis(log_probs_of(whole, chosen), accepted.path, axis=1)
+        log_probs = _write(log_probs, ours, state.cache.lengths + 1)
+    after = state._replace(
+        tokens=_write(state.tokens, gained, state.cache.lengths + 1),
+        cache=cache,
+        root=jnp.where(active, root, state.root),
+        done=state.done | (stops & kept).any(axis=1) | (cache.lengths + 1 >= state.limits),
+        stats=DecodeStats(
+            accept_counts=state.stats.accept_counts + (order == count[:, None] - 1),
+            accepted_by=state.stats.accepted_by + by.sum(axis=1),
+            steps=state.stats.steps + active,
+        ),
+        log_probs=log_probs,
     )
-    tree = build_tree(state.root, beams, draft)
-    if not draft.lookup_tokens:
-        return tree
-    # As many as the beams may have of them already, and those that are new.
-    reach = draft.max_path - 1
-    copied, found = prompt_lookup(state.tokens, state.cache.lengths, reach)
-    return graft(tree, copied, found, draft.lookup_tokens)
+    return after, StepTrace(tree, chosen, accepted, count)
 
 
-@program(static_argnames="draft", donate_argnames="state")
+def _write(
+    rows: Shaped[Array, "B S"], fresh: Shaped[Array, "B M"], start: Int[Array, " B"]
+) -> Shaped[Array, "B S"]:
+    return jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))(
+        rows, fresh, start
+    )
+
+
+@program(donate_argnames="state")
 def decode(
-    target: Target,
-    drafter: Drafter | None,
-    state: DecodeState,
-    max_steps: Int[Array, ""] | int,
-    *,
-    draft: DraftConfig | None,
+    target: Target, drafter: Drafter, state: DecodeState, max_steps: Int[Array, ""] | int
 ) -> DecodeState:
     """Decode steps until every row is done, `max_steps` at most; the state is donated."""
 
     def run(
-        target: Target,
-        drafter: Drafter | None,
-        state: DecodeState,
-        max_steps: Int[Array, ""] | int,
+        target: Target, drafter: Drafter, state: DecodeState, max_steps: Int[Array, ""] | int
     ) -> DecodeState:
-        scorer = draft_scorer(target.merge(), drafter)
-        return until_done(
-            lambda state: decode_step(target, drafter, state, draft, scorer), state, max_steps
-        )
+        prepared = drafter.prepare(target.merge())
+
+        def unfinished(carry: tuple[Array, DecodeState]) -> Bool[Array, ""]:
+            count, state = carry
+            return (count < max_steps) & ~state.done.all()
+
+        def body(carry: tuple[Array, DecodeState]) -> tuple[Array, DecodeState]:
+            count, state = carry
+            after, _ = decode_step(target, prepared, state)
+            return count + 1, after
+
+        _, state = jax.lax.while_loop(unfinished, body, (jnp.int32(0), state))
+        return state
 
     return per_part(run, target.mesh, target, drafter, state, max_steps)
-
-
-def until_done(
-    step: Callable[[DecodeState], DecodeState], state: DecodeState, max_steps: Int[Array, ""] | int
-) -> DecodeState:
-    """The state after as many steps as it takes until every row is done, `max_steps` at most."""
-
-    def unfinished(carry: tuple[Array, DecodeState]) -> Bool[Array, ""]:
-        count, state = carry
-        return (count < max_steps) & ~state.done.all()
-
-    def body(carry: tuple[Array, DecodeState]) -> tuple[Array, DecodeState]:
-        count, state = carry
-        return count + 1, step(state)
-
-    _, state = jax.lax.while_loop(unfinished, body, (jnp.int32(0), state))
-    return state

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from redrafter_jax.config import DraftConfig
-from redrafter_jax.drafters.recurrent import RecurrentHead
+from redrafter_jax.drafters.recurrent_head import RecurrentHead
 from redrafter_jax.parallel.collectives import gather_parts, look_up, own_part, part_start
 from redrafter_jax.sampling import filter_logits
 from redrafter_jax.types import Beams, Sampling, Scorer

@@ -1,14 +1,64 @@
-"""Drafts that need no head: what followed the last time the text read as it does now.
+"""Prompt lookup: draft what followed when the text last read as it does now. It needs no head.
 
 Prompt lookup decoding (https://github.com/apoorvumang/prompt-lookup-decoding): edits, summaries and
 code repeat themselves or their prompt, which a small head can hardly tell from a hidden state.
 """
 
+from dataclasses import dataclass, field
+
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
+
+from redrafter_jax.drafters.base import Drafter
+from redrafter_jax.drafters.tree import chain_tree
+from redrafter_jax.errors import InputError
+from redrafter_jax.models.target import Decoder
+from redrafter_jax.types import DecodeState, Sampling, TokenTree
 
 # Longer matches are sought first, up to so many tokens.
 LONGEST_MATCH = 4
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PromptLookup(Drafter):
+    """A chain of tokens that the text itself goes on with where it repeats itself.
+
+    Attributes:
+      tokens: C, tokens drafted in one step; a tree has C + 1 nodes.
+    """
+
+    tokens: int = field(default=8, metadata={"static": True})
+
+    def __post_init__(self) -> None:
+        if isinstance(self.tokens, bool) or not isinstance(self.tokens, int) or self.tokens < 1:
+            raise InputError(
+                f"PromptLookup.tokens is {self.tokens!r}; it must be a whole number, 1 or more."
+            )
+
+    @property
+    def max_path(self) -> int:
+        return self.tokens + 1
+
+    @property
+    def num_nodes(self) -> int:
+        return self.tokens + 1
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("lookup",)
+
+    def propose(
+        self,
+        decoder: Decoder,
+        state: DecodeState,
+        noise: Float[Array, "B P V"],
+        sampling: Sampling,
+    ) -> TokenTree:
+        del decoder, noise, sampling
+        drafted, found = prompt_lookup(state.tokens, state.cache.lengths, self.tokens)
+        return chain_tree(state.root, drafted, found)
 
 
 def prompt_lookup(
@@ -16,9 +66,9 @@ def prompt_lookup(
 ) -> tuple[Int[Array, "B C"], Bool[Array, " B"]]:
     """C tokens that the text goes on with if it repeats itself.
 
-    They are what follows the earlier place up to which the text reads as it does at its end: for
-    the most tokens, `LONGEST_MATCH` at most, and the latest of several such places. Where the copy
-    reaches the text's end it begins again, so that short patterns go on.
+    They follow the earlier place whose suffix matches the end of the text: the longest match, of
+    `LONGEST_MATCH` tokens at most, and the latest of several. Where the draft reaches the end of
+    the text it starts again at the match, so that short patterns go on.
 
     Args:
       tokens: decided tokens, garbage past the last one.
@@ -26,7 +76,7 @@ def prompt_lookup(
       count: C.
 
     Returns:
-      The tokens, and whether there is such a place; without one they mean nothing.
+      The tokens, and whether there is a match; without one the tokens mean nothing.
     """
     B, S = tokens.shape
     place = jnp.arange(S)
@@ -40,5 +90,5 @@ def prompt_lookup(
     most = matched.max(axis=1)
     latest = jnp.max(jnp.where(matched == most[:, None], place, 0), axis=1)
     period = jnp.maximum(last - latest, 1)[:, None]
-    copied = latest[:, None] + 1 + jnp.arange(count) % period
-    return jnp.take_along_axis(tokens, copied, axis=1), most > 0
+    following = latest[:, None] + 1 + jnp.arange(count) % period
+    return jnp.take_along_axis(tokens, following, axis=1), most > 0

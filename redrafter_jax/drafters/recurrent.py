@@ -1,148 +1,151 @@
-"""The drafter: Apple's recurrent head (arXiv 2403.09919, section 3) and its variants.
+"""The recurrent drafter (arXiv 2403.09919): a beam search whose trace is the tree."""
 
-Parameters only. It drafts from the target's hidden states and from the embeddings of the tokens
-drafted so far, and knows nothing else of the target, except that some leave the last step, from
-features to scores, to the target's vocabulary projection.
-"""
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from redrafter_jax.config import DrafterConfig
+from redrafter_jax.config import DraftConfig, DrafterConfig, TargetConfig
+from redrafter_jax.drafters.base import Drafter
+from redrafter_jax.drafters.beam import beam_search
+from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.tree import build_tree
 from redrafter_jax.errors import InputError
-from redrafter_jax.parallel.collectives import gather_parts
+from redrafter_jax.models.target import Decoder
 from redrafter_jax.parallel.model import Model
-from redrafter_jax.types import Scorer
-
-_WEIGHT_INIT = nnx.initializers.lecun_normal()
+from redrafter_jax.types import DecodeState, Sampling, Scorer, StepTrace, TokenTree, Verified
 
 
-class Dense(nnx.Module):
-    """An affine map, its kernel stored [in, out]."""
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class RecurrentDrafter(Drafter):
+    """A recurrent head and the trees that it drafts; its state is the context, `[B Z]`.
 
-    def __init__(self, width_in: int, width_out: int, *, bias: bool, rngs: nnx.Rngs) -> None:
-        self.width_out = width_out
-        self.kernel = nnx.Param(_WEIGHT_INIT(rngs.params(), (width_in, width_out)))
-        if bias:
-            self.bias = nnx.Param(jnp.zeros(width_out))
-
-    def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
-        y = x @ self.kernel[...]
-        y = y + self.bias[...] if hasattr(self, "bias") else y
-        return gather_parts(y, self.width_out)
-
-
-class RecurrentHead(nnx.Module):
-    """`[context ; state]` -> projection -> residual blocks -> head -> the tokens to draft from.
-
-    One set of weights serves every round; the state is zero before the root is fed.
+    Attributes:
+      model: the head.
+      draft: beam width, draft rounds, node budget; `lookup_tokens` belong to `Combined`.
+      scorer: the target's vocabulary projection, from `prepare`, for a head that has none.
     """
 
-    def __init__(self, config: DrafterConfig, *, rngs: nnx.Rngs) -> None:
-        D, E = config.hidden_size, config.exit_dim
-        self.config = config
-        if config.cell == "simple":
-            self.rnn_w = Dense(D, D, bias=False, rngs=rngs)
-            self.rnn_u = Dense(D, D, bias=True, rngs=rngs)
-        elif config.cell == "gru":
-            # Reset gate, update gate and candidate side by side, as PyTorch's GRU has them.
-            self.gru_w = Dense(D, 3 * D, bias=True, rngs=rngs)
-            self.gru_u = Dense(D, 3 * D, bias=True, rngs=rngs)
-        if config.context_layers:
-            self.context_proj = Dense(config.context_size, D, bias=False, rngs=rngs)
-            # It begins with Apple's context: the last hidden state alone.
-            self.context_proj.kernel[...] = jnp.eye(config.context_size, D, D - config.context_size)
-        if config.has_input_projection:
-            self.input_proj = Dense(2 * D, E, bias=True, rngs=rngs)
-        self.blocks = nnx.List(
-            [Dense(E, E, bias=True, rngs=rngs) for _ in range(config.num_draft_layers)]
-        )
-        rank = config.head_rank or E
-        if config.head != "own":
-            self.head_proj = Dense(E, D if config.head == "target" else rank, bias=False, rngs=rngs)
-        if config.head != "target":
-            self.lm_head = Dense(rank, config.draft_vocab_size, bias=False, rngs=rngs)
-
-    def read_context(self, context: Float[Array, "... Z"]) -> Float[Array, "... D"]:
-        """What conditions every round, from the target's hidden states; once per decode step."""
-        return self.context_proj(context) if self.config.context_layers else context
-
-    def step(
-        self, state: Float[Array, "... D"], embedding: Float[Array, "... D"]
-    ) -> Float[Array, "... D"]:
-        """The state after a token.
-
-        `SiLU(W e + U s + b)`, the running sum `s + e`, or the gated recurrent unit of
-        arXiv 1406.1078, its reset gate where PyTorch's GRU has it (arXiv 1412.3555): after U.
-        """
-        match self.config.cell:
-            case "sum":
-                return state + embedding
-            case "simple":
-                return jax.nn.silu(self.rnn_w(embedding) + self.rnn_u(state))
-        reset_e, update_e, candidate_e = jnp.split(self.gru_w(embedding), 3, axis=-1)
-        reset_s, update_s, candidate_s = jnp.split(self.gru_u(state), 3, axis=-1)
-        reset = jax.nn.sigmoid(reset_e + reset_s)
-        update = jax.nn.sigmoid(update_e + update_s)
-        candidate = jnp.tanh(candidate_e + reset * candidate_s)
-        return (1 - update) * candidate + update * state
-
-    def features(
-        self, context: Float[Array, "... D"], state: Float[Array, "... D"]
-    ) -> Float[Array, "... E"]:
-        """What the head reads; `context`, of `read_context`, broadcasts against `state`."""
-        context = jnp.broadcast_to(context, state.shape)
-        x = jnp.concatenate([context, state], axis=-1)
-        if self.config.has_input_projection:
-            x = self.input_proj(x)
-        for block in self.blocks:
-            x = x + jax.nn.silu(block(x))
-        return x
-
-    def logits(
-        self,
-        context: Float[Array, "... D"],
-        state: Float[Array, "... D"],
-        scorer: Scorer | None = None,
-    ) -> Float[Array, "... U"]:
-        """Scores of the token after the one that `state` was last fed, float32.
-
-        One for each of the tokens that can be drafted, in their order; see `draft_token_ids`. On a
-        mesh, those of this device's part of them. With `head="target"` the scorer makes them, of
-        these tokens.
-
-        Raises:
-          InputError: there is no scorer, but the head is the target's.
-        """
-        features = self.features(context, state)
-        if self.config.head != "own":
-            features = self.head_proj(features)
-        if self.config.head == "target":
-            if scorer is None:
-                raise InputError(
-                    "The drafter has head='target' and no vocabulary projection of its own; pass "
-                    "scorer=, the target's."
-                )
-            return scorer(features)
-        return jnp.matmul(features, self.lm_head.kernel[...], preferred_element_type=jnp.float32)
+    model: DraftModel
+    draft: DraftConfig = field(metadata={"static": True})
+    scorer: Scorer | None = field(default=None, metadata={"static": True})
 
     @property
-    def draft_token_ids(self) -> Int[Array, " U"] | None:
-        """The token of every score; None where the scores are those of all V tokens."""
-        tokens = self.config.draft_tokens
-        return None if tokens is None else jnp.asarray(tokens, jnp.int32)
+    def max_path(self) -> int:
+        return self.draft.draft_rounds + 1
+
+    @property
+    def num_nodes(self) -> int:
+        return self.draft.beam_nodes
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("recurrent",)
+
+    @property
+    def context_layers(self) -> tuple[int, ...]:
+        return self.model.config.context_layers
+
+    @property
+    def models(self) -> tuple[Model[Any, Any], ...]:
+        return (self.model,)
+
+    def check(self, target: TargetConfig) -> None:
+        """Refuse a target that the head was not trained for; see `check_pair`."""
+        check_pair(target, self.model.config, self.draft)
+
+    def prepare(self, decoder: Decoder) -> "RecurrentDrafter":
+        """With the target's projection gathered for the head's tokens, if the head has none."""
+        if self.model.config.head != "target":
+            return self
+        return replace(self, scorer=decoder.scorer(self.model.merge().draft_token_ids))
+
+    def init(self, hidden: Float[Array, "B Z"]) -> Float[Array, "B context"]:
+        return self._own(hidden)
+
+    def propose(
+        self,
+        decoder: Decoder,
+        state: DecodeState,
+        noise: Float[Array, "B P V"],
+        sampling: Sampling,
+    ) -> TokenTree:
+        beams = beam_search(
+            self.model.merge(),
+            decoder.embed_tokens[...],
+            state.drafter,
+            state.root,
+            noise,
+            sampling,
+            self.draft,
+            self.scorer or self.prepare(decoder).scorer,
+        )
+        return build_tree(state.root, beams, self.draft)
+
+    def observe(
+        self, drafter_state: Float[Array, "B context"], verified: Verified, trace: StepTrace
+    ) -> Float[Array, "B context"]:
+        """The hidden state at the last accepted node, which chose the new root."""
+        newest = jnp.maximum(trace.gained - 1, 0)[:, None]
+        node = jnp.take_along_axis(trace.accepted.path, newest, axis=1)
+        context = jnp.take_along_axis(verified.hidden, node[..., None], axis=1)[:, 0]
+        return jnp.where(trace.gained[:, None] > 0, self._own(context), drafter_state)
+
+    def _own(self, hidden: Float[Array, "B Z"]) -> Float[Array, "B context"]:
+        size = self.model.config.context_size
+        if hidden.shape[-1] < size:
+            raise InputError(
+                f"The hidden states are {hidden.shape[-1]} wide and the drafter reads {size}; "
+                f"prefill with context_layers={self.context_layers}."
+            )
+        # Another drafter's layers, which this one does not read, may come before.
+        return hidden[..., -size:]
 
 
-Drafter = Model[DrafterConfig, RecurrentHead]
+def check_pair(target: TargetConfig, drafter: DrafterConfig, draft: DraftConfig) -> None:
+    """Refuse a head that was trained for another target, and trees that cannot be drafted.
+
+    Raises:
+      InputError: width, vocabulary or layers differ, a beam takes more tokens than the head has, or
+        a tree reaches further than the target has positions.
+    """
+    for name in ("hidden_size", "vocab_size"):
+        ours, theirs = getattr(drafter, name), getattr(target, name)
+        if ours != theirs:
+            raise InputError(
+                f"The drafter's {name} is {ours} and the target's is {theirs}; use a drafter "
+                "trained for this target."
+            )
+    check_context_layers(target, drafter.context_layers, "The drafter's context_layers")
+    if draft.max_path > target.position_limit:
+        lookup = f" and lookup_tokens {draft.lookup_tokens}" if draft.lookup_tokens else ""
+        raise InputError(
+            f"DraftConfig.draft_rounds is {draft.draft_rounds}{lookup}, but the target has "
+            f"{target.position_limit} positions; draft fewer."
+        )
+    for name in ("beam_width", "candidates"):
+        asked = getattr(draft, name) or 0
+        if asked > drafter.draft_vocab_size:
+            raise InputError(
+                f"DraftConfig.{name} is {asked}, more than the {drafter.draft_vocab_size} tokens "
+                "that the drafter can draft."
+            )
 
 
-def context_layers_of(drafter: Drafter | None) -> tuple[int, ...]:
-    """The target's layers that `prefill` must keep for this drafter; none without one."""
-    return () if drafter is None else drafter.config.context_layers
+def check_context_layers(target: TargetConfig, layers: Sequence[int], name: str) -> None:
+    """Refuse layers that the target does not have beside its last; the sentence calls them `name`.
 
-
-def init_drafter(config: DrafterConfig, seed: int) -> Drafter:
-    """A drafter with random float32 parameters, where training starts."""
-    return Model.split(config, RecurrentHead(config, rngs=nnx.Rngs(seed)))
+    Raises:
+      InputError: there is one.
+    """
+    last = target.num_hidden_layers - 1
+    for layer in layers:
+        if layer >= last:
+            raise InputError(
+                f"{name} holds {layer}; the target has {last + 1} layers, counted from 0, of which "
+                f"the last, {last}, is always read: name lower ones."
+            )

@@ -1,8 +1,8 @@
-"""From a beam search's trace to a token tree: parents, node budget, ancestors, copied tokens."""
+"""Token trees: of a beam search's trace, of a chain, of the root alone."""
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int
 
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.types import Beams, TokenTree
@@ -15,7 +15,7 @@ def build_tree(root: Int[Array, " B"], beams: Beams, draft: DraftConfig) -> Toke
     search for shared prefixes: pair w of round r is node `1 + r * W + w`. Its N best nodes in
     their old order keep parents before children and hold every node's ancestors, for a child never
     scores above its parent and ties go to the lower index. With `final_beams_only` the nodes that
-    are left come first, so that the dead slots are the last ones.
+    are left come first, so that padding nodes are the last ones.
     """
     nodes = _trace_nodes(root, beams)
     if draft.final_beams_only:
@@ -26,7 +26,7 @@ def build_tree(root: Int[Array, " B"], beams: Beams, draft: DraftConfig) -> Toke
     live = log_probs > -jnp.inf
     parents = jnp.where(live, parents, 0)
     mask = ancestor_mask(parents, draft.draft_rounds)
-    # A dead slot must be nobody's match, ancestor or child.
+    # A padding node must be nobody's match, ancestor or child.
     alone = jnp.eye(draft.beam_nodes, dtype=bool)
     return TokenTree(
         tokens=jnp.where(live, tokens, -1),
@@ -34,56 +34,31 @@ def build_tree(root: Int[Array, " B"], beams: Beams, draft: DraftConfig) -> Toke
         depth=jnp.where(live, depth, 0),
         mask=jnp.where(live[:, :, None], mask, alone),
         log_probs=log_probs,
+        origin=_origin(tokens, live),
     )
 
 
-def graft(
-    tree: TokenTree, copied: Int[Array, "B M"], found: Bool[Array, " B"], count: int
+def chain_tree(
+    root: Int[Array, " B"], drafted: Int[Array, "B C"], found: Bool[Array, " B"]
 ) -> TokenTree:
-    """The tree with C more nodes, which spell how a copy goes on that the tree has the start of.
-
-    As far as the tree has the copy's tokens from the root down, its own nodes stand for them, so
-    that siblings stay distinct; the C tokens after these hang below the last of them.
-
-    Args:
-      tree: with distinct siblings.
-      copied: tokens from the root's child down, C more of them than the tree is deep.
-      found: whether the row has a copy; the C slots of one without are dead.
-      count: C.
-    """
-    B, N = tree.tokens.shape
-    own = jnp.take_along_axis(copied, jnp.maximum(tree.depth - 1, 0), axis=1)
-    same = (tree.tokens == own).at[:, 0].set(True)
-    shared = ~(tree.mask & ~same[:, None, :]).any(axis=-1)
-    reached = jnp.where(shared, tree.depth, -1)
-    tip = jnp.argmax(reached, axis=1).astype(jnp.int32)[:, None]
-    start = jnp.max(reached, axis=1, keepdims=True)
-
-    order = jnp.arange(count, dtype=jnp.int32)
-    parents = jnp.where(order == 0, tip, N + order - 1)
-    above = jnp.take_along_axis(tree.mask, tip[..., None], axis=1)
-    above = jnp.broadcast_to(above, (B, count, N))
-    below = jnp.broadcast_to(jnp.tri(count, dtype=bool), (B, count, count))
-    live = found[:, None]
-    alone = jnp.eye(N + count, dtype=bool)[N:]
-    seen = jnp.where(live[..., None], jnp.concatenate([above, below], axis=2), alone)
-    scores = jnp.repeat(jnp.take_along_axis(tree.log_probs, tip, axis=1), count, axis=1)
-    tokens = jnp.take_along_axis(copied, start + order, axis=1)
+    """The chain of C drafted tokens below the root; padding nodes where none were found."""
+    B, C = drafted.shape
+    order = jnp.arange(C + 1, dtype=jnp.int32)
+    live = found[:, None] | (order == 0)
+    tokens = jnp.concatenate([root[:, None], drafted], axis=1)
+    above = jnp.tri(C + 1, dtype=bool)
     return TokenTree(
-        tokens=_beside(tree.tokens, jnp.where(live, tokens, -1)),
-        parents=_beside(tree.parents, jnp.where(live, parents, 0)),
-        depth=_beside(tree.depth, jnp.where(live, start + order + 1, 0)),
-        mask=jnp.concatenate([jnp.pad(tree.mask, ((0, 0), (0, 0), (0, count))), seen], axis=1),
-        log_probs=_beside(tree.log_probs, jnp.where(live, scores, -jnp.inf)),
+        tokens=jnp.where(live, tokens, -1),
+        parents=jnp.where(live, jnp.maximum(order - 1, 0), 0),
+        depth=jnp.where(live, order, 0),
+        mask=jnp.where(live[:, :, None], above, jnp.eye(C + 1, dtype=bool)),
+        log_probs=jnp.where(live, 0.0, -jnp.inf),
+        origin=_origin(tokens, live),
     )
-
-
-def _beside(nodes: Shaped[Array, "B N"], more: Shaped[Array, "B C"]) -> Shaped[Array, "B M"]:
-    return jnp.concatenate([nodes, more], axis=1)
 
 
 def root_tree(root: Int[Array, " B"]) -> TokenTree:
-    """The one-node tree: plain autoregressive decoding."""
+    """The one-node tree of autoregressive decoding."""
     zeros = jnp.zeros((len(root), 1), jnp.int32)
     return TokenTree(
         tokens=root[:, None],
@@ -91,7 +66,13 @@ def root_tree(root: Int[Array, " B"]) -> TokenTree:
         depth=zeros,
         mask=jnp.ones((len(root), 1, 1), bool),
         log_probs=jnp.zeros((len(root), 1), jnp.float32),
+        origin=zeros - 1,
     )
+
+
+def _origin(tokens: Int[Array, "B N"], live: Bool[Array, "B N"]) -> Int[Array, "B N"]:
+    """Of a tree with one source: 0 but at the root and at padding nodes."""
+    return jnp.where(live, 0, -1).at[:, 0].set(-1).astype(tokens.dtype)
 
 
 def ancestor_mask(parents: Int[Array, "B N"], max_depth: int) -> Bool[Array, "B N N"]:

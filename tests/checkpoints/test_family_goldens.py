@@ -10,10 +10,11 @@ import numpy as np
 import oracles
 import pytest
 from places import GOLDENS
+from trees import tree_of
 
 from redrafter_jax import DraftConfig, DrafterConfig, generate, load_target
 from redrafter_jax.decoding.accept import accept
-from redrafter_jax.drafters.recurrent import Drafter, init_drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel, init_drafter
 from redrafter_jax.models.cache import append, commit, init_cache
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model
@@ -71,25 +72,14 @@ def step(target: Target, tree: TokenTree, cache: KVCache) -> tuple[jax.Array, KV
 
 
 def tree_below(root: int, chain: list[int]) -> TokenTree:
-    """These tokens one below the other, each with a wrong sibling; the rest is dead."""
-    alive = np.zeros(len(PARENTS), bool)
+    """These tokens one below the other, each with a wrong sibling; the rest is padding."""
     tokens = np.full(len(PARENTS), -1)
-    alive[0], tokens[0] = True, root
+    tokens[0] = root
     for node, token in zip(CHAIN, chain, strict=False):
         for sibling, wrong in ((node, 0), (node + 1, 1)):
             if sibling < len(PARENTS):
-                alive[sibling], tokens[sibling] = True, (token + wrong) % 24
-    parents = np.where(alive, PARENTS, 0)
-    itself = np.eye(len(PARENTS), dtype=bool)
-    mask = np.where(alive[:, None], oracles.ancestor_mask(PARENTS), itself)
-    depth = np.where(alive, oracles.depth_of(PARENTS), 0)
-    return TokenTree(
-        tokens=jnp.asarray(tokens[None], jnp.int32),
-        parents=jnp.asarray(parents[None], jnp.int32),
-        depth=jnp.asarray(depth[None], jnp.int32),
-        mask=jnp.asarray(mask[None]),
-        log_probs=jnp.zeros((1, len(PARENTS))),
-    )
+                tokens[sibling] = (token + wrong) % 24
+    return tree_of(tokens[None], [PARENTS])
 
 
 def test_float32_logits_are_hugging_faces(target: Target, answers: dict[str, np.ndarray]) -> None:
@@ -132,7 +122,7 @@ def test_bfloat16_logits_are_near_hugging_faces(
     assert difference.mean() < 0.05 * np.abs(answers["logits"]).mean()
 
 
-def drafter_that_read(text: np.ndarray, target: Target) -> Drafter:
+def drafter_that_read(text: np.ndarray, target: Target) -> DraftModel:
     """It knows which tokens follow each token in the text, and nothing of what came before."""
     V, D = target.config.vocab_size, target.config.hidden_size
     follows = np.zeros((V, V))

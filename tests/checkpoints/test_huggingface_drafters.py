@@ -15,7 +15,7 @@ from tiny_folders import change_json, stored_tensors
 from tiny_models import assert_same, cast, random_drafter
 
 from redrafter_jax import DrafterConfig, InputError, load_drafter, save_drafter
-from redrafter_jax.drafters.recurrent import init_drafter
+from redrafter_jax.drafters.recurrent_head import init_drafter
 
 D, V = 8, 13
 RNN_SHAPES = {"rnn_u.weight": [D, D], "rnn_u.bias": [D], "rnn_w.weight": [D, D]}

@@ -18,7 +18,7 @@ from places import ROOT
 from tiny_folders import PairFolders, add_template, decode, encode, write_pair
 
 from redrafter_jax import SamplingConfig, generate_autoregressive
-from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -37,7 +37,7 @@ def roomy_target(habitual_target: Target) -> Target:
 
 @pytest.fixture(scope="module")
 def folders(
-    tmp_path_factory: pytest.TempPathFactory, roomy_target: Target, good_drafter: Drafter
+    tmp_path_factory: pytest.TempPathFactory, roomy_target: Target, good_drafter: DraftModel
 ) -> PairFolders:
     folder = tmp_path_factory.mktemp("models")
     pair = write_pair(folder, roomy_target, good_drafter)

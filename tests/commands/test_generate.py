@@ -19,7 +19,7 @@ from tiny_folders import (
 
 from redrafter_jax import DraftConfig, SamplingConfig, generate, generate_autoregressive
 from redrafter_jax.commands import generate as command
-from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -33,7 +33,7 @@ NEW_TOKENS = 40
 
 @pytest.fixture(scope="module")
 def folders(
-    tmp_path_factory: pytest.TempPathFactory, habitual_target: Target, good_drafter: Drafter
+    tmp_path_factory: pytest.TempPathFactory, habitual_target: Target, good_drafter: DraftModel
 ) -> PairFolders:
     return write_pair(tmp_path_factory.mktemp("models"), habitual_target, good_drafter)
 
@@ -61,7 +61,7 @@ def test_a_process_prints_plain_decodings_text_then_the_counts(
 
 
 def test_copied_tokens_are_counted(
-    run_redrafter: Any, folders: PairFolders, habitual_target: Target, good_drafter: Drafter
+    run_redrafter: Any, folders: PairFolders, habitual_target: Target, good_drafter: DraftModel
 ) -> None:
     draft = DraftConfig(beam_width=1, draft_rounds=1, lookup_tokens=4)
     result = generate(

@@ -6,27 +6,13 @@ import numpy as np
 import oracles
 from hypothesis import given
 from hypothesis import strategies as st
+from trees import tree_of
 
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.decoding.accept import accept, choose_tokens
 from redrafter_jax.types import Accepted, TokenTree
 
 jitted_accept = partial(jax.jit, static_argnames="max_path")(accept)
-
-
-def tree_of(tokens: list[list[int]], parents: list[list[int]]) -> TokenTree:
-    """A tree per row; nodes with token -1 are dead slots."""
-    dead = np.asarray(tokens) < 0
-    N = dead.shape[1]
-    depth = np.asarray([oracles.depth_of(row) for row in parents])
-    mask = np.stack([oracles.ancestor_mask(row) for row in parents])
-    return TokenTree(
-        tokens=jnp.asarray(tokens, jnp.int32),
-        parents=jnp.asarray(np.where(dead, 0, parents), jnp.int32),
-        depth=jnp.asarray(np.where(dead, 0, depth), jnp.int32),
-        mask=jnp.asarray(np.where(dead[:, :, None], np.eye(N, dtype=bool), mask)),
-        log_probs=jnp.asarray(np.where(dead, -np.inf, 0.0), jnp.float32),
-    )
 
 
 def run(tree: TokenTree, chosen: object, max_path: int) -> Accepted:
@@ -150,10 +136,10 @@ def test_acceptance_is_a_walk_down_the_tree(seed: int) -> None:
         assert accepted.count[row] == len(path)
         assert accepted.last[row] == path[-1]
         assert accepted.bonus[row] == chosen[row, path[-1]]
-        assert all(tokens[row][node] >= 0 for node in path), "a dead slot was accepted"
+        assert all(tokens[row][node] >= 0 for node in path), "a padding node was accepted"
 
 
-def test_a_dead_slot_is_not_accepted_whatever_the_target_says() -> None:
+def test_a_padding_node_is_not_accepted_whatever_the_target_says() -> None:
     tree = tree_of([[0, -1, -1]], [[0, 0, 0]])
     for token in range(3):
         accepted = run(tree, [[token] * 3], max_path=3)

@@ -22,7 +22,7 @@ from pallas_kernels.tree_attention import tree_attention
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.decoding.step import decode
 from redrafter_jax.drafters.beam import beam_search
-from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target
 from redrafter_jax.settings.files import load_settings
 from redrafter_jax.types import Beams, DecodeState, Sampling
@@ -62,7 +62,7 @@ class Step(NamedTuple):
     """A decode loop, and what it was compiled for."""
 
     target: Target
-    drafter: Drafter | None
+    drafter: DraftModel | None
     state: DecodeState
     compiled: Compilation
 
@@ -155,7 +155,7 @@ def test_no_vocabulary_is_sorted(beam_width: int, batch_size: int) -> None:
     draft = DraftConfig(beam_width=beam_width, draft_rounds=4)
 
     def search(
-        drafter: Drafter,
+        drafter: DraftModel,
         embedding: jax.Array,
         context: jax.Array,
         root: jax.Array,

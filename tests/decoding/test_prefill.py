@@ -78,7 +78,7 @@ def assert_read(state: DecodeState, prompts: Sequence[Sequence[int]], at_once: A
     """The state is that of one causal pass over the prompts."""
     context, keys, values, logits = at_once(prompts)
     assert state.cache.lengths.tolist() == list(map(len, prompts))
-    np.testing.assert_allclose(state.context, context, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(state.drafter, context, rtol=0, atol=2e-5)
     sides = zip(state.cache.keys + state.cache.values, keys + values, strict=True)
     for slots, expected in sides:
         for row, prompt in enumerate(prompts):

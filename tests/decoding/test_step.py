@@ -14,6 +14,7 @@ import oracles
 import pytest
 from flax import nnx
 from tiny_models import PARITY_CONFIG, forgetful_target, imitating_drafter, tiny_config
+from trees import tree_of
 
 from redrafter_jax import (
     DraftConfig,
@@ -22,15 +23,16 @@ from redrafter_jax import (
     generate_autoregressive,
     stream,
 )
-from redrafter_jax.decoding import step as decode
 from redrafter_jax.decoding.prefill import prefill
-from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.decoding.step import decode, decode_step, finish
+from redrafter_jax.drafters.bind import bind_drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.requests import prepare
 from redrafter_jax.sampling import draw_noise
-from redrafter_jax.types import Sampling
+from redrafter_jax.types import Sampling, Verified
 
 GENERATE = importlib.import_module("redrafter_jax.generate")  # the name is the function's
 
@@ -104,7 +106,7 @@ def test_prefill_decides_the_first_token(target: Target) -> None:
         assert int(state.root[row]) == decided[-1]
         padded = np.asarray([prompt + [0] * (32 - len(prompt))], np.int32)
         hidden = last_hidden(target, padded, len(prompt) - 1)
-        np.testing.assert_allclose(state.context[row], hidden[0], rtol=0, atol=2e-5)
+        np.testing.assert_allclose(state.drafter[row], hidden[0], rtol=0, atol=2e-5)
     # Row 0 may say one token only, and has.
     assert state.done.tolist() == [True, False, False, False]
     assert state.stats.steps.tolist() == [0, 0, 0, 0]
@@ -115,9 +117,10 @@ def test_the_context_holds_the_layers_that_the_drafter_reads(habitual_target: Ta
     drafter = imitating_drafter(habitual_target, context_layers=(0,))
     requests, _ = prepare(PARITY_CONFIG, PROMPTS, [24] * 4, None, None, (), 4)
     fill = partial(prefill, habitual_target, requests, max_path=4)
-    with pytest.raises(InputError, match=r"context is 32 wide and .* 64; .*context_layers=\(0,\)"):
-        decode.decode_step(habitual_target, drafter, fill(), DRAFT)
-    state = decode.decode(habitual_target, drafter, fill(context_layers=(0,)), 3, draft=DRAFT)
+    bound = bind_drafter(drafter, DRAFT)
+    with pytest.raises(InputError, match=r"are 32 wide and .* 64; .*context_layers=\(0,\)"):
+        bound.init(fill().drafter)
+    state = decode(habitual_target, bound, fill(context_layers=(0,)), 3)
     assert int(state.stats.accept_counts[:, 1:].sum()) > 0, "some drafts came true"
     # The first layer's hidden states are the last ones of the target that ends there.
     decoder = habitual_target.merge()
@@ -128,7 +131,7 @@ def test_the_context_holds_the_layers_that_the_drafter_reads(habitual_target: Ta
         padded = np.asarray([state.tokens[row, :length].tolist() + [0] * (32 - length)], np.int32)
         for part, target in ((slice(0, D), shallow), (slice(D, 2 * D), habitual_target)):
             expected = last_hidden(target, padded, length - 1)[0]
-            np.testing.assert_allclose(state.context[row, part], expected, rtol=0, atol=2e-5)
+            np.testing.assert_allclose(state.drafter[row, part], expected, rtol=0, atol=2e-5)
 
 
 def test_a_smaller_head_of_the_targets_is_gathered_once_and_not_in_every_step(
@@ -137,7 +140,7 @@ def test_a_smaller_head_of_the_targets_is_gathered_once_and_not_in_every_step(
     drafter = imitating_drafter(habitual_target, head="target", draft_tokens=tuple(range(1, V)))
     requests, _ = prepare(PARITY_CONFIG, PROMPTS, [24] * 4, None, None, (), 4)
     state = jax.eval_shape(partial(prefill, max_path=4), habitual_target, requests)
-    loop = jax.make_jaxpr(partial(decode.decode, draft=DRAFT))(habitual_target, drafter, state, 3)
+    loop = jax.make_jaxpr(decode)(habitual_target, bind_drafter(drafter, DRAFT), state, 3)
 
     def shapes(jaxpr: jax.extend.core.Jaxpr, *, within: bool) -> Iterator[tuple[bool, Any]]:
         for equation in jaxpr.eqns:
@@ -154,36 +157,35 @@ def test_a_smaller_head_of_the_targets_is_gathered_once_and_not_in_every_step(
     }
 
 
-# The last tree's pass has a choice of sizes, each of which reads the cache.
 @pytest.mark.parametrize(
-    ("draft", "choices"),
-    [(None, 0), (DRAFT, 0), (DraftConfig(2, 2, lookup_tokens=3), 1)],
-    ids=["plain", "speculative", "with dead slots"],
+    "draft",
+    [None, DRAFT, DraftConfig(2, 2, lookup_tokens=3)],
+    ids=["baseline", "speculative", "with prompt lookup"],
 )
 def test_no_step_copies_the_cache(
-    habitual_target: Target, good_drafter: Drafter, draft: DraftConfig | None, choices: int
+    habitual_target: Target, good_drafter: DraftModel, draft: DraftConfig | None
 ) -> None:
-    path = draft.max_path if draft else 1
-    requests, _ = prepare(PARITY_CONFIG, PROMPTS, [24] * 4, None, None, (), path)
-    state = jax.eval_shape(partial(prefill, max_path=path), habitual_target, requests)
-    loop = jax.jit(partial(decode.decode, draft=draft), donate_argnums=2)
-    lowered = loop.lower(habitual_target, good_drafter, state, jnp.int32(3))
+    drafter = bind_drafter(good_drafter if draft else None, draft)
+    requests, _ = prepare(PARITY_CONFIG, PROMPTS, [24] * 4, None, None, (), drafter.max_path)
+    fill = partial(prefill, max_path=drafter.max_path, sources=len(drafter.names))
+    state = jax.eval_shape(fill, habitual_target, requests)
+    state = state._replace(drafter=jax.eval_shape(drafter.init, state.drafter))
+    loop = jax.jit(decode, donate_argnums=2)
+    lowered = loop.lower(habitual_target, drafter, state, jnp.int32(3))
     program = str(lowered.compile().as_text())
     cache = ",".join(map(str, state.cache.keys[0].shape))
     assert f"f32[{cache}]" in program
     assert not re.search(rf"= f32\[{cache}\]\S* copy\(", program)
-    B, K, _, H = state.cache.keys[0].shape
-    keys = f"{B},{draft.budget if draft else 1},{K},{H}"
-    assert len(re.findall(rf" = \(.*f32\[{keys}\].*\) conditional\(", program)) == choices
 
 
-def test_a_done_row_never_changes_again(habitual_target: Target, good_drafter: Drafter) -> None:
+def test_a_done_row_never_changes_again(habitual_target: Target, good_drafter: DraftModel) -> None:
     requests, _ = prepare(PARITY_CONFIG, PROMPTS, [1, 24, 24, 24], None, None, (), 4)
     start = prefill(habitual_target, requests, max_path=4)
-    step = jax.jit(decode.decode_step, static_argnames="draft")
+    step, drafter = jax.jit(decode_step), bind_drafter(good_drafter, DRAFT)
     state = start
     for _ in range(3):
-        state = step(habitual_target, good_drafter, state, draft=DRAFT)
+        state, trace = step(habitual_target, drafter, state)
+        assert int(trace.gained[0]) == 0
     length = int(start.cache.lengths[0])
     assert int(state.cache.lengths[0]) == length
     assert state.tokens[0, : length + 1].tolist() == start.tokens[0, : length + 1].tolist()
@@ -192,21 +194,31 @@ def test_a_done_row_never_changes_again(habitual_target: Target, good_drafter: D
     ):
         np.testing.assert_array_equal(before[0, :, :length], after[0, :, :length])
     assert int(state.root[0]) == int(start.root[0])
-    np.testing.assert_array_equal(state.context[0], start.context[0])
+    np.testing.assert_array_equal(state.drafter[0], start.drafter[0])
     assert state.stats.steps.tolist() == [0, 3, 3, 3]
     assert state.stats.accept_counts.sum(axis=1).tolist() == [0, 3, 3, 3]
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
-def test_models_in_the_wrong_places_are_refused(target: Target, drafter: Drafter) -> None:
+def test_models_in_the_wrong_places_are_refused(target: Target, drafter: DraftModel) -> None:
     decode_with: Any = generate
-    with pytest.raises(InputError, match=r"^drafter is None; give one .* generate_autoregressive"):
-        decode_with(target, None, [[1]], max_new_tokens=2)
-    with pytest.raises(InputError, match=r"; these models have a DrafterConfig and a Target"):
-        decode_with(drafter, target, [[1]], max_new_tokens=2)
+    with pytest.raises(InputError, match=r"^drafter is .*; give one of load_drafter, .* or None"):
+        decode_with(target, target, [[1]], max_new_tokens=2)
+    with pytest.raises(InputError, match=r"^target is .*; give one of load_target"):
+        decode_with(drafter, drafter, [[1]], max_new_tokens=2)
 
 
-def test_one_new_token_needs_no_decode_step(habitual_target: Target, good_drafter: Drafter) -> None:
+def test_no_drafter_is_autoregressive_decoding(target: Target) -> None:
+    run = partial(generate, target, None, PROMPTS, max_new_tokens=6)
+    assert run().tokens == generate_autoregressive(target, PROMPTS, max_new_tokens=6).tokens
+    assert run().acceptance_length == 1.0
+    with pytest.raises(InputError, match=r"^draft is .*, but there is no drafter; leave draft out"):
+        run(draft=DRAFT)
+
+
+def test_one_new_token_needs_no_decode_step(
+    habitual_target: Target, good_drafter: DraftModel
+) -> None:
     result = generate(habitual_target, good_drafter, PROMPTS, max_new_tokens=1, draft=DRAFT)
     assert result.tokens == [
         whole_pass_text(habitual_target, prompt, 1, GREEDY, 0) for prompt in PROMPTS
@@ -216,7 +228,7 @@ def test_one_new_token_needs_no_decode_step(habitual_target: Target, good_drafte
     assert result.acceptance_length == 1.0
 
 
-def test_each_row_stops_at_its_own_limit(habitual_target: Target, good_drafter: Drafter) -> None:
+def test_each_row_stops_at_its_own_limit(habitual_target: Target, good_drafter: DraftModel) -> None:
     limits = [1, 2, 9, 24]
     run = partial(generate, habitual_target, good_drafter, PROMPTS, draft=DRAFT)
     limited, free = run(max_new_tokens=limits), run(max_new_tokens=24)
@@ -229,7 +241,7 @@ def cut(text: list[int], stop: int) -> list[int]:
 
 
 def test_text_ends_with_its_stop_token_wherever_that_falls(
-    habitual_target: Target, good_drafter: Drafter
+    habitual_target: Target, good_drafter: DraftModel
 ) -> None:
     options: dict[str, Any] = {"max_new_tokens": 24, "sampling": MIXED, "draft": DRAFT}
     plain = generate_autoregressive(
@@ -252,7 +264,7 @@ def test_stop_tokens_are_the_targets_own_unless_given() -> None:
     target = forgetful_target(memory=0.15)
     plain = generate_autoregressive(target, PROMPTS, max_new_tokens=24)
     stops = (plain.tokens[0][3], plain.tokens[1][5])
-    stopping = decode.Target(tiny_config(eos_token_ids=stops), target.graphdef, target.params)
+    stopping = Target(tiny_config(eos_token_ids=stops), target.graphdef, target.params)
     expected = [cut(cut(row, stops[0]), stops[1]) for row in plain.tokens]
     assert generate_autoregressive(stopping, PROMPTS, max_new_tokens=24).tokens == expected
     free = generate_autoregressive(stopping, PROMPTS, max_new_tokens=24, eos_token_ids=())
@@ -260,7 +272,7 @@ def test_stop_tokens_are_the_targets_own_unless_given() -> None:
 
 
 def test_each_row_may_stop_at_tokens_of_its_own(
-    habitual_target: Target, good_drafter: Drafter
+    habitual_target: Target, good_drafter: DraftModel
 ) -> None:
     plain = generate_autoregressive(habitual_target, PROMPTS, max_new_tokens=24)
     stops = [[row[5], row[9]] if index else [] for index, row in enumerate(plain.tokens)]
@@ -297,7 +309,7 @@ def whole_pass_log_probs(target: Target, prompt: list[int], tokens: list[int]) -
 
 
 def test_log_probabilities_are_the_targets_before_temperature_and_filters(
-    habitual_target: Target, good_drafter: Drafter
+    habitual_target: Target, good_drafter: DraftModel
 ) -> None:
     options: dict[str, Any] = {
         "max_new_tokens": [5, 1, 24, 17],
@@ -316,13 +328,13 @@ def test_log_probabilities_are_the_targets_before_temperature_and_filters(
 
 
 def test_log_probabilities_are_kept_only_on_request(
-    habitual_target: Target, good_drafter: Drafter
+    habitual_target: Target, good_drafter: DraftModel
 ) -> None:
     result = generate(habitual_target, good_drafter, PROMPTS, max_new_tokens=2, draft=DRAFT)
     assert result.log_probs is None
 
 
-def test_statistics_add_up(habitual_target: Target, good_drafter: Drafter) -> None:
+def test_statistics_add_up(habitual_target: Target, good_drafter: DraftModel) -> None:
     limits = [1, 2, 9, 24]
     result = generate(
         habitual_target, good_drafter, PROMPTS, max_new_tokens=limits, sampling=MIXED, draft=DRAFT
@@ -344,7 +356,7 @@ def test_plain_decoding_gains_one_token_per_call(target: Target) -> None:
 
 
 def test_values_never_recompile(
-    monkeypatch: pytest.MonkeyPatch, target: Target, drafter: Drafter
+    monkeypatch: pytest.MonkeyPatch, target: Target, drafter: DraftModel
 ) -> None:
     chex.clear_trace_counter()
 
@@ -359,8 +371,8 @@ def test_values_never_recompile(
         function = jax.jit(chex.assert_max_traces(traced, n=1), **options)
         monkeypatch.setattr(GENERATE, name, function)
 
-    counted("prefill", static_argnames=("max_path", "chunk", "log_probs"))
-    counted("decode", static_argnames="draft", donate_argnames="state")
+    counted("prefill", static_argnames=("max_path", "sources", "log_probs", "context_layers"))
+    counted("decode", donate_argnames="state")
     run = partial(generate, target, drafter, draft=DRAFT)
     run(PROMPTS, max_new_tokens=10)
     run([[1], [2, 3], [4] * 16, [5]], max_new_tokens=[1, 12, 2, 7], seeds=[9, 9, 1, 0])
@@ -384,7 +396,7 @@ def test_a_row_that_ends_at_the_edge_of_the_cache_keeps_its_text(
 
 @pytest.mark.parametrize("spare", [-1, 0])
 def test_a_speculated_row_that_ends_at_the_edge_of_the_cache_keeps_its_text(
-    habitual_target: Target, good_drafter: Drafter, spare: int
+    habitual_target: Target, good_drafter: DraftModel, spare: int
 ) -> None:
     # P = 4: of 32 slots a row may fill 28.
     early = [5] * (32 - 4 - 4 - spare)
@@ -393,3 +405,31 @@ def test_a_speculated_row_that_ends_at_the_edge_of_the_cache_keeps_its_text(
         habitual_target, good_drafter, prompts, max_new_tokens=[4, 20, 20, 20], draft=DRAFT
     )
     assert result.tokens[0] == whole_pass_text(habitual_target, early, 4, GREEDY, 0)
+
+
+def test_accepted_nodes_are_counted_by_the_drafter_that_proposed_them(target: Target) -> None:
+    # Root, two nodes of the first drafter and three of the second. Row 0 is done, row 1 has room
+    # for two tokens, row 2 accepts one of the first and all of the second, row 3 the first two.
+    requests, _ = prepare(PARITY_CONFIG, PROMPTS, [1, 3, 9, 9], None, None, (), 5)
+    state = prefill(target, requests, max_path=5, sources=2)
+    from_root, below_first, longer = [0, 0, 0, 0, 3, 4], [0, 0, 0, 1, 3, 4], [0, 0, 1, 0, 3, 4]
+    tree = tree_of([[9, 1, 2, 3, 3, 3]] * 4, [from_root, from_root, below_first, longer])
+    tree = tree._replace(origin=jnp.broadcast_to(jnp.asarray([-1, 0, 0, 1, 1, 1]), (4, 6)))
+    B, N = tree.tokens.shape
+    choices = jnp.asarray(
+        [[3, 9, 9, 3, 3, 7], [3, 9, 9, 3, 3, 7], [1, 3, 9, 3, 3, 7], [1, 2, 7, 9, 9, 9]]
+    )
+    _, K, _, H = state.cache.keys[0].shape
+    nodes = tuple(jnp.zeros((B, N, K, H)) for _ in state.cache.keys)
+    logits = jax.nn.one_hot(choices, PARITY_CONFIG.vocab_size)
+    verified = Verified(logits, jnp.zeros((B, N, PARITY_CONFIG.hidden_size)), nodes, nodes)
+    noise = jnp.zeros((B, 5, PARITY_CONFIG.vocab_size))
+    after, trace = finish(state, tree, verified, noise)
+    assert trace.gained.tolist() == [0, 2, 5, 3]
+    assert after.stats.accepted_by.tolist() == [[0, 0], [0, 1], [1, 3], [2, 0]]
+    assert after.stats.accept_counts.tolist() == [
+        [0] * 5,
+        [0, 1, 0, 0, 0],
+        [0, 0, 0, 0, 1],
+        [0, 0, 1, 0, 0],
+    ]

@@ -12,7 +12,7 @@ import pytest
 from places import GOLDENS
 
 from redrafter_jax import load_drafter, load_target
-from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target
 from tools.apple_decoding.traces import Step, trace_ours
 
@@ -22,7 +22,7 @@ GOLDEN = json.loads((GOLDENS / "apple.json").read_text())
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Target, Drafter]:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Target, DraftModel]:
     """Loaded from the files that PyTorch wrote."""
     folders = {}
     for name in ("target", "drafter"):
@@ -54,7 +54,7 @@ def assert_same_step(ours: Step, apple: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("beam_width", "draft_rounds"), [(1, 3), (16, 4), (45, 7)])
 def test_every_step_drafts_apples_beams_and_verifies_its_tree(
-    pair: tuple[Target, Drafter], beam_width: int, draft_rounds: int
+    pair: tuple[Target, DraftModel], beam_width: int, draft_rounds: int
 ) -> None:
     cases = [
         case

@@ -1,42 +1,16 @@
-from functools import partial
-from typing import Any, NamedTuple
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from trees import ALL, DRAWN, ROOT, B, NumpyBeams, R, W, numpy_tree, random_beams
 
 from redrafter_jax.config import DraftConfig
-from redrafter_jax.drafters.tree import ancestor_mask, build_tree, graft, root_tree
-from redrafter_jax.types import Beams, TokenTree
+from redrafter_jax.drafters.tree import ancestor_mask, root_tree
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-build = partial(jax.jit, static_argnames="draft")(build_tree)
-
-B, R, W = 3, 3, 4
-ALL = 1 + R * W
-
-
-def numpy_tree(root: Any, beams: Any, draft: DraftConfig) -> TokenTree:
-    tree = build(jnp.asarray(root), Beams(*map(jnp.asarray, beams)), draft)
-    return jax.tree.map(np.asarray, tree)
-
-
-# The beams of both drawings: two rounds of two.
-#
-#   root 7 --+-- 3, at -1.0 --+-- 4, at -1.5
-#            |                +-- 6, at -1.8
-#            +-- 5, at -2.0
-DRAWN = Beams(
-    tokens=jnp.asarray([[[3, 5], [4, 6]]], jnp.int32),
-    parents=jnp.asarray([[[0, 0], [0, 0]]], jnp.int32),
-    log_probs=jnp.asarray([[[-1.0, -2.0], [-1.5, -1.8]]], jnp.float32),
-)
-ROOT = np.asarray([7], np.int32)
 INFINITY = float("inf")
 
 
@@ -126,36 +100,6 @@ def test_ancestor_mask_looks_no_further_than_it_is_told(depth: int) -> None:
     np.testing.assert_array_equal(ancestor_mask(jnp.asarray([chain]), depth), [expected])
 
 
-class NumpyBeams(NamedTuple):
-    """`Beams` on the test's side."""
-
-    tokens: np.ndarray
-    parents: np.ndarray
-    log_probs: np.ndarray
-
-
-def random_beams(seed: int) -> tuple[np.ndarray, NumpyBeams]:
-    """A trace as beam search may emit it: distinct pairs, children never above their parents.
-
-    Scores are whole numbers, so ties are common; some beams are impossible (-inf), and so are
-    all beams below them.
-    """
-    random = np.random.default_rng(seed)
-    vocabulary = W
-    tokens, parents = np.zeros((2, B, R, W), np.int32)
-    log_probs = np.zeros((B, R, W), np.float32)
-    for row in range(B):
-        above = np.zeros(1)
-        for step in range(R):
-            pairs = random.choice(len(above) * vocabulary, size=W, replace=False)
-            parents[row, step], tokens[row, step] = np.divmod(pairs, vocabulary)
-            drop = random.choice([0, 1, 2, 3, np.inf], size=W, p=[0.3, 0.3, 0.2, 0.1, 0.1])
-            log_probs[row, step] = above[parents[row, step]] - drop
-            above = log_probs[row, step]
-    root = random.integers(0, 100, B).astype(np.int32)
-    return root, NumpyBeams(tokens, parents, log_probs)
-
-
 def trace_of_row(beams: NumpyBeams, row: int) -> tuple[list[int], list[float]]:
     """Parents and log-probabilities of all nodes, worked out node by node."""
     parents, log_probs = [0], [0.0]
@@ -209,7 +153,7 @@ def test_trees_keep_the_rules_of_token_tree(draft: DraftConfig, seed: int) -> No
     root, beams = random_beams(seed)
     tree = numpy_tree(root, beams, draft)
     N = draft.budget
-    for tokens, parents, depth, mask, log_probs in zip(*tree, strict=True):
+    for tokens, parents, depth, mask, log_probs, origin in zip(*tree, strict=True):
         assert tokens.shape == parents.shape == depth.shape == log_probs.shape == (N,)
         live = log_probs > -INFINITY
         assert live[0]
@@ -220,93 +164,15 @@ def test_trees_keep_the_rules_of_token_tree(draft: DraftConfig, seed: int) -> No
         np.testing.assert_array_equal(mask[live], oracles.ancestor_mask(parents)[live])
         assert (log_probs[live] <= log_probs[parents[live]]).all()
         if draft.final_beams_only:
-            assert live[: live.sum()].all(), "a dead slot before a live one"
+            assert live[: live.sum()].all(), "a padding node before a live one"
         siblings = list(zip(parents[live][1:], tokens[live][1:], strict=True))
         assert len(set(siblings)) == len(siblings)
 
-        dead = np.flatnonzero(~live)
-        assert (tokens[dead] == -1).all()
-        assert (parents[dead] == 0).all()
-        assert (depth[dead] == 0).all()
-        np.testing.assert_array_equal(mask[dead], np.eye(N, dtype=bool)[dead])
-        assert not mask[np.ix_(live, ~live)].any(), "a live node sees a dead slot"
-
-
-# Copied tokens.
-
-
-def grafted(tree: TokenTree, copied: list[list[int]], found: list[bool], count: int) -> TokenTree:
-    whole = jax.jit(graft, static_argnames="count")(
-        jax.tree.map(jnp.asarray, tree),
-        jnp.asarray(copied, jnp.int32),
-        jnp.asarray(found),
-        count=count,
-    )
-    return jax.tree.map(np.asarray, whole)
-
-
-def test_a_copy_goes_on_from_the_nodes_that_the_tree_has_of_it() -> None:
-    tree = grafted(numpy_tree(ROOT, DRAWN, DraftConfig(2, 2)), [[3, 6, 8, 3]], [True], 2)
-    assert tree.tokens.tolist() == [[7, 3, 5, 4, 6, 8, 3]]
-    assert tree.parents.tolist() == [[0, 0, 0, 1, 1, 4, 5]]
-    assert tree.depth.tolist() == [[0, 1, 1, 2, 2, 3, 4]]
-    np.testing.assert_allclose(tree.log_probs, [[0, -1, -2, -1.5, -1.8, -1.8, -1.8]])
-    assert tree.mask[0, 5:].astype(int).tolist() == [[1, 1, 0, 0, 1, 1, 0], [1, 1, 0, 0, 1, 1, 1]]
-    assert not tree.mask[0, :5, 5:].any()
-
-
-def test_a_copy_of_other_tokens_hangs_from_the_root() -> None:
-    tree = grafted(numpy_tree(ROOT, DRAWN, DraftConfig(2, 2)), [[4, 3, 9, 9]], [True], 2)
-    assert tree.tokens[0, 5:].tolist() == [4, 3]
-    assert tree.parents[0, 5:].tolist() == [0, 5]
-    assert tree.mask[0, 5:].astype(int).tolist() == [[1, 0, 0, 0, 0, 1, 0], [1, 0, 0, 0, 0, 1, 1]]
-
-
-def test_without_a_copy_the_slots_are_dead() -> None:
-    tree = grafted(numpy_tree(ROOT, DRAWN, DraftConfig(2, 2)), [[3, 6, 8, 3]], [False], 2)
-    assert tree.tokens[0, 5:].tolist() == [-1, -1]
-    assert tree.log_probs[0, 5:].tolist() == [-INFINITY, -INFINITY]
-    assert tree.mask[0, 5:, 5:].tolist() == np.eye(2, dtype=bool).tolist()
-    assert not tree.mask[0, 5:, :5].any()
-
-
-def paths_of(tree: TokenTree, row: int) -> list[tuple[int, ...]]:
-    """The tokens that lead to every live node."""
-    parents = tree.parents[row].tolist()
-    live = np.flatnonzero(tree.tokens[row] >= 0)
-    return [
-        tuple(tree.tokens[row, oracles.ancestors(parents, int(node))[::-1]].tolist())
-        for node in live
-    ]
-
-
-@given(st.integers(0, 2**32 - 1), st.sampled_from([None, 6]), st.sampled_from([1, 2, 5]))
-def test_a_copy_adds_its_next_tokens_and_nothing_twice(
-    seed: int, budget: int | None, count: int
-) -> None:
-    random = np.random.default_rng(seed + 1)
-    root, beams = random_beams(seed)
-    tree = numpy_tree(root, beams, DraftConfig(W, R, num_nodes=budget))
-    found = random.random(B) < 0.8
-    # Half of them begin as some path of the tree does.
-    copied = random.integers(0, 6, (B, R + count))
-    for row in range(B):
-        paths = paths_of(tree, row)
-        known = paths[random.integers(len(paths))][1:]
-        if random.random() < 0.5:
-            copied[row, : len(known)] = known
-    whole = grafted(tree, copied.tolist(), found.tolist(), count)
-    for row in range(B):
-        before, after = set(paths_of(tree, row)), paths_of(whole, row)
-        spelt = [(root[row], *copied[row, :end].tolist()) for end in range(R + count + 1)]
-        start = max(end for end in range(R + 1) if spelt[end] in before)
-        new = set(spelt[start + 1 : start + count + 1]) if found[row] else set()
-        assert len(set(after)) == len(after), "siblings differ"
-        assert set(after) == before | new
-        assert len(after) == len(before) + len(new)
-        live = whole.tokens[row] >= 0
-        parents = np.asarray(whole.parents[row]).tolist()
-        assert all(parents[node] < node for node in np.flatnonzero(live)[1:]), "parents come first"
-        expected = np.where(live[:, None], oracles.ancestor_mask(parents), np.eye(len(live)))
-        assert (whole.mask[row] == expected).all()
-        assert whole.depth[row][live].tolist() == [len(path) - 1 for path in after]
+        assert origin[0] == -1
+        assert (origin[1:] == np.where(live[1:], 0, -1)).all()
+        padding = np.flatnonzero(~live)
+        assert (tokens[padding] == -1).all()
+        assert (parents[padding] == 0).all()
+        assert (depth[padding] == 0).all()
+        np.testing.assert_array_equal(mask[padding], np.eye(N, dtype=bool)[padding])
+        assert not mask[np.ix_(live, ~live)].any(), "a live node sees a padding node"

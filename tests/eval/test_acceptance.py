@@ -17,7 +17,7 @@ from eval.__main__ import main
 from eval.acceptance import measure_acceptance
 from eval.rankings import RANKINGS, Ranking, decode_ranked, shown_to_drafts
 from redrafter_jax import DraftConfig, InputError, SamplingConfig, generate
-from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.generate import collect, start
 from redrafter_jax.models.target import Target
 from redrafter_jax.types import Sampling
@@ -35,7 +35,7 @@ BUDGETS: dict[int, int | None] = {7: 7, 10: None}
 
 @pytest.fixture(scope="module")
 def config(
-    tmp_path_factory: pytest.TempPathFactory, habitual_target: Target, good_drafter: Drafter
+    tmp_path_factory: pytest.TempPathFactory, habitual_target: Target, good_drafter: DraftModel
 ) -> Path:
     folder = tmp_path_factory.mktemp("acceptance")
     folders = write_pair(folder, habitual_target, good_drafter)
@@ -83,7 +83,7 @@ def test_the_grid_is_whole_and_every_text_plain_decodings(report: dict[str, Any]
 
 
 def test_the_counts_are_those_of_generate(
-    report: dict[str, Any], habitual_target: Target, good_drafter: Drafter
+    report: dict[str, Any], habitual_target: Target, good_drafter: DraftModel
 ) -> None:
     for row in report["rows"]:
         if row["ranking"] != "shared":
@@ -103,7 +103,7 @@ def test_the_counts_are_those_of_generate(
 
 
 def test_copies_that_came_true_are_counted_whatever_the_ranking(
-    config: Path, tmp_path: Path, habitual_target: Target, good_drafter: Drafter
+    config: Path, tmp_path: Path, habitual_target: Target, good_drafter: DraftModel
 ) -> None:
     tree = "{beam_width: 1, draft_rounds: 1, lookup_tokens: [0, 4]}"
     asked = [f"trees={tree}", "samplings=[{temperature: 0}]", f"report_dir={tmp_path}"]
@@ -153,7 +153,7 @@ def test_the_share_is_of_the_same_tree_without_sampling(report: dict[str, Any]) 
 
 @pytest.mark.parametrize("ranking", RANKINGS)
 def test_no_ranking_changes_the_text(
-    habitual_target: Target, good_drafter: Drafter, ranking: Ranking
+    habitual_target: Target, good_drafter: DraftModel, ranking: Ranking
 ) -> None:
     draft = DraftConfig(3, 3, sharpness=1.5)
     samplings = [

@@ -20,7 +20,7 @@ from eval.speed import measure_speed
 from redrafter_jax import DraftConfig, InputError, SamplingConfig, generate, generate_autoregressive
 from redrafter_jax.checkpoints.huggingface import save_drafter
 from redrafter_jax.config import DrafterConfig
-from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folders(folder: Path, habitual_target: Target, good_drafter: Drafter) -> PairFolders:
+def folders(folder: Path, habitual_target: Target, good_drafter: DraftModel) -> PairFolders:
     return write_pair(folder, habitual_target, good_drafter)
 
 
@@ -101,7 +101,7 @@ def test_the_counts_fit_together(report: dict[str, Any]) -> None:
 
 
 def test_the_counts_are_those_of_generate(
-    report: dict[str, Any], habitual_target: Target, good_drafter: Drafter
+    report: dict[str, Any], habitual_target: Target, good_drafter: DraftModel
 ) -> None:
     for text, row in zip(PROMPTS, report["prompts"], strict=True):
         expected = generate(
@@ -189,7 +189,7 @@ def test_copied_tokens_are_told_apart_from_drafted_ones(
     config: Path,
     tmp_path: Path,
     habitual_target: Target,
-    good_drafter: Drafter,
+    good_drafter: DraftModel,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     tree = ("draft.beam_width=1", "draft.draft_rounds=1", "draft.lookup_tokens=4")
@@ -214,7 +214,7 @@ def test_copied_tokens_are_told_apart_from_drafted_ones(
 
 
 def test_a_prompts_text_does_not_depend_on_the_batch_it_is_in(
-    habitual_target: Target, good_drafter: Drafter
+    habitual_target: Target, good_drafter: DraftModel
 ) -> None:
     rows = [encode(text) for text in PROMPTS]
     sampling = SamplingConfig(temperature=1.0)
@@ -256,7 +256,7 @@ def test_tokens_are_those_of_plain_decoding(habitual_target: Target) -> None:
     assert (run.new_tokens, run.decoded_tokens) == (36, 32)
 
 
-def test_rows_end_at_their_stop_token(habitual_target: Target, good_drafter: Drafter) -> None:
+def test_rows_end_at_their_stop_token(habitual_target: Target, good_drafter: DraftModel) -> None:
     prompt = encode(PROMPTS[0])
     whole = generate_autoregressive(habitual_target, [prompt], max_new_tokens=NEW_TOKENS).tokens[0]
     token = whole[NEW_TOKENS // 2]
@@ -278,7 +278,7 @@ def test_a_text_that_prefill_ends_leaves_decode_rates_unknown(config: Path, tmp_
 
 
 def test_nothing_compiles_inside_the_timers(
-    habitual_target: Target, good_drafter: Drafter, caplog: pytest.LogCaptureFixture
+    habitual_target: Target, good_drafter: DraftModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Prompts of two sizes of cache; no other test has the longer one.
     batches = make_batches([encode("a" * 90), encode("b")], 1, 0, 11, SamplingConfig(), None)
@@ -296,7 +296,7 @@ def test_nothing_compiles_inside_the_timers(
 
 
 def test_the_two_methods_take_turns_and_change_who_goes_first(
-    monkeypatch: pytest.MonkeyPatch, habitual_target: Target, good_drafter: Drafter
+    monkeypatch: pytest.MonkeyPatch, habitual_target: Target, good_drafter: DraftModel
 ) -> None:
     speculative = Method(habitual_target, good_drafter, DRAFT)
     plain = Method(habitual_target, None, None)

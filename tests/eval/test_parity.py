@@ -23,7 +23,7 @@ from eval.parity import check_parity
 from redrafter_jax import DraftConfig, SamplingConfig
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.decoding import step as decode
-from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Decoder, Target
 from redrafter_jax.parallel.collectives import part_start
 from redrafter_jax.parallel.mesh import place
@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folders(folder: Path, habitual_target: Target, good_drafter: Drafter) -> PairFolders:
+def folders(folder: Path, habitual_target: Target, good_drafter: DraftModel) -> PairFolders:
     return write_pair(folder, habitual_target, good_drafter)
 
 
@@ -163,7 +163,7 @@ def run_uneven(
     config: Path,
     tmp_path: Path,
     habitual_target: Target,
-    good_drafter: Drafter,
+    good_drafter: DraftModel,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., tuple[int, dict[str, Any]]]:
     """A run with twin tokens, of which the speculative pass prefers the second by a nudge."""

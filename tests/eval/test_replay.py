@@ -9,7 +9,7 @@ from tiny_models import tiny_config
 from eval.benchmark import Method, decode_batch, make_batches
 from eval.replay import Explanation, Place, Seen, explain, replay
 from redrafter_jax import DraftConfig, SamplingConfig
-from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import make_mesh, place
 from redrafter_jax.requests import prepare
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 @pytest.mark.parametrize("sizes", [None, (2, 2)])
 def test_replay_sees_what_every_token_was_chosen_from(
-    habitual_target: Target, good_drafter: Drafter, sizes: tuple[int, int] | None
+    habitual_target: Target, good_drafter: DraftModel, sizes: tuple[int, int] | None
 ) -> None:
     mesh = None if sizes is None else make_mesh(*sizes)
     target, drafter = place(habitual_target, mesh), place(good_drafter, mesh)

@@ -13,7 +13,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from redrafter_jax.checkpoints.huggingface import save_drafter, save_target
 from redrafter_jax.config import TargetConfig
-from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target, init_target
 from tools.tokenizer import save_tokenizer, train_tokenizer
 
@@ -54,7 +54,7 @@ def decode(tokens: list[int]) -> str:
     return "".join(CHARACTERS[token] for token in tokens)
 
 
-def write_pair(folder: Path, target: Target, drafter: Drafter) -> PairFolders:
+def write_pair(folder: Path, target: Target, drafter: DraftModel) -> PairFolders:
     save_target(target, folder / "target")
     save_drafter(drafter, folder / "drafter")
     character_tokenizer().save(str(folder / "target" / "tokenizer.json"))

@@ -10,7 +10,7 @@ from flax import nnx
 
 from eval.abstract import abstract_drafter, abstract_target
 from redrafter_jax.config import DrafterConfig, TargetConfig
-from redrafter_jax.drafters.recurrent import Drafter, init_drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel, init_drafter
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model
 
@@ -61,7 +61,7 @@ def random_target(config: TargetConfig = PARITY_CONFIG, seed: int = 0) -> Target
     return with_random_weights(abstract_target(config, jnp.float32), seed)
 
 
-def random_drafter(config: DrafterConfig, seed: int = 0) -> Drafter:
+def random_drafter(config: DrafterConfig, seed: int = 0) -> DraftModel:
     """A drafter that knows nothing of any target."""
     return with_random_weights(abstract_drafter(config, jnp.float32), seed)
 
@@ -92,7 +92,7 @@ def forgetful_target(
 
 def imitating_drafter(
     target: Target, corruption: float = 0.0, seed: int = 0, **variant: Any
-) -> Drafter:
+) -> DraftModel:
     """A drafter that computes the forgetful target's map from token to logits.
 
     Its recurrence forgets (U = 0, and a gated one never keeps its state), so its state is a fixed

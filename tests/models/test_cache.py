@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import tiny_config
+from trees import tree_of
 
 from redrafter_jax.models.cache import append, commit, init_cache
 from redrafter_jax.models.target import Target
 from redrafter_jax.requests import prepare
-from redrafter_jax.types import KVCache, TokenTree
+from redrafter_jax.types import KVCache
 
 jitted_commit = jax.jit(commit)
 
@@ -123,16 +124,7 @@ def test_committed_paths_are_the_cache_of_plain_decoding(target: Target) -> None
     #  root --+-- 1 ---- 3
     #         +-- 2 ---- 4
     tokens = jnp.asarray([[7, 3, 5, 4, 6], [8, 2, 9, 1, 0]], jnp.int32)
-    mask = np.eye(5, dtype=bool)
-    mask[:, 0] = True
-    mask[3, 1] = mask[4, 2] = True
-    tree = TokenTree(
-        tokens=tokens,
-        parents=jnp.asarray([[0, 0, 0, 1, 2]] * 2, jnp.int32),
-        depth=jnp.asarray([[0, 1, 1, 2, 2]] * 2, jnp.int32),
-        mask=jnp.asarray(np.stack([mask] * 2)),
-        log_probs=jnp.zeros((2, 5), jnp.float32),
-    )
+    tree = tree_of(tokens, [[0, 0, 0, 1, 2]] * 2)
 
     @jax.jit
     def decode(target: Target) -> tuple[KVCache, KVCache]:

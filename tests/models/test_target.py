@@ -7,6 +7,7 @@ import oracles
 import pytest
 from places import GOLDENS
 from tiny_models import cast, random_drafter, random_target, tiny_config
+from trees import tree_of
 
 from redrafter_jax import DraftConfig, DrafterConfig, generate, generate_autoregressive
 from redrafter_jax import load_target as load
@@ -48,16 +49,6 @@ def verify(target: Target, tree: TokenTree, cache: KVCache) -> Verified:
 
 def pad(sequences: list[list[int]], width: int = S) -> np.ndarray:
     return np.asarray([row + [0] * (width - len(row)) for row in sequences], np.int32)
-
-
-def tree_of(tokens: Any, parents: Any) -> TokenTree:
-    return TokenTree(
-        tokens=jnp.asarray(tokens, jnp.int32),
-        parents=jnp.asarray(parents, jnp.int32),
-        depth=jnp.asarray([oracles.depth_of(row) for row in parents], jnp.int32),
-        mask=jnp.asarray(np.stack([oracles.ancestor_mask(row) for row in parents])),
-        log_probs=jnp.zeros(np.shape(tokens), jnp.float32),
-    )
 
 
 def test_logits_and_hidden_states_are_hugging_faces(

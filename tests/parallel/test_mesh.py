@@ -26,7 +26,8 @@ from redrafter_jax.checkpoints.huggingface import (
 )
 from redrafter_jax.config import DraftConfig, DrafterConfig, SamplingConfig
 from redrafter_jax.drafters.beam import _best_of_parts, _logsumexp
-from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.bind import bind_drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.generate import Generation, generate, generate_autoregressive, start
 from redrafter_jax.models.target import Target
@@ -69,19 +70,19 @@ DRAFT = DraftConfig(beam_width=3, draft_rounds=3, num_nodes=10, sharpness=1.3, l
 
 
 @pytest.fixture(scope="module")
-def pair() -> tuple[Target, Drafter]:
+def pair() -> tuple[Target, DraftModel]:
     target = forgetful_target(memory=0.15, config=CONFIG)
     return target, imitating_drafter(target)
 
 
 @pytest.fixture(scope="module")
-def on_one_device(pair: tuple[Target, Drafter]) -> Generation:
+def on_one_device(pair: tuple[Target, DraftModel]) -> Generation:
     return generate_autoregressive(pair[0], PROMPTS, **ASKED)
 
 
 @pytest.mark.parametrize("sizes", MESHES)
 def test_the_text_is_that_of_one_device(
-    pair: tuple[Target, Drafter], on_one_device: Generation, sizes: tuple[int, int]
+    pair: tuple[Target, DraftModel], on_one_device: Generation, sizes: tuple[int, int]
 ) -> None:
     mesh = make_mesh(*sizes)
     target, drafter = place(pair[0], mesh), place(pair[1], mesh)
@@ -131,7 +132,7 @@ def test_other_kinds_of_pair_say_the_same_on_a_mesh(
 
 
 def test_a_stream_and_plain_decoding_on_a_mesh(
-    pair: tuple[Target, Drafter], on_one_device: Generation
+    pair: tuple[Target, DraftModel], on_one_device: Generation
 ) -> None:
     target = place(pair[0], make_mesh(2, 4))
     updates = list(stream(target, None, PROMPTS, steps_per_yield=8, **ASKED))
@@ -140,9 +141,10 @@ def test_a_stream_and_plain_decoding_on_a_mesh(
     assert pieces == on_one_device.tokens[1]
 
 
-def test_every_part_of_a_state_lies_on_its_own_device(pair: tuple[Target, Drafter]) -> None:
+def test_every_part_of_a_state_lies_on_its_own_device(pair: tuple[Target, DraftModel]) -> None:
     target = place(pair[0], make_mesh(2, 4))
-    state, _ = start(target, PROMPTS, 4, None, None, (), max_path=4)
+    drafter = bind_drafter(pair[1], DraftConfig(2, 3))
+    state, _ = start(target, drafter, PROMPTS, 4, None, None, ())
     B, S = state.tokens.shape
     for layer in (*state.cache.keys, *state.cache.values):
         assert {shard.data.shape for shard in layer.addressable_shards} == {(B // 2, 1, S, 8)}
@@ -186,7 +188,7 @@ def test_what_each_device_holds_of_a_target() -> None:
 
 
 def test_every_device_reads_its_own_part_of_the_files(
-    pair: tuple[Target, Drafter], tmp_path: Path
+    pair: tuple[Target, DraftModel], tmp_path: Path
 ) -> None:
     save_target(pair[0], tmp_path / "target")
     save_drafter(pair[1], tmp_path / "drafter")
@@ -295,13 +297,13 @@ def test_heads_that_cannot_be_divided(changes: dict[str, int], words: str, tmp_p
         load_target(tmp_path, mesh=make_mesh(2, 4))
 
 
-def test_rows_that_cannot_be_divided(pair: tuple[Target, Drafter]) -> None:
+def test_rows_that_cannot_be_divided(pair: tuple[Target, DraftModel]) -> None:
     target = place(pair[0], make_mesh(4, 2))
     with pytest.raises(InputError, match="3 prompts cannot be split evenly over the 4 devices"):
         generate_autoregressive(target, PROMPTS[:3], max_new_tokens=4)
 
 
-def test_target_and_drafter_lie_on_one_mesh(pair: tuple[Target, Drafter]) -> None:
+def test_target_and_drafter_lie_on_one_mesh(pair: tuple[Target, DraftModel]) -> None:
     target = place(pair[0], make_mesh(2, 4))
     with pytest.raises(InputError, match="different meshes"):
         generate(target, pair[1], PROMPTS, max_new_tokens=4)

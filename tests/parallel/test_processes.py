@@ -21,7 +21,7 @@ from places import ROOT
 from tiny_folders import write_pair, write_untrained_target
 from train_runs import command, rows, settings, weights
 
-from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import make_mesh
@@ -288,7 +288,7 @@ def test_a_job_that_loses_a_process_goes_on(tmp_path: Path) -> None:
 )
 def test_two_processes_measure_what_one_does(
     habitual_target: Target,
-    good_drafter: Drafter,
+    good_drafter: DraftModel,
     tmp_path: Path,
     command: list[str],
     settings: dict[str, Any],

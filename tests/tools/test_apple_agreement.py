@@ -2,8 +2,9 @@
 
 import jax.numpy as jnp
 import pytest
+from trees import tree_of
 
-from redrafter_jax.types import Beams, TokenTree
+from redrafter_jax.types import Beams
 from tools.apple_decoding.agreement import make_table, summarize
 from tools.apple_decoding.differences import compare_traces, find_difference, score_errors
 from tools.apple_decoding.traces import Round, Step, Trace, read_apple, read_beams, read_tree
@@ -36,13 +37,7 @@ def test_beams_are_read_from_their_parents() -> None:
 
 
 def test_a_tree_is_the_paths_of_its_live_nodes() -> None:
-    tree = TokenTree(
-        tokens=jnp.array([[9, 1, -1, 3]]),
-        parents=jnp.array([[0, 0, 0, 1]]),
-        depth=jnp.array([[0, 1, 0, 2]]),
-        mask=jnp.eye(4, dtype=bool)[None],
-        log_probs=jnp.array([[0.0, -1.0, -jnp.inf, -2.0]]),
-    )
+    tree = tree_of([[9, 1, -1, 3]], [[0, 0, 0, 1]])
     assert read_tree(tree) == {(9,), (9, 1), (9, 1, 3)}
 
 

@@ -25,7 +25,7 @@ from train_runs import command, rows, settings, weights
 
 from redrafter_jax.checkpoints.huggingface import load_drafter, load_target, save_target
 from redrafter_jax.config import DraftConfig, DrafterConfig, TargetConfig
-from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.generate import generate
 from redrafter_jax.models.target import Target, init_target
 from redrafter_jax.text.tokenizer import load_tokenizer
@@ -276,7 +276,7 @@ def test_the_drafter_that_is_tried_and_kept_is_the_one_of_that_step(
     scripted = {10: 2.0, 20: 3.0, 30: 2.5, 40: 2.9}
     heads: list[np.ndarray] = []
 
-    def tried(trial: Trial, target: Target, drafter: Drafter) -> dict[str, float]:
+    def tried(trial: Trial, target: Target, drafter: DraftModel) -> dict[str, float]:
         heads.append(np.asarray(drafter.merge().lm_head.kernel[...]))
         if len(heads) == 3:
             signal.raise_signal(signal.SIGTERM)

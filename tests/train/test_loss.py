@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from redrafter_jax.config import DrafterConfig, TargetConfig
-from redrafter_jax.drafters.recurrent import Drafter, init_drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel, init_drafter
 from redrafter_jax.models.target import Target, init_target
 from train.loss import (
     UNSOFTENED,
@@ -37,7 +37,7 @@ def pair():
     return make_pair()
 
 
-def make_pair(**variant: Any) -> tuple[Target, Drafter]:
+def make_pair(**variant: Any) -> tuple[Target, DraftModel]:
     config = TargetConfig(29, 16, 24, 2, 2, 1, 8, 1e4, 1e-5, 64, False, (0,))
     target = init_target(config, 0)
     louder = jax.tree.map(lambda leaf: leaf * 12 if leaf.ndim == 2 else leaf, target.params)
@@ -69,7 +69,7 @@ def forward(
 
 @jax.jit
 def feed(
-    target: Target, drafter: Drafter, hidden: jax.Array, state: jax.Array, token: jax.Array | int
+    target: Target, drafter: DraftModel, hidden: jax.Array, state: jax.Array, token: jax.Array | int
 ) -> tuple[jax.Array, jax.Array]:
     """The drafter's state after one more token, and its scores of the next."""
     decoder, head = target.merge(), drafter.merge()
@@ -81,7 +81,7 @@ def feed(
 
 def brute_force(
     target: Target,
-    drafter: Drafter,
+    drafter: DraftModel,
     tokens: np.ndarray,
     mask: np.ndarray,
     softening: Softening = UNSOFTENED,
@@ -134,7 +134,7 @@ def expected(pair, batch) -> dict[str, np.ndarray]:
 
 @partial(jax.jit, static_argnames=("chunk_length", "softening"))
 def sums_over_windows(
-    pair: tuple[Target, Drafter],
+    pair: tuple[Target, DraftModel],
     hidden: jax.Array,
     tokens: jax.Array | np.ndarray,
     mask: jax.Array | np.ndarray,

@@ -10,7 +10,7 @@ from tiny_models import random_drafter, random_target, tiny_config
 
 from redrafter_jax.checkpoints.huggingface import load_drafter, save_drafter
 from redrafter_jax.config import DrafterConfig
-from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.generate import generate, generate_autoregressive
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import FULLY_SHARDED, RULES, make_mesh, place, to_host
@@ -35,7 +35,7 @@ OPTIMIZER = make_optimizer(
 
 
 @pytest.fixture(scope="module")
-def pair() -> tuple[Target, Drafter]:
+def pair() -> tuple[Target, DraftModel]:
     config = DrafterConfig(
         vocab_size=CONFIG.vocab_size,
         hidden_size=CONFIG.hidden_size,
@@ -56,7 +56,7 @@ def batch(step: int) -> dict[str, np.ndarray]:
 
 
 def train(
-    pair: tuple[Target, Drafter], sizes: tuple[int, int] | None, *, fully_sharded: bool = False
+    pair: tuple[Target, DraftModel], sizes: tuple[int, int] | None, *, fully_sharded: bool = False
 ) -> tuple[TrainState, list[float]]:
     mesh = None if sizes is None else make_mesh(*sizes)
     target, drafter = place(pair[0], mesh), pair[1]
@@ -80,7 +80,7 @@ def train(
 
 
 @pytest.fixture(scope="module")
-def on_one_device(pair: tuple[Target, Drafter]) -> tuple[TrainState, list[float]]:
+def on_one_device(pair: tuple[Target, DraftModel]) -> tuple[TrainState, list[float]]:
     return train(pair, None)
 
 
@@ -89,7 +89,7 @@ def on_one_device(pair: tuple[Target, Drafter]) -> tuple[TrainState, list[float]
     [((1, 1), False), ((8, 1), True), ((1, 4), False), ((4, 2), False)],
 )
 def test_losses_and_parameters_are_those_of_one_device(
-    pair: tuple[Target, Drafter],
+    pair: tuple[Target, DraftModel],
     on_one_device: tuple[TrainState, list[float]],
     sizes: tuple[int, int],
     fully_sharded: bool,
@@ -98,7 +98,7 @@ def test_losses_and_parameters_are_those_of_one_device(
 
 
 @pytest.fixture(scope="module")
-def fully_sharded_run(pair: tuple[Target, Drafter]) -> tuple[TrainState, list[float]]:
+def fully_sharded_run(pair: tuple[Target, DraftModel]) -> tuple[TrainState, list[float]]:
     return train(pair, (2, 4), fully_sharded=True)
 
 
@@ -117,7 +117,7 @@ def test_a_fully_sharded_run_is_that_of_one_device_too(
 def test_the_exported_heads_decode_the_same(
     fully_sharded_run: tuple[TrainState, list[float]],
     on_one_device: tuple[TrainState, list[float]],
-    pair: tuple[Target, Drafter],
+    pair: tuple[Target, DraftModel],
     tmp_path: Path,
 ) -> None:
     target, untrained = pair
@@ -137,7 +137,7 @@ def test_the_exported_heads_decode_the_same(
 @pytest.mark.parametrize("sizes", [None, (4, 2)])
 def test_a_checkpoint_is_restored_on_another_mesh(
     fully_sharded_run: tuple[TrainState, list[float]],
-    pair: tuple[Target, Drafter],
+    pair: tuple[Target, DraftModel],
     sizes: tuple[int, int] | None,
     tmp_path: Path,
 ) -> None:

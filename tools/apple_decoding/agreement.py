@@ -28,7 +28,7 @@ from rich.table import Table
 from redrafter_jax.checkpoints.config_files import read_drafter_config, require_apple_layout
 from redrafter_jax.checkpoints.huggingface import load_drafter, load_target
 from redrafter_jax.command_line import run as run_command
-from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.text.prompts import read_prompts, tokenize
@@ -77,7 +77,7 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def compare_prompt(
-    target: Target, drafter: Drafter, apple: Apple, prompt: list[int], settings: dict[str, int]
+    target: Target, drafter: DraftModel, apple: Apple, prompt: list[int], settings: dict[str, int]
 ) -> dict[str, Any]:
     """One prompt on both sides; a text that differs is explained by the target's own scores."""
     ours = trace_ours(target, drafter, prompt, **settings)

@@ -8,14 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from redrafter_jax.config import DraftConfig
-from redrafter_jax.decoding.step import decode_step
+from redrafter_jax.decoding.step import decode_step, step_noise
 from redrafter_jax.drafters.beam import beam_search
-from redrafter_jax.drafters.recurrent import Drafter
-from redrafter_jax.drafters.tree import build_tree
+from redrafter_jax.drafters.recurrent import RecurrentDrafter
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.generate import collect, start
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.program import program
-from redrafter_jax.sampling import draw_noise
 from redrafter_jax.types import Beams, DecodeState, TokenTree
 from tools.apple_decoding.sides import APPLE_CANDIDATES
 
@@ -63,7 +62,7 @@ def read_apple(reply: dict[str, Any]) -> Trace:
 
 def trace_ours(
     target: Target,
-    drafter: Drafter,
+    drafter: DraftModel,
     prompt: list[int],
     *,
     beam_width: int,
@@ -77,30 +76,36 @@ def trace_ours(
         final_beams_only=True,
         candidates=min(APPLE_CANDIDATES, target.config.vocab_size),
     )
-    state, _ = start(target, [prompt], max_new_tokens, None, None, (), max_path=draft.max_path)
+    bound = RecurrentDrafter(drafter, draft)
+    state, _ = start(target, bound, [prompt], max_new_tokens, None, None, ())
     steps = []
     while not bool(state.done[0]):
         length = int(state.cache.lengths[0]) + 1
-        beams, tree, state = _traced_step(target, drafter, state, draft=draft)
+        beams, tree, state = _traced_step(target, bound, state)
         beams, tree = jax.device_get((beams, tree))
         steps.append(Step(length, read_beams(beams), read_tree(tree)))
-    result = collect(state, [prompt])
+    result = collect(state, [prompt], bound)
     return Trace(result.tokens[0], result.steps[0], steps)
 
 
-@program(static_argnames="draft")
+@program()
 def _traced_step(
-    target: Target, drafter: Drafter, state: DecodeState, *, draft: DraftConfig
+    target: Target, drafter: RecurrentDrafter, state: DecodeState
 ) -> tuple[Beams, TokenTree, DecodeState]:
     """A decode step, and what it drafts."""
     embedding = target.merge().embed_tokens[...]
-    first_position = state.cache.lengths + 1
-    noise = draw_noise(state.sampling, first_position, draft.max_path, len(embedding))
+    noise = step_noise(state, drafter.max_path, target.config.vocab_size)
     beams = beam_search(
-        drafter.merge(), embedding, state.context, state.root, noise, state.sampling, draft
+        drafter.model.merge(),
+        embedding,
+        state.drafter,
+        state.root,
+        noise,
+        state.sampling,
+        drafter.draft,
     )
-    tree = build_tree(state.root, beams, draft)
-    return beams, tree, decode_step(target, drafter, state, draft)
+    after, trace = decode_step(target, drafter, state)
+    return beams, trace.tree, after
 
 
 def read_beams(beams: Beams) -> list[Round]:

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int
 
 from redrafter_jax.checkpoints.huggingface import load_target, save_drafter, save_target
 from redrafter_jax.config import DrafterConfig, TargetConfig
-from redrafter_jax.drafters.recurrent import init_drafter
+from redrafter_jax.drafters.recurrent_head import init_drafter
 from redrafter_jax.models.target import Target, init_target
 from tools.apple_training.settings import AppleSettings, CurveSettings, SpeedSettings
 from train.data.batches import make_batches

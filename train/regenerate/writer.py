@@ -8,10 +8,10 @@ from jax.sharding import Mesh
 
 from redrafter_jax.checkpoints.huggingface import load_drafter, load_target
 from redrafter_jax.config import DraftConfig, SamplingConfig
-from redrafter_jax.drafters.recurrent import Drafter
+from redrafter_jax.drafters.recurrent import check_pair
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.generate import generate, generate_autoregressive
 from redrafter_jax.models.target import Target
-from redrafter_jax.requests import check_pair
 
 from ..config import RegenerateSettings
 
@@ -53,7 +53,7 @@ def load_writer(settings: RegenerateSettings, mesh: Mesh | None = None) -> Write
 
 def write(
     target: Target,
-    drafter: Drafter | None,
+    drafter: DraftModel | None,
     draft: DraftConfig | None,
     batch_size: int,
     requests: Sequence[Request],

@@ -1,0 +1,133 @@
+"""The contract of a drafter: it proposes the tokens that a target call verifies.
+
+A drafter changes how fast the text arrives, never the text. It is a frozen dataclass that JAX knows
+as a pytree: parameters are its leaves, all that decides shapes is static. To add a kind of drafter,
+write one file with a subclass; if it has parameters in files, add its line to the table of
+`redrafter_jax.drafters.bind`.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jaxtyping import Array, Float
+
+from redrafter_jax.config import TargetConfig
+from redrafter_jax.drafters.tree import root_tree
+from redrafter_jax.errors import InputError
+from redrafter_jax.models.target import Decoder
+from redrafter_jax.parallel.model import Model
+from redrafter_jax.types import DecodeState, Sampling, StepTrace, TokenTree, Verified
+
+
+class Drafter(ABC):
+    """What every drafter states and does; shapes follow from the static properties alone."""
+
+    @property
+    @abstractmethod
+    def max_path(self) -> int:
+        """P, the longest path of a tree, root included: tokens that one target call can gain."""
+
+    @property
+    @abstractmethod
+    def num_nodes(self) -> int:
+        """N, the number of nodes of every tree, root and padding nodes included."""
+
+    @property
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """What reports call the sources of the nodes; `TokenTree.origin` counts them from 0."""
+
+    @property
+    def context_layers(self) -> tuple[int, ...]:
+        """Layers of the target whose hidden states the drafter reads beside the last one."""
+        return ()
+
+    @property
+    def models(self) -> tuple[Model[Any, Any], ...]:
+        """The models whose parameters it holds."""
+        return ()
+
+    def check(self, target: TargetConfig) -> None:
+        """Refuse a target that it cannot draft for; overriding methods call this one too.
+
+        Raises:
+          InputError: a tree reaches further than the target has positions.
+        """
+        if self.max_path > target.position_limit:
+            raise InputError(
+                f"The drafter's trees are {self.max_path - 1} tokens deep, but the target has "
+                f"{target.position_limit} positions; draft fewer tokens."
+            )
+
+    def prepare(self, decoder: Decoder) -> "Drafter":
+        """The drafter with what it computes once from the target, outside the loop over steps."""
+        del decoder
+        return self
+
+    def init(self, hidden: Float[Array, "B Z"]) -> Any:
+        """The drafter's own state after prefill, a pytree whose arrays have B rows.
+
+        Args:
+          hidden: the target's hidden state at the last prompt token: those of the context layers,
+            then the last one.
+        """
+        del hidden
+        return ()
+
+    @abstractmethod
+    def propose(
+        self,
+        decoder: Decoder,
+        state: DecodeState,
+        noise: Float[Array, "B P V"],
+        sampling: Sampling,
+    ) -> TokenTree:
+        """A tree of N nodes below each row's root; siblings carry distinct tokens.
+
+        Args:
+          decoder: the target, for its embedding and vocabulary projection.
+          state: before the step; `state.drafter` is the drafter's own.
+          noise: of the P positions after the root, the noise that the target will choose with.
+          sampling: how the target will choose.
+        """
+
+    def observe(self, drafter_state: Any, verified: Verified, trace: StepTrace) -> Any:
+        """The drafter's own state after a step.
+
+        Args:
+          drafter_state: before the step.
+          verified: the target's answers over the tree.
+          trace: what was accepted of it.
+        """
+        del verified, trace
+        return drafter_state
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class RootOnly(Drafter):
+    """No drafter: the one-node tree, which makes autoregressive decoding the same program."""
+
+    @property
+    def max_path(self) -> int:
+        return 1
+
+    @property
+    def num_nodes(self) -> int:
+        return 1
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ()
+
+    def propose(
+        self,
+        decoder: Decoder,
+        state: DecodeState,
+        noise: Float[Array, "B P V"],
+        sampling: Sampling,
+    ) -> TokenTree:
+        del decoder, noise, sampling
+        return root_tree(state.root)

@@ -1,0 +1,51 @@
+"""From what a user gives as the drafter to a `Drafter`: the one table of the kinds there are."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from redrafter_jax.config import DraftConfig, DrafterConfig
+from redrafter_jax.drafters.base import Drafter, RootOnly
+from redrafter_jax.drafters.combined import Combined
+from redrafter_jax.drafters.lookup import PromptLookup
+from redrafter_jax.drafters.recurrent import RecurrentDrafter
+from redrafter_jax.errors import InputError
+from redrafter_jax.parallel.model import Model
+
+# By the configuration of the model in files, the drafter that it makes.
+_KINDS: Mapping[type, Callable[[Any, DraftConfig], Drafter]] = {DrafterConfig: RecurrentDrafter}
+
+
+def bind_drafter(
+    drafter: Model[Any, Any] | Drafter | None, draft: DraftConfig | None = None
+) -> Drafter:
+    """The drafter that decoding takes.
+
+    Args:
+      drafter: from `load_drafter`; or a drafter as it is, such as `PromptLookup()`; or None for
+        autoregressive decoding.
+      draft: how a loaded model drafts, None for `DraftConfig()`; with `lookup_tokens` it is
+        combined with prompt lookup. The others take none.
+
+    Raises:
+      InputError: `drafter` is something else, or has no use for `draft`.
+    """
+    if draft is not None and not isinstance(draft, DraftConfig):
+        raise InputError(f"draft is {draft!r}; give a DraftConfig.")
+    if drafter is None or isinstance(drafter, Drafter):
+        if draft is not None:
+            what = "there is no drafter" if drafter is None else f"{drafter!r:.60} takes none"
+            raise InputError(f"draft is {draft}, but {what}; leave draft out.")
+        return drafter or RootOnly()
+    kind = _KINDS.get(type(drafter.config)) if isinstance(drafter, Model) else None
+    if kind is None:
+        raise InputError(
+            f"drafter is {drafter!r:.40}; give one of load_drafter, a Drafter such as "
+            "PromptLookup(), or None for autoregressive decoding."
+        )
+    draft = draft or DraftConfig()
+    head = kind(drafter, draft)
+    if not draft.lookup_tokens:
+        return head
+    # The head may have the lookup's first tokens already: all those after them are new.
+    lookup = PromptLookup(head.max_path - 1 + draft.lookup_tokens)
+    return Combined(head, lookup, draft.lookup_tokens)
