@@ -16,7 +16,7 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_rows, common_mesh, place, to_host
 from redrafter_jax.parallel.model import Model
-from redrafter_jax.requests import PerRow, StopTokens, prepare
+from redrafter_jax.requests import PerRow, Prompts, StopTokens, prepare, token_lists
 from redrafter_jax.types import DecodeState
 
 
@@ -51,7 +51,7 @@ class Generation(NamedTuple):
 def generate(
     target: Target,
     drafter: DraftModel | Drafter | None,
-    prompts: Sequence[Sequence[int]],
+    prompts: Prompts,
     *,
     max_new_tokens: PerRow[int],
     draft: DraftConfig | None = None,
@@ -66,7 +66,8 @@ def generate(
       target: from `load_target`.
       drafter: from `load_drafter`, trained for this target; or `PromptLookup()`, which needs no
         training; or None for autoregressive decoding.
-      prompts: token ids, ragged.
+      prompts: token ids: a list of lists or of arrays, ragged; an array [B T]; or what a tokenizer
+        of transformers returns without padding, such as `apply_chat_template(turns)`.
       max_new_tokens: limit on new tokens, one for all rows or one per row.
       draft: how a loaded drafter drafts trees; None for `DraftConfig()`.
       sampling: how tokens are chosen, one for all rows or one per row; None is greedy.
@@ -78,7 +79,7 @@ def generate(
     Raises:
       InputError: a prompt, a limit or the drafter does not fit the target.
     """
-    bound = bind_drafter(drafter, draft)
+    bound, prompts = bind_drafter(drafter, draft), token_lists(prompts)
     state, max_steps = start(
         target,
         bound,
@@ -94,7 +95,7 @@ def generate(
 
 def generate_autoregressive(
     target: Target,
-    prompts: Sequence[Sequence[int]],
+    prompts: Prompts,
     *,
     max_new_tokens: PerRow[int],
     sampling: PerRow[SamplingConfig] | None = None,

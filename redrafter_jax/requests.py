@@ -1,8 +1,9 @@
 """Ragged requests of lists and numbers, checked and padded into arrays."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
@@ -25,6 +26,67 @@ Value = TypeVar("Value")
 # One value for all rows, or one per row.
 PerRow: TypeAlias = Value | Sequence[Value]
 StopTokens: TypeAlias = PerRow[Sequence[int]]
+# A list of token ids per prompt, an array [B T], or what a tokenizer of transformers returns.
+Prompts: TypeAlias = Sequence[Any] | np.ndarray | jax.Array | Mapping[str, Any]
+
+
+def token_lists(prompts: Prompts) -> list[list[int]]:
+    """Prompts as lists of token ids, one per prompt; what is in them is not checked.
+
+    Args:
+      prompts: a list of lists, of arrays [T], or of dictionaries with such `input_ids`; an array
+        [B T]; or a dictionary with the `input_ids` of one prompt or of all, as a tokenizer of
+        transformers and its `apply_chat_template` return it.
+
+    Raises:
+      InputError: a prompt is no list of whole numbers, or prompts are padded to one length.
+    """
+    given = prompts
+    if isinstance(prompts, Mapping):
+        given = _input_ids(prompts, "prompts")
+        if _axes(given) == 1:
+            given = [given]
+    if isinstance(given, str) or not (isinstance(given, Sequence) or _axes(given) == 2):
+        raise InputError(
+            f"prompts is {_short(prompts)}; give a list of token ids per prompt, or an array [B T]."
+        )
+    return [_token_list(prompt, f"Prompt {row}") for row, prompt in enumerate(given)]
+
+
+def _token_list(prompt: Any, name: str) -> list[int]:
+    given = _input_ids(prompt, name) if isinstance(prompt, Mapping) else prompt
+    if _axes(given) == 2 and len(given) == 1:  # a batch of one
+        given = given[0]
+    if isinstance(given, str) or _axes(given) != 1:
+        raise InputError(
+            f"{name} is {_short(prompt)}; prompts are lists of token ids, one list per prompt."
+        )
+    return np.asarray(given).tolist() if hasattr(given, "__array__") else list(given)
+
+
+def _input_ids(encoding: Mapping[str, Any], name: str) -> Any:
+    if "input_ids" not in encoding:
+        raise InputError(
+            f"{name} is a dictionary without 'input_ids'; give lists of token ids, such as "
+            'tokenizer.apply_chat_template(...)["input_ids"].'
+        )
+    if not all(np.all(np.asarray(row)) for row in encoding.get("attention_mask", ())):
+        raise InputError(
+            f"{name} is padded: its attention_mask holds zeros; call the tokenizer without "
+            'padding and give its ["input_ids"], lists of different lengths.'
+        )
+    return encoding["input_ids"]
+
+
+def _axes(value: Any) -> int:
+    """Of nested lists or an array, 0 for anything else; lists in a list may differ in length."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return 1 + (_axes(value[0]) if len(value) else 0)
+    return np.ndim(value) if hasattr(value, "__array__") else 0
+
+
+def _short(value: Any) -> str:
+    return " ".join(f"{value!r:.60}".split())
 
 
 def prepare(
@@ -59,10 +121,6 @@ def prepare(
     if rows == 0:
         raise InputError("There are no prompts; give at least one list of token ids.")
     for row, prompt in enumerate(prompts):
-        if isinstance(prompt, int | np.integer):
-            raise InputError(
-                f"Prompt {row} is {prompt}; prompts are lists of token ids, one list per prompt."
-            )
         name = f"Prompt {row}" if rows > 1 else "The prompt"
         if len(prompt) == 0:
             raise InputError(f"{name} is empty; it needs at least one token.")
@@ -216,7 +274,7 @@ def _check_tokens(tokens: Sequence[int] | np.ndarray, name: str, vocab_size: int
         if isinstance(token, bool) or not isinstance(token, int | np.integer):
             raise InputError(
                 f"{name} holds {token!r}, which is no token id; give whole numbers, in "
-                "lists or NumPy arrays."
+                "lists or arrays."
             )
         if not 0 <= token < vocab_size:
             raise InputError(

@@ -23,7 +23,15 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.generate import Generation, collect, start
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import place, shardings, to_host
-from redrafter_jax.requests import PerRow, StopTokens, check_whole, of_row, slots_for
+from redrafter_jax.requests import (
+    PerRow,
+    Prompts,
+    StopTokens,
+    check_whole,
+    of_row,
+    slots_for,
+    token_lists,
+)
 from redrafter_jax.text.text_stream import Detokenize, TextStream
 from redrafter_jax.types import DecodeState
 
@@ -103,7 +111,7 @@ class KeptCache:
 def stream(
     target: Target,
     drafter: DraftModel | Drafter | None,
-    prompts: Sequence[Sequence[int]],
+    prompts: Prompts,
     *,
     max_new_tokens: PerRow[int],
     draft: DraftConfig | None = None,
@@ -125,7 +133,7 @@ def stream(
     Args:
       target: from `load_target`.
       drafter: as in `generate`.
-      prompts: token ids, ragged.
+      prompts: as in `generate`.
       max_new_tokens: as in `generate`.
       draft: as in `generate`.
       sampling: as in `generate`.
@@ -145,7 +153,7 @@ def stream(
     check_whole(steps_per_yield, "steps_per_yield")
     if steps_per_yield < 1:
         raise InputError(f"steps_per_yield is {steps_per_yield}; it must be 1 or more.")
-    bound = bind_drafter(drafter, draft)
+    bound, prompts = bind_drafter(drafter, draft), token_lists(prompts)
     stops = _stop_strings(stop_strings, len(prompts), detokenize)
     state, _ = start(
         target,

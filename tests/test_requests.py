@@ -1,8 +1,10 @@
 import dataclasses
 import importlib
+from collections import UserDict
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny_models import tiny_config
@@ -21,7 +23,7 @@ from redrafter_jax.config import DynamicScaling
 from redrafter_jax.drafters.recurrent import check_pair
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target
-from redrafter_jax.requests import prepare, slots_for
+from redrafter_jax.requests import prepare, slots_for, token_lists
 from redrafter_jax.types import Requests
 
 GENERATE = importlib.import_module("redrafter_jax.generate")  # the name is the function's
@@ -93,10 +95,57 @@ def test_limits_and_seeds_are_whole_numbers_and_may_be_arrays() -> None:
         prepared(seeds=[0, 1.9])
 
 
+# What a tokenizer of transformers returns for one text, and for two.
+ONE: Any = UserDict(input_ids=[1, 2], attention_mask=[1, 1])
+TWO: Any = {"input_ids": [[1, 2], [3]], "attention_mask": [[1, 1], [1]]}
+MATRIX = np.array([[1, 2], [3, 4]])
+
+
+@pytest.mark.parametrize(
+    ("prompts", "expected"),
+    [
+        ([[1, 2], (3,)], [[1, 2], [3]]),
+        ([np.array([1, 2]), jnp.array([3])], [[1, 2], [3]]),
+        ([MATRIX[:1], MATRIX[1]], [[1, 2], [3, 4]]),
+        (MATRIX, [[1, 2], [3, 4]]),
+        (jnp.asarray(MATRIX), [[1, 2], [3, 4]]),
+        (ONE, [[1, 2]]),
+        (TWO, [[1, 2], [3]]),
+        ([ONE, ONE], [[1, 2], [1, 2]]),
+        ({"input_ids": MATRIX, "attention_mask": np.ones((2, 2))}, [[1, 2], [3, 4]]),
+        ([[]], [[]]),  # for `prepare` to refuse, and so is no prompt
+        ([], []),
+    ],
+)
+def test_prompts_are_lists_arrays_or_what_a_tokenizer_returns(
+    prompts: Any, expected: list[list[int]]
+) -> None:
+    lists = token_lists(prompts)
+    assert lists == expected
+    assert all(type(token) is int for row in lists for token in row)
+
+
 @pytest.mark.usefixtures("unchecked_shapes")
-def test_prompts_are_lists_of_token_ids() -> None:
-    with pytest.raises(InputError, match=r"^Prompt 0 is 7; prompts are lists of token ids"):
-        prepared(prompts=[7, 8])
+@pytest.mark.parametrize(
+    ("prompts", "sentence"),
+    [
+        ([7, 8], r"^Prompt 0 is 7; prompts are lists of token ids, one list per prompt\.$"),
+        ([[1], "hello"], r"^Prompt 1 is 'hello'; prompts are lists of token ids"),
+        (["hello"], r"^Prompt 0 is 'hello'; prompts"),
+        ([MATRIX], r"^Prompt 0 is array.*; prompts are lists"),
+        ("hello", r"^prompts is 'hello'; give a list of token ids per prompt, or an array \[B T\]"),
+        (np.array([1, 2]), r"^prompts is array\(\[1, 2\]\); give a list of token ids per prompt"),
+        (5, r"^prompts is 5; give"),
+        ({"ids": [1]}, r"without 'input_ids'; .*apply_chat_template\(\.\.\.\)\[\"input_ids\"\]\.$"),
+        (
+            {"input_ids": MATRIX, "attention_mask": np.array([[1, 1], [0, 1]])},
+            r"^prompts is padded: its attention_mask holds zeros; call the tokenizer without",
+        ),
+    ],
+)
+def test_other_prompts_are_refused(prompts: Any, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        token_lists(prompts)
 
 
 def test_sampling_is_one_for_all_or_one_per_row() -> None:
@@ -310,7 +359,8 @@ def test_a_memory_must_hold_the_rows_and_their_tokens() -> None:
     ("changes", "sentence"),
     [
         ({"prompts": [[]]}, "is empty"),
-        ({"prompts": [[24]]}, "outside the vocabulary"),
+        ({"prompts": {"input_ids": np.array([[24]])}}, "outside the vocabulary"),
+        ({"prompts": {"input_ids": [1], "attention_mask": [0]}}, "is padded"),
         ({"max_new_tokens": 512}, "512 positions"),
         ({"seeds": [1, 2]}, "seeds has 2 entries"),
         ({"eos_token_ids": [99]}, "eos_token_ids holds token 99"),

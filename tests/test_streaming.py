@@ -277,7 +277,7 @@ def test_bad_values_are_one_sentence(
 
 def test_a_draft_needs_a_drafter(target: Target) -> None:
     draft = DraftConfig(lookup_tokens=2)
-    sentence = r"^draft is DraftConfig\(.*\), but there is no drafter; give one, or no draft\.$"
+    sentence = r"^draft is DraftConfig\(.*\), but there is no drafter; leave draft out\.$"
     with pytest.raises(InputError, match=sentence):
         next(stream(target, None, [[1]], max_new_tokens=4, draft=draft))
 

@@ -20,8 +20,8 @@ from redrafter_jax.checkpoints.config_files import (
     read_json,
 )
 from redrafter_jax.checkpoints.huggingface import Found, find_drafter, find_target, locate
-from redrafter_jax.checkpoints.stored import ITEM_BYTES, Stored
-from redrafter_jax.checkpoints.weights import INDEX, SINGLE_FILE, dtype_of, read_weight
+from redrafter_jax.checkpoints.stored import ITEM_BYTES, Stored, dtype_of, read_weight
+from redrafter_jax.checkpoints.weights import INDEX, SINGLE_FILE
 from redrafter_jax.errors import InputError
 
 # Safetensors' names of the dtypes that can be asked for.

@@ -19,14 +19,8 @@ from tqdm import tqdm
 from redrafter_jax.checkpoints.config_files import drafter_fields, read_drafter_config
 from redrafter_jax.checkpoints.download import locate, with_weights
 from redrafter_jax.checkpoints.families import read_target_config, target_fields
-from redrafter_jax.checkpoints.stored import Stored
-from redrafter_jax.checkpoints.weights import (
-    SINGLE_FILE,
-    check_shape,
-    find_weights,
-    read_weight,
-    same_bytes,
-)
+from redrafter_jax.checkpoints.stored import Stored, check_shape, read_weight, same_bytes
+from redrafter_jax.checkpoints.weights import SINGLE_FILE, find_weights
 from redrafter_jax.config import DrafterConfig, TargetConfig
 from redrafter_jax.drafters.recurrent_head import DraftModel, RecurrentHead
 from redrafter_jax.errors import InputError

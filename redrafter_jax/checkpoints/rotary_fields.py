@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from redrafter_jax.checkpoints.config_files import field
 from redrafter_jax.config import (
@@ -16,27 +16,15 @@ from redrafter_jax.config import (
 )
 from redrafter_jax.errors import InputError
 
-# What may stand beside `rope_type` and `rope_theta`, for each type.
-_FIELDS = {
-    "default": (),
-    "linear": ("factor",),
-    "dynamic": ("factor",),
-    "llama3": (
-        "factor",
-        "low_freq_factor",
-        "high_freq_factor",
-        "original_max_position_embeddings",
-    ),
-    "yarn": (
-        "factor",
-        "original_max_position_embeddings",
-        "attention_factor",
-        "beta_fast",
-        "beta_slow",
-        "mscale",
-        "mscale_all_dim",
-    ),
+_KINDS: dict[str, type[RopeScaling] | None] = {
+    "default": None,
+    "linear": LinearScaling,
+    "dynamic": DynamicScaling,
+    "llama3": Llama3Scaling,
+    "yarn": YarnScaling,
 }
+# Of yarn, beside its fields: weights of the logarithm in `attention_factor`.
+_YARN_WEIGHTS = ("mscale", "mscale_all_dim")
 # Files of older versions state no base: Llama's was a constant of their code.
 _FIRST_WITH_THETA = (4, 33)
 _LLAMA_THETA = 10000.0
@@ -62,9 +50,9 @@ def read_rotary(values: Mapping[str, Any], path: Path) -> tuple[float, RopeScali
     stated = {"rope_theta": values}
     stated |= {f"{name}.rope_theta": parameters for name, parameters in spellings.items()}
     thetas = {
-        label: field(fields, "rope_theta", path, float)
-        for label, fields in stated.items()
-        if fields.get("rope_theta") is not None
+        label: field(parameters, "rope_theta", path, float)
+        for label, parameters in stated.items()
+        if parameters.get("rope_theta") is not None
     }
     theta = field(
         {"rope_theta": _agreed(thetas, path)}, "rope_theta", path, float, _implied_theta(values)
@@ -80,18 +68,10 @@ def read_rotary(values: Mapping[str, Any], path: Path) -> tuple[float, RopeScali
 
 def rotary_fields(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
     """The same in transformers 4's spelling, which 5 reads too."""
-    kinds = {
-        LinearScaling: "linear",
-        DynamicScaling: "dynamic",
-        Llama3Scaling: "llama3",
-        YarnScaling: "yarn",
-    }
     if scaling is None:
         return {"rope_theta": theta}
-    return {
-        "rope_theta": theta,
-        "rope_scaling": {"rope_type": kinds[type(scaling)], **vars(scaling)},
-    }
+    kind = next(name for name, one in _KINDS.items() if one is type(scaling))
+    return {"rope_theta": theta, "rope_scaling": {"rope_type": kind, **vars(scaling)}}
 
 
 def _agreed(stated: Mapping[str, Any], path: Path) -> Any:
@@ -115,65 +95,51 @@ def _read(
         if parameters.get(name) is not None
     }
     kind = _agreed(kinds or {"": "default"}, path)
-    if kind not in _FIELDS:
+    if kind not in _KINDS:
         raise InputError(
             f"{path} asks for rotary scaling of type {kind!r}; supported are "
-            f"{', '.join(map(repr, _FIELDS))}."
+            f"{', '.join(map(repr, _KINDS))}."
         )
     if parameters.get("partial_rotary_factor", 1) != 1:
         raise InputError(
             f"{path} states partial_rotary_factor={parameters['partial_rotary_factor']!r}; heads "
             "that are rotated in part are not supported."
         )
-    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *_FIELDS[kind]}
+    scaling = _KINDS[kind]
+    own = get_type_hints(scaling) if scaling else {}
+    known = [*own, *(_YARN_WEIGHTS if scaling is YarnScaling else ())]
     for name in parameters:
-        if name not in known:
+        if name not in {"rope_type", "type", "rope_theta", "partial_rotary_factor", *known}:
             raise InputError(
                 f"{path} states {name!r} for rotary scaling of type {kind!r}; supported are "
-                f"{', '.join(map(repr, _FIELDS[kind])) or 'no fields'}."
+                f"{', '.join(map(repr, known)) or 'no fields'}."
             )
-    return _scaling(kind, parameters, values, path)
+    if scaling is None:
+        return None
+    defaults = _yarn_defaults(parameters, values, path) if scaling is YarnScaling else {}
+    return scaling(
+        **{name: field(parameters, name, path, own[name], defaults.get(name)) for name in own}
+    )
 
 
-def _scaling(
-    kind: str, parameters: Mapping[str, Any], values: Mapping[str, Any], path: Path
-) -> RopeScaling | None:
-    def number(name: str, default: float | None = None) -> float:
-        return field(parameters, name, path, float, default)
+def _yarn_defaults(
+    parameters: Mapping[str, Any], values: Mapping[str, Any], path: Path
+) -> dict[str, int | float]:
+    """Those of the paper (arXiv 2309.00071) and of transformers."""
+    factor = field(parameters, "factor", path, float)
 
-    def original(default: int | None = None) -> int:
-        return field(parameters, "original_max_position_embeddings", path, int, default)
-
-    match kind:
-        case "linear":
-            return LinearScaling(number("factor"))
-        case "dynamic":
-            return DynamicScaling(number("factor"))
-        case "llama3":
-            slow, fast = number("low_freq_factor"), number("high_freq_factor")
-            return Llama3Scaling(number("factor"), slow, fast, original())
-        case "yarn":
-            # Defaults of the paper and of transformers.
-            context = original(field(values, "max_position_embeddings", path, int))
-            return YarnScaling(
-                number("factor"),
-                context,
-                number("attention_factor", _yarn_gain(number)),
-                number("beta_fast", 32.0),
-                number("beta_slow", 1.0),
-            )
-    return None
-
-
-def _yarn_gain(number: Any) -> float:
-    """What transformers takes where no `attention_factor` is stated."""
-    factor = number("factor")
-
-    def grown(weight: float) -> float:
+    def gain(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
-    whole, of_all = number("mscale", 0.0), number("mscale_all_dim", 0.0)
-    return grown(whole) / grown(of_all) if whole and of_all else grown(1.0)
+    one, all_dimensions = (field(parameters, name, path, float, 0.0) for name in _YARN_WEIGHTS)
+    return {
+        "original_max_position_embeddings": field(values, "max_position_embeddings", path, int),
+        "attention_factor": gain(one) / gain(all_dimensions)
+        if one and all_dimensions
+        else gain(1.0),
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+    }
 
 
 def _implied_theta(values: Mapping[str, Any]) -> float | None:

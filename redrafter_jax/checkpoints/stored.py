@@ -1,22 +1,31 @@
-"""Where a weight lies in a file, whatever the file's format."""
+"""A weight in a file, whatever the file's format, and its way onto a device."""
 
 import math
+import mmap
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from redrafter_jax.errors import InputError
+
 # Bytes of a number, by safetensors' names of dtypes.
-ITEM_BYTES = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U8": 1,
-    "BOOL": 1,
+_INTEGERS = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2} | _INTEGERS
+_DTYPES = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(jnp.bfloat16),
 }
+# Bytes of a weight that are compared at a time.
+_PIECE = 1 << 22
 
 
 class Stored(NamedTuple):
@@ -40,3 +49,98 @@ class Stored(NamedTuple):
     def bytes(self) -> int:
         """That it takes in the file."""
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+def check_shape(stored: Stored, expected: tuple[int, ...]) -> None:
+    """Refuse a weight that is no number of the kind or shape that the configuration asks for.
+
+    Raises:
+      InputError: the shape differs, or the dtype is not one of floating-point numbers.
+    """
+    if stored.shape != expected:
+        raise InputError(
+            f"{stored.path}: weight {stored.name!r} has shape {stored.shape}, config.json asks "
+            f"for {expected}."
+        )
+    if stored.dtype not in _DTYPES:
+        raise InputError(
+            f"{stored.path}: weight {stored.name!r} is stored as {stored.dtype}; supported are "
+            f"{', '.join(_DTYPES)}, convert it first."
+        )
+
+
+def dtype_of(stored: Stored) -> np.dtype:
+    """Of its numbers; it must be one of floating-point numbers."""
+    return _DTYPES[stored.dtype]
+
+
+def same_bytes(first: Stored, second: Stored) -> bool:
+    """Whether two weights are the same numbers, stored alike."""
+    if (first.dtype, first.shape) != (second.dtype, second.shape):
+        return False
+    with first.path.open("rb") as one, second.path.open("rb") as other:
+        one.seek(first.offset)
+        other.seek(second.offset)
+        sizes = [_PIECE] * (first.bytes // _PIECE) + [first.bytes % _PIECE]
+        return all(one.read(size) == other.read(size) for size in sizes)
+
+
+def read_weight(
+    stored: Stored, dtype: DTypeLike, *, transpose: bool, sharding: NamedSharding | None = None
+) -> Float[Array, "..."]:
+    """The weight on the default device, or each part of it on its own; complete when this returns.
+
+    The host holds its stored bytes and nothing else meanwhile; it is cast and transposed on the
+    device.
+
+    Args:
+      stored: where it is.
+      dtype: that it gets.
+      transpose: whether it is turned on the way.
+      sharding: of the result, over a mesh; None is the default device.
+
+    Raises:
+      InputError: the file has become shorter since its header was read.
+    """
+    if sharding is None:
+        placed = jax.device_put(_read(stored))
+        if not transpose and placed.dtype == dtype:
+            return jax.block_until_ready(placed)
+    else:
+        # Every device's part is read by itself, and only those of this process's devices.
+        try:
+            values = np.memmap(stored.path, _DTYPES[stored.dtype], "r", stored.offset, stored.shape)
+        except ValueError:
+            raise _cut_short(stored) from None
+        axes = (*sharding.spec, *(None,) * (len(stored.shape) - len(sharding.spec)))
+        spec = PartitionSpec(*(axes[::-1] if transpose else axes))
+        placed = jax.make_array_from_callback(
+            stored.shape,
+            NamedSharding(sharding.mesh, spec),
+            lambda index: np.asarray(values[index]),
+        )
+    return jax.block_until_ready(_convert(placed, jnp.dtype(dtype), transpose, sharding))
+
+
+def _read(stored: Stored) -> Float[np.ndarray, "..."]:
+    # Pages of its own, returned whole: freed blocks of a heap add up to several weights.
+    content = mmap.mmap(-1, max(stored.bytes, 1))
+    with stored.path.open("rb") as file:
+        file.seek(stored.offset)
+        count = file.readinto(memoryview(content)[: stored.bytes])
+    if count != stored.bytes:
+        raise _cut_short(stored)
+    values = np.frombuffer(content, _DTYPES[stored.dtype], math.prod(stored.shape))
+    return values.reshape(stored.shape)
+
+
+def _cut_short(stored: Stored) -> InputError:
+    return InputError(f"{stored.path} was cut short while it was read; load it again.")
+
+
+@partial(jax.jit, static_argnums=(1, 2, 3))
+def _convert(
+    x: Float[Array, "..."], dtype: np.dtype, transpose: bool, sharding: NamedSharding | None
+) -> Float[Array, "..."]:
+    converted = (x.T if transpose else x).astype(dtype)
+    return converted if sharding is None else jax.lax.with_sharding_constraint(converted, sharding)

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from torch_archives import named, number, several, tensor, text
 
 from redrafter_jax import InputError
-from redrafter_jax.checkpoints.stored import Stored
+from redrafter_jax.checkpoints.stored import Stored, check_shape, read_weight, same_bytes
 from redrafter_jax.checkpoints.torch_bin import read_torch_file
-from redrafter_jax.checkpoints.weights import check_shape, read_weight, same_bytes
 
 DICTIONARY = named("collections", "OrderedDict")
 PAIRS = b"]q\0(" + b"".join(b"](" + text(str(key)) + b"Ne" for key in range(9)) + b"e"

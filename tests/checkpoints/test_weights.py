@@ -11,7 +11,8 @@ from safetensors.numpy import save_file
 from torch_archives import write_archive
 
 from redrafter_jax import InputError
-from redrafter_jax.checkpoints.weights import check_shape, find_weights, read_weight, same_bytes
+from redrafter_jax.checkpoints.stored import check_shape, read_weight, same_bytes
+from redrafter_jax.checkpoints.weights import find_weights
 
 MATRIX = np.arange(6, dtype=np.float64).reshape(2, 3) / 3
 
