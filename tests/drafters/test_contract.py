@@ -1,0 +1,154 @@
+"""Drafters against the contract: whatever they propose, no text changes."""
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jaxtyping import Array, Float
+
+from redrafter_jax import (
+    DraftConfig,
+    InputError,
+    PromptLookup,
+    SamplingConfig,
+    generate,
+    generate_autoregressive,
+    stream,
+)
+from redrafter_jax.drafters.base import Drafter
+from redrafter_jax.drafters.combined import Combined
+from redrafter_jax.drafters.recurrent import RecurrentDrafter
+from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.tree import chain_tree
+from redrafter_jax.models.target import Decoder, Target
+from redrafter_jax.types import DecodeState, Sampling, StepTrace, TokenTree, Verified
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class RepeatLast(Drafter):
+    """Drafts the last token over and over; its own state counts the target calls of each row."""
+
+    tokens: int = field(metadata={"static": True})
+
+    @property
+    def max_path(self) -> int:
+        return self.tokens + 1
+
+    @property
+    def num_nodes(self) -> int:
+        return self.tokens + 1
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("repeat",)
+
+    def init(self, hidden: Float[Array, "B Z"]) -> Array:
+        return jnp.zeros(len(hidden), jnp.int32)
+
+    def propose(
+        self, decoder: Decoder, state: DecodeState, noise: Array, sampling: Sampling
+    ) -> TokenTree:
+        del decoder, noise, sampling
+        drafted = jnp.repeat(state.root[:, None], self.tokens, axis=1)
+        return chain_tree(state.root, drafted, jnp.ones(len(state.root), bool))
+
+    def observe(self, drafter_state: Array, verified: Verified, trace: StepTrace) -> Array:
+        return drafter_state + (trace.gained > 0)
+
+
+PROMPTS = [[3, 1, 4, 3, 1], [9, 9], [2, 6, 5, 3]]
+SAMPLINGS = [SamplingConfig(), SamplingConfig(temperature=1.0), SamplingConfig(0.8, top_k=5)]
+
+
+@pytest.fixture(scope="module")
+def expected(habitual_target: Target) -> list[list[int]]:
+    return generate_autoregressive(
+        habitual_target, PROMPTS, max_new_tokens=20, sampling=SAMPLINGS
+    ).tokens
+
+
+@pytest.mark.parametrize(
+    ("drafter", "names"),
+    [
+        (RepeatLast(3), ["repeat"]),
+        (PromptLookup(tokens=5), ["lookup"]),
+        (Combined(RepeatLast(2), PromptLookup(4), nodes=3), ["repeat", "lookup"]),
+        (Combined(PromptLookup(4), RepeatLast(2), nodes=2), ["lookup", "repeat"]),
+    ],
+    ids=["toy", "lookup", "toy and lookup", "lookup and toy"],
+)
+def test_texts_are_the_targets_own(
+    habitual_target: Target, expected: list[list[int]], drafter: Drafter, names: list[str]
+) -> None:
+    run = partial(generate, habitual_target, drafter, PROMPTS, sampling=SAMPLINGS)
+    result = run(max_new_tokens=20)
+    assert result.tokens == expected
+    assert list(result.accepted_by) == names
+    accepted = [sum(by_row) for by_row in zip(*result.accepted_by.values(), strict=True)]
+    # A call gains what it accepts and the bonus, unless the row ends before the bonus.
+    for row, steps in enumerate(result.steps):
+        assert 0 <= len(expected[row]) - 1 - steps - accepted[row] + 1 <= 1
+    assert "lookup" not in names or sum(accepted) > 0, "some drafts came true"
+
+
+def test_a_call_gains_what_the_toy_guesses(
+    habitual_target: Target, expected: list[list[int]]
+) -> None:
+    result = generate(
+        habitual_target, RepeatLast(3), PROMPTS, max_new_tokens=20, sampling=SAMPLINGS
+    )
+    for row, text in enumerate(expected):
+        steps, decided = 0, 1
+        while decided < len(text):
+            right = 0
+            while right < 3 and text[decided + right : decided + right + 1] == [text[decided - 1]]:
+                right += 1
+            steps, decided = steps + 1, decided + right + 1
+        assert result.steps[row] == steps
+
+
+def test_a_head_and_a_toy_go_together(
+    habitual_target: Target, good_drafter: DraftModel, expected: list[list[int]]
+) -> None:
+    head = RecurrentDrafter(good_drafter, DraftConfig(beam_width=2, draft_rounds=2))
+    drafter = Combined(head, RepeatLast(3), nodes=2)
+    result = generate(habitual_target, drafter, PROMPTS, max_new_tokens=20, sampling=SAMPLINGS)
+    assert result.tokens == expected
+
+
+def test_prompt_lookup_streams(habitual_target: Target, expected: list[list[int]]) -> None:
+    updates = stream(
+        habitual_target, PromptLookup(3), PROMPTS, max_new_tokens=20, sampling=SAMPLINGS
+    )
+    tokens: list[list[int]] = [[], [], []]
+    for update in updates:
+        tokens = [old + new for old, new in zip(tokens, update.tokens, strict=True)]
+    assert tokens == expected
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize(
+    ("drafter", "draft", "sentence"),
+    [
+        (PromptLookup(), DraftConfig(), r"^draft is .*PromptLookup\(tokens=8\) takes none; leave"),
+        (PromptLookup(512), None, r"trees are 512 tokens deep, but the target has 512 positions"),
+        (Combined(RepeatLast(2), PromptLookup(2), 0), None, r"^Combined\.nodes is 0; it must be 1"),
+        ("lookup", None, r"^drafter is 'lookup'; give one of load_drafter, a Drafter such as"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    habitual_target: Target, drafter: Any, draft: DraftConfig | None, sentence: str
+) -> None:
+    with pytest.raises(InputError, match=sentence):
+        generate(habitual_target, drafter, PROMPTS, max_new_tokens=2, draft=draft)
+
+
+def test_prompt_lookup_drafts_one_token_or_more() -> None:
+    with pytest.raises(InputError, match=r"^PromptLookup\.tokens is 0; it must be a whole number"):
+        PromptLookup(tokens=0)
