@@ -1,11 +1,13 @@
 """JSON files of model folders, and the `config.json` of drafters."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast
 
 from redrafter_jax.config import Cell, DrafterConfig, Head
+from redrafter_jax.config.limits import FieldError
 from redrafter_jax.errors import InputError
 
 DRAFTER_MODEL_TYPE = "recurrent_drafting_drafter"
@@ -45,54 +47,44 @@ def read_drafter_config(folder: Path) -> DrafterConfig:
             f"{path} states model_type {values.get('model_type')!r}; a drafter folder states "
             f"{DRAFTER_MODEL_TYPE!r}."
         )
-    return DrafterConfig(
-        vocab_size=field(values, "vocab_size", path, int),
-        hidden_size=field(values, "hidden_size", path, int),
-        exit_dim=field(values, "exit_dim", path, int),
-        num_draft_layers=field(values, "num_draft_layers", path, int),
-        cell=_cell(values, path),
-        draft_tokens=_whole_numbers(values, "draft_tokens", path),
-        head=_stated(values, "head", Head, path) or "own",
-        head_rank=None
-        if values.get("head_rank") is None
-        else field(values, "head_rank", path, int),
-        context_layers=_whole_numbers(values, "context_layers", path) or (),
-    )
-
-
-def _cell(values: dict[str, Any], path: Path) -> Cell:
-    """Apple's layout states whether there is a cell, in `rnn`; ours which, if it is another."""
+    sizes = ("vocab_size", "hidden_size", "exit_dim", "num_draft_layers")
+    # Apple's layout states whether there is a cell, in `rnn`; ours which, if it is another.
     has_cell = field(values, "rnn", path, bool)
-    stated = _stated(values, "cell", Cell, path)
-    if stated is None:
-        return "simple" if has_cell else "sum"
-    if has_cell == (stated == "sum"):
+    cell = field(values, "cell", path, str, "simple" if has_cell else "sum")
+    if has_cell == (cell == "sum"):
         raise InputError(
-            f"{path} states rnn={has_cell} and cell={stated!r}, which contradict each other."
+            f"{path} states rnn={has_cell} and cell={cell!r}, which contradict each other."
         )
-    return stated
-
-
-def _stated(values: dict[str, Any], name: str, kinds: Any, path: Path) -> Any:
-    """One of a few words, or None where it is not stated."""
-    value = values.get(name)
-    if value is not None and value not in get_args(kinds):
-        raise InputError(
-            f"{path} states {name}={value!r}; supported are {', '.join(get_args(kinds))}."
+    rank = None if values.get("head_rank") is None else field(values, "head_rank", path, int)
+    fields = {name: field(values, name, path, int) for name in sizes}
+    with naming(path):
+        return DrafterConfig(
+            **fields,
+            cell=cast(Cell, cell),
+            draft_tokens=_whole_numbers(values, "draft_tokens", path),
+            head=cast(Head, field(values, "head", path, str, "own")),
+            head_rank=rank,
+            context_layers=_whole_numbers(values, "context_layers", path) or (),
         )
-    return value
 
 
 def _whole_numbers(values: dict[str, Any], name: str, path: Path) -> tuple[int, ...] | None:
     if values.get(name) is None:
         return None
-    numbers = values[name]
-    if not isinstance(numbers, list):
-        raise InputError(f"{path} states {name}={numbers!r}; it must be a list of integers.")
+    numbers = field(values, name, path, list)
     for number in numbers:
         if type(number) is not int:
             raise InputError(f"{path} states {number!r} in {name!r}; they must be integers.")
     return tuple(numbers)
+
+
+@contextmanager
+def naming(path: Path) -> Generator[None]:
+    """Within it, a value that a configuration refuses is blamed on the file that states it."""
+    try:
+        yield
+    except FieldError as error:
+        raise InputError(f"{path}: {error.field} {error.problem}") from None
 
 
 def require_apple_layout(config: DrafterConfig, folder: Path) -> None:

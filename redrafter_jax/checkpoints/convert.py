@@ -15,11 +15,10 @@ import numpy as np
 
 from redrafter_jax.checkpoints.config_files import (
     APPLE_FIELDS,
-    DRAFTER_MODEL_TYPE,
     drafter_fields,
     read_json,
 )
-from redrafter_jax.checkpoints.huggingface import Found, find_drafter, find_target, locate
+from redrafter_jax.checkpoints.huggingface import DRAFTERS, Found, find_drafter, find_target, locate
 from redrafter_jax.checkpoints.stored import ITEM_BYTES, Stored, dtype_of, read_weight
 from redrafter_jax.checkpoints.weights import INDEX, SINGLE_FILE
 from redrafter_jax.errors import InputError
@@ -74,7 +73,7 @@ def convert(
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise InputError(f"{folder} exists already; name a folder that does not, or empty it.")
     stated = read_json(locate(source) / "config.json")
-    is_drafter = stated.get("model_type") == DRAFTER_MODEL_TYPE
+    is_drafter = str(stated.get("model_type")) in DRAFTERS
     find = find_drafter if is_drafter else find_target
     found = find(source)
     beyond: list[str] = []

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from redrafter_jax.checkpoints.config_files import field, read_json
+from redrafter_jax.checkpoints.config_files import field, naming, read_json
 from redrafter_jax.checkpoints.rotary_fields import read_rotary, rotary_fields
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
@@ -35,19 +35,17 @@ _FAMILIES = {
     "qwen2": _Family("Qwen2ForCausalLM", (True, False), False, "some", ("head_dim",)),
     "qwen3": _Family("Qwen3ForCausalLM", None, True, "some", ()),
 }
-_EXPERTS = "a router and feed-forward blocks of experts, chosen token by token"
-_GEMMA = (
-    "scaled embeddings, norms that add one to their weights and stand after each block too, and "
-    "a feed-forward block with GELU, "
+# More would take longer to look at than a model takes to load.
+_MOST_LAYERS = 10_000
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "max_position_embeddings",
 )
-_WOULD_NEED = {
-    "gemma2": _GEMMA + "and soft caps on scores and logits",
-    "gemma3": _GEMMA + "a rotary base per layer, and a way around the vision tower",
-    "gemma3_text": _GEMMA + "and a rotary base per layer",
-    "mixtral": _EXPERTS,
-    "qwen2_moe": _EXPERTS,
-    "qwen3_moe": _EXPERTS,
-}
+_OTHERS = ("num_key_value_heads", "head_dim", "rms_norm_eps", "tie_word_embeddings")
 # Supported values of fields that change what is computed.
 _SUPPORTED = {
     "mlp_bias": False,
@@ -68,38 +66,37 @@ def read_target_config(folder: Path) -> TargetConfig:
     path = folder / "config.json"
     values = read_json(path)
     family = _family(values, path)
-    heads = field(values, "num_attention_heads", path, int)
-    width = field(values, "hidden_size", path, int)
-    layers = field(values, "num_hidden_layers", path, int)
+    sizes = {name: field(values, name, path, int) for name in _SIZES}
+    heads, width, layers = (
+        sizes[name] for name in ("num_attention_heads", "hidden_size", "num_hidden_layers")
+    )
+    if layers > _MOST_LAYERS:
+        raise InputError(f"{path} states num_hidden_layers={layers}; the most is {_MOST_LAYERS}.")
 
     def derived(name: str, value: int) -> int:
         return field(values, name, path, int, value if name in family.derived else None)
 
-    theta, scaling = read_rotary(values, path)
-    bias, output_bias = _biases(values, family, path)
-    window, windowed = _windows(values, family, layers, path)
-    return TargetConfig(
-        vocab_size=field(values, "vocab_size", path, int),
-        hidden_size=width,
-        intermediate_size=field(values, "intermediate_size", path, int),
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=derived("num_key_value_heads", heads),
-        # TargetConfig refuses 0 heads; here they must not divide.
-        head_dim=derived("head_dim", width // max(heads, 1)),
-        rope_theta=theta,
-        rms_norm_eps=field(values, "rms_norm_eps", path, float),
-        max_position_embeddings=field(values, "max_position_embeddings", path, int),
-        # transformers leaves the field out where it is False.
-        tie_word_embeddings=field(values, "tie_word_embeddings", path, bool, False),
-        eos_token_ids=_eos_token_ids(folder, values),
-        rope_scaling=scaling,
-        attention_bias=bias,
-        attention_output_bias=output_bias,
-        qk_norm=family.qk_norm,
-        sliding_window=window,
-        windowed_layers=windowed,
-    )
+    with naming(path):
+        theta, scaling = read_rotary(values, path)
+        bias, output_bias = _biases(values, family, path)
+        window, windowed = _windows(values, family, layers, path)
+        return TargetConfig(
+            **sizes,
+            num_key_value_heads=derived("num_key_value_heads", heads),
+            # TargetConfig refuses 0 heads; here they must not divide.
+            head_dim=derived("head_dim", width // max(heads, 1)),
+            rope_theta=theta,
+            rms_norm_eps=field(values, "rms_norm_eps", path, float),
+            # transformers leaves the field out where it is False.
+            tie_word_embeddings=field(values, "tie_word_embeddings", path, bool, False),
+            eos_token_ids=_eos_token_ids(folder, values),
+            rope_scaling=scaling,
+            attention_bias=bias,
+            attention_output_bias=output_bias,
+            qk_norm=family.qk_norm,
+            sliding_window=window,
+            windowed_layers=windowed,
+        )
 
 
 def target_fields(config: TargetConfig) -> dict[str, Any]:
@@ -114,17 +111,8 @@ def target_fields(config: TargetConfig) -> dict[str, Any]:
     stated = {
         "architectures": [family.architecture],
         "model_type": model_type,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_hidden_layers,
-        "num_attention_heads": config.num_attention_heads,
-        "num_key_value_heads": config.num_key_value_heads,
-        "head_dim": config.head_dim,
+        **{name: getattr(config, name) for name in (*_SIZES, *_OTHERS)},
         **rotary_fields(config.rope_theta, config.rope_scaling),
-        "rms_norm_eps": config.rms_norm_eps,
-        "max_position_embeddings": config.max_position_embeddings,
-        "tie_word_embeddings": config.tie_word_embeddings,
         "eos_token_id": eos[0] if len(eos) == 1 else eos,
         "hidden_act": "silu",
     }
@@ -148,11 +136,9 @@ def _family(values: Mapping[str, Any], path: Path) -> _Family:
     model_type = values.get("model_type")
     family = _FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
-        needed = _WOULD_NEED.get(str(model_type))
         raise InputError(
-            f"{path} states model_type {model_type!r}"
-            + (f", which would need {needed}" if needed else "")
-            + f"; this version reads {', '.join(map(repr, _FAMILIES))}."
+            f"{path} states model_type {model_type!r}; this version reads "
+            f"{', '.join(map(repr, _FAMILIES))}."
         )
     architectures = field(values, "architectures", path, list, [family.architecture])
     if family.architecture not in architectures:

@@ -1,4 +1,4 @@
-"""Files to parameters and back: Hugging Face targets, drafters as Apple stores them."""
+"""Files to parameters and back: Hugging Face targets, and drafters by their `model_type`."""
 
 import json
 import re
@@ -16,7 +16,12 @@ from safetensors import SafetensorError
 from safetensors.flax import save_file
 from tqdm import tqdm
 
-from redrafter_jax.checkpoints.config_files import drafter_fields, read_drafter_config
+from redrafter_jax.checkpoints.config_files import (
+    DRAFTER_MODEL_TYPE,
+    drafter_fields,
+    read_drafter_config,
+    read_json,
+)
 from redrafter_jax.checkpoints.download import locate, with_weights
 from redrafter_jax.checkpoints.families import read_target_config, target_fields
 from redrafter_jax.checkpoints.stored import Stored, check_shape, read_weight, same_bytes
@@ -39,6 +44,22 @@ class _Place(NamedTuple):
     variable: nnx.Variable[Any]
     stored: Stored
     transposed: bool
+
+
+class _Kind(NamedTuple):
+    """A kind of model.
+
+    Attributes:
+      read_config: what a folder's `config.json` states.
+      module: from a configuration, parameters only.
+      stored_name: from a configuration and a parameter's dotted name to its name in the files.
+      layers: the field that counts layers.
+    """
+
+    read_config: Callable[[Path], Any]
+    module: Callable[..., nnx.Module]
+    stored_name: Callable[[Any, str], str]
+    layers: str
 
 
 class Found(NamedTuple):
@@ -93,16 +114,13 @@ def load_target(
 
 def find_target(name: str | Path) -> Found:
     """A target as `load_target` finds it, no weight read yet; errors are the same."""
-    folder = locate(name)
-    config = read_target_config(folder)
-    skeleton = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0)))
-    weights = with_weights(name, folder)
+    folder, config, stored = _describe(name, locate(name), _TARGET)
     # Old files carry the rotary frequencies.
     ignored = [r".*\.rotary_emb\.inv_freq"]
     if config.tie_word_embeddings:
-        _check_tied_head(weights, config)
+        _check_tied_head(stored, config)
         ignored.append(_HEAD)
-    return _find(weights, config, skeleton, _target_name, ignored)
+    return _find(folder, config, stored, _TARGET, ignored)
 
 
 def load_target_config(name: str | Path) -> TargetConfig:
@@ -129,18 +147,22 @@ def load_drafter(
 def find_drafter(name: str | Path) -> Found:
     """A drafter as `load_drafter` finds it, no weight read yet; errors are the same."""
     folder = locate(name)
-    config = read_drafter_config(folder)
-    skeleton = nnx.eval_shape(lambda: RecurrentHead(config, rngs=nnx.Rngs(0)))
-    weights = with_weights(name, folder)
-    return _find(weights, config, skeleton, _drafter_name(config), ignored=())
+    model_type = read_json(folder / "config.json").get("model_type")
+    kind = DRAFTERS.get(model_type) if isinstance(model_type, str) else None
+    if kind is None:
+        raise InputError(
+            f"{folder / 'config.json'} states model_type {model_type!r}; a drafter folder states "
+            f"{' or '.join(map(repr, DRAFTERS))}."
+        )
+    return _find(*_describe(name, folder, kind), kind, ignored=())
 
 
 def stored_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
     """Every weight of such a target by its name in the files, and its shape there."""
-    skeleton = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+    _, abstract = nnx.split(_skeleton(config, _TARGET))
     shapes = {}
-    for path, variable in nnx.to_flat_state(nnx.split(skeleton)[1]):
-        name, leaf = _target_name(_dotted(path)), variable.get_value()
+    for path, variable in nnx.to_flat_state(abstract):
+        name, leaf = _target_name(config, _dotted(path)), variable.get_value()
         shapes[name] = leaf.shape[::-1] if _is_matrix(name, leaf) else leaf.shape
     return shapes
 
@@ -151,7 +173,7 @@ def save_target(target: Target, folder: Path) -> None:
     Raises:
       InputError: no family has all of its variations.
     """
-    _save(folder, target_fields(target.config), target.params, _target_name)
+    _save(folder, target_fields(target.config), target, _TARGET)
 
 
 def save_drafter(drafter: DraftModel, folder: Path) -> None:
@@ -159,51 +181,74 @@ def save_drafter(drafter: DraftModel, folder: Path) -> None:
 
     Where it does not, `config.json` says what is different; see `DrafterConfig.beyond_apple`.
     """
-    config = drafter.config
-    _save(folder, drafter_fields(config), drafter.params, _drafter_name(config))
+    _save(folder, drafter_fields(drafter.config), drafter, DRAFTERS[DRAFTER_MODEL_TYPE])
 
 
-def _target_name(name: str) -> str:
+def _target_name(_: TargetConfig, name: str) -> str:
     """Ours: layers.0.self_attn.q_proj, ...q_bias; theirs: ...q_proj.weight, ...q_proj.bias."""
     if name.endswith("_bias"):
         return f"model.{name.removesuffix('_bias')}_proj.bias"
     return _HEAD if name == "lm_head" else f"model.{name}.weight"
 
 
-def _drafter_name(config: DrafterConfig) -> Callable[[str], str]:
+def _recurrent_name(config: DrafterConfig, name: str) -> str:
     """Ours: blocks.0.kernel, lm_head.kernel ... Apple's: one `lm_head` list holds them all."""
+    name = name.replace("kernel", "weight")
+    if name == "lm_head.weight":
+        return f"lm_head.{config.num_draft_layers}.weight"
+    first, *rest = name.split(".")
+    return f"lm_head.{rest[0]}.linear.{rest[1]}" if first == "blocks" else name
 
-    def stored(name: str) -> str:
-        name = name.replace("kernel", "weight")
-        if name == "lm_head.weight":
-            return f"lm_head.{config.num_draft_layers}.weight"
-        first, *rest = name.split(".")
-        return f"lm_head.{rest[0]}.linear.{rest[1]}" if first == "blocks" else name
 
-    return stored
+_TARGET = _Kind(read_target_config, Decoder, _target_name, "num_hidden_layers")
+DRAFTERS = {
+    DRAFTER_MODEL_TYPE: _Kind(
+        read_drafter_config, RecurrentHead, _recurrent_name, "num_draft_layers"
+    ),
+}
+
+
+def _describe(name: str | Path, folder: Path, kind: _Kind) -> tuple[Path, Any, dict[str, Stored]]:
+    """What a format of files tells of a model: the folder, the configuration, stored weights."""
+    config = kind.read_config(folder)
+    folder = with_weights(name, folder)
+    return folder, config, find_weights(folder)
+
+
+def _skeleton(config: Any, kind: _Kind) -> nnx.Module:
+    return nnx.eval_shape(lambda: kind.module(config, rngs=nnx.Rngs(0)))
 
 
 def _find(
-    folder: Path,
-    config: Any,
-    skeleton: nnx.Module,
-    stored_name: Callable[[str], str],
-    ignored: Sequence[str],
+    folder: Path, config: Any, stored: dict[str, Stored], kind: _Kind, ignored: Sequence[str]
 ) -> Found:
     """Everything is checked; `ignored` are regular expressions."""
-    graphdef, abstract = nnx.split(skeleton)
-    stored = find_weights(folder)
+    layers = getattr(config, kind.layers)
+    if layers > len(stored):  # before so many are made
+        raise InputError(
+            f"{folder / 'config.json'} states {kind.layers}={layers}, but the files hold "
+            f"{len(stored)} weights; they do not belong together."
+        )
+    graphdef, abstract = nnx.split(_skeleton(config, kind))
     places = []
     for path, variable in nnx.to_flat_state(abstract):
-        name, leaf = stored_name(_dotted(path)), variable.get_value()
+        name, leaf = kind.stored_name(config, _dotted(path)), variable.get_value()
         if name not in stored:
             raise InputError(f"{folder} holds no weight {name!r}; the folder is incomplete.")
         transposed = _is_matrix(name, leaf)
         check_shape(stored[name], leaf.shape[::-1] if transposed else leaf.shape)
         places.append(_Place(path, variable, stored[name], transposed))
-    others = set(stored) - {place.stored.name for place in places}
-    _refuse_others(folder, others, ignored)
-    return Found(folder, config, graphdef, tuple(places), tuple(sorted(others)))
+    left_out = sorted(set(stored) - {place.stored.name for place in places})
+    others = [
+        name for name in left_out if not any(re.fullmatch(pattern, name) for pattern in ignored)
+    ]
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        raise InputError(
+            f"{folder} holds the weight {others[0]!r}{more}, for which the model that config.json "
+            "describes has no place; they do not belong together."
+        )
+    return Found(folder, config, graphdef, tuple(places), tuple(left_out))
 
 
 def _load(found: Found, dtype: DTypeLike, mesh: Mesh | None = None) -> Any:
@@ -226,9 +271,8 @@ def _load(found: Found, dtype: DTypeLike, mesh: Mesh | None = None) -> Any:
     return Model(found.config, found.graphdef, nnx.from_flat_state(flat), mesh)
 
 
-def _check_tied_head(folder: Path, config: TargetConfig) -> None:
+def _check_tied_head(stored: Mapping[str, Stored], config: TargetConfig) -> None:
     """A tied target's files may carry the embedding twice, but no head of its own."""
-    stored = find_weights(folder)
     if _HEAD not in stored or _EMBEDDING not in stored:
         return
     head, embedding = stored[_HEAD], stored[_EMBEDDING]
@@ -241,25 +285,12 @@ def _check_tied_head(folder: Path, config: TargetConfig) -> None:
         )
 
 
-def _refuse_others(folder: Path, names: set[str], ignored: Sequence[str]) -> None:
-    others = sorted(
-        name for name in names if not any(re.fullmatch(pattern, name) for pattern in ignored)
-    )
-    if others:
-        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-        raise InputError(
-            f"{folder} holds the weight {others[0]!r}{more}, for which the model that config.json "
-            "describes has no place; they do not belong together."
-        )
-
-
-def _save(
-    folder: Path, config: Mapping[str, Any], params: nnx.State, stored_name: Callable[[str], str]
-) -> None:
+def _save(folder: Path, config: Mapping[str, Any], model: Model[Any, Any], kind: _Kind) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {}
-    for path, variable in nnx.to_flat_state(params):
-        name, value = stored_name(_dotted(path)), jnp.asarray(variable[...])
+    for path, variable in nnx.to_flat_state(model.params):
+        name = kind.stored_name(model.config, _dotted(path))
+        value = jnp.asarray(variable[...])
         tensors[name] = value.T if _is_matrix(name, value) else value
     try:
         save_file(tensors, folder / SINGLE_FILE, metadata={"format": "pt"})

@@ -9,12 +9,11 @@ one of a safetensors file
 import math
 import struct
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from redrafter_jax.checkpoints.stored import ITEM_BYTES, Stored
-from redrafter_jax.checkpoints.torch_pickle import Storage, Tensor, read_pickle
+from redrafter_jax.checkpoints.torch_pickle import Tensor, read_pickle
 from redrafter_jax.errors import InputError
 
 # The description of a thousand weights takes a tenth of a megabyte.
@@ -22,11 +21,8 @@ _LONGEST_PICKLE = 1 << 26
 _LOCAL_HEADER = 30
 
 
-class _Record(NamedTuple):
-    """A file of the archive, by the place of its bytes."""
-
-    offset: int
-    bytes: int
+# Where the bytes of a record of the archive begin in the file, and how many there are.
+_Record = tuple[int, int]
 
 
 def read_torch_file(path: Path) -> dict[str, Stored]:
@@ -53,11 +49,11 @@ def _read(path: Path, file: BinaryIO) -> dict[str, Stored]:
     root = described[0].removesuffix("data.pkl")
 
     def content(name: str, longest: int) -> bytes:
-        record = records[root + name]
-        if record.bytes > longest:
-            raise InputError(f"{path} has {record.bytes} bytes of {name}; the most is {longest}.")
-        file.seek(record.offset)
-        return file.read(record.bytes)
+        start, size = records[root + name]
+        if size > longest:
+            raise InputError(f"{path} has {size} bytes of {name}; the most is {longest}.")
+        file.seek(start)
+        return file.read(size)
 
     # Files of torch before 2.1 do not say.
     if root + "byteorder" in records and content("byteorder", 16) != b"little":
@@ -68,7 +64,16 @@ def _read(path: Path, file: BinaryIO) -> dict[str, Stored]:
     weights = read_pickle(content("data.pkl", _LONGEST_PICKLE), path)
     if not isinstance(weights, dict):
         raise InputError(f"{path} holds a {type(weights).__name__}, no dictionary of weights.")
-    return {name: _place(path, name, value, root, records) for name, value in weights.items()}
+    for name, value in weights.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            raise InputError(
+                f"{path} holds a {type(value).__name__} under {name!r:.60}, no weight; save the "
+                "state dictionary of the model alone."
+            )
+    return {
+        name: _place(path, name, value, records.get(f"{root}data/{value.storage.key}"))
+        for name, value in weights.items()
+    }
 
 
 def _records(path: Path, file: BinaryIO) -> dict[str, _Record]:
@@ -91,71 +96,38 @@ def _records(path: Path, file: BinaryIO) -> dict[str, _Record]:
             raise InputError(
                 f"{path} holds {entry.filename} compressed, which torch.save never does."
             )
-        start = _content_start(file, entry.header_offset, end)
-        if start is None or start + entry.file_size > end:
+        # The local header repeats the name; torch fills it up so that the content is aligned.
+        file.seek(min(max(entry.header_offset, 0), end))
+        header = file.read(_LOCAL_HEADER)
+        lengths = (int.from_bytes(header[at : at + 2], "little") for at in (26, 28))
+        start = entry.header_offset + _LOCAL_HEADER + sum(lengths)
+        if not header.startswith(b"PK\x03\x04") or start + entry.file_size > end:
             raise InputError(f"{path} is truncated or damaged at {entry.filename}.")
-        records[entry.filename] = _Record(start, entry.file_size)
+        records[entry.filename] = (start, entry.file_size)
     return records
 
 
-def _content_start(file: BinaryIO, header: int, end: int) -> int | None:
-    """The place behind a local header; None where there is no header.
-
-    It repeats the name, and torch fills it up so that the content starts at a multiple of 64.
-    """
-    if not 0 <= header < end:
-        return None
-    file.seek(header)
-    content = file.read(_LOCAL_HEADER)
-    if not content.startswith(b"PK\x03\x04"):
-        return None
-    name, extra = (int.from_bytes(content[at : at + 2], "little") for at in (26, 28))
-    return header + _LOCAL_HEADER + name + extra
-
-
-def _place(
-    path: Path, name: object, value: object, root: str, records: dict[str, _Record]
-) -> Stored:
-    if not isinstance(name, str) or not isinstance(value, Tensor):
-        raise InputError(
-            f"{path} holds a {type(value).__name__} under {name!r}, no weight; save the state "
-            "dictionary of the model alone."
-        )
-    storage = value.storage
-    record = _record_of(path, name, storage, records.get(f"{root}data/{storage.key}"))
-    size = math.prod(value.shape)
-    if not size:
-        return Stored(path, name, storage.dtype, value.shape, record.offset)
-    if value.offset + size > storage.numbers:
-        raise InputError(
-            f"{path}: weight {name!r} ends at number {value.offset + size} of a storage of "
-            f"{storage.numbers}; the file is damaged."
-        )
-    if not _in_one_piece(value.shape, value.strides):
-        raise InputError(
-            f"{path}: weight {name!r} of shape {value.shape} has the strides {value.strides}, so "
-            "it does not lie in one piece; save it again after .contiguous()."
-        )
-    offset = record.offset + value.offset * ITEM_BYTES[storage.dtype]
-    return Stored(path, name, storage.dtype, value.shape, offset)
-
-
-def _record_of(path: Path, name: str, storage: Storage, record: _Record | None) -> _Record:
+def _place(path: Path, name: str, tensor: Tensor, record: _Record | None) -> Stored:
+    storage, size = tensor.storage, math.prod(tensor.shape)
     expected = storage.numbers * ITEM_BYTES[storage.dtype]
-    if record is None or record.bytes != expected:
-        found = "is missing" if record is None else f"has {record.bytes} bytes"
+    if record is None or record[1] != expected:
+        found = f"has {record[1]} bytes" if record else "is missing"
         raise InputError(
             f"{path}: the record {storage.key!r} of weight {name!r} {found}, not {expected} bytes; "
             "the file is damaged."
         )
-    return record
-
-
-def _in_one_piece(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether numbers lie in row-major order without gaps; along an axis of one nothing moves."""
-    expected = 1
-    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if size > 1 and stride != expected:
-            return False
-        expected *= size
-    return True
+    if size and tensor.offset + size > storage.numbers:
+        raise InputError(
+            f"{path}: weight {name!r} ends at number {tensor.offset + size} of a storage of "
+            f"{storage.numbers}; the file is damaged."
+        )
+    # Row-major order without gaps; along an axis of one nothing moves.
+    steps = [math.prod(tensor.shape[axis + 1 :]) for axis in range(len(tensor.shape))]
+    moves = zip(tensor.shape, tensor.strides, steps, strict=True)
+    if size and any(count > 1 and stride != step for count, stride, step in moves):
+        raise InputError(
+            f"{path}: weight {name!r} of shape {tensor.shape} has the strides {tensor.strides}, so "
+            "it does not lie in one piece; save it again after .contiguous()."
+        )
+    start = record[0] + (tensor.offset * ITEM_BYTES[storage.dtype] if size else 0)
+    return Stored(path, name, storage.dtype, tensor.shape, start)

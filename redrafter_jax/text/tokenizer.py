@@ -43,7 +43,10 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
         raise InputError(f"{path} is missing; save the target's tokenizer there.")
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises nothing narrower
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    # tokenizers raises nothing narrower, and a panic of its Rust code is no Exception.
+    except BaseException as error:
         raise InputError(f"{path} is no tokenizer: {error}.") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()

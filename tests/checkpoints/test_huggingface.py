@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from tiny_folders import stored_tensors
+from tiny_folders import change_json, stored_tensors
 from tiny_models import assert_same, cast, random_target, tiny_config
 
 from redrafter_jax import (
@@ -201,6 +201,15 @@ def test_a_missing_weight(target_folder: Path) -> None:
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, path)
     with pytest.raises(InputError, match=r"no weight 'model\.layers\.1\.mlp\.up_proj\.weight'"):
+        load_target(target_folder)
+
+
+@pytest.mark.parametrize("layers", [10_000, 1_000_000_000])
+def test_more_layers_than_weights_are_refused_before_they_are_made(
+    target_folder: Path, layers: int
+) -> None:
+    change_json(target_folder / "config.json", num_hidden_layers=layers)
+    with pytest.raises(InputError, match=rf"config\.json states num_hidden_layers={layers}"):
         load_target(target_folder)
 
 

@@ -209,3 +209,10 @@ def test_a_drafter_wider_than_its_config_says(apple_folder: Path) -> None:
     change_json(apple_folder / "config.json", exit_dim=6)
     with pytest.raises(InputError, match=r"has shape .*5.*, config\.json asks for .*6.*\.$"):
         load_drafter(apple_folder)
+
+
+def test_more_residual_blocks_than_weights_are_refused_before_they_are_made(tmp_path: Path) -> None:
+    save_drafter(random_drafter(DrafterConfig(V, D, 5, 1)), tmp_path)
+    change_json(tmp_path / "config.json", num_draft_layers=1_000_000_000)
+    with pytest.raises(InputError, match=r"states num_draft_layers=1000000000, but the files hold"):
+        load_drafter(tmp_path)

@@ -17,11 +17,27 @@ def test_a_tokenizer_never_truncates_or_pads(tmp_path: Path) -> None:
     assert len(load_tokenizer(tmp_path).encode("abcde").ids) == 5
 
 
-def test_a_folder_without_a_readable_tokenizer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"tokenizer.json is missing"):
+BPE = '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": %s}}'
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{}",
+        "{",
+        BPE % '[["a", "c"]]',
+        # Its Rust code panics, which is no Exception.
+        BPE % '[["a", "b"]], "continuing_subword_prefix": "###"',
+    ],
+)
+def test_a_file_that_is_no_tokenizer_is_one_sentence(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(InputError, match=r"tokenizer\.json is no tokenizer: .*\.$"):
         load_tokenizer(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(InputError, match=r"tokenizer.json is no tokenizer"):
+
+
+def test_a_missing_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"tokenizer.json is missing"):
         load_tokenizer(tmp_path)
     with pytest.raises(InputError, match="neither a folder nor an id of the Hugging Face hub"):
         load_tokenizer(tmp_path / "none")
