@@ -11,10 +11,10 @@ PYTHON ?=
 INSTALLED := $(VENV)/.installed$(EXTRAS:%=-%)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test kills aot check format bench gpu measure-gpu
+.PHONY: help setup demo test test-all kills aot check format bench gpu measure-gpu
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: $(INSTALLED) ## make .venv and install everything in it (EXTRAS=cuda for an NVIDIA GPU)
 
@@ -44,15 +44,18 @@ demo: $(INSTALLED) ## train a draft head, then decode with it against plain deco
 	$(BIN)/python -m eval --config configs/demo_eval.yaml
 	@echo "The report: runs/demo/report.json"
 
-test: $(INSTALLED) ## run the tests (ARGS="-k tree" for some of them)
+test: $(INSTALLED) ## run the tests but those marked long (ARGS="-k tree" for some of them)
 	$(BIN)/python -m pytest $(ARGS)
 
+test-all: $(INSTALLED) ## run all tests, those marked long too
+	$(BIN)/python -m pytest -m "" $(ARGS)
+
 kills: $(INSTALLED) ## end training runs at random: one process ten times, one of two processes
-	$(BIN)/python -m pytest -m long -n 0 -s tests/test_kills.py tests/test_processes.py
+	$(BIN)/python -m pytest -m long -n 0 -s tests/train/test_kills.py tests/parallel/test_processes.py
 
 aot: ## run the tests that compile for GPUs, none needed, in an environment of their own
 	JAX_PLATFORMS=cpu $(MAKE) test VENV=.venv-aot EXTRAS=aot \
-	  ARGS="$(or $(ARGS),$(addprefix tests/test_,aot.py compiled.py compiled_mesh.py eval_plan.py eval_steps.py kernel_bench.py))"
+	  ARGS="$(or $(ARGS),tests/pallas_kernels tests/decoding/test_compiled.py tests/decoding/test_compiled_mesh.py tests/eval/test_plan.py tests/eval/test_steps.py)"
 
 check: $(INSTALLED) ## lint, formatting, types, and who may import whom
 	$(BIN)/ruff check .

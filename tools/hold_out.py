@@ -21,7 +21,7 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.settings.files import Settings, load_settings
 from redrafter_jax.text.tokenizer import load_tokenizer
-from train.config import PretrainSettings
+from tools.pretrain_settings import PretrainSettings
 from train.data.folders import TextFile, read_folders
 
 

@@ -29,8 +29,8 @@ from redrafter_jax.config import TargetConfig
 from redrafter_jax.models.target import Target, init_target
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.settings.arguments import parse_settings
+from tools.pretrain_settings import PretrainSettings
 from tools.tokenizer import save_tokenizer, train_tokenizer
-from train.config import PretrainSettings
 from train.data.batches import make_batches
 from train.data.documents import text_documents
 from train.data.folders import read_folders

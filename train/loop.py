@@ -22,7 +22,7 @@ from .checkpoint import open_checkpoints, restore_latest
 from .config import TrainSettings
 from .data.batches import place_batch
 from .data.report import write_report
-from .metrics import MetricsLog, Screen, Speed, check_finite, to_scalars
+from .metrics import MetricsLog, Screen, check_finite, to_scalars
 from .setup import Run, check_same_inputs, check_same_run, set_up
 from .step import StepMetrics, TrainState, init_state, train_step
 from .termination import watch_for_termination
@@ -66,14 +66,14 @@ class Interval(NamedTuple):
       step: the last one.
       state: after it.
       metrics: of it.
-      waited: seconds that the steps waited for data.
+      timing: `tokens_per_second` and `data_wait_fraction` of its steps.
       stopped_by: the signal that ended the interval, if one did.
     """
 
     step: int
     state: TrainState
     metrics: StepMetrics
-    waited: float
+    timing: dict[str, float]
     stopped_by: Signals | None
 
 
@@ -104,7 +104,6 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
             Screen(console, settings.steps, position.step) as screen,
         ):
             stopped_by = None
-            speed = Speed(position.step, time.perf_counter())
             while position.step < settings.steps and stopped_by is None:
                 interval = run_interval(run, position, asked_to_stop, screen.advance)
                 check_finite(
@@ -113,19 +112,16 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
                     loss=float(interval.metrics.loss),
                     gradient_norm=float(interval.metrics.gradient_norm),
                 )
-                speed = speed.wait(interval.waited)
-                timing = speed.scalars(interval.step, _tokens_per_step(settings))
                 stopped_by = interval.stopped_by
                 position = Position(interval.step, interval.state, position.best)
                 tried = None
                 if _is_tried(settings, position.step):
                     position, tried = try_position(run, position)
                 if tried or _is_logged(settings, position.step):
-                    scalars = to_scalars(interval.metrics) | timing | (tried or {})
+                    scalars = to_scalars(interval.metrics) | interval.timing | (tried or {})
                     if log is not None:
                         log.write(position.step, scalars)
                     screen.show(position.step, scalars)
-                    speed = Speed(position.step, time.perf_counter())
                 if _is_saved(settings, position.step) or stopped_by:
                     save(run, position, checkpoints)
                 # After the save, for whoever reads may be gone.
@@ -178,7 +174,8 @@ def run_interval(
       advance: called after every step.
     """
     settings = run.settings
-    step, state, metrics, stopped_by, waited = position.step, position.state, None, None, 0.0
+    step, state, metrics, waited = position.step, position.state, None, 0.0
+    started = time.perf_counter()
     while True:
         step += 1
         asked = time.perf_counter()
@@ -201,7 +198,12 @@ def run_interval(
         stopped_by = asked_to_stop(step)
         done = _is_logged(settings, step) or _is_tried(settings, step) or _is_saved(settings, step)
         if done or stopped_by:
-            return Interval(step, state, metrics, waited, stopped_by)
+            break
+    jax.block_until_ready(metrics)
+    elapsed = time.perf_counter() - started
+    tokens = (step - position.step) * _tokens_per_step(settings)
+    timing = {"tokens_per_second": tokens / elapsed, "data_wait_fraction": waited / elapsed}
+    return Interval(step, state, metrics, timing, stopped_by)
 
 
 def try_position(run: Run, position: Position) -> tuple[Position, dict[str, float]]:

@@ -6,7 +6,6 @@ import re
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
 
 import jax
 from rich.console import Console
@@ -57,32 +56,6 @@ def summary(scalars: dict[str, float]) -> str:
     if "acceptance_length" in scalars:
         parts.append(f"acceptance length {scalars['acceptance_length']:.2f}")
     return "  ".join([*parts, f"{scalars['tokens_per_second']:.0f} tokens/s"])
-
-
-class Speed(NamedTuple):
-    """Since when steps are timed.
-
-    Attributes:
-      step: the last one before.
-      started: `time.perf_counter()` then.
-      waited: seconds that steps since waited for data.
-    """
-
-    step: int
-    started: float
-    waited: float = 0.0
-
-    def wait(self, seconds: float) -> "Speed":
-        """With so many seconds of waiting more."""
-        return self._replace(waited=self.waited + seconds)
-
-    def scalars(self, step: int, tokens_per_step: int) -> dict[str, float]:
-        """`tokens_per_second` and `data_wait_fraction` up to a step that has ended now."""
-        elapsed = time.perf_counter() - self.started
-        return {
-            "tokens_per_second": (step - self.step) * tokens_per_step / elapsed,
-            "data_wait_fraction": self.waited / elapsed,
-        }
 
 
 class Screen:

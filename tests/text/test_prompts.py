@@ -15,8 +15,8 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.settings.files import load_settings
 from redrafter_jax.text.prompts import Prompt, read_prompts, tokenize, tokenize_to_length
 from tools.hold_out import choose_prompts
+from tools.pretrain_settings import PretrainSettings
 from tools.tokenizer import train_tokenizer
-from train.config import PretrainSettings
 from train.data.folders import TextFile
 
 

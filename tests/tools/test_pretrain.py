@@ -16,7 +16,7 @@ from redrafter_jax.checkpoints.huggingface import load_target
 from redrafter_jax.errors import InputError
 from redrafter_jax.settings.files import load_settings
 from tools.pretrain import held_out_loss, main, next_token_loss
-from train.config import PretrainSettings
+from tools.pretrain_settings import PretrainSettings
 from train.data.types import Windows
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -8,7 +8,7 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import init_target
 from train.config import DrafterSettings
 from train.data.types import Windows
-from train.initial import new_drafter
+from train.initial import most_frequent, new_drafter
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -76,3 +76,41 @@ def test_layers_that_the_target_does_not_have_are_refused() -> None:
 def test_a_vocabulary_larger_than_the_targets_is_refused() -> None:
     with pytest.raises(InputError, match="draft_vocab_size is 32; the target has 31 tokens"):
         new_head(DrafterSettings(exit_dim=16, draft_vocab_size=32))
+
+
+def windows(tokens: list[list[int]], mask: list[list[int]]) -> Windows:
+    ids = np.asarray(tokens, np.int32)
+    return Windows(ids, np.asarray(mask, bool), np.ones_like(ids))
+
+
+# Token 5 carries loss three times, 2 twice, 7 once; 1 is there four times and never does.
+TEXT = windows([[5, 2, 1, 1], [5, 7, 1, 1], [5, 2, 9, 9]], [[1, 1, 0, 0]] * 3)
+SMALL = windows([[8, 8]], [[1, 1]])
+
+
+@pytest.mark.parametrize(
+    ("sources", "count", "always", "expected"),
+    [
+        ([(TEXT, 1.0)], 1, (), (5,)),
+        ([(TEXT, 1.0)], 3, (), (2, 5, 7)),
+        # Of equally rare tokens the lower.
+        ([(TEXT, 1.0)], 5, (), (0, 1, 2, 5, 7)),
+        ([(TEXT, 1.0)], 2, (9,), (5, 9)),
+        # A source counts by its weight, not its size: 5 is half of what TEXT teaches.
+        ([(TEXT, 1.0), (SMALL, 1.0)], 1, (), (8,)),
+        ([(TEXT, 9.0), (SMALL, 1.0)], 1, (), (5,)),
+    ],
+)
+def test_the_tokens_that_carry_loss_most_often_come_in_rising_order(
+    sources: list[tuple[Windows, float]],
+    count: int,
+    always: tuple[int, ...],
+    expected: tuple[int, ...],
+) -> None:
+    assert most_frequent(sources, count, vocab_size=10, always=always) == expected
+
+
+@pytest.mark.parametrize("count", [0, 11])
+def test_a_vocabulary_that_cannot_be_is_one_sentence(count: int) -> None:
+    with pytest.raises(InputError, match=rf"draft_vocab_size is {count}; .* ask for 1 to 10"):
+        most_frequent([(TEXT, 1.0)], count, vocab_size=10, always=(9,))

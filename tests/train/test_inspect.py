@@ -107,3 +107,14 @@ def test_inspect_refuses_what_training_refuses(
         main()
     assert stopped.value.code == 2
     assert "2 of 3 records cannot be used" in capsys.readouterr().err
+
+
+def test_data_of_which_little_carries_loss_is_warned_of(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = {"input_ids": [1] * 40, "loss_mask": [0] * 37 + [1] * 3}
+    files = write_lines(config.parent / "little.jsonl", rows, rows)
+    source = "data.sources=[{files: [" + files + "]}]"
+    monkeypatch.setattr(sys, "argv", ["train", "inspect", "--config", str(config), source])
+    main()
+    assert "warning: 6 of 80 tokens (7.5%) carry loss" in capsys.readouterr().out

@@ -126,12 +126,6 @@ def soft_loss(teach: np.ndarray, guess: np.ndarray, softening: Softening) -> flo
     return temperature**2 * (np.exp(teach) * (teach - guess)).sum()
 
 
-@pytest.fixture(scope="module")
-def expected(pair, batch) -> dict[str, np.ndarray]:
-    target, drafter = pair
-    return brute_force(target, drafter, *batch)
-
-
 @partial(jax.jit, static_argnames=("chunk_length", "softening"))
 def sums_over_windows(
     pair: tuple[Target, DraftModel],
@@ -153,52 +147,28 @@ def sums_over_windows(
     return jax.tree.map(lambda leaf: leaf.sum(axis=0), per_window(windows))
 
 
-@pytest.mark.parametrize("chunk_length", [1, 4, 11, 64])
-def test_sums_equal_a_loop_over_positions(pair, batch, expected, chunk_length: int) -> None:
-    tokens, mask = batch
-    hidden, _ = forward(pair[0], tokens)
-    sums = sums_over_windows(pair, hidden, tokens, mask, chunk_length)
-    for name, value in expected.items():
-        np.testing.assert_allclose(getattr(sums, name), value, rtol=2e-4, atol=1e-4, err_msg=name)
-
-
-@pytest.mark.parametrize("softening", [Softening(2.0), Softening(1.0, 3), Softening(0.5, 5)])
-def test_the_soft_loss_is_tempered_and_cut(pair, batch, softening: Softening) -> None:
-    tokens, mask = batch
-    hidden, _ = forward(pair[0], tokens)
-    sums = sums_over_windows(pair, hidden, tokens, mask, 4, softening)
-    target, drafter = pair
-    expected = brute_force(target, drafter, tokens, mask, softening)
-    for name, value in expected.items():
-        np.testing.assert_allclose(getattr(sums, name), value, rtol=2e-4, atol=1e-4, err_msg=name)
-
-
+# As any drafter, chunk by chunk; tempered and cut; other cells and heads; knowing some tokens only.
 @pytest.mark.parametrize(
-    "variant",
+    ("variant", "chunk_length", "softening"),
     [
-        {"cell": "gru", "head": "low_rank", "head_rank": 5},
-        {"head": "target", "draft_tokens": SOME, "context_layers": (0,)},
+        ({}, 1, UNSOFTENED),
+        ({}, 11, UNSOFTENED),
+        ({}, 64, UNSOFTENED),
+        ({}, 4, Softening(2.0)),
+        ({}, 4, Softening(0.5, 5)),
+        ({"cell": "gru", "head": "low_rank", "head_rank": 5}, 4, UNSOFTENED),
+        ({"head": "target", "draft_tokens": SOME, "context_layers": (0,)}, 4, UNSOFTENED),
+        ({"draft_tokens": SOME}, 4, UNSOFTENED),
+        ({"draft_tokens": SOME}, 4, Softening(2.0, 3)),
     ],
-    ids=["gated, in two factors", "the target's head for some tokens, two layers"],
 )
-def test_every_kind_of_drafter_has_these_losses(batch, variant: dict[str, Any]) -> None:
+def test_sums_equal_a_loop_over_positions(
+    batch, variant: dict[str, Any], chunk_length: int, softening: Softening
+) -> None:
     tokens, mask = batch
     target, drafter = make_pair(**variant)
-    layers = drafter.config.context_layers
-    hidden, _ = forward(target, tokens, context_layers=layers)
-    sums = sums_over_windows((target, drafter), hidden, tokens, mask, 4)
-    expected = brute_force(target, drafter, tokens, mask)
-    for name, value in expected.items():
-        np.testing.assert_allclose(getattr(sums, name), value, rtol=2e-4, atol=1e-4, err_msg=name)
-
-
-@pytest.mark.parametrize("softening", [UNSOFTENED, Softening(2.0, 3)])
-def test_a_drafter_may_know_some_tokens_only(batch, softening: Softening) -> None:
-    tokens, mask = batch
-    target, drafter = make_pair(draft_tokens=SOME)
-    assert drafter.merge().lm_head.kernel[...].shape == (20, 13)
-    hidden, _ = forward(target, tokens)
-    sums = sums_over_windows((target, drafter), hidden, tokens, mask, 4, softening)
+    hidden, _ = forward(target, tokens, context_layers=drafter.config.context_layers)
+    sums = sums_over_windows((target, drafter), hidden, tokens, mask, chunk_length, softening)
     expected = brute_force(target, drafter, tokens, mask, softening)
     for name, value in expected.items():
         np.testing.assert_allclose(getattr(sums, name), value, rtol=2e-4, atol=1e-4, err_msg=name)

@@ -6,7 +6,8 @@ from typing import Literal
 from pydantic import PositiveFloat, PositiveInt, field_validator, model_validator
 
 from redrafter_jax.settings.files import Settings
-from train.config import LossSettings, OptimizerSettings, TargetSettings
+from tools.pretrain_settings import TargetSettings
+from train.config import LossSettings, OptimizerSettings
 from train.data.settings import DataSettings
 
 

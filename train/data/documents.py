@@ -19,8 +19,7 @@ from .files import read_raw
 from .folders import read_folder
 from .records import parse
 from .settings import DataSettings, SourceSettings
-from .skips import describe_skips
-from .types import Chat, Document, Raw, Record, Skip, Text, Tokens
+from .types import Chat, Document, Raw, Record, Skip, Text, Tokens, describe_skips
 
 # Records that the tokenizer gets at a time, to spread over the processor's cores.
 _BATCH = 256

@@ -4,17 +4,16 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator
+from importlib import import_module
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, NoReturn
 
 from redrafter_jax.errors import InputError
 
-from .packages import require
 from .settings import SourceSettings
 from .types import Raw, Skip
 
-_EXTRA = "redrafter-jax[hub]"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -143,7 +142,7 @@ def _cannot_read(path: Path | str, error: Exception) -> NoReturn:
 
 
 def _parquet_rows(path: Path) -> Iterator[Raw]:
-    parquet = require("pyarrow.parquet", f"{path}, a Parquet file,", _EXTRA)
+    parquet = _require("pyarrow.parquet", f"{path}, a Parquet file,")
     number = 0
     try:
         with parquet.ParquetFile(path, page_checksum_verification=True) as file:
@@ -156,7 +155,7 @@ def _parquet_rows(path: Path) -> Iterator[Raw]:
 
 
 def _hub_rows(source: SourceSettings) -> Iterator[Raw]:
-    datasets = require("datasets", source.title, _EXTRA)
+    datasets = _require("datasets", source.title)
     try:
         rows = datasets.load_dataset(
             source.hub, source.subset, split=source.split, revision=source.revision
@@ -167,4 +166,14 @@ def _hub_rows(source: SourceSettings) -> Iterator[Raw]:
         raise InputError(
             f"Cannot load {source.title}, subset {source.subset}, split {source.split}: "
             f"{' '.join(str(error).split())}"
+        ) from None
+
+
+def _require(module: str, purpose: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError:
+        raise InputError(
+            f"{purpose} needs the package {module.partition('.')[0]}, which is not installed; in a "
+            "checkout of redrafter-jax, pip install '.[hub]' brings it."
         ) from None

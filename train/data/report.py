@@ -12,7 +12,7 @@ from redrafter_jax.errors import InputError
 
 from .documents import SourceDocuments
 from .rows import Rows
-from .skips import count_reasons, describe_skips
+from .types import count_reasons, describe_skips
 
 # A smaller share of tokens that carry loss is worth a warning.
 _LITTLE = 0.1

@@ -1,5 +1,7 @@
 """What passes between the steps: a raw record, a record, a document, a skip."""
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -90,3 +92,21 @@ class Windows(NamedTuple):
     def choose(self, rows: np.ndarray) -> "Windows":
         """Some of the rows, by number or by mask."""
         return Windows(self.tokens[rows], self.loss_mask[rows], self.segments[rows])
+
+
+def count_reasons(skips: Sequence[Skip]) -> dict[str, int]:
+    """How many records each reason left out, the most frequent first."""
+    return dict(Counter(skip.reason for skip in skips).most_common())
+
+
+def describe_skips(skips: Sequence[Skip]) -> str:
+    """One line: every reason with its count, and where it is met first."""
+    first = {skip.reason: skip for skip in reversed(skips)}
+    return "; ".join(
+        f"{count} × {reason} (first at {_place(first[reason])})"
+        for reason, count in count_reasons(skips).items()
+    )
+
+
+def _place(skip: Skip) -> str:
+    return f"{skip.place}: {skip.detail}" if skip.detail else skip.place

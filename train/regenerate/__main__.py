@@ -27,23 +27,24 @@ from ..config import RegenerateSettings
 from ..data.chat import load_template
 from ..data.documents import load_documents, load_own_tokenizer
 from ..data.rows import cut
-from ..data.skips import describe_skips
-from ..data.types import Chat, Skip
-from .conversation_rows import (
-    find_done,
-    remaining_batches,
-    rewrite_conversations,
-    summarize,
-)
+from ..data.types import Chat, Skip, describe_skips
 from .conversations import (
     Speaker,
+    conversation_item,
     first_question,
     open_conversations,
+    plan_batches,
     read_sources,
+    rewrite_conversations,
 )
-from .output import check_is_no_source, format_rows
-from .texts import choose_prompts, continue_texts, count_done, make_requests
+from .output import Item, check_is_no_source, find_done, format_rows, read_rows
+from .texts import choose_prompts, continue_texts, make_requests, text_item
 from .writer import load_writer
+
+_DATE = (
+    ", give a template that writes today's date that of the first start, as "
+    "data.template_arguments={date_string: ...},"
+)
 
 
 def main() -> None:
@@ -75,10 +76,9 @@ def _continue(settings: RegenerateSettings, mesh: Mesh | None, console: Console)
         windows, settings.prompt_tokens, settings.count, settings.data.shuffle_seed
     )
     requests = make_requests(prompts, settings)
-    # The first process alone knows the output, which the others may see late or not at all.
-    held = np.asarray(count_done(requests, settings) if is_first() else 0)
-    done = int(as_first_has_it(held))
-    if left := requests[done:]:
+    done = _find_done([text_item(request) for request in requests], settings)
+    left = [request for request in requests if not done[request.seed]]
+    if left:
         size = settings.batch_size
         rows = continue_texts(load_writer(settings, mesh), left, config.eos_token_ids, size)
         _append(rows, -(-len(left) // size), settings, console)
@@ -96,15 +96,36 @@ def _rewrite(settings: RegenerateSettings, mesh: Mesh | None, console: Console) 
     speaker = Speaker(tokenizer, template, stop_tokens, settings.data.sequence_length)
     conversations, skips = open_conversations(records, speaker, settings.data, settings.count)
     _tell_skips(console, "conversations", skips)
-    done = np.zeros(len(conversations), bool)
-    if is_first():
-        done = find_done(conversations, settings)
-    done = as_first_has_it(done)
-    if batches := remaining_batches(conversations, done, settings.batch_size):
+    items = [conversation_item(conversation, settings) for conversation in conversations]
+    done = _find_done(items, settings, _DATE)
+    # The batches of the whole run, without the conversations that are done.
+    planned = plan_batches(conversations, settings.batch_size)
+    left = [[each for each in batch if not done[each.seed]] for batch in planned]
+    if batches := [batch for batch in left if batch]:
         rows = rewrite_conversations(load_writer(settings, mesh), speaker, batches, settings)
         _append(rows, len(batches), settings, console)
     if is_first():
-        _say(console, summarize(settings))
+        _say(console, _summarize(settings))
+
+
+def _find_done(items: Sequence[Item], settings: RegenerateSettings, way_out: str = "") -> Any:
+    """Of each item whether the output holds it; the first process alone can tell."""
+    held = find_done(settings.output, items, way_out) if is_first() else np.zeros(len(items), bool)
+    return as_first_has_it(held)
+
+
+def _summarize(settings: RegenerateSettings) -> str:
+    """What the output holds, in a sentence, and what was left out of it."""
+    values = [row.value for row in read_rows(settings.output)[0]]
+    first = [value for value in values if value["row"] == 0]
+    answers, cut = (sum(value[name] for value in values) for name in ("answers", "cut"))
+    limit = settings.max_new_tokens or settings.data.sequence_length
+    told = (
+        f"{len(values)} rows of {len(first)} conversations in {settings.output}: {answers} "
+        f"answers, of which {cut} were cut at their limit of {limit} tokens or less"
+    )
+    ended = [Skip(value["record"], value["left_out"]) for value in first if value["left_out"]]
+    return f"{told}; later answers left out: {describe_skips(ended)}" if ended else told
 
 
 def _append(

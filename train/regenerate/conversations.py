@@ -15,9 +15,9 @@ An answer is learnt with the stop token that the target chose. One that was cut 
 none: the end that the template writes behind it in the next prompt is not learnt.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import batched
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -28,8 +28,8 @@ from ..config import RegenerateSettings
 from ..data.chat import ChatTemplate
 from ..data.documents import read_records
 from ..data.settings import DataSettings
-from ..data.skips import describe_skips
-from ..data.types import Chat, Record, Skip, Turn
+from ..data.types import Chat, Record, Skip, Turn, describe_skips
+from .output import Item
 from .writer import Request, Write
 
 # Batches that are sorted together, so that those of a batch are alike.
@@ -176,6 +176,43 @@ def plan_batches(
 
     blocks = batched(conversations, _BLOCK * batch_size)
     return [batch for block in blocks for batch in batched(sorted(block, key=size), batch_size)]
+
+
+def conversation_item(conversation: Conversation, settings: RegenerateSettings) -> Item:
+    """The conversation as the output knows it."""
+    identity = {
+        "record": conversation.place,
+        "seed": conversation.seed,
+        "temperature": settings.temperature_of(conversation.seed),
+        "max_new_tokens": settings.max_new_tokens,
+        "sequence_length": settings.data.sequence_length,
+    }
+    return Item(identity, conversation.opening)
+
+
+def rewrite_conversations(
+    write: Write,
+    speaker: Speaker,
+    batches: Sequence[Sequence[Conversation]],
+    settings: RegenerateSettings,
+) -> Iterator[list[dict[str, Any]]]:
+    """Rows of the conversations, a batch at a time."""
+    for batch in batches:
+        rewritten = rewrite(write, speaker, batch, settings)
+        yield [
+            conversation_item(conversation, settings).identity
+            | {
+                "row": number,
+                "rows": len(result.rows),
+                "answers": row.answers,
+                "cut": row.cut,
+                "left_out": result.left_out,
+                "input_ids": row.tokens,
+                "loss_mask": row.mask,
+            }
+            for conversation, result in zip(batch, rewritten, strict=True)
+            for number, row in enumerate(result.rows)
+        ]
 
 
 def rewrite(

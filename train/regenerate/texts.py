@@ -11,7 +11,7 @@ from redrafter_jax.errors import InputError
 
 from ..config import RegenerateSettings
 from ..data.types import Windows
-from .output import check_tail, cut_at, format_beginning, read_rows
+from .output import Item
 from .writer import Request, Write
 
 
@@ -45,60 +45,23 @@ def make_requests(
     ]
 
 
+def text_item(request: Request) -> Item:
+    """The request as the output knows it."""
+    identity = {"seed": request.seed, "temperature": request.temperature}
+    return Item(identity, request.prompt)
+
+
 def continue_texts(
-    write: Write, requests: list[Request], stop_tokens: Sequence[int], batch_size: int
+    write: Write, requests: Sequence[Request], stop_tokens: Sequence[int], batch_size: int
 ) -> Iterator[list[dict[str, Any]]]:
     """Rows of the continuations, a batch at a time."""
     for batch in batched(requests, batch_size):
         written = write(batch, stop_tokens)
         yield [
-            {
-                "seed": request.seed,
-                "temperature": request.temperature,
+            text_item(request).identity
+            | {
                 "input_ids": request.prompt + tokens,
                 "loss_mask": [0] * len(request.prompt) + [1] * len(tokens),
             }
             for request, tokens in zip(batch, written, strict=True)
         ]
-
-
-def count_done(requests: list[Request], settings: RegenerateSettings) -> int:
-    """Rows of this run that the output holds already; a row cut short by a kill is removed.
-
-    Raises:
-      InputError: there are more than `count` rows, or something that these settings do not
-        write.
-    """
-    path = settings.output
-    rows, end = read_rows(path)
-    if len(rows) > len(requests):
-        raise InputError(
-            f"count is {len(requests)}, but {path} holds {len(rows)} rows already; raise it or "
-            "use another output."
-        )
-    for row, request in zip(rows, requests, strict=False):
-        if not _is_row(row.value, request):
-            raise InputError(
-                f"{path}, line {row.number} is no continuation of this run's prompt with seed "
-                f"{request.seed} at temperature {request.temperature}; use another output or "
-                "remove that one."
-            )
-    following = {"seed": len(rows), "temperature": settings.temperature_of(len(rows))}
-    check_tail(path, end, [format_beginning(following)])
-    cut_at(path, end)
-    return len(rows)
-
-
-def _is_row(row: dict[str, Any] | None, request: Request) -> bool:
-    if row is None:
-        return False
-    try:
-        ids, mask = row["input_ids"], row["loss_mask"]
-        prompt = request.prompt
-        return (
-            (row["seed"], row["temperature"]) == (request.seed, request.temperature)
-            and ids[: len(prompt)] == prompt
-            and mask == [0] * len(prompt) + [1] * (len(ids) - len(prompt))
-        )
-    except (KeyError, TypeError):
-        return False

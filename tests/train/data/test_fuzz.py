@@ -98,7 +98,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("spoil", [spoil_record, spoil_bytes])
-@pytest.mark.parametrize("case", range(60))
+@pytest.mark.parametrize("case", range(30))
 def test_spoiled_lines_are_counted_and_the_healthy_ones_kept(
     target: Path, tmp_path: Path, case: int, spoil: Callable[[bytes, random.Random], bytes]
 ) -> None:

@@ -33,19 +33,6 @@ def test_settings_can_be_read_back_as_they_are_printed() -> None:
         assert DataSettings.model_validate(data.model_dump(mode="json")) == data
 
 
-def test_a_source_is_called_by_what_it_names() -> None:
-    titles = [
-        SourceSettings.model_validate(values).title
-        for values in (
-            {"folder": "a"},
-            {"files": ["a"]},
-            {"files": ["a", "b", "c"]},
-            {"hub": "a/b"},
-        )
-    ]
-    assert titles == ["a", "a", "a and 2 more", "hub:a/b"]
-
-
 def test_arguments_that_no_template_reads_are_refused() -> None:
     values = {
         "sources": [{"folder": "a"}],
@@ -55,8 +42,3 @@ def test_arguments_that_no_template_reads_are_refused() -> None:
     }
     with pytest.raises(ValueError, match="template_arguments are for the tokenizer's template"):
         DataSettings.model_validate(values)
-
-
-def test_no_source_is_no_data() -> None:
-    with pytest.raises(ValueError, match="at least 1 item"):
-        DataSettings(sources=[], sequence_length=8)

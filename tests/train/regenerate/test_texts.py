@@ -96,7 +96,7 @@ def test_a_finished_run_is_left_as_it_is_and_a_longer_one_adds_to_it(
     regenerate(folder, output, monkeypatch)
     assert output.read_text().startswith(three)
     assert "5 rows in" in capsys.readouterr().err
-    with pytest.raises(InputError, match=r"count is 4, but .* holds 5 rows already"):
+    with pytest.raises(InputError, match=r"line 5 is no row of this run's 4 prompts"):
         regenerate(folder, output, monkeypatch, count=4)
 
 
@@ -125,7 +125,7 @@ def test_rows_of_other_settings_are_refused_and_kept(
         changes = {
             "data": {"sources": [{"folder": str(folder)}], "sequence_length": 16} | changes["data"]
         }
-    with pytest.raises(InputError, match="is no continuation of this run's prompt"):
+    with pytest.raises(InputError, match="is no row of this run's 5 prompts"):
         regenerate(folder, output, monkeypatch, **changes)
     assert output.read_bytes() == before
 
@@ -136,7 +136,7 @@ def test_a_file_of_something_else_is_refused(
 ) -> None:
     output = tmp_path / "rows.jsonl"
     output.write_text(rows)
-    with pytest.raises(InputError, match="line 1 is no continuation"):
+    with pytest.raises(InputError, match="line 1 is no row of this run"):
         regenerate(folder, output, monkeypatch)
     assert output.read_text() == rows
 
