@@ -12,7 +12,7 @@ from rich.console import Console
 from redrafter_jax.acceptance import acceptance_length, acceptance_rate_per_depth
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.drafters.recurrent_head import DraftModel
-from redrafter_jax.generate import collect
+from redrafter_jax.generation import collect
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.settings.arguments import parse_settings

@@ -11,7 +11,7 @@ from jaxtyping import Int
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.decoding.step import decode
 from redrafter_jax.drafters.recurrent_head import DraftModel
-from redrafter_jax.generate import collect, start
+from redrafter_jax.generation import collect, start
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import place
 from redrafter_jax.requests import prepare

@@ -19,7 +19,7 @@ from redrafter_jax.config import DraftConfig
 from redrafter_jax.decoding.step import draft_scorer
 from redrafter_jax.drafters.recurrent import check_pair
 from redrafter_jax.drafters.recurrent_head import DraftModel
-from redrafter_jax.generate import generate_autoregressive
+from redrafter_jax.generation import generate_autoregressive
 from redrafter_jax.models.target import Target
 from redrafter_jax.settings.arguments import parse_settings
 

@@ -20,7 +20,7 @@ from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.decoding.step import decode
 from redrafter_jax.drafters.recurrent import check_pair
 from redrafter_jax.drafters.recurrent_head import DraftModel
-from redrafter_jax.generate import start
+from redrafter_jax.generation import start
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.program import program
 from redrafter_jax.requests import prepare

@@ -1,17 +1,21 @@
 """Recurrent speculative decoding in JAX: the target's own text, in fewer target calls."""
 
-from redrafter_jax.checkpoints.huggingface import (
-    load_drafter,
-    load_target,
-    save_drafter,
-    save_target,
-)
-from redrafter_jax.config import DraftConfig, DrafterConfig, SamplingConfig, TargetConfig
-from redrafter_jax.drafters.lookup import PromptLookup
-from redrafter_jax.errors import InputError
-from redrafter_jax.generate import Generation, generate, generate_autoregressive
-from redrafter_jax.parallel.mesh import make_mesh
-from redrafter_jax.streaming import KeptCache, Update, stream
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from redrafter_jax.checkpoints.huggingface import (
+        load_drafter,
+        load_target,
+        save_drafter,
+        save_target,
+    )
+    from redrafter_jax.config import DraftConfig, DrafterConfig, SamplingConfig, TargetConfig
+    from redrafter_jax.drafters.lookup import PromptLookup
+    from redrafter_jax.errors import InputError
+    from redrafter_jax.generation import Generation, generate, generate_autoregressive
+    from redrafter_jax.parallel.mesh import make_mesh
+    from redrafter_jax.streaming import KeptCache, Update, stream
 
 __all__ = [
     "DraftConfig",
@@ -32,3 +36,22 @@ __all__ = [
     "save_target",
     "stream",
 ]
+
+# Where each name is defined. They are imported when first asked for, so that the help of a command
+# needs no JAX; none of these modules may bear the name of something public, which it would hide.
+_MODULES = {
+    "checkpoints.huggingface": ("load_drafter", "load_target", "save_drafter", "save_target"),
+    "config": ("DraftConfig", "DrafterConfig", "SamplingConfig", "TargetConfig"),
+    "drafters.lookup": ("PromptLookup",),
+    "errors": ("InputError",),
+    "generation": ("Generation", "generate", "generate_autoregressive"),
+    "parallel.mesh": ("make_mesh",),
+    "streaming": ("KeptCache", "Update", "stream"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,7 +20,7 @@ from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
-from redrafter_jax.generate import Generation, collect, start
+from redrafter_jax.generation import Generation, collect, start
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import place, shardings, to_host
 from redrafter_jax.requests import (

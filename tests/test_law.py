@@ -26,7 +26,7 @@ from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.types import Accepted, DecodeState, Sampling, TokenTree, Verified
 
-GENERATE = importlib.import_module("redrafter_jax.generate")  # the name is the function's
+GENERATE = importlib.import_module("redrafter_jax.generation")
 
 # Over so many rows the checks of annotations would take half of the time.
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")

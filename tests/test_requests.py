@@ -26,7 +26,7 @@ from redrafter_jax.models.target import Target
 from redrafter_jax.requests import prepare, slots_for, token_lists
 from redrafter_jax.types import Requests
 
-GENERATE = importlib.import_module("redrafter_jax.generate")  # the name is the function's
+GENERATE = importlib.import_module("redrafter_jax.generation")
 
 CONFIG = tiny_config(max_position_embeddings=64, eos_token_ids=(3, 5))
 

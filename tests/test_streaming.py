@@ -23,7 +23,7 @@ from redrafter_jax import (
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target
 
-GENERATE = importlib.import_module("redrafter_jax.generate")  # the name is the function's
+GENERATE = importlib.import_module("redrafter_jax.generation")
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

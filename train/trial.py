@@ -16,7 +16,7 @@ from redrafter_jax.checkpoints.huggingface import save_drafter
 from redrafter_jax.drafters.recurrent import check_pair
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
-from redrafter_jax.generate import generate
+from redrafter_jax.generation import generate
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_rows, to_host
 from redrafter_jax.parallel.model import Model

@@ -1,13 +1,12 @@
-"""Where a model's files lie: in a folder, or in this machine's copy of a hub repository."""
+"""Where a model's files lie: in a folder, or in this machine's copy of a hub repository.
+
+The hub's client, which takes half a second to import, is imported where it is used.
+"""
 
 import difflib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import GatedRepoError, HFValidationError
-from huggingface_hub.utils import validate_repo_id
 
 from redrafter_jax.errors import InputError
 
@@ -65,6 +64,8 @@ def with_weights(name: str | Path, folder: Path) -> Path:
 
 
 def _download(repository: str, pattern: str, revision: str | None = None) -> Path:
+    from huggingface_hub import snapshot_download
+
     fetch = partial(snapshot_download, revision=revision, allow_patterns=[pattern])
     return from_hub(fetch, repository, "config.json and model.safetensors")
 
@@ -80,6 +81,9 @@ def from_hub(fetch: Callable[[str], str], repository: str, needed: str) -> Path:
     Raises:
       InputError: it could not be downloaded, for whatever reason.
     """
+    from huggingface_hub.errors import GatedRepoError, HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
     folder = f"give the path of a folder with {needed}"
     if Path(repository).is_file():
         raise InputError(f"{repository!r} is a file; {folder}.")

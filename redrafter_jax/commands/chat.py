@@ -6,30 +6,22 @@ import sys
 import time
 from collections.abc import Generator
 from itertools import islice
-from typing import Any
 
 from redrafter_jax.checkpoints.huggingface import load_target_config
-from redrafter_jax.commands.options import (
-    add_choices,
-    add_draft,
-    add_models,
-    add_template,
-    draft_of,
-    load_models,
-    opening_of,
-    sampling_of,
-    template_of,
-)
-from redrafter_jax.commands.terminal import (
-    Screen,
-    ctrl_c_sets,
+from redrafter_jax.commands.arguments import config_of
+from redrafter_jax.commands.options import draft_of, load_models, opening_of, template_of
+from redrafter_jax.commands.speed import (
+    Clock,
+    baseline_seconds,
+    describe_cost,
     describe_speed,
-    open_screen,
-    read_lines,
+    step_seconds,
 )
-from redrafter_jax.config import TargetConfig
+from redrafter_jax.commands.terminal import Screen, ctrl_c_sets, open_screen, read_lines
+from redrafter_jax.config import SamplingConfig, TargetConfig
+from redrafter_jax.config.limits import FieldError
 from redrafter_jax.errors import InputError
-from redrafter_jax.generate import Generation
+from redrafter_jax.generation import Generation
 from redrafter_jax.streaming import KeptCache, Update, stream
 from redrafter_jax.text.chat_template import Turn, encode_turns, end_tokens
 from redrafter_jax.text.tokenizer import load_tokenizer, require_text
@@ -48,45 +40,14 @@ Ctrl-C stops an answer; what it said stays in the conversation. Every line is a 
 begins with / is typed with two."""
 
 
-def add(commands: Any) -> None:
-    """State the command's arguments, to the parser's `add_subparsers()`."""
-    command = commands.add_parser(
-        "chat",
-        help="talk with the target",
-        description="A conversation: messages line by line from stdin, answers on stdout as they "
-        "are decided, counts on stderr. /help lists what may be typed besides messages.",
-    )
-    command.set_defaults(run=chat)
-    add_models(command)
-    add_template(command)
-    command.add_argument(
-        "--context-length",
-        type=int,
-        metavar="TOKENS",
-        help=f"room for the whole conversation (the target's limit, {_CONTEXT_LENGTH} at most)",
-    )
-    command.add_argument(
-        "--max-new-tokens", type=int, help="limit on the tokens of an answer (what the room leaves)"
-    )
-    command.add_argument(
-        "--color",
-        choices=("auto", "always", "never"),
-        default="auto",
-        help="colour text by the tokens that each call gained (auto: on a terminal, unless "
-        "NO_COLOR is set)",
-    )
-    add_choices(command)
-    add_draft(command)
-
-
-def chat(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace, clock: Clock = time.perf_counter) -> None:
     """Answer every message until the input ends or /quit.
 
     Raises:
       InputError: an argument or a file cannot be used.
     """
     screen = open_screen(arguments.color)
-    conversation = _Conversation(arguments, screen)
+    conversation = _Conversation(arguments, screen, clock)
     for line in read_lines():
         if line.strip() == "/quit":
             return
@@ -99,9 +60,9 @@ def chat(arguments: argparse.Namespace) -> None:
 class _Conversation:
     """The turns so far, and all that answers the next one."""
 
-    def __init__(self, arguments: argparse.Namespace, screen: Screen) -> None:
-        self._screen = screen
-        self._draft, self._sampling = draft_of(arguments), sampling_of(arguments)
+    def __init__(self, arguments: argparse.Namespace, screen: Screen, clock: Clock) -> None:
+        self._screen, self._clock = screen, clock
+        draft, self._sampling = draft_of(arguments), config_of(SamplingConfig, arguments)
         self._stop_strings, self._seed = arguments.stop or (), arguments.seed
         self._longest_answer = _check_limit(arguments.max_new_tokens)
         self._opening = opening_of(arguments)
@@ -111,7 +72,7 @@ class _Conversation:
         )
         self._tokenizer = load_tokenizer(arguments.target)
         self._template = template_of(arguments, self._tokenizer)
-        self._target, self._drafter = load_models(arguments)
+        self._target, self._drafter = load_models(arguments, draft)
         self._ends = end_tokens(
             self._template,
             self._tokenizer,
@@ -119,7 +80,7 @@ class _Conversation:
             [[*self._opening, {"role": "user", "content": "Hello"}]],
         )
         self._kept_cache = KeptCache(self._context_length)
-        self._compile()
+        self._baseline = self._compile()
 
     def take(self, line: str) -> None:
         """Obey a command, or answer a message.
@@ -155,7 +116,13 @@ class _Conversation:
                 f"/temperature takes a number such as 0.7, but {value!r} was given; it stays "
                 f"{self._sampling.temperature:g}."
             ) from None
-        self._sampling = dataclasses.replace(self._sampling, temperature=temperature)
+        try:
+            self._sampling = dataclasses.replace(self._sampling, temperature=temperature)
+        except FieldError as error:
+            raise InputError(
+                f"/temperature {error.problem.removesuffix('.')}; it stays "
+                f"{self._sampling.temperature:g}."
+            ) from None
         _tell(f"The temperature is {temperature:g}.")
 
     def _answer(self, message: str) -> None:
@@ -169,18 +136,22 @@ class _Conversation:
                 "begin anew with /reset."
             )
         limit = min(room, self._longest_answer or room)
-        started = time.perf_counter()
+        started, stamps = self._clock(), []
         try:
-            text, result, stopped = self._say(prompt, limit, started)
+            text, result, stopped = self._say(prompt, limit, started, stamps)
         finally:
             self._screen.end()
-        seconds = time.perf_counter() - started
+        seconds = self._clock() - started
         if result is None:
             _tell("Stopped before the answer began; the message is not kept.")
             return
         self._turns = [*asked, {"role": "assistant", "content": text}]
-        _tell(("stopped; " if stopped else "") + describe_speed(result, seconds))
         (tokens,) = result.tokens
+        _tell(
+            ("stopped; " if stopped else "")
+            + describe_speed(result, len(tokens) / seconds)
+            + self._cost(result, stamps)
+        )
         if not stopped and len(tokens) == limit and tokens[-1] not in self._ends:
             _tell(
                 f"The context of {self._context_length} tokens is full; /reset begins anew."
@@ -189,9 +160,12 @@ class _Conversation:
             )
 
     def _say(
-        self, prompt: list[int], limit: int, started: float
+        self, prompt: list[int], limit: int, started: float, stamps: list[float]
     ) -> tuple[str, Generation | None, bool]:
-        """Write the answer as it comes: its text, its counts, and whether Ctrl-C stopped it."""
+        """Write the answer as it comes: its text, its counts, and whether Ctrl-C stopped it.
+
+        The time of every update is added to `stamps`.
+        """
         said, text, result, shown = "", "", None, started
         updates = self._stream(prompt, limit)
         with ctrl_c_sets() as stop:
@@ -202,9 +176,10 @@ class _Conversation:
                     # The gap is the template's to write when it renders the answer.
                     text = said.removeprefix(self._template.gap)
                     self._screen.write(text[before:], max(1, len(update.tokens[0])))
-                    now = time.perf_counter()
+                    now = self._clock()
+                    stamps.append(now)
                     if now - shown > _SECONDS_PER_STATUS:
-                        self._screen.show_status(describe_speed(result, now - started))
+                        self._screen.show_status(_status(result, now - started))
                         shown = now
                     if stop.is_set():
                         break
@@ -220,7 +195,6 @@ class _Conversation:
             self._drafter,
             [prompt],
             max_new_tokens=limit,
-            draft=self._draft,
             sampling=self._sampling,
             seeds=[self._seed],
             eos_token_ids=self._ends if ends else (),
@@ -229,12 +203,32 @@ class _Conversation:
             kept_cache=self._kept_cache,
         )
 
-    def _compile(self) -> None:
-        """Prefill and one step, so that answers come at their own speed."""
+    def _cost(self, result: Generation, stamps: list[float]) -> str:
+        own = step_seconds(stamps)
+        if own is None or self._baseline is None:
+            return ""
+        cost = own / self._baseline
+        return "; " + describe_cost(result.acceptance_length, cost, self._drafter.num_nodes)
+
+    def _compile(self) -> float | None:
+        """Prefill and one step, before the first answer; the seconds of a baseline step."""
         _tell(f"Compiling for {self._context_length} tokens of conversation ...")
         for _ in islice(self._stream([0], 2, ends=False), 2):
             pass
+        baseline = baseline_seconds(
+            self._target,
+            self._drafter,
+            self._sampling,
+            self._context_length,
+            kept_cache=self._kept_cache,
+            clock=self._clock,
+        )
         _tell("Ready; /help tells what else may be typed.")
+        return baseline
+
+
+def _status(result: Generation, seconds: float) -> str:
+    return describe_speed(result, len(result.tokens[0]) / seconds if seconds else None)
 
 
 def _check_limit(limit: int | None) -> int | None:

@@ -1,31 +1,16 @@
 """`convert`: a drafter or a target as a folder of safetensors."""
 
 import argparse
-from pathlib import Path
-from typing import Any
 
-from redrafter_jax.checkpoints.convert import DTYPES, convert
+from redrafter_jax.checkpoints.convert import convert
 
 
-def add(commands: Any) -> None:
-    """State the command's arguments, to the parser's `add_subparsers()`."""
-    command = commands.add_parser(
-        "convert",
-        help="write a drafter or a target as safetensors",
-        description="Write a drafter or a target, of Apple's code or ours, as a folder of "
-        "safetensors that loads the same, or rounded to another dtype.",
-    )
-    command.set_defaults(run=_convert)
-    command.add_argument("source", help="folder or hub id, its weights safetensors or .bin")
-    command.add_argument("folder", type=Path, help="to write; it must not exist, or be empty")
-    command.add_argument("--dtype", choices=tuple(DTYPES), help="of all weights (as stored)")
-    command.add_argument(
-        "--for-apple", action="store_true", help="refuse a drafter that Apple's code cannot load"
-    )
+def run(arguments: argparse.Namespace) -> None:
+    """Convert, and say what was written.
 
-
-def _convert(arguments: argparse.Namespace) -> None:
-    """Convert, and say what was written."""
+    Raises:
+      InputError: the source cannot be read, or the folder not be written.
+    """
     written = convert(
         arguments.source, arguments.folder, arguments.dtype, for_apple=arguments.for_apple
     )

@@ -1,143 +1,48 @@
-"""Arguments that the commands that decode share, and what is made of them."""
+"""What the options of the decoding commands stand for: models, templates, configurations."""
 
 import argparse
-from typing import get_args
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
 from tokenizers import Tokenizer
 
 from redrafter_jax.checkpoints.huggingface import load_drafter, load_target
-from redrafter_jax.config import DraftConfig, SamplingConfig
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.commands.arguments import config_of, option_of
+from redrafter_jax.config import DraftConfig
+from redrafter_jax.drafters.base import Drafter, RootOnly
+from redrafter_jax.drafters.bind import bind_drafter
+from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import make_mesh
-from redrafter_jax.text.chat_template import ChatTemplate, TemplateName, Turn, load_template
+from redrafter_jax.text.chat_template import (
+    ChatTemplate,
+    Turn,
+    encode_turns,
+    end_tokens,
+    load_template,
+)
 from redrafter_jax.text.tokenizer import require_text
 
 
-def add_models(command: argparse.ArgumentParser) -> None:
-    """Which target and drafter to load, and how."""
-    command.add_argument("--target", required=True, help="folder or hub id of the target")
-    drafters = command.add_mutually_exclusive_group(required=True)
-    drafters.add_argument("--drafter", help="folder or hub id of a drafter trained for it")
-    drafters.add_argument("--no-drafter", action="store_true", help="plain decoding")
-    command.add_argument(
-        "--dtype",
-        choices=("float32", "bfloat16"),
-        help="of the parameters (bfloat16 on a GPU, else float32)",
-    )
-    command.add_argument(
-        "--mesh-model",
-        type=int,
-        default=1,
-        metavar="N",
-        help="devices that share the work, each with a part of the weights (%(default)s)",
-    )
-
-
-def add_choices(command: argparse.ArgumentParser) -> None:
-    """How the target chooses tokens."""
-    add = command.add_argument_group("how tokens are chosen").add_argument
-    add("--temperature", type=float, default=0.0, help="0 takes the most likely token (0)")
-    add("--top-k", type=int, help="above temperature 0: keep the k most likely tokens")
-    add(
-        "--top-p",
-        type=float,
-        help="likewise: keep the most likely tokens that reach this probability",
-    )
-    add(
-        "--min-p",
-        type=float,
-        help="likewise: drop tokens below this share of the best one's probability",
-    )
-    add("--stop", action="append", metavar="STRING", help="end before this text; may be repeated")
-    add("--seed", type=int, default=0, help="the same seed gives the same text (%(default)s)")
-
-
-def add_draft(command: argparse.ArgumentParser) -> None:
-    """How trees are drafted."""
-    width, rounds = DraftConfig.beam_width, DraftConfig.draft_rounds
-    title = "how drafts are made, which changes the speed but never the text"
-    add = command.add_argument_group(title).add_argument
-    add("--beam-width", type=int, default=width, help="beams kept per round (%(default)s)")
-    add("--draft-rounds", type=int, default=rounds, help="tokens per beam (%(default)s)")
-    add("--num-nodes", type=int, help="tree nodes to verify, root and copied ones included (all)")
-    sharpness = DraftConfig.sharpness
-    add("--sharpness", type=float, default=sharpness, help="factor on draft scores (%(default)s)")
-    copied = DraftConfig.lookup_tokens
-    add(
-        "--lookup-tokens",
-        type=int,
-        default=copied,
-        help="prompt lookup: of the nodes, so many that copy what followed when the text last read "
-        "so (%(default)s)",
-    )
-
-
-def add_template(command: argparse.ArgumentParser) -> None:
-    """How conversations are written."""
-    command.add_argument(
-        "--chat-template",
-        choices=get_args(TemplateName),
-        help="how turns become text: by the tokenizer's own template (the default) or a built-in",
-    )
-    command.add_argument("--system", metavar="TEXT", help="a system turn that comes first")
-
-
-def sampling_of(arguments: argparse.Namespace) -> SamplingConfig:
-    """What `add_choices` was given.
+def draft_of(arguments: argparse.Namespace) -> DraftConfig:
+    """How trees are drafted.
 
     Raises:
-      InputError: a value is out of its range.
+      InputError: a value is out of its range, or is for the drafter that there is not.
     """
-    return SamplingConfig(
-        temperature=arguments.temperature,
-        top_k=arguments.top_k,
-        top_p=arguments.top_p,
-        min_p=arguments.min_p,
-    )
-
-
-def refuse_idle_filters(arguments: argparse.Namespace) -> None:
-    """Refuse filters where `add_choices` was given no temperature for them to act at.
-
-    Raises:
-      InputError: there are some.
-    """
-    given = [name for name in ("top_k", "top_p", "min_p") if getattr(arguments, name) is not None]
-    if given and arguments.temperature == 0:
-        options = " and ".join("--" + name.replace("_", "-") for name in given)
-        raise InputError(
-            f"--temperature is 0, which takes the most likely token whatever {options} would keep; "
-            f"give a --temperature above 0, or leave {options} out."
-        )
-
-
-def draft_of(arguments: argparse.Namespace) -> DraftConfig | None:
-    """What `add_draft` was given; None without a drafter.
-
-    Raises:
-      InputError: a value is out of its range, or nothing is drafted.
-    """
-    draft = DraftConfig(
-        beam_width=arguments.beam_width,
-        draft_rounds=arguments.draft_rounds,
-        num_nodes=arguments.num_nodes,
-        sharpness=arguments.sharpness,
-        lookup_tokens=arguments.lookup_tokens,
-    )
-    if arguments.no_drafter and draft != DraftConfig():
-        raise InputError(
-            "--no-drafter drafts nothing; leave --beam-width, --draft-rounds, --num-nodes, "
-            "--sharpness and --lookup-tokens out, or give --drafter."
-        )
-    return None if arguments.no_drafter else draft
+    draft = config_of(DraftConfig, arguments)
+    given = [name for name, value in vars(draft).items() if value != getattr(DraftConfig, name)]
+    idle = " and ".join(option_of(name) for name in given if name != "lookup_tokens")
+    if arguments.no_drafter and idle:
+        raise InputError(f"{idle} is for a drafter's trees; give --drafter, or leave it out.")
+    return draft
 
 
 def template_of(arguments: argparse.Namespace, tokenizer: Tokenizer) -> ChatTemplate:
-    """What `add_template` was given.
+    """How conversations are written.
 
     Raises:
       InputError: the tokenizer has no template, or does not fit the built-in one.
@@ -158,16 +63,64 @@ def opening_of(arguments: argparse.Namespace) -> list[Turn]:
     return [{"role": "system", "content": arguments.system}]
 
 
-def load_models(arguments: argparse.Namespace) -> tuple[Target, DraftModel | None]:
-    """What `add_models` was given; no drafter for plain decoding.
+class Writing(NamedTuple):
+    """How `generate` turns a prompt's text into tokens, and where its continuation ends.
+
+    Attributes:
+      encode: from the text to tokens.
+      stops: from the target's own end tokens and all texts to the tokens that end a continuation.
+      gap: what a continuation begins with that is not part of its text.
+    """
+
+    encode: Callable[[str], list[int]]
+    stops: Callable[[tuple[int, ...], list[str]], tuple[int, ...]]
+    gap: str
+
+
+def writing_of(arguments: argparse.Namespace, tokenizer: Tokenizer) -> Writing:
+    """A prompt as it stands, or with --chat as a message of the template.
 
     Raises:
-      InputError: one of the two cannot be loaded, or the mesh does not fit.
+      InputError: options of conversations are given without --chat, or there is no template.
+    """
+    if not arguments.chat:
+        for name in ("chat_template", "system"):
+            if getattr(arguments, name) is not None:
+                option = option_of(name)
+                raise InputError(
+                    f"{option} is for conversations; give --chat too, or leave it out."
+                )
+        return Writing(lambda text: tokenizer.encode(text).ids, lambda stops, _: stops, "")
+    template, opening = template_of(arguments, tokenizer), opening_of(arguments)
+
+    def turns(text: str) -> list[Turn]:
+        return [*opening, {"role": "user", "content": text}]
+
+    return Writing(
+        lambda text: encode_turns(template, tokenizer, turns(text)),
+        lambda stops, texts: end_tokens(template, tokenizer, stops, list(map(turns, texts))),
+        template.gap,
+    )
+
+
+def load_models(arguments: argparse.Namespace, draft: DraftConfig) -> tuple[Target, Drafter]:
+    """The target and the drafter, checked for each other before anything is compiled.
+
+    Raises:
+      InputError: one of the two cannot be loaded, they do not go together or with the trees, or the
+        mesh does not fit.
     """
     mesh = _mesh_of(arguments.mesh_model)
     dtype = arguments.dtype or ("bfloat16" if jax.default_backend() == "gpu" else "float32")
     target = load_target(arguments.target, dtype, mesh)
-    return target, None if arguments.no_drafter else load_drafter(arguments.drafter, dtype, mesh)
+    if not arguments.no_drafter:
+        drafter = bind_drafter(load_drafter(arguments.drafter, dtype, mesh), draft)
+    elif draft.lookup_tokens:
+        drafter = PromptLookup(draft.lookup_tokens)
+    else:
+        drafter = RootOnly()
+    drafter.check(target.config)
+    return target, drafter
 
 
 def _mesh_of(parts: int) -> Mesh | None:

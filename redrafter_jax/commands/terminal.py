@@ -11,11 +11,15 @@ from io import TextIOWrapper
 from threading import Event
 from typing import Literal, Protocol, runtime_checkable
 
-from redrafter_jax.generate import Generation
-
 # How many tokens a call gained, from one to five and more: plain, cyan, green, yellow, magenta.
 _COLOURS = ("", "\x1b[36m", "\x1b[32m", "\x1b[33m", "\x1b[35m")
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+
+_PICTURES = {
+    **{code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"},
+    0x7F: 0x2421,
+    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
+}
 
 When = Literal["auto", "always", "never"]
 
@@ -38,14 +42,13 @@ def wants_colour(when: When, out: Out, environment: Mapping[str, str]) -> bool:
     return _is_terminal(out, environment) and not environment.get("NO_COLOR")
 
 
-def describe_speed(result: Generation, seconds: float) -> str:
-    """How row 0 was decoded, in a line."""
-    count, calls, copied = len(result.tokens[0]), result.steps[0], result.copied_tokens[0]
-    of_it = f" ({copied / calls:.2f} copied)" if copied else ""
-    return (
-        f"{count} tokens, {count / seconds:.1f} tokens/s, acceptance length "
-        f"{result.acceptance_length:.2f}{of_it}, {calls} target calls after prefill"
-    )
+def visible(text: str) -> str:
+    """The text with control characters replaced, for a terminal would obey them.
+
+    Newlines and tabs stay. Of the others those of ASCII become their pictures, such as ␛, and those
+    of C1, U+0080 to U+009F, a replacement character.
+    """
+    return text.translate(_PICTURES)
 
 
 class Screen:
@@ -57,16 +60,20 @@ class Screen:
       out: the answers' way out.
       coloured: pieces by what they gained.
       live: `out` is a terminal that can move its cursor.
+      obeyed: `out` is a terminal, so that control characters are made visible.
     """
 
-    def __init__(self, out: Out, *, coloured: bool, live: bool) -> None:
+    def __init__(self, out: Out, *, coloured: bool, live: bool, obeyed: bool = False) -> None:
         self._out = out
+        self._obeyed = obeyed
         self._coloured = coloured
         self._live = live
         self._column = 0
 
     def write(self, text: str, gained: int = 1) -> None:
         """A piece of an answer, from a call that gained so many tokens."""
+        if self._obeyed:
+            text = visible(text)
         # What is below the cursor, and right of it, is status. Past the last column there is none,
         # and erasing would take the last character.
         erase = "\x1b[J" if self._live and self._column < _width() else ""
@@ -106,7 +113,8 @@ def open_screen(when: When) -> Screen:
     """The screen on stdout."""
     out, environment = sys.stdout, os.environ
     coloured = wants_colour(when, out, environment)
-    return Screen(out, coloured=coloured, live=_is_terminal(out, environment))
+    live = _is_terminal(out, environment)
+    return Screen(out, coloured=coloured, live=live, obeyed=out.isatty())
 
 
 def next_column(column: int, text: str, width: int) -> int:

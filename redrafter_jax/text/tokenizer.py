@@ -3,7 +3,6 @@
 from functools import partial
 from pathlib import Path
 
-from huggingface_hub import hf_hub_download
 from tokenizers import Tokenizer
 
 from redrafter_jax.checkpoints.download import from_hub, refuse_outer_folder
@@ -35,6 +34,8 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
     """
     path = Path(name) / "tokenizer.json"
     if not path.parent.is_dir():
+        from huggingface_hub import hf_hub_download  # slow, and most targets are in a folder
+
         fetch = partial(hf_hub_download, filename="tokenizer.json")
         path = from_hub(fetch, str(name), "tokenizer.json")
     else:

@@ -34,7 +34,7 @@ from redrafter_jax.requests import prepare
 from redrafter_jax.sampling import draw_noise
 from redrafter_jax.types import Sampling, Verified
 
-GENERATE = importlib.import_module("redrafter_jax.generate")  # the name is the function's
+GENERATE = importlib.import_module("redrafter_jax.generation")
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -18,7 +18,7 @@ from eval.acceptance import measure_acceptance
 from eval.rankings import RANKINGS, Ranking, decode_ranked, shown_to_drafts
 from redrafter_jax import DraftConfig, InputError, SamplingConfig, generate
 from redrafter_jax.drafters.recurrent_head import DraftModel
-from redrafter_jax.generate import collect, start
+from redrafter_jax.generation import collect, start
 from redrafter_jax.models.target import Target
 from redrafter_jax.types import Sampling
 

@@ -29,7 +29,7 @@ from redrafter_jax.drafters.beam import _best_of_parts, _logsumexp
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
-from redrafter_jax.generate import Generation, generate, generate_autoregressive, start
+from redrafter_jax.generation import Generation, generate, generate_autoregressive, start
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import gather_parts
 from redrafter_jax.parallel.mesh import (

@@ -11,7 +11,7 @@ from tiny_models import random_drafter, random_target, tiny_config
 from redrafter_jax.checkpoints.huggingface import load_drafter, save_drafter
 from redrafter_jax.config import DrafterConfig
 from redrafter_jax.drafters.recurrent_head import DraftModel
-from redrafter_jax.generate import generate, generate_autoregressive
+from redrafter_jax.generation import generate, generate_autoregressive
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import FULLY_SHARDED, RULES, make_mesh, place, to_host
 from redrafter_jax.parallel.model import Model

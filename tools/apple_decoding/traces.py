@@ -12,7 +12,7 @@ from redrafter_jax.decoding.step import decode_step, step_noise
 from redrafter_jax.drafters.beam import beam_search
 from redrafter_jax.drafters.recurrent import RecurrentDrafter
 from redrafter_jax.drafters.recurrent_head import DraftModel
-from redrafter_jax.generate import collect, start
+from redrafter_jax.generation import collect, start
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.program import program
 from redrafter_jax.types import Beams, DecodeState, TokenTree

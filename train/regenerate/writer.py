@@ -10,7 +10,7 @@ from redrafter_jax.checkpoints.huggingface import load_drafter, load_target
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.drafters.recurrent import check_pair
 from redrafter_jax.drafters.recurrent_head import DraftModel
-from redrafter_jax.generate import generate, generate_autoregressive
+from redrafter_jax.generation import generate, generate_autoregressive
 from redrafter_jax.models.target import Target
 
 from ..config import RegenerateSettings

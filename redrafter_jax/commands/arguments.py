@@ -1,0 +1,209 @@
+"""The words of every command, read without JAX. Each command is a module of its name beside this.
+
+Options of decoding are the fields of the library's configurations: types, defaults and help.
+"""
+
+import argparse
+import inspect
+import re
+from dataclasses import fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+from redrafter_jax.command_line import Parser, program_name, refuse_unknown_command
+from redrafter_jax.config import DraftConfig, SamplingConfig
+from redrafter_jax.config.limits import FieldError, unfold
+from redrafter_jax.errors import InputError
+
+_DTYPES = ("float32", "bfloat16")
+
+Config = TypeVar("Config", DraftConfig, SamplingConfig)
+Group = argparse.ArgumentParser | argparse._ArgumentGroup
+
+
+def read_arguments(words: list[str]) -> argparse.Namespace:
+    """The command and its options.
+
+    Raises:
+      InputError: they are not understood; the sentence names what was meant, if it can.
+    """
+    parser = Parser(
+        prog=program_name(),
+        description="Speculative decoding: the target's own text, in fewer target calls.",
+    )
+    parser.add_argument("--version", action="version", version=f"redrafter-jax {_version()}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for add in (_add_generate, _add_chat, _add_convert):
+        add(commands)
+    if not words:
+        raise InputError(f"no command is given; known commands: {', '.join(commands.choices)}.")
+    refuse_unknown_command(words[0], commands.choices)
+    if words[0] in commands.choices:
+        commands.choices[words[0]].refuse_mistyped(words[1:])
+    return parser.parse_args(words)
+
+
+def _version() -> str:
+    return version("redrafter-jax")
+
+
+def _add_generate(commands: Any) -> None:
+    command = commands.add_parser(
+        "generate",
+        help="continue a prompt, or every prompt of a file",
+        description="Continue a prompt: the text on stdout as it is decided, the counts on stderr. "
+        "With --prompts continue those of a file, in batches. On a terminal control characters of "
+        "the text are shown, not obeyed; a pipe or a file gets the text as it is.",
+    )
+    _add_models(command)
+    source = command.add_mutually_exclusive_group(required=True)
+    source.add_argument("--prompt", metavar="TEXT", help="text to continue; - reads it from stdin")
+    source.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help='JSON lines to continue, each {"prompt": "..."} or a question of Spec-Bench; row i is '
+        "drawn with seed --seed + i",
+    )
+    command.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="with --prompts: JSON lines to write; the same command again goes on after them",
+    )
+    command.add_argument(
+        "--batch-size", type=int, help="with --prompts: how many are decoded together (8)"
+    )
+    command.add_argument(
+        "--max-new-tokens", type=int, default=256, help="limit on new tokens (%(default)s)"
+    )
+    command.add_argument(
+        "--chat", action="store_true", help="a prompt is a message: write it as the template does"
+    )
+    _add_template(command)
+    _add_decoding(command)
+
+
+def _add_chat(commands: Any) -> None:
+    command = commands.add_parser(
+        "chat",
+        help="talk with the target",
+        description="A conversation: messages line by line from stdin, answers on stdout as they "
+        "are decided, counts on stderr. /help lists what may be typed besides messages. On a "
+        "terminal control characters of answers are shown, not obeyed.",
+    )
+    _add_models(command)
+    _add_template(command)
+    command.add_argument(
+        "--context-length",
+        type=int,
+        metavar="TOKENS",
+        help="room for the whole conversation (the target's limit, 4096 at most)",
+    )
+    command.add_argument(
+        "--max-new-tokens", type=int, help="limit on the tokens of an answer (what the room leaves)"
+    )
+    command.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="colour text by the tokens that each call gained (auto: on a terminal, unless "
+        "NO_COLOR is set)",
+    )
+    _add_decoding(command)
+
+
+def _add_convert(commands: Any) -> None:
+    command = commands.add_parser(
+        "convert",
+        help="write a drafter or a target as safetensors",
+        description="Write a drafter or a target, of Apple's code or ours, as a folder of "
+        "safetensors that loads the same, or rounded to another dtype.",
+    )
+    command.add_argument("source", help="folder or hub id, its weights safetensors or .bin")
+    command.add_argument("folder", type=Path, help="to write; it must not exist, or be empty")
+    command.add_argument("--dtype", choices=_DTYPES, help="of all weights (as stored)")
+    command.add_argument(
+        "--for-apple", action="store_true", help="refuse a drafter that Apple's code cannot load"
+    )
+
+
+def _add_models(command: argparse.ArgumentParser) -> None:
+    """Which target and drafter to load, and how."""
+    command.add_argument("--target", required=True, help="folder or hub id of the target")
+    drafters = command.add_mutually_exclusive_group(required=True)
+    drafters.add_argument("--drafter", help="folder or hub id of a drafter trained for it")
+    drafters.add_argument(
+        "--no-drafter",
+        action="store_true",
+        help="autoregressive, or with --lookup-tokens prompt lookup alone",
+    )
+    command.add_argument(
+        "--dtype", choices=_DTYPES, help="of the parameters (bfloat16 on a GPU, else float32)"
+    )
+    command.add_argument(
+        "--mesh-model",
+        type=int,
+        default=1,
+        metavar="N",
+        help="devices that share the work, each with a part of the weights (%(default)s)",
+    )
+
+
+def _add_template(command: argparse.ArgumentParser) -> None:
+    """How conversations are written."""
+    command.add_argument(
+        "--chat-template",
+        choices=("tokenizer", "vicuna_v1.1"),
+        help="how turns become text: by the tokenizer's own template (the default) or a built-in",
+    )
+    command.add_argument("--system", metavar="TEXT", help="a system turn that comes first")
+
+
+def _add_decoding(command: argparse.ArgumentParser) -> None:
+    """How the target chooses tokens, and how trees are drafted."""
+    group = command.add_argument_group("how tokens are chosen")
+    _add_fields(group, SamplingConfig)
+    group.add_argument(
+        "--stop", action="append", metavar="STRING", help="end before this text; may be repeated"
+    )
+    group.add_argument(
+        "--seed", type=int, default=0, help="the same seed gives the same text (%(default)s)"
+    )
+    title = "how drafts are made, which changes the speed but never the text"
+    _add_fields(command.add_argument_group(title), DraftConfig)
+
+
+def _add_fields(group: Any, config: type) -> None:
+    """An option for each field of a configuration."""
+    # Of the docstring's entry for a field: its lines, indented below its name.
+    _, _, entries = (inspect.getdoc(config) or "").partition("Attributes:\n")
+    texts = dict(re.findall(r"^  (\w+): (.*(?:\n    .*)*)", entries, re.MULTILINE))
+    for field in fields(config):
+        text = " ".join(texts.get(field.name, "").split()).removesuffix(".").replace("%", "%%")
+        kind = unfold(field.type)[0][0]
+        if kind is bool:
+            group.add_argument(option_of(field.name), action="store_true", help=text)
+            continue
+        shown = "" if field.default is None else " (%(default)s)"
+        group.add_argument(
+            option_of(field.name), type=kind, default=field.default, help=text + shown
+        )
+
+
+def option_of(field: str) -> str:
+    """The option that sets a field."""
+    return "--" + field.replace("_", "-")
+
+
+def config_of(config: type[Config], arguments: argparse.Namespace) -> Config:
+    """The configuration that the options of its fields give.
+
+    Raises:
+      InputError: a value is outside its limits; the sentence begins with its option.
+    """
+    try:
+        return config(**{field.name: getattr(arguments, field.name) for field in fields(config)})
+    except FieldError as error:
+        raise InputError(f"{option_of(error.field)} {error.problem}") from None

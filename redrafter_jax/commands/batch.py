@@ -1,0 +1,161 @@
+"""`generate --prompts`: every prompt of a file continued, in batches, as JSON lines."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from redrafter_jax.acceptance import acceptance_length
+from redrafter_jax.commands.arguments import option_of
+from redrafter_jax.commands.options import Writing, load_models, writing_of
+from redrafter_jax.commands.speed import Clock
+from redrafter_jax.config import DraftConfig, SamplingConfig
+from redrafter_jax.errors import InputError
+from redrafter_jax.generation import Generation
+from redrafter_jax.streaming import KeptCache, stream
+from redrafter_jax.text.prompts import Prompt, read_prompts
+
+_BATCH_SIZE = 8
+# Between two looks at what is decided. Where strings end a row the host looks at every step.
+_STEPS_PER_UPDATE = 16
+
+
+def continue_file(
+    arguments: argparse.Namespace,
+    draft: DraftConfig,
+    sampling: SamplingConfig,
+    tokenizer: Tokenizer,
+    clock: Clock,
+) -> None:
+    """Write a row for each prompt after those that are written already; progress on stderr.
+
+    A row holds the prompt's `id`, its `seed`, the `text` and its `tokens`, the target calls after
+    prefill (`steps`), their `acceptance_length`, and what it was `ended_by`: "stop_token",
+    "stop_string" or "max_new_tokens".
+
+    Raises:
+      InputError: a value or a file cannot be used, or the rows are of other prompts.
+    """
+    output, size = arguments.output, arguments.batch_size or _BATCH_SIZE
+    if output is None:
+        raise InputError("--prompts needs --output, the file that the continuations go to.")
+    for name, value in (("batch_size", size), ("max_new_tokens", arguments.max_new_tokens)):
+        if value < 1:
+            raise InputError(f"{option_of(name)} is {value}; it must be 1 or more.")
+    prompts = read_prompts(arguments.prompts)
+    writing = writing_of(arguments, tokenizer)
+    seeds = range(arguments.seed, arguments.seed + len(prompts))
+    done = _rows_written(output, prompts, seeds)
+    if done == len(prompts):
+        _tell(f"{output} has the rows of all {done} prompts already.")
+        return
+    target, drafter = load_models(arguments, draft)
+    limit, stop_strings = arguments.max_new_tokens, arguments.stop or []
+    rows = [_encode(prompt, writing, limit, target.config.position_limit) for prompt in prompts]
+    stops = writing.stops(target.config.eos_token_ids, [prompt.text for prompt in prompts])
+    size = min(size, len(rows) - done)
+    # In one size of cache every batch runs what the first one compiled.
+    kept_cache = KeptCache(max(map(len, rows)) + limit)
+    started, decided = clock(), 0
+    with output.open("a", encoding="utf-8") as file:
+        for first in range(done, len(rows), size):
+            batch = range(first, min(first + size, len(rows)))
+            # The last batch is filled up with rows that end at once.
+            indices = [*batch, *[batch[-1]] * (size - len(batch))]
+            texts, result = [""] * size, None
+            for update in stream(
+                target,
+                drafter,
+                [rows[index] for index in indices],
+                max_new_tokens=[limit] * len(batch) + [1] * (size - len(batch)),
+                sampling=sampling,
+                seeds=[seeds[index] for index in indices],
+                eos_token_ids=stops,
+                detokenize=tokenizer.decode,
+                stop_strings=stop_strings,
+                steps_per_yield=1 if stop_strings else _STEPS_PER_UPDATE,
+                kept_cache=kept_cache,
+            ):
+                texts = [text + new for text, new in zip(texts, update.texts, strict=True)]
+                result = update.generation
+            assert result is not None, "a stream yields the tokens of prefill at least"
+            for row, index in enumerate(batch):
+                said = {
+                    "id": prompts[index].name,
+                    "seed": seeds[index],
+                    "text": texts[row].removeprefix(writing.gap),
+                    **_counts(result, row),
+                    "ended_by": _ending(result.tokens[row], stops, stop_strings, tokenizer),
+                }
+                file.write(json.dumps(said, ensure_ascii=False) + "\n")
+                decided += len(result.tokens[row])
+            file.flush()
+            _tell(
+                f"{batch[-1] + 1} of {len(rows)} prompts, {decided / (clock() - started):.1f} "
+                f"tokens/s, acceptance length {result.acceptance_length:.2f}"
+            )
+
+
+def _counts(result: Generation, row: int) -> dict[str, Any]:
+    return {
+        "tokens": result.tokens[row],
+        "steps": result.steps[row],
+        "acceptance_length": round(acceptance_length(result.accept_counts[row]), 4),
+    }
+
+
+def _ending(
+    tokens: Sequence[int], stops: Sequence[int], stop_strings: Sequence[str], tokenizer: Tokenizer
+) -> str:
+    text = tokenizer.decode(list(tokens)) if stop_strings else ""
+    if any(stop in text for stop in stop_strings):
+        return "stop_string"
+    return "stop_token" if tokens[-1] in stops else "max_new_tokens"
+
+
+def _encode(prompt: Prompt, writing: Writing, limit: int, positions: int) -> list[int]:
+    tokens = writing.encode(prompt.text)
+    if not 1 <= len(tokens) <= positions - limit:
+        raise InputError(
+            f"{prompt.place}: the prompt has {len(tokens)} tokens; with --max-new-tokens {limit} "
+            f"it must have from 1 to {positions - limit}, for the target has {positions} positions."
+        )
+    return tokens
+
+
+def _rows_written(output: Path, prompts: Sequence[Prompt], seeds: Sequence[int]) -> int:
+    """How many rows are there, of an earlier run; a row that was cut short is taken away.
+
+    Raises:
+      InputError: the file is not such rows of these prompts.
+    """
+    if not output.exists():
+        return 0
+    written = output.read_bytes()
+    whole = written[: written.rfind(b"\n") + 1]
+    lines = whole.splitlines()
+    for number, (line, prompt, seed) in enumerate(zip(lines, prompts, seeds, strict=False), 1):
+        try:
+            row = json.loads(line)
+            same = row["id"] == prompt.name and row["seed"] == seed
+        except (ValueError, TypeError, KeyError):
+            same = False
+        if not same:
+            raise InputError(
+                f"{output}, line {number} is not the row of {prompt.place} with seed {seed}; give "
+                "another --output, or the --prompts and --seed that it was begun with."
+            )
+    if len(lines) > len(prompts):
+        raise InputError(f"{output} has {len(lines)} rows, more than the {len(prompts)} prompts.")
+    if whole != written:
+        with output.open("r+b") as file:
+            file.truncate(len(whole))
+    return len(lines)
+
+
+def _tell(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)

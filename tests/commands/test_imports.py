@@ -1,0 +1,37 @@
+"""What is imported, by name: nobody waits for JAX to read a help, nor for a client of the hub."""
+
+import subprocess
+import sys
+
+import pytest
+from places import ROOT
+
+HELP = "import sys; sys.argv[1:] = {}; import redrafter_jax.__main__ as program; program.main()"
+
+
+def imported(code: str) -> set[str]:
+    """Top-level packages that are loaded where the code ends."""
+    tell = "atexit.register(lambda: print(*(name.partition('.')[0] for name in sys.modules)))"
+    ended = subprocess.run(
+        [sys.executable, "-c", f"import atexit, sys; {tell}; {code}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return set(ended.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("words", [["--help"], ["generate", "--help"], ["chat", "--help"]])
+def test_a_help_needs_no_jax(words: list[str]) -> None:
+    assert not imported(HELP.format(words)) & {"jax", "flax", "numpy", "tokenizers"}
+
+
+def test_decoding_costs_what_jax_and_flax_cost() -> None:
+    own = {"redrafter_jax", "pallas_kernels", "annotated_types", "jaxtyping", "safetensors"}
+    base = imported("import jax, flax.nnx") | own
+    # `tqdm` takes 20 ms; all else is of the standard library.
+    assert imported("from redrafter_jax import *") - base <= {*sys.stdlib_module_names, "tqdm"}
+    commands = imported("import redrafter_jax.commands.generate") - base
+    assert commands <= {*sys.stdlib_module_names, "tqdm", "tokenizers"}
