@@ -14,15 +14,19 @@ import oracles
 import pytest
 from jax._src.dispatch import runtime_tokens
 from jax._src.interpreters.mlir import make_ir_context
-from jax._src.lib import mosaic_gpu_dialect
-from jax._src.lib.mlir import ir
 from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
+from jax.experimental.mosaic.gpu import core as mosaic
+from jaxlib.mlir import ir
 
+from pallas_kernels import aot
 from pallas_kernels import tree_attention as dispatch
+from pallas_kernels.aot import compile_on, gpu_mesh
 from pallas_kernels.tree_attention import mosaic_gpu as kernel_module
 from pallas_kernels.tree_attention import tree_attention
 from pallas_kernels.tree_attention.mosaic_gpu import mask_words, mosaic_gpu
 from pallas_kernels.tree_attention.plan import BLOCK, MAX_TILES, TILE, make_plan, why_unsupported
+
+UNAVAILABLE = aot.why_unavailable()
 
 
 def long(name: str) -> Any:
@@ -239,7 +243,7 @@ def fenced(case: Case) -> list[str]:
     [call] = [one for one in operations(program) if one.name == "stablehlo.custom_call"]
     context = make_ir_context()
     context.allow_unregistered_dialects = True
-    mosaic_gpu_dialect.register_dialect(context)
+    mosaic.dialect.register_dialect(context)  # pyright: ignore[reportPrivateImportUsage]
     with context:
         kernel = ir.Module.parse(call.attributes["mhlo.backend_config"]["module"].value_bytes)
         instructions = [
@@ -323,6 +327,27 @@ def test_dtypes_may_not_be_mixed() -> None:
     cache = jnp.zeros((1, 1, 64, 64), jnp.float16)
     reason = why_unsupported(q, cache, cache, q, q)
     assert reason == "its arrays must be all bfloat16 or all float16, but are bfloat16 and float16"
+
+
+@pytest.mark.skipif(UNAVAILABLE is not None, reason=UNAVAILABLE or "")
+@pytest.mark.parametrize(("slots", "dtype"), [(1024, jnp.float16), (4096, jnp.bfloat16)])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("group", [1, 4, 8])
+@pytest.mark.parametrize("nodes", [1, 32, 70, 256])
+def test_the_assembler_gives_the_registers_planned_and_spills_none(
+    nodes: int, group: int, head_dim: int, slots: int, dtype: Any
+) -> None:
+    case = Case((slots,), nodes, group, slots, head_dim, 2, dtype)
+    inputs = jax.eval_shape(lambda: empty_inputs(case))
+    [kernel] = compile_on(
+        gpu_mesh("h200"), jax.jit(partial(mosaic_gpu, scale=0.1)), **inputs
+    ).kernels
+    assert "tree_attention" in kernel.name
+    assert kernel.spill_stores == kernel.spill_loads == 0
+    plan = make_plan(1, nodes, 2 * group, 2, slots, head_dim, 132)
+    # One warpgroup that copies beside two or three that compute share 65536 registers, and each
+    # thread starts with as many.
+    assert kernel.registers == {2: 168, 3: 128}[plan.warpgroups]
 
 
 class Device(NamedTuple):
