@@ -29,19 +29,17 @@ class Case(NamedTuple):
 
     @property
     def cache_bytes(self) -> int:
-        """The keys and values of S tokens, once: what no implementation can do without."""
+        """The keys and values of S tokens, once: what every implementation must read."""
         size = 2 * self.batch * self.key_heads * self.slots * self.head_dim
         return size * jnp.dtype(self.dtype).itemsize
 
+    def count_caches(self, bytes_in_all: int) -> int:
+        """As many caches as together have that size, so that none stays in the GPU's own cache."""
+        return max(1, math.ceil(bytes_in_all / self.cache_bytes))
+
 
 class Inputs(NamedTuple):
-    """Arrays of one way to call attention.
-
-    Attributes:
-      q: queries of the nodes.
-      caches: pairs of keys and values, each read in its turn.
-      rest: whatever else `attend` takes.
-    """
+    """Queries, pairs of keys and values that are read in turns, and what else `attend` takes."""
 
     q: Float[Array, "B N Q H"]
     caches: tuple[tuple[Array, Array], ...]
@@ -84,85 +82,54 @@ def draw_tree_inputs(case: Case, caches: int) -> Inputs:
 
 
 def tree_mask(nodes: int) -> Bool[np.ndarray, "N N"]:
-    """Who sees whom in a tree whose node i hangs below node (i - 1) // 4."""
+    """The ancestor mask of a tree whose node i is a child of node (i - 1) // 4."""
     mask = np.eye(nodes, dtype=bool)
     for node in range(1, nodes):
         mask[node] |= mask[(node - 1) // CHILDREN]
     return mask
 
 
-def join_tree(inputs: Inputs) -> Inputs:
+def _join_tree(inputs: Inputs, *, by_slots: bool = False) -> Inputs:
     """The same tokens for `jax.nn.dot_product_attention`: the tree at the end of each cache.
 
-    The rest is its mask, ready-made, [B 1 N S].
+    The rest is its mask, [B 1 N S]. Caches are [B S K H] by slots, else [B K S H].
     """
     _, k_tree, v_tree, mask = inputs.rest
     B, N = mask.shape[:2]
     past = inputs.caches[0][0].shape[2] - N
 
     def join(cache: Float[Array, "B K S H"], tree: Float[Array, "B N K H"]) -> Array:
-        return cache.at[:, :, past:].set(tree.swapaxes(1, 2))
+        joined = cache.at[:, :, past:].set(tree.swapaxes(1, 2))
+        return joined.swapaxes(1, 2) if by_slots else joined
 
     caches = tuple((join(k, k_tree), join(v, v_tree)) for k, v in inputs.caches)
     visible = jnp.concatenate([jnp.ones((B, N, past), bool), mask], axis=2)
     return Inputs(inputs.q, caches, (visible[:, None],))
 
 
-def join_tree_by_slots(inputs: Inputs) -> Inputs:
-    """The same with caches [B S K H], the one layout that cuDNN is given."""
-    joined = join_tree(inputs)
-    caches = tuple((k.swapaxes(1, 2), v.swapaxes(1, 2)) for k, v in joined.caches)
-    return joined._replace(caches=caches)
-
-
-def _tree_attend(
-    q: Float[Array, "B N Q H"],
-    keys: Float[Array, "B K S H"],
-    values: Float[Array, "B K S H"],
-    zero: Int[Array, ""],
-    lengths: Int[Array, " B"],
-    *tree: Array,
-    implementation: Any,
+def _tree_attention(
+    q: Array, keys: Array, values: Array, zero: Array, lengths: Array, *tree: Array, name: Any
 ) -> Float[Array, "B N Q H"]:
     arrays = q, keys, values, lengths + zero, *tree
-    return tree_attention(*arrays, scale=q.shape[-1] ** -0.5, implementation=implementation)
-
-
-def _dot_product_xla(
-    q: Float[Array, "B N Q H"],
-    keys: Float[Array, "B K S H"],
-    values: Float[Array, "B K S H"],
-    zero: Int[Array, ""],
-    mask: Bool[Array, "B 1 N S"],
-) -> Float[Array, "B N Q H"]:
-    # XLA multiplies head by head: it takes back this transposition, and would make the other one.
-    keys, values = keys.swapaxes(1, 2), values.swapaxes(1, 2)
-    return _dot_product(q, keys, values, zero, mask, implementation="xla")
+    return tree_attention(*arrays, scale=q.shape[-1] ** -0.5, implementation=name)
 
 
 def _dot_product(
-    q: Float[Array, "B N Q H"],
-    keys: Float[Array, "B S K H"],
-    values: Float[Array, "B S K H"],
-    zero: Int[Array, ""],
-    mask: Bool[Array, "B 1 N S"],
-    *,
-    implementation: Any,
+    q: Array, keys: Array, values: Array, zero: Array, mask: Array, *, name: Any
 ) -> Float[Array, "B N Q H"]:
+    if name == "xla":
+        # It multiplies head by head, so XLA takes this transposition back.
+        keys, values = keys.swapaxes(1, 2), values.swapaxes(1, 2)
     q = q + zero.astype(q.dtype)
-    return jax.nn.dot_product_attention(q, keys, values, mask=mask, implementation=implementation)
+    return jax.nn.dot_product_attention(q, keys, values, mask=mask, implementation=name)
 
 
 CANDIDATES = {
-    "mosaic_gpu": Candidate(
-        lambda inputs: inputs, partial(_tree_attend, implementation="mosaic_gpu")
-    ),
-    "reference": Candidate(
-        lambda inputs: inputs, partial(_tree_attend, implementation="reference")
-    ),
-    "dot_product xla": Candidate(join_tree, _dot_product_xla),
+    "mosaic_gpu": Candidate(lambda inputs: inputs, partial(_tree_attention, name="mosaic_gpu")),
+    "reference": Candidate(lambda inputs: inputs, partial(_tree_attention, name="reference")),
+    "dot_product xla": Candidate(_join_tree, partial(_dot_product, name="xla")),
     "dot_product cudnn": Candidate(
-        join_tree_by_slots, partial(_dot_product, implementation="cudnn")
+        partial(_join_tree, by_slots=True), partial(_dot_product, name="cudnn")
     ),
 }
 
@@ -172,7 +139,6 @@ def attention_program(attend: Callable[..., Array], turns: int) -> Callable[...,
 
     The outputs of one call are the queries of the next, so no call can start before it.
     """
-
     attend = jax.jit(attend)  # traced and lowered once for all caches
 
     def run(inputs: Inputs, zero: Int[Array, ""]) -> Float[Array, "B N Q H"]:
@@ -190,14 +156,8 @@ def copy_program(turns: int) -> Callable[..., UInt[Array, " n"]]:
     """Reads and writes the whole array in every turn; the array is donated."""
 
     def run(array: UInt[Array, " n"], zero: Int[Array, ""]) -> UInt[Array, " n"]:
-        def turn(array: Array, none: Int[Array, ""]) -> Array:
-            return array + (none + 1).astype(array.dtype)
-
-        return repeat(turn, array, turns, zero)
+        return repeat(
+            lambda array, none: array + (none + 1).astype(array.dtype), array, turns, zero
+        )
 
     return jax.jit(run, donate_argnums=0)
-
-
-def count_caches(case: Case, rotate_bytes: int) -> int:
-    """As many caches as together have `rotate_bytes`, so that none is found in the GPU's own."""
-    return max(1, math.ceil(rotate_bytes / case.cache_bytes))

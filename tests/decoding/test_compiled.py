@@ -1,10 +1,8 @@
-"""What the compiler for an H200 makes of our own programs: the kernel, the beam, the decode loop.
-
-pip install redrafter-jax[aot] && JAX_PLATFORMS=cpu python -m pytest tests/test_compiled.py
-"""
+"""What the compiler for an H200 makes of the beam search and of the decode loop; see `make aot`."""
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import NamedTuple
@@ -18,10 +16,12 @@ from eval.abstract import abstract_drafter, abstract_state, abstract_target, byt
 from eval.shape_config import PlanSettings
 from pallas_kernels import aot
 from pallas_kernels.aot import Compilation, compile_on, gpu_mesh
-from pallas_kernels.tree_attention import tree_attention
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.decoding.step import decode
+from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.drafters.beam import beam_search
+from redrafter_jax.drafters.bind import bind_drafter
+from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target
 from redrafter_jax.settings.files import load_settings
@@ -31,67 +31,47 @@ UNAVAILABLE = aot.why_unavailable()
 pytestmark = pytest.mark.skipif(UNAVAILABLE is not None, reason=UNAVAILABLE or "")
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("group", [1, 4, 8])
-@pytest.mark.parametrize("nodes", [1, 32, 70, 256])
-def test_the_kernel_spills_no_register(
-    nodes: int, group: int, head_dim: int, dtype: jnp.dtype
-) -> None:
-    K, S = 2, 4096
-    cache = jax.ShapeDtypeStruct((1, K, S, head_dim), dtype)
-    tree = jax.ShapeDtypeStruct((1, nodes, K, head_dim), dtype)
-    arrays = (
-        jax.ShapeDtypeStruct((1, nodes, K * group, head_dim), dtype),
-        cache,
-        cache,
-        jax.ShapeDtypeStruct((1,), jnp.int32),
-        tree,
-        tree,
-        jax.ShapeDtypeStruct((1, nodes, nodes), jnp.bool),
-    )
-    attend = jax.jit(partial(tree_attention, scale=head_dim**-0.5, implementation="mosaic_gpu"))
-    (kernel,) = compile_on(gpu_mesh("h200"), attend, *arrays).kernels
-    assert "tree_attention" in kernel.name
-    assert kernel.spill_stores == kernel.spill_loads == 0
-    # Two or three warpgroups that compute and one that copies share 65536 registers.
-    assert kernel.registers <= 168
-
-
 class Step(NamedTuple):
     """A decode loop, and what it was compiled for."""
 
     target: Target
-    drafter: DraftModel | None
+    drafter: Drafter
     state: DecodeState
     compiled: Compilation
 
 
-def compile_step(
-    config: str, batch_size: int, *, speculative: bool = True, copied: int = 0
-) -> Step:
+def compile_step(config: str, batch_size: int, kind: str) -> Step:
     """The decode loop of a configuration for an H200: bfloat16, 4096 cache slots."""
-    settings = load_settings(PlanSettings, CONFIGS / config, [f"draft.lookup_tokens={copied}"])
-    draft = settings.draft if speculative else None
+    settings = load_settings(PlanSettings, CONFIGS / config)
     target = abstract_target(settings.target.build(), jnp.bfloat16)
-    drafter = abstract_drafter(settings.drafter_config(), jnp.bfloat16) if speculative else None
-    state = abstract_state(target, batch_size, 4096, draft.max_path if draft else 1)
-    loop = jax.jit(partial(decode, draft=draft), donate_argnums=2)
+    model = abstract_drafter(settings.drafter_config(), jnp.bfloat16)
+    drafter = {
+        "autoregressive": lambda: bind_drafter(None),
+        "prompt lookup": lambda: bind_drafter(PromptLookup(tokens=8)),
+        "recurrent": lambda: bind_drafter(model, settings.draft),
+        "both": lambda: bind_drafter(model, replace(settings.draft, lookup_tokens=8)),
+    }[kind]()
+    state = abstract_state(target, drafter, batch_size, 4096)
+    loop = jax.jit(decode, donate_argnames="state")
     steps = jax.ShapeDtypeStruct((), jnp.int32)
-    compiled = compile_on(gpu_mesh("h200"), loop, target, drafter, state, steps)
-    return Step(target, drafter, state, compiled)
+    return Step(
+        target, drafter, state, compile_on(gpu_mesh("h200"), loop, target, drafter, state, steps)
+    )
 
 
 STEPS: dict[str, Callable[[], Step]] = {
-    f"{name}, {kind}, B={batch}": partial(
-        compile_step, f"plan_{name}.yaml", batch, speculative=kind == "speculative"
+    f"{name}, {kind}, B={batch}": partial(compile_step, f"plan_{name}.yaml", batch, kind)
+    for name, kind, batch in (
+        ("vicuna_7b", "recurrent", 1),
+        ("vicuna_7b", "recurrent", 8),
+        ("vicuna_7b", "autoregressive", 1),
+        ("llama_3_1_8b", "recurrent", 1),
+        ("llama_3_1_8b", "recurrent", 8),
+        ("llama_3_1_8b", "autoregressive", 1),
+        ("llama_3_1_8b", "prompt lookup", 1),
+        ("llama_3_1_8b", "both", 8),
     )
-    for name in ("vicuna_7b", "llama_3_1_8b")
-    for kind, batch in (("speculative", 1), ("speculative", 8), ("plain", 1))
 }
-STEPS["llama_3_1_8b, 8 of 32 nodes copied, B=8"] = partial(
-    compile_step, "plan_llama_3_1_8b.yaml", 8, copied=8
-)
 
 
 @pytest.fixture(scope="module", params=STEPS)
@@ -139,7 +119,7 @@ def test_kernels_are_launched_from_command_buffers(step: Step) -> None:
     # What may stay outside: the loop over the rounds and the conditions of the two loops. A
     # conditional outside would bring its predicate to the host.
     outside = [thunk.kind for thunk in launched if not thunk.in_command_buffer]
-    rounds = int(step.drafter is not None)
+    rounds = int(bool(step.drafter.models))
     assert outside.count("kWhile") == rounds
     assert outside.count("kCustomKernel") <= 2 + rounds
     assert set(outside) <= {"kWhile", "kCustomKernel", "kCommandBuffer"}
@@ -170,9 +150,8 @@ def test_no_vocabulary_is_sorted(beam_width: int, batch_size: int) -> None:
         jax.ShapeDtypeStruct((batch_size,), jnp.int32),
         jax.ShapeDtypeStruct((batch_size, 5, V), jnp.float32),
     )
-    sampling = abstract_state(
-        abstract_target(settings.target.build(), jnp.bfloat16), batch_size, 64, 1
-    ).sampling
+    target = abstract_target(settings.target.build(), jnp.bfloat16)
+    sampling = abstract_state(target, RootOnly(), batch_size, 64).sampling
     hlo = compile_on(gpu_mesh("h200"), jax.jit(search), drafter, *arrays, sampling).hlo
     # XLA makes calls of large sorts, `__cub$DeviceRadixSort...`, which the next check overlooks.
     assert set(re.findall(r'custom_call_target="([^"]*)"', hlo)) == {"__gpu$TopK"}

@@ -1,11 +1,10 @@
 """What the compiler for eight H200 makes of decoding on a mesh: what crosses between them.
 
-pip install redrafter-jax[aot] && JAX_PLATFORMS=cpu python -m pytest tests/test_compiled_mesh.py
+See `make aot`.
 """
 
 import re
 from collections import Counter
-from functools import partial
 from math import prod
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ from pallas_kernels import aot
 from pallas_kernels.aot import Compilation, compile_on, gpu_mesh
 from pallas_kernels.gpus import GPUS
 from redrafter_jax.decoding.step import decode
+from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.settings.files import load_settings
 
 CONFIG = CONFIGS / "plan_llama_3_1_70b.yaml"
@@ -58,14 +58,12 @@ def settings() -> PlanSettings:
 
 @pytest.fixture(scope="module")
 def compiled(settings: PlanSettings) -> Compilation:
-    draft = settings.draft
     mesh = gpu_mesh("h200", (1, 8), ("data", "model"))
-    target = abstract_target(settings.target.build(), jnp.bfloat16)
-    drafter = abstract_drafter(settings.drafter_config(), jnp.bfloat16)
-    state = abstract_state(target, 1, 4096, draft.max_path)
-    target, drafter = on_mesh(target, mesh), on_mesh(drafter, mesh)
-    state = on_mesh(state, mesh)
-    loop = jax.jit(partial(decode, draft=draft), donate_argnums=2)
+    target = on_mesh(abstract_target(settings.target.build(), jnp.bfloat16), mesh)
+    model = on_mesh(abstract_drafter(settings.drafter_config(), jnp.bfloat16), mesh)
+    drafter = bind_drafter(model, settings.draft)
+    state = on_mesh(abstract_state(target, drafter, 1, 4096), mesh)
+    loop = jax.jit(decode, donate_argnames="state")
     steps = jax.ShapeDtypeStruct((), jnp.int32)
     compilation = compile_on(mesh, loop, target, drafter, state, steps)
     assert compilation.memory.aliased == bytes_of(state)

@@ -6,6 +6,7 @@ tests of its own in test_tree_attention_mosaic.py.
 
 import re
 from functools import cache, partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import jax
@@ -41,7 +42,13 @@ REFERENCE = IMPLEMENTATIONS[0]
 attend = jax.jit(tree_attention, static_argnames=("implementation", "scale", "window"))
 
 
-@pytest.fixture(params=IMPLEMENTATIONS, ids=lambda implementation: implementation.name)
+INTERPRETER = IMPLEMENTATIONS[1]
+
+
+@pytest.fixture(
+    params=[REFERENCE, pytest.param(INTERPRETER, marks=pytest.mark.long)],
+    ids=lambda implementation: implementation.name,
+)
 def implementation(request: pytest.FixtureRequest) -> Implementation:
     return request.param
 
@@ -147,7 +154,15 @@ def test_a_window_sees_at_least_the_node_itself() -> None:
 
 # numpy, which multiplies in the interpreter, warns of scores that the length then hides.
 @pytest.mark.filterwarnings("ignore:invalid value encountered in matmul:RuntimeWarning")
-@pytest.mark.parametrize("garbage", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(
+    ("implementation", "garbage"),
+    [
+        *product([REFERENCE], [np.nan, np.inf, -np.inf]),
+        (INTERPRETER, np.nan),
+        pytest.param(INTERPRETER, np.inf, marks=pytest.mark.long),
+    ],
+    indirect=["implementation"],
+)
 def test_garbage_past_the_lengths_is_never_read(
     implementation: Implementation, garbage: float
 ) -> None:

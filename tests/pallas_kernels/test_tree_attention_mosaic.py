@@ -13,13 +13,25 @@ import numpy as np
 import oracles
 import pytest
 from jax._src.dispatch import runtime_tokens
+from jax._src.interpreters.mlir import make_ir_context
 from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
+from jax.experimental.mosaic.gpu import core as mosaic
+from jaxlib.mlir import ir
 
+from pallas_kernels import aot
 from pallas_kernels import tree_attention as dispatch
+from pallas_kernels.aot import compile_on, gpu_mesh
 from pallas_kernels.tree_attention import mosaic_gpu as kernel_module
 from pallas_kernels.tree_attention import tree_attention
 from pallas_kernels.tree_attention.mosaic_gpu import mask_words, mosaic_gpu
 from pallas_kernels.tree_attention.plan import BLOCK, MAX_TILES, TILE, make_plan, why_unsupported
+
+UNAVAILABLE = aot.why_unavailable()
+
+
+def long(name: str) -> Any:
+    """A case that takes seconds in the interpreter."""
+    return pytest.param(name, marks=pytest.mark.long)
 
 
 class Case(NamedTuple):
@@ -39,8 +51,8 @@ LLAMA = Case((4096,), 32, 4, 4096, head_dim=128, heads=8)
 VICUNA = Case((4096,), 32, 1, 4096, head_dim=128, heads=32)
 
 CASES = {
-    "plain decoding, four splits": Case((0, 1, 64, 256), 1, 8, 256),
-    "plain decoding, one program, the ring goes round": Case((700,), 1, 4, 704, 128, cores=1),
+    "one node, four splits": Case((0, 1, 64, 256), 1, 8, 256),
+    "one node, one program, the ring goes round": Case((700,), 1, 4, 704, 128, cores=1),
     "two ways, a last block that starts earlier": Case((0, 80, 64, 13), 7, 2, 80),
     "three tiles share the reads": Case((65,), 33, 4, 128),
     "three tiles, the ring goes round": Case((500,), 33, 4, 512, 128, cores=1),
@@ -50,6 +62,7 @@ CASES = {
     "two blocks of nodes, five tiles": Case((129,), 70, 4, 192),
     "four blocks of nodes, an empty cache": Case((0,), 256, 1, 64),
 }
+SHORT = "two ways, a last block that starts earlier"
 
 
 @pytest.fixture
@@ -119,8 +132,9 @@ def interpreted(case: Case) -> Callable[..., Any]:
 
 
 @pytest.mark.usefixtures("interpreter")
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_equals_attention_in_float64_without_races(case: Case) -> None:
+@pytest.mark.parametrize("name", [SHORT, *(long(name) for name in CASES if name != SHORT)])
+def test_equals_attention_in_float64_without_races(name: str) -> None:
+    case = CASES[name]
     inputs = random_inputs(case)
     expected = expected_output(inputs, case.head_dim**-0.5)
     output = np.asarray(jax.jit(interpreted(case))(**inputs), np.float64)
@@ -175,7 +189,7 @@ def removable_waits() -> Callable[[str | None], None]:
 
 
 @pytest.mark.usefixtures("interpreter")
-@pytest.mark.parametrize("removed", WAITS)
+@pytest.mark.parametrize("removed", [WAITS[1], long(WAITS[0]), *map(long, WAITS[2:])])
 def test_a_removed_wait_is_caught(removed: str) -> None:
     run = removable_waits()
     caught = False
@@ -199,13 +213,58 @@ def test_bits_of_a_word_are_the_nodes_seen() -> None:
     assert words[0, :3].tolist() == [[1 | 1 << 5 | 1 << 31, 0], [0, 1 | 1 << 7], [0, 0]]
 
 
-@pytest.mark.parametrize("nodes", [1, 32, 33, 64, 256])
-@pytest.mark.parametrize("shape", [LLAMA, VICUNA], ids=["Llama-3.1-8B", "Vicuna-7B"])
-def test_real_shapes_lower_for_cuda(shape: Case, nodes: int) -> None:
-    case = shape._replace(nodes=nodes, slots=8192 if nodes == 64 else shape.slots)
+LOWERED = {
+    "Llama-3.1-8B, one node": LLAMA._replace(nodes=1),
+    "Llama-3.1-8B, 256 nodes": LLAMA._replace(nodes=256),
+    "Vicuna-7B, 64 nodes": VICUNA._replace(nodes=64, slots=8200),
+}
+# What comes right after the fence that orders it behind the stores to shared memory.
+FENCED = ["the copier arrives after clearing", "the output is copied out"]
+
+
+@pytest.mark.parametrize("case", LOWERED.values(), ids=LOWERED)
+def test_lowered_for_cuda_each_path_has_its_fence(case: Case) -> None:
+    assert fenced(case) == FENCED
+
+
+@pytest.mark.parametrize("removed", [0, 1])
+def test_a_removed_fence_is_noticed(removed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = iter(range(2))
+    commit: Callable[[], None] = plgpu.commit_smem
+    monkeypatch.setattr(plgpu, "commit_smem", lambda: None if next(calls) == removed else commit())
+    assert fenced(LOWERED["Llama-3.1-8B, one node"]) == FENCED[1 - removed :][:1]
+
+
+def fenced(case: Case) -> list[str]:
+    """What the fences of the lowered kernel publish, in the order of the code."""
     inputs = jax.eval_shape(lambda: empty_inputs(case))
     traced = jax.jit(partial(mosaic_gpu, scale=0.1)).trace(**inputs)
-    assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
+    program = traced.lower(lowering_platforms=("cuda",)).compiler_ir("stablehlo")
+    [call] = [one for one in operations(program) if one.name == "stablehlo.custom_call"]
+    context = make_ir_context()
+    context.allow_unregistered_dialects = True
+    mosaic.dialect.register_dialect(context)  # pyright: ignore[reportPrivateImportUsage]
+    with context:
+        kernel = ir.Module.parse(call.attributes["mhlo.backend_config"]["module"].value_bytes)
+        instructions = [
+            one.attributes["asm_string"].value if "asm_string" in one.attributes else one.name
+            for one in operations(kernel)
+        ]
+    found = []
+    fence = False
+    for instruction in instructions:
+        fence |= instruction.endswith("nvvm.fence.proxy")
+        for published, mark in zip(FENCED, ("mbarrier.arrive.", "global.shared"), strict=True):
+            if fence and mark in instruction:
+                found.append(published)
+                fence = False
+    return found
+
+
+def operations(module: Any) -> list[Any]:
+    found: list[Any] = []
+    module.operation.walk(lambda one: found.append(one) or ir.WalkResult.ADVANCE)
+    return found
 
 
 def empty_inputs(case: Case) -> dict[str, Any]:
@@ -268,6 +327,27 @@ def test_dtypes_may_not_be_mixed() -> None:
     cache = jnp.zeros((1, 1, 64, 64), jnp.float16)
     reason = why_unsupported(q, cache, cache, q, q)
     assert reason == "its arrays must be all bfloat16 or all float16, but are bfloat16 and float16"
+
+
+@pytest.mark.skipif(UNAVAILABLE is not None, reason=UNAVAILABLE or "")
+@pytest.mark.parametrize(("slots", "dtype"), [(1024, jnp.float16), (4096, jnp.bfloat16)])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("group", [1, 4, 8])
+@pytest.mark.parametrize("nodes", [1, 32, 70, 256])
+def test_the_assembler_gives_the_registers_planned_and_spills_none(
+    nodes: int, group: int, head_dim: int, slots: int, dtype: Any
+) -> None:
+    case = Case((slots,), nodes, group, slots, head_dim, 2, dtype)
+    inputs = jax.eval_shape(lambda: empty_inputs(case))
+    [kernel] = compile_on(
+        gpu_mesh("h200"), jax.jit(partial(mosaic_gpu, scale=0.1)), **inputs
+    ).kernels
+    assert "tree_attention" in kernel.name
+    assert kernel.spill_stores == kernel.spill_loads == 0
+    plan = make_plan(1, nodes, 2 * group, 2, slots, head_dim, 132)
+    # One warpgroup that copies beside two or three that compute share 65536 registers, and each
+    # thread starts with as many.
+    assert kernel.registers == {2: 168, 3: 128}[plan.warpgroups]
 
 
 class Device(NamedTuple):
