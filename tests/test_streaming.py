@@ -36,7 +36,13 @@ MIXED = [
     SamplingConfig(temperature=1.0, top_k=8, top_p=0.9),
     SamplingConfig(temperature=1.3, min_p=0.05),
 ]
-OPTIONS: dict[str, Any] = {"max_new_tokens": [5, 1, 24, 17], "sampling": MIXED}
+# The same in nearly all tests, so that they share what is compiled.
+OPTIONS: dict[str, Any] = {
+    "max_new_tokens": [5, 1, 24, 17],
+    "sampling": MIXED,
+    "log_probs": True,
+}
+TEXTS: dict[str, Any] = {"max_new_tokens": 24, "eos_token_ids": (), "log_probs": True}
 
 
 # Tokens as they come.
@@ -46,18 +52,9 @@ OPTIONS: dict[str, Any] = {"max_new_tokens": [5, 1, 24, 17], "sampling": MIXED}
 def test_the_updates_together_are_what_generate_returns(
     habitual_target: Target, good_drafter: DraftModel, steps: int
 ) -> None:
-    whole = generate(habitual_target, good_drafter, PROMPTS, draft=DRAFT, log_probs=True, **OPTIONS)
-    updates = list(
-        stream(
-            habitual_target,
-            good_drafter,
-            PROMPTS,
-            draft=DRAFT,
-            steps_per_yield=steps,
-            log_probs=True,
-            **OPTIONS,
-        )
-    )
+    models = habitual_target, good_drafter
+    whole = generate(*models, PROMPTS, draft=DRAFT, **OPTIONS)
+    updates = list(stream(*models, PROMPTS, draft=DRAFT, steps_per_yield=steps, **OPTIONS))
     assert [len(row) for row in updates[0].tokens] == [1, 1, 1, 1], "prefill decides the first"
     assert len(updates) == 1 + -(-max(whole.steps) // steps)
     so_far: list[list[int]] = [[] for _ in PROMPTS]
@@ -74,17 +71,17 @@ def test_the_updates_together_are_what_generate_returns(
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
 
-def test_a_stream_without_a_drafter_is_plain_decoding(target: Target) -> None:
-    *_, last = stream(target, None, PROMPTS, max_new_tokens=7, sampling=MIXED)
-    plain = generate_autoregressive(target, PROMPTS, max_new_tokens=7, sampling=MIXED)
-    assert last.generation.tokens == plain.tokens
+def test_a_stream_without_a_drafter_is_the_baseline(habitual_target: Target) -> None:
+    *_, last = stream(habitual_target, None, PROMPTS, **OPTIONS)
+    baseline = generate_autoregressive(habitual_target, PROMPTS, **OPTIONS)
+    assert last.generation.tokens == baseline.tokens
 
 
 def test_a_new_update_does_not_disturb_an_old_one(
     habitual_target: Target, good_drafter: DraftModel
 ) -> None:
     # The state is donated; what was handed out must not be.
-    updates = stream(habitual_target, good_drafter, PROMPTS, max_new_tokens=16, draft=DRAFT)
+    updates = stream(habitual_target, good_drafter, PROMPTS, draft=DRAFT, **OPTIONS)
     first = next(updates).generation
     tokens, counts = [list(row) for row in first.tokens], first.accept_counts.copy()
     for _ in updates:
@@ -98,7 +95,7 @@ def test_closing_a_stream_frees_its_state(
     habitual_target: Target, good_drafter: DraftModel, updates_before: int
 ) -> None:
     def run(count: int) -> Any:
-        updates = stream(habitual_target, good_drafter, PROMPTS, max_new_tokens=20, draft=DRAFT)
+        updates = stream(habitual_target, good_drafter, PROMPTS, draft=DRAFT, **OPTIONS)
         for _ in range(count):
             next(updates)
         return updates
@@ -168,9 +165,7 @@ def test_rows_stop_each_at_its_own_string_and_the_others_go_on(
     habitual_target: Target, good_drafter: DraftModel
 ) -> None:
     prompts = [encode(text) for text in ("abc", "wv", "b\ncd", "d")]
-    plain = generate_autoregressive(
-        habitual_target, prompts, max_new_tokens=24, eos_token_ids=(), log_probs=True
-    )
+    plain = generate_autoregressive(habitual_target, prompts, **TEXTS)
     texts = [decode(row) for row in plain.tokens]
     stops = [[texts[0][7:10]], ["not in it"], ["nor this", texts[2][20:22]], []]
     *_, last = updates = list(
@@ -178,12 +173,10 @@ def test_rows_stop_each_at_its_own_string_and_the_others_go_on(
             habitual_target,
             good_drafter,
             prompts,
-            max_new_tokens=24,
             draft=DRAFT,
-            eos_token_ids=(),
             detokenize=decode,
             stop_strings=stops,
-            log_probs=True,
+            **TEXTS,
         )
     )
     shown = ["".join(update.texts[row] for update in updates) for row in range(4)]
@@ -206,30 +199,14 @@ def test_rows_stop_each_at_its_own_string_and_the_others_go_on(
     assert last.generation.steps[0] < last.generation.steps[1], "a stopped row takes no more steps"
 
 
-def test_one_list_of_stop_strings_serves_all_rows(
-    habitual_target: Target, good_drafter: DraftModel
-) -> None:
+def test_one_list_of_stop_strings_serves_all_rows(habitual_target: Target) -> None:
     prompts = [encode(text) for text in ("abc", "wv", "cd", "d")]
-    plain = generate_autoregressive(
-        habitual_target, prompts, max_new_tokens=24, eos_token_ids=(), log_probs=True
-    ).tokens
-    stop = decode(plain[0])[4:6]
-    updates = list(
-        stream(
-            habitual_target,
-            good_drafter,
-            prompts,
-            max_new_tokens=24,
-            draft=DRAFT,
-            eos_token_ids=(),
-            detokenize=decode,
-            stop_strings=[stop],
-            log_probs=True,
-        )
-    )
+    plain = generate_autoregressive(habitual_target, prompts, **TEXTS).tokens
+    options: dict[str, Any] = {"detokenize": decode, "stop_strings": [decode(plain[0])[4:6]]}
+    updates = list(stream(habitual_target, None, prompts, **TEXTS, **options))
     for row, tokens in enumerate(plain):
         shown = "".join(update.texts[row] for update in updates)
-        assert shown == decode(tokens).partition(stop)[0]
+        assert shown == decode(tokens).partition(*options["stop_strings"])[0]
 
 
 # What is refused, before anything is compiled.
@@ -255,6 +232,7 @@ def test_one_list_of_stop_strings_serves_all_rows(
         ({"stop_strings": None}, r"^stop_strings is None; give a list of strings"),
         ({"stop_strings": [[1], [2]]}, r"^stop_strings of row 0 is \[1\]; it must hold strings"),
         ({"draft": 8}, r"^draft is 8; give a DraftConfig\.$"),
+        ({"drafter": None, "draft": DRAFT}, r"^draft is DraftConfig\(.*, but there is no drafter;"),
         ({"steps_per_yield": 1.5}, r"^steps_per_yield is 1\.5; it must be a whole number\.$"),
         ({"stop_strings": "x"}, r"^stop_strings is 'x'; give a list of strings"),
     ],
@@ -270,22 +248,13 @@ def test_bad_values_are_one_sentence(
         pytest.fail("reached a compiled function")
 
     monkeypatch.setattr(GENERATE, "prefill", compiled)
-    options: dict[str, Any] = {"max_new_tokens": 4, "detokenize": decode} | changes
+    options: dict[str, Any] = {"max_new_tokens": 4, "detokenize": decode, "drafter": drafter}
     with pytest.raises(InputError, match=sentence):
-        next(stream(target, drafter, [[1], [2]], **options))
-
-
-def test_a_draft_needs_a_drafter(target: Target) -> None:
-    draft = DraftConfig(lookup_tokens=2)
-    sentence = r"^draft is DraftConfig\(.*\), but there is no drafter; leave draft out\.$"
-    with pytest.raises(InputError, match=sentence):
-        next(stream(target, None, [[1]], max_new_tokens=4, draft=draft))
+        next(stream(target, prompts=[[1], [2]], **(options | changes)))
 
 
 def test_a_kept_cache_is_of_one_target(target: Target) -> None:
     kept = KeptCache(context_length=60)
-    first = next(stream(target, None, [[1]], max_new_tokens=4, kept_cache=kept))
-    assert first.tokens
-    another = random_target(target.config)
+    kept.take(target, 1, max_path=1)
     with pytest.raises(InputError, match=r"^kept_cache is of another target; make a new"):
-        next(stream(another, None, [[1]], max_new_tokens=4, kept_cache=kept))
+        next(stream(random_target(target.config), None, [[1]], max_new_tokens=4, kept_cache=kept))

@@ -11,17 +11,6 @@ from redrafter_jax.config.limits import FieldError
 from redrafter_jax.errors import InputError
 
 DRAFTER_MODEL_TYPE = "recurrent_drafting_drafter"
-# What Apple's code reads of a drafter's config.json, `DrafterConfig` of configuration_drafter.py.
-APPLE_FIELDS = (
-    "architectures",
-    "model_type",
-    "vocab_size",
-    "hidden_size",
-    "exit_dim",
-    "num_draft_layers",
-    "num_lookback_tokens",
-    "rnn",
-)
 # Beyond it a whole number fits no array, and at last no float.
 _WHOLE = 2**63
 _EXPECTED = {
@@ -105,7 +94,7 @@ def require_apple_layout(config: DrafterConfig, folder: Path) -> None:
 
 
 def drafter_fields(config: DrafterConfig) -> dict[str, Any]:
-    """What Apple's code would state of the drafter in `config.json`.
+    """What Apple's code states of a drafter in `config.json` (`configuration_drafter.py`).
 
     And what it does not know, where the drafter has it: `DrafterConfig.beyond_apple`.
     """

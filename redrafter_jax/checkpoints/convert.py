@@ -13,11 +13,7 @@ from typing import BinaryIO, Literal, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from redrafter_jax.checkpoints.config_files import (
-    APPLE_FIELDS,
-    drafter_fields,
-    read_json,
-)
+from redrafter_jax.checkpoints.config_files import read_json
 from redrafter_jax.checkpoints.huggingface import DRAFTERS, Found, find_drafter, find_target, locate
 from redrafter_jax.checkpoints.stored import ITEM_BYTES, Stored, dtype_of, read_weight
 from redrafter_jax.checkpoints.weights import INDEX, SINGLE_FILE
@@ -76,9 +72,7 @@ def convert(
     is_drafter = str(stated.get("model_type")) in DRAFTERS
     find = find_drafter if is_drafter else find_target
     found = find(source)
-    beyond: list[str] = []
-    if is_drafter:
-        beyond = sorted(drafter_fields(found.config).keys() - set(APPLE_FIELDS))
+    beyond = sorted(found.config.beyond_apple) if is_drafter else []
     if for_apple and (beyond or not is_drafter):
         reason = f"states {', '.join(beyond)}, which it does not know" if beyond else "is a target"
         raise InputError(f"{source} cannot be converted for Apple's code: it {reason}.")

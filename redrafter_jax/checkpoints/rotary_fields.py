@@ -41,29 +41,9 @@ def read_rotary(values: Mapping[str, Any], path: Path) -> tuple[float, RopeScali
     Raises:
       InputError: a field is missing, of the wrong kind or not supported, or two contradict.
     """
-    spellings = {
-        name: parameters
-        for name in ("rope_parameters", "rope_scaling")
-        if (parameters := field(values, name, path, dict, {}))
-    }
-    # The base is one, wherever it is stated; all else belongs to a spelling.
-    stated = {"rope_theta": values}
-    stated |= {f"{name}.rope_theta": parameters for name, parameters in spellings.items()}
-    thetas = {
-        label: field(parameters, "rope_theta", path, float)
-        for label, parameters in stated.items()
-        if parameters.get("rope_theta") is not None
-    }
-    theta = field(
-        {"rope_theta": _agreed(thetas, path)}, "rope_theta", path, float, _implied_theta(values)
-    )
-    scalings = [_read(name, parameters, values, path) for name, parameters in spellings.items()]
-    if any(scaling != scalings[0] for scaling in scalings):
-        raise InputError(
-            f"{path} states rope_parameters={spellings['rope_parameters']!r} and rope_scaling="
-            f"{spellings['rope_scaling']!r}, which contradict each other; remove one."
-        )
-    return theta, scalings[0] if scalings else None
+    stated = _stated(values, path)
+    theta = field(stated, "rope_theta", path, float, _implied_theta(values))
+    return theta, _scaling(stated, values, path)
 
 
 def rotary_fields(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
@@ -74,64 +54,69 @@ def rotary_fields(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
     return {"rope_theta": theta, "rope_scaling": {"rope_type": kind, **vars(scaling)}}
 
 
-def _agreed(stated: Mapping[str, Any], path: Path) -> Any:
-    """The one value that is stated under several names; None where there is no name."""
-    (first, value), *others = stated.items() or [("", None)]
-    for name, other in others:
-        if other != value:
-            raise InputError(
-                f"{path} states {first}={value!r} and {name}={other!r}, which contradict each "
-                "other; remove one."
-            )
-    return value
-
-
-def _read(
-    spelling: str, parameters: Mapping[str, Any], values: Mapping[str, Any], path: Path
-) -> RopeScaling | None:
-    kinds = {
-        f"{spelling}.{name}": field(parameters, name, path, str)
-        for name in ("rope_type", "type")
-        if parameters.get(name) is not None
+def _stated(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Every parameter that is stated, in whatever place; in several it must be the same."""
+    places = {"": {"rope_theta": values.get("rope_theta")}} | {
+        f"{name}.": field(values, name, path, dict, {})
+        for name in ("rope_parameters", "rope_scaling")
     }
-    kind = _agreed(kinds or {"": "default"}, path)
+    stated: dict[str, Any] = {}
+    labels: dict[str, str] = {}
+    for place, parameters in places.items():
+        for label, value in parameters.items():
+            name = "rope_type" if label == "type" else label
+            if value is None:
+                continue
+            if stated.setdefault(name, value) != value:
+                raise InputError(
+                    f"{path} states {labels[name]}={stated[name]!r} and {place}{label}={value!r}, "
+                    "which contradict each other; remove one."
+                )
+            labels.setdefault(name, place + label)
+    return stated
+
+
+def _scaling(
+    stated: Mapping[str, Any], values: Mapping[str, Any], path: Path
+) -> RopeScaling | None:
+    kind = field(stated, "rope_type", path, str, "default")
     if kind not in _KINDS:
         raise InputError(
             f"{path} asks for rotary scaling of type {kind!r}; supported are "
             f"{', '.join(map(repr, _KINDS))}."
         )
-    if parameters.get("partial_rotary_factor", 1) != 1:
+    if stated.get("partial_rotary_factor", 1) != 1:
         raise InputError(
-            f"{path} states partial_rotary_factor={parameters['partial_rotary_factor']!r}; heads "
-            "that are rotated in part are not supported."
+            f"{path} states partial_rotary_factor={stated['partial_rotary_factor']!r}; heads that "
+            "are rotated in part are not supported."
         )
     scaling = _KINDS[kind]
     own = get_type_hints(scaling) if scaling else {}
     known = [*own, *(_YARN_WEIGHTS if scaling is YarnScaling else ())]
-    for name in parameters:
-        if name not in {"rope_type", "type", "rope_theta", "partial_rotary_factor", *known}:
+    for name in stated:
+        if name not in {"rope_type", "rope_theta", "partial_rotary_factor", *known}:
             raise InputError(
                 f"{path} states {name!r} for rotary scaling of type {kind!r}; supported are "
                 f"{', '.join(map(repr, known)) or 'no fields'}."
             )
     if scaling is None:
         return None
-    defaults = _yarn_defaults(parameters, values, path) if scaling is YarnScaling else {}
+    defaults = _yarn_defaults(stated, values, path) if scaling is YarnScaling else {}
     return scaling(
-        **{name: field(parameters, name, path, own[name], defaults.get(name)) for name in own}
+        **{name: field(stated, name, path, own[name], defaults.get(name)) for name in own}
     )
 
 
 def _yarn_defaults(
-    parameters: Mapping[str, Any], values: Mapping[str, Any], path: Path
+    stated: Mapping[str, Any], values: Mapping[str, Any], path: Path
 ) -> dict[str, int | float]:
     """Those of the paper (arXiv 2309.00071) and of transformers."""
-    factor = field(parameters, "factor", path, float)
+    factor = field(stated, "factor", path, float)
 
     def gain(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
-    one, all_dimensions = (field(parameters, name, path, float, 0.0) for name in _YARN_WEIGHTS)
+    one, all_dimensions = (field(stated, name, path, float, 0.0) for name in _YARN_WEIGHTS)
     return {
         "original_max_position_embeddings": field(values, "max_position_embeddings", path, int),
         "attention_factor": gain(one) / gain(all_dimensions)

@@ -1,5 +1,6 @@
 """A target's tokenizer, and what text it takes."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -52,3 +53,30 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def split_stops(tokenizer: Tokenizer, strings: Sequence[str]) -> tuple[tuple[int, ...], list[str]]:
+    """Strings that end a text: those that are special tokens, as tokens, and the others.
+
+    Decoded text leaves special tokens out, so that no stop string would meet them there.
+
+    Raises:
+      InputError: a string holds a special token and more.
+    """
+    tokens, others = [], []
+    for string in strings:
+        held = [
+            (token, added.content)
+            for token, added in tokenizer.get_added_tokens_decoder().items()
+            if added.special and added.content in string
+        ]
+        if not held:
+            others.append(string)
+        elif held[0][1] == string:
+            tokens.append(held[0][0])
+        else:
+            raise InputError(
+                f"The stop string {string!r} holds the special token {held[0][1]!r}, which "
+                "decoded text leaves out; give the token alone."
+            )
+    return tuple(tokens), others

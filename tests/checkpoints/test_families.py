@@ -216,7 +216,7 @@ def test_targets_of_another_kind_are_refused(
         ({"rms_norm_eps": "a"}, r"rms_norm_eps='a'; it must be a number\.$"),
         ({"tie_word_embeddings": "false"}, r"'false'; it must be true or false\.$"),
         ({"rope_parameters": [1]}, r"rope_parameters=\[1\]; it must be an object\.$"),
-        ({"rope_parameters": {"rope_theta": "a"}}, r"rope_theta='a'; it must be a number\.$"),
+        ({"rope_theta": "a"}, r"rope_theta='a'; it must be a number\.$"),
         ({"eos_token_id": "x"}, r"eos_token_id='x'; it must be a whole number or a list"),
         ({"eos_token_id": [2, None]}, r"eos_token_id=\[2, None\]; it must be a whole number"),
         ({"head_dim": 0}, "head_dim is 0; it must be greater than 0"),

@@ -166,6 +166,21 @@ def test_shards_are_read_through_their_index(target_folder: Path) -> None:
     assert_same(load_target(target_folder, dtype="float32"), random_target(CONFIG))
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_bar_is_drawn_where_somebody_watches(
+    target_folder: Path, monkeypatch: pytest.MonkeyPatch, watched: bool
+) -> None:
+    screen = Terminal() if watched else io.StringIO()
+    monkeypatch.setattr("sys.stderr", screen)
+    load_target(target_folder)
+    assert ("target:" in screen.getvalue()) == watched
+
+
 # Folders that cannot be used
 
 
@@ -181,27 +196,62 @@ def test_other_dtypes_are_refused(target_folder: Path, dtype: str) -> None:
         load_target(target_folder, dtype=dtype)
 
 
-def test_a_folder_without_weights(target_folder: Path) -> None:
-    (target_folder / "model.safetensors").unlink()
-    with pytest.raises(InputError, match=r"model\.safetensors is missing; .*\.$"):
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("kept", [None, 0, 5, 100, -10])
+def test_a_missing_or_truncated_file(target_folder: Path, sharded: bool, kept: int | None) -> None:
+    if sharded:
+        shard(target_folder)
+    path = target_folder / ("model-00002-of-00002" if sharded else "model")
+    path = path.with_suffix(".safetensors")
+    content = path.read_bytes()
+    path.unlink()
+    if kept is not None:
+        path.write_bytes(content[:kept])
+    problem = "missing; " if kept is None else "truncated or no safetensors file"
+    with pytest.raises(InputError, match=rf"{path.name} is {problem}"):
         load_target(target_folder)
 
 
-@pytest.mark.parametrize("kept", [0, 5, 100, -10])
-def test_a_truncated_file(target_folder: Path, kept: int) -> None:
-    path = target_folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(InputError, match=r"model\.safetensors is truncated or no safetensors file"):
-        load_target(target_folder)
-
-
-def test_a_missing_weight(target_folder: Path) -> None:
-    path = target_folder / "model.safetensors"
+def change_weights(folder: Path, added: dict[str, tuple[int, ...]], removed: str = "") -> None:
+    path = folder / "model.safetensors"
     tensors = load_file(path)
-    del tensors["model.layers.1.mlp.up_proj.weight"]
+    tensors |= {name: np.zeros(shape, np.float32) for name, shape in added.items()}
+    tensors.pop(removed, None)
     save_file(tensors, path)
-    with pytest.raises(InputError, match=r"no weight 'model\.layers\.1\.mlp\.up_proj\.weight'"):
+
+
+QUERY, UP = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("added", "removed", "sentence"),
+    [
+        ({}, UP, f"holds no weight '{UP}'; the folder is incomplete"),
+        ({f"{QUERY}.bias": (24,)}, "", f"holds the weight '{QUERY}.bias', for which the model"),
+        (
+            {f"{QUERY}.bias": (24,), "visual.weight": (3,)},
+            "",
+            f"holds the weight '{QUERY}.bias' and 1 more, for which",
+        ),
+        # Transposed, a [24, 8] matrix must not slip through either.
+        (
+            {f"{QUERY}.weight": (D, 24)},
+            "",
+            r"q_proj\.weight' has shape \(8, 24\), config\.json asks for \(24, 8\)\.$",
+        ),
+    ],
+)
+def test_weights_that_do_not_fit_the_model(
+    target_folder: Path, added: dict[str, tuple[int, ...]], removed: str, sentence: str
+) -> None:
+    change_weights(target_folder, added, removed)
+    with pytest.raises(InputError, match=sentence):
         load_target(target_folder)
+
+
+def test_rotary_frequencies_may_lie_in_the_file(target_folder: Path) -> None:
+    change_weights(target_folder, {"model.layers.0.self_attn.rotary_emb.inv_freq": (3,)})
+    assert_same(load_target(target_folder, dtype="float32"), random_target(CONFIG))
 
 
 @pytest.mark.parametrize("layers", [10_000, 1_000_000_000])
@@ -211,26 +261,6 @@ def test_more_layers_than_weights_are_refused_before_they_are_made(
     change_json(target_folder / "config.json", num_hidden_layers=layers)
     with pytest.raises(InputError, match=rf"config\.json states num_hidden_layers={layers}"):
         load_target(target_folder)
-
-
-def add_weights(folder: Path, *names: str) -> None:
-    path = folder / "model.safetensors"
-    save_file(load_file(path) | dict.fromkeys(names, np.zeros(3, np.float32)), path)
-
-
-def test_weights_that_the_model_has_no_place_for(target_folder: Path) -> None:
-    bias = "model.layers.0.self_attn.q_proj.bias"
-    add_weights(target_folder, bias)
-    with pytest.raises(InputError, match=f"holds the weight '{bias}', for which the model"):
-        load_target(target_folder)
-    add_weights(target_folder, "visual.patch_embed.weight")
-    with pytest.raises(InputError, match=f"holds the weight '{bias}' and 1 more, for which"):
-        load_target(target_folder)
-
-
-def test_rotary_frequencies_may_lie_in_the_file(target_folder: Path) -> None:
-    add_weights(target_folder, "model.layers.0.self_attn.rotary_emb.inv_freq")
-    assert_same(load_target(target_folder, dtype="float32"), random_target(CONFIG))
 
 
 def test_a_tied_head_may_lie_in_the_file_if_it_is_the_embedding(tmp_path: Path) -> None:
@@ -254,80 +284,28 @@ def test_a_tied_head_may_lie_in_the_file_if_it_is_the_embedding(tmp_path: Path) 
             load_target(tmp_path)
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("watched", [True, False])
-def test_a_bar_is_drawn_where_somebody_watches(
-    target_folder: Path, monkeypatch: pytest.MonkeyPatch, watched: bool
-) -> None:
-    screen = Terminal() if watched else io.StringIO()
-    monkeypatch.setattr("sys.stderr", screen)
-    load_target(target_folder)
-    assert ("target:" in screen.getvalue()) == watched
-
-
-def test_a_weight_of_the_wrong_shape(target_folder: Path) -> None:
-    path = target_folder / "model.safetensors"
-    tensors = load_file(path)
-    # Transposed, a [24, 8] matrix must not slip through either.
-    tensors["model.layers.0.self_attn.q_proj.weight"] = np.zeros((D, 24), np.float32)
-    save_file(tensors, path)
-    with pytest.raises(
-        InputError,
-        match=r"q_proj\.weight' has shape \(8, 24\), config\.json asks for \(24, 8\)\.$",
-    ):
-        load_target(target_folder)
-
-
-def test_a_missing_shard(target_folder: Path) -> None:
-    shard(target_folder)
-    (target_folder / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(InputError, match=r"model-00002-of-00002\.safetensors is missing; .*\.$"):
-        load_target(target_folder)
-
-
-def test_a_truncated_shard(target_folder: Path) -> None:
-    shard(target_folder)
-    path = target_folder / "model-00001-of-00002.safetensors"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(InputError, match=r"model-00001-of-00002\.safetensors is truncated"):
-        load_target(target_folder)
-
-
-def test_an_index_that_forgets_a_weight(target_folder: Path) -> None:
-    shard(target_folder)
-    path = target_folder / "model.safetensors.index.json"
-    index = json.loads(path.read_text())
-    del index["weight_map"]["model.norm.weight"]
-    path.write_text(json.dumps(index))
-    with pytest.raises(InputError, match=r"the weight 'model\.norm\.weight', which .*index"):
-        load_target(target_folder)
-
-
-def test_an_index_that_points_to_the_wrong_shard(target_folder: Path) -> None:
-    shard(target_folder)
-    path = target_folder / "model.safetensors.index.json"
-    index = json.loads(path.read_text())
-    files = {f"model-0000{number}-of-00002.safetensors" for number in (1, 2)}
-    (index["weight_map"]["model.norm.weight"],) = files - {index["weight_map"]["model.norm.weight"]}
-    path.write_text(json.dumps(index))
-    with pytest.raises(InputError, match=r"holds no weight 'model\.norm\.weight', which the index"):
-        load_target(target_folder)
+ONE, TWO = (f"model-0000{number}-of-00002.safetensors" for number in (1, 2))
 
 
 @pytest.mark.parametrize(
-    ("index", "sentence"),
+    ("changes", "sentence"),
     [
-        ({}, "does not state 'weight_map'"),
-        ({"weight_map": [1]}, r"states weight_map=\[1\]; it must be an object"),
-        ({"weight_map": {"lm_head.weight": 1}}, r"states lm_head\.weight=1; it must be a string"),
+        ({"lm_head.weight": ...}, r"the weight 'lm_head\.weight', which .*index"),
+        ({"lm_head.weight": TWO}, r"holds no weight 'lm_head\.weight', which the index"),
+        ({"lm_head.weight": 1}, r"index\.json states lm_head\.weight=1; it must be a string"),
+        (None, r"index\.json does not state 'weight_map'"),
+        ([1], r"index\.json states weight_map=\[1\]; it must be an object"),
     ],
 )
-def test_an_index_without_a_map(target_folder: Path, index: dict[str, Any], sentence: str) -> None:
+def test_an_index_that_does_not_fit_its_shards(
+    target_folder: Path, changes: Any, sentence: str
+) -> None:
     shard(target_folder)
-    (target_folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(InputError, match=rf"model\.safetensors\.index\.json {sentence}"):
+    path = target_folder / "model.safetensors.index.json"
+    weight_map = json.loads(path.read_text())["weight_map"]
+    assert weight_map["lm_head.weight"] == ONE
+    if isinstance(changes, dict):
+        changes = {name: file for name, file in (weight_map | changes).items() if file is not ...}
+    path.write_text(json.dumps({"weight_map": changes}))
+    with pytest.raises(InputError, match=sentence):
         load_target(target_folder)

@@ -6,7 +6,7 @@ import pytest
 from tiny_folders import byte_tokenizer
 
 from redrafter_jax import InputError
-from redrafter_jax.text.tokenizer import load_tokenizer
+from redrafter_jax.text.tokenizer import load_tokenizer, split_stops
 
 
 def test_a_tokenizer_never_truncates_or_pads(tmp_path: Path) -> None:
@@ -52,3 +52,13 @@ def test_a_tokenizer_that_the_hub_does_not_give_is_one_sentence(
     monkeypatch.setattr("redrafter_jax.text.tokenizer.hf_hub_download", fail)
     with pytest.raises(InputError, match=r"\(tokenizer.json broke off\); give .* with tokenizer"):
         load_tokenizer("some/body")
+
+
+def test_stop_strings_that_are_special_tokens_become_tokens() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens(["<|end|>"])
+    end = tokenizer.get_vocab()["<|end|>"]
+    assert split_stops(tokenizer, ["ab", "<|end|>", "|>"]) == ((end,), ["ab", "|>"])
+    assert "<|end|>" not in tokenizer.decode([97, end]), "no text holds it"
+    with pytest.raises(InputError, match=r"'<\|end\|>user' holds the special token '<\|end\|>', "):
+        split_stops(tokenizer, ["<|end|>user"])
