@@ -59,7 +59,7 @@ def test_the_hubs_description_comes_before_its_weights(
 ) -> None:
     asked: list[tuple[Any, ...]] = []
     (target_folder / "consolidated.safetensors").write_text("the same again")
-    monkeypatch.setattr(download, "snapshot_download", hub_with(target_folder, asked))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", hub_with(target_folder, asked))
     assert_same(load_target("some/body", dtype="float32"), random_target(CONFIG))
     # Both of one commit.
     assert asked == [("some/body", None), ("some/body", "0123abc")]
@@ -75,7 +75,7 @@ def test_torch_files_are_fetched_where_the_hub_has_no_safetensors(
     write_archive(drafter_folder / "pytorch_model.bin", weights)
     assert_same(load_drafter(drafter_folder, dtype="float32"), expected)
     asked: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(download, "snapshot_download", hub_with(drafter_folder, asked))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", hub_with(drafter_folder, asked))
     assert_same(load_drafter("some/body", dtype="float32"), expected)
     assert asked == [("some/body", None), ("some/body", "0123abc"), ("some/body", "0123abc")]
 
@@ -101,7 +101,7 @@ def test_the_weights_of_a_model_that_cannot_be_used_are_not_fetched(
 ) -> None:
     asked: list[tuple[Any, ...]] = []
     change_json(target_folder / "config.json", model_type="gemma2")
-    monkeypatch.setattr(download, "snapshot_download", hub_with(target_folder, asked))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", hub_with(target_folder, asked))
     with pytest.raises(InputError, match="model_type 'gemma2'; this version"):
         load_target("some/body")
     assert asked == [("some/body", None)]
@@ -116,7 +116,7 @@ def refuse_hub(*arguments: Any, **options: Any) -> str:
 def test_a_name_that_leads_nowhere(
     monkeypatch: pytest.MonkeyPatch, load: Callable[..., Any], name: str
 ) -> None:
-    monkeypatch.setattr(download, "snapshot_download", refuse_hub)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse_hub)
     with pytest.raises(InputError, match=f"^'{name}' is neither a folder nor .*\\.$"):
         load(name)
 
@@ -124,7 +124,7 @@ def test_a_name_that_leads_nowhere(
 def test_the_folder_that_was_meant_is_named(
     target_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(download, "snapshot_download", refuse_hub)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse_hub)
     around, name = target_folder.parent, target_folder.name
     (around / f"{name}_notes").mkdir()
     meant = re.escape(f"did you mean '{target_folder}'?")
@@ -166,7 +166,7 @@ def test_the_hub_is_not_asked_for_what_cannot_be_its_own(
     def ask(*arguments: Any, **options: Any) -> str:
         raise AssertionError("the hub was asked")
 
-    monkeypatch.setattr(download, "snapshot_download", ask)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", ask)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=f"nor an id of the Hugging Face hub .*{re.escape(why)}"):
         load_target(name)
@@ -176,7 +176,7 @@ def test_a_folder_that_cannot_be_listed_hides_no_reason(monkeypatch: pytest.Monk
     def refuse(*arguments: Any) -> Any:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(download, "snapshot_download", refuse_hub)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse_hub)
     monkeypatch.setattr(Path, "glob", refuse)
     with pytest.raises(InputError, match=r"gave \(offline\); give the path of a folder"):
         load_target("body")

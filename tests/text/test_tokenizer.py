@@ -49,7 +49,7 @@ def test_a_tokenizer_that_the_hub_does_not_give_is_one_sentence(
     def fail(repository: str, filename: str) -> str:
         raise RuntimeError(f"{filename} broke off")
 
-    monkeypatch.setattr("redrafter_jax.text.tokenizer.hf_hub_download", fail)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fail)
     with pytest.raises(InputError, match=r"\(tokenizer.json broke off\); give .* with tokenizer"):
         load_tokenizer("some/body")
 
