@@ -1,7 +1,11 @@
-"""`python -m train [inspect] --config configs/demo.yaml optimizer.learning_rate=3e-4`."""
+"""`python -m train [command] --config configs/demo.yaml optimizer.learning_rate=3e-4`.
+
+Commands: inspect, regenerate; without one, training.
+"""
 
 import signal
 import sys
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
@@ -12,19 +16,26 @@ from redrafter_jax.settings.arguments import parse_settings
 from .config import TrainSettings
 from .inspect import inspect
 from .loop import train
+from .regenerate.__main__ import regenerate
+
+COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
+    "inspect": inspect,
+    "regenerate": regenerate,
+}
 
 
 def main() -> None:
-    """Train a drafter as the settings say and tell where it is, or `inspect` its data."""
+    """Train a drafter as the settings say and tell where it is, or do what the command says."""
     first, *rest = sys.argv[1:] or [""]
-    run(lambda: inspect(rest) if first == "inspect" else _train(first))
+    run(lambda: COMMANDS[first](rest) if first in COMMANDS else _train(first))
 
 
 def _train(first: str) -> None:
-    refuse_unknown_command(first, ["inspect"])
+    refuse_unknown_command(first, COMMANDS)
     settings = parse_settings(
         TrainSettings,
-        "Train a recurrent drafter for a frozen target; `inspect`, named first, shows its data.",
+        "Train a recurrent drafter for a frozen target. Named first, `inspect` shows its data and "
+        "`regenerate` writes data in the target's own words.",
         processes=True,
     )
     console = Console(quiet=not is_first())

@@ -40,7 +40,7 @@ class RegenerateSettings(Settings):
     """`python -m train.regenerate`: training data in the target's own words.
 
     With `prompt_tokens` texts are continued: `count` pieces of so many tokens, each the beginning
-    of a row that is learnt as a whole, drawn from all sources alike, whatever their weights. Each
+    of a row all of which carries loss, drawn from all sources alike, whatever their weights. Each
     becomes a row of `data.sequence_length` tokens, unless the target ends it before.
 
     Without it the assistant's turns of conversations are rewritten, of `count` conversations or of

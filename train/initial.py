@@ -73,9 +73,9 @@ def most_frequent(
     vocab_size: int,
     always: Collection[int] = (),
 ) -> tuple[int, ...]:
-    """The `count` tokens that are learnt most often, in rising order.
+    """The `count` tokens that most often carry loss, in rising order.
 
-    Tokens of no loss do not count, and each source counts by its part of the mixture, whatever its
+    Each source counts by its part of the mixture, whatever its
     size. Of equally frequent tokens the lower comes first.
 
     Args:
@@ -95,8 +95,8 @@ def most_frequent(
         )
     frequency = np.zeros(vocab_size)
     for windows, weight in sources:
-        learnt = np.bincount(windows.tokens[windows.loss_mask], minlength=vocab_size)
-        frequency += weight * learnt / max(learnt.sum(), 1)
+        counts = np.bincount(windows.tokens[windows.loss_mask], minlength=vocab_size)
+        frequency += weight * counts / max(counts.sum(), 1)
     frequency[list(always)] = np.inf
     best = np.argsort(-frequency, kind="stable")[:count]
     return tuple(np.sort(best).tolist())

@@ -1,7 +1,7 @@
 """`python -m train inspect --config configs/x.yaml`: what training would see, before it does.
 
-Documents are shown as the target's tokens spell them, what is learnt in green; in a pipe, between
-⟦ and ⟧ instead.
+Documents are shown as the target's tokens spell them, those that carry loss in green; in a pipe,
+between ⟦ and ⟧ instead.
 """
 
 import re
@@ -23,7 +23,7 @@ from .data.report import print_report
 from .data.types import Document
 from .setup import load_sources
 
-_LEARNT = "bold green"
+_CARRIES_LOSS = "bold green"
 # Else a record could move the terminal's cursor.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -49,7 +49,7 @@ def inspect(arguments: Sequence[str]) -> None:
     """
     settings = parse_settings(
         InspectSettings,
-        "Show the data of a training run, learnt tokens in colour.",
+        "Show the data of a training run, tokens that carry loss in colour.",
         arguments,
         command="inspect",
     )
@@ -65,15 +65,14 @@ def inspect(arguments: Sequence[str]) -> None:
 
 def print_document(document: Document, tokenizer: Tokenizer, most: int, console: Console) -> None:
     """Print where it is from, its counts, and at most `most` of its tokens as text."""
-    total, learnt = len(document.tokens), int(document.loss_mask.sum())
-    console.rule(
-        Text(f"{document.place}: {document.kind}, {total} tokens, {learnt} learnt"), align="left"
-    )
+    total, counted = len(document.tokens), int(document.loss_mask.sum())
+    counts = f"{total} tokens, {counted} carry loss"
+    console.rule(Text(f"{document.place}: {document.kind}, {counts}"), align="left")
     shown = Text()
     colours = console.is_terminal and not console.no_color
-    for text, is_learnt in split_runs(document, tokenizer, most):
-        if colours or not is_learnt:
-            shown.append(text, style=_LEARNT if is_learnt else "")
+    for text, carries_loss in split_runs(document, tokenizer, most):
+        if colours or not carries_loss:
+            shown.append(text, style=_CARRIES_LOSS if carries_loss else "")
         else:
             shown.append(f"⟦{text}⟧")
     if total > most:
@@ -82,13 +81,13 @@ def print_document(document: Document, tokenizer: Tokenizer, most: int, console:
 
 
 def split_runs(document: Document, tokenizer: Tokenizer, most: int) -> Iterator[tuple[str, bool]]:
-    """The text of the first `most` tokens in runs that are learnt, or are not, as a whole."""
+    """The text of the first `most` tokens in runs that carry loss, or do not, as a whole."""
     tokens, before, end = document.tokens[:most].tolist(), "", 0
-    for learnt, run in groupby(document.loss_mask[:most].tolist()):
+    for carries_loss, run in groupby(document.loss_mask[:most].tolist()):
         end += len(list(run))
         # Decoded from the beginning: some tokenizers drop a leading space. Half a character at the
         # edge is left to the next run.
         text = tokenizer.decode(tokens[:end], skip_special_tokens=False)
         text = text if end == len(tokens) else text.rstrip("�")
-        yield _CONTROL.sub(lambda match: repr(match[0])[1:-1], text[len(before) :]), learnt
+        yield _CONTROL.sub(lambda match: repr(match[0])[1:-1], text[len(before) :]), carries_loss
         before = text

@@ -35,7 +35,7 @@ def printed(shown: Document, most: int = 99, *, terminal: bool = False) -> str:
 
 def test_what_is_learnt_stands_in_brackets_in_a_pipe() -> None:
     lines = printed(document("[b]hi</s>!", "...xxx.")).splitlines()
-    assert lines[0].startswith("rows.jsonl, line 1: tokens, 7 tokens, 3 learnt")
+    assert lines[0].startswith("rows.jsonl, line 1: tokens, 7 tokens, 3 carry loss")
     assert lines[1] == "[b]⟦hi</s>⟧!"
 
 

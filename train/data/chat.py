@@ -2,7 +2,7 @@
 
 What the assistant writes is found by rendering: the text up to a turn of its own, as decoding
 would be asked for it, and the text with the turn. Both must be the beginning of the whole as texts;
-a turn is learnt if they are as tokens too, so that training sees the very tokens that decoding
+a turn carries loss if they are as tokens too, so that training sees the very tokens that decoding
 will.
 """
 
@@ -28,7 +28,7 @@ class Rendered(NamedTuple):
     Attributes:
       place: of the record.
       whole: all of it.
-      turns: for each turn that is learnt, the beginnings of `whole` without it and with it.
+      turns: for each turn that carries loss, the beginnings of `whole` without it and with it.
     """
 
     place: str
@@ -59,7 +59,7 @@ def render_chat(
     Args:
       template: of the target.
       chat: has at least one turn of the assistant.
-      which: of the assistant's turns are learnt; `last` drops the turns after it.
+      which: of the assistant's turns carry loss; `last` drops the turns after it.
 
     Raises:
       InputError: the template writes the beginning of a conversation otherwise when more follows.
@@ -82,7 +82,7 @@ def render_chat(
             continue
         when = "its answer is added" if not after.startswith(before) else "later turns are added"
         remedy = (
-            "set data.train_turns=last to learn the last answer of each conversation alone"
+            "set data.train_turns=last to train on the last answer of each conversation alone"
             if which == "all"
             else "use another template"
         )
@@ -97,14 +97,15 @@ def render_chat(
 def mask_answers(
     whole: Sequence[int], turns: Sequence[tuple[Sequence[int], Sequence[int]]]
 ) -> tuple[Bool[np.ndarray, " t"], int]:
-    """True where a token is of a turn that is learnt; and how many of the turns are not after all.
+    """True where a token carries loss; and how many of the turns do not after all.
 
     A turn is not where a token runs across its edge: decoding, which starts there, would have
-    others. The turns after it are learnt: for them it is text like any other.
+    others. The turns after it do: for them it is text like any other.
 
     Args:
       whole: tokens of the conversation.
-      turns: for each turn to learn, the tokens of its beginning without it and with it.
+      turns: for each turn that should carry loss, the tokens of its beginning without it and
+        with it.
     """
     mask, left_out = np.zeros(len(whole), bool), 0
     for before, after in turns:

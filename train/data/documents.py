@@ -177,7 +177,7 @@ def _from_chat(chat: Rendered, ids: dict[str, list[int]]) -> Document | Skip:
     mask, left_out = mask_answers(ids[chat.whole], turns)
     if not mask.any():
         fault = "a token runs across the edge of every answer" if left_out else ""
-        return Skip(chat.place, "no token to learn", fault)
+        return Skip(chat.place, "no token carries loss", fault)
     return Document(chat.place, "chat", np.asarray(ids[chat.whole], np.int32), mask, left_out, True)
 
 
@@ -189,7 +189,7 @@ def _from_tokens(record: Tokens, vocab_size: int) -> Document | Skip:
                 f"{vocab_size} tokens; give tokens of this target's tokenizer."
             )
     if not any(record.mask):
-        return Skip(record.place, "no token to learn")
+        return Skip(record.place, "no token carries loss")
     mask = np.asarray(record.mask, bool)
     tokens = np.asarray(record.ids, np.int32)
     return Document(record.place, "tokens", tokens, mask, is_chat=record.is_chat)
@@ -211,7 +211,7 @@ def _check(loaded: SourceDocuments, source: SourceSettings, settings: DataSettin
     cut_off = [document for document in loaded.documents if document.left_out]
     if cut_off and settings.skips == "refuse":
         raise InputError(
-            f"{loaded.name}: answers of {len(cut_off)} records cannot be learnt, because a token "
+            f"{loaded.name}: answers of {len(cut_off)} records carry no loss, because a token "
             f"runs across their edge (first at {cut_off[0].place}). Mend them, or set "
             "data.skips=report to go on without."
         )
@@ -223,5 +223,5 @@ def _check(loaded: SourceDocuments, source: SourceSettings, settings: DataSettin
     ):
         raise InputError(
             f"{loaded.name}: the masks of all {len(masked)} records count every token, so prompts "
-            "would be learnt too; mend them, or set full_masks: allow if that is meant."
+            "would carry loss too; mend them, or set full_masks: allow if that is meant."
         )

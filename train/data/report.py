@@ -31,19 +31,15 @@ def print_report(loaded: Loaded, console: Console) -> None:
         table.add_row(Text(source.name.removeprefix("data.sources.")), *shown, f"{source.weight:g}")
     console.print(table)
     for source, rows in loaded:
-        if source.skips:
-            _say(console, f"{source.name}: skipped {describe_skips(source.skips)}")
-        if left_out := _left_out(source):
-            _say(
-                console,
-                f"{source.name}: answers with a token across their edge, not learnt: {left_out}",
-            )
-        if rows.cut:
-            _say(console, f"{source.name}: records longer than a row, cut into pieces: {rows.cut}")
-        if rows.unused:
-            _say(
-                console, f"{source.name}: pieces without a token to learn, left out: {rows.unused}"
-            )
+        glued = _left_out(source)
+        for is_so, told in (
+            (source.skips, f"skipped {describe_skips(source.skips)}"),
+            (glued, f"answers with a token across their edge, which carry no loss: {glued}"),
+            (rows.cut, f"records longer than a row, cut into pieces: {rows.cut}"),
+            (rows.unused, f"pieces without a token that carries loss, left out: {rows.unused}"),
+        ):
+            if is_so:
+                _say(console, f"{source.name}: {told}")
     _warn_of_little_loss(loaded, console)
 
 

@@ -19,7 +19,7 @@ class Rows(NamedTuple):
     Attributes:
       windows: at least one.
       cut: documents that were longer than a row and are spread over several.
-      unused: pieces of those that hold no token to learn, and are no rows.
+      unused: pieces of those in which no token carries loss; they are no rows.
     """
 
     windows: Windows
@@ -32,7 +32,7 @@ def make_rows(source: SourceDocuments, settings: DataSettings, end_token: int) -
 
     Raises:
       InputError: a document is longer than that, and `data.long_records` refuses it; or there is
-        nothing to learn.
+        no token carries loss.
     """
     length = settings.sequence_length
     long = [document for document in source.documents if len(document.tokens) > length]
@@ -45,17 +45,17 @@ def make_rows(source: SourceDocuments, settings: DataSettings, end_token: int) -
         )
     pieces = [piece for document in source.documents for piece in split(document, length)]
     # A draft begins two tokens after the state that it begins from.
-    learnt = [piece for piece in pieces if piece.loss_mask[2:].any()]
-    if not learnt:
+    useful = [piece for piece in pieces if piece.loss_mask[2:].any()]
+    if not useful:
         raise InputError(
             f"{source.name} holds nothing to train on: none of its {len(source.documents)} records "
-            "has a token to learn after its first two. Give it other data or leave it out."
+            "has a token that carries loss after its first two. Give it other data or leave it out."
         )
-    rows = [[piece] for piece in learnt]
+    rows = [[piece] for piece in useful]
     if settings.pack:
-        groups = pack([len(piece.tokens) for piece in learnt], length)
-        rows = [[learnt[index] for index in group] for group in groups]
-    return Rows(join(rows, end_token, length), len(long), len(pieces) - len(learnt))
+        groups = pack([len(piece.tokens) for piece in useful], length)
+        rows = [[useful[index] for index in group] for group in groups]
+    return Rows(join(rows, end_token, length), len(long), len(pieces) - len(useful))
 
 
 def cut(documents: Sequence[Document], end_token: int, length: int) -> Windows:

@@ -102,7 +102,7 @@ class DataSettings(Settings):
 
     `chat_template` renders conversations: the tokenizer's own, or the built-in one of Vicuna v1.1.
     `template_arguments` are handed to the tokenizer's template, such as `enable_thinking: false`.
-    `train_turns` says which of the assistant's turns are learnt; `last` also ends the conversation
+    `train_turns` says which of the assistant's turns carry loss; `last` also ends the conversation
     there.
 
     `long_records` are cut into pieces of `sequence_length`, or refused. `pack` puts several

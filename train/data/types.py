@@ -28,14 +28,14 @@ class Skip(NamedTuple):
 
 
 class Text(NamedTuple):
-    """Plain text: all of it is learnt."""
+    """Plain text: all of it carries loss."""
 
     place: str
     text: str
 
 
 class Chat(NamedTuple):
-    """A conversation: the assistant's turns are learnt."""
+    """A conversation: the assistant's turns carry loss."""
 
     place: str
     turns: list[Turn]

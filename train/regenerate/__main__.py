@@ -1,4 +1,4 @@
-"""`python -m train.regenerate --config configs/x.yaml`: training data in the target's own words.
+"""`python -m train regenerate --config configs/x.yaml`: training data in the target's own words.
 
 A drafter guesses what the target writes, not what people wrote. This lets the target continue
 pieces of text, or write the assistant's turns of conversations, with our own decoder, and keeps
@@ -7,6 +7,7 @@ on after its last row, if the rows are of the same prompts, seeds and temperatur
 wrote them are not known.
 """
 
+import sys
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
@@ -47,10 +48,18 @@ _DATE = (
 )
 
 
-def main() -> None:
-    """Append what the target writes to the output, whole batches only."""
+def regenerate(arguments: Sequence[str], command: str | None = "regenerate") -> None:
+    """Append what the target writes to the output, whole batches only.
+
+    Raises:
+      InputError: the settings, the data, the models or what the output holds cannot be used.
+    """
     settings = parse_settings(
-        RegenerateSettings, "Write training data in the target's own words.", processes=True
+        RegenerateSettings,
+        "Write training data in the target's own words.",
+        arguments,
+        command=command,
+        processes=True,
     )
     mesh = settings.mesh.build()
     check_batch("batch_size", settings.batch_size, mesh)
@@ -155,5 +164,10 @@ def _say(console: Console, line: str) -> None:
     console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
+def main() -> None:
+    """The command by itself, `python -m train.regenerate`."""
+    run(lambda: regenerate(sys.argv[1:], command=None))
+
+
 if __name__ == "__main__":
-    run(main)
+    main()

@@ -11,8 +11,8 @@ it does not (the tokenizer spells the answer otherwise, or the template leaves o
 next answer starts a row of its own. So every answer stands behind the tokens that it was written
 after, whatever tokenizer and template do.
 
-An answer is learnt with the stop token that the target chose. One that was cut by its limit has
-none: the end that the template writes behind it in the next prompt is not learnt.
+An answer carries loss, the stop token that the target chose included. One that was cut by its limit
+has none: the end that the template writes behind it in the next prompt carries no loss.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -99,7 +99,7 @@ class Rewritten(NamedTuple):
 
     Attributes:
       history: the turns so far, answers rewritten.
-      rows: what is to be learnt so far.
+      rows: written so far.
       left_out: why later answers are not written; None where they are.
     """
 

@@ -63,7 +63,7 @@ def write(
 
     Args:
       target: whose words are wanted.
-      drafter: makes it faster and changes nothing; None decodes plainly.
+      drafter: makes it faster and changes nothing; None decodes one token at a time.
       draft: the drafter's trees; None without one.
       batch_size: rows that are decoded together.
       requests: so many at most; fewer are filled up, so that they need no program of their own.

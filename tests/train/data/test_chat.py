@@ -56,7 +56,7 @@ def learnt(document: Document | Skip) -> str:
     return "|".join(decoded)
 
 
-def test_vicunas_answers_and_their_end_are_learnt() -> None:
+def test_vicunas_answers_and_their_end_carry_loss() -> None:
     template = load_template(VICUNA, Path("any"), chat_tokenizer())
     document = encode(template, TURNS, VICUNA)
     assert learnt(document) == " Hello</s>| Ciao</s>"
@@ -91,7 +91,7 @@ def test_the_tokenizers_own_template_is_used(chatml: ChatTemplate) -> None:
     )
 
 
-def test_the_last_answer_alone_can_be_learnt(chatml: ChatTemplate) -> None:
+def test_the_last_answer_alone_can_carry_loss(chatml: ChatTemplate) -> None:
     last = data_settings(SOURCE, train_turns="last")
     assert learnt(encode(chatml, [*TURNS, TURNS[0]], last)) == "Ciao<|im_end|>\n"
 
@@ -165,7 +165,7 @@ def test_a_template_that_rewrites_earlier_turns_can_teach_the_last(tmp_path: Pat
     assert learnt(encode(loaded, [*two, *two], last)) == "(thought)Hello\n"
 
 
-def test_an_answer_whose_first_token_joins_the_prompts_last_is_not_learnt() -> None:
+def test_an_answer_whose_first_token_joins_the_prompts_last_carries_no_loss() -> None:
     words = Tokenizer(
         models.WordLevel({"user:Hi": 0, "bot:": 1, "bot:yes": 2, "no": 3, ".": 4}, "no")
     )
@@ -192,7 +192,7 @@ def test_an_answer_whose_first_token_joins_the_prompts_last_is_not_learnt() -> N
     assert document.loss_mask.tolist() == [False] * 4 + [True] * 2
     assert document.left_out == 1
     assert encode_glued("yes") == Skip(
-        "a", "no token to learn", "a token runs across the edge of every answer"
+        "a", "no token carries loss", "a token runs across the edge of every answer"
     )
 
 

@@ -103,7 +103,7 @@ def test_sources_are_read_one_by_one(target: Path, tmp_path: Path) -> None:
             r"all 3 records are left out: 2 × of no known format \(first at .*line 1: none of the "
             r"keys .*\); 1 × text is blank \(first at .*line 2\)\.",
         ),
-        ([{"input_ids": [1, 2], "loss_mask": [0, 0]}] * 2, "2 × no token to learn"),
+        ([{"input_ids": [1, 2], "loss_mask": [0, 0]}] * 2, "2 × no token carries loss"),
         (
             [{"input_ids": [1, 2], "loss_mask": [1, 1]}] * 3,
             "masks of all 3 records count every token, .* set full_masks: allow",
@@ -143,7 +143,7 @@ def test_skips_can_be_refused(target: Path, tmp_path: Path) -> None:
         load(target, {"files": [path]}, skips="refuse")
 
 
-def test_answers_that_cannot_be_learnt_are_refused_with_the_skips(tmp_path: Path) -> None:
+def test_answers_that_carry_no_loss_are_refused_with_the_skips(tmp_path: Path) -> None:
     # A byte tokenizer with one merge: "n" and "H" become one token, across the answer's edge.
     glued = write_tokenizer(tmp_path / "glued", CHATML.replace("\n", "n"))
     written = json.loads((glued / "tokenizer.json").read_text())
@@ -158,7 +158,7 @@ def test_answers_that_cannot_be_learnt_are_refused_with_the_skips(tmp_path: Path
     assert document.left_out == 1
     learnt = document.tokens[document.loss_mask].tolist()
     assert load_tokenizer(glued).decode(learnt, skip_special_tokens=False) == "Ciao<|im_end|>n"
-    with pytest.raises(InputError, match=r"answers of 1 records cannot be learnt, .*line 1"):
+    with pytest.raises(InputError, match=r"answers of 1 records carry no loss, .*line 1"):
         load_documents(settings.model_copy(update={"skips": "refuse"}), glued, config)
 
 

@@ -33,7 +33,7 @@ def test_rows_of_literal_documents() -> None:
     st.lists(st.lists(st.tuples(st.integers(0, 8), st.booleans()), min_size=1), min_size=1),
     st.integers(1, 7),
 )
-def test_every_token_that_is_learnt_is_in_one_row(
+def test_every_token_that_carries_loss_is_in_one_row(
     pairs: list[list[tuple[int, bool]]], length: int
 ) -> None:
     documents = [document(*map(list, zip(*pair, strict=True))) for pair in pairs]
@@ -69,7 +69,7 @@ def test_what_no_draft_reaches_is_no_row() -> None:
     rows = make_rows(source(*short, document([6, 7, 8], [0, 0, 1])), settings, END)
     assert rows.windows.tokens.tolist() == [[6, 7, 8, 9]]
     assert rows.unused == 2
-    with pytest.raises(InputError, match="none of its 2 records has a token to learn after its"):
+    with pytest.raises(InputError, match="none of its 2 records has a token that carries loss"):
         make_rows(source(*short), settings, END)
 
 

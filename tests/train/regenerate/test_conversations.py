@@ -1,8 +1,7 @@
-"""`python -m train.regenerate` on conversations: the target's own answers, and what is learnt."""
+"""`python -m train.regenerate` on conversations: the target's own answers."""
 
 import json
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from train.data.files import read_raw
 from train.data.records import parse
 from train.data.settings import DataSettings, SourceSettings
 from train.data.types import Chat, Raw, Tokens, Turn
-from train.regenerate.__main__ import main
+from train.regenerate import __main__ as program
 from train.regenerate.conversations import (
     Conversation,
     Row,
@@ -95,7 +94,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(folder: Path, output: Path, patch: pytest.MonkeyPatch, **changes: object) -> None:
+def run(folder: Path, output: Path, **changes: object) -> None:
     settings = {
         "target": str(folder / "target"),
         "target_dtype": "float32",
@@ -107,8 +106,7 @@ def run(folder: Path, output: Path, patch: pytest.MonkeyPatch, **changes: object
     }
     path = output.with_suffix(".yaml")
     path.write_text(yaml.safe_dump(settings | changes))
-    patch.setattr(sys, "argv", ["regenerate", "--config", str(path)])
-    main()
+    program.regenerate(["--config", str(path)])
 
 
 def read(output: Path) -> list[dict[str, Any]]:
@@ -117,8 +115,7 @@ def read(output: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def finished(folder: Path) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        run(folder, folder / "rows.jsonl", patch)
+    run(folder, folder / "rows.jsonl")
     return folder / "rows.jsonl"
 
 
@@ -188,22 +185,22 @@ def test_training_reads_the_rows_as_they_are(finished: Path) -> None:
 
 @pytest.mark.parametrize("data", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_neither_a_drafter_nor_a_mesh_changes_a_byte(
-    folder: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: int
+    folder: Path, finished: Path, tmp_path: Path, data: int
 ) -> None:
     drafter = {"drafter": str(folder / "drafter"), "draft": {"beam_width": 2, "draft_rounds": 2}}
-    run(folder, tmp_path / "rows.jsonl", monkeypatch, **drafter, mesh={"data": data})
+    run(folder, tmp_path / "rows.jsonl", **drafter, mesh={"data": data})
     assert (tmp_path / "rows.jsonl").read_bytes() == finished.read_bytes()
 
 
 def test_a_stopped_run_goes_on_after_its_last_whole_conversation(
-    folder: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, finished: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "rows.jsonl"
     lines = finished.read_bytes().splitlines(keepends=True)
     output.write_bytes(lines[0] + lines[1][:-20])
-    run(folder, output, monkeypatch)
+    run(folder, output)
     assert output.read_bytes() == finished.read_bytes()
-    run(folder, output, monkeypatch)
+    run(folder, output)
     assert output.read_bytes() == finished.read_bytes()
 
 
@@ -220,7 +217,6 @@ def test_rows_of_other_settings_are_refused_and_kept(
     folder: Path,
     finished: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     changes: dict[str, Any],
 ) -> None:
     output = tmp_path / "rows.jsonl"
@@ -231,13 +227,11 @@ def test_rows_of_other_settings_are_refused_and_kept(
         data = {"sources": sources, "sequence_length": LENGTH} | changes["data"]
         changes = {"data": data}
     with pytest.raises(InputError, match=r"is no row of this run's 3 prompts .*\{date_string"):
-        run(folder, output, monkeypatch, **changes)
+        run(folder, output, **changes)
     assert output.read_bytes() == before
 
 
-def test_a_source_of_one_line_is_no_output(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_source_of_one_line_is_no_output(folder: Path, tmp_path: Path) -> None:
     source = tmp_path / "one.jsonl"
     source.write_text(json.dumps(CHATS[0]))
     before = source.read_bytes()
@@ -245,25 +239,24 @@ def test_a_source_of_one_line_is_no_output(
     with pytest.raises(
         InputError, match=r"one.jsonl is a file of data.sources.0 .* another output"
     ):
-        run(folder, source, monkeypatch, data=data)
+        run(folder, source, data=data)
     with pytest.raises(InputError, match=r"""ends with '{"messages": .* use another output"""):
-        run(folder, source, monkeypatch)
+        run(folder, source)
     assert source.read_bytes() == before
 
 
 def test_a_conversation_that_stands_twice_is_refused(
-    folder: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, finished: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "rows.jsonl"
     output.write_bytes(finished.read_bytes() * 2)
     with pytest.raises(InputError, match=r"line \d is no row of this run"):
-        run(folder, output, monkeypatch)
+        run(folder, output)
 
 
 def test_records_that_cannot_be_rewritten_are_told(
     folder: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     files = write_lines(
@@ -276,19 +269,19 @@ def test_records_that_cannot_be_rewritten_are_told(
     sources = [{"files": [str(folder / "chats.jsonl"), files]}]
     data = {"sources": sources, "sequence_length": LENGTH}
     output = tmp_path / "rows.jsonl"
-    run(folder, output, monkeypatch, data=data, count=4)
+    run(folder, output, data=data, count=4)
     told = capsys.readouterr().err
     assert f"1 × no conversation (first at {files}, line 1)" in told
     assert "1 × no room for an answer in data.sequence_length" in told
     assert "1 × no assistant turn" in told
     assert f"rows of 4 conversations in {output}: 6 answers, of which " in told
     with pytest.raises(InputError, match="count is 5, but the data gives 4 conversations"):
-        run(folder, output, monkeypatch, data=data, count=5)
+        run(folder, output, data=data, count=5)
     with pytest.raises(InputError, match="3 of 7 records cannot be rewritten"):
-        run(folder, output, monkeypatch, data=data | {"skips": "refuse"})
+        run(folder, output, data=data | {"skips": "refuse"})
     texts = {"files": [write_lines(tmp_path / "texts.jsonl", {"text": "plain"})]}
     with pytest.raises(InputError, match=r"data.sources.1 .* holds no conversation to rewrite"):
-        run(folder, output, monkeypatch, data=data | {"sources": [*sources, texts]})
+        run(folder, output, data=data | {"sources": [*sources, texts]})
 
 
 @pytest.mark.parametrize(
@@ -307,7 +300,6 @@ def test_records_that_cannot_be_rewritten_are_told(
 def test_settings_that_do_not_go_together_are_refused(
     folder: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     changes: dict[str, Any],
     sentence: str,
 ) -> None:
@@ -315,7 +307,7 @@ def test_settings_that_do_not_go_together_are_refused(
         sources = [{"files": [str(folder / "chats.jsonl")]}]
         changes = {"data": {"sources": sources, "sequence_length": LENGTH} | changes["data"]}
     with pytest.raises(InputError, match=sentence):
-        run(folder, tmp_path / "rows.jsonl", monkeypatch, **changes)
+        run(folder, tmp_path / "rows.jsonl", **changes)
 
 
 SETTINGS = RegenerateSettings.model_validate(
@@ -352,7 +344,7 @@ def speaker(folder: Path) -> Speaker:
 
 
 def shown(row: Row) -> str:
-    """The row's text, what is learnt in brackets."""
+    """The row's text, what carries loss in brackets."""
     text, before = "", 0
     for token, mark in zip(row.tokens, row.mask, strict=True):
         text += "[" * (mark > before) + "]" * (mark < before)
@@ -370,7 +362,7 @@ def test_a_row_goes_on_with_the_next_answer(speaker: Speaker) -> None:
     assert (row.answers, row.cut, left_out) == (2, 0, None)
 
 
-def test_the_end_of_a_cut_answer_is_not_learnt(speaker: Speaker) -> None:
+def test_the_end_of_a_cut_answer_carries_no_loss(speaker: Speaker) -> None:
     (row,), _ = say_in_turn(speaker, TWICE, "He", "So<|im_end|>")
     assert shown(row) == "<user\nHi>\n<assistant\n[He]>\n<user\nBye>\n<assistant\n[So>]"
     assert row.cut == 1

@@ -1,7 +1,6 @@
 """`python -m train.regenerate`: the target's own words, row by row, resumable."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from train.data.files import read_raw
 from train.data.records import parse
 from train.data.settings import SourceSettings
 from train.data.types import Raw, Tokens
-from train.regenerate.__main__ import main
+from train.regenerate import __main__ as program
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -27,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def regenerate(folder: Path, output: Path, patch: pytest.MonkeyPatch, **changes: object) -> None:
+def regenerate(folder: Path, output: Path, **changes: object) -> None:
     settings = {
         "target": str(folder),
         "target_dtype": "float32",
@@ -40,15 +39,12 @@ def regenerate(folder: Path, output: Path, patch: pytest.MonkeyPatch, **changes:
     }
     path = output.with_suffix(".yaml")
     path.write_text(yaml.safe_dump(settings | changes))
-    patch.setattr(sys, "argv", ["regenerate", "--config", str(path)])
-    main()
+    program.regenerate(["--config", str(path)])
 
 
-def test_rows_are_what_plain_decoding_writes(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_what_plain_decoding_writes(folder: Path, tmp_path: Path) -> None:
     output = tmp_path / "rows.jsonl"
-    regenerate(folder, output, monkeypatch)
+    regenerate(folder, output)
     rows = [json.loads(line) for line in output.read_text().splitlines()]
     assert [row["seed"] for row in rows] == [0, 1, 2, 3, 4]
     target = load_target(folder, "float32")
@@ -71,33 +67,30 @@ def test_rows_are_what_plain_decoding_writes(
     ]
 
 
-def test_a_stopped_run_goes_on_after_its_last_whole_row(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_run_goes_on_after_its_last_whole_row(folder: Path, tmp_path: Path) -> None:
     whole, stopped = tmp_path / "whole.jsonl", tmp_path / "stopped.jsonl"
-    regenerate(folder, whole, monkeypatch)
+    regenerate(folder, whole)
     lines = whole.read_text().splitlines(keepends=True)
     stopped.write_text("".join(lines[:2]) + lines[2][:20])
-    regenerate(folder, stopped, monkeypatch)
+    regenerate(folder, stopped)
     assert stopped.read_text() == whole.read_text()
 
 
 def test_a_finished_run_is_left_as_it_is_and_a_longer_one_adds_to_it(
     folder: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     output = tmp_path / "rows.jsonl"
-    regenerate(folder, output, monkeypatch, count=3)
+    regenerate(folder, output, count=3)
     three = output.read_text()
-    regenerate(folder, output, monkeypatch, count=3)
+    regenerate(folder, output, count=3)
     assert output.read_text() == three
-    regenerate(folder, output, monkeypatch)
+    regenerate(folder, output)
     assert output.read_text().startswith(three)
     assert "5 rows in" in capsys.readouterr().err
     with pytest.raises(InputError, match=r"line 5 is no row of this run's 4 prompts"):
-        regenerate(folder, output, monkeypatch, count=4)
+        regenerate(folder, output, count=4)
 
 
 @pytest.mark.parametrize(
@@ -113,11 +106,10 @@ def test_a_finished_run_is_left_as_it_is_and_a_longer_one_adds_to_it(
 def test_rows_of_other_settings_are_refused_and_kept(
     folder: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     changes: dict[str, Any],
 ) -> None:
     output = tmp_path / "rows.jsonl"
-    regenerate(folder, output, monkeypatch, count=3)
+    regenerate(folder, output, count=3)
     # A cut row stays as well.
     output.write_text(output.read_text() + '{"seed"')
     before = output.read_bytes()
@@ -126,18 +118,16 @@ def test_rows_of_other_settings_are_refused_and_kept(
             "data": {"sources": [{"folder": str(folder)}], "sequence_length": 16} | changes["data"]
         }
     with pytest.raises(InputError, match="is no row of this run's 5 prompts"):
-        regenerate(folder, output, monkeypatch, **changes)
+        regenerate(folder, output, **changes)
     assert output.read_bytes() == before
 
 
 @pytest.mark.parametrize("rows", ["# Notes\n", "[1]\n", '{"seed":1}\n'])
-def test_a_file_of_something_else_is_refused(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: str
-) -> None:
+def test_a_file_of_something_else_is_refused(folder: Path, tmp_path: Path, rows: str) -> None:
     output = tmp_path / "rows.jsonl"
     output.write_text(rows)
     with pytest.raises(InputError, match="line 1 is no row of this run"):
-        regenerate(folder, output, monkeypatch)
+        regenerate(folder, output)
     assert output.read_text() == rows
 
 
@@ -145,31 +135,27 @@ def test_a_file_of_something_else_is_refused(
     "rows", ['{"text":"a source of one line"}', '{"seed":0,"temperature":0.5,']
 )
 def test_a_line_without_an_end_that_is_no_row_of_ours_is_kept(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: str
+    folder: Path, tmp_path: Path, rows: str
 ) -> None:
     output = tmp_path / "rows.jsonl"
     output.write_text(rows)
     with pytest.raises(InputError, match="no beginning of a row of this run; use another output"):
-        regenerate(folder, output, monkeypatch)
+        regenerate(folder, output)
     assert output.read_text() == rows
 
 
-def test_an_output_that_the_run_reads_is_refused(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_output_that_the_run_reads_is_refused(folder: Path, tmp_path: Path) -> None:
     (text,) = folder.glob("*.py")
     link = tmp_path / "link.py"
     link.symlink_to(text)
     before = text.read_bytes()
     with pytest.raises(InputError, match=r"output .*link.py is a file of data.sources.0 \("):
-        regenerate(folder, link, monkeypatch)
+        regenerate(folder, link)
     assert text.read_bytes() == before
 
 
-def test_prompts_must_leave_room_and_exist(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_must_leave_room_and_exist(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="prompt_tokens is 16, which leaves nothing"):
-        regenerate(folder, tmp_path / "a.jsonl", monkeypatch, prompt_tokens=16)
+        regenerate(folder, tmp_path / "a.jsonl", prompt_tokens=16)
     with pytest.raises(InputError, match=r"count is 100000, but the data has .* of 16 tokens"):
-        regenerate(folder, tmp_path / "b.jsonl", monkeypatch, count=100000)
+        regenerate(folder, tmp_path / "b.jsonl", count=100000)
