@@ -30,9 +30,9 @@ class Drafter(ABC):
         """P, the longest path of a tree, root included: tokens that one target call can gain."""
 
     @property
-    @abstractmethod
     def num_nodes(self) -> int:
-        """N, the number of nodes of every tree, root and padding nodes included."""
+        """N, the number of nodes of every tree, root and padding nodes included; of a chain, P."""
+        return self.max_path
 
     @property
     @abstractmethod
@@ -112,10 +112,6 @@ class RootOnly(Drafter):
 
     @property
     def max_path(self) -> int:
-        return 1
-
-    @property
-    def num_nodes(self) -> int:
         return 1
 
     @property

@@ -42,10 +42,6 @@ class PromptLookup(Drafter):
         return self.tokens + 1
 
     @property
-    def num_nodes(self) -> int:
-        return self.tokens + 1
-
-    @property
     def names(self) -> tuple[str, ...]:
         return ("lookup",)
 

@@ -41,10 +41,6 @@ class RepeatLast(Drafter):
         return self.tokens + 1
 
     @property
-    def num_nodes(self) -> int:
-        return self.tokens + 1
-
-    @property
     def names(self) -> tuple[str, ...]:
         return ("repeat",)
 
