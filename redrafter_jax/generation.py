@@ -185,8 +185,7 @@ def collect(state: DecodeState, prompts: Sequence[Sequence[int]], drafter: Draft
         acceptance_length=acceptance_length(stats.accept_counts),
         accept_counts=stats.accept_counts,
         accepted_by={
-            name: rows.tolist()
-            for name, rows in zip(drafter.names, stats.accepted_by.T, strict=True)
+            name: stats.accepted_by[:, source].tolist() for source, name in enumerate(drafter.names)
         },
         log_probs=None if log_probs is None else new(log_probs),
     )

@@ -160,12 +160,12 @@ class DecodeStats(NamedTuple):
     Attributes:
       accept_counts: accept_counts[b, c - 1] target calls gained row b exactly c tokens.
       accepted_by: accepted nodes by the source that proposed them, in the order of
-        `Drafter.names`.
+        `Drafter.names`; None where there is none.
       steps: target calls while the row was not done.
     """
 
     accept_counts: Int[Array, "B P"]
-    accepted_by: Int[Array, "B O"]
+    accepted_by: Int[Array, "B O"] | None
     steps: Int[Array, " B"]
 
 

@@ -121,7 +121,7 @@ def _prefill(
         sampling=requests.sampling,
         stats=DecodeStats(
             accept_counts=jnp.zeros((B, max_path), jnp.int32),
-            accepted_by=jnp.zeros((B, sources), jnp.int32),
+            accepted_by=jnp.zeros((B, sources), jnp.int32) if sources else None,
             steps=jnp.zeros(B, jnp.int32),
         ),
         log_probs=first_log_probs,

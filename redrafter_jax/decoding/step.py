@@ -89,9 +89,11 @@ def finish(
     newest = jnp.maximum(count - 1, 0)[:, None]
     root = jnp.take_along_axis(gained, newest, axis=1)[:, 0]
     active = ~state.done
-    origin = jnp.take_along_axis(tree.origin, accepted.path, axis=1)
-    sources = jnp.arange(state.stats.accepted_by.shape[1])
-    by = (origin[..., None] == sources) & kept[..., None]
+    accepted_by = state.stats.accepted_by
+    if accepted_by is not None:
+        origin = jnp.take_along_axis(tree.origin, accepted.path, axis=1)
+        by = origin[..., None] == jnp.arange(accepted_by.shape[1])
+        accepted_by = accepted_by + (by & kept[..., None]).sum(axis=1)
     log_probs = state.log_probs
     if log_probs is not None:
         whole = gather_parts(verified.logits, noise.shape[-1])
@@ -104,7 +106,7 @@ def finish(
         done=state.done | (stops & kept).any(axis=1) | (cache.lengths + 1 >= state.limits),
         stats=DecodeStats(
             accept_counts=state.stats.accept_counts + (order == count[:, None] - 1),
-            accepted_by=state.stats.accepted_by + by.sum(axis=1),
+            accepted_by=accepted_by,
             steps=state.stats.steps + active,
         ),
         log_probs=log_probs,

@@ -426,6 +426,7 @@ def test_accepted_nodes_are_counted_by_the_drafter_that_proposed_them(target: Ta
     noise = jnp.zeros((B, 5, PARITY_CONFIG.vocab_size))
     after, trace = finish(state, tree, verified, noise)
     assert trace.gained.tolist() == [0, 2, 5, 3]
+    assert after.stats.accepted_by is not None
     assert after.stats.accepted_by.tolist() == [[0, 0], [0, 1], [1, 3], [2, 0]]
     assert after.stats.accept_counts.tolist() == [
         [0] * 5,

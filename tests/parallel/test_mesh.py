@@ -26,7 +26,7 @@ from redrafter_jax.checkpoints.huggingface import (
 )
 from redrafter_jax.config import DraftConfig, DrafterConfig, SamplingConfig
 from redrafter_jax.drafters.beam import _best_of_parts, _logsumexp
-from redrafter_jax.drafters.bind import bind_drafter
+from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.generation import Generation, generate, generate_autoregressive, start
@@ -143,8 +143,7 @@ def test_a_stream_and_plain_decoding_on_a_mesh(
 
 def test_every_part_of_a_state_lies_on_its_own_device(pair: tuple[Target, DraftModel]) -> None:
     target = place(pair[0], make_mesh(2, 4))
-    drafter = bind_drafter(pair[1], DraftConfig(2, 3))
-    state, _ = start(target, drafter, PROMPTS, 4, None, None, ())
+    state, _ = start(target, PromptLookup(3), PROMPTS, 4, None, None, ())
     B, S = state.tokens.shape
     for layer in (*state.cache.keys, *state.cache.values):
         assert {shard.data.shape for shard in layer.addressable_shards} == {(B // 2, 1, S, 8)}
