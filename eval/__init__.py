@@ -1,1 +1,1 @@
-"""`python -m eval`: speculative against plain decoding, measured and reported."""
+"""`python -m eval`: speculative and autoregressive decoding, measured and reported."""

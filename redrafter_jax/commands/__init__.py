@@ -1,1 +1,1 @@
-"""The commands of `python -m redrafter_jax`, a file each: `add` states its arguments."""
+"""The commands of `python -m redrafter_jax`, a file each; `arguments` states their options."""

@@ -1,1 +1,1 @@
-"""One decode step and all it needs: functions of arrays."""
+"""The decode step and prefill: functions of arrays."""

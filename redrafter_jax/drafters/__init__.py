@@ -1,1 +1,1 @@
-"""What proposes token trees: a file for each kind of drafter."""
+"""Drafters, a file for each kind: `base` states the contract, `bind` lists them."""

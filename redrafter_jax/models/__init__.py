@@ -1,1 +1,1 @@
-"""The target decoder and its families."""
+"""The target decoder: layers, attention, rotary embedding and the key-value cache."""

@@ -1,1 +1,1 @@
-"""Meshes, collectives and processes."""
+"""Meshes, collectives and several processes."""

@@ -1,1 +1,1 @@
-"""Tokenizers, chat templates and prompts."""
+"""Tokenizers, chat templates, prompts, and text from tokens as they are decided."""

@@ -1,1 +1,1 @@
-"""From the sources of a configuration to batches, a room per step: see docs/training-data.md."""
+"""From the sources of a configuration to batches, a file for each step: docs/training-data.md."""
