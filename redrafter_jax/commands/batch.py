@@ -18,6 +18,7 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.generation import Generation
 from redrafter_jax.streaming import KeptCache, stream
 from redrafter_jax.text.prompts import Prompt, read_prompts
+from redrafter_jax.text.tokenizer import split_stops
 
 _BATCH_SIZE = 8
 # Between two looks at what is decided. Where strings end a row the host looks at every step.
@@ -53,10 +54,12 @@ def continue_file(
     if done == len(prompts):
         _tell(f"{output} has the rows of all {done} prompts already.")
         return
+    ends, stop_strings = split_stops(tokenizer, arguments.stop or ())
     target, drafter = load_models(arguments, draft)
-    limit, stop_strings = arguments.max_new_tokens, arguments.stop or []
+    limit = arguments.max_new_tokens
     rows = [_encode(prompt, writing, limit, target.config.position_limit) for prompt in prompts]
-    stops = writing.stops(target.config.eos_token_ids, [prompt.text for prompt in prompts])
+    own_ends = writing.stops(target.config.eos_token_ids, [prompt.text for prompt in prompts])
+    stops = (*own_ends, *ends)
     size = min(size, len(rows) - done)
     # In one size of cache every batch runs what the first one compiled.
     kept_cache = KeptCache(max(map(len, rows)) + limit)

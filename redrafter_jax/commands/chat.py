@@ -24,7 +24,7 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.generation import Generation
 from redrafter_jax.streaming import KeptCache, Update, stream
 from redrafter_jax.text.chat_template import Turn, encode_turns, end_tokens
-from redrafter_jax.text.tokenizer import load_tokenizer, require_text
+from redrafter_jax.text.tokenizer import load_tokenizer, require_text, split_stops
 
 # Where the target has more: a cache for its limit may take more memory than its weights.
 _CONTEXT_LENGTH = 4096
@@ -63,7 +63,7 @@ class _Conversation:
     def __init__(self, arguments: argparse.Namespace, screen: Screen, clock: Clock) -> None:
         self._screen, self._clock = screen, clock
         draft, self._sampling = draft_of(arguments), config_of(SamplingConfig, arguments)
-        self._stop_strings, self._seed = arguments.stop or (), arguments.seed
+        self._seed = arguments.seed
         self._longest_answer = _check_limit(arguments.max_new_tokens)
         self._opening = opening_of(arguments)
         self._turns: list[Turn] = list(self._opening)
@@ -71,12 +71,13 @@ class _Conversation:
             arguments.context_length, load_target_config(arguments.target)
         )
         self._tokenizer = load_tokenizer(arguments.target)
+        ends, self._stop_strings = split_stops(self._tokenizer, arguments.stop or ())
         self._template = template_of(arguments, self._tokenizer)
         self._target, self._drafter = load_models(arguments, draft)
         self._ends = end_tokens(
             self._template,
             self._tokenizer,
-            self._target.config.eos_token_ids,
+            (*self._target.config.eos_token_ids, *ends),
             [[*self._opening, {"role": "user", "content": "Hello"}]],
         )
         self._kept_cache = KeptCache(self._context_length)

@@ -21,7 +21,7 @@ from redrafter_jax.config import SamplingConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.generation import Generation
 from redrafter_jax.streaming import Update, stream
-from redrafter_jax.text.tokenizer import load_tokenizer, require_text
+from redrafter_jax.text.tokenizer import load_tokenizer, require_text, split_stops
 
 
 def run(arguments: argparse.Namespace, clock: Clock = time.perf_counter) -> None:
@@ -47,6 +47,7 @@ def run(arguments: argparse.Namespace, clock: Clock = time.perf_counter) -> None
     text = _read_prompt(arguments.prompt)
     writing = writing_of(arguments, tokenizer)
     prompt = writing.encode(text)
+    ends, stop_strings = split_stops(tokenizer, arguments.stop or ())
     target, drafter = load_models(arguments, draft)
     updates = stream(
         target,
@@ -55,9 +56,9 @@ def run(arguments: argparse.Namespace, clock: Clock = time.perf_counter) -> None
         max_new_tokens=arguments.max_new_tokens,
         sampling=sampling,
         seeds=[arguments.seed],
-        eos_token_ids=writing.stops(target.config.eos_token_ids, [text]),
+        eos_token_ids=(*writing.stops(target.config.eos_token_ids, [text]), *ends),
         detokenize=tokenizer.decode,
-        stop_strings=arguments.stop or (),
+        stop_strings=stop_strings,
     )
     if sys.stderr.isatty():
         print("Compiling ...", file=sys.stderr)

@@ -186,6 +186,9 @@ def test_an_answer_ends_with_the_token_that_the_template_closes_it_with(
     choice = ["--chat", "--temperature", "1", "--seed", str(seed)]
     code, out, err = run_redrafter(*arguments_of(moved, *choice, prompt="abc"))
     assert (code, out) == (0, whole.partition("w")[0] + "\n"), err
+    # A special token has no text, and ends one all the same.
+    choice = ["--temperature", "1", "--seed", str(seed), "--stop", "w"]
+    assert run_redrafter(*arguments_of(moved, *choice, prompt="abcw"))[:2] == (code, out)
 
 
 @pytest.mark.parametrize(
