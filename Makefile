@@ -75,7 +75,7 @@ gpu: ## on a machine with an NVIDIA GPU: its tests and benches, into docs/benchm
 	  { echo "make gpu needs an NVIDIA GPU, and nvidia-smi finds none here." >&2; exit 1; }
 	@$(MAKE) --no-print-directory measure-gpu EXTRAS="$(or $(EXTRAS),cuda)"
 
-# A test that fails is on the page, and the last command's exit code tells of it.
+# A test that fails is in the table's page, and the last command's exit code tells of it.
 measure-gpu: $(INSTALLED)
 	@$(BIN)/python -c 'import sys, jax; backend = jax.default_backend(); \
 	  backend == "gpu" or sys.exit(f"make gpu needs an NVIDIA GPU, and JAX runs on {backend} here.")'
@@ -87,4 +87,4 @@ measure-gpu: $(INSTALLED)
 	  $(BIN)/python -m eval steps --config configs/steps_$$shape.yaml \
 	    report_dir=runs/gpu/steps_$$shape || exit; \
 	done
-	$(BIN)/python -m eval gpu --config configs/gpu.yaml
+	$(BIN)/python -m tools.gpu_table runs/gpu docs/benchmarks

@@ -1,7 +1,7 @@
 """`python -m eval [command] --config FILE`: what a pair of target and drafter is worth.
 
-Commands: acceptance, drafters, gpu, load, parity, plan, ranks, sampling, steps; without one, speed
-against plain decoding.
+Commands: acceptance, drafters, parity, plan, steps; without one, speed against the autoregressive
+baseline.
 """
 
 import sys
@@ -11,24 +11,16 @@ from redrafter_jax.command_line import refuse_unknown_command, run
 
 from .acceptance import measure_acceptance
 from .drafters import compare_drafters
-from .gpu_page import write_gpu_page
-from .loading_cost import measure_loading
 from .parity import check_parity
 from .plan import plan
-from .ranks import measure_ranks
-from .sampling_cost import measure_sampling
 from .speed import measure_speed
 from .steps import measure_steps
 
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "acceptance": measure_acceptance,
     "drafters": compare_drafters,
-    "gpu": write_gpu_page,
-    "load": measure_loading,
     "parity": check_parity,
     "plan": plan,
-    "ranks": measure_ranks,
-    "sampling": measure_sampling,
     "steps": measure_steps,
 }
 

@@ -4,36 +4,39 @@ No clock runs here: rows are decoded together, and the numbers are counts.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.console import Console
 
-from redrafter_jax.acceptance import acceptance_length, acceptance_rate_per_depth
 from redrafter_jax.config import DraftConfig, SamplingConfig
+from redrafter_jax.drafters.base import RootOnly
+from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.recurrent_head import DraftModel
-from redrafter_jax.generation import collect
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.settings.arguments import parse_settings
 
-from .benchmark import Batch, Method, begin, decode_batch, make_batches
+from .benchmark import Method, Run, decode_batch, make_batches, sum_accepted
 from .config import AcceptanceSettings
 from .loading import load
+from .metrics import count_accepted
 from .plots import write_acceptance_chart
-from .progress import make_progress
-from .rankings import RANKINGS, Ranking, decode_ranked, shown_to_drafts
-from .report import describe_run, write_report
-from .table import describe_sampling, render_acceptance
+from .progress import track
+from .rankings import RANKINGS, Ranking, rank
+from .report import write_report
+from .table import describe_sampling, render_acceptance, show
 
 DEFINITIONS = {
     "acceptance_length": "mean tokens gained per target call after prefill, bonus token included",
-    "lookup_tokens": "nodes of num_nodes that copy what followed earlier in the text, which is no "
-    "gain of the drafter's",
-    "copied_tokens": "accepted tokens of those nodes; what the beams had as well is the drafter's",
+    "calls_per_depth": "entry d: target calls that accepted a draft at depth d, entry 0 all of "
+    "them; the rate at depth d is entry d / entry d - 1",
+    "lookup_tokens": "nodes of num_nodes that prompt lookup proposes",
+    "accepted_by": "accepted tokens by the source that proposed them; a token that several "
+    "proposed counts for the first",
     "share_of_greedy": "acceptance length over that of the same tree, sharpness and ranking at "
     "temperature 0; null where the grid has no temperature 0",
-    "identical": "share of prompts whose text equals plain decoding's, token for token",
+    "identical": "share of prompts whose text equals the baseline's, token for token",
     "rankings": RANKINGS,
 }
 
@@ -41,9 +44,9 @@ DEFINITIONS = {
 class Cell(NamedTuple):
     """One point of the grid."""
 
-    sampling: SamplingConfig
     draft: DraftConfig
     ranking: Ranking
+    sampling: SamplingConfig
 
 
 def measure_acceptance(arguments: Sequence[str] | None = None) -> None:
@@ -66,33 +69,17 @@ def measure_acceptance(arguments: Sequence[str] | None = None) -> None:
     target, drafter, prompts, token_rows = load(
         settings, drafts, settings.mesh.build(), settings.batch_size
     )
-
     # Drafts outermost: each is compiled once.
-    cells = [
-        Cell(sampling, draft, ranking)
-        for draft in drafts
-        for ranking in settings.rankings
-        for sampling in settings.samplings
-    ]
-    console = Console(quiet=not is_first())
-    with make_progress(console) as progress:
-        measured = _measure(settings, target, drafter, token_rows, cells)
-        rows = list(progress.track(measured, total=len(cells), description="decode"))
+    cells = [Cell(*cell) for cell in product(drafts, settings.rankings, settings.samplings)]
+    measured = _measure(settings, target, drafter, token_rows, cells)
+    rows = list(track(measured, len(cells), "decode"))
     if not is_first():
         return
     _add_shares(rows)
-    report = {
-        "rows": rows,
-        "prompts": len(prompts),
-        **describe_run(),
-        "config": settings.model_dump(mode="json"),
-        "definitions": DEFINITIONS,
-    }
     path = settings.report_dir / "acceptance.json"
-    write_report(report, path)
+    write_report(path, {"rows": rows, "prompts": len(prompts)}, settings, DEFINITIONS)
     write_acceptance_chart(rows, path.with_suffix(".png"))
-    console.print(render_acceptance(rows))
-    print(f"The report: {path}, the chart: {path.with_suffix('.png')}")
+    show(path, render_acceptance(rows), chart=True)
 
 
 def _measure(
@@ -102,7 +89,7 @@ def _measure(
     token_rows: Sequence[list[int]],
     cells: Sequence[Cell],
 ) -> Iterator[dict[str, Any]]:
-    plain: dict[SamplingConfig, list[list[int]]] = {}
+    expected: dict[SamplingConfig, list[list[int]]] = {}
     for cell in cells:
         batches = make_batches(
             token_rows,
@@ -112,49 +99,28 @@ def _measure(
             cell.sampling,
             settings.eos_token_ids,
         )
-        if cell.sampling not in plain:
-            method = Method(target, None, None)
-            plain[cell.sampling] = [
-                row for batch in batches for row in decode_batch(method, batch).tokens
-            ]
-        yield _decode_cell(target, drafter, batches, cell, plain[cell.sampling])
+        if cell.sampling not in expected:
+            baseline = [decode_batch(Method(target, RootOnly()), batch) for batch in batches]
+            expected[cell.sampling] = [row for run in baseline for row in run.tokens]
+        bound = bind_drafter(drafter, cell.draft)
+        method = Method(target, rank(bound, cell.ranking, cell.draft))
+        runs = [decode_batch(method, batch) for batch in batches]
+        yield _row(cell, runs, expected[cell.sampling])
 
 
-def _decode_cell(
-    target: Target,
-    drafter: DraftModel,
-    batches: Sequence[Batch],
-    cell: Cell,
-    expected: Sequence[list[int]],
-) -> dict[str, Any]:
-    sampling, draft, ranking = cell
-    tokens, calls, copied = [], 0, 0
-    counts = np.zeros(draft.max_path, int)
-    for batch in batches:
-        state, slots = begin(Method(target, drafter, draft), batch)
-        shown = shown_to_drafts(ranking, state.sampling, draft)
-        state = decode_ranked(target, drafter, state, shown, slots, draft=draft)
-        result = collect(state, batch.prompts)
-        tokens += result.tokens
-        counts += result.accept_counts.sum(axis=0)
-        calls += sum(result.steps)
-        copied += sum(result.copied_tokens)
-    same = sum(ours == theirs for ours, theirs in zip(tokens, expected, strict=True))
+def _row(cell: Cell, runs: Sequence[Run], expected: Sequence[list[int]]) -> dict[str, Any]:
+    tokens = [row for run in runs for row in run.tokens]
     return {
-        "sampling": describe_sampling(sampling),
-        "temperature": sampling.temperature,
-        "num_nodes": draft.budget,
-        "lookup_tokens": draft.lookup_tokens,
-        "sharpness": draft.sharpness,
-        "ranking": ranking,
-        "acceptance_length": acceptance_length(counts),
-        "acceptance_rate_per_depth": [
-            None if np.isnan(rate) else float(rate) for rate in acceptance_rate_per_depth(counts)
-        ],
-        "accept_counts": counts.tolist(),
-        "copied_tokens": copied,
-        "target_calls": calls,
-        "identical": same / len(tokens),
+        "sampling": describe_sampling(cell.sampling),
+        "temperature": cell.sampling.temperature,
+        "num_nodes": cell.draft.budget,
+        "lookup_tokens": cell.draft.lookup_tokens,
+        "sharpness": cell.draft.sharpness,
+        "ranking": cell.ranking,
+        **count_accepted(np.concatenate([run.accept_counts for run in runs])),
+        "accepted_by": sum_accepted(runs),
+        "target_calls": sum(sum(run.steps) for run in runs),
+        "identical": float(np.mean([a == b for a, b in zip(tokens, expected, strict=True)])),
     }
 
 

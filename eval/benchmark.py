@@ -1,16 +1,16 @@
-"""Speculative and plain decoding of the same prompts, in turns, with a clock."""
+"""Ways of decoding the same prompts, in turns, with a clock."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Int
 
-from redrafter_jax.config import DraftConfig, SamplingConfig
+from redrafter_jax.config import SamplingConfig
 from redrafter_jax.decoding.step import decode
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.generation import collect, start
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import place
@@ -19,11 +19,10 @@ from redrafter_jax.types import DecodeState, Requests
 
 
 class Method(NamedTuple):
-    """A way of decoding: speculative, or plain where drafter and draft are None."""
+    """A way of decoding; the drafter is one of `bind_drafter`, `RootOnly` for the baseline."""
 
     target: Target
-    drafter: DraftModel | None
-    draft: DraftConfig | None
+    drafter: Drafter
 
 
 class Batch(NamedTuple):
@@ -43,7 +42,7 @@ class Run(NamedTuple):
       tokens: per row, the new tokens.
       steps: per row, target calls after prefill.
       accept_counts: as in `redrafter_jax.Generation`.
-      copied_tokens: as there.
+      accepted_by: as there.
       prefill_seconds: from lists of prompts to each row's first token, chosen on the device.
       decode_seconds: from there to all tokens on the host.
     """
@@ -51,7 +50,7 @@ class Run(NamedTuple):
     tokens: list[list[int]]
     steps: list[int]
     accept_counts: Int[np.ndarray, "B P"]
-    copied_tokens: list[int]
+    accepted_by: dict[str, list[int]]
     prefill_seconds: float
     decode_seconds: float
 
@@ -71,13 +70,12 @@ class Run(NamedTuple):
         return self.new_tokens - len(self.tokens)
 
 
-class Pair(NamedTuple):
-    """The same batch decoded both ways, one right after the other."""
+class Turn(NamedTuple):
+    """One batch decoded by every method, one right after the other."""
 
     batch: int
     repeat: int
-    speculative: Run
-    plain: Run
+    runs: dict[str, Run]
 
 
 def make_batches(
@@ -103,38 +101,32 @@ def make_batches(
 
 
 def one_per_shape(
-    methods: Sequence[Method], batches: Sequence[Batch]
+    methods: Mapping[str, Method], batches: Sequence[Batch]
 ) -> list[tuple[Method, Batch]]:
     """For each method the first batch of every array shape: running these compiles everything."""
-    chosen = []
-    for method in methods:
-        seen = set()
+    chosen = {}
+    for name, method in methods.items():
         for batch in batches:
-            requests, _ = prepare_batch(method, batch)
-            shape = requests.tokens.shape
-            if shape not in seen:
-                seen.add(shape)
-                chosen.append((method, batch))
-    return chosen
+            shape = prepare_batch(method, batch).tokens.shape
+            chosen.setdefault((name, shape), (method, batch))
+    return list(chosen.values())
 
 
 def measure(
-    speculative: Method, plain: Method, batches: Sequence[Batch], repeats: int
-) -> Iterator[Pair]:
-    """Time both methods on every batch, `repeats` times over; run `one_per_shape` before.
+    methods: Mapping[str, Method], batches: Sequence[Batch], repeats: int
+) -> Iterator[Turn]:
+    """Time all methods on every batch, `repeats` times over; run `one_per_shape` before.
 
-    The two runs of a pair follow each other at once, so that a slow minute of the machine hits
-    both, and which one goes first changes from pair to pair.
+    The runs of a turn follow each other at once, so that a slow minute of the machine hits all of
+    them, and which one goes first changes from turn to turn.
     """
+    names = list(methods)
     for repeat in range(repeats):
         for index, batch in enumerate(batches):
-            if (repeat + index) % 2 == 0:
-                ours = decode_batch(speculative, batch)
-                theirs = decode_batch(plain, batch)
-            else:
-                theirs = decode_batch(plain, batch)
-                ours = decode_batch(speculative, batch)
-            yield Pair(index, repeat, ours, theirs)
+            first = (repeat + index) % len(names)
+            order = names[first:] + names[:first]
+            runs = {name: decode_batch(methods[name], batch) for name in order}
+            yield Turn(index, repeat, {name: runs[name] for name in names})
 
 
 def decode_batch(method: Method, batch: Batch) -> Run:
@@ -143,55 +135,54 @@ def decode_batch(method: Method, batch: Batch) -> Run:
     Raises:
       InputError: a prompt or a seed does not fit, as in `generate`.
     """
-    target, drafter, draft = method
     started = time.perf_counter()
-    state, slots = begin(method, batch)
+    state, max_steps = begin(method, batch)
     state = jax.block_until_ready(state)
     prefilled = time.perf_counter()
-    state = decode(target, drafter, state, slots, draft=draft)
-    result = collect(state, batch.prompts)
+    state = decode(method.target, method.drafter, state, max_steps)
+    result = collect(state, batch.prompts, method.drafter)
     ended = time.perf_counter()
     return Run(
         tokens=result.tokens,
         steps=result.steps,
         accept_counts=result.accept_counts,
-        copied_tokens=result.copied_tokens,
+        accepted_by=result.accepted_by,
         prefill_seconds=prefilled - started,
         decode_seconds=ended - prefilled,
     )
 
 
 def begin(method: Method, batch: Batch) -> tuple[DecodeState, int]:
-    """The batch after prefill, and its cache slots per row: no row takes more decode steps.
+    """The batch after prefill, and a number of decode steps that suffices for every row.
 
     Raises:
       InputError: a prompt or a seed does not fit, as in `generate`.
     """
     return start(
         method.target,
+        method.drafter,
         batch.prompts,
         batch.max_new_tokens,
         batch.sampling,
         batch.seeds,
         batch.eos_token_ids,
-        max_path=_max_path(method),
-        context_layers=context_layers_of(method.drafter),
     )
 
 
-def prepare_batch(method: Method, batch: Batch) -> tuple[Requests, int]:
-    """The batch as arrays where the target lies, and its cache slots per row."""
-    requests, slots = prepare(
+def prepare_batch(method: Method, batch: Batch) -> Requests:
+    """The batch as arrays where the target lies."""
+    requests, _ = prepare(
         method.target.config,
         batch.prompts,
         batch.max_new_tokens,
         batch.sampling,
         batch.seeds,
         batch.eos_token_ids,
-        _max_path(method),
+        method.drafter.max_path,
     )
-    return place(requests, method.target.mesh), slots
+    return place(requests, method.target.mesh)
 
 
-def _max_path(method: Method) -> int:
-    return method.draft.max_path if method.draft else 1
+def sum_accepted(runs: Sequence[Run]) -> dict[str, int]:
+    """Accepted tokens of all rows by the source that proposed them."""
+    return {name: sum(sum(run.accepted_by[name]) for run in runs) for name in runs[0].accepted_by}

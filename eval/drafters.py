@@ -10,12 +10,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from rich.console import Console
 
 from pallas_kernels.timing import interleave
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import DraftConfig, DrafterConfig
+from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.recurrent import check_pair
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target
@@ -23,12 +22,13 @@ from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.types import TokenTree
 
 from .abstract import abstract_state, bytes_of
-from .progress import make_progress
+from .metrics import quartiles
+from .progress import track
 from .random_weights import random_drafter, random_target
-from .report import describe_run, write_report
+from .report import write_report
 from .shape_config import DraftersSettings
-from .step_parts import fill_state, make_noise, run_draft
-from .table import render_drafters
+from .step_parts import fill_state, run_noise, run_propose
+from .table import render_drafters, show
 from .traffic import draft_weight_bytes
 
 DEFINITIONS = {
@@ -65,23 +65,14 @@ def compare_drafters(arguments: Sequence[str] | None = None) -> None:
             check_pair(target_config, config, draft)
     make_folder(settings.report_dir, "report_dir")
     target = random_target(target_config, settings.dtype)
-    console = Console()
-    with make_progress(console) as progress:
-        rows = [
-            row
-            for draft in progress.track(drafts, description="measure")
-            for row in measure(target, configs, draft, settings)
-        ]
-    report = {
-        "rows": rows,
-        **describe_run(),
-        "config": settings.model_dump(mode="json"),
-        "definitions": DEFINITIONS,
-    }
+    rows = [
+        row
+        for draft in track(drafts, len(drafts), "measure")
+        for row in measure(target, configs, draft, settings)
+    ]
     path = settings.report_dir / "drafters.json"
-    write_report(report, path)
-    console.print(render_drafters(rows))
-    print(f"The report: {path}")
+    write_report(path, {"rows": rows}, settings, DEFINITIONS)
+    show(path, render_drafters(rows))
 
 
 def measure(
@@ -107,8 +98,8 @@ def measure(
             "batch_size": settings.batch_size,
             "weight_bytes": bytes_of(drafter),
             "bytes_per_step": draft_weight_bytes(drafter, draft),
-            "milliseconds": _quartiles(1000 * times[name]),
-            "relative": _quartiles(times[name] / first),
+            "milliseconds": quartiles(1000 * times[name]),
+            "relative": quartiles(times[name] / first),
         }
         for name, drafter in drafters.items()
     ]
@@ -118,14 +109,14 @@ def make_timer(
     target: Target, drafter: DraftModel, draft: DraftConfig, settings: DraftersSettings
 ) -> Callable[[], float]:
     """Seconds that drafting one tree takes."""
-    layers = drafter.config.context_layers
+    bound = bind_drafter(drafter, draft)
     # Drafting reads no cache.
-    state = fill_state(abstract_state(target, settings.batch_size, 32, draft.max_path, layers))
-    noise = make_noise(state, max_path=draft.max_path, vocab_size=target.config.vocab_size)
-    zero = jnp.int32(0)
+    state = fill_state(abstract_state(target, bound, settings.batch_size, 32))
+    zero, V = jnp.int32(0), target.config.vocab_size
+    noise = run_noise(state, zero, max_path=bound.max_path, vocab_size=V, turns=1)
 
     def search() -> TokenTree:
-        return run_draft(target, drafter, state, noise, zero, draft=draft, turns=settings.steps)
+        return run_propose(target, bound, state, noise, zero, turns=settings.steps)
 
     def run() -> float:
         started = time.perf_counter()
@@ -133,7 +124,3 @@ def make_timer(
         return (time.perf_counter() - started) / settings.steps
 
     return run
-
-
-def _quartiles(values: np.ndarray) -> list[float]:
-    return [float(value) for value in np.quantile(values, (0.25, 0.5, 0.75))]

@@ -18,7 +18,7 @@ from redrafter_jax.settings.sections import check_batch
 from redrafter_jax.text.prompts import Prompt, read_prompts, tokenize
 from redrafter_jax.text.tokenizer import load_tokenizer
 
-from .config import AcceptanceSettings, EvalSettings, RanksSettings
+from .config import AcceptanceSettings, EvalSettings
 
 
 class Loaded(NamedTuple):
@@ -31,7 +31,7 @@ class Loaded(NamedTuple):
 
 
 def load(
-    settings: EvalSettings | AcceptanceSettings | RanksSettings,
+    settings: EvalSettings | AcceptanceSettings,
     drafts: Sequence[DraftConfig],
     mesh: Mesh | None = None,
     batch_size: int | None = None,

@@ -2,18 +2,12 @@
 
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
-
-class Spread(NamedTuple):
-    """Median and quartiles of repeated measurements."""
-
-    lower: float
-    median: float
-    upper: float
+from redrafter_jax.acceptance import acceptance_length, acceptance_rate_per_depth
 
 
 def first_divergence(tokens: Sequence[int], expected: Sequence[int]) -> int | None:
@@ -29,12 +23,12 @@ def identical_fraction(divergences: Sequence[int | None]) -> float:
     return sum(divergence is None for divergence in divergences) / len(divergences)
 
 
-def spread(values: Float[np.ndarray, " n"]) -> Spread | None:
-    """Median and quartiles of the values that are numbers; None if there are none."""
+def quartiles(values: Float[np.ndarray, " n"]) -> list[float] | None:
+    """25%, 50% and 75% of the values that are numbers; None if there are none."""
     known = values[~np.isnan(values)]
     if len(known) == 0:
         return None
-    return Spread(*(float(value) for value in np.quantile(known, (0.25, 0.5, 0.75))))
+    return [float(value) for value in np.quantile(known, (0.25, 0.5, 0.75))]
 
 
 def rates(
@@ -43,3 +37,19 @@ def rates(
     """Amounts per second; NaN where there was nothing to do."""
     unknown = np.full(len(amounts), np.nan)
     return np.divide(amounts, seconds, out=unknown, where=amounts > 0)
+
+
+def count_accepted(accept_counts: Int[np.ndarray, "*rows P"]) -> dict[str, Any]:
+    """Acceptance length, rates per depth and the counts behind them, for a report.
+
+    Args:
+      accept_counts: as in `redrafter_jax.Generation`.
+    """
+    counts = accept_counts.reshape(-1, accept_counts.shape[-1]).sum(axis=0)
+    per_depth = acceptance_rate_per_depth(counts)
+    return {
+        "acceptance_length": acceptance_length(counts),
+        "acceptance_rate_per_depth": [None if np.isnan(r) else float(r) for r in per_depth],
+        "calls_per_depth": np.cumsum(counts[::-1])[::-1].tolist(),
+        "accept_counts": counts.tolist(),
+    }

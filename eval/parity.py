@@ -1,4 +1,4 @@
-"""Is the speculative text the target's own, token for token? Both ways of decoding, compared."""
+"""`python -m eval parity`: is the speculative text the baseline's, token for token?"""
 
 import sys
 from collections.abc import Sequence
@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jax.sharding import Mesh
-from rich.console import Console
 from tokenizers import Tokenizer
 
 from redrafter_jax.acceptance import acceptance_length
 from redrafter_jax.checkpoints.huggingface import load_drafter, load_target
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import DrafterConfig, TargetConfig
+from redrafter_jax.drafters.base import RootOnly
+from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.recurrent import check_pair
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
@@ -23,21 +24,21 @@ from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.text.prompts import Prompt, read_prompts, tokenize, tokenize_to_length
 from redrafter_jax.text.tokenizer import load_tokenizer
 
-from .benchmark import Batch, Method, Run, decode_batch, make_batches
+from .benchmark import Batch, Method, Run, decode_batch, make_batches, sum_accepted
 from .config import CaseSettings, ParitySettings
 from .loading import check_batches
 from .metrics import first_divergence
-from .progress import make_progress
+from .progress import track
 from .replay import UNEXPLAINED, Place, explain, replay
-from .report import describe_run, write_report
-from .table import render_parity
+from .report import write_report
+from .table import render_parity, show
 
 DEFINITIONS = {
-    "identical": "share of rows whose text equals plain decoding's, token for token",
+    "identical": "share of rows whose text equals the baseline's, token for token",
     "position": "index of the first new token that differs, from 0",
     "score": "what a token is chosen by: logits over the temperature, filtered, plus the noise of "
     "the absolute position",
-    "gap": "at the first divergence in plain decoding: the score of its own token less that of the "
+    "gap": "at the first divergence in the baseline: the score of its own token less that of the "
     "speculative text's; null where a filter dropped either token",
     "speculative_gap": "the same the other way round, in the speculative pass",
     "difference": "at the first divergence, the largest difference between the two passes' scores "
@@ -50,6 +51,8 @@ DEFINITIONS = {
     "of filtered tokens: the filter would have kept the dropped one, and it would have won, had "
     "all logits moved by the tolerance in its favour",
     "acceptance_length": "mean tokens gained per target call after prefill, bonus token included",
+    "accepted_by": "accepted tokens by the source that proposed them; a token that several "
+    "proposed counts for the first",
 }
 
 
@@ -67,7 +70,7 @@ class Compared(NamedTuple):
 
     case: str
     speculative: Run
-    plain: Run
+    baseline: Run
     divergences: list[dict[str, Any] | None]
 
 
@@ -84,7 +87,7 @@ def check_parity(arguments: Sequence[str] | None = None) -> None:
     """
     settings = parse_settings(
         ParitySettings,
-        "Compare speculative with plain decoding, token for token.",
+        "Compare speculative decoding with the baseline, token for token.",
         arguments,
         processes=True,
         command="parity",
@@ -94,7 +97,6 @@ def check_parity(arguments: Sequence[str] | None = None) -> None:
     if is_first():
         make_folder(settings.report_dir, "report_dir")
     prompts = {name: _read_prompts(name, settings, mesh) for name in settings.cases}
-    console = Console(quiet=not is_first())
     measures: list[dict[str, Any]] = []
     shapes: dict[str, Any] = {}
     for dtype in settings.dtypes:
@@ -107,26 +109,16 @@ def check_parity(arguments: Sequence[str] | None = None) -> None:
         ]
         work = [(case, batch) for case in cases for batch in case.batches]
         tolerance = getattr(settings.tolerance, dtype)
-        with make_progress(console) as progress:
-            compared = [
-                compare_batch(target, drafter, case, batch, tolerance)
-                for case, batch in progress.track(work, description=f"decode in {dtype}")
-            ]
+        compared = [
+            compare_batch(target, drafter, case, batch, tolerance)
+            for case, batch in track(work, len(work), f"decode in {dtype}")
+        ]
         measures += [_measure(case, dtype, compared) for case in cases]
 
-    path = settings.report_dir / "parity.json"
-    report = {
-        "verdict": _verdict(measures),
-        "cases": measures,
-        **describe_run(),
-        "config": settings.model_dump(mode="json"),
-        **shapes,
-        "definitions": DEFINITIONS,
-    }
     if is_first():
-        write_report(report, path)
-        console.print(render_parity(report))
-        print(f"The report: {path}")
+        path = settings.report_dir / "parity.json"
+        measured = {"verdict": _verdict(measures), "cases": measures, **shapes}
+        show(path, render_parity(write_report(path, measured, settings, DEFINITIONS)))
     if any(measure["ties"] < len(measure["divergences"]) for measure in measures):
         sys.exit(1)
 
@@ -143,42 +135,43 @@ def compare_batch(
       batch: the prompts and their seeds.
       tolerance: as in `eval.replay.explain`.
     """
-    methods = (Method(target, None, None), Method(target, drafter, case.settings.draft))
-    plain, speculative = (decode_batch(method, batch) for method in methods)
+    bound = bind_drafter(drafter, case.settings.draft)
+    methods = (Method(target, RootOnly()), Method(target, bound))
+    baseline, speculative = (decode_batch(method, batch) for method in methods)
     parted = [
         Place(row, position)
-        for row, texts in enumerate(zip(speculative.tokens, plain.tokens, strict=True))
+        for row, texts in enumerate(zip(speculative.tokens, baseline.tokens, strict=True))
         if (position := first_divergence(*texts)) is not None
     ]
     # Where one text has ended there is no choice to look at.
     places = [
         place
         for place in parted
-        if place.position < min(len(run.tokens[place.row]) for run in (plain, speculative))
+        if place.position < min(len(run.tokens[place.row]) for run in (baseline, speculative))
     ]
-    seen_plain, seen_speculative = (
+    seen_baseline, seen_speculative = (
         replay(method, batch, run.tokens, places)
-        for method, run in zip(methods, (plain, speculative), strict=True)
+        for method, run in zip(methods, (baseline, speculative), strict=True)
     )
     explanations = {
         place: explain(
             alone,
             in_tree,
-            plain.tokens[place.row][place.position],
+            baseline.tokens[place.row][place.position],
             speculative.tokens[place.row][place.position],
             tolerance,
         )
-        for place, alone, in_tree in zip(places, seen_plain, seen_speculative, strict=True)
+        for place, alone, in_tree in zip(places, seen_baseline, seen_speculative, strict=True)
     }
     divergences: list[dict[str, Any] | None] = [None] * len(batch.prompts)
     for place in parted:
         divergences[place.row] = {
             "position": place.position,
-            "token": _token_at(plain, place),
+            "token": _token_at(baseline, place),
             "speculative_token": _token_at(speculative, place),
             **explanations.get(place, UNEXPLAINED)._asdict(),
         }
-    return Compared(case.name, speculative, plain, divergences)
+    return Compared(case.name, speculative, baseline, divergences)
 
 
 def _read_prompts(name: str, settings: ParitySettings, mesh: Mesh | None) -> list[Prompt]:
@@ -266,13 +259,14 @@ def _measure(case: Case, dtype: str, compared: Sequence[Compared]) -> dict[str, 
         "dtype": dtype,
         "num_nodes": case.settings.draft.budget,
         "rows": len(rows),
-        "new_tokens": sum(one.plain.new_tokens for one in own),
+        "new_tokens": sum(one.baseline.new_tokens for one in own),
         "identical": 1 - len(divergences) / len(rows),
         "ties": sum(row["tie"] for row in divergences),
         "largest_gap": max(gaps, default=None),
         "acceptance_length": acceptance_length(
             np.concatenate([one.speculative.accept_counts for one in own])
         ),
+        "accepted_by": sum_accepted([one.speculative for one in own]),
         "divergences": divergences,
     }
 

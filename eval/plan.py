@@ -5,24 +5,24 @@ Computed from shapes alone: nothing is loaded, run or measured, and no GPU is ne
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
 
 from pallas_kernels.aot import AotUnavailableError, Memory, compile_on, gpu_mesh
 from pallas_kernels.gpus import GPUS
 from redrafter_jax.command_line import make_folder
-from redrafter_jax.config import DraftConfig
 from redrafter_jax.decoding.step import decode
+from redrafter_jax.drafters.base import Drafter
+from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.recurrent import check_pair
-from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import MODEL
@@ -31,8 +31,9 @@ from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.types import DecodeState
 
 from .abstract import abstract_drafter, abstract_state, abstract_target, bytes_of, on_mesh
-from .report import describe_versions, write_report
+from .report import write_report
 from .shape_config import PlanSettings
+from .table import show
 from .traffic import bytes_read
 
 DEFINITIONS = {
@@ -43,15 +44,15 @@ DEFINITIONS = {
     "pass is not in it",
     "bound_milliseconds": "bytes that must be read / peak bandwidth: a lower bound on the time, "
     "never a measurement",
-    "plain": "one target call on one token: every weight of the target once (of an embedding that "
-    "is no vocabulary projection only the tokens' rows) and the whole cache, full to its last slot",
+    "baseline": "one target call on one token: every weight of the target once (of an embedding "
+    "that is no vocabulary projection only the tokens' rows) and the whole cache, all slots full",
     "verification": "one target call on N tokens: the same and more rows of the embedding; "
     "activations and logits are not counted",
     "draft": "R rounds, each of which reads every weight of the drafter, or of the target's head "
     "where it has none, and W rows of the embedding; the projection of its context is read once; "
     "what stays in the GPU's own cache between rounds is counted again",
-    "break_even": "(draft + verification) / plain: the acceptance length below which these bounds "
-    "promise no gain",
+    "break_even": "(draft + verification) / baseline: the acceptance length below which these "
+    "bounds promise no gain",
 }
 
 
@@ -66,9 +67,9 @@ def plan(arguments: Sequence[str] | None = None) -> None:
     """
     settings = parse_settings(
         PlanSettings,
-        "Whether a pair fits a GPU, and bounds on the time of a step. "
-        "--target FILE, --gpu, --batch and --cache are short for --config FILE, gpu=, batch_size= "
-        "and slots=.",
+        "Whether a pair fits a GPU, and bounds on the time of a step. --target (a folder or hub "
+        "id; of its files config.json alone is read), --gpu, --batch and --cache are short for "
+        "target=, gpu=, batch_size= and slots=. --config may be left out.",
         _long_form(sys.argv[1:] if arguments is None else arguments),
         command="plan",
     )
@@ -82,8 +83,8 @@ def plan(arguments: Sequence[str] | None = None) -> None:
     jax.config.update("jax_platforms", "cpu")
     target = abstract_target(target_config, dtype)
     drafter = abstract_drafter(drafter_config, dtype)
-    layers = drafter_config.context_layers
-    state = abstract_state(target, settings.batch_size, settings.slots, draft.max_path, layers)
+    bound = bind_drafter(drafter, draft)
+    state = abstract_state(target, bound, settings.batch_size, settings.slots)
 
     memory, reason = None, None
     try:
@@ -93,7 +94,7 @@ def plan(arguments: Sequence[str] | None = None) -> None:
             check_rows(settings.batch_size, mesh)
             target, drafter = on_mesh(target, mesh), on_mesh(drafter, mesh)
             state = on_mesh(state, mesh)
-        memory = compiled_memory(mesh, target, drafter, state, draft)
+        memory = compiled_memory(mesh, target, bind_drafter(drafter, draft), state)
     except AotUnavailableError as error:
         reason = str(error)
         if settings.mesh.data * settings.mesh.model > 1:
@@ -116,46 +117,39 @@ def plan(arguments: Sequence[str] | None = None) -> None:
         "temporaries_missing": reason,
         "reads_bytes": traffic._asdict(),
         "bound_milliseconds": bounds,
-        "break_even": (bounds["draft"] + bounds["verification"]) / bounds["plain"],
+        "break_even": (bounds["draft"] + bounds["verification"]) / bounds["baseline"],
         "gpu": asdict(gpu),
-        "versions": describe_versions(),
-        "config": settings.model_dump(mode="json"),
-        "definitions": DEFINITIONS,
     }
     path = settings.report_dir / "plan.json"
-    write_report(report, path)
-    _show(report)
-    print(f"The report: {path}")
+    write_report(path, report, settings, DEFINITIONS)
+    show(path, *_tables(report))
 
 
-def compiled_memory(
-    mesh: Mesh, target: Target, drafter: DraftModel, state: DecodeState, draft: DraftConfig
-) -> Memory:
+def compiled_memory(mesh: Mesh, target: Target, drafter: Drafter, state: DecodeState) -> Memory:
     """What the decode loop needs on one device, compiled for GPUs that need not be there.
 
     Raises:
       AotUnavailableError: this installation cannot compile for it.
     """
-    loop = jax.jit(partial(decode, draft=draft), donate_argnums=2)
+    loop = jax.jit(decode, donate_argnums=2)
     steps = jax.ShapeDtypeStruct((), jnp.int32)
     return compile_on(mesh, loop, target, drafter, state, steps).memory
 
 
 def _long_form(arguments: Sequence[str]) -> list[str]:
-    """Settings in place of the flags that are short for them."""
-    parser = argparse.ArgumentParser(prog="python -m eval plan", add_help=False, allow_abbrev=False)
-    short = {"--gpu": "gpu", "--batch": "batch_size", "--cache": "slots"}
-    for flag in ("--target", *short):
-        parser.add_argument(flag)
+    """Settings in place of the flags that are short for them, and a file where none is given."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    short = {"--target": "target", "--gpu": "gpu", "--batch": "batch_size", "--cache": "slots"}
+    for flag, name in short.items():
+        parser.add_argument(flag, dest=name)
     flags, rest = parser.parse_known_args(arguments)
-    given = vars(flags)
-    if flags.target is not None:
-        rest = ["--config", flags.target, *rest]
-    values = {name: given[flag.removeprefix("--")] for flag, name in short.items()}
-    return [*rest, *(f"{name}={value}" for name, value in values.items() if value is not None)]
+    if not any(argument.partition("=")[0] == "--config" for argument in rest):
+        rest = ["--config", str(Path(__file__).with_name("plan.yaml")), *rest]
+    given = {name: value for name, value in vars(flags).items() if value is not None}
+    return [*rest, *(f"{name}={value}" for name, value in given.items())]
 
 
-def _show(report: dict[str, Any]) -> None:
+def _tables(report: dict[str, Any]) -> Iterator[RenderableType]:
     memory = Table(title=f"Memory of {report['gpu']['name']}", title_justify="left")
     memory.add_column("")
     memory.add_column("GB", justify="right")
@@ -164,22 +158,22 @@ def _show(report: dict[str, Any]) -> None:
     memory.add_section()
     memory.add_row("needed", _gigabytes(report["needed_bytes"]))
     memory.add_row("there is", _gigabytes(report["memory_bytes"]))
-    console = Console()
-    console.print(memory)
-    if report["temporaries_missing"]:
-        print(f"temporaries are not computed: {report['temporaries_missing']}")
+    yield memory
     verdict = "It fits." if report["fits"] else "It does not fit."
-    print(f"Without them: {verdict}" if report["temporaries_missing"] else verdict)
-
+    if report["temporaries_missing"]:
+        yield f"temporaries are not computed: {report['temporaries_missing']}"
+        yield f"Without them: {verdict}"
+    else:
+        yield verdict
     bandwidth = report["gpu"]["bandwidth"] / 1e12
     bounds = Table(title=f"Lower bounds per step at {bandwidth:g} TB/s", title_justify="left")
     for column in ("", "GB read", "ms at least"):
         bounds.add_column(column, justify="right" if column else "left")
     for name, size in report["reads_bytes"].items():
         bounds.add_row(name, _gigabytes(size), f"{report['bound_milliseconds'][name]:.3f}")
-    console.print(bounds)
-    print("bounds from bytes and peak bandwidth, not measurements")
-    print(f"break-even acceptance length by these bounds: {report['break_even']:.2f}")
+    yield bounds
+    yield "bounds from bytes and peak bandwidth, not measurements"
+    yield f"break-even acceptance length by these bounds: {report['break_even']:.2f}"
 
 
 def _gigabytes(size: int) -> str:

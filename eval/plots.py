@@ -15,14 +15,14 @@ from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.ticker import MaxNLocator  # noqa: E402
 
-_PLAIN, _SPECULATIVE = "#7f7f7f", "#1f6fb4"
+_BASELINE, _SPECULATIVE = "#7f7f7f", "#1f6fb4"
 
 
 def write_chart(report: dict[str, Any], title: str, path: Path) -> None:
-    """A PNG of three panels: tokens/s of every batch both ways, rate per depth, tokens per call.
+    """A PNG of three panels: tokens/s of every batch, rate per depth, tokens per call.
 
     Args:
-      report: from `eval.report.build_report`.
+      report: from `eval.speed_report.build_report`.
       title: models, tree and device; printed above the panels.
       path: the file to write.
     """
@@ -39,22 +39,22 @@ def write_chart(report: dict[str, Any], title: str, path: Path) -> None:
 
 
 def _draw_speeds(panel: Axes, report: dict[str, Any]) -> None:
-    """One line per batch, from plain to speculative; thick marks at the medians."""
-    plain, speculative = defaultdict(list), defaultdict(list)
+    """One line per batch, from baseline to speculative; thick marks at the medians."""
+    baseline, speculative = defaultdict(list), defaultdict(list)
     for run in report["runs"]:
         seconds = run["prefill_seconds"] + run["decode_seconds"]
         speculative[run["batch"]].append(run["new_tokens"] / seconds)
         seconds = run["autoregressive_prefill_seconds"] + run["autoregressive_decode_seconds"]
-        plain[run["batch"]].append(run["autoregressive_new_tokens"] / seconds)
-    for batch in plain:
-        ends = [float(np.median(plain[batch])), float(np.median(speculative[batch]))]
-        panel.plot([0, 1], ends, color=_PLAIN, alpha=0.35, linewidth=1, zorder=1)
-        panel.scatter([0, 1], ends, color=[_PLAIN, _SPECULATIVE], alpha=0.6, s=18, zorder=2)
+        baseline[run["batch"]].append(run["autoregressive_new_tokens"] / seconds)
+    for batch in baseline:
+        ends = [float(np.median(baseline[batch])), float(np.median(speculative[batch]))]
+        panel.plot([0, 1], ends, color=_BASELINE, alpha=0.35, linewidth=1, zorder=1)
+        panel.scatter([0, 1], ends, color=[_BASELINE, _SPECULATIVE], alpha=0.6, s=18, zorder=2)
     medians = [report["autoregressive_tokens_per_second"], report["tokens_per_second"]]
-    for place, (median, color) in enumerate(zip(medians, (_PLAIN, _SPECULATIVE), strict=True)):
+    for place, (median, color) in enumerate(zip(medians, (_BASELINE, _SPECULATIVE), strict=True)):
         panel.hlines(median, place - 0.22, place + 0.22, color=color, linewidth=3, zorder=3)
         panel.annotate(f"{median:.0f}", (place + 0.25, median), va="center", fontsize=9)
-    panel.set_xticks([0, 1], ["plain", "speculative"])
+    panel.set_xticks([0, 1], ["baseline", "speculative"])
     panel.set_xlim(-0.5, 1.6)
     panel.set_ylim(bottom=0)
     panel.set_ylabel("tokens per second")
@@ -87,10 +87,7 @@ def _draw_calls(panel: Axes, report: dict[str, Any]) -> None:
     panel.set_xticks(gains)
     panel.set_xlabel("tokens gained by a target call")
     panel.set_ylabel("share of target calls")
-    copied = report["copied_tokens"] / max(report["target_calls"], 1)
-    share = f", {copied:.2f} copied" if copied else ""
-    title = f"Acceptance length {report['acceptance_length']:.2f} (dashed){share}"
-    panel.set_title(title, fontsize=10)
+    panel.set_title(f"Acceptance length {report['acceptance_length']:.2f} (dashed)", fontsize=10)
 
 
 def write_acceptance_chart(rows: Sequence[dict[str, Any]], path: Path) -> None:
@@ -107,8 +104,8 @@ def write_acceptance_chart(rows: Sequence[dict[str, Any]], path: Path) -> None:
         lines: dict[str, list[tuple[int, float]]] = defaultdict(list)
         for row in rows:
             if row["sampling"] == sampling:
-                copied = f", {row['lookup_tokens']} copied" if row["lookup_tokens"] else ""
-                name = f"{row['ranking']}, sharpness {row['sharpness']:g}{copied}"
+                lookup = f", lookup {row['lookup_tokens']}" if row["lookup_tokens"] else ""
+                name = f"{row['ranking']}, sharpness {row['sharpness']:g}{lookup}"
                 lines[name].append((row["num_nodes"], row["acceptance_length"]))
         for name, points in lines.items():
             panel.plot(*zip(*sorted(points), strict=True), marker="o", markersize=3, label=name)
@@ -122,38 +119,37 @@ def write_acceptance_chart(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def write_steps_chart(rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:
-    """A PNG: per tree, batch and cache the parts stacked, beside the whole step, in plain steps.
+    """A PNG: per row of the report the parts stacked, beside the whole step, in baseline steps.
 
     Args:
       rows: the report's, from `eval.steps`.
       title: models and device.
       path: the file to write.
     """
-    parts = [name for name in rows[0]["in_plain_steps"] if name not in ("step", "plain")]
+    parts = [name for name in rows[0]["in_baseline_steps"] if name not in ("step", "baseline")]
     figure = Figure(figsize=(9, 1.6 + 0.42 * len(rows)), layout="constrained")
     figure.suptitle(title, fontsize=9)
     panel = figure.subplots()
     places = np.arange(len(rows))
     left = np.zeros(len(rows))
     for name, color in zip(parts, ("#9ecae1", _SPECULATIVE, "#fdae6b", "#a1d99b"), strict=True):
-        widths = np.asarray([row["in_plain_steps"][name][1] for row in rows])
+        widths = np.asarray([row["in_baseline_steps"][name][1] for row in rows])
         panel.barh(places, widths, 0.6, left=left, color=color, label=name)
         left += widths
     for place, row in zip(places, rows, strict=True):
-        low, middle, high = row["in_plain_steps"]["step"]
+        low, middle, high = row["in_baseline_steps"]["step"]
         panel.hlines(place, low, high, color="black", linewidth=1)
         label = "whole step, quartiles" if place == 0 else None
         panel.plot(middle, place, "k|", markersize=16, markeredgewidth=2, label=label)
-    panel.axvline(1, color=_PLAIN, linewidth=1, linestyle="--", label="plain step")
+    panel.axvline(1, color=_BASELINE, linewidth=1, linestyle="--", label="baseline step")
     names = [
         f"W={row['beam_width']} R={row['draft_rounds']} N={row['num_nodes']} "
-        f"C={row['lookup_tokens']}, "
-        f"B={row['batch_size']}, S={row['slots']}"
+        f"C={row['lookup_tokens']}, B={row['batch_size']}, S={row['slots']}, {row['sampling']}"
         for row in rows
     ]
     panel.set_yticks(places, names, fontsize=8)
     panel.invert_yaxis()
-    panel.set_xlabel("time, in plain steps of the same batch and cache")
+    panel.set_xlabel("time, in baseline steps of the same batch, cache and sampling")
     panel.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", ncols=6, fontsize=7)
     figure.savefig(path, dpi=150)

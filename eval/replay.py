@@ -1,27 +1,23 @@
 """Both decodings of a batch once more, up to where they part: a numerical tie, or a bug?"""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
-from redrafter_jax.decoding.tree_pass import tree_pass
+from jaxtyping import Array, Float, Int
 
-from redrafter_jax.config import DraftConfig
-from redrafter_jax.decoding.accept import accept
 from redrafter_jax.decoding.prefill import read_prompts
-from redrafter_jax.decoding.step import decode, draft_tree
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.decoding.step import decode, step_noise, verify
+from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.tree import root_tree
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import gather_parts
 from redrafter_jax.parallel.mesh import per_part, to_host
 from redrafter_jax.parallel.program import program
 from redrafter_jax.sampling import draw_noise, filter_logits
-from redrafter_jax.types import DecodeState, Requests, Sampling
+from redrafter_jax.types import DecodeState, Requests, Sampling, TokenTree
 
 from .benchmark import Batch, Method, begin, prepare_batch
 
@@ -56,7 +52,7 @@ class Explanation(NamedTuple):
     """Why two texts part at a token; None where a number is unknown or infinite.
 
     Attributes:
-      gap: in plain decoding, the score of its own token less that of the speculative one.
+      gap: in the baseline, the score of its own token less that of the speculative one.
       speculative_gap: the same the other way round, in the speculative pass.
       difference: largest difference between the two passes' scores, over tokens that both keep.
       filtered: a filter dropped one of the two tokens in one of the passes.
@@ -91,25 +87,26 @@ def replay(
         return []
     decided = _count_decided(method, batch, places)
     state, _ = begin(method, batch)
-    written = _write(batch.prompts, texts, state.tokens)
+    first = None
     seen = {}
     step = 0
     # In the order of their steps, so that one decoding passes all of them.
     for crossing, place in sorted((_crossing(decided, place), place) for place in places):
         if crossing < 0:  # prefill chose it
-            requests, _ = prepare_batch(method, batch)
-            seen[place] = _to_host(_look_at_first(method.target, requests), state, place.row)
+            first = first or _look_at_first(method.target, prepare_batch(method, batch))
+            seen[place] = _to_host(first, state, place.row, [])
             continue
-        state = decode(method.target, method.drafter, state, crossing - step, draft=method.draft)
+        state = decode(method.target, method.drafter, state, crossing - step)
         step = crossing
-        depth = place.position - int(decided[crossing, place.row])
-        looked = _look(method.target, method.drafter, state, written, depth, draft=method.draft)
-        seen[place] = _to_host(looked, state, place.row)
+        drafted = texts[place.row][decided[crossing, place.row] : place.position]
+        seen[place] = _to_host(
+            _look(method.target, method.drafter, state), state, place.row, drafted
+        )
     return [seen[place] for place in places]
 
 
 def explain(
-    plain: Seen, speculative: Seen, token: int, speculative_token: int, tolerance: float
+    baseline: Seen, speculative: Seen, token: int, speculative_token: int, tolerance: float
 ) -> Explanation:
     """Judge a first divergence.
 
@@ -119,27 +116,27 @@ def explain(
     tolerance.
 
     Args:
-      plain: what plain decoding saw there.
+      baseline: what it saw there.
       speculative: what the speculative pass saw there.
-      token: plain decoding's choice.
+      token: the baseline's choice.
       speculative_token: the speculative text's.
       tolerance: in logits, that is in scores times the temperature.
     """
-    gap = _gap(plain, token, speculative_token)
+    gap = _gap(baseline, token, speculative_token)
     if not speculative.found:
         return UNEXPLAINED._replace(gap=_finite(gap))
     speculative_gap = _gap(speculative, speculative_token, token)
-    both = np.isfinite(plain.scores) & np.isfinite(speculative.scores)
-    differences = np.abs(plain.scores[both] - speculative.scores[both])
+    both = np.isfinite(baseline.scores) & np.isfinite(speculative.scores)
+    differences = np.abs(baseline.scores[both] - speculative.scores[both])
     filtered = not (both[token] and both[speculative_token])
     if filtered:
-        tie = _nearly_kept(plain, token, speculative_token, tolerance) or _nearly_kept(
+        tie = _nearly_kept(baseline, token, speculative_token, tolerance) or _nearly_kept(
             speculative, speculative_token, token, tolerance
         )
     else:
-        tie = max(abs(gap), abs(speculative_gap)) <= tolerance / _temperature(plain)
+        tie = max(abs(gap), abs(speculative_gap)) <= tolerance / _temperature(baseline)
     reproduced = (
-        int(plain.scores.argmax()) == token
+        int(baseline.scores.argmax()) == token
         and int(speculative.scores.argmax()) == speculative_token
     )
     return Explanation(
@@ -153,87 +150,75 @@ def explain(
 
 
 class _Looked(NamedTuple):
-    """`Seen` of all rows, on the device."""
+    """What a step chooses from at every node of every row, on the device."""
 
-    logits: Float[Array, "B V"]
-    noise: Float[Array, "B V"]
-    scores: Float[Array, "B V"]
-    found: Bool[Array, " B"]
-
-
-@program(static_argnames="draft")
-def _look(
-    target: Target,
-    drafter: DraftModel | None,
-    state: DecodeState,
-    written: Int[Array, "B S"],
-    depth: Int[Array, ""] | int,
-    *,
-    draft: DraftConfig | None,
-) -> _Looked:
-    """`decode_step` up to its choice, at the nodes of one depth that spell the written text."""
-    look = partial(_look_in_part, draft=draft)
-    return per_part(look, target.mesh, target, drafter, state, written, depth)
+    tree: TokenTree
+    logits: Float[Array, "B N V"]
+    noise: Float[Array, "B N V"]
+    scores: Float[Array, "B N V"]
 
 
-def _look_in_part(
-    target: Target,
-    drafter: DraftModel | None,
-    state: DecodeState,
-    written: Int[Array, "B S"],
-    depth: Int[Array, ""] | int,
-    *,
-    draft: DraftConfig | None,
-) -> _Looked:
-    decoder, V = target.merge(), target.config.vocab_size
-    max_path = draft.max_path if draft else 1
-    first_position = state.cache.lengths + 1
-    noise = draw_noise(state.sampling, first_position, max_path, V)
-    if drafter is None or draft is None:
-        tree = root_tree(state.root)
-    else:
-        tree = draft_tree(decoder, drafter, state, noise, state.sampling, draft)
-    verified = tree_pass(decoder, tree, state.cache, state.done, draft)
-    node_noise = jnp.take_along_axis(noise, tree.depth[..., None], axis=1)
-    scores = gather_parts(filter_logits(verified.logits, state.sampling, V), V) + node_noise
+@program()
+def _look(target: Target, drafter: Drafter, state: DecodeState) -> _Looked:
+    """A decode step up to its choice."""
 
-    # Follow the text, not the choices: these may come out otherwise than they did in the run.
-    following = jnp.take_along_axis(written, first_position[:, None] + tree.depth, axis=1)
-    spelled = accept(tree, following, max_path)
-    node = spelled.path[:, depth]
+    def look(target: Target, drafter: Drafter, state: DecodeState) -> _Looked:
+        decoder = target.merge()
+        noise = step_noise(state, drafter.max_path, target.config.vocab_size)
+        tree = drafter.propose(decoder, state, noise, state.sampling)
+        verified = verify(decoder, tree, state.cache, drafter.context_layers)
+        return _score(tree, verified.logits, noise, state.sampling)
 
-    def at_node(values: Float[Array, "B N V"]) -> Float[Array, "B V"]:
-        return jnp.take_along_axis(values, node[:, None, None], axis=1)[:, 0]
-
-    return _Looked(
-        at_node(gather_parts(verified.logits, V)),
-        at_node(node_noise),
-        at_node(scores),
-        depth < spelled.count,
-    )
+    return per_part(look, target.mesh, target, drafter, state)
 
 
 @program()
 def _look_at_first(target: Target, requests: Requests) -> _Looked:
     """`prefill` up to its choice."""
-    return per_part(_look_at_first_in_part, target.mesh, target, requests)
+
+    def look(target: Target, requests: Requests) -> _Looked:
+        last, _ = read_prompts(target, requests)
+        logits = target.merge().logits(last[:, None])
+        noise = draw_noise(requests.sampling, requests.lengths, 1, target.config.vocab_size)
+        return _score(root_tree(requests.lengths), logits, noise, requests.sampling)
+
+    return per_part(look, target.mesh, target, requests)
 
 
-def _look_at_first_in_part(target: Target, requests: Requests) -> _Looked:
-    V = target.config.vocab_size
-    last, _ = read_prompts(target, requests)
-    logits = target.merge().logits(last[:, None])
-    noise = draw_noise(requests.sampling, requests.lengths, 1, V)
-    scores = gather_parts(filter_logits(logits, requests.sampling, V), V) + noise
-    whole = gather_parts(logits, V)
-    return _Looked(whole[:, 0], noise[:, 0], scores[:, 0], jnp.ones(len(logits), bool))
+def _score(
+    tree: TokenTree,
+    logits: Float[Array, "B N part"],
+    noise: Float[Array, "B P V"],
+    sampling: Sampling,
+) -> _Looked:
+    V = noise.shape[-1]
+    at_nodes = jnp.take_along_axis(noise, tree.depth[..., None], axis=1)
+    scores = gather_parts(filter_logits(logits, sampling, V), V) + at_nodes
+    return _Looked(tree, gather_parts(logits, V), at_nodes, scores)
 
 
-def _to_host(looked: _Looked, state: DecodeState, row: int) -> Seen:
-    logits, noise, scores, found = (leaf[row] for leaf in to_host(looked))
+def _to_host(looked: _Looked, state: DecodeState, row: int, drafted: Sequence[int]) -> Seen:
+    """What was seen at the node that these tokens below the root lead to."""
+    tree, *arrays = to_host(looked)
+    node = follow(tree.tokens[row], tree.parents[row], drafted)
     # On the host: the state is donated to the next step.
     sampling = jax.tree.map(lambda leaf: leaf[row : row + 1], to_host(state.sampling))
-    return Seen(logits, noise, scores, sampling, bool(found))
+    logits, noise, scores = (array[row, node or 0] for array in arrays)
+    return Seen(logits, noise, scores, sampling, found=node is not None)
+
+
+def follow(
+    tokens: Int[np.ndarray, " N"], parents: Int[np.ndarray, " N"], text: Sequence[int]
+) -> int | None:
+    """The node whose path below the root spells the text; None if the tree has no such path."""
+    node = 0
+    for token in text:
+        # The root is its own parent.
+        children = 1 + np.flatnonzero((parents[1:] == node) & (tokens[1:] == token))
+        if len(children) == 0:
+            return None
+        node = int(children[0])
+    return node
 
 
 def _count_decided(
@@ -246,7 +231,7 @@ def _count_decided(
     for _ in range(slots):
         if all(decided[-1][place.row] > place.position for place in places):
             break
-        state = decode(method.target, method.drafter, state, 1, draft=method.draft)
+        state = decode(method.target, method.drafter, state, 1)
         decided.append(to_host(state.cache.lengths) + 1 - prompts)
     return np.stack(decided)
 
@@ -254,16 +239,6 @@ def _count_decided(
 def _crossing(decided: Int[np.ndarray, "steps B"], place: Place) -> int:
     """The number of steps after which the place is decided next; -1 if prefill decides it."""
     return int((decided[:, place.row] <= place.position).sum()) - 1
-
-
-def _write(
-    prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]], tokens: Int[Array, "B S"]
-) -> Int[Array, "B S"]:
-    """Prompts and texts where `DecodeState.tokens` has them, on the same devices."""
-    written = np.zeros(tokens.shape, np.int32)
-    for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
-        written[row, : len(prompt) + len(text)] = [*prompt, *text]
-    return jax.device_put(written, tokens.sharding)
 
 
 def _gap(seen: Seen, chosen: int, other: int) -> float:

@@ -2,11 +2,13 @@
 
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from redrafter_jax.config import DraftConfig, DrafterConfig, TargetConfig
+from redrafter_jax.checkpoints.huggingface import load_target_config
+from redrafter_jax.config import DraftConfig, DrafterConfig, SamplingConfig, TargetConfig
+from redrafter_jax.errors import InputError
 from redrafter_jax.settings.files import Settings
 from redrafter_jax.settings.sections import (
     BuildableSettings,
@@ -19,7 +21,10 @@ from .config import Dtype
 
 
 class TargetShape(BuildableSettings):
-    """A Llama-architecture shape; the fields of `redrafter_jax.TargetConfig` that cost time."""
+    """The fields of `redrafter_jax.TargetConfig` that cost time.
+
+    A string stands for the shape of a model: its folder or hub id, of which `config.json` is read.
+    """
 
     vocab_size: PositiveInt
     hidden_size: PositiveInt
@@ -31,6 +36,16 @@ class TargetShape(BuildableSettings):
     max_position_embeddings: PositiveInt
     tie_word_embeddings: bool
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_model(cls, stated: Any) -> Any:
+        if not isinstance(stated, str):
+            return stated
+        if stated.endswith((".yaml", ".yml")):
+            raise InputError(f"{stated} is a file of settings; give it as --config.")
+        config = load_target_config(stated)
+        return {name: getattr(config, name) for name in cls.model_fields}
+
     def build(self) -> TargetConfig:
         """The library's configuration."""
         return TargetConfig(
@@ -39,10 +54,10 @@ class TargetShape(BuildableSettings):
 
 
 class PairShape(Settings):
-    """A pair known by its shape alone.
+    """A pair known by its shape alone, its weights random or absent.
 
     Attributes:
-      target: shape of the target.
+      target: its shape, or a folder or hub id.
       drafter: shape of the drafter.
       dtype: of both models' parameters and of the cache.
       report_dir: folder for what the command writes, made if it is missing.
@@ -58,43 +73,19 @@ class PairShape(Settings):
         return self.drafter.build_for(self.target.build())
 
 
-class ShapeSettings(PairShape):
-    """A pair known by its shape alone, and how it decodes.
+class PlanSettings(PairShape):
+    """`python -m eval plan`: what the pair is meant for.
 
     Attributes:
       draft: how trees are drafted.
       batch_size: rows decoded together.
-    """
-
-    draft: DraftConfig = DraftConfig()
-    batch_size: PositiveInt = 1
-
-
-class SamplingCostSettings(ShapeSettings):
-    """`python -m eval sampling`: what to time.
-
-    Attributes:
-      samplings: timed beside greedy decoding.
-      prompt_tokens: tokens of every prompt.
-      steps: decode steps per timed run.
-      repeats: timed runs of each kind, interleaved.
-    """
-
-    samplings: list[SamplingSettings] = Field(min_length=1)
-    prompt_tokens: PositiveInt = 64
-    steps: PositiveInt = 8
-    repeats: PositiveInt = 5
-
-
-class PlanSettings(ShapeSettings):
-    """`python -m eval plan`: what the pair is meant for.
-
-    Attributes:
       gpu: the GPU, one of those in `pallas_kernels.gpus`.
       slots: cache slots per row.
       mesh: GPUs that share the work.
     """
 
+    draft: DraftConfig = DraftConfig()
+    batch_size: PositiveInt = 1
     gpu: Literal["h100", "h200", "b200"] = "h200"
     mesh: MeshSettings = MeshSettings()
     slots: int = Field(default=4096, ge=32)
@@ -121,8 +112,8 @@ class TreeSizes(BeamSizes):
     def build(self) -> list[DraftConfig]:
         """The library's configuration of every tree."""
         return [
-            DraftConfig(width, rounds, nodes, lookup_tokens=copied)
-            for width, rounds, nodes, copied in product(
+            DraftConfig(width, rounds, nodes, lookup_tokens=lookup_tokens)
+            for width, rounds, nodes, lookup_tokens in product(
                 self.beam_width, self.draft_rounds, self.num_nodes, self.lookup_tokens
             )
         ]
@@ -135,14 +126,16 @@ class StepsSettings(PairShape):
       trees: W, R, N and C.
       batch_sizes: rows decoded together, each in turn.
       slots: cache slots per row, each in turn; `generate` makes them in multiples of 32.
-      steps: turns per timed run of a whole step, of drafting and of verification.
-      short_turns: the same of accepting and committing, which take microseconds.
+      samplings: how tokens are chosen, each in turn; the first is what others are compared with.
+      steps: turns per timed run of a whole step, of propose and of verify.
+      short_turns: turns of finish and of the noise, which may take microseconds.
       repeats: timed runs of each, interleaved.
     """
 
     trees: list[TreeSizes] = Field(default=[TreeSizes()], min_length=1)
     batch_sizes: list[PositiveInt] = Field(default=[1], min_length=1)
     slots: list[Annotated[int, Field(ge=32, multiple_of=32)]] = Field(min_length=1)
+    samplings: list[SamplingSettings] = Field(default=[SamplingConfig()], min_length=1)
     steps: PositiveInt = 16
     short_turns: PositiveInt = 200
     repeats: PositiveInt = 10
@@ -169,20 +162,4 @@ class DraftersSettings(Settings):
     dtype: Dtype = "bfloat16"
     steps: PositiveInt = 16
     repeats: PositiveInt = 10
-    report_dir: Path
-
-
-class LoadSettings(Settings):
-    """`python -m eval load`: which checkpoint is made and loaded.
-
-    Attributes:
-      target: its shape.
-      shards: files it is split into.
-      dtype: of the loaded parameters.
-      report_dir: folder for the report and, meanwhile, for the checkpoint.
-    """
-
-    target: TargetShape
-    shards: PositiveInt = 4
-    dtype: Dtype = "bfloat16"
     report_dir: Path

@@ -1,23 +1,24 @@
-"""Speculative against plain decoding: how much faster, and is the text the same?"""
+"""Speculative decoding against the autoregressive baseline: how much faster, with which texts."""
 
 from collections.abc import Iterable, Sequence
 
-from rich.console import Console
-
+from redrafter_jax.drafters.base import RootOnly
+from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.settings.arguments import parse_settings
 
-from .benchmark import Method, Pair, decode_batch, make_batches, measure, one_per_shape
+from .benchmark import Method, decode_batch, make_batches, measure, one_per_shape
 from .config import EvalSettings
 from .loading import load
 from .plots import write_chart
-from .progress import make_progress
-from .report import build_report, write_report
-from .table import describe_setting, render_report
+from .progress import track
+from .report import write_report
+from .speed_report import DEFINITIONS, build_report
+from .table import describe_setting, render_report, show
 
 
 def measure_speed(arguments: Sequence[str] | None = None, others: Iterable[str] = ()) -> None:
-    """Load the pair, warm it up, time it against plain decoding, report.
+    """Load the pair, compile and warm up, time it against the baseline, report.
 
     Args:
       arguments: of the command line; None takes the process's own.
@@ -28,8 +29,8 @@ def measure_speed(arguments: Sequence[str] | None = None, others: Iterable[str] 
     """
     settings = parse_settings(
         EvalSettings,
-        "Measure speculative against plain decoding. Other measurements are named first: "
-        f"{', '.join(others)}.",
+        "Measure speculative decoding against the autoregressive baseline. Other measurements are "
+        f"named first: {', '.join(others)}.",
         arguments,
         processes=True,
     )
@@ -45,23 +46,20 @@ def measure_speed(arguments: Sequence[str] | None = None, others: Iterable[str] 
         settings.sampling,
         settings.eos_token_ids,
     )
-    speculative, plain = Method(target, drafter, draft), Method(target, None, None)
-
-    console = Console(quiet=not is_first())
-    with make_progress(console) as progress:
-        shapes = one_per_shape([speculative, plain], batches)
-        warming = [run for run in shapes for _ in range(settings.warm_ups)]
-        for method, batch in progress.track(warming, description="compile and warm up"):
-            decode_batch(method, batch)
-        measured = measure(speculative, plain, batches, settings.repeats)
-        total = len(batches) * settings.repeats
-        pairs: list[Pair] = list(progress.track(measured, total=total, description="measure"))
-
+    methods = {
+        "speculative": Method(target, bind_drafter(drafter, draft)),
+        "baseline": Method(target, RootOnly()),
+    }
+    shapes = one_per_shape(methods, batches)
+    warming = [run for run in shapes for _ in range(settings.warm_ups)]
+    for method, batch in track(warming, len(warming), "compile and warm up"):
+        decode_batch(method, batch)
+    total = len(batches) * settings.repeats
+    turns = list(track(measure(methods, batches, settings.repeats), total, "measure"))
     if not is_first():
         return
-    report = build_report(settings, speculative, prompts, token_rows, pairs)
+    measures = build_report(settings.batch_size, methods["speculative"], prompts, token_rows, turns)
     path = settings.report_dir / "report.json"
-    write_report(report, path)
+    report = write_report(path, measures, settings, DEFINITIONS)
     write_chart(report, describe_setting(report), path.with_suffix(".png"))
-    console.print(render_report(report))
-    print(f"The report: {path}, the chart: {path.with_suffix('.png')}")
+    show(path, render_report(report), chart=True)

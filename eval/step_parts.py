@@ -1,140 +1,133 @@
-"""A decode step and its four parts as programs that a clock can time: each many times in a row.
+"""The parts of a decode step as programs that a clock can time: each many times in a row.
 
-The parts are those of `redrafter_jax.decoding.step.decode_step`, on the arrays of a real step.
+They are propose, verify and finish of `redrafter_jax.decoding.step`, on the arrays of a real step.
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
-from redrafter_jax.decoding.finish import advance
-from redrafter_jax.decoding.tree_pass import tree_pass
 
 from pallas_kernels.timing import empty_like, repeat
-from redrafter_jax.config import DraftConfig
-from redrafter_jax.decoding.accept import accept, choose_tokens
-from redrafter_jax.decoding.step import draft_scorer, draft_tree
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.decoding.step import finish, step_noise, verify
+from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.program import program
-from redrafter_jax.sampling import draw_noise
-from redrafter_jax.types import Accepted, DecodeState, DecodeStats, Sampling, TokenTree, Verified
+from redrafter_jax.types import DecodeState, DecodeStats, Sampling, TokenTree, Verified
 
 Zero = Int[Array, ""]
 
 
-@program(static_argnames=("draft", "turns"))
-def run_draft(
+@program(static_argnames="turns")
+def run_propose(
     target: Target,
-    drafter: DraftModel,
+    drafter: Drafter,
     state: DecodeState,
     noise: Float[Array, "B P V"],
     zero: Zero,
     *,
-    draft: DraftConfig,
     turns: int,
 ) -> TokenTree:
-    """The beam search and the tree, with what it copies."""
+    """The drafter's tree."""
     decoder = target.merge()
-    scorer = draft_scorer(decoder, drafter)
+    prepared = drafter.prepare(decoder)
 
-    def turn(_: TokenTree | None, none: Zero) -> TokenTree:
-        cache = state.cache._replace(lengths=state.cache.lengths + none)
-        fresh = state._replace(root=state.root + none, cache=cache)
-        return draft_tree(decoder, drafter, fresh, noise, state.sampling, draft, scorer)
+    def turn(none: Zero) -> TokenTree:
+        fresh = state._replace(
+            root=state.root + none,
+            cache=state.cache._replace(lengths=state.cache.lengths + none),
+            drafter=jax.tree.map(lambda leaf: leaf + none.astype(leaf.dtype), state.drafter),
+        )
+        return prepared.propose(decoder, fresh, noise, state.sampling)
 
-    return repeat(turn, empty_like(turn, None, zero), turns, zero)
+    return _repeat_alone(turn, turns, zero)
 
 
-@program(static_argnames=("draft", "turns", "context_layers"))
+@program(static_argnames=("context_layers", "turns"))
 def run_verify(
     target: Target,
     state: DecodeState,
     tree: TokenTree,
     zero: Zero,
     *,
-    draft: DraftConfig,
+    context_layers: tuple[int, ...],
     turns: int,
-    context_layers: tuple[int, ...] = (),
 ) -> Verified:
-    """The target's pass over the tree, its cache left as it is."""
+    """The target's pass over the tree; its cache is only read."""
     decoder = target.merge()
 
-    def turn(_: Verified | None, none: Zero) -> Verified:
+    def turn(none: Zero) -> Verified:
         cache = state.cache._replace(lengths=state.cache.lengths + none)
-        fresh = tree._replace(tokens=tree.tokens + none)
-        return tree_pass(decoder, fresh, cache, state.done, draft, context_layers)
+        return verify(decoder, tree._replace(tokens=tree.tokens + none), cache, context_layers)
 
-    return repeat(turn, empty_like(turn, None, zero), turns, zero)
-
-
-@program(static_argnames=("max_path", "turns"))
-def run_accept(
-    logits: Float[Array, "B N V"],
-    tree: TokenTree,
-    noise: Float[Array, "B P V"],
-    sampling: Sampling,
-    zero: Zero,
-    *,
-    max_path: int,
-    turns: int,
-) -> tuple[Int[Array, "B N"], Accepted]:
-    """The target's choice at every node, and the chain of nodes that spell it."""
-
-    def turn(
-        _: tuple[Int[Array, "B N"], Accepted] | None, none: Zero
-    ) -> tuple[Int[Array, "B N"], Accepted]:
-        fresh = tree._replace(depth=tree.depth + none, tokens=tree.tokens + none)
-        warm = sampling._replace(temperature=sampling.temperature + none)
-        chosen = choose_tokens(logits, fresh.depth, noise, warm)
-        return chosen, accept(fresh, chosen, max_path)
-
-    return repeat(turn, empty_like(turn, None, zero), turns, zero)
+    return _repeat_alone(turn, turns, zero)
 
 
-@program(static_argnames=("turns", "copies"), donate_argnames="state")
-def run_commit(
+@program(static_argnames="turns", donate_argnames="state")
+def run_finish(
+    drafter: Drafter,
     state: DecodeState,
+    tree: TokenTree,
     verified: Verified,
-    chosen: Int[Array, "B N"],
-    accepted: Accepted,
+    noise: Float[Array, "B P V"],
     zero: Zero,
     *,
     turns: int,
-    copies: int,
 ) -> DecodeState:
-    """The accepted path into the cache, and all else that ends a step; the state is donated."""
+    """Choice, acceptance, commit, and what the drafter keeps of it; the state is donated."""
 
     def turn(state: DecodeState, none: Zero) -> DecodeState:
-        return advance(state, verified, chosen + none, accepted, copies)
+        fresh = tree._replace(depth=tree.depth + none, tokens=tree.tokens + none)
+        warm = state.sampling._replace(temperature=state.sampling.temperature + none)
+        after, trace = finish(state._replace(sampling=warm), fresh, verified, noise)
+        return after._replace(drafter=drafter.observe(state.drafter, verified, trace))
 
     return repeat(turn, state, turns, zero)
 
 
-@program(static_argnames=("max_path", "vocab_size"))
-def make_noise(state: DecodeState, *, max_path: int, vocab_size: int) -> Float[Array, "B P V"]:
+@program(static_argnames=("max_path", "vocab_size", "turns"))
+def run_noise(
+    state: DecodeState, zero: Zero, *, max_path: int, vocab_size: int, turns: int
+) -> Float[Array, "B P V"]:
     """The noise of one step from this state."""
-    return draw_noise(state.sampling, state.cache.lengths + 1, max_path, vocab_size)
+
+    def turn(none: Zero) -> Float[Array, "B P V"]:
+        cache = state.cache._replace(lengths=state.cache.lengths + none)
+        return step_noise(state._replace(cache=cache), max_path, vocab_size)
+
+    return _repeat_alone(turn, turns, zero)
 
 
-def set_back(state: DecodeState, cached: int, max_path: int, *, done: bool) -> DecodeState:
-    """The state with `cached` tokens in every row and P of `max_path`; its arrays are reused.
+def _repeat_alone(turn: Callable[[Zero], Any], turns: int, zero: Zero) -> Any:
+    """The last of so many turns, none of which reads what the one before returned."""
+    return repeat(lambda _, none: turn(none), empty_like(turn, zero), turns, zero)
+
+
+def set_back(
+    state: DecodeState, cached: int, drafter: Drafter, sampling: Sampling, *, done: bool
+) -> DecodeState:
+    """The state with `cached` tokens in every row and no counts; its other arrays are reused.
 
     Rows that are done take all of a step's work and none of its slots.
     """
-    B = len(state.root)
+    B, sources = len(state.root), len(drafter.names)
     return state._replace(
         cache=state.cache._replace(lengths=jnp.full(B, cached, jnp.int32)),
         done=jnp.full(B, done),
+        # Copied, because the state may be donated.
+        sampling=jax.tree.map(jnp.copy, sampling),
         stats=DecodeStats(
-            accept_counts=jnp.zeros((B, max_path), jnp.int32),
-            copied_tokens=jnp.zeros(B, jnp.int32),
+            accept_counts=jnp.zeros((B, drafter.max_path), jnp.int32),
+            accepted_by=jnp.zeros((B, sources), jnp.int32) if sources else None,
             steps=jnp.zeros(B, jnp.int32),
         ),
     )
 
 
 def fill_state(shapes: DecodeState) -> DecodeState:
-    """A greedy state whose cache and context are random, and whose rows never end.
+    """A greedy state whose cache is random, as is the drafter's own, and whose rows never end.
 
     Args:
       shapes: from `eval.abstract.abstract_state`.

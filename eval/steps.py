@@ -1,7 +1,8 @@
-"""`python -m eval steps`: what a decode step and its parts cost, in plain steps.
+"""`python -m eval steps`: what a decode step and its parts cost, in steps of the baseline.
 
-The models have a real pair's shape and random weights. All parts and both whole steps are timed in
-turns, on the same cache, so that a slow moment of the machine hits them all.
+The models have a real pair's shape and random weights. For a tree, a batch and a cache all parts
+and both whole steps are timed in turns under every sampling, on the same cache, so that a slow
+moment of the machine hits them all.
 """
 
 import time
@@ -12,58 +13,55 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Int
-from rich.console import Console
+from jaxtyping import Array, Float
 
 from pallas_kernels.timing import interleave
 from redrafter_jax.command_line import make_folder
-from redrafter_jax.config import DraftConfig
+from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.decoding.step import decode
+from redrafter_jax.drafters.base import Drafter, RootOnly
+from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.recurrent import check_pair
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
+from redrafter_jax.requests import prepare
 from redrafter_jax.settings.arguments import parse_settings
-from redrafter_jax.types import Accepted, DecodeState, TokenTree, Verified
+from redrafter_jax.types import DecodeState, TokenTree, Verified
 
 from .abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
+from .metrics import quartiles
 from .plots import write_steps_chart
-from .progress import make_progress
+from .progress import track
 from .random_weights import random_drafter, random_target
-from .report import describe_device, describe_run, write_report
+from .report import describe_device, write_report
 from .shape_config import StepsSettings
-from .step_parts import (
-    fill_state,
-    make_noise,
-    run_accept,
-    run_commit,
-    run_draft,
-    run_verify,
-    set_back,
-)
-from .table import render_steps
+from .step_parts import fill_state, run_finish, run_noise, run_propose, run_verify, set_back
+from .table import describe_sampling, render_steps, show
+
+PARTS = ("propose", "verify", "finish", "noise", "step", "baseline")
 
 DEFINITIONS = {
     "milliseconds": "lower quartile, median and upper quartile over repeats, of one turn",
-    "in_plain_steps": "quartiles over repeats of the time / the plain step's of the same repeat; "
-    "the step's is the acceptance length below which speculation gains nothing",
-    "draft": "beam search and tree, copied tokens included",
-    "verify": "one target call over the tree; a CPU leaves out dead slots at its end, of which "
-    "there are none in a tree with copied tokens, for one is always found here",
-    "accept": "the target's choice at every node, and the chain that spells it",
-    "commit": "the accepted path into the cache, and all else that ends a step",
-    "parts": "each of the four is a program of its own, which reads and writes what passes between "
-    "them; in the whole step XLA joins and overlaps what it can, so their sum may exceed it",
-    "step": "a speculative decode step as `generate` runs it, greedy, its noise and the question "
-    "whether a row is left included",
-    "plain": "the same with the one-node tree, as `generate_autoregressive` runs it",
+    "in_baseline_steps": "quartiles over repeats of the time / the baseline step's under the same "
+    "sampling in the same repeat; the step's is the acceptance length below which speculation "
+    "gains nothing",
+    "over_first_sampling": "quartiles over repeats of the step's time / the same step's under the "
+    "first sampling of the list in the same repeat",
+    "propose": "the drafter's tree, prompt lookup included",
+    "verify": "one target call over the tree",
+    "finish": "the target's choice at every node, the accepted path and its commit to the cache",
+    "noise": "of the positions of a speculative step; greedy rows have none",
+    "parts": "propose, verify, finish and noise are programs of their own, which read and write "
+    "what passes between them; the whole step fuses and overlaps them, so their sum may exceed it",
+    "step": "a speculative decode step as `generate` runs it, noise and loop condition included",
+    "baseline": "the same with the one-node tree, as `generate_autoregressive` runs it",
     "cached": "tokens in every row's cache when a timed run begins; whole steps add their own",
 }
 
 
 class Combination(NamedTuple):
-    """One row of the report."""
+    """What is timed in turns, under every sampling."""
 
     draft: DraftConfig
     batch_size: int
@@ -78,7 +76,7 @@ class Combination(NamedTuple):
 
 
 def measure_steps(arguments: Sequence[str] | None = None) -> None:
-    """Time every combination of trees, batches and caches, and report.
+    """Time every combination of trees, batches, caches and samplings, and report.
 
     Args:
       arguments: of the command line; None takes the process's own.
@@ -88,7 +86,7 @@ def measure_steps(arguments: Sequence[str] | None = None) -> None:
     """
     settings = parse_settings(
         StepsSettings,
-        "What a decode step and its parts cost, in plain steps.",
+        "What a decode step and its parts cost, in steps of the baseline.",
         arguments,
         command="steps",
     )
@@ -99,132 +97,128 @@ def measure_steps(arguments: Sequence[str] | None = None) -> None:
     dtype = jnp.dtype(settings.dtype)
     target = random_target(settings.target.build(), dtype)
     drafter = random_drafter(settings.drafter_config(), dtype)
-
-    console = Console()
-    with make_progress(console) as progress:
-        rows = [
-            measure(target, drafter, one, settings)
-            for one in progress.track(grid, description="measure")
-        ]
-    report = {
-        "rows": rows,
-        "platform": jax.default_backend(),
-        **describe_run(),
-        "config": settings.model_dump(mode="json"),
-        "target": asdict(target.config),
-        "drafter": asdict(drafter.config),
-        "definitions": DEFINITIONS,
-    }
+    rows = [
+        row
+        for one in track(grid, len(grid), "measure")
+        for row in measure(target, drafter, one, settings)
+    ]
     path = settings.report_dir / "steps.json"
-    write_report(report, path)
-    write_steps_chart(rows, _title(settings), path.with_suffix(".png"))
-    console.print(_title(settings), highlight=False)
-    console.print(render_steps(rows))
-    print("Parts are programs of their own: their sum may exceed the whole step.")
-    print(f"The report: {path}, the chart: {path.with_suffix('.png')}")
+    shapes = {"target": asdict(target.config), "drafter": asdict(drafter.config)}
+    write_report(path, {"rows": rows, **shapes}, settings, DEFINITIONS)
+    title = (
+        f"{settings.target.num_hidden_layers} layers of width {settings.target.hidden_size}, "
+        f"vocabulary {settings.target.vocab_size}, random weights, {settings.dtype}; "
+        f"{describe_device()}"
+    )
+    write_steps_chart(rows, title, path.with_suffix(".png"))
+    show(path, title, render_steps(rows), "The parts' sum may exceed the whole step.", chart=True)
 
 
 def measure(
     target: Target, drafter: DraftModel, one: Combination, settings: StepsSettings
-) -> dict[str, Any]:
-    """One row of the report: every part and both whole steps, in turns."""
-    timers = make_timers(target, drafter, one, settings.steps, settings.short_turns)
+) -> list[dict[str, Any]]:
+    """A row of the report for each sampling: every part and both whole steps, in turns."""
+    names = [describe_sampling(config) for config in settings.samplings]
+    bound = bind_drafter(drafter, one.draft)
+    held = [fill_state(abstract_state(target, bound, one.batch_size, one.slots))]
+    timers = {
+        f"{name}: {part}": timer
+        for name, config in zip(names, settings.samplings, strict=True)
+        for part, timer in make_timers(target, bound, one, config, held, settings).items()
+    }
     for timer in timers.values():
         timer()  # compiles
     times = interleave(timers, settings.repeats)
-    return {
-        "beam_width": one.draft.beam_width,
-        "draft_rounds": one.draft.draft_rounds,
-        "num_nodes": one.draft.budget,
-        "lookup_tokens": one.draft.lookup_tokens,
-        "batch_size": one.batch_size,
-        "slots": one.slots,
-        "cached": one.cached(settings.steps),
-        "milliseconds": {name: _quartiles(1000 * own) for name, own in times.items()},
-        "in_plain_steps": {name: _quartiles(own / times["plain"]) for name, own in times.items()},
-    }
+
+    def row(name: str) -> dict[str, Any]:
+        own = {part: times[f"{name}: {part}"] for part in PARTS}
+        first = times[f"{names[0]}: step"]
+        return {
+            "beam_width": one.draft.beam_width,
+            "draft_rounds": one.draft.draft_rounds,
+            "num_nodes": one.draft.budget,
+            "lookup_tokens": one.draft.lookup_tokens,
+            "batch_size": one.batch_size,
+            "slots": one.slots,
+            "sampling": name,
+            "cached": one.cached(settings.steps),
+            "milliseconds": {part: quartiles(1000 * own[part]) for part in PARTS},
+            "in_baseline_steps": {part: quartiles(own[part] / own["baseline"]) for part in PARTS},
+            "over_first_sampling": quartiles(own["step"] / first),
+        }
+
+    return [row(name) for name in names]
 
 
 def make_timers(
-    target: Target, drafter: DraftModel, one: Combination, steps: int, short_turns: int
+    target: Target,
+    drafter: Drafter,
+    one: Combination,
+    config: SamplingConfig,
+    held: list[DecodeState],
+    settings: StepsSettings,
 ) -> dict[str, Callable[[], float]]:
-    """Seconds of one turn of draft, verify, accept, commit, step and plain.
+    """Seconds of one turn of each of `PARTS` under one sampling.
 
-    There is one cache: every run that writes it hands it on to the next.
+    There is one cache, in `held`: every run that writes it hands it on to the next.
     """
-    draft, cached = one.draft, one.cached(steps)
-    max_path = draft.max_path
-    zero = jnp.int32(0)
-    layers = drafter.config.context_layers
-    shapes = abstract_state(target, one.batch_size, one.slots, max_path, layers)
-    state = set_back(fill_state(shapes), cached, max_path, done=False)
-    noise = make_noise(state, max_path=max_path, vocab_size=target.config.vocab_size)
-    held = [state]
+    cached, turns, short_turns = one.cached(settings.steps), settings.steps, settings.short_turns
+    zero, sizes = jnp.int32(0), (drafter.max_path, target.config.vocab_size)
+    rows = [[0]] * one.batch_size
+    sampling = prepare(target.config, rows, 1, config, None, (), 1)[0].sampling
 
-    def search(state: DecodeState) -> TokenTree:
-        return run_draft(target, drafter, state, noise, zero, draft=draft, turns=steps)
-
-    tree = search(state)
-
-    def verify(state: DecodeState) -> Verified:
-        return run_verify(
-            target, state, tree, zero, draft=draft, turns=steps, context_layers=layers
-        )
-
-    verified = verify(state)
-
-    def choose(state: DecodeState) -> tuple[Int[Array, "B N"], Accepted]:
-        logits, sampling = verified.logits, state.sampling
-        return run_accept(logits, tree, noise, sampling, zero, max_path=max_path, turns=short_turns)
-
-    chosen, accepted = choose(state)
-
-    def commit(state: DecodeState) -> DecodeState:
-        return run_commit(
-            state,
-            verified,
-            chosen,
-            accepted,
-            zero,
-            turns=short_turns,
-            copies=draft.lookup_tokens,
-        )
-
-    def reading(program: Callable[[DecodeState], Any], turns: int) -> Callable[[], float]:
-        def run() -> float:
-            state = jax.block_until_ready(set_back(held[0], cached, max_path, done=False))
-            started = time.perf_counter()
-            jax.block_until_ready(program(state))
-            return (time.perf_counter() - started) / turns
-
-        return run
-
-    def writing(
-        program: Callable[[DecodeState], DecodeState], turns: int, max_path: int, *, done: bool
+    def timer(
+        program: Callable[[DecodeState], Any],
+        turns: int,
+        *,
+        writes: bool = False,
+        done: bool = False,
+        drafter: Drafter = drafter,
     ) -> Callable[[], float]:
         def run() -> float:
-            state = jax.block_until_ready(set_back(held[0], cached, max_path, done=done))
+            state = set_back(held[0], cached, drafter, sampling, done=done)
+            state = jax.block_until_ready(state)
             started = time.perf_counter()
-            held[0] = jax.block_until_ready(program(state))
-            return (time.perf_counter() - started) / turns
+            result = jax.block_until_ready(program(state))
+            seconds = time.perf_counter() - started
+            if writes:
+                held[0] = result
+            return seconds / turns
 
         return run
 
+    def noise(state: DecodeState) -> Float[Array, "B P V"]:
+        return run_noise(state, zero, max_path=sizes[0], vocab_size=sizes[1], turns=short_turns)
+
+    def propose(state: DecodeState) -> TokenTree:
+        return run_propose(target, drafter, state, drawn, zero, turns=turns)
+
+    def verify(state: DecodeState) -> Verified:
+        layers = drafter.context_layers
+        return run_verify(target, state, tree, zero, context_layers=layers, turns=turns)
+
+    def finish(state: DecodeState) -> DecodeState:
+        return run_finish(drafter, state, tree, verified, drawn, zero, turns=short_turns)
+
     def step(state: DecodeState) -> DecodeState:
-        return decode(target, drafter, state, steps, draft=draft)
+        return decode(target, drafter, state, turns)
 
-    def plain(state: DecodeState) -> DecodeState:
-        # Without a drafter there are no context layers either.
-        narrow = state._replace(context=state.context[:, -target.config.hidden_size :])
-        return decode(target, None, narrow, steps, draft=None)
+    def baseline(state: DecodeState) -> DecodeState:
+        ended = decode(target, RootOnly(), state._replace(drafter=()), turns)
+        return ended._replace(drafter=state.drafter)
 
+    state = set_back(held[0], cached, drafter, sampling, done=False)
+    drawn = noise(state)
+    tree = propose(state)
+    verified = verify(state)
     return {
-        "draft": reading(search, steps),
-        "verify": reading(verify, steps),
-        "accept": reading(choose, short_turns),
-        "commit": writing(commit, short_turns, max_path, done=True),
-        "step": writing(step, steps, max_path, done=False),
-        "plain": writing(plain, steps, 1, done=False),
+        "propose": timer(propose, turns),
+        "verify": timer(verify, turns),
+        # Rows that are done take all of the work and none of the slots.
+        "finish": timer(finish, short_turns, writes=True, done=True),
+        "noise": timer(noise, short_turns),
+        "step": timer(step, turns, writes=True),
+        "baseline": timer(baseline, turns, writes=True, drafter=RootOnly()),
     }
 
 
@@ -235,11 +229,12 @@ def _check(settings: StepsSettings, grid: Sequence[Combination]) -> None:
       InputError: a tree, the slots or the memory they need.
     """
     config, dtype = settings.target.build(), jnp.dtype(settings.dtype)
+    drafter_config = settings.drafter_config()
     limit = (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
     target = abstract_target(config, dtype)
-    weights = bytes_of((target, abstract_drafter(settings.drafter_config(), dtype)))
+    drafter = abstract_drafter(drafter_config, dtype)
     for one in grid:
-        check_pair(config, settings.drafter_config(), one.draft)
+        check_pair(config, drafter_config, one.draft)
         if one.slots > config.max_position_embeddings:
             raise InputError(
                 f"slots is {one.slots}, but the target has {config.max_position_embeddings} "
@@ -250,23 +245,11 @@ def _check(settings: StepsSettings, grid: Sequence[Combination]) -> None:
                 f"slots is {one.slots}, which {settings.steps} steps of up to "
                 f"{one.draft.max_path} tokens overrun; give more slots or fewer steps."
             )
-        layers = settings.drafter_config().context_layers
-        state = abstract_state(target, one.batch_size, one.slots, one.draft.max_path, layers)
-        needed = weights + bytes_of(state)
+        bound = bind_drafter(drafter, one.draft)
+        state = abstract_state(target, bound, one.batch_size, one.slots)
+        needed = bytes_of((target, drafter, state))
         if limit is not None and needed > limit:
             raise InputError(
                 f"slots={one.slots} with batch {one.batch_size} needs {needed / 1e9:.1f} GB for "
                 f"weights and cache and the device has {limit / 1e9:.1f} GB; give fewer of one."
             )
-
-
-def _title(settings: StepsSettings) -> str:
-    target = settings.target
-    return (
-        f"{target.num_hidden_layers} layers of width {target.hidden_size}, vocabulary "
-        f"{target.vocab_size}, random weights, {settings.dtype}; {describe_device()}"
-    )
-
-
-def _quartiles(values: np.ndarray) -> list[float]:
-    return [float(value) for value in np.quantile(values, (0.25, 0.5, 0.75))]

@@ -1,10 +1,11 @@
 """The reports on screen."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -18,33 +19,37 @@ STEP_SIZES = {
     "lookup_tokens": "C",
     "batch_size": "B",
     "slots": "S",
+    "sampling": "sampling",
 }
 LEGEND = {
     "ratio": "Of speeds, the median of the pairs. Below 1 where a call over the tree, its draft "
-    "included, costs more plain calls than the tokens it gains: a small target on a CPU, say.",
-    "acceptance length": "Tokens per target call, 1.00 in plain decoding. Published ReDrafter "
+    "included, costs more baseline calls than the tokens it gains: a small target on a CPU, say.",
+    "acceptance length": "Tokens per target call, 1.00 for the baseline. Published ReDrafter "
     "heads for 7B chat models reach 2.2 with one beam and about 4 with wide ones. Near 1 after a "
     "training that went well: the drafter belongs to another target, or prompts are tokenised or "
-    "templated otherwise than in training.",
+    "templated otherwise than in training. Prompt lookup gains where the text repeats itself, "
+    "whatever the drafter: draft.lookup_tokens=0 measures the drafter alone.",
     "acceptance rate": "Of drafts whose parent was accepted. Flat or slowly falling is normal; "
-    "a steep fall after depth 1 means that later rounds are poorly trained.",
+    "a steep fall after depth 1 means that later rounds are poorly trained. With prompt lookup it "
+    "may rise with the depth: deep nodes are looked up, and a text that repeats itself goes on so.",
     "identical texts": "All of them in float32; in bfloat16 a near tie may fall either way.",
 }
-LEGEND_OF_COPIES = LEGEND | {
-    "acceptance length": "Tokens per target call, 1.00 in plain decoding: the bonus token, drafted "
-    "and copied ones. Copies come true where the text repeats itself, whatever the drafter: what "
-    "it gains with all nodes shows with draft.lookup_tokens=0.",
-    "acceptance rate": "Of drafts whose parent was accepted, the drafter's and copied ones. It may "
-    "rise with the depth, for deep nodes are copied, and a text that repeats itself goes on so.",
-}
+
+
+def show(path: Path, *parts: RenderableType, chart: bool = False) -> None:
+    """Print what was measured, then where its files are."""
+    console = Console()
+    for part in parts:
+        console.print(part, markup=False, highlight=False)
+    print(f"The report: {path}" + (f", the chart: {path.with_suffix('.png')}" if chart else ""))
 
 
 def render_report(report: dict[str, Any]) -> RenderableType:
-    """Setting, measures side by side, categories if there are any, and how to read it."""
+    """Setting, measures side by side, categories if there are any, and how to read them."""
     parts: list[RenderableType] = [Text(describe_setting(report)), _measures(report)]
     if len(report["categories"]) > 1:
         parts.append(_categories(report["categories"]))
-    parts.append(_legend(LEGEND_OF_COPIES if _has_copies(report) else LEGEND))
+    parts.append(_legend(LEGEND))
     return Group(*parts)
 
 
@@ -84,37 +89,23 @@ def render_acceptance(rows: Sequence[dict[str, Any]]) -> Table:
     for row in rows:
         line = (row["ranking"], row["num_nodes"], row["lookup_tokens"], row["sharpness"])
         lines.setdefault(line, {})[row["sampling"]] = row
-    for (ranking, nodes, copied, sharpness), cells in lines.items():
+    for (ranking, nodes, lookup_tokens, sharpness), cells in lines.items():
         texts = []
         for name in columns:
             share = cells[name]["share_of_greedy"]
             below = "" if share is None or name == "greedy" else f"\n{share:.2f}"
             texts.append(f"{cells[name]['acceptance_length']:.2f}{below}")
         identical = min(cell["identical"] for cell in cells.values())
-        sizes = (str(nodes), str(copied), f"{sharpness:g}")
+        sizes = (str(nodes), str(lookup_tokens), f"{sharpness:g}")
         table.add_row(ranking, *sizes, *texts, f"{identical:.0%}")
     return table
 
 
-def render_sampling_cost(rows: Sequence[dict[str, Any]]) -> Table:
-    """What each sampling adds to a decode step."""
-    table = Table(title="one decode step")
-    table.add_column("sampling")
-    for column in ("plain, ms", "over greedy", "speculative, ms", "over greedy"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        cells = [
-            text
-            for kind in ("plain", "speculative")
-            for text in (f"{row[f'{kind}_milliseconds']:.2f}", f"{row[f'{kind}_share']:+.1%}")
-        ]
-        table.add_row(row["sampling"], *cells)
-    return table
-
-
 def render_steps(rows: Sequence[dict[str, Any]]) -> Table:
-    """A row per tree, batch and cache: its parts, both whole steps, quartiles of their ratio."""
-    # Without edges it is narrow enough for 80 columns.
+    """A row per tree, batch, cache and sampling: its parts, both whole steps, and their ratio."""
+    # A column that holds the same throughout is left to the JSON file; without edges the rest is
+    # narrow enough for 80 columns.
+    sizes = [size for size in STEP_SIZES if len({row[size] for row in rows}) > 1]
     table = Table(
         title="milliseconds, medians",
         box=SIMPLE_HEAD,
@@ -122,14 +113,18 @@ def render_steps(rows: Sequence[dict[str, Any]]) -> Table:
         show_edge=False,
         pad_edge=False,
     )
-    for column in (*STEP_SIZES.values(), *rows[0]["milliseconds"], "/ plain"):
-        table.add_column(column, justify="right", no_wrap=True)
+    parts = list(rows[0]["milliseconds"])
+    ratios = ["/ baseline", "/ first"] if "sampling" in sizes else ["/ baseline"]
+    for column in (*(STEP_SIZES[size] for size in sizes), *parts, *ratios):
+        table.add_column(column, justify="right", no_wrap=column != "sampling")
     for row in rows:
-        medians = [middle for _, middle, _ in row["milliseconds"].values()]
+        medians = [row["milliseconds"][part][1] for part in parts]
         times = [format(middle, ".3f" if middle < 1 else ".4g") for middle in medians]
-        low, middle, high = row["in_plain_steps"]["step"]
-        ratio = f"{middle:.2f}\n{low:.2f}-{high:.2f}"
-        table.add_row(*(str(row[size]) for size in STEP_SIZES), *times, ratio)
+        spreads = (row["in_baseline_steps"]["step"], row["over_first_sampling"])
+        shown = [
+            f"{middle:.2f}\n{low:.2f}-{high:.2f}" for low, middle, high in spreads[: len(ratios)]
+        ]
+        table.add_row(*(str(row[size]) for size in sizes), *times, *shown)
     return table
 
 
@@ -152,26 +147,13 @@ def render_drafters(rows: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def render_ranks(rows: Sequence[dict[str, Any]]) -> Table:
-    """A row per width: how often the target's choice is among so many guesses, by round."""
-    table = Table(title="the target's choice is among the k best guesses", title_justify="left")
-    table.add_column("k", justify="right")
-    for number in range(len(rows[0]["within"])):
-        table.add_column(f"round {number}", justify="right")
-    table.add_column("acceptance length", justify="right")
-    for row in rows:
-        shares = [_number(share, ".1%") for share in row["within"]]
-        table.add_row(str(row["width"]), *shares, f"{row['acceptance_length']:.2f}")
-    return table
-
-
 def describe_setting(report: dict[str, Any]) -> str:
     """Models, tree, sampling and device in three lines."""
     config = report["config"]
     draft, sampling = config["draft"], config["sampling"]
     tree = (
         f"W={draft['beam_width']} R={draft['draft_rounds']} N={report['num_nodes']}"
-        f"{f', {draft["lookup_tokens"]} of them copied' if draft['lookup_tokens'] else ''}"
+        f"{f' lookup {draft["lookup_tokens"]}' if draft['lookup_tokens'] else ''}"
         f"{' final beams only' if draft['final_beams_only'] else ''}"
         f" sharpness {draft['sharpness']:g}"
         f"{f' candidates {draft["candidates"]}' if draft['candidates'] else ''}"
@@ -197,7 +179,7 @@ def describe_sampling(sampling: SamplingConfig) -> str:
 def _measures(report: dict[str, Any]) -> Table:
     table = Table()
     table.add_column("")
-    for column in ("plain", "speculative", "ratio [quartiles]"):
+    for column in ("baseline", "speculative", "ratio [quartiles]"):
         table.add_column(column, justify="right")
     decode_only = report["decode_only"]
     for name, speeds in {"tokens/s": report, "tokens/s, decode only": decode_only}.items():
@@ -218,22 +200,18 @@ def _measures(report: dict[str, Any]) -> Table:
         str(report["target_calls"]),
     )
     table.add_row("acceptance length", "1.00", _number(report["acceptance_length"], ".2f"))
-    if _has_copies(report):
+    if len(report["accepted_by"]) > 1:
         calls = max(report["target_calls"], 1)
-        accepted = sum(gain * count for gain, count in enumerate(report["accept_counts"]))
-        copied = report["copied_tokens"]
         table.add_row("  of it bonus", "", "1.00")
-        table.add_row("  of it drafted", "", f"{(accepted - copied) / calls:.2f}")
-        table.add_row("  of it copied", "", f"{copied / calls:.2f}")
+        for name, accepted in report["accepted_by"].items():
+            table.add_row(f"  of it {name}", "", f"{accepted / calls:.2f}")
     identical = sum(row["identical"] for row in report["prompts"])
     table.add_row("identical texts", "", f"{identical} of {len(report['prompts'])}")
+    reached = report["calls_per_depth"]
     for depth, rate in enumerate(report["acceptance_rate_per_depth"], start=1):
-        table.add_row(f"acceptance rate at depth {depth}", "", _number(rate, ".2f"))
+        counts = f"{reached[depth]} of {reached[depth - 1]}"
+        table.add_row(f"acceptance rate at depth {depth}", "", _number(rate, ".2f"), counts)
     return table
-
-
-def _has_copies(report: dict[str, Any]) -> bool:
-    return report["config"]["draft"]["lookup_tokens"] > 0
 
 
 def _legend(legend: dict[str, str]) -> Table:

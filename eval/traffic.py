@@ -19,7 +19,7 @@ class Traffic(NamedTuple):
 
     draft: int
     verification: int
-    plain: int
+    baseline: int
 
 
 def bytes_read(
@@ -28,7 +28,7 @@ def bytes_read(
     """The least that a decode step reads from one device's memory, its cache full."""
     config = target.config
     rows = len(state.root) // data_parts(target.mesh)
-    row_bytes = config.hidden_size * state.context.dtype.itemsize
+    row_bytes = config.hidden_size * state.cache.keys[0].dtype.itemsize
     once = bytes_of(target) + bytes_of((state.cache.keys, state.cache.values))
     if not config.tie_word_embeddings:
         once -= bytes_of(target.params["embed_tokens"])
@@ -41,7 +41,7 @@ def bytes_read(
     return Traffic(
         draft=draft_weight_bytes(drafter, draft) + rows * fed * row_bytes,
         verification=target_call(draft.budget),
-        plain=target_call(1),
+        baseline=target_call(1),
     )
 
 

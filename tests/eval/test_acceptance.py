@@ -11,21 +11,24 @@ import jax
 import jax.numpy as jnp
 import pytest
 import yaml
-from tiny_folders import encode, write_pair
+from pair_prompts import PROMPTS
+from tiny_folders import encode
 
 from eval.__main__ import main
 from eval.acceptance import measure_acceptance
-from eval.rankings import RANKINGS, Ranking, decode_ranked, shown_to_drafts
+from eval.rankings import RANKINGS, rank
 from redrafter_jax import DraftConfig, InputError, SamplingConfig, generate
+from redrafter_jax.drafters.base import Drafter
+from redrafter_jax.drafters.bind import bind_drafter
+from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.drafters.recurrent_head import DraftModel
-from redrafter_jax.generation import collect, start
 from redrafter_jax.models.target import Target
 from redrafter_jax.types import Sampling
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-# As many as other modules decode at once, so short that their caches are of one size.
-PROMPTS = ["abc", "wv\nu", "hell", "k"]
+# As many as other modules decode at once.
+FOUR = PROMPTS[:4]
 NEW_TOKENS = 24
 SAMPLINGS: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 1.0, "top_p": 0.9}]
 SHARPNESSES = [1.5]
@@ -34,18 +37,10 @@ BUDGETS: dict[int, int | None] = {7: 7, 10: None}
 
 
 @pytest.fixture(scope="module")
-def config(
-    tmp_path_factory: pytest.TempPathFactory, habitual_target: Target, good_drafter: DraftModel
-) -> Path:
+def config(tmp_path_factory: pytest.TempPathFactory, pair_settings: dict[str, Any]) -> Path:
     folder = tmp_path_factory.mktemp("acceptance")
-    folders = write_pair(folder, habitual_target, good_drafter)
-    (folder / "prompts.jsonl").write_text(
-        "".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS)
-    )
-    values = {
-        "target": folders.target,
-        "drafter": folders.drafter,
-        "prompts": str(folder / "prompts.jsonl"),
+    values = pair_settings | {
+        "prompt_count": len(FOUR),
         "dtype": "float32",
         "max_new_tokens": NEW_TOKENS,
         "samplings": SAMPLINGS,
@@ -70,11 +65,10 @@ def report(config: Path) -> dict[str, Any]:
         main()
     assert "the share of greedy" in printed.getvalue()
     folder = config.parent / "report"
-    assert (folder / "acceptance.png").read_bytes().startswith(b"\x89PNG")
     return json.loads((folder / "acceptance.json").read_text())
 
 
-def test_the_grid_is_whole_and_every_text_plain_decodings(report: dict[str, Any]) -> None:
+def test_the_grid_is_whole_and_every_text_the_baselines(report: dict[str, Any]) -> None:
     rows = report["rows"]
     points = {(row["sampling"], row["num_nodes"], row["sharpness"], row["ranking"]) for row in rows}
     assert len(rows) == len(points) == 2 * 2 * 2
@@ -92,7 +86,7 @@ def test_the_counts_are_those_of_generate(
         whole = generate(
             habitual_target,
             good_drafter,
-            [encode(text) for text in PROMPTS],
+            [encode(text) for text in FOUR],
             max_new_tokens=NEW_TOKENS,
             draft=DraftConfig(3, 3, BUDGETS[row["num_nodes"]], sharpness=row["sharpness"]),
             sampling=SamplingConfig(1.0, top_p=0.9) if sampled else None,
@@ -102,25 +96,27 @@ def test_the_counts_are_those_of_generate(
         assert row["acceptance_length"] == pytest.approx(whole.acceptance_length)
 
 
-def test_copies_that_came_true_are_counted_whatever_the_ranking(
+def test_tokens_of_prompt_lookup_are_counted_whatever_the_ranking(
     config: Path, tmp_path: Path, habitual_target: Target, good_drafter: DraftModel
 ) -> None:
     tree = "{beam_width: 1, draft_rounds: 1, lookup_tokens: [0, 4]}"
     asked = [f"trees={tree}", "samplings=[{temperature: 0}]", f"report_dir={tmp_path}"]
     measure_acceptance(["--config", str(config), *asked])
     rows = json.loads((tmp_path / "acceptance.json").read_text())["rows"]
-    copied = generate(
+    expected = generate(
         habitual_target,
         good_drafter,
-        [encode(text) for text in PROMPTS],
+        [encode(text) for text in FOUR],
         max_new_tokens=NEW_TOKENS,
         draft=DraftConfig(beam_width=1, draft_rounds=1, lookup_tokens=4),
-    ).copied_tokens
-    assert sum(copied) > 0
+    ).accepted_by["lookup"]
+    assert sum(expected) > 0
     # Greedy, rankings are all the same.
-    found = {(row["ranking"], row["lookup_tokens"]): row["copied_tokens"] for row in rows}
+    found = {
+        (row["ranking"], row["lookup_tokens"]): row["accepted_by"].get("lookup") for row in rows
+    }
     assert found == {
-        (ranking, count): sum(copied) if count else 0
+        (ranking, count): sum(expected) if count else None
         for ranking in ("shared", "blind")
         for count in (0, 4)
     }
@@ -151,10 +147,7 @@ def test_the_share_is_of_the_same_tree_without_sampling(report: dict[str, Any]) 
         assert row["share_of_greedy"] == pytest.approx(row["acceptance_length"] / greedy)
 
 
-@pytest.mark.parametrize("ranking", RANKINGS)
-def test_no_ranking_changes_the_text(
-    habitual_target: Target, good_drafter: DraftModel, ranking: Ranking
-) -> None:
+def test_no_ranking_changes_the_text(habitual_target: Target, good_drafter: DraftModel) -> None:
     draft = DraftConfig(3, 3, sharpness=1.5)
     samplings = [
         SamplingConfig(),
@@ -162,23 +155,26 @@ def test_no_ranking_changes_the_text(
         SamplingConfig(0.7, top_k=4, min_p=0.1),
         SamplingConfig(1.0, top_p=0.9),
     ]
-    prompts = [encode(text) for text in PROMPTS]
-    whole = generate(
-        habitual_target,
-        good_drafter,
-        prompts,
-        max_new_tokens=NEW_TOKENS,
-        draft=draft,
-        sampling=samplings,
-    )
-    state, steps = start(
-        habitual_target, prompts, NEW_TOKENS, samplings, None, None, max_path=draft.max_path
-    )
-    shown = shown_to_drafts(ranking, state.sampling, draft)
-    ranked = decode_ranked(habitual_target, good_drafter, state, shown, steps, draft=draft)
-    assert collect(ranked, prompts).tokens == whole.tokens
+
+    def tokens(drafter: DraftModel | Drafter | None) -> list[list[int]]:
+        prompts = [encode(text) for text in FOUR]
+        limits: Any = {"max_new_tokens": NEW_TOKENS, "sampling": samplings}
+        return generate(habitual_target, drafter, prompts, **limits).tokens
+
+    expected = tokens(None)
+    bound = bind_drafter(good_drafter, draft)
+    for ranking in RANKINGS:
+        assert tokens(rank(bound, ranking, draft)) == expected
 
 
+class Recorder(PromptLookup):
+    """Keeps what it is shown."""
+
+    def propose(self, decoder: Any, state: Any, noise: jax.Array, sampling: Sampling) -> Any:
+        return noise, sampling
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
 def test_rankings_show_what_their_names_say() -> None:
     draft = DraftConfig(3, 3, sharpness=2.0)
     sampling = Sampling(
@@ -188,16 +184,15 @@ def test_rankings_show_what_their_names_say() -> None:
         min_p=jnp.full(1, 0.1),
         seeds=jnp.zeros(1, jnp.int32),
     )
-    shown_by = {name: jax.device_get(shown_to_drafts(name, sampling, draft)) for name in RANKINGS}
-    weights = {name: shown.noise_weight for name, shown in shown_by.items()}
-    assert weights == {"shared": 1.0, "weak noise": 0.5, "unfiltered": 1.0, "blind": 0.0}
+    weights = {"shared": 1.0, "weak noise": 0.5, "unfiltered": 1.0, "blind": 0.0}
+    nothing: Any = None
     for name in RANKINGS:
-        shown = shown_by[name].sampling
-        if name == "unfiltered":
-            assert (shown.top_k > 10**6, shown.top_p == 1, shown.min_p == 0) == (True,) * 3
-            assert shown.temperature == sampling.temperature
-        else:
-            assert shown == sampling
+        ranked: Any = rank(Recorder(), name, draft)
+        noise, shown = ranked.propose(nothing, nothing, jnp.ones(1), sampling)
+        assert noise == weights[name]
+        kept = [bool((ours == theirs).all()) for ours, theirs in zip(shown, sampling, strict=True)]
+        filtered = name != "unfiltered"
+        assert kept == [True, filtered, filtered, filtered, True]
 
 
 def test_drafts_that_see_the_noise_are_right_more_often(report: dict[str, Any]) -> None:

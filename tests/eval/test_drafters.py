@@ -67,7 +67,6 @@ def test_bytes_and_times_are_reported(tmp_path: Path, capsys: pytest.CaptureFixt
     assert other["weight_bytes"] == 4 * (rounds + 2 * D * D)
     assert other["bytes_per_step"] == 4 * (2 * D * D + R * (rounds + 5 * D))
     assert factors["bytes_per_step"] == R * 4 * (2 * D * 3 + 3 * V)
-    assert min(row["milliseconds"][0] for row in report["rows"]) > 0
     assert "factors" in capsys.readouterr().out
 
 

@@ -3,13 +3,7 @@
 import numpy as np
 import pytest
 
-from eval.metrics import (
-    Spread,
-    first_divergence,
-    identical_fraction,
-    rates,
-    spread,
-)
+from eval.metrics import count_accepted, first_divergence, identical_fraction, quartiles, rates
 
 
 @pytest.mark.parametrize(
@@ -34,14 +28,30 @@ def test_identical_fraction_counts_texts_without_divergence() -> None:
     assert identical_fraction([None]) == 1.0
 
 
-def test_spread_is_the_median_between_the_quartiles() -> None:
-    assert spread(np.asarray([5.0, 1.0, 4.0, 2.0, 3.0])) == Spread(2.0, 3.0, 4.0)
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([5.0, 1.0, 4.0, 2.0, 3.0], [2.0, 3.0, 4.0]),
+        ([np.nan, 8.0], [8.0, 8.0, 8.0]),
+        ([np.nan], None),
+        ([], None),
+    ],
+)
+def test_quartiles_leave_out_what_is_no_number(
+    values: list[float], expected: list[float] | None
+) -> None:
+    assert quartiles(np.asarray(values)) == expected
 
 
-def test_spread_leaves_out_what_is_no_number() -> None:
-    assert spread(np.asarray([np.nan, 8.0])) == Spread(8.0, 8.0, 8.0)
-    assert spread(np.asarray([np.nan])) is None
-    assert spread(np.asarray([])) is None
+def test_rates_per_depth_come_with_the_calls_they_are_shares_of() -> None:
+    # Ten calls: four gained one token, five two, one three.
+    measured = count_accepted(np.asarray([[1, 3, 0, 0], [3, 2, 1, 0]]))
+    assert measured == {
+        "acceptance_length": 1.7,
+        "acceptance_rate_per_depth": [6 / 10, 1 / 6, 0.0],
+        "calls_per_depth": [10, 6, 1, 0],
+        "accept_counts": [4, 5, 1, 0],
+    }
 
 
 def test_a_rate_of_nothing_is_no_number() -> None:

@@ -17,6 +17,9 @@ from eval.traffic import Traffic, bytes_read
 from pallas_kernels.aot import AotUnavailableError, why_unavailable
 from pallas_kernels.gpus import GPUS
 from redrafter_jax import InputError
+from redrafter_jax.checkpoints.huggingface import save_target
+from redrafter_jax.drafters.bind import bind_drafter
+from redrafter_jax.models.target import Target
 from redrafter_jax.settings.files import load_settings
 
 TARGET = {
@@ -54,7 +57,8 @@ def traffic_of(settings: PlanSettings) -> Traffic:
     draft = settings.draft
     target = abstract_target(settings.target.build(), jnp.bfloat16)
     drafter = abstract_drafter(settings.drafter_config(), jnp.bfloat16)
-    state = abstract_state(target, settings.batch_size, settings.slots, draft.max_path)
+    bound = bind_drafter(drafter, draft)
+    state = abstract_state(target, bound, settings.batch_size, settings.slots)
     return bytes_read(target, drafter, state, draft)
 
 
@@ -64,13 +68,13 @@ def test_a_step_reads_weights_and_cache_once_and_the_drafter_every_round() -> No
         # Three rows; round one is fed the root, rounds two and three two tokens each.
         draft=2 * (3 * DRAFTER + 3 * 5 * 16),
         verification=2 * (once + 3 * 5 * 16),
-        plain=2 * (once + 3 * 1 * 16),
+        baseline=2 * (once + 3 * 1 * 16),
     )
 
 
 def test_a_tied_embedding_is_read_once_as_the_vocabulary_projection() -> None:
     traffic = traffic_of(settings_of(target=TARGET | {"tie_word_embeddings": True}))
-    assert traffic.plain == traffic.verification == 2 * (LAYERS + NORM + EMBEDDING + CACHE)
+    assert traffic.baseline == traffic.verification == 2 * (LAYERS + NORM + EMBEDDING + CACHE)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +94,7 @@ def test_the_configurations_have_the_published_sizes(
     settings = load_settings(PlanSettings, CONFIGS / config)
     target = abstract_target(settings.target.build(), jnp.bfloat16)
     drafter = abstract_drafter(settings.drafter_config(), jnp.bfloat16)
-    state = abstract_state(target, 1, settings.slots, settings.draft.max_path)
+    state = abstract_state(target, bind_drafter(drafter, settings.draft), 1, settings.slots)
     assert bytes_of(target) == 2 * target_parameters
     assert bytes_of(drafter) == 2 * drafter_parameters
     assert bytes_of(state.cache) == cache_bytes
@@ -105,10 +109,9 @@ def config(tmp_path: Path) -> Path:
 
 def test_the_command_prints_needs_and_bounds(config: Path) -> None:
     finished = run_module(
-        "eval", "plan", "--target", str(config), "--gpu", "b200", "--batch", "1", "--cache", "128"
+        "eval", "plan", "--config", str(config), "--gpu", "b200", "--batch", "1", "--cache", "128"
     )
     assert finished.returncode == 0, finished.stderr
-    assert finished.stderr == ""
     report = json.loads((config.parent / "report" / "plan.json").read_text())
     assert report["config"]["gpu"] == "b200"
     needs = report["needs_bytes"]
@@ -128,6 +131,18 @@ def test_the_command_prints_needs_and_bounds(config: Path) -> None:
         assert "Without them: It fits." in finished.stdout
     else:
         assert needs["temporaries"] > 0
+
+
+def test_a_target_is_a_model_as_everywhere_else(
+    tmp_path: Path, habitual_target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_target(habitual_target, tmp_path)
+    (tmp_path / "model.safetensors").unlink()  # config.json is enough
+    monkeypatch.chdir(tmp_path)
+    plan(["--target", str(tmp_path), "--cache", "64"])
+    report = json.loads((tmp_path / "runs" / "plan" / "plan.json").read_text())
+    assert report["config"]["target"]["hidden_size"] == habitual_target.config.hidden_size
+    assert report["needs_bytes"]["target"] == bytes_of(habitual_target) // 2  # of float32
 
 
 def test_what_does_not_fit_is_said(
@@ -159,6 +174,8 @@ def test_temporaries_are_left_out_with_the_reason(
         (["--gpu", "h20"], "gpu: Input should be 'h100', 'h200' or 'b200' (got 'h20')"),
         (["--cache", "31"], "slots: Input should be greater than or equal to 32 (got 31)"),
         (["target.width=3"], "target.width: unknown key"),
+        (["--target", "no/model"], "target: "),
+        (["--target", "plan.yaml"], "plan.yaml is a file of settings; give it as --config"),
         (
             ["draft.beam_width=25"],
             "beam_width is 25, more than the 24 tokens",
@@ -167,5 +184,5 @@ def test_temporaries_are_left_out_with_the_reason(
 )
 def test_bad_settings_are_one_sentence(config: Path, arguments: list[str], sentence: str) -> None:
     with pytest.raises(InputError) as refused:
-        plan(["--target", str(config), *arguments])
+        plan(["--config", str(config), *arguments])
     assert sentence in str(refused.value)

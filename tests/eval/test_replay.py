@@ -7,8 +7,10 @@ import pytest
 from tiny_models import tiny_config
 
 from eval.benchmark import Method, decode_batch, make_batches
-from eval.replay import Explanation, Place, Seen, explain, replay
+from eval.replay import Explanation, Place, Seen, explain, follow, replay
 from redrafter_jax import DraftConfig, SamplingConfig
+from redrafter_jax.drafters.base import RootOnly
+from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import make_mesh, place
@@ -29,7 +31,7 @@ def test_replay_sees_what_every_token_was_chosen_from(
     (batch,) = make_batches(prompts, 4, 4, 24, sampling, ())
     draft = DraftConfig(beam_width=3, draft_rounds=3)
     places = [Place(row, position) for position in (23, 0, 5, 1) for row in range(4)]
-    methods = [Method(target, drafter, draft), Method(target, None, None)]
+    methods = [Method(target, bind_drafter(drafter, draft)), Method(target, RootOnly())]
     for method in methods if mesh is None else methods[:1]:
         tokens = decode_batch(method, batch).tokens
         seen = replay(method, batch, tokens, places)
@@ -37,6 +39,13 @@ def test_replay_sees_what_every_token_was_chosen_from(
             assert one.found
             assert one.scores.argmax() == tokens[row][position]
             assert np.isfinite(one.scores).sum() == 6
+
+
+def test_a_text_is_followed_from_the_root_to_its_node() -> None:
+    tokens, parents = np.asarray([7, 3, 5, 3, 4, -1]), np.asarray([0, 0, 0, 2, 1, 0])
+    paths: list[tuple[list[int], int | None]] = [([], 0), ([3], 1), ([5, 3], 3), ([3, 4], 4)]
+    for text, node in [*paths, ([4], None), ([7], None), ([3, 4, 4], None)]:
+        assert follow(tokens, parents, text) == node
 
 
 def see(

@@ -20,28 +20,19 @@ from tiny_models import PARITY_CONFIG, tiny_config
 from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
 from eval.random_weights import random_drafter, random_target
 from eval.shape_config import StepsSettings
-from eval.step_parts import (
-    fill_state,
-    make_noise,
-    run_accept,
-    run_commit,
-    run_draft,
-    run_verify,
-    set_back,
-)
-from eval.steps import Combination, measure_steps
+from eval.step_parts import fill_state, run_finish, run_noise, run_propose, run_verify, set_back
+from eval.steps import PARTS, Combination, measure_steps
 from eval.table import render_steps
 from pallas_kernels import aot
 from pallas_kernels.aot import Compilation, compile_on, gpu_mesh
-from redrafter_jax import DraftConfig, InputError
+from redrafter_jax import DraftConfig, InputError, SamplingConfig
 from redrafter_jax.config import DrafterConfig
 from redrafter_jax.decoding.step import decode_step
-from redrafter_jax.drafters.tree import build_tree
+from redrafter_jax.drafters.bind import bind_drafter
+from redrafter_jax.requests import prepare
 from redrafter_jax.settings.files import load_settings
-from redrafter_jax.types import Beams
 
 UNAVAILABLE = aot.why_unavailable()
-TIMED = ["draft", "verify", "accept", "commit", "step", "plain"]
 VALUES: dict[str, Any] = {
     "target": {
         "vocab_size": 24,
@@ -59,6 +50,7 @@ VALUES: dict[str, Any] = {
     "trees": [{"beam_width": [2], "draft_rounds": [2], "lookup_tokens": [1]}],
     "batch_sizes": [2],
     "slots": [32],
+    "samplings": [{"temperature": 0.0}, {"temperature": 0.7, "top_k": 5, "min_p": 0.1}],
     "steps": 2,
     "short_turns": 1,
     "repeats": 2,
@@ -78,61 +70,70 @@ def test_the_parts_in_a_row_are_a_decode_step() -> None:
     draft = DraftConfig(beam_width=2, draft_rounds=2, lookup_tokens=1)
     target = random_target(settings.target.build(), jnp.float32)
     drafter = random_drafter(settings.drafter_config(), jnp.float32)
-    state = fill_state(abstract_state(target, 2, 32, draft.max_path))
-    state = set_back(state, 9, draft.max_path, done=False)
-    expected = jax.jit(decode_step, static_argnums=3)(target, drafter, state, draft)
+    bound = bind_drafter(drafter, draft)
+    config = SamplingConfig(0.8, top_k=5)
+    sampling = prepare(target.config, [[0]] * 2, 1, config, None, (), 1)[0].sampling
+    filled = fill_state(abstract_state(target, bound, 2, 32))
+    state = set_back(filled, 9, bound, sampling, done=False)
+    expected, _ = jax.jit(decode_step)(target, bound, state)
     assert expected.stats.steps.tolist() == [1, 1]
 
     zero = jnp.int32(0)
-    noise = make_noise(state, max_path=4, vocab_size=24)
     # A turn does the same again, whatever their number.
-    tree = run_draft(target, drafter, state, noise, zero, draft=draft, turns=2)
-    verified = run_verify(target, state, tree, zero, draft=draft, turns=2)
-    chosen, accepted = run_accept(
-        verified.logits, tree, noise, state.sampling, zero, max_path=4, turns=1
-    )
-    ended = run_commit(state, verified, chosen, accepted, zero, turns=1, copies=1)
+    noise = run_noise(state, zero, max_path=4, vocab_size=24, turns=1)
+    tree = run_propose(target, bound, state, noise, zero, turns=2)
+    verified = run_verify(target, state, tree, zero, context_layers=(), turns=2)
+    ended = run_finish(bound, state, tree, verified, noise, zero, turns=1)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ended, expected
     )
 
     # Rows that are done take no slot, so any number of turns may follow.
-    state = set_back(ended, 9, draft.max_path, done=True)
-    ended = run_commit(state, verified, chosen, accepted, zero, turns=1, copies=1)
+    state = set_back(ended, 9, bound, sampling, done=True)
+    ended = run_finish(bound, state, tree, verified, noise, zero, turns=1)
     assert ended.cache.lengths.tolist() == [9, 9]
 
 
-def test_every_part_is_timed(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_part_is_timed_under_every_sampling(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     measure_steps(["--config", str(config)])
     report = json.loads((config.parent / "report" / "steps.json").read_text())
-    [row] = report["rows"]
-    assert row["cached"] == 32 - 3 * 4 - 1
-    for measures in (row["milliseconds"], row["in_plain_steps"]):
-        assert list(measures) == TIMED
-        for low, middle, high in measures.values():
-            assert 0 < low <= middle <= high
-    assert row["in_plain_steps"]["plain"] == [1, 1, 1]
-    assert set(TIMED) < set(report["definitions"])
-    assert "their sum may exceed the whole step" in capsys.readouterr().out
+    assert [row["sampling"] for row in report["rows"]] == ["greedy", "T 0.7, top_k 5, min_p 0.1"]
+    for row in report["rows"]:
+        assert row["cached"] == 32 - 3 * 4 - 1
+        for measures in (row["milliseconds"], row["in_baseline_steps"]):
+            assert tuple(measures) == PARTS
+            assert all(low <= middle <= high for low, middle, high in measures.values())
+        assert row["in_baseline_steps"]["baseline"] == [1, 1, 1]
+    assert report["rows"][0]["over_first_sampling"] == [1, 1, 1]
+    assert set(PARTS) < set(report["definitions"])
+    assert "sum may exceed the whole step" in capsys.readouterr().out
+
+
+def test_context_layers_are_timed_too(config: Path) -> None:
+    layers = ["target.num_hidden_layers=2", "drafter.context_layers=[0]"]
+    measure_steps(["--config", str(config), *layers, "repeats=1"])
 
 
 def test_every_combination_is_a_row(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def make_timers(*arguments: Any) -> dict[str, Callable[[], float]]:
-        return dict.fromkeys(TIMED, lambda: 0.125) | {"plain": lambda: 0.5}
+        return dict.fromkeys(PARTS, lambda: 0.125) | {"baseline": lambda: 0.5}
 
     monkeypatch.setattr("eval.steps.make_timers", make_timers)
-    copying = "{draft_rounds: [1], lookup_tokens: [0, 2]}"
-    given = f"trees=[{{num_nodes: [3, null], beam_width: [2, 3]}}, {copying}]"
-    measure_steps(["--config", str(config), given, "batch_sizes=[1, 2]", "slots=[32, 64]"])
+    lookup = "{draft_rounds: [1], lookup_tokens: [0, 2]}"
+    given = f"trees=[{{num_nodes: [3, null], beam_width: [2, 3]}}, {lookup}]"
+    sizes = ["batch_sizes=[1, 2]", "slots=[32, 64]", "samplings=[{temperature: 0}]"]
+    measure_steps(["--config", str(config), given, *sizes])
     folder = config.parent / "report"
     rows = json.loads((folder / "steps.json").read_text())["rows"]
-    sizes = ("beam_width", "draft_rounds", "num_nodes", "lookup_tokens", "batch_size", "slots")
+    names = ("beam_width", "draft_rounds", "num_nodes", "lookup_tokens", "batch_size", "slots")
     trees = [(2, 4, 3, 0), (2, 4, 9, 0), (3, 4, 3, 0), (3, 4, 13, 0), (8, 1, 9, 0), (8, 1, 11, 2)]
     expected = [(*tree, *rest) for tree in trees for rest in product([1, 2], [32, 64])]
-    assert [tuple(row[size] for size in sizes) for row in rows] == expected
-    assert all(row["milliseconds"]["plain"] == [500, 500, 500] for row in rows)
-    assert all(row["in_plain_steps"]["step"] == [0.25, 0.25, 0.25] for row in rows)
-    assert (folder / "steps.png").stat().st_size > 0
+    assert [tuple(row[name] for name in names) for row in rows] == expected
+    assert all(row["milliseconds"]["baseline"] == [500, 500, 500] for row in rows)
+    assert all(row["in_baseline_steps"]["step"] == [0.25, 0.25, 0.25] for row in rows)
+    assert (folder / "steps.png").exists()
 
 
 def test_weights_have_the_shape_and_dtype_asked_for() -> None:
@@ -147,40 +148,32 @@ def test_weights_have_the_shape_and_dtype_asked_for() -> None:
 @pytest.mark.skipif(UNAVAILABLE is not None, reason=UNAVAILABLE or "")
 def test_compiled_for_a_gpu_every_loop_has_its_turns_and_verify_its_kernel() -> None:
     config = tiny_config(hidden_size=128, head_dim=64, num_hidden_layers=3)
-    # A tree with dead slots, over all of which a GPU takes one pass.
+    # A tree with padding nodes, over all of which there is one pass.
     draft = DraftConfig(beam_width=2, draft_rounds=2, final_beams_only=True)
     target = abstract_target(config, jnp.bfloat16)
-    state = abstract_state(target, 2, 64, draft.max_path)
+    drafter = bind_drafter(abstract_drafter(DrafterConfig(24, 128, 128, 0), jnp.bfloat16), draft)
+    state = abstract_state(target, drafter, 2, 64)
     zero = jax.ShapeDtypeStruct((), jnp.int32)
-    tree = jax.eval_shape(partial(build_tree, draft=draft), state.root, beams_of(draft))
-    verified = jax.eval_shape(partial(run_verify, draft=draft, turns=1), target, state, tree, zero)
     noise = jax.ShapeDtypeStruct((2, 3, 24), jnp.float32)
-    choose = partial(run_accept, max_path=3, turns=40)
-    chosen, accepted = jax.eval_shape(choose, verified.logits, tree, noise, state.sampling, zero)
+    propose = partial(run_propose, turns=20)
+    tree = jax.eval_shape(propose, target, drafter, state, noise, zero)
+    verify = partial(run_verify, context_layers=(), turns=30)
+    verified = jax.eval_shape(verify, target, state, tree, zero)
 
     def compiled(part: Callable[..., Any], *arguments: Any, **keywords: Any) -> Compilation:
         return compile_on(gpu_mesh("h200"), jax.jit(part, **keywords), *arguments)
 
-    drafting = partial(run_draft, draft=draft, turns=20)
-    drafter = abstract_drafter(DrafterConfig(24, 128, 128, 0), jnp.bfloat16)
-    drafted = compiled(drafting, target, drafter, state, noise, zero)
-    verifying = partial(run_verify, draft=draft, turns=30)
-    verify = compiled(verifying, target, state, tree, zero)
-    accept = compiled(choose, verified.logits, tree, noise, state.sampling, zero)
-    commit = partial(run_commit, turns=50, copies=draft.lookup_tokens)
-    commit = compiled(commit, state, verified, chosen, accepted, zero, donate_argnums=0)
-    for turns, program in ((20, drafted), (30, verify), (40, accept), (50, commit)):
+    proposed = compiled(propose, target, drafter, state, noise, zero)
+    verify = compiled(verify, target, state, tree, zero)
+    finish = partial(run_finish, turns=50)
+    finish = compiled(finish, drafter, state, tree, verified, noise, zero, donate_argnums=1)
+    for turns, program in ((20, proposed), (30, verify), (50, finish)):
         assert f'"known_trip_count":{{"n":"{turns}"}}' in program.hlo
     entry = verify.hlo[verify.hlo.index("\nENTRY") :]
     assert "mosaic_gpu" not in entry
     assert verify.hlo.count('custom_call_target="mosaic_gpu_v2"') == 3
-    assert commit.memory.aliased == bytes_of(state)
-    assert commit.memory.temporaries < bytes_of(state.cache.keys[0])
-
-
-def beams_of(draft: DraftConfig) -> Beams:
-    shape = 2, draft.draft_rounds, draft.beam_width
-    return Beams(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.int32), jnp.zeros(shape))
+    assert finish.memory.aliased == bytes_of(state)
+    assert finish.memory.temporaries < bytes_of(state.cache.keys[0])
 
 
 def test_the_fullest_row_leaves_room_for_every_step() -> None:
@@ -189,11 +182,11 @@ def test_the_fullest_row_leaves_room_for_every_step() -> None:
     assert one.cached(steps=2) + 2 * 5 + 5 + 1 == 64
 
 
-@pytest.mark.parametrize("name", ["steps_demo", "steps_llama_3_1_8b", "steps_vicuna_7b"])
-def test_the_configurations_are_valid(name: str) -> None:
-    settings = load_settings(StepsSettings, CONFIGS / f"{name}.yaml")
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("steps_*.yaml")), ids=lambda path: path.stem)
+def test_the_configurations_are_valid(path: Path) -> None:
+    settings = load_settings(StepsSettings, path)
     drafts = [draft for sizes in settings.trees for draft in sizes.build()]
-    assert DraftConfig(6, 4, 12) in drafts or DraftConfig(8, 4, 32) in drafts
+    assert {draft.draft_rounds for draft in drafts} <= {2, 4}
 
 
 @pytest.mark.parametrize(
@@ -228,18 +221,23 @@ def test_what_does_not_fit_the_device_is_refused(
 
 
 def test_a_table_of_large_models_fits_into_80_columns() -> None:
-    sizes = {"beam_width": 16, "draft_rounds": 4, "num_nodes": 128, "lookup_tokens": 8}
-    parts = ("draft", "verify", "accept", "commit", "step", "plain")
-    row = sizes | {
-        "batch_size": 8,
-        "slots": 32768,
-        "milliseconds": {part: [111.234, 112.3451, 113.456] for part in parts}
-        | {"accept": [0.001, 0.0046, 0.006]},
-        "in_plain_steps": {"step": [1.111, 1.222, 1.333]},
-    }
+    def row(**sizes: Any) -> dict[str, Any]:
+        medians = {part: [111.234, 112.3451, 113.456] for part in PARTS}
+        return sizes | {
+            "beam_width": 16,
+            "draft_rounds": 4,
+            "slots": 32768,
+            "sampling": "greedy",
+            "milliseconds": medians | {"finish": [0.001, 0.0046, 0.006]},
+            "in_baseline_steps": {"step": [1.111, 1.222, 1.333]},
+            "over_first_sampling": [1.0, 1.0, 1.0],
+        }
+
+    rows = [row(num_nodes=n, lookup_tokens=c, batch_size=n) for n, c in ((128, 8), (64, 0))]
     shown = StringIO()
-    Console(width=80, file=shown).print(render_steps([row]))
-    *_, first, second = shown.getvalue().splitlines()
-    line = "16 4 128 8 8 32768 112.3 112.3 0.005 112.3 112.3 112.3 1.22"
+    Console(width=80, file=shown).print(render_steps(rows))
+    # What is the same in all rows is left out.
+    first, second = shown.getvalue().splitlines()[-4:-2]
+    line = "128 8 128 112.3 112.3 0.005 112.3 112.3 112.3 1.22"
     assert " ".join(first.split()) == line
     assert second.split() == ["1.11-1.33"]

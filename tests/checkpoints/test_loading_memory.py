@@ -1,0 +1,53 @@
+"""Loading a checkpoint holds at most a weight or two on the host beside the device's copy."""
+
+import json
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.flax import save_file
+
+from redrafter_jax import load_target
+from redrafter_jax.checkpoints.families import target_fields
+from redrafter_jax.checkpoints.huggingface import stored_shapes
+from redrafter_jax.config import TargetConfig
+
+MB = 10**6
+STATUS = Path("/proc/self/status")
+
+
+def memory(name: str) -> int:
+    (line,) = (line for line in STATUS.read_text().splitlines() if line.startswith(f"{name}:"))
+    return 1024 * int(line.split()[1])
+
+
+def load_and_measure(folder: Path) -> tuple[int, int]:
+    """Bytes of the weights, and the most that the process grew by."""
+    jnp.zeros(1).block_until_ready()  # the backend is no part of a checkpoint
+    before = memory("VmRSS")
+    target = load_target(folder)
+    loaded = sum(leaf.nbytes for leaf in jax.tree.leaves(target.params))
+    return loaded, memory("VmHWM") - before
+
+
+@pytest.mark.skipif(not STATUS.is_file(), reason="Linux alone tells a process its memory")
+def test_no_second_copy_of_the_weights_is_held(tmp_path: Path) -> None:
+    # 102 MB in bfloat16, of which no weight has more than 12.6.
+    config = TargetConfig(512, 1536, 4096, 2, 12, 12, 128, 1e4, 1e-5, 64, True, ())
+    random = np.random.default_rng(0)
+    weights = {
+        name: jnp.asarray(random.random(shape, np.float32) - 0.5, jnp.bfloat16)
+        for name, shape in stored_shapes(config).items()
+    }
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_text(json.dumps(target_fields(config)))
+    # Spawned, not forked: nothing of this process counts.
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        loaded, grown = process.submit(load_and_measure, tmp_path).result()
+    assert loaded == sum(weight.nbytes for weight in weights.values()) > 100 * MB
+    # A second copy would be 102 MB; code that is loaded on the way takes 20.
+    assert grown - loaded < 60 * MB

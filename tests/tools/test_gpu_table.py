@@ -1,0 +1,162 @@
+"""`python -m tools.gpu_table`: the numbers of the files of `make gpu`, and of one GPU alone."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from places import ROOT
+
+from redrafter_jax import InputError
+from tools.gpu_table import main
+
+# An invented device: no number here was measured.
+COMMON: dict[str, Any] = {
+    "platform": "gpu",
+    "device": "Imaginary G1 80GB",
+    "timestamp": "2001-02-03T04:05:06+00:00",
+    "versions": {"jax": "1.2.3"},
+}
+RIGHT = {"microseconds": [1, 12.34, 3], "share_of_copy": [0.5, 0.6, 0.7], "difference": 0.003}
+KERNEL: dict[str, Any] = COMMON | {
+    "rows": [
+        {
+            "heads": "vicuna-7b",
+            "batch": 8,
+            "slots": 1024,
+            "nodes": 32,
+            "candidates": {"mosaic_gpu": RIGHT, "reference": {"not_run": "there was no memory"}},
+        }
+    ],
+}
+STEP = {
+    "beam_width": 8,
+    "draft_rounds": 4,
+    "num_nodes": 32,
+    "lookup_tokens": 0,
+    "batch_size": 1,
+    "slots": 4096,
+    "sampling": "greedy",
+    "milliseconds": {"propose": [1, 1.5, 2], "step": [4, 4.25, 5], "baseline": [3, 3.5, 4]},
+    "in_baseline_steps": {"step": [1.1, 1.2, 1.3]},
+}
+STEPS = COMMON | {"device": "1 x Imaginary G1 80GB", "rows": [STEP]}
+FAILED = "<testcase classname='tests.b' name='two'><failure message='assert 1 == 2'/></testcase>"
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> Path:
+    write(tmp_path)
+    return tmp_path
+
+
+def write(folder: Path, tests: str = "", kernel: Any = KERNEL, steps: Any = STEPS) -> None:
+    passed = "<testcase classname='tests.a' name='one'/>"
+    (folder / "tests.xml").write_text(f"<testsuites>{passed}{tests}</testsuites>")
+    (folder / "kernel.json").write_text(json.dumps(kernel))
+    (folder / "steps_some_7b").mkdir(exist_ok=True)
+    (folder / "steps_some_7b" / "steps.json").write_text(json.dumps(steps))
+
+
+def run(measured: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, dict[str, Any]]:
+    """The page and the JSON file beside it."""
+    monkeypatch.setattr(sys, "argv", ["gpu_table", str(measured), str(measured / "docs")])
+    try:
+        main()
+    finally:
+        paths = list((measured / "docs").glob("imaginary-g1-80gb-2001-02-03.*"))
+        texts = {path.suffix: path.read_text() for path in paths}
+    return texts[".md"], json.loads(texts[".json"])
+
+
+def test_both_files_have_the_numbers_of_the_reports(
+    measured: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, numbers = run(measured, monkeypatch)
+    assert page.startswith("# Imaginary G1 80GB, 2001-02-03\n")
+    assert "| vicuna-7b | 8 | 1024 | 32 | 12.3, 0.60 | not run |" in page
+    assert "| 8 | 4 | 32 | 0 | 1 | 4096 | greedy | 1.500 | 4.250 | 3.500 | 1.20 |" in page
+    assert (numbers["kernel"], numbers["steps"]) == (KERNEL, {"some_7b": STEPS})
+    assert numbers["tests"] == {"passed": 1, "skipped": 0, "failed": []}
+
+
+def kernel_with(**changes: Any) -> dict[str, Any]:
+    [row] = KERNEL["rows"]
+    candidate = {name: value for name, value in RIGHT.items() if name != "difference"}
+    return KERNEL | {"rows": [row | {"candidates": {"mosaic_gpu": candidate | changes}}]}
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"tests": FAILED}, "tests.b::two: assert 1 == 2"),
+        ({"kernel": kernel_with(difference=0.021)}, "N=32: relative error 0.021, and the limit is"),
+        ({"kernel": kernel_with(difference=None)}, "N=32: relative error None, and the limit is"),
+        ({"kernel": kernel_with()}, "N=32: relative error None, and the limit is"),
+    ],
+)
+def test_what_is_wrong_is_on_the_page_and_in_the_exit_code(
+    measured: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    changed: dict[str, Any],
+    sentence: str,
+) -> None:
+    write(measured, **changed)
+    with pytest.raises(SystemExit) as ended:
+        run(measured, monkeypatch)
+    assert ended.value.code == 1
+    assert sentence in capsys.readouterr().err
+    assert sentence in next((measured / "docs").glob("*.md")).read_text()
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"kernel": KERNEL | {"platform": "cpu"}}, "kernel.json was measured on 'cpu'"),
+        ({"steps": STEPS | {"device": "1 x Other"}}, "measured on '1 x Other' and the kernel on"),
+        ({"steps": STEPS | {"rows": []}}, "steps.json is not a report of measurements"),
+        ({"kernel": 5}, "kernel.json is not a report of measurements"),
+        ({"steps": STEPS | {"rows": [{}]}}, "has no 'milliseconds': another version wrote it"),
+    ],
+)
+def test_what_was_not_measured_on_this_gpu_makes_no_files(
+    measured: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], sentence: str
+) -> None:
+    write(measured, **changed)
+    with pytest.raises(InputError, match=sentence):
+        run(measured, monkeypatch)
+    assert not (measured / "docs").exists()
+
+
+@pytest.mark.parametrize("name", ["tests.xml", "kernel.json", "steps_some_7b/steps.json"])
+def test_a_missing_or_broken_file_is_one_sentence(
+    measured: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (measured / name).write_text("{")
+    with pytest.raises(InputError, match=f"{name} is not "):
+        run(measured, monkeypatch)
+    (measured / name).unlink()
+    with pytest.raises(InputError, match="run `make gpu`"):
+        run(measured, monkeypatch)
+
+
+def test_where_there_is_no_gpu_make_says_so_and_does_nothing(tmp_path: Path) -> None:
+    make = shutil.which("make")
+    assert make is not None
+    finished = subprocess.run(
+        [make, "gpu", f"VENV={tmp_path / 'venv'}"],
+        cwd=ROOT,
+        env={"PATH": str(tmp_path)},  # without nvidia-smi
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert finished.returncode != 0
+    first, *_ = finished.stderr.splitlines()
+    assert first == "make gpu needs an NVIDIA GPU, and nvidia-smi finds none here."
+    assert list(tmp_path.iterdir()) == []
