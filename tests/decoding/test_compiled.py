@@ -1,9 +1,8 @@
 """What the compiler for an H200 makes of the beam search and of the decode loop; see `make aot`."""
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from itertools import product
 from math import prod
 from typing import NamedTuple
 
@@ -40,9 +39,10 @@ class Step(NamedTuple):
     compiled: Compilation
 
 
-def compile_step(config: str, batch_size: int, kind: str) -> Step:
+def compile_step(config: str, kind: str, batch_size: int, layers: int) -> Step:
     """The decode loop of a configuration for an H200: bfloat16, 4096 cache slots."""
-    settings = load_settings(PlanSettings, CONFIGS / config)
+    changes = [f"target.num_hidden_layers={layers}"]
+    settings = load_settings(PlanSettings, CONFIGS / f"plan_{config}.yaml", changes)
     target = abstract_target(settings.target.build(), jnp.bfloat16)
     model = abstract_drafter(settings.drafter_config(), jnp.bfloat16)
     drafter = {
@@ -59,24 +59,23 @@ def compile_step(config: str, batch_size: int, kind: str) -> Step:
     )
 
 
-STEPS: dict[str, Callable[[], Step]] = {
-    f"{name}, {kind}, B={batch}": partial(compile_step, f"plan_{name}.yaml", batch, kind)
-    for name, kind, batch in (
-        ("vicuna_7b", "recurrent", 1),
-        ("vicuna_7b", "recurrent", 8),
-        ("vicuna_7b", "autoregressive", 1),
-        ("llama_3_1_8b", "recurrent", 1),
-        ("llama_3_1_8b", "recurrent", 8),
-        ("llama_3_1_8b", "autoregressive", 1),
-        ("llama_3_1_8b", "prompt lookup", 1),
-        ("llama_3_1_8b", "both", 8),
-    )
-}
+# Layers are alike: what holds for a few holds for all 32.
+LLAMA, VICUNA = "llama_3_1_8b", "vicuna_7b"
+STEPS = [
+    *product([LLAMA], ["autoregressive", "prompt lookup", "recurrent"], [1], [4]),
+    *product([LLAMA], ["both"], [8], [4]),
+    *product([VICUNA], ["recurrent"], [1, 8], [4]),
+]
+WHOLE = [(LLAMA, "recurrent", 1, 32), (LLAMA, "both", 8, 32), (VICUNA, "recurrent", 8, 32)]
 
 
-@pytest.fixture(scope="module", params=STEPS)
+@pytest.fixture(
+    scope="module",
+    params=[*STEPS, *(pytest.param(step, marks=pytest.mark.long) for step in WHOLE)],
+    ids=lambda step: "-".join(map(str, step)),
+)
 def step(request: pytest.FixtureRequest) -> Step:
-    return STEPS[request.param]()
+    return compile_step(*request.param)
 
 
 def test_the_whole_state_is_updated_in_place(step: Step) -> None:

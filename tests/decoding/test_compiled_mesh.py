@@ -51,9 +51,10 @@ def collectives(hlo: str) -> list[Collective]:
     return found
 
 
-@pytest.fixture(scope="module")
-def settings() -> PlanSettings:
-    return load_settings(PlanSettings, CONFIG)
+# Layers are alike: what crosses in a few crosses in all 80.
+@pytest.fixture(scope="module", params=[8, pytest.param(80, marks=pytest.mark.long)])
+def settings(request: pytest.FixtureRequest) -> PlanSettings:
+    return load_settings(PlanSettings, CONFIG, [f"target.num_hidden_layers={request.param}"])
 
 
 @pytest.fixture(scope="module")

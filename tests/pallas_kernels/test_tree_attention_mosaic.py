@@ -10,8 +10,8 @@ import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
+from attention_arrays import Case, expected_output, random_inputs
 from jax._src.dispatch import runtime_tokens
 from jax._src.interpreters.mlir import make_ir_context
 from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
@@ -24,7 +24,7 @@ from pallas_kernels.aot import compile_on, gpu_mesh
 from pallas_kernels.tree_attention import mosaic_gpu as kernel_module
 from pallas_kernels.tree_attention import tree_attention
 from pallas_kernels.tree_attention.mosaic_gpu import mask_words, mosaic_gpu
-from pallas_kernels.tree_attention.plan import BLOCK, MAX_TILES, TILE, make_plan, why_unsupported
+from pallas_kernels.tree_attention.plan import make_plan, why_unsupported
 
 UNAVAILABLE = aot.why_unavailable()
 
@@ -32,19 +32,6 @@ UNAVAILABLE = aot.why_unavailable()
 def long(name: str) -> Any:
     """A case that takes seconds in the interpreter."""
     return pytest.param(name, marks=pytest.mark.long)
-
-
-class Case(NamedTuple):
-    """One call; a row for each length."""
-
-    lengths: tuple[int, ...]
-    nodes: int
-    group: int
-    slots: int
-    head_dim: int = 64
-    heads: int = 1  # of keys
-    dtype: Any = jnp.bfloat16
-    cores: int = 132
 
 
 LLAMA = Case((4096,), 32, 4, 4096, head_dim=128, heads=8)
@@ -85,46 +72,6 @@ def forget_last_kernel() -> None:
     """Else one that failed makes the next ones fail, too."""
     gpu_callbacks.reset_gpu_interpret_mode_state()
     runtime_tokens.clear()
-
-
-def random_inputs(case: Case) -> dict[str, Any]:
-    random = np.random.default_rng([case.nodes, case.group, case.slots])
-
-    def draw(*shape: int) -> Any:
-        return random.normal(size=shape).astype(case.dtype)
-
-    B, N, K, S, H = len(case.lengths), case.nodes, case.heads, case.slots, case.head_dim
-    lengths = np.asarray(case.lengths, np.int32)
-    unused = np.arange(S)[None, None, :, None] >= lengths[:, None, None, None]
-    trees = [oracles.random_parents(random, N, max_depth=5) for _ in range(B)]
-    return {
-        "q": draw(B, N, K * case.group, H),
-        "k_cache": np.where(unused, case.dtype(np.nan), draw(B, K, S, H)),
-        "v_cache": np.where(unused, case.dtype(np.nan), draw(B, K, S, H)),
-        "lengths": lengths,
-        "k_tree": draw(B, N, K, H),
-        "v_tree": draw(B, N, K, H),
-        "mask": np.stack([oracles.ancestor_mask(parents) for parents in trees]),
-    }
-
-
-def expected_output(inputs: dict[str, Any], scale: float) -> np.ndarray:
-    float64 = {name: np.asarray(array, np.float64) for name, array in inputs.items()}
-    rows = []
-    for row, length in enumerate(inputs["lengths"]):
-        keys, values = (
-            np.concatenate(
-                [
-                    float64[f"{kind}_cache"][row].transpose(1, 0, 2)[:length],
-                    float64[f"{kind}_tree"][row],
-                ]
-            )
-            for kind in "kv"
-        )
-        mask = np.asarray(inputs["mask"][row])
-        visible = np.concatenate([np.ones((len(mask), length), bool), mask], axis=1)
-        rows.append(oracles.attention(float64["q"][row], keys, values, visible, scale))
-    return np.stack(rows)
 
 
 def interpreted(case: Case) -> Callable[..., Any]:
@@ -295,16 +242,6 @@ def test_a_plan_keeps_the_cores_busy(shape: Case, batch: int, nodes: int, slots:
     assert plan.stages % plan.ways == 0
 
 
-@pytest.mark.parametrize("group", [1, 2, 4, 8])
-@pytest.mark.parametrize("nodes", [1, 7, 33, 64, 70, 256])
-def test_the_cache_is_read_once_up_to_three_tiles_of_rows(nodes: int, group: int) -> None:
-    plan = make_plan(1, nodes, 8 * group, 8, 4096, 128, 132)
-    rows = nodes * group
-    assert plan.groups == -(-rows // (MAX_TILES * TILE))
-    assert rows <= plan.groups * plan.tiles * TILE < rows + plan.groups * TILE
-    assert plan.tree_steps * BLOCK >= nodes
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -322,11 +259,14 @@ def test_unsupported_shapes_are_refused_with_the_reason(
         tree_attention(**inputs, scale=1.0, implementation="mosaic_gpu_interpret")
 
 
-def test_dtypes_may_not_be_mixed() -> None:
+def test_mixed_dtypes_and_windows_are_reasons_too() -> None:
     q = jnp.zeros((1, 1, 1, 64), jnp.bfloat16)
-    cache = jnp.zeros((1, 1, 64, 64), jnp.float16)
-    reason = why_unsupported(q, cache, cache, q, q)
+    cache = jnp.zeros((1, 1, 64, 64), jnp.bfloat16)
+    assert why_unsupported(q, cache, cache, q, q) is None
+    reason = why_unsupported(q, cache.astype(jnp.float16), cache, q, q)
     assert reason == "its arrays must be all bfloat16 or all float16, but are bfloat16 and float16"
+    reason = why_unsupported(q, cache, cache, q, q, window=8)
+    assert reason == "it sees the whole cache, but only a window of 8 positions is asked for"
 
 
 @pytest.mark.skipif(UNAVAILABLE is not None, reason=UNAVAILABLE or "")
@@ -375,13 +315,15 @@ OTHERS = [
 @pytest.mark.parametrize(
     ("device", "kernel"), [(it, True) for it in HOPPERS] + [(it, False) for it in OTHERS]
 )
-def test_none_is_the_kernel_on_hopper(
-    device: Device, kernel: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dispatch, "_device", lambda: device)
+def test_hoppers_take_the_kernel(device: Device, kernel: bool) -> None:
+    assert (dispatch._why_not_hopper(device) is None) == kernel
+
+
+def test_none_is_the_kernel_on_hopper_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "_device", lambda: HOPPERS[0])
     attend = jax.jit(partial(tree_attention, scale=0.1))
     lowered = attend.trace(**empty_inputs(Case((1,), 2, 2, 64))).lower
-    assert ("mosaic_gpu" in lowered(lowering_platforms=("cuda",)).as_text()) == kernel
+    assert "mosaic_gpu" in lowered(lowering_platforms=("cuda",)).as_text()
     assert "mosaic_gpu" not in lowered(lowering_platforms=("cpu",)).as_text()
 
 
