@@ -4,8 +4,7 @@ import os
 import sys
 from importlib import import_module
 
-from redrafter_jax.command_line import run
-from redrafter_jax.commands.arguments import read_arguments
+from redrafter_jax.command_line import ctrl_c_ends_at_once, run
 
 
 def main() -> None:
@@ -14,9 +13,12 @@ def main() -> None:
 
 
 def _main() -> None:
+    # Imported here, where Ctrl-C ends as ever; help needs no JAX.
+    from redrafter_jax.commands.arguments import read_arguments
+
     arguments = read_arguments(sys.argv[1:])
-    # Only now JAX: help needs none, and Ctrl-C while it is imported ends as ever.
-    command = import_module(f"redrafter_jax.commands.{arguments.command}")
+    with ctrl_c_ends_at_once():
+        command = import_module(f"redrafter_jax.commands.{arguments.command}")
     try:
         command.run(arguments)
     except BrokenPipeError:

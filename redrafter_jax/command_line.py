@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Literal, NoReturn
@@ -83,11 +83,10 @@ def run(main: Callable[[], None]) -> None:
 def _exit_code(main: Callable[[], None]) -> int:
     """Of the command, whose errors are told; those of programming are raised."""
     try:
-        main()
+        with _ctrl_c_in_callbacks():
+            main()
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # once more ends it, whatever this waits for
-        _write("stderr", "\ninterrupted\n")
-        return _INTERRUPTED
+        return _tell_of_interrupt()
     except Exception as error:
         if sentence := _sentence(error):
             if _DEBUG in sys.argv:
@@ -100,6 +99,41 @@ def _exit_code(main: Callable[[], None]) -> int:
         _tell_of_failure(error, process)
         return 1
     return 0
+
+
+def _tell_of_interrupt() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # once more ends it, whatever this waits for
+    _write("stderr", "\ninterrupted\n")
+    return _INTERRUPTED
+
+
+@contextlib.contextmanager
+def _ctrl_c_in_callbacks() -> Generator[None]:
+    """Hear Ctrl-C also in callbacks, such as JAX's of the garbage collector: Python ignores it."""
+    before = sys.unraisablehook
+
+    def hear(event: "sys.UnraisableHookArgs") -> None:
+        if issubclass(event.exc_type, KeyboardInterrupt):
+            _leave(_tell_of_interrupt())
+        before(event)
+
+    sys.unraisablehook = hear
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+@contextlib.contextmanager
+def ctrl_c_ends_at_once() -> Generator[None]:
+    """While JAX is imported: an extension would raise an ImportError for a KeyboardInterrupt."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, lambda *_: _leave(_tell_of_interrupt()))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _sentence(error: Exception) -> str | None:

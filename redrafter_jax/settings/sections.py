@@ -2,6 +2,7 @@
 
 import sys
 from abc import abstractmethod
+from dataclasses import fields
 from typing import Annotated, Any
 
 import jax
@@ -112,17 +113,9 @@ class DrafterShape(BuildableSettings):
         draft_tokens: tuple[int, ...] | None = None,
     ) -> DrafterConfig:
         """The library's configuration; by default for a target as large as can be."""
-        return DrafterConfig(
-            vocab_size=vocab_size,
-            hidden_size=hidden_size,
-            exit_dim=self.exit_dim or 2 * hidden_size,
-            num_draft_layers=self.num_draft_layers,
-            cell=self.cell,
-            draft_tokens=draft_tokens,
-            head=self.head,
-            head_rank=self.head_rank,
-            context_layers=self.context_layers,
-        )
+        own = self.model_dump(include={field.name for field in fields(DrafterConfig)})
+        own["exit_dim"] = self.exit_dim or 2 * hidden_size
+        return DrafterConfig(vocab_size, hidden_size, draft_tokens=draft_tokens, **own)
 
     def build_for(
         self,

@@ -30,7 +30,7 @@ class Outer(Settings):
     ("module", "word", "sentence"),
     [
         ("eval", "acceptence", "error: 'acceptence' is no command; did you mean 'acceptance'?"),
-        ("train", "preview", "error: 'preview' is no command; known commands: inspect."),
+        ("train", "preview", "error: 'preview' is no command; known commands: inspect, regenerate."),
     ],
 )
 def test_a_mistyped_command_is_named(
