@@ -30,7 +30,11 @@ class Outer(Settings):
     ("module", "word", "sentence"),
     [
         ("eval", "acceptence", "error: 'acceptence' is no command; did you mean 'acceptance'?"),
-        ("train", "preview", "error: 'preview' is no command; known commands: inspect, regenerate."),
+        (
+            "train",
+            "preview",
+            "error: 'preview' is no command; known commands: inspect, regenerate.",
+        ),
     ],
 )
 def test_a_mistyped_command_is_named(
@@ -127,6 +131,48 @@ run(main)
 def test_ctrl_c_ends_so_where_nothing_can_be_written(closed: str) -> None:
     command = shlex.join([sys.executable, "-c", INTERRUPTED])
     assert subprocess.run(["sh", "-c", f"{command} {closed}"], timeout=300).returncode == 130
+
+
+# The garbage collector's callbacks are JAX's own; Python ignores what is raised in them.
+IGNORED = """
+import gc, signal
+from redrafter_jax.command_line import run
+
+def main():
+    gc.callbacks.append(lambda *_: signal.raise_signal(signal.SIGINT))
+    gc.collect()
+    print("went on")
+
+run(main)
+"""
+
+
+def test_ctrl_c_is_heard_in_callbacks_that_python_ignores() -> None:
+    ended = subprocess.run([sys.executable, "-c", IGNORED], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "\ninterrupted\n")
+
+
+def test_debug_shows_the_traceback_of_an_error_of_the_user(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["redrafter", "--debug"])
+    code, told = ending(lambda: Path("no such folder").iterdir().__next__(), capsys)
+    assert code == 2
+    assert told.startswith("Traceback (most recent call last):")
+    assert told.endswith("\nerror: no such folder: No such file or directory.\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--steps", "3"], "--steps is no option; settings are given without dashes: steps=3"),
+        (["--inner.rate=0.1"], "settings are given without dashes: inner.rate=0.1"),
+        (["--log-every"], "settings are given without dashes: log_every=value"),
+    ],
+)
+def test_an_option_in_a_settings_place_is_told_how_to_be_one(words: list[str], hint: str) -> None:
+    with pytest.raises(InputError, match=hint):
+        parse_settings(Outer, "A test.", ["--config", "outer.yaml", *words])
 
 
 def test_a_defect_of_ours_keeps_its_traceback() -> None:

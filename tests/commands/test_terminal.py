@@ -137,6 +137,22 @@ def test_a_pipe_gets_the_text_alone() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[2J\x1b]0;title\x07", "␛[2J␛]0;title␇"),
+        ("a\r\x08\x7fb", "a␍␈␡b"),
+        ("\x9b31m", "\N{REPLACEMENT CHARACTER}31m"),
+        ("kept:\n\t日本 é", "kept:\n\t日本 é"),
+    ],
+)
+def test_a_terminal_shows_control_characters_that_it_would_obey(text: str, shown: str) -> None:
+    terminal_out, pipe = io.StringIO(), io.StringIO()
+    Screen(terminal_out, coloured=False, live=False, obeyed=True).write(text)
+    Screen(pipe, coloured=False, live=False).write(text)
+    assert (terminal_out.getvalue(), pipe.getvalue()) == (shown, text)
+
+
+@pytest.mark.parametrize(
     ("text", "column"),
     [
         ("ab", 2),
