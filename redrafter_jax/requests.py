@@ -189,31 +189,43 @@ def check_whole(value: int, name: str) -> None:
         raise InputError(f"{name} is {value!r}; it must be a whole number.")
 
 
+def lists_of_rows(value: Any, rows: int, name: str, entries: str) -> list[tuple[str, list[Any]]]:
+    """One list for all rows, or one per row: for every row what to call its list, and the list.
+
+    Raises:
+      InputError: it is neither.
+    """
+    if not _is_list(value):
+        raise InputError(f"{name} is {value!r}; give a list of {entries}, or such a list per row.")
+    if not any(map(_is_list, value)):
+        return [(name, list(value))] * rows
+    own = []
+    for row, one in enumerate(_per_row(value, rows, name)):
+        label = of_row(name, row, rows)
+        if not _is_list(one):
+            raise InputError(
+                f"{label} is {one!r}; where rows differ, give a list of {entries} for every row."
+            )
+        own.append((label, list(one)))
+    return own
+
+
+def _is_list(value: Any) -> bool:
+    # A NumPy array is a list of values too, though no `Sequence`.
+    return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
+
+
 def _stop_array(
     config: TargetConfig, eos_token_ids: StopTokens | None, rows: int
 ) -> Int[np.ndarray, "B E"]:
     stops = config.eos_token_ids if eos_token_ids is None else eos_token_ids
-    if not isinstance(stops, Sequence | np.ndarray):
-        raise InputError(
-            f"eos_token_ids is {stops!r}; give a list of token ids, or such a list per row."
-        )
-    own: list[Any] = list(stops)
-    if any(isinstance(one, Sequence | np.ndarray) for one in own):
-        own = _per_row(own, rows, "eos_token_ids")
-        for row, one in enumerate(own):
-            if not isinstance(one, Sequence | np.ndarray):
-                raise InputError(
-                    f"eos_token_ids of row {row} is {one!r}; where rows differ, give a list of "
-                    "token ids for every row."
-                )
-            _check_tokens(one, of_row("eos_token_ids", row, rows), config.vocab_size)
-    else:
-        _check_tokens(own, "eos_token_ids", config.vocab_size)
-        own = [own] * rows
-    longest = max(1, max(map(len, own)))
+    own = lists_of_rows(stops, rows, "eos_token_ids", "token ids")
+    for name, tokens in own:
+        _check_tokens(tokens, name, config.vocab_size)
+    longest = max(1, *(len(tokens) for _, tokens in own))
     padded = np.full((rows, -(-longest // _STOP_BLOCK) * _STOP_BLOCK), -1, np.int32)
-    for row, one in enumerate(own):
-        padded[row, : len(one)] = one
+    for row, (_, tokens) in enumerate(own):
+        padded[row, : len(tokens)] = tokens
     return padded
 
 
@@ -254,7 +266,6 @@ def _sampling_arrays(
 
 
 def _per_row(value: PerRow[Value], rows: int, name: str) -> list[Value]:
-    # A NumPy array is a list of values too, though no `Sequence`.
     if not isinstance(value, Sequence | np.ndarray):
         return [value] * rows
     if len(value) != rows:

@@ -28,7 +28,7 @@ from redrafter_jax.requests import (
     Prompts,
     StopTokens,
     check_whole,
-    of_row,
+    lists_of_rows,
     slots_for,
     token_lists,
 )
@@ -265,28 +265,15 @@ def _stop_strings(
     rows: int,
     detokenize: Detokenize | None,
 ) -> list[list[str]]:
-    if isinstance(stop_strings, str) or not isinstance(stop_strings, Sequence):
-        raise InputError(
-            f"stop_strings is {stop_strings!r}; give a list of strings, or such a list per row."
-        )
-    if all(isinstance(one, str) for one in stop_strings):
-        own = [[str(one) for one in stop_strings]] * rows
-    elif any(isinstance(one, str) for one in stop_strings) or len(stop_strings) != rows:
-        raise InputError(
-            f"stop_strings has {len(stop_strings)} entries for {rows} prompts; give one list of "
-            "strings, or one such list per prompt."
-        )
-    else:
-        own = [list(one or ()) for one in stop_strings]
-    for row, strings in enumerate(own):
-        name = of_row("stop_strings", row, rows)
+    own = lists_of_rows(stop_strings, rows, "stop_strings", "strings")
+    for name, strings in own:
         if any(not isinstance(one, str) for one in strings):
             raise InputError(f"{name} is {strings!r}; it must hold strings.")
         if "" in strings:
             raise InputError(f"{name} holds an empty string; leave it out, or no text could begin.")
-    if any(own) and detokenize is None:
-        raise InputError(
-            "stop_strings are given without detokenize; give the tokenizer's decode, so that "
-            "tokens can be read as text."
-        )
-    return own
+        if strings and detokenize is None:
+            raise InputError(
+                f"{name} is given without detokenize; give the tokenizer's decode, so that tokens "
+                "can be read as text."
+            )
+    return [strings for _, strings in own]

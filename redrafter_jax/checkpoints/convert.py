@@ -5,6 +5,7 @@ in both directions. Weights pass in pieces: a model larger than the memory can b
 """
 
 import json
+import math
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,8 +24,8 @@ from redrafter_jax.errors import InputError
 DTYPES = {"float32": "F32", "bfloat16": "BF16"}
 # What goes with a model beside its weights: tokenizers, chat templates, further settings.
 _COMPANIONS = {".json", ".txt", ".model", ".jinja"}
-# Bytes of a weight that are on the host at a time.
-_PIECE = 1 << 22
+# Numbers of a weight that are on the host at a time.
+_PIECE = 1 << 21
 
 
 class Converted(NamedTuple):
@@ -151,13 +152,8 @@ def _write_shard(path: Path, weights: Sequence[Stored], dtype: str | None) -> in
 
 
 def _copy(weight: Stored, file: BinaryIO, dtype: str | None) -> None:
-    stored_dtype = dtype_of(weight)
-    wanted = jnp.dtype(dtype) if dtype else stored_dtype
-    for content in _pieces(weight):
-        if wanted == stored_dtype:
-            file.write(content)
-            continue
-        numbers = np.frombuffer(content, stored_dtype)
+    wanted = jnp.dtype(dtype) if dtype else dtype_of(weight)
+    for numbers in _pieces(weight):
         with np.errstate(over="ignore"):
             cast = numbers.astype(wanted)
         if (np.isinf(cast) & ~np.isinf(numbers)).any():
@@ -167,16 +163,16 @@ def _copy(weight: Stored, file: BinaryIO, dtype: str | None) -> None:
         file.write(cast.tobytes())
 
 
-def _pieces(weight: Stored) -> Iterator[bytes]:
+def _pieces(weight: Stored) -> Iterator[np.ndarray]:
+    left = math.prod(weight.shape)
     with weight.path.open("rb") as file:
         file.seek(weight.offset)
-        left = weight.bytes
         while left:
-            content = file.read(min(left, _PIECE))
-            if not content:
+            numbers = np.fromfile(file, dtype_of(weight), min(left, _PIECE))
+            if not numbers.size:
                 raise InputError(f"{weight.path} was cut short while it was read.")
-            left -= len(content)
-            yield content
+            left -= numbers.size
+            yield numbers
 
 
 def _write_companions(

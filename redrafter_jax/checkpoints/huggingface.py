@@ -37,12 +37,13 @@ _DTYPES = ("float32", "bfloat16")
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
-class _Place(NamedTuple):
-    """Where a parameter belongs, the weight that it is, and whether it lies there transposed."""
+class _Parameter(NamedTuple):
+    """A parameter of a module, and the name and shape of its weight; it may lie transposed."""
 
     path: tuple[Any, ...]
     variable: nnx.Variable[Any]
-    stored: Stored
+    name: str
+    shape: tuple[int, ...]
     transposed: bool
 
 
@@ -69,20 +70,17 @@ class Found(NamedTuple):
       folder: where it lies.
       config: what `config.json` states.
       graphdef: of the Flax module.
-      places: one for every parameter.
+      parameters: of the module.
+      weights: one for each parameter.
       left_out: weights in the files that are not read, such as the embedding once more.
     """
 
     folder: Path
     config: Any
     graphdef: Any
-    places: tuple[_Place, ...]
+    parameters: tuple[_Parameter, ...]
+    weights: tuple[Stored, ...]
     left_out: tuple[str, ...]
-
-    @property
-    def weights(self) -> tuple[Stored, ...]:
-        """Of every parameter where it is stored."""
-        return tuple(place.stored for place in self.places)
 
 
 def load_target(
@@ -159,12 +157,8 @@ def find_drafter(name: str | Path) -> Found:
 
 def stored_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
     """Every weight of such a target by its name in the files, and its shape there."""
-    _, abstract = nnx.split(_skeleton(config, _TARGET))
-    shapes = {}
-    for path, variable in nnx.to_flat_state(abstract):
-        name, leaf = _target_name(config, _dotted(path)), variable.get_value()
-        shapes[name] = leaf.shape[::-1] if _is_matrix(name, leaf) else leaf.shape
-    return shapes
+    _, parameters = _parameters(config, _TARGET)
+    return {parameter.name: parameter.shape for parameter in parameters}
 
 
 def save_target(target: Target, folder: Path) -> None:
@@ -215,8 +209,17 @@ def _describe(name: str | Path, folder: Path, kind: _Kind) -> tuple[Path, Any, d
     return folder, config, find_weights(folder)
 
 
-def _skeleton(config: Any, kind: _Kind) -> nnx.Module:
-    return nnx.eval_shape(lambda: kind.module(config, rngs=nnx.Rngs(0)))
+def _parameters(config: Any, kind: _Kind) -> tuple[Any, list[_Parameter]]:
+    """The structure of the module, and its parameters; none is made."""
+    skeleton = nnx.eval_shape(lambda: kind.module(config, rngs=nnx.Rngs(0)))
+    graphdef, abstract = nnx.split(skeleton)
+    parameters = []
+    for path, variable in nnx.to_flat_state(abstract):
+        name, leaf = kind.stored_name(config, _dotted(path)), variable.get_value()
+        transposed = _is_matrix(name, leaf)
+        shape = leaf.shape[::-1] if transposed else leaf.shape
+        parameters.append(_Parameter(path, variable, name, shape, transposed))
+    return graphdef, parameters
 
 
 def _find(
@@ -229,16 +232,14 @@ def _find(
             f"{folder / 'config.json'} states {kind.layers}={layers}, but the files hold "
             f"{len(stored)} weights; they do not belong together."
         )
-    graphdef, abstract = nnx.split(_skeleton(config, kind))
-    places = []
-    for path, variable in nnx.to_flat_state(abstract):
-        name, leaf = kind.stored_name(config, _dotted(path)), variable.get_value()
-        if name not in stored:
-            raise InputError(f"{folder} holds no weight {name!r}; the folder is incomplete.")
-        transposed = _is_matrix(name, leaf)
-        check_shape(stored[name], leaf.shape[::-1] if transposed else leaf.shape)
-        places.append(_Place(path, variable, stored[name], transposed))
-    left_out = sorted(set(stored) - {place.stored.name for place in places})
+    graphdef, parameters = _parameters(config, kind)
+    for parameter in parameters:
+        if parameter.name not in stored:
+            raise InputError(
+                f"{folder} holds no weight {parameter.name!r}; the folder is incomplete."
+            )
+        check_shape(stored[parameter.name], parameter.shape)
+    left_out = sorted(stored.keys() - {parameter.name for parameter in parameters})
     others = [
         name for name in left_out if not any(re.fullmatch(pattern, name) for pattern in ignored)
     ]
@@ -248,7 +249,8 @@ def _find(
             f"{folder} holds the weight {others[0]!r}{more}, for which the model that config.json "
             "describes has no place; they do not belong together."
         )
-    return Found(folder, config, graphdef, tuple(places), tuple(left_out))
+    weights = tuple(stored[parameter.name] for parameter in parameters)
+    return Found(folder, config, graphdef, tuple(parameters), weights, tuple(left_out))
 
 
 def _load(found: Found, dtype: DTypeLike, mesh: Mesh | None = None) -> Any:
@@ -260,7 +262,8 @@ def _load(found: Found, dtype: DTypeLike, mesh: Mesh | None = None) -> Any:
     with tqdm(
         total=total, desc=found.folder.name, unit="B", unit_scale=True, leave=False, disable=None
     ) as bar:
-        for path, variable, weight, transposed in found.places:
+        for parameter, weight in zip(found.parameters, found.weights, strict=True):
+            path, variable, _, _, transposed = parameter
             sharding = None
             if mesh is not None:
                 shape = variable.get_value().shape
