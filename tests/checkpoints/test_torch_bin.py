@@ -1,7 +1,12 @@
 """PyTorch's files: what lies where, and that nothing in them is run."""
 
+import io
+import pickle
+import sys
 import zipfile
+from collections import OrderedDict
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 import jax.numpy as jnp
@@ -209,3 +214,69 @@ def test_a_damaged_file_is_one_sentence_or_still_within_itself(
     except InputError:
         return
     assert all(weight.offset + weight.bytes <= len(content) for weight in weights.values())
+
+
+class Storage:
+    """Stands for one of torch, which pickles itself by a persistent id."""
+
+    def __init__(self, key: str, numbers: int) -> None:
+        self.identity = key, numbers
+
+
+class Rebuilt:
+    """A value that torch pickles as a call."""
+
+    def __init__(self, *call: Any) -> None:
+        self.call = call
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, *contents: str) -> None:
+    """A module that pickle finds these names in."""
+    module = ModuleType(name)
+    for content in contents:
+        made = FunctionType((lambda *_: None).__code__, {}, content)
+        made.__module__, made.__qualname__ = name, content
+        setattr(module, content, made)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_what_pickle_itself_writes_of_torchs_values_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: int
+) -> None:
+    stand_in(monkeypatch, "torch", "FloatStorage")
+    stand_in(monkeypatch, "torch._utils", "_rebuild_tensor_v2", "_rebuild_parameter")
+    torch, utils = sys.modules["torch"], sys.modules["torch._utils"]
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, obj: Any) -> Any:
+            if isinstance(obj, Storage):
+                key, numbers = obj.identity
+                return "storage", torch.FloatStorage, key, "cpu", numbers
+            return None
+
+    def tensor_of(storage: Storage, *place: Any) -> Rebuilt:
+        rest = False, OrderedDict()
+        return Rebuilt(utils._rebuild_tensor_v2, (storage, *place, *rest))
+
+    shared, scalar = Storage("0", 6), Storage("1", 1)
+    whole = tensor_of(shared, 0, (2, 3), (3, 1))
+    weights: Any = OrderedDict(a=whole, tied=whole, last=tensor_of(shared, 3, (1, 3), (3, 1)))
+    weights["one"] = tensor_of(scalar, 0, (), ())
+    weights["parameter"] = Rebuilt(utils._rebuild_parameter, (whole, True, OrderedDict()))
+    weights._metadata = OrderedDict({"": {"version": 1}, "layer": {"version": (2, 1)}})
+    # More than one frame of protocol 4, and more values than a byte counts.
+    for i in range(1500):
+        weights[f"model.layers.{i}.weight"] = tensor_of(shared, i % 4, (3,), (1,))
+    content = io.BytesIO()
+    Pickler(content, protocol).dump(weights)
+    records = {"data.pkl": content.getvalue(), "data/0": MATRIX.tobytes(), "data/1": b"\0" * 4}
+    archives.write_records(tmp_path / "a.bin", records)
+    stored = read_torch_file(tmp_path / "a.bin")
+    assert list(stored) == list(weights)
+    assert stored["a"].offset == stored["tied"].offset == stored["parameter"].offset
+    assert stored["last"].offset == stored["a"].offset + 12
+    assert [stored[name].shape for name in ("a", "one", "parameter")] == [(2, 3), (), (2, 3)]
