@@ -14,6 +14,7 @@ from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.settings.arguments import parse_settings
 
 from .config import TrainSettings
+from .data.report import say
 from .inspect import inspect
 from .loop import train
 from .regenerate.__main__ import regenerate
@@ -41,17 +42,16 @@ def _train(first: str) -> None:
     console = Console(quiet=not is_first())
     outcome = train(settings, console)
     if outcome.best is not None:
-        console.print(
+        say(
+            console,
             f"best drafter, acceptance length {outcome.best.acceptance_length:.2f} at step "
             f"{outcome.best.step}: {settings.output_dir / 'best'}",
-            soft_wrap=True,
-            markup=False,
         )
     if outcome.exported is not None:
-        console.print(f"drafter written to {outcome.exported}", soft_wrap=True, markup=False)
+        say(console, f"drafter written to {outcome.exported}")
     if outcome.stopped_by is not None:
         goes_on = "" if outcome.exported else "; the same command goes on"
-        console.print(f"stopped by {outcome.stopped_by.name} after step {outcome.step}{goes_on}")
+        say(console, f"stopped by {outcome.stopped_by.name} after step {outcome.step}{goes_on}")
     if outcome.stopped_by is signal.SIGINT:
         sys.exit(130)
 

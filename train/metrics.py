@@ -14,6 +14,7 @@ from tensorboardX import SummaryWriter
 
 from redrafter_jax.errors import InputError
 
+from .data.report import say
 from .step import StepMetrics
 
 # Seconds between two lines of a run that no terminal shows.
@@ -101,7 +102,7 @@ class Screen:
         """Where there is no terminal, print what was shown last if it is due or long ago."""
         quiet = time.monotonic() - self._told > _QUIET
         if self._line and (due or quiet) and not self._console.is_terminal:
-            self._console.print(self._line, markup=False, highlight=False, soft_wrap=True)
+            say(self._console, self._line)
             self._line, self._told = "", time.monotonic()
 
 

@@ -153,12 +153,10 @@ def sums_over_windows(
     [
         ({}, 1, UNSOFTENED),
         ({}, 11, UNSOFTENED),
-        ({}, 64, UNSOFTENED),
-        ({}, 4, Softening(2.0)),
+        ({}, 64, Softening(2.0)),
         ({}, 4, Softening(0.5, 5)),
         ({"cell": "gru", "head": "low_rank", "head_rank": 5}, 4, UNSOFTENED),
         ({"head": "target", "draft_tokens": SOME, "context_layers": (0,)}, 4, UNSOFTENED),
-        ({"draft_tokens": SOME}, 4, UNSOFTENED),
         ({"draft_tokens": SOME}, 4, Softening(2.0, 3)),
     ],
 )

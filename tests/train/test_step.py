@@ -67,7 +67,7 @@ def test_the_loss_is_the_weighted_sum_of_its_parts() -> None:
 @pytest.mark.parametrize(
     ("loss", "variant"),
     [
-        (LossSettings(hard=1.0, soft=0.0, chunk_length=8), {}),
+        pytest.param(LossSettings(hard=1.0, soft=0.0, chunk_length=8), {}, marks=pytest.mark.long),
         (
             LossSettings(soft=0.0, lk=1.0, chunk_length=8),
             {"cell": "gru", "head": "low_rank", "head_rank": 9},

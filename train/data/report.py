@@ -39,7 +39,7 @@ def print_report(loaded: Loaded, console: Console) -> None:
             (rows.unused, f"pieces without a token that carries loss, left out: {rows.unused}"),
         ):
             if is_so:
-                _say(console, f"{source.name}: {told}")
+                say(console, f"{source.name}: {told}")
     _warn_of_little_loss(loaded, console)
 
 
@@ -72,7 +72,7 @@ def _warn_of_little_loss(loaded: Loaded, console: Console) -> None:
     counts = [_counts(source, rows) for source, rows in loaded]
     total, learnt = (sum(one[name] for one in counts) for name in ("tokens", "learnt"))
     if learnt < _LITTLE * total:
-        _say(
+        say(
             console,
             f"warning: {learnt:,} of {total:,} tokens ({learnt / total:.1%}) carry loss, and a "
             "drafter learns from those alone: it needs more or longer answers.",
@@ -93,6 +93,6 @@ def _left_out(source: SourceDocuments) -> int:
     return sum(document.left_out for document in source.documents)
 
 
-def _say(console: Console, line: str) -> None:
-    # Names of files are no markup, and no line of theirs is broken.
+def say(console: Console, line: str) -> None:
+    """Print a line that may hold names of files: they are no markup and not broken."""
     console.print(line, markup=False, highlight=False, soft_wrap=True)

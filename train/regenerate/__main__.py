@@ -9,7 +9,6 @@ wrote them are not known.
 
 import sys
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from redrafter_jax.text.chat_template import end_tokens
 from ..config import RegenerateSettings
 from ..data.chat import load_template
 from ..data.documents import load_documents, load_own_tokenizer
+from ..data.report import say
 from ..data.rows import cut
 from ..data.types import Chat, Skip, describe_skips
 from .conversations import (
@@ -35,7 +35,7 @@ from .conversations import (
     first_question,
     open_conversations,
     plan_batches,
-    read_sources,
+    read_conversations,
     rewrite_conversations,
 )
 from .output import Item, check_is_no_source, find_done, format_rows, read_rows
@@ -91,14 +91,14 @@ def _continue(settings: RegenerateSettings, mesh: Mesh | None, console: Console)
         size = settings.batch_size
         rows = continue_texts(load_writer(settings, mesh), left, config.eos_token_ids, size)
         _append(rows, -(-len(left) // size), settings, console)
-    _say(console, f"{len(requests)} rows in {settings.output}")
+    say(console, f"{len(requests)} rows in {settings.output}")
 
 
 def _rewrite(settings: RegenerateSettings, mesh: Mesh | None, console: Console) -> None:
     """Rewrite conversations."""
     config = load_target_config(settings.target)
     tokenizer = load_own_tokenizer(settings.data, settings.target, config)
-    records = list(chain.from_iterable(read_sources(settings.data)))
+    records = read_conversations(settings.data)
     template = load_template(settings.data, settings.target, tokenizer)
     asked = (first_question(record) for record in records if isinstance(record, Chat))
     stop_tokens = end_tokens(template, tokenizer, config.eos_token_ids, asked)
@@ -114,7 +114,7 @@ def _rewrite(settings: RegenerateSettings, mesh: Mesh | None, console: Console) 
         rows = rewrite_conversations(load_writer(settings, mesh), speaker, batches, settings)
         _append(rows, len(batches), settings, console)
     if is_first():
-        _say(console, _summarize(settings))
+        say(console, _summarize(settings))
 
 
 def _find_done(items: Sequence[Item], settings: RegenerateSettings, way_out: str = "") -> Any:
@@ -156,12 +156,7 @@ def _append(
 
 def _tell_skips(console: Console, name: str, skips: Sequence[Skip]) -> None:
     if skips:
-        _say(console, f"{name}: skipped {describe_skips(skips)}")
-
-
-def _say(console: Console, line: str) -> None:
-    # Names of files are no markup, and no line of theirs is broken.
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(console, f"{name}: skipped {describe_skips(skips)}")
 
 
 def main() -> None:

@@ -108,24 +108,24 @@ class Rewritten(NamedTuple):
     left_out: str | None = None
 
 
-def read_sources(settings: DataSettings) -> list[list[Record | Skip]]:
-    """The records of every source.
+def read_conversations(settings: DataSettings) -> list[Record | Skip]:
+    """The records of all sources.
 
     Raises:
       InputError: a source cannot be read or holds no conversation.
     """
-    sources = []
+    every: list[Record | Skip] = []
     for index, source in enumerate(settings.sources):
         records = list(read_records(source))
         if not any(isinstance(record, Chat) for record in records):
-            skips = [record for record in records if isinstance(record, Skip)]
-            told = f" ({describe_skips(skips)})" if skips else ""
+            told = describe_skips([record for record in records if isinstance(record, Skip)])
             raise InputError(
-                f"{settings.name(index)} holds no conversation to rewrite{told}; give it other "
-                "data, leave it out, or set prompt_tokens and count to continue texts."
+                f"{settings.name(index)} holds no conversation to rewrite{told and f' ({told})'}; "
+                "give it other data, leave it out, or set prompt_tokens and count to continue "
+                "texts."
             )
-        sources.append(records)
-    return sources
+        every += records
+    return every
 
 
 def open_conversations(
