@@ -41,7 +41,9 @@ def continue_file(
     Raises:
       InputError: a value or a file cannot be used, or the rows are of other prompts.
     """
-    output, size = arguments.output, arguments.batch_size or _BATCH_SIZE
+    output, size = arguments.output, arguments.batch_size
+    if size is None:
+        size = _BATCH_SIZE
     if output is None:
         raise InputError("--prompts needs --output, the file that the continuations go to.")
     for name, value in (("batch_size", size), ("max_new_tokens", arguments.max_new_tokens)):

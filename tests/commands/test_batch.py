@@ -1,0 +1,138 @@
+"""`generate --prompts`: a row for each prompt, whatever the batches, resumed where it was left."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_folders import PairFolders, decode, encode, write_pair
+
+from redrafter_jax import SamplingConfig, generate_autoregressive
+from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.models.target import Target
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+TEXTS = ["abc", "wvu\n", "abcdefgh", "d", "q"]
+NEW_TOKENS, SEED = 12, 4
+WARM = SamplingConfig(temperature=1.0)
+
+Continue = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def folders(
+    tmp_path_factory: pytest.TempPathFactory, habitual_target: Target, good_drafter: DraftModel
+) -> PairFolders:
+    return write_pair(tmp_path_factory.mktemp("models"), habitual_target, good_drafter)
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    return tmp_path / "texts.jsonl"
+
+
+@pytest.fixture
+def continue_all(
+    run_redrafter: Any, folders: PairFolders, tmp_path: Path, output: Path
+) -> Continue:
+    prompts = tmp_path / "prompts.jsonl"
+    lines = [json.dumps({"prompt": text}) for text in TEXTS[:-1]]
+    lines.append(json.dumps({"question_id": "last", "turns": [TEXTS[-1], "never asked"]}))
+    prompts.write_text("\n".join(lines) + "\n")
+    models = ["--target", folders.target, "--drafter", folders.drafter]
+    files = ["--prompts", str(prompts), "--output", str(output)]
+    choice = ["--temperature", "1", "--seed", str(SEED), "--max-new-tokens", str(NEW_TOKENS)]
+    return lambda *more: run_redrafter("generate", *models, *files, *choice, *more)
+
+
+def rows(output: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in output.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def alone(habitual_target: Target) -> list[list[int]]:
+    """The baseline's tokens of each prompt by itself."""
+    return [
+        generate_autoregressive(
+            habitual_target,
+            [encode(text)],
+            max_new_tokens=NEW_TOKENS,
+            sampling=WARM,
+            seeds=[SEED + index],
+        ).tokens[0]
+        for index, text in enumerate(TEXTS)
+    ]
+
+
+def test_every_row_is_the_prompts_own_text_and_says_how_it_was_decoded(
+    continue_all: Continue, output: Path, alone: list[list[int]]
+) -> None:
+    code, printed, told = continue_all("--batch-size", "2")
+    assert (code, printed) == (0, "")
+    assert [line.split(",")[0] for line in told.splitlines()] == [
+        "2 of 5 prompts",
+        "4 of 5 prompts",
+        "5 of 5 prompts",
+    ]
+    written = rows(output)
+    assert [row["id"] for row in written] == ["1", "2", "3", "4", "last"]
+    assert [row["seed"] for row in written] == list(range(SEED, SEED + 5))
+    assert [row["tokens"] for row in written] == alone
+    assert [row["text"] for row in written] == [decode(tokens) for tokens in alone]
+    assert {row["ended_by"] for row in written} == {"max_new_tokens"}
+    for row in written:
+        # Prefill decides one token; a call's gains are counted whole, but for the last one's.
+        assert row["acceptance_length"] * row["steps"] == pytest.approx(NEW_TOKENS - 1, abs=0.01)
+
+
+def test_rows_end_before_a_stop_string(
+    continue_all: Continue, output: Path, alone: list[list[int]]
+) -> None:
+    stop = decode(alone[0])[3:5]
+    continue_all("--stop", stop)
+    for row, tokens in zip(rows(output), alone, strict=True):
+        whole = decode(tokens)
+        assert row["text"] == whole.partition(stop)[0]
+        assert row["ended_by"] == ("stop_string" if stop in whole else "max_new_tokens")
+
+
+def test_the_same_command_goes_on_after_the_rows_that_are_written(
+    continue_all: Continue, output: Path
+) -> None:
+    continue_all("--batch-size", "5")
+    whole = output.read_bytes()
+    # In the middle of the third row.
+    output.write_bytes(whole[: whole.index(b'"id": "3"') + 30])
+    code, _, told = continue_all("--batch-size", "2")
+    assert code == 0
+    assert output.read_bytes() == whole
+    assert told.splitlines()[0].startswith("4 of 5 prompts, ")
+    assert continue_all()[2] == f"{output} has the rows of all 5 prompts already.\n"
+    assert output.read_bytes() == whole
+
+
+def test_rows_of_other_prompts_and_bad_values_are_refused(
+    continue_all: Continue, output: Path, tmp_path: Path
+) -> None:
+    output.write_text('{"id": "1", "seed": 4}\n{"id": "1", "seed": 5}\n')
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"prompt": ""}\n')
+    long = tmp_path / "long.jsonl"
+    long.write_text('{"prompt": "' + "a" * 501 + '"}\n')
+    for more, reason in (
+        ([], f"{output}, line 2 is not the row of "),
+        (["--seed", "3"], f"{output}, line 1 is not the row of "),
+        (["--batch-size", "0"], "--batch-size is 0; it must be 1 or more."),
+        (["--prompts", str(other)], "other.jsonl, line 1: 'prompt' is ''; it must be a string"),
+        (
+            ["--prompts", str(long), "--output", str(tmp_path / "new")],
+            "long.jsonl, line 1: the prompt has 501 tokens; with --max-new-tokens 12 it must have "
+            "from 1 to 500, for the target has 512 positions.",
+        ),
+    ):
+        code, _, told = continue_all(*more)
+        assert code == 2
+        assert reason in told
+    assert "line 2" not in output.read_text()

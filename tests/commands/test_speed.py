@@ -1,0 +1,35 @@
+"""What the closing line says of the speed, and how it is measured."""
+
+from itertools import accumulate, chain, repeat
+
+import pytest
+
+from redrafter_jax import PromptLookup, SamplingConfig
+from redrafter_jax.commands.speed import baseline_seconds, describe_cost, step_seconds
+from redrafter_jax.drafters.base import RootOnly
+from redrafter_jax.models.target import Target
+
+
+def test_a_step_takes_the_median_of_at_least_three() -> None:
+    assert step_seconds([0.0, 1.0, 3.0]) is None
+    assert step_seconds([0.0, 1.0, 3.0, 13.0]) == 2.0
+
+
+def test_the_speed_is_the_acceptance_length_over_the_cost_of_a_call() -> None:
+    assert describe_cost(3.0, 2.0, 33) == (
+        "a call takes as long as 2.00 of --no-drafter: 1.50 times its speed"
+    )
+    assert describe_cost(3.0, 4.0, 33).endswith(
+        "0.75 times its speed; try --num-nodes 16, or --no-drafter"
+    )
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_the_baseline_is_timed_without_the_step_that_compiles(habitual_target: Target) -> None:
+    times = accumulate(chain([100.0], repeat(2.0)))
+    drafter, greedy = PromptLookup(3), SamplingConfig()
+    measured = baseline_seconds(habitual_target, drafter, greedy, 40, clock=lambda: next(times))
+    assert measured == 2.0
+    # Of few tokens, and of the baseline itself, there is nothing to measure.
+    assert baseline_seconds(habitual_target, drafter, greedy, 8) is None
+    assert baseline_seconds(habitual_target, RootOnly(), greedy, 40) is None
