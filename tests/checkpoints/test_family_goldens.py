@@ -111,10 +111,11 @@ def test_greedy_text_is_hugging_faces(
     assert steps == 43 if drafted == 0 else steps < 13
 
 
-def test_bfloat16_logits_are_near_hugging_faces(
-    folder: Path, answers: dict[str, np.ndarray]
-) -> None:
-    half = load_target(folder, dtype="bfloat16")
+@pytest.mark.parametrize("name", ["llama_bias", "qwen2_window_yarn", "qwen3"])
+def test_bfloat16_logits_are_near_hugging_faces(name: str) -> None:
+    half = load_target(GOLDENS / "families" / name, dtype="bfloat16")
+    with np.load(GOLDENS / "families" / name / "answers.npz") as arrays:
+        answers = dict(arrays)
     assert all(leaf.dtype == jnp.bfloat16 for leaf in jax.tree.leaves(half.params))
     text = np.concatenate([answers["prompt"], answers["greedy"]])
     logits, _ = read(half, text[None], np.asarray([64]))
