@@ -209,7 +209,7 @@ class _Conversation:
         if own is None or self._baseline is None:
             return ""
         cost = own / self._baseline
-        return "; " + describe_cost(result.acceptance_length, cost, self._drafter.num_nodes)
+        return "; " + describe_cost(result.acceptance_length, cost, self._drafter)
 
     def _compile(self) -> float | None:
         """Prefill and one step, before the first answer; the seconds of a baseline step."""

@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace, clock: Clock = time.perf_counter) -> None
         return
     tokens = len(prompt) + arguments.max_new_tokens
     if baseline := baseline_seconds(target, drafter, sampling, tokens, clock=clock):
-        cost = describe_cost(result.acceptance_length, own / baseline, drafter.num_nodes)
+        cost = describe_cost(result.acceptance_length, own / baseline, drafter)
         print(cost, file=sys.stderr)
 
 

@@ -8,6 +8,7 @@ from statistics import median
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.decoding.step import decode
 from redrafter_jax.drafters.base import Drafter, RootOnly
+from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.generation import Generation, collect, start
 from redrafter_jax.models.target import Target
 from redrafter_jax.streaming import KeptCache
@@ -21,22 +22,27 @@ _STEPS, _BASELINE_STEPS = 3, 10
 
 def describe_speed(result: Generation, tokens_per_second: float | None) -> str:
     """How row 0 was decoded, in a line."""
-    count, calls, copied = len(result.tokens[0]), result.steps[0], result.copied_tokens[0]
+    count, calls, sources = len(result.tokens[0]), result.steps[0], result.accepted_by
     speed = "" if tokens_per_second is None else f" {tokens_per_second:.1f} tokens/s,"
-    of_it = f" ({copied / calls:.2f} of prompt lookup)" if copied else ""
+    of_it = ""
+    if len(sources) > 1 and calls:
+        shares = (f"{accepted[0] / calls:.2f} of {name}" for name, accepted in sources.items())
+        of_it = f" ({', '.join(shares)})"
     return (
         f"{count} tokens,{speed} acceptance length {result.acceptance_length:.2f}{of_it}, {calls} "
         "target calls after prefill"
     )
 
 
-def describe_cost(acceptance_length: float, cost: float, num_nodes: int) -> str:
+def describe_cost(acceptance_length: float, cost: float, drafter: Drafter) -> str:
     """What a target call costs in calls of the baseline, and what that makes of the speed."""
     speed_up = acceptance_length / cost
     sentence = f"a call takes as long as {cost:.2f} of --no-drafter: {speed_up:.2f} times its speed"
     if speed_up >= 1:
         return sentence
-    return f"{sentence}; try --num-nodes {max(2, num_nodes // 2)}, or --no-drafter"
+    if isinstance(drafter, PromptLookup):
+        return f"{sentence}; lower --lookup-tokens, or leave it out"
+    return f"{sentence}; try --num-nodes {max(2, drafter.num_nodes // 2)}, or --no-drafter"
 
 
 def step_seconds(stamps: Sequence[float]) -> float | None:

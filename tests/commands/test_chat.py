@@ -17,8 +17,13 @@ import pytest
 from places import ROOT
 from tiny_folders import PairFolders, add_template, decode, encode, write_pair
 
-from redrafter_jax import SamplingConfig, generate_autoregressive
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax import (
+    DrafterConfig,
+    SamplingConfig,
+    generate_autoregressive,
+    save_drafter,
+)
+from redrafter_jax.drafters.recurrent_head import DraftModel, init_drafter
 from redrafter_jax.models.target import Target
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -164,6 +169,16 @@ def test_a_bad_argument_is_one_sentence_and_exit_code_2(
     code, answers, told = talk("abc\n", *more)
     assert (code, answers, len(told)) == (2, [], 1)
     assert reason in told[0]
+
+
+def test_a_drafter_of_another_target_is_refused_before_anything_is_compiled(
+    talk: Any, tmp_path: Path
+) -> None:
+    save_drafter(init_drafter(DrafterConfig(9, 8, 16, 1), 0), tmp_path / "other")
+    code, _, told = talk("abc\n", "--drafter", str(tmp_path / "other"))
+    assert code == 2
+    (sentence,) = told
+    assert "use a drafter trained for this target" in sentence
 
 
 class Terminal:

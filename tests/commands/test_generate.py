@@ -67,18 +67,20 @@ def test_a_process_prints_plain_decodings_text_then_the_counts(
     assert cost.startswith("a call takes as long as ")
 
 
-def test_copied_tokens_are_counted(
+def test_tokens_of_both_drafters_are_counted(
     run_redrafter: Any, folders: PairFolders, habitual_target: Target, good_drafter: DraftModel
 ) -> None:
     draft = DraftConfig(beam_width=1, draft_rounds=1, lookup_tokens=4)
     result = generate(
         habitual_target, good_drafter, [encode(PROMPT)], max_new_tokens=NEW_TOKENS, draft=draft
     )
-    assert result.copied_tokens[0] > 0
     tree = ["--beam-width", "1", "--draft-rounds", "1", "--lookup-tokens", "4"]
     _, _, err = run_redrafter(*arguments_of(folders, *tree))
-    copied = result.copied_tokens[0] / result.steps[0]
-    length = f"{result.acceptance_length:.2f} ({copied:.2f} of prompt lookup)"
+    own, lookup = (
+        result.accepted_by[source][0] / result.steps[0] for source in ("recurrent", "lookup")
+    )
+    assert lookup > 0
+    length = f"{result.acceptance_length:.2f} ({own:.2f} of recurrent, {lookup:.2f} of lookup)"
     assert f"acceptance length {length}, " in err
 
 

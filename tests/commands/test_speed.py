@@ -4,9 +4,11 @@ from itertools import accumulate, chain, repeat
 
 import pytest
 
-from redrafter_jax import PromptLookup, SamplingConfig
+from redrafter_jax import DraftConfig, PromptLookup, SamplingConfig
 from redrafter_jax.commands.speed import baseline_seconds, describe_cost, step_seconds
 from redrafter_jax.drafters.base import RootOnly
+from redrafter_jax.drafters.bind import bind_drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target
 
 
@@ -15,12 +17,17 @@ def test_a_step_takes_the_median_of_at_least_three() -> None:
     assert step_seconds([0.0, 1.0, 3.0, 13.0]) == 2.0
 
 
-def test_the_speed_is_the_acceptance_length_over_the_cost_of_a_call() -> None:
-    assert describe_cost(3.0, 2.0, 33) == (
+def test_the_speed_is_the_acceptance_length_over_the_cost_of_a_call(
+    good_drafter: DraftModel,
+) -> None:
+    tree = bind_drafter(good_drafter, DraftConfig(beam_width=8, draft_rounds=4))
+    assert describe_cost(3.0, 2.0, tree) == (
         "a call takes as long as 2.00 of --no-drafter: 1.50 times its speed"
     )
-    assert describe_cost(3.0, 4.0, 33).endswith(
-        "0.75 times its speed; try --num-nodes 16, or --no-drafter"
+    slow = "a call takes as long as 4.00 of --no-drafter: 0.75 times its speed; "
+    assert describe_cost(3.0, 4.0, tree) == slow + "try --num-nodes 16, or --no-drafter"
+    assert describe_cost(3.0, 4.0, PromptLookup(3)).endswith(
+        "lower --lookup-tokens, or leave it out"
     )
 
 

@@ -1,0 +1,38 @@
+"""Options of decoding are the fields of the configurations."""
+
+import pytest
+
+from redrafter_jax import DraftConfig, InputError, SamplingConfig
+from redrafter_jax.commands.arguments import config_of, read_arguments
+
+GENERATE = ["generate", "--target", "t", "--no-drafter", "--prompt", "p"]
+CHAT = ["chat", "--target", "t", "--drafter", "d"]
+
+
+@pytest.mark.parametrize("words", [GENERATE, CHAT])
+def test_options_have_the_fields_defaults_and_types(words: list[str]) -> None:
+    arguments = read_arguments(words)
+    assert config_of(DraftConfig, arguments) == DraftConfig()
+    assert config_of(SamplingConfig, arguments) == SamplingConfig()
+    tree = ["--beam-width", "3", "--draft-rounds", "2", "--num-nodes", "5", "--sharpness", "2"]
+    tree += ["--candidates", "50", "--final-beams-only", "--lookup-tokens", "1"]
+    choice = ["--temperature", "1", "--top-k", "4", "--top-p", "0.5", "--min-p", "0.25"]
+    arguments = read_arguments([*words, *tree, *choice])
+    assert config_of(DraftConfig, arguments) == DraftConfig(3, 2, 5, True, 2.0, 50, 1)
+    assert config_of(SamplingConfig, arguments) == SamplingConfig(1.0, 4, 0.5, 0.25)
+
+
+def test_a_refusal_names_the_option() -> None:
+    arguments = read_arguments([*CHAT, "--candidates", "3"])
+    with pytest.raises(InputError, match=r"^--candidates is 3; a beam of beam_width=8 needs"):
+        config_of(DraftConfig, arguments)
+
+
+def test_the_help_of_an_option_is_its_fields_documentation(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        read_arguments(["generate", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "--beam-width BEAM_WIDTH W, beams kept per round (8)" in shown
+    assert "--top-k TOP_K keep only the k most likely tokens; by default all" in shown
