@@ -10,11 +10,12 @@ the matrix products of a real card may be tiled otherwise.
 
 import ctypes
 import importlib.util
+import math
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,21 +105,14 @@ def gpu_mesh(gpu: str, shape: Sequence[int] = (1,), axes: Sequence[str] = ("devi
     reason = why_unavailable()
     if reason:
         raise AotUnavailableError(reason)
-    size = 1
-    for length in shape:
-        size *= length
     topology = topologies.get_topology_desc(
-        "", platform="cuda", target_config=config, topology=f"1x1x{size}"
+        "", platform="cuda", target_config=config, topology=f"1x1x{math.prod(shape)}"
     )
     return topologies.make_mesh(topology, tuple(shape), tuple(axes))
 
 
 def compile_on(
-    mesh: Mesh,
-    function: Callable[..., Any],
-    *arguments: Any,
-    compiler_options: Mapping[str, Any] | None = None,
-    **keywords: Any,
+    mesh: Mesh, function: Callable[..., Any], *arguments: Any, **keywords: Any
 ) -> Compilation:
     """Compile a jitted function for the devices of `gpu_mesh`.
 
@@ -130,7 +124,6 @@ def compile_on(
       function: from `jax.jit`, its donated and static arguments named there.
       arguments: arrays or `jax.ShapeDtypeStruct`s, in pytrees; what has no sharding over `mesh`
         is replicated. Static arguments go through as they are.
-      compiler_options: of XLA.
       keywords: as arguments.
     """
 
@@ -148,7 +141,7 @@ def compile_on(
         with tempfile.TemporaryDirectory() as folder, _held_output() as said, jax.set_mesh(mesh):
             dump = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
             lowered = function.lower(*arguments, **keywords)  # pyright: ignore[reportFunctionMemberAccess]
-            compiled = lowered.compile(compiler_options={**dump, **(compiler_options or {})})
+            compiled = lowered.compile(compiler_options=dump)
             thunks = _read_thunks(Path(folder))
         analysis = compiled.memory_analysis()
         return Compilation(
