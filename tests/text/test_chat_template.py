@@ -18,6 +18,7 @@ from chat_folders import (
 from tiny_folders import byte_tokenizer
 
 from redrafter_jax.errors import InputError
+from redrafter_jax.requests import token_lists
 from redrafter_jax.text.chat_template import (
     ChatTemplate,
     TemplateName,
@@ -58,6 +59,27 @@ def test_the_tokenizers_own_template_gets_its_arguments(tmp_path: Path) -> None:
     )
     assert (template.gap, template.end, template.adds_special_tokens) == ("", "</s>", False)
     assert template.name == f"the tokenizer of {folder}"
+
+
+def test_what_transformers_makes_of_turns_is_a_prompt(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    folder = write_tokenizer(tmp_path)
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(folder))
+    expected, longer = (
+        encode_turns(load(folder), chat_tokenizer(), turns) for turns in (TURNS[:1], TURNS[:3])
+    )
+    for options in ({}, {"return_tensors": "np"}, {"return_dict": False}):
+        made = tokenizer.apply_chat_template(TURNS[:1], add_generation_prompt=True, **options)
+        assert token_lists([made]) == [expected]
+        if options != {"return_dict": False}:  # a list of numbers could be many prompts
+            assert token_lists(made) == [expected]
+    several = tokenizer.apply_chat_template([TURNS[:1], TURNS[:3]], add_generation_prompt=True)
+    assert token_lists(several) == [expected, longer]
+    tokenizer.pad_token = tokenizer.eos_token
+    padded = tokenizer(["ab", "c"], padding=True, padding_side="left", return_tensors="np")
+    with pytest.raises(InputError, match="is padded"):
+        token_lists(padded)
 
 
 def test_a_missing_template_or_token_is_named_with_the_way_out(tmp_path: Path) -> None:
