@@ -15,7 +15,6 @@ from tiny_folders import change_json, stored_tensors
 from tiny_models import assert_same, cast, random_drafter
 
 from redrafter_jax import DrafterConfig, InputError, load_drafter, save_drafter
-from redrafter_jax.drafters.recurrent_head import init_drafter
 
 D, V = 8, 13
 RNN_SHAPES = {"rnn_u.weight": [D, D], "rnn_u.bias": [D], "rnn_w.weight": [D, D]}
@@ -143,7 +142,7 @@ def test_apples_drafters_compute_what_their_matrices_say(apple_folder: Path) -> 
 
 def test_a_drafter_of_some_tokens_comes_back(tmp_path: Path) -> None:
     config = DrafterConfig(V, D, exit_dim=5, num_draft_layers=1, draft_tokens=(0, 3, 4))
-    drafter = init_drafter(config, 0)
+    drafter = random_drafter(config)
     save_drafter(drafter, tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["draft_tokens"] == [0, 3, 4]
     assert load_file(tmp_path / "model.safetensors")["lm_head.1.weight"].shape == (3, 5)
@@ -200,7 +199,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
     try:
         with pytest.raises(InputError, match=r"model\.safetensors could not be written \("):
-            save_drafter(init_drafter(DrafterConfig(100, 50, 40, 1), 0), tmp_path)
+            save_drafter(random_drafter(DrafterConfig(100, 50, 40, 1)), tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
