@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from redrafter_jax.config import DraftConfig, TargetConfig
 from redrafter_jax.drafters.base import Drafter
@@ -34,13 +34,14 @@ class Ranked(Drafter):
 
     Attributes:
       drafter: any other.
-      noise_weight: factor on the noise that it is shown.
-      filtered: whether it is shown the filters.
+      noise_weight: factor on the noise that it is shown, a float scalar.
+      filtered: whether it is shown the filters, a bool scalar.
     """
 
     drafter: Drafter
-    noise_weight: Float[Array, ""]
-    filtered: Bool[Array, ""]
+    # Arrays, and in their places whatever JAX maps a pytree to.
+    noise_weight: Any
+    filtered: Any
 
     @property
     def max_path(self) -> int:

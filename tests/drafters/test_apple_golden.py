@@ -14,7 +14,7 @@ from places import GOLDENS
 from redrafter_jax import load_drafter, load_target
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target
-from tools.apple_decoding.traces import Step, trace_ours
+from tools.apple.traces import Step, trace_ours
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

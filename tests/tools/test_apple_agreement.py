@@ -5,9 +5,9 @@ import pytest
 from trees import tree_of
 
 from redrafter_jax.types import Beams
-from tools.apple_decoding.agreement import make_table, summarize
-from tools.apple_decoding.differences import compare_traces, find_difference, score_errors
-from tools.apple_decoding.traces import Round, Step, Trace, read_apple, read_beams, read_tree
+from tools.apple.agreement import make_table, summarize
+from tools.apple.differences import compare_traces, find_difference, score_errors
+from tools.apple.traces import Round, Step, Trace, read_apple, read_beams, read_tree
 
 ROOT = 9
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from redrafter_jax.errors import InputError
-from tools.apple_decoding.__main__ import check, read_prompts
-from tools.apple_decoding.compare import compare_mode, compare_prompts, same_prefix, summarize
-from tools.apple_decoding.sides import Apple, Mode, Run
-from tools.apple_decoding.table import make_table
+from tools.apple.compare import compare_mode, compare_prompts, same_prefix, summarize
+from tools.apple.decode import check, read_prompts
+from tools.apple.process import start
+from tools.apple.sides import Mode, Run, apple_side, decode_command
+from tools.apple.table import make_table
 
 
 def a_side(tokens: list[int], calls: int, seconds: float):
@@ -85,10 +86,9 @@ def test_the_summary_counts_prompts_whose_calls_agree_within_one() -> None:
         "device": "a CPU",
         "threads": {"cpus": 2},
         "load_average_before": 0.0,
-        "prompts": rows,
-        "summary": summarize(rows),
+        "runs": {"ACTIVE": {"prompts": rows, "summary": summarize(rows)}},
     }
-    assert make_table(report).row_count == 2 * 3 + 2
+    assert make_table(report, "ACTIVE").row_count == 2 * 3 + 2
 
 
 @pytest.mark.parametrize(
@@ -103,42 +103,50 @@ def test_the_worker_is_asked_for_apples_beam_length_which_counts_the_root(
 ) -> None:
     arguments.torch_python = a_python(
         tmp_path,
-        "print(json.dumps({'threads': 1, 'versions': {}}), flush=True)\n"
+        "import os\n"
+        "print(json.dumps({'policy': os.environ['OMP_WAIT_POLICY']}), flush=True)\n"
         "for line in sys.stdin:\n"
         "    asked = json.loads(line)\n"
         "    reply = {'tokens': [asked['beam_length'], asked['beam_width']],\n"
         "             'target_calls': len(asked['prompt']), 'seconds': 0.5}\n"
         "    print(json.dumps(reply), flush=True)",
     )
-    apple = Apple(arguments, threads=1)
-    assert apple("speculative", [3, 3, 3]) == Run([4, 4], 3, 0.5)
-    apple.close()
+    with start("Apple's side", decode_command(arguments, threads=1), "ACTIVE") as apple:
+        assert apple.about == {"policy": "ACTIVE"}
+        assert apple_side(apple, arguments)("speculative", [3, 3, 3]) == Run([4, 4], 3, 0.5)
 
 
 @pytest.mark.parametrize(
     ("script", "message"),
     [
         ('print(\'{"error": "no such folder"}\')', r"^Apple's side: no such folder\.$"),
-        ("print('hello')", r"^Apple's worker wrote 'hello', not JSON\.$"),
-        ("sys.exit('out of memory')", r"^Apple's worker ended with code 1: out of memory"),
+        ("print('hello')", r"^Apple's side wrote 'hello', not JSON\.$"),
+        ("sys.exit('out of memory')", r"^Apple's side ended with code 1: out of memory"),
     ],
 )
-def test_a_worker_that_fails_is_reported_in_one_sentence(
-    arguments: argparse.Namespace, tmp_path: Path, script: str, message: str
+def test_a_side_that_fails_is_reported_in_one_sentence(
+    tmp_path: Path, script: str, message: str
 ) -> None:
-    arguments.torch_python = a_python(tmp_path, script)
-    with pytest.raises(InputError, match=message):
-        Apple(arguments, threads=1)
+    with (
+        pytest.raises(InputError, match=message),
+        start("Apple's side", [a_python(tmp_path, script)]),
+    ):
+        pass
 
 
 def test_a_python_without_pytorch_is_refused_in_one_sentence(
     arguments: argparse.Namespace,
 ) -> None:
-    with pytest.raises(InputError, match=r"^Apple's side: [^\n]+\.$"):
-        Apple(arguments, threads=1)
-    arguments.torch_python = str(arguments.target / "nowhere")
-    with pytest.raises(InputError, match="cannot start --torch-python"):
-        Apple(arguments, threads=1)
+    with (
+        pytest.raises(InputError, match=r"^Apple's side: [^\n]+\.$"),
+        start("Apple's side", decode_command(arguments, threads=1)),
+    ):
+        pass
+    with (
+        pytest.raises(InputError, match="Cannot start /no/python: No such file"),
+        start("Apple's side", ["/no/python"]),
+    ):
+        pass
 
 
 @pytest.mark.parametrize(

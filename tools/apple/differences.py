@@ -2,8 +2,8 @@
 
 from typing import Any, NamedTuple
 
-from tools.apple_decoding.compare import same_prefix
-from tools.apple_decoding.traces import Round, Step, Trace
+from tools.apple.compare import same_prefix
+from tools.apple.traces import Round, Step, Trace
 
 # Nats. Sums of seven float32 log-probabilities from logits of two libraries differ by less, and two
 # beams that are farther apart than this are no tie.

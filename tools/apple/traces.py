@@ -16,7 +16,7 @@ from redrafter_jax.generation import collect, start
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.program import program
 from redrafter_jax.types import Beams, DecodeState, TokenTree
-from tools.apple_decoding.sides import APPLE_CANDIDATES
+from tools.apple.sides import APPLE_CANDIDATES
 
 
 class Round(NamedTuple):

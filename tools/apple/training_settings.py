@@ -12,7 +12,7 @@ from train.data.settings import DataSettings
 
 
 class SpeedSettings(Settings):
-    """Speed and memory: a target of random weights, rows of random tokens, all learnt.
+    """Speed and memory: a target of random weights, rows of random tokens, all of which carry loss.
 
     After two steps to warm up each side takes `turns` turns of `steps_per_turn` steps.
     """
@@ -44,13 +44,14 @@ class CurveSettings(Settings):
 
 
 class AppleSettings(Settings):
-    """`python -m tools.apple_training`: the same steps by Apple's trainer and by ours.
+    """`python -m tools.apple train`: the same steps by Apple's trainer and by ours.
 
     `torch_python` is a Python with PyTorch and a transformers 4 that Apple's code can use (4.47.1
     can); `repository` a clone of github.com/apple/ml-recurrent-drafter. `exit_dim` is twice the
     target's width on both sides: their trainer skips `input_proj`, which is then not there.
     `accuracies` is their `drafter_top_k`: how many accuracies they take of every round; ours
-    always takes 5. `threads` is the processor's cores that both sides share.
+    always takes 5. `threads` is the processor's cores that both sides share;
+    `wait_policy` is OMP_WAIT_POLICY of PyTorch's threads.
     """
 
     torch_python: Path
@@ -64,6 +65,7 @@ class AppleSettings(Settings):
     learning_rate: PositiveFloat = 1e-3
     seed: int = 0
     threads: PositiveInt = 2
+    wait_policy: Literal["PASSIVE", "ACTIVE"] = "PASSIVE"
     output: Path
 
     @property

@@ -1,10 +1,10 @@
 """Do both sides draft the same beams and trees, and decode the same texts in as many calls?
 
-    python -m tools.apple_decoding.agreement --torch-python TORCHENV/bin/python \
+    python -m tools.apple.agreement --torch-python TORCHENV/bin/python \
         --repository ml-recurrent-drafter --target TARGET --drafter DRAFTER \
         --prompts configs/demo_prompts.jsonl --output agreement.json
 
-`--torch-python` and `--repository` are those of `python -m tools.apple_decoding`. Every prompt is
+`--torch-python` and `--repository` are those of `python -m tools.apple decode`. Every prompt is
 decoded by both sides with every beam width and number of draft rounds, greedily and in float32, and
 of each target call the beams after every round (tokens, order, log-probabilities) and the packed
 tree are compared. A difference is a tie where the scores that decided it are within 1e-4 nats. The
@@ -25,30 +25,24 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
-from redrafter_jax.checkpoints.config_files import read_drafter_config, require_apple_layout
 from redrafter_jax.checkpoints.huggingface import load_drafter, load_target
-from redrafter_jax.command_line import run as run_command
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.text.prompts import read_prompts, tokenize
 from redrafter_jax.text.tokenizer import load_tokenizer
-from tools.apple_decoding.arguments import add_shared, check_folders, commit_of
-from tools.apple_decoding.differences import TOLERANCE, compare_traces
-from tools.apple_decoding.sides import APPLE_CANDIDATES, Apple
-from tools.apple_decoding.traces import choice_gap, read_apple, trace_ours
+from tools.apple.arguments import add_shared, at_least, check_layout, check_shared
+from tools.apple.differences import TOLERANCE, compare_traces
+from tools.apple.process import Process, commit_of, start
+from tools.apple.sides import APPLE_CANDIDATES, decode_command
+from tools.apple.traces import choice_gap, read_apple, trace_ours
 
 # The most by which two libraries' logits of one token differ in float32, for these purposes.
 LOGIT_TOLERANCE = 1e-3
 
 
-def parse_arguments() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.apple_decoding.agreement",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `agreement`."""
     add_shared(parser)
     parser.add_argument("--prompts", type=Path, required=True, help='JSONL of {"prompt": ...}')
     parser.add_argument("--beam-widths", type=int, nargs="+", default=[1, 4, 16, 45], help="W")
@@ -56,28 +50,22 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--max-new-tokens", type=int, default=48)
     parser.add_argument("--threads", type=int, default=1, help="of PyTorch (%(default)s)")
     parser.set_defaults(full_vocabulary=False)
-    return parser.parse_args()
 
 
 def check(arguments: argparse.Namespace) -> None:
     """Refuse what neither side could do, before anything is loaded."""
-    for name, least in (("beam_widths", 1), ("draft_rounds", 1)):
-        for value in getattr(arguments, name):
-            if value < least:
-                raise InputError(f"--{name.replace('_', '-')} holds {value}; the least is {least}.")
+    at_least(arguments, beam_widths=1, draft_rounds=1, max_new_tokens=2)
     if max(arguments.beam_widths) > APPLE_CANDIDATES:
         raise InputError(
             f"--beam-widths holds {max(arguments.beam_widths)}; the most is {APPLE_CANDIDATES}, "
             "the tokens that Apple's code scores."
         )
-    if arguments.max_new_tokens < 2:
-        raise InputError(f"--max-new-tokens is {arguments.max_new_tokens}; the least is 2.")
-    check_folders(arguments)
-    require_apple_layout(read_drafter_config(arguments.drafter), arguments.drafter)
+    check_shared(arguments)
+    check_layout(arguments)
 
 
 def compare_prompt(
-    target: Target, drafter: DraftModel, apple: Apple, prompt: list[int], settings: dict[str, int]
+    target: Target, drafter: DraftModel, apple: Process, prompt: list[int], settings: dict[str, int]
 ) -> dict[str, Any]:
     """One prompt on both sides; a text that differs is explained by the target's own scores."""
     ours = trace_ours(target, drafter, prompt, **settings)
@@ -170,11 +158,10 @@ def make_table(results: list[dict[str, Any]]) -> Table:
     return table
 
 
-def main() -> None:
+def main(arguments: argparse.Namespace) -> None:
     """Compare, write the report as it grows, show the table."""
-    arguments = parse_arguments()
     check(arguments)
-    jax.config.update("jax_platforms", "cpu")  # Apple's worker runs there as well
+    jax.config.update("jax_platforms", "cpu")  # Apple's side runs there as well
     target = load_target(arguments.target, "float32")
     drafter = load_drafter(arguments.drafter, "float32")
     prompts = tokenize(
@@ -185,18 +172,18 @@ def main() -> None:
     )
     console = Console(stderr=True)
     results = []
-    apple = Apple(arguments, arguments.threads)
-    report = {
-        "versions": {
-            "ours": {name: version(name) for name in ("jax", "flax", "numpy")},
-            "apple": apple.about["versions"] | {"commit": commit_of(arguments.repository)},
-            "python": platform.python_version(),
-        },
-        "max_new_tokens": arguments.max_new_tokens,
-        "tolerance": TOLERANCE,
-        "results": results,
-    }
-    try:
+    command = decode_command(arguments, arguments.threads)
+    with start("Apple's side", command, arguments.wait_policies[0]) as apple:
+        report = {
+            "versions": {
+                "ours": {name: version(name) for name in ("jax", "flax", "numpy")},
+                "apple": apple.about["versions"] | {"commit": commit_of(arguments.repository)},
+                "python": platform.python_version(),
+            },
+            "max_new_tokens": arguments.max_new_tokens,
+            "tolerance": TOLERANCE,
+            "results": results,
+        }
         for width, rounds in itertools.product(arguments.beam_widths, arguments.draft_rounds):
             settings = {
                 "beam_width": width,
@@ -207,12 +194,6 @@ def main() -> None:
             results.append(summarize(width, rounds, rows))
             arguments.output.write_text(json.dumps(report, indent=1) + "\n")
             console.print(f"W={width} R={rounds}: {results[-1]['unexplained']} unexplained")
-    finally:
-        apple.close()
     Console().print(make_table(results))
     if any(result["unexplained"] for result in results):
         sys.exit(1)
-
-
-if __name__ == "__main__":
-    run_command(main)

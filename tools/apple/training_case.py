@@ -11,7 +11,7 @@ from redrafter_jax.checkpoints.huggingface import load_target, save_drafter, sav
 from redrafter_jax.config import DrafterConfig, TargetConfig
 from redrafter_jax.drafters.recurrent_head import init_drafter
 from redrafter_jax.models.target import Target, init_target
-from tools.apple_training.settings import AppleSettings, CurveSettings, SpeedSettings
+from tools.apple.training_settings import AppleSettings, CurveSettings, SpeedSettings
 from train.data.batches import make_batches
 from train.data.documents import load_documents
 from train.data.rows import make_rows

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import track
 
 from redrafter_jax.errors import InputError
-from tools.apple_decoding.sides import MODES, Mode, Run, Side
+from tools.apple.sides import MODES, Mode, Run, Side
 
 NAMES = ("ours", "apple")
 

@@ -1,6 +1,6 @@
 """Compare with Apple's PyTorch ReDrafter on one CPU: same weights, same prompts, same trees.
 
-    python -m tools.apple_decoding --torch-python TORCHENV/bin/python \
+    python -m tools.apple decode --torch-python TORCHENV/bin/python \
         --repository ml-recurrent-drafter \
         --target TARGET --drafter DRAFTER --prompts prompts.json --output comparison.json
 
@@ -11,7 +11,8 @@ nodes), and never stop before `--max-new-tokens`. The two take turns on the same
 that a slow minute of the machine hits both, and whoever is not measured waits for input.
 
 Both drafters normalise scores over a beam's 50 best tokens, as Apple's code does; with
-`--full-vocabulary` both take all tokens.
+`--full-vocabulary` both take all tokens. PyTorch's threads wait for each other asleep
+(OMP_WAIT_POLICY=PASSIVE); `--wait-policies PASSIVE ACTIVE` measures both ways of waiting.
 """
 
 import argparse
@@ -24,23 +25,17 @@ from typing import Any
 
 from rich.console import Console
 
-from redrafter_jax.checkpoints.config_files import read_drafter_config, require_apple_layout
-from redrafter_jax.command_line import run as run_command
 from redrafter_jax.errors import InputError
 from redrafter_jax.text.tokenizer import load_tokenizer, require_text
-from tools.apple_decoding.arguments import add_shared, check_folders, commit_of
-from tools.apple_decoding.compare import compare_prompts, summarize
-from tools.apple_decoding.sides import APPLE_CANDIDATES, Apple, load_ours
-from tools.apple_decoding.table import make_table
+from tools.apple.arguments import add_shared, at_least, check_layout, check_shared
+from tools.apple.compare import compare_prompts, summarize
+from tools.apple.process import commit_of, share_cpus, start
+from tools.apple.sides import APPLE_CANDIDATES, apple_side, decode_command, load_ours
+from tools.apple.table import make_table
 
 
-def parse_arguments() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.apple_decoding",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `decode`."""
     add_shared(parser)
     parser.add_argument("--prompts", type=Path, required=True, help="JSON: id lists, or strings")
     parser.add_argument("--beam-width", type=int, default=4, help="W")
@@ -53,23 +48,18 @@ def parse_arguments() -> argparse.Namespace:
         help="normalise draft scores over all tokens on both sides, not over the 50 best",
     )
     parser.add_argument("--threads", type=int, help="CPUs for both sides (default: all)")
-    return parser.parse_args()
 
 
 def check(arguments: argparse.Namespace) -> None:
     """Refuse what neither side could do, before anything is loaded."""
     # with one token Apple's loop still makes a target call, for a token that is cut off again
-    least = {"beam_width": 1, "draft_rounds": 1, "max_new_tokens": 2, "repeats": 1}
-    for name, minimum in least.items():
-        value = getattr(arguments, name)
-        if value < minimum:
-            raise InputError(f"--{name.replace('_', '-')} is {value}; the least is {minimum}.")
+    at_least(arguments, beam_width=1, draft_rounds=1, max_new_tokens=2, repeats=1)
     if arguments.beam_width > APPLE_CANDIDATES and not arguments.full_vocabulary:
         raise InputError(
             f"--beam-width is {arguments.beam_width}; the most is {APPLE_CANDIDATES}, the tokens "
             "that scores are normalised over, unless --full-vocabulary takes all."
         )
-    check_folders(arguments)
+    check_shared(arguments)
 
 
 def read_prompts(path: Path, target: Path) -> list[list[int]]:
@@ -96,24 +86,6 @@ def read_prompts(path: Path, target: Path) -> list[list[int]]:
     return prompts
 
 
-def share_cpus(limit: int | None) -> int:
-    """Restrict this process, and with it the worker, to `limit` CPUs; return how many it has.
-
-    An affinity mask is the one limit that XLA's and PyTorch's thread pools both follow.
-    """
-    if not hasattr(os, "sched_setaffinity"):
-        if limit is not None:
-            raise InputError("--threads needs CPU affinity, which this system does not have.")
-        return os.cpu_count() or 1
-    available = sorted(os.sched_getaffinity(0))
-    if limit is None:
-        return len(available)
-    if not 1 <= limit <= len(available):
-        raise InputError(f"--threads is {limit}; this process may use 1 to {len(available)}.")
-    os.sched_setaffinity(0, available[:limit])
-    return limit
-
-
 def cpu_model() -> str:
     """The processor's name, as far as the system tells."""
     try:
@@ -127,41 +99,41 @@ def cpu_model() -> str:
 def compare(arguments: argparse.Namespace) -> dict[str, Any]:
     """The whole comparison as one report."""
     check(arguments)
-    require_apple_layout(read_drafter_config(arguments.drafter), arguments.drafter)
+    check_layout(arguments)
     cpus = share_cpus(arguments.threads)
     load_average = os.getloadavg()[0]
     prompts = read_prompts(arguments.prompts, arguments.target)
-    apple = Apple(arguments, cpus)
-    try:
-        rows = compare_prompts(prompts, load_ours(arguments), apple, arguments.repeats)
-    finally:
-        apple.close()
+    ours, command = load_ours(arguments), decode_command(arguments, cpus)
+    runs = {}
+    about: dict[str, Any] = {}
+    for policy in arguments.wait_policies:
+        with start("Apple's side", command, policy) as apple:
+            about = apple.about
+            side = apple_side(apple, arguments)
+            rows = compare_prompts(prompts, ours, side, arguments.repeats)
+        runs[policy] = {"summary": summarize(rows), "prompts": rows}
     packages = ("jax", "jaxlib", "flax", "numpy")
     return {
         "device": cpu_model(),
-        "threads": {"cpus": cpus, "torch": apple.about["threads"]},
+        "threads": {"cpus": cpus, "torch": about["threads"]},
         # what else the machine was doing: speeds mean little where this is not near 0
         "load_average_before": load_average,
         "versions": {
             "ours": {"python": platform.python_version()} | {p: version(p) for p in packages},
-            "apple": apple.about["versions"] | {"commit": commit_of(arguments.repository)},
+            "apple": about["versions"] | {"commit": commit_of(arguments.repository)},
         },
         "settings": {
             name: str(value) if isinstance(value, Path) else value
             for name, value in vars(arguments).items()
         },
-        "summary": summarize(rows),
-        "prompts": rows,
+        # by OMP_WAIT_POLICY of Apple's side
+        "runs": runs,
     }
 
 
-def main() -> None:
-    """Compare, write the report, show the table."""
-    arguments = parse_arguments()
+def main(arguments: argparse.Namespace) -> None:
+    """Compare, write the report, show a table for each wait policy."""
     report = compare(arguments)
     arguments.output.write_text(json.dumps(report, indent=1) + "\n")
-    Console().print(make_table(report))
-
-
-if __name__ == "__main__":
-    run_command(main)
+    for policy in report["runs"]:
+        Console().print(make_table(report, policy))

@@ -1,6 +1,6 @@
 """Our trainer beside Apple's.
 
-`python -m tools.apple_training --config configs/apple_training.yaml`
+`python -m tools.apple train --config configs/apple_training.yaml`
 
 Both sides start from the same drafter, take the same batches in the same order with the same
 AdamW, and minimise the hard loss in float32: first on a target of random weights with a large
@@ -11,34 +11,59 @@ the same cores, and whoever is not measured waits for input.
 import json
 import os
 import statistics
-import subprocess
+import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
-from redrafter_jax.command_line import make_folder, run
+from redrafter_jax.command_line import make_folder
 from redrafter_jax.errors import InputError
 from redrafter_jax.settings.arguments import parse_settings
-from tools.apple_training.case import write_curve_case, write_speed_case
-from tools.apple_training.settings import AppleSettings
-from tools.apple_training.sides import NAMES, Side, Taken, commands, start
+from tools.apple.process import Process, apple_command, commit_of, require_clone, share_cpus, start
+from tools.apple.training_case import write_curve_case, write_speed_case
+from tools.apple.training_settings import AppleSettings
 
+NAMES = ("ours", "apple")
 _WARM_UP = 2
 
 
-def measure_speed(sides: dict[str, Side], settings: AppleSettings) -> dict[str, Any]:
+class Taken(NamedTuple):
+    """What a side says about steps that it took.
+
+    Attributes:
+      losses: of each step.
+      seconds: of each step.
+      processor_seconds: of all cores, for all of them.
+      peak_bytes: the most memory that its process has had until now.
+    """
+
+    losses: list[float]
+    seconds: list[float]
+    processor_seconds: float
+    peak_bytes: int
+
+
+def take(side: Process, first: int, steps: int) -> Taken:
+    """Let a side take steps of the case, from number `first` on."""
+    return Taken(**side.ask({"first": first, "steps": steps}))
+
+
+def measure_speed(sides: dict[str, Process], settings: AppleSettings) -> dict[str, Any]:
     """Warm both sides up, then let them take turns; rates, memory and their ratios."""
     speed = settings.speed
-    taken: dict[str, list[Taken]] = {name: [side.take(0, _WARM_UP)] for name, side in sides.items()}
+    taken: dict[str, list[Taken]] = {
+        name: [take(side, 0, _WARM_UP)] for name, side in sides.items()
+    }
     for turn in range(speed.turns):
         # Whoever goes first changes each time: neither always follows the other's heat.
         for name in sorted(sides, reverse=turn % 2 == 0):
             first = _WARM_UP + turn * speed.steps_per_turn
-            taken[name].append(sides[name].take(first, speed.steps_per_turn))
+            taken[name].append(take(sides[name], first, speed.steps_per_turn))
     tokens = speed.batch_size * speed.sequence_length * speed.steps_per_turn
     rates = {name: [tokens / sum(turn.seconds) for turn in taken[name][1:]] for name in sides}
     peaks = {name: taken[name][-1].peak_bytes for name in sides}
@@ -71,34 +96,16 @@ def compare_losses(losses: dict[str, list[float]]) -> dict[str, Any]:
     }
 
 
-def share_cores(count: int) -> None:
-    """Restrict this process, and with it both sides, to so many cores.
-
-    An affinity mask is the one limit that XLA's and PyTorch's thread pools both follow.
-
-    Raises:
-      InputError: there are fewer, or this is not Linux, whose /proc also tells the memory.
-    """
-    if not hasattr(os, "sched_setaffinity") or not Path("/proc/self/status").is_file():
-        raise InputError("The comparison needs Linux, for its affinity masks and /proc.")
-    cores = sorted(os.sched_getaffinity(0))
-    if count > len(cores):
-        raise InputError(f"threads is {count}, but this process has {len(cores)} cores; lower it.")
-    os.sched_setaffinity(0, cores[:count])
-
-
 def compare(settings: AppleSettings, console: Console) -> dict[str, Any]:
     """The whole comparison as one report.
 
     Raises:
       InputError: a side cannot be started, or target or data cannot be used.
     """
-    if not (settings.repository / "recurrent_drafting").is_dir():
-        raise InputError(
-            f"repository {settings.repository} holds no recurrent_drafting folder; clone "
-            "https://github.com/apple/ml-recurrent-drafter."
-        )
-    share_cores(settings.threads)
+    if not Path("/proc/self/status").is_file():
+        raise InputError("The comparison needs Linux, whose /proc tells a process its memory.")
+    require_clone(settings.repository)
+    share_cpus(settings.threads)
     load_average = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -113,11 +120,11 @@ def compare(settings: AppleSettings, console: Console) -> dict[str, Any]:
             speed = measure_speed(sides, settings)
         with ExitStack() as stack, console.status("losses"):
             sides = _start_both(stack, settings, folder / "curve")
-            taken = {name: side.take(0, steps) for name, side in sides.items()}
+            taken = {name: take(side, 0, steps) for name, side in sides.items()}
     losses = {name: side.losses for name, side in taken.items()}
     return {
         "load_average_before": load_average,
-        "versions": versions | {"apple_commit": _commit_of(settings.repository)},
+        "versions": versions | {"apple_commit": commit_of(settings.repository)},
         "settings": settings.model_dump(mode="json"),
         "speed": speed,
         "curve": compare_losses(losses),
@@ -154,9 +161,11 @@ def make_table(report: dict[str, Any]) -> Table:
     return table
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
     """Compare, write the report, show the table."""
-    settings = parse_settings(AppleSettings, "Compare with Apple's PyTorch trainer.")
+    settings = parse_settings(
+        AppleSettings, "Compare with Apple's PyTorch trainer.", arguments, command="train"
+    )
     make_folder(settings.output.parent, "the folder of output")
     report = compare(settings, Console(stderr=True))
     settings.output.write_text(json.dumps(report, indent=1) + "\n")
@@ -164,22 +173,15 @@ def main() -> None:
     console.print(make_table(report))
     largest = report["curve"]["largest_loss_difference"]
     console.print(f"largest difference of two losses of a step: {100 * largest:.4f}%")
+    console.print(f"OMP_WAIT_POLICY of Apple's side: {settings.wait_policy}")
 
 
-def _start_both(stack: ExitStack, settings: AppleSettings, case: Path) -> dict[str, Side]:
-    return {
-        name: stack.enter_context(start(name, command))
-        for name, command in commands(settings, case).items()
+def _start_both(stack: ExitStack, settings: AppleSettings, case: Path) -> dict[str, Process]:
+    commands = {
+        "ours": [sys.executable, "-m", "tools.apple.training_ours", str(case)],
+        "apple": apple_command(settings.torch_python, settings.repository, "train", "--case", case),
     }
-
-
-def _commit_of(repository: Path) -> str | None:
-    command = ["git", "-C", str(repository), "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-if __name__ == "__main__":
-    run(main)
+    return {
+        name: stack.enter_context(start(name, command, settings.wait_policy))
+        for name, command in commands.items()
+    }

@@ -1,6 +1,6 @@
-"""Our steps on a case, a request at a time: `python -m tools.apple_training.ours CASE`.
+"""Our steps on a case, a request at a time: `python -m tools.apple.training_ours CASE`.
 
-The protocol is that of `worker.py`, which takes Apple's.
+The protocol is that of `worker.py`, which takes Apple's steps.
 """
 
 import json
@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from redrafter_jax.checkpoints.huggingface import load_drafter, load_target
-from tools.apple_training.worker import peak_bytes, serve, take_stdout
+from tools.apple.worker_protocol import answer_steps, peak_bytes, serve, take_stdout
 from train.config import LossSettings, OptimizerSettings
 from train.optimizer import make_optimizer
 from train.step import init_state, train_step
@@ -50,14 +50,14 @@ def load(case: Path) -> Any:
     return take_step
 
 
-def main() -> int:
-    """Load, announce the versions, serve."""
+def main() -> None:
+    """Load, say who is there, serve."""
     answers = take_stdout()
     take_step = load(Path(sys.argv[1]))
     versions = {name: version(name) for name in ("jax", "flax", "optax")}
     about = {"versions": versions, "loaded_bytes": peak_bytes()}
-    return serve(about, take_step, sys.stdin, answers)
+    serve(about, answer_steps(take_step), sys.stdin, answers)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -133,10 +133,8 @@ def refuse_partial_load(what: str, missing: set[str], unexpected: list[str]) -> 
         raise UnusableError(f"the {what}'s weights do not fit Apple's model: {names}")
 
 
-def load(repository: Path, target: Path, drafter: Path, threads: int) -> Any:
+def load_pair(target: Path, drafter: Path, threads: int) -> Any:
     """Apple's decoder for the two folders, on `threads` CPU threads."""
-    # this folder's module names must not shadow what Apple's code imports
-    sys.path[0] = str(repository)
     try:
         import torch
         from recurrent_drafting import recurrent_drafting

@@ -1,1 +1,0 @@
-"""Beside Apple's PyTorch trainer: same target, first drafter, batches and optimizer."""
