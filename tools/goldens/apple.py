@@ -1,8 +1,9 @@
 """Make apple.json: what Apple's own code drafts, packs and decodes with a tiny pair.
 
-    TORCHENV/bin/python tests/goldens/make_apple_goldens.py ml-recurrent-drafter
+    TORCHENV/bin/python tools/goldens/apple.py ml-recurrent-drafter
 
-The argument is a clone of https://github.com/apple/ml-recurrent-drafter; versions: README.md.
+The argument is a clone of https://github.com/apple/ml-recurrent-drafter; the versions are in
+tests/goldens/README.md.
 Both models are saved by Apple's classes with `torch.save`, and their files stand in the golden as
 base64: so it also holds what PyTorch writes.
 """
@@ -16,13 +17,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parents[1] / "eval" / "apple"))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools" / "apple"))
 sys.path.insert(1, sys.argv[1])
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
-import worker  # noqa: E402
+import worker_decoding  # noqa: E402
 from recurrent_drafting import (  # noqa: E402
     attention,
     kv_cache,
@@ -97,7 +98,7 @@ def decode(model, prompt, beam_width, draft_rounds, max_new_tokens):
         "beam_width": beam_width,
         "beam_length": draft_rounds + 1,
     }
-    reply = worker.decode_and_trace(model, request)
+    reply = worker_decoding.decode_and_trace(model, request)
     gaps = [
         first - second
         for step in reply["steps"]
@@ -148,6 +149,7 @@ def choice_gap(model, text):
 
 
 def main():
+    """Draw pairs until none of its choices hangs on rounding; write the golden."""
     with torch.no_grad():
         for seed in range(0, 1000, 2):
             target, drafter = make_pair(seed)
@@ -176,7 +178,9 @@ def main():
         "drafter": files_of(drafter),
         "cases": [case for case, _ in cases],
     }
-    (HERE / "apple.json").write_text(json.dumps(golden, separators=(",", ":")) + "\n")
+    (ROOT / "tests" / "goldens" / "apple.json").write_text(
+        json.dumps(golden, separators=(",", ":")) + "\n"
+    )
 
 
 main()

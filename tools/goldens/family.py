@@ -206,7 +206,11 @@ def make_golden(golden: Golden, folder: Path) -> None:
 def main() -> None:
     """Make every golden, or spell every configuration as the installed transformers does."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, default=Path(__file__).parent / "families")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path(__file__).resolve().parents[2] / "tests" / "goldens" / "families",
+    )
     parser.add_argument("--config-only", action="store_true")
     arguments = parser.parse_args()
     transformers.logging.set_verbosity_error()

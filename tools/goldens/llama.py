@@ -181,7 +181,9 @@ def make_golden(golden: Golden, folder: Path) -> None:
 def main() -> None:
     """Make every golden, then say what was written."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, default=Path(__file__).resolve().parent)
+    parser.add_argument(
+        "--folder", type=Path, default=Path(__file__).resolve().parents[2] / "tests" / "goldens"
+    )
     folder: Path = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
     for golden in GOLDENS:

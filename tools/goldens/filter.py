@@ -3,7 +3,7 @@
 Needs PyTorch and transformers, which the project itself does not: README.md beside this file
 names the versions and describes the arrays. The command, from the root of the repository:
 
-    torchenv/bin/python tests/goldens/make_filter_goldens.py
+    torchenv/bin/python tools/goldens/filter.py
 """
 
 # pyright: reportMissingImports=false
@@ -146,7 +146,9 @@ def kept_tokens(logits: np.ndarray, setting: Setting) -> np.ndarray:
 def main() -> None:
     """Make every golden, then say what was written."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, default=Path(__file__).resolve().parent)
+    parser.add_argument(
+        "--folder", type=Path, default=Path(__file__).resolve().parents[2] / "tests" / "goldens"
+    )
     folder: Path = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(SEED)
