@@ -189,10 +189,10 @@ def _describe(error: pydantic.ValidationError, model: Any) -> list[tuple[str, st
 def _line(path: str, message: str, error: Exception | None) -> str:
     match error:
         case FieldError(field=field, problem=problem):
-            return f"{path}.{field} {problem}"
+            return f"{path}.{field} {problem}".removeprefix(".")
         case ValueError():
             message = str(error)  # without pydantic's "Value error, "
-    return f"{path}: {message}"
+    return f"{path}: {message}" if path else message
 
 
 def _known_keys(section: Any, location: tuple[int | str, ...]) -> list[str]:

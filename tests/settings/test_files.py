@@ -127,6 +127,24 @@ def test_the_file_is_blamed_for_its_own_faults_alone(tmp_path: Path) -> None:
     ]
 
 
+class Pair(Settings):
+    first: int
+    second: int
+
+    @pydantic.model_validator(mode="after")
+    def _rise(self) -> "Pair":
+        if self.second <= self.first:
+            raise ValueError(f"second is {self.second}; it must be greater than first")
+        return self
+
+
+def test_a_problem_of_the_whole_is_its_sentence_alone(tmp_path: Path) -> None:
+    path = tmp_path / "pair.yaml"
+    path.write_text("first: 2\nsecond: 1\n")
+    with pytest.raises(InputError, match=r"configuration:\n  second is 1; it must be greater than"):
+        load_settings(Pair, path)
+
+
 def test_known_keys_are_listed_once(tmp_path: Path) -> None:
     path = tmp_path / "other.yaml"
     path.write_text("size: 1\nsteps: 3\nloss: 1\ninner:\n  a: 1\n  b: 2\n  rats: 3\n")
