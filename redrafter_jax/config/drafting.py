@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from redrafter_jax.config.limits import Count, FieldError, Natural, Positive, check_fields
+from redrafter_jax.config.limits import Count, Natural, Positive, check_fields, require
 
 Cell = Literal["simple", "gru", "sum"]
 Head = Literal["own", "target", "low_rank"]
@@ -45,37 +45,21 @@ class DrafterConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        self._check_head_rank()
+        rank, low = self.head_rank, self.head == "low_rank"
+        problem = f"is {rank} and head is {self.head!r}; give it to head='low_rank' alone."
+        require(low or rank is None, self, "head_rank", problem)
+        problem = f"is {rank}; head='low_rank' needs one, less than exit_dim={self.exit_dim}."
+        fits = rank is not None and rank < self.exit_dim
+        require(fits or not low, self, "head_rank", problem)
         for before, layer in pairwise((-1, *self.context_layers)):
-            if layer <= before:
-                raise FieldError(
-                    self, "context_layers", f"holds {layer} after {before}; they must rise from 0."
-                )
-        if self.draft_tokens is None:
-            return
-        if not self.draft_tokens:
-            raise FieldError(self, "draft_tokens", "is empty; name tokens, or None for all.")
-        for before, token in pairwise((-1, *self.draft_tokens)):
-            if not before < token < self.vocab_size:
-                raise FieldError(
-                    self,
-                    "draft_tokens",
-                    f"holds {token} after {before}; they must rise from 0 to at most "
-                    f"{self.vocab_size - 1}.",
-                )
-
-    def _check_head_rank(self) -> None:
-        rank = self.head_rank
-        if self.head != "low_rank":
-            if rank is not None:
-                problem = f"is {rank} and head is {self.head!r}; give it to head='low_rank' alone."
-                raise FieldError(self, "head_rank", problem)
-        elif rank is None:
-            problem = "is None; head='low_rank' needs one, less than exit_dim."
-            raise FieldError(self, "head_rank", problem)
-        elif rank >= self.exit_dim:
-            problem = f"is {rank}; it must be less than exit_dim={self.exit_dim}."
-            raise FieldError(self, "head_rank", problem)
+            problem = f"holds {layer} after {before}; they must rise from 0."
+            require(before < layer, self, "context_layers", problem)
+        problem = "is empty; name tokens, or None for all."
+        require(self.draft_tokens != (), self, "draft_tokens", problem)
+        most = self.vocab_size - 1
+        for before, token in pairwise((-1, *(self.draft_tokens or ()))):
+            problem = f"holds {token} after {before}; they must rise from 0 to at most {most}."
+            require(before < token <= most, self, "draft_tokens", problem)
 
     @property
     def beyond_apple(self) -> dict[str, Any]:
@@ -136,22 +120,15 @@ class DraftConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        least = 1 + self.lookup_tokens
-        if self.num_nodes is not None and not least <= self.num_nodes <= self.max_nodes:
-            lookup = f", lookup_tokens={self.lookup_tokens} included" if self.lookup_tokens else ""
-            raise FieldError(
-                self,
-                "num_nodes",
-                f"is {self.num_nodes}; beam_width={self.beam_width} and "
-                f"draft_rounds={self.draft_rounds} give {least} to {self.max_nodes} nodes{lookup}.",
-            )
-        if self.candidates is not None and self.candidates < self.beam_width:
-            raise FieldError(
-                self,
-                "candidates",
-                f"is {self.candidates}; a beam of beam_width={self.beam_width} needs that many or "
-                "more.",
-            )
+        width, least = self.beam_width, 1 + self.lookup_tokens
+        lookup = f", lookup_tokens={self.lookup_tokens} included" if self.lookup_tokens else ""
+        problem = (
+            f"is {self.num_nodes}; beam_width={width} and draft_rounds={self.draft_rounds} give "
+            f"{least} to {self.max_nodes} nodes{lookup}."
+        )
+        require(least <= self.budget <= self.max_nodes, self, "num_nodes", problem)
+        problem = f"is {self.candidates}; a beam of beam_width={width} needs that many or more."
+        require((self.candidates or width) >= width, self, "candidates", problem)
 
     @property
     def max_nodes(self) -> int:
@@ -193,12 +170,9 @@ class SamplingConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         # Beyond these, logits over the temperature leave float32's range.
-        if not (self.temperature == 0 or 1e-6 <= self.temperature <= 1e6):
-            raise FieldError(
-                self,
-                "temperature",
-                f"is {self.temperature}; it must be 0 for greedy decoding, or from 1e-6 to 1e6.",
-            )
+        fits = self.temperature == 0 or 1e-6 <= self.temperature <= 1e6
+        problem = f"is {self.temperature}; it must be 0 for greedy decoding, or from 1e-6 to 1e6."
+        require(fits, self, "temperature", problem)
 
     @property
     def idle_filters(self) -> list[str]:

@@ -39,6 +39,16 @@ class FieldError(InputError):
         self.problem = problem
 
 
+def require(holds: bool, config: object, field: str, problem: str) -> None:
+    """Refuse a value that does not go with the other fields'.
+
+    Raises:
+      FieldError: it does not hold.
+    """
+    if not holds:
+        raise FieldError(config, field, problem)
+
+
 def check_fields(config: Any) -> None:
     """Refuse values of another type than their field's, or outside its limits.
 

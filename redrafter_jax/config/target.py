@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from redrafter_jax.config.limits import Count, FieldError, Positive, check_fields
+from redrafter_jax.config.limits import Count, Positive, check_fields, require
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,9 @@ class Llama3Scaling:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.high_freq_factor <= self.low_freq_factor:
-            raise FieldError(
-                self,
-                "high_freq_factor",
-                f"is {self.high_freq_factor}; it must be greater than "
-                f"low_freq_factor={self.low_freq_factor}.",
-            )
+        low, high = self.low_freq_factor, self.high_freq_factor
+        problem = f"is {high}; it must be greater than low_freq_factor={low}."
+        require(low < high, self, "high_freq_factor", problem)
 
 
 @dataclass(frozen=True)
@@ -78,12 +74,9 @@ class YarnScaling:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.beta_fast <= self.beta_slow:
-            raise FieldError(
-                self,
-                "beta_fast",
-                f"is {self.beta_fast}; it must be greater than beta_slow={self.beta_slow}.",
-            )
+        slow, fast = self.beta_slow, self.beta_fast
+        problem = f"is {fast}; it must be greater than beta_slow={slow}."
+        require(slow < fast, self, "beta_fast", problem)
 
 
 RopeScaling: TypeAlias = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling
@@ -128,46 +121,27 @@ class TargetConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise FieldError(
-                self,
-                "num_attention_heads",
-                f"is {self.num_attention_heads}, which "
-                f"num_key_value_heads={self.num_key_value_heads} does not divide.",
-            )
-        if self.head_dim % 2:
-            raise FieldError(
-                self, "head_dim", f"is {self.head_dim}; rotary embedding needs an even number."
-            )
+        heads, shared = self.num_attention_heads, self.num_key_value_heads
+        problem = f"is {heads}, which num_key_value_heads={shared} does not divide."
+        require(heads % shared == 0, self, "num_attention_heads", problem)
+        problem = f"is {self.head_dim}; rotary embedding needs an even number."
+        require(self.head_dim % 2 == 0, self, "head_dim", problem)
         for token in self.eos_token_ids:
-            if not 0 <= token < self.vocab_size:
-                raise FieldError(
-                    self,
-                    "eos_token_ids",
-                    f"holds {token}, outside the vocabulary of {self.vocab_size} tokens.",
-                )
-        # YaRN divides by the logarithm of the base.
-        if isinstance(self.rope_scaling, YarnScaling) and self.rope_theta <= 1:
-            raise FieldError(
-                self,
-                "rope_theta",
-                f"is {self.rope_theta}; with YarnScaling it must be greater than 1.",
-            )
-        if (self.sliding_window is None) == bool(self.windowed_layers):
-            raise FieldError(
-                self,
-                "sliding_window",
-                f"is {self.sliding_window} and windowed_layers is {self.windowed_layers}; give "
-                "both, or leave both out.",
-            )
+            problem = f"holds {token}, outside the vocabulary of {self.vocab_size} tokens."
+            require(0 <= token < self.vocab_size, self, "eos_token_ids", problem)
+        if isinstance(self.rope_scaling, YarnScaling):  # it divides by the logarithm of the base
+            problem = f"is {self.rope_theta}; with YarnScaling it must be greater than 1."
+            require(self.rope_theta > 1, self, "rope_theta", problem)
+        problem = (
+            f"is {self.sliding_window} and windowed_layers is {self.windowed_layers}; give both, "
+            "or leave both out."
+        )
+        agree = (self.sliding_window is not None) == bool(self.windowed_layers)
+        require(agree, self, "sliding_window", problem)
+        layers = self.num_hidden_layers
         for layer in self.windowed_layers:
-            if not 0 <= layer < self.num_hidden_layers:
-                raise FieldError(
-                    self,
-                    "windowed_layers",
-                    f"holds {layer}, but there are {self.num_hidden_layers} layers, counted from "
-                    "0.",
-                )
+            problem = f"holds {layer}, but there are {layers} layers, counted from 0."
+            require(0 <= layer < layers, self, "windowed_layers", problem)
 
     def window_of(self, layer: int) -> int | None:
         """Positions that a token sees in this layer, its own included; None for all before it."""

@@ -16,7 +16,11 @@ TREE: dict[str, Any] = {"beam_width": 4, "draft_rounds": 3}
         (DrafterConfig, {"draft_tokens": (1, 1)}, "draft_tokens holds 1 after 1; they must rise"),
         (DrafterConfig, {"draft_tokens": (1, 5)}, "from 0 to at most 4."),
         (DrafterConfig, {"head": "low_rank"}, "head_rank is None; head='low_rank' needs one, less"),
-        (DrafterConfig, {"head": "low_rank", "head_rank": 8}, "must be less than exit_dim=8."),
+        (
+            DrafterConfig,
+            {"head": "low_rank", "head_rank": 8},
+            "is 8; head='low_rank' needs one, less than exit_dim=8.",
+        ),
         (DrafterConfig, {"head_rank": 2}, "is 2 and head is 'own'; give it to head='low_rank' al"),
         (DrafterConfig, {"context_layers": (3, 1)}, "context_layers holds 1 after 3; they must"),
         (DrafterConfig, {"context_layers": (-1,)}, "holds -1 after -1; they must rise from 0."),
