@@ -19,7 +19,6 @@ STEP_SIZES = {
     "lookup_tokens": "C",
     "batch_size": "B",
     "slots": "S",
-    "sampling": "sampling",
 }
 LEGEND = {
     "ratio": "Of speeds, the median of the pairs. Below 1 where a call over the tree, its draft "
@@ -101,31 +100,38 @@ def render_acceptance(rows: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def render_steps(rows: Sequence[dict[str, Any]]) -> Table:
-    """A row per tree, batch, cache and sampling: its parts, both whole steps, and their ratio."""
-    # A column that holds the same throughout is left to the JSON file; without edges the rest is
-    # narrow enough for 80 columns.
-    sizes = [size for size in STEP_SIZES if len({row[size] for row in rows}) > 1]
-    table = Table(
-        title="milliseconds, medians",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        show_edge=False,
-        pad_edge=False,
-    )
+def render_steps(rows: Sequence[dict[str, Any]]) -> Group:
+    """For each sampling a row per tree, batch and cache: parts, both whole steps, their ratio."""
+    # A size that is the same throughout is left to the JSON file.
+    sizes = {
+        size: name for size, name in STEP_SIZES.items() if len({row[size] for row in rows}) > 1
+    }
+    samplings = dict.fromkeys(row["sampling"] for row in rows)
+    ratios = ["/ baseline", "/ first"] if len(samplings) > 1 else ["/ baseline"]
     parts = list(rows[0]["milliseconds"])
-    ratios = ["/ baseline", "/ first"] if "sampling" in sizes else ["/ baseline"]
-    for column in (*(STEP_SIZES[size] for size in sizes), *parts, *ratios):
-        table.add_column(column, justify="right", no_wrap=column != "sampling")
-    for row in rows:
-        medians = [row["milliseconds"][part][1] for part in parts]
-        times = [format(middle, ".3f" if middle < 1 else ".4g") for middle in medians]
-        spreads = (row["in_baseline_steps"]["step"], row["over_first_sampling"])
-        shown = [
-            f"{middle:.2f}\n{low:.2f}-{high:.2f}" for low, middle, high in spreads[: len(ratios)]
-        ]
-        table.add_row(*(str(row[size]) for size in sizes), *times, *shown)
-    return table
+    tables = []
+    for sampling in samplings:
+        # Without edges it is narrow enough for 80 columns.
+        table = Table(
+            title=f"milliseconds, medians; {sampling}",
+            box=SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+            show_edge=False,
+            pad_edge=False,
+        )
+        for column in (*sizes.values(), *parts, *ratios):
+            table.add_column(column, justify="right", no_wrap=True)
+        for row in rows:
+            if row["sampling"] != sampling:
+                continue
+            medians = [row["milliseconds"][part][1] for part in parts]
+            times = [format(middle, ".3f" if middle < 1 else ".4g") for middle in medians]
+            spreads = (row["in_baseline_steps"]["step"], row["over_first_sampling"])
+            shown = [f"{spread[1]:.2f}\n{spread[0]:.2f}-{spread[2]:.2f}" for spread in spreads]
+            cells = (*(str(row[size]) for size in sizes), *times, *shown[: len(ratios)])
+            table.add_row(*cells)
+        tables.append(table)
+    return Group(*tables)
 
 
 def render_drafters(rows: Sequence[dict[str, Any]]) -> Table:
