@@ -5,35 +5,34 @@ baseline.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from importlib import import_module
 
-from redrafter_jax.command_line import refuse_unknown_command, run
+from redrafter_jax.command_line import ctrl_c_ends_at_once, refuse_unknown_command, run
 
-from .acceptance import measure_acceptance
-from .drafters import compare_drafters
-from .parity import check_parity
-from .plan import plan
-from .speed import measure_speed
-from .steps import measure_steps
-
-COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
-    "acceptance": measure_acceptance,
-    "drafters": compare_drafters,
-    "parity": check_parity,
-    "plan": plan,
-    "steps": measure_steps,
+# The function in the module of the command's name.
+COMMANDS = {
+    "acceptance": "measure_acceptance",
+    "drafters": "compare_drafters",
+    "parity": "check_parity",
+    "plan": "plan",
+    "steps": "measure_steps",
 }
 
 
 def main() -> None:
     """The command: exit code 2 and one sentence for values that cannot be used."""
+    run(_main)
+
+
+def _main() -> None:
     first, *rest = sys.argv[1:] or [""]
-    run(lambda: COMMANDS[first](rest) if first in COMMANDS else _measure_speed(first))
-
-
-def _measure_speed(first: str) -> None:
     refuse_unknown_command(first, COMMANDS)
-    measure_speed(others=COMMANDS)
+    with ctrl_c_ends_at_once():
+        module = import_module(f".{first if first in COMMANDS else 'speed'}", __package__)
+    if first in COMMANDS:
+        getattr(module, COMMANDS[first])(rest)
+    else:
+        module.measure_speed(others=COMMANDS)
 
 
 if __name__ == "__main__":

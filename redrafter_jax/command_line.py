@@ -25,37 +25,44 @@ _DEBUG = "--debug"
 class Parser(argparse.ArgumentParser):
     """Errors as one sentence, without the usage; `--debug` beside `--help`."""
 
-    def __init__(self, *, prog: str | None, description: str) -> None:
+    def __init__(self, *, prog: str, description: str) -> None:
         super().__init__(prog=prog, description=description)
         self.add_argument(_DEBUG, action="store_true", help="show the traceback of any error")
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}; see {self.prog} --help.")
 
+    def unknown_option(self, words: Sequence[str]) -> str | None:
+        """The first word that is an option that there is not.
+
+        argparse would first ask for those that are missing.
+        """
+        for word in takewhile(lambda word: word != "--", words):
+            name = word.partition("=")[0]
+            # What begins an option stands for it, and text with a space is a value.
+            known = any(option.startswith(name) for option in self._option_string_actions)
+            if word.startswith("--") and " " not in word and not known:
+                return word
+        return None
+
     def refuse_mistyped(self, words: Sequence[str]) -> None:
-        """Name the option that was meant; argparse would first ask for those that are missing.
+        """Name the option that was meant.
 
         Raises:
           InputError: a word is an option that there is not.
         """
-        options = list(self._option_string_actions)
-        for word in takewhile(lambda word: word != "--", words):
-            name = word.partition("=")[0]
-            # What begins an option stands for it, and text with a space is a value.
-            known = any(option.startswith(name) for option in options)
-            if known or not word.startswith("--") or " " in word:
-                continue
-            near = difflib.get_close_matches(name, options, n=1, cutoff=0.8)
+        if word := self.unknown_option(words):
+            options = list(self._option_string_actions)
+            near = difflib.get_close_matches(word.partition("=")[0], options, n=1, cutoff=0.8)
             hint = f"did you mean {near[0]}?" if near else f"see {self.prog} --help."
             raise InputError(f"unrecognized argument: {word}; {hint}")
 
 
-def program_name(command: str | None = None) -> str | None:
-    """`python -m name command` where Python was started so; None leaves it to argparse."""
+def program_name(command: str = "") -> str:
+    """`python -m name command` where Python was started so, else `name command`."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    if spec is None:
-        return None
-    return f"python -m {spec.name.removesuffix('.__main__')} {command or ''}".rstrip()
+    module = f"python -m {spec.name.removesuffix('.__main__')}" if spec else None
+    return f"{module or Path(sys.argv[0]).name} {command}".rstrip()
 
 
 def run(main: Callable[[], None]) -> None:

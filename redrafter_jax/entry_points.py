@@ -23,7 +23,7 @@ def _run(program: str) -> None:
     installed = find_spec(f"redrafter_jax.{program}") is not None
     package = f"redrafter_jax.{program}" if installed else program
     try:
-        main = import_module(f"{package}.__main__").main
+        import_module(f"{package}.__main__").main()
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in ("redrafter_jax", program):
             raise
@@ -31,4 +31,3 @@ def _run(program: str) -> None:
             f"error: redrafter-{program} needs the package {error.name}, which is not installed; "
             "in a checkout of redrafter-jax, pip install '.[train]' installs all it needs."
         )
-    main()

@@ -16,7 +16,7 @@ from redrafter_jax import entry_points
 def test_an_installed_command_without_the_packages_it_needs_is_told_how_to_get_them(
     program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "rich", None)
+    monkeypatch.setattr(sys, "argv", [program])
     for name in [name for name in sys.modules if name.partition(".")[0] in (program, "rich")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "rich", None)

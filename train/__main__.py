@@ -5,34 +5,40 @@ Commands: inspect, regenerate; without one, training.
 
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from importlib import import_module
 
-from rich.console import Console
+from redrafter_jax.command_line import ctrl_c_ends_at_once, refuse_unknown_command, run
 
-from redrafter_jax.command_line import refuse_unknown_command, run
-from redrafter_jax.parallel.processes import is_first
-from redrafter_jax.settings.arguments import parse_settings
-
-from .config import TrainSettings
-from .data.report import say
-from .inspect import inspect
-from .loop import train
-from .regenerate.__main__ import regenerate
-
-COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
-    "inspect": inspect,
-    "regenerate": regenerate,
-}
+# The module that holds the function of this name.
+COMMANDS = {"inspect": ".inspect", "regenerate": ".regenerate.__main__"}
 
 
 def main() -> None:
     """Train a drafter as the settings say and tell where it is, or do what the command says."""
+    run(_main)
+
+
+def _main() -> None:
     first, *rest = sys.argv[1:] or [""]
-    run(lambda: COMMANDS[first](rest) if first in COMMANDS else _train(first))
-
-
-def _train(first: str) -> None:
     refuse_unknown_command(first, COMMANDS)
+    if first not in COMMANDS:
+        _train()
+        return
+    with ctrl_c_ends_at_once():
+        module = import_module(COMMANDS[first], __package__)
+    getattr(module, first)(rest)
+
+
+def _train() -> None:
+    with ctrl_c_ends_at_once():
+        from rich.console import Console
+
+        from redrafter_jax.parallel.processes import is_first
+        from redrafter_jax.settings.arguments import parse_settings
+
+        from .config import TrainSettings
+        from .data.report import say
+        from .loop import train
     settings = parse_settings(
         TrainSettings,
         "Train a recurrent drafter for a frozen target. Named first, `inspect` shows its data and "

@@ -15,7 +15,7 @@ def parse_settings(
     description: str,
     arguments: Sequence[str] | None = None,
     *,
-    command: str | None = None,
+    command: str = "",
     processes: bool = False,
 ) -> SettingsT:
     """Settings from `--config FILE key.path=value ...`.
@@ -34,9 +34,9 @@ def parse_settings(
     if processes:
         _add_processes(parser)
     words = list(sys.argv[1:] if arguments is None else arguments)
-    parsed, unknown = parser.parse_known_intermixed_args(words)
-    if unknown:
-        raise InputError(_as_override(unknown[0], words))
+    if unknown := parser.unknown_option(words):
+        raise InputError(_as_override(unknown, words))
+    parsed = parser.parse_intermixed_args(words)
     settings = load_settings(model, parsed.config, parsed.overrides)
     if parsed.print_config:
         print(dump_settings(settings), end="")

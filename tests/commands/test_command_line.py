@@ -58,14 +58,25 @@ def test_overrides_may_stand_before_and_after_options(tmp_path: Path) -> None:
     assert parse_settings(Outer, "A test.", arguments) == Outer(size=4, inner=Inner(rate=0.0))
 
 
-@pytest.mark.parametrize("command", [None, "plan"])
+@pytest.mark.parametrize(
+    ("spec", "command", "name"),
+    [
+        (ModuleSpec("eval.__main__", None), "", "python -m eval"),
+        (ModuleSpec("eval.__main__", None), "plan", "python -m eval plan"),
+        (None, "plan", "redrafter-eval plan"),
+    ],
+)
 def test_the_help_names_the_program_and_its_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str | None
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    spec: ModuleSpec | None,
+    command: str,
+    name: str,
 ) -> None:
-    monkeypatch.setattr(sys.modules["__main__"], "__spec__", ModuleSpec("eval.__main__", None))
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/redrafter-eval"])
     with pytest.raises(SystemExit):
         parse_settings(Outer, "A test.", ["--help"], command=command)
-    name = "python -m eval plan" if command else "python -m eval"
     assert capsys.readouterr().out.startswith(f"usage: {name} [-h]")
 
 
@@ -172,7 +183,7 @@ def test_debug_shows_the_traceback_of_an_error_of_the_user(
 )
 def test_an_option_in_a_settings_place_is_told_how_to_be_one(words: list[str], hint: str) -> None:
     with pytest.raises(InputError, match=hint):
-        parse_settings(Outer, "A test.", ["--config", "outer.yaml", *words])
+        parse_settings(Outer, "A test.", words)
 
 
 def test_a_defect_of_ours_keeps_its_traceback() -> None:

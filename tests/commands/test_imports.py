@@ -23,9 +23,17 @@ def imported(code: str) -> set[str]:
     return set(ended.stdout.splitlines()[-1].split())
 
 
-@pytest.mark.parametrize("words", [["--help"], ["generate", "--help"], ["chat", "--help"]])
-def test_a_help_needs_no_jax(words: list[str]) -> None:
-    assert not imported(HELP.format(words)) & {"jax", "flax", "numpy", "tokenizers"}
+@pytest.mark.parametrize(
+    "code",
+    [
+        HELP.format(["--help"]),
+        HELP.format(["chat", "--help"]),
+        # Ctrl-C is told as that from here on.
+        "import train.__main__, eval.__main__, redrafter_jax.entry_points",
+    ],
+)
+def test_a_help_and_a_start_need_no_jax(code: str) -> None:
+    assert not imported(code) & {"jax", "flax", "numpy", "tokenizers"}
 
 
 def test_decoding_costs_what_jax_and_flax_cost() -> None:

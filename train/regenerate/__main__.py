@@ -48,7 +48,7 @@ _DATE = (
 )
 
 
-def regenerate(arguments: Sequence[str], command: str | None = "regenerate") -> None:
+def regenerate(arguments: Sequence[str], command: str = "regenerate") -> None:
     """Append what the target writes to the output, whole batches only.
 
     Raises:
@@ -161,7 +161,7 @@ def _tell_skips(console: Console, name: str, skips: Sequence[Skip]) -> None:
 
 def main() -> None:
     """The command by itself, `python -m train.regenerate`."""
-    run(lambda: regenerate(sys.argv[1:], command=None))
+    run(lambda: regenerate(sys.argv[1:], command=""))
 
 
 if __name__ == "__main__":
