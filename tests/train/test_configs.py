@@ -1,7 +1,7 @@
 """The configurations for real models: they parse, and their step can be traced without weights."""
 
 from dataclasses import replace
-from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,25 +10,13 @@ from places import CONFIGS
 
 from eval.abstract import abstract_drafter, abstract_target
 from redrafter_jax.config import TargetConfig
+from redrafter_jax.models.target import Target
 from redrafter_jax.settings.files import load_settings
 from train.config import TrainSettings
 from train.optimizer import make_optimizer
-from train.step import init_state, train_step
+from train.step import TrainState, init_state, train_step
 
-VICUNA = TargetConfig(
-    vocab_size=32000,
-    hidden_size=4096,
-    intermediate_size=11008,
-    num_hidden_layers=32,
-    num_attention_heads=32,
-    num_key_value_heads=32,
-    head_dim=128,
-    rope_theta=10000.0,
-    rms_norm_eps=1e-6,
-    max_position_embeddings=2048,
-    tie_word_embeddings=False,
-    eos_token_ids=(2,),
-)
+VICUNA = TargetConfig(32000, 4096, 11008, 32, 32, 32, 128, 1e4, 1e-6, 2048, False, (2,))
 LLAMA = replace(
     VICUNA,
     vocab_size=128256,
@@ -57,23 +45,23 @@ def test_a_step_can_be_traced_and_keeps_the_state(name: str, config: TargetConfi
     state = jax.eval_shape(lambda drafter: init_state(drafter, optimizer), drafter)
     rows = settings.optimizer.accumulation_steps, settings.optimizer.batch_size
     tokens = jax.ShapeDtypeStruct((*rows, settings.data.sequence_length), jnp.int32)
-    step = partial(
-        train_step,
-        rounds=settings.draft_rounds,
-        loss_settings=settings.loss,
-        optimizer=optimizer,
-    )
-    after, metrics = jax.eval_shape(
-        lambda state, target, tokens: step(
-            state, target, drafter.graphdef, tokens, tokens > 0, tokens
-        ),
-        state,
-        target,
-        tokens,
-    )
-    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), after) == jax.tree.map(
-        lambda leaf: (leaf.shape, leaf.dtype), state
-    )
+
+    def step(state: TrainState, target: Target, tokens: jax.Array) -> Any:
+        return train_step(
+            state,
+            target,
+            drafter.graphdef,
+            tokens,
+            tokens > 0,
+            tokens,
+            rounds=settings.draft_rounds,
+            loss_settings=settings.loss,
+            optimizer=optimizer,
+        )
+
+    after, metrics = jax.eval_shape(step, state, target, tokens)
+    for new, old in zip(jax.tree.leaves(after), jax.tree.leaves(state), strict=True):
+        assert (new.shape, new.dtype) == (old.shape, old.dtype)
     assert metrics.rounds.hard.shape == (5,)
     head = drafter.params["lm_head"]["kernel"]
     assert head.shape == (8192, known or config.vocab_size)

@@ -25,21 +25,18 @@ def test_the_first_signal_asks_and_a_second_ctrl_c_ends(asked: signal.Signals) -
 
 def test_ctrl_c_is_acknowledged_and_obeyed_while_python_has_no_turn() -> None:
     """As during XLA's compilation: the main thread is in C and Python's handlers must wait."""
+    # A shell that was started with `&` ignores Ctrl-C, and so would its children.
     program = """
-import hashlib
+import hashlib, signal
 from train.termination import watch_for_termination
+signal.signal(signal.SIGINT, signal.default_int_handler)
 with watch_for_termination():
     print("watching", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
 """
-    # A shell that was started with `&` ignores Ctrl-C, and so would its children.
-    started = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler){program}"
+    command, pipe = [sys.executable, "-c", program], subprocess.PIPE
     with subprocess.Popen(
-        [sys.executable, "-c", started],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+        command, cwd=ROOT, stdout=pipe, stderr=subprocess.STDOUT, text=True
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "watching\n"

@@ -43,16 +43,16 @@ def test_a_saved_position_goes_on_with_the_next_batch() -> None:
         np.testing.assert_array_equal(next(resumed)["tokens"], tokens)
 
 
-def test_too_few_windows_are_refused() -> None:
-    with pytest.raises(
-        InputError, match=r"sources\.0 gives 3 windows, fewer than the 4 of a batch"
-    ):
-        make_batches([(examples(3), 1.0)], 4, seed=0)
-    make_batches([(examples(3), 1.0), (examples(4), 3.0)], 4, seed=0)
-    with pytest.raises(
-        InputError, match=r"sources\.1 gives 2 windows, fewer than the 3 of a batch"
-    ):
-        make_batches([(examples(3), 1.0), (examples(2), 3.0)], 4, seed=0)
+@pytest.mark.parametrize(
+    ("sources", "sentence"),
+    [
+        ([(3, 1.0)], r"sources\.0 gives 3 windows, fewer than the 4 of a batch"),
+        ([(3, 1.0), (2, 3.0)], r"sources\.1 gives 2 windows, fewer than the 3 of a batch"),
+    ],
+)
+def test_too_few_windows_are_refused(sources: list[tuple[int, float]], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        make_batches([(examples(count), weight) for count, weight in sources], 4, seed=0)
 
 
 def test_sources_are_mixed_by_their_weights_in_every_stretch() -> None:

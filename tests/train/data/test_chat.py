@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from redrafter_jax.errors import InputError
 from redrafter_jax.text.chat_template import ChatTemplate, Turn, render_vicuna
-from train.data.chat import load_template, render_chat
+from train.data.chat import load_template
 from train.data.documents import encode_records
 from train.data.settings import DataSettings
 from train.data.types import Chat, Document, Skip
@@ -29,6 +29,7 @@ from train.data.types import Chat, Document, Skip
 SOURCE = {"files": ["rows.jsonl"]}
 VICUNA = data_settings(SOURCE, chat_template="vicuna_v1.1")
 OWN = data_settings(SOURCE)
+LAST = data_settings(SOURCE, train_turns="last")
 
 
 @pytest.fixture(scope="module")
@@ -65,35 +66,16 @@ def test_vicunas_answers_and_their_end_carry_loss() -> None:
     assert whole == "<s>" + render_vicuna(TURNS, False)
 
 
-@pytest.mark.parametrize(
-    ("roles", "fault"),
-    [
-        (["assistant"], "'assistant' where one of 'user'"),
-        (["user", "assistant", "assistant"], "'assistant' where one of 'user'"),
-        (["user", "system", "assistant"], "'system' where one of 'assistant'"),
-    ],
-)
-def test_turns_that_vicuna_cannot_write_are_skipped(roles: list[str], fault: str) -> None:
-    template = load_template(VICUNA, Path("any"), chat_tokenizer())
-    skip = encode(template, [{"role": role, "content": "x"} for role in roles], VICUNA)
-    assert isinstance(skip, Skip)
-    assert skip.reason == "the chat template refuses the turns"
-    assert fault in skip.detail
-
-
 def test_the_tokenizers_own_template_is_used(chatml: ChatTemplate) -> None:
     document = encode(chatml, TURNS)
     assert learnt(document) == "Hello<|im_end|>\n|Ciao<|im_end|>\n"
     assert isinstance(document, Document)
-    assert chat_tokenizer().decode(document.tokens.tolist(), skip_special_tokens=False) == (
-        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n"
-        "<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\nCiao<|im_end|>\n"
-    )
+    whole = chat_tokenizer().decode(document.tokens.tolist(), skip_special_tokens=False)
+    assert whole == chatml.render(TURNS, False)
 
 
 def test_the_last_answer_alone_can_carry_loss(chatml: ChatTemplate) -> None:
-    last = data_settings(SOURCE, train_turns="last")
-    assert learnt(encode(chatml, [*TURNS, TURNS[0]], last)) == "Ciao<|im_end|>\n"
+    assert learnt(encode(chatml, [*TURNS, TURNS[0]], LAST)) == "Ciao<|im_end|>\n"
 
 
 def slow_mask(tokens: list[int]) -> list[bool]:
@@ -127,42 +109,29 @@ def test_masks_are_those_of_a_walk_over_the_tokens(chatml: ChatTemplate, turns: 
     assert document.loss_mask.tolist() == slow_mask(document.tokens.tolist())
 
 
-@pytest.mark.parametrize(
-    ("template", "turn"),
-    [
-        # It says first how long the conversation is.
-        ("{{ messages | length }}" + CHATML, "turn 2 of 4"),
-        # It leaves thoughts out of all answers but the last.
-        (
-            "{% for turn in messages %}{{ turn.role }}:{% if loop.last %}(thought){% endif %}"
-            "{{ turn.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}",
-            "turn 2 of 4",
-        ),
-    ],
+# It leaves thoughts out of all turns but the last.
+FORGETS = (
+    "{% for turn in messages %}{{ turn.role }}:{% if loop.last %}(thought){% endif %}"
+    "{{ turn.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
 )
-def test_templates_that_are_not_prefix_stable_stop_the_run(
-    tmp_path: Path, template: str, turn: str
-) -> None:
+
+
+# The first says how long the conversation is.
+@pytest.mark.parametrize("template", ["{{ messages | length }}" + CHATML, FORGETS])
+def test_templates_that_are_not_prefix_stable_stop_the_run(tmp_path: Path, template: str) -> None:
     loaded = load_template(OWN, write_tokenizer(tmp_path, template), chat_tokenizer())
-    with pytest.raises(InputError, match=rf"{tmp_path} is not prefix-stable: .*line 1, {turn}"):
-        encode(loaded, TURNS)
+    for settings, sentence in (
+        (OWN, "turn 2 of 4, .* set data.train_turns=last"),
+        (LAST, "turn 4 of 4, .*; use another template"),
+    ):
+        with pytest.raises(InputError, match=rf"is not prefix-stable: .*line 1, {sentence}"):
+            encode(loaded, TURNS, settings)
 
 
 def test_a_template_that_rewrites_earlier_turns_can_teach_the_last(tmp_path: Path) -> None:
-    template = (
-        "{% for turn in messages %}{{ turn.role }}:{% if loop.last %}(thought){% endif %}"
-        "{{ turn.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
-    )
+    template = FORGETS.replace("loop.last", "loop.last and turn.role == 'assistant'")
     loaded = load_template(OWN, write_tokenizer(tmp_path, template), chat_tokenizer())
-    last = data_settings(SOURCE, train_turns="last")
-    with pytest.raises(InputError, match=r"turn 4 of 4, .*; use another template"):
-        encode(loaded, TURNS, last)
-    two = TURNS[:2]
-    template = template.replace(
-        "(thought)", "{% if turn.role == 'assistant' %}(thought){% endif %}"
-    )
-    loaded = load_template(OWN, write_tokenizer(tmp_path, template), chat_tokenizer())
-    assert learnt(encode(loaded, [*two, *two], last)) == "(thought)Hello\n"
+    assert learnt(encode(loaded, [*TURNS[:2], *TURNS[:2]], LAST)) == "(thought)Hello\n"
 
 
 def test_an_answer_whose_first_token_joins_the_prompts_last_carries_no_loss() -> None:
@@ -199,19 +168,18 @@ def test_an_answer_whose_first_token_joins_the_prompts_last_carries_no_loss() ->
 def test_a_template_gets_its_arguments_and_may_refuse(tmp_path: Path) -> None:
     template = CHATML + "{{ 1 / 0 if refuse }}{{ raise_exception('no ' + why) if why }}"
     folder = write_tokenizer(tmp_path, template)
-    for arguments, fault in (({"refuse": True}, "division"), ({"why": "tools"}, "no tools")):
+    half = [{"role": "\ud800", "content": "x"}]
+    for arguments, turns, fault in (
+        ({"refuse": True}, TURNS, "division"),
+        ({"why": "tools"}, TURNS, "no tools"),
+        ({}, [*half, *TURNS], "surrogates not allowed"),
+    ):
         settings = data_settings(SOURCE, template_arguments=arguments)
-        skip = encode(load_template(settings, folder, chat_tokenizer()), TURNS)
+        skip = encode(load_template(settings, folder, chat_tokenizer()), turns)
         assert isinstance(skip, Skip)
+        assert skip.reason == "the chat template refuses the turns"
         assert fault in skip.detail
     assert isinstance(encode(load_template(OWN, folder, chat_tokenizer()), TURNS), Document)
-
-
-def test_half_characters_that_a_template_lets_through_are_skipped(chatml: ChatTemplate) -> None:
-    chat = Chat("a", [{"role": "\ud800", "content": "x"}, *TURNS])
-    skip = render_chat(chatml, chat, "all")
-    assert isinstance(skip, Skip)
-    assert "surrogates not allowed" in skip.detail
 
 
 def test_a_missing_template_or_token_is_named(tmp_path: Path) -> None:

@@ -17,23 +17,16 @@ ASKED = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "He
         (
             {
                 "conversations": [
-                    {"from": "system", "value": "Be brief."},
                     {"from": "human", "value": "Hi"},
                     {"from": "gpt", "value": "Hello"},
                 ]
             },
-            Chat("here", [{"role": "system", "content": "Be brief."}, *ASKED]),
+            Chat("here", ASKED),
         ),
         ({"instruction": "Hi", "input": "", "output": "Hello"}, Chat("here", ASKED)),
         (
-            {"instruction": "Add.", "input": "1 2", "output": "3"},
-            Chat(
-                "here",
-                [
-                    {"role": "user", "content": "Add.\n\n1 2"},
-                    {"role": "assistant", "content": "3"},
-                ],
-            ),
+            {"instruction": "Add.", "input": "1 2", "output": "Hello"},
+            Chat("here", [{"role": "user", "content": "Add.\n\n1 2"}, ASKED[1]]),
         ),
         ({"text": " as it is\n"}, Text("here", " as it is\n")),
         ({"input_ids": [5, 6], "loss_mask": [0, True]}, Tokens("here", [5, 6], [0, 1])),
@@ -69,14 +62,9 @@ def chat(*turns: object) -> dict[str, Any]:
     ("row", "reason"),
     [
         ([1], "no JSON object"),
-        ("text", "no JSON object"),
-        (None, "no JSON object"),
         ({}, "of no known format"),
-        ({"prompt": "x"}, "of no known format"),
         ({"messages": []}, "messages is no list of turns"),
-        ({"messages": "Hi"}, "messages is no list of turns"),
         (chat("Hi"), "a turn is no object with role and content"),
-        (chat({"content": "Hi"}), "a turn is no object with role and content"),
         (chat({"role": "assistant", "content": [{"text": "x"}]}), "a turn's content is no string"),
         (chat(ASKED[0]), "no assistant turn"),
         (chat(ASKED[1], ASKED[0]), "the assistant speaks first"),
@@ -89,17 +77,10 @@ def chat(*turns: object) -> dict[str, Any]:
         ({"instruction": "Hi", "output": ""}, "output is blank"),
         ({"instruction": "Hi", "output": "x", "input": 3}, "input is no string"),
         ({"text": 3}, "text is no string"),
-        ({"text": "\n"}, "text is blank"),
-        ({"text": "a\udfff"}, "a lone surrogate"),
-        ({"input_ids": [1]}, "loss_mask is no list of 0 and 1"),
         ({"input_ids": [1], "loss_mask": [2]}, "loss_mask is no list of 0 and 1"),
-        ({"input_ids": [1], "loss_mask": [1.0]}, "loss_mask is no list of 0 and 1"),
         ({"input_ids": [1], "loss_mask": [1, 1]}, "input_ids and loss_mask differ in length"),
         ({"input_ids": [], "loss_mask": []}, "input_ids is no list of whole numbers"),
-        ({"input_ids": [1.0], "loss_mask": [1]}, "input_ids is no list of whole numbers"),
         ({"input_ids": [True], "loss_mask": [1]}, "input_ids is no list of whole numbers"),
-        ({"input_ids": [[1]], "loss_mask": [1]}, "input_ids is no list of whole numbers"),
-        ({"input_ids": "12", "loss_mask": "01"}, "input_ids is no list of whole numbers"),
     ],
 )
 def test_every_fault_has_its_reason(row: object, reason: str) -> None:

@@ -29,21 +29,6 @@ def test_rows_of_literal_documents() -> None:
     assert windows.segments.tolist() == [[1, 1, 1], [1, 1, 0], [1, 0, 0]]
 
 
-@given(
-    st.lists(st.lists(st.tuples(st.integers(0, 8), st.booleans()), min_size=1), min_size=1),
-    st.integers(1, 7),
-)
-def test_every_token_that_carries_loss_is_in_one_row(
-    pairs: list[list[tuple[int, bool]]], length: int
-) -> None:
-    documents = [document(*map(list, zip(*pair, strict=True))) for pair in pairs]
-    windows = cut(documents, END, length)
-    learnt = [token for pair in pairs for token, counts in pair if counts]
-    assert windows.tokens[windows.loss_mask].tolist() == learnt
-    assert windows.tokens.shape[1] == length
-    assert len(windows.tokens) == sum(-(-len(pair) // length) for pair in pairs)
-
-
 def test_long_records_are_cut_and_counted_or_refused() -> None:
     long = document([1, 2, 3, 4, 5, 6, 7, 8], [0, 0, 0, 0, 0, 0, 0, 1])
     loaded = source(document([1, 2, 3], [0, 0, 1]), long)
@@ -93,8 +78,3 @@ def test_packing_loses_nothing_and_leaves_no_two_rows_that_would_fit_into_one(
     assert len(filled) < 2 or filled[0] + filled[1] > 12
     fewest = -(-sum(sizes) // 12)
     assert len(groups) <= 11 / 9 * max(fewest, sum(size > 6 for size in sizes)) + 4
-
-
-def test_pieces_fill_the_row_with_the_least_room() -> None:
-    # 7 and 6 open rows with 3 and 4 left; 3 goes to the first, 4 to the second.
-    assert pack([4, 7, 3, 6], 10) == [[1, 2], [3, 0]]

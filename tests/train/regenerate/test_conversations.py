@@ -14,6 +14,7 @@ from chat_folders import (
     CONFIG,
     IM_END,
     chat_tokenizer,
+    data_settings,
     write_lines,
     write_tokenizer,
 )
@@ -25,18 +26,12 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.parallel.model import Model
 from train.config import RegenerateSettings
 from train.data.chat import ChatTemplate, load_template
-from train.data.files import read_raw
-from train.data.records import parse
-from train.data.settings import DataSettings, SourceSettings
-from train.data.types import Chat, Raw, Tokens, Turn
+from train.data.types import Turn
 from train.regenerate import __main__ as program
 from train.regenerate.conversations import (
     Conversation,
     Row,
     Speaker,
-    add_answer,
-    first_question,
-    plan_batches,
     rewrite,
 )
 from train.regenerate.writer import Request
@@ -94,18 +89,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(folder: Path, output: Path, **changes: object) -> None:
-    settings = {
+def settings(folder: Path, output: Path, **changes: Any) -> dict[str, Any]:
+    sources = [{"files": [str(folder / "chats.jsonl")]}]
+    data = {"sources": sources, "sequence_length": LENGTH} | changes.pop("data", {})
+    return {
         "target": str(folder / "target"),
         "target_dtype": "float32",
-        "data": {"sources": [{"files": [str(folder / "chats.jsonl")]}], "sequence_length": LENGTH},
+        "data": data,
         "max_new_tokens": LIMIT,
         "batch_size": 2,
         "temperatures": [0.0, 0.8],
         "output": str(output),
-    }
+    } | changes
+
+
+def run(folder: Path, output: Path, **changes: Any) -> None:
     path = output.with_suffix(".yaml")
-    path.write_text(yaml.safe_dump(settings | changes))
+    path.write_text(yaml.safe_dump(settings(folder, output, **changes)))
     program.regenerate(["--config", str(path)])
 
 
@@ -129,15 +129,11 @@ def test_every_answer_is_the_targets_own_after_the_tokens_before_it(
         hidden, _, _ = decoder.forward(tokens[None])
         return decoder.logits(hidden)[0].argmax(axis=-1)
 
-    rows = read(finished)
-    assert {row["seed"] for row in rows} == {0, 1, 2}
-    greedy = [row for row in rows if row["temperature"] == 0]
+    greedy = [row for row in read(finished) if row["temperature"] == 0]
     assert {row["seed"] for row in greedy} == {0, 2}
     for row in greedy:
         ids, mask = np.array(row["input_ids"]), np.array(row["loss_mask"], bool)
-        padded = np.zeros(LENGTH, int)
-        padded[: len(ids)] = ids
-        expected = np.asarray(best(padded))[: len(ids) - 1]
+        expected = np.asarray(best(np.resize(ids, LENGTH)))[: len(ids) - 1]
         np.testing.assert_array_equal(ids[1:][mask[1:]], expected[mask[1:]])
 
 
@@ -155,34 +151,6 @@ def test_answers_end_with_their_turn_or_are_counted_as_cut(finished: Path) -> No
     assert 0 < sum(row["cut"] for row in rows) < 5
 
 
-def test_what_others_say_is_kept_and_recorded_answers_are_not(finished: Path) -> None:
-    texts = {
-        row["record"].rpartition(", ")[2]: TOKENIZER.decode(
-            row["input_ids"], skip_special_tokens=False
-        )
-        for row in read(finished)
-    }
-
-    def turns(*contents: str) -> str:
-        roles = ("user", "assistant") * 2
-        said = zip(roles, contents, strict=False)
-        return "".join(rf"<\|im_start\|>{role}\n{content}<\|im_end\|>\n" for role, content in said)
-
-    answer, last = "([a-z]{0,4})", r"<\|im_start\|>assistant\n[a-z]{0,4}(<\|im_end\|>)?"
-    opening = r"<\|im_start\|>system\nBe kind<\|im_end\|>\n"
-    assert re.fullmatch(opening + turns(LONG, answer, "B") + last, texts["line 1"])
-    assert re.fullmatch(turns(rf"{LONG}, or right at once\?") + last, texts["line 2"])
-    assert re.fullmatch(turns(f"{LONG}, or then at last", answer, "C") + last, texts["line 3"])
-
-
-def test_training_reads_the_rows_as_they_are(finished: Path) -> None:
-    raws = list(read_raw(SourceSettings(files=[str(finished)])))
-    records = [parse(raw, None) for raw in raws if isinstance(raw, Raw)]
-    assert [record.ids for record in records if isinstance(record, Tokens)] == [
-        row["input_ids"] for row in read(finished)
-    ]
-
-
 @pytest.mark.parametrize("data", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_neither_a_drafter_nor_a_mesh_changes_a_byte(
     folder: Path, finished: Path, tmp_path: Path, data: int
@@ -192,16 +160,18 @@ def test_neither_a_drafter_nor_a_mesh_changes_a_byte(
     assert (tmp_path / "rows.jsonl").read_bytes() == finished.read_bytes()
 
 
-def test_a_stopped_run_goes_on_after_its_last_whole_conversation(
+def test_a_stopped_run_goes_on_and_writes_no_conversation_twice(
     folder: Path, finished: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "rows.jsonl"
     lines = finished.read_bytes().splitlines(keepends=True)
     output.write_bytes(lines[0] + lines[1][:-20])
-    run(folder, output)
-    assert output.read_bytes() == finished.read_bytes()
-    run(folder, output)
-    assert output.read_bytes() == finished.read_bytes()
+    for _ in range(2):
+        run(folder, output)
+        assert output.read_bytes() == finished.read_bytes()
+    output.write_bytes(finished.read_bytes() * 2)
+    with pytest.raises(InputError, match=r"line \d is no row of this run"):
+        run(folder, output)
 
 
 @pytest.mark.parametrize(
@@ -214,50 +184,18 @@ def test_a_stopped_run_goes_on_after_its_last_whole_conversation(
     ],
 )
 def test_rows_of_other_settings_are_refused_and_kept(
-    folder: Path,
-    finished: Path,
-    tmp_path: Path,
-    changes: dict[str, Any],
+    folder: Path, finished: Path, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     output = tmp_path / "rows.jsonl"
     before = finished.read_bytes() + b'{"seed"'
     output.write_bytes(before)
-    sources = [{"files": [str(folder / "chats.jsonl")]}]
-    if "data" in changes:
-        data = {"sources": sources, "sequence_length": LENGTH} | changes["data"]
-        changes = {"data": data}
     with pytest.raises(InputError, match=r"is no row of this run's 3 prompts .*\{date_string"):
         run(folder, output, **changes)
     assert output.read_bytes() == before
 
 
-def test_a_source_of_one_line_is_no_output(folder: Path, tmp_path: Path) -> None:
-    source = tmp_path / "one.jsonl"
-    source.write_text(json.dumps(CHATS[0]))
-    before = source.read_bytes()
-    data = {"sources": [{"files": [str(tmp_path / "*.jsonl")]}], "sequence_length": LENGTH}
-    with pytest.raises(
-        InputError, match=r"one.jsonl is a file of data.sources.0 .* another output"
-    ):
-        run(folder, source, data=data)
-    with pytest.raises(InputError, match=r"""ends with '{"messages": .* use another output"""):
-        run(folder, source)
-    assert source.read_bytes() == before
-
-
-def test_a_conversation_that_stands_twice_is_refused(
-    folder: Path, finished: Path, tmp_path: Path
-) -> None:
-    output = tmp_path / "rows.jsonl"
-    output.write_bytes(finished.read_bytes() * 2)
-    with pytest.raises(InputError, match=r"line \d is no row of this run"):
-        run(folder, output)
-
-
 def test_records_that_cannot_be_rewritten_are_told(
-    folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = write_lines(
         tmp_path / "more.jsonl",
@@ -267,21 +205,22 @@ def test_records_that_cannot_be_rewritten_are_told(
         chat(f"{LONG}, do you not", "RECORDED"),
     )
     sources = [{"files": [str(folder / "chats.jsonl"), files]}]
-    data = {"sources": sources, "sequence_length": LENGTH}
     output = tmp_path / "rows.jsonl"
-    run(folder, output, data=data, count=4)
+    run(folder, output, data={"sources": sources}, count=4)
     told = capsys.readouterr().err
     assert f"1 × no conversation (first at {files}, line 1)" in told
     assert "1 × no room for an answer in data.sequence_length" in told
     assert "1 × no assistant turn" in told
     assert f"rows of 4 conversations in {output}: 6 answers, of which " in told
-    with pytest.raises(InputError, match="count is 5, but the data gives 4 conversations"):
-        run(folder, output, data=data, count=5)
-    with pytest.raises(InputError, match="3 of 7 records cannot be rewritten"):
-        run(folder, output, data=data | {"skips": "refuse"})
-    texts = {"files": [write_lines(tmp_path / "texts.jsonl", {"text": "plain"})]}
-    with pytest.raises(InputError, match=r"data.sources.1 .* holds no conversation to rewrite"):
-        run(folder, output, data=data | {"sources": [*sources, texts]})
+    texts = [*sources, {"files": [write_lines(tmp_path / "texts.jsonl", {"text": "plain"})]}]
+    for changes, sentence in (
+        ({"count": 5}, "count is 5, but the data gives 4 conversations"),
+        ({"data": {"skips": "refuse"}}, "3 of 7 records cannot be rewritten"),
+        ({"data": {"sources": texts}}, r"data.sources.1 .* holds no conversation to rewrite"),
+    ):
+        data = {"sources": sources} | changes.pop("data", {})
+        with pytest.raises(InputError, match=sentence):
+            run(folder, output, data=data, **changes)
 
 
 @pytest.mark.parametrize(
@@ -291,56 +230,33 @@ def test_records_that_cannot_be_rewritten_are_told(
         ({"prompt_tokens": 8}, "count is missing"),
         ({"prompt_tokens": 8, "count": 1}, "max_new_tokens is for conversations"),
         ({"data": {"train_turns": "last"}}, "does not read data.train_turns"),
-        (
-            {"data": {"sources": [{"files": ["x"], "weight": 2}]}},
-            "does not read data.sources.weight",
-        ),
+        ({"data": {"sources": [{"hub": "x", "weight": 2}]}}, "does not read data.sources.weight"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(
-    folder: Path,
-    tmp_path: Path,
-    changes: dict[str, Any],
-    sentence: str,
+    tmp_path: Path, changes: dict[str, Any], sentence: str
 ) -> None:
-    if "data" in changes:
-        sources = [{"files": [str(folder / "chats.jsonl")]}]
-        changes = {"data": {"sources": sources, "sequence_length": LENGTH} | changes["data"]}
-    with pytest.raises(InputError, match=sentence):
-        run(folder, tmp_path / "rows.jsonl", **changes)
-
-
-SETTINGS = RegenerateSettings.model_validate(
-    {
-        "target": "target",
-        "data": {"sources": [{"files": ["chats.jsonl"]}], "sequence_length": 400},
-        "max_new_tokens": 20,
-        "batch_size": 4,
-        "temperatures": [0.0, 0.5],
-        "output": "rows.jsonl",
-    }
-)
-
-
-def say_in_turn(speaker: Speaker, turns: list[Turn], *answers: str) -> tuple[list[Row], Any]:
-    """The rows of one conversation whose answers are given; an answer ends with `.`."""
-    left = [TOKENIZER.encode(answer, add_special_tokens=False).ids for answer in answers]
-    asked: list[Request] = []
-
-    def write(requests: Sequence[Request], stop_tokens: Sequence[int]) -> list[list[int]]:
-        asked.extend(requests)
-        return [left.pop(0)]
-
-    (rewritten,) = rewrite(write, speaker, [Conversation(1, "line 1", turns, [])], SETTINGS)
-    assert {(request.seed, request.temperature) for request in asked} <= {(1, 0.5)}
-    return rewritten.rows, rewritten.left_out
+    with pytest.raises(ValueError, match=sentence):
+        RegenerateSettings.model_validate(settings(tmp_path, tmp_path / "rows.jsonl", **changes))
 
 
 @pytest.fixture(scope="module")
 def speaker(folder: Path) -> Speaker:
-    data = DataSettings.model_validate({"sources": [{"files": ["x"]}], "sequence_length": 400})
-    template = load_template(data, folder / "target", TOKENIZER)
+    template = load_template(data_settings({"files": ["x"]}), folder / "target", TOKENIZER)
     return Speaker(TOKENIZER, template, (IM_END,), 400)
+
+
+def answered(speaker: Speaker, turns: list[Turn], *answers: str) -> tuple[list[Row], str | None]:
+    """The rows of one conversation whose answers are given, and why later ones are left out."""
+    left = [TOKENIZER.encode(answer, add_special_tokens=False).ids for answer in answers]
+
+    def write(requests: Sequence[Request], stop_tokens: Sequence[int]) -> list[list[int]]:
+        assert [(each.seed, each.temperature) for each in requests] == [(1, 0.8)]
+        return [left.pop(0)]
+
+    regenerated = RegenerateSettings.model_validate(settings(Path("x"), Path("rows.jsonl")))
+    (rewritten,) = rewrite(write, speaker, [Conversation(1, "line 1", turns, [])], regenerated)
+    return rewritten.rows, rewritten.left_out
 
 
 def shown(row: Row) -> str:
@@ -357,13 +273,13 @@ TWICE = chat("Hi", "a", "Bye", "b")["messages"]
 
 
 def test_a_row_goes_on_with_the_next_answer(speaker: Speaker) -> None:
-    (row,), left_out = say_in_turn(speaker, TWICE, "Hey<|im_end|>", "So long<|im_end|>")
+    (row,), left_out = answered(speaker, TWICE, "Hey<|im_end|>", "So long<|im_end|>")
     assert shown(row) == ("<user\nHi>\n<assistant\n[Hey>]\n<user\nBye>\n<assistant\n[So long>]")
     assert (row.answers, row.cut, left_out) == (2, 0, None)
 
 
 def test_the_end_of_a_cut_answer_carries_no_loss(speaker: Speaker) -> None:
-    (row,), _ = say_in_turn(speaker, TWICE, "He", "So<|im_end|>")
+    (row,), _ = answered(speaker, TWICE, "He", "So<|im_end|>")
     assert shown(row) == "<user\nHi>\n<assistant\n[He]>\n<user\nBye>\n<assistant\n[So>]"
     assert row.cut == 1
 
@@ -371,7 +287,7 @@ def test_the_end_of_a_cut_answer_carries_no_loss(speaker: Speaker) -> None:
 def test_an_answer_that_is_spelt_otherwise_starts_a_row(speaker: Speaker) -> None:
     # Chat programs strip what the target wrote; half a character is another one.
     for written, kept in ((" Hey<|im_end|>", "Hey"), ("<|im_start|><|im_end|>", "")):
-        first, second = say_in_turn(speaker, TWICE, written, "So<|im_end|>")[0]
+        first, second = answered(speaker, TWICE, written, "So<|im_end|>")[0]
         answer = written.replace("<|im_start|>", "<").replace("<|im_end|>", ">")
         assert shown(first) == f"<user\nHi>\n<assistant\n[{answer}]"
         assert shown(second) == (f"<user\nHi>\n<assistant\n{kept}>\n<user\nBye>\n<assistant\n[So>]")
@@ -385,7 +301,7 @@ def test_a_template_that_rewrites_the_past_gives_a_row_per_answer(speaker: Speak
         return " ".join(said) + (" A:" if asks else "")
 
     thinker = speaker._replace(template=ChatTemplate("thinker", render, False))
-    rows, _ = say_in_turn(thinker, TWICE, "hm/think Hey<|im_end|>", "ah/think So<|im_end|>")
+    rows, _ = answered(thinker, TWICE, "hm/think Hey<|im_end|>", "ah/think So<|im_end|>")
     assert [shown(row) for row in rows] == ["Hi A:[hm/think Hey>]", "Hi Hey Bye A:[ah/think So>]"]
 
 
@@ -399,32 +315,5 @@ def test_a_template_that_rewrites_the_past_gives_a_row_per_answer(speaker: Speak
 def test_what_ends_a_conversation_early_is_kept_with_it(
     speaker: Speaker, turn: Turn, reason: str
 ) -> None:
-    rows, left_out = say_in_turn(speaker, [*TWICE[:2], turn, TWICE[3]], "Hey<|im_end|>")
+    rows, left_out = answered(speaker, [*TWICE[:2], turn, TWICE[3]], "Hey<|im_end|>")
     assert ([row.answers for row in rows], left_out) == ([1], reason)
-
-
-def test_the_first_question_comes_before_all_recorded_answers() -> None:
-    record = Chat("line 1", chat("Hi", "Hello", "Bye", "Ciao")["messages"])
-    assert first_question(record) == [{"role": "user", "content": "Hi"}]
-
-
-def test_batches_hold_conversations_that_are_alike() -> None:
-    sizes = [(2, 9), (1, 5), (2, 3), (1, 8), (1, 1)]
-    conversations = [
-        Conversation(seed, "", chat(*"ab" * answers)["messages"], [0] * length)
-        for seed, (answers, length) in enumerate(sizes)
-    ]
-    planned = plan_batches(conversations, 2)
-    assert [[one.seed for one in batch] for batch in planned] == [[4, 1], [3, 2], [0]]
-
-
-def test_rows_are_joined_only_where_the_prompt_goes_on() -> None:
-    first = add_answer([], [1, 2], [3], cut=False)
-    assert first == [Row([1, 2, 3], [0, 0, 1], 1, 0)]
-    assert add_answer(first, [1, 2, 3, 4], [5, 6], cut=True) == [
-        Row([1, 2, 3, 4, 5, 6], [0, 0, 1, 0, 1, 1], 2, 1)
-    ]
-    assert add_answer(first, [1, 2, 4], [5], cut=False) == [
-        *first,
-        Row([1, 2, 4, 5], [0, 0, 0, 1], 1, 0),
-    ]

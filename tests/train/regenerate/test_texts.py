@@ -26,11 +26,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def regenerate(folder: Path, output: Path, **changes: object) -> None:
+def regenerate(folder: Path, output: Path, **changes: Any) -> None:
+    data = {"sources": [{"folder": str(folder)}], "sequence_length": 16}
     settings = {
         "target": str(folder),
         "target_dtype": "float32",
-        "data": {"sources": [{"folder": str(folder)}], "sequence_length": 16},
+        "data": data | changes.pop("data", {}),
         "prompt_tokens": 6,
         "count": 5,
         "batch_size": 2,
@@ -67,25 +68,16 @@ def test_rows_are_what_plain_decoding_writes(folder: Path, tmp_path: Path) -> No
     ]
 
 
-def test_a_stopped_run_goes_on_after_its_last_whole_row(folder: Path, tmp_path: Path) -> None:
-    whole, stopped = tmp_path / "whole.jsonl", tmp_path / "stopped.jsonl"
-    regenerate(folder, whole)
-    lines = whole.read_text().splitlines(keepends=True)
-    stopped.write_text("".join(lines[:2]) + lines[2][:20])
-    regenerate(folder, stopped)
-    assert stopped.read_text() == whole.read_text()
-
-
 def test_a_finished_run_is_left_as_it_is_and_a_longer_one_adds_to_it(
-    folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "rows.jsonl"
     regenerate(folder, output, count=3)
     three = output.read_text()
     regenerate(folder, output, count=3)
     assert output.read_text() == three
+    # A kill leaves half a row, which is written again.
+    output.write_text(three[:-20])
     regenerate(folder, output)
     assert output.read_text().startswith(three)
     assert "5 rows in" in capsys.readouterr().err
@@ -97,61 +89,54 @@ def test_a_finished_run_is_left_as_it_is_and_a_longer_one_adds_to_it(
     "changes",
     [
         {"temperatures": [0.0, 0.5]},
-        {"temperatures": [0.5]},
         {"prompt_tokens": 5},
         {"data": {"shuffle_seed": 1}},
         {"data": {"sequence_length": 18}},
     ],
 )
 def test_rows_of_other_settings_are_refused_and_kept(
-    folder: Path,
-    tmp_path: Path,
-    changes: dict[str, Any],
+    folder: Path, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     output = tmp_path / "rows.jsonl"
     regenerate(folder, output, count=3)
     # A cut row stays as well.
     output.write_text(output.read_text() + '{"seed"')
     before = output.read_bytes()
-    if "data" in changes:
-        changes = {
-            "data": {"sources": [{"folder": str(folder)}], "sequence_length": 16} | changes["data"]
-        }
     with pytest.raises(InputError, match="is no row of this run's 5 prompts"):
         regenerate(folder, output, **changes)
     assert output.read_bytes() == before
 
 
-@pytest.mark.parametrize("rows", ["# Notes\n", "[1]\n", '{"seed":1}\n'])
-def test_a_file_of_something_else_is_refused(folder: Path, tmp_path: Path, rows: str) -> None:
-    output = tmp_path / "rows.jsonl"
-    output.write_text(rows)
-    with pytest.raises(InputError, match="line 1 is no row of this run"):
-        regenerate(folder, output)
-    assert output.read_text() == rows
-
-
 @pytest.mark.parametrize(
-    "rows", ['{"text":"a source of one line"}', '{"seed":0,"temperature":0.5,']
+    ("content", "sentence"),
+    [
+        ("# Notes\n", "line 1 is no row of this run"),
+        ("[1]\n", "line 1 is no row of this run"),
+        ('{"seed":1}\n', "line 1 is no row of this run"),
+        ('{"text":"a source of one line"}', r"""ends with '{"text".* use another output"""),
+        ('{"seed":0,"temperature":0.5,', "no beginning of a row of this run"),
+    ],
 )
-def test_a_line_without_an_end_that_is_no_row_of_ours_is_kept(
-    folder: Path, tmp_path: Path, rows: str
+def test_a_file_of_something_else_is_refused_and_kept(
+    folder: Path, tmp_path: Path, content: str, sentence: str
 ) -> None:
     output = tmp_path / "rows.jsonl"
-    output.write_text(rows)
-    with pytest.raises(InputError, match="no beginning of a row of this run; use another output"):
+    output.write_text(content)
+    with pytest.raises(InputError, match=sentence):
         regenerate(folder, output)
-    assert output.read_text() == rows
+    assert output.read_text() == content
 
 
 def test_an_output_that_the_run_reads_is_refused(folder: Path, tmp_path: Path) -> None:
     (text,) = folder.glob("*.py")
-    link = tmp_path / "link.py"
+    link, lines = tmp_path / "link.py", tmp_path / "rows.jsonl"
     link.symlink_to(text)
-    before = text.read_bytes()
-    with pytest.raises(InputError, match=r"output .*link.py is a file of data.sources.0 \("):
-        regenerate(folder, link)
-    assert text.read_bytes() == before
+    lines.write_text('{"text": "a"}')
+    for output, source in ((link, {"folder": str(folder)}), (lines, {"files": [str(lines)]})):
+        before = output.read_bytes()
+        with pytest.raises(InputError, match=r"output .* is a file of data.sources.0 \("):
+            regenerate(folder, output, data={"sources": [source]})
+        assert output.read_bytes() == before
 
 
 def test_prompts_must_leave_room_and_exist(folder: Path, tmp_path: Path) -> None:
