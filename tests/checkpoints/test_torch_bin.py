@@ -52,34 +52,11 @@ def test_weights_of_every_width_are_what_was_saved(tmp_path: Path, dtype: str) -
     np.testing.assert_array_equal(out, second.astype(np.float32).T)
 
 
-def test_integers_are_found_and_are_no_weights(tmp_path: Path) -> None:
-    archives.write_archive(tmp_path / "a.bin", {"a": np.ones((2, 3), np.int64)})
-    with pytest.raises(InputError, match=r"weight 'a' is stored as I64; supported are F64"):
-        check_shape(read_torch_file(tmp_path / "a.bin")["a"], (2, 3))
-
-
-def test_two_names_may_share_a_storage(tmp_path: Path) -> None:
-    rows = a_matrix(shape=(1, 3), offset=3)
-    value = archives.ordered({"a": a_matrix(), "b": a_matrix(), "last": rows})
-    stored = read_described(tmp_path, value)
-    assert stored["a"].offset == stored["b"].offset
-    assert same_bytes(stored["a"], stored["b"])
-    np.testing.assert_array_equal(
-        read_weight(stored["last"], jnp.float32, transpose=False), MATRIX[1:]
-    )
-
-
-def test_parameters_and_plain_dictionaries_are_read_too(tmp_path: Path) -> None:
-    parameter = archives.call(
-        named("torch._utils", "_rebuild_parameter"),
-        a_matrix(),
-        archives.TRUE,
-        archives.call(DICTIONARY),
-    )
+def test_plain_dictionaries_are_read_too(tmp_path: Path) -> None:
     # An empty axis and one of a single step have whatever strides.
     empty = a_matrix(shape=(0, 4), strides=(9, 9))
     single = a_matrix(shape=(1, 6), strides=(1, 1))
-    items = text("p") + parameter + text("e") + empty + text("s") + single
+    items = text("a") + a_matrix() + text("e") + empty + text("s") + single
     stored = read_described(tmp_path, b"}(" + items + b"u")
     assert [weight.shape for weight in stored.values()] == [(2, 3), (0, 4), (1, 6)]
 
@@ -105,7 +82,6 @@ def test_what_a_pickle_may_ask_for_is_named_and_nothing_is_run(
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
-        (text("os") + b"i", "is damaged"),
         (b"(ios\nsystem\n", "asks for the pickle instruction INST, which"),
         (named("torch", "FloatStorage") + several(number(3)) + b"R", "a call of 'torch.FloatSt"),
         (number(3) + several() + b"R", r"data\.pkl cannot be read \('int' object is not callable"),
@@ -121,8 +97,6 @@ def test_what_a_pickle_may_ask_for_is_named_and_nothing_is_run(
         (b"Nr\xff\xff\xff\x7f", "puts a value aside as number 2147483647"),
         (b"h\x07", r"is damaged: its data\.pkl"),
         (b"0", "asks for the pickle instruction POP, which"),
-        (b"(s", "is damaged"),
-        (b"", "is damaged"),
         (several(text("storage")) + b"Q", "is damaged"),
         (number(3), "holds a int, no dictionary of weights"),
         (archives.ordered({"epoch": number(3)}), "holds a int under 'epoch', no weight; save the"),
@@ -139,12 +113,10 @@ def test_other_pickles_are_refused(tmp_path: Path, value: bytes, sentence: str) 
     [
         ({"shape": (3, 2), "strides": (1, 3)}, r"strides \(1, 3\), .* again after \.contiguous\("),
         ({"shape": (2, 2), "strides": (3, 1)}, r"strides \(3, 1\)"),
-        ({"shape": (2, 3), "strides": (0, 1)}, r"strides \(0, 1\)"),
         ({"offset": 1}, "weight 'a' ends at number 7 of a storage of 6"),
         ({"offset": -1}, r"cannot be read \(a tensor with a size that no tensor has\)"),
         ({"shape": (1 << 70, 3)}, "a size that no tensor has"),
         ({"strides": (1,)}, "more sizes than strides"),
-        ({"numbers": 5}, "record '0' of weight 'a' has 24 bytes, not 20 bytes"),
         ({"key": "7"}, "record '7' of weight 'a' is missing, not 24 bytes"),
         ({"storage": "HalfStorage"}, "has 24 bytes, not 12 bytes"),
     ],
@@ -156,45 +128,40 @@ def test_a_weight_must_lie_in_one_piece_of_its_storage(
         read_described(tmp_path, archives.ordered({"a": a_matrix(**changes)}))
 
 
-def test_files_of_big_endian_machines(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="was not written by a little-endian machine; save it"):
-        read_described(tmp_path, archives.ordered({"a": a_matrix()}), byteorder=b"big")
-
-
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("records", "sentence"),
     [
-        (b"", r"is truncated or no file of torch\.save\.$"),
-        (b"PK\x03\x04", r"is truncated or no file of torch\.save\.$"),
-        (b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.", r"torch before 1\.6; write it again .*\.$"),
+        ({"byteorder": b"big"}, "was not written by a little-endian machine; save it"),
+        ({"other/data.pkl": b""}, r"a zip archive, but none that torch\.save writes"),
+        (None, r"holds archive/data\.pkl compressed, which torch\.save never does"),
     ],
 )
-def test_files_that_are_no_archives(tmp_path: Path, content: bytes, sentence: str) -> None:
-    (tmp_path / "a.bin").write_bytes(content)
+def test_archives_of_something_else(
+    tmp_path: Path, records: dict[str, bytes] | None, sentence: str
+) -> None:
+    described = {"data.pkl": archives.pickled(archives.ordered({}))}
+    path = tmp_path / "a.bin"
+    if records is None:
+        archives.write_records(path, described, zipfile.ZIP_DEFLATED)
+    elif "byteorder" in records:
+        archives.write_records(path, described | records)
+    else:
+        archives.write_records(path, records)
     with pytest.raises(InputError, match=sentence):
-        read_torch_file(tmp_path / "a.bin")
+        read_torch_file(path)
 
 
-def test_archives_of_something_else(tmp_path: Path) -> None:
-    archives.write_records(tmp_path / "a.bin", {"readme": b""})
-    with pytest.raises(InputError, match=r"a zip archive, but none that torch\.save writes"):
-        read_torch_file(tmp_path / "a.bin")
-    archives.write_records(tmp_path / "a.bin", {"data.pkl": b"." * 99}, zipfile.ZIP_DEFLATED)
-    with pytest.raises(InputError, match=r"holds archive/data\.pkl compressed, which torch"):
-        read_torch_file(tmp_path / "a.bin")
-
-
-def test_a_truncated_file(tmp_path: Path) -> None:
+def test_files_that_are_no_archives_are_truncated_or_old(tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     archives.write_archive(path, {"a": MATRIX})
     content = path.read_bytes()
-    for kept in (len(content) - 1, len(content) // 2, 100, 10):
+    for kept in (len(content) - 1, len(content) // 2, 10, 0):
         path.write_bytes(content[:kept])
-        with pytest.raises(InputError, match=r"is truncated or no file of torch\.save"):
+        with pytest.raises(InputError, match=r"is truncated or no file of torch\.save\.$"):
             read_torch_file(path)
-
-
-def test_a_folder_where_the_file_should_be(tmp_path: Path) -> None:
+    path.write_bytes(b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.")
+    with pytest.raises(InputError, match=r"torch before 1\.6; write it again .*\.$"):
+        read_torch_file(path)
     with pytest.raises(InputError, match=r"^Cannot read .*: Is a directory\.$"):
         read_torch_file(tmp_path)
 
