@@ -11,7 +11,7 @@ from tiny_models import tiny_config
 
 from redrafter_jax import InputError
 from redrafter_jax.checkpoints.families import read_target_config, target_fields
-from redrafter_jax.config import DynamicScaling, LinearScaling, Llama3Scaling, YarnScaling
+from redrafter_jax.config import LinearScaling
 
 FAMILY_GOLDENS = GOLDENS / "families"
 CONFIG = tiny_config(
@@ -51,15 +51,10 @@ EVERY_LAYER, BOTH_BIASES = (0, 1), {"attention_bias": True, "attention_output_bi
     ("changes", "model_type"),
     [
         ({}, "llama"),
-        ({"tie_word_embeddings": True, **BOTH_BIASES}, "llama"),
-        ({"rope_scaling": LinearScaling(4.0)}, "llama"),
-        ({"rope_scaling": DynamicScaling(4.0)}, "llama"),
-        ({"rope_scaling": Llama3Scaling(8.0, 1.0, 4.0, 16)}, "llama"),
-        ({"rope_scaling": YarnScaling(4.0, 16, 1.2, 32.0, 1.0)}, "llama"),
+        ({"tie_word_embeddings": True, "eos_token_ids": (), **BOTH_BIASES}, "llama"),
+        ({"rope_scaling": LinearScaling(4.0), "eos_token_ids": (4,)}, "llama"),
         ({"sliding_window": 8, "windowed_layers": EVERY_LAYER}, "mistral"),
-        ({"attention_bias": True}, "qwen2"),
         ({"attention_bias": True, "sliding_window": 8, "windowed_layers": (0,)}, "qwen2"),
-        ({"qk_norm": True}, "qwen3"),
         ({"qk_norm": True, "sliding_window": 8, "windowed_layers": EVERY_LAYER}, "qwen3"),
         ({"qk_norm": True, **BOTH_BIASES}, "qwen3"),
     ],
@@ -74,12 +69,7 @@ def test_every_variation_makes_the_round_trip(
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"attention_output_bias": True},
-        {"qk_norm": True, "attention_bias": True},
-        {"sliding_window": 8, "windowed_layers": EVERY_LAYER, **BOTH_BIASES},
-    ],
+    "changes", [{"attention_output_bias": True}, {"qk_norm": True, "attention_bias": True}]
 )
 def test_a_target_of_no_family_cannot_be_written(changes: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=r"No family of transformers has attention_bias=.*"):
@@ -94,13 +84,6 @@ def test_transformers_4_and_5_are_read_alike(tmp_path: Path, name: str) -> None:
     (tmp_path / "config.json").write_text(old)
     assert "rope_parameters" not in old
     assert read_target_config(tmp_path) == newer
-
-
-@pytest.mark.parametrize("tokens", [(), (4,), (2, 7)])
-def test_end_tokens_make_the_round_trip(tmp_path: Path, tokens: tuple[int, ...]) -> None:
-    config = tiny_config(**(vars(CONFIG) | {"eos_token_ids": tokens}))
-    write_json(tmp_path / "config.json", target_fields(config))
-    assert read_target_config(tmp_path).eos_token_ids == tokens
 
 
 @pytest.mark.parametrize(
@@ -134,40 +117,30 @@ def test_end_tokens_are_read_where_hugging_face_keeps_them(
         {"rope_scaling": {"rope_type": "default"}},
         {"attention_bias": ..., "mlp_bias": ..., "hidden_act": ...},
     ],
-    ids=[
-        "transformers 5",
-        "both",
-        "a whole number",
-        "no scaling",
-        "default scaling",
-        "usual defaults",
-    ],
 )
 def test_config_json_may_be_spelt_in_several_ways(folder: Path, changes: dict[str, Any]) -> None:
     change_json(folder / "config.json", **changes)
     assert read_target_config(folder) == CONFIG
 
 
-def test_head_dimension_and_key_heads_follow_from_the_rest(tmp_path: Path) -> None:
-    config = tiny_config(**(vars(CONFIG) | {"head_dim": 2, "num_key_value_heads": 4}))
-    write_json(tmp_path / "config.json", target_fields(config))
-    change_json(tmp_path / "config.json", head_dim=..., num_key_value_heads=...)
-    assert read_target_config(tmp_path) == config
+def test_what_follows_from_the_rest_or_is_null_may_be_left_out(folder: Path) -> None:
+    plain = restated(folder, head_dim=2, num_key_value_heads=4)
+    write_json(folder / "config.json", plain | {"head_dim": None, "num_key_value_heads": None})
+    config = read_target_config(folder)
+    assert (config.head_dim, config.num_key_value_heads) == (2, 4)
+    restated(folder, sliding_window=8, windowed_layers=EVERY_LAYER)
+    change_json(folder / "config.json", sliding_window=None)
+    assert read_target_config(folder) == CONFIG
+    change_json(folder / "config.json", sliding_window=...)
+    with pytest.raises(InputError, match=r"does not state 'sliding_window', .* null is none\.$"):
+        read_target_config(folder)
+    restated(folder, qk_norm=True)
+    change_json(folder / "config.json", head_dim=...)
+    with pytest.raises(InputError, match="does not state 'head_dim'"):
+        read_target_config(folder)
 
 
-@pytest.mark.parametrize(
-    "field",
-    [
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "rope_theta",
-        "rms_norm_eps",
-        "max_position_embeddings",
-    ],
-)
+@pytest.mark.parametrize("field", ["vocab_size", "rope_theta", "rms_norm_eps"])
 def test_a_target_constant_that_is_not_stated_is_not_guessed(folder: Path, field: str) -> None:
     change_json(folder / "config.json", **{field: ...})
     with pytest.raises(InputError, match=rf"config\.json does not state '{field}'"):
@@ -178,7 +151,6 @@ def test_a_target_constant_that_is_not_stated_is_not_guessed(folder: Path, field
     ("changes", "sentence"),
     [
         ({"model_type": "gpt2"}, r"model_type 'gpt2'; this version reads 'llama', 'mistral', 'q"),
-        ({"model_type": ...}, "model_type None; .* 'llama'"),
         ({"model_type": ["llama"]}, r"model_type \['llama'\]; "),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000; the most is 10000"),
         ({"architectures": ["LlamaForTokenClassification"]}, "of model_type 'llama' only 'Llama"),
@@ -192,17 +164,12 @@ def test_a_target_constant_that_is_not_stated_is_not_guessed(folder: Path, field
         ({"eos_token_id": 13}, r"config\.json: eos_token_ids holds 13"),
         # Fields of the wrong kind, which are not replaced.
         ({"hidden_size": "16"}, r"hidden_size='16'; it must be a whole number\.$"),
-        ({"vocab_size": [1]}, r"vocab_size=\[1\]; it must be a whole number\.$"),
-        ({"num_hidden_layers": 1.0}, r"num_hidden_layers=1\.0; it must be a whole number\.$"),
         ({"num_hidden_layers": True}, r"num_hidden_layers=True; it must be a whole number\.$"),
         ({"rms_norm_eps": "a"}, r"rms_norm_eps='a'; it must be a number\.$"),
         ({"tie_word_embeddings": "false"}, r"'false'; it must be true or false\.$"),
         ({"rope_parameters": [1]}, r"rope_parameters=\[1\]; it must be an object\.$"),
-        ({"rope_theta": "a"}, r"rope_theta='a'; it must be a number\.$"),
-        ({"eos_token_id": "x"}, r"eos_token_id='x'; it must be a whole number or a list"),
         ({"eos_token_id": [2, None]}, r"eos_token_id=\[2, None\]; it must be a whole number"),
         ({"head_dim": 0}, "head_dim is 0; it must be greater than 0"),
-        ({"num_key_value_heads": 0}, "num_key_value_heads is 0; it must be greater than 0"),
         (
             {"num_attention_heads": 0, "head_dim": ...},
             "num_attention_heads is 0; it must be greater than 0",
@@ -230,10 +197,8 @@ def qwen_folder(folder: Path) -> Path:
         ({}, (1,)),
         ({"layer_types": ["sliding_attention", "full_attention"]}, (0,)),
         ({"layer_types": ..., "max_window_layers": 1}, (1,)),
-        ({"layer_types": ..., "max_window_layers": 0}, (0, 1)),
         ({"layer_types": ..., "max_window_layers": 28}, ()),
         ({"layer_types": ..., "use_sliding_window": False}, ()),
-        ({"layer_types": ..., "use_sliding_window": ...}, ()),
         ({"layer_types": ..., "sliding_window": None}, ()),
     ],
 )
@@ -253,7 +218,6 @@ def test_qwen_has_windows_in_some_layers(
         ({"layer_types": ["full_attention", "chunked_attention"]}, "must hold 'full_attention' or"),
         ({"layer_types": ...}, "does not state 'max_window_layers'"),
         ({"use_sliding_window": False}, "with sliding_window=None all 2 layers of Qwen2"),
-        ({"sliding_window": "8"}, "sliding_window='8'; it must be a whole number"),
         ({"attention_bias": False}, "attention_bias=False; Qwen2ForCausalLM .* always has True"),
         ({"num_key_value_heads": ...}, "does not state 'num_key_value_heads'"),
     ],
@@ -264,19 +228,3 @@ def test_what_qwen_leaves_open_is_refused(
     change_json(qwen_folder / "config.json", **changes)
     with pytest.raises(InputError, match=sentence):
         read_target_config(qwen_folder)
-
-
-def test_mistral_states_its_window(folder: Path) -> None:
-    restated(folder, sliding_window=8, windowed_layers=EVERY_LAYER)
-    change_json(folder / "config.json", sliding_window=None)
-    assert read_target_config(folder) == CONFIG
-    change_json(folder / "config.json", sliding_window=...)
-    with pytest.raises(InputError, match=r"does not state 'sliding_window', .* null is none\.$"):
-        read_target_config(folder)
-
-
-def test_qwen_3_states_its_head_dimension(folder: Path) -> None:
-    restated(folder, qk_norm=True)
-    change_json(folder / "config.json", head_dim=...)
-    with pytest.raises(InputError, match="does not state 'head_dim'"):
-        read_target_config(folder)

@@ -7,17 +7,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
 from places import GOLDENS
 from trees import tree_of
 
-from redrafter_jax import DraftConfig, DrafterConfig, generate, load_target
+from redrafter_jax import generate, load_target
 from redrafter_jax.decoding.accept import accept
-from redrafter_jax.drafters.recurrent_head import DraftModel, init_drafter
+from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.models.cache import append, commit, init_cache
 from redrafter_jax.models.target import Target
-from redrafter_jax.parallel.model import Model
 from redrafter_jax.types import KVCache, TokenTree
 
 FOLDERS = sorted((GOLDENS / "families").iterdir())
@@ -123,21 +121,6 @@ def test_bfloat16_logits_are_near_hugging_faces(name: str) -> None:
     assert difference.mean() < 0.05 * np.abs(answers["logits"]).mean()
 
 
-def drafter_that_read(text: np.ndarray, target: Target) -> DraftModel:
-    """It knows which tokens follow each token in the text, and nothing of what came before."""
-    V, D = target.config.vocab_size, target.config.hidden_size
-    follows = np.zeros((V, V))
-    np.add.at(follows, (text[:-1], text[1:]), 1.0)
-    embedding = np.asarray(target.merge().embed_tokens[...], np.float64)
-    states = oracles.silu(embedding)
-    head = init_drafter(DrafterConfig(V, D, 2 * D, num_draft_layers=0), 0).merge()
-    head.rnn_w.kernel[...] = jnp.eye(D)
-    head.rnn_u.kernel[...] = jnp.zeros((D, D))
-    solution = np.concatenate([np.zeros((D, V)), np.linalg.pinv(states) @ follows])
-    head.lm_head.kernel[...] = jnp.asarray(solution, jnp.float32)
-    return Model.split(DrafterConfig(V, D, 2 * D, num_draft_layers=0), head)
-
-
 @pytest.mark.usefixtures("quick_compilation")
 def test_generate_writes_hugging_faces_text_past_windows_and_thresholds() -> None:
     """The whole way at once, for the family with most variations."""
@@ -145,8 +128,6 @@ def test_generate_writes_hugging_faces_text_past_windows_and_thresholds() -> Non
     target = load_target(folder, dtype="float32")
     with np.load(folder / "answers.npz") as answers:
         prompt, expected = answers["prompt"].tolist(), answers["greedy"].tolist()
-    drafter = drafter_that_read(np.asarray(prompt + expected), target)
-    draft = DraftConfig(beam_width=3, draft_rounds=3)
-    speculative = generate(target, drafter, [prompt], max_new_tokens=len(expected), draft=draft)
+    speculative = generate(target, PromptLookup(4), [prompt], max_new_tokens=len(expected))
     assert speculative.tokens == [expected]
-    assert speculative.acceptance_length > 1.5
+    assert speculative.acceptance_length > 1.1

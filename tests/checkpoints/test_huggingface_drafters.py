@@ -21,12 +21,13 @@ RNN_SHAPES = {"rnn_u.weight": [D, D], "rnn_u.bias": [D], "rnn_w.weight": [D, D]}
 
 
 @pytest.mark.parametrize(
-    ("exit_dim", "layers", "rnn", "expected"),
+    ("exit_dim", "layers", "rnn", "dtype", "expected"),
     [
         (
             5,
             2,
             True,
+            "float32",
             RNN_SHAPES
             | {
                 "input_proj.weight": [5, 2 * D],
@@ -38,38 +39,16 @@ RNN_SHAPES = {"rnn_u.weight": [D, D], "rnn_u.bias": [D], "rnn_w.weight": [D, D]}
                 "lm_head.2.weight": [V, 5],
             },
         ),
-        (
-            2 * D,
-            1,
-            True,
-            RNN_SHAPES
-            | {
-                "lm_head.0.linear.weight": [2 * D, 2 * D],
-                "lm_head.0.linear.bias": [2 * D],
-                "lm_head.1.weight": [V, 2 * D],
-            },
-        ),
-        (2 * D, 0, False, {"lm_head.0.weight": [V, 2 * D]}),
-        (
-            D,
-            0,
-            False,
-            {
-                "input_proj.weight": [D, 2 * D],
-                "input_proj.bias": [D],
-                "lm_head.0.weight": [V, D],
-            },
-        ),
+        (2 * D, 0, False, "bfloat16", {"lm_head.0.weight": [V, 2 * D]}),
     ],
 )
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_drafters_are_stored_in_apples_layout(
     tmp_path: Path,
     exit_dim: int,
     layers: int,
     rnn: bool,
-    expected: dict[str, list[int]],
     dtype: str,
+    expected: dict[str, list[int]],
 ) -> None:
     config = DrafterConfig(
         V, D, exit_dim=exit_dim, num_draft_layers=layers, cell="simple" if rnn else "sum"
@@ -140,20 +119,6 @@ def test_apples_drafters_compute_what_their_matrices_say(apple_folder: Path) -> 
     )
 
 
-def test_a_drafter_of_some_tokens_comes_back(tmp_path: Path) -> None:
-    config = DrafterConfig(V, D, exit_dim=5, num_draft_layers=1, draft_tokens=(0, 3, 4))
-    drafter = random_drafter(config)
-    save_drafter(drafter, tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["draft_tokens"] == [0, 3, 4]
-    assert load_file(tmp_path / "model.safetensors")["lm_head.1.weight"].shape == (3, 5)
-    loaded = load_drafter(tmp_path, dtype="float32")
-    assert loaded.config == config
-    np.testing.assert_array_equal(loaded.merge().draft_token_ids, [0, 3, 4])
-    np.testing.assert_array_equal(
-        loaded.merge().lm_head.kernel[...], drafter.merge().lm_head.kernel[...]
-    )
-
-
 @pytest.mark.parametrize(
     ("variant", "shapes"),
     [
@@ -170,11 +135,11 @@ def test_a_drafter_of_some_tokens_comes_back(tmp_path: Path) -> None:
         ),
         ({"cell": "sum", "head": "target", "draft_tokens": (1, 2)}, {"head_proj.weight": [D, 5]}),
         (
-            {"context_layers": (0, 2)},
-            RNN_SHAPES | {"context_proj.weight": [D, 3 * D], "lm_head.0.weight": [V, 5]},
+            {"context_layers": (0, 2), "draft_tokens": (0, 3, 4)},
+            RNN_SHAPES | {"context_proj.weight": [D, 3 * D], "lm_head.0.weight": [3, 5]},
         ),
     ],
-    ids=["gated, in two factors", "the target's head", "three layers"],
+    ids=["gated, in two factors", "the target's head", "three layers, three tokens"],
 )
 def test_drafters_beyond_apples_layout_say_so_and_come_back(
     tmp_path: Path, variant: dict[str, Any], shapes: dict[str, list[int]]

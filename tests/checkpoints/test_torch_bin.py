@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch_archives import named, number, several, tensor, text
 
 from redrafter_jax import InputError
-from redrafter_jax.checkpoints.stored import Stored, check_shape, read_weight, same_bytes
+from redrafter_jax.checkpoints.stored import Stored, read_weight
 from redrafter_jax.checkpoints.torch_bin import read_torch_file
 
 DICTIONARY = named("collections", "OrderedDict")

@@ -33,14 +33,6 @@ def test_a_weight_arrives_in_the_dtype_and_layout_asked_for(
     np.testing.assert_array_equal(out, expected.T if transpose else expected)
 
 
-def test_float64_is_read_too(tmp_path: Path) -> None:
-    save_file({"a": MATRIX}, tmp_path / "model.safetensors")
-    stored = find_weights(tmp_path)["a"]
-    assert stored.bytes == 48
-    out = read_weight(stored, jnp.float32, transpose=False)
-    np.testing.assert_array_equal(out, MATRIX.astype(np.float32))
-
-
 def test_integers_are_no_weights(tmp_path: Path) -> None:
     save_file({"a": np.ones((2, 3), np.int8)}, tmp_path / "model.safetensors")
     with pytest.raises(InputError, match=r"weight 'a' is stored as I8; supported are F64, F32"):
