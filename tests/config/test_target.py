@@ -1,10 +1,9 @@
-import dataclasses
 from typing import Any
 
 import pytest
 from tiny_models import tiny_config
 
-from redrafter_jax import InputError, TargetConfig
+from redrafter_jax import InputError
 from redrafter_jax.config import (
     DynamicScaling,
     LinearScaling,
@@ -14,26 +13,11 @@ from redrafter_jax.config import (
 )
 
 
-def test_constants_of_a_target_have_no_defaults_and_variations_are_absent() -> None:
-    absent = {
-        "rope_scaling": None,
-        "attention_bias": False,
-        "attention_output_bias": False,
-        "qk_norm": False,
-        "sliding_window": None,
-        "windowed_layers": (),
-    }
-    for field in dataclasses.fields(TargetConfig):
-        assert field.default_factory is dataclasses.MISSING
-        assert field.default == absent.get(field.name, dataclasses.MISSING)
-
-
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
         ({"num_key_value_heads": 3}, r"num_attention_heads is 4, .*num_key_value_heads=3 "),
         ({"head_dim": 7}, r"head_dim is 7; .* even"),
-        ({"eos_token_ids": (3, -1)}, r"eos_token_ids holds -1, .* 24 tokens"),
         ({"eos_token_ids": (24,)}, r"eos_token_ids holds 24, .* 24 tokens"),
         ({"sliding_window": 8}, r"sliding_window is 8 and windowed_layers is \(\); give both"),
         ({"windowed_layers": (0,)}, r"sliding_window is None and windowed_layers is \(0,\); give"),
@@ -56,11 +40,6 @@ def test_ramps_of_scalings_rise() -> None:
         Llama3Scaling(8.0, 4.0, 1.0, 64)
     with pytest.raises(InputError, match=r"beta_fast is 1\.0; .* greater than beta_slow=32\.0\.$"):
         YarnScaling(4.0, 64, 1.0, 1.0, 32.0)
-
-
-def test_a_window_belongs_to_its_layers() -> None:
-    config = tiny_config(sliding_window=8, windowed_layers=(1,))
-    assert [config.window_of(layer) for layer in range(2)] == [None, 8]
 
 
 @pytest.mark.parametrize(

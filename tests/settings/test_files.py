@@ -40,21 +40,12 @@ def test_a_file_gives_values_and_the_model_the_rest(config: Path) -> None:
 
 
 def test_overrides_reach_into_sections_and_are_read_as_yaml(config: Path) -> None:
-    overrides = ["size=4", "inner.rate=3e-4", "inner.names=[a, b]"]
-    settings = load_settings(Outer, config, overrides)
+    overrides = ["size=4", "inner.rate=3e-4", "inner.names=[a, b]", "spares.1.rate=5"]
+    settings = load_settings(Outer, config, [*overrides, "spares.0={fast: true}", "spare.rate=2"])
     assert settings.size == 4
-    assert settings.inner == Inner(rate=0.0003, names=("a", "b"))
-
-
-def test_a_number_leads_into_a_list(config: Path) -> None:
-    settings = load_settings(Outer, config, ["spares.1.rate=5", "spares.0={fast: true}"])
     assert settings.spares == (Inner(fast=True), Inner(rate=5.0))
-
-
-def test_an_override_may_open_a_section_that_the_file_lacks(tmp_path: Path) -> None:
-    path = tmp_path / "short.yaml"
-    path.write_text("size: 1\n")
-    assert load_settings(Outer, path, ["inner.rate=2"]).inner.rate == 2.0
+    assert settings.spare == Inner(rate=2.0)
+    assert settings.inner == Inner(rate=0.0003, names=("a", "b"))
 
 
 def test_a_date_is_a_string_and_yes_is_true_where_that_is_asked_for(tmp_path: Path) -> None:
@@ -80,15 +71,11 @@ def test_the_dump_reads_back_as_the_same_settings(config: Path, tmp_path: Path) 
         ("size.more=3", "'size' is a value, not a section"),
         ("inner.names.0=a", "'names' is a list of 0 and has no '0'; count from 0, or give the"),
         ("spares.one.rate=1", "'spares' is a list of 2 and has no 'one'; count from 0"),
-        ("spares.2.rate=1", "'spares' is a list of 2 and has no '2'; count from 0"),
         ("spares.0.rate.deep=1", "'rate' is a value, not a section"),
-        ("size=[", "not a YAML value"),
         ("size=0x_", "not a YAML value"),
         ("size=yes", "size: Input should be a number; YAML reads yes"),
-        ("inner.rate=on", "inner.rate: Input should be a number; YAML reads yes"),
         ("inner.weights=[1, yes]", "inner.weights.1: Input should be a number; YAML reads yes"),
         ("inner.rate=.inf", "inner.rate: Input should be a finite number"),
-        ("inner.rate=.nan", "inner.rate: Input should be a finite number"),
         ("size=0", "size: Input should be greater than 0"),
         ("inner.rats=1", "inner.rats: unknown key; did you mean 'rate'?"),
         ("other=1", "other: unknown key; known keys: size, draft, inner, spare, spares."),
@@ -97,12 +84,7 @@ def test_the_dump_reads_back_as_the_same_settings(config: Path, tmp_path: Path) 
         ("draft.sharpness=.inf", "draft.sharpness: Input should be a finite number"),
         ("draft.num_nodes=40", "draft.num_nodes is 40; beam_width=8 and draft_rounds=4 give 1 to"),
         ("draft.lookup=1", "draft.lookup: unknown key; did you mean 'lookup_tokens'?"),
-        (
-            "draft.a=1",
-            "known keys: beam_width, draft_rounds, num_nodes, final_beams_only, sharpness",
-        ),
         ("spare.rats=1", "spare.rats: unknown key; did you mean 'rate'?"),
-        ("spare.a=1", "spare.a: unknown key; known keys: rate, names, weights, fast."),
     ],
 )
 def test_a_bad_override_is_refused(config: Path, override: str, reason: str) -> None:

@@ -17,27 +17,18 @@ def write(folder: Path, *lines: str) -> Path:
 
 
 def test_a_prompt_may_stand_alone_and_is_then_named_by_its_line(tmp_path: Path) -> None:
-    path = write(tmp_path, '{"prompt": "def f("}', '{"prompt": "  two\\nlines "}')
-    names_and_texts = [(prompt.name, prompt.text) for prompt in read_prompts(path)]
-    assert names_and_texts == [("1", "def f("), ("2", "  two\nlines ")]
-
-
-def test_identifier_and_category_come_along_and_other_keys_are_ignored(tmp_path: Path) -> None:
-    row = {"question_id": 7, "category": "json", "prompt": "x", "source": "json/a.py:1"}
-    (prompt,) = read_prompts(write(tmp_path, json.dumps(row)))
-    assert prompt == Prompt("7", "x", "json", f"{tmp_path / 'prompts.jsonl'}, line 1")
+    # Separators inside a string end no row.
+    lines = '{"prompt": "def f("}', '{"prompt": "  two\\nlines\u2028\x85 "}'
+    prompts = read_prompts(write(tmp_path, *lines))
+    assert [prompt.name for prompt in prompts] == ["1", "2"]
+    assert [prompt.text for prompt in prompts] == ["def f(", "  two\nlines\u2028\x85 "]
 
 
 def test_of_a_spec_bench_row_the_first_turn_is_the_prompt(tmp_path: Path) -> None:
     row = {"question_id": 81, "category": "writing", "turns": ["Compose.", "Rewrite."]}
     (prompt,) = read_prompts(write(tmp_path, json.dumps(row | {"reference": ["..."]})))
-    assert (prompt.name, prompt.category, prompt.text) == ("81", "writing", "Compose.")
-
-
-def test_line_separators_inside_a_string_end_no_row(tmp_path: Path) -> None:
-    text = "a\u2028b\x85c\x0cd"
-    path = write(tmp_path, json.dumps({"prompt": text}, ensure_ascii=False))
-    assert [prompt.text for prompt in read_prompts(path)] == [text]
+    place = f"{tmp_path / 'prompts.jsonl'}, line 1"
+    assert prompt == Prompt("81", "Compose.", "writing", place)
 
 
 @pytest.mark.parametrize(
@@ -50,9 +41,7 @@ def test_line_separators_inside_a_string_end_no_row(tmp_path: Path) -> None:
         ('{"prompt": "x", "turns": ["x"]}', "holds both"),
         ('{"prompt": ""}', "not empty"),
         ('{"prompt": 3}', "'prompt' is 3"),
-        ('{"prompt": null}', "'prompt' is None"),
         (r'{"prompt": "\ud800 a"}', r"'prompt' holds '\ud800' at character 0, a lone surrogate"),
-        ('{"turns": []}', "at least one string"),
         ('{"turns": "x"}', "at least one string"),
         ('{"turns": [null]}', "'turns[0]' is None"),
         ('{"prompt": "x", "category": 3}', "'category' is 3"),
@@ -91,21 +80,14 @@ def prompt_of(text: str) -> Prompt:
     return Prompt("1", text, None, "p.jsonl, line 5")
 
 
-def test_prompts_become_the_tokenizers_tokens() -> None:
-    rows = tokenize([prompt_of("abc"), prompt_of("w\n")], character_tokenizer(), 10, 20)
-    assert rows == [encode("abc"), encode("w\n")]
-
-
-def test_a_prompt_that_leaves_no_room_is_refused_not_cut() -> None:
+def test_prompts_become_tokens_that_leave_room_and_are_never_cut() -> None:
     tokenizer = character_tokenizer()
-    assert len(tokenize([prompt_of("a" * 10)], tokenizer, 10, 20)[0]) == 10
+    rows = tokenize([prompt_of("abc"), prompt_of("a" * 10)], tokenizer, 10, 20)
+    assert rows == [encode("abc"), encode("a" * 10)]
     with pytest.raises(InputError, match=r"line 5: the prompt has 11 tokens and max_new"):
         tokenize([prompt_of("a" * 11)], tokenizer, 10, 20)
-
-
-def test_a_prompt_of_unknown_characters_alone_is_refused() -> None:
     with pytest.raises(InputError, match=r"line 5: .* no tokens"):
-        tokenize([prompt_of("é")], character_tokenizer(), 10, 20)
+        tokenize([prompt_of("é")], tokenizer, 10, 20)
 
 
 def test_longer_prompts_are_the_files_own_text_in_its_order() -> None:
@@ -113,8 +95,5 @@ def test_longer_prompts_are_the_files_own_text_in_its_order() -> None:
     tokens = tokenize_to_length(prompts, character_tokenizer(), 3, 20)
     assert tokens == encode("mnopqrstuvwakkabcdef")
     assert tokenize_to_length(prompts, character_tokenizer(), 3, 2) == encode("mn")
-
-
-def test_prompts_without_any_token_cannot_be_made_longer() -> None:
     with pytest.raises(InputError, match="and on: the tokenizer makes no tokens of any prompt"):
         tokenize_to_length([prompt_of("XYZ")], character_tokenizer(), 0, 20)
