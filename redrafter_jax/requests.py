@@ -8,11 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from redrafter_jax.config import (
-    DynamicScaling,
-    SamplingConfig,
-    TargetConfig,
-)
+from redrafter_jax.config import DynamicScaling, SamplingConfig, TargetConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.types import Requests, Sampling
 
@@ -146,7 +142,8 @@ def prepare(
     ends = lengths + np.asarray(limits, np.int32)
     slots = slots_for(int(ends.max()), max_path)
     if remembered is not None:
-        slots = _fit(remembered, rows, int(ends.max()), max_path)
+        _check_memory(remembered, rows, int(ends.max()), max_path)
+        slots = remembered[1]
     tokens = np.zeros((rows, slots), np.int32)
     for row, prompt in enumerate(prompts):
         tokens[row, : len(prompt)] = prompt
@@ -168,19 +165,17 @@ def slots_for(tokens: int, max_path: int) -> int:
     return -(-needed // block) * block
 
 
-def _fit(remembered: tuple[int, ...], rows: int, tokens: int, max_path: int) -> int:
+def _check_memory(remembered: tuple[int, ...], rows: int, tokens: int, max_path: int) -> None:
     if remembered[0] != rows:
         raise InputError(
             f"The memory has {remembered[0]} rows, but there are {rows} prompts; use a memory for "
             "as many."
         )
-    slots = remembered[1]
-    if tokens + max_path > slots:
+    if tokens + max_path > remembered[1]:
         raise InputError(
             f"{tokens} tokens, prompt included, and {max_path} spare ones for decode steps do not "
-            f"fit the memory's {slots} slots; ask for fewer, or use a larger memory."
+            f"fit the memory's {remembered[1]} slots; ask for fewer, or use a larger memory."
         )
-    return slots
 
 
 def check_whole(value: int, name: str) -> None:
@@ -235,6 +230,7 @@ def _sampling_arrays(
     seeds: Sequence[int] | None,
     rows: int,
 ) -> Sampling:
+    most = config.vocab_size
     chosen = _per_row(SamplingConfig() if sampling is None else sampling, rows, "sampling")
     for row, one in enumerate(chosen):
         if not isinstance(one, SamplingConfig):
@@ -249,16 +245,13 @@ def _sampling_arrays(
         if not 0 <= seed < 2**31:
             raise InputError(f"{name} is {seed}; it must be in [0, 2**31).")
 
-    def kept(top_k: int | None) -> int:
-        return config.vocab_size if top_k is None else min(top_k, config.vocab_size)
-
     def array(values: list[Any], dtype: Any) -> Array:
         # Through NumPy, for JAX looks at every entry of a list.
         return jnp.asarray(np.asarray(values, dtype))
 
     return Sampling(
         temperature=array([one.temperature for one in chosen], np.float32),
-        top_k=array([kept(one.top_k) for one in chosen], np.int32),
+        top_k=array([min(one.top_k or most, most) for one in chosen], np.int32),
         top_p=array([1.0 if one.top_p is None else one.top_p for one in chosen], np.float32),
         min_p=array([0.0 if one.min_p is None else one.min_p for one in chosen], np.float32),
         seeds=array(numbers, np.int32),

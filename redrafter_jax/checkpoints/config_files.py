@@ -27,15 +27,10 @@ def read_drafter_config(folder: Path) -> DrafterConfig:
     """The `DrafterConfig` that `config.json` states.
 
     Raises:
-      InputError: the file is missing, lacks a field, or describes another kind of model.
+      InputError: the file is missing, lacks a field, or states one of another type or range.
     """
     path = folder / "config.json"
     values = read_json(path)
-    if values.get("model_type") != DRAFTER_MODEL_TYPE:
-        raise InputError(
-            f"{path} states model_type {values.get('model_type')!r}; a drafter folder states "
-            f"{DRAFTER_MODEL_TYPE!r}."
-        )
     sizes = ("vocab_size", "hidden_size", "exit_dim", "num_draft_layers")
     # Apple's layout states whether there is a cell, in `rnn`; ours which, if it is another.
     has_cell = field(values, "rnn", path, bool)

@@ -14,7 +14,7 @@ from typing import BinaryIO, Literal, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from redrafter_jax.checkpoints.config_files import read_json
+from redrafter_jax.checkpoints.config_files import read_json, require_apple_layout
 from redrafter_jax.checkpoints.huggingface import DRAFTERS, Found, find_drafter, find_target, locate
 from redrafter_jax.checkpoints.stored import ITEM_BYTES, Stored, dtype_of, read_weight
 from redrafter_jax.checkpoints.weights import INDEX, SINGLE_FILE
@@ -74,9 +74,10 @@ def convert(
     find = find_drafter if is_drafter else find_target
     found = find(source)
     beyond = sorted(found.config.beyond_apple) if is_drafter else []
-    if for_apple and (beyond or not is_drafter):
-        reason = f"states {', '.join(beyond)}, which it does not know" if beyond else "is a target"
-        raise InputError(f"{source} cannot be converted for Apple's code: it {reason}.")
+    if for_apple and not is_drafter:
+        raise InputError(f"{source} is a target, and Apple's code loads drafters; leave for_apple out.")
+    if for_apple:
+        require_apple_layout(found.config, found.folder)
 
     whole = folder.resolve()
     partial = whole.with_name(f"{whole.name}.partial")

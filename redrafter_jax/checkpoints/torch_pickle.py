@@ -151,6 +151,9 @@ class _Unpickler(pickle.Unpickler):
 class _Dictionary(dict[Any, Any]):
     __slots__ = ()
 
+    def __init__(self) -> None:
+        """An empty one: it is filled later, so that no call copies what the file holds once."""
+
     def __setstate__(self, state: Any) -> None:
         """What a state dictionary says of itself beside its weights is not kept."""
 
@@ -180,13 +183,8 @@ def _parameter(tensor: Any, _requires_grad: Any, _hooks: Any) -> Tensor:
     return _require(tensor, Tensor)
 
 
-def _dictionary() -> _Dictionary:
-    """An empty one: it is filled later, so that no call copies what the file holds once."""
-    return _Dictionary()
-
-
 _CALLS = {
-    "collections.OrderedDict": _dictionary,
+    "collections.OrderedDict": _Dictionary,
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_parameter": _parameter,
 }

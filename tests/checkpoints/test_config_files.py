@@ -84,7 +84,6 @@ def test_a_drafter_constant_that_is_not_stated_is_not_guessed(
         ({"head": "low_rank", "head_rank": 2.5}, r"head_rank=2\.5; it must be a whole number"),
         ({"draft_tokens": 7}, "draft_tokens=7; it must be a list"),
         ({"draft_tokens": [0, True]}, "True in 'draft_tokens'"),
-        ({"model_type": "llama"}, r"model_type 'llama'; .* 'recurrent_drafting_drafter'"),
     ],
 )
 def test_a_kind_of_drafter_that_does_not_exist(

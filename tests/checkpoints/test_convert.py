@@ -147,9 +147,9 @@ def test_what_apples_code_does_not_know_is_named_or_refused(
 ) -> None:
     written = convert_folder(drafter_of_some_tokens, tmp_path / "new")
     assert written.beyond_apple == ("draft_tokens",)
-    with pytest.raises(InputError, match="it states draft_tokens, which it does not know"):
+    with pytest.raises(InputError, match=r"with draft_tokens, which Apple's layout does not have"):
         convert_folder(drafter_of_some_tokens, tmp_path / "other", for_apple=True)
-    with pytest.raises(InputError, match=r"for Apple's code: it is a target\.$"):
+    with pytest.raises(InputError, match="is a target, and Apple's code loads"):
         convert_folder(saved / "target", tmp_path / "other", for_apple=True)
     assert not (tmp_path / "other").exists()
 

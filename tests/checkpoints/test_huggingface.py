@@ -24,18 +24,7 @@ from redrafter_jax import (
 from redrafter_jax.checkpoints.huggingface import stored_shapes
 
 GOLDEN_FOLDERS = sorted((GOLDENS / "families").iterdir())
-CONFIG = tiny_config(
-    vocab_size=13,
-    hidden_size=8,
-    intermediate_size=12,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=6,
-    max_position_embeddings=32,
-    rope_theta=5000.0,
-    eos_token_ids=(2, 7),
-)
+CONFIG = tiny_config(head_dim=6)
 
 
 @pytest.fixture
@@ -144,11 +133,11 @@ QUERY, UP = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj.weigh
             "",
             f"holds the weight '{QUERY}.bias' and 1 more, for which",
         ),
-        # Transposed, a [24, 8] matrix must not slip through either.
+        # Transposed, a [24, 32] matrix must not slip through either.
         (
-            {f"{QUERY}.weight": (8, 24)},
+            {f"{QUERY}.weight": (32, 24)},
             "",
-            r"q_proj\.weight' has shape \(8, 24\), config\.json asks for \(24, 8\)\.$",
+            r"q_proj\.weight' has shape \(32, 24\), config\.json asks for \(24, 32\)\.$",
         ),
     ],
 )
@@ -187,7 +176,7 @@ def test_a_tied_head_may_lie_in_the_file_if_it_is_the_embedding(tmp_path: Path) 
     for head, sentence in (
         (other, r"'lm_head\.weight' is not the same as 'model\.embed_tokens\.weight', though"),
         (embedding.astype(np.float16), r"'lm_head\.weight' is not the same as"),
-        (np.zeros(3, np.float32), r"'lm_head\.weight' has shape \(3,\), .* asks for \(13, 8\)"),
+        (np.zeros(3, np.float32), r"'lm_head\.weight' has shape \(3,\), .* asks for \(24, 32\)"),
     ):
         save_file(tensors | {"lm_head.weight": head}, path)
         with pytest.raises(InputError, match=sentence):

@@ -169,7 +169,11 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_drafter_wider_than_its_config_says(apple_folder: Path) -> None:
+def test_a_drafter_of_another_kind_or_wider_than_its_config_says(apple_folder: Path) -> None:
+    change_json(apple_folder / "config.json", model_type="llama")
+    with pytest.raises(InputError, match=r"model_type 'llama'; .* 'recurrent_drafting_drafter'"):
+        load_drafter(apple_folder)
+    change_json(apple_folder / "config.json", model_type="recurrent_drafting_drafter")
     change_json(apple_folder / "config.json", exit_dim=6)
     with pytest.raises(InputError, match=r"has shape .*5.*, config\.json asks for .*6.*\.$"):
         load_drafter(apple_folder)

@@ -92,7 +92,7 @@ def test_what_a_pickle_may_ask_for_is_named_and_nothing_is_run(
         (b"})q\0" + b"h\0h\0\x86q\0" * 60 + b"Ns", "a tuple that holds more than whole n"),
         (b"})" + b"\x85" * 200_000 + b"Ns", "a tuple that holds more than whole numbers"),
         # A dictionary copied many times, values by the million, a memo of gigabytes.
-        (PAIRS + (DICTIONARY + b"h\0\x85R") * 9, "positional arguments"),
+        (PAIRS + (DICTIONARY + b"h\0\x85R") * 9, "positional argument"),
         (b"]" * (1 << 20), "more than 1048576 instructions"),
         (b"Nr\xff\xff\xff\x7f", "puts a value aside as number 2147483647"),
         (b"h\x07", r"is damaged: its data\.pkl"),
