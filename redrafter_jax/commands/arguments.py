@@ -19,7 +19,6 @@ from redrafter_jax.errors import InputError
 _DTYPES = ("float32", "bfloat16")
 
 Config = TypeVar("Config", DraftConfig, SamplingConfig)
-Group = argparse.ArgumentParser | argparse._ArgumentGroup
 
 
 def read_arguments(words: list[str]) -> argparse.Namespace:
@@ -32,7 +31,9 @@ def read_arguments(words: list[str]) -> argparse.Namespace:
         prog=program_name(),
         description="Speculative decoding: the target's own text, in fewer target calls.",
     )
-    parser.add_argument("--version", action="version", version=f"redrafter-jax {_version()}")
+    parser.add_argument(
+        "--version", action="version", version=f"redrafter-jax {version('redrafter-jax')}"
+    )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for add in (_add_generate, _add_chat, _add_convert):
         add(commands)
@@ -42,10 +43,6 @@ def read_arguments(words: list[str]) -> argparse.Namespace:
     if words[0] in commands.choices:
         commands.choices[words[0]].refuse_mistyped(words[1:])
     return parser.parse_args(words)
-
-
-def _version() -> str:
-    return version("redrafter-jax")
 
 
 def _add_generate(commands: Any) -> None:
@@ -73,10 +70,10 @@ def _add_generate(commands: Any) -> None:
         help="with --prompts: JSON lines to write; the same command again goes on after them",
     )
     command.add_argument(
-        "--batch-size", type=int, help="with --prompts: how many are decoded together (8)"
+        "--batch-size", type=_count, help="with --prompts: how many are decoded together (8)"
     )
     command.add_argument(
-        "--max-new-tokens", type=int, default=256, help="limit on new tokens (%(default)s)"
+        "--max-new-tokens", type=_count, default=256, help="limit on new tokens (%(default)s)"
     )
     command.add_argument(
         "--chat", action="store_true", help="a prompt is a message: write it as the template does"
@@ -102,7 +99,9 @@ def _add_chat(commands: Any) -> None:
         help="room for the whole conversation (the target's limit, 4096 at most)",
     )
     command.add_argument(
-        "--max-new-tokens", type=int, help="limit on the tokens of an answer (what the room leaves)"
+        "--max-new-tokens",
+        type=_count,
+        help="limit on the tokens of an answer (what the room leaves)",
     )
     command.add_argument(
         "--color",
@@ -111,6 +110,7 @@ def _add_chat(commands: Any) -> None:
         help="colour text by the tokens that each call gained (auto: on a terminal, unless "
         "NO_COLOR is set)",
     )
+    command.set_defaults(chat=True)
     _add_decoding(command)
 
 
@@ -190,6 +190,12 @@ def _add_fields(group: Any, config: type) -> None:
         group.add_argument(
             option_of(field.name), type=kind, default=field.default, help=text + shown
         )
+
+
+def _count(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{value} is too few; give 1 or more")
+    return value
 
 
 def option_of(field: str) -> str:

@@ -2,36 +2,23 @@
 
 import argparse
 import json
-import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from tokenizers import Tokenizer
 
 from redrafter_jax.acceptance import acceptance_length
-from redrafter_jax.commands.arguments import option_of
-from redrafter_jax.commands.options import Writing, load_models, writing_of
-from redrafter_jax.commands.speed import Clock
-from redrafter_jax.config import DraftConfig, SamplingConfig
+from redrafter_jax.commands.options import Session, open_session
+from redrafter_jax.commands.terminal import tell
 from redrafter_jax.errors import InputError
-from redrafter_jax.generation import Generation
-from redrafter_jax.streaming import KeptCache, stream
+from redrafter_jax.streaming import KeptCache
 from redrafter_jax.text.prompts import Prompt, read_prompts
-from redrafter_jax.text.tokenizer import split_stops
 
 _BATCH_SIZE = 8
 # Between two looks at what is decided. Where strings end a row the host looks at every step.
 _STEPS_PER_UPDATE = 16
 
 
-def continue_file(
-    arguments: argparse.Namespace,
-    draft: DraftConfig,
-    sampling: SamplingConfig,
-    tokenizer: Tokenizer,
-    clock: Clock,
-) -> None:
+def continue_file(arguments: argparse.Namespace) -> None:
     """Write a row for each prompt after those that are written already; progress on stderr.
 
     A row holds the prompt's `id`, its `seed`, the `text` and its `tokens`, the target calls after
@@ -41,48 +28,32 @@ def continue_file(
     Raises:
       InputError: a value or a file cannot be used, or the rows are of other prompts.
     """
-    output, size = arguments.output, arguments.batch_size
-    if size is None:
-        size = _BATCH_SIZE
+    output, limit = arguments.output, arguments.max_new_tokens
     if output is None:
         raise InputError("--prompts needs --output, the file that the continuations go to.")
-    for name, value in (("batch_size", size), ("max_new_tokens", arguments.max_new_tokens)):
-        if value < 1:
-            raise InputError(f"{option_of(name)} is {value}; it must be 1 or more.")
     prompts = read_prompts(arguments.prompts)
-    writing = writing_of(arguments, tokenizer)
     seeds = range(arguments.seed, arguments.seed + len(prompts))
     done = _rows_written(output, prompts, seeds)
     if done == len(prompts):
-        _tell(f"{output} has the rows of all {done} prompts already.")
+        tell(f"{output} has the rows of all {done} prompts already.")
         return
-    ends, stop_strings = split_stops(tokenizer, arguments.stop or ())
-    target, drafter = load_models(arguments, draft)
-    limit = arguments.max_new_tokens
-    rows = [_encode(prompt, writing, limit, target.config.position_limit) for prompt in prompts]
-    own_ends = writing.stops(target.config.eos_token_ids, [prompt.text for prompt in prompts])
-    stops = (*own_ends, *ends)
-    size = min(size, len(rows) - done)
+    session = open_session(arguments, [prompt.text for prompt in prompts])
+    rows = [_encode(prompt, session, limit) for prompt in prompts]
+    size = min(arguments.batch_size or _BATCH_SIZE, len(rows) - done)
     # In one size of cache every batch runs what the first one compiled.
     kept_cache = KeptCache(max(map(len, rows)) + limit)
-    started, decided = clock(), 0
+    started, decided = time.perf_counter(), 0
     with output.open("a", encoding="utf-8") as file:
         for first in range(done, len(rows), size):
             batch = range(first, min(first + size, len(rows)))
             # The last batch is filled up with rows that end at once.
             indices = [*batch, *[batch[-1]] * (size - len(batch))]
             texts, result = [""] * size, None
-            for update in stream(
-                target,
-                drafter,
+            for update in session.stream(
                 [rows[index] for index in indices],
-                max_new_tokens=[limit] * len(batch) + [1] * (size - len(batch)),
-                sampling=sampling,
-                seeds=[seeds[index] for index in indices],
-                eos_token_ids=stops,
-                detokenize=tokenizer.decode,
-                stop_strings=stop_strings,
-                steps_per_yield=1 if stop_strings else _STEPS_PER_UPDATE,
+                [limit] * len(batch) + [1] * (size - len(batch)),
+                [seeds[index] for index in indices],
+                steps_per_yield=1 if session.stop_strings else _STEPS_PER_UPDATE,
                 kept_cache=kept_cache,
             ):
                 texts = [text + new for text, new in zip(texts, update.texts, strict=True)]
@@ -92,38 +63,31 @@ def continue_file(
                 said = {
                     "id": prompts[index].name,
                     "seed": seeds[index],
-                    "text": texts[row].removeprefix(writing.gap),
-                    **_counts(result, row),
-                    "ended_by": _ending(result.tokens[row], stops, stop_strings, tokenizer),
+                    "text": texts[row].removeprefix(session.template.gap),
+                    "tokens": result.tokens[row],
+                    "steps": result.steps[row],
+                    "acceptance_length": round(acceptance_length(result.accept_counts[row]), 4),
+                    "ended_by": _ending(result.tokens[row], session),
                 }
                 file.write(json.dumps(said, ensure_ascii=False) + "\n")
                 decided += len(result.tokens[row])
             file.flush()
-            _tell(
-                f"{batch[-1] + 1} of {len(rows)} prompts, {decided / (clock() - started):.1f} "
-                f"tokens/s, acceptance length {result.acceptance_length:.2f}"
+            speed = decided / (time.perf_counter() - started)
+            tell(
+                f"{batch[-1] + 1} of {len(rows)} prompts, {speed:.1f} tokens/s, "
+                f"acceptance length {result.acceptance_length:.2f}"
             )
 
 
-def _counts(result: Generation, row: int) -> dict[str, Any]:
-    return {
-        "tokens": result.tokens[row],
-        "steps": result.steps[row],
-        "acceptance_length": round(acceptance_length(result.accept_counts[row]), 4),
-    }
-
-
-def _ending(
-    tokens: Sequence[int], stops: Sequence[int], stop_strings: Sequence[str], tokenizer: Tokenizer
-) -> str:
-    text = tokenizer.decode(list(tokens)) if stop_strings else ""
-    if any(stop in text for stop in stop_strings):
+def _ending(tokens: list[int], session: Session) -> str:
+    text = session.tokenizer.decode(tokens) if session.stop_strings else ""
+    if any(stop in text for stop in session.stop_strings):
         return "stop_string"
-    return "stop_token" if tokens[-1] in stops else "max_new_tokens"
+    return "stop_token" if tokens[-1] in session.stop_tokens else "max_new_tokens"
 
 
-def _encode(prompt: Prompt, writing: Writing, limit: int, positions: int) -> list[int]:
-    tokens = writing.encode(prompt.text)
+def _encode(prompt: Prompt, session: Session, limit: int) -> list[int]:
+    tokens, positions = session.encode(prompt.text), session.target.config.position_limit
     if not 1 <= len(tokens) <= positions - limit:
         raise InputError(
             f"{prompt.place}: the prompt has {len(tokens)} tokens; with --max-new-tokens {limit} "
@@ -160,7 +124,3 @@ def _rows_written(output: Path, prompts: Sequence[Prompt], seeds: Sequence[int])
         with output.open("r+b") as file:
             file.truncate(len(whole))
     return len(lines)
-
-
-def _tell(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)

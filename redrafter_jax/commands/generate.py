@@ -5,80 +5,59 @@ import sys
 import time
 from collections.abc import Iterator
 
-from redrafter_jax.checkpoints.huggingface import load_target_config
 from redrafter_jax.commands.arguments import config_of, option_of
 from redrafter_jax.commands.batch import continue_file
-from redrafter_jax.commands.options import draft_of, load_models, writing_of
+from redrafter_jax.commands.options import open_session
 from redrafter_jax.commands.speed import (
-    Clock,
     baseline_seconds,
     describe_cost,
     describe_speed,
     step_seconds,
 )
-from redrafter_jax.commands.terminal import visible
+from redrafter_jax.commands.terminal import tell, visible
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.generation import Generation
-from redrafter_jax.streaming import Update, stream
-from redrafter_jax.text.tokenizer import load_tokenizer, require_text, split_stops
+from redrafter_jax.streaming import Update
+from redrafter_jax.text.tokenizer import require_text
 
 
-def run(arguments: argparse.Namespace, clock: Clock = time.perf_counter) -> None:
+def run(arguments: argparse.Namespace) -> None:
     """Print the text to stdout while it is decided, then the counts to stderr.
 
     Raises:
       InputError: a value, a file or the prompt cannot be used.
     """
-    draft, sampling = draft_of(arguments), config_of(SamplingConfig, arguments)
+    sampling = config_of(SamplingConfig, arguments)
     if idle := " and ".join(map(option_of, sampling.idle_filters)):
         raise InputError(
             f"--temperature is 0, which takes the most likely token whatever {idle} would keep; "
             f"give a --temperature above 0, or leave {idle} out."
         )
-    load_target_config(arguments.target)  # a folder of another kind is told as that
-    tokenizer = load_tokenizer(arguments.target)
     if arguments.prompts is not None:
-        continue_file(arguments, draft, sampling, tokenizer, clock)
+        continue_file(arguments)
         return
     for name in ("output", "batch_size"):
         if getattr(arguments, name) is not None:
             raise InputError(f"{option_of(name)} is for --prompts; give that, or leave it out.")
     text = _read_prompt(arguments.prompt)
-    writing = writing_of(arguments, tokenizer)
-    prompt = writing.encode(text)
-    ends, stop_strings = split_stops(tokenizer, arguments.stop or ())
-    target, drafter = load_models(arguments, draft)
-    updates = stream(
-        target,
-        drafter,
-        [prompt],
-        max_new_tokens=arguments.max_new_tokens,
-        sampling=sampling,
-        seeds=[arguments.seed],
-        eos_token_ids=(*writing.stops(target.config.eos_token_ids, [text]), *ends),
-        detokenize=tokenizer.decode,
-        stop_strings=stop_strings,
-    )
+    session = open_session(arguments, [text])
+    prompt = session.encode(text)
+    updates = session.stream([prompt], arguments.max_new_tokens, [arguments.seed])
     if sys.stderr.isatty():
-        print("Compiling ...", file=sys.stderr)
-    result, stamps, first = _print_stream(updates, writing.gap, clock)
+        tell("Compiling ...")
+    result, stamps, first = _print_stream(updates, session.template.gap)
     # The first step compiles; what follows is decoding alone.
     seconds = stamps[-1] - stamps[0] if len(stamps) > 1 else 0
-    speed = (len(result.tokens[0]) - first) / seconds if seconds else None
-    print(describe_speed(result, speed), file=sys.stderr)
-    own = step_seconds(stamps)
-    if own is None:
-        return
-    tokens = len(prompt) + arguments.max_new_tokens
-    if baseline := baseline_seconds(target, drafter, sampling, tokens, clock=clock):
-        cost = describe_cost(result.acceptance_length, own / baseline, drafter)
-        print(cost, file=sys.stderr)
+    tell(describe_speed(result, (len(result.tokens[0]) - first) / seconds if seconds else None))
+    if own := step_seconds(stamps):
+        room = len(prompt) + arguments.max_new_tokens
+        baseline = baseline_seconds(session.target, session.drafter, sampling, room)
+        if baseline:
+            tell(describe_cost(result.acceptance_length, own / baseline, session.drafter))
 
 
-def _print_stream(
-    updates: Iterator[Update], gap: str, clock: Clock
-) -> tuple[Generation, list[float], int]:
+def _print_stream(updates: Iterator[Update], gap: str) -> tuple[Generation, list[float], int]:
     """Print every piece of row 0 at once; all of it but the gap that an answer begins with.
 
     Returns:
@@ -94,7 +73,7 @@ def _print_stream(
         if count == 1:
             first = len(update.generation.tokens[0])
         if count:
-            stamps.append(clock())
+            stamps.append(time.perf_counter())
     print(flush=True)
     assert update is not None, "a stream yields the tokens of prefill at least"
     return update.generation, stamps, first

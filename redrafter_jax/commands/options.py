@@ -1,22 +1,23 @@
-"""What the options of the decoding commands stand for: models, templates, configurations."""
+"""What the options of the decoding commands stand for: models, template, ends."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
 from tokenizers import Tokenizer
 
-from redrafter_jax.checkpoints.huggingface import load_drafter, load_target
+from redrafter_jax.checkpoints.huggingface import load_drafter, load_target, load_target_config
 from redrafter_jax.commands.arguments import config_of, option_of
-from redrafter_jax.config import DraftConfig
+from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import make_mesh
+from redrafter_jax.streaming import KeptCache, Update, stream
 from redrafter_jax.text.chat_template import (
     ChatTemplate,
     Turn,
@@ -24,15 +25,106 @@ from redrafter_jax.text.chat_template import (
     end_tokens,
     load_template,
 )
-from redrafter_jax.text.tokenizer import require_text
+from redrafter_jax.text.tokenizer import load_tokenizer, require_text, split_stops
+
+# Where texts are continued as they stand: the last turn is the prompt.
+_NO_TEMPLATE = ChatTemplate("prompts", lambda turns, _: turns[-1]["content"], True)
 
 
-def draft_of(arguments: argparse.Namespace) -> DraftConfig:
-    """How trees are drafted.
+class Session(NamedTuple):
+    """What decodes the texts of a command.
+
+    Attributes:
+      target: the target.
+      drafter: that is checked for it.
+      sampling: how tokens are chosen.
+      tokenizer: the target's.
+      template: how turns become text.
+      opening: the turns that come before the user's first: the system's, if there is one.
+      stop_tokens: that end a continuation.
+      stop_strings: that end one too.
+    """
+
+    target: Target
+    drafter: Drafter
+    sampling: SamplingConfig
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    opening: list[Turn]
+    stop_tokens: tuple[int, ...]
+    stop_strings: list[str]
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a prompt."""
+        return encode_turns(self.template, self.tokenizer, [*self.opening, user_turn(text)])
+
+    def stream(
+        self,
+        prompts: list[list[int]],
+        max_new_tokens: int | list[int],
+        seeds: list[int],
+        *,
+        steps_per_yield: int = 1,
+        kept_cache: KeptCache | None = None,
+    ) -> Generator[Update]:
+        """Decode rows of tokens; see `redrafter_jax.stream`."""
+        return stream(
+            self.target,
+            self.drafter,
+            prompts,
+            max_new_tokens=max_new_tokens,
+            sampling=self.sampling,
+            seeds=seeds,
+            eos_token_ids=self.stop_tokens,
+            detokenize=self.tokenizer.decode,
+            stop_strings=self.stop_strings,
+            steps_per_yield=steps_per_yield,
+            kept_cache=kept_cache,
+        )
+
+
+def open_session(arguments: argparse.Namespace, texts: Sequence[str]) -> Session:
+    """All that decodes texts, checked before anything is compiled.
+
+    Args:
+      arguments: of the command.
+      texts: messages, or prompts: the first that the template writes shows how it ends an answer.
 
     Raises:
-      InputError: a value is out of its range, or is for the drafter that there is not.
+      InputError: a value, a file or a folder cannot be used, or they do not go together.
     """
+    draft, sampling = _draft_of(arguments), config_of(SamplingConfig, arguments)
+    load_target_config(arguments.target)  # a folder of another kind is told as that
+    tokenizer = load_tokenizer(arguments.target)
+    template, opening = _template_of(arguments, tokenizer), []
+    if arguments.system is not None:
+        require_text(arguments.system, "--system")
+        opening = [{"role": "system", "content": arguments.system}]
+    ends, stop_strings = split_stops(tokenizer, arguments.stop or ())
+    target, drafter = _load_models(arguments, draft)
+    eos = (*target.config.eos_token_ids, *ends)
+    asked = ([*opening, user_turn(text)] for text in texts)
+    stops = end_tokens(template, tokenizer, eos, asked)
+    return Session(target, drafter, sampling, tokenizer, template, opening, stops, stop_strings)
+
+
+def user_turn(text: str) -> Turn:
+    """A message."""
+    return {"role": "user", "content": text}
+
+
+def _template_of(arguments: argparse.Namespace, tokenizer: Tokenizer) -> ChatTemplate:
+    if arguments.chat:
+        name = arguments.chat_template or "tokenizer"
+        return load_template(name, arguments.target, tokenizer, "--chat-template ")
+    for name in ("chat_template", "system"):
+        if getattr(arguments, name) is not None:
+            option = option_of(name)
+            raise InputError(f"{option} is for conversations; give --chat too, or leave it out.")
+    return _NO_TEMPLATE
+
+
+def _draft_of(arguments: argparse.Namespace) -> DraftConfig:
     draft = config_of(DraftConfig, arguments)
     given = [name for name, value in vars(draft).items() if value != getattr(DraftConfig, name)]
     idle = " and ".join(option_of(name) for name in given if name != "lookup_tokens")
@@ -41,75 +133,7 @@ def draft_of(arguments: argparse.Namespace) -> DraftConfig:
     return draft
 
 
-def template_of(arguments: argparse.Namespace, tokenizer: Tokenizer) -> ChatTemplate:
-    """How conversations are written.
-
-    Raises:
-      InputError: the tokenizer has no template, or does not fit the built-in one.
-    """
-    name = arguments.chat_template or "tokenizer"
-    return load_template(name, arguments.target, tokenizer, "--chat-template ")
-
-
-def opening_of(arguments: argparse.Namespace) -> list[Turn]:
-    """The turns that come before the user's first: the system's, if there is one.
-
-    Raises:
-      InputError: it is not valid text.
-    """
-    if arguments.system is None:
-        return []
-    require_text(arguments.system, "--system")
-    return [{"role": "system", "content": arguments.system}]
-
-
-class Writing(NamedTuple):
-    """How `generate` turns a prompt's text into tokens, and where its continuation ends.
-
-    Attributes:
-      encode: from the text to tokens.
-      stops: from the target's own end tokens and all texts to the tokens that end a continuation.
-      gap: what a continuation begins with that is not part of its text.
-    """
-
-    encode: Callable[[str], list[int]]
-    stops: Callable[[tuple[int, ...], list[str]], tuple[int, ...]]
-    gap: str
-
-
-def writing_of(arguments: argparse.Namespace, tokenizer: Tokenizer) -> Writing:
-    """A prompt as it stands, or with --chat as a message of the template.
-
-    Raises:
-      InputError: options of conversations are given without --chat, or there is no template.
-    """
-    if not arguments.chat:
-        for name in ("chat_template", "system"):
-            if getattr(arguments, name) is not None:
-                option = option_of(name)
-                raise InputError(
-                    f"{option} is for conversations; give --chat too, or leave it out."
-                )
-        return Writing(lambda text: tokenizer.encode(text).ids, lambda stops, _: stops, "")
-    template, opening = template_of(arguments, tokenizer), opening_of(arguments)
-
-    def turns(text: str) -> list[Turn]:
-        return [*opening, {"role": "user", "content": text}]
-
-    return Writing(
-        lambda text: encode_turns(template, tokenizer, turns(text)),
-        lambda stops, texts: end_tokens(template, tokenizer, stops, list(map(turns, texts))),
-        template.gap,
-    )
-
-
-def load_models(arguments: argparse.Namespace, draft: DraftConfig) -> tuple[Target, Drafter]:
-    """The target and the drafter, checked for each other before anything is compiled.
-
-    Raises:
-      InputError: one of the two cannot be loaded, they do not go together or with the trees, or the
-        mesh does not fit.
-    """
+def _load_models(arguments: argparse.Namespace, draft: DraftConfig) -> tuple[Target, Drafter]:
     mesh = _mesh_of(arguments.mesh_model)
     dtype = arguments.dtype or ("bfloat16" if jax.default_backend() == "gpu" else "float32")
     target = load_target(arguments.target, dtype, mesh)

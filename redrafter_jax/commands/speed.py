@@ -13,9 +13,6 @@ from redrafter_jax.generation import Generation, collect, start
 from redrafter_jax.models.target import Target
 from redrafter_jax.streaming import KeptCache
 
-# Seconds that only ever grow.
-Clock = Callable[[], float]
-
 # Steps that a median is taken of: at least, and of the baseline.
 _STEPS, _BASELINE_STEPS = 3, 10
 
@@ -58,7 +55,7 @@ def baseline_seconds(
     tokens: int,
     *,
     kept_cache: KeptCache | None = None,
-    clock: Clock = time.perf_counter,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> float | None:
     """The median of a baseline step's seconds, compilation left out; None for the baseline itself.
 

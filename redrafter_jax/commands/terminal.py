@@ -5,11 +5,11 @@ import shutil
 import signal
 import sys
 import unicodedata
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from threading import Event
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 # How many tokens a call gained, from one to five and more: plain, cyan, green, yellow, magenta.
 _COLOURS = ("", "\x1b[36m", "\x1b[32m", "\x1b[33m", "\x1b[35m")
@@ -24,24 +24,6 @@ _PICTURES = {
 When = Literal["auto", "always", "never"]
 
 
-@runtime_checkable
-class Out(Protocol):
-    """What stdout can do and a buffer too."""
-
-    def write(self, text: str, /) -> int: ...
-
-    def flush(self) -> None: ...
-
-    def isatty(self) -> bool: ...
-
-
-def wants_colour(when: When, out: Out, environment: Mapping[str, str]) -> bool:
-    """Whether to colour: in case of `auto` a terminal that can, unless NO_COLOR is set."""
-    if when != "auto":
-        return when == "always"
-    return _is_terminal(out, environment) and not environment.get("NO_COLOR")
-
-
 def visible(text: str) -> str:
     """The text with control characters replaced, for a terminal would obey them.
 
@@ -51,23 +33,29 @@ def visible(text: str) -> str:
     return text.translate(_PICTURES)
 
 
-class Screen:
-    """Where answers are written as they come, with a line of status below where that can be seen.
+def tell(sentence: str) -> None:
+    """Write a line to stderr."""
+    print(sentence, file=sys.stderr)
 
-    The status is erased before every piece and written again below it, the cursor put back.
+
+class Screen:
+    """stdout: answers as they come, with a line of status below where that can be seen.
+
+    The status is erased before every piece and written again below it, the cursor put back. On a
+    terminal control characters of the text are made visible.
 
     Args:
-      out: the answers' way out.
-      coloured: pieces by what they gained.
-      live: `out` is a terminal that can move its cursor.
-      obeyed: `out` is a terminal, so that control characters are made visible.
+      colour: pieces by what they gained; `auto` where stdout is a terminal that can, unless
+        NO_COLOR is set.
     """
 
-    def __init__(self, out: Out, *, coloured: bool, live: bool, obeyed: bool = False) -> None:
-        self._out = out
-        self._obeyed = obeyed
-        self._coloured = coloured
-        self._live = live
+    def __init__(self, colour: When) -> None:
+        self._out = sys.stdout
+        self._obeyed = self._out.isatty()
+        # Whether the cursor can be moved.
+        self._live = self._obeyed and os.environ.get("TERM", "dumb") != "dumb"
+        asked = self._live and not os.environ.get("NO_COLOR")
+        self._coloured = asked if colour == "auto" else colour == "always"
         self._column = 0
 
     def write(self, text: str, gained: int = 1) -> None:
@@ -107,14 +95,6 @@ class Screen:
         numbers = [str(count) for count in range(1, len(_COLOURS))] + [f"{len(_COLOURS)} or more"]
         shown = (f"{colour}{n}{_PLAIN}" for colour, n in zip(_COLOURS, numbers, strict=True))
         return "Colours tell how many tokens a call of the target gained: " + " ".join(shown)
-
-
-def open_screen(when: When) -> Screen:
-    """The screen on stdout."""
-    out, environment = sys.stdout, os.environ
-    coloured = wants_colour(when, out, environment)
-    live = _is_terminal(out, environment)
-    return Screen(out, coloured=coloured, live=live, obeyed=out.isatty())
 
 
 def next_column(column: int, text: str, width: int) -> int:
@@ -165,7 +145,7 @@ def read_lines() -> Iterator[str]:
         except KeyboardInterrupt:
             if not typed:
                 raise
-            print("\nCtrl-D or /quit ends.", file=sys.stderr)
+            tell("\nCtrl-D or /quit ends.")
 
 
 @contextmanager
@@ -183,10 +163,6 @@ def ctrl_c_sets() -> Generator[Event]:
         yield pressed
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _is_terminal(out: Out, environment: Mapping[str, str]) -> bool:
-    return out.isatty() and environment.get("TERM", "dumb") != "dumb"
 
 
 def _width() -> int:

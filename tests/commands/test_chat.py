@@ -156,7 +156,7 @@ def test_an_answer_that_meets_the_end_of_the_room_or_its_limit_says_so(talk: Any
     [
         (["--context-length", "16385"], "must be from 3 to the target's 16384 positions"),
         (["--context-length", "2"], "--context-length is 2; it must be from 3"),
-        (["--max-new-tokens", "0"], "--max-new-tokens is 0; it must be 1 or more"),
+        (["--max-new-tokens", "0"], "--max-new-tokens: 0 is too few; give 1 or more"),
         (["--color", "red"], "invalid choice: 'red'"),
         (["--chat-template", "vicuna_v1.1"], "has no such token"),
         (["--temperature", "-1"], "temperature is -1.0"),

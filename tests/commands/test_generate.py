@@ -19,7 +19,7 @@ from tiny_folders import (
 )
 
 from redrafter_jax import DraftConfig, SamplingConfig, generate, generate_autoregressive
-from redrafter_jax.commands import generate as command
+from redrafter_jax.commands import options
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target
 
@@ -214,7 +214,7 @@ def test_an_answer_ends_with_the_token_that_the_template_closes_it_with(
         ),
         (["--stop", ""], "stop_strings holds an empty string"),
         (["--seed", "-1"], "seed is -1"),
-        (["--max-new-tokens", "0"], "max_new_tokens is 0"),
+        (["--max-new-tokens", "0"], "--max-new-tokens: 0 is too few; give 1 or more"),
         (["--max-new-tokens", "9999"], "512 positions; ask for 505 new ones at most, or shorten"),
         (["--draft-rounds", "512"], "draft_rounds is 512, but the target has 512 positions"),
         (["--beam-width", "0"], "--beam-width is 0; it must be greater than 0"),
@@ -274,7 +274,7 @@ def test_what_must_be_given_is_named(run_redrafter: Any) -> None:
 def test_ctrl_c_keeps_what_was_printed(
     run_redrafter: Any, folders: PairFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = command.stream
+    whole = options.stream
 
     def interrupted(*arguments: Any, **options: Any) -> Any:
         results = whole(*arguments, **options)
@@ -282,7 +282,7 @@ def test_ctrl_c_keeps_what_was_printed(
             yield next(results)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "stream", interrupted)
+    monkeypatch.setattr(options, "stream", interrupted)
     monkeypatch.setattr("os._exit", sys.exit)
     code, out, err = run_redrafter(*arguments_of(folders))
     assert code == 130

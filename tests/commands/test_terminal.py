@@ -4,18 +4,24 @@ import io
 import os
 import re
 import signal
+from contextlib import redirect_stdout
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from redrafter_jax.commands import terminal
-from redrafter_jax.commands.terminal import Screen, ctrl_c_sets, wants_colour
+from redrafter_jax.commands.terminal import Screen, When, ctrl_c_sets
 
 WIDTH, HEIGHT = 12, 5
 
 
-class Emulator(io.StringIO):
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Emulator(Terminal):
     """The few things of a VT100 that are needed: every row ever scrolled off is kept too."""
 
     def __init__(self) -> None:
@@ -88,6 +94,13 @@ def wrapped(text: str) -> list[str]:
 @pytest.fixture(autouse=True)
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminal, "_width", lambda: WIDTH)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+def screen_on(out: io.StringIO, colour: When = "never") -> Screen:
+    with redirect_stdout(out):
+        return Screen(colour)
 
 
 @example([("a" * 9, True), ("bcd", True), ("e", True)], False)
@@ -96,7 +109,7 @@ def test_the_status_is_below_and_the_text_as_if_there_were_none(
     pieces: list[tuple[str, bool]], coloured: bool
 ) -> None:
     out = Emulator()
-    screen = Screen(out, coloured=coloured, live=True)
+    screen = screen_on(out, "always" if coloured else "never")
     text = ""
     for piece, told in pieces:
         screen.write(piece, len(piece))
@@ -117,7 +130,7 @@ def test_the_status_is_below_and_the_text_as_if_there_were_none(
 
 def test_pieces_are_coloured_by_what_their_call_gained() -> None:
     out = io.StringIO()
-    screen = Screen(out, coloured=True, live=False)
+    screen = screen_on(out, "always")
     for gained in (1, 2, 3, 4, 5, 9):
         screen.write(str(gained), gained)
     assert out.getvalue() == (
@@ -128,7 +141,7 @@ def test_pieces_are_coloured_by_what_their_call_gained() -> None:
 
 def test_a_pipe_gets_the_text_alone() -> None:
     out = io.StringIO()
-    screen = Screen(out, coloured=False, live=False)
+    screen = screen_on(out, "auto")
     screen.write("abc", 3)
     screen.show_status("7 tokens/s")
     screen.end()
@@ -146,10 +159,9 @@ def test_a_pipe_gets_the_text_alone() -> None:
     ],
 )
 def test_a_terminal_shows_control_characters_that_it_would_obey(text: str, shown: str) -> None:
-    terminal_out, pipe = io.StringIO(), io.StringIO()
-    Screen(terminal_out, coloured=False, live=False, obeyed=True).write(text)
-    Screen(pipe, coloured=False, live=False).write(text)
-    assert (terminal_out.getvalue(), pipe.getvalue()) == (shown, text)
+    for out, expected in ((Terminal(), f"\x1b[J{shown}"), (io.StringIO(), text)):
+        screen_on(out).write(text)
+        assert out.getvalue() == expected
 
 
 @pytest.mark.parametrize(
@@ -172,23 +184,29 @@ def test_a_wide_character_that_does_not_fit_begins_the_next_row() -> None:
     assert terminal.next_column(11, "日", WIDTH) == 2
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-XTERM = {"TERM": "xterm"}
-
-
-def test_colours_are_for_terminals_that_want_them() -> None:
-    assert wants_colour("auto", Terminal(), XTERM)
-    assert not wants_colour("auto", io.StringIO(), XTERM)
-    assert not wants_colour("auto", Terminal(), XTERM | {"NO_COLOR": "1"})
-    # As no-color.org has it, an empty one is none.
-    assert wants_colour("auto", Terminal(), XTERM | {"NO_COLOR": ""})
-    assert not wants_colour("auto", Terminal(), {"TERM": "dumb"})
-    assert wants_colour("always", io.StringIO(), {"NO_COLOR": "1"})
-    assert not wants_colour("never", Terminal(), XTERM)
+@pytest.mark.parametrize(
+    ("out", "colour", "environment", "coloured"),
+    [
+        (Terminal, "auto", {}, True),
+        (io.StringIO, "auto", {}, False),
+        (Terminal, "auto", {"NO_COLOR": "1"}, False),
+        # As no-color.org has it, an empty one is none.
+        (Terminal, "auto", {"NO_COLOR": ""}, True),
+        (Terminal, "auto", {"TERM": "dumb"}, False),
+        (io.StringIO, "always", {"NO_COLOR": "1"}, True),
+        (Terminal, "never", {}, False),
+    ],
+)
+def test_colours_are_for_terminals_that_want_them(
+    monkeypatch: pytest.MonkeyPatch,
+    out: type[io.StringIO],
+    colour: When,
+    environment: dict[str, str],
+    coloured: bool,
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert bool(screen_on(out(), colour).legend()) == coloured
 
 
 @pytest.mark.usefixtures("ctrl_c")
