@@ -75,7 +75,7 @@ def convert(
     found = find(source)
     beyond = sorted(found.config.beyond_apple) if is_drafter else []
     if for_apple and not is_drafter:
-        raise InputError(f"{source} is a target, and Apple's code loads drafters; leave for_apple out.")
+        raise InputError(f"{source} is a target; Apple's code loads drafters, leave for_apple out.")
     if for_apple:
         require_apple_layout(found.config, found.folder)
 

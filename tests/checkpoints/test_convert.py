@@ -149,7 +149,7 @@ def test_what_apples_code_does_not_know_is_named_or_refused(
     assert written.beyond_apple == ("draft_tokens",)
     with pytest.raises(InputError, match=r"with draft_tokens, which Apple's layout does not have"):
         convert_folder(drafter_of_some_tokens, tmp_path / "other", for_apple=True)
-    with pytest.raises(InputError, match="is a target, and Apple's code loads"):
+    with pytest.raises(InputError, match="is a target; Apple's code loads"):
         convert_folder(saved / "target", tmp_path / "other", for_apple=True)
     assert not (tmp_path / "other").exists()
 
@@ -205,13 +205,10 @@ def test_the_command_says_what_was_written(
     folders = [str(drafter_of_some_tokens), str(tmp_path / "new")]
     monkeypatch.setattr(sys, "argv", ["redrafter", "convert", *folders, "--dtype", "bfloat16"])
     main()
-    first, *others = capsys.readouterr().out.splitlines()
     numbers = 2 * (8 * 8 + 8 * 8 + 8 + 5 * 16 + 5 + 5 * 5 + 5 + 3 * 5)
-    assert first == (
+    assert capsys.readouterr().out.splitlines() == [
         f"{tmp_path}/new: a drafter of 8 weights, {numbers} bytes, BF16; it loads the same as "
-        f"{tmp_path}/fewer, in bfloat16."
-    )
-    assert others == [
+        f"{tmp_path}/fewer, in bfloat16.",
         "Written: model.safetensors, config.json",
         "Apple's code cannot load it: it does not know draft_tokens.",
     ]

@@ -20,6 +20,12 @@ D, V = 8, 13
 RNN_SHAPES = {"rnn_u.weight": [D, D], "rnn_u.bias": [D], "rnn_w.weight": [D, D]}
 
 
+def stated(**fields: Any) -> dict[str, Any]:
+    """What Apple's code writes into `config.json`."""
+    sizes = {"vocab_size": V, "hidden_size": D, "num_lookback_tokens": -1}
+    return {"model_type": "recurrent_drafting_drafter", **sizes, **fields}
+
+
 @pytest.mark.parametrize(
     ("exit_dim", "layers", "rnn", "dtype", "expected"),
     [
@@ -59,12 +65,11 @@ def test_drafters_are_stored_in_apples_layout(
     assert stored_tensors(tmp_path / "model.safetensors") == {
         name: (code, shape) for name, shape in expected.items()
     }
-    stated = json.loads((tmp_path / "config.json").read_text())
-    assert stated["model_type"] == "recurrent_drafting_drafter"
-    assert (stated["vocab_size"], stated["hidden_size"]) == (V, D)
-    assert (stated["exit_dim"], stated["num_draft_layers"]) == (exit_dim, layers)
-    assert stated["rnn"] is rnn
-    assert "num_lookback_tokens" in stated
+    assert json.loads((tmp_path / "config.json").read_text()) == {
+        "architectures": ["Drafter"],
+        **stated(exit_dim=exit_dim, num_draft_layers=layers, rnn=rnn),
+        "torch_dtype": dtype,
+    }
     assert_same(load_drafter(tmp_path, dtype=dtype), drafter)
 
 
@@ -83,15 +88,7 @@ def apple_folder(tmp_path: Path) -> Path:
         {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()},
         tmp_path / "model.safetensors",
     )
-    config = {
-        "model_type": "recurrent_drafting_drafter",
-        "vocab_size": V,
-        "hidden_size": D,
-        "exit_dim": 5,
-        "num_draft_layers": 1,
-        "num_lookback_tokens": -1,
-        "rnn": True,
-    }
+    config = stated(exit_dim=5, num_draft_layers=1, rnn=True)
     (tmp_path / "config.json").write_text(json.dumps(config))
     return tmp_path
 
@@ -149,11 +146,11 @@ def test_drafters_beyond_apples_layout_say_so_and_come_back(
     stored = load_file(tmp_path / "model.safetensors")
     shapes |= {"input_proj.weight": [5, 2 * D], "input_proj.bias": [5]}
     assert {name: list(weight.shape) for name, weight in stored.items()} == shapes
-    stated = json.loads((tmp_path / "config.json").read_text())
+    written = json.loads((tmp_path / "config.json").read_text())
     for name, value in variant.items():
         if (name, value) != ("cell", "sum"):  # Apple's rnn=false
-            assert stated[name] == (list(value) if isinstance(value, tuple) else value)
-    assert stated["rnn"] is (variant.get("cell") != "sum")
+            assert written[name] == (list(value) if isinstance(value, tuple) else value)
+    assert written["rnn"] is (variant.get("cell") != "sum")
     loaded = load_drafter(tmp_path, dtype="float32")
     assert loaded.config == drafter.config
     jax.tree.map(np.testing.assert_array_equal, loaded.params, drafter.params)

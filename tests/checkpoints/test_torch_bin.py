@@ -6,8 +6,8 @@ import sys
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
-from types import FunctionType, ModuleType
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -183,57 +183,51 @@ def test_a_damaged_file_is_one_sentence_or_still_within_itself(
     assert all(weight.offset + weight.bytes <= len(content) for weight in weights.values())
 
 
-class Storage:
+class Storage(NamedTuple):
     """Stands for one of torch, which pickles itself by a persistent id."""
 
-    def __init__(self, key: str, numbers: int) -> None:
-        self.identity = key, numbers
+    key: str
+    numbers: int
 
 
-class Rebuilt:
-    """A value that torch pickles as a call."""
+class Call(NamedTuple):
+    """Stands for a value that torch pickles as a call."""
 
-    def __init__(self, *call: Any) -> None:
-        self.call = call
-
-    def __reduce__(self) -> Any:
-        return self.call
-
-
-def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, *contents: str) -> None:
-    """A module that pickle finds these names in."""
-    module = ModuleType(name)
-    for content in contents:
-        made = FunctionType((lambda *_: None).__code__, {}, content)
-        made.__module__, made.__qualname__ = name, content
-        setattr(module, content, made)
-    monkeypatch.setitem(sys.modules, name, module)
+    function: str
+    arguments: tuple[Any, ...]
 
 
 @pytest.mark.parametrize("protocol", [2, 4, 5])
 def test_what_pickle_itself_writes_of_torchs_values_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: int
 ) -> None:
-    stand_in(monkeypatch, "torch", "FloatStorage")
-    stand_in(monkeypatch, "torch._utils", "_rebuild_tensor_v2", "_rebuild_parameter")
-    torch, utils = sys.modules["torch"], sys.modules["torch._utils"]
+    # Pickle writes a name where a module has it.
+    names = {"torch": ["FloatStorage"]}
+    names["torch._utils"] = ["_rebuild_tensor_v2", "_rebuild_parameter"]
+    found: dict[str, Any] = {}
+    for module, contents in names.items():
+        monkeypatch.setitem(sys.modules, module, ModuleType(module))
+        for name in contents:
+            found[name] = type(name, (), {"__module__": module})
+            setattr(sys.modules[module], name, found[name])
 
     class Pickler(pickle.Pickler):
         def persistent_id(self, obj: Any) -> Any:
-            if isinstance(obj, Storage):
-                key, numbers = obj.identity
-                return "storage", torch.FloatStorage, key, "cpu", numbers
-            return None
+            if not isinstance(obj, Storage):
+                return None
+            return "storage", found["FloatStorage"], obj.key, "cpu", obj.numbers
 
-    def tensor_of(storage: Storage, *place: Any) -> Rebuilt:
-        rest = False, OrderedDict()
-        return Rebuilt(utils._rebuild_tensor_v2, (storage, *place, *rest))
+        def reducer_override(self, obj: Any) -> Any:
+            return (found[obj.function], obj.arguments) if isinstance(obj, Call) else NotImplemented
+
+    def tensor_of(storage: Storage, *place: Any) -> Call:
+        return Call("_rebuild_tensor_v2", (storage, *place, False, OrderedDict()))
 
     shared, scalar = Storage("0", 6), Storage("1", 1)
     whole = tensor_of(shared, 0, (2, 3), (3, 1))
     weights: Any = OrderedDict(a=whole, tied=whole, last=tensor_of(shared, 3, (1, 3), (3, 1)))
     weights["one"] = tensor_of(scalar, 0, (), ())
-    weights["parameter"] = Rebuilt(utils._rebuild_parameter, (whole, True, OrderedDict()))
+    weights["parameter"] = Call("_rebuild_parameter", (whole, True, OrderedDict()))
     weights._metadata = OrderedDict({"": {"version": 1}, "layer": {"version": (2, 1)}})
     # More than one frame of protocol 4, and more values than a byte counts.
     for i in range(1500):
