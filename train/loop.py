@@ -26,7 +26,7 @@ from .metrics import MetricsLog, Screen, check_finite, to_scalars
 from .setup import Run, check_same_inputs, check_same_run, set_up
 from .step import StepMetrics, TrainState, init_state, train_step
 from .termination import watch_for_termination
-from .trial import Best, best_of, keep_best, try_drafter
+from .trial import Best, keep_best, try_drafter
 
 
 class Outcome(NamedTuple):
@@ -63,15 +63,13 @@ class Interval(NamedTuple):
     """Some steps, after the last of which something is logged, tried or saved.
 
     Attributes:
-      step: the last one.
-      state: after it.
-      metrics: of it.
-      timing: `tokens_per_second` and `data_wait_fraction` of its steps.
+      end: where the run is after them.
+      metrics: of the last one.
+      timing: `tokens_per_second` and `data_wait_fraction` of them.
       stopped_by: the signal that ended the interval, if one did.
     """
 
-    step: int
-    state: TrainState
+    end: Position
     metrics: StepMetrics
     timing: dict[str, float]
     stopped_by: Signals | None
@@ -105,20 +103,21 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
         ):
             stopped_by = None
             while position.step < settings.steps and stopped_by is None:
-                interval = run_interval(run, position, asked_to_stop, screen.advance)
-                check_finite(
-                    interval.step,
-                    settings.optimizer.learning_rate,
-                    loss=float(interval.metrics.loss),
-                    gradient_norm=float(interval.metrics.gradient_norm),
+                position, metrics, timing, stopped_by = run_interval(
+                    run, position, asked_to_stop, screen.advance
                 )
-                stopped_by = interval.stopped_by
-                position = Position(interval.step, interval.state, position.best)
+                scalars = to_scalars(metrics) | timing
+                check_finite(
+                    position.step,
+                    settings.optimizer.learning_rate,
+                    loss=scalars["loss"],
+                    gradient_norm=scalars["gradient_norm"],
+                )
                 tried = None
                 if _is_tried(settings, position.step):
                     position, tried = try_position(run, position)
                 if tried or _is_logged(settings, position.step):
-                    scalars = to_scalars(interval.metrics) | interval.timing | (tried or {})
+                    scalars |= tried or {}
                     if log is not None:
                         log.write(position.step, scalars)
                     screen.show(position.step, scalars)
@@ -153,7 +152,7 @@ def resume(run: Run, checkpoints: ocp.CheckpointManager, console: Console) -> Po
     check_same_inputs(saved, run.digests, chats, settings.output_dir)
     run.batches.set_state(restored.record["data"])
     console.print(f"resumed from step {restored.step}")
-    best = best_of(restored.record)
+    best = Best(**restored.record["best"]) if restored.record.get("best") else None
     if best and run.trial and best.measured_on != run.trial.measured_on:
         console.print("the best drafter so far was measured otherwise and will give way")
     return Position(restored.step, restored.arrays, best)
@@ -201,9 +200,13 @@ def run_interval(
             break
     jax.block_until_ready(metrics)
     elapsed = time.perf_counter() - started
-    tokens = (step - position.step) * _tokens_per_step(settings)
-    timing = {"tokens_per_second": tokens / elapsed, "data_wait_fraction": waited / elapsed}
-    return Interval(step, state, metrics, timing, stopped_by)
+    optimizer = settings.optimizer
+    rows = (step - position.step) * optimizer.batch_size * optimizer.accumulation_steps
+    timing = {
+        "tokens_per_second": rows * settings.data.sequence_length / elapsed,
+        "data_wait_fraction": waited / elapsed,
+    }
+    return Interval(Position(step, state, position.best), metrics, timing, stopped_by)
 
 
 def try_position(run: Run, position: Position) -> tuple[Position, dict[str, float]]:
@@ -238,18 +241,16 @@ def export(run: Run, position: Position) -> Path:
 
 
 def _is_logged(settings: TrainSettings, step: int) -> bool:
-    return step % settings.log_every == 0 or step == settings.steps
+    return _is_due(settings, step, settings.log_every)
 
 
 def _is_tried(settings: TrainSettings, step: int) -> bool:
-    trial = settings.acceptance
-    return trial is not None and (step % trial.every == 0 or step == settings.steps)
+    return settings.acceptance is not None and _is_due(settings, step, settings.acceptance.every)
 
 
 def _is_saved(settings: TrainSettings, step: int) -> bool:
-    return step % settings.checkpoint_every == 0 or step == settings.steps
+    return _is_due(settings, step, settings.checkpoint_every)
 
 
-def _tokens_per_step(settings: TrainSettings) -> int:
-    optimizer = settings.optimizer
-    return optimizer.batch_size * optimizer.accumulation_steps * settings.data.sequence_length
+def _is_due(settings: TrainSettings, step: int, every: int) -> bool:
+    return step % every == 0 or step == settings.steps

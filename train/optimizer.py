@@ -8,15 +8,13 @@ import optax
 
 from .config import OptimizerSettings
 
-IsMatrix = Callable[[str], bool]
-
 # Muon's updates scaled to the size of AdamW's, so that one learning rate suits both
 # (arXiv 2502.16982, section 2.2).
 _MUON_RMS = 0.2
 
 
 def make_optimizer(
-    settings: OptimizerSettings, steps: int, is_hidden: IsMatrix
+    settings: OptimizerSettings, steps: int, is_hidden: Callable[[str], bool]
 ) -> optax.GradientTransformation:
     """Clipping by global norm, then the chosen rule under a warm-up cosine schedule.
 
@@ -27,28 +25,12 @@ def make_optimizer(
         matrix; Muon updates those, AdamW all other parameters.
     """
     schedule = make_schedule(settings, steps)
-    return optax.chain(
-        optax.clip_by_global_norm(settings.clip_norm), _rule(settings, schedule, is_hidden)
-    )
-
-
-def make_schedule(settings: OptimizerSettings, steps: int) -> optax.Schedule:
-    """The learning rate of every step, counted from 0."""
-    return optax.warmup_cosine_decay_schedule(
-        0.0, settings.learning_rate, int(settings.warmup_fraction * steps), steps
-    )
-
-
-def _rule(
-    settings: OptimizerSettings, schedule: optax.Schedule, is_hidden: IsMatrix
-) -> optax.GradientTransformation:
+    clip = optax.clip_by_global_norm(settings.clip_norm)
     if settings.rule == "adamw":
-        return optax.adamw(
-            schedule,
-            b1=settings.beta1,
-            b2=settings.beta2,
-            weight_decay=settings.weight_decay,
+        rule = optax.adamw(
+            schedule, settings.beta1, settings.beta2, weight_decay=settings.weight_decay
         )
+        return optax.chain(clip, rule)
 
     def dimensions(params: Any) -> Any:
         matrix = optax.contrib.MuonDimensionNumbers(reduction_axis=0, output_axis=1)
@@ -59,7 +41,7 @@ def _rule(
 
         return jax.tree.map_with_path(choose, params)
 
-    return optax.contrib.muon(
+    rule = optax.contrib.muon(
         schedule,
         weight_decay=settings.weight_decay,
         adam_b1=settings.beta1,
@@ -67,4 +49,12 @@ def _rule(
         adam_learning_rate=schedule,
         muon_weight_dimension_numbers=dimensions,
         consistent_rms=_MUON_RMS,
+    )
+    return optax.chain(clip, rule)
+
+
+def make_schedule(settings: OptimizerSettings, steps: int) -> optax.Schedule:
+    """The learning rate of every step, counted from 0."""
+    return optax.warmup_cosine_decay_schedule(
+        0.0, settings.learning_rate, int(settings.warmup_fraction * steps), steps
     )

@@ -6,7 +6,7 @@ import shutil
 from dataclasses import asdict
 from itertools import batched
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -22,7 +22,7 @@ from redrafter_jax.parallel.mesh import check_rows, to_host
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.text.chat_template import Turn, encode_turns, end_tokens
-from redrafter_jax.text.prompts import Prompt, read_prompts, tokenize
+from redrafter_jax.text.prompts import read_prompts, tokenize
 from redrafter_jax.text.tokenizer import load_tokenizer
 
 from .config import AcceptanceSettings, TrainSettings
@@ -45,10 +45,6 @@ class Trial(NamedTuple):
     stop_tokens: tuple[int, ...]
     folder: Path
     measured_on: str
-
-    def is_due(self, step: int) -> bool:
-        """Whether a step, other than the last, is followed by a trial."""
-        return step % self.settings.every == 0
 
 
 class Best(NamedTuple):
@@ -84,36 +80,26 @@ def prepare_trial(
         return None
     check_pair(target.config, drafter.config, trial.draft)
     prompts = read_prompts(trial.prompts, trial.prompt_count)
+    tokenizer = load_tokenizer(settings.target)
+    new, positions = trial.max_new_tokens, target.config.position_limit
     if chats if trial.chat is None else trial.chat:
-        rows, stop_tokens = _ask(prompts, settings, target)
+        template = load_template(settings.data, settings.target, tokenizer)
+        questions: list[list[Turn]] = [[{"role": "user", "content": each.text}] for each in prompts]
+        rows = [encode_turns(template, tokenizer, question) for question in questions]
+        stop_tokens = end_tokens(template, tokenizer, target.config.eos_token_ids, questions)
+        for prompt, row in zip(prompts, rows, strict=True):
+            if len(row) + new > positions:
+                raise InputError(
+                    f"{prompt.place}: the prompt has {len(row)} tokens in the chat template and "
+                    f"acceptance.max_new_tokens is {new}, but the target has {positions} "
+                    "positions; lower it or shorten the prompt."
+                )
     else:
-        tokenizer = load_tokenizer(settings.target)
-        positions = target.config.position_limit
-        rows, stop_tokens = tokenize(prompts, tokenizer, trial.max_new_tokens, positions), ()
+        rows, stop_tokens = tokenize(prompts, tokenizer, new, positions), ()
     check_rows(len(rows), target.mesh)
-    decisive = [rows, stop_tokens, trial.max_new_tokens, asdict(trial.draft)]
+    decisive = [rows, stop_tokens, new, asdict(trial.draft)]
     digest = hashlib.sha256(json.dumps(decisive).encode()).hexdigest()
     return Trial(trial, rows, stop_tokens, settings.output_dir / "best", digest)
-
-
-def _ask(
-    prompts: list[Prompt], settings: TrainSettings, target: Target
-) -> tuple[list[list[int]], tuple[int, ...]]:
-    """The prompts as a user's turns in the chat template of the data, and what ends an answer."""
-    assert settings.acceptance is not None
-    tokenizer = load_tokenizer(settings.target)
-    template = load_template(settings.data, settings.target, tokenizer)
-    questions: list[list[Turn]] = [[{"role": "user", "content": each.text}] for each in prompts]
-    rows = [encode_turns(template, tokenizer, question) for question in questions]
-    new, positions = settings.acceptance.max_new_tokens, target.config.position_limit
-    for prompt, row in zip(prompts, rows, strict=True):
-        if len(row) + new > positions:
-            raise InputError(
-                f"{prompt.place}: the prompt has {len(row)} tokens in the chat template and "
-                f"acceptance.max_new_tokens is {new}, but the target has {positions} positions; "
-                "lower it or shorten the prompt."
-            )
-    return rows, end_tokens(template, tokenizer, target.config.eos_token_ids, questions)
 
 
 def try_drafter(trial: Trial, target: Target, drafter: DraftModel) -> dict[str, float]:
@@ -173,8 +159,3 @@ def _replace(folder: Path, drafter: DraftModel) -> None:
         folder.rename(old)
     fresh.rename(folder)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def best_of(record: dict[str, Any]) -> Best | None:
-    """The best drafter of a run that goes on."""
-    return Best(**record["best"]) if record.get("best") else None

@@ -3,7 +3,8 @@
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from io import BufferedIOBase
 from pathlib import Path
@@ -27,20 +28,16 @@ def read_raw(source: SourceSettings) -> Iterator[Raw | Skip]:
     if source.files is None:
         yield from _hub_rows(source)
         return
+    readers = {".jsonl": _json_lines, ".json": _json_list, ".parquet": _parquet_rows}
     for path in find_files(source.files):
-        name = path.name.lower()
-        plain = name.removesuffix(".gz")
-        if plain.endswith(".jsonl"):
-            yield from _json_lines(path)
-        elif plain.endswith(".json"):
-            yield from _json_list(path)
-        elif name.endswith(".parquet"):
-            yield from _parquet_rows(path)
-        else:
+        plain = Path(path.name.lower().removesuffix(".gz"))
+        is_packed = path.name.lower() != plain.name
+        if plain.suffix not in readers or (is_packed and plain.suffix == ".parquet"):
             raise InputError(
                 f"{path} is of no kind that is read here: .jsonl or .json, each also as .gz, or "
                 ".parquet; text files are read by a source with a folder."
             )
+        yield from readers[plain.suffix](path)
 
 
 def find_files(patterns: list[str]) -> list[Path]:
@@ -51,14 +48,8 @@ def find_files(patterns: list[str]) -> list[Path]:
     """
     found: list[Path] = []
     for pattern in patterns:
-        try:
-            is_folder, matches = Path(pattern).is_dir(), _matches(Path(pattern))
-        except (OSError, ValueError) as error:  # a name too long, ** beside letters
-            _cannot_read(pattern, error)
-        if is_folder:
-            raise InputError(
-                f"{pattern!r} is a folder; write files: [{pattern}/*.jsonl], or folder: for text."
-            )
+        with _reading(pattern):  # a name too long, ** beside letters
+            matches = _matches(Path(pattern))
         if not matches:
             raise InputError(f"There is no file {pattern!r}; mend the source's files.")
         for match in matches:
@@ -69,6 +60,10 @@ def find_files(patterns: list[str]) -> list[Path]:
 
 
 def _matches(path: Path) -> list[Path]:
+    if path.is_dir():
+        raise InputError(
+            f"'{path}' is a folder; write files: [{path}/*.jsonl], or folder: for text."
+        )
     # Of a name that exists, brackets are letters.
     if path.is_file():
         return [path]
@@ -77,36 +72,23 @@ def _matches(path: Path) -> list[Path]:
 
 
 def _json_lines(path: Path) -> Iterator[Raw | Skip]:
-    with _open(path) as stream:
-        number = 0
-        while True:
-            try:
-                line = stream.readline()
-            except (OSError, EOFError, zlib.error) as error:
-                _cannot_read(path, error)
-            if not line:
-                return
-            number += 1
-            if number == 1:
-                line = line.removeprefix(_BYTE_ORDER_MARK)
+    with _reading(path), _open(path) as stream:
+        for number, line in enumerate(stream, 1):
             place = f"{path}, line {number}"
-            if not line.strip():
-                yield Skip(place, "an empty line")
-                continue
+            content = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
             try:
-                yield Raw(place, _parse(line.rstrip(b"\r\n")))
+                record = _parse(content.rstrip(b"\r\n")) if content.strip() else None
             except UnicodeDecodeError as error:
                 yield Skip(place, "not UTF-8", f"at byte {error.start} of the line")
             except ValueError as error:
                 yield Skip(place, "not valid JSON", str(error))
+            else:
+                yield Raw(place, record) if content.strip() else Skip(place, "an empty line")
 
 
 def _json_list(path: Path) -> Iterator[Raw]:
-    with _open(path) as stream:
-        try:
-            content = stream.read().removeprefix(_BYTE_ORDER_MARK)
-        except (OSError, EOFError, zlib.error) as error:
-            _cannot_read(path, error)
+    with _reading(path), _open(path) as stream:
+        content = stream.read().removeprefix(_BYTE_ORDER_MARK)
     try:
         records = _parse(content)
     except UnicodeDecodeError as error:
@@ -130,9 +112,17 @@ def _parse(content: bytes) -> Any:
 
 
 def _open(path: Path) -> BufferedIOBase:
+    return gzip.open(path, "rb") if path.name.lower().endswith(".gz") else path.open("rb")
+
+
+@contextmanager
+def _reading(path: Path | str) -> Generator[None]:
+    """Name the path in what its reading raises, which a damaged archive does too."""
     try:
-        return gzip.open(path, "rb") if path.name.lower().endswith(".gz") else path.open("rb")
-    except OSError as error:
+        yield
+    except InputError:
+        raise
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         _cannot_read(path, error)
 
 

@@ -125,7 +125,7 @@ def _find_done(items: Sequence[Item], settings: RegenerateSettings, way_out: str
 
 def _summarize(settings: RegenerateSettings) -> str:
     """What the output holds, in a sentence, and what was left out of it."""
-    values = [row.value for row in read_rows(settings.output)[0]]
+    values = read_rows(settings.output)
     first = [value for value in values if value["row"] == 0]
     answers, cut = (sum(value[name] for value in values) for name in ("answers", "cut"))
     limit = settings.max_new_tokens or settings.data.sequence_length

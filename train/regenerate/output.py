@@ -1,6 +1,7 @@
 """The output: JSON lines that are only ever added to, and read again when a run goes on."""
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,31 +28,9 @@ class Item(NamedTuple):
     opening: list[int]
 
 
-class StoredRow(NamedTuple):
-    """A line of the output.
-
-    Attributes:
-      number: of the line, from 1 on.
-      start: the byte that it starts at.
-      value: what it holds; empty where that is no JSON object.
-    """
-
-    number: int
-    start: int
-    value: dict[str, Any]
-
-
-def read_rows(path: Path) -> tuple[list[StoredRow], int]:
-    """The whole lines of the output, and the byte that they end at; a kill leaves a cut one."""
-    rows, end = [], 0
-    if path.is_file():
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.endswith(b"\n"):
-                    break
-                rows.append(StoredRow(number, end, _object(line)))
-                end += len(line)
-    return rows, end
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """What the whole lines of the output hold; empty where one is no JSON object."""
+    return [_object(line) for line in _read(path)[0]]
 
 
 def find_done(path: Path, items: Sequence[Item], way_out: str = "") -> Bool[np.ndarray, " M"]:
@@ -65,26 +44,34 @@ def find_done(path: Path, items: Sequence[Item], way_out: str = "") -> Bool[np.n
     Raises:
       InputError: it holds something that this run does not write.
     """
-    rows, whole = read_rows(path)
-    end, done, position = whole, np.zeros(len(items), bool), 0
+    lines, tail = _read(path)
+    rows = [_object(line) for line in lines]
+    done, position = np.zeros(len(items), bool), 0
     while position < len(rows):
-        first = rows[position]
-        count = _count_rows(first.value, items)
+        seed, count = rows[position].get("seed"), _count_rows(rows[position], items)
         held = rows[position : position + count]
-        numbers = [(row.value.get("seed"), row.value.get("row", 0)) for row in held]
-        seed = first.value.get("seed")
+        numbers = [(row.get("seed"), row.get("row", 0)) for row in held]
         if not count or done[seed] or numbers != [(seed, number) for number in range(len(held))]:
             raise InputError(
-                f"{path}, line {first.number} is no row of this run's {len(items)} prompts with "
+                f"{path}, line {position + 1} is no row of this run's {len(items)} prompts with "
                 f"their seeds, temperatures and limits; use another output{way_out} or remove "
                 "that one."
             )
         if len(held) < count:
-            end = first.start
             break
         done[seed] = True
         position += count
-    _cut(path, whole, end, items)
+    # What follows the whole lines must be the beginning of a row.
+    beginnings = (format_rows([item.identity]).removesuffix("}\n") + "," for item in items)
+    known = (beginning.encode() for beginning in beginnings)
+    if tail and not any(tail.startswith(row) or row.startswith(tail) for row in known):
+        shown = tail[:40].decode(errors="replace")
+        raise InputError(
+            f"{path} ends with {shown!r}, which is no beginning of a row of this run; use another "
+            "output or remove that one."
+        )
+    if tail or position < len(rows):
+        os.truncate(path, sum(len(line) + 1 for line in lines[:position]))
     return done
 
 
@@ -126,22 +113,10 @@ def _count_rows(value: dict[str, Any], items: Sequence[Item]) -> int:
         return 0
 
 
-def _cut(path: Path, whole: int, end: int, items: Sequence[Item]) -> None:
-    """Remove what follows byte `end`; what follows `whole` must be the beginning of a row."""
-    if not path.is_file():
-        return
-    with path.open("r+b") as output:
-        output.seek(whole)
-        tail = output.read()
-        beginnings = (format_rows([item.identity]).removesuffix("}\n") + "," for item in items)
-        known = (beginning.encode() for beginning in beginnings)
-        if tail and not any(tail.startswith(row) or row.startswith(tail) for row in known):
-            shown = tail[:40].decode(errors="replace")
-            raise InputError(
-                f"{path} ends with {shown!r}, which is no beginning of a row of this run; use "
-                "another output or remove that one."
-            )
-        output.truncate(end)
+def _read(path: Path) -> tuple[list[bytes], bytes]:
+    """The whole lines, and what follows the last of them: a kill leaves a cut one."""
+    *lines, tail = path.read_bytes().split(b"\n") if path.is_file() else [b""]
+    return lines, tail
 
 
 def _object(line: bytes) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from jax.sharding import Mesh
 
@@ -10,7 +10,7 @@ from redrafter_jax.checkpoints.huggingface import load_drafter, load_target
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.drafters.recurrent import check_pair
 from redrafter_jax.drafters.recurrent_head import DraftModel
-from redrafter_jax.generation import generate, generate_autoregressive
+from redrafter_jax.generation import generate
 from redrafter_jax.models.target import Target
 
 from ..config import RegenerateSettings
@@ -46,9 +46,8 @@ def load_writer(settings: RegenerateSettings, mesh: Mesh | None = None) -> Write
     if settings.drafter is None:
         return partial(write, target, None, None, settings.batch_size)
     drafter = load_drafter(settings.drafter, settings.target_dtype, mesh)
-    draft = settings.draft
-    check_pair(target.config, drafter.config, draft)
-    return partial(write, target, drafter, draft, settings.batch_size)
+    check_pair(target.config, drafter.config, settings.draft)
+    return partial(write, target, drafter, settings.draft, settings.batch_size)
 
 
 def write(
@@ -71,15 +70,14 @@ def write(
     """
     # Idle rows end with the prompt's own pass.
     rows = [*requests, *[Request([0], 1, 0, 0.0)] * (batch_size - len(requests))]
-    asked: dict[str, Any] = {
-        "max_new_tokens": [row.max_new_tokens for row in rows],
-        "sampling": [SamplingConfig(row.temperature) for row in rows],
-        "seeds": [row.seed for row in rows],
-        "eos_token_ids": stop_tokens,
-    }
-    prompts = [row.prompt for row in rows]
-    if drafter is None:
-        result = generate_autoregressive(target, prompts, **asked)
-    else:
-        result = generate(target, drafter, prompts, draft=draft, **asked)
+    result = generate(
+        target,
+        drafter,
+        [row.prompt for row in rows],
+        max_new_tokens=[row.max_new_tokens for row in rows],
+        draft=draft,
+        sampling=[SamplingConfig(row.temperature) for row in rows],
+        seeds=[row.seed for row in rows],
+        eos_token_ids=stop_tokens,
+    )
     return result.tokens[: len(requests)]

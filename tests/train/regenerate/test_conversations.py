@@ -213,14 +213,13 @@ def test_records_that_cannot_be_rewritten_are_told(
     assert "1 × no assistant turn" in told
     assert f"rows of 4 conversations in {output}: 6 answers, of which " in told
     texts = [*sources, {"files": [write_lines(tmp_path / "texts.jsonl", {"text": "plain"})]}]
-    for changes, sentence in (
-        ({"count": 5}, "count is 5, but the data gives 4 conversations"),
-        ({"data": {"skips": "refuse"}}, "3 of 7 records cannot be rewritten"),
-        ({"data": {"sources": texts}}, r"data.sources.1 .* holds no conversation to rewrite"),
+    for data, count, sentence in (
+        ({"sources": sources}, 5, "count is 5, but the data gives 4 conversations"),
+        ({"sources": sources, "skips": "refuse"}, 4, "3 of 7 records cannot be rewritten"),
+        ({"sources": texts}, 4, r"data.sources.1 .* holds no conversation to rewrite"),
     ):
-        data = {"sources": sources} | changes.pop("data", {})
         with pytest.raises(InputError, match=sentence):
-            run(folder, output, data=data, **changes)
+            run(folder, output, data=data, count=count)
 
 
 @pytest.mark.parametrize(
