@@ -237,7 +237,6 @@ class _Row:
         self.tokens: list[int] = []
         self.log_probs: list[float] = []
         self.stopped = False
-        self._finished = False
         self._text = text
 
     def push(self, tokens: list[int], log_probs: list[float], ended: bool) -> tuple[list[int], str]:
@@ -251,8 +250,7 @@ class _Row:
                 if self._text.stopped:
                     used = i + 1
                     break
-            if ended and not self._text.stopped and not self._finished:
-                self._finished = True
+            if ended and not self._text.stopped:
                 text += self._text.finish()
             self.stopped = self._text.stopped
         self.tokens += tokens[:used]

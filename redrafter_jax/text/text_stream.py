@@ -50,7 +50,10 @@ class TextStream:
         return self._release(self._advance())
 
     def finish(self) -> str:
-        """What was held back, with replacement characters for bytes that are no character."""
+        """What was held back, with replacement characters for bytes that are no character.
+
+        Once more it is "".
+        """
         text = self._release(self._advance(final=True)) + self._pending
         self._pending = ""
         return text

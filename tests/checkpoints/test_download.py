@@ -11,17 +11,10 @@ from httpx2 import ProxyError, Request, Response
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 from safetensors.numpy import load_file
 from tiny_folders import change_json
-from tiny_models import assert_same, random_drafter, random_target, tiny_config
+from tiny_models import assert_same, random_target, tiny_config
 from torch_archives import write_archive
 
-from redrafter_jax import (
-    DrafterConfig,
-    InputError,
-    load_drafter,
-    load_target,
-    save_drafter,
-    save_target,
-)
+from redrafter_jax import InputError, load_target, save_target
 from redrafter_jax.checkpoints import download
 
 CONFIG = tiny_config(num_hidden_layers=1)
@@ -31,12 +24,6 @@ CONFIG = tiny_config(num_hidden_layers=1)
 def target_folder(tmp_path: Path) -> Path:
     save_target(random_target(CONFIG), tmp_path / "target")
     return tmp_path / "target"
-
-
-@pytest.fixture
-def drafter_folder(tmp_path: Path) -> Path:
-    save_drafter(random_drafter(DrafterConfig(13, 8, 5, 1)), tmp_path / "drafter")
-    return tmp_path / "drafter"
 
 
 def hub_with(folder: Path, asked: list[tuple[Any, ...]]) -> Callable[..., str]:
@@ -67,16 +54,15 @@ def test_the_hubs_description_comes_before_its_weights(
 
 
 def test_torch_files_are_fetched_where_the_hub_has_no_safetensors(
-    drafter_folder: Path, monkeypatch: pytest.MonkeyPatch
+    target_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weights = load_file(drafter_folder / "model.safetensors")
-    expected = load_drafter(drafter_folder, dtype="float32")
-    (drafter_folder / "model.safetensors").unlink()
-    write_archive(drafter_folder / "pytorch_model.bin", weights)
-    assert_same(load_drafter(drafter_folder, dtype="float32"), expected)
+    weights = load_file(target_folder / "model.safetensors")
+    (target_folder / "model.safetensors").unlink()
+    write_archive(target_folder / "pytorch_model.bin", weights)
+    assert_same(load_target(target_folder, dtype="float32"), random_target(CONFIG))
     asked: list[tuple[Any, ...]] = []
-    monkeypatch.setattr("huggingface_hub.snapshot_download", hub_with(drafter_folder, asked))
-    assert_same(load_drafter("some/body", dtype="float32"), expected)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", hub_with(target_folder, asked))
+    assert_same(load_target("some/body", dtype="float32"), random_target(CONFIG))
     assert asked == [("some/body", None), ("some/body", "0123abc"), ("some/body", "0123abc")]
 
 

@@ -2,7 +2,6 @@
 
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from tiny_models import assert_same, cast, random_target, tiny_config
 
 from redrafter_jax import (
     InputError,
-    load_drafter,
     load_target,
     save_target,
 )
@@ -68,16 +66,12 @@ def test_shards_are_read_through_their_index_in_the_dtype_asked_for(target_folde
     assert_same(load_target(target_folder), cast(random_target(CONFIG), jnp.bfloat16))
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 @pytest.mark.parametrize("watched", [True, False])
 def test_a_bar_is_drawn_where_somebody_watches(
     target_folder: Path, monkeypatch: pytest.MonkeyPatch, watched: bool
 ) -> None:
-    screen = Terminal() if watched else io.StringIO()
+    screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: watched)
     monkeypatch.setattr("sys.stderr", screen)
     load_target(target_folder)
     assert ("target:" in screen.getvalue()) == watched
@@ -86,10 +80,9 @@ def test_a_bar_is_drawn_where_somebody_watches(
 # Folders that cannot be used
 
 
-@pytest.mark.parametrize("load", [load_target, load_drafter])
-def test_a_folder_without_config_json(tmp_path: Path, load: Callable[..., Any]) -> None:
+def test_a_folder_without_config_json(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"config\.json is missing; a model folder needs it\.$"):
-        load(tmp_path)
+        load_target(tmp_path)
 
 
 def test_other_dtypes_are_refused(target_folder: Path) -> None:
@@ -153,12 +146,9 @@ def test_weights_that_do_not_fit_the_model(
         load_target(target_folder)
 
 
-@pytest.mark.parametrize("layers", [10_000, 1_000_000_000])
-def test_more_layers_than_weights_are_refused_before_they_are_made(
-    target_folder: Path, layers: int
-) -> None:
-    change_json(target_folder / "config.json", num_hidden_layers=layers)
-    with pytest.raises(InputError, match=rf"config\.json states num_hidden_layers={layers}"):
+def test_more_layers_than_weights_are_refused_before_they_are_made(target_folder: Path) -> None:
+    change_json(target_folder / "config.json", num_hidden_layers=10_000)
+    with pytest.raises(InputError, match=r"config\.json states num_hidden_layers=10000, but"):
         load_target(target_folder)
 
 

@@ -67,7 +67,9 @@ def pieces_of(stream: TextStream, tokens: list[int]) -> list[str]:
         pieces.append(stream.push(token))
         if stream.stopped:
             return pieces
-    return [*pieces, stream.finish()]
+    pieces.append(stream.finish())
+    assert stream.finish() == "", "nothing is released twice"
+    return pieces
 
 
 def after_prompt(tokenizer: Tokenizer, tokens: list[int], prompt: int) -> str:
