@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import batched
 from typing import NamedTuple
 
 import jax
@@ -15,7 +16,7 @@ from redrafter_jax.generation import collect, start
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import place
 from redrafter_jax.requests import prepare
-from redrafter_jax.types import DecodeState, Requests
+from redrafter_jax.types import Requests
 
 
 class Method(NamedTuple):
@@ -29,9 +30,9 @@ class Batch(NamedTuple):
     """Prompts decoded together and how; the arguments of `redrafter_jax.generate`."""
 
     prompts: list[list[int]]
-    seeds: list[int]
     max_new_tokens: int
     sampling: SamplingConfig
+    seeds: list[int]
     eos_token_ids: tuple[int, ...] | None
 
 
@@ -87,16 +88,11 @@ def make_batches(
     eos_token_ids: tuple[int, ...] | None,
 ) -> list[Batch]:
     """The prompts in their order, the last batch as small as it comes; seeds count prompts."""
-    seeds = [first_seed + index for index in range(len(prompts))]
+    all_seeds = range(first_seed, first_seed + len(prompts))
+    grouped = zip(batched(prompts, batch_size), batched(all_seeds, batch_size), strict=True)
     return [
-        Batch(
-            prompts=list(prompts[first : first + batch_size]),
-            seeds=seeds[first : first + batch_size],
-            max_new_tokens=max_new_tokens,
-            sampling=sampling,
-            eos_token_ids=eos_token_ids,
-        )
-        for first in range(0, len(prompts), batch_size)
+        Batch(list(rows), max_new_tokens, sampling, list(seeds), eos_token_ids)
+        for rows, seeds in grouped
     ]
 
 
@@ -136,7 +132,7 @@ def decode_batch(method: Method, batch: Batch) -> Run:
       InputError: a prompt or a seed does not fit, as in `generate`.
     """
     started = time.perf_counter()
-    state, max_steps = begin(method, batch)
+    state, max_steps = start(*method, *batch)
     state = jax.block_until_ready(state)
     prefilled = time.perf_counter()
     state = decode(method.target, method.drafter, state, max_steps)
@@ -152,34 +148,9 @@ def decode_batch(method: Method, batch: Batch) -> Run:
     )
 
 
-def begin(method: Method, batch: Batch) -> tuple[DecodeState, int]:
-    """The batch after prefill, and a number of decode steps that suffices for every row.
-
-    Raises:
-      InputError: a prompt or a seed does not fit, as in `generate`.
-    """
-    return start(
-        method.target,
-        method.drafter,
-        batch.prompts,
-        batch.max_new_tokens,
-        batch.sampling,
-        batch.seeds,
-        batch.eos_token_ids,
-    )
-
-
 def prepare_batch(method: Method, batch: Batch) -> Requests:
     """The batch as arrays where the target lies."""
-    requests, _ = prepare(
-        method.target.config,
-        batch.prompts,
-        batch.max_new_tokens,
-        batch.sampling,
-        batch.seeds,
-        batch.eos_token_ids,
-        method.drafter.max_path,
-    )
+    requests, _ = prepare(method.target.config, *batch, method.drafter.max_path)
     return place(requests, method.target.mesh)
 
 

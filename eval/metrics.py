@@ -18,25 +18,12 @@ def first_divergence(tokens: Sequence[int], expected: Sequence[int]) -> int | No
     return None
 
 
-def identical_fraction(divergences: Sequence[int | None]) -> float:
-    """Share of texts without a first divergence; there must be at least one text."""
-    return sum(divergence is None for divergence in divergences) / len(divergences)
-
-
 def quartiles(values: Float[np.ndarray, " n"]) -> list[float] | None:
     """25%, 50% and 75% of the values that are numbers; None if there are none."""
     known = values[~np.isnan(values)]
     if len(known) == 0:
         return None
     return [float(value) for value in np.quantile(known, (0.25, 0.5, 0.75))]
-
-
-def rates(
-    amounts: Int[np.ndarray, " n"], seconds: Float[np.ndarray, " n"]
-) -> Float[np.ndarray, " n"]:
-    """Amounts per second; NaN where there was nothing to do."""
-    unknown = np.full(len(amounts), np.nan)
-    return np.divide(amounts, seconds, out=unknown, where=amounts > 0)
 
 
 def count_accepted(accept_counts: Int[np.ndarray, "*rows P"]) -> dict[str, Any]:

@@ -10,7 +10,12 @@ from jax.sharding import Mesh
 from tokenizers import Tokenizer
 
 from redrafter_jax.acceptance import acceptance_length
-from redrafter_jax.checkpoints.huggingface import load_drafter, load_target
+from redrafter_jax.checkpoints.huggingface import (
+    find_drafter,
+    find_target,
+    load_drafter,
+    load_target,
+)
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import DrafterConfig, TargetConfig
 from redrafter_jax.drafters.base import RootOnly
@@ -94,20 +99,20 @@ def check_parity(arguments: Sequence[str] | None = None) -> None:
     )
     mesh = settings.mesh.build()
     tokenizer = load_tokenizer(settings.target)
+    pair = find_target(settings.target).config, find_drafter(settings.drafter).config
+    cases = []
+    for name, case in settings.cases.items():
+        try:
+            cases.append(Case(name, case, *_prepare(case, settings, mesh, tokenizer, *pair)))
+        except InputError as error:
+            raise InputError(f"Case {name!r}: {error}") from None
     if is_first():
         make_folder(settings.report_dir, "report_dir")
-    prompts = {name: _read_prompts(name, settings, mesh) for name in settings.cases}
+    work = [(case, batch) for case in cases for batch in case.batches]
     measures: list[dict[str, Any]] = []
-    shapes: dict[str, Any] = {}
     for dtype in settings.dtypes:
         target = load_target(settings.target, dtype, mesh)
         drafter = load_drafter(settings.drafter, dtype, mesh)
-        shapes = {"target": asdict(target.config), "drafter": asdict(drafter.config)}
-        cases = [
-            _prepare_case(name, settings, prompts[name], tokenizer, target.config, drafter.config)
-            for name in settings.cases
-        ]
-        work = [(case, batch) for case in cases for batch in case.batches]
         tolerance = getattr(settings.tolerance, dtype)
         compared = [
             compare_batch(target, drafter, case, batch, tolerance)
@@ -117,6 +122,7 @@ def check_parity(arguments: Sequence[str] | None = None) -> None:
 
     if is_first():
         path = settings.report_dir / "parity.json"
+        shapes = dict(zip(("target", "drafter"), map(asdict, pair), strict=True))
         measured = {"verdict": _verdict(measures), "cases": measures, **shapes}
         show(path, render_parity(write_report(path, measured, settings, DEFINITIONS)))
     if any(measure["ties"] < len(measure["divergences"]) for measure in measures):
@@ -174,30 +180,34 @@ def compare_batch(
     return Compared(case.name, speculative, baseline, divergences)
 
 
-def _read_prompts(name: str, settings: ParitySettings, mesh: Mesh | None) -> list[Prompt]:
-    case = settings.cases[name]
-    try:
-        prompts = read_prompts(settings.prompts, case.prompt_count)
-        check_batches(len(prompts), case.batch_size, mesh)
-    except InputError as error:
-        raise InputError(f"Case {name!r}: {error}") from None
-    return prompts
-
-
-def _prepare_case(
-    name: str,
+def _prepare(
+    case: CaseSettings,
     settings: ParitySettings,
-    prompts: list[Prompt],
+    mesh: Mesh | None,
     tokenizer: Tokenizer,
     target: TargetConfig,
     drafter: DrafterConfig,
-) -> Case:
-    case = settings.cases[name]
-    try:
-        check_pair(target, drafter, case.draft)
-        token_rows = _tokenize(case, settings, prompts, tokenizer, target.position_limit)
-    except InputError as error:
-        raise InputError(f"Case {name!r}: {error}") from None
+) -> tuple[list[Prompt], list[Batch]]:
+    """The prompts of a case, and how they are decoded together."""
+    prompts = read_prompts(settings.prompts, case.prompt_count)
+    check_batches(len(prompts), case.batch_size, mesh)
+    check_pair(target, drafter, case.draft)
+    lengths, positions = case.prompt_tokens, target.position_limit
+    if lengths is None:
+        token_rows = tokenize(prompts, tokenizer, case.max_new_tokens, positions)
+    elif max(lengths) + case.max_new_tokens > positions:
+        raise InputError(
+            f"prompt_tokens={max(lengths)} and max_new_tokens={case.max_new_tokens} make "
+            f"{max(lengths) + case.max_new_tokens} tokens, but the target has {positions} "
+            "positions; lower one of them."
+        )
+    else:
+        # The whole file, so that the last prompts have something to be joined with.
+        source = read_prompts(settings.prompts)
+        token_rows = [
+            tokenize_to_length(source, tokenizer, row, lengths[row % len(lengths)])
+            for row in range(len(prompts))
+        ]
     batches = make_batches(
         token_rows,
         case.batch_size,
@@ -206,31 +216,7 @@ def _prepare_case(
         case.sampling,
         case.eos_token_ids,
     )
-    return Case(name, case, prompts, batches)
-
-
-def _tokenize(
-    case: CaseSettings,
-    settings: ParitySettings,
-    prompts: Sequence[Prompt],
-    tokenizer: Tokenizer,
-    positions: int,
-) -> list[list[int]]:
-    lengths = case.prompt_tokens
-    if lengths is None:
-        return tokenize(prompts, tokenizer, case.max_new_tokens, positions)
-    if max(lengths) + case.max_new_tokens > positions:
-        raise InputError(
-            f"prompt_tokens={max(lengths)} and max_new_tokens={case.max_new_tokens} make "
-            f"{max(lengths) + case.max_new_tokens} tokens, but the target has {positions} "
-            "positions; lower one of them."
-        )
-    # The whole file, so that the last prompts have something to be joined with.
-    source = read_prompts(settings.prompts)
-    return [
-        tokenize_to_length(source, tokenizer, row, lengths[row % len(lengths)])
-        for row in range(len(prompts))
-    ]
+    return prompts, batches
 
 
 def _token_at(run: Run, place: Place) -> int | None:
@@ -278,10 +264,9 @@ def _verdict(measures: Sequence[dict[str, Any]]) -> str:
         return f"All {rows} texts are the target's own, token for token."
     identical = f"{rows - len(divergences)} of {rows} texts are identical"
     wrong = sum(not row["tie"] for row in divergences)
-    if wrong:
-        verdict = f"{identical}; of {len(divergences)} divergences {wrong} are NO numerical ties."
-    else:
-        verdict = f"{identical}; all {len(divergences)} divergences are numerical ties."
+    count = len(divergences)
+    judged = f"of {count} divergences {wrong} are NO" if wrong else f"all {count} divergences are"
+    verdict = f"{identical}; {judged} numerical ties."
     doubtful = sum(not row["reproduced"] for row in divergences)
     if doubtful:
         verdict += f" Decoding again did not choose the same tokens at {doubtful} of them."

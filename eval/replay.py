@@ -1,7 +1,7 @@
 """Both decodings of a batch once more, up to where they part: a numerical tie, or a bug?"""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from redrafter_jax.decoding.prefill import read_prompts
 from redrafter_jax.decoding.step import decode, step_noise, verify
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.tree import root_tree
+from redrafter_jax.generation import start
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import gather_parts
 from redrafter_jax.parallel.mesh import per_part, to_host
@@ -19,7 +20,7 @@ from redrafter_jax.parallel.program import program
 from redrafter_jax.sampling import draw_noise, filter_logits
 from redrafter_jax.types import DecodeState, Requests, Sampling, TokenTree
 
-from .benchmark import Batch, Method, begin, prepare_batch
+from .benchmark import Batch, Method, prepare_batch
 
 
 class Place(NamedTuple):
@@ -37,15 +38,12 @@ class Seen(NamedTuple):
       noise: the noise of its position.
       scores: logits over the temperature, filtered, plus noise; the largest is chosen.
       sampling: of this row, B = 1.
-      found: False if the text up to here is no path of the drafted tree; the rest means nothing
-        then.
     """
 
     logits: Float[np.ndarray, " V"]
     noise: Float[np.ndarray, " V"]
     scores: Float[np.ndarray, " V"]
     sampling: Sampling
-    found: bool
 
 
 class Explanation(NamedTuple):
@@ -74,8 +72,10 @@ UNEXPLAINED = Explanation(None, None, None, filtered=False, reproduced=False, ti
 
 def replay(
     method: Method, batch: Batch, texts: Sequence[Sequence[int]], places: Sequence[Place]
-) -> list[Seen]:
+) -> list[Seen | None]:
     """What the method saw at each place, of the same programs on arrays of the same shapes.
+
+    None where the text up to the place is no path of the tree drafted there.
 
     Args:
       method: how the batch was decoded.
@@ -85,28 +85,34 @@ def replay(
     """
     if not places:
         return []
-    decided = _count_decided(method, batch, places)
-    state, _ = begin(method, batch)
-    first = None
-    seen = {}
-    step = 0
-    # In the order of their steps, so that one decoding passes all of them.
-    for crossing, place in sorted((_crossing(decided, place), place) for place in places):
-        if crossing < 0:  # prefill chose it
-            first = first or _look_at_first(method.target, prepare_batch(method, batch))
-            seen[place] = _to_host(first, state, place.row, [])
-            continue
-        state = decode(method.target, method.drafter, state, crossing - step)
-        step = crossing
-        drafted = texts[place.row][decided[crossing, place.row] : place.position]
-        seen[place] = _to_host(
-            _look(method.target, method.drafter, state), state, place.row, drafted
-        )
-    return [seen[place] for place in places]
+    prompts = np.asarray([len(prompt) for prompt in batch.prompts])
+    state, steps = start(*method, *batch)
+    sampling = to_host(state.sampling)
+    looked = _look_at_first(method.target, prepare_batch(method, batch))
+    before = np.zeros_like(prompts)
+    seen: dict[Place, Seen | None] = {}
+    for _ in range(steps + 1):
+        # New tokens decided so far; the first one by prefill.
+        decided = to_host(state.cache.lengths) + 1 - prompts
+        crossed = [one for one in places if before[one.row] <= one.position < decided[one.row]]
+        on_host = to_host(looked) if crossed else None
+        for row, position in crossed:
+            drafted = texts[row][before[row] : position]
+            seen[Place(row, position)] = _at(on_host, sampling, row, drafted)
+        if len(seen) == len(places):
+            break
+        before = decided
+        looked = _look(method.target, method.drafter, state)
+        state = decode(method.target, method.drafter, state, 1)
+    return [seen.get(place) for place in places]
 
 
 def explain(
-    baseline: Seen, speculative: Seen, token: int, speculative_token: int, tolerance: float
+    baseline: Seen | None,
+    speculative: Seen | None,
+    token: int,
+    speculative_token: int,
+    tolerance: float,
 ) -> Explanation:
     """Judge a first divergence.
 
@@ -116,14 +122,16 @@ def explain(
     tolerance.
 
     Args:
-      baseline: what it saw there.
-      speculative: what the speculative pass saw there.
+      baseline: what it saw there; None if `replay` found nothing.
+      speculative: what the speculative pass saw there, likewise.
       token: the baseline's choice.
       speculative_token: the speculative text's.
       tolerance: in logits, that is in scores times the temperature.
     """
+    if baseline is None:
+        return UNEXPLAINED
     gap = _gap(baseline, token, speculative_token)
-    if not speculative.found:
+    if speculative is None:
         return UNEXPLAINED._replace(gap=_finite(gap))
     speculative_gap = _gap(speculative, speculative_token, token)
     both = np.isfinite(baseline.scores) & np.isfinite(speculative.scores)
@@ -197,14 +205,13 @@ def _score(
     return _Looked(tree, gather_parts(logits, V), at_nodes, scores)
 
 
-def _to_host(looked: _Looked, state: DecodeState, row: int, drafted: Sequence[int]) -> Seen:
+def _at(looked: Any, sampling: Sampling, row: int, drafted: Sequence[int]) -> Seen | None:
     """What was seen at the node that these tokens below the root lead to."""
-    tree, *arrays = to_host(looked)
-    node = follow(tree.tokens[row], tree.parents[row], drafted)
-    # On the host: the state is donated to the next step.
-    sampling = jax.tree.map(lambda leaf: leaf[row : row + 1], to_host(state.sampling))
-    logits, noise, scores = (array[row, node or 0] for array in arrays)
-    return Seen(logits, noise, scores, sampling, found=node is not None)
+    node = follow(looked.tree.tokens[row], looked.tree.parents[row], drafted)
+    if node is None:
+        return None
+    logits, noise, scores = (array[row, node] for array in looked[1:])
+    return Seen(logits, noise, scores, jax.tree.map(lambda leaf: leaf[row : row + 1], sampling))
 
 
 def follow(
@@ -219,26 +226,6 @@ def follow(
             return None
         node = int(children[0])
     return node
-
-
-def _count_decided(
-    method: Method, batch: Batch, places: Sequence[Place]
-) -> Int[np.ndarray, "steps B"]:
-    """New tokens decided after 0, 1, 2 ... decode steps, until all places are."""
-    prompts = np.asarray([len(prompt) for prompt in batch.prompts])
-    state, slots = begin(method, batch)
-    decided = [to_host(state.cache.lengths) + 1 - prompts]
-    for _ in range(slots):
-        if all(decided[-1][place.row] > place.position for place in places):
-            break
-        state = decode(method.target, method.drafter, state, 1)
-        decided.append(to_host(state.cache.lengths) + 1 - prompts)
-    return np.stack(decided)
-
-
-def _crossing(decided: Int[np.ndarray, "steps B"], place: Place) -> int:
-    """The number of steps after which the place is decided next; -1 if prefill decides it."""
-    return int((decided[:, place.row] <= place.position).sum()) - 1
 
 
 def _gap(seen: Seen, chosen: int, other: int) -> float:

@@ -11,7 +11,7 @@ from redrafter_jax.acceptance import acceptance_length
 from redrafter_jax.text.prompts import Prompt
 
 from .benchmark import Method, Run, Turn, sum_accepted
-from .metrics import count_accepted, first_divergence, identical_fraction, quartiles, rates
+from .metrics import count_accepted, first_divergence, quartiles
 
 DEFINITIONS = {
     "acceptance_length": "mean tokens gained per target call after prefill, bonus token included; "
@@ -57,7 +57,7 @@ def build_report(
     first_pass = [turn.runs["speculative"] for turn in turns if turn.repeat == 0]
     return {
         **count_accepted(np.concatenate([run.accept_counts for run in first_pass])),
-        "identical": identical_fraction([row["first_divergence"] for row in rows]),
+        "identical": float(np.mean([row["identical"] for row in rows])),
         **_speeds(turns, lambda run: run.new_tokens, lambda run: run.seconds),
         "decode_only": {
             **_speeds(turns, lambda run: run.decoded_tokens, lambda run: run.decode_seconds),
@@ -126,7 +126,7 @@ def _categories(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         categories[name] = {
             "prompts": len(members),
             "acceptance_length": acceptance_length(counts),
-            "identical": identical_fraction([row["first_divergence"] for row in members]),
+            "identical": float(np.mean([row["identical"] for row in members])),
             "speedup": float(np.median([row["batch_speedup"] for row in members])),
         }
     return categories
@@ -164,9 +164,8 @@ def _call_times(turns: Sequence[Turn]) -> dict[str, float | None]:
 def _rates(
     runs: Sequence[Run], amount: Callable[[Run], int], seconds: Callable[[Run], float]
 ) -> Float[np.ndarray, " n"]:
-    return rates(
-        np.asarray([amount(run) for run in runs]), np.asarray([seconds(run) for run in runs])
-    )
+    """Amounts per second; NaN where there was nothing to do."""
+    return np.asarray([amount(run) / seconds(run) if amount(run) else np.nan for run in runs])
 
 
 def _median(values: Float[np.ndarray, " n"]) -> float | None:

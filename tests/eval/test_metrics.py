@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from eval.metrics import count_accepted, first_divergence, identical_fraction, quartiles, rates
+from eval.metrics import count_accepted, first_divergence, quartiles
 
 
 @pytest.mark.parametrize(
@@ -21,11 +21,6 @@ def test_first_divergence_is_where_a_token_differs_or_is_missing(
     tokens: list[int], expected: list[int], place: int | None
 ) -> None:
     assert first_divergence(tokens, expected) == place
-
-
-def test_identical_fraction_counts_texts_without_divergence() -> None:
-    assert identical_fraction([None, 0, None, 12]) == 0.5
-    assert identical_fraction([None]) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -52,8 +47,3 @@ def test_rates_per_depth_come_with_the_calls_they_are_shares_of() -> None:
         "calls_per_depth": [10, 6, 1, 0],
         "accept_counts": [4, 5, 1, 0],
     }
-
-
-def test_a_rate_of_nothing_is_no_number() -> None:
-    measured = rates(np.asarray([10, 0]), np.asarray([4.0, 4.0]))
-    np.testing.assert_array_equal(measured, [2.5, np.nan])

@@ -36,7 +36,7 @@ def test_replay_sees_what_every_token_was_chosen_from(
         tokens = decode_batch(method, batch).tokens
         seen = replay(method, batch, tokens, places)
         for (row, position), one in zip(places, seen, strict=True):
-            assert one.found
+            assert one is not None
             assert one.scores.argmax() == tokens[row][position]
             assert np.isfinite(one.scores).sum() == 6
 
@@ -54,7 +54,7 @@ def see(
     config = tiny_config(vocab_size=len(logits))
     requests, _ = prepare(config, [[0]], 1, sampling, [0], (), 1)
     arrays = [np.asarray(values, np.float32) for values in (logits, noise, scores)]
-    return Seen(arrays[0], arrays[1], arrays[2], requests.sampling, found=True)
+    return Seen(arrays[0], arrays[1], arrays[2], requests.sampling)
 
 
 def judge(
@@ -118,5 +118,5 @@ def test_a_choice_that_the_scores_do_not_bear_out_is_not_reproduced() -> None:
 
 def test_a_text_that_is_no_path_of_the_tree_is_no_tie() -> None:
     one = see([1.0, 1.0], [0.0, 0.0], [1.0, 1.0], SamplingConfig())
-    explanation = explain(one, one._replace(found=False), 0, 1, 1e-3)
+    explanation = explain(one, None, 0, 1, 1e-3)
     assert (explanation.reproduced, explanation.tie) == (False, False)
