@@ -156,12 +156,11 @@ def _sentence(error: Exception) -> str | None:
 
 def _process_index() -> int | None:
     """Of this process, where several are one job."""
-    jax = sys.modules.get("jax")
     # While it is imported a module lacks what comes later.
-    distributed = getattr(jax, "distributed", None)
-    if jax is None or distributed is None or not distributed.is_initialized():
+    distributed = getattr(sys.modules.get("jax"), "distributed", None)
+    if distributed is None or not distributed.is_initialized():
         return None
-    return jax.process_index()
+    return sys.modules["jax"].process_index()
 
 
 def _leave(code: int) -> NoReturn:

@@ -9,7 +9,7 @@ import re
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from redrafter_jax.command_line import Parser, program_name, refuse_unknown_command
 from redrafter_jax.config import DraftConfig, SamplingConfig
@@ -17,8 +17,6 @@ from redrafter_jax.config.limits import FieldError, unfold
 from redrafter_jax.errors import InputError
 
 _DTYPES = ("float32", "bfloat16")
-
-Config = TypeVar("Config", DraftConfig, SamplingConfig)
 
 
 def read_arguments(words: list[str]) -> argparse.Namespace:
@@ -94,7 +92,7 @@ def _add_chat(commands: Any) -> None:
     _add_template(command)
     command.add_argument(
         "--context-length",
-        type=int,
+        type=_count,
         metavar="TOKENS",
         help="room for the whole conversation (the target's limit, 4096 at most)",
     )
@@ -130,7 +128,6 @@ def _add_convert(commands: Any) -> None:
 
 
 def _add_models(command: argparse.ArgumentParser) -> None:
-    """Which target and drafter to load, and how."""
     command.add_argument("--target", required=True, help="folder or hub id of the target")
     drafters = command.add_mutually_exclusive_group(required=True)
     drafters.add_argument("--drafter", help="folder or hub id of a drafter trained for it")
@@ -152,7 +149,6 @@ def _add_models(command: argparse.ArgumentParser) -> None:
 
 
 def _add_template(command: argparse.ArgumentParser) -> None:
-    """How conversations are written."""
     command.add_argument(
         "--chat-template",
         choices=("tokenizer", "vicuna_v1.1"),
@@ -162,7 +158,6 @@ def _add_template(command: argparse.ArgumentParser) -> None:
 
 
 def _add_decoding(command: argparse.ArgumentParser) -> None:
-    """How the target chooses tokens, and how trees are drafted."""
     group = command.add_argument_group("how tokens are chosen")
     _add_fields(group, SamplingConfig)
     group.add_argument(
@@ -203,7 +198,9 @@ def option_of(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
-def config_of(config: type[Config], arguments: argparse.Namespace) -> Config:
+def config_of[Config: (DraftConfig, SamplingConfig)](
+    config: type[Config], arguments: argparse.Namespace
+) -> Config:
     """The configuration that the options of its fields give.
 
     Raises:

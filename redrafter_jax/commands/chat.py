@@ -14,7 +14,6 @@ from redrafter_jax.commands.speed import (
     step_seconds,
 )
 from redrafter_jax.commands.terminal import Screen, ctrl_c_sets, read_lines, tell
-from redrafter_jax.config import TargetConfig
 from redrafter_jax.config.limits import FieldError
 from redrafter_jax.errors import InputError
 from redrafter_jax.generation import Generation
@@ -58,9 +57,13 @@ class _Conversation:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._screen = Screen(arguments.color)
         self._seed, self._longest_answer = arguments.seed, arguments.max_new_tokens
-        self._context_length = _context_length(
-            arguments.context_length, load_target_config(arguments.target)
-        )
+        most = load_target_config(arguments.target).position_limit
+        self._context_length = arguments.context_length or min(most, _CONTEXT_LENGTH)
+        if not 3 <= self._context_length <= most:
+            raise InputError(
+                f"--context-length is {self._context_length}; it must be from 3 to the target's "
+                f"{most} positions."
+            )
         self._session = open_session(arguments, ["Hello"])
         self._turns = list(self._session.opening)
         self._kept_cache = KeptCache(self._context_length)
@@ -183,14 +186,3 @@ class _Conversation:
         baseline = baseline_seconds(target, drafter, sampling, room, kept_cache=cache)
         tell("Ready; /help tells what else may be typed.")
         return baseline
-
-
-def _context_length(asked: int | None, config: TargetConfig) -> int:
-    most = config.position_limit
-    if asked is None:
-        return min(most, _CONTEXT_LENGTH)
-    if not 3 <= asked <= most:
-        raise InputError(
-            f"--context-length is {asked}; it must be from 3 to the target's {most} positions."
-        )
-    return asked

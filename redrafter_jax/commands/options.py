@@ -5,7 +5,6 @@ from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 import jax
-from jax.sharding import Mesh
 from tokenizers import Tokenizer
 
 from redrafter_jax.checkpoints.huggingface import load_drafter, load_target, load_target_config
@@ -134,7 +133,12 @@ def _draft_of(arguments: argparse.Namespace) -> DraftConfig:
 
 
 def _load_models(arguments: argparse.Namespace, draft: DraftConfig) -> tuple[Target, Drafter]:
-    mesh = _mesh_of(arguments.mesh_model)
+    parts = arguments.mesh_model
+    if not 1 <= parts <= jax.device_count():
+        raise InputError(
+            f"--mesh-model is {parts}; it must be from 1 to the {jax.device_count()} devices here."
+        )
+    mesh = None if parts == 1 else make_mesh(model=parts)
     dtype = arguments.dtype or ("bfloat16" if jax.default_backend() == "gpu" else "float32")
     target = load_target(arguments.target, dtype, mesh)
     if not arguments.no_drafter:
@@ -145,11 +149,3 @@ def _load_models(arguments: argparse.Namespace, draft: DraftConfig) -> tuple[Tar
         drafter = RootOnly()
     drafter.check(target.config)
     return target, drafter
-
-
-def _mesh_of(parts: int) -> Mesh | None:
-    if not 1 <= parts <= jax.device_count():
-        raise InputError(
-            f"--mesh-model is {parts}; it must be from 1 to the {jax.device_count()} devices here."
-        )
-    return None if parts == 1 else make_mesh(model=parts)

@@ -58,7 +58,7 @@ def arguments_of(folders: PairFolders, *more: str) -> list[str]:
 def plain_answer(
     target: Target, *lines: str, sampling: SamplingConfig = WARM, room: int = 2000
 ) -> str:
-    """What plain decoding says to the conversation, each turn a line, up to the end of the room."""
+    """The baseline's answer to the conversation, each turn a line, up to the end of the room."""
     prompt = encode("".join(f"{line}\n" for line in lines))
     # In one size of cache, whatever the room.
     plain = generate_autoregressive(
@@ -105,80 +105,57 @@ def test_every_turn_in_a_pipe_is_the_text_of_the_whole_conversation(
     assert int(told[0].split()[0]) == len(first) + 1
 
 
-def test_a_reset_forgets_the_turns_but_not_the_systems(talk: Any, roomy_target: Target) -> None:
+def test_commands_and_what_they_refuse_are_one_sentence_each(
+    talk: Any, roomy_target: Target
+) -> None:
+    typed = "/temperature 0\n/temperature hot\n/temperature -1\n/what\n/reset 1\n/help\n"
+    code, answers, told = talk(typed + "/quit\nnever answered\n")
+    assert (code, answers) == (0, [])
+    assert told[:5] == [
+        "The temperature is 0.",
+        "error: /temperature takes a number such as 0.7, but 'hot' was given; it stays 0.",
+        "error: /temperature is -1.0; it must be 0 or more; it stays 0.",
+        "error: /what is no command; /help lists them, and // begins a message with /.",
+        "error: /reset takes no value, but '1' was given; see /help.",
+    ]
+    assert [line.split()[0] for line in told[5:9]] == ["/reset", "/temperature", "/help", "/quit"]
+    # A reset forgets the turns, but not the system's.
     code, answers, told = talk("abc\n/reset\nabc\n", "--system", "sub")
-    assert code == 0
     assert answers == [plain_answer(roomy_target, "sub", "abc", room=120)] * 2
     assert "The conversation is forgotten." in told
 
 
-def test_commands_and_what_they_refuse_are_one_sentence_each(
+def test_what_meets_the_end_of_the_room_or_its_limit_says_so(
     talk: Any, roomy_target: Target
 ) -> None:
-    typed = "/temperature 0\n/temperature hot\n/temperature -1\n/temperature\n/what\n/reset 1\n"
-    code, answers, told = talk(typed + "/help\n/quit\nnever answered\n")
-    assert (code, answers) == (0, [])
-    assert told[:6] == [
-        "The temperature is 0.",
-        "error: /temperature takes a number such as 0.7, but 'hot' was given; it stays 0.",
-        "error: /temperature is -1.0; it must be 0 or more; it stays 0.",
-        "error: /temperature takes a number such as 0.7, but '' was given; it stays 0.",
-        "error: /what is no command; /help lists them, and // begins a message with /.",
-        "error: /reset takes no value, but '1' was given; see /help.",
-    ]
-    assert [line.split()[0] for line in told[6:10]] == ["/reset", "/temperature", "/help", "/quit"]
-
-
-def test_a_conversation_that_does_not_fit_is_refused_and_can_go_on(
-    talk: Any, roomy_target: Target
-) -> None:
-    long = "a" * 119
-    code, answers, told = talk(f"{long}\nabc\n")
+    code, answers, told = talk("a" * 119 + "\nabc\n")
     assert (code, answers) == (0, [plain_answer(roomy_target, "abc", room=120)])
     assert told[0] == (
         "error: With this message the conversation has 120 tokens, but only 120 fit, an answer "
         "included; it is not sent. Shorten it, or begin anew with /reset."
     )
+    for message, more, sentence in (
+        ("a" * 116, [], "The context of 120 tokens is full; /reset begins anew."),
+        ("abc", ["--max-new-tokens", "3"], "The answer ends at --max-new-tokens 3."),
+    ):
+        _, answers, told = talk(f"/temperature 0\n{message}\n", *more)
+        assert (len(answers[0]), told[-1]) == (3, sentence)
 
 
-def test_an_answer_that_meets_the_end_of_the_room_or_its_limit_says_so(talk: Any) -> None:
-    message = "a" * 116
-    _, answers, told = talk(f"/temperature 0\n{message}\n")
-    assert len(answers[0]) == 3
-    assert told[-1] == "The context of 120 tokens is full; /reset begins anew."
-    _, answers, told = talk("/temperature 0\nabc\n", "--max-new-tokens", "3")
-    assert len(answers[0]) == 3
-    assert told[-1] == "The answer ends at --max-new-tokens 3."
-
-
-@pytest.mark.parametrize(
-    ("more", "reason"),
-    [
-        (["--context-length", "16385"], "must be from 3 to the target's 16384 positions"),
-        (["--context-length", "2"], "--context-length is 2; it must be from 3"),
-        (["--max-new-tokens", "0"], "--max-new-tokens: 0 is too few; give 1 or more"),
-        (["--color", "red"], "invalid choice: 'red'"),
-        (["--chat-template", "vicuna_v1.1"], "has no such token"),
-        (["--temperature", "-1"], "temperature is -1.0"),
-        (["--system", os.fsdecode(b"\xff")], "a lone surrogate"),
-    ],
-)
-def test_a_bad_argument_is_one_sentence_and_exit_code_2(
-    talk: Any, more: list[str], reason: str
-) -> None:
-    code, answers, told = talk("abc\n", *more)
-    assert (code, answers, len(told)) == (2, [], 1)
-    assert reason in told[0]
-
-
-def test_a_drafter_of_another_target_is_refused_before_anything_is_compiled(
+def test_a_bad_argument_is_one_sentence_before_anything_is_compiled(
     talk: Any, tmp_path: Path
 ) -> None:
     save_drafter(init_drafter(DrafterConfig(9, 8, 16, 1), 0), tmp_path / "other")
-    code, _, told = talk("abc\n", "--drafter", str(tmp_path / "other"))
-    assert code == 2
-    (sentence,) = told
-    assert "use a drafter trained for this target" in sentence
+    for more, reason in (
+        (["--context-length", "16385"], "must be from 3 to the target's 16384 positions"),
+        (["--max-new-tokens", "0"], "--max-new-tokens: 0 is too few; give 1 or more"),
+        (["--color", "red"], "invalid choice: 'red'"),
+        (["--system", os.fsdecode(b"\xff")], "a lone surrogate"),
+        (["--drafter", str(tmp_path / "other")], "use a drafter trained for this target"),
+    ):
+        code, answers, told = talk("abc\n", *more)
+        assert (code, answers, len(told)) == (2, [], 1)
+        assert reason in told[0]
 
 
 class Terminal:
@@ -223,30 +200,19 @@ class Terminal:
         return self.read_until(r"\n> $").split("\n")[1:-1]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("ctrl_c")
-def test_a_terminal_drives_a_conversation(folders: PairFolders, roomy_target: Target) -> None:
-    # Plain decoding over many slots, so that Ctrl-C finds an answer that has long to go.
-    more = ["--no-drafter", "--context-length", "16000"]
-    models = ["--target", folders.target]
-    arguments = arguments_of(folders)[5:]
-    terminal = Terminal("chat", *models, *arguments, *more)
+def test_ctrl_c_on_a_terminal_stops_an_answer_and_drops_a_line(
+    folders: PairFolders, roomy_target: Target
+) -> None:
+    # The baseline over many slots, so that Ctrl-C finds an answer that has long to go.
+    more = ["--target", folders.target, "--no-drafter", *arguments_of(folders)[5:]]
+    terminal = Terminal("chat", *more, "--context-length", "16000")
     try:
         assert "/help" in terminal.read_until("> $")
-        said = ["abc"]
-        said.append(plain_answer(roomy_target, *said))
-        assert terminal.ask("abc")[0] == said[1]
-        said.append("def")
-        said.append(plain_answer(roomy_target, *said))
-        assert terminal.ask("def")[0] == said[3]
-        assert terminal.ask("/what is")[0].startswith(
-            "error: /what is no command; /help lists them,"
-        )
-        assert terminal.ask("/temperature 0") == ["The temperature is 0."]
-
         # Greedy text runs in a circle without a newline, to the end of the room.
-        said.append("uvw")
-        whole = plain_answer(roomy_target, *said, sampling=SamplingConfig())
-        assert len(whole) == 2000 - len("".join(said)) - len(said)
+        assert terminal.ask("/temperature 0") == ["The temperature is 0."]
+        whole = plain_answer(roomy_target, "uvw", sampling=SamplingConfig())
         terminal.type("uvw\n")
         begun = terminal.read_until("uvw\r\n[a-w]")
         terminal.process.send_signal(signal.SIGINT)
@@ -257,15 +223,14 @@ def test_a_terminal_drives_a_conversation(folders: PairFolders, roomy_target: Ta
 
         # What it said stays in the conversation.
         terminal.ask("/temperature 1")
-        said += [part, "abc"]
-        assert terminal.ask("abc")[0] == plain_answer(roomy_target, *said)
+        assert terminal.ask("abc")[0] == plain_answer(roomy_target, "uvw", part, "abc")
         # At the prompt Ctrl-C drops the line.
         terminal.type("forgotten")
         terminal.read_until("forgotten")
         shown = terminal.read_until(r"ends\.\r\n> $", interrupt=True)
         assert "Ctrl-D or /quit ends." in shown
         assert terminal.ask("/reset") == ["The conversation is forgotten."]
-        assert terminal.ask("abc")[0] == said[1]
+        assert terminal.ask("abc")[0] == plain_answer(roomy_target, "abc")
         terminal.type("\x04")
         assert terminal.process.wait(timeout=60) == 0
     finally:

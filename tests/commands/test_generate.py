@@ -29,9 +29,6 @@ PROMPT = "abc\ndef"
 NEW_TOKENS = 40
 
 
-# `python -m redrafter_jax generate`.
-
-
 @pytest.fixture(scope="module")
 def folders(
     tmp_path_factory: pytest.TempPathFactory, habitual_target: Target, good_drafter: DraftModel
@@ -50,26 +47,32 @@ def plain_text(target: Target, prompt: str = PROMPT, **choice: Any) -> str:
     return decode(plain.tokens[0])
 
 
-def test_a_process_prints_plain_decodings_text_then_the_counts(
+@pytest.mark.long
+def test_a_process_prints_the_baselines_text_then_the_counts(
     folders: PairFolders, habitual_target: Target
 ) -> None:
-    finished = run_module("redrafter_jax", *arguments_of(folders))
+    # Of one row and so deep: XLA would take hours for the chain that a walk along the parents is.
+    deep = arguments_of(folders, "--beam-width", "6", "--draft-rounds", "20", "--num-nodes", "12")
+    finished = run_module("redrafter_jax", *deep, optimized=True)
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout == plain_text(habitual_target) + "\n"
     counts, cost = finished.stderr.splitlines()
-    length = re.fullmatch(
-        rf"{NEW_TOKENS} tokens, [\d.]+ tokens/s, acceptance length (.+), \d+ target calls after "
+    assert re.fullmatch(
+        rf"{NEW_TOKENS} tokens, [\d.]+ tokens/s, acceptance length [\d.]+, \d+ target calls after "
         "prefill",
         counts,
     )
-    assert length
-    assert float(length[1]) > 1.5
     assert cost.startswith("a call takes as long as ")
 
 
-def test_tokens_of_both_drafters_are_counted(
-    run_redrafter: Any, folders: PairFolders, habitual_target: Target, good_drafter: DraftModel
+def test_a_terminal_is_told_that_it_compiles_then_the_tokens_of_each_drafter(
+    run_redrafter: Any,
+    folders: PairFolders,
+    habitual_target: Target,
+    good_drafter: DraftModel,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     draft = DraftConfig(beam_width=1, draft_rounds=1, lookup_tokens=4)
     result = generate(
         habitual_target, good_drafter, [encode(PROMPT)], max_new_tokens=NEW_TOKENS, draft=draft
@@ -81,22 +84,7 @@ def test_tokens_of_both_drafters_are_counted(
     )
     assert lookup > 0
     length = f"{result.acceptance_length:.2f} ({own:.2f} of recurrent, {lookup:.2f} of lookup)"
-    assert f"acceptance length {length}, " in err
-
-
-def test_a_tree_may_be_deep(folders: PairFolders, habitual_target: Target) -> None:
-    # Of one row: XLA would take hours for the chain that a walk along the parents is.
-    deep = arguments_of(folders, "--beam-width", "6", "--draft-rounds", "20", "--num-nodes", "12")
-    finished = run_module("redrafter_jax", *deep, optimized=True)
-    assert finished.stdout == plain_text(habitual_target) + "\n", finished.stderr
-
-
-def test_a_terminal_is_told_that_it_compiles(
-    run_redrafter: Any, folders: PairFolders, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    _, _, err = run_redrafter(*arguments_of(folders))
-    assert err.index("Compiling ...\n") < err.index("acceptance length ")
+    assert f"acceptance length {length}, " in err.partition("Compiling ...\n")[2]
 
 
 def test_the_text_needs_no_drafter(
@@ -115,23 +103,15 @@ def test_the_text_needs_no_drafter(
     )
 
 
-def test_devices_that_share_the_work_change_no_text(
-    run_redrafter: Any, folders: PairFolders, habitual_target: Target
-) -> None:
-    code, out, _ = run_redrafter(*arguments_of(folders, "--mesh-model", "2"))
-    assert (code, out) == (0, plain_text(habitual_target) + "\n")
-
-
-def test_sampled_text_is_the_seeds_whatever_the_tree(
+def test_sampled_text_is_the_seeds_whatever_the_tree_and_the_devices(
     run_redrafter: Any, folders: PairFolders, habitual_target: Target
 ) -> None:
     choice = ["--temperature", "0.8", "--top-p", "0.95", "--top-k", "20", "--min-p", "0.01"]
     sampling = SamplingConfig(temperature=0.8, top_p=0.95, top_k=20, min_p=0.01)
     expected = plain_text(habitual_target, sampling=sampling, seeds=[5])
     for tree in (
-        [],
-        ["--beam-width", "3", "--draft-rounds", "4", "--num-nodes", "6", "--sharpness", "2"],
-        ["--beam-width", "3", "--num-nodes", "9", "--lookup-tokens", "4"],
+        ["--beam-width", "3", "--num-nodes", "6", "--sharpness", "2", "--lookup-tokens", "4"],
+        ["--mesh-model", "2"],
     ):
         arguments = arguments_of(folders, *choice, "--seed", "5", *tree)
         code, out, _ = run_redrafter(*arguments)
@@ -149,26 +129,7 @@ def test_a_prompt_may_come_from_stdin_as_it_stands(
     assert (code, out) == (0, plain_text(habitual_target, "wvu\n") + "\n")
 
 
-def test_the_text_ends_before_a_stop_string(
-    run_redrafter: Any, folders: PairFolders, habitual_target: Target
-) -> None:
-    whole = plain_text(habitual_target)
-    stop = whole[11:14]
-    arguments = arguments_of(folders, "--stop", "never said", "--stop", stop)
-    code, out, _ = run_redrafter(*arguments)
-    assert (code, out) == (0, whole[: whole.index(stop)] + "\n")
-
-
-def test_a_message_is_written_as_the_template_does(
-    run_redrafter: Any, folders: PairFolders, habitual_target: Target, tmp_path: Path
-) -> None:
-    folder = add_template(Path(folders.target), tmp_path)
-    more = ["--target", folder, "--chat", "--system", "sub"]
-    code, out, _ = run_redrafter(*arguments_of(folders, *more, prompt="abc"))
-    assert (code, out) == (0, plain_text(habitual_target, "sub\nabc\n") + "\n")
-
-
-def test_an_answer_ends_with_the_token_that_the_template_closes_it_with(
+def test_a_message_is_written_as_the_template_does_and_its_answer_ends_with_its_token(
     run_redrafter: Any, folders: PairFolders, habitual_target: Target, tmp_path: Path
 ) -> None:
     target = Path(add_template(Path(folders.target), tmp_path))
@@ -179,59 +140,48 @@ def test_an_answer_ends_with_the_token_that_the_template_closes_it_with(
     tokenizer.add_special_tokens(["w"])
     tokenizer.save(str(target / "tokenizer.json"))
     hot = SamplingConfig(temperature=1.0)
-    texts = [plain_text(habitual_target, "abcw", sampling=hot, seeds=[i]) for i in range(20)]
+    texts = [plain_text(habitual_target, "subwabcw", sampling=hot, seeds=[i]) for i in range(20)]
     # A text that goes on after the token if it is let to.
     seed, whole = next(
         (i, text) for i, text in enumerate(texts) if 0 < text.find("w") < NEW_TOKENS - 1
     )
     moved = PairFolders(str(target), folders.drafter)
-    choice = ["--chat", "--temperature", "1", "--seed", str(seed)]
-    code, out, err = run_redrafter(*arguments_of(moved, *choice, prompt="abc"))
+    choice = ["--temperature", "1", "--seed", str(seed)]
+    chat = ["--chat", "--system", "sub"]
+    code, out, err = run_redrafter(*arguments_of(moved, *choice, *chat, prompt="abc"))
     assert (code, out) == (0, whole.partition("w")[0] + "\n"), err
     # A special token has no text, and ends one all the same.
-    choice = ["--temperature", "1", "--seed", str(seed), "--stop", "w"]
-    assert run_redrafter(*arguments_of(moved, *choice, prompt="abcw"))[:2] == (code, out)
+    stopped = arguments_of(moved, *choice, "--stop", "w", prompt="subwabcw")
+    assert run_redrafter(*stopped)[:2] == (code, out)
 
 
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
         (["--system", "be brief"], "--system is for conversations; give --chat too"),
-        (["--chat-template", "tokenizer"], "--chat-template is for conversations; give --chat"),
         (["--chat"], "has no chat template; save one beside it as chat_template.jinja."),
         (["--chat", "--chat-template", "vicuna_v1.1"], "has no such token"),
-        (["--mesh-model", "0"], "--mesh-model is 0; it must be from 1 to the 8 devices here."),
         (["--mesh-model", "9"], "--mesh-model is 9; it must be from 1 to the 8 devices here."),
         (["--mesh-model", "4"], "model=4, which does not divide the target's num_key"),
         (["--temperature", "-1"], "--temperature is -1.0; it must be 0 or more"),
         (["--temperature", "warm"], "--temperature: invalid float value: 'warm'"),
-        (["--top-p", "1.5"], "--top-p is 1.5; it must be greater than 0 and at most 1"),
-        (["--top-k", "0"], "--top-k is 0; it must be greater than 0"),
-        (["--min-p", "2"], "--min-p is 2.0; it must be 0 or more and at most 1"),
         (
             ["--top-k", "5", "--min-p", "0.1"],
             "whatever --top-k and --min-p would keep; give a --te",
         ),
         (["--stop", ""], "stop_strings holds an empty string"),
-        (["--seed", "-1"], "seed is -1"),
         (["--max-new-tokens", "0"], "--max-new-tokens: 0 is too few; give 1 or more"),
         (["--max-new-tokens", "9999"], "512 positions; ask for 505 new ones at most, or shorten"),
-        (["--draft-rounds", "512"], "draft_rounds is 512, but the target has 512 positions"),
-        (["--beam-width", "0"], "--beam-width is 0; it must be greater than 0"),
         (["--beam-width", "25"], "more than the 24 tokens that the drafter can draft"),
         (["--num-nodes", "99"], "--num-nodes is 99; beam_width=8 and draft_rounds=4 give 1 to 33"),
-        (["--lookup-tokens", "-1"], "--lookup-tokens is -1; it must be 0 or more"),
-        (["--sharpness", "0"], "sharpness is 0.0; it must be greater than 0"),
-        (["--candidates", "3"], "--candidates is 3; a beam of beam_width=8 needs that many"),
         (["--output", "texts.jsonl"], "--output is for --prompts; give that, or leave it out."),
-        (["--batch-size", "2"], "--batch-size is for --prompts; give that, or leave it out."),
         (["--prompts", "texts.jsonl"], "--prompts: not allowed with argument --prompt"),
         (["--dtype", "int8"], "invalid choice: 'int8'"),
         (["--prompt", ""], "The prompt is empty"),
         (["--prompt", os.fsdecode(b"ab\xff")], r"holds '\udcff' at character 2, a lone surrogate"),
         (["--no-drafter"], "not allowed with argument --drafter"),
         (["--drafter", "redrafter_jax"], "config.json is missing"),
-        (["--target", "redrafter_jax"], "config.json is missing"),
+        (["--target", "DRAFTER"], "model_type 'recurrent_drafting_drafter'; this version reads"),
         (["--target", "configs"], "holds no config.json; did you mean 'configs/demo_target'?"),
         (["--widht", "3"], "argument: --widht; see"),
         (["--temprature=1"], "argument: --temprature=1; did you mean --temperature?"),
@@ -242,19 +192,12 @@ def test_an_answer_ends_with_the_token_that_the_template_closes_it_with(
 def test_a_bad_value_is_one_sentence_and_exit_code_2(
     run_redrafter: Any, folders: PairFolders, more: list[str], reason: str
 ) -> None:
+    more = [folders.drafter if word == "DRAFTER" else word for word in more]
     code, out, err = run_redrafter(*arguments_of(folders, *more))
     assert (code, out) == (2, "")
     assert reason in err
     assert err.startswith("error: ")
     assert err.count("\n") == 1
-
-
-def test_a_drafter_in_the_targets_place_is_told_as_one(
-    run_redrafter: Any, folders: PairFolders
-) -> None:
-    code, _, err = run_redrafter(*arguments_of(folders, "--target", str(folders.drafter)))
-    assert code == 2
-    assert "config.json states model_type 'recurrent_drafting_drafter'; this version reads" in err
 
 
 def test_what_must_be_given_is_named(run_redrafter: Any) -> None:

@@ -36,6 +36,7 @@ def test_a_help_and_a_start_need_no_jax(code: str) -> None:
     assert not imported(code) & {"jax", "flax", "numpy", "tokenizers"}
 
 
+@pytest.mark.long
 def test_decoding_costs_what_jax_and_flax_cost() -> None:
     own = {"redrafter_jax", "pallas_kernels", "annotated_types", "jaxtyping", "safetensors"}
     base = imported("import jax, flax.nnx") | own

@@ -128,25 +128,16 @@ def test_the_status_is_below_and_the_text_as_if_there_were_none(
     assert not any(out.shown[len(wrapped(text)) :])
 
 
-def test_pieces_are_coloured_by_what_their_call_gained() -> None:
-    out = io.StringIO()
-    screen = screen_on(out, "always")
-    for gained in (1, 2, 3, 4, 5, 9):
-        screen.write(str(gained), gained)
-    assert out.getvalue() == (
-        "1\x1b[36m2\x1b[0m\x1b[32m3\x1b[0m\x1b[33m4\x1b[0m\x1b[35m5\x1b[0m\x1b[35m9\x1b[0m"
-    )
-    assert "\x1b[35m5 or more\x1b[0m" in screen.legend()
-
-
-def test_a_pipe_gets_the_text_alone() -> None:
-    out = io.StringIO()
-    screen = screen_on(out, "auto")
-    screen.write("abc", 3)
-    screen.show_status("7 tokens/s")
-    screen.end()
-    assert out.getvalue() == "abc\n"
-    assert screen.legend() == ""
+def test_pieces_are_coloured_by_what_their_call_gained_and_a_pipe_gets_the_text_alone() -> None:
+    coloured, pipe = io.StringIO(), io.StringIO()
+    for out, screen in ((coloured, screen_on(coloured, "always")), (pipe, screen_on(pipe, "auto"))):
+        for gained in (1, 2, 5, 9):
+            screen.write(str(gained), gained)
+        screen.show_status("7 tokens/s")
+        screen.end()
+        assert ("\x1b[35m5 or more\x1b[0m" in screen.legend()) == (out is coloured)
+    assert coloured.getvalue() == "1\x1b[36m2\x1b[0m\x1b[35m5\x1b[0m\x1b[35m9\x1b[0m\n"
+    assert pipe.getvalue() == "1259\n"
 
 
 @pytest.mark.parametrize(
@@ -165,23 +156,20 @@ def test_a_terminal_shows_control_characters_that_it_would_obey(text: str, shown
 
 
 @pytest.mark.parametrize(
-    ("text", "column"),
+    ("before", "text", "after"),
     [
-        ("ab", 2),
-        ("ab\nc", 1),
-        ("a" * 12, 12),
-        ("a" * 13, 1),
-        ("a\t", 8),
-        ("日本", 4),
-        ("e\u0301", 1),
+        (0, "ab\nc", 1),
+        (0, "a" * 12, 12),
+        (0, "a" * 13, 1),
+        (0, "a\t", 8),
+        (0, "日本", 4),
+        (0, "e\u0301", 1),
+        # Where a wide character does not fit it begins the next row.
+        (11, "日", 2),
     ],
 )
-def test_columns_are_cells(text: str, column: int) -> None:
-    assert terminal.next_column(0, text, WIDTH) == column
-
-
-def test_a_wide_character_that_does_not_fit_begins_the_next_row() -> None:
-    assert terminal.next_column(11, "日", WIDTH) == 2
+def test_columns_are_cells(before: int, text: str, after: int) -> None:
+    assert terminal.next_column(before, text, WIDTH) == after
 
 
 @pytest.mark.parametrize(
@@ -194,7 +182,6 @@ def test_a_wide_character_that_does_not_fit_begins_the_next_row() -> None:
         (Terminal, "auto", {"NO_COLOR": ""}, True),
         (Terminal, "auto", {"TERM": "dumb"}, False),
         (io.StringIO, "always", {"NO_COLOR": "1"}, True),
-        (Terminal, "never", {}, False),
     ],
 )
 def test_colours_are_for_terminals_that_want_them(
