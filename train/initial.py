@@ -30,7 +30,12 @@ def new_drafter(
       InputError: the head is to start from the target's, but is wider; or the target has fewer
         tokens or layers than are asked for.
     """
-    config = settings.build_for(target.config, _draft_tokens(target, settings, sources))
+    drafted = None
+    if settings.draft_vocab_size is not None:
+        # Where a draft can end no text, every text ends with a call for its end alone.
+        ends = set(target.config.eos_token_ids)
+        drafted = most_frequent(sources, settings.draft_vocab_size, target.config.vocab_size, ends)
+    config = settings.build_for(target.config, drafted)
     drafter = init_drafter(config, seed)
     if settings.initial_head == "random":
         return drafter
@@ -43,8 +48,7 @@ def new_drafter(
         )
     start = drafter.merge()
     head = target.merge().head.astype(jnp.float32)
-    drafted = start.draft_token_ids
-    head = head if drafted is None else head[:, drafted]
+    head = head if drafted is None else head[:, np.asarray(drafted)]
     match config.head:
         case "own":
             start.lm_head.kernel[...] = _strongest(head, E)[1]
@@ -56,17 +60,6 @@ def new_drafter(
     return Model.split(config, start)
 
 
-def _draft_tokens(
-    target: Target, settings: DrafterSettings, sources: Sequence[tuple[Windows, float]]
-) -> tuple[int, ...] | None:
-    if settings.draft_vocab_size is None:
-        return None
-    config = target.config
-    # Where a draft can end no text, every text ends with a call for its end alone.
-    ends = set(config.eos_token_ids)
-    return most_frequent(sources, settings.draft_vocab_size, config.vocab_size, ends)
-
-
 def most_frequent(
     sources: Sequence[tuple[Windows, float]],
     count: int,
@@ -75,8 +68,8 @@ def most_frequent(
 ) -> tuple[int, ...]:
     """The `count` tokens that most often carry loss, in rising order.
 
-    Each source counts by its part of the mixture, whatever its
-    size. Of equally frequent tokens the lower comes first.
+    Each source counts by its part of the mixture, whatever its size. Of equally frequent tokens the
+    lower comes first.
 
     Args:
       sources: rows of every source and its weight.

@@ -22,7 +22,7 @@ from .checkpoint import open_checkpoints, restore_latest
 from .config import TrainSettings
 from .data.batches import place_batch
 from .data.report import write_report
-from .metrics import MetricsLog, Screen, check_finite, to_scalars
+from .metrics import Screen, check_finite, open_log, to_scalars
 from .setup import Run, check_same_inputs, check_same_run, set_up
 from .step import StepMetrics, TrainState, init_state, train_step
 from .termination import watch_for_termination
@@ -98,7 +98,7 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
             (folder / "config.yaml").write_text(dump_settings(settings))
             write_report(run.sources, folder / "data.json")
         with (
-            MetricsLog(folder, position.step) if is_first() else nullcontext() as log,
+            open_log(folder, position.step) if is_first() else nullcontext() as log,
             Screen(console, settings.steps, position.step) as screen,
         ):
             stopped_by = None
@@ -119,7 +119,7 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
                 if tried or _is_logged(settings, position.step):
                     scalars |= tried or {}
                     if log is not None:
-                        log.write(position.step, scalars)
+                        log(position.step, scalars)
                     screen.show(position.step, scalars)
                 if _is_saved(settings, position.step) or stopped_by:
                     save(run, position, checkpoints)

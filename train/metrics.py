@@ -4,8 +4,9 @@ import json
 import math
 import re
 import time
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from types import TracebackType
 
 import jax
 from rich.console import Console
@@ -26,9 +27,8 @@ def to_scalars(metrics: StepMetrics) -> dict[str, float]:
     metrics = jax.device_get(metrics)
     scalars = {"loss": float(metrics.loss), "gradient_norm": float(metrics.gradient_norm)}
     for i in range(len(metrics.rounds.hard)):
-        scalars[f"round_{i}/hard_loss"] = float(metrics.rounds.hard[i])
-        scalars[f"round_{i}/soft_loss"] = float(metrics.rounds.soft[i])
-        scalars[f"round_{i}/lk_loss"] = float(metrics.rounds.lk[i])
+        for name in ("hard", "soft", "lk"):
+            scalars[f"round_{i}/{name}_loss"] = float(getattr(metrics.rounds, name)[i])
         scalars[f"round_{i}/agreement"] = float(metrics.rounds.agreement[i])
         for k, value in enumerate(metrics.rounds.top[i], start=1):
             scalars[f"round_{i}/top_{k}"] = float(value)
@@ -106,39 +106,26 @@ class Screen:
             self._line, self._told = "", time.monotonic()
 
 
-class MetricsLog:
-    """Appends one row of scalars per logged step to `metrics.jsonl` and to TensorBoard.
+@contextmanager
+def open_log(folder: Path, resumed_step: int) -> Generator[Callable[[int, dict[str, float]], None]]:
+    """A function that appends a step's scalars to `metrics.jsonl` and to TensorBoard.
 
     A resumed run first drops the rows past the step it resumes from: they will be made again.
     """
+    path = folder / "metrics.jsonl"
+    rows = path.read_text().splitlines() if path.is_file() else []
+    kept = [row for row in rows if _is_row(row) and json.loads(row)["step"] <= resumed_step]
+    path.write_text("".join(f"{row}\n" for row in kept))
+    board = SummaryWriter(str(folder / "tensorboard"), purge_step=resumed_step + 1)
+    with path.open("a") as file, closing(board):
 
-    def __init__(self, folder: Path, resumed_step: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / "metrics.jsonl"
-        rows = path.read_text().splitlines() if path.is_file() else []
-        kept = [row for row in rows if _is_row(row) and json.loads(row)["step"] <= resumed_step]
-        path.write_text("".join(f"{row}\n" for row in kept))
-        self._file = path.open("a")
-        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=resumed_step + 1)
+        def write(step: int, scalars: dict[str, float]) -> None:
+            file.write(json.dumps({"step": step, **scalars}) + "\n")
+            file.flush()
+            for name, value in scalars.items():
+                board.add_scalar(name, value, step)
 
-    def write(self, step: int, scalars: dict[str, float]) -> None:
-        """Append the scalars of a step."""
-        self._file.write(json.dumps({"step": step, **scalars}) + "\n")
-        self._file.flush()
-        for name, value in scalars.items():
-            self._board.add_scalar(name, value, step)
-
-    def __enter__(self) -> "MetricsLog":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._file.close()
-        self._board.close()
+        yield write
 
 
 def _is_row(line: str) -> bool:

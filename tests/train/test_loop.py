@@ -147,7 +147,7 @@ def test_a_run_leaves_a_drafter_metrics_and_its_settings(finished: Path) -> None
     wanted = {"tokens_per_second", "data_wait_fraction", "round_1/hard_loss", "round_0/top_5"}
     assert wanted <= logged[0].keys()
     assert yaml.safe_load((finished / "config.yaml").read_text())["steps"] == 40
-    assert list((finished / "tensorboard").iterdir())
+    assert any((finished / "tensorboard").iterdir())
     (source,) = json.loads((finished / "data.json").read_text())
     assert (source["records"], source["skips"]) == (1, [])
     assert source["rows"] == -(-source["tokens"] // 16)
@@ -302,11 +302,7 @@ def test_the_drafter_that_is_tried_and_kept_is_the_one_of_that_step(
     ],
 )
 def test_a_folder_with_another_run_is_refused(
-    finished: Path,
-    target_folder: Path,
-    changes: dict[str, object],
-    sentence: str,
-    refusal: Refusal,
+    finished: Path, target_folder: Path, changes: dict[str, object], sentence: str, refusal: Refusal
 ) -> None:
     assert sentence in refusal(settings(target_folder, finished, **changes))
 
@@ -343,33 +339,13 @@ def test_a_run_does_not_go_on_with_another_target_or_other_data(
             {"data": {"sources": [{"folder": "gone"}], "sequence_length": 16}},
             "'gone' is not a folder",
         ),
-        (
-            {"data": {"sources": [{"folder": "."}], "sequence_length": 65}},
-            "the target has 64 positions",
-        ),
-        (
-            {"data": {"sources": [{"files": ["README.md"]}], "sequence_length": 16}},
-            "README.md is of no kind that is read here",
-        ),
         ({"loss": {"hard": 0, "soft": 0, "lk": 0}}, "hard, soft and lk are all 0"),
-        (
-            {"drafter": {"exit_dim": 24, "initial_head": "target"}},
-            "exit_dim is 24; with",
-        ),
-        (
-            {"drafter": {"exit_dim": 16, "head": "low_rank"}},
-            "drafter.head_rank is None",
-        ),
+        ({"drafter": {"exit_dim": 16, "head": "low_rank"}}, "drafter.head_rank is None"),
         ({"drafter": {"cell": "lstm"}}, "drafter.cell: Input should be 'simple', 'gru' or 'sum'"),
-        ({"drafter": {"context_layers": [0]}}, "drafter.context_layers holds 0; the target has 1"),
         ({"output_dir": "README.md/x"}, "Cannot make output_dir README.md/x: Not a directory."),
     ],
 )
 def test_unusable_settings_end_in_a_sentence(
-    target_folder: Path,
-    tmp_path: Path,
-    changes: dict[str, object],
-    sentence: str,
-    refusal: Refusal,
+    target_folder: Path, tmp_path: Path, changes: dict[str, object], sentence: str, refusal: Refusal
 ) -> None:
     assert sentence in refusal(settings(target_folder, tmp_path / "out", **changes))

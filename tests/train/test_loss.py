@@ -172,17 +172,6 @@ def test_sums_equal_a_loop_over_positions(
         np.testing.assert_allclose(getattr(sums, name), value, rtol=2e-4, atol=1e-4, err_msg=name)
 
 
-def test_windows_overlap_by_the_rounds_and_mask_what_lies_past_the_end() -> None:
-    tokens = jnp.arange(5)[None]
-    ones = jnp.ones((1, 5), jnp.int32)
-    windows = split_windows(
-        tokens[..., None] * 1.0, tokens, ones > 0, ones, rounds=2, chunk_length=3
-    )
-    np.testing.assert_array_equal(windows.tokens[:, 0], [[0, 1, 2, 3, 4, 0], [3, 4, 0, 0, 0, 0]])
-    np.testing.assert_array_equal(windows.hidden[:, 0, :, 0], [[0, 1, 2, 3, 4], [3, 4, 0, 0, 0]])
-    np.testing.assert_array_equal(windows.loss_mask[:, 0].sum(axis=1), [5, 2])
-
-
 def test_counted_positions_are_those_whose_label_is_real_text() -> None:
     mask = jnp.asarray([[False, True, True, False, True], [True, True, True, True, True]])
     # Round 0 predicts tokens 2, 3, 4 and round 1 tokens 3, 4.
@@ -210,14 +199,3 @@ def test_documents_that_share_a_row_are_as_if_alone(pair, batch) -> None:
         np.testing.assert_allclose(getattr(together, name), expected, rtol=2e-4, atol=1e-4)
     labels = [sum(mask[part][i + 2 :].sum() for part in parts) for i in range(ROUNDS)]
     np.testing.assert_array_equal(count, labels)
-
-
-def test_masked_labels_leave_no_gradient(pair, batch) -> None:
-    tokens, _ = batch
-    hidden, _ = forward(pair[0], tokens)
-
-    def loss(context: jax.Array) -> jax.Array:
-        sums = sums_over_windows(pair, context, tokens, np.zeros((B, T), bool), 4)
-        return sums.hard.sum() + sums.soft.sum() + sums.lk.sum()
-
-    assert not jax.grad(loss)(hidden).any()

@@ -133,11 +133,9 @@ def text_documents(
 
     The opening is the tokenizer's own where it has one. It carries no loss: nothing precedes it.
     """
-    opening, documents = _opening(tokenizer, end_token), []
-    for batch in batched(texts, _BATCH):
-        ids = _encode(tokenizer, [text for _, text in batch], adds_special_tokens=True)
-        documents += [_from_text(name, ids[text], opening, end_token) for name, text in batch]
-    return documents
+    named, opening = list(texts), _opening(tokenizer, end_token)
+    ids = _encode(tokenizer, (text for _, text in named), adds_special_tokens=True)
+    return [_from_text(name, ids[text], opening, end_token) for name, text in named]
 
 
 def read_records(source: SourceSettings) -> Iterator[Record | Skip]:

@@ -57,42 +57,33 @@ def find_texts(settings: SourceSettings, *, held_out: bool = False) -> list[tupl
     Raises:
       InputError: the folder is missing, or no file matches.
     """
-    folder = _resolve_folder(str(settings.folder))
+    is_library = settings.folder == "python:stdlib"
+    folder = Path(sysconfig.get_path("stdlib") if is_library else str(settings.folder))
     try:
         is_folder = folder.is_dir()
     except OSError:  # a name that is too long for the file system
         is_folder = False
     if not is_folder:
         raise InputError(f"{settings.folder!r} is not a folder; give a source the path of one.")
-    files, matched = [], 0
-    for path in sorted({path for glob in settings.include for path in folder.glob(glob)}):
-        if not path.is_file():
-            continue
-        matched += 1
-        name = path.relative_to(folder).as_posix()
-        if _matches(name, settings.exclude) or _matches(name, settings.held_out) != held_out:
-            continue
-        files.append((name, path))
-    if not files:
-        if held_out or not matched:
-            kind, globs = (
-                ("held_out", settings.held_out) if held_out else ("include", settings.include)
-            )
-            raise InputError(
-                f"No file below {settings.folder!r} matches the source's {kind}, "
-                f"{', '.join(map(repr, globs))}; change it."
-            )
+    paths = sorted({path for glob in settings.include for path in folder.glob(glob)})
+    named = [(path.relative_to(folder).as_posix(), path) for path in paths if path.is_file()]
+    files = [
+        (name, path)
+        for name, path in named
+        if not _matches(name, settings.exclude) and _matches(name, settings.held_out) == held_out
+    ]
+    if not files and named and not held_out:
         raise InputError(
-            f"All {matched} files below {settings.folder!r} that match include are left out by "
+            f"All {len(named)} files below {settings.folder!r} that match include are left out by "
             "exclude or held_out; change those."
         )
+    if not files:
+        kind = "held_out" if held_out else "include"
+        globs = ", ".join(map(repr, getattr(settings, kind)))
+        raise InputError(
+            f"No file below {settings.folder!r} matches the source's {kind}, {globs}; change it."
+        )
     return files
-
-
-def _resolve_folder(folder: str) -> Path:
-    if folder == "python:stdlib":
-        return Path(sysconfig.get_path("stdlib"))
-    return Path(folder)
 
 
 def _matches(name: str, globs: Sequence[str]) -> bool:
