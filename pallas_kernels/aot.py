@@ -24,7 +24,7 @@ import jax
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pallas_kernels.gpus import find_gpu
+from pallas_kernels.gpus import GPUS
 
 
 class AotUnavailableError(RuntimeError):
@@ -32,19 +32,12 @@ class AotUnavailableError(RuntimeError):
 
 
 class Memory(NamedTuple):
-    """Bytes on one device.
+    """Bytes on one device."""
 
-    Attributes:
-      arguments: of all arguments, those given back included.
-      outputs: of all results.
-      aliased: of the results that lie where a donated argument lay.
-      temporaries: held during the run beside arguments and results.
-    """
-
-    arguments: int
-    outputs: int
-    aliased: int
-    temporaries: int
+    arguments: int  # all, the donated ones included
+    outputs: int  # all results
+    aliased: int  # results that take the place of a donated argument
+    temporaries: int  # held during the run beside arguments and results
 
 
 class Kernel(NamedTuple):
@@ -57,19 +50,12 @@ class Kernel(NamedTuple):
 
 
 class Compilation(NamedTuple):
-    """A compiled program.
-
-    Attributes:
-      memory: what it needs.
-      hlo: the optimised HLO as text.
-      thunks: what the runtime launches, one line each, nested: command buffers, kernels, copies.
-      kernels: its Mosaic kernels. XLA's own kernels are not listed.
-    """
+    """A compiled program."""
 
     memory: Memory
-    hlo: str
-    thunks: str
-    kernels: tuple[Kernel, ...]
+    hlo: str  # the optimised HLO
+    thunks: str  # what the runtime launches, a line each, nested: command buffers, kernels, copies
+    kernels: tuple[Kernel, ...]  # its Mosaic kernels; XLA's own are not listed
 
 
 def why_unavailable() -> str | None:
@@ -80,13 +66,12 @@ def why_unavailable() -> str | None:
         plugin = None
     if plugin is None:
         return "The compiler for GPUs is not installed; `pip install redrafter-jax[aot]` brings it."
-    platforms = jax.config.jax_platforms
-    if platforms != "cpu":
-        return (
-            f"JAX_PLATFORMS is {platforms!r}; compiling for a GPU that is "
-            "not there needs JAX_PLATFORMS=cpu in the environment."
-        )
-    return None
+    if (platforms := jax.config.jax_platforms) == "cpu":
+        return None
+    return (
+        f"JAX_PLATFORMS is {platforms!r}; compiling for a GPU that is "
+        "not there needs JAX_PLATFORMS=cpu in the environment."
+    )
 
 
 def gpu_mesh(gpu: str, shape: Sequence[int] = (1,), axes: Sequence[str] = ("device",)) -> Mesh:
@@ -101,12 +86,15 @@ def gpu_mesh(gpu: str, shape: Sequence[int] = (1,), axes: Sequence[str] = ("devi
       ValueError: the GPU is not known.
       AotUnavailableError: packages are missing, or JAX is not on the CPU.
     """
-    config = find_gpu(gpu).target_config()
-    reason = why_unavailable()
-    if reason:
+    if gpu not in GPUS:
+        raise ValueError(f"GPU {gpu!r} is not known; the known ones are {', '.join(GPUS)}.")
+    if reason := why_unavailable():
         raise AotUnavailableError(reason)
     topology = topologies.get_topology_desc(
-        "", platform="cuda", target_config=config, topology=f"1x1x{math.prod(shape)}"
+        "",
+        platform="cuda",
+        target_config=GPUS[gpu].target_config(),
+        topology=f"1x1x{math.prod(shape)}",
     )
     return topologies.make_mesh(topology, tuple(shape), tuple(axes))
 
@@ -137,40 +125,24 @@ def compile_on(
 
     arguments, keywords = jax.tree.map(place, (arguments, keywords))
 
-    def compile_once() -> Compilation:
-        with tempfile.TemporaryDirectory() as folder, _held_output() as said, jax.set_mesh(mesh):
-            dump = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
-            lowered = function.lower(*arguments, **keywords)  # pyright: ignore[reportFunctionMemberAccess]
-            compiled = lowered.compile(compiler_options=dump)
-            thunks = _read_thunks(Path(folder))
-        analysis = compiled.memory_analysis()
-        return Compilation(
-            memory=Memory(
-                arguments=analysis.argument_size_in_bytes,
-                outputs=analysis.output_size_in_bytes,
-                aliased=analysis.alias_size_in_bytes,
-                temporaries=analysis.temp_size_in_bytes,
-            ),
-            hlo=compiled.as_text(),
-            thunks=thunks,
-            kernels=read_ptxas("".join(said)),
-        )
+    # A kernel that this process compiled before would come from a cache, and ptxas be silent.
+    jax.clear_caches()
+    with tempfile.TemporaryDirectory() as folder, _held_output() as said, jax.set_mesh(mesh):
+        dump = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        lowered = function.lower(*arguments, **keywords)  # pyright: ignore[reportFunctionMemberAccess]
+        compiled = lowered.compile(compiler_options=dump)
+        # The second is written only where command buffers were formed.
+        names = "*.thunk_sequence.txt", "*.thunk_sequence_after_*.txt"
+        dumps = [dump.read_text() for name in names for dump in Path(folder).glob(name)]
+    analysis = compiled.memory_analysis()
+    memory = Memory(
+        arguments=analysis.argument_size_in_bytes,
+        outputs=analysis.output_size_in_bytes,
+        aliased=analysis.alias_size_in_bytes,
+        temporaries=analysis.temp_size_in_bytes,
+    )
+    return Compilation(memory, compiled.as_text(), (dumps or [""])[-1], read_ptxas("".join(said)))
 
-    compilation = compile_once()
-    if len(set(_KERNEL_HASH.findall(compilation.hlo))) != len(compilation.kernels):
-        # A kernel that this process compiled before is taken from a cache, and ptxas is silent.
-        jax.clear_caches()
-        compilation = compile_once()
-    return compilation
-
-
-def _read_thunks(folder: Path) -> str:
-    # The second is written only where command buffers were formed.
-    dumps = (*folder.glob("*.thunk_sequence.txt"), *folder.glob("*.thunk_sequence_after_*.txt"))
-    return dumps[-1].read_text() if dumps else ""
-
-
-_KERNEL_HASH = re.compile(r'kernel_hash = "((?:[^"\\]|\\.)*)"')
 
 _PTXAS = re.compile(
     r"Compiling entry function '(?P<name>[^']+)'.*?"
@@ -194,14 +166,11 @@ def _held_output() -> Generator[list[str]]:
 
     What is not of ptxas is printed at the end.
     """
-    name = "MOSAIC_GPU_DUMP_PTXAS"
-    before = os.environ.get(name)
     said: list[str] = []
     sys.stdout.flush()
-    sys.stderr.flush()
     kept = os.dup(1)
     with tempfile.TemporaryFile() as held:
-        os.environ[name] = "1"
+        os.environ["MOSAIC_GPU_DUMP_PTXAS"] = "1"
         os.dup2(held.fileno(), 1)
         try:
             yield said
@@ -210,15 +179,10 @@ def _held_output() -> Generator[list[str]]:
             ctypes.CDLL(None).fflush(None)  # the C library has a buffer of its own
             os.dup2(kept, 1)
             os.close(kept)
-            if before is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = before
+            del os.environ["MOSAIC_GPU_DUMP_PTXAS"]
             held.seek(0)
             said.append(held.read().decode(errors="replace"))
-            rest = _PTXAS_LINES.sub("", said[0])
-            if rest.strip():
-                sys.stdout.write(rest)
+            sys.stdout.write(_PTXAS_LINES.sub("", said[0]))
 
 
-_PTXAS_LINES = re.compile(r"^(ptxas info .*|    \d+ bytes stack frame.*)\n", re.MULTILINE)
+_PTXAS_LINES = re.compile(r"^(ptxas info .*|    \d+ bytes stack frame.*)?\n", re.MULTILINE)

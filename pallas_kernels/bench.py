@@ -3,24 +3,22 @@
 The kernel, the reference and `jax.nn.dot_product_attention` see the same S tokens, of which the
 last N are nodes of a tree. How it is timed:
 
-- One program calls attention many times in a loop of constant length, so that launching it from
-  Python is no part of the time. The outputs of a call are the queries of the next: XLA can neither
-  move a call out of the loop nor drop one. What depends on neither queries nor lengths, such as
-  the mask as bits and the padding of the nodes' own keys, is computed once, before the loop.
+- One program calls attention many times (`timing.repeat`). The outputs of a call are the queries
+  of the next: XLA can neither move a call out of the loop nor drop one. What depends on neither
+  queries nor lengths, such as the mask as bits, is computed once, before the loop.
 - The GPU would keep a small cache in its second-level cache. So the calls take turns over as many
   caches as together have two and a half times the 50 MiB of an H100 or H200.
-- All candidates and a copy run one after the other in every repeat, and each repeat begins with
-  another of them: a slow moment of the machine hits them all.
+- All candidates and a copy take turns in every repeat (`timing.interleave`).
 - The rate is the keys and values of S tokens, once, over the time of a call. Its share is that
   rate over what the copy read and wrote per second in the same repeat; reading alone may be a
   little faster than copying. Medians over repeats, with quartiles.
 
-On a CPU it runs small shapes, to show that it runs: its caches have more levels, and XLA may do
-once, before the loop, what a decode step does every time.
+On a CPU it runs small shapes, to show that it runs.
 """
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -63,8 +61,7 @@ DEFINITIONS = {
     "cache_bytes": "keys and values of S tokens, once: 2 x B x K x S x H elements",
     "microseconds": "of one call within a program: lower quartile, median, upper quartile",
     "gigabytes_per_second": "cache_bytes / median time",
-    "share_of_copy": "rate / bytes that the copy of the same repeat read and wrote per second; "
-    "quartiles",
+    "share_of_copy": "rate / copy_gigabytes_per_second of the same repeat; quartiles",
     "difference": "norm of the difference to the reference's outputs / norm of those; null where "
     "it is not finite, absent where the reference did not run",
     "not_run": "why there is no number",
@@ -106,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def measure(case: Case, repeats: int, sizes: Sizes) -> dict[str, Any]:
     """One row of the report: every candidate on one shape, beside a copy."""
-    caches = case.count_caches(sizes.caches)
+    caches = max(1, math.ceil(sizes.caches / case.cache_bytes))
     turns = max(1, round(sizes.run / (caches * case.cache_bytes)))
     calls = caches * turns
     zero = jnp.int32(0)
@@ -124,20 +121,26 @@ def measure(case: Case, repeats: int, sizes: Sizes) -> dict[str, Any]:
         except (NotImplementedError, RuntimeError, ValueError) as error:
             found[name] = {"not_run": str(error).partition("\n")[0]}
             continue
-        found[name] = {}
         expected = output if name == "reference" else expected
         if expected is not None:
             difference = float(np.linalg.norm(output - expected) / np.linalg.norm(expected))
-            found[name]["difference"] = difference if np.isfinite(difference) else None
+            found[name] = {"difference": difference if np.isfinite(difference) else None}
     elements = sizes.copied // 4
     copies = max(1, round(sizes.run / (2 * 4 * elements)))
-    timers["copy"] = _copy_timer(elements, copies, zero)
+    copy, array = copy_program(copies), [jnp.zeros(elements, jnp.uint32)]
+
+    def copy_again() -> Any:
+        """It is given the array that the run before returned: nothing is allocated."""
+        array[0] = copy(array[0], zero)
+        return array[0]
+
+    timers["copy"] = _timer(copy_again)
 
     seconds = interleave(timers, repeats)
     copy_rates = 2 * 4 * elements * copies / seconds.pop("copy")
     for name, times in seconds.items():
         rates = case.cache_bytes * calls / times
-        found[name] |= {
+        found[name] = found.get(name, {}) | {
             "microseconds": _quartiles(1e6 * times / calls),
             "gigabytes_per_second": case.cache_bytes * calls / float(np.median(times)) / 1e9,
             "share_of_copy": _quartiles(rates / copy_rates),
@@ -164,17 +167,6 @@ def _timer(program: Callable[..., Any], *arguments: Any) -> Callable[[], float]:
     return run
 
 
-def _copy_timer(elements: int, copies: int, zero: Any) -> Callable[[], float]:
-    """Every run is given the array that the one before returned: nothing is allocated."""
-    program, array = copy_program(copies), [jnp.zeros(elements, jnp.uint32)]
-
-    def copy() -> Any:
-        array[0] = program(array[0], zero)
-        return array[0]
-
-    return _timer(copy)
-
-
 def _quartiles(values: np.ndarray) -> list[float]:
     return [float(value) for value in np.quantile(values, (0.25, 0.5, 0.75))]
 
@@ -182,16 +174,15 @@ def _quartiles(values: np.ndarray) -> list[float]:
 def _show(row: dict[str, Any]) -> None:
     shape = row["heads"], row["batch"], row["slots"], row["nodes"]
     for name, one in row["candidates"].items():
-        if "not_run" in one:
-            print(_COLUMNS.format(*shape, name, "not run", "", "", ""))
-            continue
-        difference = one.get("difference", "-")
-        cells = (
-            f"{one['microseconds'][1]:.1f}",
-            f"{one['gigabytes_per_second']:.1f}",
-            f"{one['share_of_copy'][1]:.2f}",
-            f"{difference:.1e}" if isinstance(difference, float) else difference or "not finite",
-        )
+        cells = ["not run", "", "", ""]
+        if "not_run" not in one:
+            difference = one.get("difference", math.nan)
+            cells = [
+                f"{one['microseconds'][1]:.1f}",
+                f"{one['gigabytes_per_second']:.1f}",
+                f"{one['share_of_copy'][1]:.2f}",
+                "not finite" if difference is None else f"{difference:.1e}",
+            ]
         print(_COLUMNS.format(*shape, name, *cells))
     copied = f"{row['copy_gigabytes_per_second'][1]:.1f}"
     print(_COLUMNS.format(*shape, "copy", "", copied, "", ""), flush=True)
@@ -203,16 +194,19 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         description="Time tree attention against the copy rate of the same device. On a CPU the "
         "defaults are small shapes.",
     )
-    several: dict[str, Any] = {"type": _positive, "nargs": "+"}
+    several: dict[str, Any] = {"type": int, "nargs": "+"}
     parser.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS))
     parser.add_argument("--nodes", **several, help="N, root included", metavar="N")
     parser.add_argument("--slots", **several, help="S, tokens to see, nodes included", metavar="S")
     parser.add_argument("--batch", **several, help="rows", metavar="B")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    parser.add_argument("--repeats", type=_positive)
+    parser.add_argument("--repeats", type=int)
     parser.add_argument("--output", type=Path, help="JSON file to write")
     parser.set_defaults(**DEFAULTS["gpu" if jax.default_backend() == "gpu" else "cpu"])
     settings = parser.parse_args(arguments)
+    for name in ("nodes", "slots", "batch", "repeats"):
+        if (least := np.min(getattr(settings, name))) < 1:
+            parser.error(f"--{name} {least} must be 1 or more.")
     if max(settings.nodes) > min(settings.slots):
         parser.error(
             f"--nodes {max(settings.nodes)} is more than --slots {min(settings.slots)}, which "
@@ -221,13 +215,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if settings.output and not settings.output.parent.is_dir():
         parser.error(f"--output {settings.output}: there is no folder {settings.output.parent}.")
     return settings
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be 1 or more")
-    return value
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """What `pallas_kernels.bench` times: ways to compute tree attention, and a copy to hold them to."""
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -33,10 +32,6 @@ class Case(NamedTuple):
         size = 2 * self.batch * self.key_heads * self.slots * self.head_dim
         return size * jnp.dtype(self.dtype).itemsize
 
-    def count_caches(self, bytes_in_all: int) -> int:
-        """As many caches as together have that size, so that none stays in the GPU's own cache."""
-        return max(1, math.ceil(bytes_in_all / self.cache_bytes))
-
 
 class Inputs(NamedTuple):
     """Queries, pairs of keys and values that are read in turns, and what else `attend` takes."""
@@ -47,21 +42,16 @@ class Inputs(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A way to compute tree attention.
+    """A way to compute tree attention."""
 
-    Attributes:
-      prepare: from what `draw_tree_inputs` gives to what `attend` takes.
-      attend: from queries, keys, values, a 0 of `repeat` and the rest to the nodes' outputs.
-    """
-
-    prepare: Callable[[Inputs], Inputs]
-    attend: Callable[..., Float[Array, "B N Q H"]]
+    prepare: Callable[[Inputs], Inputs]  # from what `draw_tree_inputs` gives to what `attend` takes
+    attend: Callable[..., Float[Array, "B N Q H"]]  # of queries, keys, values, a 0, and the rest
 
 
 def draw_tree_inputs(case: Case, caches: int) -> Inputs:
-    """Random arrays in the layout of `tree_attention`; the rest is lengths, tree and mask.
+    """Random arrays in the layout of `tree_attention`; S - N tokens are cached and N are nodes.
 
-    S - N tokens are cached and N are nodes.
+    The rest is lengths, the tree's keys and values, and its mask.
     """
     keys = iter(jax.random.split(jax.random.key(0), 2 * caches + 3))
     B, N, K, S, H = case.batch, case.nodes, case.key_heads, case.slots, case.head_dim
@@ -69,16 +59,10 @@ def draw_tree_inputs(case: Case, caches: int) -> Inputs:
     def draw(*shape: int) -> Array:
         return jax.random.normal(next(keys), shape, jnp.dtype(case.dtype))
 
-    return Inputs(
-        q=draw(B, N, case.query_heads, H),
-        caches=tuple((draw(B, K, S, H), draw(B, K, S, H)) for _ in range(caches)),
-        rest=(
-            jnp.full(B, S - N, jnp.int32),
-            draw(B, N, K, H),
-            draw(B, N, K, H),
-            jnp.broadcast_to(tree_mask(N), (B, N, N)),
-        ),
-    )
+    q = draw(B, N, case.query_heads, H)
+    pairs = tuple((draw(B, K, S, H), draw(B, K, S, H)) for _ in range(caches))
+    tree = draw(B, N, K, H), draw(B, N, K, H), jnp.broadcast_to(tree_mask(N), (B, N, N))
+    return Inputs(q, pairs, (jnp.full(B, S - N, jnp.int32), *tree))
 
 
 def tree_mask(nodes: int) -> Bool[np.ndarray, "N N"]:
@@ -109,14 +93,14 @@ def _join_tree(inputs: Inputs, *, by_slots: bool = False) -> Inputs:
 
 def _tree_attention(
     q: Array, keys: Array, values: Array, zero: Array, lengths: Array, *tree: Array, name: Any
-) -> Float[Array, "B N Q H"]:
+) -> Array:
     arrays = q, keys, values, lengths + zero, *tree
     return tree_attention(*arrays, scale=q.shape[-1] ** -0.5, implementation=name)
 
 
 def _dot_product(
     q: Array, keys: Array, values: Array, zero: Array, mask: Array, *, name: Any
-) -> Float[Array, "B N Q H"]:
+) -> Array:
     if name == "xla":
         # It multiplies head by head, so XLA takes this transposition back.
         keys, values = keys.swapaxes(1, 2), values.swapaxes(1, 2)

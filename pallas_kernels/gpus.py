@@ -10,25 +10,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU model.
+    """One GPU model."""
 
-    Attributes:
-      name: as the driver reports it.
-      compute_capability: major and minor.
-      memory_bytes: device memory that programs can use.
-      bandwidth: bytes per second of device memory at its peak, which no program reaches.
-      l2_bytes: cache shared by all cores.
-      cores: streaming multiprocessors.
-      clock_ghz: highest clock of the cores.
-    """
-
-    name: str
-    compute_capability: tuple[int, int]
-    memory_bytes: int
-    bandwidth: float
-    l2_bytes: int
-    cores: int
-    clock_ghz: float
+    name: str  # as the driver reports it
+    compute_capability: tuple[int, int]  # major and minor
+    memory_bytes: int  # device memory that programs can use
+    bandwidth: float  # bytes per second of device memory at its peak, which no program reaches
+    l2_bytes: int  # cache shared by all cores
+    cores: int  # streaming multiprocessors
+    clock_ghz: float  # highest clock of the cores
 
     def target_config(self) -> str:
         """What XLA must know to compile for it: a `GpuTargetConfigProto` as text."""
@@ -77,14 +67,3 @@ GPUS = {
     # 180 to 192 GB by system, of which a DGX reports this much, at 8 TB/s.
     "b200": Gpu("NVIDIA B200", (10, 0), 191514411008, 8.0e12, 132644864, 148, 1.965),
 }
-
-
-def find_gpu(name: str) -> Gpu:
-    """The GPU of a short name such as "h200".
-
-    Raises:
-      ValueError: it is not known here.
-    """
-    if name not in GPUS:
-        raise ValueError(f"GPU {name!r} is not known; the known ones are {', '.join(GPUS)}.")
-    return GPUS[name]

@@ -1,8 +1,7 @@
 """What a benchmark needs: the same work many times in one program, and timers that take turns.
 
-Launching a program from Python takes as long as a small kernel runs. So what is timed stands in a
-loop inside the program. Its number of turns is a constant: a GPU need not ask the host after every
-turn whether there is another.
+Launching a program from Python takes as long as a small kernel runs, so what is timed is in a loop
+inside the program, of a constant number of turns: the GPU need not ask the host for the next one.
 """
 
 from collections.abc import Callable
@@ -21,10 +20,9 @@ def repeat(
 ) -> Carry:
     """The carry after `count` turns, of which XLA can move nothing out of the loop, nor drop any.
 
-    A turn is given 0 as a number that XLA must take to differ from turn to turn, for it is the
-    turn's own number masked by an argument of the program. What it is added to, and all that is
-    computed from there, is computed in every turn. (A barrier would not do: on the CPU XLA drops
-    it before it moves code out of loops.)
+    A turn is given 0 as a number that XLA must take to differ from turn to turn: the turn's own
+    number masked by an argument of the program. All that is computed from it is computed in every
+    turn. (A barrier would not do: on the CPU XLA drops it before it moves code out of loops.)
 
     Args:
       turn: from the carry and the 0 to the next carry; what is to be timed must end up in there.

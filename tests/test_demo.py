@@ -1,10 +1,8 @@
 """The pair of the demo: a real target, a drafter trained on real text, and identical texts."""
 
 import json
+from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 from places import CONFIGS
 from rich.console import Console
@@ -24,6 +22,7 @@ from redrafter_jax.text.tokenizer import load_tokenizer
 from train.config import TrainSettings
 from train.loop import train
 
+pytestmark = pytest.mark.long
 TARGET = CONFIGS / "demo_target"
 LIMITS = [64, 48, 32, 25]
 
@@ -62,53 +61,24 @@ def prompts() -> list[list[int]]:
     return [tokenizer.encode(row["prompt"]).ids[:length] for row, length in chosen]
 
 
-@jax.jit
-def logits_of(target: Target, tokens: jax.Array) -> jax.Array:
-    module = target.merge()
-    return module.logits(module.forward(tokens)[0])
-
-
-def test_the_target_is_a_model_of_real_text_and_small_enough_to_keep(target: Target) -> None:
-    assert (TARGET / "model.safetensors").stat().st_size <= 24e6
-    tokenizer = load_tokenizer(TARGET)
-    lines = (CONFIGS / "demo_prompts.jsonl").read_text().splitlines()
-    rows = [tokenizer.encode(json.loads(line)["prompt"]).ids for line in lines]
-    # What follows a prompt changes nothing before it.
-    padded = np.zeros((len(rows), max(map(len, rows))), np.int32)
-    for row, tokens in zip(padded, rows, strict=True):
-        row[: len(tokens)] = tokens
-    losses = []
-    for tokens, whole in zip(rows, logits_of(target, jnp.asarray(padded)), strict=True):
-        logits = np.asarray(whole, np.float64)[: len(tokens) - 1]
-        log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
-        losses.append(-log_probs[np.arange(len(log_probs)), tokens[1:]].mean())
-    # A uniform guess costs log 2048 = 7.6 nats.
-    assert np.mean(losses) < 4.0
-
-
 def test_speculative_text_is_plain_text(
     target: Target, drafter: DraftModel, prompts: list[list[int]]
 ) -> None:
     """Every row of the batch chooses its tokens in a way of its own."""
-    sampling = [
-        SamplingConfig(),
-        SamplingConfig(temperature=0.7, top_p=0.9),
-        SamplingConfig(temperature=1.0),
-        SamplingConfig(temperature=1.3, top_k=40, min_p=0.02),
-    ]
-    plain = generate_autoregressive(
-        target, prompts, max_new_tokens=LIMITS, sampling=sampling, eos_token_ids=()
-    )
+    asked: dict[str, Any] = {
+        "max_new_tokens": LIMITS,
+        "sampling": [
+            SamplingConfig(),
+            SamplingConfig(temperature=0.7, top_p=0.9),
+            SamplingConfig(temperature=1.0),
+            SamplingConfig(temperature=1.3, top_k=40, min_p=0.02),
+        ],
+        "eos_token_ids": (),
+    }
+    plain = generate_autoregressive(target, prompts, **asked)
     assert [len(row) for row in plain.tokens] == LIMITS
-    ours = generate(
-        target,
-        drafter,
-        prompts,
-        max_new_tokens=LIMITS,
-        draft=DraftConfig(8, 5, num_nodes=12, final_beams_only=True, sharpness=2.0),
-        sampling=sampling,
-        eos_token_ids=(),
-    )
+    draft = DraftConfig(8, 5, num_nodes=12, final_beams_only=True, sharpness=2.0)
+    ours = generate(target, drafter, prompts, draft=draft, **asked)
     assert ours.tokens == plain.tokens
     # The drafts must be right often enough for this to be a test of acceptance.
     assert ours.acceptance_length > 1.2

@@ -95,6 +95,8 @@ CASES = {
     "whole vocabulary": Case("random", WHOLE_VOCABULARY, SamplingConfig(1.0)),
 }
 
+LONG = ("all nodes, 1.4", "whole vocabulary")
+
 
 @cache
 def exact_law(sampling: SamplingConfig) -> np.ndarray:
@@ -143,7 +145,10 @@ def distance_and_bound(counts: np.ndarray, law: np.ndarray) -> tuple[float, floa
     return distance, oracles.CHI_SQUARE_BOUND[int(possible.sum()) - 1]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in CASES],
+)
 def test_sequences_are_drawn_as_often_as_the_target_says(name: str) -> None:
     case = CASES[name]
     # Each case has its own seeds: the same ones would draw the same text once more.
@@ -159,22 +164,6 @@ def test_the_law_of_the_last_token_depends_on_more_than_the_token_before() -> No
     law = exact_law(SamplingConfig(1.0)).reshape(V, V, V)
     last = law / law.sum(axis=-1, keepdims=True)
     assert np.ptp(last, axis=0).max() > 0.15
-
-
-def test_filters_leave_fewer_sequences_possible() -> None:
-    possible = {name: int((exact_law(case.sampling) > 0).sum()) for name, case in CASES.items()}
-    assert possible["chain"] == V**LENGTH
-    assert possible["final beams under a budget, top-k"] == 3**LENGTH
-    assert 1 < possible["deep and sharp, 0.8 top-p"] < V**LENGTH
-
-
-def test_the_drafters_are_as_good_as_their_names() -> None:
-    # Two at most: of the three tokens the prefill chooses the first.
-    good, fair, adversarial = (
-        sample(Case(drafter, CHAIN, SamplingConfig(1.0))).acceptance_length
-        for drafter in ("good", "fair", "adversarial")
-    )
-    assert good > 1.5 > fair > adversarial > 1
 
 
 # Mutations: with these the law must break, or the test above proves nothing. Each chooses the
@@ -229,16 +218,6 @@ def accept_the_best_draft(
     return jnp.where(p > 0, tokens, choose_as_the_target(tree, logits, noise, state))
 
 
-def draw_again_where_no_draft_matches(
-    tree: TokenTree, logits: jax.Array, noise: jax.Array, state: DecodeState
-) -> jax.Array:
-    """Give the best draft a second chance to be drawn."""
-    _, tokens, p = best_drafts(tree, logits)
-    first = choose_as_the_target(tree, logits, noise, state)
-    second = choose_as_the_target(tree, logits, noise[..., ::-1], state)
-    return jnp.where((p > 0) & (second == tokens), second, first)
-
-
 def choose_with_the_noise_of_the_step(
     tree: TokenTree, logits: jax.Array, noise: jax.Array, state: DecodeState
 ) -> jax.Array:
@@ -276,20 +255,11 @@ def follow(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
 MUTATED = Case("fair", ALL_NODES, SamplingConfig(1.0))
 
 
-def test_the_right_rule_in_the_mutants_place_gives_the_same_text(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    expected = sample(MUTATED)
-    follow(choose_as_the_target, monkeypatch)
-    assert sample(MUTATED).tokens == expected.tokens
-
-
 @pytest.mark.parametrize(
     "rule",
     [
         accept_by_the_ratio_of_probabilities,
         accept_the_best_draft,
-        draw_again_where_no_draft_matches,
         choose_with_the_noise_of_the_step,
     ],
     ids=lambda rule: rule.__name__,

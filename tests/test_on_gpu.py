@@ -122,27 +122,18 @@ def test_float32_texts_are_plain_decodings_at_full_precision(
     temperature: float, copied: int
 ) -> None:
     target = forgetful_target(memory=0.15, config=wide_config())
-    drafter, sampling = imitating_drafter(target), SamplingConfig(temperature)
+    drafter = imitating_drafter(target)
+    asked: dict[str, Any] = {
+        "max_new_tokens": 100,
+        "sampling": SamplingConfig(temperature),
+        "seeds": SEEDS,
+        "eos_token_ids": (),
+    }
     # By default JAX multiplies float32 in TF32 here: three digits, of which two texts may part.
     with jax.default_matmul_precision("highest"):
-        plain = generate_autoregressive(
-            target,
-            PROMPTS,
-            max_new_tokens=100,
-            sampling=sampling,
-            seeds=SEEDS,
-            eos_token_ids=(),
-        )
-        ours = generate(
-            target,
-            drafter,
-            PROMPTS,
-            max_new_tokens=100,
-            draft=DraftConfig(beam_width=4, draft_rounds=3, lookup_tokens=copied),
-            sampling=sampling,
-            seeds=SEEDS,
-            eos_token_ids=(),
-        )
+        plain = generate_autoregressive(target, PROMPTS, **asked)
+        draft = DraftConfig(beam_width=4, draft_rounds=3, lookup_tokens=copied)
+        ours = generate(target, drafter, PROMPTS, draft=draft, **asked)
     assert ours.tokens == plain.tokens
     # It did speculate.
     assert sum(ours.steps) < 0.7 * sum(plain.steps)

@@ -3,8 +3,7 @@
 import dataclasses
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -131,7 +130,7 @@ def full_requests(**changes: Any) -> dict[str, Any]:
     return requests | changes
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("sampling", [SAMPLINGS[0], SAMPLINGS[-1]], ids=str)
 def test_long_accepted_paths_do_occur(sampling: SamplingConfig) -> None:
     # Or else the parity above would say little: only drafts that come true touch the cache.
     requests = full_requests(sampling=sampling)
@@ -174,18 +173,6 @@ def test_copied_tokens_come_true_where_a_text_repeats_itself() -> None:
     assert without.copied_tokens == [0] * len(without.tokens)
 
 
-def test_without_a_live_draft_all_that_is_accepted_was_copied() -> None:
-    tree = TREES["more copied tokens than rounds"]
-    _, speculative = plain_and_speculative(*PAIRS["broken"], tree, full_requests())
-    # Of what a row gains prefill decides one token, and each call its bonus token.
-    accepted = [
-        len(tokens) - 1 - calls
-        for tokens, calls in zip(speculative.tokens, speculative.steps, strict=True)
-    ]
-    assert max(accepted) > 0
-    assert speculative.copied_tokens == accepted
-
-
 def test_drafts_under_shared_noise_guess_what_will_be_drawn() -> None:
     # Alone against the noise, a single beam would be right once in a few tokens.
     requests = full_requests(sampling=SamplingConfig(temperature=1.0))
@@ -194,59 +181,14 @@ def test_drafts_under_shared_noise_guess_what_will_be_drawn() -> None:
     assert speculative.acceptance_length > 3
 
 
-def test_the_habitual_targets_text_depends_on_more_than_the_current_token() -> None:
-    # Or else a wrong cache would not show in it.
-    plain = generate_autoregressive(PAIRS["good"][0], **full_requests())
-    followers: dict[int, set[int]] = {}
-    for row in plain.tokens:
-        for token, follower in pairwise(row):
-            followers.setdefault(token, set()).add(follower)
-    assert max(map(len, followers.values())) > 1
-
-
-def test_worse_drafters_cost_calls_but_no_tokens() -> None:
-    requests = full_requests(sampling=SAMPLINGS[:4])
-    target = PAIRS["good"][0]
-    random = random_drafter(PAIRS["good"][1].config)
-    drafters = [PAIRS["good"][1], PAIRS["fair"][1], random]
-    results = [
-        generate(target, drafter, draft=TREES["all nodes"], **requests) for drafter in drafters
-    ]
-    assert results[0].tokens == results[1].tokens == results[2].tokens
-    lengths = [result.acceptance_length for result in results]
-    assert lengths[0] > lengths[1] > lengths[2] >= 1
-
-
 def test_a_row_says_the_same_alone_as_in_a_batch() -> None:
     requests = full_requests(sampling=SAMPLINGS[2:6])
     together = generate(*PAIRS["good"], draft=TREES["budget"], **requests)
     for row in range(4):
-        alone = generate(
-            *PAIRS["good"],
-            draft=TREES["budget"],
-            prompts=[requests["prompts"][row]],
-            max_new_tokens=40,
-            sampling=[requests["sampling"][row]],
-            seeds=[requests["seeds"][row]],
-            eos_token_ids=(),
-        )
+        changed = {name: [requests[name][row]] for name in ("prompts", "sampling", "seeds")}
+        alone = generate(*PAIRS["good"], draft=TREES["budget"], **requests | changed)
         assert alone.tokens == [together.tokens[row]]
         assert alone.steps == [together.steps[row]]
-
-
-def test_rows_may_change_places() -> None:
-    order = [2, 0, 3, 1]
-
-    def shuffle(values: Sequence[Any]) -> list[Any]:
-        return [values[row] for row in order]
-
-    requests = full_requests(sampling=SAMPLINGS[4:])
-    straight = generate(*PAIRS["good"], draft=TREES["budget"], **requests)
-    changed: dict[str, Any] = {
-        name: shuffle(requests[name]) for name in ("prompts", "seeds", "sampling")
-    }
-    shuffled = generate(*PAIRS["good"], draft=TREES["budget"], **{**requests, **changed})
-    assert shuffled.tokens == shuffle(straight.tokens)
 
 
 def test_equal_seeds_say_the_same_and_other_seeds_do_not() -> None:

@@ -41,22 +41,11 @@ def check_against_hugging_face(configs: list[SamplingConfig], logits: np.ndarray
 @pytest.mark.parametrize(
     "filters",
     [
-        {},
         {"top_k": 1},
-        {"top_k": 5},
-        {"top_k": V},
         {"top_k": 10 * V},
         {"top_p": 1e-46},
-        {"top_p": 0.01},
-        {"top_p": 0.5},
-        {"top_p": 0.95},
         {"top_p": 1.0},
-        {"min_p": 0.0},
-        {"min_p": 0.1},
         {"min_p": 1.0},
-        {"top_k": 5, "top_p": 0.8},
-        {"top_k": 8, "min_p": 0.05},
-        {"top_p": 0.9, "min_p": 0.2},
         {"top_k": 6, "top_p": 0.9, "min_p": 0.05},
     ],
     ids=str,
@@ -165,40 +154,6 @@ def test_the_oracle_keeps_what_hugging_face_keeps_and_ties_whole(
             np.testing.assert_array_equal(np.isfinite(oracle), kept)
 
 
-def test_each_filter_acts_on_what_the_one_before_it_kept() -> None:
-    # Probabilities 0.4, 0.3, 0.2, 0.1. Top-2 leaves 4/7 and 3/7, so top-p 0.5 keeps the first
-    # alone; on the whole vocabulary it would have kept both.
-    logits = jnp.log(jnp.asarray([[[0.4, 0.3, 0.2, 0.1]]]))
-    kept = filtered(logits, arrays([SamplingConfig(1.0, top_k=2, top_p=0.5)]))
-    assert np.isfinite(kept).tolist() == [[[True, False, False, False]]]
-    kept = filtered(logits, arrays([SamplingConfig(1.0, top_p=0.5)]))
-    assert np.isfinite(kept).tolist() == [[[True, True, False, False]]]
-
-
-def test_temperature_comes_before_the_filters() -> None:
-    # At temperature 0.5 the odds 2 : 1 become 4 : 1, under a min-p of 0.3.
-    logits = jnp.log(jnp.asarray([[[2.0, 1.0]]]))
-    kept = filtered(logits, arrays([SamplingConfig(0.5, min_p=0.3)]))
-    assert np.isfinite(kept).tolist() == [[[True, False]]]
-    kept = filtered(logits, arrays([SamplingConfig(1.0, min_p=0.3)]))
-    assert np.isfinite(kept).tolist() == [[[True, True]]]
-
-
-def test_tokens_that_tie_with_the_last_kept_are_kept() -> None:
-    logits = jnp.asarray([[[2.0, 1.0, 1.0, 0.0]]])
-    kept = filtered(logits, arrays([SamplingConfig(1.0, top_k=2)]))
-    assert np.isfinite(kept).tolist() == [[[True, True, True, False]]]
-
-
-def test_greedy_rows_come_back_as_they_went_in() -> None:
-    greedy = SamplingConfig(0.0, top_k=1, top_p=0.1, min_p=0.9)
-    logits = random_logits(2)
-    out = filtered(jnp.asarray(logits), arrays([greedy, SamplingConfig(1.0, top_k=2)]))
-    np.testing.assert_array_equal(out[0], logits[0])
-    out = filtered(jnp.asarray(logits), arrays([greedy, greedy]))
-    np.testing.assert_array_equal(out, logits)
-
-
 def test_a_rows_filters_change_no_other_row_whatever_its_scores() -> None:
     scores = np.random.default_rng(0).normal(size=(4, 1, V)).astype(np.float32)
     scores[0, 0, 3], scores[1, 0, 3], scores[2, 0, 3] = np.inf, np.nan, -np.inf
@@ -233,21 +188,6 @@ def test_noise_of_a_token_does_not_depend_on_the_size_of_the_vocabulary() -> Non
     np.testing.assert_array_equal(draw([7], [5], 3, 4), draw([7], [5], 3, V)[..., :4])
 
 
-def test_noise_does_not_depend_on_temperature_or_filters() -> None:
-    one, other = (
-        noise_of(arrays([config], [7]), jnp.asarray([5]), 3, V)
-        for config in (SAMPLED, SamplingConfig(0.3, top_k=2, top_p=0.5, min_p=0.1))
-    )
-    np.testing.assert_array_equal(one, other)
-
-
-def test_equal_seeds_give_equal_noise_and_others_do_not() -> None:
-    noise = draw([7, 7, 8], [5, 5, 5], 3)
-    np.testing.assert_array_equal(noise[0], noise[1])
-    assert (noise[0] != noise[2]).all()
-    assert (noise[0, 0] != noise[0, 1]).all()
-
-
 def test_greedy_rows_have_no_noise() -> None:
     sampling = arrays([SamplingConfig(), SAMPLED], [7, 7])
     noise = noise_of(sampling, jnp.asarray([5, 5]), 3, V)
@@ -255,11 +195,6 @@ def test_greedy_rows_have_no_noise() -> None:
     np.testing.assert_array_equal(noise[1], draw([7], [5], 3)[0])
     noise = noise_of(arrays([SamplingConfig()] * 2), jnp.asarray([5, 5]), 3, V)
     assert (np.asarray(noise) == 0).all()
-
-
-def test_noise_is_finite_at_the_ends_of_seeds_and_positions() -> None:
-    noise = draw([0, 2**31 - 1], [0, 2**20], 50, 1000)
-    assert np.isfinite(noise).all()
 
 
 LAW = np.asarray([0.4, 0.25, 0.2, 0.1, 0.05])

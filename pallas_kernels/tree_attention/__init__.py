@@ -55,8 +55,8 @@ def tree_attention(
       ValueError: shapes do not fit together, or the window holds no position.
       NotImplementedError: the named implementation cannot run here.
     """
-    _check_shapes(q, k_cache, v_cache, lengths, k_tree, v_tree, mask)
     arrays = q, k_cache, v_cache, lengths, k_tree, v_tree, mask
+    _check_shapes(*arrays)
     if window is not None and window < 1:
         raise ValueError(f"tree_attention: window is {window}, but a node sees at least itself.")
     # No position lies further back: what follows is the program without a window.
@@ -125,29 +125,21 @@ def _log_once(message: str) -> None:
     logging.getLogger(__name__).debug(message)
 
 
-def _check_shapes(
-    q: Array,
-    k_cache: Array,
-    v_cache: Array,
-    lengths: Array,
-    k_tree: Array,
-    v_tree: Array,
-    mask: Array,
-) -> None:
+def _check_shapes(q: Array, k_cache: Array, *others: Array) -> None:
     for name, array in {"q": q, "k_cache": k_cache}.items():
         if array.ndim != 4:
             raise ValueError(f"tree_attention: {name} has shape {array.shape}, not 4 axes.")
     B, N, Q, H = q.shape
     K, S = k_cache.shape[1:3]
     expected = {
-        "k_cache": (k_cache, (B, K, S, H)),
-        "v_cache": (v_cache, (B, K, S, H)),
-        "lengths": (lengths, (B,)),
-        "k_tree": (k_tree, (B, N, K, H)),
-        "v_tree": (v_tree, (B, N, K, H)),
-        "mask": (mask, (B, N, N)),
+        "k_cache": (B, K, S, H),
+        "v_cache": (B, K, S, H),
+        "lengths": (B,),
+        "k_tree": (B, N, K, H),
+        "v_tree": (B, N, K, H),
+        "mask": (B, N, N),
     }
-    for name, (array, shape) in expected.items():
+    for (name, shape), array in zip(expected.items(), (k_cache, *others), strict=True):
         if array.shape != shape:
             raise ValueError(
                 f"tree_attention: {name} has shape {array.shape}, but q {q.shape} and k_cache "

@@ -96,12 +96,6 @@ def test_chunks_are_one_causal_pass(read: Any, at_once: Any, lengths: list[int])
     assert_read(read(prompts), prompts, at_once)
 
 
-def test_without_a_memory_every_chunk_is_read(target: Target, at_once: Any) -> None:
-    prompts = prompts_of(LENGTHS)
-    state = prefill(target, requests_of(prompts), max_path=3, chunk=C)
-    assert_read(state, prompts, at_once)
-
-
 def remember(state: DecodeState) -> Memory:
     return Memory(state.tokens, state.cache)
 

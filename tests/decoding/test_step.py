@@ -96,23 +96,6 @@ def test_plain_decoding_is_one_whole_pass_per_token(
         assert plain.tokens[row] == expected
 
 
-def test_prefill_decides_the_first_token(target: Target) -> None:
-    requests, _ = prepare(PARITY_CONFIG, PROMPTS, [1, 5, 5, 5], None, None, (), 4)
-    state = prefill(target, requests, max_path=4)
-    assert state.cache.lengths.tolist() == [3, 1, 4, 2]
-    for row, prompt in enumerate(PROMPTS):
-        decided = state.tokens[row, : len(prompt) + 1].tolist()
-        assert decided == prompt + whole_pass_text(target, prompt, 1, GREEDY, 0)
-        assert int(state.root[row]) == decided[-1]
-        padded = np.asarray([prompt + [0] * (32 - len(prompt))], np.int32)
-        hidden = last_hidden(target, padded, len(prompt) - 1)
-        np.testing.assert_allclose(state.drafter[row], hidden[0], rtol=0, atol=2e-5)
-    # Row 0 may say one token only, and has.
-    assert state.done.tolist() == [True, False, False, False]
-    assert state.stats.steps.tolist() == [0, 0, 0, 0]
-    assert int(state.stats.accept_counts.sum()) == 0
-
-
 def test_the_context_holds_the_layers_that_the_drafter_reads(habitual_target: Target) -> None:
     drafter = imitating_drafter(habitual_target, context_layers=(0,))
     requests, _ = prepare(PARITY_CONFIG, PROMPTS, [24] * 4, None, None, (), 4)
@@ -216,26 +199,6 @@ def test_no_drafter_is_autoregressive_decoding(target: Target) -> None:
         run(draft=DRAFT)
 
 
-def test_one_new_token_needs_no_decode_step(
-    habitual_target: Target, good_drafter: DraftModel
-) -> None:
-    result = generate(habitual_target, good_drafter, PROMPTS, max_new_tokens=1, draft=DRAFT)
-    assert result.tokens == [
-        whole_pass_text(habitual_target, prompt, 1, GREEDY, 0) for prompt in PROMPTS
-    ]
-    assert result.steps == [0, 0, 0, 0]
-    assert result.accept_counts.tolist() == [[0, 0, 0, 0]] * 4
-    assert result.acceptance_length == 1.0
-
-
-def test_each_row_stops_at_its_own_limit(habitual_target: Target, good_drafter: DraftModel) -> None:
-    limits = [1, 2, 9, 24]
-    run = partial(generate, habitual_target, good_drafter, PROMPTS, draft=DRAFT)
-    limited, free = run(max_new_tokens=limits), run(max_new_tokens=24)
-    assert [len(row) for row in free.tokens] == [24] * 4
-    assert limited.tokens == [row[:limit] for row, limit in zip(free.tokens, limits, strict=True)]
-
-
 def cut(text: list[int], stop: int) -> list[int]:
     return text[: text.index(stop) + 1] if stop in text else text
 
@@ -280,32 +243,19 @@ def test_each_row_may_stop_at_tokens_of_its_own(
         next((row[: at + 1] for at, token in enumerate(row) if token in own), row)
         for row, own in zip(plain.tokens, stops, strict=True)
     ]
-    result = generate(
-        habitual_target,
-        good_drafter,
-        PROMPTS,
-        max_new_tokens=24,
-        draft=DRAFT,
-        eos_token_ids=stops,
-    )
+    run = partial(generate, habitual_target, good_drafter, PROMPTS, max_new_tokens=24)
+    result = run(draft=DRAFT, eos_token_ids=stops)
     assert result.tokens == expected
     assert len(expected[0]) == 24 > max(map(len, expected[1:]))
-
-
-@jax.jit
-def whole_pass(target: Target, tokens: jax.Array) -> jax.Array:
-    decoder = target.merge()
-    return decoder.logits(decoder.forward(tokens[None])[0])[0]
 
 
 def whole_pass_log_probs(target: Target, prompt: list[int], tokens: list[int]) -> np.ndarray:
     """Of each new token, from one pass over the whole text, in float64."""
     text = np.zeros(32, np.int32)  # one shape for all; nothing sees the padding
     text[: len(prompt) + len(tokens)] = prompt + tokens
-    logits = np.asarray(whole_pass(target, jnp.asarray(text)), np.float64)
-    logits = logits[len(prompt) - 1 :][: len(tokens)]
-    normal = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
-    return normal[np.arange(len(tokens)), tokens]
+    places = len(prompt) - 1 + np.arange(len(tokens))
+    logits = np.asarray(next_logits(target, text[None], places), np.float64)[0]
+    return oracles.log_softmax(logits)[np.arange(len(tokens)), tokens]
 
 
 def test_log_probabilities_are_the_targets_before_temperature_and_filters(
@@ -327,13 +277,6 @@ def test_log_probabilities_are_the_targets_before_temperature_and_filters(
         np.testing.assert_allclose(speculative.log_probs[row], expected, atol=2e-5)
 
 
-def test_log_probabilities_are_kept_only_on_request(
-    habitual_target: Target, good_drafter: DraftModel
-) -> None:
-    result = generate(habitual_target, good_drafter, PROMPTS, max_new_tokens=2, draft=DRAFT)
-    assert result.log_probs is None
-
-
 def test_statistics_add_up(habitual_target: Target, good_drafter: DraftModel) -> None:
     limits = [1, 2, 9, 24]
     result = generate(
@@ -343,16 +286,10 @@ def test_statistics_add_up(habitual_target: Target, good_drafter: DraftModel) ->
     assert counts.shape == (4, DRAFT.max_path)
     assert counts.sum(axis=1).tolist() == result.steps
     gained = counts @ np.arange(1, 5)
-    # The first token of each row is prefill's.
+    assert result.log_probs is None
+    # The first token of each row is prefill's, so the first row needs no call.
     assert gained.tolist() == [limit - 1 for limit in limits]
     assert result.acceptance_length == pytest.approx(gained.sum() / sum(result.steps))
-
-
-def test_plain_decoding_gains_one_token_per_call(target: Target) -> None:
-    result = generate_autoregressive(target, PROMPTS, max_new_tokens=[1, 2, 9, 24])
-    assert result.steps == [0, 1, 8, 23]
-    assert result.accept_counts.tolist() == [[0], [1], [8], [23]]
-    assert result.acceptance_length == 1.0
 
 
 def test_values_never_recompile(
@@ -381,24 +318,11 @@ def test_values_never_recompile(
     run(PROMPTS, max_new_tokens=3, sampling=SamplingConfig(0.31, 3, 0.5, 0.01))
 
 
-# The first row is done before the others and must keep its text while their steps go on.
-
-
-@pytest.mark.parametrize("spare", [-1, 0, 1])
-def test_a_row_that_ends_at_the_edge_of_the_cache_keeps_its_text(
-    target: Target, spare: int
-) -> None:
-    # P = 1: of 32 slots a row may fill 31; one token more takes a larger cache.
-    early = [5] * (32 - 1 - 4 - spare)
-    plain = generate_autoregressive(target, [early, *PROMPTS[1:]], max_new_tokens=[4, 20, 20, 20])
-    assert plain.tokens[0] == whole_pass_text(target, early, 4, GREEDY, 0)
-
-
 @pytest.mark.parametrize("spare", [-1, 0])
-def test_a_speculated_row_that_ends_at_the_edge_of_the_cache_keeps_its_text(
+def test_a_row_that_ends_at_the_edge_of_the_cache_keeps_its_text(
     habitual_target: Target, good_drafter: DraftModel, spare: int
 ) -> None:
-    # P = 4: of 32 slots a row may fill 28.
+    # It is done before the others, whose steps go on. P = 4: of 32 slots a row may fill 28.
     early = [5] * (32 - 4 - 4 - spare)
     prompts = [early, *PROMPTS[1:]]
     result = generate(

@@ -18,8 +18,6 @@ from redrafter_jax.types import TokenTree
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-INFINITY = float("inf")
-
 
 @partial(jax.jit, static_argnames="count")
 def merge_chain(tree: TokenTree, drafted: jax.Array, found: jax.Array, count: int) -> TokenTree:
@@ -46,21 +44,6 @@ def test_a_chain_goes_on_from_the_nodes_that_the_tree_has_of_it() -> None:
     assert tree.mask[0, 5:].astype(int).tolist() == [[1, 1, 0, 0, 1, 1, 0], [1, 1, 0, 0, 1, 1, 1]]
     assert not tree.mask[0, :5, 5:].any()
     assert tree.origin.tolist() == [[-1, 0, 0, 0, 0, 1, 1]]
-
-
-def test_a_chain_of_other_tokens_hangs_from_the_root() -> None:
-    tree = merged(numpy_tree(ROOT, DRAWN, DraftConfig(2, 2)), [[4, 3, 9, 9]], [True], 2)
-    assert tree.tokens[0, 5:].tolist() == [4, 3]
-    assert tree.parents[0, 5:].tolist() == [0, 5]
-    assert tree.mask[0, 5:].astype(int).tolist() == [[1, 0, 0, 0, 0, 1, 0], [1, 0, 0, 0, 0, 1, 1]]
-
-
-def test_without_a_chain_padding_nodes_fill_the_slots() -> None:
-    tree = merged(numpy_tree(ROOT, DRAWN, DraftConfig(2, 2)), [[3, 6, 8, 3]], [False], 2)
-    assert tree.tokens[0, 5:].tolist() == [-1, -1]
-    assert tree.log_probs[0, 5:].tolist() == [-INFINITY, -INFINITY]
-    assert tree.mask[0, 5:, 5:].tolist() == np.eye(2, dtype=bool).tolist()
-    assert not tree.mask[0, 5:, :5].any()
 
 
 def paths_of(tree: TokenTree, row: int) -> list[tuple[int, ...]]:

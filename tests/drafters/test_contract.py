@@ -20,8 +20,6 @@ from redrafter_jax import (
 )
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.combined import Combined
-from redrafter_jax.drafters.recurrent import RecurrentDrafter
-from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.drafters.tree import chain_tree
 from redrafter_jax.models.target import Decoder, Target
 from redrafter_jax.types import DecodeState, Sampling, StepTrace, TokenTree, Verified
@@ -109,15 +107,6 @@ def test_a_call_gains_what_the_toy_guesses(
         assert result.steps[row] == steps
 
 
-def test_a_head_and_a_toy_go_together(
-    habitual_target: Target, good_drafter: DraftModel, expected: list[list[int]]
-) -> None:
-    head = RecurrentDrafter(good_drafter, DraftConfig(beam_width=2, draft_rounds=2))
-    drafter = Combined(head, RepeatLast(3), nodes=2)
-    result = generate(habitual_target, drafter, PROMPTS, max_new_tokens=20, sampling=SAMPLINGS)
-    assert result.tokens == expected
-
-
 def test_prompt_lookup_streams(habitual_target: Target, expected: list[list[int]]) -> None:
     updates = stream(
         habitual_target, PromptLookup(3), PROMPTS, max_new_tokens=20, sampling=SAMPLINGS
@@ -143,8 +132,3 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=sentence):
         generate(habitual_target, drafter, PROMPTS, max_new_tokens=2, draft=draft)
-
-
-def test_prompt_lookup_drafts_one_token_or_more() -> None:
-    with pytest.raises(InputError, match=r"^PromptLookup\.tokens is 0; it must be a whole number"):
-        PromptLookup(tokens=0)

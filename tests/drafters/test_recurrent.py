@@ -64,27 +64,6 @@ def test_one_context_serves_all_beams(config: DrafterConfig) -> None:
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_recurrence_worked_by_hand() -> None:
-    # Width 1: W = 2, U = 3, b = -1; state 0.5 and embedding 1 give SiLU(2 + 1.5 - 1).
-    head = init_drafter(DrafterConfig(1, 1, exit_dim=2, num_draft_layers=0), 0).merge()
-    head.rnn_w.kernel[...] = jnp.asarray([[2.0]])
-    head.rnn_u.kernel[...] = jnp.asarray([[3.0]])
-    head.rnn_u.bias[...] = jnp.asarray([-1.0])
-    out = head.step(jnp.asarray([0.5]), jnp.asarray([1.0]))
-    np.testing.assert_allclose(out, [2.5 / (1 + np.exp(-2.5))], rtol=1e-6)
-
-
-def test_a_gated_recurrence_worked_by_hand() -> None:
-    # Both gates are sigmoid(0) = 1/2 and the candidate tanh(1 + 1/2 * (2 + 4) - 4) = 0.
-    head = init_drafter(DrafterConfig(1, 1, exit_dim=2, num_draft_layers=0, cell="gru"), 0).merge()
-    head.gru_w.kernel[...] = jnp.asarray([[1.0, -1.0, 1.0]])
-    head.gru_w.bias[...] = jnp.asarray([-2.0, 3.0, -4.0])
-    head.gru_u.kernel[...] = jnp.asarray([[0.5, -1.0, 1.0]])
-    head.gru_u.bias[...] = jnp.asarray([0.0, 0.0, 4.0])
-    out = head.step(jnp.asarray([2.0]), jnp.asarray([1.0]))
-    np.testing.assert_allclose(out, [1.0], rtol=1e-6)
-
-
 def test_several_layers_begin_as_the_last_alone() -> None:
     config = DrafterConfig(V, D, exit_dim=8, num_draft_layers=0, context_layers=(0, 3))
     context = jnp.arange(3.0 * D)
@@ -97,15 +76,6 @@ def test_a_borrowed_head_must_be_lent() -> None:
     assert "lm_head" not in head.params
     with pytest.raises(InputError, match=r"head='target' and no vocabulary .*; pass scorer="):
         head.merge().logits(jnp.zeros(D), jnp.zeros(D))
-
-
-def test_without_a_recurrence_the_state_is_a_running_sum() -> None:
-    config = DrafterConfig(1, 2, exit_dim=4, num_draft_layers=0, cell="sum")
-    head = init_drafter(config, 0).merge()
-    state = jnp.zeros(2)
-    for embedding in ([1.0, 2.0], [10.0, 20.0], [100.0, 200.0]):
-        state = head.step(state, jnp.asarray(embedding))
-    np.testing.assert_array_equal(state, [111.0, 222.0])
 
 
 def test_bfloat16_states_stay_bfloat16_and_logits_are_float32() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from trees import ALL, DRAWN, ROOT, B, NumpyBeams, R, W, numpy_tree, random_beams
 
 from redrafter_jax.config import DraftConfig
-from redrafter_jax.drafters.tree import ancestor_mask, root_tree
+from redrafter_jax.drafters.tree import ancestor_mask
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -41,13 +41,6 @@ def test_a_budget_drops_the_least_likely_and_renumbers() -> None:
     ]
 
 
-def test_a_budget_of_one_is_the_root() -> None:
-    tree = numpy_tree(ROOT, DRAWN, DraftConfig(2, 2, num_nodes=1))
-    assert tree.tokens.tolist() == [[7]]
-    assert tree.parents.tolist() == [[0]]
-    assert tree.mask.tolist() == [[[True]]]
-
-
 def test_final_beams_only_drops_the_dead_end() -> None:
     tree = numpy_tree(ROOT, DRAWN, DraftConfig(2, 2, final_beams_only=True))
     # Token 5 leads to no final beam: its slot is dead, and comes last.
@@ -59,31 +52,6 @@ def test_final_beams_only_drops_the_dead_end() -> None:
     assert tree.mask[0, :, 4].tolist() == [False, False, False, False, True]
 
 
-def test_final_beams_under_a_budget_fill_the_slots_without_a_hole() -> None:
-    tree = numpy_tree(ROOT, DRAWN, DraftConfig(2, 2, num_nodes=4, final_beams_only=True))
-    assert tree.tokens.tolist() == [[7, 3, 4, 6]]
-    assert tree.parents.tolist() == [[0, 0, 1, 1]]
-
-
-def test_equal_scores_go_to_the_parent() -> None:
-    # A sure drafter: every child scores as its parent does.
-    sure = DRAWN._replace(log_probs=jnp.asarray([[[0.0, -2.0], [0.0, -1.0]]], jnp.float32))
-    tree = numpy_tree(ROOT, sure, DraftConfig(2, 2, num_nodes=2))
-    assert tree.tokens.tolist() == [[7, 3]]
-    tree = numpy_tree(ROOT, sure, DraftConfig(2, 2, num_nodes=3))
-    assert tree.tokens.tolist() == [[7, 3, 4]]
-    assert tree.parents.tolist() == [[0, 0, 1]]
-
-
-def test_root_tree_is_one_node() -> None:
-    tree = root_tree(jnp.asarray([5, 9]))
-    assert tree.tokens.tolist() == [[5], [9]]
-    assert tree.parents.tolist() == [[0], [0]]
-    assert tree.depth.tolist() == [[0], [0]]
-    assert tree.mask.tolist() == [[[True]], [[True]]]
-    assert tree.log_probs.tolist() == [[0.0], [0.0]]
-
-
 @pytest.mark.parametrize("depth", [1, 2, 3, 4, 7, 8])
 @given(seed=st.integers(0, 2**32 - 1))
 def test_ancestor_mask_is_the_parent_walk(depth: int, seed: int) -> None:
@@ -91,13 +59,6 @@ def test_ancestor_mask_is_the_parent_walk(depth: int, seed: int) -> None:
     parents = [oracles.random_parents(random, 13, max_depth=depth) for _ in range(2)]
     mask = ancestor_mask(jnp.asarray(parents), depth)
     np.testing.assert_array_equal(mask, [oracles.ancestor_mask(row) for row in parents])
-
-
-@pytest.mark.parametrize("depth", range(10))
-def test_ancestor_mask_looks_no_further_than_it_is_told(depth: int) -> None:
-    chain = [max(node - 1, 0) for node in range(9)]
-    expected = [[0 <= node - other <= depth for other in range(9)] for node in range(9)]
-    np.testing.assert_array_equal(ancestor_mask(jnp.asarray([chain]), depth), [expected])
 
 
 def trace_of_row(beams: NumpyBeams, row: int) -> tuple[list[int], list[float]]:

@@ -1,7 +1,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import tiny_config
@@ -28,26 +27,6 @@ def random_nodes(random: np.random.Generator) -> tuple[jax.Array, ...]:
     return tuple(jnp.asarray(random.normal(size=(B, N, K, H)), jnp.float32) for _ in range(L))
 
 
-def test_an_empty_cache_has_the_shape_of_its_target() -> None:
-    cache = init_cache(tiny_config(), batch=3, slots=10, dtype=jnp.bfloat16)
-    assert len(cache.keys) == len(cache.values) == 2
-    for slots in (*cache.keys, *cache.values):
-        assert slots.shape == (3, 2, 10, 8)
-        assert slots.dtype == jnp.bfloat16
-    assert cache.lengths.tolist() == [0, 0, 0]
-
-
-def test_fill_writes_prompts_at_the_start_and_remembers_their_lengths() -> None:
-    random = np.random.default_rng(0)
-    cache = random_cache(random, [0, 0, 0])
-    keys, values = random_nodes(random), random_nodes(random)
-    filled = append(cache, keys, values, jnp.asarray([6, 2, 1]))
-    assert filled.lengths.tolist() == [6, 2, 1]
-    for slots, fresh in zip(filled.keys + filled.values, keys + values, strict=True):
-        for token in range(N):
-            np.testing.assert_array_equal(slots[:, :, token], fresh[:, token])
-
-
 @given(st.integers(0, 2**32 - 1))
 def test_commit_appends_the_path_to_the_decided_tokens(seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -71,29 +50,6 @@ def test_commit_appends_the_path_to_the_decided_tokens(seed: int) -> None:
                 )
 
 
-def test_a_row_that_gains_nothing_keeps_everything_it_had() -> None:
-    random = np.random.default_rng(1)
-    cache = random_cache(random, [S - P, 4, 0])
-    path = jnp.asarray([[0, 1, 2]] * B)
-    after = jitted_commit(
-        cache, random_nodes(random), random_nodes(random), path, jnp.zeros(B, int)
-    )
-    assert after.lengths.tolist() == [S - P, 4, 0]
-    for before, now in zip(cache.keys + cache.values, after.keys + after.values, strict=True):
-        np.testing.assert_array_equal(now[0, :, : S - P], before[0, :, : S - P])
-        np.testing.assert_array_equal(now[1, :, :4], before[1, :, :4])
-
-
-def test_beyond_the_documented_edge_the_write_slides_onto_decided_tokens() -> None:
-    # Why requests must leave room: one slot too few costs the last decided token its keys.
-    random = np.random.default_rng(2)
-    cache = random_cache(random, [S - P + 1] * B)
-    nodes = random_nodes(random)
-    path = jnp.asarray([[0, 1, 2]] * B)
-    after = jitted_commit(cache, nodes, nodes, path, jnp.full(B, P - 1))
-    np.testing.assert_array_equal(after.keys[0][:, :, S - P], nodes[0][:, 0])
-
-
 @given(
     prompt=st.integers(1, 400),
     limit=st.integers(1, 400),
@@ -106,16 +62,6 @@ def test_requests_leave_room_for_every_commit(prompt: int, limit: int, max_path:
     # step of the rows that go on; its cache holds one token less.
     assert int(requests.limits.max()) + max_path <= slots
     assert requests.tokens.shape[1] <= slots
-
-
-@pytest.mark.parametrize("max_path", [1, 5, 9])
-@pytest.mark.parametrize("slack", [-1, 0, 1])
-def test_requests_leave_room_where_slots_just_run_out(max_path: int, slack: int) -> None:
-    decided = 256 - max_path + slack
-    config = tiny_config()
-    requests, slots = prepare(config, [[1] * (decided - 3)], 3, None, None, None, max_path)
-    assert int(requests.limits[0]) == decided
-    assert decided + max_path <= slots
 
 
 def test_committed_paths_are_the_cache_of_plain_decoding(target: Target) -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -24,22 +25,20 @@ UNAVAILABLE = aot.why_unavailable()
 needs_compiler = pytest.mark.skipif(UNAVAILABLE is not None, reason=UNAVAILABLE or "")
 
 
-def test_missing_packages_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(aot.AotUnavailableError, match=r"`pip install redrafter-jax\[aot\]`"):
+@pytest.mark.parametrize(
+    ("package", "sentence"),
+    [
+        (None, r"`pip install redrafter-jax\[aot\]`"),
+        (object(), r"is 'cuda'; .* needs JAX_PLATFORMS=cpu"),
+    ],
+)
+def test_what_is_missing_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, package: object, sentence: str
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: package)
+    monkeypatch.setattr(aot, "jax", SimpleNamespace(config=SimpleNamespace(jax_platforms="cuda")))
+    with pytest.raises(aot.AotUnavailableError, match=sentence):
         gpu_mesh("h200")
-
-
-def test_another_platform_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    monkeypatch.setattr(aot, "jax", FakeJax)
-    with pytest.raises(aot.AotUnavailableError, match=r"is 'cuda'; .* needs JAX_PLATFORMS=cpu"):
-        gpu_mesh("h200")
-
-
-class FakeJax:
-    class config:  # noqa: N801 - the name is JAX's
-        jax_platforms = "cuda"
 
 
 def test_an_unknown_gpu_is_one_sentence() -> None:

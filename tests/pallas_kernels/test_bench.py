@@ -19,9 +19,7 @@ from pallas_kernels.candidates import (
     Candidate,
     Case,
     attention_program,
-    copy_program,
     draw_tree_inputs,
-    tree_mask,
 )
 
 UNAVAILABLE = aot.why_unavailable()
@@ -36,13 +34,6 @@ def test_the_cache_is_counted_once() -> None:
     # Vicuna-7B has four times the key heads; eight rows.
     vicuna = Case(32, 32, 128, batch=8, slots=1024, nodes=64, dtype="bfloat16")
     assert vicuna.cache_bytes == 128 * 2**20
-    assert llama.count_caches(128 * 2**20) == 32
-    assert vicuna.count_caches(128 * 2**20) == 1
-
-
-def test_the_tree_is_a_tree() -> None:
-    parents = [max(0, (node - 1) // 4) for node in range(30)]
-    np.testing.assert_array_equal(tree_mask(30), oracles.ancestor_mask(parents))
 
 
 @pytest.mark.parametrize("name", RUNNING)
@@ -61,21 +52,6 @@ def test_every_candidate_attends_to_the_same_tokens(name: str) -> None:
         visible = np.concatenate([np.ones((7, 17), bool), mask[row]], axis=1)
         expected = oracles.attention(np.asarray(q)[row], keys, values, visible, 0.25)
         np.testing.assert_allclose(output[row], expected, rtol=1e-4, atol=1e-5)
-
-
-def test_outputs_are_the_queries_of_the_next_call_over_the_caches_in_turns() -> None:
-    inputs = draw_tree_inputs(SMALL, caches=2)
-    _, attend = CANDIDATES["reference"]
-    expected = inputs.q
-    for keys, values in inputs.caches * 3:
-        expected = attend(expected, keys, values, jnp.int32(0), *inputs.rest)
-    output = attention_program(attend, turns=3)(inputs, jnp.int32(0))
-    np.testing.assert_allclose(output, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_the_copy_writes_the_whole_array_in_every_turn() -> None:
-    array = copy_program(turns=5)(jnp.arange(9, dtype=jnp.uint32), jnp.int32(0))
-    np.testing.assert_array_equal(array, np.arange(9) + 5)
 
 
 def test_the_report_has_every_combination(

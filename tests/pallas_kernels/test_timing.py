@@ -6,24 +6,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from pallas_kernels.timing import empty_like, interleave, repeat
+from pallas_kernels.timing import interleave, repeat
 
 X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 ZERO = jax.ShapeDtypeStruct((), jnp.int32)
 Turn = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
-
-
-@pytest.mark.parametrize("count", [0, 1, 5])
-def test_turns_are_counted_and_given_zero(count: int) -> None:
-    def turn(carry: tuple[jax.Array, jax.Array], none: jax.Array) -> tuple[jax.Array, jax.Array]:
-        turns, sum_of_zeros = carry
-        return turns + 1, sum_of_zeros + none
-
-    run = jax.jit(lambda zero: repeat(turn, (jnp.int32(0), jnp.int32(0)), count, zero))
-    np.testing.assert_array_equal(run(jnp.int32(0)), (count, 0))
 
 
 @pytest.mark.parametrize(
@@ -51,13 +40,6 @@ def multiplies_outside(hlo: str) -> bool:
     called = re.findall(r"(?:calls|to_apply)=%([\w.]+)", entry)
     bodies = [re.search(rf"\n%{re.escape(name)} .*?\n}}", hlo, re.DOTALL) for name in called]
     return " dot(" in entry or any(body is not None and " dot(" in body[0] for body in bodies)
-
-
-def test_an_empty_carry_has_the_shapes_of_what_a_turn_returns() -> None:
-    empty = empty_like(lambda x: {"sum": x.sum(), "half": x.astype(jnp.bfloat16)}, jnp.ones((2, 3)))
-    assert empty["sum"].shape == ()
-    assert empty["half"].dtype == jnp.bfloat16
-    assert not empty["half"].any()
 
 
 def test_repeats_begin_with_each_in_its_turn() -> None:

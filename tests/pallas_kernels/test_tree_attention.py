@@ -74,17 +74,10 @@ def assert_equals(out: Any, expected: np.ndarray, tolerance: float) -> None:
     )
 
 
-@pytest.mark.parametrize("group", [1, 2, 4])
-@pytest.mark.parametrize("nodes", [1, 7, 33])
-def test_equals_attention_query_by_query(nodes: int, group: int) -> None:
+@pytest.mark.parametrize(("nodes", "group"), [(1, 1), (7, 2), (33, 4)])
+@pytest.mark.parametrize("window", [10**6, 1, 10, S + 2])
+def test_equals_attention_query_by_query(nodes: int, group: int, window: int) -> None:
     inputs = random_inputs(nodes, group)
-    out = attend(**inputs, scale=SCALE, implementation="reference")
-    assert_equals(out, expected_output(inputs, SCALE), 2e-5)
-
-
-@pytest.mark.parametrize("window", [1, 3, 10, S + 2])
-def test_a_window_hides_what_lies_further_back(window: int) -> None:
-    inputs = random_inputs(17, 2)
     out = attend(**inputs, scale=SCALE, window=window, implementation="reference")
     assert_equals(out, expected_output(inputs, SCALE, window), 2e-5)
 
@@ -184,13 +177,6 @@ def test_rows_do_not_see_each_other(implementation: Implementation) -> None:
     assert_equals(out, expected, 1e-6)
 
 
-def test_scores_far_from_zero_do_not_overflow(implementation: Implementation) -> None:
-    inputs = random_inputs(7, 2, implementation)
-    inputs["q"] = inputs["q"] * 300
-    out = attend(**inputs, scale=SCALE, implementation=implementation.name)
-    assert_equals(out, expected_output(inputs, SCALE), 50 * implementation.tolerance)
-
-
 @pytest.mark.parametrize("nodes", [1, 33])
 def test_bfloat16_goes_in_and_comes_out(implementation: Implementation, nodes: int) -> None:
     inputs = random_inputs(nodes, 2, implementation._replace(dtype=jnp.bfloat16))
@@ -202,55 +188,24 @@ def test_bfloat16_goes_in_and_comes_out(implementation: Implementation, nodes: i
     assert difference.mean() < 2e-3
 
 
-def test_none_is_the_best_implementation_here() -> None:
-    inputs = random_inputs(7, 2)
-    out = attend(**inputs, scale=SCALE)
-    np.testing.assert_allclose(out, expected_output(inputs, SCALE), rtol=2e-2, atol=2e-2)
-
-
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize(
-    ("name", "shape"),
+    ("name", "shape", "words"),
     [
-        ("q", (3, 7, 64)),
-        ("k_cache", (3, S, 2)),
-        ("k_cache", (3, 2)),
-        ("k_cache", (3, 2, S, 15)),
-        ("k_cache", (2, 2, S, 16)),
-        ("v_cache", (3, 2, S + 1, 16)),
-        ("lengths", (2,)),
-        ("lengths", (3, 1)),
-        ("k_tree", (3, 6, 2, 16)),
-        ("v_tree", (3, 7, 4, 16)),
-        ("mask", (3, 7, 6)),
-        ("mask", (7, 7)),
+        ("q", (3, 7, 64), "q has shape (3, 7, 64), not 4 axes."),
+        ("k_cache", (3, S, 2), "k_cache has shape (3, 80, 2), not 4 axes."),
+        ("v_cache", (3, 2, S + 1, 16), "(3, 2, 81, 16), but q (3, 7, 4, 16) and k_cache"),
+        ("lengths", (2,), "lengths has shape (2,)"),
+        ("k_tree", (3, 6, 2, 16), "ask for (3, 7, 2, 16)."),
+        ("mask", (7, 7), "mask has shape (7, 7)"),
+        ("q", (3, 7, 3, 16), "2 key heads do not divide 3 query heads."),
     ],
 )
-def test_wrong_shapes_are_refused_in_a_sentence(
-    implementation: Implementation, name: str, shape: tuple[int, ...]
-) -> None:
-    inputs = random_inputs(7, 2, implementation)
-    inputs[name] = np.zeros(shape, inputs[name].dtype)
-    with pytest.raises(ValueError, match=r"^tree_attention: .* has shape .*\.$"):
-        tree_attention(
-            **{key: jnp.asarray(value) for key, value in inputs.items()},
-            scale=SCALE,
-            window=None,
-            implementation=implementation.name,  # pyright: ignore[reportArgumentType]
-        )
-
-
-@pytest.mark.usefixtures("unchecked_shapes")
-def test_key_heads_must_divide_the_query_heads(implementation: Implementation) -> None:
-    inputs = random_inputs(7, 2, implementation)
-    inputs["q"] = inputs["q"][:, :, :3]
-    with pytest.raises(ValueError, match="2 key heads do not divide 3 query heads"):
-        tree_attention(
-            **{key: jnp.asarray(value) for key, value in inputs.items()},
-            scale=SCALE,
-            window=None,
-            implementation=implementation.name,  # pyright: ignore[reportArgumentType]
-        )
+def test_wrong_shapes_are_refused(name: str, shape: tuple[int, ...], words: str) -> None:
+    inputs = {key: jnp.asarray(value) for key, value in random_inputs(7, 2).items()}
+    inputs[name] = jnp.zeros(shape, inputs[name].dtype)
+    with pytest.raises(ValueError, match=f"^tree_attention: .*{re.escape(words)}"):
+        tree_attention(**inputs, scale=SCALE)
 
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="it can run on a GPU")

@@ -24,7 +24,7 @@ from pallas_kernels.aot import compile_on, gpu_mesh
 from pallas_kernels.tree_attention import mosaic_gpu as kernel_module
 from pallas_kernels.tree_attention import tree_attention
 from pallas_kernels.tree_attention.mosaic_gpu import mask_words, mosaic_gpu
-from pallas_kernels.tree_attention.plan import make_plan, why_unsupported
+from pallas_kernels.tree_attention.plan import make_plan
 
 UNAVAILABLE = aot.why_unavailable()
 
@@ -229,7 +229,7 @@ def empty_inputs(case: Case) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("slots", [4096, 8192])
-@pytest.mark.parametrize("nodes", [1, 16, 32, 64])
+@pytest.mark.parametrize("nodes", [1, 64])
 @pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize("shape", [LLAMA, VICUNA], ids=["Llama-3.1-8B", "Vicuna-7B"])
 def test_a_plan_keeps_the_cores_busy(shape: Case, batch: int, nodes: int, slots: int) -> None:
@@ -246,27 +246,21 @@ def test_a_plan_keeps_the_cores_busy(shape: Case, batch: int, nodes: int, slots:
     ("change", "reason"),
     [
         ({"dtype": jnp.float32}, "all bfloat16 or all float16, but are float32"),
+        ({"k_cache": jnp.zeros((1, 1, 64, 64), jnp.float16)}, "but are bfloat16 and float16"),
         ({"head_dim": 96}, "64 or 128, but is 96"),
         ({"slots": 48}, "64 slots or more, a multiple of 8, but has 48"),
         ({"slots": 100}, "64 slots or more, a multiple of 8, but has 100"),
+        ({"window": 8}, "but only a window of 8 positions is asked for"),
     ],
 )
-def test_unsupported_shapes_are_refused_with_the_reason(
+def test_what_it_does_not_take_is_refused_with_the_reason(
     change: dict[str, Any], reason: str
 ) -> None:
-    inputs = empty_inputs(Case((1,), 2, 2, 64)._replace(**change))
+    shape = {name: value for name, value in change.items() if name in Case._fields}
+    inputs = empty_inputs(Case((1,), 2, 2, 64)._replace(**shape))
+    inputs |= {name: value for name, value in change.items() if name not in Case._fields}
     with pytest.raises(NotImplementedError, match=f"'mosaic_gpu_interpret' .*{reason}; use"):
         tree_attention(**inputs, scale=1.0, implementation="mosaic_gpu_interpret")
-
-
-def test_mixed_dtypes_and_windows_are_reasons_too() -> None:
-    q = jnp.zeros((1, 1, 1, 64), jnp.bfloat16)
-    cache = jnp.zeros((1, 1, 64, 64), jnp.bfloat16)
-    assert why_unsupported(q, cache, cache, q, q) is None
-    reason = why_unsupported(q, cache.astype(jnp.float16), cache, q, q)
-    assert reason == "its arrays must be all bfloat16 or all float16, but are bfloat16 and float16"
-    reason = why_unsupported(q, cache, cache, q, q, window=8)
-    assert reason == "it sees the whole cache, but only a window of 8 positions is asked for"
 
 
 @pytest.mark.skipif(UNAVAILABLE is not None, reason=UNAVAILABLE or "")
@@ -299,28 +293,26 @@ class Device(NamedTuple):
     compute_capability: str | None = None
 
 
-HOPPERS = [
-    Device("gpu", "NVIDIA H200", 132),  # as a mesh describes it
-    Device("gpu", "NVIDIA H100 80GB HBM3", 132, "9.0"),
-    Device("gpu", "NVIDIA GH200 480GB", 132),
-]
-OTHERS = [
-    Device("cpu", "cpu"),
-    Device("gpu", "NVIDIA A100-SXM4-80GB", 108, "8.0"),
-    Device("gpu", "NVIDIA B200", 148),
-    Device("gpu", "NVIDIA RTX 2000 Ada Generation", 22),
-]
+H200 = Device("gpu", "NVIDIA H200", 132)  # as a mesh describes it
 
 
 @pytest.mark.parametrize(
-    ("device", "kernel"), [(it, True) for it in HOPPERS] + [(it, False) for it in OTHERS]
+    ("device", "kernel"),
+    [
+        (H200, True),
+        (Device("gpu", "NVIDIA H100 80GB HBM3", 132, "9.0"), True),
+        (Device("gpu", "NVIDIA GH200 480GB", 132), True),
+        (Device("cpu", "cpu"), False),
+        (Device("gpu", "NVIDIA A100-SXM4-80GB", 108, "8.0"), False),
+        (Device("gpu", "NVIDIA RTX 2000 Ada Generation", 22), False),
+    ],
 )
 def test_hoppers_take_the_kernel(device: Device, kernel: bool) -> None:
     assert (dispatch._why_not_hopper(device) is None) == kernel
 
 
 def test_none_is_the_kernel_on_hopper_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "_device", lambda: HOPPERS[0])
+    monkeypatch.setattr(dispatch, "_device", lambda: H200)
     attend = jax.jit(partial(tree_attention, scale=0.1))
     lowered = attend.trace(**empty_inputs(Case((1,), 2, 2, 64))).lower
     assert "mosaic_gpu" in lowered(lowering_platforms=("cuda",)).as_text()
