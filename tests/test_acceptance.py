@@ -24,15 +24,6 @@ def test_acceptance_length_counts_calls(gains: list[int]) -> None:
     assert acceptance_length(histogram(gains)) == pytest.approx(sum(gains) / len(gains))
 
 
-def test_the_rate_at_a_depth_asks_only_calls_that_accepted_its_parent() -> None:
-    # Gains 1, 1, 2, 3: half of the calls accept depth 1, half of those accept depth 2.
-    np.testing.assert_array_equal(acceptance_rate_per_depth(np.asarray([2, 1, 1])), [0.5, 0.5])
-
-
-def test_a_depth_that_no_call_came_near_has_no_rate() -> None:
-    np.testing.assert_array_equal(acceptance_rate_per_depth(np.asarray([5, 0, 0])), [0.0, np.nan])
-
-
 def test_rows_are_pooled_not_averaged() -> None:
     rows = np.asarray([[9, 0, 0], [0, 0, 1]])
     np.testing.assert_array_equal(acceptance_rate_per_depth(rows), [0.1, 1.0])

@@ -56,7 +56,9 @@ def compiled_as_users_compile() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(("tree", "corruption"), zip(TREES, (0.0, 0.5, 0.0, 0.5), strict=True))
+@pytest.mark.parametrize(
+    ("tree", "corruption"), list(zip(TREES, (0.0, 0.5, 0.0, 0.5), strict=True))
+)
 def test_drafters_change_no_token_however_often_they_are_right(
     habitual_target: Target, tree: str, corruption: float
 ) -> None:

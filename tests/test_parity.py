@@ -37,12 +37,8 @@ TREES = {
     "chain": DraftConfig(beam_width=1, draft_rounds=4),
     "all nodes": DraftConfig(beam_width=4, draft_rounds=3),
     "budget": DraftConfig(beam_width=4, draft_rounds=3, num_nodes=7),
-    "final beams": DraftConfig(beam_width=4, draft_rounds=3, final_beams_only=True),
     "final beams under a budget": DraftConfig(
         beam_width=4, draft_rounds=3, num_nodes=6, final_beams_only=True
-    ),
-    "final beams and copied tokens": DraftConfig(
-        beam_width=4, draft_rounds=3, final_beams_only=True, lookup_tokens=2
     ),
     "deep and sharp": DraftConfig(beam_width=2, draft_rounds=6, num_nodes=9, sharpness=2.5),
     "root alone": DraftConfig(beam_width=2, draft_rounds=2, num_nodes=1),
@@ -185,7 +181,9 @@ def test_a_row_says_the_same_alone_as_in_a_batch() -> None:
     requests = full_requests(sampling=SAMPLINGS[2:6])
     together = generate(*PAIRS["good"], draft=TREES["budget"], **requests)
     for row in range(4):
-        changed = {name: [requests[name][row]] for name in ("prompts", "sampling", "seeds")}
+        changed: dict[str, Any] = {
+            name: [requests[name][row]] for name in ("prompts", "sampling", "seeds")
+        }
         alone = generate(*PAIRS["good"], draft=TREES["budget"], **requests | changed)
         assert alone.tokens == [together.tokens[row]]
         assert alone.steps == [together.steps[row]]

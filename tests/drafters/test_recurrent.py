@@ -1,4 +1,3 @@
-import jax
 import jax.numpy as jnp
 import numpy as np
 import oracles
@@ -12,14 +11,11 @@ from redrafter_jax.types import Scorer
 
 D, V = 6, 11
 CONFIGS = [
-    # 2 D needs no projection; the others are narrower, as wide as the target, and wider.
+    # 2 D needs no projection; the others are narrower and wider.
     DrafterConfig(V, D, exit_dim=2 * D, num_draft_layers=0),
-    DrafterConfig(V, D, exit_dim=2 * D, num_draft_layers=2),
     DrafterConfig(V, D, exit_dim=4, num_draft_layers=1),
-    DrafterConfig(V, D, exit_dim=D, num_draft_layers=0),
     DrafterConfig(V, D, exit_dim=16, num_draft_layers=2),
     DrafterConfig(V, D, exit_dim=2 * D, num_draft_layers=1, cell="sum"),
-    DrafterConfig(V, D, exit_dim=D, num_draft_layers=1, cell="sum"),
     DrafterConfig(V, D, exit_dim=2 * D, num_draft_layers=1, cell="gru"),
     DrafterConfig(V, D, exit_dim=8, num_draft_layers=1, head="low_rank", head_rank=3),
     DrafterConfig(V, D, exit_dim=8, num_draft_layers=1, head="target"),
@@ -89,11 +85,3 @@ def test_bfloat16_states_stay_bfloat16_and_logits_are_float32() -> None:
     assert logits.dtype == jnp.float32
     expected = weights.logits(context.astype(np.float64), state.astype(np.float64))
     np.testing.assert_allclose(logits, expected, rtol=0, atol=0.1)
-
-
-def test_random_initialisation_depends_on_the_seed_alone() -> None:
-    first, again, other = (init_drafter(CONFIGS[4], seed).params for seed in (0, 0, 1))
-    leaves = [jax.tree.leaves(params) for params in (first, again, other)]
-    for one, same, different in zip(*leaves, strict=True):
-        np.testing.assert_array_equal(one, same)
-        assert one.ndim == 1 or (np.asarray(one) != np.asarray(different)).any()

@@ -31,16 +31,6 @@ def test_the_beam_trace_is_the_tree() -> None:
     ]
 
 
-def test_a_budget_drops_the_least_likely_and_renumbers() -> None:
-    tree = numpy_tree(ROOT, DRAWN, DraftConfig(2, 2, num_nodes=4))
-    assert tree.tokens.tolist() == [[7, 3, 4, 6]]
-    assert tree.parents.tolist() == [[0, 0, 1, 1]]
-    assert tree.depth.tolist() == [[0, 1, 2, 2]]
-    assert tree.mask.astype(int).tolist() == [
-        [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
-    ]
-
-
 def test_final_beams_only_drops_the_dead_end() -> None:
     tree = numpy_tree(ROOT, DRAWN, DraftConfig(2, 2, final_beams_only=True))
     # Token 5 leads to no final beam: its slot is dead, and comes last.

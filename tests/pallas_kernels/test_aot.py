@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jax.sharding import NamedSharding, PartitionSpec
 from places import ROOT
 
 from pallas_kernels import aot
@@ -75,20 +74,6 @@ def test_a_function_is_compiled_for_every_gpu(gpu: str) -> None:
     assert "HloModule jit_step" in compiled.hlo
     assert "kCustomKernel" in compiled.thunks
     assert compiled.kernels == ()
-
-
-@needs_compiler
-def test_eight_devices_share_the_work() -> None:
-    mesh = gpu_mesh("h200", (2, 4), ("data", "model"))
-
-    def over(shape: tuple[int, ...], *axes: str | None) -> jax.ShapeDtypeStruct:
-        sharding = NamedSharding(mesh, PartitionSpec(*axes))
-        return jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=sharding)
-
-    x, w = over((1024, 2048), "data", "model"), over((2048, 512), "model")
-    compiled = compile_on(mesh, jax.jit(jnp.matmul), x, w)
-    assert compiled.memory.arguments == (512 * 512 + 512 * 512) * 2
-    assert "all-reduce" in compiled.hlo
 
 
 @jax.jit

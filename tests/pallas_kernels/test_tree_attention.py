@@ -205,7 +205,7 @@ def test_wrong_shapes_are_refused(name: str, shape: tuple[int, ...], words: str)
     inputs = {key: jnp.asarray(value) for key, value in random_inputs(7, 2).items()}
     inputs[name] = jnp.zeros(shape, inputs[name].dtype)
     with pytest.raises(ValueError, match=f"^tree_attention: .*{re.escape(words)}"):
-        tree_attention(**inputs, scale=SCALE)
+        tree_attention(**inputs, scale=SCALE, window=None, implementation=None)
 
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="it can run on a GPU")

@@ -23,7 +23,7 @@ from pallas_kernels import tree_attention as dispatch
 from pallas_kernels.aot import compile_on, gpu_mesh
 from pallas_kernels.tree_attention import mosaic_gpu as kernel_module
 from pallas_kernels.tree_attention import tree_attention
-from pallas_kernels.tree_attention.mosaic_gpu import mask_words, mosaic_gpu
+from pallas_kernels.tree_attention.mosaic_gpu import mosaic_gpu
 from pallas_kernels.tree_attention.plan import make_plan
 
 UNAVAILABLE = aot.why_unavailable()
@@ -149,15 +149,6 @@ def test_a_removed_wait_is_caught(removed: str) -> None:
     forget_last_kernel()
     run(None)
     assert not gpu_callbacks.get_races().races_found
-
-
-def test_bits_of_a_word_are_the_nodes_seen() -> None:
-    mask = np.zeros((1, 40, 40), bool)
-    mask[0, 0, [0, 5, 31]] = True
-    mask[0, 1, [32, 39]] = True
-    words = np.asarray(mask_words(jnp.asarray(mask))).view(np.uint32)
-    assert words.shape == (1, 40, 2)
-    assert words[0, :3].tolist() == [[1 | 1 << 5 | 1 << 31, 0], [0, 1 | 1 << 7], [0, 0]]
 
 
 LOWERED = {
