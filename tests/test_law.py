@@ -7,6 +7,7 @@ none of the library's sampling takes part in them.
 
 import importlib
 import inspect
+from collections.abc import Callable
 from functools import cache
 from itertools import product
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from redrafter_jax.decoding import step
 from redrafter_jax.decoding.accept import accept, choose_tokens
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.parallel.model import Model
-from redrafter_jax.types import Accepted, Sampling, TokenTree
+from redrafter_jax.types import Accepted, DecodeState, Sampling, TokenTree, Verified
 
 GENERATE = importlib.import_module("redrafter_jax.generation")
 
@@ -145,8 +146,7 @@ def distance_and_bound(counts: np.ndarray, law: np.ndarray) -> tuple[float, floa
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in CASES],
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in CASES]
 )
 def test_sequences_are_drawn_as_often_as_the_target_says(name: str) -> None:
     case = CASES[name]
@@ -165,23 +165,122 @@ def test_the_law_of_the_last_token_depends_on_more_than_the_token_before() -> No
     assert np.ptp(last, axis=0).max() > 0.15
 
 
+def test_the_drafters_are_as_good_as_their_names() -> None:
+    # Two at most: of the three tokens the prefill chooses the first.
+    good, fair, adversarial = (
+        sample(Case(drafter, CHAIN, SamplingConfig(1.0))).acceptance_length
+        for drafter in ("good", "fair", "adversarial")
+    )
+    assert good > 1.5 > fair > adversarial > 1
+
+
+# Mutations: with these the law must break, or the test above proves nothing. Each chooses the
+# tokens after every node, and `accept` follows its choices down a tree that stays valid.
+
+Rule = Callable[[TokenTree, jax.Array, jax.Array, DecodeState], jax.Array]
+
+
+def choose_as_the_target(
+    tree: TokenTree, logits: jax.Array, noise: jax.Array, state: DecodeState
+) -> jax.Array:
+    """The right rule."""
+    return choose_tokens(logits, tree.depth, noise, state.sampling)
+
+
+def best_drafts(tree: TokenTree, logits: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Per node: its best child, that child's token, and the target's probability of the token.
+
+    A node without children is its own best child, of probability 0.
+    """
+    nodes = jnp.arange(tree.tokens.shape[1])
+    children = (tree.parents[:, None, :] == nodes[:, None]) & (nodes > 0)
+    # The beams of a round are sorted, so the first child is the best one.
+    best = jnp.where(children.any(axis=-1), children.argmax(axis=-1), nodes)
+    tokens = jnp.take_along_axis(tree.tokens, best, axis=1)
+    probabilities = jax.nn.softmax(logits)
+    likely = jnp.take_along_axis(probabilities, tokens[..., None], axis=-1)[..., 0]
+    return best, tokens, jnp.where(best == nodes, 0.0, likely)
+
+
+def accept_by_the_ratio_of_probabilities(
+    tree: TokenTree, logits: jax.Array, noise: jax.Array, state: DecodeState
+) -> jax.Array:
+    """Accept with probability min(1, p / q), as if a beam were a sample of the drafter."""
+    best, tokens, p = best_drafts(tree, logits)
+    q = jnp.exp(jnp.take_along_axis(tree.log_probs, best, axis=1) - tree.log_probs)
+    # Complements are no positions, so the coins have nothing to do with the noise.
+    keys = jax.vmap(lambda seed, length: jax.random.fold_in(jax.random.key(seed), ~length))(
+        state.sampling.seeds, state.cache.lengths
+    )
+    coins = jax.vmap(lambda key: jax.random.uniform(key, tokens.shape[1:]))(keys)
+    rejected = (p > 0)[..., None] & (jnp.arange(V) == tokens[..., None])
+    others = choose_as_the_target(tree, jnp.where(rejected, -jnp.inf, logits), noise, state)
+    return jnp.where(coins * q < p, tokens, others)
+
+
+def accept_the_best_draft(
+    tree: TokenTree, logits: jax.Array, noise: jax.Array, state: DecodeState
+) -> jax.Array:
+    """Trust the drafter wherever it drafted."""
+    _, tokens, p = best_drafts(tree, logits)
+    return jnp.where(p > 0, tokens, choose_as_the_target(tree, logits, noise, state))
+
+
+def draw_again_where_no_draft_matches(
+    tree: TokenTree, logits: jax.Array, noise: jax.Array, state: DecodeState
+) -> jax.Array:
+    """Give the best draft a second chance to be drawn."""
+    _, tokens, p = best_drafts(tree, logits)
+    first = choose_as_the_target(tree, logits, noise, state)
+    second = choose_as_the_target(tree, logits, noise[..., ::-1], state)
+    return jnp.where((p > 0) & (second == tokens), second, first)
+
+
 def choose_with_the_noise_of_the_step(
-    tree: TokenTree, logits: jax.Array, noise: jax.Array, sampling: Sampling
-) -> tuple[jax.Array, Accepted]:
-    """A wrong `decide`: one noise for all nodes of the step, whatever their position."""
-    chosen = choose_tokens(logits, jnp.zeros_like(tree.depth), noise, sampling)
-    return chosen, accept(tree, chosen, noise.shape[1])
+    tree: TokenTree, logits: jax.Array, noise: jax.Array, state: DecodeState
+) -> jax.Array:
+    """One noise for all nodes of the step, whatever their position."""
+    return choose_tokens(logits, jnp.zeros_like(tree.depth), noise, state.sampling)
 
 
-def test_a_wrong_rule_breaks_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
+def follow(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `generate` choose its tokens by `rule`."""
+
+    finish = step.finish
+
+    def finish_by_the_rule(
+        state: DecodeState, tree: TokenTree, verified: Verified, noise: jax.Array
+    ) -> Any:
+        def decide(
+            tree: TokenTree, logits: jax.Array, noise: jax.Array, _sampling: Sampling
+        ) -> tuple[jax.Array, Accepted]:
+            chosen = rule(tree, logits, noise, state)
+            return chosen, accept(tree, chosen, noise.shape[1])
+
+        monkeypatch.setattr(step, "decide", decide)
+        return finish(state, tree, verified, noise)
+
     inner = inspect.unwrap(step.decode)
 
     # A function of its own, so that no trace of the right step is reused.
     def patched(*arguments: Any) -> Any:
         return inner(*arguments)
 
-    monkeypatch.setattr(step, "decide", choose_with_the_noise_of_the_step)
+    monkeypatch.setattr(step, "finish", finish_by_the_rule)
     monkeypatch.setattr(GENERATE, "decode", jax.jit(patched))
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        accept_by_the_ratio_of_probabilities,
+        pytest.param(accept_the_best_draft, marks=pytest.mark.long),
+        pytest.param(draw_again_where_no_draft_matches, marks=pytest.mark.long),
+        choose_with_the_noise_of_the_step,
+    ],
+)
+def test_a_wrong_rule_breaks_the_law(monkeypatch: pytest.MonkeyPatch, rule: Rule) -> None:
+    follow(rule, monkeypatch)
     case = Case("fair", ALL_NODES, SamplingConfig(1.0))
     # A quarter of the draws that the right rule has to stand.
     counts = count_sequences(case, BATCHES // 4)
