@@ -7,133 +7,193 @@
 `--torch-python` is a Python with PyTorch and the packages that worker.py names;
 `--repository` is a clone of https://github.com/apple/ml-recurrent-drafter. Both sides decode
 greedily in float32, one prompt at a time, with a tree of Apple's making (`final_beams_only`, all
-nodes), and never stop before `--max-new-tokens`. The two take turns on the same CPU cores, so
-that a slow minute of the machine hits both, and whoever is not measured waits for input.
-
-Both drafters normalise scores over a beam's 50 best tokens, as Apple's code does; with
-`--full-vocabulary` both take all tokens. PyTorch's threads wait for each other asleep
-(OMP_WAIT_POLICY=PASSIVE); `--wait-policies PASSIVE ACTIVE` measures both ways of waiting.
+nodes), and never stop before `--max-new-tokens`. Both drafters normalise scores over a beam's 50
+best tokens, as Apple's code does. The two take turns on the same CPU cores, so that a slow minute
+of the machine hits both, and whoever is not measured waits for input. PyTorch's threads wait for
+each other asleep (OMP_WAIT_POLICY=PASSIVE); `--wait-policies PASSIVE ACTIVE` measures both ways.
 """
 
 import argparse
 import json
 import os
-import platform
-from importlib.metadata import version
+import statistics
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 from rich.console import Console
+from rich.progress import track
+from rich.table import Table
 
+from redrafter_jax import generate, generate_autoregressive, load_drafter, load_target
 from redrafter_jax.errors import InputError
-from redrafter_jax.text.tokenizer import load_tokenizer, require_text
-from tools.apple.arguments import add_shared, at_least, check_layout, check_shared
-from tools.apple.compare import compare_prompts, summarize
-from tools.apple.process import commit_of, share_cpus, start
-from tools.apple.sides import APPLE_CANDIDATES, apple_side, decode_command, load_ours
-from tools.apple.table import make_table
+from redrafter_jax.text.tokenizer import load_tokenizer
+from tools.apple.process import Process, apple_command, start, versions_of
+from tools.apple.traces import apple_tree, same_prefix
+
+MODES = ("speculative", "autoregressive")
+NAMES = ("ours", "apple")
+# Both runtimes' thread pools spin for some milliseconds after their last task; let that pass, or
+# the side that has just finished takes cycles from the side being timed.
+SETTLE_SECONDS = 0.05
+
+
+class Run(NamedTuple):
+    """One generation: its new tokens, target calls after prefill, wall time with prefill."""
+
+    tokens: list[int]
+    target_calls: int
+    seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """New tokens over the whole wall time."""
+        return len(self.tokens) / self.seconds
+
+
+# Decodes one prompt in one of the modes.
+type Side = Callable[[str, list[int]], Run]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `decode`."""
-    add_shared(parser)
-    parser.add_argument("--prompts", type=Path, required=True, help="JSON: id lists, or strings")
+    parser.add_argument("--prompts", type=Path, required=True, help="JSON: a list of strings")
     parser.add_argument("--beam-width", type=int, default=4, help="W")
     parser.add_argument("--draft-rounds", type=int, default=4, help="R; Apple's beam length less 1")
     parser.add_argument("--max-new-tokens", type=int, default=160)
     parser.add_argument("--repeats", type=int, default=3, help="timed runs after one warm-up")
     parser.add_argument(
-        "--full-vocabulary",
-        action="store_true",
-        help="normalise draft scores over all tokens on both sides, not over the 50 best",
+        "--wait-policies",
+        nargs="+",
+        choices=("PASSIVE", "ACTIVE"),
+        default=["PASSIVE"],
+        help="OMP_WAIT_POLICY of PyTorch's threads, each measured in turn (%(default)s)",
     )
-    parser.add_argument("--threads", type=int, help="CPUs for both sides (default: all)")
 
 
-def check(arguments: argparse.Namespace) -> None:
-    """Refuse what neither side could do, before anything is loaded."""
-    # with one token Apple's loop still makes a target call, for a token that is cut off again
-    at_least(arguments, beam_width=1, draft_rounds=1, max_new_tokens=2, repeats=1)
-    if arguments.beam_width > APPLE_CANDIDATES and not arguments.full_vocabulary:
-        raise InputError(
-            f"--beam-width is {arguments.beam_width}; the most is {APPLE_CANDIDATES}, the tokens "
-            "that scores are normalised over, unless --full-vocabulary takes all."
-        )
-    check_shared(arguments)
+def our_side(arguments: argparse.Namespace) -> Side:
+    """Our two models in float32 on the CPU."""
+    target = load_target(arguments.target, dtype="float32")
+    drafter = load_drafter(arguments.drafter, dtype="float32")
+    draft = apple_tree(target, arguments.beam_width, arguments.draft_rounds)
+    limits: dict[str, Any] = {"max_new_tokens": arguments.max_new_tokens, "eos_token_ids": ()}
+
+    def run(mode: str, prompt: list[int]) -> Run:
+        start = time.perf_counter()
+        if mode == "speculative":
+            result = generate(target, drafter, [prompt], draft=draft, **limits)
+        else:
+            result = generate_autoregressive(target, [prompt], **limits)
+        tokens = [int(token) for token in result.tokens[0]]
+        return Run(tokens, int(result.steps[0]), time.perf_counter() - start)
+
+    return run
 
 
-def read_prompts(path: Path, target: Path) -> list[list[int]]:
-    """Token ids from a JSON list of id lists, or of strings for the target's tokenizer."""
-    try:
-        prompts = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read --prompts {path}: {error.strerror}.") from error
-    except ValueError as error:
-        raise InputError(f"--prompts {path} is not JSON: {error}.") from error
-    if not (isinstance(prompts, list) and prompts and all(prompts)):
-        raise InputError(f"--prompts {path} must be a list of prompts, none of them empty.")
-    if all(isinstance(prompt, str) for prompt in prompts):
-        for i, prompt in enumerate(prompts):
-            require_text(prompt, f"--prompts {path}: prompt {i}")
-        tokenizer = load_tokenizer(target)
-        return [tokenizer.encode(prompt).ids for prompt in prompts]
-    for i, prompt in enumerate(prompts):
-        if not (isinstance(prompt, list) and all(type(token) is int for token in prompt)):
-            raise InputError(
-                f"--prompts {path}: prompt {i} is not a list of token ids like the others; "
-                "use only id lists or only strings."
-            )
-    return prompts
+def apple_side(apple: Process, arguments: argparse.Namespace) -> Side:
+    """Apple's decoders."""
+    names = ("beam_width", "draft_rounds", "max_new_tokens")
+    settings = {name: getattr(arguments, name) for name in names}
+
+    def run(mode: str, prompt: list[int]) -> Run:
+        reply = apple.ask({"mode": mode, "prompt": prompt} | settings)
+        return Run(*(reply[name] for name in Run._fields))
+
+    return run
 
 
-def cpu_model() -> str:
-    """The processor's name, as far as the system tells."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, "") or platform.processor() or platform.machine()
-
-
-def compare(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The whole comparison as one report."""
-    check(arguments)
-    check_layout(arguments)
-    cpus = share_cpus(arguments.threads)
-    load_average = os.getloadavg()[0]
-    prompts = read_prompts(arguments.prompts, arguments.target)
-    ours, command = load_ours(arguments), decode_command(arguments, cpus)
-    runs = {}
-    about: dict[str, Any] = {}
-    for policy in arguments.wait_policies:
-        with start("Apple's side", command, policy) as apple:
-            about = apple.about
-            side = apple_side(apple, arguments)
-            rows = compare_prompts(prompts, ours, side, arguments.repeats)
-        runs[policy] = {"summary": summarize(rows), "prompts": rows}
-    packages = ("jax", "jaxlib", "flax", "numpy")
+def compare_prompt(
+    mode: str, prompt: list[int], ours: Side, apple: Side, repeats: int
+) -> dict[str, Any]:
+    """Warm both sides up on this very prompt, then time them in turns."""
+    sides = {"ours": ours, "apple": apple}
+    first = {name: side(mode, prompt) for name, side in sides.items()}
+    runs: dict[str, list[Run]] = {name: [] for name in sides}
+    for repeat in range(repeats):
+        # Whoever goes first changes each time: neither always follows the other's heat.
+        for name in sorted(sides, reverse=repeat % 2 == 0):
+            time.sleep(SETTLE_SECONDS)
+            runs[name].append(sides[name](mode, prompt))
+    for name, repeated in runs.items():
+        if any(run.tokens != first[name].tokens for run in repeated):
+            raise InputError(f"{name}: two {mode} runs of the same prompt differ.")
+    speeds = {name: [run.tokens_per_second for run in runs[name]] for name in NAMES}
     return {
-        "device": cpu_model(),
-        "threads": {"cpus": cpus, "torch": about["threads"]},
-        # what else the machine was doing: speeds mean little where this is not near 0
-        "load_average_before": load_average,
-        "versions": {
-            "ours": {"python": platform.python_version()} | {p: version(p) for p in packages},
-            "apple": about["versions"] | {"commit": commit_of(arguments.repository)},
-        },
-        "settings": {
-            name: str(value) if isinstance(value, Path) else value
-            for name, value in vars(arguments).items()
-        },
-        # by OMP_WAIT_POLICY of Apple's side
-        "runs": runs,
+        "prompt_tokens": len(prompt),
+        "same_text": first["ours"].tokens == first["apple"].tokens,
+        "shared_tokens": same_prefix(first["ours"].tokens, first["apple"].tokens),
+        "target_calls": {name: run.target_calls for name, run in first.items()},
+        "tokens_per_second": {name: statistics.median(speeds[name]) for name in NAMES},
+        "seconds": {name: [run.seconds for run in runs[name]] for name in NAMES},
+        "ratio": statistics.median(
+            mine / theirs for mine, theirs in zip(speeds["ours"], speeds["apple"], strict=True)
+        ),
+        "tokens": {name: run.tokens for name, run in first.items()},
     }
 
 
+def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Sums over prompts; medians of speeds and of their ratios."""
+    calls = [row["target_calls"] for row in rows]
+    speeds = [row["tokens_per_second"] for row in rows]
+    return {
+        "prompts": len(rows),
+        "same_texts": sum(row["same_text"] for row in rows),
+        "target_calls": {name: sum(c[name] for c in calls) for name in NAMES},
+        "same_target_calls": sum(c["ours"] == c["apple"] for c in calls),
+        "tokens_per_second": {name: statistics.median(s[name] for s in speeds) for name in NAMES},
+        "ratio": statistics.median(row["ratio"] for row in rows),
+    }
+
+
+def make_table(runs: dict[str, Any]) -> Table:
+    """One line per wait policy and way of decoding."""
+    table = Table("OMP_WAIT_POLICY", "decoding", "same texts", "target calls, ours / Apple's")
+    for name in ("tokens/s, ours", "Apple's", "ratio"):
+        table.add_column(name, justify="right")
+    for policy, modes in runs.items():
+        for mode, of_mode in modes.items():
+            total = of_mode["summary"]
+            table.add_row(
+                policy,
+                mode,
+                f"{total['same_texts']} of {total['prompts']}",
+                " / ".join(str(total["target_calls"][name]) for name in NAMES),
+                *(f"{total['tokens_per_second'][name]:.1f}" for name in NAMES),
+                f"{total['ratio']:.2f}",
+            )
+    return table
+
+
 def main(arguments: argparse.Namespace) -> None:
-    """Compare, write the report, show a table for each wait policy."""
-    report = compare(arguments)
-    arguments.output.write_text(json.dumps(report, indent=1) + "\n")
-    for policy in report["runs"]:
-        Console().print(make_table(report, policy))
+    """Compare, write the report, show the table."""
+    jax.config.update("jax_platforms", "cpu")  # Apple's side runs there as well
+    load_average = os.getloadavg()[0]
+    tokenizer = load_tokenizer(arguments.target)
+    prompts = [tokenizer.encode(text).ids for text in json.loads(arguments.prompts.read_text())]
+    ours = our_side(arguments)
+    folders = arguments.target, arguments.drafter
+    command = apple_command(arguments.torch_python, arguments.repository, "decode", *folders)
+    runs, versions = {}, {}
+    for policy in arguments.wait_policies:
+        with start(command, policy) as process:
+            versions = versions_of(process, arguments.repository)
+            apple = apple_side(process, arguments)
+            rows = {mode: [] for mode in MODES}
+            for prompt in track(prompts, policy, console=Console(stderr=True)):
+                for mode in MODES:
+                    row = compare_prompt(mode, prompt, ours, apple, arguments.repeats)
+                    rows[mode].append(row)
+        runs[policy] = {m: {"summary": summarize(r), "prompts": r} for m, r in rows.items()}
+    report = {
+        # What else the machine was doing: speeds mean little where this is not near 0.
+        "load_average_before": load_average,
+        "cpus": len(os.sched_getaffinity(0)),
+        "versions": versions,
+        "settings": vars(arguments),
+        "runs": runs,
+    }
+    arguments.output.write_text(json.dumps(report, indent=1, default=str) + "\n")
+    Console().print(make_table(runs))

@@ -2,8 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from tools.apple.compare import same_prefix
-from tools.apple.traces import Round, Step, Trace
+from tools.apple.traces import Round, Step, Trace, same_prefix
 
 # Nats. Sums of seven float32 log-probabilities from logits of two libraries differ by less, and two
 # beams that are farther apart than this are no tie.
@@ -38,18 +37,16 @@ def compare_traces(ours: Trace, apple: Trace, prompt_length: int) -> dict[str, A
         if step.length in theirs and step.length - prompt_length <= shared
     ]
     found = [find_difference(*pair) for pair in pairs]
-    differences = [difference for difference in found if difference is not None]
     errors = [error for pair in pairs for error in score_errors(*pair)]
-    same_text = ours.tokens == apple.tokens
     return {
-        "same_text": same_text,
-        "first_difference": None if same_text else shared,
+        "same_text": ours.tokens == apple.tokens,
+        "shared_tokens": shared,
         "target_calls": {"ours": ours.target_calls, "apple": apple.target_calls},
-        "steps": {"ours": len(ours.steps), "apple": len(apple.steps), "compared": len(pairs)},
+        "steps": len(pairs),
         "same_beams": sum(one is None or one.kind == "tree" for one in found),
         "same_trees": sum(one.paths == other.paths for one, other in pairs),
         "largest_error": max(errors, default=0.0),
-        "differences": [difference._asdict() for difference in differences],
+        "differences": [difference._asdict() for difference in found if difference is not None],
     }
 
 

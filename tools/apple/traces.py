@@ -1,6 +1,7 @@
 """What either side drafts in every step of decoding a prompt: beams of each round, and the tree."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,9 @@ from redrafter_jax.generation import collect, start
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.program import program
 from redrafter_jax.types import Beams, DecodeState, TokenTree
-from tools.apple.sides import APPLE_CANDIDATES
+
+# What Apple's `warp_logits` keeps of a beam's scores.
+APPLE_CANDIDATES = 50
 
 
 class Round(NamedTuple):
@@ -48,6 +51,23 @@ class Trace(NamedTuple):
     steps: list[Step]
 
 
+def apple_tree(target: Target, beam_width: int, draft_rounds: int) -> DraftConfig:
+    """The settings under which our tree is the one that Apple's code makes."""
+    return DraftConfig(
+        beam_width=beam_width,
+        draft_rounds=draft_rounds,
+        num_nodes=None,
+        final_beams_only=True,
+        candidates=min(APPLE_CANDIDATES, target.config.vocab_size),
+    )
+
+
+def same_prefix(ours: list[int], theirs: list[int]) -> int:
+    """How many leading tokens two texts share."""
+    same = (a == b for a, b in zip(ours, theirs, strict=False))
+    return sum(itertools.takewhile(bool, same))
+
+
 def read_apple(reply: dict[str, Any]) -> Trace:
     """From worker.py's answer to a request for a trace."""
     steps = []
@@ -56,7 +76,7 @@ def read_apple(reply: dict[str, Any]) -> Trace:
             Round([tuple(sequence) for sequence in beams["sequences"]], beams["log_probs"])
             for beams in step["rounds"]
         ]
-        steps.append(Step(step["length"], rounds, _paths(**step["tree"])))
+        steps.append(Step(step["length"], rounds, frozenset(_paths(**step["tree"]))))
     return Trace(reply["tokens"], reply["target_calls"], steps)
 
 
@@ -70,13 +90,7 @@ def trace_ours(
     max_new_tokens: int,
 ) -> Trace:
     """Greedy decoding with a tree of Apple's making, step by step."""
-    draft = DraftConfig(
-        beam_width=beam_width,
-        draft_rounds=draft_rounds,
-        final_beams_only=True,
-        candidates=min(APPLE_CANDIDATES, target.config.vocab_size),
-    )
-    bound = RecurrentDrafter(drafter, draft)
+    bound = RecurrentDrafter(drafter, apple_tree(target, beam_width, draft_rounds))
     state, _ = start(target, bound, [prompt], max_new_tokens, None, None, ())
     steps = []
     while not bool(state.done[0]):
@@ -126,8 +140,9 @@ def read_beams(beams: Beams) -> list[Round]:
 
 def read_tree(tree: TokenTree) -> frozenset[tuple[int, ...]]:
     """Of row 0: the paths of its live nodes."""
+    paths = _paths(np.asarray(tree.tokens)[0].tolist(), np.asarray(tree.parents)[0].tolist())
     live = np.asarray(tree.log_probs)[0] > -np.inf
-    return _paths(np.asarray(tree.tokens)[0], np.asarray(tree.parents)[0], live)
+    return frozenset(itertools.compress(paths, live))
 
 
 def choice_gap(target: Target, text: list[int], first: int, second: int) -> float:
@@ -138,13 +153,9 @@ def choice_gap(target: Target, text: list[int], first: int, second: int) -> floa
     return float(logits[first] - logits[second])
 
 
-def _paths(
-    tokens: Sequence[int] | np.ndarray,
-    parents: Sequence[int] | np.ndarray,
-    live: Sequence[bool] | np.ndarray | None = None,
-) -> frozenset[tuple[int, ...]]:
-    """Node 0 is the root; parents come before their children."""
+def _paths(tokens: Iterable[int], parents: Iterable[int]) -> list[tuple[int, ...]]:
+    """Of every node; node 0 is the root, and parents come before their children."""
     paths: list[tuple[int, ...]] = []
-    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
-        paths.append((*(paths[parent] if node else ()), int(token)))
-    return frozenset(path for node, path in enumerate(paths) if live is None or bool(live[node]))
+    for token, parent in zip(tokens, parents, strict=True):
+        paths.append((*(paths[parent] if paths else ()), token))
+    return paths

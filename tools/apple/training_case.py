@@ -17,6 +17,9 @@ from train.data.documents import load_documents
 from train.data.rows import make_rows
 from train.optimizer import make_schedule
 
+# Steps that each side takes before speed is measured.
+WARM_UP = 2
+
 
 class Batches(NamedTuple):
     """Rows of all steps."""
@@ -49,41 +52,40 @@ def read_batches(curve: CurveSettings, target: Target) -> Batches:
     return Batches(*(np.stack([batch[name] for batch in taken]) for name in Batches._fields))
 
 
-def write_speed_case(folder: Path, settings: AppleSettings) -> int:
-    """The case that speed and memory are measured on; how many steps it has."""
+def write_speed_case(folder: Path, settings: AppleSettings) -> None:
+    """The case that speed and memory are measured on."""
     speed = settings.speed
-    config = TargetConfig(**speed.target.model_dump(), eos_token_ids=(0,))
-    steps = 2 + speed.turns * speed.steps_per_turn
-    target = init_target(config, settings.seed)
+    target = init_target(
+        TargetConfig(**speed.target.model_dump(), eos_token_ids=(0,)), settings.seed
+    )
+    steps = WARM_UP + speed.turns * speed.steps_per_turn
     _write(folder, settings, target, random_batches(speed, steps, settings.seed))
-    return steps
 
 
-def write_curve_case(folder: Path, settings: AppleSettings) -> int:
-    """The case that losses are compared on; how many steps it has.
+def write_curve_case(folder: Path, settings: AppleSettings) -> None:
+    """The case that losses are compared on.
 
     Raises:
       InputError: target or data cannot be used.
     """
     target = load_target(settings.curve.target, "float32")
     _write(folder, settings, target, read_batches(settings.curve, target))
-    return settings.curve.steps
 
 
 def _write(folder: Path, settings: AppleSettings, target: Target, batches: Batches) -> None:
+    folder.mkdir()
     save_target(target, folder / "target")
     width = target.config.hidden_size
     shape = DrafterConfig(target.config.vocab_size, width, 2 * width, settings.num_draft_layers)
     save_drafter(init_drafter(shape, settings.seed), folder / "drafter")
     np.savez(folder / "batches.npz", **batches._asdict())
-    optimizer, steps = settings.optimizer, len(batches.tokens)
-    schedule = make_schedule(optimizer, steps)
+    steps = len(batches.tokens)
+    schedule = make_schedule(settings.optimizer, steps)
     numbers: dict[str, Any] = {
         "rounds": settings.draft_rounds,
         "chunk_length": settings.chunk_length,
         "accuracies": settings.accuracies,
-        "threads": settings.threads,
-        "optimizer": optimizer.model_dump(mode="json"),
+        "optimizer": settings.optimizer.model_dump(mode="json"),
         "learning_rates": np.asarray([schedule(step) for step in range(steps)]).tolist(),
     }
     (folder / "case.json").write_text(json.dumps(numbers))

@@ -56,7 +56,7 @@ def main() -> None:
     take_step = load(Path(sys.argv[1]))
     versions = {name: version(name) for name in ("jax", "flax", "optax")}
     about = {"versions": versions, "loaded_bytes": peak_bytes()}
-    serve(about, answer_steps(take_step), sys.stdin, answers)
+    serve(answers, about, answer_steps(take_step))
 
 
 if __name__ == "__main__":

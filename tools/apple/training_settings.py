@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import PositiveFloat, PositiveInt, field_validator
 
 from redrafter_jax.settings.files import Settings
+from tools.apple.process import WaitPolicy
 from tools.pretrain_settings import TargetSettings
 from train.config import LossSettings, OptimizerSettings
 from train.data.settings import DataSettings
@@ -65,21 +66,10 @@ class AppleSettings(Settings):
     learning_rate: PositiveFloat = 1e-3
     seed: int = 0
     threads: PositiveInt = 2
-    wait_policy: Literal["PASSIVE", "ACTIVE"] = "PASSIVE"
+    wait_policy: WaitPolicy = "PASSIVE"
     output: Path
 
     @property
     def optimizer(self) -> OptimizerSettings:
         """AdamW, as both sides have it; the batch is the case's own."""
         return OptimizerSettings(learning_rate=self.learning_rate, batch_size=1)
-
-    @model_validator(mode="after")
-    def _same_target_on_both_sides(self) -> "AppleSettings":
-        target = self.speed.target
-        if target.head_dim * target.num_attention_heads != target.hidden_size:
-            raise ValueError(
-                f"speed.target.head_dim is {target.head_dim}; give hidden_size / "
-                f"num_attention_heads = {target.hidden_size / target.num_attention_heads:g}, "
-                "which older Llamas take for granted"
-            )
-        return self

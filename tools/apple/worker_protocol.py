@@ -3,17 +3,13 @@
 Part of worker.py, under a Python that has PyTorch: nothing of this project is imported.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import IO, Any
 
 
 def take_stdout() -> IO[str]:
@@ -23,26 +19,11 @@ def take_stdout() -> IO[str]:
     return answers
 
 
-def say(answers: IO[str], reply: dict[str, Any]) -> None:
-    """Write one line at once: the driver waits for it."""
-    answers.write(json.dumps(reply) + "\n")
-    answers.flush()
-
-
-def serve(
-    about: dict[str, Any],
-    answer: Callable[[dict[str, Any]], dict[str, Any]],
-    requests: IO[str],
-    answers: IO[str],
-) -> None:
-    """Say who is there, then answer requests until stdin closes; a failed one is answered too."""
-    say(answers, about)
-    for line in requests:
-        try:
-            reply = answer(json.loads(line))
-        except Exception as error:
-            reply = {"error": f"{type(error).__name__}: {error}"}
-        say(answers, reply)
+def serve(answers: IO[str], about: dict[str, Any], answer: Callable[[Any], dict[str, Any]]) -> None:
+    """Say who is there, then answer requests until stdin closes."""
+    print(json.dumps(about), file=answers, flush=True)
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line))), file=answers, flush=True)
 
 
 def answer_steps(

@@ -5,8 +5,6 @@ Part of worker.py, under a Python that has PyTorch: nothing of this project is i
 
 # pyright: reportMissingImports=false
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Generator
 from typing import Any

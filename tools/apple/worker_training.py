@@ -8,17 +8,12 @@ its own overhead is left out.
 
 # pyright: reportMissingImports=false
 
-from __future__ import annotations
-
 import json
 import sys
 import time
 import types
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+from collections.abc import Callable
+from pathlib import Path
 
 
 def stand_in_for_fastchat() -> None:
@@ -44,7 +39,6 @@ def load_case(case: Path) -> Callable[[int], tuple[float, float]]:
     from recurrent_drafting.train.model import ReDrafter
 
     numbers = json.loads((case / "case.json").read_text())
-    torch.set_num_threads(numbers["threads"])
     arrays = np.load(case / "batches.npz")
     tokens = torch.tensor(arrays["tokens"], dtype=torch.long)
     labels = tokens.masked_fill(~torch.tensor(arrays["loss_mask"]), IGNORE_TOKEN_ID)
@@ -53,8 +47,6 @@ def load_case(case: Path) -> Callable[[int], tuple[float, float]]:
     model = ReDrafter.from_pretrained(
         str(case / "target"), str(case / "drafter"), torch_dtype=torch.float32
     ).train()
-    if hasattr(model.drafter, "input_proj"):
-        raise ValueError("the drafter has an input_proj, which Apple's trainer skips")
     for parameter in model.llm.parameters():
         parameter.requires_grad = False
     trained = list(model.drafter.parameters())

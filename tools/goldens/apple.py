@@ -96,7 +96,7 @@ def decode(model, prompt, beam_width, draft_rounds, max_new_tokens):
         "prompt": prompt,
         "max_new_tokens": max_new_tokens,
         "beam_width": beam_width,
-        "beam_length": draft_rounds + 1,
+        "draft_rounds": draft_rounds,
     }
     reply = worker_decoding.decode_and_trace(model, request)
     gaps = [
