@@ -7,12 +7,10 @@ can be measured on real text of its own kind.
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int
 from pydantic import PositiveInt
 from tokenizers import Tokenizer
 
@@ -45,16 +43,8 @@ class HoldOutSettings(Settings):
     output: Path
 
 
-class Source(NamedTuple):
-    """A document with its tokens' places.
-
-    Attributes:
-      document: name and text.
-      line_starts: character index of every line that holds text and is followed by enough of it.
-    """
-
-    document: TextFile
-    line_starts: Int[np.ndarray, " lines"]
+# A document, and the character index of every line where a prompt may start.
+type Place = tuple[TextFile, list[int]]
 
 
 class HeldOutPrompt(NamedTuple):
@@ -83,69 +73,50 @@ def choose_prompts(
       seed: the same seed gives the same prompts.
 
     Raises:
-      InputError: there are fewer prompts than packages, or a package lacks the text for its share.
+      InputError: there is too little text for so many prompts.
     """
-    packages: dict[str, list[Source]] = defaultdict(list)
+    packages: dict[str, list[Place]] = defaultdict(list)
     for document in documents:
-        source = Source(document, _line_starts(document.text, tokenizer, prompt_tokens))
-        packages[document.name.partition("/")[0]].append(source)
-    if count < len(packages):
-        raise InputError(
-            f"count is {count}, but there are {len(packages)} packages; ask for one prompt each."
-        )
+        if line_starts := _line_starts(document.text, tokenizer, prompt_tokens):
+            packages[document.name.partition("/")[0]].append((document, line_starts))
     random = np.random.default_rng(seed)
     chosen = []
-    for index, (package, sources) in enumerate(packages.items()):
+    for index, (package, usable) in enumerate(packages.items()):
         share = count // len(packages) + (index < count % len(packages))
-        chosen.append(
-            [
+        order = random.permutation(len(usable))
+        for turn in range(share):
+            # Different documents first, then again, each time at another depth.
+            document, line_starts = usable[order[turn % len(usable)]]
+            start = line_starts[int((turn + 0.5) / share * len(line_starts))]
+            chosen.append(
                 HeldOutPrompt(
                     question_id=1 + index + turn * len(packages),
                     category=package,
                     prompt=_cut(document.text[start:], tokenizer, prompt_tokens),
                     source=f"{document.name}:{document.text.count('\n', 0, start) + 1}",
                 )
-                for turn, (document, start) in enumerate(
-                    _choose_places(package, sources, share, random)
-                )
-            ]
-        )
-    # Package by package in turns, so that the first few prompts are of all kinds too.
-    return sorted(chain.from_iterable(chosen), key=lambda prompt: prompt.question_id)
-
-
-def _choose_places(
-    package: str, sources: Sequence[Source], share: int, random: np.random.Generator
-) -> list[tuple[TextFile, int]]:
-    """Different documents first, then again; place i lies at depth (i + 1/2) / share."""
-    usable = [source for source in sources if len(source.line_starts)]
-    order = random.permutation(len(usable))
-    places = []
-    for turn in range(share if usable else 0):
-        document, line_starts = usable[order[turn % len(usable)]]
-        start = int(line_starts[int((turn + 0.5) / share * len(line_starts))])
-        if (document, start) not in places:
-            places.append((document, start))
-    if len(places) < share:
+            )
+    if len({prompt.source for prompt in chosen}) < count:
         raise InputError(
-            f"Package {package!r} has text for {len(places)} of its share of {share} prompts; "
+            f"The documents do not hold {count} different prompts of {prompt_tokens} tokens; "
             "lower count or prompt_tokens."
         )
-    return places
+    # Package by package in turns, so that the first few prompts are of all kinds too.
+    return sorted(chosen, key=lambda prompt: prompt.question_id)
 
 
-def _line_starts(text: str, tokenizer: Tokenizer, prompt_tokens: int) -> Int[np.ndarray, " lines"]:
+def _line_starts(text: str, tokenizer: Tokenizer, prompt_tokens: int) -> list[int]:
     """Where lines that are not blank start, with at least `prompt_tokens` tokens behind them."""
     offsets = [start for start, _ in tokenizer.encode(text).offsets]
     if len(offsets) < prompt_tokens:
-        return np.zeros(0, int)
+        return []
     last = offsets[-prompt_tokens]
     starts, position = [], 0
     for line in text.split("\n"):
         if line.strip() and position <= last:
             starts.append(position)
         position += len(line) + 1
-    return np.asarray(starts, int)
+    return starts
 
 
 def _cut(text: str, tokenizer: Tokenizer, prompt_tokens: int) -> str:
@@ -170,10 +141,8 @@ def main() -> None:
         settings.seed,
     )
     rows = "".join(json.dumps(prompt._asdict(), ensure_ascii=False) + "\n" for prompt in prompts)
-    try:
-        settings.output.write_text(rows, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"Cannot write {settings.output}: {error.strerror}.") from None
+    settings.output.parent.mkdir(parents=True, exist_ok=True)
+    settings.output.write_text(rows, encoding="utf-8")
     print(f"{len(prompts)} prompts written to {settings.output}")
 
 

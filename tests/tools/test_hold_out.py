@@ -35,9 +35,16 @@ def choose(documents: list[TextFile], **changes: Any) -> list[Any]:
     return choose_prompts(documents, character_tokenizer(), **values)
 
 
-def test_prompts_are_spread_evenly_over_packages_in_turns(documents: list[TextFile]) -> None:
-    packages = [prompt.category for prompt in choose(documents)]
-    assert packages == ["a", "b", "c", "a", "b", "c", "a", "b"]
+def test_prompts_are_spread_over_packages_in_turns_and_over_depths(
+    documents: list[TextFile],
+) -> None:
+    prompts = choose(documents, count=9)
+    assert [prompt.category for prompt in prompts] == ["a", "b", "c"] * 3
+    sources = [prompt.source for prompt in prompts]
+    assert len(set(sources)) == 9
+    lines = sorted(int(source.rpartition(":")[2]) for source in sources if source[0] == "c")
+    assert lines[0] < 12 < lines[1] < 25 < lines[2]
+    assert choose(documents, count=9) == prompts
 
 
 def test_a_prompt_is_the_text_at_its_source_from_a_line_start(documents: list[TextFile]) -> None:
@@ -50,21 +57,8 @@ def test_a_prompt_is_the_text_at_its_source_from_a_line_start(documents: list[Te
         assert len(prompt.prompt) == 30
 
 
-def test_prompts_are_distinct_at_different_depths(documents: list[TextFile]) -> None:
-    sources = [prompt.source for prompt in choose(documents, count=9)]
-    assert len(set(sources)) == 9
-    lines = sorted(int(source.rpartition(":")[2]) for source in sources if source[0] == "c")
-    assert lines[0] < 12 < lines[1] < 25 < lines[2]
-
-
-def test_the_same_seed_chooses_the_same_prompts(documents: list[TextFile]) -> None:
-    assert choose(documents) == choose(documents)
-
-
 def test_too_little_text_is_refused(documents: list[TextFile]) -> None:
-    with pytest.raises(InputError, match="count is 2, but there are 3 packages"):
-        choose(documents, count=2)
-    with pytest.raises(InputError, match="'a' has text for 1 of its share of 3 prompts"):
+    with pytest.raises(InputError, match="do not hold 8 different prompts of 950 tokens"):
         choose(documents, prompt_tokens=950)
 
 

@@ -17,8 +17,8 @@ type WaitPolicy = Literal["PASSIVE", "ACTIVE"]
 class Process:
     """Answers a line of JSON with a line of JSON; `about` is what it said first."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
+    def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
+        self.name, self._process = name, process
         self.about = self._read()
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -36,8 +36,8 @@ class Process:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            code, name = self._process.wait(), str(self._process.args)
-            raise InputError(f"{name} ended with code {code}; its own message is above.")
+            code = self._process.wait()
+            raise InputError(f"{self.name} ended with code {code}; its own message is above.")
         return json.loads(line)
 
 
@@ -66,7 +66,7 @@ def start(command: Sequence[str], wait_policy: WaitPolicy = "PASSIVE") -> Genera
     except OSError as error:
         raise InputError(f"Cannot start {command[0]}: {error.strerror}.") from None
     with process:
-        yield Process(process)
+        yield Process(command[0], process)
 
 
 def apple_command(

@@ -1,6 +1,6 @@
 """Make tiny checkpoints of every model family, and what Hugging Face says about them.
 
-Needs PyTorch and transformers, which the project itself does not: README.md beside this file
+Needs PyTorch and transformers, which the project itself does not: tests/goldens/README.md
 names the versions and the commands. With `--config-only` no model is made: each folder gets the
 `config.json` of the installed transformers beside its own, named after the major version.
 """
@@ -17,13 +17,19 @@ from typing import Any
 
 import numpy as np
 import transformers
+from common import (
+    FOLDER,
+    SMALLEST_LEAD,
+    greedy,
+    ids,
+    randomize_norms_and_biases,
+    save_checkpoint,
+)
 from transformers import AutoConfig
 
 PROMPT_LENGTH = 20
 NUM_GREEDY_TOKENS = 44
-# Every greedy choice leads its runner-up by this much, so that rounding cannot flip one.
-SMALLEST_LEAD = 0.03
-# And the text has this many different tokens: a loop of three would say little.
+# The text has this many different tokens: a loop of three would say little.
 FEWEST_TOKENS = 9
 # Without the variation that a checkpoint is for, the largest logit changes by this share.
 SMALLEST_CHANGE = 0.05
@@ -137,11 +143,7 @@ def build_model(golden: Golden, seed: int) -> Any:
 
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(make_config(golden))
-    for name, parameter in model.named_parameters():
-        if name.endswith("norm.weight"):
-            torch.nn.init.uniform_(parameter, 0.5, 1.5)
-        if name.endswith(".bias"):
-            torch.nn.init.normal_(parameter, std=0.5)
+    randomize_norms_and_biases(model)
     return model.to(getattr(torch, golden.dtype))
 
 
@@ -159,45 +161,27 @@ def record(folder: Path, golden: Golden, seed: int) -> dict[str, np.ndarray] | N
     generator = torch.Generator().manual_seed(1000 + seed)
     prompt = torch.randint(SHAPE["vocab_size"], (1, PROMPT_LENGTH), generator=generator)
     with torch.inference_mode():
-        text = model.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            do_sample=False,
-            max_new_tokens=NUM_GREEDY_TOKENS,
-        )
-        logits = model(text).logits[0]
+        text, logits, lead = greedy(model, prompt, NUM_GREEDY_TOKENS)
         changed = load(make_config(golden, golden.without))(text).logits[0]
     new_tokens = text[0, PROMPT_LENGTH:]
-    assert len(new_tokens) == NUM_GREEDY_TOKENS
-    choices = logits[PROMPT_LENGTH - 1 : -1]
-    best, second = choices.topk(2).values.unbind(-1)
     change = ((changed - logits).abs().max() / logits.abs().max()).item()
-    lead, variety = (best - second).min().item(), len(set(new_tokens.tolist()))
+    variety = len(set(new_tokens.tolist()))
     if lead < SMALLEST_LEAD or variety < FEWEST_TOKENS:
         return None
-    assert torch.equal(choices.argmax(-1), new_tokens), "generate and one full pass disagree"
     assert not golden.without or change > SMALLEST_CHANGE, f"{golden.name} changes by {change}"
     print(f"{golden.name}: seed {seed}, lead {lead:.3f}, {variety} tokens, change {change:.2f}")
-    return {
-        "prompt": prompt[0].numpy().astype(np.int32),
-        "greedy": new_tokens.numpy().astype(np.int32),
-        "logits": logits.numpy(),
-    }
+    return {"prompt": ids(prompt[0]), "greedy": ids(new_tokens), "logits": logits.numpy()}
 
 
 def make_golden(golden: Golden, folder: Path) -> None:
     """Write one checkpoint folder, with its answers in `answers.npz`."""
     for seed in range(1000):
-        with tempfile.TemporaryDirectory() as name:
-            scratch = Path(name)
+        with tempfile.TemporaryDirectory() as scratch:
             build_model(golden, seed).save_pretrained(scratch)
-            arrays = record(scratch, golden, seed)
+            arrays = record(Path(scratch), golden, seed)
             if arrays is None:
                 continue
-            # It has no generation settings of its own to carry.
-            (scratch / "generation_config.json").unlink(missing_ok=True)
-            shutil.rmtree(folder, ignore_errors=True)
-            shutil.copytree(scratch, folder)
+            save_checkpoint(scratch, folder)
             np.savez_compressed(folder / "answers.npz", allow_pickle=False, **arrays)
             return
     raise SystemExit(f"{golden.name}: no seed gives a text that rounding cannot change")
@@ -206,18 +190,13 @@ def make_golden(golden: Golden, folder: Path) -> None:
 def main() -> None:
     """Make every golden, or spell every configuration as the installed transformers does."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--folder",
-        type=Path,
-        default=Path(__file__).resolve().parents[2] / "tests" / "goldens" / "families",
-    )
     parser.add_argument("--config-only", action="store_true")
     arguments = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     major = transformers.__version__.split(".")[0]
     for golden in GOLDENS:
-        folder = arguments.folder / golden.name
+        folder = FOLDER / "families" / golden.name
         if not arguments.config_only:
             make_golden(golden, folder)
             continue
@@ -228,5 +207,4 @@ def main() -> None:
     print(f"transformers {transformers.__version__}")
 
 
-if __name__ == "__main__":
-    main()
+main()

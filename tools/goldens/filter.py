@@ -1,6 +1,6 @@
 """Make `filters.npz`: which tokens Hugging Face's logits processors keep, setting by setting.
 
-Needs PyTorch and transformers, which the project itself does not: README.md beside this file
+Needs PyTorch and transformers, which the project itself does not: tests/goldens/README.md
 names the versions and describes the arrays. The command, from the root of the repository:
 
     torchenv/bin/python tools/goldens/filter.py
@@ -8,15 +8,14 @@ names the versions and describes the arrays. The command, from the root of the r
 
 # pyright: reportMissingImports=false
 
-import argparse
 import itertools
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import transformers
+from common import FOLDER
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -73,11 +72,6 @@ def groups(*sizes_and_scores: tuple[int, float]) -> RowMaker:
     """So many tokens with this score, so many with that, in random order."""
     scores = [score for size, score in sizes_and_scores for _ in range(size)]
     return lambda random: random.permutation(scores)
-
-
-def distinct_rows(V: int) -> list[RowMaker]:
-    """Rows in which no two tokens have the same score."""
-    return [spread(V, deviation) for deviation in (0.02, 1.0, 3.0, 3.0, 10.0, 40.0)]
 
 
 def tied_rows(V: int) -> list[RowMaker]:
@@ -144,28 +138,21 @@ def kept_tokens(logits: np.ndarray, setting: Setting) -> np.ndarray:
 
 
 def main() -> None:
-    """Make every golden, then say what was written."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--folder", type=Path, default=Path(__file__).resolve().parents[2] / "tests" / "goldens"
-    )
-    folder: Path = parser.parse_args().folder
-    folder.mkdir(parents=True, exist_ok=True)
+    """Draw the rows, let the processors filter them, write the file."""
     random = np.random.default_rng(SEED)
     arrays: dict[str, np.ndarray] = {}
     for V in (13, 130, 1000):
         settings = all_settings(V)
+        distinct = [spread(V, deviation) for deviation in (0.02, 1.0, 3.0, 3.0, 10.0, 40.0)]
         arrays[f"settings_{V}"] = np.asarray(settings, np.float64)
-        for kind, makers in (("distinct", distinct_rows(V)), ("tied", tied_rows(V))):
+        for kind, makers in (("distinct", distinct), ("tied", tied_rows(V))):
             rows = [draw(make, random, settings, kind == "distinct") for make in makers]
             logits = np.stack(rows)
             kept = np.stack([kept_tokens(logits, setting) for setting in settings])
             arrays[f"{kind}_{V}_logits"] = logits
             arrays[f"{kind}_{V}_kept"] = np.packbits(kept, axis=-1)
-            print(f"{kind}_{V}: {len(settings)} settings of {len(rows)} rows")
-    np.savez_compressed(folder / "filters.npz", allow_pickle=False, **arrays)
+    np.savez_compressed(FOLDER / "filters.npz", allow_pickle=False, **arrays)
     print(f"torch {torch.__version__}, transformers {transformers.__version__}")
 
 
-if __name__ == "__main__":
-    main()
+main()

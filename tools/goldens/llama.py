@@ -1,15 +1,13 @@
 """Make the Hugging Face Llama goldens that the target's tests compare against.
 
-Needs PyTorch and transformers, which the project itself does not: README.md beside this file
-names the versions and the command. Everything lands next to this script unless told otherwise.
+Needs PyTorch and transformers, which the project itself does not: tests/goldens/README.md
+names the versions and the command.
 """
 
 # pyright: reportMissingImports=false
 
-import argparse
 import dataclasses
 import json
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -17,13 +15,18 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from common import (
+    FOLDER,
+    SMALLEST_LEAD,
+    greedy,
+    ids,
+    randomize_norms_and_biases,
+    save_checkpoint,
+)
 from transformers import LlamaConfig, LlamaForCausalLM
 
 PROMPT_LENGTHS = (13, 7)
 NUM_GREEDY_TOKENS = 24
-# Greedy goldens only mean something when rounding cannot flip a choice: every chosen logit must
-# lead the runner-up by at least this much.
-SMALLEST_LEAD = 0.03
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,10 +95,7 @@ def build_model(golden: Golden) -> LlamaForCausalLM:
         pad_token_id=None,
     )
     model = LlamaForCausalLM(config)
-    # transformers starts every norm at ones, which would hide a norm weight that is never applied
-    for name, parameter in model.named_parameters():
-        if name.endswith("norm.weight"):
-            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    randomize_norms_and_biases(model)
     return model.to(golden.stored_dtype)
 
 
@@ -121,77 +121,38 @@ def rewrite_config(folder: Path, golden: Golden) -> None:
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
-def make_prompts(golden: Golden) -> list[torch.Tensor]:
-    """Ragged prompts, one tensor each: nothing is padded."""
+@torch.inference_mode()
+def record(model: LlamaForCausalLM, golden: Golden) -> dict[str, np.ndarray]:
+    """What the tests compare, of prompts that are not padded: `prompt_i`, `logits_i`, ..."""
     generator = torch.Generator().manual_seed(1000 + golden.seed)
     vocab_size = golden.config["vocab_size"]
-    return [torch.randint(vocab_size, (1, n), generator=generator) for n in PROMPT_LENGTHS]
-
-
-def greedy_tokens(model: LlamaForCausalLM, prompt: torch.Tensor) -> np.ndarray:
-    """Transformers' own greedy continuation, refused where a choice is too close to call."""
-    text = model.generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        do_sample=False,
-        max_new_tokens=NUM_GREEDY_TOKENS,
-    )
-    logits = model(text[:, :-1]).logits[0, prompt.shape[1] - 1 :]
-    best, second = logits.topk(2).values.unbind(-1)
-    lead = (best - second).min().item()
-    new_tokens = text[0, prompt.shape[1] :]
-    assert new_tokens.shape == (NUM_GREEDY_TOKENS,), new_tokens.shape
-    assert torch.equal(logits.argmax(-1), new_tokens), "generate and one full pass disagree"
-    assert lead > SMALLEST_LEAD, f"a greedy choice leads by only {lead:.4f}: change the seed"
-    return new_tokens.numpy().astype(np.int32)
-
-
-@torch.inference_mode()
-def record(model: LlamaForCausalLM, prompts: list[torch.Tensor]) -> dict[str, np.ndarray]:
-    """What the tests compare: per prompt i, `prompt_i`, `logits_i`, `hidden_i`, `greedy_i`."""
+    prompts = [torch.randint(vocab_size, (1, n), generator=generator) for n in PROMPT_LENGTHS]
     arrays: dict[str, np.ndarray] = {}
     for i, prompt in enumerate(prompts):
         output = model(prompt, output_hidden_states=True)
-        arrays[f"prompt_{i}"] = prompt[0].numpy().astype(np.int32)
+        arrays[f"prompt_{i}"] = ids(prompt[0])
         arrays[f"logits_{i}"] = output.logits[0].numpy()
         # transformers applies the final norm before it appends the last hidden state
         arrays[f"hidden_{i}"] = output.hidden_states[-1][0].numpy()
         assert torch.equal(model.lm_head(output.hidden_states[-1]), output.logits)
-        arrays[f"greedy_{i}"] = greedy_tokens(model, prompt)
-        assert all(value.dtype in (np.int32, np.float32) for value in arrays.values())
+        text, _, lead = greedy(model, prompt, NUM_GREEDY_TOKENS)
+        assert lead > SMALLEST_LEAD, f"a greedy choice leads by only {lead:.4f}: change the seed"
+        arrays[f"greedy_{i}"] = ids(text[0, prompt.shape[1] :])
     return arrays
 
 
-def make_golden(golden: Golden, folder: Path) -> None:
-    """Write one checkpoint folder and the `.npz` beside it."""
-    checkpoint = folder / golden.name
-    shutil.rmtree(checkpoint, ignore_errors=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        build_model(golden).save_pretrained(scratch, max_shard_size=golden.max_shard_size)
-        # record what the *stored* weights say, computed in float32
-        model = LlamaForCausalLM.from_pretrained(scratch, torch_dtype=torch.float32).eval()
-        arrays = record(model, make_prompts(golden))
-        shutil.copytree(scratch, checkpoint)
-    # the checkpoint has no generation settings of its own to carry
-    (checkpoint / "generation_config.json").unlink(missing_ok=True)
-    rewrite_config(checkpoint, golden)
-    np.savez_compressed(folder / f"{golden.name}.npz", allow_pickle=False, **arrays)
-
-
 def main() -> None:
-    """Make every golden, then say what was written."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--folder", type=Path, default=Path(__file__).resolve().parents[2] / "tests" / "goldens"
-    )
-    folder: Path = parser.parse_args().folder
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write each checkpoint folder and the `.npz` beside it."""
     for golden in GOLDENS:
-        make_golden(golden, folder)
-        files = sorted(path.name for path in (folder / golden.name).iterdir())
-        print(f"{golden.name}: {', '.join(files)}")
+        with tempfile.TemporaryDirectory() as scratch:
+            build_model(golden).save_pretrained(scratch, max_shard_size=golden.max_shard_size)
+            # record what the *stored* weights say, computed in float32
+            model = LlamaForCausalLM.from_pretrained(scratch, torch_dtype=torch.float32).eval()
+            arrays = record(model, golden)
+            save_checkpoint(scratch, FOLDER / golden.name)
+        rewrite_config(FOLDER / golden.name, golden)
+        np.savez_compressed(FOLDER / f"{golden.name}.npz", allow_pickle=False, **arrays)
     print(f"torch {torch.__version__}, transformers {transformers.__version__}")
 
 
-if __name__ == "__main__":
-    main()
+main()
