@@ -87,19 +87,21 @@ def test_a_terminal_is_told_that_it_compiles_then_the_tokens_of_each_drafter(
     assert f"acceptance length {length}, " in err.partition("Compiling ...\n")[2]
 
 
-def test_the_text_needs_no_drafter(
-    run_redrafter: Any, folders: PairFolders, habitual_target: Target
+def test_the_text_needs_no_drafter_and_its_prompt_may_come_from_stdin_as_it_stands(
+    run_redrafter: Any,
+    folders: PairFolders,
+    habitual_target: Target,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    arguments = arguments_of(folders)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("wvu\n"))
+    arguments = arguments_of(folders, prompt="-")
     at = arguments.index("--drafter")
-    code, out, err = run_redrafter(*arguments[:at], "--no-drafter", *arguments[at + 2 :])
-    assert (code, out) == (0, plain_text(habitual_target) + "\n")
+    arguments[at : at + 2] = ["--no-drafter"]
+    code, out, err = run_redrafter(*arguments)
+    assert (code, out) == (0, plain_text(habitual_target, "wvu\n") + "\n")
     assert f"acceptance length 1.00, {NEW_TOKENS - 1} target calls" in err
-    trees = [*arguments[:at], "--no-drafter", *arguments[at + 2 :], "--num-nodes", "8"]
-    code, _, err = run_redrafter(*trees)
-    assert (code, err) == (
-        2,
-        "error: --num-nodes is for a drafter's trees; give --drafter, or leave it out.\n",
+    assert run_redrafter(*arguments, "--prompt", PROMPT, "--num-nodes", "8")[2] == (
+        "error: --num-nodes is for a drafter's trees; give --drafter, or leave it out.\n"
     )
 
 
@@ -116,17 +118,6 @@ def test_sampled_text_is_the_seeds_whatever_the_tree_and_the_devices(
         arguments = arguments_of(folders, *choice, "--seed", "5", *tree)
         code, out, _ = run_redrafter(*arguments)
         assert (code, out) == (0, expected + "\n")
-
-
-def test_a_prompt_may_come_from_stdin_as_it_stands(
-    run_redrafter: Any,
-    folders: PairFolders,
-    habitual_target: Target,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("wvu\n"))
-    code, out, _ = run_redrafter(*arguments_of(folders, prompt="-"))
-    assert (code, out) == (0, plain_text(habitual_target, "wvu\n") + "\n")
 
 
 def test_a_message_is_written_as_the_template_does_and_its_answer_ends_with_its_token(
