@@ -145,38 +145,6 @@ def test_the_cache_is_read_and_not_copied() -> None:
     assert made_by == {"parameter"}
 
 
-def test_nodes_outside_the_mask_are_not_seen(implementation: Implementation) -> None:
-    inputs = random_inputs(7, 2, implementation)
-    changed = inputs | {name: inputs[name].copy() for name in ("k_tree", "v_tree")}
-    for name in ("k_tree", "v_tree"):
-        changed[name][:, 2] = 50.0
-    before = usual_output(implementation)
-    after = np.asarray(attend(**changed, scale=SCALE, implementation=implementation.name))
-    # By node 2 and its descendants; the others do not know it.
-    seen = inputs["mask"][:, :, 2]
-    assert seen.sum(axis=1).tolist() == [2, 4, 3]
-    np.testing.assert_array_equal(before[~seen], after[~seen])
-    assert (before[seen] != after[seen]).any(axis=(1, 2)).all()
-
-
-def test_a_node_alone_over_an_empty_cache_returns_its_own_value(
-    implementation: Implementation,
-) -> None:
-    inputs = random_inputs(7, 2, implementation)
-    inputs["mask"] = np.broadcast_to(np.eye(7, dtype=bool), (3, 7, 7))
-    out = attend(**inputs, scale=SCALE, implementation=implementation.name)
-    own = np.repeat(inputs["v_tree"][0], 2, axis=1)
-    np.testing.assert_array_equal(out[0], own)
-
-
-def test_rows_do_not_see_each_other(implementation: Implementation) -> None:
-    inputs = random_inputs(7, 2, implementation)
-    shuffled = {name: values[[2, 0, 1]] for name, values in inputs.items()}
-    out = attend(**shuffled, scale=SCALE, implementation=implementation.name)
-    expected = usual_output(implementation).astype(np.float64)[[2, 0, 1]]
-    assert_equals(out, expected, 1e-6)
-
-
 @pytest.mark.parametrize("nodes", [1, 33])
 def test_bfloat16_goes_in_and_comes_out(implementation: Implementation, nodes: int) -> None:
     inputs = random_inputs(nodes, 2, implementation._replace(dtype=jnp.bfloat16))
