@@ -37,3 +37,11 @@ def weights(output: Path) -> dict[str, np.ndarray]:
 
 def rows(output: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def assert_same_weights(ours: Path, theirs: Path) -> None:
+    expected = weights(theirs)
+    found = weights(ours)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)

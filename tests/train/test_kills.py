@@ -7,11 +7,10 @@ import subprocess
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 from places import ROOT
 from tiny_folders import write_untrained_target
-from train_runs import command, rows, settings, weights
+from train_runs import assert_same_weights, command, rows, settings
 
 STEPS, ENDINGS = 1000, 10
 
@@ -72,10 +71,7 @@ def test_ten_endings_at_random_steps_change_no_bit(tmp_path: Path) -> None:
     said, _ = last.communicate(timeout=900)
     assert last.returncode == 0, said
     assert "resumed from step" in said
-    ours, theirs = weights(ended), weights(whole)
-    assert ours.keys() == theirs.keys()
-    for name, value in ours.items():
-        np.testing.assert_array_equal(value, theirs[name], err_msg=name)
+    assert_same_weights(ended, whole)
     losses = [[(row["step"], row["loss"]) for row in rows(run)] for run in (ended, whole)]
     assert losses[0] == losses[1]
     assert [step for step, _ in losses[0]] == list(range(1, STEPS + 1))

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
-import jax.extend.core
 import numpy as np
 import pytest
 import yaml
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from places import ROOT
 from tiny_folders import write_untrained_target
-from train_runs import command, rows, settings, weights
+from train_runs import assert_same_weights, command, rows, settings, weights
 
 from redrafter_jax.checkpoints.huggingface import load_drafter, load_target, save_target
 from redrafter_jax.config import DraftConfig, DrafterConfig, TargetConfig
@@ -103,14 +102,6 @@ def refusal(start: Start) -> Refusal:
     return refused
 
 
-def assert_same_weights(ours: Path, theirs: Path) -> None:
-    expected = weights(theirs)
-    found = weights(ours)
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_array_equal(found[name], value, err_msg=name)
-
-
 @pytest.fixture(scope="module")
 def finished(target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
@@ -147,7 +138,6 @@ def test_a_run_leaves_a_drafter_metrics_and_its_settings(finished: Path) -> None
     wanted = {"tokens_per_second", "data_wait_fraction", "round_1/hard_loss", "round_0/top_5"}
     assert wanted <= logged[0].keys()
     assert yaml.safe_load((finished / "config.yaml").read_text())["steps"] == 40
-    assert any((finished / "tensorboard").iterdir())
     (source,) = json.loads((finished / "data.json").read_text())
     assert (source["records"], source["skips"]) == (1, [])
     assert source["rows"] == -(-source["tokens"] // 16)
@@ -251,11 +241,10 @@ def test_the_drafter_is_tried_and_the_best_is_kept(
     assert f"best drafter, acceptance length 1.83 at step 16: {output}/best\n" in said.out
 
     # What the run logged is what anyone gets who decodes with the kept drafter.
-    tokenizer = load_tokenizer(target_folder)
     result = generate(
         load_target(target_folder, "float32"),
         load_drafter(output / "best", "float32"),
-        [tokenizer.encode(text).ids for text in ("def ", "return x")],
+        [load_tokenizer(target_folder).encode(text).ids for text in ("def ", "return x")],
         max_new_tokens=12,
         draft=DraftConfig(beam_width=300, draft_rounds=1),
         eos_token_ids=(),
@@ -329,23 +318,3 @@ def test_a_run_does_not_go_on_with_another_target_or_other_data(
     assert "a run with other contents of target;" in refusal(values)
     shutil.copy(target_folder / "model.safetensors", folder)
     assert start(values).code == 0
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"target": "nowhere/at/all"}, "'nowhere/at/all' is neither a folder nor"),
-        (
-            {"data": {"sources": [{"folder": "gone"}], "sequence_length": 16}},
-            "'gone' is not a folder",
-        ),
-        ({"loss": {"hard": 0, "soft": 0, "lk": 0}}, "hard, soft and lk are all 0"),
-        ({"drafter": {"exit_dim": 16, "head": "low_rank"}}, "drafter.head_rank is None"),
-        ({"drafter": {"cell": "lstm"}}, "drafter.cell: Input should be 'simple', 'gru' or 'sum'"),
-        ({"output_dir": "README.md/x"}, "Cannot make output_dir README.md/x: Not a directory."),
-    ],
-)
-def test_unusable_settings_end_in_a_sentence(
-    target_folder: Path, tmp_path: Path, changes: dict[str, object], sentence: str, refusal: Refusal
-) -> None:
-    assert sentence in refusal(settings(target_folder, tmp_path / "out", **changes))

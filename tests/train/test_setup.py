@@ -4,12 +4,16 @@ from pathlib import Path
 
 import jax
 import pytest
+from rich.console import Console
+from tiny_folders import write_untrained_target
+from train_runs import settings
 
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import init_target
 from redrafter_jax.parallel.mesh import make_mesh, place
-from train.setup import check_same_inputs, digest_weights
+from train.config import TrainSettings
+from train.setup import check_same_inputs, digest_weights, set_up
 
 CONFIG = TargetConfig(32, 16, 24, 1, 2, 2, 8, 1e4, 1e-5, 64, False, (0,))
 
@@ -42,3 +46,26 @@ def test_a_template_of_another_day_is_told_the_way_out() -> None:
     assert str(told.value).endswith("from the first start on.")
     with pytest.raises(InputError, match=r"contents of texts; .* or remove that one\.$"):
         check_same_inputs(saved, saved | {"texts": "C"}, {"chats"}, Path("runs"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"target": "nowhere/at/all"}, "'nowhere/at/all' is neither a folder nor"),
+        (
+            {"data": {"sources": [{"folder": "gone"}], "sequence_length": 16}},
+            "'gone' is not a folder",
+        ),
+        ({"loss": {"hard": 0, "soft": 0, "lk": 0}}, "hard, soft and lk are all 0"),
+        ({"drafter": {"exit_dim": 16, "head": "low_rank"}}, "head_rank is None"),
+        ({"drafter": {"cell": "lstm"}}, r"drafter.cell\s+Input should be 'simple', 'gru' or 'sum'"),
+        ({"output_dir": "README.md/x"}, "Cannot make output_dir README.md/x: Not a directory."),
+    ],
+)
+def test_unusable_settings_end_in_a_sentence(
+    tmp_path: Path, changes: dict[str, object], sentence: str
+) -> None:
+    write_untrained_target(tmp_path / "target", functions=1)
+    values = settings(tmp_path / "target", tmp_path / "out", **changes)
+    with pytest.raises(ValueError, match=sentence):
+        set_up(TrainSettings.model_validate(values), Console(quiet=True))
