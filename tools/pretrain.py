@@ -15,13 +15,7 @@ import numpy as np
 import optax
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import track
 
 from redrafter_jax.checkpoints.huggingface import save_target
 from redrafter_jax.command_line import make_folder, run
@@ -139,37 +133,21 @@ def main() -> None:
     def current() -> Target:
         return Model(config, target.graphdef, state.params)
 
-    columns = (
-        TextColumn("step"),
-        MofNCompleteColumn(),
-        BarColumn(),
-        TextColumn("{task.fields[status]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns) as progress:
-        task = progress.add_task("pretrain", total=settings.steps, status="compiling")
-        started = time.perf_counter()
-        for step in range(1, settings.steps + 1):
-            batch = next(batches)
-            shape = (group, -1, length)
-            state, loss = pretrain_step(
-                state,
-                target,
-                batch["tokens"].reshape(shape),
-                batch["loss_mask"].reshape(shape),
-                optimizer=optimizer,
-            )
-            progress.advance(task)
-            exporting = step % settings.evaluate_every == 0 or step == settings.steps
-            if step % settings.log_every == 0 or exporting:
-                check_finite(step, settings.optimizer.learning_rate, loss=float(loss))
-            if step % settings.log_every == 0:
-                speed = step * batch["tokens"].size / (time.perf_counter() - started)
-                progress.update(task, status=f"loss {float(loss):.3f}  {speed:.0f} tokens/s")
-            if step % settings.evaluate_every == 0:
-                _export(current(), settings)
-                measured = held_out_loss(current(), sampled)
-                progress.console.print(f"step {step}: held-out loss {measured.mean:.4f} nats/token")
+    started = time.perf_counter()
+    for step in track(range(1, settings.steps + 1), "pretrain"):
+        batch = next(batches)
+        shape = (group, -1, length)
+        tokens, loss_mask = (batch[name].reshape(shape) for name in ("tokens", "loss_mask"))
+        state, loss = pretrain_step(state, target, tokens, loss_mask, optimizer=optimizer)
+        if step % settings.log_every == 0 or step == settings.steps:
+            check_finite(step, settings.optimizer.learning_rate, loss=float(loss))
+            speed = step * batch["tokens"].size / (time.perf_counter() - started)
+            print(f"step {step}: loss {float(loss):.3f}, {speed:.0f} tokens/s")
+        if step % settings.evaluate_every == 0:
+            check_finite(step, settings.optimizer.learning_rate, loss=float(loss))
+            _export(current(), settings)
+            measured = held_out_loss(current(), sampled)
+            print(f"step {step}: held-out loss {measured.mean:.4f} nats/token")
 
     _export(current(), settings)
     measured = held_out_loss(current(), held_out_windows)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from redrafter_jax.settings.files import Settings
 from train.config import OptimizerSettings
@@ -13,7 +13,7 @@ from train.data.settings import DataSettings
 class TargetSettings(Settings):
     """Shape of a target that is trained from nothing (`tools.pretrain`)."""
 
-    vocab_size: PositiveInt
+    vocab_size: int = Field(ge=257)  # the 256 bytes and the end token
     hidden_size: PositiveInt
     intermediate_size: PositiveInt
     num_hidden_layers: PositiveInt
@@ -24,15 +24,6 @@ class TargetSettings(Settings):
     rms_norm_eps: PositiveFloat
     max_position_embeddings: PositiveInt
     tie_word_embeddings: bool
-
-    @field_validator("vocab_size")
-    @classmethod
-    def _room_for_bytes(cls, size: int) -> int:
-        if size < 257:
-            raise ValueError(
-                f"{size} tokens do not hold the 256 bytes and the end token; ask for 257 or more"
-            )
-        return size
 
 
 class PretrainSettings(Settings):
@@ -57,14 +48,4 @@ class PretrainSettings(Settings):
                 f"data.sequence_length is {length}; give it 2 to {positions}, which is "
                 "target.max_position_embeddings"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _text_alone(self) -> "PretrainSettings":
-        read = {"sources", "sequence_length", "shuffle_seed"}
-        used = DataSettings(**self.data.model_dump(include=read))
-        unused = [name for name, value in self.data if value != getattr(used, name)]
-        unused += ["sources.weight"] * any(source.weight != 1 for source in self.data.sources)
-        if unused:
-            raise ValueError(f"pretraining does not read data.{unused[0]}; leave it out")
         return self
