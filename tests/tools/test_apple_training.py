@@ -15,7 +15,7 @@ from redrafter_jax.config import DrafterConfig
 from tools.apple import training_ours
 from tools.apple.process import start
 from tools.apple.training import Taken, compare_losses, make_table, measure_speed
-from tools.apple.training_case import random_batches, write_curve_case
+from tools.apple.training_case import write_curve_case
 from tools.apple.training_settings import AppleSettings
 from tools.apple.worker_protocol import answer_steps
 
@@ -76,14 +76,6 @@ def test_our_side_takes_the_steps_of_a_case_and_learns(tmp_path: Path) -> None:
     assert first == pytest.approx(2 * np.log(300), rel=0.1)
     assert first > second > third
     assert len(reply["seconds"]) == 3
-
-
-def test_speed_is_measured_on_rows_that_carry_loss_as_a_whole(tmp_path: Path) -> None:
-    batches = random_batches(settings(tmp_path).speed, 3, seed=1)
-    assert batches.tokens.shape == (3, 2, 6)
-    assert batches.loss_mask.all()
-    assert (batches.segments == 1).all()
-    assert 0 <= batches.tokens.min() < batches.tokens.max() < 300
 
 
 def stand_in(*replies: object) -> list[str]:
