@@ -50,6 +50,10 @@ _MODULES = {
 }
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     for module, names in _MODULES.items():
         if name in names:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from redrafter_jax.acceptance import acceptance_length
@@ -142,6 +143,12 @@ def start(
     if not (isinstance(target, Model) and isinstance(target.config, TargetConfig)):
         raise InputError(f"target is {target!r:.40}; give one of load_target, then its drafter.")
     drafter.check(target.config)
+    whole = jax.tree.leaves(drafter, is_leaf=lambda leaf: isinstance(leaf, Model))
+    if target.mesh is not None and not all(isinstance(leaf, Model) for leaf in whole):
+        raise InputError(
+            f"{type(drafter).__name__} holds arrays outside of a Model, which a mesh cannot place; "
+            "hold its parameters in a Model."
+        )
     common_mesh(target, *drafter.models)
     requests, slots = prepare(
         target.config,
@@ -179,13 +186,15 @@ def collect(state: DecodeState, prompts: Sequence[Sequence[int]], drafter: Draft
             for row, prompt, end in zip(rows, prompts, ends, strict=True)
         ]
 
+    accepted_by = {name: [0] * len(prompts) for name in drafter.names}
+    for source, name in enumerate(drafter.names):
+        counts = stats.accepted_by[:, source].tolist()
+        accepted_by[name] = [sum(pair) for pair in zip(accepted_by[name], counts, strict=True)]
     return Generation(
         tokens=new(tokens),
         steps=stats.steps.tolist(),
         acceptance_length=acceptance_length(stats.accept_counts),
         accept_counts=stats.accept_counts,
-        accepted_by={
-            name: stats.accepted_by[:, source].tolist() for source, name in enumerate(drafter.names)
-        },
+        accepted_by=accepted_by,
         log_probs=None if log_probs is None else new(log_probs),
     )

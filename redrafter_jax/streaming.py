@@ -65,11 +65,11 @@ class Update:
 
 
 class KeptCache:
-    """What one stream leaves to the next: of a prompt that goes on from it, only the rest is read.
+    """The cache that one stream leaves to the next: a longer prompt prefills only its new suffix.
 
-    Give the same one to every stream of a conversation, one at a time. The longest common
-    beginning of the new prompt and of what was decided is kept, token by token, so that it is
-    right whatever the prompt, also after a stream that was closed early. It is of one target.
+    Give the same one to every stream of a conversation, one at a time. The longest common prefix
+    of the new prompt and the decided tokens is kept, token by token, so that it is right whatever
+    the prompt, also after a stream that was closed early. One cache serves one target.
 
     Args:
       context_length: tokens that a text may have, prompt included; the cache is made for as many.
@@ -81,17 +81,19 @@ class KeptCache:
         self._target: Target | None = None
 
     def take(self, target: Target, rows: int, max_path: int) -> Memory:
-        """The memory to begin with; an empty one at first, or after a step was interrupted.
+        """The memory to begin with; empty at first, and after a step that was interrupted.
 
         Raises:
           InputError: it has been another target's.
         """
-        if self._target is not None and not _same_weights(self._target, target):
+        kept = self._target if self._memory is not None else None
+        if kept is not None and not _same_weights(kept, target):
             raise InputError("kept_cache is of another target; make a new KeptCache for this one.")
         self._target = target
-        # A step that was interrupted has taken its state along.
-        if self._memory is None or self._memory.tokens.is_deleted():
-            slots = slots_for(self._context_length, max_path)
+        slots = slots_for(self._context_length, max_path)
+        # A step that was interrupted has taken its state along; other drafters need more slots.
+        memory = self._memory
+        if memory is None or memory.tokens.is_deleted() or memory.tokens.shape[1] < slots:
 
             def empty() -> Memory:
                 return empty_memory(target, rows, slots)
@@ -101,7 +103,7 @@ class KeptCache:
             # Each device makes its own part: no one could hold the whole.
             parts = shardings(jax.eval_shape(empty), target.mesh)
             return jax.jit(empty, out_shardings=parts)()
-        return self._memory
+        return memory
 
     def put(self, state: DecodeState) -> None:
         """Remember a state, until it is donated to the next step."""

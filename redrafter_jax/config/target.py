@@ -20,7 +20,7 @@ class LinearScaling:
 class DynamicScaling:
     """A base that grows with the text once it is longer than `max_position_embeddings`.
 
-    Up to there the frequencies are the plain ones, and no longer text is taken: past it a token's
+    Up to there the frequencies are unscaled, and no longer text is taken: past it a token's
     keys depend on how long the text was when they were computed, so that one text has as many
     answers as there are ways to cut it into calls.
     """

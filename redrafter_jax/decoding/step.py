@@ -6,6 +6,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from redrafter_jax.decoding.accept import decide, is_stop, log_probs_of
 from redrafter_jax.drafters.base import Drafter
+from redrafter_jax.errors import InputError
 from redrafter_jax.models.cache import commit
 from redrafter_jax.models.target import Decoder, Target
 from redrafter_jax.parallel.collectives import gather_parts
@@ -23,11 +24,20 @@ def decode_step(
     Args:
       target: the target model.
       drafter: from `bind_drafter`, checked for this target.
-      state: from `start` or the step before.
+      state: from `start` for this drafter, or the step before.
+
+    Raises:
+      InputError: the state was made for paths of another length.
     """
 
     def step(target: Target, drafter: Drafter, state: DecodeState) -> tuple[DecodeState, StepTrace]:
         decoder = target.merge()
+        P = state.stats.accept_counts.shape[1]
+        if drafter.max_path != P:
+            raise InputError(
+                f"The state was made for paths of {P} nodes and the drafter's have "
+                f"{drafter.max_path}; start one for this drafter."
+            )
         noise = step_noise(state, drafter.max_path, target.config.vocab_size)
         tree = drafter.propose(decoder, state, noise, state.sampling)
         verified = verify(decoder, tree, state.cache, drafter.context_layers)

@@ -1,13 +1,15 @@
 """The contract of a drafter: it proposes the tokens that a target call verifies.
 
 A drafter changes how fast the text arrives, never the text. It is a frozen dataclass that JAX knows
-as a pytree: parameters are its leaves, all that decides shapes is static. To add a kind of drafter,
-write one file with a subclass; if it has parameters in files, add its line to the table of
-`redrafter_jax.drafters.bind`.
+as a pytree: its leaves are `Model`s, all that decides shapes is static. To add a kind of drafter,
+write one file with a subclass. If its model comes from files, add a line to the table of
+`redrafter_jax.drafters.bind` and one to that of `redrafter_jax.checkpoints.huggingface`.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -53,8 +55,10 @@ class Drafter(ABC):
         """Refuse a target that it cannot draft for; overriding methods call this one too.
 
         Raises:
-          InputError: a tree reaches further than the target has positions.
+          InputError: a tree reaches further than the target has positions, or the target lacks a
+            context layer.
         """
+        check_context_layers(target, self.context_layers, "The drafter's context_layers")
         if self.max_path > target.position_limit:
             raise InputError(
                 f"The drafter's trees are {self.max_path - 1} tokens deep, but the target has "
@@ -103,6 +107,28 @@ class Drafter(ABC):
         """
         del verified, trace
         return drafter_state
+
+
+def check_context_layers(target: TargetConfig, layers: Sequence[int], name: str) -> None:
+    """Refuse layers that do not rise, or that the target does not have below its last.
+
+    Args:
+      target: the target's configuration.
+      layers: counted from 0.
+      name: what the sentence calls them.
+
+    Raises:
+      InputError: as said.
+    """
+    last = target.num_hidden_layers - 1
+    for before, layer in pairwise((-1, *layers)):
+        if layer <= before:
+            raise InputError(f"{name} holds {layer} after {before}; they must rise from 0.")
+        if layer >= last:
+            raise InputError(
+                f"{name} holds {layer}; the target has {last + 1} layers, counted from 0, of which "
+                f"the last, {last}, is always read: name lower ones."
+            )
 
 
 @jax.tree_util.register_dataclass

@@ -56,7 +56,7 @@ def beam_search(
     drafted, U = drafter.draft_token_ids, drafter.config.draft_vocab_size
     context = drafter.read_context(context)
 
-    def advance(
+    def draft_round(
         frontier: _Frontier, round_noise: Float[Array, "B U"]
     ) -> tuple[_Frontier, tuple[Array, Array, Array]]:
         embedded = look_up(embedding, frontier.tokens, drafter.config.vocab_size)
@@ -89,8 +89,8 @@ def beam_search(
     )
     rounds = jnp.moveaxis(noise[:, : draft.draft_rounds], 1, 0)
     rounds = rounds if drafted is None else rounds[..., drafted]
-    frontier, first = advance(start, rounds[0])
-    _, rest = jax.lax.scan(advance, frontier, rounds[1:])
+    frontier, first = draft_round(start, rounds[0])
+    _, rest = jax.lax.scan(draft_round, frontier, rounds[1:])
     trace = jax.tree.map(lambda head, tail: jnp.concatenate([head[None], tail]), first, rest)
     return Beams(*(jnp.moveaxis(leaf, 0, 1) for leaf in trace))
 

@@ -1,7 +1,10 @@
-"""From what a user gives as the drafter to a `Drafter`: the one table of the kinds there are."""
+"""From what a user gives as the drafter to a `Drafter`: a table of the models there are."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
+
+import jax
 
 from redrafter_jax.config import DraftConfig, DrafterConfig
 from redrafter_jax.drafters.base import Drafter, RootOnly
@@ -35,6 +38,13 @@ def bind_drafter(
         if draft is not None:
             what = "there is no drafter" if drafter is None else f"{drafter!r:.60} takes none"
             raise InputError(f"draft is {draft}, but {what}; leave draft out.")
+        if isinstance(drafter, Drafter) and any(
+            leaf is drafter for leaf in jax.tree.leaves(drafter)
+        ):
+            raise InputError(
+                f"{type(drafter).__name__} is no pytree; decorate the class with "
+                "jax.tree_util.register_dataclass."
+            )
         return drafter or RootOnly()
     kind = _KINDS.get(type(drafter.config)) if isinstance(drafter, Model) else None
     if kind is None:
@@ -43,9 +53,10 @@ def bind_drafter(
             "PromptLookup(), or None for autoregressive decoding."
         )
     draft = draft or DraftConfig()
-    head = kind(drafter, draft)
     if not draft.lookup_tokens:
-        return head
-    # The head may have the lookup's first tokens already: all those after them are new.
+        return kind(drafter, draft)
+    nodes = None if draft.num_nodes is None else draft.beam_nodes
+    head = kind(drafter, replace(draft, num_nodes=nodes, lookup_tokens=0))
+    # The head may propose the first tokens of the lookup too; a longer one still adds C nodes.
     lookup = PromptLookup(head.max_path - 1 + draft.lookup_tokens)
     return Combined(head, lookup, draft.lookup_tokens)

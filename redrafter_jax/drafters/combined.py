@@ -56,8 +56,11 @@ class Combined(Drafter):
         Raises:
           InputError: as said.
         """
-        if self.nodes < 1:
-            raise InputError(f"Combined.nodes is {self.nodes}; it must be 1 or more.")
+        super().check(target)
+        if isinstance(self.nodes, bool) or not isinstance(self.nodes, int) or self.nodes < 1:
+            raise InputError(
+                f"Combined.nodes is {self.nodes!r}; it must be a whole number, 1 or more."
+            )
         for drafter in (self.first, self.second):
             drafter.check(target)
             if drafter.context_layers not in ((), self.context_layers):
@@ -70,7 +73,8 @@ class Combined(Drafter):
         return Combined(self.first.prepare(decoder), self.second.prepare(decoder), self.nodes)
 
     def init(self, hidden: Float[Array, "B Z"]) -> tuple[Any, Any]:
-        return self.first.init(hidden), self.second.init(hidden)
+        # The state is donated: no buffer may lie in it twice.
+        return self.first.init(hidden), jax.tree.map(jnp.copy, self.second.init(hidden))
 
     def propose(
         self,

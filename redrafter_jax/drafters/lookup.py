@@ -23,7 +23,7 @@ LONGEST_MATCH = 4
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PromptLookup(Drafter):
-    """A chain of tokens that the text itself goes on with where it repeats itself.
+    """Draft the tokens that followed the last earlier occurrence of the text's suffix.
 
     Attributes:
       tokens: C, tokens drafted in one step; a tree has C + 1 nodes.

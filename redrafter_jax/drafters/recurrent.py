@@ -1,6 +1,5 @@
 """The recurrent drafter (arXiv 2403.09919): a beam search whose trace is the tree."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from redrafter_jax.config import DraftConfig, DrafterConfig, TargetConfig
-from redrafter_jax.drafters.base import Drafter
+from redrafter_jax.drafters.base import Drafter, check_context_layers
 from redrafter_jax.drafters.beam import beam_search
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.drafters.tree import build_tree
@@ -55,8 +54,18 @@ class RecurrentDrafter(Drafter):
         return (self.model,)
 
     def check(self, target: TargetConfig) -> None:
-        """Refuse a target that the head was not trained for; see `check_pair`."""
+        """Refuse a target that the head was not trained for; see `check_pair`.
+
+        Raises:
+          InputError: as said, or `draft` asks for prompt lookup, which is another drafter's.
+        """
+        if self.draft.lookup_tokens:
+            raise InputError(
+                f"DraftConfig.lookup_tokens is {self.draft.lookup_tokens}, but RecurrentDrafter "
+                "does no prompt lookup; use bind_drafter, or Combined with PromptLookup."
+            )
         check_pair(target, self.model.config, self.draft)
+        super().check(target)
 
     def prepare(self, decoder: Decoder) -> "RecurrentDrafter":
         """With the target's projection gathered for the head's tokens, if the head has none."""
@@ -133,19 +142,4 @@ def check_pair(target: TargetConfig, drafter: DrafterConfig, draft: DraftConfig)
             raise InputError(
                 f"DraftConfig.{name} is {asked}, more than the {drafter.draft_vocab_size} tokens "
                 "that the drafter can draft."
-            )
-
-
-def check_context_layers(target: TargetConfig, layers: Sequence[int], name: str) -> None:
-    """Refuse layers that the target does not have beside its last; the sentence calls them `name`.
-
-    Raises:
-      InputError: there is one.
-    """
-    last = target.num_hidden_layers - 1
-    for layer in layers:
-        if layer >= last:
-            raise InputError(
-                f"{name} holds {layer}; the target has {last + 1} layers, counted from 0, of which "
-                f"the last, {last}, is always read: name lower ones."
             )

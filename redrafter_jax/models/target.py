@@ -172,7 +172,7 @@ class Decoder(nnx.Module):
         keys and values are returned beside the cache, not written to it. Hidden states are those
         of `forward`.
         """
-        # A dead slot has token -1; whatever it is embedded as, no live node sees it.
+        # A padding node has token -1; whatever it is embedded as, no other node sees it.
         tokens = jnp.maximum(tree.tokens, 0)
         hidden, keys, values = self._below(cache, tokens, tree.depth, tree.mask, context_layers)
         return Verified(self.logits(hidden), hidden, keys, values)

@@ -1,6 +1,6 @@
 """What a program on one part of a mesh asks of the others; without a mesh these do nothing.
 
-`sharding.per_part` runs a program so. A part is known by its size: an axis that is shorter than it
+`mesh.per_part` runs a program so. A part is known by its size: an axis that is shorter than it
 should be is this device's part of it.
 """
 
@@ -69,5 +69,5 @@ def _has_others() -> bool:
 
 
 def inside() -> bool:
-    """Whether this is traced for a part, within `sharding.per_part`."""
+    """Whether this is traced for a part, within `mesh.per_part`."""
     return MODEL in jax.sharding.get_abstract_mesh().manual_axes

@@ -2,8 +2,8 @@
 
 A mesh has two axes: `data` splits the rows of a batch, `model` splits attention heads, the
 feed-forward width and the vocabulary (tensor parallelism as in arXiv 1909.08053, section 3).
-Programs run on their part of the arrays, in one `jax.shard_map` around them; `parts` holds all that
-a part ever asks of the others.
+Programs run on their shard of the arrays, in one `jax.shard_map` around them; `collectives` holds
+all that crosses between shards.
 """
 
 import math

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from pydantic import AfterValidator, NonNegativeInt, PositiveInt, model_validator
 
 from redrafter_jax.config import Cell, DrafterConfig, Head, SamplingConfig, TargetConfig
-from redrafter_jax.drafters.recurrent import check_context_layers
+from redrafter_jax.drafters.base import check_context_layers
 from redrafter_jax.errors import InputError
 from redrafter_jax.parallel.mesh import data_parts, make_mesh
 from redrafter_jax.settings.files import Settings

@@ -18,10 +18,15 @@ from redrafter_jax import (
     generate_autoregressive,
     stream,
 )
+from redrafter_jax.decoding.step import decode
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.combined import Combined
+from redrafter_jax.drafters.recurrent import RecurrentDrafter
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.drafters.tree import chain_tree
+from redrafter_jax.generation import start
 from redrafter_jax.models.target import Decoder, Target
+from redrafter_jax.parallel.mesh import make_mesh, place
 from redrafter_jax.types import DecodeState, Sampling, StepTrace, TokenTree, Verified
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -54,6 +59,10 @@ class RepeatLast(Drafter):
 
     def observe(self, drafter_state: Array, verified: Verified, trace: StepTrace) -> Array:
         return drafter_state + (trace.gained > 0)
+
+
+class Undecorated(RepeatLast):
+    """Lacks `register_dataclass`."""
 
 
 PROMPTS = [[3, 1, 4, 3, 1], [9, 9], [2, 6, 5, 3]]
@@ -123,8 +132,9 @@ def test_prompt_lookup_streams(habitual_target: Target, expected: list[list[int]
     [
         (PromptLookup(), DraftConfig(), r"^draft is .*PromptLookup\(tokens=8\) takes none; leave"),
         (PromptLookup(512), None, r"trees are 512 tokens deep, but the target has 512 positions"),
-        (Combined(RepeatLast(2), PromptLookup(2), 0), None, r"^Combined\.nodes is 0; it must be 1"),
+        (Combined(RepeatLast(2), PromptLookup(2), 0), None, r"^Combined\.nodes is 0; it must be a whole number"),
         ("lookup", None, r"^drafter is 'lookup'; give one of load_drafter, a Drafter such as"),
+        (Undecorated(2), None, r"^Undecorated is no pytree; decorate the class with"),
     ],
 )
 def test_what_does_not_fit_is_refused(
@@ -132,3 +142,28 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=sentence):
         generate(habitual_target, drafter, PROMPTS, max_new_tokens=2, draft=draft)
+
+
+def test_a_state_of_another_drafter_is_refused(target: Target) -> None:
+    state, _ = start(target, PromptLookup(2), PROMPTS, 4, None, None, ())
+    with pytest.raises(InputError, match=r"for paths of 3 nodes and the drafter's have 5; start"):
+        decode(target, PromptLookup(4), state, 1)
+
+
+def test_a_head_by_itself_does_no_prompt_lookup(
+    habitual_target: Target, good_drafter: DraftModel
+) -> None:
+    drafter = RecurrentDrafter(good_drafter, DraftConfig(2, 2, lookup_tokens=3))
+    with pytest.raises(InputError, match=r"^DraftConfig\.lookup_tokens is 3, but .* bind_drafter"):
+        generate(habitual_target, drafter, PROMPTS, max_new_tokens=2)
+
+
+def test_arrays_outside_of_models_are_refused_on_a_mesh(habitual_target: Target) -> None:
+    @jax.tree_util.register_dataclass
+    @dataclass(frozen=True)
+    class WithTable(RepeatLast):
+        table: Array = field(default_factory=lambda: jnp.zeros(24))
+
+    target = place(habitual_target, make_mesh(1, 2))
+    with pytest.raises(InputError, match=r"^WithTable holds arrays outside of a Model"):
+        generate(target, WithTable(2), PROMPTS, max_new_tokens=2)
