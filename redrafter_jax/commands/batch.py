@@ -12,6 +12,7 @@ from redrafter_jax.commands.terminal import tell
 from redrafter_jax.errors import InputError
 from redrafter_jax.streaming import KeptCache
 from redrafter_jax.text.prompts import Prompt, read_prompts
+from redrafter_jax.text.text_stream import TextStream
 
 _BATCH_SIZE = 8
 # Between two looks at what is decided. Where strings end a row the host looks at every step.
@@ -67,7 +68,7 @@ def continue_file(arguments: argparse.Namespace) -> None:
                     "tokens": result.tokens[row],
                     "steps": result.steps[row],
                     "acceptance_length": round(acceptance_length(result.accept_counts[row]), 4),
-                    "ended_by": _ending(result.tokens[row], session),
+                    "ended_by": _ending(rows[index], result.tokens[row], session),
                 }
                 file.write(json.dumps(said, ensure_ascii=False) + "\n")
                 decided += len(result.tokens[row])
@@ -79,9 +80,12 @@ def continue_file(arguments: argparse.Namespace) -> None:
             )
 
 
-def _ending(tokens: list[int], session: Session) -> str:
-    text = session.tokenizer.decode(tokens) if session.stop_strings else ""
-    if any(stop in text for stop in session.stop_strings):
+def _ending(prompt: list[int], tokens: list[int], session: Session) -> str:
+    text = TextStream(session.tokenizer.decode, prompt, session.stop_strings)
+    for token in tokens if session.stop_strings else ():
+        text.push(token)
+    text.finish()
+    if text.stopped:
         return "stop_string"
     return "stop_token" if tokens[-1] in session.stop_tokens else "max_new_tokens"
 

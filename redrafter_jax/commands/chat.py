@@ -183,6 +183,6 @@ class _Conversation:
         room, cache = self._context_length, self._kept_cache
         for _ in islice(session.stream([[0]], 2, [self._seed], kept_cache=cache), 2):
             pass
-        baseline = baseline_seconds(target, drafter, sampling, room, kept_cache=cache)
+        baseline = baseline_seconds(target, drafter, [0], sampling, room, kept_cache=cache)
         tell("Ready; /help tells what else may be typed.")
         return baseline

@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> None:
     tell(describe_speed(result, (len(result.tokens[0]) - first) / seconds if seconds else None))
     if own := step_seconds(stamps):
         room = len(prompt) + arguments.max_new_tokens
-        baseline = baseline_seconds(session.target, session.drafter, sampling, room)
+        baseline = baseline_seconds(session.target, session.drafter, prompt, sampling, room)
         if baseline:
             tell(describe_cost(result.acceptance_length, own / baseline, session.drafter))
 

@@ -8,6 +8,7 @@ from statistics import median
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.decoding.step import decode
 from redrafter_jax.drafters.base import Drafter, RootOnly
+from redrafter_jax.drafters.combined import Combined
 from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.generation import Generation, collect, start
 from redrafter_jax.models.target import Target
@@ -39,7 +40,11 @@ def describe_cost(acceptance_length: float, cost: float, drafter: Drafter) -> st
         return sentence
     if isinstance(drafter, PromptLookup):
         return f"{sentence}; lower --lookup-tokens, or leave it out"
-    return f"{sentence}; try --num-nodes {max(2, drafter.num_nodes // 2)}, or --no-drafter"
+    fewer = drafter.num_nodes // 2
+    # Prompt lookup keeps its nodes, and the head needs one beside the root.
+    least = 2 + (drafter.nodes if isinstance(drafter, Combined) else 0)
+    smaller = f"try --num-nodes {fewer}, or " if fewer >= least else "try "
+    return f"{sentence}; {smaller}--no-drafter"
 
 
 def step_seconds(stamps: Sequence[float]) -> float | None:
@@ -51,6 +56,7 @@ def step_seconds(stamps: Sequence[float]) -> float | None:
 def baseline_seconds(
     target: Target,
     drafter: Drafter,
+    prompt: Sequence[int],
     sampling: SamplingConfig,
     tokens: int,
     *,
@@ -62,20 +68,24 @@ def baseline_seconds(
     Args:
       target: the target model.
       drafter: of the steps to compare with; its prefill, which is compiled, serves once more.
+      prompt: of the steps to compare with, for a step's time grows with the text.
       sampling: how tokens are chosen.
       tokens: that the cache has room for, prompt included; of too few there is no measurement.
       kept_cache: to borrow; its text is forgotten.
       clock: seconds.
     """
-    if drafter.num_nodes == 1 or tokens < 2 + _BASELINE_STEPS:
+    if drafter.num_nodes == 1 or tokens < len(prompt) + 1 + _BASELINE_STEPS:
         return None
     memory = kept_cache.take(target, 1, drafter.max_path) if kept_cache else None
-    state, _ = start(target, drafter, [[0]], tokens - 1, sampling, None, (), memory=memory)
-    state = state._replace(drafter=())
-    stamps = []
+    limit = tokens - len(prompt)
+    state, _ = start(target, drafter, [prompt], limit, sampling, None, (), memory=memory)
+    counts = state.stats.accept_counts[:, :1]
+    stats = state.stats._replace(accept_counts=counts, accepted_by=None)
+    state = state._replace(drafter=(), stats=stats)
+    baseline, stamps = RootOnly(), []
     for _ in range(_BASELINE_STEPS):
-        state = decode(target, RootOnly(), state, 1)
-        collect(state, [[0]], drafter)
+        state = decode(target, baseline, state, 1)
+        collect(state, [prompt], baseline)
         stamps.append(clock())
     if kept_cache:
         kept_cache.put(state)

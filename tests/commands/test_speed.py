@@ -26,6 +26,8 @@ def test_the_speed_is_the_acceptance_length_over_the_cost_of_a_call(
     )
     slow = "a call takes as long as 4.00 of --no-drafter: 0.75 times its speed; "
     assert describe_cost(3.0, 4.0, tree) == slow + "try --num-nodes 16, or --no-drafter"
+    mostly_lookup = bind_drafter(good_drafter, DraftConfig(2, 2, lookup_tokens=20))
+    assert describe_cost(3.0, 4.0, mostly_lookup) == slow + "try --no-drafter"
     assert describe_cost(3.0, 4.0, PromptLookup(3)).endswith(
         "lower --lookup-tokens, or leave it out"
     )
@@ -35,8 +37,10 @@ def test_the_speed_is_the_acceptance_length_over_the_cost_of_a_call(
 def test_the_baseline_is_timed_without_the_step_that_compiles(habitual_target: Target) -> None:
     times = accumulate(chain([100.0], repeat(2.0)))
     drafter, greedy = PromptLookup(3), SamplingConfig()
-    measured = baseline_seconds(habitual_target, drafter, greedy, 40, clock=lambda: next(times))
+    measured = baseline_seconds(
+        habitual_target, drafter, [3, 1], greedy, 40, clock=lambda: next(times)
+    )
     assert measured == 2.0
     # Of few tokens, and of the baseline itself, there is nothing to measure.
-    assert baseline_seconds(habitual_target, drafter, greedy, 8) is None
-    assert baseline_seconds(habitual_target, RootOnly(), greedy, 40) is None
+    assert run(8) is None
+    assert baseline_seconds(habitual_target, RootOnly(), [3, 1], greedy, 40) is None

@@ -132,7 +132,11 @@ def test_prompt_lookup_streams(habitual_target: Target, expected: list[list[int]
     [
         (PromptLookup(), DraftConfig(), r"^draft is .*PromptLookup\(tokens=8\) takes none; leave"),
         (PromptLookup(512), None, r"trees are 512 tokens deep, but the target has 512 positions"),
-        (Combined(RepeatLast(2), PromptLookup(2), 0), None, r"^Combined\.nodes is 0; it must be a whole number"),
+        (
+            Combined(RepeatLast(2), PromptLookup(2), 0),
+            None,
+            r"^Combined\.nodes is 0; it must be a whole number",
+        ),
         ("lookup", None, r"^drafter is 'lookup'; give one of load_drafter, a Drafter such as"),
         (Undecorated(2), None, r"^Undecorated is no pytree; decorate the class with"),
     ],
