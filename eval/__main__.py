@@ -5,18 +5,8 @@ baseline.
 """
 
 import sys
-from importlib import import_module
 
-from redrafter_jax.command_line import ctrl_c_ends_at_once, refuse_unknown_command, run
-
-# The function in the module of the command's name.
-COMMANDS = {
-    "acceptance": "measure_acceptance",
-    "drafters": "compare_drafters",
-    "parity": "check_parity",
-    "plan": "plan",
-    "steps": "measure_steps",
-}
+from redrafter_jax.command_line import ctrl_c_ends_at_once, run
 
 
 def main() -> None:
@@ -25,14 +15,9 @@ def main() -> None:
 
 
 def _main() -> None:
-    first, *rest = sys.argv[1:] or [""]
-    refuse_unknown_command(first, COMMANDS)
     with ctrl_c_ends_at_once():
-        module = import_module(f".{first if first in COMMANDS else 'speed'}", __package__)
-    if first in COMMANDS:
-        getattr(module, COMMANDS[first])(rest)
-    else:
-        module.measure_speed(others=COMMANDS)
+        from .commands import evaluate
+    evaluate(sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.processes import is_first
-from redrafter_jax.settings.arguments import parse_settings
 
 from .benchmark import Method, Run, decode_batch, make_batches, sum_accepted
 from .config import AcceptanceSettings
@@ -49,22 +48,12 @@ class Cell(NamedTuple):
     sampling: SamplingConfig
 
 
-def measure_acceptance(arguments: Sequence[str] | None = None) -> None:
+def measure_acceptance(settings: AcceptanceSettings) -> None:
     """Decode the prompts at every point of the grid; a table, a JSON file and a chart.
 
-    Args:
-      arguments: of the command line; None takes the process's own.
-
     Raises:
-      InputError: a setting, a file or a prompt cannot be used.
+      InputError: a file or a prompt cannot be used.
     """
-    settings = parse_settings(
-        AcceptanceSettings,
-        "Acceptance length over samplings and trees.",
-        arguments,
-        processes=True,
-        command="acceptance",
-    )
     drafts = settings.trees.build()
     target, drafter, prompts, token_rows = load(
         settings, drafts, settings.mesh.build(), settings.batch_size

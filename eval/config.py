@@ -20,28 +20,20 @@ Dtype = Literal["float32", "bfloat16"]
 
 
 class PairSettings(Settings):
-    """What every command on a pair is given.
+    """What every command on a pair is given, in one process or in several.
 
     Attributes:
       target: folder or hub id of the target, `tokenizer.json` included.
       drafter: folder or hub id of a drafter trained for it.
       prompts: JSONL file, see `redrafter_jax.text.prompts`.
       report_dir: folder for what the command writes, made if it is missing.
+      mesh: devices that share the work.
     """
 
     target: str
     drafter: str
     prompts: Path
     report_dir: Path
-
-
-class MeshPairSettings(PairSettings):
-    """What a command is given that decodes on a mesh, in one process or in several.
-
-    Attributes:
-      mesh: devices that share the work.
-    """
-
     mesh: MeshSettings = MeshSettings()
 
 
@@ -80,7 +72,7 @@ class DecodingSettings(RowSettings):
     sampling: SamplingSettings = SamplingConfig()
 
 
-class EvalSettings(DecodingSettings, MeshPairSettings):
+class EvalSettings(DecodingSettings, PairSettings):
     """`python -m eval`: which pair decodes which prompts how, and where the report goes.
 
     Attributes:
@@ -120,7 +112,7 @@ class Tolerances(Settings):
     bfloat16: float = Field(default=0.25, gt=0)
 
 
-class ParitySettings(MeshPairSettings):
+class ParitySettings(PairSettings):
     """`python -m eval parity`: is the speculative text the target's own?
 
     Attributes:
@@ -134,34 +126,30 @@ class ParitySettings(MeshPairSettings):
     cases: dict[str, CaseSettings] = Field(min_length=1)
 
 
-class TreeGrid(BuildableSettings):
+class DraftGrid(BuildableSettings):
+    """Trees of every combination of the fields that are lists; the first one changes last."""
+
+    def build(self) -> list[DraftConfig]:
+        """The library's configuration of every tree."""
+        fields = {name: value if isinstance(value, list) else [value] for name, value in self}
+        return [
+            DraftConfig(**dict(zip(fields, values, strict=True)))
+            for values in product(*fields.values())
+        ]
+
+
+class TreeGrid(DraftGrid):
     """Trees of one beam search under several node budgets, sharpnesses and lookup lengths."""
 
     beam_width: PositiveInt = DraftConfig.beam_width
     draft_rounds: PositiveInt = DraftConfig.draft_rounds
     final_beams_only: bool = DraftConfig.final_beams_only
+    lookup_tokens: list[NonNegativeInt] = Field(default=[DraftConfig.lookup_tokens], min_length=1)
     num_nodes: list[PositiveInt | None] = Field(default=[None], min_length=1)
     sharpness: list[Annotated[float, Field(gt=0)]] = Field(default=[1.0], min_length=1)
-    lookup_tokens: list[NonNegativeInt] = Field(default=[DraftConfig.lookup_tokens], min_length=1)
-
-    def build(self) -> list[DraftConfig]:
-        """The library's configuration of every tree."""
-        return [
-            DraftConfig(
-                beam_width=self.beam_width,
-                draft_rounds=self.draft_rounds,
-                num_nodes=nodes,
-                final_beams_only=self.final_beams_only,
-                sharpness=sharpness,
-                lookup_tokens=lookup_tokens,
-            )
-            for lookup_tokens, nodes, sharpness in product(
-                self.lookup_tokens, self.num_nodes, self.sharpness
-            )
-        ]
 
 
-class AcceptanceSettings(RowSettings, MeshPairSettings):
+class AcceptanceSettings(RowSettings, PairSettings):
     """`python -m eval acceptance`: the grid.
 
     Attributes:

@@ -5,7 +5,7 @@ kind brings in acceptance is seen on a trained one, by `python -m eval acceptanc
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,7 +18,6 @@ from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.recurrent import check_pair
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target
-from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.types import TokenTree
 
 from .abstract import abstract_state, bytes_of
@@ -42,18 +41,12 @@ DEFINITIONS = {
 }
 
 
-def compare_drafters(arguments: Sequence[str] | None = None) -> None:
+def compare_drafters(settings: DraftersSettings) -> None:
     """Time every kind of drafter on every tree; a table and a JSON file.
 
-    Args:
-      arguments: of the command line; None takes the process's own.
-
     Raises:
-      InputError: a setting cannot be used.
+      InputError: a drafter or a tree does not fit the target.
     """
-    settings = parse_settings(
-        DraftersSettings, "What drafters of other kinds cost.", arguments, command="drafters"
-    )
     drafts = [draft for sizes in settings.trees for draft in sizes.build()]
     target_config = settings.target.build()
     configs = {

@@ -25,7 +25,6 @@ from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.processes import is_first
-from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.text.prompts import Prompt, read_prompts, tokenize, tokenize_to_length
 from redrafter_jax.text.tokenizer import load_tokenizer
 
@@ -79,24 +78,14 @@ class Compared(NamedTuple):
     divergences: list[dict[str, Any] | None]
 
 
-def check_parity(arguments: Sequence[str] | None = None) -> None:
+def check_parity(settings: ParitySettings) -> None:
     """Decode every case both ways in every dtype, explain where texts part, report.
 
     Exits with code 1 if a divergence is no numerical tie.
 
-    Args:
-      arguments: of the command line; None takes the process's own.
-
     Raises:
-      InputError: a setting, a file or a prompt cannot be used.
+      InputError: a file or a prompt cannot be used.
     """
-    settings = parse_settings(
-        ParitySettings,
-        "Compare speculative decoding with the baseline, token for token.",
-        arguments,
-        processes=True,
-        command="parity",
-    )
     mesh = settings.mesh.build()
     tokenizer = load_tokenizer(settings.target)
     pair = find_target(settings.target).config, find_drafter(settings.drafter).config

@@ -4,7 +4,6 @@ Computed from shapes alone: nothing is loaded, run or measured, and no GPU is ne
 """
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -27,7 +26,6 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import MODEL
 from redrafter_jax.parallel.mesh import DATA, check_rows, check_target
-from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.types import DecodeState
 
 from .abstract import abstract_drafter, abstract_state, abstract_target, bytes_of, on_mesh
@@ -56,23 +54,12 @@ DEFINITIONS = {
 }
 
 
-def plan(arguments: Sequence[str] | None = None) -> None:
+def plan(settings: PlanSettings) -> None:
     """Print what a pair needs of a GPU, and write it as JSON.
 
-    Args:
-      arguments: of the command line; None takes the process's own.
-
     Raises:
-      InputError: a setting cannot be used.
+      InputError: the pair, the mesh or the folder of the report cannot be used.
     """
-    settings = parse_settings(
-        PlanSettings,
-        "Whether a pair fits a GPU, and bounds on the time of a step. --target (a folder or hub "
-        "id; of its files config.json alone is read), --gpu, --batch and --cache are short for "
-        "target=, gpu=, batch_size= and slots=. --config may be left out.",
-        _long_form(sys.argv[1:] if arguments is None else arguments),
-        command="plan",
-    )
     draft = settings.draft
     target_config, drafter_config = settings.target.build(), settings.drafter_config()
     check_pair(target_config, drafter_config, draft)
@@ -136,7 +123,7 @@ def compiled_memory(mesh: Mesh, target: Target, drafter: Drafter, state: DecodeS
     return compile_on(mesh, loop, target, drafter, state, steps).memory
 
 
-def _long_form(arguments: Sequence[str]) -> list[str]:
+def in_settings(arguments: Sequence[str]) -> list[str]:
     """Settings in place of the flags that are short for them, and a file where none is given."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     short = {"--target": "target", "--gpu": "gpu", "--batch": "batch_size", "--cache": "slots"}

@@ -1,6 +1,5 @@
 """Settings of the commands of `python -m eval` that know models by their shape alone."""
 
-from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,7 +16,7 @@ from redrafter_jax.settings.sections import (
     SamplingSettings,
 )
 
-from .config import Dtype
+from .config import DraftGrid, Dtype
 
 
 class TargetShape(BuildableSettings):
@@ -91,16 +90,11 @@ class PlanSettings(PairShape):
     slots: int = Field(default=4096, ge=32)
 
 
-class BeamSizes(BuildableSettings):
+class BeamSizes(DraftGrid):
     """Trees of all nodes that the beams have, of every combination of these."""
 
     beam_width: list[PositiveInt] = Field(default=[DraftConfig.beam_width], min_length=1)
     draft_rounds: list[PositiveInt] = Field(default=[DraftConfig.draft_rounds], min_length=1)
-
-    def build(self) -> list[DraftConfig]:
-        """The library's configuration of every tree."""
-        sizes = product(self.beam_width, self.draft_rounds)
-        return [DraftConfig(width, rounds) for width, rounds in sizes]
 
 
 class TreeSizes(BeamSizes):
@@ -108,15 +102,6 @@ class TreeSizes(BeamSizes):
 
     num_nodes: list[PositiveInt | None] = Field(default=[None], min_length=1)
     lookup_tokens: list[NonNegativeInt] = Field(default=[DraftConfig.lookup_tokens], min_length=1)
-
-    def build(self) -> list[DraftConfig]:
-        """The library's configuration of every tree."""
-        return [
-            DraftConfig(width, rounds, nodes, lookup_tokens=lookup_tokens)
-            for width, rounds, nodes, lookup_tokens in product(
-                self.beam_width, self.draft_rounds, self.num_nodes, self.lookup_tokens
-            )
-        ]
 
 
 class StepsSettings(PairShape):

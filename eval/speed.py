@@ -1,11 +1,8 @@
 """Speculative decoding against the autoregressive baseline: how much faster, with which texts."""
 
-from collections.abc import Iterable, Sequence
-
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.parallel.processes import is_first
-from redrafter_jax.settings.arguments import parse_settings
 
 from .benchmark import Method, decode_batch, make_batches, measure, one_per_shape
 from .config import EvalSettings
@@ -17,23 +14,12 @@ from .speed_report import DEFINITIONS, build_report
 from .table import describe_setting, render_report, show
 
 
-def measure_speed(arguments: Sequence[str] | None = None, others: Iterable[str] = ()) -> None:
+def measure_speed(settings: EvalSettings) -> None:
     """Load the pair, compile and warm up, time it against the baseline, report.
 
-    Args:
-      arguments: of the command line; None takes the process's own.
-      others: commands that measure something else, for the help to name.
-
     Raises:
-      InputError: a setting, a file or a prompt cannot be used.
+      InputError: a file or a prompt cannot be used.
     """
-    settings = parse_settings(
-        EvalSettings,
-        "Measure speculative decoding against the autoregressive baseline. Other measurements are "
-        f"named first: {', '.join(others)}.",
-        arguments,
-        processes=True,
-    )
     draft = settings.draft
     target, drafter, prompts, token_rows = load(
         settings, [draft], settings.mesh.build(), settings.batch_size

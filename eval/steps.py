@@ -26,7 +26,6 @@ from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.requests import prepare
-from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.types import DecodeState, TokenTree, Verified
 
 from .abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
@@ -75,21 +74,12 @@ class Combination(NamedTuple):
         return self.slots - (steps + 1) * self.draft.max_path - 1
 
 
-def measure_steps(arguments: Sequence[str] | None = None) -> None:
+def measure_steps(settings: StepsSettings) -> None:
     """Time every combination of trees, batches, caches and samplings, and report.
-
-    Args:
-      arguments: of the command line; None takes the process's own.
 
     Raises:
       InputError: a setting cannot be used, or it does not fit the device.
     """
-    settings = parse_settings(
-        StepsSettings,
-        "What a decode step and its parts cost, in steps of the baseline.",
-        arguments,
-        command="steps",
-    )
     drafts = [draft for sizes in settings.trees for draft in sizes.build()]
     grid = [Combination(*one) for one in product(drafts, settings.batch_sizes, settings.slots)]
     _check(settings, grid)

@@ -30,15 +30,6 @@ def methods(habitual_target: Target, good_drafter: DraftModel) -> dict[str, Meth
     }
 
 
-def test_a_prompts_text_does_not_depend_on_the_batch_it_is_in(methods: dict[str, Method]) -> None:
-    texts = []
-    for batch_size in (1, 4):
-        batches = make_batches(ROWS, batch_size, 7, NEW_TOKENS, SamplingConfig(1.0), None)
-        runs = [decode_batch(methods["speculative"], batch) for batch in batches]
-        texts.append([row for run in runs for row in run.tokens])
-    assert texts[0] == texts[1]
-
-
 def test_the_baseline_is_autoregressive_decoding(methods: dict[str, Method]) -> None:
     (batch,) = make_batches(ROWS[:4], 4, 0, 9, SamplingConfig(), None)
     target = methods["baseline"].target
@@ -47,15 +38,6 @@ def test_the_baseline_is_autoregressive_decoding(methods: dict[str, Method]) -> 
     assert run.tokens == expected.tokens
     assert run.steps == expected.steps
     assert (run.new_tokens, run.decoded_tokens) == (36, 32)
-
-
-def test_rows_end_at_their_stop_token(methods: dict[str, Method]) -> None:
-    target = methods["baseline"].target
-    whole = generate_autoregressive(target, ROWS[:1], max_new_tokens=NEW_TOKENS).tokens[0]
-    token = whole[NEW_TOKENS // 2]
-    (batch,) = make_batches(ROWS[:1], 1, 0, NEW_TOKENS, SamplingConfig(), (token,))
-    for method in methods.values():
-        assert decode_batch(method, batch).tokens == [whole[: whole.index(token) + 1]]
 
 
 def test_nothing_compiles_inside_the_timers(

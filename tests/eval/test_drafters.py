@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import yaml
+from tiny_shapes import TARGET
 
-from eval.drafters import compare_drafters
+from eval.commands import evaluate
 from redrafter_jax import InputError
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -26,17 +27,7 @@ SHAPES = {
     "factors": {"cell": "sum", "num_draft_layers": 0, "head": "low_rank", "head_rank": 3},
 }
 VALUES: dict[str, Any] = {
-    "target": {
-        "vocab_size": V,
-        "hidden_size": D,
-        "intermediate_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 8,
-        "max_position_embeddings": 128,
-        "tie_word_embeddings": True,
-    },
+    "target": TARGET,
     "drafters": SHAPES,
     "dtype": "float32",
     "trees": [{"beam_width": [2], "draft_rounds": [R]}],
@@ -49,11 +40,11 @@ def write(folder: Path, **changes: Any) -> list[str]:
     values = VALUES | {"report_dir": str(folder / "report")} | changes
     path = folder / "drafters.yaml"
     path.write_text(yaml.safe_dump(values, sort_keys=False))
-    return ["--config", str(path)]
+    return ["drafters", "--config", str(path)]
 
 
 def test_bytes_and_times_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    compare_drafters(write(tmp_path))
+    evaluate(write(tmp_path))
     report = json.loads((tmp_path / "report" / "drafters.json").read_text())
     apple, other, factors = report["rows"]
     recurrence = 2 * D * D + D
@@ -73,10 +64,7 @@ def test_bytes_and_times_are_reported(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("shape", "sentence"),
     [
-        (
-            {"context_layers": [1]},
-            r"drafters\.bad\.context_layers holds 1; the target has 2",
-        ),
+        ({"context_layers": [1]}, r"drafters\.bad\.context_layers holds 1; the target has 2"),
         ({"draft_vocab_size": 25}, r"drafters\.bad\.draft_vocab_size is 25; .* 24 tokens\.$"),
         ({"draft_vocab_size": 1}, r"beam_width is 2, more than the 1 tokens"),
     ],
@@ -85,4 +73,4 @@ def test_shapes_that_do_not_fit_the_target_are_refused(
     tmp_path: Path, shape: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(InputError, match=sentence):
-        compare_drafters(write(tmp_path, drafters={"bad": shape}))
+        evaluate(write(tmp_path, drafters={"bad": shape}))

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from functools import partial
-from io import StringIO
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,15 @@ import numpy as np
 import pytest
 import yaml
 from places import CONFIGS
-from rich.console import Console
-from tiny_models import PARITY_CONFIG, tiny_config
+from tiny_models import tiny_config
+from tiny_shapes import TARGET
 
 from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
+from eval.commands import evaluate
 from eval.random_weights import random_drafter, random_target
 from eval.shape_config import StepsSettings
 from eval.step_parts import fill_state, run_finish, run_noise, run_propose, run_verify, set_back
-from eval.steps import PARTS, Combination, measure_steps
-from eval.table import render_steps
+from eval.steps import PARTS, Combination
 from pallas_kernels import aot
 from pallas_kernels.aot import Compilation, compile_on, gpu_mesh
 from redrafter_jax import DraftConfig, InputError, SamplingConfig
@@ -34,17 +33,7 @@ from redrafter_jax.settings.files import load_settings
 
 UNAVAILABLE = aot.why_unavailable()
 VALUES: dict[str, Any] = {
-    "target": {
-        "vocab_size": 24,
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 8,
-        "max_position_embeddings": 128,
-        "tie_word_embeddings": True,
-    },
+    "target": TARGET | {"num_hidden_layers": 1},
     "drafter": {"exit_dim": 16},
     "dtype": "float32",
     "trees": [{"beam_width": [2], "draft_rounds": [2], "lookup_tokens": [1]}],
@@ -97,7 +86,7 @@ def test_the_parts_in_a_row_are_a_decode_step() -> None:
 def test_every_part_is_timed_under_every_sampling(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    measure_steps(["--config", str(config)])
+    evaluate(["steps", "--config", str(config)])
     report = json.loads((config.parent / "report" / "steps.json").read_text())
     assert [row["sampling"] for row in report["rows"]] == ["greedy", "T 0.7, top_k 5, min_p 0.1"]
     for row in report["rows"]:
@@ -113,7 +102,7 @@ def test_every_part_is_timed_under_every_sampling(
 
 def test_context_layers_are_timed_too(config: Path) -> None:
     layers = ["target.num_hidden_layers=2", "drafter.context_layers=[0]"]
-    measure_steps(["--config", str(config), *layers, "repeats=1"])
+    evaluate(["steps", "--config", str(config), *layers, "repeats=1"])
 
 
 def test_every_combination_is_a_row(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +113,7 @@ def test_every_combination_is_a_row(config: Path, monkeypatch: pytest.MonkeyPatc
     lookup = "{draft_rounds: [1], lookup_tokens: [0, 2]}"
     given = f"trees=[{{num_nodes: [3, null], beam_width: [2, 3]}}, {lookup}]"
     sizes = ["batch_sizes=[1, 2]", "slots=[32, 64]", "samplings=[{temperature: 0}]"]
-    measure_steps(["--config", str(config), given, *sizes])
+    evaluate(["steps", "--config", str(config), given, *sizes])
     folder = config.parent / "report"
     rows = json.loads((folder / "steps.json").read_text())["rows"]
     names = ("beam_width", "draft_rounds", "num_nodes", "lookup_tokens", "batch_size", "slots")
@@ -134,15 +123,6 @@ def test_every_combination_is_a_row(config: Path, monkeypatch: pytest.MonkeyPatc
     assert all(row["milliseconds"]["baseline"] == [500, 500, 500] for row in rows)
     assert all(row["in_baseline_steps"]["step"] == [0.25, 0.25, 0.25] for row in rows)
     assert (folder / "steps.png").exists()
-
-
-def test_weights_have_the_shape_and_dtype_asked_for() -> None:
-    target = random_target(PARITY_CONFIG, jnp.bfloat16)
-    assert {leaf.dtype for leaf in jax.tree.leaves(target)} == {jnp.dtype("bfloat16")}
-    head = target.merge().lm_head[...]
-    assert head.shape == (32, 24)
-    # 32 inputs of size one make outputs of size one.
-    assert float(head.std()) == pytest.approx(32**-0.5, rel=0.1)
 
 
 @pytest.mark.skipif(UNAVAILABLE is not None, reason=UNAVAILABLE or "")
@@ -202,7 +182,7 @@ def test_the_configurations_are_valid(path: Path) -> None:
 )
 def test_bad_settings_are_one_sentence(config: Path, override: str, sentence: str) -> None:
     with pytest.raises(InputError) as refused:
-        measure_steps(["--config", str(config), override])
+        evaluate(["steps", "--config", str(config), override])
     assert sentence in str(refused.value)
 
 
@@ -217,27 +197,4 @@ def test_what_does_not_fit_the_device_is_refused(
 
     monkeypatch.setattr("eval.steps.jax.devices", lambda: [Small()])
     with pytest.raises(InputError, match=r"slots=32 with batch 2 needs 0\.0 GB .* give fewer"):
-        measure_steps(["--config", str(config)])
-
-
-def test_a_table_of_large_models_fits_into_80_columns() -> None:
-    def row(**sizes: Any) -> dict[str, Any]:
-        medians = {part: [111.234, 112.3451, 113.456] for part in PARTS}
-        return sizes | {
-            "beam_width": 16,
-            "draft_rounds": 4,
-            "slots": 32768,
-            "sampling": "greedy",
-            "milliseconds": medians | {"finish": [0.001, 0.0046, 0.006]},
-            "in_baseline_steps": {"step": [1.111, 1.222, 1.333]},
-            "over_first_sampling": [1.0, 1.0, 1.0],
-        }
-
-    rows = [row(num_nodes=n, lookup_tokens=c, batch_size=n) for n, c in ((128, 8), (64, 0))]
-    shown = StringIO()
-    Console(width=80, file=shown).print(render_steps(rows))
-    # What is the same in all rows is left out.
-    first, second = shown.getvalue().splitlines()[-4:-2]
-    line = "128 8 128 112.3 112.3 0.005 112.3 112.3 112.3 1.22"
-    assert " ".join(first.split()) == line
-    assert second.split() == ["1.11-1.33"]
+        evaluate(["steps", "--config", str(config)])
