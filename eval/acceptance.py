@@ -55,9 +55,7 @@ def measure_acceptance(settings: AcceptanceSettings) -> None:
       InputError: a file or a prompt cannot be used.
     """
     drafts = settings.trees.build()
-    target, drafter, prompts, token_rows = load(
-        settings, drafts, settings.mesh.build(), settings.batch_size
-    )
+    target, drafter, prompts, token_rows = load(settings, drafts)
     # Drafts outermost: each is compiled once.
     cells = [Cell(*cell) for cell in product(drafts, settings.rankings, settings.samplings)]
     measured = _measure(settings, target, drafter, token_rows, cells)
@@ -80,14 +78,8 @@ def _measure(
 ) -> Iterator[dict[str, Any]]:
     expected: dict[SamplingConfig, list[list[int]]] = {}
     for cell in cells:
-        batches = make_batches(
-            token_rows,
-            settings.batch_size or len(token_rows),
-            settings.first_seed,
-            settings.max_new_tokens,
-            cell.sampling,
-            settings.eos_token_ids,
-        )
+        batch_size = settings.batch_size or len(token_rows)
+        batches = make_batches(token_rows, batch_size, cell.sampling, settings)
         if cell.sampling not in expected:
             baseline = [decode_batch(Method(target, RootOnly()), batch) for batch in batches]
             expected[cell.sampling] = [row for run in baseline for row in run.tokens]

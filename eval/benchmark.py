@@ -18,6 +18,8 @@ from redrafter_jax.parallel.mesh import place
 from redrafter_jax.requests import prepare
 from redrafter_jax.types import Requests
 
+from .config import RowSettings
+
 
 class Method(NamedTuple):
     """A way of decoding; the drafter is one of `bind_drafter`, `RootOnly` for the baseline."""
@@ -80,19 +82,14 @@ class Turn(NamedTuple):
 
 
 def make_batches(
-    prompts: Sequence[list[int]],
-    batch_size: int,
-    first_seed: int,
-    max_new_tokens: int,
-    sampling: SamplingConfig,
-    eos_token_ids: tuple[int, ...] | None,
+    prompts: Sequence[list[int]], batch_size: int, sampling: SamplingConfig, rows: RowSettings
 ) -> list[Batch]:
     """The prompts in their order, the last batch as small as it comes; seeds count prompts."""
-    all_seeds = range(first_seed, first_seed + len(prompts))
-    grouped = zip(batched(prompts, batch_size), batched(all_seeds, batch_size), strict=True)
+    seeds = range(rows.first_seed, rows.first_seed + len(prompts))
+    grouped = zip(batched(prompts, batch_size), batched(seeds, batch_size), strict=True)
     return [
-        Batch(list(rows), max_new_tokens, sampling, list(seeds), eos_token_ids)
-        for rows, seeds in grouped
+        Batch(list(own), rows.max_new_tokens, sampling, list(their_seeds), rows.eos_token_ids)
+        for own, their_seeds in grouped
     ]
 
 

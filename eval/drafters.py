@@ -18,7 +18,6 @@ from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.recurrent import check_pair
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target
-from redrafter_jax.types import TokenTree
 
 from .abstract import abstract_state, bytes_of
 from .metrics import quartiles
@@ -108,12 +107,10 @@ def make_timer(
     zero, V = jnp.int32(0), target.config.vocab_size
     noise = run_noise(state, zero, max_path=bound.max_path, vocab_size=V, turns=1)
 
-    def search() -> TokenTree:
-        return run_propose(target, bound, state, noise, zero, turns=settings.steps)
-
     def run() -> float:
         started = time.perf_counter()
-        jax.block_until_ready(search())
+        tree = run_propose(target, bound, state, noise, zero, turns=settings.steps)
+        jax.block_until_ready(tree)
         return (time.perf_counter() - started) / settings.steps
 
     return run

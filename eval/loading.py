@@ -30,25 +30,19 @@ class Loaded(NamedTuple):
     token_rows: list[list[int]]
 
 
-def load(
-    settings: EvalSettings | AcceptanceSettings,
-    drafts: Sequence[DraftConfig],
-    mesh: Mesh | None = None,
-    batch_size: int | None = None,
-) -> Loaded:
+def load(settings: EvalSettings | AcceptanceSettings, drafts: Sequence[DraftConfig]) -> Loaded:
     """Read and check everything that the settings name, and make the folder of the report.
 
     Args:
       settings: the command's.
       drafts: every way in which trees will be drafted.
-      mesh: that the models will lie on.
-      batch_size: prompts decoded together; None takes all of them.
 
     Raises:
       InputError: a file or a prompt cannot be used, or the two models do not fit.
     """
     prompts = read_prompts(settings.prompts, settings.prompt_count)
-    check_batches(len(prompts), batch_size, mesh)
+    mesh = settings.mesh.build()
+    check_batches(len(prompts), settings.batch_size, mesh)
     tokenizer = load_tokenizer(settings.target)
     if is_first():
         make_folder(settings.report_dir, "report_dir")

@@ -33,7 +33,7 @@ from .config import CaseSettings, ParitySettings
 from .loading import check_batches
 from .metrics import first_divergence
 from .progress import track
-from .replay import UNEXPLAINED, Place, explain, replay
+from .replay import Place, explain, replay
 from .report import write_report
 from .table import render_parity, show
 
@@ -133,38 +133,23 @@ def compare_batch(
     bound = bind_drafter(drafter, case.settings.draft)
     methods = (Method(target, RootOnly()), Method(target, bound))
     baseline, speculative = (decode_batch(method, batch) for method in methods)
-    parted = [
+    places = [
         Place(row, position)
         for row, texts in enumerate(zip(speculative.tokens, baseline.tokens, strict=True))
         if (position := first_divergence(*texts)) is not None
     ]
-    # Where one text has ended there is no choice to look at.
-    places = [
-        place
-        for place in parted
-        if place.position < min(len(run.tokens[place.row]) for run in (baseline, speculative))
-    ]
-    seen_baseline, seen_speculative = (
+    seen = [
         replay(method, batch, run.tokens, places)
         for method, run in zip(methods, (baseline, speculative), strict=True)
-    )
-    explanations = {
-        place: explain(
-            alone,
-            in_tree,
-            baseline.tokens[place.row][place.position],
-            speculative.tokens[place.row][place.position],
-            tolerance,
-        )
-        for place, alone, in_tree in zip(places, seen_baseline, seen_speculative, strict=True)
-    }
+    ]
     divergences: list[dict[str, Any] | None] = [None] * len(batch.prompts)
-    for place in parted:
+    for place, alone, in_tree in zip(places, *seen, strict=True):
+        token, other = _token_at(baseline, place), _token_at(speculative, place)
         divergences[place.row] = {
             "position": place.position,
-            "token": _token_at(baseline, place),
-            "speculative_token": _token_at(speculative, place),
-            **explanations.get(place, UNEXPLAINED)._asdict(),
+            "token": token,
+            "speculative_token": other,
+            **explain(alone, in_tree, token, other, tolerance)._asdict(),
         }
     return Compared(case.name, speculative, baseline, divergences)
 
@@ -197,15 +182,7 @@ def _prepare(
             tokenize_to_length(source, tokenizer, row, lengths[row % len(lengths)])
             for row in range(len(prompts))
         ]
-    batches = make_batches(
-        token_rows,
-        case.batch_size,
-        case.first_seed,
-        case.max_new_tokens,
-        case.sampling,
-        case.eos_token_ids,
-    )
-    return prompts, batches
+    return prompts, make_batches(token_rows, case.batch_size, case.sampling, case)
 
 
 def _token_at(run: Run, place: Place) -> int | None:

@@ -75,13 +75,13 @@ def replay(
 ) -> list[Seen | None]:
     """What the method saw at each place, of the same programs on arrays of the same shapes.
 
-    None where the text up to the place is no path of the tree drafted there.
+    None where the text has ended, or where it is no path of the tree that was drafted.
 
     Args:
       method: how the batch was decoded.
       batch: the same prompts, seeds and limits.
       texts: the new tokens of every row.
-      places: tokens of these texts.
+      places: tokens of these texts, or the one behind the last.
     """
     if not places:
         return []
@@ -110,8 +110,8 @@ def replay(
 def explain(
     baseline: Seen | None,
     speculative: Seen | None,
-    token: int,
-    speculative_token: int,
+    token: int | None,
+    speculative_token: int | None,
     tolerance: float,
 ) -> Explanation:
     """Judge a first divergence.
@@ -124,11 +124,11 @@ def explain(
     Args:
       baseline: what it saw there; None if `replay` found nothing.
       speculative: what the speculative pass saw there, likewise.
-      token: the baseline's choice.
-      speculative_token: the speculative text's.
+      token: the baseline's choice; None where its text has ended.
+      speculative_token: the speculative text's, likewise.
       tolerance: in logits, that is in scores times the temperature.
     """
-    if baseline is None:
+    if baseline is None or token is None or speculative_token is None:
         return UNEXPLAINED
     gap = _gap(baseline, token, speculative_token)
     if speculative is None:

@@ -19,23 +19,17 @@ def write_report(
     """Write the report as JSON and return it, with its run, settings and definitions added."""
     whole = {
         **report,
-        **describe_run(),
+        "platform": jax.default_backend(),
+        "device": describe_device(),
+        # Of the whole process on the first device; None where the platform does not count.
+        "peak_memory_bytes": (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use"),
+        "versions": _versions(),
+        "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
         "config": settings.model_dump(mode="json"),
         "definitions": definitions,
     }
     path.write_text(json.dumps(whole, indent=2, allow_nan=False) + "\n")
     return whole
-
-
-def describe_run() -> dict[str, Any]:
-    """Where, when and with which versions it was measured."""
-    return {
-        "platform": jax.default_backend(),
-        "device": describe_device(),
-        "peak_memory_bytes": _peak_memory(),
-        "versions": describe_versions(),
-        "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
 
 
 def describe_device() -> str:
@@ -59,13 +53,7 @@ def _processor() -> str:
     return next(names, "") or platform.processor() or platform.machine()
 
 
-def _peak_memory() -> int | None:
-    """Of the whole process on the first device; None where the platform does not count."""
-    statistics = jax.local_devices()[0].memory_stats() or {}
-    return statistics.get("peak_bytes_in_use")
-
-
-def describe_versions() -> dict[str, str | None]:
+def _versions() -> dict[str, str | None]:
     """Of Python and of the packages that decode."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     for package in ("redrafter-jax", "jax", "jaxlib", "flax", "numpy"):

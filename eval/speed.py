@@ -21,17 +21,8 @@ def measure_speed(settings: EvalSettings) -> None:
       InputError: a file or a prompt cannot be used.
     """
     draft = settings.draft
-    target, drafter, prompts, token_rows = load(
-        settings, [draft], settings.mesh.build(), settings.batch_size
-    )
-    batches = make_batches(
-        token_rows,
-        settings.batch_size,
-        settings.first_seed,
-        settings.max_new_tokens,
-        settings.sampling,
-        settings.eos_token_ids,
-    )
+    target, drafter, prompts, token_rows = load(settings, [draft])
+    batches = make_batches(token_rows, settings.batch_size, settings.sampling, settings)
     methods = {
         "speculative": Method(target, bind_drafter(drafter, draft)),
         "baseline": Method(target, RootOnly()),

@@ -9,6 +9,7 @@ from tiny_folders import encode
 
 from eval import benchmark
 from eval.benchmark import Method, Run, decode_batch, make_batches, measure, one_per_shape
+from eval.config import RowSettings
 from redrafter_jax import DraftConfig, SamplingConfig, generate_autoregressive
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
@@ -31,7 +32,7 @@ def methods(habitual_target: Target, good_drafter: DraftModel) -> dict[str, Meth
 
 
 def test_the_baseline_is_autoregressive_decoding(methods: dict[str, Method]) -> None:
-    (batch,) = make_batches(ROWS[:4], 4, 0, 9, SamplingConfig(), None)
+    (batch,) = make_batches(ROWS[:4], 4, SamplingConfig(), RowSettings(max_new_tokens=9))
     target = methods["baseline"].target
     expected = generate_autoregressive(target, batch.prompts, max_new_tokens=9)
     run = decode_batch(methods["baseline"], batch)
@@ -44,7 +45,8 @@ def test_nothing_compiles_inside_the_timers(
     methods: dict[str, Method], caplog: pytest.LogCaptureFixture
 ) -> None:
     # Prompts of two sizes of cache; no other test has the longer one.
-    batches = make_batches([encode("a" * 90), encode("b")], 1, 0, 11, SamplingConfig(), None)
+    rows = RowSettings(max_new_tokens=11)
+    batches = make_batches([encode("a" * 90), encode("b")], 1, SamplingConfig(), rows)
     shapes = one_per_shape(methods, [*batches, *batches])
     assert len(shapes) == 2 * 2
     with caplog.at_level(logging.WARNING), jax.log_compiles():
@@ -59,7 +61,7 @@ def test_nothing_compiles_inside_the_timers(
 def test_methods_take_turns_and_change_who_goes_first(
     monkeypatch: pytest.MonkeyPatch, methods: dict[str, Method]
 ) -> None:
-    batches = make_batches([[0], [1]], 1, 0, 4, SamplingConfig(), None)
+    batches = make_batches([[0], [1]], 1, SamplingConfig(), RowSettings(max_new_tokens=4))
     order = []
 
     def record(method: Method, batch: benchmark.Batch) -> Run:

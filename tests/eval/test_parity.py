@@ -20,7 +20,7 @@ from eval import benchmark, parity, replay
 from eval.__main__ import main
 from eval.benchmark import Method, make_batches
 from eval.commands import evaluate
-from eval.config import ParitySettings
+from eval.config import CaseSettings, ParitySettings
 from redrafter_jax import InputError, SamplingConfig
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.decoding import accept, step
@@ -151,7 +151,8 @@ def run_uneven(
 ) -> Callable[..., tuple[int, dict[str, Any]]]:
     """A run with twin tokens, of which the speculative pass prefers the second by a nudge."""
     prompts = [encode(text) for text in PROMPTS[:4]]
-    (batch,) = make_batches(prompts, 4, 0, 24, SamplingConfig(), ())
+    rows = CaseSettings(max_new_tokens=24, stop="never")
+    (batch,) = make_batches(prompts, 4, SamplingConfig(), rows)
     token = benchmark.decode_batch(Method(habitual_target, RootOnly()), batch).tokens[0][8]
 
     def run_with(nudge: float, *overrides: str) -> tuple[int, dict[str, Any]]:

@@ -7,6 +7,7 @@ import pytest
 from tiny_models import tiny_config
 
 from eval.benchmark import Method, decode_batch, make_batches
+from eval.config import RowSettings
 from eval.replay import Explanation, Place, Seen, explain, follow, replay
 from redrafter_jax import DraftConfig, SamplingConfig
 from redrafter_jax.drafters.base import RootOnly
@@ -28,7 +29,8 @@ def test_replay_sees_what_every_token_was_chosen_from(
     target, drafter = place(habitual_target, mesh), place(good_drafter, mesh)
     prompts = [[3, 1, 4], [1], [5, 9, 2, 6], [8, 9]]
     sampling = SamplingConfig(temperature=0.9, top_k=6)
-    (batch,) = make_batches(prompts, 4, 4, 24, sampling, ())
+    rows = RowSettings(max_new_tokens=24, first_seed=4, stop="never")
+    (batch,) = make_batches(prompts, 4, sampling, rows)
     draft = DraftConfig(beam_width=3, draft_rounds=3)
     places = [Place(row, position) for position in (23, 0, 5, 1) for row in range(4)]
     methods = [Method(target, bind_drafter(drafter, draft)), Method(target, RootOnly())]
