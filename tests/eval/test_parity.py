@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from places import CONFIGS
 from tiny_folders import encode
 
 from eval import benchmark, parity, replay
-from eval.__main__ import main
 from eval.benchmark import Method, make_batches
 from eval.commands import evaluate
 from eval.config import CaseSettings, ParitySettings
@@ -88,24 +86,16 @@ def test_every_dtype_is_tried(config: Path, tmp_path: Path) -> None:
     assert [case["dtype"] for case in report["cases"]] == ["bfloat16", "float32"]
 
 
-def test_main_prints_table_verdict_and_place_and_reports_the_setting(
-    config: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_the_table_and_the_verdict_are_printed_and_the_setting_is_reported(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["eval", "parity", "--config", str(config), f"report_dir={tmp_path}"]
-    monkeypatch.setattr(sys, "argv", arguments)
-    main()
+    _, report = run(config, tmp_path)
     printed = capsys.readouterr()
     assert printed.err == "decode in float32: 0 of 1\n"
     assert "4 of 4" in printed.out
     assert "All 4 texts are the target's own" in printed.out
     assert "The report: " in printed.out.splitlines()[-1]
-
-    report = json.loads((tmp_path / "parity.json").read_text())
     assert report["config"]["tolerance"] == {"float32": 1e-4, "bfloat16": 0.25}
-    assert report["config"]["cases"]["greedy"]["draft"]["beam_width"] == 3
     assert report["cases"][0]["num_nodes"] == 10
     assert report["target"]["vocab_size"] == report["drafter"]["vocab_size"] == 24
     assert {"gap", "difference", "tie"} <= report["definitions"].keys()

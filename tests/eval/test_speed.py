@@ -149,16 +149,6 @@ def test_what_prompt_lookup_gains_is_told_apart(
     assert f"{sum(looked_up) / calls:.2f}" in lines[0]
 
 
-def test_a_mesh_changes_no_text_and_no_count(
-    config: Path, tmp_path: Path, report: dict[str, Any]
-) -> None:
-    split = ("batch_size=2", "prompt_count=4", "mesh.data=2", "mesh.model=2", "repeats=1")
-    on_mesh = evaluate_with(config, tmp_path, *split)
-    assert on_mesh["identical"] == 1.0
-    for row, alone in zip(on_mesh["prompts"], report["prompts"], strict=False):
-        assert row["accept_counts"] == alone["accept_counts"]
-
-
 def test_a_text_that_prefill_ends_leaves_decode_rates_unknown(config: Path, tmp_path: Path) -> None:
     report = evaluate_with(config, tmp_path, "max_new_tokens=1", "prompt_count=2")
     assert report["identical"] == 1.0
