@@ -64,8 +64,8 @@ def evaluate(words: Sequence[str]) -> None:
     Raises:
       InputError: there is no such command, or a setting, a file or a prompt cannot be used.
     """
-    name = words[0] if words and words[0] in COMMANDS else None
-    if name is None:
+    name = words[0] if words and words[0] in COMMANDS else ""
+    if not name:
         refuse_unknown_command(words[0] if words else "", COMMANDS)
     measure, settings, purpose = COMMANDS[name] if name else SPEED
     rest = words[1:] if name else words
