@@ -12,7 +12,7 @@ from redrafter_jax.drafters.recurrent import check_pair
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
-from redrafter_jax.parallel.mesh import data_parts
+from redrafter_jax.parallel.mesh import data_shards
 from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.settings.sections import check_batch
 from redrafter_jax.text.prompts import Prompt, read_prompts, tokenize
@@ -63,7 +63,7 @@ def check_batches(count: int, batch_size: int | None, mesh: Mesh | None) -> None
     """
     size = min(batch_size or count, count)
     check_batch("batch_size" if size < count else "the number of prompts", size, mesh)
-    parts, last = data_parts(mesh), count % size
+    parts, last = data_shards(mesh), count % size
     if last % parts:
         raise InputError(
             f"{count} prompts in batches of {size} leave {last} for the last one, which "

@@ -14,8 +14,8 @@ from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.tree import root_tree
 from redrafter_jax.generation import start
 from redrafter_jax.models.target import Target
-from redrafter_jax.parallel.collectives import gather_parts
-from redrafter_jax.parallel.mesh import per_part, to_host
+from redrafter_jax.parallel.collectives import all_gather
+from redrafter_jax.parallel.mesh import per_shard, to_host
 from redrafter_jax.parallel.program import program
 from redrafter_jax.sampling import draw_noise, filter_logits
 from redrafter_jax.types import DecodeState, Requests, Sampling, TokenTree
@@ -177,7 +177,7 @@ def _look(target: Target, drafter: Drafter, state: DecodeState) -> _Looked:
         verified = verify(decoder, tree, state.cache, drafter.context_layers)
         return _score(tree, verified.logits, noise, state.sampling)
 
-    return per_part(look, target.mesh, target, drafter, state)
+    return per_shard(look, target.mesh, target, drafter, state)
 
 
 @program()
@@ -190,7 +190,7 @@ def _look_at_first(target: Target, requests: Requests) -> _Looked:
         noise = draw_noise(requests.sampling, requests.lengths, 1, target.config.vocab_size)
         return _score(root_tree(requests.lengths), logits, noise, requests.sampling)
 
-    return per_part(look, target.mesh, target, requests)
+    return per_shard(look, target.mesh, target, requests)
 
 
 def _score(
@@ -201,8 +201,8 @@ def _score(
 ) -> _Looked:
     V = noise.shape[-1]
     at_nodes = jnp.take_along_axis(noise, tree.depth[..., None], axis=1)
-    scores = gather_parts(filter_logits(logits, sampling, V), V) + at_nodes
-    return _Looked(tree, gather_parts(logits, V), at_nodes, scores)
+    scores = all_gather(filter_logits(logits, sampling, V), V) + at_nodes
+    return _Looked(tree, all_gather(logits, V), at_nodes, scores)
 
 
 def _at(looked: Any, sampling: Sampling, row: int, drafted: Sequence[int]) -> Seen | None:

@@ -8,7 +8,7 @@ from redrafter_jax.config import DraftConfig
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import MODEL
-from redrafter_jax.parallel.mesh import data_parts
+from redrafter_jax.parallel.mesh import data_shards
 from redrafter_jax.types import DecodeState
 
 from .abstract import bytes_of
@@ -27,7 +27,7 @@ def bytes_read(
 ) -> Traffic:
     """The least that a decode step reads from one device's memory, its cache full."""
     config = target.config
-    rows = len(state.root) // data_parts(target.mesh)
+    rows = len(state.root) // data_shards(target.mesh)
     row_bytes = config.hidden_size * state.cache.keys[0].dtype.itemsize
     once = bytes_of(target) + bytes_of((state.cache.keys, state.cache.values))
     if not config.tie_word_embeddings:

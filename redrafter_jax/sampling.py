@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.extend.random import threefry2x32_p
 from jaxtyping import Array, Float, Int, UInt
 
-from redrafter_jax.parallel.collectives import gather_parts
+from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.types import Sampling
 
 
@@ -92,7 +92,7 @@ def filter_logits(
         filtered.any(),
         lambda: jnp.where(
             filtered[:, None, None],
-            _lowest_kept(gather_parts(logits, size), unit, *bounds),
+            _lowest_kept(all_gather(logits, size), unit, *bounds),
             none,
         ),
         lambda: none,

@@ -19,7 +19,7 @@ from redrafter_jax.config import TargetConfig
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
-from redrafter_jax.parallel.processes import part_of_rows
+from redrafter_jax.parallel.processes import rows_of_process
 from redrafter_jax.settings.sections import check_batch
 
 from .config import TrainSettings
@@ -91,7 +91,7 @@ def set_up(settings: TrainSettings, console: Console) -> Run:
         settings.optimizer, settings.steps, lambda name: not name.startswith("lm_head")
     )
     rows = settings.optimizer.batch_size * settings.optimizer.accumulation_steps
-    batches = make_batches(mixture, rows, settings.data.shuffle_seed, part_of_rows(mesh))
+    batches = make_batches(mixture, rows, settings.data.shuffle_seed, rows_of_process(mesh))
     chats = any(document.is_chat for source, _ in sources for document in source.documents)
     trial = prepare_trial(settings, target, drafter, chats)
     digests = {"target": digest_weights(target)}

@@ -14,11 +14,11 @@ from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import (
     FULLY_SHARDED,
     RULES,
-    data_parts,
-    keep_groups,
-    keep_parts,
-    keep_whole,
-    per_part,
+    constrain,
+    constrain_replicated,
+    constrain_rows,
+    data_shards,
+    per_shard,
 )
 
 from .config import LossSettings
@@ -118,15 +118,17 @@ def train_step(
         return (decay * weighted).sum(), means
 
     # Rows that lie together on a mesh have gradients of their own, which meet once, at the end.
-    groups = data_parts(target.mesh)
+    groups = data_shards(target.mesh)
     differentiate = jax.vmap(jax.value_and_grad(loss, has_aux=True), in_axes=(None, 0))
 
     # Gradients are taken window by window, so that nothing of a window outlives it.
     def add_window(carry: _Totals, window: Window) -> tuple[_Totals, None]:
         grouped = jax.tree.map(lambda leaf: leaf.reshape(groups, -1, *leaf.shape[1:]), window)
-        (value, means), gradients = differentiate(state.params, keep_groups(grouped, target.mesh))
+        (value, means), gradients = differentiate(
+            state.params, constrain_rows(grouped, target.mesh)
+        )
         total = jax.tree.map(jnp.add, carry, (gradients, value, means))
-        return keep_groups(total, target.mesh), None
+        return constrain_rows(total, target.mesh), None
 
     def last_hidden(
         target: Target, tokens: Int[Array, "B T"], segments: Int[Array, "B T"]
@@ -136,7 +138,7 @@ def train_step(
 
     def add_batch(carry: _Totals, batch: tuple[Array, Array, Array]) -> tuple[_Totals, None]:
         tokens, _, segments = batch
-        hidden = per_part(last_hidden, target.mesh, target, tokens, segments)
+        hidden = per_shard(last_hidden, target.mesh, target, tokens, segments)
         windows = split_windows(
             hidden.astype(jnp.float32),
             *batch,
@@ -150,13 +152,13 @@ def train_step(
     nothing = (jax.tree.map(jnp.zeros_like, state.params), jnp.zeros(()), empty)
     start = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (groups, *leaf.shape)), nothing)
     total, _ = jax.lax.scan(
-        add_batch, keep_groups(start, target.mesh), (tokens, loss_mask, segments)
+        add_batch, constrain_rows(start, target.mesh), (tokens, loss_mask, segments)
     )
     gradients, value, means = jax.tree.map(lambda leaf: leaf.sum(axis=0), total)
     rules = FULLY_SHARDED if fully_sharded else RULES
-    gradients = keep_parts(gradients, target.mesh, rules)
+    gradients = constrain(gradients, target.mesh, rules)
     updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
     params = jax.tree.map(jnp.add, state.params, updates)
     metrics = StepMetrics(value, means, optax.tree.norm(gradients))
-    new_state = keep_parts(TrainState(params, optimizer_state), target.mesh, rules)
-    return new_state, keep_whole(metrics, target.mesh)
+    new_state = constrain(TrainState(params, optimizer_state), target.mesh, rules)
+    return new_state, constrain_replicated(metrics, target.mesh)

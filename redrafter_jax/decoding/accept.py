@@ -4,7 +4,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from redrafter_jax.parallel.collectives import max_parts, min_parts, own_part, part_start
+from redrafter_jax.parallel.collectives import (
+    all_reduce_max,
+    all_reduce_min,
+    own_shard,
+    shard_start,
+)
 from redrafter_jax.sampling import filter_logits
 from redrafter_jax.types import Accepted, Sampling, TokenTree
 
@@ -45,7 +50,7 @@ def choose_tokens(
       sampling: the rows' temperature and filters.
     """
     V = noise.shape[-1]
-    own_noise = own_part(noise, logits.shape[-1])
+    own_noise = own_shard(noise, logits.shape[-1])
     node_noise = jnp.take_along_axis(own_noise, depth[..., None], axis=1)
     return _first_best(filter_logits(logits, sampling, V) + node_noise, V)
 
@@ -97,6 +102,6 @@ def _first_best(scores: Float[Array, "B N part"], V: int) -> Int[Array, "B N"]:
     This is `argmax` as two reductions, which the CPU can vectorise.
     """
     part = scores.shape[-1]
-    best = scores == max_parts(jnp.max(scores, axis=-1, keepdims=True))
-    index = part_start(part, V) + jnp.arange(part, dtype=jnp.int32)
-    return min_parts(jnp.min(jnp.where(best, index, V - 1), axis=-1))
+    best = scores == all_reduce_max(jnp.max(scores, axis=-1, keepdims=True))
+    index = shard_start(part, V) + jnp.arange(part, dtype=jnp.int32)
+    return all_reduce_min(jnp.min(jnp.where(best, index, V - 1), axis=-1))

@@ -11,8 +11,8 @@ from redrafter_jax.decoding.accept import decide, is_stop, log_probs_of
 from redrafter_jax.drafters.tree import root_tree
 from redrafter_jax.models.cache import init_cache
 from redrafter_jax.models.target import Target
-from redrafter_jax.parallel.collectives import gather_parts
-from redrafter_jax.parallel.mesh import per_part
+from redrafter_jax.parallel.collectives import all_gather
+from redrafter_jax.parallel.mesh import per_shard
 from redrafter_jax.parallel.program import program
 from redrafter_jax.sampling import draw_noise
 from redrafter_jax.types import DecodeState, DecodeStats, KVCache, Requests
@@ -80,7 +80,7 @@ def prefill(
         log_probs=log_probs,
         context_layers=context_layers,
     )
-    return per_part(run, target.mesh, target, requests, memory)
+    return per_shard(run, target.mesh, target, requests, memory)
 
 
 def _prefill(
@@ -108,7 +108,7 @@ def _prefill(
     )
     first_log_probs = None
     if log_probs:
-        chosen = log_probs_of(gather_parts(logits, V), root)[:, 0]
+        chosen = log_probs_of(all_gather(logits, V), root)[:, 0]
         first_log_probs = jnp.zeros((B, S)).at[rows, lengths].set(chosen)
     return DecodeState(
         tokens=requests.tokens.at[rows, lengths].set(root[:, 0]),

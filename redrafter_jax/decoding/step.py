@@ -9,8 +9,8 @@ from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.cache import commit
 from redrafter_jax.models.target import Decoder, Target
-from redrafter_jax.parallel.collectives import gather_parts
-from redrafter_jax.parallel.mesh import per_part
+from redrafter_jax.parallel.collectives import all_gather
+from redrafter_jax.parallel.mesh import per_shard
 from redrafter_jax.parallel.program import program
 from redrafter_jax.sampling import draw_noise
 from redrafter_jax.types import DecodeState, DecodeStats, KVCache, StepTrace, TokenTree, Verified
@@ -45,7 +45,7 @@ def decode_step(
         observed = drafter.observe(state.drafter, verified, trace)
         return state._replace(drafter=observed), trace
 
-    return per_part(step, target.mesh, target, drafter, state)
+    return per_shard(step, target.mesh, target, drafter, state)
 
 
 def step_noise(state: DecodeState, max_path: int, vocab_size: int) -> Float[Array, "B P V"]:
@@ -106,7 +106,7 @@ def finish(
         accepted_by = accepted_by + (by & kept[..., None]).sum(axis=1)
     log_probs = state.log_probs
     if log_probs is not None:
-        whole = gather_parts(verified.logits, noise.shape[-1])
+        whole = all_gather(verified.logits, noise.shape[-1])
         ours = jnp.take_along_axis(log_probs_of(whole, chosen), accepted.path, axis=1)
         log_probs = _write(log_probs, ours, state.cache.lengths + 1)
     after = state._replace(
@@ -155,4 +155,4 @@ def decode(
         _, state = jax.lax.while_loop(unfinished, body, (jnp.int32(0), state))
         return state
 
-    return per_part(run, target.mesh, target, drafter, state, max_steps)
+    return per_shard(run, target.mesh, target, drafter, state, max_steps)

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.drafters.recurrent_head import RecurrentHead
-from redrafter_jax.parallel.collectives import gather_parts, look_up, own_part, part_start
+from redrafter_jax.parallel.collectives import all_gather, gather_rows, own_shard, shard_start
 from redrafter_jax.sampling import filter_logits
 from redrafter_jax.types import Beams, Sampling, Scorer
 
@@ -59,12 +59,12 @@ def beam_search(
     def draft_round(
         frontier: _Frontier, round_noise: Float[Array, "B U"]
     ) -> tuple[_Frontier, tuple[Array, Array, Array]]:
-        embedded = look_up(embedding, frontier.tokens, drafter.config.vocab_size)
+        embedded = gather_rows(embedding, frontier.tokens, drafter.config.vocab_size)
         states = drafter.step(frontier.states, embedded)
         logits = drafter.logits(context[:, None], states, scorer)
-        noise = own_part(round_noise, logits.shape[-1])[:, None]
+        noise = own_shard(round_noise, logits.shape[-1])[:, None]
         scores = factor * (filter_logits(logits, sampling, U) + noise)
-        best, tokens = _best_of_parts(scores, draft.candidates or draft.beam_width, U)
+        best, tokens = _best_of_shards(scores, draft.candidates or draft.beam_width, U)
         if draft.candidates:
             # Held together: on the CPU XLA sorts the whole vocabulary when it sees both cut to W.
             best, tokens = jax.lax.optimization_barrier((best, tokens))
@@ -104,7 +104,7 @@ def _best(
     return best, where
 
 
-def _best_of_parts(
+def _best_of_shards(
     scores: Float[Array, "... part"], count: int, size: int
 ) -> tuple[Float[Array, "... C"], Int[Array, "... C"]]:
     """`_best` over all parts of an axis of the given size; only C scores of each are exchanged."""
@@ -113,8 +113,8 @@ def _best_of_parts(
     if part == size:
         return best, where
     candidates = best.shape[-1] * (size // part)
-    best = gather_parts(best, candidates)
-    where = gather_parts(where + part_start(part, size), candidates)
+    best = all_gather(best, candidates)
+    where = all_gather(where + shard_start(part, size), candidates)
     best, places = _best(best, count)
     return best, jnp.take_along_axis(where, places, axis=-1)
 
@@ -125,4 +125,4 @@ def _logsumexp(scores: Float[Array, "... part"], size: int) -> Float[Array, "...
     total = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
     if part == size:
         return total
-    return jax.nn.logsumexp(gather_parts(total, size // part), axis=-1, keepdims=True)
+    return jax.nn.logsumexp(all_gather(total, size // part), axis=-1, keepdims=True)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from redrafter_jax.config import DrafterConfig
 from redrafter_jax.errors import InputError
-from redrafter_jax.parallel.collectives import gather_parts
+from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.types import Scorer
 
@@ -31,7 +31,7 @@ class Dense(nnx.Module):
     def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
         y = x @ self.kernel[...]
         y = y + self.bias[...] if hasattr(self, "bias") else y
-        return gather_parts(y, self.width_out)
+        return all_gather(y, self.width_out)
 
 
 class RecurrentHead(nnx.Module):

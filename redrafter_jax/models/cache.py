@@ -6,7 +6,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from redrafter_jax.config import TargetConfig
-from redrafter_jax.parallel.collectives import part_size
+from redrafter_jax.parallel.collectives import shard_size
 from redrafter_jax.types import KVCache
 
 
@@ -16,7 +16,7 @@ def init_cache(config: TargetConfig, batch: int, slots: int, dtype: DTypeLike) -
     A decode step writes P slots from `lengths` on, finished rows included, and the token buffer
     of the same S one further, so a row that may decide n tokens needs `n + P` slots.
     """
-    shape = (batch, part_size(config.num_key_value_heads), slots, config.head_dim)
+    shape = (batch, shard_size(config.num_key_value_heads), slots, config.head_dim)
     layers = range(config.num_hidden_layers)
     return KVCache(
         keys=tuple(jnp.zeros(shape, dtype) for _ in layers),

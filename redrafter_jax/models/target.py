@@ -13,7 +13,7 @@ from redrafter_jax.models.attention import prefill_attention, tree_attention
 from redrafter_jax.models.cache import append
 from redrafter_jax.models.layers import rms_norm, rotary_angles, rotate, swiglu
 from redrafter_jax.models.rotary import rotary_frequencies
-from redrafter_jax.parallel.collectives import gather_parts, look_up, sum_parts
+from redrafter_jax.parallel.collectives import all_gather, all_reduce_sum, gather_rows
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.types import KVCache, Scorer, TokenTree, Verified
 
@@ -64,7 +64,7 @@ class Attention(nnx.Module):
         # keep their products in float32 parts until then, to add them up a second time.
         k, v = jax.lax.optimization_barrier((k, v))
         attended = attend(q, k, v).reshape(*x.shape[:2], -1)
-        return _add(sum_parts(attended @ self.o_proj[...]), self.o_bias), k, v
+        return _add(all_reduce_sum(attended @ self.o_proj[...]), self.o_bias), k, v
 
 
 def _add(product: Float[Array, "B T out"], bias: nnx.Param | None) -> Float[Array, "B T out"]:
@@ -89,7 +89,9 @@ class FeedForward(nnx.Module):
         self.down_proj = nnx.Param(_WEIGHT_INIT(rngs.params(), (inner, width)))
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        return sum_parts(swiglu(x, self.gate_proj[...], self.up_proj[...], self.down_proj[...]))
+        return all_reduce_sum(
+            swiglu(x, self.gate_proj[...], self.up_proj[...], self.down_proj[...])
+        )
 
 
 class DecoderLayer(nnx.Module):
@@ -193,7 +195,7 @@ class Decoder(nnx.Module):
 
     def embed(self, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
         """Embeddings of the tokens."""
-        return look_up(self.embed_tokens[...], tokens, self.config.vocab_size)
+        return gather_rows(self.embed_tokens[...], tokens, self.config.vocab_size)
 
     def logits(self, hidden: Float[Array, "... Z"]) -> Float[Array, "... V"]:
         """Scores of the next token, float32, from the last of the hidden states alone.
@@ -211,7 +213,7 @@ class Decoder(nnx.Module):
         V = self.config.vocab_size
         if tokens is not None and len(self.embed_tokens[...]) < V:
             score_part = self.scorer()
-            return lambda hidden: gather_parts(score_part(hidden), V)[..., tokens]
+            return lambda hidden: all_gather(score_part(hidden), V)[..., tokens]
         if not self.config.tie_word_embeddings:
             head = self.lm_head[...] if tokens is None else self.lm_head[...][:, tokens]
             return lambda hidden: jnp.matmul(hidden, head, preferred_element_type=jnp.float32)

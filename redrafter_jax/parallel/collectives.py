@@ -1,6 +1,6 @@
 """What a program on one part of a mesh asks of the others; without a mesh these do nothing.
 
-`mesh.per_part` runs a program so. A part is known by its size: an axis that is shorter than it
+`mesh.per_shard` runs a program so. A part is known by its size: an axis that is shorter than it
 should be is this device's part of it.
 """
 
@@ -12,55 +12,55 @@ from jaxtyping import Array, Float, Int, Shaped
 MODEL = "model"
 
 
-def sum_parts(x: Float[Array, "..."]) -> Float[Array, "..."]:
+def all_reduce_sum(x: Float[Array, "..."]) -> Float[Array, "..."]:
     """The sum of what the devices of a `model` group hold: of partial products, for example."""
     return jax.lax.psum(x, MODEL) if _has_others() else x
 
 
-def max_parts(x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
+def all_reduce_max(x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
     """The elementwise maximum over the `model` group."""
     return jax.lax.pmax(x, MODEL) if _has_others() else x
 
 
-def min_parts(x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
+def all_reduce_min(x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
     """The elementwise minimum over the `model` group."""
     return jax.lax.pmin(x, MODEL) if _has_others() else x
 
 
-def gather_parts(x: Shaped[Array, "... part"], size: int) -> Shaped[Array, "... whole"]:
+def all_gather(x: Shaped[Array, "... part"], size: int) -> Shaped[Array, "... whole"]:
     """The whole last axis, of the given size; the array itself if it is whole already."""
     if x.shape[-1] == size:
         return x
     return jax.lax.all_gather(x, MODEL, axis=x.ndim - 1, tiled=True)
 
 
-def own_part(x: Shaped[Array, "... whole"], size: int) -> Shaped[Array, "... part"]:
+def own_shard(x: Shaped[Array, "... whole"], size: int) -> Shaped[Array, "... part"]:
     """This device's part, of the given size, of a last axis that is whole."""
     if x.shape[-1] == size:
         return x
-    return jax.lax.dynamic_slice_in_dim(x, part_start(size, x.shape[-1]), size, axis=-1)
+    return jax.lax.dynamic_slice_in_dim(x, shard_start(size, x.shape[-1]), size, axis=-1)
 
 
-def part_size(whole: int) -> int:
+def shard_size(whole: int) -> int:
     """Of an axis that the mesh divides, what this device holds of it."""
     return whole // jax.sharding.get_abstract_mesh().shape[MODEL] if inside() else whole
 
 
-def part_start(size: int, whole: int) -> Int[Array, ""] | int:
+def shard_start(size: int, whole: int) -> Int[Array, ""] | int:
     """Where this device's part, of the given size, begins in an axis."""
     return 0 if size == whole else jax.lax.axis_index(MODEL) * size
 
 
-def look_up(
+def gather_rows(
     table: Float[Array, "part D"], rows: Int[Array, "..."], size: int
 ) -> Float[Array, "... D"]:
     """Rows of a table of the given size, of which this device may hold a part."""
     if len(table) == size:
         return table[rows]
-    local = rows - part_start(len(table), size)
+    local = rows - shard_start(len(table), size)
     own = (local >= 0) & (local < len(table))
     found = table[jnp.where(own, local, 0)]
-    return sum_parts(jnp.where(own[..., None], found, 0))
+    return all_reduce_sum(jnp.where(own[..., None], found, 0))
 
 
 def _has_others() -> bool:
@@ -69,5 +69,5 @@ def _has_others() -> bool:
 
 
 def inside() -> bool:
-    """Whether this is traced for a part, within `mesh.per_part`."""
+    """Whether this is traced for a part, within `mesh.per_shard`."""
     return MODEL in jax.sharding.get_abstract_mesh().manual_axes

@@ -118,7 +118,7 @@ def check_rows(rows: int, mesh: Mesh | None) -> None:
     Raises:
       InputError: it does not.
     """
-    parts = data_parts(mesh)
+    parts = data_shards(mesh)
     if rows % parts:
         raise InputError(
             f"{rows} prompts cannot be split evenly over the {parts} devices along data; give a "
@@ -222,21 +222,21 @@ def _put(array: Any, sharding: NamedSharding) -> jax.Array:
     return jax.device_put(np.asarray(array), sharding)
 
 
-def keep_parts(tree: Tree, mesh: Mesh | None, rules: Mapping[str, str] = RULES) -> Tree:
+def constrain(tree: Tree, mesh: Mesh | None, rules: Mapping[str, str] = RULES) -> Tree:
     """The same values, held in their parts in the program that is being traced."""
     if mesh is None:
         return tree
     return jax.lax.with_sharding_constraint(tree, shardings(tree, mesh, rules))
 
 
-def keep_whole(tree: Tree, mesh: Mesh | None) -> Tree:
+def constrain_replicated(tree: Tree, mesh: Mesh | None) -> Tree:
     """The same values, held whole on every device."""
     if mesh is None:
         return tree
     return jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, PartitionSpec()))
 
 
-def keep_groups(tree: Tree, mesh: Mesh | None) -> Tree:
+def constrain_rows(tree: Tree, mesh: Mesh | None) -> Tree:
     """The same values, their leading axes held over `data` and the others wherever they are."""
     if mesh is None:
         return tree
@@ -248,7 +248,7 @@ def keep_groups(tree: Tree, mesh: Mesh | None) -> Tree:
     return jax.lax.with_sharding_constraint(tree, jax.tree.map(held, tree))
 
 
-def data_parts(mesh: Mesh | None) -> int:
+def data_shards(mesh: Mesh | None) -> int:
     """Parts of a batch."""
     return 1 if mesh is None else mesh.shape[DATA]
 
@@ -267,7 +267,7 @@ def common_mesh(*models: Model[Any, Any] | None) -> Mesh | None:
     return meshes[0]
 
 
-def per_part(function: Callable[..., Result], mesh: Mesh | None, *arguments: Any) -> Result:
+def per_shard(function: Callable[..., Result], mesh: Mesh | None, *arguments: Any) -> Result:
     """Call the function on every device's part of the arguments.
 
     Parts are as `specs` says, of the results too. Without a mesh, and inside such a call, this is

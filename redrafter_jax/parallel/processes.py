@@ -92,7 +92,7 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def part_of_rows(mesh: Mesh | None) -> tuple[int, int]:
+def rows_of_process(mesh: Mesh | None) -> tuple[int, int]:
     """The part of a batch's rows that this process brings, and how many parts there are.
 
     Processes that share a row of the mesh bring the same part.

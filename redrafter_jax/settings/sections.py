@@ -12,7 +12,7 @@ from pydantic import AfterValidator, NonNegativeInt, PositiveInt, model_validato
 from redrafter_jax.config import Cell, DrafterConfig, Head, SamplingConfig, TargetConfig
 from redrafter_jax.drafters.base import check_context_layers
 from redrafter_jax.errors import InputError
-from redrafter_jax.parallel.mesh import data_parts, make_mesh
+from redrafter_jax.parallel.mesh import data_shards, make_mesh
 from redrafter_jax.settings.files import Settings
 
 
@@ -84,7 +84,7 @@ def check_batch(name: str, size: int, mesh: Mesh | None) -> None:
     Raises:
       InputError: `data` divides them with a rest.
     """
-    parts = data_parts(mesh)
+    parts = data_shards(mesh)
     if size % parts:
         raise InputError(
             f"{name} is {size}, which mesh.data={parts} does not divide; make it a multiple."

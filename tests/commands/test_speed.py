@@ -42,5 +42,5 @@ def test_the_baseline_is_timed_without_the_step_that_compiles(habitual_target: T
     )
     assert measured == 2.0
     # Of few tokens, and of the baseline itself, there is nothing to measure.
-    assert run(8) is None
+    assert baseline_seconds(habitual_target, drafter, [3, 1], greedy, 8) is None
     assert baseline_seconds(habitual_target, RootOnly(), [3, 1], greedy, 40) is None

@@ -25,7 +25,7 @@ from redrafter_jax.decoding import accept, step
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Decoder, Target
-from redrafter_jax.parallel.collectives import part_start
+from redrafter_jax.parallel.collectives import shard_start
 from redrafter_jax.parallel.mesh import place
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.settings.files import load_settings
@@ -118,7 +118,7 @@ class Uneven(Decoder):
         many = tree.tokens.shape[1] > 1
         # On a mesh, of this device's part of the scores.
         V, size = self.config.vocab_size, verified.logits.shape[-1]
-        last = part_start(size, V) + jnp.arange(size) == V - 1
+        last = shard_start(size, V) + jnp.arange(size) == V - 1
         logits = verified.logits + jnp.where(last, self.nudge[...] if many else 0.0, 0.0)
         return verified._replace(logits=logits)
 

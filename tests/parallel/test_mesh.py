@@ -25,13 +25,13 @@ from redrafter_jax.checkpoints.huggingface import (
     save_target,
 )
 from redrafter_jax.config import DraftConfig, DrafterConfig, SamplingConfig
-from redrafter_jax.drafters.beam import _best_of_parts, _logsumexp
+from redrafter_jax.drafters.beam import _best_of_shards, _logsumexp
 from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.generation import Generation, generate, generate_autoregressive, start
 from redrafter_jax.models.target import Target
-from redrafter_jax.parallel.collectives import gather_parts
+from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.parallel.mesh import (
     FULLY_SHARDED,
     check_target,
@@ -208,8 +208,8 @@ def test_the_best_of_a_split_vocabulary(parts: int, size: int) -> None:
     assert (spec[-1] is not None) == (size % parts == 0)
 
     def measure(scores: jax.Array) -> tuple[jax.Array, ...]:
-        best, where = _best_of_parts(scores, 7, size)
-        return best, where, _logsumexp(scores, size), gather_parts(scores, size)
+        best, where = _best_of_shards(scores, 7, size)
+        return best, where, _logsumexp(scores, size), all_gather(scores, size)
 
     split = jax.shard_map(
         measure, mesh=mesh, in_specs=spec, out_specs=PartitionSpec(), check_vma=False

@@ -25,7 +25,7 @@ from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import make_mesh
-from redrafter_jax.parallel.processes import is_first, join, part_of_rows
+from redrafter_jax.parallel.processes import is_first, join, rows_of_process
 
 
 @pytest.fixture
@@ -106,11 +106,11 @@ def test_each_process_brings_its_part_of_the_rows(
     monkeypatch: pytest.MonkeyPatch, processes: list[list[int]], own: int, part: tuple[int, int]
 ) -> None:
     monkeypatch.setattr(jax, "process_index", lambda: own)
-    assert unwrapped(part_of_rows)(mesh_of(processes)) == part
+    assert unwrapped(rows_of_process)(mesh_of(processes)) == part
 
 
 def test_parts_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    unchecked = unwrapped(part_of_rows)
+    unchecked = unwrapped(rows_of_process)
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     with pytest.raises(InputError, match=r"no device of process 1; give it all \d+ devices"):
         unchecked(mesh_of([[0], [0]]))
@@ -119,7 +119,7 @@ def test_parts_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_single_process_brings_all_rows() -> None:
-    assert part_of_rows(None) == part_of_rows(make_mesh(4, 2)) == (0, 1)
+    assert rows_of_process(None) == rows_of_process(make_mesh(4, 2)) == (0, 1)
 
 
 @contextmanager
