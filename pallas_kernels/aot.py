@@ -65,7 +65,7 @@ def why_unavailable() -> str | None:
     except ModuleNotFoundError:
         plugin = None
     if plugin is None:
-        return "The compiler for GPUs is not installed; `pip install redrafter-jax[aot]` brings it."
+        return "The compiler for GPUs is not installed; in a checkout `make aot` installs it."
     if (platforms := jax.config.jax_platforms) == "cpu":
         return None
     return (

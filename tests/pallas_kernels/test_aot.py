@@ -1,6 +1,6 @@
 """Compiling for GPUs that are not there: the tool itself.
 
-pip install redrafter-jax[aot] && JAX_PLATFORMS=cpu python -m pytest tests/test_aot.py
+`make aot` installs the compiler in an environment of its own and runs all of them.
 """
 
 import os
@@ -27,7 +27,7 @@ needs_compiler = pytest.mark.skipif(UNAVAILABLE is not None, reason=UNAVAILABLE 
 @pytest.mark.parametrize(
     ("package", "sentence"),
     [
-        (None, r"`pip install redrafter-jax\[aot\]`"),
+        (None, r"in a checkout `make aot` installs"),
         (object(), r"is 'cuda'; .* needs JAX_PLATFORMS=cpu"),
     ],
 )
