@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from redrafter_jax.acceptance import acceptance_length
@@ -143,12 +142,6 @@ def start(
     if not (isinstance(target, Model) and isinstance(target.config, TargetConfig)):
         raise InputError(f"target is {target!r:.40}; give one of load_target, then its drafter.")
     drafter.check(target.config)
-    whole = jax.tree.leaves(drafter, is_leaf=lambda leaf: isinstance(leaf, Model))
-    if target.mesh is not None and not all(isinstance(leaf, Model) for leaf in whole):
-        raise InputError(
-            f"{type(drafter).__name__} holds arrays outside of a Model, which a mesh cannot place; "
-            "hold its parameters in a Model."
-        )
     common_mesh(target, *drafter.models)
     requests, slots = prepare(
         target.config,

@@ -215,6 +215,6 @@ def test_bad_values_are_one_sentence(
 
 def test_a_kept_cache_is_of_one_target(target: Target) -> None:
     kept = KeptCache(context_length=60)
-    kept.take(target, 1, max_path=1)
+    next(stream(target, None, [[1]], max_new_tokens=4, kept_cache=kept))
     with pytest.raises(InputError, match=r"^kept_cache is of another target; make a new"):
         next(stream(random_target(target.config), None, [[1]], max_new_tokens=4, kept_cache=kept))

@@ -110,6 +110,9 @@ IGNORED = """
 import gc, signal
 from redrafter_jax.command_line import run
 
+# A shell's background job inherits that Ctrl-C is ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 def main():
     gc.callbacks.append(lambda *_: signal.raise_signal(signal.SIGINT))
     gc.collect()

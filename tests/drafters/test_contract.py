@@ -26,7 +26,6 @@ from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.drafters.tree import chain_tree
 from redrafter_jax.generation import start
 from redrafter_jax.models.target import Decoder, Target
-from redrafter_jax.parallel.mesh import make_mesh, place
 from redrafter_jax.types import DecodeState, Sampling, StepTrace, TokenTree, Verified
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -160,14 +159,3 @@ def test_a_head_by_itself_does_no_prompt_lookup(
     drafter = RecurrentDrafter(good_drafter, DraftConfig(2, 2, lookup_tokens=3))
     with pytest.raises(InputError, match=r"^DraftConfig\.lookup_tokens is 3, but .* bind_drafter"):
         generate(habitual_target, drafter, PROMPTS, max_new_tokens=2)
-
-
-def test_arrays_outside_of_models_are_refused_on_a_mesh(habitual_target: Target) -> None:
-    @jax.tree_util.register_dataclass
-    @dataclass(frozen=True)
-    class WithTable(RepeatLast):
-        table: Array = field(default_factory=lambda: jnp.zeros(24))
-
-    target = place(habitual_target, make_mesh(1, 2))
-    with pytest.raises(InputError, match=r"^WithTable holds arrays outside of a Model"):
-        generate(target, WithTable(2), PROMPTS, max_new_tokens=2)
