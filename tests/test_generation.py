@@ -1,0 +1,102 @@
+"""Lists of prompts in, tokens out: what `generate` refuses, and where a row ends."""
+
+import importlib
+from functools import partial
+from typing import Any
+
+import pytest
+from tiny_models import PARITY_CONFIG, forgetful_target, tiny_config
+
+from redrafter_jax import (
+    DraftConfig,
+    SamplingConfig,
+    generate,
+    generate_autoregressive,
+    stream,
+)
+from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.errors import InputError
+from redrafter_jax.models.target import Target
+
+GENERATE = importlib.import_module("redrafter_jax.generation")
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+V = PARITY_CONFIG.vocab_size
+DRAFT = DraftConfig(beam_width=4, draft_rounds=3)
+# With 24 new tokens and P = 4 the longest fills 32 slots: one size of cache for nearly all tests.
+PROMPTS = [[3, 1, 4], [9], [2, 6, 5, 3], [11, 0]]
+GREEDY = SamplingConfig()
+MIXED = [
+    GREEDY,
+    SamplingConfig(temperature=0.7),
+    SamplingConfig(temperature=1.0, top_k=8, top_p=0.9),
+    SamplingConfig(temperature=1.3, min_p=0.05),
+]
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_models_in_the_wrong_places_are_refused(target: Target, drafter: DraftModel) -> None:
+    decode_with: Any = generate
+    with pytest.raises(InputError, match=r"^drafter is .*; give one of load_drafter, .* or None"):
+        decode_with(target, target, [[1]], max_new_tokens=2)
+    with pytest.raises(InputError, match=r"^target is .*; give one of load_target"):
+        decode_with(drafter, drafter, [[1]], max_new_tokens=2)
+
+
+def test_no_drafter_is_autoregressive_decoding(target: Target) -> None:
+    run = partial(generate, target, None, PROMPTS, max_new_tokens=6)
+    assert run().tokens == generate_autoregressive(target, PROMPTS, max_new_tokens=6).tokens
+    assert run().acceptance_length == 1.0
+    with pytest.raises(InputError, match=r"^draft is .*, but there is no drafter; leave draft out"):
+        run(draft=DRAFT)
+
+
+def cut(text: list[int], stop: int) -> list[int]:
+    return text[: text.index(stop) + 1] if stop in text else text
+
+
+def test_text_ends_with_its_stop_token_wherever_that_falls(
+    habitual_target: Target, good_drafter: DraftModel
+) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 24, "sampling": MIXED, "draft": DRAFT}
+    plain = generate_autoregressive(
+        habitual_target, PROMPTS, max_new_tokens=24, sampling=MIXED, eos_token_ids=()
+    )
+    # Lengths of row 1's text after each call: a stop token between two of them was accepted
+    # together with tokens that must not be said.
+    calls = stream(habitual_target, good_drafter, PROMPTS, eos_token_ids=(), **options)
+    ends = {len(one.generation.tokens[1]) for one in calls}
+    inside = 0
+    for stop in range(V):
+        expected = [cut(row, stop) for row in plain.tokens]
+        result = generate(habitual_target, good_drafter, PROMPTS, eos_token_ids=[stop], **options)
+        assert result.tokens == expected
+        inside += len(expected[1]) < 24 and len(expected[1]) not in ends
+    assert inside > 0
+
+
+def test_stop_tokens_are_the_targets_own_unless_given() -> None:
+    target = forgetful_target(memory=0.15)
+    plain = generate_autoregressive(target, PROMPTS, max_new_tokens=24)
+    stops = (plain.tokens[0][3], plain.tokens[1][5])
+    stopping = Target(tiny_config(eos_token_ids=stops), target.graphdef, target.params)
+    expected = [cut(cut(row, stops[0]), stops[1]) for row in plain.tokens]
+    assert generate_autoregressive(stopping, PROMPTS, max_new_tokens=24).tokens == expected
+    free = generate_autoregressive(stopping, PROMPTS, max_new_tokens=24, eos_token_ids=())
+    assert free.tokens == plain.tokens
+
+
+def test_each_row_may_stop_at_tokens_of_its_own(
+    habitual_target: Target, good_drafter: DraftModel
+) -> None:
+    plain = generate_autoregressive(habitual_target, PROMPTS, max_new_tokens=24)
+    stops = [[row[5], row[9]] if index else [] for index, row in enumerate(plain.tokens)]
+    expected = [
+        next((row[: at + 1] for at, token in enumerate(row) if token in own), row)
+        for row, own in zip(plain.tokens, stops, strict=True)
+    ]
+    run = partial(generate, habitual_target, good_drafter, PROMPTS, max_new_tokens=24)
+    result = run(draft=DRAFT, eos_token_ids=stops)
+    assert result.tokens == expected
+    assert len(expected[0]) == 24 > max(map(len, expected[1:]))
