@@ -234,7 +234,9 @@ def test_a_job_that_loses_a_process_goes_on(tmp_path: Path) -> None:
         killed = time.monotonic()
         assert first.wait(timeout=120) not in (0, -signal.SIGKILL)
         assert time.monotonic() - killed < 60
-    assert "error: process 0 lost the others" in logs[0].read_text()
+    # A collective that fails is told by us; where none runs, JAX's missed heartbeats end the process.
+    told = ("error: process 0 lost the others", "another task died")
+    assert any(words in logs[0].read_text() for words in told), logs[0].read_text()
     assert not (together / "drafter").exists()
 
     arguments = command(tmp_path, settings(target, together, **changes))
