@@ -234,7 +234,7 @@ def test_a_job_that_loses_a_process_goes_on(tmp_path: Path) -> None:
         killed = time.monotonic()
         assert first.wait(timeout=120) not in (0, -signal.SIGKILL)
         assert time.monotonic() - killed < 60
-    # A collective that fails is told by us; where none runs, JAX's missed heartbeats end the process.
+    # A collective that fails is told by us; where none runs, JAX ends the process.
     told = ("error: process 0 lost the others", "another task died")
     assert any(words in logs[0].read_text() for words in told), logs[0].read_text()
     assert not (together / "drafter").exists()
