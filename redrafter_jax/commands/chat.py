@@ -23,7 +23,6 @@ from redrafter_jax.text.tokenizer import require_text
 
 # Where the target has more: a cache for its limit may take more memory than its weights.
 _CONTEXT_LENGTH = 4096
-_SECONDS_PER_STATUS = 0.1
 
 _COMMANDS = ("/reset", "/temperature", "/help", "/quit")
 _HELP = """\
@@ -121,19 +120,19 @@ class _Conversation:
                 "begin anew with /reset."
             )
         limit = min(room, self._longest_answer or room)
-        started, stamps = time.perf_counter(), []
+        stamps = [time.perf_counter()]
         try:
-            text, result, stopped = self._say(prompt, limit, started, stamps)
+            text, result, stopped = self._say(prompt, limit, stamps)
         finally:
-            self._screen.end()
-        seconds = time.perf_counter() - started
+            self._screen.write("\n")
+        seconds = time.perf_counter() - stamps[0]
         if result is None:
             tell("Stopped before the answer began; the message is not kept.")
             return
         self._turns = [*asked, {"role": "assistant", "content": text}]
         (tokens,) = result.tokens
         told = ("stopped; " if stopped else "") + describe_speed(result, len(tokens) / seconds)
-        own = step_seconds(stamps)
+        own = step_seconds(stamps[1:])
         if own and self._baseline:
             cost = own / self._baseline
             told += "; " + describe_cost(result.acceptance_length, cost, self._session.drafter)
@@ -146,13 +145,13 @@ class _Conversation:
             )
 
     def _say(
-        self, prompt: list[int], limit: int, started: float, stamps: list[float]
+        self, prompt: list[int], limit: int, stamps: list[float]
     ) -> tuple[str, Generation | None, bool]:
         """Write the answer as it comes: its text, its counts, and whether Ctrl-C stopped it.
 
         The time of every update is added to `stamps`.
         """
-        said, text, result, shown = "", "", None, started
+        said, text, result = "", "", None
         updates = self._session.stream([prompt], limit, [self._seed], kept_cache=self._kept_cache)
         with ctrl_c_sets() as stop:
             try:
@@ -162,12 +161,7 @@ class _Conversation:
                     # The gap is the template's to write when it renders the answer.
                     text = said.removeprefix(self._session.template.gap)
                     self._screen.write(text[before:], max(1, len(update.tokens[0])))
-                    now = time.perf_counter()
-                    stamps.append(now)
-                    if now - shown > _SECONDS_PER_STATUS:
-                        speed = len(result.tokens[0]) / (now - started)
-                        self._screen.show_status(describe_speed(result, speed))
-                        shown = now
+                    stamps.append(time.perf_counter())
                     if stop.is_set():
                         break
             except KeyboardInterrupt:

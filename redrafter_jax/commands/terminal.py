@@ -1,10 +1,8 @@
-"""A conversation on a terminal or in a pipe: lines in, text out, colours, status, Ctrl-C."""
+"""A conversation on a terminal or in a pipe: lines in, text out, colours, Ctrl-C."""
 
 import os
-import shutil
 import signal
 import sys
-import unicodedata
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
@@ -13,7 +11,7 @@ from typing import Literal
 
 # How many tokens a call gained, from one to five and more: plain, cyan, green, yellow, magenta.
 _COLOURS = ("", "\x1b[36m", "\x1b[32m", "\x1b[33m", "\x1b[35m")
-_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+_PLAIN = "\x1b[0m"
 
 _PICTURES = {
     **{code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"},
@@ -39,10 +37,7 @@ def tell(sentence: str) -> None:
 
 
 class Screen:
-    """stdout: answers as they come, with a line of status below where that can be seen.
-
-    The status is erased before every piece and written again below it, the cursor put back. On a
-    terminal control characters of the text are made visible.
+    """stdout: answers as they come; on a terminal their control characters are made visible.
 
     Args:
       colour: pieces by what they gained; `auto` where stdout is a terminal that can, unless
@@ -52,41 +47,17 @@ class Screen:
     def __init__(self, colour: When) -> None:
         self._out = sys.stdout
         self._obeyed = self._out.isatty()
-        # Whether the cursor can be moved.
-        self._live = self._obeyed and os.environ.get("TERM", "dumb") != "dumb"
-        asked = self._live and not os.environ.get("NO_COLOR")
+        can = self._obeyed and os.environ.get("TERM", "dumb") != "dumb"
+        asked = can and not os.environ.get("NO_COLOR")
         self._coloured = asked if colour == "auto" else colour == "always"
-        self._column = 0
 
     def write(self, text: str, gained: int = 1) -> None:
         """A piece of an answer, from a call that gained so many tokens."""
         if self._obeyed:
             text = visible(text)
-        # What is below the cursor, and right of it, is status. Past the last column there is none,
-        # and erasing would take the last character.
-        erase = "\x1b[J" if self._live and self._column < _width() else ""
         colour = _COLOURS[min(gained, len(_COLOURS)) - 1] if self._coloured else ""
-        self._out.write(erase + (f"{colour}{text}{_PLAIN}" if colour and text else text))
+        self._out.write(f"{colour}{text}{_PLAIN}" if colour and text else text)
         self._out.flush()
-        self._column = next_column(self._column, text, _width())
-
-    def show_status(self, status: str) -> None:
-        """One line below the text, where that can be seen."""
-        width = _width()
-        # Past the last column a terminal waits with the new line, and forgets that it does when
-        # its cursor moves.
-        if not self._live or self._column >= width:
-            return
-        line = status[: width - 1]
-        if self._coloured:
-            line = f"{_DIM}{line}{_PLAIN}"
-        # Down and up makes room below; then save, down, the line, restore.
-        self._out.write(f"\x1bD\x1b[A\x1b7\x1b[B\r{line}\x1b[K\x1b8")
-        self._out.flush()
-
-    def end(self) -> None:
-        """The answer is over; what is written next begins a line."""
-        self.write("\n")
 
     def legend(self) -> str:
         """What the colours say; "" where there are none."""
@@ -95,25 +66,6 @@ class Screen:
         numbers = [str(count) for count in range(1, len(_COLOURS))] + [f"{len(_COLOURS)} or more"]
         shown = (f"{colour}{n}{_PLAIN}" for colour, n in zip(_COLOURS, numbers, strict=True))
         return "Colours tell how many tokens a call of the target gained: " + " ".join(shown)
-
-
-def next_column(column: int, text: str, width: int) -> int:
-    """The cursor's column after a text, 0 to `width`: there it waits for what comes next."""
-    for character in text:
-        if character == "\n":
-            column = 0
-        elif character == "\t":
-            column = min((column // 8 + 1) * 8, width - 1)
-        else:
-            cells = _cells(character)
-            column = cells if column + cells > width else column + cells
-    return column
-
-
-def _cells(character: str) -> int:
-    if unicodedata.combining(character) or unicodedata.category(character) in ("Cc", "Cf", "Mn"):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
 def read_lines() -> Iterator[str]:
@@ -163,7 +115,3 @@ def ctrl_c_sets() -> Generator[Event]:
         yield pressed
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _width() -> int:
-    return shutil.get_terminal_size().columns

@@ -1,20 +1,15 @@
-"""`python -m redrafter_jax chat`: turns in a pipe and on a terminal, each the target's own text."""
+"""`python -m redrafter_jax chat`: turns in a pipe, each the target's own text."""
 
-import dataclasses
 import io
 import os
-import pty
 import re
-import select
 import signal
-import subprocess
 import sys
-import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-from places import ROOT
 from tiny_folders import PairFolders, add_template, decode, encode, write_pair
 
 from redrafter_jax import (
@@ -23,6 +18,7 @@ from redrafter_jax import (
     generate_autoregressive,
     save_drafter,
 )
+from redrafter_jax.commands.terminal import Screen
 from redrafter_jax.drafters.recurrent_head import DraftModel, init_drafter
 from redrafter_jax.models.target import Target
 
@@ -34,18 +30,11 @@ WARM = SamplingConfig(temperature=1.0)
 
 
 @pytest.fixture(scope="module")
-def roomy_target(habitual_target: Target) -> Target:
-    """With so many positions that steps over a cache of that size take their time."""
-    config = dataclasses.replace(habitual_target.config, max_position_embeddings=16384)
-    return dataclasses.replace(habitual_target, config=config)
-
-
-@pytest.fixture(scope="module")
 def folders(
-    tmp_path_factory: pytest.TempPathFactory, roomy_target: Target, good_drafter: DraftModel
+    tmp_path_factory: pytest.TempPathFactory, habitual_target: Target, good_drafter: DraftModel
 ) -> PairFolders:
     folder = tmp_path_factory.mktemp("models")
-    pair = write_pair(folder, roomy_target, good_drafter)
+    pair = write_pair(folder, habitual_target, good_drafter)
     return pair._replace(target=add_template(Path(pair.target), folder))
 
 
@@ -56,7 +45,7 @@ def arguments_of(folders: PairFolders, *more: str) -> list[str]:
 
 
 def plain_answer(
-    target: Target, *lines: str, sampling: SamplingConfig = WARM, room: int = 2000
+    target: Target, *lines: str, sampling: SamplingConfig = WARM, room: int = 120
 ) -> str:
     """The baseline's answer to the conversation, each turn a line, up to the end of the room."""
     prompt = encode("".join(f"{line}\n" for line in lines))
@@ -64,7 +53,7 @@ def plain_answer(
     plain = generate_autoregressive(
         target,
         [prompt],
-        max_new_tokens=2000 - len(prompt),
+        max_new_tokens=120 - len(prompt),
         sampling=sampling,
         seeds=[3],
         eos_token_ids=encode(STOP),
@@ -91,10 +80,10 @@ COUNTS = (
 
 
 def test_every_turn_in_a_pipe_is_the_text_of_the_whole_conversation(
-    talk: Any, roomy_target: Target
+    talk: Any, habitual_target: Target
 ) -> None:
-    first = plain_answer(roomy_target, "abc", room=120)
-    second = plain_answer(roomy_target, "abc", first, "def", room=120)
+    first = plain_answer(habitual_target, "abc")
+    second = plain_answer(habitual_target, "abc", first, "def")
     assert first
     assert second
     # The last line needs no newline, and an empty one is no message.
@@ -106,7 +95,7 @@ def test_every_turn_in_a_pipe_is_the_text_of_the_whole_conversation(
 
 
 def test_commands_and_what_they_refuse_are_one_sentence_each(
-    talk: Any, roomy_target: Target
+    talk: Any, habitual_target: Target
 ) -> None:
     typed = "/temperature 0\n/temperature hot\n/temperature -1\n/what\n/reset 1\n/help\n"
     code, answers, told = talk(typed + "/quit\nnever answered\n")
@@ -121,15 +110,15 @@ def test_commands_and_what_they_refuse_are_one_sentence_each(
     assert [line.split()[0] for line in told[5:9]] == ["/reset", "/temperature", "/help", "/quit"]
     # A reset forgets the turns, but not the system's.
     code, answers, told = talk("abc\n/reset\nabc\n", "--system", "sub")
-    assert answers == [plain_answer(roomy_target, "sub", "abc", room=120)] * 2
+    assert answers == [plain_answer(habitual_target, "sub", "abc")] * 2
     assert "The conversation is forgotten." in told
 
 
 def test_what_meets_the_end_of_the_room_or_its_limit_says_so(
-    talk: Any, roomy_target: Target
+    talk: Any, habitual_target: Target
 ) -> None:
     code, answers, told = talk("a" * 119 + "\nabc\n")
-    assert (code, answers) == (0, [plain_answer(roomy_target, "abc", room=120)])
+    assert (code, answers) == (0, [plain_answer(habitual_target, "abc")])
     assert told[0] == (
         "error: With this message the conversation has 120 tokens, but only 120 fit, an answer "
         "included; it is not sent. Shorten it, or begin anew with /reset."
@@ -147,7 +136,7 @@ def test_a_bad_argument_is_one_sentence_before_anything_is_compiled(
 ) -> None:
     save_drafter(init_drafter(DrafterConfig(9, 8, 16, 1), 0), tmp_path / "other")
     for more, reason in (
-        (["--context-length", "16385"], "must be from 3 to the target's 16384 positions"),
+        (["--context-length", "513"], "must be from 3 to the target's 512 positions"),
         (["--max-new-tokens", "0"], "--max-new-tokens: 0 is too few; give 1 or more"),
         (["--color", "red"], "invalid choice: 'red'"),
         (["--system", os.fsdecode(b"\xff")], "a lone surrogate"),
@@ -158,82 +147,21 @@ def test_a_bad_argument_is_one_sentence_before_anything_is_compiled(
         assert reason in told[0]
 
 
-class Terminal:
-    """The command on a terminal of its own, and what it shows there."""
-
-    def __init__(self, *arguments: str) -> None:
-        self.descriptor, theirs = pty.openpty()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "redrafter_jax", *arguments],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            env=os.environ | {"TERM": "dumb", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
-            cwd=ROOT,
-        )
-        os.close(theirs)
-
-    def read_until(self, end: str, *, interrupt: bool = False) -> str:
-        """What is shown up to `end`; with `interrupt` after Ctrl-C.
-
-        It is repeated where nothing follows for long, for Python's readline does not see a signal
-        that comes between a key and the wait for the next one.
-        """
-        shown, deadline = "", time.monotonic() + 200
-        while not re.search(end, shown):
-            assert time.monotonic() < deadline, f"{end!r} did not come after {shown!r}"
-            if interrupt and not shown:
-                self.process.send_signal(signal.SIGINT)
-            if select.select([self.descriptor], [], [], 20)[0]:
-                try:
-                    shown += os.read(self.descriptor, 4096).decode()
-                except OSError:  # it has ended
-                    break
-        return shown.replace("\r", "")
-
-    def type(self, text: str) -> None:
-        os.write(self.descriptor, text.encode())
-
-    def ask(self, line: str) -> list[str]:
-        """The lines that follow one that is typed, up to the next prompt."""
-        self.type(f"{line}\n")
-        return self.read_until(r"\n> $").split("\n")[1:-1]
-
-
-@pytest.mark.long
 @pytest.mark.usefixtures("ctrl_c")
-def test_ctrl_c_on_a_terminal_stops_an_answer_and_drops_a_line(
-    folders: PairFolders, roomy_target: Target
+def test_ctrl_c_stops_an_answer_which_stays_in_the_conversation(
+    talk: Any, monkeypatch: pytest.MonkeyPatch, habitual_target: Target
 ) -> None:
-    # The baseline over many slots, so that Ctrl-C finds an answer that has long to go.
-    more = ["--target", folders.target, "--no-drafter", *arguments_of(folders)[5:]]
-    terminal = Terminal("chat", *more, "--context-length", "16000")
-    try:
-        assert "/help" in terminal.read_until("> $")
-        # Greedy text runs in a circle without a newline, to the end of the room.
-        assert terminal.ask("/temperature 0") == ["The temperature is 0."]
-        whole = plain_answer(roomy_target, "uvw", sampling=SamplingConfig())
-        terminal.type("uvw\n")
-        begun = terminal.read_until("uvw\r\n[a-w]")
-        terminal.process.send_signal(signal.SIGINT)
-        part, counts = (begun + terminal.read_until(r"\n> $")).split("\n")[1:3]
-        assert counts.startswith("stopped; ")
-        assert part
-        assert part[: len(whole)] == whole[: len(part)]
+    whole = plain_answer(habitual_target, "uvw", sampling=SamplingConfig())
+    write, pieces = Screen.write, count()
 
-        # What it said stays in the conversation.
-        terminal.ask("/temperature 1")
-        assert terminal.ask("abc")[0] == plain_answer(roomy_target, "uvw", part, "abc")
-        # At the prompt Ctrl-C drops the line.
-        terminal.type("forgotten")
-        terminal.read_until("forgotten")
-        shown = terminal.read_until(r"ends\.\r\n> $", interrupt=True)
-        assert "Ctrl-D or /quit ends." in shown
-        assert terminal.ask("/reset") == ["The conversation is forgotten."]
-        assert terminal.ask("abc")[0] == plain_answer(roomy_target, "abc")
-        terminal.type("\x04")
-        assert terminal.process.wait(timeout=60) == 0
-    finally:
-        terminal.process.kill()
-        terminal.process.wait()
-        os.close(terminal.descriptor)
+    def interrupt(screen: Screen, text: str, gained: int = 1) -> None:
+        write(screen, text, gained)
+        if next(pieces) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Screen, "write", interrupt)
+    _, (part, answer), told = talk("/temperature 0\nuvw\n/temperature 1\nabc\n")
+    assert told[1].startswith("stopped; ")
+    assert whole.startswith(part)
+    assert 0 < len(part) < len(whole)
+    assert answer == plain_answer(habitual_target, "uvw", part, "abc")
