@@ -20,7 +20,8 @@ from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.settings.files import Settings, load_settings
 from redrafter_jax.text.tokenizer import load_tokenizer
 from tools.pretrain_settings import PretrainSettings
-from train.data.folders import TextFile, read_folders
+from train.data.folders import read_folder
+from train.data.types import Text
 
 
 class HoldOutSettings(Settings):
@@ -44,7 +45,7 @@ class HoldOutSettings(Settings):
 
 
 # A document, and the character index of every line where a prompt may start.
-type Place = tuple[TextFile, list[int]]
+type Place = tuple[Text, list[int]]
 
 
 class HeldOutPrompt(NamedTuple):
@@ -57,7 +58,7 @@ class HeldOutPrompt(NamedTuple):
 
 
 def choose_prompts(
-    documents: Sequence[TextFile],
+    documents: Sequence[Text],
     tokenizer: Tokenizer,
     count: int,
     prompt_tokens: int,
@@ -78,7 +79,7 @@ def choose_prompts(
     packages: dict[str, list[Place]] = defaultdict(list)
     for document in documents:
         if line_starts := _line_starts(document.text, tokenizer, prompt_tokens):
-            packages[document.name.partition("/")[0]].append((document, line_starts))
+            packages[document.place.partition("/")[0]].append((document, line_starts))
     random = np.random.default_rng(seed)
     chosen = []
     for index, (package, usable) in enumerate(packages.items()):
@@ -93,7 +94,7 @@ def choose_prompts(
                     question_id=1 + index + turn * len(packages),
                     category=package,
                     prompt=_cut(document.text[start:], tokenizer, prompt_tokens),
-                    source=f"{document.name}:{document.text.count('\n', 0, start) + 1}",
+                    source=f"{document.place}:{document.text.count('\n', 0, start) + 1}",
                 )
             )
     if len({prompt.source for prompt in chosen}) < count:
@@ -134,7 +135,7 @@ def main() -> None:
     settings = parse_settings(HoldOutSettings, "Write prompts from held-out documents.")
     data = load_settings(PretrainSettings, settings.pretrain_config).data
     prompts = choose_prompts(
-        read_folders(data, held_out=True),
+        [text for source in data.sources for text in read_folder(source, held_out=True)],
         load_tokenizer(settings.tokenizer),
         settings.count,
         settings.prompt_tokens,

@@ -26,8 +26,9 @@ from redrafter_jax.settings.arguments import parse_settings
 from tools.pretrain_settings import PretrainSettings
 from tools.tokenizer import save_tokenizer, train_tokenizer
 from train.data.batches import make_batches
-from train.data.documents import text_documents
-from train.data.folders import read_folders
+from train.data.chat import load_template
+from train.data.documents import encode_records
+from train.data.folders import read_folder
 from train.data.rows import cut
 from train.data.types import Windows
 from train.metrics import check_finite
@@ -106,20 +107,23 @@ def main() -> None:
     settings = parse_settings(PretrainSettings, "Train a small target from text files.")
     config = TargetConfig(**settings.target.model_dump(), eos_token_ids=(_END_TOKEN,))
     make_folder(settings.output_dir, "output_dir")
-    documents = read_folders(settings.data)
-    held_out = read_folders(settings.data, held_out=True)
-    tokenizer = train_tokenizer(
-        [document.text for document in documents], settings.target.vocab_size
+    texts, held_out = (
+        [text for source in settings.data.sources for text in read_folder(source, held_out=part)]
+        for part in (False, True)
     )
+    tokenizer = train_tokenizer([text.text for text in texts], settings.target.vocab_size)
     save_tokenizer(tokenizer, settings.output_dir, settings.target.max_position_embeddings)
     length = settings.data.sequence_length
-    windows = cut(text_documents(documents, tokenizer, _END_TOKEN), _END_TOKEN, length)
-    held_out_windows = cut(text_documents(held_out, tokenizer, _END_TOKEN), _END_TOKEN, length)
+    template = partial(load_template, settings.data, settings.output_dir, tokenizer)
+    windows, held_out_windows = (
+        cut(encode_records(part, settings.data, tokenizer, config, template), _END_TOKEN, length)
+        for part in (texts, held_out)
+    )
     # The last window of a document may hold its last token alone, which is not scored.
     scored = np.flatnonzero(held_out_windows.loss_mask[:, 1:].any(axis=1))
     sample = np.random.default_rng(0).permutation(scored)
     sample = np.sort(sample[: settings.evaluation_windows])
-    sampled = held_out_windows.choose(sample)
+    sampled = Windows(*(rows[sample] for rows in held_out_windows))
 
     target = init_target(config, settings.seed)
     optimizer = make_optimizer(

@@ -24,7 +24,7 @@ from .data.batches import place_batch
 from .data.report import write_report
 from .metrics import Screen, check_finite, open_log, to_scalars
 from .setup import Run, check_same_inputs, check_same_run, set_up
-from .step import StepMetrics, TrainState, init_state, train_step
+from .step import TrainState, init_state, train_step
 from .termination import watch_for_termination
 from .trial import Best, keep_best, try_drafter
 
@@ -59,22 +59,6 @@ class Position(NamedTuple):
     best: Best | None
 
 
-class Interval(NamedTuple):
-    """Some steps, after the last of which something is logged, tried or saved.
-
-    Attributes:
-      end: where the run is after them.
-      metrics: of the last one.
-      timing: `tokens_per_second` and `data_wait_fraction` of them.
-      stopped_by: the signal that ended the interval, if one did.
-    """
-
-    end: Position
-    metrics: StepMetrics
-    timing: dict[str, float]
-    stopped_by: Signals | None
-
-
 def train(settings: TrainSettings, console: Console) -> Outcome:
     """Train a drafter and export it in Apple's layout, to `drafter` in the output folder.
 
@@ -103,28 +87,21 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
         ):
             stopped_by = None
             while position.step < settings.steps and stopped_by is None:
-                position, metrics, timing, stopped_by = run_interval(
+                position, scalars, stopped_by = run_interval(
                     run, position, asked_to_stop, screen.advance
                 )
-                scalars = to_scalars(metrics) | timing
-                check_finite(
-                    position.step,
-                    settings.optimizer.learning_rate,
-                    loss=scalars["loss"],
-                    gradient_norm=scalars["gradient_norm"],
-                )
-                tried = None
-                if _is_tried(settings, position.step):
+                due = _due(settings, position.step)
+                if "try" in due:
                     position, tried = try_position(run, position)
-                if tried or _is_logged(settings, position.step):
-                    scalars |= tried or {}
+                    scalars |= tried
+                if due & {"try", "log"}:
                     if log is not None:
                         log(position.step, scalars)
                     screen.show(position.step, scalars)
-                if _is_saved(settings, position.step) or stopped_by:
+                if "save" in due or stopped_by:
                     save(run, position, checkpoints)
                 # After the save, for whoever reads may be gone.
-                screen.tell(due=tried is not None or position.step == settings.steps)
+                screen.tell(due="try" in due or position.step == settings.steps)
 
     exported = export(run, position) if position.step == settings.steps else None
     return Outcome(position.step, exported, position.best, stopped_by)
@@ -163,7 +140,7 @@ def run_interval(
     position: Position,
     asked_to_stop: Callable[[int], Signals | None],
     advance: Callable[[], None],
-) -> Interval:
+) -> tuple[Position, dict[str, float], Signals | None]:
     """Take steps until one is logged, tried or saved, or the run is asked to stop.
 
     Args:
@@ -171,6 +148,13 @@ def run_interval(
       position: where they begin; its state is donated.
       asked_to_stop: the signal that asks to, after a step.
       advance: called after every step.
+
+    Returns:
+      Where the run is then; the scalars of the last step, with `tokens_per_second` and
+      `data_wait_fraction` of all of them; and the signal that ended the interval, if one did.
+
+    Raises:
+      InputError: the run has diverged.
     """
     settings = run.settings
     step, state, metrics, waited = position.step, position.state, None, 0.0
@@ -195,18 +179,21 @@ def run_interval(
         jax.block_until_ready(before)
         advance()
         stopped_by = asked_to_stop(step)
-        done = _is_logged(settings, step) or _is_tried(settings, step) or _is_saved(settings, step)
-        if done or stopped_by:
+        if stopped_by or _due(settings, step):
             break
-    jax.block_until_ready(metrics)
+    scalars = to_scalars(metrics)
     elapsed = time.perf_counter() - started
     optimizer = settings.optimizer
     rows = (step - position.step) * optimizer.batch_size * optimizer.accumulation_steps
-    timing = {
-        "tokens_per_second": rows * settings.data.sequence_length / elapsed,
-        "data_wait_fraction": waited / elapsed,
-    }
-    return Interval(Position(step, state, position.best), metrics, timing, stopped_by)
+    scalars["tokens_per_second"] = rows * settings.data.sequence_length / elapsed
+    scalars["data_wait_fraction"] = waited / elapsed
+    check_finite(
+        step,
+        optimizer.learning_rate,
+        loss=scalars["loss"],
+        gradient_norm=scalars["gradient_norm"],
+    )
+    return Position(step, state, position.best), scalars, stopped_by
 
 
 def try_position(run: Run, position: Position) -> tuple[Position, dict[str, float]]:
@@ -240,17 +227,9 @@ def export(run: Run, position: Position) -> Path:
     return exported
 
 
-def _is_logged(settings: TrainSettings, step: int) -> bool:
-    return _is_due(settings, step, settings.log_every)
-
-
-def _is_tried(settings: TrainSettings, step: int) -> bool:
-    return settings.acceptance is not None and _is_due(settings, step, settings.acceptance.every)
-
-
-def _is_saved(settings: TrainSettings, step: int) -> bool:
-    return _is_due(settings, step, settings.checkpoint_every)
-
-
-def _is_due(settings: TrainSettings, step: int, every: int) -> bool:
-    return step % every == 0 or step == settings.steps
+def _due(settings: TrainSettings, step: int) -> set[str]:
+    """What is to be done after a step: log, try or save."""
+    every = {"log": settings.log_every, "save": settings.checkpoint_every}
+    if settings.acceptance is not None:
+        every["try"] = settings.acceptance.every
+    return {what for what, count in every.items() if step % count == 0 or step == settings.steps}

@@ -5,7 +5,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Generator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import jax
@@ -113,9 +113,11 @@ def open_log(folder: Path, resumed_step: int) -> Generator[Callable[[int, dict[s
     A resumed run first drops the rows past the step it resumes from: they will be made again.
     """
     path = folder / "metrics.jsonl"
-    rows = path.read_text().splitlines() if path.is_file() else []
-    kept = [row for row in rows if _is_row(row) and json.loads(row)["step"] <= resumed_step]
-    path.write_text("".join(f"{row}\n" for row in kept))
+    kept = []
+    for row in path.read_text().splitlines() if path.is_file() else []:
+        with suppress(json.JSONDecodeError):  # a killed run may leave a line half written
+            kept += [f"{row}\n"] * (json.loads(row)["step"] <= resumed_step)
+    path.write_text("".join(kept))
     board = SummaryWriter(str(folder / "tensorboard"), purge_step=resumed_step + 1)
     with path.open("a") as file, closing(board):
 
@@ -126,12 +128,3 @@ def open_log(folder: Path, resumed_step: int) -> Generator[Callable[[int, dict[s
                 board.add_scalar(name, value, step)
 
         yield write
-
-
-def _is_row(line: str) -> bool:
-    """False for a line that a killed run left half written."""
-    try:
-        json.loads(line)
-    except json.JSONDecodeError:
-        return False
-    return True

@@ -16,27 +16,27 @@ from redrafter_jax.text.prompts import read_prompts
 from tools.hold_out import choose_prompts
 from tools.pretrain_settings import PretrainSettings
 from tools.tokenizer import train_tokenizer
-from train.data.folders import TextFile
+from train.data.types import Text
 
 
 @pytest.fixture
-def documents() -> list[TextFile]:
+def documents() -> list[Text]:
     letters = CHARACTERS[:-1]
     lines = [letters[i % 23 :] + letters[: i % 23] for i in range(40)]
     names = ["a/one.py", "a/two.py", "a/short.py", "b/one.py", "c/sub/one.py"]
     texts = ["\n".join(lines[i:]) + "\n" for i in range(5)]
     texts[2] = "abc\n"
     texts[3] = texts[3].replace("\n", "\n\n")
-    return [TextFile(*pair) for pair in zip(names, texts, strict=True)]
+    return [Text(*pair) for pair in zip(names, texts, strict=True)]
 
 
-def choose(documents: list[TextFile], **changes: Any) -> list[Any]:
+def choose(documents: list[Text], **changes: Any) -> list[Any]:
     values: dict[str, Any] = {"count": 8, "prompt_tokens": 30, "seed": 0} | changes
     return choose_prompts(documents, character_tokenizer(), **values)
 
 
 def test_prompts_are_spread_over_packages_in_turns_and_over_depths(
-    documents: list[TextFile],
+    documents: list[Text],
 ) -> None:
     prompts = choose(documents, count=9)
     assert [prompt.category for prompt in prompts] == ["a", "b", "c"] * 3
@@ -47,7 +47,7 @@ def test_prompts_are_spread_over_packages_in_turns_and_over_depths(
     assert choose(documents, count=9) == prompts
 
 
-def test_a_prompt_is_the_text_at_its_source_from_a_line_start(documents: list[TextFile]) -> None:
+def test_a_prompt_is_the_text_at_its_source_from_a_line_start(documents: list[Text]) -> None:
     texts = dict(documents)
     for prompt in choose(documents):
         name, _, line = prompt.source.rpartition(":")
@@ -57,7 +57,7 @@ def test_a_prompt_is_the_text_at_its_source_from_a_line_start(documents: list[Te
         assert len(prompt.prompt) == 30
 
 
-def test_too_little_text_is_refused(documents: list[TextFile]) -> None:
+def test_too_little_text_is_refused(documents: list[Text]) -> None:
     with pytest.raises(InputError, match="do not hold 8 different prompts of 950 tokens"):
         choose(documents, prompt_tokens=950)
 
@@ -65,7 +65,7 @@ def test_too_little_text_is_refused(documents: list[TextFile]) -> None:
 def test_a_prompts_tokens_are_the_documents_own(byte_level: Tokenizer) -> None:
     text = "    café = [naïve, 'über']  # ∑ of ﬁne things\n" * 20
     for length in range(5, 40):
-        (prompt,) = choose_prompts([TextFile("p/a.py", text)], byte_level, 1, length, 0)
+        (prompt,) = choose_prompts([Text("p/a.py", text)], byte_level, 1, length, 0)
         ids = byte_level.encode(prompt.prompt).ids
         assert byte_level.encode(text).ids[: len(ids)] == ids
         assert length - 6 <= len(ids) <= length

@@ -92,15 +92,6 @@ def test_whatever_file_is_damaged_the_way_out_is_the_checkpoint_before(tmp_path:
         )
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("part", ["arrays", "record"])
-def test_a_missing_part_is_told(tmp_path: Path, part: str) -> None:
-    save_step(tmp_path, 1)
-    (tmp_path / "1" / part).rename(tmp_path / "1" / "other")
-    assert refusal(tmp_path).endswith("mend that, or remove 1 to begin again.")
-    gc.collect()
-
-
 def test_arrays_of_other_shapes_are_refused(tmp_path: Path) -> None:
     save_step(tmp_path, 1)
     for like in ({"kernel": jnp.zeros((4, 4))}, {"other": ARRAYS["kernel"]}):

@@ -68,7 +68,6 @@ class Said(NamedTuple):
 
 
 Start: TypeAlias = Callable[[dict[str, object]], Said]
-Refusal: TypeAlias = Callable[[dict[str, object]], str]
 
 
 @pytest.fixture
@@ -90,18 +89,6 @@ def start(
     return run
 
 
-@pytest.fixture
-def refusal(start: Start) -> Refusal:
-    """What a run that ends with exit code 2 says."""
-
-    def refused(values: dict[str, object]) -> str:
-        said = start(values)
-        assert said.code == 2, said
-        return said.err
-
-    return refused
-
-
 @pytest.fixture(scope="module")
 def finished(target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
@@ -115,16 +102,15 @@ def finished(target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 def test_a_run_that_diverges_stops_and_exports_nothing(
-    target_folder: Path, tmp_path: Path, refusal: Refusal
+    target_folder: Path, tmp_path: Path, start: Start
 ) -> None:
     output = tmp_path / "diverged"
     steep = {"learning_rate": 1e30, "warmup_fraction": 0.0, "batch_size": 2}
     # Saved more often than logged: no checkpoint may hold what is no number.
-    said = refusal(
-        settings(target_folder, output, optimizer=steep, log_every=40, checkpoint_every=3)
-    )
-    assert said.startswith("error: loss is nan at step 3: the run has diverged; begin again in")
-    assert "less than optimizer.learning_rate=1e+30" in said
+    said = start(settings(target_folder, output, optimizer=steep, log_every=40, checkpoint_every=3))
+    assert said.code == 2
+    assert said.err.startswith("error: loss is nan at step 3: the run has diverged; begin again in")
+    assert "less than optimizer.learning_rate=1e+30" in said.err
     assert not (output / "drafter").exists()
     assert not list((output / "checkpoints").glob("[0-9]*"))
 
@@ -291,13 +277,14 @@ def test_the_drafter_that_is_tried_and_kept_is_the_one_of_that_step(
     ],
 )
 def test_a_folder_with_another_run_is_refused(
-    finished: Path, target_folder: Path, changes: dict[str, object], sentence: str, refusal: Refusal
+    finished: Path, target_folder: Path, changes: dict[str, object], sentence: str, start: Start
 ) -> None:
-    assert sentence in refusal(settings(target_folder, finished, **changes))
+    said = start(settings(target_folder, finished, **changes))
+    assert (said.code, sentence in said.err) == (2, True), said
 
 
 def test_a_run_does_not_go_on_with_another_target_or_other_data(
-    target_folder: Path, tmp_path: Path, start: Start, refusal: Refusal
+    target_folder: Path, tmp_path: Path, start: Start
 ) -> None:
     folder = tmp_path / "target"
     shutil.copytree(target_folder, folder)
@@ -310,11 +297,11 @@ def test_a_run_does_not_go_on_with_another_target_or_other_data(
     assert start(values).code == 0
 
     tokens.write_text(row * 7 + row.replace("4", "5"))
-    assert "a run with other contents of data.sources.1 (" in refusal(values)
+    assert "a run with other contents of data.sources.1 (" in start(values).err
     tokens.write_text(row * 8)
     save_target(
         init_target(TargetConfig(300, 16, 24, 1, 2, 1, 8, 1e4, 1e-5, 64, True, (0,)), 1), folder
     )
-    assert "a run with other contents of target;" in refusal(values)
+    assert "a run with other contents of target;" in start(values).err
     shutil.copy(target_folder / "model.safetensors", folder)
     assert start(values).code == 0

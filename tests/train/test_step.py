@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import jax.extend.core
@@ -27,10 +26,10 @@ OPTIMIZER = make_optimizer(
 
 
 def one_step(
-    accumulation: int, tokens: np.ndarray, mask: np.ndarray, segments: np.ndarray | None = None
+    accumulation: int, tokens: np.ndarray, mask: np.ndarray
 ) -> tuple[TrainState, StepMetrics]:
     target, drafter = init_target(CONFIG, 0), init_drafter(DrafterConfig(31, 16, 16, 1), 0)
-    arrays = tokens, mask, np.ones_like(tokens) if segments is None else segments
+    arrays = tokens, mask, np.ones_like(tokens)
     return train_step(
         init_state(drafter, OPTIMIZER),
         target,
@@ -60,59 +59,6 @@ def test_the_loss_is_the_weighted_sum_of_its_parts() -> None:
     _, (loss, rounds, _) = one_step(1, tokens, np.ones((4, 16), bool))
     parts = 0.5 * rounds.hard + 2.0 * rounds.soft + 3.0 * rounds.lk
     np.testing.assert_allclose(loss, parts[0] + 0.8 * parts[1], rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("loss", "variant"),
-    [
-        ({"soft": 0, "lk": 1}, {"cell": "gru", "head": "low_rank", "head_rank": 9}),
-        (
-            {"soft": 1},
-            {"head": "target", "draft_tokens": tuple(range(13)), "context_layers": (0,)},
-        ),
-    ],
-    ids=["lk, gated, in two factors", "soft, the target's head, two layers"],
-)
-def test_every_loss_alone_falls(loss: dict[str, float], variant: dict[str, Any]) -> None:
-    tokens = np.tile(np.arange(12, dtype=np.int32), (1, 4, 1))
-    target = init_target(CONFIG, 0)
-    drafter = init_drafter(DrafterConfig(31, 16, 16, 1, **variant), 0)
-    optimizer = make_optimizer(OptimizerSettings(learning_rate=1e-2, batch_size=1), 30, bool)
-    state = init_state(drafter, optimizer)
-    losses = []
-    for _ in range(30):
-        state, metrics = train_step(
-            state,
-            target,
-            drafter.graphdef,
-            tokens,
-            np.ones(tokens.shape, bool),
-            np.ones_like(tokens),
-            rounds=2,
-            loss_settings=LossSettings(**loss, chunk_length=8),  # pyright: ignore[reportArgumentType]
-            optimizer=optimizer,
-        )
-        losses.append(float(metrics.loss))
-    assert losses[-1] < 0.7 * losses[0]
-
-
-def test_a_step_on_documents_that_share_a_row_is_the_step_on_them_apart() -> None:
-    random = np.random.default_rng(5)
-    texts = [random.integers(31, size=size).astype(np.int32) for size in (5, 7, 4)]
-    tokens, joined = np.zeros((2, 4, 16), np.int32)
-    for row, text in enumerate(texts):
-        tokens[row, : len(text)] = text
-    joined[0] = np.concatenate(texts)
-    apart = tokens, np.arange(16) < [[5], [7], [4], [0]]
-    together = joined, np.arange(16) < [[16], [0], [0], [0]]
-    segments = np.tile(np.repeat([1, 2, 3], [5, 7, 4]), (4, 1)).astype(np.int32)
-    _, metrics = one_step(1, *together, segments)
-    _, expected_metrics = one_step(1, *apart)
-    np.testing.assert_allclose(metrics.loss, expected_metrics.loss, rtol=1e-5)
-    np.testing.assert_allclose(metrics.gradient_norm, expected_metrics.gradient_norm, rtol=1e-4)
-    # Without the segments it is another step.
-    _, crossed = one_step(1, *together)
-    assert abs(crossed.loss - metrics.loss) > 1e-3
 
 
 def test_no_value_grows_with_rounds_times_positions_times_vocabulary() -> None:

@@ -112,30 +112,20 @@ def encode_records(
         pieces = chain.from_iterable((chat.whole, *chain(*chat.turns)) for chat in chats)
         special = bool(chats) and template().adds_special_tokens
         ids_of_chat = _encode(tokenizer, pieces, adds_special_tokens=special)
-        opening = _opening(tokenizer, config.eos_token_ids[0])
+        end_token = config.eos_token_ids[0]
+        # A text begins with the end token, unless the tokenizer adds a token of its own.
+        opening = [] if tokenizer.encode("").ids else [end_token]
         for record in rendered:
             match record:
                 case Skip():
                     yield record
                 case Text():
                     ids = ids_of_text[record.text]
-                    yield _from_text(record.place, ids, opening, config.eos_token_ids[0])
+                    yield _from_text(record.place, ids, opening, end_token)
                 case Rendered():
                     yield _from_chat(record, ids_of_chat)
                 case Tokens():
                     yield _from_tokens(record, config.vocab_size)
-
-
-def text_documents(
-    texts: Iterable[tuple[str, str]], tokenizer: Tokenizer, end_token: int
-) -> list[Document]:
-    """Named texts as documents, each opened and closed by the end token.
-
-    The opening is the tokenizer's own where it has one. It carries no loss: nothing precedes it.
-    """
-    named, opening = list(texts), _opening(tokenizer, end_token)
-    ids = _encode(tokenizer, (text for _, text in named), adds_special_tokens=True)
-    return [_from_text(name, ids[text], opening, end_token) for name, text in named]
 
 
 def read_records(source: SourceSettings) -> Iterator[Record | Skip]:
@@ -145,7 +135,7 @@ def read_records(source: SourceSettings) -> Iterator[Record | Skip]:
       InputError: it cannot be read.
     """
     if source.folder is not None:
-        yield from (Text(file.name, file.text) for file in read_folder(source))
+        yield from read_folder(source)
         return
     for raw in read_raw(source):
         yield parse(raw, source.format) if isinstance(raw, Raw) else raw
@@ -157,11 +147,6 @@ def _encode(
     unique = list(dict.fromkeys(texts))
     encodings = tokenizer.encode_batch_fast(unique, add_special_tokens=adds_special_tokens)
     return {text: encoding.ids for text, encoding in zip(unique, encodings, strict=True)}
-
-
-def _opening(tokenizer: Tokenizer, end_token: int) -> list[int]:
-    """What stands before a text: the end token, unless the tokenizer adds a token of its own."""
-    return [] if tokenizer.encode("").ids else [end_token]
 
 
 def _from_text(place: str, ids: Sequence[int], opening: Sequence[int], end_token: int) -> Document:

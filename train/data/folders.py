@@ -4,36 +4,15 @@ import sysconfig
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import NamedTuple
 
 from redrafter_jax.errors import InputError
 
-from .settings import DataSettings, SourceSettings
+from .settings import SourceSettings
+from .types import Text
 
 
-class TextFile(NamedTuple):
-    """A file: its path below the folder and its text."""
-
-    name: str
-    text: str
-
-
-def read_folders(settings: DataSettings, *, held_out: bool = False) -> list[TextFile]:
-    """The files of all sources, for what reads text alone.
-
-    Raises:
-      InputError: a source is no folder, or as `read_folder`.
-    """
-    for index, source in enumerate(settings.sources):
-        if source.folder is None:
-            raise InputError(
-                f"{settings.name(index)} is no folder of text files, which is all that this reads."
-            )
-    return [file for source in settings.sources for file in read_folder(source, held_out=held_out)]
-
-
-def read_folder(settings: SourceSettings, *, held_out: bool = False) -> list[TextFile]:
-    """The training files of a folder, or the held-out ones, ordered by name.
+def read_folder(settings: SourceSettings, *, held_out: bool = False) -> list[Text]:
+    """The training files of a folder, or the held-out ones, each in the place of its name, ordered.
 
     Raises:
       InputError: as `find_texts`, or a file cannot be read or is not UTF-8.
@@ -41,7 +20,7 @@ def read_folder(settings: SourceSettings, *, held_out: bool = False) -> list[Tex
     files = []
     for name, path in find_texts(settings, held_out=held_out):
         try:
-            files.append(TextFile(name, path.read_text(encoding="utf-8")))
+            files.append(Text(name, path.read_text(encoding="utf-8")))
         except UnicodeDecodeError as error:
             raise InputError(
                 f"{path} is not UTF-8 text at byte {error.start}; add it to the source's exclude."

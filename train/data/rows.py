@@ -1,7 +1,7 @@
 """The last stage: documents of any length become rows of one."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ from redrafter_jax.errors import InputError
 
 from .documents import SourceDocuments
 from .settings import DataSettings
-from .types import Document, Windows
+from .types import Document, Skip, Windows
 
 
 class Rows(NamedTuple):
@@ -58,8 +58,9 @@ def make_rows(source: SourceDocuments, settings: DataSettings, end_token: int) -
     return Rows(join(rows, end_token, length), len(long), len(pieces) - len(useful))
 
 
-def cut(documents: Sequence[Document], end_token: int, length: int) -> Windows:
+def cut(made: Iterable[Document | Skip], end_token: int, length: int) -> Windows:
     """All tokens of all documents in rows of `length`, each row of one document."""
+    documents = [document for document in made if isinstance(document, Document)]
     rows = [[piece] for document in documents for piece in split(document, length)]
     return join(rows, end_token, length)
 

@@ -89,10 +89,6 @@ class Windows(NamedTuple):
     loss_mask: Bool[np.ndarray, "n T"]
     segments: Int[np.ndarray, "n T"]
 
-    def choose(self, rows: np.ndarray) -> "Windows":
-        """Some of the rows, by number or by mask."""
-        return Windows(self.tokens[rows], self.loss_mask[rows], self.segments[rows])
-
 
 def count_reasons(skips: Sequence[Skip]) -> dict[str, int]:
     """How many records each reason left out, the most frequent first."""

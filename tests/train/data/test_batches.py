@@ -22,15 +22,6 @@ def test_an_epoch_sees_every_window_once_in_a_shuffled_order() -> None:
     np.testing.assert_array_equal(next(again)["tokens"][:, 0], epoch[:4])
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 3])
-def test_the_size_of_a_batch_changes_no_order(batch_size: int) -> None:
-    sources = [(examples(10), 1.0), (examples(7), 0.4)]
-    ones = make_batches(sources, batch_size, seed=0)
-    taken = np.concatenate([next(ones)["tokens"] for _ in range(60 // batch_size)])
-    fives = make_batches(sources, 5, seed=0)
-    np.testing.assert_array_equal(taken, np.concatenate([next(fives)["tokens"] for _ in range(12)]))
-
-
 def test_a_saved_position_goes_on_with_the_next_batch() -> None:
     sources = [(examples(10), 1.0), (examples(7), 0.4)]
     batches = make_batches(sources, 4, seed=0)

@@ -66,14 +66,6 @@ def test_vicunas_answers_and_their_end_carry_loss() -> None:
     assert whole == "<s>" + render_vicuna(TURNS, False)
 
 
-def test_the_tokenizers_own_template_is_used(chatml: ChatTemplate) -> None:
-    document = encode(chatml, TURNS)
-    assert learnt(document) == "Hello<|im_end|>\n|Ciao<|im_end|>\n"
-    assert isinstance(document, Document)
-    whole = chat_tokenizer().decode(document.tokens.tolist(), skip_special_tokens=False)
-    assert whole == chatml.render(TURNS, False)
-
-
 def test_the_last_answer_alone_can_carry_loss(chatml: ChatTemplate) -> None:
     assert learnt(encode(chatml, [*TURNS, TURNS[0]], LAST)) == "Ciao<|im_end|>\n"
 

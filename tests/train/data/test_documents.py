@@ -22,7 +22,8 @@ from tiny_folders import byte_tokenizer
 
 from redrafter_jax.errors import InputError
 from redrafter_jax.text.tokenizer import load_tokenizer
-from train.data.documents import SourceDocuments, load_documents, text_documents
+from train.data.documents import SourceDocuments, encode_records, load_documents
+from train.data.types import Document, Text
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +52,10 @@ def test_a_text_is_opened_and_closed(target: Path, tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_without_a_begin_token_has_texts_opened_by_the_end_token() -> None:
-    (document,) = text_documents([("a", "ab")], byte_tokenizer(), 7)
-    assert document.tokens.tolist() == [7, *byte_tokenizer().encode("ab").ids, 7]
+    texts, settings = [Text("a", "ab")], data_settings({"files": ["a"]})
+    (document,) = encode_records(texts, settings, byte_tokenizer(), CONFIG, pytest.fail)
+    assert isinstance(document, Document)
+    assert document.tokens.tolist() == [END, *byte_tokenizer().encode("ab").ids, END]
     assert document.loss_mask.tolist() == [False, True, True, True]
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from redrafter_jax.errors import InputError
-from train.data.folders import read_folder, read_folders
-from train.data.settings import DataSettings, SourceSettings
+from train.data.folders import read_folder
+from train.data.settings import SourceSettings
 
 
 @pytest.fixture
@@ -26,10 +26,10 @@ def settings(root: Path, **changes: object) -> SourceSettings:
 
 def test_include_exclude_and_held_out_divide_the_files(folder: Path) -> None:
     training = read_folder(settings(folder))
-    assert [file.name for file in training] == ["a.py", "pkg/b.py"]
+    assert [file.place for file in training] == ["a.py", "pkg/b.py"]
     assert training[0].text == "# a.py\n"
     held_out = read_folder(settings(folder), held_out=True)
-    assert [file.name for file in held_out] == ["held/c.py"]
+    assert [file.place for file in held_out] == ["held/c.py"]
     # A folder whose name matches is no document.
     (folder / "module.py").mkdir()
     assert read_folder(settings(folder)) == training
@@ -53,17 +53,17 @@ def test_a_held_out_file_is_never_trained_on_at_whatever_depth(
     for name in every:
         (tmp_path / name).write_text("x")
     chosen = settings(tmp_path, held_out=[glob])
-    held_out = [file.name for file in read_folder(chosen, held_out=True)]
-    training = [file.name for file in read_folder(chosen)]
+    held_out = [file.place for file in read_folder(chosen, held_out=True)]
+    training = [file.place for file in read_folder(chosen)]
     assert held_out == names
     assert training == [name for name in every if name not in names]
     excluded = read_folder(settings(tmp_path, exclude=[glob], held_out=[]))
-    assert [file.name for file in excluded] == training
+    assert [file.place for file in excluded] == training
 
 
 def test_the_standard_library_is_a_folder_with_a_name() -> None:
     stdlib = SourceSettings(folder="python:stdlib", include=["json/*.py"])
-    assert "json/decoder.py" in {file.name for file in read_folder(stdlib)}
+    assert "json/decoder.py" in {file.place for file in read_folder(stdlib)}
 
 
 @pytest.mark.parametrize(
@@ -81,14 +81,3 @@ def test_unusable_folders_and_files_are_named(
     (folder / "note.txt").write_bytes(b"# caf\xe9\n")
     with pytest.raises(InputError, match=sentence):
         read_folder(settings(folder, **changes))
-
-
-def test_commands_that_read_text_alone_refuse_other_sources(folder: Path) -> None:
-    sources = [{"folder": str(folder)}, {"folder": str(folder / "held")}]
-    data = DataSettings.model_validate({"sources": sources, "sequence_length": 8})
-    assert [file.name for file in read_folders(data)][-2:] == ["pkg/skip.py", "c.py"]
-    data = DataSettings.model_validate(
-        {"sources": [sources[0], {"files": ["rows.jsonl"]}], "sequence_length": 8}
-    )
-    with pytest.raises(InputError, match=r"data\.sources\.1 \(rows\.jsonl\) is no folder"):
-        read_folders(data)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from redrafter_jax.errors import InputError
 from train.data.documents import SourceDocuments
-from train.data.rows import cut, make_rows, pack
+from train.data.rows import make_rows, pack
 from train.data.types import Document
 
 END = 9
@@ -20,13 +20,6 @@ def document(tokens: list[int], mask: list[int]) -> Document:
 
 def source(*documents: Document) -> SourceDocuments:
     return SourceDocuments("data.sources.0 (a)", 1.0, list(documents), [])
-
-
-def test_rows_of_literal_documents() -> None:
-    windows = cut([document([1, 2, 3, 4, 5], [0, 1, 1, 0, 1]), document([6], [1])], END, 3)
-    assert windows.tokens.tolist() == [[1, 2, 3], [4, 5, 9], [6, 9, 9]]
-    assert windows.loss_mask.tolist() == [[0, 1, 1], [0, 1, 0], [1, 0, 0]]
-    assert windows.segments.tolist() == [[1, 1, 1], [1, 1, 0], [1, 0, 0]]
 
 
 def test_long_records_are_cut_and_counted_or_refused() -> None:
