@@ -179,32 +179,30 @@ def _from_tokens(record: Tokens, vocab_size: int) -> Document | Skip:
 
 
 def _check(loaded: SourceDocuments, source: SourceSettings, settings: DataSettings) -> None:
-    total = len(loaded.documents) + len(loaded.skips)
-    if not loaded.documents:
-        why = f"all {total} records are left out: {describe_skips(loaded.skips)}"
+    documents, skips = loaded.documents, loaded.skips
+    total, told = len(documents) + len(skips), describe_skips(skips)
+    if not documents:
+        why = f"all {total} records are left out: {told}" if total else "it has no records"
         raise InputError(
-            f"{loaded.name} holds nothing to train on; "
-            f"{why if total else 'it has no records'}. Give it other data or leave it out."
+            f"{loaded.name} holds nothing to train on; {why}. Give it other data or leave it out."
         )
-    if loaded.skips and settings.skips == "refuse":
+    if settings.skips == "refuse":
+        faults = []
+        if skips:
+            faults.append(f"{len(skips)} of {total} records cannot be used: {told}")
+        if cut_off := [document.place for document in documents if document.left_out]:
+            faults.append(
+                f"answers of {len(cut_off)} records carry no loss, because a token runs across "
+                f"their edge (first at {cut_off[0]})"
+            )
+        if faults:
+            raise InputError(
+                f"{loaded.name}: {'; '.join(faults)}. Mend them, or set data.skips=report to go on "
+                "without."
+            )
+    masks = [document.loss_mask for document in documents if document.kind != "text"]
+    if masks and source.full_masks == "refuse" and all(mask.all() for mask in masks):
         raise InputError(
-            f"{loaded.name}: {len(loaded.skips)} of {total} records cannot be used: "
-            f"{describe_skips(loaded.skips)}. Mend them, or set data.skips=report to go on without."
-        )
-    cut_off = [document for document in loaded.documents if document.left_out]
-    if cut_off and settings.skips == "refuse":
-        raise InputError(
-            f"{loaded.name}: answers of {len(cut_off)} records carry no loss, because a token "
-            f"runs across their edge (first at {cut_off[0].place}). Mend them, or set "
-            "data.skips=report to go on without."
-        )
-    masked = [document for document in loaded.documents if document.kind != "text"]
-    if (
-        masked
-        and source.full_masks == "refuse"
-        and all(document.loss_mask.all() for document in masked)
-    ):
-        raise InputError(
-            f"{loaded.name}: the masks of all {len(masked)} records count every token, so prompts "
+            f"{loaded.name}: the masks of all {len(masks)} records count every token, so prompts "
             "would carry loss too; mend them, or set full_masks: allow if that is meant."
         )
