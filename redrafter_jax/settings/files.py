@@ -6,8 +6,9 @@ neither pydantic nor YAML.
 
 import dataclasses
 import difflib
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType
@@ -15,12 +16,10 @@ from typing import Any, TypeVar, get_args, get_origin
 
 import pydantic
 import yaml
-from pydantic_core import PydanticCustomError
 
 from redrafter_jax.config.limits import FieldError, unfold
 from redrafter_jax.errors import InputError
 
-_BOOL_AS_NUMBER = "Input should be a number; YAML reads yes, no, on and off as true or false"
 _UNKNOWN_KEYS = ("extra_forbidden", "unexpected_keyword_argument")
 
 
@@ -28,15 +27,6 @@ class Settings(pydantic.BaseModel):
     """Base of all configuration models: unknown keys are errors, values never change."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    @pydantic.field_validator("*", mode="wrap")
-    @classmethod
-    def _keep_bools(cls, value: Any, validate: Callable[[Any], Any]) -> Any:
-        validated = validate(value)
-        place = _bool_as_number(value, validated)
-        if place is not None:
-            raise PydanticCustomError("bool", _BOOL_AS_NUMBER, {"below": place})
-        return validated
 
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
@@ -54,7 +44,8 @@ def load_settings(model: type[SettingsT], path: Path, overrides: Sequence[str] =
     for override in overrides:
         _apply(values, override)
     try:
-        return model.model_validate(values)
+        # Of JSON, strict, pydantic takes lists for tuples and strings for paths, but no true for 1.
+        return model.model_validate_json(json.dumps(values, default=str), strict=True)
     except pydantic.ValidationError as error:
         raise InputError(_report(error, model, path, overrides)) from None
 
@@ -99,12 +90,18 @@ class _Loader(yaml.SafeLoader):
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
+    def construct_number(self, node: yaml.ScalarNode) -> int | float:
+        """A whole one as an int: steps may be 1e4."""
+        number = self.construct_yaml_float(node)
+        return int(number) if number.is_integer() else number
+
 
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
     list("-+0123456789"),
 )
+_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_number)
 
 
 def _apply(values: dict[str, Any], override: str) -> None:
@@ -146,32 +143,17 @@ def _origin(place: str, overrides: Sequence[str]) -> str | None:
     return None
 
 
-def _bool_as_number(value: Any, validated: Any) -> list[str] | None:
-    """Where pydantic read true as 1: the keys and indices that lead there; None for nowhere."""
-    if isinstance(value, bool):
-        return None if isinstance(validated, bool) else []
-    if isinstance(value, dict):
-        found = validated if isinstance(validated, dict) else vars(validated)
-        pairs = [(key, one, found[key]) for key, one in value.items()]
-    elif isinstance(value, list | tuple):
-        pairs = zip(range(len(value)), value, validated, strict=True)
-    else:
-        return None
-    for key, one, read in pairs:
-        if (place := _bool_as_number(one, read)) is not None:
-            return [str(key), *place]
-    return None
-
-
 def _describe(error: pydantic.ValidationError, model: Any) -> list[tuple[str, str]]:
     """Place and line of each; a section's keys are listed once, where the last has none like it."""
     lines, lists = [], {}
     for problem in error.errors():
         location, context = problem["loc"], problem.get("ctx", {})
-        path = ".".join(map(str, [*location, *context.get("below", ())]))
+        path = ".".join(map(str, location))
         if problem["type"] not in _UNKNOWN_KEYS:
             # Of a missing key or an inconsistent section the input is the whole section.
             got = "" if isinstance(problem["input"], dict) else f" (got {problem['input']!r})"
+            if isinstance(problem["input"], bool):
+                got += "; YAML reads yes, no, on and off as true or false"
             lines.append((path, _line(path, problem["msg"], context.get("error")) + got))
             continue
         known = _known_keys(model, location[:-1])
