@@ -4,11 +4,15 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from redrafter_jax.acceptance import acceptance_length
+from redrafter_jax.commands.arguments import option_of
 from redrafter_jax.commands.options import Session, open_session
 from redrafter_jax.commands.terminal import tell
+from redrafter_jax.config import SamplingConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.streaming import KeptCache
 from redrafter_jax.text.prompts import Prompt, read_prompts
@@ -17,24 +21,30 @@ from redrafter_jax.text.text_stream import TextStream
 _BATCH_SIZE = 8
 # Between two looks at what is decided. Where strings end a row the host looks at every step.
 _STEPS_PER_UPDATE = 16
+# What decides a row's text beside its prompt and its seed.
+_DECIDING = (
+    *("target", "dtype", "max_new_tokens", "stop", "chat", "chat_template", "system"),
+    *(field.name for field in fields(SamplingConfig)),
+)
 
 
 def continue_file(arguments: argparse.Namespace) -> None:
     """Write a row for each prompt after those that are written already; progress on stderr.
 
     A row holds the prompt's `id`, its `seed`, the `text` and its `tokens`, the target calls after
-    prefill (`steps`), their `acceptance_length`, and what it was `ended_by`: "stop_token",
-    "stop_string" or "max_new_tokens".
+    prefill (`steps`), their `acceptance_length`, what it was `ended_by`, "stop_token",
+    "stop_string" or "max_new_tokens", and the `options` that decide the text.
 
     Raises:
-      InputError: a value or a file cannot be used, or the rows are of other prompts.
+      InputError: a value or a file cannot be used, or the rows are of other prompts or options.
     """
     output, limit = arguments.output, arguments.max_new_tokens
     if output is None:
         raise InputError("--prompts needs --output, the file that the continuations go to.")
     prompts = read_prompts(arguments.prompts)
     seeds = range(arguments.seed, arguments.seed + len(prompts))
-    done = _rows_written(output, prompts, seeds)
+    options = {name: getattr(arguments, name) for name in _DECIDING}
+    done = _rows_written(output, prompts, seeds, options)
     if done == len(prompts):
         tell(f"{output} has the rows of all {done} prompts already.")
         return
@@ -69,6 +79,7 @@ def continue_file(arguments: argparse.Namespace) -> None:
                     "steps": result.steps[row],
                     "acceptance_length": round(acceptance_length(result.accept_counts[row]), 4),
                     "ended_by": _ending(rows[index], result.tokens[row], session),
+                    "options": options,
                 }
                 file.write(json.dumps(said, ensure_ascii=False) + "\n")
                 decided += len(result.tokens[row])
@@ -100,11 +111,13 @@ def _encode(prompt: Prompt, session: Session, limit: int) -> list[int]:
     return tokens
 
 
-def _rows_written(output: Path, prompts: Sequence[Prompt], seeds: Sequence[int]) -> int:
+def _rows_written(
+    output: Path, prompts: Sequence[Prompt], seeds: Sequence[int], options: dict[str, Any]
+) -> int:
     """How many rows are there, of an earlier run; a row that was cut short is taken away.
 
     Raises:
-      InputError: the file is not such rows of these prompts.
+      InputError: the file is not such rows of these prompts, or other options decided them.
     """
     if not output.exists():
         return 0
@@ -115,12 +128,23 @@ def _rows_written(output: Path, prompts: Sequence[Prompt], seeds: Sequence[int])
         try:
             row = json.loads(line)
             same = row["id"] == prompt.name and row["seed"] == seed
+            before = dict(row["options"])
         except (ValueError, TypeError, KeyError):
-            same = False
+            same, before = False, {}
         if not same:
             raise InputError(
                 f"{output}, line {number} is not the row of {prompt.place} with seed {seed}; give "
                 "another --output, or the --prompts and --seed that it was begun with."
+            )
+        changed = [
+            f"{option_of(name)} {before.get(name)!r} (now {value!r})"
+            for name, value in options.items()
+            if before.get(name) != value
+        ]
+        if changed:
+            raise InputError(
+                f"{output}, line {number} was decoded with {', '.join(changed)}; give another "
+                "--output, or the options that it was begun with."
             )
     if len(lines) > len(prompts):
         raise InputError(f"{output} has {len(lines)} rows, more than the {len(prompts)} prompts.")

@@ -110,13 +110,30 @@ def test_the_same_command_goes_on_after_the_rows_that_are_written(
     assert output.read_bytes() == whole
     assert told.splitlines()[0].startswith("4 of 5 prompts, ")
     assert continue_all()[2] == f"{output} has the rows of all 5 prompts already.\n"
+    # Other options that decide the text are noticed; others are not asked for.
+    for more, changed in (
+        (["--temperature", "0.5"], r"--temperature 1.0 (now 0.5)"),
+        (
+            ["--top-k", "5", "--max-new-tokens", "9"],
+            "--max-new-tokens 12 (now 9), --top-k None (now 5)",
+        ),
+    ):
+        assert continue_all(*more) == (
+            2,
+            "",
+            f"error: {output}, line 1 was decoded with {changed}; give another --output, or the "
+            "options that it was begun with.\n",
+        )
+    assert continue_all("--beam-width", "2")[0] == 0
     assert output.read_bytes() == whole
 
 
 def test_rows_of_other_prompts_and_bad_values_are_refused(
     continue_all: Continue, output: Path, tmp_path: Path
 ) -> None:
-    output.write_text('{"id": "1", "seed": 4}\n{"id": "1", "seed": 5}\n')
+    continue_all()
+    first, _, *rest = output.read_text().splitlines()
+    output.write_text("\n".join([first, first, *rest]) + "\n")
     other = tmp_path / "other.jsonl"
     other.write_text('{"prompt": ""}\n')
     long = tmp_path / "long.jsonl"
@@ -135,4 +152,3 @@ def test_rows_of_other_prompts_and_bad_values_are_refused(
         code, _, told = continue_all(*more)
         assert code == 2
         assert reason in told
-    assert "line 2" not in output.read_text()
