@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from tiny_models import tiny_config
 from torch_archives import write_archive
 
 from redrafter_jax import DrafterConfig, InputError
-from redrafter_jax.__main__ import main
 from redrafter_jax.checkpoints import convert
 from redrafter_jax.checkpoints.config_files import drafter_fields
 from redrafter_jax.checkpoints.convert import convert as convert_folder
@@ -57,14 +55,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def drafter_of_some_tokens(tmp_path: Path) -> Path:
-    config = dataclasses.replace(CONFIG, draft_tokens=(0, 3, 4))
-    return write_model(
-        tmp_path / "fewer", drafter_fields(config), SHAPES | {"lm_head.1.weight": (3, 5)}
-    )
-
-
 def torch_folder(folder: Path, source: Path, weights: Mapping[str, np.ndarray]) -> Path:
     """The folder with its weights in a file of torch's."""
     folder.mkdir()
@@ -98,16 +88,14 @@ def test_torchs_weights_become_safetensors_as_they_are(
 
 @pytest.mark.parametrize("spelling", ["torch_dtype", "dtype"])
 def test_another_dtype_is_rounded_and_stated(tmp_path: Path, saved: Path, spelling: str) -> None:
-    weights = load_file(saved / "drafter" / "model.safetensors")
-    source = torch_folder(tmp_path / "apple", saved / "drafter", weights)
-    stated = json.loads((source / "config.json").read_text())
-    stated[spelling] = stated.pop("torch_dtype")
-    (source / "config.json").write_text(json.dumps(stated))
+    fields = {**drafter_fields(CONFIG), spelling: "float32"}
+    source = write_model(tmp_path / "ours", fields, SHAPES)
     written = convert_folder(source, tmp_path / "new", "bfloat16")
+    weights = load_file(source / "model.safetensors")
     expected = {name: jnp.asarray(value, jnp.bfloat16) for name, value in weights.items()}
     assert_equal(load_arrays(tmp_path / "new" / "model.safetensors"), expected)
     described = json.loads((tmp_path / "new" / "config.json").read_text())
-    assert described == stated | {spelling: "bfloat16"}
+    assert described == fields | {spelling: "bfloat16"}
     assert written.dtypes == ("BF16",)
 
 
@@ -140,18 +128,6 @@ def test_shards_stay_shards_and_what_belongs_to_a_target_comes_along(
     assert written.left_out == ("lm_head.weight",)
     assert written.kind == "target"
     assert (tmp_path / "new" / "tokenizer.json").read_text() == '{"a": 1}'
-
-
-def test_what_apples_code_does_not_know_is_named_or_refused(
-    tmp_path: Path, saved: Path, drafter_of_some_tokens: Path
-) -> None:
-    written = convert_folder(drafter_of_some_tokens, tmp_path / "new")
-    assert written.beyond_apple == ("draft_tokens",)
-    with pytest.raises(InputError, match=r"with draft_tokens, which Apple's layout does not have"):
-        convert_folder(drafter_of_some_tokens, tmp_path / "other", for_apple=True)
-    with pytest.raises(InputError, match="is a target; Apple's code loads"):
-        convert_folder(saved / "target", tmp_path / "other", for_apple=True)
-    assert not (tmp_path / "other").exists()
 
 
 def test_ours_come_out_byte_for_byte_and_nothing_is_overwritten(
@@ -196,19 +172,22 @@ def test_a_folder_appears_whole_or_not_at_all(
     assert [path.name for path in tmp_path.iterdir()] == ["apple"]
 
 
-def test_the_command_says_what_was_written(
-    tmp_path: Path,
-    drafter_of_some_tokens: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_the_command_says_what_was_written_and_what_apples_code_does_not_know(
+    tmp_path: Path, saved: Path, run_redrafter: Any
 ) -> None:
-    folders = [str(drafter_of_some_tokens), str(tmp_path / "new")]
-    monkeypatch.setattr(sys, "argv", ["redrafter", "convert", *folders, "--dtype", "bfloat16"])
-    main()
+    config = dataclasses.replace(CONFIG, draft_tokens=(0, 3, 4))
+    shapes = SHAPES | {"lm_head.1.weight": (3, 5)}
+    source = write_model(tmp_path / "fewer", drafter_fields(config), shapes)
+    _, out, _ = run_redrafter("convert", str(source), str(tmp_path / "new"), "--dtype", "bfloat16")
     numbers = 2 * (8 * 8 + 8 * 8 + 8 + 5 * 16 + 5 + 5 * 5 + 5 + 3 * 5)
-    assert capsys.readouterr().out.splitlines() == [
+    assert out.splitlines() == [
         f"{tmp_path}/new: a drafter of 8 weights, {numbers} bytes, BF16; it loads the same as "
         f"{tmp_path}/fewer, in bfloat16.",
         "Written: model.safetensors, config.json",
         "Apple's code cannot load it: it does not know draft_tokens.",
     ]
+    with pytest.raises(InputError, match=r"with draft_tokens, which Apple's layout does not have"):
+        convert_folder(source, tmp_path / "other", for_apple=True)
+    with pytest.raises(InputError, match="is a target; Apple's code loads"):
+        convert_folder(saved / "target", tmp_path / "other", for_apple=True)
+    assert not (tmp_path / "other").exists()

@@ -41,29 +41,22 @@ def hub_with(folder: Path, asked: list[tuple[Any, ...]]) -> Callable[..., str]:
     return download
 
 
+@pytest.mark.parametrize("stored", ["safetensors", "bin"])
 def test_the_hubs_description_comes_before_its_weights(
-    target_folder: Path, monkeypatch: pytest.MonkeyPatch
+    target_folder: Path, monkeypatch: pytest.MonkeyPatch, stored: str
 ) -> None:
     asked: list[tuple[Any, ...]] = []
     (target_folder / "consolidated.safetensors").write_text("the same again")
+    if stored == "bin":
+        path = target_folder / "model.safetensors"
+        write_archive(target_folder / "pytorch_model.bin", load_file(path))
+        path.unlink()
     monkeypatch.setattr("huggingface_hub.snapshot_download", hub_with(target_folder, asked))
     assert_same(load_target("some/body", dtype="float32"), random_target(CONFIG))
-    # Both of one commit.
-    assert asked == [("some/body", None), ("some/body", "0123abc")]
+    # Of one commit; torch's files are asked for where there are no safetensors.
+    of_commit = [("some/body", "0123abc")] * (2 if stored == "bin" else 1)
+    assert asked == [("some/body", None), *of_commit]
     assert not list(target_folder.parent.glob("snapshots/*/consolidated*"))
-
-
-def test_torch_files_are_fetched_where_the_hub_has_no_safetensors(
-    target_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    weights = load_file(target_folder / "model.safetensors")
-    (target_folder / "model.safetensors").unlink()
-    write_archive(target_folder / "pytorch_model.bin", weights)
-    assert_same(load_target(target_folder, dtype="float32"), random_target(CONFIG))
-    asked: list[tuple[Any, ...]] = []
-    monkeypatch.setattr("huggingface_hub.snapshot_download", hub_with(target_folder, asked))
-    assert_same(load_target("some/body", dtype="float32"), random_target(CONFIG))
-    assert asked == [("some/body", None), ("some/body", "0123abc"), ("some/body", "0123abc")]
 
 
 def test_what_the_hub_gave_before_serves_offline(

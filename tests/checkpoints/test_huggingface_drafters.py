@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 from tiny_folders import change_json, stored_tensors
 from tiny_models import assert_same, cast, random_drafter
 
@@ -75,21 +75,8 @@ def test_drafters_are_stored_in_apples_layout(
 
 @pytest.fixture
 def apple_folder(tmp_path: Path) -> Path:
-    """A drafter folder as Apple's PyTorch code leaves it, written by hand: y = W x + b."""
-    random = np.random.default_rng(0)
-    shapes = RNN_SHAPES | {
-        "input_proj.weight": [5, 2 * D],
-        "input_proj.bias": [5],
-        "lm_head.0.linear.weight": [5, 5],
-        "lm_head.0.linear.bias": [5],
-        "lm_head.1.weight": [V, 5],
-    }
-    save_file(
-        {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()},
-        tmp_path / "model.safetensors",
-    )
-    config = stated(exit_dim=5, num_draft_layers=1, rnn=True)
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    """A drafter in Apple's layout: y = W x + b."""
+    save_drafter(random_drafter(DrafterConfig(V, D, exit_dim=5, num_draft_layers=1)), tmp_path)
     return tmp_path
 
 
@@ -166,18 +153,18 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_drafter_of_another_kind_or_wider_than_its_config_says(apple_folder: Path) -> None:
-    change_json(apple_folder / "config.json", model_type="llama")
-    with pytest.raises(InputError, match=r"model_type 'llama'; .* 'recurrent_drafting_drafter'"):
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("model_type", "llama", r"model_type 'llama'; .* 'recurrent_drafting_drafter'"),
+        ("exit_dim", 6, r"has shape .*5.*, config\.json asks for .*6.*\.$"),
+        # Refused before so many are made.
+        ("num_draft_layers", 10**9, "states num_draft_layers=1000000000, but the files hold"),
+    ],
+)
+def test_a_drafter_that_is_not_what_its_config_says(
+    apple_folder: Path, field: str, value: Any, sentence: str
+) -> None:
+    change_json(apple_folder / "config.json", **{field: value})
+    with pytest.raises(InputError, match=sentence):
         load_drafter(apple_folder)
-    change_json(apple_folder / "config.json", model_type="recurrent_drafting_drafter")
-    change_json(apple_folder / "config.json", exit_dim=6)
-    with pytest.raises(InputError, match=r"has shape .*5.*, config\.json asks for .*6.*\.$"):
-        load_drafter(apple_folder)
-
-
-def test_more_residual_blocks_than_weights_are_refused_before_they_are_made(tmp_path: Path) -> None:
-    save_drafter(random_drafter(DrafterConfig(V, D, 5, 1)), tmp_path)
-    change_json(tmp_path / "config.json", num_draft_layers=1_000_000_000)
-    with pytest.raises(InputError, match=r"states num_draft_layers=1000000000, but the files hold"):
-        load_drafter(tmp_path)

@@ -33,12 +33,6 @@ def test_a_weight_arrives_in_the_dtype_and_layout_asked_for(
     np.testing.assert_array_equal(out, expected.T if transpose else expected)
 
 
-def test_integers_are_no_weights(tmp_path: Path) -> None:
-    save_file({"a": np.ones((2, 3), np.int8)}, tmp_path / "model.safetensors")
-    with pytest.raises(InputError, match=r"weight 'a' is stored as I8; supported are F64, F32"):
-        check_shape(find_weights(tmp_path)["a"], (2, 3))
-
-
 def test_two_sources_are_one_too_many(tmp_path: Path) -> None:
     save_file({"a": MATRIX}, tmp_path / "model.safetensors")
     index = tmp_path / "model.safetensors.index.json"
@@ -51,9 +45,7 @@ def test_a_shard_holds_nothing_that_the_index_does_not_name(tmp_path: Path) -> N
     save_file({"a": MATRIX, "b": MATRIX, "c": MATRIX}, tmp_path / "one.safetensors")
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "one.safetensors"}}))
-    with pytest.raises(
-        InputError, match=r"one\.safetensors holds the weight 'b' and 1 more, which"
-    ):
+    with pytest.raises(InputError, match=r"one\.safetensors holds the weight 'b' and 1 more, whi"):
         find_weights(tmp_path)
 
 
@@ -66,12 +58,6 @@ def test_equal_weights_are_equal_to_the_last_byte(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     stored = find_weights(tmp_path)
     assert [same_bytes(stored["a"], stored[name]) for name in "bcd"] == [True, False, False]
-
-
-def test_other_formats_are_named_where_the_file_is_missing(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    with pytest.raises(InputError, match=r"in another format than safetensors and pytorch_model"):
-        find_weights(tmp_path)
 
 
 def test_safetensors_come_before_torch_files_of_the_same_weights(tmp_path: Path) -> None:
@@ -95,16 +81,19 @@ def test_torch_files_have_shards_and_an_index_too(tmp_path: Path) -> None:
         find_weights(tmp_path)
 
 
-def test_a_folder_where_the_file_should_be(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").mkdir()
-    with pytest.raises(InputError, match=r"Cannot read .*model\.safetensors: .*\.$"):
-        find_weights(tmp_path)
-
-
-def test_a_file_cut_short_after_its_header_was_read(tmp_path: Path) -> None:
+def test_files_that_are_no_weights(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
+    with pytest.raises(InputError, match=r"in another format than safetensors and pytorch_model"):
+        find_weights(tmp_path)
+    save_file({"a": np.ones((2, 3), np.int8)}, path)
+    with pytest.raises(InputError, match=r"weight 'a' is stored as I8; supported are F64, F32"):
+        check_shape(find_weights(tmp_path)["a"], (2, 3))
     save_file({"a": MATRIX}, path)
     stored = find_weights(tmp_path)["a"]
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(InputError, match=r"model\.safetensors was cut short while it was read"):
         read_weight(stored, jnp.float32, transpose=False)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(InputError, match=r"Cannot read .*model\.safetensors: .*\.$"):
+        find_weights(tmp_path)

@@ -17,13 +17,9 @@ from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.settings.files import Settings
 
 
-class Inner(Settings):
-    rate: float = 0.5
-
-
 class Outer(Settings):
     size: int
-    inner: Inner = Inner()
+    rate: float = 0.5
 
 
 @pytest.mark.parametrize(
@@ -50,30 +46,22 @@ def test_a_mistyped_command_is_named(
 def test_overrides_may_stand_before_and_after_options(tmp_path: Path) -> None:
     config = tmp_path / "outer.yaml"
     config.write_text("size: 3\n")
-    arguments = ["size=4", "--config", str(config), "inner.rate=0"]
-    assert parse_settings(Outer, "A test.", arguments) == Outer(size=4, inner=Inner(rate=0.0))
+    arguments = ["size=4", "--config", str(config), "rate=0"]
+    assert parse_settings(Outer, "A test.", arguments) == Outer(size=4, rate=0.0)
 
 
-@pytest.mark.parametrize(
-    ("spec", "command", "name"),
-    [
-        (ModuleSpec("eval.__main__", None), "", "python -m eval"),
-        (ModuleSpec("eval.__main__", None), "plan", "python -m eval plan"),
-        (None, "plan", "redrafter-eval plan"),
-    ],
-)
 def test_the_help_names_the_program_and_its_command(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    spec: ModuleSpec | None,
-    command: str,
-    name: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
     monkeypatch.setattr(sys, "argv", ["/usr/bin/redrafter-eval"])
-    with pytest.raises(SystemExit):
-        parse_settings(Outer, "A test.", ["--help"], command=command)
-    assert capsys.readouterr().out.startswith(f"usage: {name} [-h]")
+    for spec, name in (
+        (ModuleSpec("eval.__main__", None), "python -m eval plan"),
+        (None, "redrafter-eval plan"),
+    ):
+        monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
+        with pytest.raises(SystemExit):
+            parse_settings(Outer, "A test.", ["--help"], command="plan")
+        assert capsys.readouterr().out.startswith(f"usage: {name} [-h]")
 
 
 def ending(main: Any, capsys: pytest.CaptureFixture[str]) -> tuple[Any, str]:
@@ -152,15 +140,11 @@ def test_an_error_of_the_user_is_one_sentence_with_its_traceback_only_where_aske
     assert (code, told[:9], told.endswith(f"\n{sentence}")) == (2, "Traceback", True)
 
 
-@pytest.mark.parametrize(
-    ("words", "setting"), [(["--steps", "3"], "steps=3"), (["--log-every"], "log_every=value")]
-)
-def test_an_option_in_a_settings_place_is_told_how_to_be_one(
-    words: list[str], setting: str
-) -> None:
-    hint = f"{words[0]} is no option; settings are given without dashes: {setting}"
-    with pytest.raises(InputError, match=hint):
-        parse_settings(Outer, "A test.", words)
+def test_an_option_in_a_settings_place_is_told_how_to_be_one() -> None:
+    for words, setting in ((["--steps", "3"], "steps=3"), (["--log-every"], "log_every=value")):
+        hint = f"{words[0]} is no option; settings are given without dashes: {setting}"
+        with pytest.raises(InputError, match=hint):
+            parse_settings(Outer, "A test.", words)
 
 
 def test_a_defect_of_ours_keeps_its_traceback() -> None:

@@ -67,11 +67,9 @@ def test_the_dump_reads_back_as_the_same_settings(config: Path, tmp_path: Path) 
     ("override", "reason"),
     [
         ("size", "not of the form key.path=value"),
-        ("=3", "not of the form key.path=value"),
         ("size.more=3", "'size' is a value, not a section"),
         ("inner.names.0=a", "'names' is a list of 0 and has no '0'; count from 0, or give the"),
         ("spares.one.rate=1", "'spares' is a list of 2 and has no 'one'; count from 0"),
-        ("spares.0.rate.deep=1", "'rate' is a value, not a section"),
         ("size=0x_", "not a YAML value"),
         ("size=yes", "size: Input should be a valid integer (got True); YAML reads yes"),
         (
@@ -87,10 +85,8 @@ def test_the_dump_reads_back_as_the_same_settings(config: Path, tmp_path: Path) 
             "draft.beam_width=yes",
             "draft.beam_width: Input should be a valid integer (got True); YAML reads yes",
         ),
-        ("draft.sharpness=.inf", "draft.sharpness: Input should be a finite number"),
         ("draft.num_nodes=40", "draft.num_nodes is 40; beam_width=8 and draft_rounds=4 give 1 to"),
         ("draft.lookup=1", "draft.lookup: unknown key; did you mean 'lookup_tokens'?"),
-        ("spare.rats=1", "spare.rats: unknown key; did you mean 'rate'?"),
     ],
 )
 def test_a_bad_override_is_refused(config: Path, override: str, reason: str) -> None:
