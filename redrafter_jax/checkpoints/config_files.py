@@ -71,23 +71,6 @@ def naming(path: Path) -> Generator[None]:
         raise InputError(f"{path}: {error.field} {error.problem}") from None
 
 
-def require_apple_layout(config: DrafterConfig, folder: Path) -> None:
-    """Refuse a drafter that Apple's code could not read.
-
-    Raises:
-      InputError: it has what Apple's layout does not know.
-    """
-    others = [
-        name if isinstance(value, tuple) else f"{name}={value}"
-        for name, value in config.beyond_apple.items()
-    ]
-    if others:
-        raise InputError(
-            f"{folder} is a drafter with {', '.join(others)}, which Apple's layout does not have; "
-            "train one without."
-        )
-
-
 def drafter_fields(config: DrafterConfig) -> dict[str, Any]:
     """What Apple's code states of a drafter in `config.json` (`configuration_drafter.py`).
 

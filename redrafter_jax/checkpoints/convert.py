@@ -9,12 +9,12 @@ import math
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple
+from typing import BinaryIO
 
 import jax.numpy as jnp
 import numpy as np
 
-from redrafter_jax.checkpoints.config_files import read_json, require_apple_layout
+from redrafter_jax.checkpoints.config_files import read_json
 from redrafter_jax.checkpoints.huggingface import DRAFTERS, Found, find_drafter, find_target, locate
 from redrafter_jax.checkpoints.stored import ITEM_BYTES, Stored, dtype_of, read_weight
 from redrafter_jax.checkpoints.weights import INDEX, SINGLE_FILE
@@ -28,31 +28,9 @@ _COMPANIONS = {".json", ".txt", ".model", ".jinja"}
 _PIECE = 1 << 21
 
 
-class Converted(NamedTuple):
-    """What was written.
-
-    Attributes:
-      kind: of model.
-      files: in the folder, the weights' first.
-      weights: how many.
-      bytes: that they take.
-      dtypes: of theirs, by safetensors' names.
-      left_out: weights of the source that are not read when it is loaded.
-      beyond_apple: fields of a drafter's config.json that Apple's code does not know.
-    """
-
-    kind: Literal["drafter", "target"]
-    files: tuple[str, ...]
-    weights: int
-    bytes: int
-    dtypes: tuple[str, ...]
-    left_out: tuple[str, ...]
-    beyond_apple: tuple[str, ...]
-
-
 def convert(
     source: str | Path, folder: Path, dtype: str | None = None, *, for_apple: bool = False
-) -> Converted:
+) -> list[str]:
     """Write a drafter or a target as a folder of safetensors, and check that it loads the same.
 
     Args:
@@ -60,6 +38,9 @@ def convert(
       folder: to write; it must not exist yet, or be empty. It appears at the end, whole.
       dtype: "float32" or "bfloat16" for all weights; None leaves each as it is stored.
       for_apple: refuse a drafter that Apple's code cannot load.
+
+    Returns:
+      What was written, in sentences.
 
     Raises:
       InputError: the source cannot be loaded, the folder cannot be written, or `for_apple` is asked
@@ -76,8 +57,11 @@ def convert(
     beyond = sorted(found.config.beyond_apple) if is_drafter else []
     if for_apple and not is_drafter:
         raise InputError(f"{source} is a target; Apple's code loads drafters, leave for_apple out.")
-    if for_apple:
-        require_apple_layout(found.config, found.folder)
+    if for_apple and beyond:
+        raise InputError(
+            f"{found.folder} is a drafter with {', '.join(beyond)}, which Apple's layout does not "
+            "have; train one without."
+        )
 
     whole = folder.resolve()
     partial = whole.with_name(f"{whole.name}.partial")
@@ -97,15 +81,18 @@ def convert(
         raise InputError(f"{folder} could not be written ({error.strerror or error}).") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return Converted(
-        kind="drafter" if is_drafter else "target",
-        files=tuple(files),
-        weights=len(written.weights),
-        bytes=sum(weight.bytes for weight in written.weights),
-        dtypes=tuple(sorted({weight.dtype for weight in written.weights})),
-        left_out=found.left_out,
-        beyond_apple=tuple(beyond),
-    )
+    dtypes = " and ".join(sorted({weight.dtype for weight in written.weights}))
+    told = [
+        f"{folder}: a {'drafter' if is_drafter else 'target'} of {len(written.weights)} weights, "
+        f"{sum(weight.bytes for weight in written.weights):,} bytes, {dtypes}; it loads the same "
+        f"as {source}{f', in {dtype}' if dtype else ''}.",
+        f"Written: {', '.join(files)}",
+    ]
+    if found.left_out:
+        told.append(f"Left out, for loading does not read them: {', '.join(found.left_out)}")
+    if beyond:
+        told.append(f"Apple's code cannot load it: it does not know {', '.join(beyond)}.")
+    return told
 
 
 def _write_weights(found: Found, folder: Path, dtype: str | None) -> list[str]:

@@ -90,13 +90,6 @@ def from_hub(fetch: Callable[[str], str], repository: str, needed: str) -> Path:
     try:
         validate_repo_id(repository)
         return Path(fetch(repository))
-    except HFValidationError as error:
-        # Its sentences end in the id, and then in advice about arguments that nobody gave.
-        cause = str(error).partition(": '")[0]
-        raise InputError(
-            f"{repository!r} is neither a folder nor an id of the Hugging Face hub ({cause}); "
-            f"{folder}{_near(repository)}."
-        ) from None
     except GatedRepoError:
         raise InputError(
             f"{repository!r} is gated, and the Hugging Face hub does not give it to you; accept "
@@ -110,10 +103,13 @@ def from_hub(fetch: Callable[[str], str], repository: str, needed: str) -> Path:
                 f"{repository!r} was not downloaded from the Hugging Face hub: "
                 f"{error.strerror}{place}; mend that, or {folder}."
             ) from None
-        cause = str(error).strip().partition("\n")[0].rstrip(".:") or type(error).__name__
+        kind, end = "a repository that the Hugging Face hub gave", "\n"
+        if isinstance(error, HFValidationError):
+            # Its sentences end in the id, and then in advice about arguments that nobody gave.
+            kind, end = "an id of the Hugging Face hub", ": '"
+        cause = str(error).strip().partition(end)[0].rstrip(".:") or type(error).__name__
         raise InputError(
-            f"{repository!r} is neither a folder nor a repository that the Hugging Face hub gave "
-            f"({cause}); {folder}{_near(repository)}."
+            f"{repository!r} is neither a folder nor {kind} ({cause}); {folder}{_near(repository)}."
         ) from None
 
 

@@ -1,7 +1,6 @@
 """JSON files of model folders, and what a drafter's `config.json` states."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from redrafter_jax.checkpoints.config_files import (
     drafter_fields,
     field,
     read_drafter_config,
-    require_apple_layout,
 )
 
 CONFIG = DrafterConfig(13, 8, exit_dim=5, num_draft_layers=1)
@@ -92,10 +90,3 @@ def test_a_kind_of_drafter_that_does_not_exist(
     change_json(drafter_folder / "config.json", **changes)
     with pytest.raises(InputError, match=rf"config\.json.* {sentence}"):
         read_drafter_config(drafter_folder)
-
-
-def test_what_apples_code_could_not_read_is_refused(tmp_path: Path) -> None:
-    require_apple_layout(replace(CONFIG, cell="sum"), tmp_path)
-    other = replace(CONFIG, cell="gru", draft_tokens=(1, 2), context_layers=(3,))
-    with pytest.raises(InputError, match=r"with cell=gru, draft_tokens, context_layers, which Ap"):
-        require_apple_layout(other, tmp_path)

@@ -77,12 +77,12 @@ def test_torchs_weights_become_safetensors_as_they_are(
     weights = load_file(saved / "drafter" / "model.safetensors")
     weights = {name: value.astype(dtype) for name, value in weights.items()}
     source = torch_folder(tmp_path / "apple", saved / "drafter", weights)
-    written = convert_folder(source, tmp_path / "new", for_apple=True)
+    told, files = convert_folder(source, tmp_path / "new", for_apple=True)
     assert_equal(load_file(tmp_path / "new" / "model.safetensors"), weights)
     assert (tmp_path / "new" / "config.json").read_text() == (source / "config.json").read_text()
-    assert written.files == ("model.safetensors", "config.json")
-    assert (written.kind, written.weights, written.beyond_apple) == ("drafter", 8, ())
-    assert written.bytes == sum(value.nbytes for value in weights.values())
+    size = sum(value.nbytes for value in weights.values())
+    assert f"a drafter of 8 weights, {size:,} bytes" in told
+    assert files == "Written: model.safetensors, config.json"
     assert not (tmp_path / "new.partial").exists()
 
 
@@ -90,13 +90,13 @@ def test_torchs_weights_become_safetensors_as_they_are(
 def test_another_dtype_is_rounded_and_stated(tmp_path: Path, saved: Path, spelling: str) -> None:
     fields = {**drafter_fields(CONFIG), spelling: "float32"}
     source = write_model(tmp_path / "ours", fields, SHAPES)
-    written = convert_folder(source, tmp_path / "new", "bfloat16")
+    told, _ = convert_folder(source, tmp_path / "new", "bfloat16")
     weights = load_file(source / "model.safetensors")
     expected = {name: jnp.asarray(value, jnp.bfloat16) for name, value in weights.items()}
     assert_equal(load_arrays(tmp_path / "new" / "model.safetensors"), expected)
     described = json.loads((tmp_path / "new" / "config.json").read_text())
     assert described == fields | {spelling: "bfloat16"}
-    assert written.dtypes == ("BF16",)
+    assert " bytes, BF16; it loads" in told
 
 
 def test_shards_stay_shards_and_what_belongs_to_a_target_comes_along(
@@ -115,18 +115,18 @@ def test_shards_stay_shards_and_what_belongs_to_a_target_comes_along(
     index = source / "pytorch_model.bin.index.json"
     index.write_text(json.dumps({"weight_map": placed}))
 
-    written = convert_folder(source, tmp_path / "new")
+    told, files, left_out = convert_folder(source, tmp_path / "new")
     shards = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
     index_name = "model.safetensors.index.json"
-    assert set(written.files) == {*shards, index_name, "config.json", "tokenizer.json"}
-    assert {path.name for path in (tmp_path / "new").iterdir()} == set(written.files)
+    written = {*shards, index_name, "config.json", "tokenizer.json"}
+    assert {path.name for path in (tmp_path / "new").iterdir()} == written
+    assert set(files.removeprefix("Written: ").split(", ")) == written
     assert_equal(
         load_file(tmp_path / "new" / shards[0]) | load_file(tmp_path / "new" / shards[1]), weights
     )
     index = json.loads((tmp_path / "new" / index_name).read_text())
-    assert index["metadata"]["total_size"] == written.bytes
-    assert written.left_out == ("lm_head.weight",)
-    assert written.kind == "target"
+    assert f"a target of {len(weights)} weights, {index['metadata']['total_size']:,} bytes" in told
+    assert left_out == "Left out, for loading does not read them: lm_head.weight"
     assert (tmp_path / "new" / "tokenizer.json").read_text() == '{"a": 1}'
 
 
