@@ -18,7 +18,7 @@ from tiny_folders import (
     write_pair,
 )
 
-from redrafter_jax import DraftConfig, SamplingConfig, generate, generate_autoregressive
+from redrafter_jax import SamplingConfig, generate_autoregressive
 from redrafter_jax.commands import options
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target
@@ -60,28 +60,6 @@ def test_a_process_prints_the_baselines_text_then_the_counts(
     assert cost.startswith("a call takes as long as ")
 
 
-def test_a_terminal_is_told_that_it_compiles_then_the_tokens_of_each_drafter(
-    run_redrafter: Any,
-    folders: PairFolders,
-    habitual_target: Target,
-    good_drafter: DraftModel,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    draft = DraftConfig(beam_width=1, draft_rounds=1, lookup_tokens=4)
-    result = generate(
-        habitual_target, good_drafter, [encode(PROMPT)], max_new_tokens=NEW_TOKENS, draft=draft
-    )
-    tree = ["--beam-width", "1", "--draft-rounds", "1", "--lookup-tokens", "4"]
-    _, _, err = run_redrafter(*arguments_of(folders, *tree))
-    own, lookup = (
-        result.accepted_by[source][0] / result.steps[0] for source in ("recurrent", "lookup")
-    )
-    assert lookup > 0
-    length = f"{result.acceptance_length:.2f} ({own:.2f} of recurrent, {lookup:.2f} of lookup)"
-    assert f"acceptance length {length}, " in err.partition("Compiling ...\n")[2]
-
-
 def test_the_text_needs_no_drafter_and_its_prompt_may_come_from_stdin_as_it_stands(
     run_redrafter: Any,
     folders: PairFolders,
@@ -101,14 +79,25 @@ def test_the_text_needs_no_drafter_and_its_prompt_may_come_from_stdin_as_it_stan
 
 
 def test_sampled_text_is_the_seeds_whatever_the_tree_and_the_devices(
-    run_redrafter: Any, folders: PairFolders, habitual_target: Target
+    run_redrafter: Any,
+    folders: PairFolders,
+    habitual_target: Target,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     choice = ["--temperature", "0.8", "--top-p", "0.95", "--top-k", "20", "--min-p", "0.01"]
     sampling = SamplingConfig(temperature=0.8, top_p=0.95, top_k=20, min_p=0.01)
     expected = plain_text(habitual_target, sampling=sampling, seeds=[5])
     tree = ["--beam-width", "3", "--num-nodes", "6", "--sharpness", "2", "--lookup-tokens", "4"]
     arguments = arguments_of(folders, *choice, "--seed", "5", *tree, "--mesh-model", "2")
-    assert run_redrafter(*arguments)[:2] == (0, expected + "\n")
+    code, out, err = run_redrafter(*arguments)
+    assert (code, out) == (0, expected + "\n")
+    # A terminal is told that it compiles; the counts, which tokens are of which drafter.
+    _, counts = err.split("Compiling ...\n")
+    told = re.search(r"length ([\d.]+) \(([\d.]+) of recurrent, ([\d.]+) of lookup\), ", counts)
+    assert told
+    length, own, lookup = map(float, told.groups())
+    assert 1 + own + lookup == pytest.approx(length, abs=0.02)
 
 
 def test_a_message_is_written_as_the_template_does_and_its_answer_ends_with_its_token(
