@@ -54,7 +54,8 @@ def continue_file(arguments: argparse.Namespace) -> None:
     # In one size of cache every batch runs what the first one compiled.
     kept_cache = KeptCache(max(map(len, rows)) + limit)
     started, decided = time.perf_counter(), 0
-    with output.open("a", encoding="utf-8") as file:
+    # Bytes of an option that are no UTF-8 are lone surrogates; JSON spells those with a backslash.
+    with output.open("a", encoding="utf-8", errors="backslashreplace") as file:
         for first in range(done, len(rows), size):
             batch = range(first, min(first + size, len(rows)))
             # The last batch is filled up with rows that end at once.

@@ -1,6 +1,7 @@
 """`generate --prompts`: a row for each prompt, whatever the batches, resumed where it was left."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,9 @@ def test_rows_end_before_a_stop_string(
     continue_all: Continue, output: Path, alone: list[list[int]]
 ) -> None:
     stop = decode(alone[0])[3:5]
-    continue_all("--stop", stop)
+    stops = ["--stop", stop, "--stop", os.fsdecode(b"\xff")]
+    continue_all(*stops)
+    assert continue_all(*stops)[2] == f"{output} has the rows of all 5 prompts already.\n"
     for row, tokens in zip(rows(output), alone, strict=True):
         whole = decode(tokens)
         assert row["text"] == whole.partition(stop)[0]
