@@ -1,7 +1,6 @@
 """`python -m eval [command] --config FILE`: what a pair of target and drafter is worth.
 
-Commands: acceptance, drafters, parity, plan, steps; without one, speed against the autoregressive
-baseline.
+Commands: acceptance, parity, plan, steps; without one, speed beside the autoregressive baseline.
 """
 
 import sys

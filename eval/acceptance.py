@@ -4,10 +4,12 @@ No clock runs here: rows are decoded together, and the numbers are counts.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
+from rich.table import Table
 
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.drafters.base import RootOnly
@@ -16,26 +18,19 @@ from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.processes import is_first
 
-from .benchmark import Method, Run, decode_batch, make_batches, sum_accepted
+from . import metrics
+from .benchmark import Method, decode_batch, make_batches
 from .config import AcceptanceSettings
 from .loading import load
 from .metrics import count_accepted
-from .plots import write_acceptance_chart
 from .progress import track
 from .rankings import RANKINGS, Ranking, rank
-from .report import write_report
-from .table import describe_sampling, render_acceptance, show
+from .report import describe_sampling, make_table, show, write_report
 
-DEFINITIONS = {
-    "acceptance_length": "mean tokens gained per target call after prefill, bonus token included",
-    "calls_per_depth": "entry d: target calls that accepted a draft at depth d, entry 0 all of "
-    "them; the rate at depth d is entry d / entry d - 1",
+DEFINITIONS = metrics.DEFINITIONS | {
     "lookup_tokens": "nodes of num_nodes that prompt lookup proposes",
-    "accepted_by": "accepted tokens by the source that proposed them; a token that several "
-    "proposed counts for the first",
-    "share_of_greedy": "acceptance length over that of the same tree, sharpness and ranking at "
-    "temperature 0; null where the grid has no temperature 0",
-    "identical": "share of prompts whose text equals the baseline's, token for token",
+    "share_of_greedy": "acceptance length over that of the same tree and ranking at temperature 0; "
+    "null where the grid has no temperature 0",
     "rankings": RANKINGS,
 }
 
@@ -49,7 +44,7 @@ class Cell(NamedTuple):
 
 
 def measure_acceptance(settings: AcceptanceSettings) -> None:
-    """Decode the prompts at every point of the grid; a table, a JSON file and a chart.
+    """Decode the prompts at every point of the grid; a table and a JSON file.
 
     Raises:
       InputError: a file or a prompt cannot be used.
@@ -59,14 +54,13 @@ def measure_acceptance(settings: AcceptanceSettings) -> None:
     # Drafts outermost: each is compiled once.
     cells = [Cell(*cell) for cell in product(drafts, settings.rankings, settings.samplings)]
     measured = _measure(settings, target, drafter, token_rows, cells)
-    rows = list(track(measured, len(cells), "decode"))
+    measures = dict(zip(cells, track(measured, len(cells), "decode"), strict=True))
     if not is_first():
         return
-    _add_shares(rows)
+    rows = [_row(cell, measures) for cell in cells]
     path = settings.report_dir / "acceptance.json"
     write_report(path, {"rows": rows, "prompts": len(prompts)}, settings, DEFINITIONS)
-    write_acceptance_chart(rows, path.with_suffix(".png"))
-    show(path, render_acceptance(rows), chart=True)
+    show(path, _table(rows))
 
 
 def _measure(
@@ -76,6 +70,7 @@ def _measure(
     token_rows: Sequence[list[int]],
     cells: Sequence[Cell],
 ) -> Iterator[dict[str, Any]]:
+    """Counts, and the share of identical texts, at each point of the grid."""
     expected: dict[SamplingConfig, list[list[int]]] = {}
     for cell in cells:
         batch_size = settings.batch_size or len(token_rows)
@@ -83,35 +78,57 @@ def _measure(
         if cell.sampling not in expected:
             baseline = [decode_batch(Method(target, RootOnly()), batch) for batch in batches]
             expected[cell.sampling] = [row for run in baseline for row in run.tokens]
-        bound = bind_drafter(drafter, cell.draft)
-        method = Method(target, rank(bound, cell.ranking, cell.draft))
+        method = Method(target, rank(bind_drafter(drafter, cell.draft), cell.ranking, cell.draft))
         runs = [decode_batch(method, batch) for batch in batches]
-        yield _row(cell, runs, expected[cell.sampling])
+        texts = zip(
+            (row for run in runs for row in run.tokens), expected[cell.sampling], strict=True
+        )
+        yield {**count_accepted(runs), "identical": float(np.mean([a == b for a, b in texts]))}
 
 
-def _row(cell: Cell, runs: Sequence[Run], expected: Sequence[list[int]]) -> dict[str, Any]:
-    tokens = [row for run in runs for row in run.tokens]
+def _row(cell: Cell, measures: dict[Cell, dict[str, Any]]) -> dict[str, Any]:
+    """What the report says of one point of the grid."""
+    length = measures[cell]["acceptance_length"]
+    greedy = measures.get(cell._replace(sampling=SamplingConfig()))
     return {
+        **asdict(cell.draft),
+        "num_nodes": cell.draft.budget,
+        "ranking": cell.ranking,
         "sampling": describe_sampling(cell.sampling),
         "temperature": cell.sampling.temperature,
-        "num_nodes": cell.draft.budget,
-        "lookup_tokens": cell.draft.lookup_tokens,
-        "sharpness": cell.draft.sharpness,
-        "ranking": cell.ranking,
-        **count_accepted(np.concatenate([run.accept_counts for run in runs])),
-        "accepted_by": sum_accepted(runs),
-        "target_calls": sum(sum(run.steps) for run in runs),
-        "identical": float(np.mean([a == b for a, b in zip(tokens, expected, strict=True)])),
+        **measures[cell],
+        "share_of_greedy": greedy and length / greedy["acceptance_length"],
     }
 
 
-def _add_shares(rows: Sequence[dict[str, Any]]) -> None:
-    """The share of the greedy acceptance length, where the grid has it."""
-
-    def tree_of(row: dict[str, Any]) -> tuple[Any, ...]:
-        return row["num_nodes"], row["lookup_tokens"], row["sharpness"], row["ranking"]
-
-    greedy = {tree_of(row): row["acceptance_length"] for row in rows if row["sampling"] == "greedy"}
+def _table(rows: Sequence[dict[str, Any]]) -> Table:
+    """A row per tree and ranking, a column per sampling."""
+    samplings = list(dict.fromkeys(row["sampling"] for row in rows))
+    sizes = {"num_nodes": "N", "lookup_tokens": "C", "sharpness": "sharp"}
+    lines: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        whole = greedy.get(tree_of(row))
-        row["share_of_greedy"] = row["acceptance_length"] / whole if whole else None
+        tree = (
+            row["ranking"],
+            row["beam_width"],
+            row["draft_rounds"],
+            *(row[key] for key in sizes),
+        )
+        lines.setdefault(tree, []).append(row)
+
+    def cell(row: dict[str, Any]) -> str:
+        share = row["share_of_greedy"]
+        below = "" if share is None or row["temperature"] == 0 else f"\n{share:.2f}"
+        return f"{row['acceptance_length']:.2f}{below}"
+
+    return make_table(
+        "acceptance length; below it, the share of greedy",
+        ["ranking", "W", "R", *sizes.values(), *samplings, "same"],
+        [
+            [
+                *(f"{part:g}" if isinstance(part, float) else str(part) for part in tree),
+                *map(cell, own),
+                f"{min(row['identical'] for row in own):.0%}",
+            ]
+            for tree, own in lines.items()
+        ],
+    )

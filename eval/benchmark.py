@@ -67,6 +67,17 @@ class Run(NamedTuple):
         """New tokens of all rows."""
         return sum(len(row) for row in self.tokens)
 
+    def select(self, rows: Sequence[int]) -> "Run":
+        """The same run without the other rows."""
+        return self._replace(
+            tokens=[self.tokens[row] for row in rows],
+            steps=[self.steps[row] for row in rows],
+            accept_counts=self.accept_counts[list(rows)],
+            accepted_by={
+                name: [counts[row] for row in rows] for name, counts in self.accepted_by.items()
+            },
+        )
+
     @property
     def decoded_tokens(self) -> int:
         """New tokens of all rows, without the one per row that prefill decides."""
@@ -85,11 +96,16 @@ def make_batches(
     prompts: Sequence[list[int]], batch_size: int, sampling: SamplingConfig, rows: RowSettings
 ) -> list[Batch]:
     """The prompts in their order, the last batch as small as it comes; seeds count prompts."""
-    seeds = range(rows.first_seed, rows.first_seed + len(prompts))
-    grouped = zip(batched(prompts, batch_size), batched(seeds, batch_size), strict=True)
+    numbered = batched(enumerate(prompts, rows.first_seed), batch_size)
     return [
-        Batch(list(own), rows.max_new_tokens, sampling, list(their_seeds), rows.eos_token_ids)
-        for own, their_seeds in grouped
+        Batch(
+            prompts=[prompt for _, prompt in own],
+            max_new_tokens=rows.max_new_tokens,
+            sampling=sampling,
+            seeds=[seed for seed, _ in own],
+            eos_token_ids=rows.eos_token_ids,
+        )
+        for own in numbered
     ]
 
 
@@ -123,7 +139,7 @@ def measure(
 
 
 def decode_batch(method: Method, batch: Batch) -> Run:
-    """What `generate` and `generate_autoregressive` do, with a look at the clock after prefill.
+    """What `generate` does, with a look at the clock after prefill.
 
     Raises:
       InputError: a prompt or a seed does not fit, as in `generate`.
@@ -134,14 +150,13 @@ def decode_batch(method: Method, batch: Batch) -> Run:
     prefilled = time.perf_counter()
     state = decode(method.target, method.drafter, state, max_steps)
     result = collect(state, batch.prompts, method.drafter)
-    ended = time.perf_counter()
     return Run(
-        tokens=result.tokens,
-        steps=result.steps,
-        accept_counts=result.accept_counts,
-        accepted_by=result.accepted_by,
+        result.tokens,
+        result.steps,
+        result.accept_counts,
+        result.accepted_by,
         prefill_seconds=prefilled - started,
-        decode_seconds=ended - prefilled,
+        decode_seconds=time.perf_counter() - prefilled,
     )
 
 
@@ -149,8 +164,3 @@ def prepare_batch(method: Method, batch: Batch) -> Requests:
     """The batch as arrays where the target lies."""
     requests, _ = prepare(method.target.config, *batch, method.drafter.max_path)
     return place(requests, method.target.mesh)
-
-
-def sum_accepted(runs: Sequence[Run]) -> dict[str, int]:
-    """Accepted tokens of all rows by the source that proposed them."""
-    return {name: sum(sum(run.accepted_by[name]) for run in runs) for name in runs[0].accepted_by}

@@ -8,11 +8,16 @@ from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.settings.files import Settings
 
 from .acceptance import measure_acceptance
-from .config import AcceptanceSettings, EvalSettings, PairSettings, ParitySettings
-from .drafters import compare_drafters
+from .config import (
+    AcceptanceSettings,
+    EvalSettings,
+    PairSettings,
+    ParitySettings,
+    PlanSettings,
+    StepsSettings,
+)
 from .parity import check_parity
 from .plan import in_settings, plan
-from .shape_config import DraftersSettings, PlanSettings, StepsSettings
 from .speed import measure_speed
 from .steps import measure_steps
 
@@ -27,11 +32,8 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "acceptance": Command(
-        measure_acceptance,
-        AcceptanceSettings,
-        "Acceptance length over samplings and trees.",
+        measure_acceptance, AcceptanceSettings, "Acceptance length over samplings and trees."
     ),
-    "drafters": Command(compare_drafters, DraftersSettings, "What drafters of other kinds cost."),
     "parity": Command(
         check_parity,
         ParitySettings,
@@ -64,18 +66,16 @@ def evaluate(words: Sequence[str]) -> None:
     Raises:
       InputError: there is no such command, or a setting, a file or a prompt cannot be used.
     """
-    name = words[0] if words and words[0] in COMMANDS else ""
-    if not name:
-        refuse_unknown_command(words[0] if words else "", COMMANDS)
-    measure, settings, purpose = COMMANDS[name] if name else SPEED
-    rest = words[1:] if name else words
-    measure(
-        parse_settings(
-            settings,
-            purpose,
-            in_settings(rest) if name == "plan" else rest,
-            command=name,
-            # What loads a pair may be one job of several processes.
-            processes=issubclass(settings, PairSettings),
-        )
+    name = words[0] if words else ""
+    command, rest = COMMANDS.get(name, SPEED), list(words)
+    if name in COMMANDS:
+        rest = in_settings(words[1:]) if name == "plan" else words[1:]
+    else:
+        refuse_unknown_command(name, COMMANDS)
+        name = ""
+    # What loads a pair may be one job of several processes.
+    processes = issubclass(command.settings, PairSettings)
+    settings = parse_settings(
+        command.settings, command.help, rest, command=name, processes=processes
     )
+    command.measure(settings)

@@ -2,14 +2,17 @@
 
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
-from redrafter_jax.config import DraftConfig, SamplingConfig
+from redrafter_jax.checkpoints.huggingface import load_target_config
+from redrafter_jax.config import DraftConfig, DrafterConfig, SamplingConfig, TargetConfig
+from redrafter_jax.errors import InputError
 from redrafter_jax.settings.files import Settings
 from redrafter_jax.settings.sections import (
     BuildableSettings,
+    DrafterShape,
     MeshSettings,
     SamplingSettings,
 )
@@ -17,6 +20,32 @@ from redrafter_jax.settings.sections import (
 from .rankings import Ranking
 
 Dtype = Literal["float32", "bfloat16"]
+
+
+def _as_list(value: Any) -> Any:
+    return value if isinstance(value, list) else [value]
+
+
+type Values[T] = Annotated[list[T], BeforeValidator(_as_list), Field(min_length=1)]
+
+
+class TreeGrid(BuildableSettings):
+    """Trees of every combination of these fields of `DraftConfig`, each a value or a list of them.
+
+    The first field changes last.
+    """
+
+    beam_width: Values[int] = [DraftConfig.beam_width]
+    draft_rounds: Values[int] = [DraftConfig.draft_rounds]
+    final_beams_only: Values[bool] = [DraftConfig.final_beams_only]
+    lookup_tokens: Values[int] = [DraftConfig.lookup_tokens]
+    num_nodes: Values[int | None] = [DraftConfig.num_nodes]
+    sharpness: Values[float] = [DraftConfig.sharpness]
+
+    def build(self) -> list[DraftConfig]:
+        """The library's configuration of every tree."""
+        names, values = zip(*self, strict=True)
+        return [DraftConfig(**dict(zip(names, one, strict=True))) for one in product(*values)]
 
 
 class PairSettings(Settings):
@@ -77,13 +106,31 @@ class EvalSettings(DecodingSettings, PairSettings):
 
     Attributes:
       dtype: of both models' parameters.
-      repeats: timed pairs (speculative, baseline) per batch.
+      repeats: timed runs of every method per batch, in turns.
       warm_ups: untimed runs per method and array shape, the one that compiles included.
     """
 
     dtype: Dtype = "bfloat16"
     repeats: PositiveInt = 3
     warm_ups: PositiveInt = 3
+
+
+class AcceptanceSettings(RowSettings, PairSettings):
+    """`python -m eval acceptance`: the grid.
+
+    Attributes:
+      dtype: of both models' parameters.
+      batch_size: prompts decoded together; None takes all of them.
+      samplings: how tokens are chosen, each in turn.
+      trees: how trees are drafted, each in turn.
+      rankings: what drafts are ranked by, each in turn; see `eval.rankings`.
+    """
+
+    dtype: Dtype = "bfloat16"
+    batch_size: PositiveInt | None = None
+    samplings: list[SamplingSettings] = Field(min_length=1)
+    trees: TreeGrid = TreeGrid()
+    rankings: list[Ranking] = Field(default=["shared"], min_length=1)
 
 
 class CaseSettings(DecodingSettings):
@@ -126,42 +173,94 @@ class ParitySettings(PairSettings):
     cases: dict[str, CaseSettings] = Field(min_length=1)
 
 
-class DraftGrid(BuildableSettings):
-    """Trees of every combination of the fields that are lists; the first one changes last."""
+class TargetShape(BuildableSettings):
+    """The fields of `redrafter_jax.TargetConfig` that cost time.
 
-    def build(self) -> list[DraftConfig]:
-        """The library's configuration of every tree."""
-        fields = {name: value if isinstance(value, list) else [value] for name, value in self}
-        return [
-            DraftConfig(**dict(zip(fields, values, strict=True)))
-            for values in product(*fields.values())
-        ]
-
-
-class TreeGrid(DraftGrid):
-    """Trees of one beam search under several node budgets, sharpnesses and lookup lengths."""
-
-    beam_width: PositiveInt = DraftConfig.beam_width
-    draft_rounds: PositiveInt = DraftConfig.draft_rounds
-    final_beams_only: bool = DraftConfig.final_beams_only
-    lookup_tokens: list[NonNegativeInt] = Field(default=[DraftConfig.lookup_tokens], min_length=1)
-    num_nodes: list[PositiveInt | None] = Field(default=[None], min_length=1)
-    sharpness: list[Annotated[float, Field(gt=0)]] = Field(default=[1.0], min_length=1)
-
-
-class AcceptanceSettings(RowSettings, PairSettings):
-    """`python -m eval acceptance`: the grid.
-
-    Attributes:
-      dtype: of both models' parameters.
-      batch_size: prompts decoded together; None takes all of them.
-      samplings: how tokens are chosen, each in turn.
-      trees: how trees are drafted, each in turn.
-      rankings: what drafts are ranked by, each in turn; see `eval.rankings`.
+    A string stands for the shape of a model: its folder or hub id, of which `config.json` is read.
     """
 
+    vocab_size: PositiveInt
+    hidden_size: PositiveInt
+    intermediate_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt
+    head_dim: PositiveInt
+    max_position_embeddings: PositiveInt
+    tie_word_embeddings: bool
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_model(cls, stated: Any) -> Any:
+        if not isinstance(stated, str):
+            return stated
+        if stated.endswith((".yaml", ".yml")):
+            raise InputError(f"{stated} is a file of settings; give it as --config.")
+        config = load_target_config(stated)
+        return {name: getattr(config, name) for name in cls.model_fields}
+
+    def build(self) -> TargetConfig:
+        """The library's configuration."""
+        return TargetConfig(
+            **self.model_dump(), rope_theta=10000.0, rms_norm_eps=1e-5, eos_token_ids=()
+        )
+
+
+class PairShape(Settings):
+    """A pair known by its shape alone, its weights random or absent.
+
+    Attributes:
+      target: its shape, or a folder or hub id.
+      drafter: shape of the drafter.
+      dtype: of both models' parameters and of the cache.
+      report_dir: folder for what the command writes, made if it is missing.
+    """
+
+    target: TargetShape
+    drafter: DrafterShape = DrafterShape()
     dtype: Dtype = "bfloat16"
-    batch_size: PositiveInt | None = None
-    samplings: list[SamplingSettings] = Field(min_length=1)
-    trees: TreeGrid = TreeGrid()
-    rankings: list[Ranking] = Field(default=["shared"], min_length=1)
+    report_dir: Path
+
+    def drafter_config(self) -> DrafterConfig:
+        """The library's configuration of a drafter for this target."""
+        return self.drafter.build_for(self.target.build())
+
+
+class PlanSettings(PairShape):
+    """`python -m eval plan`: what the pair is meant for.
+
+    Attributes:
+      draft: how trees are drafted.
+      batch_size: rows decoded together.
+      gpu: the GPU, one of those in `pallas_kernels.gpus`.
+      slots: cache slots per row.
+      mesh: GPUs that share the work.
+    """
+
+    draft: DraftConfig = DraftConfig()
+    batch_size: PositiveInt = 1
+    gpu: Literal["h100", "h200", "b200"] = "h200"
+    mesh: MeshSettings = MeshSettings()
+    slots: int = Field(default=4096, ge=32)
+
+
+class StepsSettings(PairShape):
+    """`python -m eval steps`: the grid, and how long each of it is timed.
+
+    Attributes:
+      trees: how trees are drafted.
+      batch_sizes: rows decoded together, each in turn.
+      slots: cache slots per row, each in turn; `generate` makes them in multiples of 32.
+      samplings: how tokens are chosen, each in turn; the first is what others are compared with.
+      steps: turns per timed run of a whole step, of propose and of verify.
+      short_turns: turns of finish and of the noise, which may take microseconds.
+      repeats: timed runs of each, interleaved.
+    """
+
+    trees: list[TreeGrid] = Field(default=[TreeGrid()], min_length=1)
+    batch_sizes: list[PositiveInt] = Field(default=[1], min_length=1)
+    slots: list[Annotated[int, Field(ge=32, multiple_of=32)]] = Field(min_length=1)
+    samplings: list[SamplingSettings] = Field(default=[SamplingConfig()], min_length=1)
+    steps: PositiveInt = 16
+    short_turns: PositiveInt = 200
+    repeats: PositiveInt = 10

@@ -1,13 +1,51 @@
-"""What a pair of decodings is judged by: pure functions of arrays and token lists."""
+"""What decodings are judged by, and what the measures mean."""
 
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from redrafter_jax.acceptance import acceptance_length, acceptance_rate_per_depth
+
+from .benchmark import Run
+
+DEFINITIONS = {
+    "acceptance_length": "mean tokens gained per target call after prefill, bonus token included; "
+    "1.0 for the baseline",
+    "acceptance_rate_per_depth": "share of drafts accepted at depth 1, 2, ... given that their "
+    "parent was accepted; a call cut short by a row's limit counts as a rejection",
+    "calls_per_depth": "entry d: target calls that accepted a draft at depth d, entry 0 all of "
+    "them; the rate at depth d is entry d / entry d - 1",
+    "accept_counts": "entry c - 1: target calls that gained exactly c tokens",
+    "accepted_by": "accepted tokens by the source that proposed them; a token that several "
+    "proposed counts for the first, and a call's last token is its bonus token",
+    "target_calls": "target calls after prefill, summed over prompts, in one pass over them",
+    "identical": "share of prompts whose text equals the baseline's, token for token, in every "
+    "repeat",
+}
+
+
+def count_accepted(runs: Sequence[Run]) -> dict[str, Any]:
+    """Acceptance length, rates per depth and the counts behind them; `DEFINITIONS` explains them.
+
+    Args:
+      runs: of one method.
+    """
+    counts = np.concatenate([run.accept_counts for run in runs]).sum(axis=0)
+    per_depth = acceptance_rate_per_depth(counts)
+    return {
+        "acceptance_length": acceptance_length(counts),
+        "acceptance_rate_per_depth": [None if np.isnan(r) else float(r) for r in per_depth],
+        "calls_per_depth": np.cumsum(counts[::-1])[::-1].tolist(),
+        "accept_counts": counts.tolist(),
+        "accepted_by": {
+            name: sum(sum(run.accepted_by[name]) for run in runs) for name in runs[0].accepted_by
+        },
+        "target_calls": sum(sum(run.steps) for run in runs),
+        "new_tokens": sum(run.new_tokens for run in runs),
+    }
 
 
 def first_divergence(tokens: Sequence[int], expected: Sequence[int]) -> int | None:
@@ -24,19 +62,3 @@ def quartiles(values: Float[np.ndarray, " n"]) -> list[float] | None:
     if len(known) == 0:
         return None
     return [float(value) for value in np.quantile(known, (0.25, 0.5, 0.75))]
-
-
-def count_accepted(accept_counts: Int[np.ndarray, "*rows P"]) -> dict[str, Any]:
-    """Acceptance length, rates per depth and the counts behind them, for a report.
-
-    Args:
-      accept_counts: as in `redrafter_jax.Generation`.
-    """
-    counts = accept_counts.reshape(-1, accept_counts.shape[-1]).sum(axis=0)
-    per_depth = acceptance_rate_per_depth(counts)
-    return {
-        "acceptance_length": acceptance_length(counts),
-        "acceptance_rate_per_depth": [None if np.isnan(r) else float(r) for r in per_depth],
-        "calls_per_depth": np.cumsum(counts[::-1])[::-1].tolist(),
-        "accept_counts": counts.tolist(),
-    }

@@ -1,15 +1,14 @@
 """`python -m eval parity`: is the speculative text the baseline's, token for token?"""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-import numpy as np
 from jax.sharding import Mesh
+from rich.table import Table
 from tokenizers import Tokenizer
 
-from redrafter_jax.acceptance import acceptance_length
 from redrafter_jax.checkpoints.huggingface import (
     find_drafter,
     find_target,
@@ -28,36 +27,24 @@ from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.text.prompts import Prompt, read_prompts, tokenize, tokenize_to_length
 from redrafter_jax.text.tokenizer import load_tokenizer
 
-from .benchmark import Batch, Method, Run, decode_batch, make_batches, sum_accepted
+from . import metrics
+from .benchmark import Batch, Method, Run, decode_batch, make_batches
 from .config import CaseSettings, ParitySettings
 from .loading import check_batches
-from .metrics import first_divergence
+from .metrics import count_accepted, first_divergence
 from .progress import track
-from .replay import Place, explain, replay
-from .report import write_report
-from .table import render_parity, show
+from .replay import EXPLANATION, Place, explain, replay
+from .report import make_table, number, show, write_report
 
-DEFINITIONS = {
-    "identical": "share of rows whose text equals the baseline's, token for token",
-    "position": "index of the first new token that differs, from 0",
-    "score": "what a token is chosen by: logits over the temperature, filtered, plus the noise of "
-    "the absolute position",
-    "gap": "at the first divergence in the baseline: the score of its own token less that of the "
-    "speculative text's; null where a filter dropped either token",
-    "speculative_gap": "the same the other way round, in the speculative pass",
-    "difference": "at the first divergence, the largest difference between the two passes' scores "
-    "over tokens that both keep",
-    "filtered": "a filter (top-k, top-p, min-p) dropped one of the two tokens in one pass",
-    "largest_gap": "of both gaps at all divergences of the case, but for filtered ones",
-    "ties": "divergences that are ties",
-    "reproduced": "decoding the batch again, the scores choose the tokens that the texts hold",
-    "tie": "reproduced, and both gaps times the temperature are within the tolerance of the dtype; "
-    "of filtered tokens: the filter would have kept the dropped one, and it would have won, had "
-    "all logits moved by the tolerance in its favour",
-    "acceptance_length": "mean tokens gained per target call after prefill, bonus token included",
-    "accepted_by": "accepted tokens by the source that proposed them; a token that several "
-    "proposed counts for the first",
-}
+DEFINITIONS = (
+    metrics.DEFINITIONS
+    | EXPLANATION
+    | {
+        "position": "index of the first new token that differs, from 0",
+        "largest_gap": "of both gaps at all divergences of the case, but for filtered ones",
+        "ties": "divergences that are ties",
+    }
+)
 
 
 class Case(NamedTuple):
@@ -107,13 +94,18 @@ def check_parity(settings: ParitySettings) -> None:
             compare_batch(target, drafter, case, batch, tolerance)
             for case, batch in track(work, len(work), f"decode in {dtype}")
         ]
-        measures += [_measure(case, dtype, compared) for case in cases]
+        for case in cases:
+            own = [one for one in compared if one.case == case.name]
+            measures.append({"case": case.name, "dtype": dtype, **_measure(case, own)})
 
     if is_first():
         path = settings.report_dir / "parity.json"
+        verdict = _verdict(measures)
         shapes = dict(zip(("target", "drafter"), map(asdict, pair), strict=True))
-        measured = {"verdict": _verdict(measures), "cases": measures, **shapes}
-        show(path, render_parity(write_report(path, measured, settings, DEFINITIONS)))
+        measured = {"verdict": verdict, "cases": measures, **shapes}
+        device = write_report(path, measured, settings, DEFINITIONS)["device"]
+        heading = f"{settings.target} with {settings.drafter}\n{device}"
+        show(path, heading, *_tables(measures), verdict)
     if any(measure["ties"] < len(measure["divergences"]) for measure in measures):
         sys.exit(1)
 
@@ -190,10 +182,9 @@ def _token_at(run: Run, place: Place) -> int | None:
     return row[place.position] if place.position < len(row) else None
 
 
-def _measure(case: Case, dtype: str, compared: Sequence[Compared]) -> dict[str, Any]:
+def _measure(case: Case, compared: Sequence[Compared]) -> dict[str, Any]:
     """What `parity.json` says of one case in one dtype."""
-    own = [one for one in compared if one.case == case.name]
-    rows = [divergence for one in own for divergence in one.divergences]
+    rows = [divergence for one in compared for divergence in one.divergences]
     divergences: list[dict[str, Any]] = [
         {"row": row, "prompt": case.prompts[row].name, **divergence}
         for row, divergence in enumerate(rows)
@@ -207,18 +198,12 @@ def _measure(case: Case, dtype: str, compared: Sequence[Compared]) -> dict[str, 
         if row[name] is not None and not row["filtered"]
     ]
     return {
-        "case": case.name,
-        "dtype": dtype,
         "num_nodes": case.settings.draft.budget,
         "rows": len(rows),
-        "new_tokens": sum(one.baseline.new_tokens for one in own),
         "identical": 1 - len(divergences) / len(rows),
         "ties": sum(row["tie"] for row in divergences),
         "largest_gap": max(gaps, default=None),
-        "acceptance_length": acceptance_length(
-            np.concatenate([one.speculative.accept_counts for one in own])
-        ),
-        "accepted_by": sum_accepted([one.speculative for one in own]),
+        **count_accepted([one.speculative for one in compared]),
         "divergences": divergences,
     }
 
@@ -237,3 +222,22 @@ def _verdict(measures: Sequence[dict[str, Any]]) -> str:
     if doubtful:
         verdict += f" Decoding again did not choose the same tokens at {doubtful} of them."
     return verdict
+
+
+def _tables(measures: Sequence[dict[str, Any]]) -> Iterator[Table]:
+    """For each dtype one line per case."""
+    columns = ["case", "tokens", "identical", "ties", "largest gap", "acceptance length"]
+
+    def cells(one: dict[str, Any]) -> list[str]:
+        parted = len(one["divergences"])
+        return [
+            one["case"],
+            str(one["new_tokens"]),
+            f"{one['rows'] - parted} of {one['rows']}",
+            f"{one['ties']} of {parted}" if parted else "-",
+            number(one["largest_gap"], ".2g"),
+            number(one["acceptance_length"], ".2f"),
+        ]
+
+    for dtype in dict.fromkeys(one["dtype"] for one in measures):
+        yield make_table(dtype, columns, [cells(one) for one in measures if one["dtype"] == dtype])

@@ -13,26 +13,24 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from rich.console import RenderableType
-from rich.table import Table
 
-from pallas_kernels.aot import AotUnavailableError, Memory, compile_on, gpu_mesh
+from pallas_kernels.aot import AotUnavailableError, compile_on, gpu_mesh
 from pallas_kernels.gpus import GPUS
 from redrafter_jax.command_line import make_folder
+from redrafter_jax.config import DraftConfig
 from redrafter_jax.decoding.step import decode
-from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.recurrent import check_pair
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import MODEL
-from redrafter_jax.parallel.mesh import DATA, check_rows, check_target
+from redrafter_jax.parallel.mesh import DATA, check_rows, check_target, data_shards
 from redrafter_jax.types import DecodeState
 
 from .abstract import abstract_drafter, abstract_state, abstract_target, bytes_of, on_mesh
-from .report import write_report
-from .shape_config import PlanSettings
-from .table import show
-from .traffic import bytes_read
+from .config import PlanSettings
+from .report import make_table, show, write_report
 
 DEFINITIONS = {
     "needed_bytes": "weights of both models, decode state and temporaries, on one device (of the "
@@ -60,12 +58,10 @@ def plan(settings: PlanSettings) -> None:
     Raises:
       InputError: the pair, the mesh or the folder of the report cannot be used.
     """
-    draft = settings.draft
+    draft, gpu, dtype = settings.draft, GPUS[settings.gpu], jnp.dtype(settings.dtype)
     target_config, drafter_config = settings.target.build(), settings.drafter_config()
     check_pair(target_config, drafter_config, draft)
     make_folder(settings.report_dir, "report_dir")
-    gpu = GPUS[settings.gpu]
-    dtype = jnp.dtype(settings.dtype)
     # Planning needs no device, and asking JAX for one may log what is wrong with CUDA.
     jax.config.update("jax_platforms", "cpu")
     target = abstract_target(target_config, dtype)
@@ -73,7 +69,7 @@ def plan(settings: PlanSettings) -> None:
     bound = bind_drafter(drafter, draft)
     state = abstract_state(target, bound, settings.batch_size, settings.slots)
 
-    memory, reason = None, None
+    temporaries, reason = None, None
     try:
         mesh = gpu_mesh(settings.gpu, (settings.mesh.data, settings.mesh.model), (DATA, MODEL))
         if mesh.size > 1:
@@ -81,7 +77,7 @@ def plan(settings: PlanSettings) -> None:
             check_rows(settings.batch_size, mesh)
             target, drafter = on_mesh(target, mesh), on_mesh(drafter, mesh)
             state = on_mesh(state, mesh)
-        memory = compiled_memory(mesh, target, bind_drafter(drafter, draft), state)
+        temporaries = _temporaries(mesh, target, drafter, draft, state)
     except AotUnavailableError as error:
         reason = str(error)
         if settings.mesh.data * settings.mesh.model > 1:
@@ -91,18 +87,18 @@ def plan(settings: PlanSettings) -> None:
         "drafter": bytes_of(drafter),
         "cache": bytes_of(state.cache),
         "rest of the state": bytes_of(state) - bytes_of(state.cache),
-        "temporaries": memory and memory.temporaries,
+        "temporaries": temporaries,
     }
     needed = sum(filter(None, needs.values()))
-    traffic = bytes_read(target, drafter, state, draft)
-    bounds = {name: 1000 * read / gpu.bandwidth for name, read in traffic._asdict().items()}
+    reads = bytes_read(target, drafter, state, draft)
+    bounds = {name: 1000 * read / gpu.bandwidth for name, read in reads.items()}
     report: dict[str, Any] = {
         "needs_bytes": needs,
         "needed_bytes": needed,
         "memory_bytes": gpu.memory_bytes,
         "fits": needed <= gpu.memory_bytes,
         "temporaries_missing": reason,
-        "reads_bytes": traffic._asdict(),
+        "reads_bytes": reads,
         "bound_milliseconds": bounds,
         "break_even": (bounds["draft"] + bounds["verification"]) / bounds["baseline"],
         "gpu": asdict(gpu),
@@ -112,15 +108,62 @@ def plan(settings: PlanSettings) -> None:
     show(path, *_tables(report))
 
 
-def compiled_memory(mesh: Mesh, target: Target, drafter: Drafter, state: DecodeState) -> Memory:
-    """What the decode loop needs on one device, compiled for GPUs that need not be there.
+def bytes_read(
+    target: Target, drafter: DraftModel, state: DecodeState, draft: DraftConfig
+) -> dict[str, int]:
+    """The least that a decode step reads from one device's memory, its cache full.
+
+    Returns:
+      The bytes of the "draft", of the "verification" and of a "baseline" target call.
+    """
+    tied = target.config.tie_word_embeddings
+    rows = len(state.root) // data_shards(target.mesh)
+    row_bytes = rows * target.config.hidden_size * state.cache.keys[0].dtype.itemsize
+    once = bytes_of(target) + bytes_of((state.cache.keys, state.cache.values))
+    if not tied:
+        once -= bytes_of(target.params["embed_tokens"])
+    # The root alone is fed in the first round, W tokens in every later one.
+    fed = 1 + draft.beam_width * (draft.draft_rounds - 1)
+    return {
+        "draft": _draft_weights(drafter, draft) + fed * row_bytes,
+        "verification": once + draft.budget * row_bytes * (not tied),
+        "baseline": once + row_bytes * (not tied),
+    }
+
+
+def _draft_weights(drafter: DraftModel, draft: DraftConfig) -> int:
+    """Bytes of the weights that drafting one tree reads.
+
+    Every round reads all of the drafter's, and where it has no vocabulary projection those of the
+    target's for the tokens that can be drafted. What projects the context is read once.
+    """
+    config = drafter.config
+    whole = bytes_of(drafter)
+    once = bytes_of(drafter.params["context_proj"]) if config.context_layers else 0
+    borrowed = 0
+    if config.head == "target":
+        itemsize = jax.tree.leaves(drafter.params)[0].dtype.itemsize
+        parts = 1 if drafter.mesh is None else drafter.mesh.shape[MODEL]
+        V, tokens = config.vocab_size, config.draft_vocab_size
+        # On a mesh each device reads its part of all tokens' weights, however few are drafted.
+        tokens = tokens if parts == 1 or V % parts else V // parts
+        borrowed = tokens * config.hidden_size * itemsize
+    return once + draft.draft_rounds * (whole - once + borrowed)
+
+
+def _temporaries(
+    mesh: Mesh, target: Target, drafter: DraftModel, draft: DraftConfig, state: DecodeState
+) -> int:
+    """Bytes beside arguments and results on one device, compiled for GPUs that need not be there.
 
     Raises:
       AotUnavailableError: this installation cannot compile for it.
     """
     loop = jax.jit(decode, donate_argnums=2)
     steps = jax.ShapeDtypeStruct((), jnp.int32)
-    return compile_on(mesh, loop, target, drafter, state, steps).memory
+    return compile_on(
+        mesh, loop, target, bind_drafter(drafter, draft), state, steps
+    ).memory.temporaries
 
 
 def in_settings(arguments: Sequence[str]) -> list[str]:
@@ -137,31 +180,27 @@ def in_settings(arguments: Sequence[str]) -> list[str]:
 
 
 def _tables(report: dict[str, Any]) -> Iterator[RenderableType]:
-    memory = Table(title=f"Memory of {report['gpu']['name']}", title_justify="left")
-    memory.add_column("")
-    memory.add_column("GB", justify="right")
-    for name, size in report["needs_bytes"].items():
-        memory.add_row(name, "not computed" if size is None else _gigabytes(size))
-    memory.add_section()
-    memory.add_row("needed", _gigabytes(report["needed_bytes"]))
-    memory.add_row("there is", _gigabytes(report["memory_bytes"]))
-    yield memory
+    def gigabytes(size: int | None) -> str:
+        return "not computed" if size is None else f"{size / 1e9:.3f}"
+
+    needs = report["needs_bytes"] | {
+        "needed": report["needed_bytes"],
+        "there is": report["memory_bytes"],
+    }
+    rows = [[name, gigabytes(size)] for name, size in needs.items()]
+    yield make_table(f"Memory of {report['gpu']['name']}", ["", "GB"], rows)
     verdict = "It fits." if report["fits"] else "It does not fit."
     if report["temporaries_missing"]:
         yield f"temporaries are not computed: {report['temporaries_missing']}"
-        yield f"Without them: {verdict}"
-    else:
-        yield verdict
-    bandwidth = report["gpu"]["bandwidth"] / 1e12
-    bounds = Table(title=f"Lower bounds per step at {bandwidth:g} TB/s", title_justify="left")
-    for column in ("", "GB read", "ms at least"):
-        bounds.add_column(column, justify="right" if column else "left")
-    for name, size in report["reads_bytes"].items():
-        bounds.add_row(name, _gigabytes(size), f"{report['bound_milliseconds'][name]:.3f}")
-    yield bounds
+        verdict = f"Without them: {verdict}"
+    yield verdict
+    yield make_table(
+        f"Lower bounds per step at {report['gpu']['bandwidth'] / 1e12:g} TB/s",
+        ["", "GB read", "ms at least"],
+        [
+            [name, gigabytes(size), f"{report['bound_milliseconds'][name]:.3f}"]
+            for name, size in report["reads_bytes"].items()
+        ],
+    )
     yield "bounds from bytes and peak bandwidth, not measurements"
     yield f"break-even acceptance length by these bounds: {report['break_even']:.2f}"
-
-
-def _gigabytes(size: int) -> str:
-    return f"{size / 1e9:.3f}"

@@ -3,20 +3,17 @@
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from redrafter_jax.parallel.processes import is_first
 
-Item = TypeVar("Item")
-
 # Seconds between two lines where stderr is no terminal.
 _INTERVAL = 10.0
 
 
-def track(work: Iterable[Item], total: int, description: str) -> Iterator[Item]:
+def track[Item](work: Iterable[Item], total: int, description: str) -> Iterator[Item]:
     """Yield the items; a bar on a terminal, else a line now and then, with the time left.
 
     Of several processes that are one job only the first one reports.

@@ -11,10 +11,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from redrafter_jax.config import DraftConfig, TargetConfig
+from redrafter_jax.config import DraftConfig
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.models.target import Decoder
-from redrafter_jax.parallel.model import Model
 from redrafter_jax.types import DecodeState, Sampling, StepTrace, TokenTree, Verified
 
 Ranking = Literal["shared", "weak noise", "unfiltered", "blind"]
@@ -58,13 +57,6 @@ class Ranked(Drafter):
     @property
     def context_layers(self) -> tuple[int, ...]:
         return self.drafter.context_layers
-
-    @property
-    def models(self) -> tuple[Model[Any, Any], ...]:
-        return self.drafter.models
-
-    def check(self, target: TargetConfig) -> None:
-        self.drafter.check(target)
 
     def prepare(self, decoder: Decoder) -> "Ranked":
         return replace(self, drafter=self.drafter.prepare(decoder))

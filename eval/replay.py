@@ -45,29 +45,41 @@ class Seen(NamedTuple):
     scores: Float[np.ndarray, " V"]
     sampling: Sampling
 
+    def gap(self, token: int, other: int) -> float:
+        """The score of one token less that of another."""
+        return float(self.scores[token]) - float(self.scores[other])
+
+    @property
+    def temperature(self) -> float:
+        """What the logits were divided by."""
+        return float(self.sampling.temperature[0]) or 1.0
+
 
 class Explanation(NamedTuple):
-    """Why two texts part at a token; None where a number is unknown or infinite.
+    """Why two texts part at a token, as `EXPLANATION` says; None: unknown or infinite."""
 
-    Attributes:
-      gap: in the baseline, the score of its own token less that of the speculative one.
-      speculative_gap: the same the other way round, in the speculative pass.
-      difference: largest difference between the two passes' scores, over tokens that both keep.
-      filtered: a filter dropped one of the two tokens in one of the passes.
-      reproduced: the replayed scores choose the tokens that the texts hold.
-      tie: rounding accounts for the divergence.
-    """
-
-    gap: float | None
-    speculative_gap: float | None
-    difference: float | None
-    filtered: bool
-    reproduced: bool
-    tie: bool
+    gap: float | None = None
+    speculative_gap: float | None = None
+    difference: float | None = None
+    filtered: bool = False
+    reproduced: bool = False
+    tie: bool = False
 
 
-# Of a text that ends where the other goes on: there are no two tokens to compare.
-UNEXPLAINED = Explanation(None, None, None, filtered=False, reproduced=False, tie=False)
+EXPLANATION = {
+    "score": "what a token is chosen by: logits over the temperature, filtered, plus the noise of "
+    "the absolute position",
+    "gap": "at the first divergence in the baseline: the score of its own token less that of the "
+    "speculative text's; null where a filter dropped either token",
+    "speculative_gap": "the same the other way round, in the speculative pass",
+    "difference": "at the first divergence, the largest difference between the two passes' scores "
+    "over tokens that both keep",
+    "filtered": "a filter (top-k, top-p, min-p) dropped one of the two tokens in one pass",
+    "reproduced": "decoding the batch again, the scores choose the tokens that the texts hold",
+    "tie": "reproduced, and both gaps times the temperature are within the tolerance of the dtype; "
+    "of filtered tokens: the filter would have kept the dropped one, and it would have won, had "
+    "all logits moved by the tolerance in its favour",
+}
 
 
 def replay(
@@ -116,11 +128,6 @@ def explain(
 ) -> Explanation:
     """Judge a first divergence.
 
-    It is a tie if the scores choose the tokens that the texts hold, and in both passes the two
-    tokens' scores are no further apart than the tolerance; or if a filter dropped one of them in
-    one pass, though it would have kept and chosen it there had rounding favoured it by the
-    tolerance.
-
     Args:
       baseline: what it saw there; None if `replay` found nothing.
       speculative: what the speculative pass saw there, likewise.
@@ -129,11 +136,11 @@ def explain(
       tolerance: in logits, that is in scores times the temperature.
     """
     if baseline is None or token is None or speculative_token is None:
-        return UNEXPLAINED
-    gap = _gap(baseline, token, speculative_token)
+        return Explanation()
+    gap = baseline.gap(token, speculative_token)
     if speculative is None:
-        return UNEXPLAINED._replace(gap=_finite(gap))
-    speculative_gap = _gap(speculative, speculative_token, token)
+        return Explanation(gap=_finite(gap))
+    speculative_gap = speculative.gap(speculative_token, token)
     both = np.isfinite(baseline.scores) & np.isfinite(speculative.scores)
     differences = np.abs(baseline.scores[both] - speculative.scores[both])
     filtered = not (both[token] and both[speculative_token])
@@ -142,18 +149,16 @@ def explain(
             speculative, speculative_token, token, tolerance
         )
     else:
-        tie = max(abs(gap), abs(speculative_gap)) <= tolerance / _temperature(baseline)
-    reproduced = (
-        int(baseline.scores.argmax()) == token
-        and int(speculative.scores.argmax()) == speculative_token
-    )
+        tie = max(abs(gap), abs(speculative_gap)) <= tolerance / baseline.temperature
+    chosen = (int(baseline.scores.argmax()), int(speculative.scores.argmax()))
+    reproduced = chosen == (token, speculative_token)
     return Explanation(
         gap=_finite(gap),
         speculative_gap=_finite(speculative_gap),
         difference=_finite(float(differences.max(initial=0.0))),
         filtered=filtered,
         reproduced=reproduced,
-        tie=reproduced and bool(tie),
+        tie=reproduced and tie,
     )
 
 
@@ -228,10 +233,6 @@ def follow(
     return node
 
 
-def _gap(seen: Seen, chosen: int, other: int) -> float:
-    return float(seen.scores[chosen]) - float(seen.scores[other])
-
-
 def _nearly_kept(seen: Seen, chosen: int, other: int, tolerance: float) -> bool:
     """Whether rounding alone may have made a filter drop `other`, which would have won else."""
     if np.isfinite(seen.scores[other]):
@@ -240,12 +241,8 @@ def _nearly_kept(seen: Seen, chosen: int, other: int, tolerance: float) -> bool:
     favoured = jnp.asarray(seen.logits + favour, jnp.float32)[None, None]
     # Called by itself the filter would compile its branches anew every time.
     kept = bool(jnp.isfinite(jax.jit(filter_logits)(favoured, seen.sampling)[0, 0, other]))
-    unfiltered = seen.logits / _temperature(seen) + seen.noise
-    return kept and bool(unfiltered[other] >= unfiltered[chosen] - tolerance / _temperature(seen))
-
-
-def _temperature(seen: Seen) -> float:
-    return float(seen.sampling.temperature[0]) or 1.0
+    unfiltered = seen.logits / seen.temperature + seen.noise
+    return kept and bool(unfiltered[other] >= unfiltered[chosen] - tolerance / seen.temperature)
 
 
 def _finite(value: float) -> float | None:

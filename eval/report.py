@@ -1,35 +1,92 @@
-"""What every report of a command has: its settings, and where, when and with what it was made."""
+"""What the report of every command has: its JSON file, and its tables on screen."""
 
 import json
 import os
 import platform
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import jax
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, RenderableType
+from rich.table import Table
 
+from redrafter_jax.config import SamplingConfig
 from redrafter_jax.settings.files import Settings
 
 
 def write_report(
-    path: Path, report: dict[str, Any], settings: Settings, definitions: dict[str, Any]
+    path: Path, measures: dict[str, Any], settings: Settings, definitions: dict[str, Any]
 ) -> dict[str, Any]:
-    """Write the report as JSON and return it, with its run, settings and definitions added."""
-    whole = {
-        **report,
+    """Write the measures as JSON with the settings and what they mean; returns the whole.
+
+    Every report also says where, when and with what it was made.
+    """
+    report = {
+        **measures,
         "platform": jax.default_backend(),
         "device": describe_device(),
         # Of the whole process on the first device; None where the platform does not count.
         "peak_memory_bytes": (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use"),
-        "versions": _versions(),
+        "versions": {"python": platform.python_version()}
+        | {name: _version(name) for name in ("redrafter-jax", "jax", "jaxlib", "flax", "numpy")},
         "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
         "config": settings.model_dump(mode="json"),
         "definitions": definitions,
     }
-    path.write_text(json.dumps(whole, indent=2, allow_nan=False) + "\n")
-    return whole
+    path.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
+    return report
+
+
+def show(path: Path, *parts: RenderableType) -> None:
+    """Print what was measured, then where the report is."""
+    console = Console()
+    for part in parts:
+        console.print(part, markup=False, highlight=False)
+    print(f"The report: {path}")
+
+
+def make_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1
+) -> Table:
+    """A table without edges, narrow enough for 80 columns; numbers are set to the right.
+
+    Args:
+      title: above it.
+      columns: their names.
+      rows: their cells.
+      text_columns: how many of the first columns hold text.
+    """
+    table = Table(
+        title=title,
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+    )
+    for index, name in enumerate(columns):
+        table.add_column(name, justify="left" if index < text_columns else "right", no_wrap=True)
+    for cells in rows:
+        table.add_row(*cells)
+    return table
+
+
+def number(value: float | None, form: str) -> str:
+    """The number, or a dash where it is not known."""
+    return "-" if value is None else format(value, form)
+
+
+def describe_sampling(sampling: SamplingConfig) -> str:
+    """Temperature and filters in a few words."""
+    if sampling.temperature == 0:
+        return "greedy"
+    filters = {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p}
+    given = [f"{name} {value:g}" for name, value in filters.items() if value is not None]
+    return ", ".join([f"T {sampling.temperature:g}", *given])
 
 
 def describe_device() -> str:
@@ -53,12 +110,8 @@ def _processor() -> str:
     return next(names, "") or platform.processor() or platform.machine()
 
 
-def _versions() -> dict[str, str | None]:
-    """Of Python and of the packages that decode."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
-    for package in ("redrafter-jax", "jax", "jaxlib", "flax", "numpy"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:  # run from a checkout that is not installed
-            found[package] = None
-    return found
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return None

@@ -1,42 +1,252 @@
-"""Speculative decoding against the autoregressive baseline: how much faster, with which texts."""
+"""Speculative decoding beside the autoregressive baseline: how much faster, with which texts."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from rich.console import RenderableType
+from rich.text import Text
 
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.parallel.processes import is_first
+from redrafter_jax.text.prompts import Prompt
 
-from .benchmark import Method, decode_batch, make_batches, measure, one_per_shape
+from . import metrics
+from .benchmark import Method, Run, Turn, decode_batch, make_batches, measure, one_per_shape
+from .charts import write_speed_chart
 from .config import EvalSettings
 from .loading import load
-from .plots import write_chart
+from .metrics import count_accepted, quartiles
 from .progress import track
-from .report import write_report
-from .speed_report import DEFINITIONS, build_report
-from .table import describe_setting, render_report, show
+from .report import describe_sampling, make_table, number, show, write_report
+
+BASELINE = "baseline"
+_TIMES = ("new_tokens", "prefill_seconds", "decode_seconds")
+
+DEFINITIONS = metrics.DEFINITIONS | {
+    "tokens_per_second": "median over all runs of new tokens / wall time of the whole call, "
+    "prefill and the way to the host included, compilation not; of a prompt or category its own "
+    "tokens / the time of its whole batch",
+    "speedup": "median over all (batch, repeat) turns of the ratio to the baseline's tokens per "
+    "second; a turn's runs follow each other at once",
+    "decode_only": "the same without prefill and the first token, which prefill decides",
+    "milliseconds_per_target_call": "median over runs of decode time / decode steps of the batch; "
+    "in speculative decoding it includes drafting",
+    "quartiles": "25% and 75%",
+}
+LEGEND = {
+    "speedup": "Median of the pairs. Below 1 where a call over the tree, its draft included, costs "
+    "more baseline calls than the tokens it gains: a small target on a CPU, say.",
+    "acceptance length": "Tokens per target call, 1.00 for the baseline. Published ReDrafter "
+    "heads for 7B chat models reach 2.2 with one beam and about 4 with wide ones. Near 1 after a "
+    "training that went well: the drafter belongs to another target, or prompts are tokenised or "
+    "templated otherwise than in training. Prompt lookup gains where the text repeats itself, "
+    "whatever the drafter: draft.lookup_tokens=0 measures the drafter alone.",
+    "acceptance rate": "Of drafts whose parent was accepted. Flat or slowly falling is normal; "
+    "a steep fall after depth 1 means that later rounds are poorly trained. With prompt lookup it "
+    "may rise with the depth: deep nodes are looked up, and a text that repeats itself goes on so.",
+    "identical texts": "All of them in float32; in bfloat16 a near tie may fall either way.",
+}
 
 
 def measure_speed(settings: EvalSettings) -> None:
-    """Load the pair, compile and warm up, time it against the baseline, report.
+    """Load the pair, compile and warm up, time it beside the baseline, report.
 
     Raises:
       InputError: a file or a prompt cannot be used.
     """
-    draft = settings.draft
-    target, drafter, prompts, token_rows = load(settings, [draft])
+    target, drafter, prompts, token_rows = load(settings, [settings.draft])
+    bound = bind_drafter(drafter, settings.draft)
+    methods = {BASELINE: Method(target, RootOnly()), "speculative": Method(target, bound)}
     batches = make_batches(token_rows, settings.batch_size, settings.sampling, settings)
-    methods = {
-        "speculative": Method(target, bind_drafter(drafter, draft)),
-        "baseline": Method(target, RootOnly()),
-    }
-    shapes = one_per_shape(methods, batches)
-    warming = [run for run in shapes for _ in range(settings.warm_ups)]
+    warming = one_per_shape(methods, batches) * settings.warm_ups
     for method, batch in track(warming, len(warming), "compile and warm up"):
         decode_batch(method, batch)
     total = len(batches) * settings.repeats
     turns = list(track(measure(methods, batches, settings.repeats), total, "measure"))
     if not is_first():
         return
-    measures = build_report(settings.batch_size, methods["speculative"], prompts, token_rows, turns)
+    measures = {
+        **summarize(prompts, token_rows, settings.batch_size, turns),
+        "num_nodes": bound.num_nodes,
+        "target": asdict(target.config),
+        "drafter": asdict(drafter.config),
+    }
     path = settings.report_dir / "report.json"
     report = write_report(path, measures, settings, DEFINITIONS)
-    write_chart(report, describe_setting(report), path.with_suffix(".png"))
-    show(path, render_report(report), chart=True)
+    setting = _describe(settings, report)
+    chart = path.with_suffix(".png")
+    write_speed_chart(report, setting, chart)
+    show(path, setting, *_tables(report), f"The chart: {chart}")
+
+
+def summarize(
+    prompts: Sequence[Prompt],
+    token_rows: Sequence[list[int]],
+    batch_size: int,
+    turns: Sequence[Turn],
+) -> dict[str, Any]:
+    """The measures of every method: over all prompts, per category, and of each prompt.
+
+    Args:
+      prompts: the prompts in their order.
+      token_rows: their tokens.
+      batch_size: prompts decoded together.
+      turns: from `eval.benchmark.measure`; one of the methods is the baseline.
+    """
+
+    def measures(indices: Sequence[int]) -> dict[str, dict[str, Any]]:
+        own = list(_restrict(turns, indices, batch_size))
+        return {name: _measure(name, own) for name in turns[0].runs}
+
+    def all_of(category: str) -> list[int]:
+        return [index for index, prompt in enumerate(prompts) if prompt.category == category]
+
+    categories = dict.fromkeys(prompt.category for prompt in prompts if prompt.category is not None)
+    return {
+        "methods": measures(range(len(prompts))),
+        "categories": {
+            name: {"prompts": len(all_of(name)), "methods": measures(all_of(name))}
+            for name in categories
+        },
+        "prompts": [
+            {
+                "id": prompt.name,
+                "category": prompt.category,
+                "batch": index // batch_size,
+                "prompt_tokens": len(tokens),
+                "methods": measures([index]),
+            }
+            for index, (prompt, tokens) in enumerate(zip(prompts, token_rows, strict=True))
+        ],
+        "runs": [
+            {"method": name, "batch": turn.batch, "repeat": turn.repeat}
+            | {field: getattr(run, field) for field in _TIMES}
+            for turn in turns
+            for name, run in turn.runs.items()
+        ],
+    }
+
+
+def _restrict(turns: Sequence[Turn], indices: Sequence[int], batch_size: int) -> Iterator[Turn]:
+    """The turns as if only these prompts had been in their batches."""
+    for turn in turns:
+        rows = [index % batch_size for index in indices if index // batch_size == turn.batch]
+        if rows:
+            yield turn._replace(runs={name: run.select(rows) for name, run in turn.runs.items()})
+
+
+def _measure(name: str, turns: Sequence[Turn]) -> dict[str, Any]:
+    """What the report says of a method; `DEFINITIONS` explains it."""
+    calls = _rates(name, turns, lambda run: max(run.steps), lambda run: run.decode_seconds)
+    milliseconds = quartiles(1000 / calls)
+    texts = [
+        pair
+        for turn in turns
+        for pair in zip(turn.runs[name].tokens, turn.runs[BASELINE].tokens, strict=True)
+    ]
+    return {
+        **count_accepted([turn.runs[name] for turn in turns if turn.repeat == 0]),
+        "identical": float(np.mean([ours == theirs for ours, theirs in texts])),
+        **_speeds(name, turns, lambda run: run.new_tokens, lambda run: run.seconds),
+        "decode_only": {
+            **_speeds(name, turns, lambda run: run.decoded_tokens, lambda run: run.decode_seconds),
+            "milliseconds_per_target_call": milliseconds and milliseconds[1],
+        },
+    }
+
+
+def _speeds(
+    name: str,
+    turns: Sequence[Turn],
+    amount: Callable[[Run], int],
+    seconds: Callable[[Run], float],
+) -> dict[str, Any]:
+    ours, theirs = (_rates(one, turns, amount, seconds) for one in (name, BASELINE))
+    speeds, ratios = quartiles(ours), quartiles(ours / theirs)
+    return {
+        "tokens_per_second": speeds and speeds[1],
+        "speedup": ratios and ratios[1],
+        "speedup_quartiles": ratios and [ratios[0], ratios[2]],
+    }
+
+
+def _rates(
+    name: str,
+    turns: Sequence[Turn],
+    amount: Callable[[Run], int],
+    seconds: Callable[[Run], float],
+) -> Float[np.ndarray, " turns"]:
+    """Amounts per second; NaN where there was nothing to do."""
+    runs = [turn.runs[name] for turn in turns]
+    return np.asarray([amount(run) / seconds(run) if amount(run) else np.nan for run in runs])
+
+
+def _describe(settings: EvalSettings, report: Mapping[str, Any]) -> str:
+    """Models, tree, sampling and device in three lines."""
+    draft = asdict(settings.draft) | {"num_nodes": report["num_nodes"]}
+    tree = ", ".join(f"{name} {value}" for name, value in draft.items() if value)
+    sampling = describe_sampling(settings.sampling)
+    return (
+        f"{settings.target} with {settings.drafter}\n"
+        f"{tree}; {sampling}; {settings.dtype}, batch {settings.batch_size}\n"
+        f"{len(report['prompts'])} prompts, up to {settings.max_new_tokens} new tokens; "
+        f"{report['device']}"
+    )
+
+
+def _tables(report: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Measures side by side, categories if there are several, and how to read them."""
+    methods, categories = report["methods"], report["categories"]
+    columns = {name: dict(_column(name, report)) for name in methods}
+    lines = dict.fromkeys(line for column in columns.values() for line in column)
+    rows = [[line, *(column.get(line, "") for column in columns.values())] for line in lines]
+    yield make_table("", ["", *methods], rows)
+    if len(categories) > 1:
+        yield make_table(
+            "",
+            ["category", "method", "prompts", "speedup", "acceptance length", "identical"],
+            [
+                [
+                    category,
+                    name,
+                    str(measures["prompts"]),
+                    number(one["speedup"], ".2f"),
+                    number(one["acceptance_length"], ".2f"),
+                    number(one["identical"], ".0%"),
+                ]
+                for category, measures in categories.items()
+                for name, one in measures["methods"].items()
+                if name != BASELINE
+            ],
+            text_columns=2,
+        )
+    yield from (Text(f"{name}: {meaning}", style="dim") for name, meaning in LEGEND.items())
+
+
+def _column(method: str, report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What the table says of one method, in the order of its rows."""
+    measures, prompts = report["methods"][method], report["prompts"]
+    decode_only = measures["decode_only"]
+    for name, speeds in {"": measures, ", decode only": decode_only}.items():
+        yield f"tokens/s{name}", number(speeds["tokens_per_second"], ".1f")
+        middle, ends = speeds["speedup"], speeds["speedup_quartiles"]
+        spread = "" if ends is None else f" [{ends[0]:.2f} to {ends[1]:.2f}]"
+        yield f"speedup{name}", number(middle, ".2f") + spread
+    yield "ms per target call", number(decode_only["milliseconds_per_target_call"], ".2f")
+    yield "target calls", str(measures["target_calls"])
+    same = [row["methods"][method]["identical"] == 1 for row in prompts]
+    yield "identical texts", f"{sum(same)} of {len(same)}"
+    yield "acceptance length", number(measures["acceptance_length"], ".2f")
+    if len(measures["accepted_by"]) > 1:
+        calls = max(measures["target_calls"], 1)
+        yield "  of it bonus", "1.00"
+        for name, accepted in measures["accepted_by"].items():
+            yield f"  of it {name}", f"{accepted / calls:.2f}"
+    reached = measures["calls_per_depth"]
+    for depth, rate in enumerate(measures["acceptance_rate_per_depth"], start=1):
+        counts = f" ({reached[depth]} of {reached[depth - 1]})"
+        yield f"acceptance rate at depth {depth}", number(rate, ".2f") + counts

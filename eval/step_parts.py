@@ -3,145 +3,175 @@
 They are propose, verify and finish of `redrafter_jax.decoding.step`, on the arrays of a real step.
 """
 
+import time
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.timing import empty_like, repeat
-from redrafter_jax.decoding.step import finish, step_noise, verify
-from redrafter_jax.drafters.base import Drafter
+from redrafter_jax.config import SamplingConfig
+from redrafter_jax.decoding.step import decode, finish, step_noise, verify
+from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.program import program
+from redrafter_jax.requests import prepare
 from redrafter_jax.types import DecodeState, DecodeStats, Sampling, TokenTree, Verified
 
-Zero = Int[Array, ""]
+Part = Literal["propose", "verify", "finish", "noise"]
 
 
-@program(static_argnames="turns")
-def run_propose(
+class Between(NamedTuple):
+    """What the parts of one step hand on to each other."""
+
+    noise: Float[Array, "B P V"]
+    tree: TokenTree
+    verified: Verified
+
+
+def begin(target: Target, drafter: Drafter, state: DecodeState) -> Between:
+    """A step up to what is left for `finish`."""
+    decoder = target.merge()
+    noise = step_noise(state, drafter.max_path, target.config.vocab_size)
+    tree = drafter.prepare(decoder).propose(decoder, state, noise, state.sampling)
+    verified = verify(decoder, tree, state.cache, drafter.context_layers)
+    return Between(noise, tree, verified)
+
+
+@program(static_argnames=("part", "turns"), donate_argnames=("state", "between"))
+def run_part(
     target: Target,
     drafter: Drafter,
     state: DecodeState,
-    noise: Float[Array, "B P V"],
-    zero: Zero,
+    between: Between,
+    zero: Int[Array, ""],
     *,
+    part: Part,
     turns: int,
-) -> TokenTree:
-    """The drafter's tree."""
+) -> tuple[DecodeState, Between]:
+    """The part so many times on the same arrays, which come back with what its last turn wrote.
+
+    Args:
+      target: the target.
+      drafter: from `bind_drafter`.
+      state: before the step; donated. Only `finish` changes it: give it rows that are done, which
+        take all of its work and none of the slots.
+      between: from `begin`; donated.
+      zero: as in `pallas_kernels.timing.repeat`.
+      part: of a step.
+      turns: how many.
+    """
     decoder = target.merge()
     prepared = drafter.prepare(decoder)
 
-    def turn(none: Zero) -> TokenTree:
-        fresh = state._replace(
-            root=state.root + none,
-            cache=state.cache._replace(lengths=state.cache.lengths + none),
-            drafter=jax.tree.map(lambda leaf: leaf + none.astype(leaf.dtype), state.drafter),
-        )
-        return prepared.propose(decoder, fresh, noise, state.sampling)
+    def turn(
+        carry: tuple[DecodeState, Between], none: Int[Array, ""]
+    ) -> tuple[DecodeState, Between]:
+        state, (noise, tree, verified) = carry
+        # Numbers that every part begins with, as if they differed from turn to turn.
+        lengths, tokens = state.cache.lengths + none, tree.tokens + none
+        cache = state.cache._replace(lengths=lengths)
+        if part == "noise":
+            varied = state._replace(cache=cache)
+            noise = step_noise(varied, drafter.max_path, target.config.vocab_size)
+        elif part == "propose":
+            own = jax.tree.map(lambda leaf: leaf + none.astype(leaf.dtype), state.drafter)
+            varied = state._replace(root=state.root + none, cache=cache, drafter=own)
+            tree = prepared.propose(decoder, varied, noise, state.sampling)
+        elif part == "verify":
+            varied = tree._replace(tokens=tokens)
+            verified = verify(decoder, varied, cache, drafter.context_layers)
+        else:
+            varied = tree._replace(depth=tree.depth + none, tokens=tokens)
+            warm = state.sampling._replace(temperature=state.sampling.temperature + none)
+            after, trace = finish(state._replace(sampling=warm), varied, verified, noise)
+            state = after._replace(drafter=drafter.observe(state.drafter, verified, trace))
+        return state, Between(noise, tree, verified)
 
-    return _repeat_alone(turn, turns, zero)
+    return repeat(turn, (state, between), turns, zero)
 
 
-@program(static_argnames=("context_layers", "turns"))
-def run_verify(
+def make_timers(
     target: Target,
-    state: DecodeState,
-    tree: TokenTree,
-    zero: Zero,
-    *,
-    context_layers: tuple[int, ...],
-    turns: int,
-) -> Verified:
-    """The target's pass over the tree; its cache is only read."""
-    decoder = target.merge()
-
-    def turn(none: Zero) -> Verified:
-        cache = state.cache._replace(lengths=state.cache.lengths + none)
-        return verify(decoder, tree._replace(tokens=tree.tokens + none), cache, context_layers)
-
-    return _repeat_alone(turn, turns, zero)
-
-
-@program(static_argnames="turns", donate_argnames="state")
-def run_finish(
     drafter: Drafter,
-    state: DecodeState,
-    tree: TokenTree,
-    verified: Verified,
-    noise: Float[Array, "B P V"],
-    zero: Zero,
+    held: list[DecodeState],
+    config: SamplingConfig,
     *,
+    cached: int,
     turns: int,
-) -> DecodeState:
-    """Choice, acceptance, commit, and what the drafter keeps of it; the state is donated."""
+    short_turns: int,
+) -> dict[str, Callable[[], float]]:
+    """Seconds of one turn of each part, of the whole step and of the baseline's.
 
-    def turn(state: DecodeState, none: Zero) -> DecodeState:
-        fresh = tree._replace(depth=tree.depth + none, tokens=tree.tokens + none)
-        warm = state.sampling._replace(temperature=state.sampling.temperature + none)
-        after, trace = finish(state._replace(sampling=warm), fresh, verified, noise)
-        return after._replace(drafter=drafter.observe(state.drafter, verified, trace))
+    Args:
+      target: the target.
+      drafter: from `bind_drafter`.
+      held: the only state, which every run hands on to the next.
+      config: how tokens are chosen.
+      cached: tokens in every row's cache when a run begins.
+      turns: of propose, verify and whole steps in a run.
+      short_turns: of finish and of the noise, which may take microseconds.
+    """
+    zero, rows = jnp.int32(0), [[0]] * len(held[0].root)
+    sampling = prepare(target.config, rows, 1, config, None, (), 1)[0].sampling
+    # The first run of every part fills it in.
+    between = [empty_like(begin, target, drafter, held[0])]
 
-    return repeat(turn, state, turns, zero)
+    def run_turns(state: DecodeState, part: Part, turns: int) -> DecodeState:
+        state, between[0] = run_part(
+            target, drafter, state, between[0], zero, part=part, turns=turns
+        )
+        return state
 
+    def run_baseline(state: DecodeState) -> DecodeState:
+        ended = decode(target, RootOnly(), state._replace(drafter=()), turns)
+        return ended._replace(drafter=state.drafter)
 
-@program(static_argnames=("max_path", "vocab_size", "turns"))
-def run_noise(
-    state: DecodeState, zero: Zero, *, max_path: int, vocab_size: int, turns: int
-) -> Float[Array, "B P V"]:
-    """The noise of one step from this state."""
+    def timer(
+        run: Callable[[DecodeState], DecodeState],
+        turns: int,
+        drafter: Drafter = drafter,
+        *,
+        done: bool = False,
+    ) -> Callable[[], float]:
+        def seconds() -> float:
+            state = set_back(held[0], cached, drafter, sampling, done=done)
+            state = jax.block_until_ready(state)
+            started = time.perf_counter()
+            held[0] = jax.block_until_ready(run(state))
+            return (time.perf_counter() - started) / turns
 
-    def turn(none: Zero) -> Float[Array, "B P V"]:
-        cache = state.cache._replace(lengths=state.cache.lengths + none)
-        return step_noise(state._replace(cache=cache), max_path, vocab_size)
+        return seconds
 
-    return _repeat_alone(turn, turns, zero)
+    def part(name: Part, turns: int) -> Callable[[], float]:
+        return timer(partial(run_turns, part=name, turns=turns), turns, done=name == "finish")
 
-
-def _repeat_alone(turn: Callable[[Zero], Any], turns: int, zero: Zero) -> Any:
-    """The last of so many turns, none of which reads what the one before returned."""
-    return repeat(lambda _, none: turn(none), empty_like(turn, zero), turns, zero)
+    return {
+        "propose": part("propose", turns),
+        "verify": part("verify", turns),
+        "finish": part("finish", short_turns),
+        "noise": part("noise", short_turns),
+        "step": timer(lambda state: decode(target, drafter, state, turns), turns),
+        "baseline": timer(run_baseline, turns, RootOnly()),
+    }
 
 
 def set_back(
     state: DecodeState, cached: int, drafter: Drafter, sampling: Sampling, *, done: bool
 ) -> DecodeState:
-    """The state with `cached` tokens in every row and no counts; its other arrays are reused.
-
-    Rows that are done take all of a step's work and none of its slots.
-    """
+    """The state with `cached` tokens in every row and no counts; its other arrays are reused."""
     B, sources = len(state.root), len(drafter.names)
     return state._replace(
         cache=state.cache._replace(lengths=jnp.full(B, cached, jnp.int32)),
         done=jnp.full(B, done),
-        # Copied, because the state may be donated.
+        # Copied, because the state is donated.
         sampling=jax.tree.map(jnp.copy, sampling),
         stats=DecodeStats(
             accept_counts=jnp.zeros((B, drafter.max_path), jnp.int32),
             accepted_by=jnp.zeros((B, sources), jnp.int32) if sources else None,
             steps=jnp.zeros(B, jnp.int32),
         ),
-    )
-
-
-def fill_state(shapes: DecodeState) -> DecodeState:
-    """A greedy state whose cache is random, as is the drafter's own, and whose rows never end.
-
-    Args:
-      shapes: from `eval.abstract.abstract_state`.
-    """
-    leaves, structure = jax.tree.flatten(shapes)
-    keys = jax.random.split(jax.random.key(2), len(leaves))
-    arrays = [
-        jax.random.normal(key, leaf.shape, leaf.dtype)
-        if leaf.ndim > 1 and jnp.issubdtype(leaf.dtype, jnp.floating)
-        else jnp.zeros(leaf.shape, leaf.dtype)
-        for key, leaf in zip(keys, leaves, strict=True)
-    ]
-    state: DecodeState = jax.tree.unflatten(structure, arrays)
-    return state._replace(
-        limits=jnp.full_like(state.limits, jnp.iinfo(jnp.int32).max),
-        stop_tokens=jnp.full_like(state.stop_tokens, -1),
     )

@@ -5,40 +5,38 @@ and both whole steps are timed in turns under every sampling, on the same cache,
 moment of the machine hits them all.
 """
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import product
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from rich.table import Table
 
 from pallas_kernels.timing import interleave
 from redrafter_jax.command_line import make_folder
-from redrafter_jax.config import DraftConfig, SamplingConfig
-from redrafter_jax.decoding.step import decode
-from redrafter_jax.drafters.base import Drafter, RootOnly
+from redrafter_jax.config import DraftConfig
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.recurrent import check_pair
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
-from redrafter_jax.requests import prepare
-from redrafter_jax.types import DecodeState, TokenTree, Verified
 
-from .abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
+from .abstract import (
+    abstract_drafter,
+    abstract_state,
+    abstract_target,
+    bytes_of,
+    random_drafter,
+    random_state,
+    random_target,
+)
+from .config import StepsSettings
 from .metrics import quartiles
-from .plots import write_steps_chart
 from .progress import track
-from .random_weights import random_drafter, random_target
-from .report import describe_device, write_report
-from .shape_config import StepsSettings
-from .step_parts import fill_state, run_finish, run_noise, run_propose, run_verify, set_back
-from .table import describe_sampling, render_steps, show
-
-PARTS = ("propose", "verify", "finish", "noise", "step", "baseline")
+from .report import describe_device, describe_sampling, make_table, show, write_report
+from .step_parts import make_timers
 
 DEFINITIONS = {
     "milliseconds": "lower quartile, median and upper quartile over repeats, of one turn",
@@ -56,6 +54,15 @@ DEFINITIONS = {
     "step": "a speculative decode step as `generate` runs it, noise and loop condition included",
     "baseline": "the same with the one-node tree, as `generate_autoregressive` runs it",
     "cached": "tokens in every row's cache when a timed run begins; whole steps add their own",
+}
+# What tells the rows of the report apart, and how the table calls it.
+SIZES = {
+    "beam_width": "W",
+    "draft_rounds": "R",
+    "num_nodes": "N",
+    "lookup_tokens": "C",
+    "batch_size": "B",
+    "slots": "S",
 }
 
 
@@ -80,7 +87,7 @@ def measure_steps(settings: StepsSettings) -> None:
     Raises:
       InputError: a setting cannot be used, or it does not fit the device.
     """
-    drafts = [draft for sizes in settings.trees for draft in sizes.build()]
+    drafts = [draft for trees in settings.trees for draft in trees.build()]
     grid = [Combination(*one) for one in product(drafts, settings.batch_sizes, settings.slots)]
     _check(settings, grid)
     make_folder(settings.report_dir, "report_dir")
@@ -100,116 +107,74 @@ def measure_steps(settings: StepsSettings) -> None:
         f"vocabulary {settings.target.vocab_size}, random weights, {settings.dtype}; "
         f"{describe_device()}"
     )
-    write_steps_chart(rows, title, path.with_suffix(".png"))
-    show(path, title, render_steps(rows), "The parts' sum may exceed the whole step.", chart=True)
+    show(path, title, *_tables(rows), "The parts' sum may exceed the whole step.")
 
 
 def measure(
     target: Target, drafter: DraftModel, one: Combination, settings: StepsSettings
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """A row of the report for each sampling: every part and both whole steps, in turns."""
-    names = [describe_sampling(config) for config in settings.samplings]
-    bound = bind_drafter(drafter, one.draft)
-    held = [fill_state(abstract_state(target, bound, one.batch_size, one.slots))]
+    bound, cached = bind_drafter(drafter, one.draft), one.cached(settings.steps)
+    held = [random_state(target, bound, one.batch_size, one.slots)]
+    samplings = {
+        describe_sampling(config): make_timers(
+            target,
+            bound,
+            held,
+            config,
+            cached=cached,
+            turns=settings.steps,
+            short_turns=settings.short_turns,
+        )
+        for config in settings.samplings
+    }
     timers = {
         f"{name}: {part}": timer
-        for name, config in zip(names, settings.samplings, strict=True)
-        for part, timer in make_timers(target, bound, one, config, held, settings).items()
+        for name, parts in samplings.items()
+        for part, timer in parts.items()
     }
     for timer in timers.values():
         timer()  # compiles
     times = interleave(timers, settings.repeats)
-
-    def row(name: str) -> dict[str, Any]:
-        own = {part: times[f"{name}: {part}"] for part in PARTS}
-        first = times[f"{names[0]}: step"]
-        return {
-            "beam_width": one.draft.beam_width,
-            "draft_rounds": one.draft.draft_rounds,
+    first = times[f"{next(iter(samplings))}: step"]
+    for name, parts in samplings.items():
+        own = {part: times[f"{name}: {part}"] for part in parts}
+        yield {
+            **asdict(one.draft),
             "num_nodes": one.draft.budget,
-            "lookup_tokens": one.draft.lookup_tokens,
             "batch_size": one.batch_size,
             "slots": one.slots,
             "sampling": name,
-            "cached": one.cached(settings.steps),
-            "milliseconds": {part: quartiles(1000 * own[part]) for part in PARTS},
-            "in_baseline_steps": {part: quartiles(own[part] / own["baseline"]) for part in PARTS},
+            "cached": cached,
+            "milliseconds": {part: quartiles(1000 * own[part]) for part in own},
+            "in_baseline_steps": {part: quartiles(own[part] / own["baseline"]) for part in own},
             "over_first_sampling": quartiles(own["step"] / first),
         }
 
-    return [row(name) for name in names]
 
+def _tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
+    """For each sampling a row per tree, batch and cache: parts, both whole steps, their ratio."""
+    # A size that is the same throughout is left to the JSON file.
+    sizes = [size for size in SIZES if len({row[size] for row in rows}) > 1]
+    samplings = list(dict.fromkeys(row["sampling"] for row in rows))
+    ratios = {"/ baseline": lambda row: row["in_baseline_steps"]["step"]}
+    if len(samplings) > 1:
+        ratios["/ first"] = lambda row: row["over_first_sampling"]
 
-def make_timers(
-    target: Target,
-    drafter: Drafter,
-    one: Combination,
-    config: SamplingConfig,
-    held: list[DecodeState],
-    settings: StepsSettings,
-) -> dict[str, Callable[[], float]]:
-    """Seconds of one turn of each of `PARTS` under one sampling.
+    def cells(row: dict[str, Any]) -> Iterator[str]:
+        yield from (str(row[size]) for size in sizes)
+        for _, middle, _ in row["milliseconds"].values():
+            yield format(middle, ".3f" if middle < 1 else ".4g")
+        for low, middle, high in (ratio(row) for ratio in ratios.values()):
+            yield f"{middle:.2f}\n{low:.2f}-{high:.2f}"
 
-    There is one cache, in `held`: every run that writes it hands it on to the next.
-    """
-    cached, turns, short_turns = one.cached(settings.steps), settings.steps, settings.short_turns
-    zero, sizes = jnp.int32(0), (drafter.max_path, target.config.vocab_size)
-    rows = [[0]] * one.batch_size
-    sampling = prepare(target.config, rows, 1, config, None, (), 1)[0].sampling
-
-    def timer(
-        program: Callable[[DecodeState], Any],
-        turns: int,
-        *,
-        writes: bool = False,
-        done: bool = False,
-        drafter: Drafter = drafter,
-    ) -> Callable[[], float]:
-        def run() -> float:
-            state = set_back(held[0], cached, drafter, sampling, done=done)
-            state = jax.block_until_ready(state)
-            started = time.perf_counter()
-            result = jax.block_until_ready(program(state))
-            seconds = time.perf_counter() - started
-            if writes:
-                held[0] = result
-            return seconds / turns
-
-        return run
-
-    def noise(state: DecodeState) -> Float[Array, "B P V"]:
-        return run_noise(state, zero, max_path=sizes[0], vocab_size=sizes[1], turns=short_turns)
-
-    def propose(state: DecodeState) -> TokenTree:
-        return run_propose(target, drafter, state, drawn, zero, turns=turns)
-
-    def verify(state: DecodeState) -> Verified:
-        layers = drafter.context_layers
-        return run_verify(target, state, tree, zero, context_layers=layers, turns=turns)
-
-    def finish(state: DecodeState) -> DecodeState:
-        return run_finish(drafter, state, tree, verified, drawn, zero, turns=short_turns)
-
-    def step(state: DecodeState) -> DecodeState:
-        return decode(target, drafter, state, turns)
-
-    def baseline(state: DecodeState) -> DecodeState:
-        ended = decode(target, RootOnly(), state._replace(drafter=()), turns)
-        return ended._replace(drafter=state.drafter)
-
-    state = set_back(held[0], cached, drafter, sampling, done=False)
-    drawn = noise(state)
-    tree = propose(state)
-    verified = verify(state)
-    return {
-        "propose": timer(propose, turns),
-        "verify": timer(verify, turns),
-        # Rows that are done take all of the work and none of the slots.
-        "finish": timer(finish, short_turns, writes=True, done=True),
-        "noise": timer(noise, short_turns),
-        "step": timer(step, turns, writes=True),
-        "baseline": timer(baseline, turns, writes=True, drafter=RootOnly()),
-    }
+    for sampling in samplings:
+        yield make_table(
+            f"milliseconds, medians; {sampling}",
+            [*(SIZES[size] for size in sizes), *rows[0]["milliseconds"], *ratios],
+            [list(cells(row)) for row in rows if row["sampling"] == sampling],
+            text_columns=0,
+        )
 
 
 def _check(settings: StepsSettings, grid: Sequence[Combination]) -> None:

@@ -13,12 +13,11 @@ import pytest
 from tiny_models import cast, forgetful_target, imitating_drafter, tiny_config
 from trees import tree_of
 
-from eval.abstract import abstract_state
+from eval.abstract import random_state, random_target
 from eval.benchmark import Batch
 from eval.config import CaseSettings
 from eval.parity import Case, compare_batch
-from eval.random_weights import random_target
-from eval.step_parts import fill_state, set_back
+from eval.step_parts import set_back
 from pallas_kernels import tree_attention as dispatch
 from pallas_kernels.candidates import Case as Shape
 from pallas_kernels.candidates import draw_tree_inputs
@@ -74,7 +73,7 @@ def wide_config() -> TargetConfig:
 @of_the_kernel
 def test_a_target_call_is_the_same_with_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     target = random_target(wide_config(), jnp.bfloat16)
-    filled = fill_state(abstract_state(target, RootOnly(), 3, 2048))
+    filled = random_state(target, RootOnly(), 3, 2048)
     state = set_back(filled, 2000, RootOnly(), filled.sampling, done=False)
     tree = tree_of([[3, 1, 4, 1, 5, 9]] * 3, [[0, 0, 0, 1, 1, 3]] * 3)
 

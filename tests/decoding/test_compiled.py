@@ -12,7 +12,7 @@ import pytest
 from places import CONFIGS
 
 from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
-from eval.shape_config import PlanSettings
+from eval.config import PlanSettings
 from pallas_kernels import aot
 from pallas_kernels.aot import Compilation, compile_on, gpu_mesh
 from redrafter_jax.config import DraftConfig

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from eval.benchmark import Run
 from eval.metrics import count_accepted, first_divergence, quartiles
 
 
@@ -40,10 +41,14 @@ def test_quartiles_leave_out_what_is_no_number(
 
 def test_rates_per_depth_come_with_the_calls_they_are_shares_of() -> None:
     # Ten calls: four gained one token, five two, one three.
-    measured = count_accepted(np.asarray([[1, 3, 0, 0], [3, 2, 1, 0]]))
-    assert measured == {
+    rows = [np.asarray([[1, 3, 0, 0]]), np.asarray([[3, 2, 1, 0]])]
+    runs = [Run([[7] * 9], [4 + 2 * i], row, {"lookup": [i]}, 0, 0) for i, row in enumerate(rows)]
+    assert count_accepted(runs) == {
         "acceptance_length": 1.7,
         "acceptance_rate_per_depth": [6 / 10, 1 / 6, 0.0],
         "calls_per_depth": [10, 6, 1, 0],
         "accept_counts": [4, 5, 1, 0],
+        "accepted_by": {"lookup": 1},
+        "target_calls": 10,
+        "new_tokens": 18,
     }

@@ -13,8 +13,8 @@ from tiny_folders import run_module
 
 from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
 from eval.commands import evaluate
-from eval.shape_config import PlanSettings
-from eval.traffic import Traffic, bytes_read
+from eval.config import PlanSettings
+from eval.plan import bytes_read
 from pallas_kernels.aot import AotUnavailableError
 from pallas_kernels.gpus import GPUS
 from redrafter_jax import InputError
@@ -40,7 +40,7 @@ DRAFTER = 2 * 256 + 16 + 2 * (32 * 32 + 32) + 32 * 24
 CACHE = 2 * 2 * 3 * 1 * 64 * 8
 
 
-def traffic_of(**changes: Any) -> Traffic:
+def read_with(**changes: Any) -> dict[str, int]:
     settings = PlanSettings.model_validate(VALUES | {"report_dir": "unused"} | changes)
     target = abstract_target(settings.target.build(), jnp.bfloat16)
     drafter = abstract_drafter(settings.drafter_config(), jnp.bfloat16)
@@ -51,17 +51,17 @@ def traffic_of(**changes: Any) -> Traffic:
 
 def test_a_step_reads_weights_and_cache_once_and_the_drafter_every_round() -> None:
     once = LAYERS + NORM + EMBEDDING + CACHE
-    assert traffic_of() == Traffic(
+    assert read_with() == {
         # Three rows; round one is fed the root, rounds two and three two tokens each.
-        draft=2 * (3 * DRAFTER + 3 * 5 * 16),
-        verification=2 * (once + 3 * 5 * 16),
-        baseline=2 * (once + 3 * 1 * 16),
-    )
+        "draft": 2 * (3 * DRAFTER + 3 * 5 * 16),
+        "verification": 2 * (once + 3 * 5 * 16),
+        "baseline": 2 * (once + 3 * 1 * 16),
+    }
 
 
 def test_a_tied_embedding_is_read_once_as_the_vocabulary_projection() -> None:
-    traffic = traffic_of(target=TARGET | {"tie_word_embeddings": True})
-    assert traffic.baseline == traffic.verification == 2 * (LAYERS + NORM + EMBEDDING + CACHE)
+    read = read_with(target=TARGET | {"tie_word_embeddings": True})
+    assert read["baseline"] == read["verification"] == 2 * (LAYERS + NORM + EMBEDDING + CACHE)
 
 
 @pytest.mark.parametrize(

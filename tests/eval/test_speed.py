@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -69,34 +70,41 @@ def test_texts_are_the_baselines_and_counts_those_of_generate(
     report: dict[str, Any], habitual_target: Target, good_drafter: DraftModel
 ) -> None:
     expected = expected_with(habitual_target, good_drafter, DRAFT)
-    assert report["identical"] == 1.0
-    assert report["autoregressive_target_calls"] == len(PROMPTS) * (NEW_TOKENS - 1)
-    assert report["target_calls"] == sum(expected.steps)
-    assert report["acceptance_length"] == pytest.approx(expected.acceptance_length)
-    assert report["accept_counts"] == expected.accept_counts.sum(axis=0).tolist()
+    baseline, ours = report["methods"]["baseline"], report["methods"]["speculative"]
+    assert baseline["target_calls"] == len(PROMPTS) * (NEW_TOKENS - 1)
+    assert (baseline["speedup"], baseline["acceptance_length"]) == (1.0, 1.0)
+    assert ours["identical"] == 1.0
+    assert ours["target_calls"] == sum(expected.steps)
+    assert ours["acceptance_length"] == pytest.approx(expected.acceptance_length)
+    assert ours["accept_counts"] == expected.accept_counts.sum(axis=0).tolist()
     for index, row in enumerate(report["prompts"]):
-        assert row["id"] == f"q{index}"
+        own = row["methods"]["speculative"]
+        assert (row["id"], row["batch"]) == (f"q{index}", index)
         assert row["prompt_tokens"] == len(PROMPTS[index])
-        assert row["new_tokens"] == NEW_TOKENS
-        assert row["target_calls"] == expected.steps[index]
-        assert row["accept_counts"] == expected.accept_counts[index].tolist()
-        assert row["first_divergence"] is None
+        assert (own["new_tokens"], own["target_calls"]) == (NEW_TOKENS, expected.steps[index])
+        assert own["accept_counts"] == expected.accept_counts[index].tolist()
+        assert own["identical"] == 1.0
     assert {"python", "jax", "flax"} <= report["versions"].keys()
     assert report["num_nodes"] == 10
-    assert report["categories"]["even"]["prompts"] == 3
-    assert report["categories"]["odd"]["identical"] == 1.0
+    even = report["categories"]["even"]
+    assert even["prompts"] == 3
+    own = expected.accept_counts[::2].sum(axis=0).tolist()
+    assert even["methods"]["speculative"]["accept_counts"] == own
 
 
 def test_speeds_are_medians_over_pairs_of_runs(report: dict[str, Any]) -> None:
-    assert len(report["runs"]) == 2 * len(PROMPTS)
-    ratios = [
-        (run["autoregressive_prefill_seconds"] + run["autoregressive_decode_seconds"])
-        / (run["prefill_seconds"] + run["decode_seconds"])
+    seconds = {
+        (run["method"], run["batch"], run["repeat"]): run["prefill_seconds"] + run["decode_seconds"]
         for run in report["runs"]
-    ]
+    }
+    pairs = list(product(range(len(PROMPTS)), range(2)))
+    assert len(seconds) == 2 * len(pairs)
+    # Both methods decode as many tokens.
+    ratios = [seconds["baseline", *pair] / seconds["speculative", *pair] for pair in pairs]
     low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
-    assert report["speedup"] == pytest.approx(middle)
-    assert report["speedup_quartiles"] == pytest.approx([low, high])
+    ours = report["methods"]["speculative"]
+    assert ours["speedup"] == pytest.approx(middle)
+    assert ours["speedup_quartiles"] == pytest.approx([low, high])
 
 
 def test_a_pipe_gets_progress_on_stderr_and_the_table_on_stdout(
@@ -110,10 +118,11 @@ def test_a_pipe_gets_progress_on_stderr_and_the_table_on_stdout(
     # On a slow machine there are lines between them.
     assert all(line.endswith(" s left") for line in told if ": 0 of " not in line)
     assert "\x1b" not in finished.stdout
-    assert f"{report['tokens_per_second']:.1f}" in finished.stdout
+    ours = report["methods"]["speculative"]
+    assert f"{ours['tokens_per_second']:.1f}" in finished.stdout
     assert "5 of 5" in finished.stdout
-    reached = report["calls_per_depth"]
-    assert f"{reached[1]} of {reached[0]}" in finished.stdout
+    reached = ours["calls_per_depth"]
+    assert f"({reached[1]} of {reached[0]})" in finished.stdout
     assert str(config.parent / "report.json") in finished.stdout.splitlines()[-1]
 
 
@@ -121,8 +130,10 @@ def test_sampled_batches_of_uneven_size_are_identical_too(config: Path, tmp_path
     report = evaluate_with(
         config, tmp_path, "batch_size=4", "sampling.temperature=0.9", "sampling.top_p=0.9"
     )
-    assert report["identical"] == 1.0
+    assert report["methods"]["speculative"]["identical"] == 1.0
     assert [row["batch"] for row in report["prompts"]] == [0, 0, 0, 0, 1]
+    rows = [row["methods"]["speculative"]["target_calls"] for row in report["prompts"]]
+    assert sum(rows) == report["methods"]["speculative"]["target_calls"]
 
 
 def test_what_prompt_lookup_gains_is_told_apart(
@@ -137,24 +148,25 @@ def test_what_prompt_lookup_gains_is_told_apart(
     draft = DraftConfig(beam_width=1, draft_rounds=1, lookup_tokens=4)
     looked_up = expected_with(habitual_target, good_drafter, draft).accepted_by["lookup"]
     assert max(looked_up) > 0
-    assert [row["accepted_by"]["lookup"] for row in report["prompts"]] == looked_up
+    rows = [row["methods"]["speculative"] for row in report["prompts"]]
+    assert [row["accepted_by"]["lookup"] for row in rows] == looked_up
     # Prefill decides one of the new tokens per prompt, and each call its bonus token.
-    calls = report["target_calls"]
-    accepted = report["new_tokens"] - len(PROMPTS) - calls
-    assert report["accepted_by"] == {
+    ours = report["methods"]["speculative"]
+    accepted = ours["new_tokens"] - len(PROMPTS) - ours["target_calls"]
+    assert ours["accepted_by"] == {
         "recurrent": accepted - sum(looked_up),
         "lookup": sum(looked_up),
     }
     lines = [line for line in capsys.readouterr().out.splitlines() if "of it lookup" in line]
-    assert f"{sum(looked_up) / calls:.2f}" in lines[0]
+    assert f"{sum(looked_up) / ours['target_calls']:.2f}" in lines[0]
 
 
 def test_a_text_that_prefill_ends_leaves_decode_rates_unknown(config: Path, tmp_path: Path) -> None:
     report = evaluate_with(config, tmp_path, "max_new_tokens=1", "prompt_count=2")
-    assert report["identical"] == 1.0
-    assert report["target_calls"] == 0
-    assert report["decode_only"]["speedup"] is None
-    assert report["acceptance_rate_per_depth"] == [None, None, None]
+    ours = report["methods"]["speculative"]
+    assert (ours["identical"], ours["target_calls"]) == (1.0, 0)
+    assert ours["decode_only"]["speedup"] is None
+    assert ours["acceptance_rate_per_depth"] == [None, None, None]
 
 
 @pytest.mark.parametrize(
