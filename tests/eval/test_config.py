@@ -33,7 +33,7 @@ def config(tmp_path: Path) -> Path:
 
 def test_a_grid_has_every_tree_of_its_lists() -> None:
     grid = TreeGrid(
-        beam_width=2, draft_rounds=3, num_nodes=[4, None], sharpness=[1.5], lookup_tokens=[0, 2]
+        beam_width=[2], draft_rounds=[3], num_nodes=[4, None], sharpness=[1.5], lookup_tokens=[0, 2]
     )
     assert grid.build() == [
         DraftConfig(2, 3, 4, sharpness=1.5),
@@ -42,7 +42,7 @@ def test_a_grid_has_every_tree_of_its_lists() -> None:
         DraftConfig(2, 3, None, sharpness=1.5, lookup_tokens=2),
     ]
     with pytest.raises(pydantic.ValidationError, match=r"num_nodes is 2; .* give 3 to 9 nodes"):
-        TreeGrid(beam_width=2, draft_rounds=3, num_nodes=[2], lookup_tokens=[2])
+        TreeGrid(beam_width=[2], draft_rounds=[3], num_nodes=[2], lookup_tokens=[2])
 
 
 def test_texts_end_at_the_targets_end_token_unless_told_never_to(config: Path) -> None:

@@ -27,7 +27,7 @@ from eval.abstract import (
 )
 from eval.commands import evaluate
 from eval.config import StepsSettings
-from eval.step_parts import begin, run_part, set_back
+from eval.step_parts import Part, begin, run_part, set_back
 from pallas_kernels import aot
 from pallas_kernels.aot import compile_on, gpu_mesh
 from pallas_kernels.timing import empty_like
@@ -76,7 +76,7 @@ def test_the_parts_in_a_row_are_a_decode_step() -> None:
 
     between, zero = empty_like(begin, target, bound, state), jnp.int32(0)
     # A turn does the same again, whatever their number; finish alone changes the state.
-    parts: list[tuple[Any, int]] = [("noise", 1), ("propose", 2), ("verify", 2), ("finish", 1)]
+    parts: list[tuple[Part, int]] = [("noise", 1), ("propose", 2), ("verify", 2), ("finish", 1)]
     for part, turns in parts:
         state, between = run_part(target, bound, state, between, zero, part=part, turns=turns)
     jax.tree.map(
@@ -134,16 +134,17 @@ def test_compiled_for_a_gpu_every_loop_has_its_turns_and_verify_its_kernel() -> 
     state = abstract_state(target, drafter, 2, 64)
     between = jax.eval_shape(begin, target, drafter, state)
     zero = jax.ShapeDtypeStruct((), jnp.int32)
+    turns: dict[Part, int] = {"propose": 20, "verify": 30, "finish": 50}
     compiled = {
         part: compile_on(
             gpu_mesh("h200"),
-            jax.jit(partial(run_part, part=part, turns=turns), donate_argnums=(2, 3)),
+            jax.jit(partial(run_part, part=part, turns=count), donate_argnums=(2, 3)),
             *(target, drafter, state, between, zero),
         )
-        for part, turns in {"propose": 20, "verify": 30, "finish": 50}.items()
+        for part, count in turns.items()
     }
-    for turns, program in zip((20, 30, 50), compiled.values(), strict=True):
-        assert f'"known_trip_count":{{"n":"{turns}"}}' in program.hlo
+    for part, count in turns.items():
+        assert f'"known_trip_count":{{"n":"{count}"}}' in compiled[part].hlo
     verify, finish = compiled["verify"].hlo, compiled["finish"].memory
     assert "mosaic_gpu" not in verify[verify.index("\nENTRY") :]
     assert verify.count('custom_call_target="mosaic_gpu_v2"') == 3
