@@ -28,12 +28,7 @@ def run(arguments: argparse.Namespace) -> None:
     Raises:
       InputError: a value, a file or the prompt cannot be used.
     """
-    sampling = config_of(SamplingConfig, arguments)
-    if idle := " and ".join(map(option_of, sampling.idle_filters)):
-        raise InputError(
-            f"--temperature is 0, which takes the most likely token whatever {idle} would keep; "
-            f"give a --temperature above 0, or leave {idle} out."
-        )
+    sampling = config_of(SamplingConfig, arguments).refuse_idle_filters(option_of)
     if arguments.prompts is not None:
         continue_file(arguments)
         return

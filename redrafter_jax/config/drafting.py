@@ -1,5 +1,6 @@
 """The shape of a drafter, how it drafts, and how the target chooses."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, Literal
@@ -7,9 +8,11 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le
 
 from redrafter_jax.config.limits import Count, Natural, Positive, check_fields, require
+from redrafter_jax.errors import InputError
 
 Cell = Literal["simple", "gru", "sum"]
 Head = Literal["own", "target", "low_rank"]
+_FILTERS = ("top_k", "top_p", "min_p")
 
 
 @dataclass(frozen=True)
@@ -174,9 +177,20 @@ class SamplingConfig:
         problem = f"is {self.temperature}; it must be 0 for greedy decoding, or from 1e-6 to 1e6."
         require(fits, self, "temperature", problem)
 
-    @property
-    def idle_filters(self) -> list[str]:
-        """The filters that are set, though at temperature 0 none of them changes the choice."""
-        filters = ("top_k", "top_p", "min_p")
-        set_ones = [name for name in filters if getattr(self, name) is not None]
-        return set_ones if self.temperature == 0 else []
+    def refuse_idle_filters(self, spelled: Callable[[str], str] = str) -> "SamplingConfig":
+        """The configuration itself, if no filter is set at temperature 0, where none has an effect.
+
+        Args:
+          spelled: a field's name as the user writes it.
+
+        Raises:
+          InputError: there are some.
+        """
+        names = [spelled(name) for name in _FILTERS if getattr(self, name) is not None]
+        if names and self.temperature == 0:
+            idle, temperature = " and ".join(names), spelled("temperature")
+            raise InputError(
+                f"{temperature} is 0, which takes the most likely token whatever {idle} would "
+                f"keep; give a {temperature} above 0, or leave {idle} out."
+            )
+        return self

@@ -33,21 +33,7 @@ class BuildableSettings(Settings):
         """
 
 
-def refuse_idle_filters(sampling: SamplingConfig) -> SamplingConfig:
-    """Refuse filters at temperature 0, where they change no choice.
-
-    Raises:
-      InputError: there are some.
-    """
-    if idle := " and ".join(sampling.idle_filters):
-        raise InputError(
-            f"temperature is 0, which takes the most likely token whatever {idle} would keep; give "
-            f"a temperature above 0, or leave {idle} out."
-        )
-    return sampling
-
-
-SamplingSettings = Annotated[SamplingConfig, AfterValidator(refuse_idle_filters)]
+SamplingSettings = Annotated[SamplingConfig, AfterValidator(SamplingConfig.refuse_idle_filters)]
 
 
 class MeshSettings(Settings):

@@ -70,5 +70,7 @@ def test_a_draft_counts_its_nodes_and_its_longest_path(
 
 
 def test_filters_are_idle_at_temperature_0_alone() -> None:
-    assert SamplingConfig(top_k=5, min_p=0.0).idle_filters == ["top_k", "min_p"]
-    assert SamplingConfig(temperature=0.5, top_k=5).idle_filters == []
+    with pytest.raises(InputError, match=r"^temperature is 0, .* whatever top_k and min_p would"):
+        SamplingConfig(top_k=5, min_p=0.0).refuse_idle_filters()
+    for sampling in (SamplingConfig(temperature=0.5, top_k=5), SamplingConfig()):
+        assert sampling.refuse_idle_filters() is sampling
