@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from redrafter_jax.checkpoints.config_files import read_json
+from redrafter_jax.checkpoints.families import text_fields
 from redrafter_jax.checkpoints.huggingface import DRAFTERS, Found, find_drafter, find_target, locate
 from redrafter_jax.checkpoints.stored import ITEM_BYTES, Stored, dtype_of, read_weight
 from redrafter_jax.checkpoints.weights import INDEX, SINGLE_FILE
@@ -50,7 +51,8 @@ def convert(
         raise InputError(f"dtype {dtype!r} is not supported; use {', '.join(DTYPES)} or none.")
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise InputError(f"{folder} exists already; name a folder that does not, or empty it.")
-    stated = read_json(locate(source) / "config.json")
+    path = locate(source) / "config.json"
+    stated = text_fields(read_json(path), path)
     is_drafter = str(stated.get("model_type")) in DRAFTERS
     find = find_drafter if is_drafter else find_target
     found = find(source)
@@ -89,7 +91,9 @@ def convert(
         f"Written: {', '.join(files)}",
     ]
     if found.left_out:
-        told.append(f"Left out, for loading does not read them: {', '.join(found.left_out)}")
+        named, others = found.left_out[:2], len(found.left_out) - 2
+        more = f" and {others} more" if others > 0 else ""
+        told.append(f"Left out, for loading does not read them: {', '.join(named)}{more}")
     if beyond:
         told.append(f"Apple's code cannot load it: it does not know {', '.join(beyond)}.")
     return told

@@ -25,8 +25,16 @@ from redrafter_jax.checkpoints.config_files import (
 from redrafter_jax.checkpoints.download import locate, with_weights
 from redrafter_jax.checkpoints.families import read_target_config, target_fields
 from redrafter_jax.checkpoints.stored import Stored, check_shape, read_weight, same_bytes
+from redrafter_jax.checkpoints.weight_names import (
+    EMBEDDING,
+    HEAD,
+    IMAGE_WEIGHTS,
+    recurrent_name,
+    target_name,
+    text_weights,
+)
 from redrafter_jax.checkpoints.weights import SINGLE_FILE, find_weights
-from redrafter_jax.config import DrafterConfig, TargetConfig
+from redrafter_jax.config import TargetConfig
 from redrafter_jax.drafters.recurrent_head import DraftModel, RecurrentHead
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Decoder, Target
@@ -34,7 +42,6 @@ from redrafter_jax.parallel.mesh import check_mesh, check_target, parameter_spec
 from redrafter_jax.parallel.model import Model
 
 _DTYPES = ("float32", "bfloat16")
-_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 class _Parameter(NamedTuple):
@@ -112,12 +119,15 @@ def load_target(
 
 def find_target(name: str | Path) -> Found:
     """A target as `load_target` finds it, no weight read yet; errors are the same."""
-    folder, config, stored = _describe(name, locate(name), _TARGET)
+    folder, config, found = _describe(name, locate(name), _TARGET)
+    stored = text_weights(found)
     # Old files carry the rotary frequencies.
     ignored = [r".*\.rotary_emb\.inv_freq"]
+    if stored.keys() != found.keys():
+        ignored.append(IMAGE_WEIGHTS)
     if config.tie_word_embeddings:
         _check_tied_head(stored, config)
-        ignored.append(_HEAD)
+        ignored.append(HEAD)
     return _find(folder, config, stored, _TARGET, ignored)
 
 
@@ -178,26 +188,10 @@ def save_drafter(drafter: DraftModel, folder: Path) -> None:
     _save(folder, drafter_fields(drafter.config), drafter, DRAFTERS[DRAFTER_MODEL_TYPE])
 
 
-def _target_name(_: TargetConfig, name: str) -> str:
-    """Ours: layers.0.self_attn.q_proj, ...q_bias; theirs: ...q_proj.weight, ...q_proj.bias."""
-    if name.endswith("_bias"):
-        return f"model.{name.removesuffix('_bias')}_proj.bias"
-    return _HEAD if name == "lm_head" else f"model.{name}.weight"
-
-
-def _recurrent_name(config: DrafterConfig, name: str) -> str:
-    """Ours: blocks.0.kernel, lm_head.kernel ... Apple's: one `lm_head` list holds them all."""
-    name = name.replace("kernel", "weight")
-    if name == "lm_head.weight":
-        return f"lm_head.{config.num_draft_layers}.weight"
-    first, *rest = name.split(".")
-    return f"lm_head.{rest[0]}.linear.{rest[1]}" if first == "blocks" else name
-
-
-_TARGET = _Kind(read_target_config, Decoder, _target_name, "num_hidden_layers")
+_TARGET = _Kind(read_target_config, Decoder, target_name, "num_hidden_layers")
 DRAFTERS = {
     DRAFTER_MODEL_TYPE: _Kind(
-        read_drafter_config, RecurrentHead, _recurrent_name, "num_draft_layers"
+        read_drafter_config, RecurrentHead, recurrent_name, "num_draft_layers"
     ),
 }
 
@@ -276,14 +270,14 @@ def _load(found: Found, dtype: DTypeLike, mesh: Mesh | None = None) -> Any:
 
 def _check_tied_head(stored: Mapping[str, Stored], config: TargetConfig) -> None:
     """A tied target's files may carry the embedding twice, but no head of its own."""
-    if _HEAD not in stored or _EMBEDDING not in stored:
+    if HEAD not in stored or EMBEDDING not in stored:
         return
-    head, embedding = stored[_HEAD], stored[_EMBEDDING]
+    head, embedding = stored[HEAD], stored[EMBEDDING]
     for weight in (embedding, head):
         check_shape(weight, (config.vocab_size, config.hidden_size))
     if not same_bytes(head, embedding):
         raise InputError(
-            f"{head.path}: {_HEAD!r} is not the same as {_EMBEDDING!r}, though config.json states "
+            f"{head.path}: {HEAD!r} is not the same as {EMBEDDING!r}, though config.json states "
             "tie_word_embeddings=True; state false if the head is meant, or take it out."
         )
 

@@ -16,6 +16,8 @@ from redrafter_jax.config import (
 )
 from redrafter_jax.errors import InputError
 
+# Kinds of layers, as transformers calls them.
+FULL, WINDOWED = "full_attention", "sliding_attention"
 _KINDS: dict[str, type[RopeScaling] | None] = {
     "default": None,
     "linear": LinearScaling,
@@ -30,20 +32,47 @@ _FIRST_WITH_THETA = (4, 33)
 _LLAMA_THETA = 10000.0
 
 
-def read_rotary(values: Mapping[str, Any], path: Path) -> tuple[float, RopeScaling | None]:
+def read_rotary(
+    values: Mapping[str, Any], path: Path, theta: float | None = None
+) -> tuple[float, RopeScaling | None]:
     """The base and the scaling that a target's `config.json` states.
 
     Args:
       values: the file's fields: transformers 4 writes `rope_theta` and `rope_scaling`, 5 writes
         `rope_parameters` with both in it.
       path: of the file.
+      theta: the base where the file states none; None is an error there.
 
     Raises:
       InputError: a field is missing, of the wrong kind or not supported, or two contradict.
     """
     stated = _stated(values, path)
-    theta = field(stated, "rope_theta", path, float, _implied_theta(values))
-    return theta, _scaling(stated, values, path)
+    base = field(stated, "rope_theta", path, float, theta or _implied_theta(values))
+    return base, _scaling(stated, values, path)
+
+
+def by_layer_kind(values: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+    """The fields as transformers 4 has them where windowed layers have a base of their own.
+
+    It keeps theirs in `rope_local_base_freq`; 5 has `rope_parameters` for each kind of layer.
+
+    Raises:
+      InputError: as `read_rotary`, or windowed layers are to be stretched.
+    """
+    parameters = field(values, "rope_parameters", path, dict, {})
+    if not {FULL, WINDOWED} & parameters.keys():
+        return values
+    full, local = (field(parameters, kind, path, dict, {}) for kind in (FULL, WINDOWED))
+    outer = {"rope_theta": values.get("rope_local_base_freq"), "rope_parameters": local}
+    stated = _stated(outer, path)
+    if _scaling(stated, values, path) is not None:
+        raise InputError(
+            f"{path} asks for rotary scaling of type {stated['rope_type']!r} in windowed layers; "
+            "only layers without a window can be stretched."
+        )
+    others = {name: part for name, part in parameters.items() if name not in (FULL, WINDOWED)}
+    local_theta = stated.get("rope_theta")
+    return {**values, "rope_parameters": full | others, "rope_local_base_freq": local_theta}
 
 
 def rotary_fields(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from redrafter_jax.config.drafting import Cell, DraftConfig, DrafterConfig, Head, SamplingConfig
 from redrafter_jax.config.target import (
+    Activation,
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
@@ -11,6 +12,7 @@ from redrafter_jax.config.target import (
 )
 
 __all__ = [
+    "Activation",
     "Cell",
     "DraftConfig",
     "DrafterConfig",

@@ -1,7 +1,7 @@
 """The shape of a target."""
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from redrafter_jax.config.limits import Count, Positive, check_fields, require
 
@@ -80,6 +80,7 @@ class YarnScaling:
 
 
 RopeScaling: TypeAlias = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling
+Activation = Literal["silu", "gelu_pytorch_tanh"]
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,14 @@ class TargetConfig:
       qk_norm: every head's queries and keys are normalised before they are rotated.
       sliding_window: positions that a token sees in a windowed layer, its own included.
       windowed_layers: the layers that have the window.
+      rope_local_base_freq: the rotary base of windowed layers, which are not stretched; None is
+        `rope_theta` and `rope_scaling` for all layers.
+      query_pre_attn_scalar: scores are divided by its square root; None is `head_dim`.
+      hidden_act: of the feed-forward gate; "gelu_pytorch_tanh" is GELU by its tanh formula.
+      output_norms: attention and feed-forward have a norm behind them too, before the residual.
+      zero_centered_norms: norms multiply by one plus their weight, in float32.
+      scaled_embeddings: embeddings that enter the layers are multiplied by the square root of
+        `hidden_size`, rounded to their dtype. A drafter reads them as they are stored.
     """
 
     vocab_size: Count
@@ -118,6 +127,12 @@ class TargetConfig:
     qk_norm: bool = False
     sliding_window: Count | None = None
     windowed_layers: tuple[int, ...] = ()
+    rope_local_base_freq: Positive | None = None
+    query_pre_attn_scalar: Positive | None = None
+    hidden_act: Activation = "silu"
+    output_norms: bool = False
+    zero_centered_norms: bool = False
+    scaled_embeddings: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -147,16 +162,27 @@ class TargetConfig:
         """Positions that a token sees in this layer, its own included; None for all before it."""
         return self.sliding_window if layer in self.windowed_layers else None
 
+    def rotary_of(self, layer: int) -> tuple[float, RopeScaling | None]:
+        """The rotary base of this layer, and how its frequencies are stretched."""
+        if self.rope_local_base_freq is None or layer not in self.windowed_layers:
+            return self.rope_theta, self.rope_scaling
+        return self.rope_local_base_freq, None
+
+    @property
+    def attention_scale(self) -> float:
+        """Factor on the scores of attention."""
+        return (self.query_pre_attn_scalar or self.head_dim) ** -0.5
+
     @property
     def position_limit(self) -> int:
         """Tokens that a text may have, prompt included: `max_position_embeddings`, stretched.
 
         Linear scaling and YaRN state the context before they stretch it; YaRN's files may also
-        state the one after. So do some with linear scaling, which nothing tells apart: of those
-        this is an upper bound.
+        state the one after, and files with a base for windowed layers (Gemma 3) always do. So do
+        some others with linear scaling, which nothing tells apart: of those this is an upper bound.
         """
         match self.rope_scaling:
-            case LinearScaling(factor):
+            case LinearScaling(factor) if self.rope_local_base_freq is None:
                 return int(self.max_position_embeddings * factor)
             case YarnScaling(factor, original):
                 return max(self.max_position_embeddings, int(original * factor))

@@ -14,6 +14,7 @@ def prefill_attention(
     k: Float[Array, "B T K H"],
     v: Float[Array, "B T K H"],
     *,
+    scale: float,
     window: int | None = None,
     segments: Int[Array, "B T"] | None = None,
 ) -> Float[Array, "B T Q H"]:
@@ -25,6 +26,7 @@ def prefill_attention(
       q: queries.
       k: keys.
       v: values.
+      scale: factor on the scores before the softmax.
       window: positions that a token sees, its own included; None for all before it.
       segments: tokens of different numbers do not see each other; None where all may.
     """
@@ -37,7 +39,7 @@ def prefill_attention(
         together = None
         if segments is not None:
             together = segments[:, start:end, None] == segments[:, None, first:end]
-        blocks.append(_causal_block(*block, start - first, window, together))
+        blocks.append(_causal_block(*block, start - first, scale, window, together))
     return jnp.concatenate(blocks, axis=1)
 
 
@@ -46,6 +48,7 @@ def _causal_block(
     k: Float[Array, "B keys K H"],
     v: Float[Array, "B keys K H"],
     offset: int,
+    scale: float,
     window: int | None,
     together: Bool[Array, "B block keys"] | None,
 ) -> Float[Array, "B block Q H"]:
@@ -60,7 +63,7 @@ def _causal_block(
         visible &= own - key < window
     if together is not None:
         visible = visible & together[:, None, None]
-    scores = jnp.where(visible, scores * H**-0.5, -jnp.inf)
+    scores = jnp.where(visible, scores * scale, -jnp.inf)
     weights = jnp.exp(scores - scores.max(axis=-1, keepdims=True))
     weighted = jnp.einsum(
         "BKGTS,BSKH->BTKGH", weights.astype(v.dtype), v, preferred_element_type=jnp.float32
@@ -78,13 +81,13 @@ def tree_attention(
     lengths: Int[Array, " B"],
     mask: Bool[Array, "B N N"],
     *,
+    scale: float,
     window: int | None = None,
 ) -> Float[Array, "B N Q H"]:
     """Each node attends to the first `lengths` cached tokens and to the nodes its mask shows.
 
     With a window, only to those of them among the `window` last positions, its own included.
     """
-    scale = q.shape[-1] ** -0.5
     return tree_attention_kernel(
         q, k_cache, v_cache, lengths, k, v, mask, scale=scale, window=window
     )

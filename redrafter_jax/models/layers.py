@@ -1,18 +1,37 @@
 """The small functions that a decoder layer is made of."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from redrafter_jax.config import Activation
+
+_ACTIVATIONS = {"silu": jax.nn.silu, "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True)}
+
 
 def rms_norm(
-    x: Float[Array, "... D"], scale: Float[Array, " D"], epsilon: float
+    x: Float[Array, "... D"],
+    weight: Float[Array, " D"],
+    epsilon: float,
+    *,
+    zero_centered: bool = False,
 ) -> Float[Array, "... D"]:
-    """Root-mean-square normalisation in float32, returned in x's dtype (arXiv 1910.07467)."""
+    """Root-mean-square normalisation in float32, returned in x's dtype (arXiv 1910.07467).
+
+    Args:
+      x: what is normalised along its last axis.
+      weight: factor of each feature, in x's dtype.
+      epsilon: added to the mean of the squares.
+      zero_centered: multiply by one plus the weight, before the result is cast to x's dtype.
+    """
     wide = x.astype(jnp.float32)
     normalised = wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + epsilon)
-    return normalised.astype(x.dtype) * scale
+    if zero_centered:
+        return (normalised * (1 + weight.astype(jnp.float32))).astype(x.dtype)
+    return normalised.astype(x.dtype) * weight
 
 
 def rotary_angles(
@@ -46,11 +65,12 @@ def rotate(
     return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
 
 
-def swiglu(
+def gated_feed_forward(
     x: Float[Array, "... D"],
     gate: Float[Array, "D F"],
     up: Float[Array, "D F"],
     down: Float[Array, "F D"],
+    activation: Activation,
 ) -> Float[Array, "... D"]:
-    """The gated feed-forward block (arXiv 2002.05202)."""
-    return (jax.nn.silu(x @ gate) * (x @ up)) @ down
+    """The gated feed-forward block, SwiGLU or GeGLU (arXiv 2002.05202)."""
+    return (_ACTIVATIONS[activation](x @ gate) * (x @ up)) @ down

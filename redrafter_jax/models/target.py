@@ -8,110 +8,22 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from redrafter_jax.config import TargetConfig, YarnScaling
+from redrafter_jax.config import RopeScaling, TargetConfig, YarnScaling
 from redrafter_jax.models.attention import prefill_attention, tree_attention
 from redrafter_jax.models.cache import append
-from redrafter_jax.models.layers import rms_norm, rotary_angles, rotate, swiglu
+from redrafter_jax.models.decoder_layer import (
+    WEIGHT_INIT,
+    Angles,
+    Attend,
+    DecoderLayer,
+    norm_weight,
+    normalised,
+)
+from redrafter_jax.models.layers import rotary_angles
 from redrafter_jax.models.rotary import rotary_frequencies
-from redrafter_jax.parallel.collectives import all_gather, all_reduce_sum, gather_rows
+from redrafter_jax.parallel.collectives import all_gather, gather_rows
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.types import KVCache, Scorer, TokenTree, Verified
-
-Attend = Callable[
-    [Float[Array, "B T Q H"], Float[Array, "B T K H"], Float[Array, "B T K H"]],
-    Float[Array, "B T Q H"],
-]
-Angles = tuple[Float[Array, "B T 1 half"], Float[Array, "B T 1 half"]]
-
-_WEIGHT_INIT = nnx.initializers.normal(0.02)
-
-
-class Attention(nnx.Module):
-    """Projections of grouped-query attention, stored [in, out]."""
-
-    def __init__(self, config: TargetConfig, *, rngs: nnx.Rngs) -> None:
-        query_width = config.num_attention_heads * config.head_dim
-        key_width = config.num_key_value_heads * config.head_dim
-        width = config.hidden_size
-        self.head_dim = config.head_dim
-        self.epsilon = config.rms_norm_eps
-        self.q_proj = nnx.Param(_WEIGHT_INIT(rngs.params(), (width, query_width)))
-        self.k_proj = nnx.Param(_WEIGHT_INIT(rngs.params(), (width, key_width)))
-        self.v_proj = nnx.Param(_WEIGHT_INIT(rngs.params(), (width, key_width)))
-        self.o_proj = nnx.Param(_WEIGHT_INIT(rngs.params(), (query_width, width)))
-        self.q_bias = _zeros(query_width) if config.attention_bias else None
-        self.k_bias = _zeros(key_width) if config.attention_bias else None
-        self.v_bias = _zeros(key_width) if config.attention_bias else None
-        self.o_bias = _zeros(width) if config.attention_output_bias else None
-        self.q_norm = _ones(config.head_dim) if config.qk_norm else None
-        self.k_norm = _ones(config.head_dim) if config.qk_norm else None
-
-    def __call__(
-        self, x: Float[Array, "B T D"], angles: Angles, attend: Attend
-    ) -> tuple[Float[Array, "B T D"], Float[Array, "B T K H"], Float[Array, "B T K H"]]:
-        """The block's output, and the keys (rotated) and values of the tokens in x."""
-
-        def heads(
-            projection: nnx.Param, bias: nnx.Param | None, norm: nnx.Param | None = None
-        ) -> Float[Array, "B T heads H"]:
-            projected = _add(x @ projection[...], bias).reshape(*x.shape[:2], -1, self.head_dim)
-            return projected if norm is None else rms_norm(projected, norm[...], self.epsilon)
-
-        q = rotate(heads(self.q_proj, self.q_bias, self.q_norm), *angles)
-        k = rotate(heads(self.k_proj, self.k_bias, self.k_norm), *angles)
-        v = heads(self.v_proj, self.v_bias)
-        # Held, for attention reads them now and `commit` at the end of the step: XLA for GPUs would
-        # keep their products in float32 parts until then, to add them up a second time.
-        k, v = jax.lax.optimization_barrier((k, v))
-        attended = attend(q, k, v).reshape(*x.shape[:2], -1)
-        return _add(all_reduce_sum(attended @ self.o_proj[...]), self.o_bias), k, v
-
-
-def _add(product: Float[Array, "B T out"], bias: nnx.Param | None) -> Float[Array, "B T out"]:
-    return product if bias is None else product + bias[...]
-
-
-def _zeros(size: int) -> nnx.Param:
-    return nnx.Param(jnp.zeros(size))
-
-
-def _ones(size: int) -> nnx.Param:
-    return nnx.Param(jnp.ones(size))
-
-
-class FeedForward(nnx.Module):
-    """The gated feed-forward block, stored [in, out]."""
-
-    def __init__(self, config: TargetConfig, *, rngs: nnx.Rngs) -> None:
-        width, inner = config.hidden_size, config.intermediate_size
-        self.gate_proj = nnx.Param(_WEIGHT_INIT(rngs.params(), (width, inner)))
-        self.up_proj = nnx.Param(_WEIGHT_INIT(rngs.params(), (width, inner)))
-        self.down_proj = nnx.Param(_WEIGHT_INIT(rngs.params(), (inner, width)))
-
-    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        return all_reduce_sum(
-            swiglu(x, self.gate_proj[...], self.up_proj[...], self.down_proj[...])
-        )
-
-
-class DecoderLayer(nnx.Module):
-    """Pre-norm attention and feed-forward, each with its residual."""
-
-    def __init__(self, config: TargetConfig, *, rngs: nnx.Rngs) -> None:
-        self.epsilon = config.rms_norm_eps
-        self.input_layernorm = nnx.Param(jnp.ones(config.hidden_size))
-        self.self_attn = Attention(config, rngs=rngs)
-        self.post_attention_layernorm = nnx.Param(jnp.ones(config.hidden_size))
-        self.mlp = FeedForward(config, rngs=rngs)
-
-    def __call__(
-        self, x: Float[Array, "B T D"], angles: Angles, attend: Attend
-    ) -> tuple[Float[Array, "B T D"], Float[Array, "B T K H"], Float[Array, "B T K H"]]:
-        normalised = rms_norm(x, self.input_layernorm[...], self.epsilon)
-        attended, k, v = self.self_attn(normalised, angles, attend)
-        x = x + attended
-        x = x + self.mlp(rms_norm(x, self.post_attention_layernorm[...], self.epsilon))
-        return x, k, v
 
 
 class Decoder(nnx.Module):
@@ -123,13 +35,13 @@ class Decoder(nnx.Module):
     def __init__(self, config: TargetConfig, *, rngs: nnx.Rngs) -> None:
         shape = (config.vocab_size, config.hidden_size)
         self.config = config
-        self.embed_tokens = nnx.Param(_WEIGHT_INIT(rngs.params(), shape))
+        self.embed_tokens = nnx.Param(WEIGHT_INIT(rngs.params(), shape))
         self.layers = nnx.List(
             [DecoderLayer(config, rngs=rngs) for _ in range(config.num_hidden_layers)]
         )
-        self.norm = nnx.Param(jnp.ones(config.hidden_size))
+        self.norm = norm_weight(config)
         if not config.tie_word_embeddings:
-            self.lm_head = nnx.Param(_WEIGHT_INIT(rngs.params(), shape[::-1]))
+            self.lm_head = nnx.Param(WEIGHT_INIT(rngs.params(), shape[::-1]))
 
     def forward(
         self,
@@ -160,8 +72,12 @@ class Decoder(nnx.Module):
             positions = places - jax.lax.cummax(jnp.where(begins, places, 0), axis=1)
 
         def attend_in(layer: int) -> Attend:
-            window = self.config.window_of(layer)
-            return partial(prefill_attention, window=window, segments=segments)
+            return partial(
+                prefill_attention,
+                scale=self.config.attention_scale,
+                window=self.config.window_of(layer),
+                segments=segments,
+            )
 
         return self._layers(tokens, positions, attend_in, context_layers)
 
@@ -194,8 +110,11 @@ class Decoder(nnx.Module):
         return hidden, append(cache, keys, values, jnp.full(B, C))
 
     def embed(self, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
-        """Embeddings of the tokens."""
-        return gather_rows(self.embed_tokens[...], tokens, self.config.vocab_size)
+        """Embeddings of the tokens, as they enter the first layer."""
+        embedded = gather_rows(self.embed_tokens[...], tokens, self.config.vocab_size)
+        if not self.config.scaled_embeddings:
+            return embedded
+        return embedded * jnp.asarray(self.config.hidden_size**0.5, embedded.dtype)
 
     def logits(self, hidden: Float[Array, "... Z"]) -> Float[Array, "... V"]:
         """Scores of the next token, float32, from the last of the hidden states alone.
@@ -235,11 +154,18 @@ class Decoder(nnx.Module):
             return self.embed_tokens[...].T
         return self.lm_head[...]
 
-    def _angles(self, positions: Int[Array, "B T"]) -> Angles:
-        config, scaling = self.config, self.config.rope_scaling
-        frequencies = rotary_frequencies(config.head_dim, config.rope_theta, scaling)
-        gain = scaling.attention_factor if isinstance(scaling, YarnScaling) else None
-        return rotary_angles(positions, frequencies, gain)
+    def _angles(self, positions: Int[Array, "B T"]) -> tuple[Angles, ...]:
+        """Of every layer; those of one base share theirs."""
+        config = self.config
+        rotaries = [config.rotary_of(layer) for layer in range(config.num_hidden_layers)]
+
+        def angles(theta: float, scaling: RopeScaling | None) -> Angles:
+            frequencies = rotary_frequencies(config.head_dim, theta, scaling)
+            gain = scaling.attention_factor if isinstance(scaling, YarnScaling) else None
+            return rotary_angles(positions, frequencies, gain)
+
+        made = {rotary: angles(*rotary) for rotary in dict.fromkeys(rotaries)}
+        return tuple(made[rotary] for rotary in rotaries)
 
     def _below(
         self,
@@ -262,6 +188,7 @@ class Decoder(nnx.Module):
                 v_cache=cache.values[layer],
                 lengths=cache.lengths,
                 mask=mask,
+                scale=self.config.attention_scale,
                 window=self.config.window_of(layer),
             )
 
@@ -282,15 +209,13 @@ class Decoder(nnx.Module):
         angles = self._angles(positions)
         keys, values, context = [], [], []
         for index, layer in enumerate(self.layers):
-            x, k, v = layer(x, angles, attend_in(index))
+            x, k, v = layer(x, angles[index], attend_in(index))
             keys.append(k)
             values.append(v)
             if index in context_layers:
                 context.append(x)
-        normalised = [
-            rms_norm(one, self.norm[...], self.config.rms_norm_eps) for one in (*context, x)
-        ]
-        return jnp.concatenate(normalised, axis=-1), tuple(keys), tuple(values)
+        states = [normalised(one, self.norm, self.config) for one in (*context, x)]
+        return jnp.concatenate(states, axis=-1), tuple(keys), tuple(values)
 
 
 Target = Model[TargetConfig, Decoder]

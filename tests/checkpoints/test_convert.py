@@ -9,12 +9,14 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from places import GOLDENS
 from safetensors.flax import load_file as load_arrays
+from safetensors.flax import save_file as save_arrays
 from safetensors.numpy import load_file, save_file
-from tiny_models import tiny_config
+from tiny_models import assert_same, tiny_config
 from torch_archives import write_archive
 
-from redrafter_jax import DrafterConfig, InputError
+from redrafter_jax import DrafterConfig, InputError, load_target
 from redrafter_jax.checkpoints import convert
 from redrafter_jax.checkpoints.config_files import drafter_fields
 from redrafter_jax.checkpoints.convert import convert as convert_folder
@@ -128,6 +130,29 @@ def test_shards_stay_shards_and_what_belongs_to_a_target_comes_along(
     assert f"a target of {len(weights)} weights, {index['metadata']['total_size']:,} bytes" in told
     assert left_out == "Left out, for loading does not read them: lm_head.weight"
     assert (tmp_path / "new" / "tokenizer.json").read_text() == '{"a": 1}'
+
+
+@pytest.mark.parametrize("within", ["language_model.model.", "model.language_model."])
+def test_a_model_for_images_becomes_its_text_model(tmp_path: Path, within: str) -> None:
+    golden, source = GOLDENS / "families" / "gemma3", tmp_path / "whole"
+    source.mkdir()
+    text = json.loads((golden / "config.json").read_text())
+    whole = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "text_config": {**text, "architectures": None},
+    }
+    (source / "config.json").write_text(json.dumps(whole))
+    weights = load_arrays(golden / "model.safetensors")
+    named = {within + name.removeprefix("model."): value for name, value in weights.items()}
+    image = {f"vision_tower.{layer}.weight": jnp.ones(4) for layer in range(6)}
+    save_arrays(named | image, source / "model.safetensors")
+    assert_same(load_target(source), load_target(golden))
+
+    told = convert_folder(source, tmp_path / "new")
+    assert told[-1].endswith(": vision_tower.0.weight, vision_tower.1.weight and 4 more")
+    assert_equal(load_arrays(tmp_path / "new" / "model.safetensors"), weights)
+    assert json.loads((tmp_path / "new" / "config.json").read_text()) == text
 
 
 def test_ours_come_out_byte_for_byte_and_nothing_is_overwritten(

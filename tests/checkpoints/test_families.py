@@ -34,6 +34,15 @@ def restated(folder: Path, **changes: Any) -> dict[str, Any]:
 
 
 EVERY_LAYER, BOTH_BIASES = (0, 1), {"attention_bias": True, "attention_output_bias": True}
+GEMMA3: dict[str, Any] = {
+    "qk_norm": True,
+    "hidden_act": "gelu_pytorch_tanh",
+    "output_norms": True,
+    "zero_centered_norms": True,
+    "scaled_embeddings": True,
+    "rope_local_base_freq": 700.0,
+    "query_pre_attn_scalar": 5.0,
+}
 
 
 @pytest.mark.parametrize(
@@ -46,6 +55,8 @@ EVERY_LAYER, BOTH_BIASES = (0, 1), {"attention_bias": True, "attention_output_bi
         ({"attention_bias": True, "sliding_window": 8, "windowed_layers": (0,)}, "qwen2"),
         ({"qk_norm": True, "sliding_window": 8, "windowed_layers": EVERY_LAYER}, "qwen3"),
         ({"qk_norm": True, **BOTH_BIASES}, "qwen3"),
+        ({**GEMMA3, "sliding_window": 8, "windowed_layers": (0,)}, "gemma3_text"),
+        ({**GEMMA3, **BOTH_BIASES, "rope_scaling": LinearScaling(8.0)}, "gemma3_text"),
     ],
 )
 def test_every_variation_makes_the_round_trip(
@@ -53,12 +64,19 @@ def test_every_variation_makes_the_round_trip(
 ) -> None:
     stated = restated(folder, **changes)
     assert stated["model_type"] == model_type
-    assert [name.lower() for name in stated["architectures"]] == [model_type + "forcausallm"]
+    family = model_type.removesuffix("_text")
+    assert [name.lower() for name in stated["architectures"]] == [family + "forcausallm"]
     assert read_target_config(folder) == tiny_config(**(vars(CONFIG) | changes))
 
 
 @pytest.mark.parametrize(
-    "changes", [{"attention_output_bias": True}, {"qk_norm": True, "attention_bias": True}]
+    "changes",
+    [
+        {"attention_output_bias": True},
+        {"qk_norm": True, "attention_bias": True},
+        {"output_norms": True},
+        {**GEMMA3, "query_pre_attn_scalar": None},
+    ],
 )
 def test_a_target_of_no_family_cannot_be_written(changes: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=r"No family of transformers has attention_bias=.*"):
@@ -212,3 +230,86 @@ def test_what_qwen_leaves_open_is_refused(
     change_json(qwen_folder / "config.json", **changes)
     with pytest.raises(InputError, match=sentence):
         read_target_config(qwen_folder)
+
+
+# `text_config` as Google's Gemma 3 4B states it; the rest is transformers' defaults.
+GEMMA3_4B = {
+    "hidden_size": 2560,
+    "intermediate_size": 10240,
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 34,
+    "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    "sliding_window": 1024,
+}
+
+
+def test_gemma_3_is_read_from_within_a_model_for_images(tmp_path: Path) -> None:
+    whole = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "eos_token_id": [1, 106],
+        "text_config": GEMMA3_4B,
+        "vision_config": {"model_type": "siglip_vision_model"},
+    }
+    write_json(tmp_path / "config.json", whole)
+    config = read_target_config(tmp_path)
+    assert (config.vocab_size, config.num_attention_heads, config.num_key_value_heads) == (
+        262_208,
+        8,
+        4,
+    )
+    assert (config.head_dim, config.query_pre_attn_scalar, config.rms_norm_eps) == (256, 256, 1e-6)
+    assert (config.rope_theta, config.rope_local_base_freq) == (1e6, 1e4)
+    assert config.rope_scaling == LinearScaling(8.0)
+    assert config.position_limit == 131_072
+    assert set(range(34)) - set(config.windowed_layers) == {5, 11, 17, 23, 29}
+    assert config.sliding_window == 1024
+    assert config.tie_word_embeddings
+    assert config.eos_token_ids == (1, 106)
+
+
+@pytest.fixture
+def gemma_folder(folder: Path) -> Path:
+    restated(folder, **GEMMA3, sliding_window=8, windowed_layers=(0,))
+    return folder
+
+
+LOCAL = {"rope_type": "default", "rope_theta": 700.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"hidden_activation": "gelu"}, "hidden_activation='gelu'; only 'gelu_pytorch_tanh'"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0; only None"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention=True; only False"),
+        (
+            {"layer_types": ..., "sliding_window_pattern": 0},
+            "sliding_window_pattern=0; it must be 1 or more",
+        ),
+        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0.0; it must be greater than 0"),
+        (
+            {"rope_parameters": {"sliding_attention": {**LOCAL, "rope_theta": 800.0}}},
+            "rope_theta=700.0 and rope_parameters.rope_theta=800.0",
+        ),
+        (
+            {
+                "rope_parameters": {
+                    "sliding_attention": {**LOCAL, "rope_type": "linear", "factor": 2.0}
+                }
+            },
+            "'linear' in windowed layers; only layers without a window can be stretched",
+        ),
+        ({"model_type": "gemma3"}, r"only 'Gemma3ForConditionalGeneration' is supported"),
+        (
+            {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]},
+            "does not state 'text_config'",
+        ),
+    ],
+)
+def test_what_gemma_leaves_open_is_refused(
+    gemma_folder: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    change_json(gemma_folder / "config.json", **changes)
+    with pytest.raises(InputError, match=sentence):
+        read_target_config(gemma_folder)

@@ -11,7 +11,7 @@ import pytest
 from places import GOLDENS
 from trees import tree_of
 
-from redrafter_jax import generate, load_target
+from redrafter_jax import KeptCache, generate, load_target, make_mesh, stream
 from redrafter_jax.decoding.accept import accept
 from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.models.cache import append, commit, init_cache
@@ -109,8 +109,17 @@ def test_greedy_text_is_hugging_faces(
     assert steps == 43 if drafted == 0 else steps < 13
 
 
-@pytest.mark.parametrize("name", ["llama_bias", "qwen2_window_yarn", "qwen3"])
-def test_bfloat16_logits_are_near_hugging_faces(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [
+        ("llama_bias", 0.05),
+        ("qwen2_window_yarn", 0.05),
+        ("qwen3", 0.05),
+        # Seven layers: transformers' own bfloat16 logits are off by 0.094.
+        ("gemma3", 0.12),
+    ],
+)
+def test_bfloat16_logits_are_near_hugging_faces(name: str, share: float) -> None:
     half = load_target(GOLDENS / "families" / name, dtype="bfloat16")
     with np.load(GOLDENS / "families" / name / "answers.npz") as arrays:
         answers = dict(arrays)
@@ -118,16 +127,39 @@ def test_bfloat16_logits_are_near_hugging_faces(name: str) -> None:
     text = np.concatenate([answers["prompt"], answers["greedy"]])
     logits, _ = read(half, text[None], np.asarray([64]))
     difference = np.abs(np.asarray(logits) - answers["logits"])
-    assert difference.mean() < 0.05 * np.abs(answers["logits"]).mean()
+    assert difference.mean() < share * np.abs(answers["logits"]).mean()
+
+
+def whole_golden(name: str) -> tuple[Path, list[int], list[int]]:
+    """Its folder, its prompt and what follows."""
+    folder = GOLDENS / "families" / name
+    with np.load(folder / "answers.npz") as answers:
+        return folder, answers["prompt"].tolist(), answers["greedy"].tolist()
 
 
 @pytest.mark.usefixtures("quick_compilation")
-def test_generate_writes_hugging_faces_text_past_windows_and_thresholds() -> None:
-    """The whole way at once, for the family with most variations."""
-    (folder,) = (folder for folder in FOLDERS if folder.name == "qwen2_window_yarn")
-    target = load_target(folder, dtype="float32")
-    with np.load(folder / "answers.npz") as answers:
-        prompt, expected = answers["prompt"].tolist(), answers["greedy"].tolist()
+@pytest.mark.parametrize(
+    ("name", "devices"), [("qwen2_window_yarn", None), ("gemma3", None), ("gemma3", 2)]
+)
+def test_generate_writes_hugging_faces_text_past_windows_and_thresholds(
+    name: str, devices: int | None
+) -> None:
+    """The whole way at once, for the families with most variations."""
+    folder, prompt, expected = whole_golden(name)
+    mesh = make_mesh(model=devices) if devices else None
+    target = load_target(folder, dtype="float32", mesh=mesh)
     speculative = generate(target, PromptLookup(4), [prompt], max_new_tokens=len(expected))
     assert speculative.tokens == [expected]
     assert speculative.acceptance_length > 1.1
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_a_kept_cache_goes_on_past_windows() -> None:
+    folder, prompt, expected = whole_golden("gemma3")
+    target, kept = load_target(folder, dtype="float32"), KeptCache(64)
+    written: list[int] = []
+    for count in (9, len(expected) - 9):
+        asked = [[*prompt, *written]]
+        updates = stream(target, PromptLookup(4), asked, max_new_tokens=count, kept_cache=kept)
+        written += [token for update in updates for token in update.tokens[0]]
+    assert written == expected

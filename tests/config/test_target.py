@@ -56,3 +56,8 @@ def test_ramps_of_scalings_rise() -> None:
 def test_scalings_stretch_how_long_a_text_may_be(scaling: RopeScaling | None, limit: int) -> None:
     config = tiny_config(max_position_embeddings=512, rope_scaling=scaling)
     assert config.position_limit == limit
+
+
+def test_gemma_3_states_the_context_after_it_is_stretched() -> None:
+    scaled = {"max_position_embeddings": 512, "rope_scaling": LinearScaling(8.0)}
+    assert tiny_config(rope_local_base_freq=1e4, **scaled).position_limit == 512

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 C, S = 8, 64
 SHAPE = (5, S)
-# Layer 0 sees less than a chunk and layer 1 everything.
-CONFIG = tiny_config(sliding_window=5, windowed_layers=(0,))
+# Layer 0 sees less than a chunk, rotated at a base of its own, and layer 1 everything.
+CONFIG = tiny_config(sliding_window=5, windowed_layers=(0,), rope_local_base_freq=300.0)
 random = np.random.default_rng(3)
 TEXT: list[int] = random.integers(1, 24, S).tolist()
 # One token, exactly a chunk, one more, whole chunks, and a tail.

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,10 @@ import pytest
 
 from redrafter_jax.models.attention import prefill_attention, tree_attention
 
-causal_attention: Callable[..., jax.Array] = jax.jit(prefill_attention, static_argnames="window")
+SCALE = 8**-0.5
+causal_attention: Callable[..., jax.Array] = jax.jit(
+    partial(prefill_attention, scale=SCALE), static_argnames="window"
+)
 
 
 def random_inputs(T: int, dtype: type = np.float32) -> list[np.ndarray]:
@@ -29,7 +33,7 @@ def test_each_token_attends_to_itself_and_to_the_window_before(T: int, window: i
     distance = np.arange(T)[:, None] - np.arange(T)
     visible = (distance >= 0) & (distance < (window or T))
     for row in range(2):
-        expected = oracles.attention(q[row], k[row], v[row], visible, 8**-0.5)
+        expected = oracles.attention(q[row], k[row], v[row], visible, SCALE)
         np.testing.assert_allclose(out[row], expected, rtol=1e-5, atol=1e-5)
 
 
@@ -47,7 +51,7 @@ def test_prefill_attention_in_bfloat16_softmaxes_in_float32() -> None:
     out = causal_attention(q, k, v)
     assert out.dtype == jnp.bfloat16
     causal = np.tril(np.ones((150, 150), bool))
-    expected = oracles.attention(q[0], k[0], v[0], causal, 8**-0.5)
+    expected = oracles.attention(q[0], k[0], v[0], causal, SCALE)
     np.testing.assert_allclose(np.asarray(out[0], np.float64), expected, rtol=0, atol=2e-2)
 
 
@@ -55,21 +59,22 @@ def test_scores_far_from_zero_do_not_overflow() -> None:
     q, k, v = random_inputs(5)
     out = causal_attention(100 * q, 100 * k, v)
     causal = np.tril(np.ones((5, 5), bool))
-    expected = oracles.attention(100 * q[0], 100 * k[0], v[0], causal, 8**-0.5)
+    expected = oracles.attention(100 * q[0], 100 * k[0], v[0], causal, SCALE)
     np.testing.assert_allclose(out[0], expected, rtol=1e-3, atol=1e-3)
 
 
-def test_tree_nodes_attend_to_the_cache_and_their_ancestors_scaled_by_the_head() -> None:
+def test_tree_nodes_attend_to_the_cache_and_their_ancestors() -> None:
     random = np.random.default_rng(0)
     q = random.normal(size=(1, 3, 4, 8)).astype(np.float32)
     k, v = random.normal(size=(2, 1, 3, 2, 8)).astype(np.float32)
     k_cache, v_cache = random.normal(size=(2, 1, 2, 6, 8)).astype(np.float32)
     mask = oracles.ancestor_mask([0, 0, 0])
     out = tree_attention(
-        *map(jnp.asarray, (q, k, v, k_cache, v_cache, np.asarray([4], np.int32), mask[None]))
+        *map(jnp.asarray, (q, k, v, k_cache, v_cache, np.asarray([4], np.int32), mask[None])),
+        scale=0.7,
     )
     past = [cache[0].transpose(1, 0, 2)[:4] for cache in (k_cache, v_cache)]
     keys, values = (np.concatenate([a, b[0]]) for a, b in zip(past, (k, v), strict=True))
     visible = np.concatenate([np.ones((3, 4), bool), mask], axis=1)
-    expected = oracles.attention(q[0], keys, values, visible, 8**-0.5)
+    expected = oracles.attention(q[0], keys, values, visible, 0.7)
     np.testing.assert_allclose(out[0], expected, rtol=1e-5, atol=1e-5)

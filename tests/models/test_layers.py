@@ -2,7 +2,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from redrafter_jax.models.layers import rms_norm, rotary_angles, rotate, swiglu
+from redrafter_jax.config import Activation
+from redrafter_jax.models.layers import gated_feed_forward, rms_norm, rotary_angles, rotate
 
 
 def test_rms_norm_divides_by_the_root_mean_square_and_scales() -> None:
@@ -10,6 +11,14 @@ def test_rms_norm_divides_by_the_root_mean_square_and_scales() -> None:
     x = jnp.asarray([[3.0, 4.0]])
     normalised = rms_norm(x, jnp.asarray([1.0, 10.0]), 0.0)
     np.testing.assert_allclose(normalised, [[3 / 12.5**0.5, 40 / 12.5**0.5]], rtol=1e-6)
+
+
+def test_zero_centered_norms_multiply_by_one_plus_their_weight_before_they_round() -> None:
+    random = np.random.default_rng(0)
+    x, weight = (jnp.asarray(random.normal(size=64), jnp.bfloat16) for _ in range(2))
+    wide, factor = np.asarray(x, np.float64), 1 + np.asarray(weight, np.float64)
+    expected = (wide / np.sqrt((wide**2).mean()) * factor).astype(jnp.bfloat16)
+    np.testing.assert_array_equal(rms_norm(x, weight, 0.0, zero_centered=True), expected)
 
 
 def test_rms_norm_squares_in_float32() -> None:
@@ -58,8 +67,15 @@ def test_rotation_keeps_the_dtype_and_turns_in_float32() -> None:
     np.testing.assert_allclose(np.asarray(turned[0, 0, 0], np.float64), expected, atol=4e-3)
 
 
-def test_swiglu_gates_with_the_sigmoid_of_the_gate() -> None:
-    # Gate 2, up 3: 2 sigmoid(2) 3, then down by 5.
-    x = jnp.asarray([[1.0]])
-    out = swiglu(x, jnp.asarray([[2.0]]), jnp.asarray([[3.0]]), jnp.asarray([[5.0]]))
-    np.testing.assert_allclose(out, [[2 / (1 + np.exp(-2)) * 3 * 5]], rtol=1e-6)
+@pytest.mark.parametrize(
+    ("activation", "gate"),
+    [
+        ("silu", 2 / (1 + np.exp(-2))),
+        ("gelu_pytorch_tanh", 1 + np.tanh((2 / np.pi) ** 0.5 * (2 + 0.044715 * 8))),
+    ],
+)
+def test_feed_forward_is_gated_by_its_activation(activation: Activation, gate: float) -> None:
+    # Gate 2, up 3, then down by 5.
+    gate_proj, up, down = (jnp.asarray([[weight]]) for weight in (2.0, 3.0, 5.0))
+    out = gated_feed_forward(jnp.asarray([[1.0]]), gate_proj, up, down, activation)
+    np.testing.assert_allclose(out, [[gate * 3 * 5]], rtol=1e-6)

@@ -26,6 +26,7 @@ from common import (
     save_checkpoint,
 )
 from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 PROMPT_LENGTH = 20
 NUM_GREEDY_TOKENS = 44
@@ -41,7 +42,6 @@ SHAPE = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "hidden_act": "silu",
     "max_position_embeddings": 64,
     "rms_norm_eps": 1e-5,
     "rope_theta": 100.0,
@@ -122,17 +122,31 @@ GOLDENS = (
         },
         {"use_sliding_window": False},
     ),
+    Golden(
+        "gemma3",
+        "gemma3_text",
+        {
+            "hidden_size": 16,
+            "num_hidden_layers": 7,
+            "head_dim": 8,
+            "query_pre_attn_scalar": 5,
+            "tie_word_embeddings": True,
+            "sliding_window": 6,
+            "rope_local_base_freq": 20.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+        },
+        {"sliding_window": 64},
+    ),
 )
 
 
 def make_config(golden: Golden, changes: dict[str, Any] | None = None) -> Any:
     """The configuration, in the spelling that transformers 4 and 5 both take."""
     values = SHAPE | golden.changes | (changes or {})
-    architecture = type(AutoConfig.for_model(golden.model_type)).__name__
     return AutoConfig.for_model(
         golden.model_type,
         **json.loads(json.dumps(values)),
-        architectures=[architecture.replace("Config", "ForCausalLM")],
+        architectures=[MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[golden.model_type]],
     )
 
 

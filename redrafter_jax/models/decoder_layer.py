@@ -1,0 +1,122 @@
+"""A decoder layer: attention and feed-forward, their projections and norms."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from redrafter_jax.config import TargetConfig
+from redrafter_jax.models.layers import gated_feed_forward, rms_norm, rotate
+from redrafter_jax.parallel.collectives import all_reduce_sum
+
+Attend = Callable[
+    [Float[Array, "B T Q H"], Float[Array, "B T K H"], Float[Array, "B T K H"]],
+    Float[Array, "B T Q H"],
+]
+Angles = tuple[Float[Array, "B T 1 half"], Float[Array, "B T 1 half"]]
+
+WEIGHT_INIT = nnx.initializers.normal(0.02)
+
+
+class Attention(nnx.Module):
+    """Projections of grouped-query attention, stored [in, out]."""
+
+    def __init__(self, config: TargetConfig, *, rngs: nnx.Rngs) -> None:
+        query_width = config.num_attention_heads * config.head_dim
+        key_width = config.num_key_value_heads * config.head_dim
+        width = config.hidden_size
+        self.config = config
+        self.q_proj = nnx.Param(WEIGHT_INIT(rngs.params(), (width, query_width)))
+        self.k_proj = nnx.Param(WEIGHT_INIT(rngs.params(), (width, key_width)))
+        self.v_proj = nnx.Param(WEIGHT_INIT(rngs.params(), (width, key_width)))
+        self.o_proj = nnx.Param(WEIGHT_INIT(rngs.params(), (query_width, width)))
+        self.q_bias = _zeros(query_width) if config.attention_bias else None
+        self.k_bias = _zeros(key_width) if config.attention_bias else None
+        self.v_bias = _zeros(key_width) if config.attention_bias else None
+        self.o_bias = _zeros(width) if config.attention_output_bias else None
+        self.q_norm = norm_weight(config, config.head_dim) if config.qk_norm else None
+        self.k_norm = norm_weight(config, config.head_dim) if config.qk_norm else None
+
+    def __call__(
+        self, x: Float[Array, "B T D"], angles: Angles, attend: Attend
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B T K H"], Float[Array, "B T K H"]]:
+        """The block's output, and the keys (rotated) and values of the tokens in x."""
+
+        def heads(
+            projection: nnx.Param, bias: nnx.Param | None, norm: nnx.Param | None = None
+        ) -> Float[Array, "B T heads H"]:
+            projected = _add(x @ projection[...], bias)
+            by_head = projected.reshape(*x.shape[:2], -1, self.config.head_dim)
+            return normalised(by_head, norm, self.config)
+
+        q = rotate(heads(self.q_proj, self.q_bias, self.q_norm), *angles)
+        k = rotate(heads(self.k_proj, self.k_bias, self.k_norm), *angles)
+        v = heads(self.v_proj, self.v_bias)
+        # Held, for attention reads them now and `commit` at the end of the step: XLA for GPUs would
+        # keep their products in float32 parts until then, to add them up a second time.
+        k, v = jax.lax.optimization_barrier((k, v))
+        attended = attend(q, k, v).reshape(*x.shape[:2], -1)
+        return _add(all_reduce_sum(attended @ self.o_proj[...]), self.o_bias), k, v
+
+
+def _add(product: Float[Array, "B T out"], bias: nnx.Param | None) -> Float[Array, "B T out"]:
+    return product if bias is None else product + bias[...]
+
+
+def _zeros(size: int) -> nnx.Param:
+    return nnx.Param(jnp.zeros(size))
+
+
+class FeedForward(nnx.Module):
+    """The gated feed-forward block, stored [in, out]."""
+
+    def __init__(self, config: TargetConfig, *, rngs: nnx.Rngs) -> None:
+        width, inner = config.hidden_size, config.intermediate_size
+        self.config = config
+        self.gate_proj = nnx.Param(WEIGHT_INIT(rngs.params(), (width, inner)))
+        self.up_proj = nnx.Param(WEIGHT_INIT(rngs.params(), (width, inner)))
+        self.down_proj = nnx.Param(WEIGHT_INIT(rngs.params(), (inner, width)))
+
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        gate, up, down = self.gate_proj[...], self.up_proj[...], self.down_proj[...]
+        return all_reduce_sum(gated_feed_forward(x, gate, up, down, self.config.hidden_act))
+
+
+class DecoderLayer(nnx.Module):
+    """Attention and feed-forward, each with its norms and its residual."""
+
+    def __init__(self, config: TargetConfig, *, rngs: nnx.Rngs) -> None:
+        self.config = config
+        self.attention_norm = norm_weight(config)
+        self.attention_output_norm = norm_weight(config) if config.output_norms else None
+        self.self_attn = Attention(config, rngs=rngs)
+        self.mlp_norm = norm_weight(config)
+        self.mlp_output_norm = norm_weight(config) if config.output_norms else None
+        self.mlp = FeedForward(config, rngs=rngs)
+
+    def __call__(
+        self, x: Float[Array, "B T D"], angles: Angles, attend: Attend
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B T K H"], Float[Array, "B T K H"]]:
+        config = self.config
+        attended, k, v = self.self_attn(normalised(x, self.attention_norm, config), angles, attend)
+        x = x + normalised(attended, self.attention_output_norm, config)
+        fed = self.mlp(normalised(x, self.mlp_norm, config))
+        return x + normalised(fed, self.mlp_output_norm, config), k, v
+
+
+def norm_weight(config: TargetConfig, size: int | None = None) -> nnx.Param:
+    """The weight of a norm that does not scale; of the model's width, unless a size is given."""
+    shape = size or config.hidden_size
+    return nnx.Param(jnp.zeros(shape) if config.zero_centered_norms else jnp.ones(shape))
+
+
+def normalised(
+    x: Float[Array, "..."], norm: nnx.Param | None, config: TargetConfig
+) -> Float[Array, "..."]:
+    """Through the model's kind of norm, where there is one."""
+    if norm is None:
+        return x
+    zero_centered = config.zero_centered_norms
+    return rms_norm(x, norm[...], config.rms_norm_eps, zero_centered=zero_centered)
