@@ -1,4 +1,4 @@
-"""The chart beside the report of speeds."""
+"""The charts beside the reports of speeds."""
 
 import logging
 from collections import defaultdict
@@ -53,4 +53,42 @@ def write_speed_chart(report: Mapping[str, Any], title: str, path: Path) -> None
     depths.xaxis.set_major_locator(MaxNLocator(integer=True))
     for panel in (speeds, depths):
         panel.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+
+
+def write_comparison_chart(report: Mapping[str, Any], title: str, path: Path) -> None:
+    """A PNG of speed-up against acceptance length, a panel for each sampling.
+
+    On a dashed line a target call costs the same number of baseline calls, its draft included.
+
+    Args:
+      report: of `eval.compare`.
+      title: printed above the panels.
+      path: the file to write.
+    """
+    cases = report["samplings"]
+    figure = Figure(figsize=(1 + 4 * len(cases), 4.4), layout="constrained")
+    figure.suptitle(title, fontsize=9)
+    panels = figure.subplots(1, len(cases), squeeze=False, sharey=True)[0]
+    for panel, case in zip(panels, cases, strict=True):
+        points = {
+            name: (measures["acceptance_length"], measures["speedup"])
+            for name, measures in case["methods"].items()
+            if measures["speedup"] is not None
+        }
+        right = 1.15 * max(length for length, _ in points.values())
+        top = 1.15 * max(speedup for _, speedup in points.values())
+        for cost in (1, 1.5, 2, 3, 4):
+            panel.plot([0, right], [0, right / cost], "--", color="0.8", linewidth=1, zorder=0)
+            x, y = min(right, top * cost), min(right / cost, top)
+            panel.annotate(f"{cost:g}", (x, y), color="0.6", fontsize=8, ha="right", va="top")
+        for place, (name, point) in enumerate(points.items()):
+            panel.scatter(*point, color=f"C{place}", zorder=2, label=name)
+        panel.set_xlim(0, right)
+        panel.set_ylim(0, top)
+        panel.set_title(case["described"], fontsize=9)
+        panel.set_xlabel("acceptance length, tokens per target call")
+        panel.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("speed-up over the baseline")
+    panels[0].legend(fontsize=8)
     figure.savefig(path, dpi=150)

@@ -8,8 +8,10 @@ from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.settings.files import Settings
 
 from .acceptance import measure_acceptance
+from .compare import compare
 from .config import (
     AcceptanceSettings,
+    CompareSettings,
     EvalSettings,
     PairSettings,
     ParitySettings,
@@ -33,6 +35,9 @@ class Command(NamedTuple):
 COMMANDS = {
     "acceptance": Command(
         measure_acceptance, AcceptanceSettings, "Acceptance length over samplings and trees."
+    ),
+    "compare": Command(
+        compare, CompareSettings, "Ways of drafting side by side: speed-up and acceptance length."
     ),
     "parity": Command(
         check_parity,
@@ -74,7 +79,7 @@ def evaluate(words: Sequence[str]) -> None:
         refuse_unknown_command(name, COMMANDS)
         name = ""
     # What loads a pair may be one job of several processes.
-    processes = issubclass(command.settings, PairSettings)
+    processes = issubclass(command.settings, PairSettings | CompareSettings)
     settings = parse_settings(
         command.settings, command.help, rest, command=name, processes=processes
     )

@@ -4,7 +4,14 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from redrafter_jax.checkpoints.huggingface import load_target_config
 from redrafter_jax.config import DraftConfig, DrafterConfig, SamplingConfig, TargetConfig
@@ -113,6 +120,64 @@ class EvalSettings(DecodingSettings, PairSettings):
     dtype: Dtype = "bfloat16"
     repeats: PositiveInt = 3
     warm_ups: PositiveInt = 3
+
+
+class DraftingSettings(Settings):
+    """One way of drafting that `python -m eval compare` measures.
+
+    Attributes:
+      drafter: folder or hub id; None for prompt lookup alone, of `draft.lookup_tokens`.
+      draft: how trees are drafted.
+    """
+
+    drafter: str | None = None
+    draft: DraftConfig = DraftConfig()
+
+    @model_validator(mode="after")
+    def _something_drafts(self) -> "DraftingSettings":
+        tokens = self.draft.lookup_tokens
+        if self.drafter is None and self.draft != DraftConfig(lookup_tokens=max(tokens, 1)):
+            raise ValueError(
+                f"without a drafter there is prompt lookup alone, and draft is {self.draft}; give "
+                "a drafter, or draft: {lookup_tokens: 8} and nothing else"
+            )
+        return self
+
+
+class CompareSettings(RowSettings):
+    """`python -m eval compare`: a target, and the ways of drafting for it.
+
+    Attributes:
+      target: folder or hub id of the target, `tokenizer.json` included.
+      drafters: by name, the ways of drafting, measured beside the baseline.
+      prompts: JSONL file, see `redrafter_jax.text.prompts`.
+      report_dir: folder for what the command writes, made if it is missing.
+      mesh: devices that share the work.
+      dtype: of all models' parameters.
+      batch_size: prompts decoded together.
+      samplings: how tokens are chosen, each in turn.
+      repeats: timed runs of every method per batch, in turns.
+      warm_ups: untimed runs per method and array shape, the one that compiles included.
+    """
+
+    target: str
+    drafters: dict[str, DraftingSettings] = Field(min_length=1)
+    prompts: Path
+    report_dir: Path
+    mesh: MeshSettings = MeshSettings()
+    dtype: Dtype = "bfloat16"
+    batch_size: PositiveInt = 1
+    samplings: list[SamplingSettings] = Field(default=[SamplingConfig()], min_length=1)
+    repeats: PositiveInt = 1
+    warm_ups: PositiveInt = 1
+
+    @field_validator("drafters")
+    @classmethod
+    def _names_in_a_table(cls, drafters: dict[str, DraftingSettings]) -> Any:
+        for name in drafters:
+            if name == "baseline" or "|" in name:
+                raise ValueError(f"{name!r} cannot name a way of drafting; choose another word")
+        return drafters
 
 
 class AcceptanceSettings(RowSettings, PairSettings):

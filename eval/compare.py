@@ -1,0 +1,121 @@
+"""Ways of drafting side by side: the same prompts, samplings and machine, in turns."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from redrafter_jax.checkpoints.huggingface import load_drafter, load_target
+from redrafter_jax.command_line import make_folder
+from redrafter_jax.drafters.base import RootOnly
+from redrafter_jax.drafters.bind import bind_drafter
+from redrafter_jax.drafters.lookup import PromptLookup
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.processes import is_first
+from redrafter_jax.text.prompts import read_prompts, tokenize
+from redrafter_jax.text.tokenizer import load_tokenizer
+
+from . import metrics, speed
+from .benchmark import Method, decode_batch, make_batches, measure, one_per_shape
+from .charts import write_comparison_chart
+from .config import CompareSettings, DraftingSettings
+from .loading import check_batches
+from .progress import track
+from .report import describe_sampling, make_table, number, show, write_report
+
+_COLUMNS = ("speedup", "quartiles", "acceptance", "lookup", "calls", "identical")
+_LEGEND = (
+    "speedup: median of the pairs with the baseline. acceptance: tokens per target call; lookup: "
+    "those of them that prompt lookup proposed. calls: of the target. identical: texts that are "
+    "the baseline's."
+)
+
+
+def compare(settings: CompareSettings) -> None:
+    """Load a target and every drafter, time all of them on every sampling, report.
+
+    Raises:
+      InputError: a file or a prompt cannot be used, or a drafter does not fit the target.
+    """
+    prompts = read_prompts(settings.prompts, settings.prompt_count)
+    mesh = settings.mesh.build()
+    check_batches(len(prompts), settings.batch_size, mesh)
+    tokenizer = load_tokenizer(settings.target)
+    if is_first():
+        make_folder(settings.report_dir, "report_dir")
+    target = load_target(settings.target, settings.dtype, mesh)
+    token_rows = tokenize(prompts, tokenizer, settings.max_new_tokens, target.config.position_limit)
+    methods = {speed.BASELINE: Method(target, RootOnly())}
+    for name, drafting in settings.drafters.items():
+        methods[name] = _method(target, drafting, settings)
+    cases = []
+    for sampling in settings.samplings:
+        words = describe_sampling(sampling)
+        batches = make_batches(token_rows, settings.batch_size, sampling, settings)
+        warming = one_per_shape(methods, batches) * settings.warm_ups
+        for method, batch in track(warming, len(warming), f"{words}: compile and warm up"):
+            decode_batch(method, batch)
+        total = len(batches) * settings.repeats
+        turns = list(track(measure(methods, batches, settings.repeats), total, words))
+        measures = speed.summarize(prompts, token_rows, settings.batch_size, turns)
+        cases.append({"sampling": asdict(sampling), "described": words, **measures})
+    if not is_first():
+        return
+    measures = {
+        "samplings": cases,
+        "num_nodes": {name: method.drafter.num_nodes for name, method in methods.items()},
+        "target": asdict(target.config),
+    }
+    path = settings.report_dir / "compare.json"
+    report = write_report(path, measures, settings, speed.DEFINITIONS | metrics.DEFINITIONS)
+    title = (
+        f"{settings.target}; {settings.dtype}, batch {settings.batch_size}; {len(prompts)} "
+        f"prompts, up to {settings.max_new_tokens} new tokens; {report['device']}"
+    )
+    page, chart = path.with_suffix(".md"), path.with_suffix(".png")
+    page.write_text(markdown(report, title))
+    write_comparison_chart(report, title, chart)
+    tables = (make_table(case["described"], ["", *_COLUMNS], _rows(case)) for case in cases)
+    show(path, title, *tables, _LEGEND, f"The table: {page}", f"The chart: {chart}")
+
+
+def markdown(report: Mapping[str, Any], title: str) -> str:
+    """The tables of all samplings, to be read on a page."""
+    lines = [title, ""]
+    for case in report["samplings"]:
+        lines += [f"| {case['described']} | {' | '.join(_COLUMNS)} |"]
+        lines += ["|---" * (len(_COLUMNS) + 1) + "|"]
+        lines += [f"| {' | '.join(cells)} |" for cells in _rows(case)] + [""]
+    return "\n".join([*lines, _LEGEND, ""])
+
+
+def _method(target: Target, drafting: DraftingSettings, settings: CompareSettings) -> Method:
+    """A way of drafting, checked against the target.
+
+    Raises:
+      InputError: a file cannot be read, or the drafter does not fit the target.
+    """
+    if drafting.drafter is None:
+        drafter = bind_drafter(PromptLookup(drafting.draft.lookup_tokens))
+    else:
+        model = load_drafter(drafting.drafter, settings.dtype, target.mesh)
+        drafter = bind_drafter(model, drafting.draft)
+    drafter.check(target.config)
+    return Method(target, drafter)
+
+
+def _rows(case: Mapping[str, Any]) -> Iterator[list[str]]:
+    """A sampling's table, a method a row."""
+    for name, measures in case["methods"].items():
+        calls = max(measures["target_calls"], 1)
+        ends = measures["speedup_quartiles"]
+        looked_up = measures["accepted_by"].get("lookup")
+        same = [row["methods"][name]["identical"] == 1 for row in case["prompts"]]
+        yield [
+            name,
+            number(measures["speedup"], ".2f"),
+            "-" if ends is None else f"{ends[0]:.2f} to {ends[1]:.2f}",
+            number(measures["acceptance_length"], ".2f"),
+            number(None if looked_up is None else looked_up / calls, ".2f"),
+            str(measures["target_calls"]),
+            f"{sum(same)} of {len(same)}",
+        ]
