@@ -11,11 +11,11 @@ from pydantic import (
     model_validator,
 )
 
-from redrafter_jax.config import DraftConfig
+from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.settings.files import Settings
-from redrafter_jax.settings.sections import DrafterShape, MeshSettings
+from redrafter_jax.settings.sections import DrafterShape, MeshSettings, SamplingSettings
 
-from .data.settings import DataSettings
+from .data.settings import DataSettings, SourceSettings
 
 
 class OptimizerSettings(Settings):
@@ -36,6 +36,12 @@ class OptimizerSettings(Settings):
     accumulation_steps: PositiveInt = 1
 
 
+class RegenerateData(DataSettings):
+    """The data whose words are taken up; `prompts: self` reads no sources."""
+
+    sources: list[SourceSettings] = []
+
+
 class RegenerateSettings(Settings):
     """`python -m train.regenerate`: training data in the target's own words.
 
@@ -45,6 +51,11 @@ class RegenerateSettings(Settings):
 
     Without it the assistant's turns of conversations are rewritten, of `count` conversations or of
     all, each answer in at most `max_new_tokens` and no row longer than `data.sequence_length`.
+
+    With `prompts: self` there is no data: the target writes the user's turns too, `turns` of them,
+    each drawn by `user_sampling` in at most `max_user_tokens`, until there are `count`
+    conversations or `tokens` tokens that carry loss. A target without a chat template continues
+    single tokens.
 
     Text or conversation i is drawn with seed i at `temperatures[i % len(temperatures)]`,
     `batch_size` together. A `drafter`, whose trees `draft` states, makes it faster and changes
@@ -56,10 +67,15 @@ class RegenerateSettings(Settings):
     drafter: Path | None = None
     draft: DraftConfig = DraftConfig()
     mesh: MeshSettings = MeshSettings()
-    data: DataSettings
+    data: RegenerateData
+    prompts: Literal["data", "self"] = "data"
     prompt_tokens: PositiveInt | None = None
     max_new_tokens: PositiveInt | None = None
     count: PositiveInt | None = None
+    tokens: PositiveInt | None = None
+    turns: PositiveInt = 1
+    max_user_tokens: PositiveInt = 256
+    user_sampling: SamplingSettings = SamplingConfig(temperature=1.0, top_p=0.95)
     batch_size: PositiveInt
     temperatures: list[NonNegativeFloat] = Field(default=[0.0], min_length=1)
     output: Path
@@ -73,12 +89,30 @@ class RegenerateSettings(Settings):
         for name, value in (("pack", False), ("long_records", "cut"), ("train_turns", "all")):
             if getattr(self.data, name) != value:
                 raise ValueError(f"regeneration does not read data.{name}; leave it out")
+        if self.drafter is None and self.draft != DraftConfig():
+            raise ValueError("draft is how a drafter drafts; give drafter, or leave it out")
         return self
 
     @model_validator(mode="after")
-    def _texts_or_conversations(self) -> "RegenerateSettings":
-        if self.drafter is None and self.draft != DraftConfig():
-            raise ValueError("draft is how a drafter drafts; give drafter, or leave it out")
+    def _one_kind_of_prompts(self) -> "RegenerateSettings":
+        if self.prompts == "self":
+            if (self.count is None) == (self.tokens is None):
+                raise ValueError("prompts: self needs either count or tokens, to know when to end")
+            if self.data.sources or self.prompt_tokens is not None:
+                raise ValueError(
+                    "prompts: self reads neither data.sources nor prompt_tokens; leave them out"
+                )
+            if self.user_sampling.temperature == 0:
+                raise ValueError(
+                    "user_sampling.temperature is 0, at which every conversation would begin with "
+                    "the same question; raise it"
+                )
+            return self
+        if not self.data.sources:
+            raise ValueError("data.sources is empty; name sources, or set prompts: self")
+        for name in ("tokens", "turns", "max_user_tokens", "user_sampling"):
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} is for prompts: self; leave it out")
         if self.prompt_tokens is None:
             if any(source.weight != 1 for source in self.data.sources):
                 raise ValueError(

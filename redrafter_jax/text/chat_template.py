@@ -23,6 +23,10 @@ _VICUNA_END = "</s>"
 _ANSWER = "WhatTheAssistantSays"
 
 
+class NoTemplateError(InputError):
+    """A tokenizer without a chat template: a base model's."""
+
+
 class ChatTemplate(NamedTuple):
     """How conversations are written.
 
@@ -60,7 +64,8 @@ def load_template(
       arguments: handed to the tokenizer's template, such as `{"enable_thinking": False}`.
 
     Raises:
-      InputError: the tokenizer has no template, or no token that Vicuna's needs.
+      NoTemplateError: the tokenizer has no template.
+      InputError: it cannot be loaded, or has no token that Vicuna's template needs.
     """
     if name == "vicuna_v1.1":
         if tokenizer.token_to_id(_VICUNA_END) is None:
@@ -82,7 +87,7 @@ def load_template(
         ) from None
     if loaded.chat_template is None:
         built_in = f", or use {setting}vicuna_v1.1" if tokenizer.token_to_id(_VICUNA_END) else ""
-        raise InputError(
+        raise NoTemplateError(
             f"The tokenizer of {target} has no chat template; save one beside it as "
             f"chat_template.jinja{built_in}."
         )

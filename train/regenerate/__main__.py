@@ -1,27 +1,34 @@
 """`python -m train regenerate --config configs/x.yaml`: training data in the target's own words.
 
 A drafter guesses what the target writes, not what people wrote. This lets the target continue
-pieces of text, or write the assistant's turns of conversations, with our own decoder, and keeps
-what it writes as token rows that a source of a training config reads. A run that was stopped goes
-on after its last row, if the rows are of the same prompts, seeds and temperatures; the weights that
-wrote them are not known.
+pieces of text, or write the assistant's turns of conversations, or the user's as well, with our own
+decoder, and keeps what it writes as token rows that a source of a training config reads. Rows come
+in the order of their seeds, and a run that was stopped goes on after the last, if the rows are of
+the same prompts, seeds and temperatures.
 """
 
+import hashlib
+import os
 import sys
+import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
+from itertools import count
+from pathlib import Path
 
-import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
-from rich.progress import track
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from redrafter_jax.checkpoints.huggingface import load_target_config
+from redrafter_jax.checkpoints.huggingface import load_drafter, load_target, load_target_config
 from redrafter_jax.command_line import make_folder, run
-from redrafter_jax.parallel.processes import as_first_has_it, is_first
+from redrafter_jax.drafters.bind import bind_drafter
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.processes import is_first
+from redrafter_jax.serving.slots import Slots
 from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.settings.sections import check_batch
-from redrafter_jax.text.chat_template import end_tokens
+from redrafter_jax.text.chat_template import NoTemplateError, end_tokens
 
 from ..config import RegenerateSettings
 from ..data.chat import load_template
@@ -29,19 +36,27 @@ from ..data.documents import load_documents, load_own_tokenizer
 from ..data.report import say
 from ..data.rows import cut
 from ..data.types import Chat, Skip, describe_skips
+from ..setup import digest_weights
 from .conversations import (
     Speaker,
-    conversation_item,
     first_question,
     open_conversations,
-    plan_batches,
     read_conversations,
-    rewrite_conversations,
+    rewrite,
 )
 from .output import Item, check_is_no_source, find_done, format_rows, read_rows
-from .texts import choose_prompts, continue_texts, make_requests, text_item
-from .writer import load_writer
+from .questions import (
+    MOST_DROPPED,
+    describe_counts,
+    new_rows,
+    open_chats,
+    open_texts,
+    questions_in,
+)
+from .session import Rows, run_sessions
+from .texts import choose_prompts, continue_text, text_item
 
+_WEIGHTS = ", give the target that wrote it"
 _DATE = (
     ", give a template that writes today's date that of the first start, as "
     "data.template_arguments={date_string: ...},"
@@ -49,7 +64,7 @@ _DATE = (
 
 
 def regenerate(arguments: Sequence[str], command: str = "regenerate") -> None:
-    """Append what the target writes to the output, whole batches only.
+    """Append what the target writes to the output, whole texts and conversations only.
 
     Raises:
       InputError: the settings, the data, the models or what the output holds cannot be used.
@@ -67,7 +82,10 @@ def regenerate(arguments: Sequence[str], command: str = "regenerate") -> None:
         make_folder(settings.output.parent, "the folder of output")
         check_is_no_source(settings.output, settings.data)
     console = Console(stderr=True, quiet=not is_first())
-    work = _rewrite if settings.prompt_tokens is None else _continue
+    if settings.prompts == "self":
+        work = _invent
+    else:
+        work = _rewrite if settings.prompt_tokens is None else _continue
     work(settings, mesh, console)
 
 
@@ -78,20 +96,20 @@ def _continue(settings: RegenerateSettings, mesh: Mesh | None, console: Console)
     for source in sources:
         _tell_skips(console, source.name, source.skips)
     documents = [document for source in sources for document in source.documents]
-    windows = cut(documents, config.eos_token_ids[0], settings.data.sequence_length)
+    length = settings.data.sequence_length
+    windows = cut(documents, config.eos_token_ids[0], length)
     assert settings.prompt_tokens is not None
     assert settings.count is not None
     prompts = choose_prompts(
         windows, settings.prompt_tokens, settings.count, settings.data.shuffle_seed
     )
-    requests = make_requests(prompts, settings)
-    done = _find_done([text_item(request) for request in requests], settings)
-    left = [request for request in requests if not done[request.seed]]
-    if left:
-        size = settings.batch_size
-        rows = continue_texts(load_writer(settings, mesh), left, config.eos_token_ids, size)
-        _append(rows, -(-len(left) // size), settings, console)
-    say(console, f"{len(requests)} rows in {settings.output}")
+    items = [text_item(prompt, seed, settings) for seed, prompt in enumerate(prompts.tolist())]
+    done = find_done(settings.output, items)
+    if left := [item for item in items if item.seed not in done]:
+        slots = _open_slots(settings, _load(settings, mesh), config.eos_token_ids)
+        rows = run_sessions(slots, (continue_text(item, length) for item in left))
+        _append(rows, len(done), len(items), settings, console)
+    say(console, f"{len(items)} rows in {settings.output}")
 
 
 def _rewrite(settings: RegenerateSettings, mesh: Mesh | None, console: Console) -> None:
@@ -103,55 +121,127 @@ def _rewrite(settings: RegenerateSettings, mesh: Mesh | None, console: Console) 
     asked = (first_question(record) for record in records if isinstance(record, Chat))
     stop_tokens = end_tokens(template, tokenizer, config.eos_token_ids, asked)
     speaker = Speaker(tokenizer, template, stop_tokens, settings.data.sequence_length)
-    conversations, skips = open_conversations(records, speaker, settings.data, settings.count)
+    recorded, skips = open_conversations(records, speaker, settings.data, settings.count)
     _tell_skips(console, "conversations", skips)
-    items = [conversation_item(conversation, settings) for conversation in conversations]
-    done = _find_done(items, settings, _DATE)
-    # The batches of the whole run, without the conversations that are done.
-    planned = plan_batches(conversations, settings.batch_size)
-    left = [[each for each in batch if not done[each.seed]] for batch in planned]
-    if batches := [batch for batch in left if batch]:
-        rows = rewrite_conversations(load_writer(settings, mesh), speaker, batches, settings)
-        _append(rows, len(batches), settings, console)
-    if is_first():
-        say(console, _summarize(settings))
+    items = [each.item(seed, settings) for seed, each in enumerate(recorded)]
+    done = find_done(settings.output, items, _DATE)
+    if left := [item for item in items if item.seed not in done]:
+        slots = _open_slots(settings, _load(settings, mesh), stop_tokens)
+        sessions = (rewrite(speaker, recorded[item.seed], item, settings) for item in left)
+        _append(run_sessions(slots, sessions), len(done), len(items), settings, console)
+    say(console, _summarize(settings))
 
 
-def _find_done(items: Sequence[Item], settings: RegenerateSettings, way_out: str = "") -> Any:
-    """Of each item whether the output holds it; the first process alone can tell."""
-    held = find_done(settings.output, items, way_out) if is_first() else np.zeros(len(items), bool)
-    return as_first_has_it(held)
+def _invent(settings: RegenerateSettings, mesh: Mesh | None, console: Console) -> None:
+    """Let the target write prompts and answers, until there are enough."""
+    config = load_target_config(settings.target)
+    tokenizer = load_own_tokenizer(settings.data, settings.target, config)
+    asked: set[str] = set()
+    try:
+        template = load_template(settings.data, settings.target, tokenizer)
+    except NoTemplateError:
+        author = open_texts(tokenizer, config.eos_token_ids, settings)
+    else:
+        author = open_chats(tokenizer, template, config.eos_token_ids, asked, settings)
+    target = _load(settings, mesh)
+    digest = hashlib.sha256(f"{digest_weights(target)} {author.opening}".encode()).hexdigest()
+
+    def item(seed: int) -> Item:
+        stated = {"seed": seed, "temperature": settings.temperature_of(seed)}
+        return Item(seed, stated | author.identity | {"target": digest[:16]}, [], [0])
+
+    rows = read_rows(settings.output)
+    seeds = [row["seed"] for row in rows if type(row.get("seed")) is int]
+    # A row follows the one before it after fewer seeds than end a run.
+    most = min(max(seeds, default=-1), MOST_DROPPED * len(rows)) + MOST_DROPPED
+    done = find_done(settings.output, [item(seed) for seed in range(most + 1)], _WEIGHTS + _DATE)
+    asked.update(question for rows in done.values() for question in questions_in(rows))
+    goal = settings.tokens or settings.count or 0
+    have = sum(_measure(held, settings) for held in done.values())
+    if have < goal:
+        slots = _open_slots(settings, target, author.stop_tokens)
+        first = max(done, default=-1) + 1
+        held = run_sessions(slots, map(author.write, count(first)))
+        invented = new_rows(author, (item(seed) for seed in count(first)), held, asked)
+        _append(invented, have, goal, settings, console)
+    say(console, _summarize(settings))
+
+
+def _load(settings: RegenerateSettings, mesh: Mesh | None) -> Target:
+    return load_target(settings.target, settings.target_dtype, mesh)
+
+
+def _open_slots(settings: RegenerateSettings, target: Target, stop_tokens: Sequence[int]) -> Slots:
+    """The rows that the target writes in, speculatively where there is a drafter."""
+    drafter = bind_drafter(None)
+    if settings.drafter is not None:
+        model = load_drafter(settings.drafter, settings.target_dtype, target.mesh)
+        drafter = bind_drafter(model, settings.draft)
+    length = settings.data.sequence_length
+    return Slots(target, drafter, settings.batch_size, length, stop_tokens)
+
+
+def _append(
+    results: Iterable[Rows], have: int, goal: int, settings: RegenerateSettings, console: Console
+) -> None:
+    """Write the rows as they come, until there are enough."""
+    columns = (
+        TextColumn("regenerate"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[speed]}"),
+    )
+    # What all processes decode together, the first one writes.
+    path = settings.output if is_first() else Path(os.devnull)
+    begun, tokens = time.perf_counter(), 0
+    with Progress(*columns, console=console) as progress, path.open("a", encoding="utf-8") as file:
+        task = progress.add_task("", total=goal, completed=have, speed="")
+        for rows in results:
+            file.write(format_rows(rows))
+            file.flush()
+            have += _measure(rows, settings)
+            tokens += _count_tokens(rows)
+            speed = f"{tokens / (time.perf_counter() - begun):,.0f} tokens/s"
+            progress.update(task, completed=have, speed=speed)
+            if have >= goal:
+                break
+
+
+def _measure(rows: Rows, settings: RegenerateSettings) -> int:
+    """What the rows of a text or a conversation count for."""
+    return 1 if settings.tokens is None else _count_tokens(rows)
+
+
+def _count_tokens(rows: Rows) -> int:
+    """Tokens that carry loss."""
+    return sum(sum(row["loss_mask"]) for row in rows)
 
 
 def _summarize(settings: RegenerateSettings) -> str:
     """What the output holds, in a sentence, and what was left out of it."""
-    values = read_rows(settings.output)
-    first = [value for value in values if value["row"] == 0]
-    answers, cut = (sum(value[name] for value in values) for name in ("answers", "cut"))
-    limit = settings.max_new_tokens or settings.data.sequence_length
-    told = (
-        f"{len(values)} rows of {len(first)} conversations in {settings.output}: {answers} "
-        f"answers, of which {cut} were cut at their limit of {limit} tokens or less"
-    )
-    ended = [Skip(value["record"], value["left_out"]) for value in first if value["left_out"]]
-    return f"{told}; later answers left out: {describe_skips(ended)}" if ended else told
-
-
-def _append(
-    batches: Iterable[list[dict[str, Any]]],
-    total: int,
-    settings: RegenerateSettings,
-    console: Console,
-) -> None:
-    shown = track(batches, "regenerate", total, console=console)
-    if not is_first():
-        for _ in shown:  # decoded together, written once
-            pass
-        return
-    with settings.output.open("a", encoding="utf-8") as output:
-        for rows in shown:
-            output.write(format_rows(rows))
-            output.flush()
+    rows = read_rows(settings.output)
+    first = [row for row in rows if row.get("row", 0) == 0]
+    told = f"{len(rows)} rows of {len(first)} conversations in {settings.output}: "
+    if not any("answers" in row for row in rows):
+        told = f"{len(rows)} texts in {settings.output}"
+    else:
+        answers, cut = (sum(row[name] for row in rows) for name in ("answers", "cut"))
+        limit = settings.max_new_tokens or settings.data.sequence_length
+        told += (
+            f"{answers} answers, of which {cut} were cut at their limit of {limit} tokens or less"
+        )
+    if settings.prompts == "self":
+        told += f"; {_count_tokens(rows):,} tokens carry loss"
+    ended = [
+        Skip(row.get("record", f"seed {row['seed']}"), row["left_out"])
+        for row in first
+        if row.get("left_out")
+    ]
+    if ended:
+        told += f"; later answers left out: {describe_skips(ended)}"
+    dropped = sum((Counter(row.get("dropped", {})) for row in first), Counter())
+    return f"{told}; left out: {describe_counts(dropped)}" if dropped else told
 
 
 def _tell_skips(console: Console, name: str, skips: Sequence[Skip]) -> None:

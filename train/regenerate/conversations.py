@@ -1,6 +1,6 @@
-"""Conversations whose answers the target writes itself, turn by turn.
+"""Conversations whose answers the target writes, turn by turn, and those that are recorded.
 
-The history of an answer is the conversation with the answers *rewritten so far*: that is what the
+The history of an answer is the conversation with the answers *written so far*: that is what the
 target will have said when it is asked next. It is asked as a chat program would ask: the turns go
 through the chat template, and the text through the tokenizer, anew for every answer.
 
@@ -15,14 +15,15 @@ An answer carries loss, the stop token that the target chose included. One that 
 has none: the end that the template writes behind it in the next prompt carries no loss.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import batched
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from tokenizers import Tokenizer
 
+from redrafter_jax.config import SamplingConfig
 from redrafter_jax.errors import InputError
+from redrafter_jax.serving.slots import Request
 
 from ..config import RegenerateSettings
 from ..data.chat import ChatTemplate
@@ -30,10 +31,7 @@ from ..data.documents import read_records
 from ..data.settings import DataSettings
 from ..data.types import Chat, Record, Skip, Turn, describe_skips
 from .output import Item
-from .writer import Request, Write
-
-# Batches that are sorted together, so that those of a batch are alike.
-_BLOCK = 64
+from .session import Rows, Session
 
 
 class Speaker(NamedTuple):
@@ -61,21 +59,17 @@ class Speaker(NamedTuple):
         ended = answer[-1] in self.stop_tokens
         return self.tokenizer.decode(answer[:-1] if ended else answer).strip()
 
-
-class Conversation(NamedTuple):
-    """A conversation to rewrite.
-
-    Attributes:
-      seed: its number, which keys the noise too.
-      place: of its record.
-      turns: as recorded.
-      opening: the tokens that its first answer is asked with.
-    """
-
-    seed: int
-    place: str
-    turns: list[Turn]
-    opening: list[int]
+    def ask(self, turns: list[Turn]) -> list[int] | str:
+        """The prompt of the answer to these turns, or why there is none."""
+        if any(turn["role"] == "tool" for turn in turns):
+            return "a tool answers a call that is not made again"
+        try:
+            prompt = self.encode(self.template.render(turns, True))
+        except Exception:  # a template is a program of its own
+            return "the chat template refuses the turns"
+        if len(prompt) >= self.room:
+            return "no room for an answer in data.sequence_length"
+        return prompt
 
 
 class Row(NamedTuple):
@@ -94,18 +88,134 @@ class Row(NamedTuple):
     cut: int
 
 
-class Rewritten(NamedTuple):
-    """How far a conversation is.
+class Exchange(NamedTuple):
+    """A question, and the rows of the conversation up to its answer.
 
     Attributes:
-      history: the turns so far, answers rewritten.
-      rows: written so far.
-      left_out: why later answers are not written; None where they are.
+      question: the text of the turn that is answered.
+      rows: None where the answer was not written or is left out.
     """
 
-    history: list[Turn]
-    rows: list[Row]
-    left_out: str | None = None
+    question: str
+    rows: list[Row] | None
+
+
+class Held(NamedTuple):
+    """A conversation with its answers.
+
+    Attributes:
+      exchanges: in their order.
+      left_out: why there are no later answers; None where none is due.
+    """
+
+    exchanges: list[Exchange]
+    left_out: str | None
+
+
+# From the turns so far to those that the next answer replies to, the former included; a reason why
+# there are none; or None where no answer is due.
+NextQuestion: TypeAlias = Callable[[list[Turn]], Session[list[Turn] | str | None]]
+
+
+def hold(
+    speaker: Speaker,
+    next_question: NextQuestion,
+    seed: int,
+    settings: RegenerateSettings,
+    find_fault: Callable[[list[int]], str | None] = lambda _: None,
+) -> Session[Held]:
+    """Write the answers of a conversation.
+
+    Args:
+      speaker: for the target.
+      next_question: what is answered.
+      seed: of the noise.
+      settings: of the run.
+      find_fault: why an answer is left out, and with it the rest; None where it is not.
+    """
+    exchanges: list[Exchange] = []
+    turns: list[Turn] = []
+    rows: list[Row] = []
+    sampling = SamplingConfig(settings.temperature_of(seed))
+    while True:
+        asked = yield from next_question(turns)
+        if not isinstance(asked, list):
+            return Held(exchanges, asked)
+        question, prompt = asked[-1]["content"], speaker.ask(asked)
+        if isinstance(prompt, str):
+            return Held([*exchanges, Exchange(question, None)], prompt)
+        room = speaker.room - len(prompt)
+        limit = min(settings.max_new_tokens or room, room)
+        answer = yield Request(prompt, limit, seed, sampling)
+        if fault := find_fault(answer):
+            return Held([*exchanges, Exchange(question, None)], fault)
+        rows = add_answer(rows, prompt, answer, answer[-1] not in speaker.stop_tokens)
+        exchanges.append(Exchange(question, rows))
+        turns = [*asked, {"role": "assistant", "content": speaker.decode(answer)}]
+
+
+def add_answer(rows: Sequence[Row], prompt: list[int], answer: list[int], cut: bool) -> list[Row]:
+    """The rows with one more answer, in the last of them if the prompt goes on from it."""
+    before = rows[-1] if rows else None
+    if before is None or prompt[: len(before.tokens)] != before.tokens:
+        return [*rows, Row(prompt + answer, [0] * len(prompt) + [1] * len(answer), 1, int(cut))]
+    between = len(prompt) - len(before.tokens)
+    mask = before.mask + [0] * between + [1] * len(answer)
+    longer = Row(prompt + answer, mask, before.answers + 1, before.cut + cut)
+    return [*rows[:-1], longer]
+
+
+def rows_of(item: Item, rows: Sequence[Row], left_out: str | None, **more: object) -> Rows:
+    """The rows of a conversation as the output has them; `more` stands in each of them."""
+    return [
+        item.identity
+        | {"row": number, "rows": len(rows), "answers": row.answers, "cut": row.cut}
+        | {"left_out": left_out, **more, "input_ids": row.tokens, "loss_mask": row.mask}
+        for number, row in enumerate(rows)
+    ]
+
+
+class Recorded(NamedTuple):
+    """A conversation whose answers are written anew.
+
+    Attributes:
+      place: of its record.
+      turns: as recorded.
+      opening: the tokens that its first answer is asked with.
+    """
+
+    place: str
+    turns: list[Turn]
+    opening: list[int]
+
+    def item(self, seed: int, settings: RegenerateSettings) -> Item:
+        """The conversation as the output knows it."""
+        identity = {
+            "record": self.place,
+            "seed": seed,
+            "temperature": settings.temperature_of(seed),
+            "max_new_tokens": settings.max_new_tokens,
+            "sequence_length": settings.data.sequence_length,
+        }
+        return Item(seed, identity, self.opening, [0] * len(self.opening) + [1])
+
+    def next_question(self, turns: list[Turn]) -> Session[list[Turn] | str | None]:
+        """The turns that are recorded before the next answer."""
+        yield from ()
+        said = len(turns)
+        rest = [index for index in range(said, len(self.turns)) if _is_answer(self.turns[index])]
+        if not rest:
+            return None
+        return [*turns, *self.turns[said : rest[0]]]
+
+
+def rewrite(
+    speaker: Speaker, recorded: Recorded, item: Item, settings: RegenerateSettings
+) -> Session[Rows]:
+    """Rows of a recorded conversation, with the target's own answers."""
+    held = yield from hold(speaker, recorded.next_question, item.seed, settings)
+    written = [each.rows for each in held.exchanges if each.rows is not None]
+    return rows_of(item, written[-1], held.left_out)
 
 
 def read_conversations(settings: DataSettings) -> list[Record | Skip]:
@@ -130,7 +240,7 @@ def read_conversations(settings: DataSettings) -> list[Record | Skip]:
 
 def open_conversations(
     records: Iterable[Record | Skip], speaker: Speaker, settings: DataSettings, count: int | None
-) -> tuple[list[Conversation], list[Skip]]:
+) -> tuple[list[Recorded], list[Skip]]:
     """The first `count` conversations in an order drawn by `shuffle_seed`, and all that are none.
 
     Raises:
@@ -138,7 +248,7 @@ def open_conversations(
     """
     made = [_open(speaker, record) for record in records]
     skips = [skip for skip in made if isinstance(skip, Skip)]
-    opened = [opening for opening in made if not isinstance(opening, Skip)]
+    opened = [recorded for recorded in made if not isinstance(recorded, Skip)]
     if skips and settings.skips == "refuse":
         raise InputError(
             f"{len(skips)} of {len(made)} records cannot be rewritten: {describe_skips(skips)}. "
@@ -151,134 +261,25 @@ def open_conversations(
             f"count is {count}, but the data gives {len(opened)} conversations; lower it."
         )
     order = np.random.default_rng(settings.shuffle_seed).permutation(len(opened))[:count]
-    chosen = (opened[index] for index in order.tolist())
-    conversations = [
-        Conversation(seed, chat.place, chat.turns, opening)
-        for seed, (chat, opening) in enumerate(chosen)
-    ]
-    return conversations, skips
+    return [opened[index] for index in order.tolist()], skips
 
 
 def first_question(record: Chat) -> list[Turn]:
     """The turns before the first answer."""
-    answer = next(i for i, turn in enumerate(record.turns) if turn["role"] == "assistant")
+    answer = next(i for i, turn in enumerate(record.turns) if _is_answer(turn))
     return list(record.turns[:answer])
 
 
-def plan_batches(
-    conversations: Sequence[Conversation], batch_size: int
-) -> list[tuple[Conversation, ...]]:
-    """All conversations, those of a batch as equal in answers and length as they come."""
-
-    def size(conversation: Conversation) -> tuple[int, int]:
-        answers = sum(turn["role"] == "assistant" for turn in conversation.turns)
-        return answers, len(conversation.opening)
-
-    blocks = batched(conversations, _BLOCK * batch_size)
-    return [batch for block in blocks for batch in batched(sorted(block, key=size), batch_size)]
-
-
-def conversation_item(conversation: Conversation, settings: RegenerateSettings) -> Item:
-    """The conversation as the output knows it."""
-    identity = {
-        "record": conversation.place,
-        "seed": conversation.seed,
-        "temperature": settings.temperature_of(conversation.seed),
-        "max_new_tokens": settings.max_new_tokens,
-        "sequence_length": settings.data.sequence_length,
-    }
-    return Item(identity, conversation.opening)
-
-
-def rewrite_conversations(
-    write: Write,
-    speaker: Speaker,
-    batches: Sequence[Sequence[Conversation]],
-    settings: RegenerateSettings,
-) -> Iterator[list[dict[str, Any]]]:
-    """Rows of the conversations, a batch at a time."""
-    for batch in batches:
-        rewritten = rewrite(write, speaker, batch, settings)
-        yield [
-            conversation_item(conversation, settings).identity
-            | {
-                "row": number,
-                "rows": len(result.rows),
-                "answers": row.answers,
-                "cut": row.cut,
-                "left_out": result.left_out,
-                "input_ids": row.tokens,
-                "loss_mask": row.mask,
-            }
-            for conversation, result in zip(batch, rewritten, strict=True)
-            for number, row in enumerate(result.rows)
-        ]
-
-
-def rewrite(
-    write: Write, speaker: Speaker, batch: Sequence[Conversation], settings: RegenerateSettings
-) -> list[Rewritten]:
-    """The conversations of a batch with answers that `write` gives, answer by answer."""
-    progress = [Rewritten([], []) for _ in batch]
-    while True:
-        asked: list[tuple[int, list[Turn], Request]] = []
-        for index, (conversation, so_far) in enumerate(zip(batch, progress, strict=True)):
-            question = _ask(speaker, conversation.turns, so_far)
-            if isinstance(question, str):
-                progress[index] = so_far._replace(left_out=question)
-            elif question is not None:
-                turns, prompt = question
-                room = speaker.room - len(prompt)
-                limit = min(settings.max_new_tokens or room, room)
-                seed = conversation.seed
-                request = Request(prompt, limit, seed, settings.temperature_of(seed))
-                asked.append((index, turns, request))
-        if not asked:
-            return progress
-        answers = write([request for _, _, request in asked], speaker.stop_tokens)
-        for (index, turns, request), answer in zip(asked, answers, strict=True):
-            said: Turn = {"role": "assistant", "content": speaker.decode(answer)}
-            cut = answer[-1] not in speaker.stop_tokens
-            rows = add_answer(progress[index].rows, request.prompt, answer, cut)
-            progress[index] = Rewritten([*turns, said], rows)
-
-
-def add_answer(rows: Sequence[Row], prompt: list[int], answer: list[int], cut: bool) -> list[Row]:
-    """The rows with one more answer, in the last of them if the prompt goes on from it."""
-    before = rows[-1] if rows else None
-    if before is None or prompt[: len(before.tokens)] != before.tokens:
-        return [*rows, Row(prompt + answer, [0] * len(prompt) + [1] * len(answer), 1, int(cut))]
-    between = len(prompt) - len(before.tokens)
-    mask = before.mask + [0] * between + [1] * len(answer)
-    longer = Row(prompt + answer, mask, before.answers + 1, before.cut + cut)
-    return [*rows[:-1], longer]
-
-
-def _open(speaker: Speaker, record: Record | Skip) -> tuple[Chat, list[int]] | Skip:
+def _open(speaker: Speaker, record: Record | Skip) -> Recorded | Skip:
     if isinstance(record, Skip):
         return record
     if not isinstance(record, Chat):
         return Skip(record.place, "no conversation")
-    asked = _ask(speaker, record.turns, Rewritten([], []))
-    assert asked is not None  # a conversation has an answer
-    return Skip(record.place, asked) if isinstance(asked, str) else (record, asked[1])
+    prompt = speaker.ask(first_question(record))
+    if isinstance(prompt, str):
+        return Skip(record.place, prompt)
+    return Recorded(record.place, record.turns, prompt)
 
 
-def _ask(
-    speaker: Speaker, turns: Sequence[Turn], so_far: Rewritten
-) -> tuple[list[Turn], list[int]] | str | None:
-    """The turns before the next answer, and their tokens; why not; None after the last."""
-    said = len(so_far.history)
-    rest = [index for index in range(said, len(turns)) if turns[index]["role"] == "assistant"]
-    if not rest or so_far.left_out is not None:
-        return None
-    asked = [*so_far.history, *turns[said : rest[0]]]
-    if any(turn["role"] == "tool" for turn in asked):
-        return "a tool answers a call that is not made again"
-    try:
-        prompt = speaker.encode(speaker.template.render(asked, True))
-    except Exception:  # a template is a program of its own
-        return "the chat template refuses the turns"
-    if len(prompt) >= speaker.room:
-        return "no room for an answer in data.sequence_length"
-    return asked, prompt
+def _is_answer(turn: Turn) -> bool:
+    return turn["role"] == "assistant"

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool
 
 from redrafter_jax.errors import InputError
+from redrafter_jax.parallel.processes import as_first_has_it, is_first
 
 from ..data.files import find_files
 from ..data.folders import find_texts
@@ -17,15 +17,19 @@ from ..data.settings import DataSettings
 
 
 class Item(NamedTuple):
-    """A text or a conversation of the run; its number is its seed.
+    """A text or a conversation of the run.
 
     Attributes:
+      seed: which is its number too.
       identity: what each of its rows begins with: all that they depend on but the models.
-      opening: the tokens of its first row that the target continues.
+      opening: tokens that its first row begins with.
+      mask: which of its tokens carry loss, from the first on.
     """
 
+    seed: int
     identity: dict[str, Any]
     opening: list[int]
+    mask: list[int]
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -33,12 +37,12 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return [_object(line) for line in _read(path)[0]]
 
 
-def find_done(path: Path, items: Sequence[Item], way_out: str = "") -> Bool[np.ndarray, " M"]:
-    """Which items the output holds already; what a kill cut short is removed.
+def find_done(path: Path, items: Sequence[Item], way_out: str = "") -> dict[int, list[Any]]:
+    """By seed, the rows of the items that the output holds; what a kill cut short is removed.
 
     Args:
       path: of the output.
-      items: of this run.
+      items: of this run, item i with seed i.
       way_out: added to the message, beside another output.
 
     Raises:
@@ -46,20 +50,22 @@ def find_done(path: Path, items: Sequence[Item], way_out: str = "") -> Bool[np.n
     """
     lines, tail = _read(path)
     rows = [_object(line) for line in lines]
-    done, position = np.zeros(len(items), bool), 0
+    done: dict[int, list[Any]] = {}
+    position = 0
     while position < len(rows):
-        seed, count = rows[position].get("seed"), _count_rows(rows[position], items)
+        count = _count_rows(rows[position], items)
+        seed = rows[position]["seed"] if count else -1
         held = rows[position : position + count]
         numbers = [(row.get("seed"), row.get("row", 0)) for row in held]
-        if not count or done[seed] or numbers != [(seed, number) for number in range(len(held))]:
+        whole = numbers == [(seed, number) for number in range(len(held))]
+        if not count or seed in done or not whole:
             raise InputError(
-                f"{path}, line {position + 1} is no row of this run's {len(items)} prompts with "
-                f"their seeds, temperatures and limits; use another output{way_out} or remove "
-                "that one."
+                f"{path}, line {position + 1} is no row of this run with its prompts, seeds, "
+                f"temperatures and limits; use another output{way_out} or remove that one."
             )
         if len(held) < count:
             break
-        done[seed] = True
+        done[seed] = held
         position += count
     # What follows the whole lines must be the beginning of a row.
     beginnings = (format_rows([item.identity]).removesuffix("}\n") + "," for item in items)
@@ -70,7 +76,7 @@ def find_done(path: Path, items: Sequence[Item], way_out: str = "") -> Bool[np.n
             f"{path} ends with {shown!r}, which is no beginning of a row of this run; use another "
             "output or remove that one."
         )
-    if tail or position < len(rows):
+    if is_first() and (tail or position < len(rows)):
         os.truncate(path, sum(len(line) + 1 for line in lines[:position]))
     return done
 
@@ -100,13 +106,12 @@ def format_rows(rows: Iterable[dict[str, Any]]) -> str:
 def _count_rows(value: dict[str, Any], items: Sequence[Item]) -> int:
     """How many rows the item has that starts with this one; 0 if none of this run does."""
     try:
-        identity, opening = items[value["seed"]]
-        length = len(opening)
+        item = items[value["seed"]]
         starts = (
             value.get("row", 0) == 0
-            and value["input_ids"][:length] == opening
-            and value["loss_mask"][: length + 1] == [0] * length + [1]
-            and identity.items() <= value.items()
+            and value["input_ids"][: len(item.opening)] == item.opening
+            and value["loss_mask"][: len(item.mask)] == item.mask
+            and item.identity.items() <= value.items()
         )
         return int(value.get("rows", 1)) if starts else 0
     except (IndexError, KeyError, TypeError):
@@ -114,8 +119,14 @@ def _count_rows(value: dict[str, Any], items: Sequence[Item]) -> int:
 
 
 def _read(path: Path) -> tuple[list[bytes], bytes]:
-    """The whole lines, and what follows the last of them: a kill leaves a cut one."""
-    *lines, tail = path.read_bytes().split(b"\n") if path.is_file() else [b""]
+    """The whole lines, and what follows the last of them: a kill leaves a cut one.
+
+    All processes of a job get what the first one reads.
+    """
+    content = path.read_bytes() if is_first() and path.is_file() else b""
+    size = as_first_has_it(np.asarray(len(content)))
+    read = np.frombuffer(content.ljust(int(size), b"\0"), np.uint8)
+    *lines, tail = as_first_has_it(read).tobytes().split(b"\n")
     return lines, tail
 
 

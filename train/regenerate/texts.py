@@ -1,18 +1,16 @@
 """Pieces of text that the target continues."""
 
-from collections.abc import Iterator, Sequence
-from itertools import batched
-from typing import Any
-
 import numpy as np
 from jaxtyping import Int
 
+from redrafter_jax.config import SamplingConfig
 from redrafter_jax.errors import InputError
+from redrafter_jax.serving.slots import Request
 
 from ..config import RegenerateSettings
 from ..data.types import Windows
 from .output import Item
-from .writer import Request, Write
+from .session import Rows, Session
 
 
 def choose_prompts(
@@ -34,34 +32,16 @@ def choose_prompts(
     return windows.tokens[chosen, :prompt_tokens]
 
 
-def make_requests(
-    prompts: Int[np.ndarray, "count prompt"], settings: RegenerateSettings
-) -> list[Request]:
-    """What is asked for each prompt: the rest of a row of `data.sequence_length` tokens."""
-    room = settings.data.sequence_length - prompts.shape[1]
-    return [
-        Request(prompt, room, seed, settings.temperature_of(seed))
-        for seed, prompt in enumerate(prompts.tolist())
-    ]
+def text_item(prompt: list[int], seed: int, settings: RegenerateSettings) -> Item:
+    """The continuation of a prompt as the output knows it."""
+    identity = {"seed": seed, "temperature": settings.temperature_of(seed)}
+    return Item(seed, identity, prompt, [0] * len(prompt) + [1])
 
 
-def text_item(request: Request) -> Item:
-    """The request as the output knows it."""
-    identity = {"seed": request.seed, "temperature": request.temperature}
-    return Item(identity, request.prompt)
-
-
-def continue_texts(
-    write: Write, requests: Sequence[Request], stop_tokens: Sequence[int], batch_size: int
-) -> Iterator[list[dict[str, Any]]]:
-    """Rows of the continuations, a batch at a time."""
-    for batch in batched(requests, batch_size):
-        written = write(batch, stop_tokens)
-        yield [
-            text_item(request).identity
-            | {
-                "input_ids": request.prompt + tokens,
-                "loss_mask": [0] * len(request.prompt) + [1] * len(tokens),
-            }
-            for request, tokens in zip(batch, written, strict=True)
-        ]
+def continue_text(item: Item, length: int) -> Session[Rows]:
+    """A row of `length` tokens, unless the target ends it before."""
+    prompt = item.opening
+    sampling = SamplingConfig(item.identity["temperature"])
+    written = yield Request(prompt, length - len(prompt), item.seed, sampling)
+    mask = [0] * len(prompt) + [1] * len(written)
+    return [item.identity | {"input_ids": prompt + written, "loss_mask": mask}]

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,31 +9,15 @@ import jax
 import numpy as np
 import pytest
 import yaml
-from chat_folders import (
-    CONFIG,
-    IM_END,
-    chat_tokenizer,
-    data_settings,
-    write_lines,
-    write_tokenizer,
-)
-from tiny_models import random_drafter, random_target, tiny_config
+from chat_folders import IM_END, chat_tokenizer, data_settings, write_lines
 
-from redrafter_jax.checkpoints.huggingface import load_target, save_drafter, save_target
-from redrafter_jax.config import DrafterConfig
+from redrafter_jax.checkpoints.huggingface import load_target
 from redrafter_jax.errors import InputError
-from redrafter_jax.parallel.model import Model
 from train.config import RegenerateSettings
 from train.data.chat import ChatTemplate, load_template
 from train.data.types import Turn
 from train.regenerate import __main__ as program
-from train.regenerate.conversations import (
-    Conversation,
-    Row,
-    Speaker,
-    rewrite,
-)
-from train.regenerate.writer import Request
+from train.regenerate.conversations import Held, Recorded, Row, Speaker, hold
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -60,33 +43,10 @@ CHATS = [
 ]
 
 
-def talkative_target():
-    """Letters, and now and then the end of a turn."""
-    config = tiny_config(
-        vocab_size=CONFIG.vocab_size,
-        num_hidden_layers=1,
-        eos_token_ids=CONFIG.eos_token_ids,
-    )
-    target = random_target(config, seed=3)
-    decoder = target.merge()
-    head = np.array(decoder.lm_head[...])
-    said = {IM_END, *(TOKENIZER.token_to_id(letter) for letter in "abcdefghijklmnopqrstuvwxyz")}
-    head[:, [token for token in range(config.vocab_size) if token not in said]] = 0
-    head[:, IM_END] *= 3
-    decoder.lm_head[...] = jax.numpy.asarray(4 * head)
-    return Model.split(config, decoder)
-
-
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("conversations")
-    write_tokenizer(folder / "target")
-    target = talkative_target()
-    save_target(target, folder / "target")
-    shape = DrafterConfig(target.config.vocab_size, target.config.hidden_size, 24, 1)
-    save_drafter(random_drafter(shape), folder / "drafter")
-    write_lines(folder / "chats.jsonl", *CHATS)
-    return folder
+def folder(chat_folder: Path) -> Path:
+    write_lines(chat_folder / "chats.jsonl", *CHATS)
+    return chat_folder
 
 
 def settings(folder: Path, output: Path, **changes: Any) -> dict[str, Any]:
@@ -189,7 +149,7 @@ def test_rows_of_other_settings_are_refused_and_kept(
     output = tmp_path / "rows.jsonl"
     before = finished.read_bytes() + b'{"seed"'
     output.write_bytes(before)
-    with pytest.raises(InputError, match=r"is no row of this run's 3 prompts .*\{date_string"):
+    with pytest.raises(InputError, match=r"is no row of this run .*\{date_string"):
         run(folder, output, **changes)
     assert output.read_bytes() == before
 
@@ -247,15 +207,18 @@ def speaker(folder: Path) -> Speaker:
 
 def answered(speaker: Speaker, turns: list[Turn], *answers: str) -> tuple[list[Row], str | None]:
     """The rows of one conversation whose answers are given, and why later ones are left out."""
-    left = [TOKENIZER.encode(answer, add_special_tokens=False).ids for answer in answers]
-
-    def write(requests: Sequence[Request], stop_tokens: Sequence[int]) -> list[list[int]]:
-        assert [(each.seed, each.temperature) for each in requests] == [(1, 0.8)]
-        return [left.pop(0)]
-
     regenerated = RegenerateSettings.model_validate(settings(Path("x"), Path("rows.jsonl")))
-    (rewritten,) = rewrite(write, speaker, [Conversation(1, "line 1", turns, [])], regenerated)
-    return rewritten.rows, rewritten.left_out
+    session = hold(speaker, Recorded("line 1", turns, []).next_question, 1, regenerated)
+    sent: list[int] | None = None
+    for answer in answers:
+        request = session.send(sent)  # type: ignore[arg-type]
+        assert (request.seed, request.sampling.temperature) == (1, 0.8)
+        sent = TOKENIZER.encode(answer, add_special_tokens=False).ids
+    with pytest.raises(StopIteration) as ended:
+        session.send(sent)  # type: ignore[arg-type]
+    held: Held = ended.value.value
+    rows = [exchange.rows for exchange in held.exchanges if exchange.rows is not None]
+    return rows[-1], held.left_out
 
 
 def shown(row: Row) -> str:

@@ -1,0 +1,43 @@
+"""A chat model to regenerate with: letters, and now and then the end of a turn."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from chat_folders import CONFIG, IM_END, chat_tokenizer, write_tokenizer
+from tiny_models import random_drafter, random_target, tiny_config
+
+from redrafter_jax.checkpoints.huggingface import save_drafter, save_target
+from redrafter_jax.config import DrafterConfig
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.model import Model
+
+
+def talkative_target() -> Target:
+    config = tiny_config(
+        vocab_size=CONFIG.vocab_size,
+        num_hidden_layers=1,
+        eos_token_ids=CONFIG.eos_token_ids,
+    )
+    target = random_target(config, seed=3)
+    decoder = target.merge()
+    head = np.array(decoder.lm_head[...])
+    tokenizer = chat_tokenizer()
+    said = {IM_END, *(tokenizer.token_to_id(letter) for letter in "abcdefghijklmnopqrstuvwxyz")}
+    head[:, [token for token in range(config.vocab_size) if token not in said]] = 0
+    head[:, IM_END] *= 3
+    decoder.lm_head[...] = jax.numpy.asarray(4 * head)
+    return Model.split(config, decoder)
+
+
+@pytest.fixture(scope="session")
+def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a `target` that chats and a `drafter` that knows nothing of it."""
+    folder = tmp_path_factory.mktemp("chat")
+    write_tokenizer(folder / "target")
+    target = talkative_target()
+    save_target(target, folder / "target")
+    shape = DrafterConfig(target.config.vocab_size, target.config.hidden_size, 24, 1)
+    save_drafter(random_drafter(shape), folder / "drafter")
+    return folder

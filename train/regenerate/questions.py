@@ -1,0 +1,305 @@
+"""Conversations of which the target writes both sides, and texts that it writes from nothing.
+
+A chat model that is asked to go on where the template has opened the user's turn writes what users
+ask (Magpie, arXiv 2406.08464). Its answer follows as in any conversation, and then perhaps further
+turns. What is no question is left out, and no question is asked twice.
+
+A base model, which has no template, continues one ordinary token of its vocabulary, another one for
+every text, behind the token that its tokenizer begins texts with, if there is one (LLM-QAT, arXiv
+2305.17888, begins so too).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from redrafter_jax.config import SamplingConfig
+from redrafter_jax.errors import InputError
+from redrafter_jax.serving.slots import Request
+from redrafter_jax.text.chat_template import ChatTemplate, end_tokens
+
+from ..config import RegenerateSettings
+from ..data.types import Turn
+from .conversations import Exchange, Held, Row, Speaker, hold, rows_of
+from .output import Item
+from .session import Rows, Session
+
+# A question has so many tokens or more.
+_FEWEST_TOKENS = 4
+# So many tokens or more repeat themselves where less than this share of their n-grams is distinct.
+_LOOP_TOKENS, _NGRAM, _DISTINCT = 16, 4, 0.5
+# After so many conversations in a row that are dropped the run stops.
+MOST_DROPPED = 256
+
+_REPEATED = "a question that was asked before"
+# The user's words are found where the template writes these, either of them.
+_WORDS = ("WhatTheUserSays", "SomethingElse")
+
+
+class UserTurn(NamedTuple):
+    """What a template writes around the user's words.
+
+    Attributes:
+      opening: the text before them, without spaces at its end: most tokens that begin a word hold
+        the space themselves.
+      closing: what ends them: a special token, or the first word that follows.
+      token: the special token's id; None for a word.
+      markers: what the words may not hold, for it would be read as the template's: special tokens,
+        and before a closing word the word that opens the turn.
+    """
+
+    opening: str
+    closing: str
+    token: int | None
+    markers: tuple[str, ...]
+
+
+def find_user_turn(
+    template: ChatTemplate, tokenizer: Tokenizer, turns: Sequence[Turn] = ()
+) -> UserTurn | None:
+    """What the template writes around the user's words after these turns.
+
+    None where it refuses them, where that depends on the words, and where it is nothing.
+    """
+    cuts = set()
+    for words in _WORDS:
+        try:
+            text = template.render([*turns, {"role": "user", "content": words}], True)
+        except Exception:  # a template is a program of its own
+            return None
+        before, _, after = text.rpartition(words)
+        cuts.add((before.rstrip(" "), after.strip()))
+    opening, after = cuts.pop()
+    if cuts or not opening or not after:
+        return None
+    special = special_tokens(tokenizer)
+    first = tokenizer.encode(after, add_special_tokens=False).ids[0]
+    if first in special:
+        return UserTurn(opening, special[first], first, tuple(special.values()))
+    plain = opening
+    for marker in special.values():
+        plain = plain.replace(marker, " ")
+    return UserTurn(opening, after.split()[0], None, (*special.values(), *plain.split()[-1:]))
+
+
+def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
+    """By id, how the special tokens are spelt."""
+    added = tokenizer.get_added_tokens_decoder()
+    return {token: spelt.content for token, spelt in added.items() if spelt.special}
+
+
+class Author(NamedTuple):
+    """Writes prompts and answers.
+
+    Attributes:
+      write: the text or the conversation of a seed.
+      stop_tokens: that end the target's turns, the user's too.
+      opening: what it begins with.
+      identity: the settings that it depends on, as a row of the output states them.
+    """
+
+    write: Callable[[int], Session[Held]]
+    stop_tokens: tuple[int, ...]
+    opening: str
+    identity: dict[str, Any]
+
+
+def open_chats(
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    eos_token_ids: Sequence[int],
+    asked: Container[str],
+    settings: RegenerateSettings,
+) -> Author:
+    """A chat model as the author of conversations.
+
+    Args:
+      tokenizer: of the target.
+      template: of the target.
+      eos_token_ids: of the target.
+      asked: questions of earlier conversations; of those no answer is written.
+      settings: of the run.
+
+    Raises:
+      InputError: the template does not show where the user's words begin and end.
+    """
+    first = find_user_turn(template, tokenizer)
+    if first is None:
+        raise InputError(
+            f"The chat template of {template.name} does not show where a user's words begin and "
+            "end, so that the target cannot be asked for them; give another data.chat_template, or "
+            "recorded conversations in data.sources and prompts: data."
+        )
+    stops = end_tokens(template, tokenizer, eos_token_ids, [[{"role": "user", "content": "Hi"}]])
+    if first.token is not None and first.token not in stops:
+        stops = (*stops, first.token)
+    speaker = Speaker(tokenizer, template, stops, settings.data.sequence_length)
+
+    def ask(seed: int, turns: list[Turn]) -> Session[list[Turn] | str | None]:
+        if len(turns) == 2 * settings.turns:
+            return None
+        turn = find_user_turn(template, tokenizer, turns)
+        if turn is None:
+            return "the chat template refuses the turns"
+        prompt = speaker.encode(turn.opening)
+        limit = min(settings.max_user_tokens, speaker.room - len(prompt))
+        if limit < 1:
+            return "no room for a question in data.sequence_length"
+        written = yield Request(prompt, limit, seed, settings.user_sampling)
+        question, fault = read_question(written, speaker, turn)
+        if fault is None and question in asked:
+            fault = _REPEATED
+        return fault or [*turns, {"role": "user", "content": question}]
+
+    def write(seed: int) -> Session[Held]:
+        return hold(speaker, partial(ask, seed), seed, settings, find_fault=answer_fault)
+
+    identity = {
+        "user_sampling": asdict(settings.user_sampling),
+        "turns": settings.turns,
+        "max_user_tokens": settings.max_user_tokens,
+    }
+    return Author(write, stops, first.opening + first.closing, identity | _limits(settings))
+
+
+def open_texts(
+    tokenizer: Tokenizer, eos_token_ids: Sequence[int], settings: RegenerateSettings
+) -> Author:
+    """A base model as the author of texts: text i goes on from the i-th of its ordinary tokens.
+
+    Those are all but special and end tokens, in an order drawn by `data.shuffle_seed`.
+    """
+    left_out = {*special_tokens(tokenizer), *eos_token_ids}
+    ordinary = sorted(token for token in tokenizer.get_vocab().values() if token not in left_out)
+    order = np.random.default_rng(settings.data.shuffle_seed).permutation(ordinary).tolist()
+    prefix = tokenizer.encode("").ids
+
+    def write(seed: int) -> Session[Held]:
+        prompt = [*prefix, order[seed % len(order)]]
+        room = settings.data.sequence_length - len(prompt)
+        limit = min(settings.max_new_tokens or room, room)
+        sampling = SamplingConfig(settings.temperature_of(seed))
+        written = yield Request(prompt, limit, seed, sampling)
+        row = Row(prompt + written, [0] * len(prompt) + [1] * len(written), 1, 0)
+        fault = "a text that repeats itself" if repeats_itself(written) else None
+        return Held([Exchange(_spell(row.tokens), None if fault else [row])], fault)
+
+    identity = _limits(settings) | {"shuffle_seed": settings.data.shuffle_seed}
+    return Author(write, tuple(eos_token_ids), _spell(prefix), identity)
+
+
+def new_rows(
+    author: Author, items: Iterable[Item], held: Iterable[Held], asked: set[str]
+) -> Iterator[Rows]:
+    """The rows of what the author wrote, without what is left out; that is counted in them.
+
+    Args:
+      author: who wrote.
+      items: as the output knows them.
+      held: what was written for each.
+      asked: questions of earlier conversations; those of these are added.
+
+    Raises:
+      InputError: nothing but what is left out has come for long.
+    """
+    dropped: Counter[str] = Counter()
+    for item, whole in zip(items, held, strict=False):
+        kept = settle(whole, asked)
+        rows = kept.exchanges[-1].rows if kept.exchanges else None
+        if rows is None:
+            dropped[kept.left_out or ""] += 1
+            if dropped.total() == MOST_DROPPED:
+                raise InputError(
+                    f"{MOST_DROPPED} conversations in a row are left out "
+                    f"({describe_counts(dropped)}); look at what the target says with `redrafter "
+                    "generate`, and raise max_user_tokens or user_sampling.temperature."
+                )
+            continue
+        if "turns" in author.identity:
+            questions = [exchange.question for exchange in kept.exchanges]
+            more = {"dropped": dict(dropped), "questions": questions}
+            yield rows_of(item, rows, kept.left_out, **more)
+        else:
+            (row,) = rows
+            tokens = {"input_ids": row.tokens, "loss_mask": row.mask}
+            yield [item.identity | {"dropped": dict(dropped)} | tokens]
+        dropped.clear()
+
+
+def questions_in(rows: Rows) -> list[str]:
+    """Those of a conversation of the output; a text is its own."""
+    return rows[0].get("questions", [_spell(rows[0]["input_ids"])])
+
+
+def settle(held: Held, asked: set[str]) -> Held:
+    """The conversation up to a question that was asked before; its own are added to `asked`."""
+    kept = []
+    for exchange in held.exchanges:
+        if exchange.question in asked:
+            return Held(kept, _REPEATED)
+        if exchange.rows is None:
+            break
+        asked.add(exchange.question)
+        kept.append(exchange)
+    return Held(kept, held.left_out)
+
+
+def describe_counts(counts: Counter[str]) -> str:
+    """Every reason with its count, the most frequent first."""
+    return "; ".join(f"{count} × {reason}" for reason, count in counts.most_common())
+
+
+def read_question(
+    written: Sequence[int], speaker: Speaker, turn: UserTurn
+) -> tuple[str, str | None]:
+    """The user's words, and what is wrong with them.
+
+    Args:
+      written: what the target wrote behind the opening.
+      speaker: for the target.
+      turn: what the template writes around the words.
+    """
+    tokenizer = speaker.tokenizer
+    ended = written[-1] in speaker.stop_tokens
+    words = tokenizer.decode(written[:-1] if ended else written, skip_special_tokens=False)
+    if turn.token is None:
+        words, closed, _ = words.partition(turn.closing)
+        ended |= bool(closed)
+    words = words.strip()
+    tokens = tokenizer.encode(words, add_special_tokens=False).ids
+    faults = {
+        "a question without an end": not ended,
+        "an empty or short question": len(tokens) < _FEWEST_TOKENS,
+        "a question with a marker of the template": any(marker in words for marker in turn.markers),
+        "a question that repeats itself": repeats_itself(tokens),
+    }
+    return words, next((fault for fault, holds in faults.items() if holds), None)
+
+
+def answer_fault(answer: Sequence[int]) -> str | None:
+    """Why an answer is left out."""
+    return "an answer that repeats itself" if repeats_itself(answer) else None
+
+
+def repeats_itself(tokens: Sequence[int]) -> bool:
+    """Whether they are 16 or more, of whose 4-grams less than half are distinct."""
+    if len(tokens) < _LOOP_TOKENS:
+        return False
+    ngrams = list(zip(*(tokens[start:] for start in range(_NGRAM)), strict=False))
+    return len(set(ngrams)) < _DISTINCT * len(ngrams)
+
+
+def _limits(settings: RegenerateSettings) -> dict[str, Any]:
+    return {
+        "max_new_tokens": settings.max_new_tokens,
+        "sequence_length": settings.data.sequence_length,
+    }
+
+
+def _spell(tokens: Sequence[int]) -> str:
+    return " ".join(map(str, tokens))
