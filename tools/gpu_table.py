@@ -7,8 +7,6 @@ were not measured on one GPU are refused.
 import argparse
 import json
 import re
-import sys
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,7 @@ from typing import Any
 from redrafter_jax.command_line import make_folder, run
 from redrafter_jax.errors import InputError
 
-# Relative error of the attention's outputs: some units in the last place of bfloat16, 2^-8 each.
-DIFFERENCE_LIMIT = 2e-2
-# Columns of a decode step, as they are called in the reports of `eval steps`.
+# Columns of a decode step, named as in the reports of `eval steps`, with their axes.
 SIZES = {
     "beam_width": "W",
     "draft_rounds": "R",
@@ -31,19 +27,11 @@ SIZES = {
 
 
 def collect(folder: Path) -> dict[str, Any]:
-    """The reports that `make gpu` left in a folder: `tests`, `kernel` and `steps` by name.
+    """The reports that `make gpu` left in a folder: `kernel`, and decode `steps` by target.
 
     Raises:
       InputError: they were not all measured on one GPU.
     """
-    cases = list(ElementTree.parse(folder / "tests.xml").getroot().iter("testcase"))
-    failed = [
-        f"{case.get('classname')}::{case.get('name')}: {part.get('message', '').partition('\n')[0]}"
-        for case in cases
-        for part in case
-        if part.tag in ("failure", "error")
-    ]
-    skipped = sum(part.tag == "skipped" for case in cases for part in case)
     kernel = json.loads((folder / "kernel.json").read_text())
     steps = {
         path.parent.name.removeprefix("steps_"): json.loads(path.read_text())
@@ -57,84 +45,57 @@ def collect(folder: Path) -> dict[str, Any]:
                 f"{folder} holds measurements on {report['device']!r} ({report['platform']}) and a "
                 f"kernel's on {kernel['device']!r}; run `make gpu` again, on one GPU."
             )
-    tests = {"passed": len(cases) - len(failed) - skipped, "skipped": skipped, "failed": failed}
-    return {"device": kernel["device"], "tests": tests, "kernel": kernel, "steps": steps}
+    return {"kernel": kernel, "steps": steps}
 
 
-def problems(collected: dict[str, Any]) -> Iterator[str]:
-    """A sentence for each reason not to rely on this GPU."""
-    tests = collected["tests"]
-    if tests["failed"] or not tests["passed"]:
-        yield f"Tests on the GPU: {tests['passed']} passed, {len(tests['failed'])} failed."
-        yield from tests["failed"]
-    for row in collected["kernel"]["rows"]:
-        for name, one in row["candidates"].items():
-            difference = one.get("difference")
-            if "not_run" in one or (difference is not None and difference <= DIFFERENCE_LIMIT):
-                continue
-            yield (
-                f"{name} at {row['heads']}, B={row['batch']}, S={row['slots']}, N={row['nodes']}: "
-                f"relative error {difference}, and the limit is {DIFFERENCE_LIMIT}."
-            )
-
-
-def markdown(collected: dict[str, Any]) -> Iterator[str]:
+def markdown(kernel: dict[str, Any], steps: dict[str, Any]) -> Iterator[str]:
     """The lines of the page."""
-    kernel, tests = collected["kernel"], collected["tests"]
     versions = ", ".join(f"{name} {number}" for name, number in kernel["versions"].items())
-    yield f"# {collected['device']}, {kernel['timestamp'].partition('T')[0]}"
-    yield f"\nWritten by `make gpu`; {versions}. Medians; the JSON file beside this has the rest."
-    yield f"\nTests on the GPU: {tests['passed']} passed, {len(tests['failed'])} failed, "
-    yield f"{tests['skipped']} skipped.\n"
-    yield from (f"- {problem}" for problem in problems(collected))
-    yield "\n## Tree attention: microseconds, and share of the rate of a copy\n"
-    names = list(kernel["rows"][0]["candidates"])
-    rows = [
-        [row[size] for size in ("heads", "batch", "slots", "nodes")]
-        + [_kernel_cell(row["candidates"][name]) for name in names]
-        for row in kernel["rows"]
-    ]
-    yield from _table(["heads", "B", "S", "N", *names], rows)
-    for name, report in collected["steps"].items():
+    yield f"# {kernel['device']}, {kernel['timestamp'].partition('T')[0]}\n"
+    yield f"Written by `make gpu`; {versions}. Medians; the JSON file beside this has the rest.\n"
+    yield "## Tree attention: microseconds, share of a copy's rate, relative error\n"
+    shape, names = ("heads", "batch", "slots", "nodes"), list(kernel["rows"][0]["candidates"])
+    yield from _row(["heads", "B", "S", "N", *names], header=True)
+    for row in kernel["rows"]:
+        cells = [_kernel_cell(row["candidates"][name]) for name in names]
+        yield from _row([*(row[size] for size in shape), *cells])
+    for name, report in steps.items():
         yield f"\n## A decode step of {name}: milliseconds, and in baseline steps\n"
         parts = list(report["rows"][0]["milliseconds"])
-        rows = [
-            [row[size] for size in SIZES]
-            + [f"{row['milliseconds'][part][1]:.3f}" for part in parts]
-            + [f"{row['in_baseline_steps']['step'][1]:.2f}"]
-            for row in report["rows"]
-        ]
-        yield from _table([*SIZES.values(), *parts, "step / baseline"], rows)
+        yield from _row([*SIZES.values(), *parts, "step / baseline"], header=True)
+        for row in report["rows"]:
+            times = [f"{row['milliseconds'][part][1]:.3f}" for part in parts]
+            ratio = f"{row['in_baseline_steps']['step'][1]:.2f}"
+            yield from _row([*(row[size] for size in SIZES), *times, ratio])
 
 
 def _kernel_cell(one: dict[str, Any]) -> str:
     if "not_run" in one:
         return "not run"
-    return f"{one['microseconds'][1]:.1f}, {one['share_of_copy'][1]:.2f}"
+    error = "not finite" if one["difference"] is None else f"{one['difference']:.1e}"
+    return f"{one['microseconds'][1]:.1f}, {one['share_of_copy'][1]:.2f}, {error}"
 
 
-def _table(names: list[str], rows: list[list[Any]]) -> Iterator[str]:
-    for cells in (names, ["---"] * len(names), *rows):
-        yield f"| {' | '.join(map(str, cells))} |"
+def _row(cells: list[Any], *, header: bool = False) -> Iterator[str]:
+    yield f"| {' | '.join(map(str, cells))} |"
+    if header:
+        yield "|---" * len(cells) + "|"
 
 
 def main() -> None:
-    """Write both files; exit code 1 where the GPU is not to be relied on."""
+    """Write both files."""
     parser = argparse.ArgumentParser(prog="python -m tools.gpu_table", description=__doc__)
     parser.add_argument("measured", type=Path, help="folder that `make gpu` has filled")
     parser.add_argument("output", type=Path, help="folder for the two files")
     arguments = parser.parse_args()
-    collected = collect(arguments.measured)
-    lines = list(markdown(collected))
+    reports = collect(arguments.measured)
     make_folder(arguments.output, "folder")
-    name = re.sub(r"[^a-z0-9]+", "-", collected["device"].lower()).strip("-")
-    path = arguments.output / f"{name}-{collected['kernel']['timestamp'].partition('T')[0]}.md"
-    path.write_text("\n".join(lines) + "\n")
-    path.with_suffix(".json").write_text(json.dumps(collected, indent=2, allow_nan=False) + "\n")
+    kernel = reports["kernel"]
+    name = re.sub(r"[^a-z0-9]+", "-", kernel["device"].lower()).strip("-")
+    path = arguments.output / f"{name}-{kernel['timestamp'].partition('T')[0]}.md"
+    path.write_text("\n".join(markdown(**reports)) + "\n")
+    path.with_suffix(".json").write_text(json.dumps(reports, indent=2, allow_nan=False) + "\n")
     print(f"{path} and {path.with_suffix('.json')}")
-    if found := list(problems(collected)):
-        print(*found, sep="\n", file=sys.stderr)
-        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -8,19 +8,18 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 from pydantic import PositiveInt
 from tokenizers import Tokenizer
 
-from redrafter_jax.command_line import run
+from redrafter_jax.command_line import make_folder, run
 from redrafter_jax.errors import InputError
 from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.settings.files import Settings, load_settings
 from redrafter_jax.text.tokenizer import load_tokenizer
-from tools.pretrain_settings import PretrainSettings
-from train.data.folders import read_folder
+from tools.pretrain import PretrainSettings
 from train.data.types import Text
 
 
@@ -44,27 +43,10 @@ class HoldOutSettings(Settings):
     output: Path
 
 
-# A document, and the character index of every line where a prompt may start.
-type Place = tuple[Text, list[int]]
-
-
-class HeldOutPrompt(NamedTuple):
-    """One row of the prompt file."""
-
-    question_id: int
-    category: str
-    prompt: str
-    source: str
-
-
 def choose_prompts(
-    documents: Sequence[Text],
-    tokenizer: Tokenizer,
-    count: int,
-    prompt_tokens: int,
-    seed: int,
-) -> list[HeldOutPrompt]:
-    """Prompts from all packages, each from the start of a line, at depths spread over the files.
+    documents: Sequence[Text], tokenizer: Tokenizer, count: int, prompt_tokens: int, seed: int
+) -> list[dict[str, Any]]:
+    """Rows of a prompt file from all packages, each the start of a line, at depths spread evenly.
 
     Args:
       documents: named `package/...`.
@@ -76,7 +58,8 @@ def choose_prompts(
     Raises:
       InputError: there is too little text for so many prompts.
     """
-    packages: dict[str, list[Place]] = defaultdict(list)
+    # Of each document, the character index of every line where a prompt may start.
+    packages: dict[str, list[tuple[Text, list[int]]]] = defaultdict(list)
     for document in documents:
         if line_starts := _line_starts(document.text, tokenizer, prompt_tokens):
             packages[document.place.partition("/")[0]].append((document, line_starts))
@@ -89,21 +72,20 @@ def choose_prompts(
             # Different documents first, then again, each time at another depth.
             document, line_starts = usable[order[turn % len(usable)]]
             start = line_starts[int((turn + 0.5) / share * len(line_starts))]
-            chosen.append(
-                HeldOutPrompt(
-                    question_id=1 + index + turn * len(packages),
-                    category=package,
-                    prompt=_cut(document.text[start:], tokenizer, prompt_tokens),
-                    source=f"{document.place}:{document.text.count('\n', 0, start) + 1}",
-                )
-            )
-    if len({prompt.source for prompt in chosen}) < count:
+            row = {
+                "question_id": 1 + index + turn * len(packages),
+                "category": package,
+                "prompt": _cut(document.text[start:], tokenizer, prompt_tokens),
+                "source": f"{document.place}:{document.text.count('\n', 0, start) + 1}",
+            }
+            chosen.append(row)
+    if len({row["source"] for row in chosen}) < count:
         raise InputError(
             f"The documents do not hold {count} different prompts of {prompt_tokens} tokens; "
             "lower count or prompt_tokens."
         )
     # Package by package in turns, so that the first few prompts are of all kinds too.
-    return sorted(chosen, key=lambda prompt: prompt.question_id)
+    return sorted(chosen, key=lambda row: row["question_id"])
 
 
 def _line_starts(text: str, tokenizer: Tokenizer, prompt_tokens: int) -> list[int]:
@@ -111,10 +93,9 @@ def _line_starts(text: str, tokenizer: Tokenizer, prompt_tokens: int) -> list[in
     offsets = [start for start, _ in tokenizer.encode(text).offsets]
     if len(offsets) < prompt_tokens:
         return []
-    last = offsets[-prompt_tokens]
     starts, position = [], 0
     for line in text.split("\n"):
-        if line.strip() and position <= last:
+        if line.strip() and position <= offsets[-prompt_tokens]:
             starts.append(position)
         position += len(line) + 1
     return starts
@@ -133,16 +114,15 @@ def _cut(text: str, tokenizer: Tokenizer, prompt_tokens: int) -> str:
 def main() -> None:
     """Choose the prompts and write them."""
     settings = parse_settings(HoldOutSettings, "Write prompts from held-out documents.")
-    data = load_settings(PretrainSettings, settings.pretrain_config).data
+    make_folder(settings.output.parent, "the folder of output")
     prompts = choose_prompts(
-        [text for source in data.sources for text in read_folder(source, held_out=True)],
+        load_settings(PretrainSettings, settings.pretrain_config).read(held_out=True),
         load_tokenizer(settings.tokenizer),
         settings.count,
         settings.prompt_tokens,
         settings.seed,
     )
-    rows = "".join(json.dumps(prompt._asdict(), ensure_ascii=False) + "\n" for prompt in prompts)
-    settings.output.parent.mkdir(parents=True, exist_ok=True)
+    rows = "".join(json.dumps(prompt, ensure_ascii=False) + "\n" for prompt in prompts)
     settings.output.write_text(rows, encoding="utf-8")
     print(f"{len(prompts)} prompts written to {settings.output}")
 

@@ -5,9 +5,8 @@ it.
 """
 
 import json
-import time
 from functools import partial
-from typing import NamedTuple
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +14,7 @@ import numpy as np
 import optax
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
+from pydantic import PositiveInt, model_validator
 from rich.progress import track
 
 from redrafter_jax.checkpoints.huggingface import save_target
@@ -23,33 +23,58 @@ from redrafter_jax.config import TargetConfig
 from redrafter_jax.models.target import Target, init_target
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.settings.arguments import parse_settings
-from tools.pretrain_settings import PretrainSettings
-from tools.tokenizer import save_tokenizer, train_tokenizer
+from redrafter_jax.settings.files import Settings
+from tools.tokenizer import END_TOKEN, SMALLEST_VOCABULARY, save_tokenizer, train_tokenizer
+from train.config import OptimizerSettings
 from train.data.batches import make_batches
 from train.data.chat import load_template
 from train.data.documents import encode_records
 from train.data.folders import read_folder
 from train.data.rows import cut
-from train.data.types import Windows
+from train.data.settings import DataSettings
+from train.data.types import Text, Windows
 from train.metrics import check_finite
 from train.optimizer import make_optimizer
 
-_END_TOKEN = 0
 _EVALUATION_BATCH = 4
 
 
-class HeldOutLoss(NamedTuple):
-    """Mean cross-entropy in nats, and the number of tokens it is the mean of."""
+class PretrainSettings(Settings):
+    """`python -m tools.pretrain`: a tokenizer and a small target from text files."""
 
-    mean: float
-    tokens: int
+    target: TargetConfig
+    data: DataSettings
+    optimizer: OptimizerSettings
+    steps: PositiveInt
+    seed: int = 0
+    log_every: PositiveInt = 20
+    output_dir: Path
 
+    @model_validator(mode="after")
+    def _fitting_target(self) -> "PretrainSettings":
+        vocab_size, ends = self.target.vocab_size, self.target.eos_token_ids
+        if vocab_size < SMALLEST_VOCABULARY or ends != (END_TOKEN,):
+            raise ValueError(
+                f"target.vocab_size is {vocab_size} and target.eos_token_ids {list(ends)}; the "
+                f"tokenizer needs {SMALLEST_VOCABULARY} or more, and ends texts with {[END_TOKEN]}"
+            )
+        length, positions = self.data.sequence_length, self.target.max_position_embeddings
+        if not 2 <= length <= positions:
+            raise ValueError(
+                f"data.sequence_length is {length}; give it 2 to {positions}, which is "
+                "target.max_position_embeddings"
+            )
+        return self
 
-class PretrainState(NamedTuple):
-    """What one optimizer step reads and writes."""
+    def read(self, *, held_out: bool = False) -> list[Text]:
+        """The training texts of all sources, or the held-out ones.
 
-    params: nnx.State
-    optimizer: optax.OptState
+        Raises:
+          InputError: as `read_folder`.
+        """
+        return [
+            text for source in self.data.sources for text in read_folder(source, held_out=held_out)
+        ]
 
 
 def next_token_loss(
@@ -64,34 +89,28 @@ def next_token_loss(
     return jnp.sum(losses * weights) / jnp.maximum(weights.sum(), 1)
 
 
-@partial(jax.jit, static_argnames="optimizer", donate_argnames="state")
+@partial(jax.jit, static_argnames="optimizer", donate_argnames=("params", "state"))
 def pretrain_step(
-    state: PretrainState,
+    params: nnx.State,
+    state: optax.OptState,
     target: Target,
-    tokens: Int[Array, "A B T"],
-    loss_mask: Bool[Array, "A B T"],
+    tokens: Int[Array, "B T"],
+    loss_mask: Bool[Array, "B T"],
     *,
-    optimizer: optax.GradientTransformation,
-) -> tuple[PretrainState, Float[Array, ""]]:
-    """One optimizer step over A accumulated batches; returns their mean loss."""
+    optimizer: optax.MultiSteps,
+) -> tuple[nnx.State, optax.OptState, Float[Array, ""]]:
+    """The parameters and the optimizer's state after one more batch, and its loss."""
 
-    def loss(params: nnx.State, batch: tuple[Array, Array]) -> Array:
-        return next_token_loss(Model(target.config, target.graphdef, params), *batch)
+    def loss(params: nnx.State) -> Array:
+        return next_token_loss(Model(target.config, target.graphdef, params), tokens, loss_mask)
 
-    def accumulate(gradients: nnx.State, batch: tuple[Array, Array]) -> tuple[nnx.State, Array]:
-        value, fresh = jax.value_and_grad(loss)(state.params, batch)
-        return jax.tree.map(jnp.add, gradients, fresh), value
-
-    zeros = jax.tree.map(jnp.zeros_like, state.params)
-    gradients, losses = jax.lax.scan(accumulate, zeros, (tokens, loss_mask))
-    gradients = jax.tree.map(lambda leaf: leaf / len(tokens), gradients)
-    updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
-    params = jax.tree.map(jnp.add, state.params, updates)
-    return PretrainState(params, optimizer_state), losses.mean()
+    value, gradients = jax.value_and_grad(loss)(params)
+    updates, state = optimizer.update(gradients, state, params)
+    return jax.tree.map(jnp.add, params, updates), state, value
 
 
-def held_out_loss(target: Target, windows: Windows) -> HeldOutLoss:
-    """The loss of all counted tokens but the first of each window, which nothing precedes."""
+def held_out_loss(target: Target, windows: Windows) -> tuple[float, int]:
+    """Mean loss of all counted tokens but the first of each window, and how many those are."""
     loss = jax.jit(next_token_loss)
     total, count = 0.0, 0
     for start in range(0, len(windows.tokens), _EVALUATION_BATCH):
@@ -99,80 +118,59 @@ def held_out_loss(target: Target, windows: Windows) -> HeldOutLoss:
         weight = int(windows.loss_mask[part, 1:].sum())
         total += weight * float(loss(target, windows.tokens[part], windows.loss_mask[part]))
         count += weight
-    return HeldOutLoss(total / count, count)
+    return total / count, count
 
 
 def main() -> None:
     """Train the tokenizer, then the model; keep both in `output_dir`."""
     settings = parse_settings(PretrainSettings, "Train a small target from text files.")
-    config = TargetConfig(**settings.target.model_dump(), eos_token_ids=(_END_TOKEN,))
     make_folder(settings.output_dir, "output_dir")
-    texts, held_out = (
-        [text for source in settings.data.sources for text in read_folder(source, held_out=part)]
-        for part in (False, True)
-    )
-    tokenizer = train_tokenizer([text.text for text in texts], settings.target.vocab_size)
-    save_tokenizer(tokenizer, settings.output_dir, settings.target.max_position_embeddings)
-    length = settings.data.sequence_length
+    texts, held_out = settings.read(), settings.read(held_out=True)
+    config, length = settings.target, settings.data.sequence_length
+    tokenizer = train_tokenizer([text.text for text in texts], config.vocab_size)
+    save_tokenizer(tokenizer, settings.output_dir, config.max_position_embeddings)
     template = partial(load_template, settings.data, settings.output_dir, tokenizer)
     windows, held_out_windows = (
-        cut(encode_records(part, settings.data, tokenizer, config, template), _END_TOKEN, length)
+        cut(encode_records(part, settings.data, tokenizer, config, template), END_TOKEN, length)
         for part in (texts, held_out)
     )
-    # The last window of a document may hold its last token alone, which is not scored.
-    scored = np.flatnonzero(held_out_windows.loss_mask[:, 1:].any(axis=1))
-    sample = np.random.default_rng(0).permutation(scored)
-    sample = np.sort(sample[: settings.evaluation_windows])
-    sampled = Windows(*(rows[sample] for rows in held_out_windows))
 
     target = init_target(config, settings.seed)
-    optimizer = make_optimizer(
-        settings.optimizer, settings.steps, lambda name: name.startswith("layers")
+    rule = settings.optimizer
+    optimizer = optax.MultiSteps(
+        make_optimizer(rule, settings.steps, lambda name: name.startswith("layers")),
+        rule.accumulation_steps,
     )
-    state = PretrainState(target.params, optimizer.init(target.params))
-    group = settings.optimizer.accumulation_steps
-    rows = settings.optimizer.batch_size * group
-    batches = make_batches([(windows, 1.0)], rows, settings.data.shuffle_seed)
-
-    def current() -> Target:
-        return Model(config, target.graphdef, state.params)
-
-    started = time.perf_counter()
+    params, state = target.params, optimizer.init(target.params)
+    batches = make_batches([(windows, 1.0)], rule.batch_size, settings.data.shuffle_seed)
     for step in track(range(1, settings.steps + 1), "pretrain"):
-        batch = next(batches)
-        shape = (group, -1, length)
-        tokens, loss_mask = (batch[name].reshape(shape) for name in ("tokens", "loss_mask"))
-        state, loss = pretrain_step(state, target, tokens, loss_mask, optimizer=optimizer)
+        losses = []
+        for _ in range(rule.accumulation_steps):
+            batch = next(batches)
+            params, state, loss = pretrain_step(
+                params, state, target, batch["tokens"], batch["loss_mask"], optimizer=optimizer
+            )
+            losses.append(loss)
         if step % settings.log_every == 0 or step == settings.steps:
-            check_finite(step, settings.optimizer.learning_rate, loss=float(loss))
-            speed = step * batch["tokens"].size / (time.perf_counter() - started)
-            print(f"step {step}: loss {float(loss):.3f}, {speed:.0f} tokens/s")
-        if step % settings.evaluate_every == 0:
-            check_finite(step, settings.optimizer.learning_rate, loss=float(loss))
-            _export(current(), settings)
-            measured = held_out_loss(current(), sampled)
-            print(f"step {step}: held-out loss {measured.mean:.4f} nats/token")
+            mean = float(np.mean(losses))
+            check_finite(step, rule.learning_rate, loss=mean)
+            print(f"step {step}: loss {mean:.3f}")
 
-    _export(current(), settings)
-    measured = held_out_loss(current(), held_out_windows)
-    text_bytes = sum(len(document.text.encode()) for document in held_out)
+    stored = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    save_target(Model(config, target.graphdef, stored), settings.output_dir)
+    loss, tokens = held_out_loss(Model(config, target.graphdef, params), held_out_windows)
+    text_bytes = sum(len(text.text.encode()) for text in held_out)
     # The bytes are those of all tokens, so the first of a window is taken to cost the mean as well.
     text_tokens = int(held_out_windows.loss_mask.sum())
     report = {
-        "held_out_loss_nats_per_token": measured.mean,
-        "held_out_bits_per_byte": measured.mean * text_tokens / text_bytes / np.log(2),
-        "held_out_tokens": measured.tokens,
-        "training_tokens": settings.steps * group * settings.optimizer.batch_size * length,
+        "held_out_loss_nats_per_token": loss,
+        "held_out_bits_per_byte": loss * text_tokens / text_bytes / np.log(2),
+        "held_out_tokens": tokens,
+        "training_tokens": settings.steps * rule.accumulation_steps * rule.batch_size * length,
         "settings": settings.model_dump(mode="json"),
     }
     (settings.output_dir / "pretrain_report.json").write_text(json.dumps(report, indent=2) + "\n")
-    print(f"held-out loss {measured.mean:.4f} nats/token; target written to {settings.output_dir}")
-
-
-def _export(target: Target, settings: PretrainSettings) -> None:
-    dtype = jnp.dtype(settings.export_dtype)
-    params = jax.tree.map(lambda leaf: leaf.astype(dtype), target.params)
-    save_target(Model(target.config, target.graphdef, params), settings.output_dir)
+    print(f"held-out loss {loss:.4f} nats/token; target written to {settings.output_dir}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.settings.files import load_settings
 from redrafter_jax.text.prompts import read_prompts
 from tools.hold_out import choose_prompts
-from tools.pretrain_settings import PretrainSettings
+from tools.pretrain import PretrainSettings
 from tools.tokenizer import train_tokenizer
 from train.data.types import Text
 
@@ -39,8 +39,8 @@ def test_prompts_are_spread_over_packages_in_turns_and_over_depths(
     documents: list[Text],
 ) -> None:
     prompts = choose(documents, count=9)
-    assert [prompt.category for prompt in prompts] == ["a", "b", "c"] * 3
-    sources = [prompt.source for prompt in prompts]
+    assert [prompt["category"] for prompt in prompts] == ["a", "b", "c"] * 3
+    sources = [prompt["source"] for prompt in prompts]
     assert len(set(sources)) == 9
     lines = sorted(int(source.rpartition(":")[2]) for source in sources if source[0] == "c")
     assert lines[0] < 12 < lines[1] < 25 < lines[2]
@@ -50,11 +50,11 @@ def test_prompts_are_spread_over_packages_in_turns_and_over_depths(
 def test_a_prompt_is_the_text_at_its_source_from_a_line_start(documents: list[Text]) -> None:
     texts = dict(documents)
     for prompt in choose(documents):
-        name, _, line = prompt.source.rpartition(":")
+        name, _, line = prompt["source"].rpartition(":")
         rest = "\n".join(texts[name].split("\n")[int(line) - 1 :])
-        assert rest.startswith(prompt.prompt)
+        assert rest.startswith(prompt["prompt"])
         assert rest.split("\n")[0].strip(), "a prompt starts with a line that holds text"
-        assert len(prompt.prompt) == 30
+        assert len(prompt["prompt"]) == 30
 
 
 def test_too_little_text_is_refused(documents: list[Text]) -> None:
@@ -66,7 +66,7 @@ def test_a_prompts_tokens_are_the_documents_own(byte_level: Tokenizer) -> None:
     text = "    café = [naïve, 'über']  # ∑ of ﬁne things\n" * 20
     for length in range(5, 40):
         (prompt,) = choose_prompts([Text("p/a.py", text)], byte_level, 1, length, 0)
-        ids = byte_level.encode(prompt.prompt).ids
+        ids = byte_level.encode(prompt["prompt"]).ids
         assert byte_level.encode(text).ids[: len(ids)] == ids
         assert length - 6 <= len(ids) <= length
 

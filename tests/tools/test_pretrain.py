@@ -15,8 +15,7 @@ from transformers import AutoConfig
 from redrafter_jax.checkpoints.huggingface import load_target
 from redrafter_jax.errors import InputError
 from redrafter_jax.settings.files import load_settings
-from tools.pretrain import held_out_loss, main, next_token_loss
-from tools.pretrain_settings import PretrainSettings
+from tools.pretrain import PretrainSettings, held_out_loss, main, next_token_loss
 from train.data.types import Windows
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -33,6 +32,7 @@ SHAPE = {
     "rms_norm_eps": 1.0e-5,
     "max_position_embeddings": 32,
     "tie_word_embeddings": True,
+    "eos_token_ids": [0],
 }
 
 
@@ -50,8 +50,6 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
         },
         "optimizer": {"learning_rate": 1e-2, "batch_size": 4, "accumulation_steps": 2},
         "steps": 40,
-        "evaluate_every": 20,
-        "evaluation_windows": 8,
         "output_dir": str(folder / "target"),
     }
     (folder / "pretrain.yaml").write_text(yaml.safe_dump(settings))
@@ -106,21 +104,22 @@ def test_the_held_out_loss_is_the_mean_over_every_window(exported: Path, count: 
     generator = np.random.default_rng(count)
     tokens = generator.integers(0, 300, (count, 8)).astype(np.int32)
     mask = generator.random((count, 8)) < 0.5
-    measured = held_out_loss(target, Windows(tokens, mask, np.ones_like(tokens)))
+    mean, counted = held_out_loss(target, Windows(tokens, mask, np.ones_like(tokens)))
     loss = jax.jit(next_token_loss)
     alone = [
-        (float(loss(target, row[None], counted[None])), n)
-        for row, counted, n in zip(tokens, mask, mask[:, 1:].sum(axis=1), strict=True)
+        (float(loss(target, row[None], of_row[None])), n)
+        for row, of_row, n in zip(tokens, mask, mask[:, 1:].sum(axis=1), strict=True)
     ]
-    assert measured.tokens == mask[:, 1:].sum()
-    expected = sum(loss * n for loss, n in alone) / measured.tokens
-    np.testing.assert_allclose(measured.mean, expected, rtol=1e-5)
+    assert counted == mask[:, 1:].sum()
+    expected = sum(loss * n for loss, n in alone) / counted
+    np.testing.assert_allclose(mean, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("target.vocab_size=256", "257"),
+        ("target.vocab_size=256", "target.vocab_size is 256 .* needs 257 or more"),
+        ("target.eos_token_ids=[1]", r"ends texts with \[0\]"),
         ("data.sequence_length=33", "data.sequence_length is 33; give it 2 to 32"),
     ],
 )

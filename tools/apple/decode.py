@@ -1,199 +1,204 @@
-"""Compare with Apple's PyTorch ReDrafter on one CPU: same weights, same prompts, same trees.
+"""Decode beside Apple's PyTorch ReDrafter on one CPU: same weights, same prompts, same trees.
 
     python -m tools.apple decode --torch-python TORCHENV/bin/python \
-        --repository ml-recurrent-drafter \
-        --target TARGET --drafter DRAFTER --prompts prompts.json --output comparison.json
+        --repository ml-recurrent-drafter --target TARGET --drafter DRAFTER \
+        --prompts configs/demo_prompts.jsonl --output report.json
 
 `--torch-python` is a Python with PyTorch and the packages that worker.py names;
 `--repository` is a clone of https://github.com/apple/ml-recurrent-drafter. Both sides decode
-greedily in float32, one prompt at a time, with a tree of Apple's making (`final_beams_only`, all
-nodes), and never stop before `--max-new-tokens`. Both drafters normalise scores over a beam's 50
-best tokens, as Apple's code does. The two take turns on the same CPU cores, so that a slow minute
-of the machine hits both, and whoever is not measured waits for input. PyTorch's threads wait for
-each other asleep (OMP_WAIT_POLICY=PASSIVE); `--wait-policies PASSIVE ACTIVE` measures both ways.
+greedily in float32, one prompt at a time, with every beam width and number of draft rounds and a
+tree of Apple's making (`final_beams_only`, all nodes), and never stop before `--max-new-tokens`.
+Both drafters normalise scores over a beam's 50 best tokens, as Apple's code does.
+
+Of each target call the beams after every round (tokens, order, log-probabilities) and the packed
+tree are compared. A difference is a tie where the scores that decided it are within 1e-4 nats.
+Then both are timed `--repeats` times, in turns on the same CPU cores, so that a slow minute of the
+machine hits both, and whoever is not measured waits for input. The report is written after every
+tree; one with differences that are no ties ends with exit code 1.
 """
 
 import argparse
+import itertools
 import json
 import os
-import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import jax
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from redrafter_jax import generate, generate_autoregressive, load_drafter, load_target
+from redrafter_jax.command_line import make_folder
+from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
+from redrafter_jax.models.target import Target
+from redrafter_jax.text.prompts import read_prompts, tokenize
 from redrafter_jax.text.tokenizer import load_tokenizer
 from tools.apple.process import Process, apple_command, start, versions_of
-from tools.apple.traces import apple_tree, same_prefix
+from tools.apple.traces import Decoded, apple_tree, compare_traces, read_apple, trace_ours
 
-MODES = ("speculative", "autoregressive")
 NAMES = ("ours", "apple")
+SUMS = ("same_text", "same_calls", "steps", "same_beams", "same_trees", "ties", "unexplained")
 # Both runtimes' thread pools spin for some milliseconds after their last task; let that pass, or
 # the side that has just finished takes cycles from the side being timed.
 SETTLE_SECONDS = 0.05
 
 
-class Run(NamedTuple):
-    """One generation: its new tokens, target calls after prefill, wall time with prefill."""
+class Job(NamedTuple):
+    """One prompt and one tree; a `beam_width` of 0 is the autoregressive baseline."""
 
-    tokens: list[int]
-    target_calls: int
-    seconds: float
-
-    @property
-    def tokens_per_second(self) -> float:
-        """New tokens over the whole wall time."""
-        return len(self.tokens) / self.seconds
+    prompt: list[int]
+    beam_width: int
+    draft_rounds: int
+    max_new_tokens: int
 
 
-# Decodes one prompt in one of the modes.
-type Side = Callable[[str, list[int]], Run]
+# Decodes; the flag asks for the steps.
+type Side = Callable[[Job, bool], Decoded]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `decode`."""
-    parser.add_argument("--prompts", type=Path, required=True, help="JSON: a list of strings")
-    parser.add_argument("--beam-width", type=int, default=4, help="W")
-    parser.add_argument("--draft-rounds", type=int, default=4, help="R; Apple's beam length less 1")
-    parser.add_argument("--max-new-tokens", type=int, default=160)
-    parser.add_argument("--repeats", type=int, default=3, help="timed runs after one warm-up")
-    parser.add_argument(
-        "--wait-policies",
-        nargs="+",
-        choices=("PASSIVE", "ACTIVE"),
-        default=["PASSIVE"],
-        help="OMP_WAIT_POLICY of PyTorch's threads, each measured in turn (%(default)s)",
-    )
+def our_side(target: Target, drafter: DraftModel) -> Side:
+    """Our decoders."""
 
-
-def our_side(arguments: argparse.Namespace) -> Side:
-    """Our two models in float32 on the CPU."""
-    target = load_target(arguments.target, dtype="float32")
-    drafter = load_drafter(arguments.drafter, dtype="float32")
-    draft = apple_tree(target, arguments.beam_width, arguments.draft_rounds)
-    limits: dict[str, Any] = {"max_new_tokens": arguments.max_new_tokens, "eos_token_ids": ()}
-
-    def run(mode: str, prompt: list[int]) -> Run:
-        start = time.perf_counter()
-        if mode == "speculative":
-            result = generate(target, drafter, [prompt], draft=draft, **limits)
+    def decode(job: Job, trace: bool) -> Decoded:
+        started = time.perf_counter()
+        if job.beam_width and trace:
+            return trace_ours(target, drafter, **job._asdict())
+        options: dict[str, Any] = {"max_new_tokens": job.max_new_tokens, "eos_token_ids": ()}
+        if job.beam_width:
+            draft = apple_tree(target, job.beam_width, job.draft_rounds)
+            result = generate(target, drafter, [job.prompt], draft=draft, **options)
         else:
-            result = generate_autoregressive(target, [prompt], **limits)
-        tokens = [int(token) for token in result.tokens[0]]
-        return Run(tokens, int(result.steps[0]), time.perf_counter() - start)
+            result = generate_autoregressive(target, [job.prompt], **options)
+        seconds = time.perf_counter() - started
+        return Decoded(result.tokens[0], result.steps[0], seconds, [])
 
-    return run
+    return decode
 
 
-def apple_side(apple: Process, arguments: argparse.Namespace) -> Side:
+def apple_side(apple: Process) -> Side:
     """Apple's decoders."""
-    names = ("beam_width", "draft_rounds", "max_new_tokens")
-    settings = {name: getattr(arguments, name) for name in names}
-
-    def run(mode: str, prompt: list[int]) -> Run:
-        reply = apple.ask({"mode": mode, "prompt": prompt} | settings)
-        return Run(*(reply[name] for name in Run._fields))
-
-    return run
+    return lambda job, trace: read_apple(apple.ask(trace=trace, **job._asdict()))
 
 
-def compare_prompt(
-    mode: str, prompt: list[int], ours: Side, apple: Side, repeats: int
-) -> dict[str, Any]:
-    """Warm both sides up on this very prompt, then time them in turns."""
-    sides = {"ours": ours, "apple": apple}
-    first = {name: side(mode, prompt) for name, side in sides.items()}
-    runs: dict[str, list[Run]] = {name: [] for name in sides}
+def time_sides(job: Job, sides: dict[str, Side], repeats: int) -> dict[str, Any]:
+    """Warm both sides up on this very prompt, then time them in turns.
+
+    Raises:
+      InputError: two runs of one side differ.
+    """
+    texts = {name: sides[name](job, False).tokens for name in NAMES}
+    seconds: dict[str, list[float]] = {name: [] for name in NAMES}
     for repeat in range(repeats):
         # Whoever goes first changes each time: neither always follows the other's heat.
-        for name in sorted(sides, reverse=repeat % 2 == 0):
+        for name in NAMES if repeat % 2 == 0 else reversed(NAMES):
             time.sleep(SETTLE_SECONDS)
-            runs[name].append(sides[name](mode, prompt))
-    for name, repeated in runs.items():
-        if any(run.tokens != first[name].tokens for run in repeated):
-            raise InputError(f"{name}: two {mode} runs of the same prompt differ.")
-    speeds = {name: [run.tokens_per_second for run in runs[name]] for name in NAMES}
+            decoded = sides[name](job, False)
+            seconds[name].append(decoded.seconds)
+            if decoded.tokens != texts[name]:
+                raise InputError(f"{name}: two runs of the same prompt differ.")
+    pairs = zip(seconds["ours"], seconds["apple"], strict=True)
     return {
-        "prompt_tokens": len(prompt),
-        "same_text": first["ours"].tokens == first["apple"].tokens,
-        "shared_tokens": same_prefix(first["ours"].tokens, first["apple"].tokens),
-        "target_calls": {name: run.target_calls for name, run in first.items()},
-        "tokens_per_second": {name: statistics.median(speeds[name]) for name in NAMES},
-        "seconds": {name: [run.seconds for run in runs[name]] for name in NAMES},
-        "ratio": statistics.median(
-            mine / theirs for mine, theirs in zip(speeds["ours"], speeds["apple"], strict=True)
-        ),
-        "tokens": {name: run.tokens for name, run in first.items()},
+        "seconds": seconds,
+        "tokens_per_second": {name: len(texts[name]) / median(seconds[name]) for name in NAMES},
+        "ratio": median(apple / ours for ours, apple in pairs),
     }
 
 
 def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Sums over prompts; medians of speeds and of their ratios."""
+    """Sums over the prompts of a tree, medians of speeds and of their ratios, and the prompts."""
+    summary: dict[str, Any] = {"prompts": len(rows)}
+    summary |= {name: sum(row[name] for row in rows) for name in SUMS}
     calls = [row["target_calls"] for row in rows]
-    speeds = [row["tokens_per_second"] for row in rows]
-    return {
-        "prompts": len(rows),
-        "same_texts": sum(row["same_text"] for row in rows),
-        "target_calls": {name: sum(c[name] for c in calls) for name in NAMES},
-        "same_target_calls": sum(c["ours"] == c["apple"] for c in calls),
-        "tokens_per_second": {name: statistics.median(s[name] for s in speeds) for name in NAMES},
-        "ratio": statistics.median(row["ratio"] for row in rows),
-    }
+    summary["target_calls"] = {name: sum(pair[name] for pair in calls) for name in NAMES}
+    summary["largest_error"] = max(row["largest_error"] for row in rows)
+    if "ratio" in rows[0]:
+        speeds = [row["tokens_per_second"] for row in rows]
+        summary["tokens_per_second"] = {n: median(pair[n] for pair in speeds) for n in NAMES}
+        summary["ratio"] = median(row["ratio"] for row in rows)
+    return summary | {"rows": rows}
 
 
-def make_table(runs: dict[str, Any]) -> Table:
-    """One line per wait policy and way of decoding."""
-    table = Table("OMP_WAIT_POLICY", "decoding", "same texts", "target calls, ours / Apple's")
-    for name in ("tokens/s, ours", "Apple's", "ratio"):
-        table.add_column(name, justify="right")
-    for policy, modes in runs.items():
-        for mode, of_mode in modes.items():
-            total = of_mode["summary"]
-            table.add_row(
-                policy,
-                mode,
-                f"{total['same_texts']} of {total['prompts']}",
-                " / ".join(str(total["target_calls"][name]) for name in NAMES),
-                *(f"{total['tokens_per_second'][name]:.1f}" for name in NAMES),
-                f"{total['ratio']:.2f}",
-            )
-    return table
+def describe(result: dict[str, Any]) -> str:
+    """A tree's summary in a line; pairs are ours and Apple's."""
+    prompts, steps, calls = result["prompts"], result["steps"], result["target_calls"]
+    line = (
+        f"W={result['beam_width']} R={result['draft_rounds']}: {result['same_text']} of {prompts} "
+        f"texts the same; {calls['ours']} and {calls['apple']} target calls; of {steps} compared, "
+        f"{result['same_beams']} with the same beams and {result['same_trees']} with the same tree"
+        f"; largest score difference {result['largest_error']:.1e} nats; {result['ties']} ties, "
+        f"{result['unexplained']} unexplained"
+    )
+    if "ratio" not in result:
+        return line
+    ours, apple = (result["tokens_per_second"][name] for name in NAMES)
+    return f"{line}; {ours:.1f} and {apple:.1f} tokens/s, ratio {result['ratio']:.2f}"
 
 
-def main(arguments: argparse.Namespace) -> None:
-    """Compare, write the report, show the table."""
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """The options of `decode`."""
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.apple decode", description=__doc__, formatter_class=layout
+    )
+    add = parser.add_argument
+    add("--torch-python", required=True, help="a Python that has PyTorch")
+    add("--repository", type=Path, required=True, help="clone of Apple's code")
+    add("--target", type=Path, required=True, help="Llama in Hugging Face layout")
+    add("--drafter", type=Path, required=True, help="drafter in Apple's layout")
+    add("--prompts", type=Path, required=True, help='JSONL of {"prompt": ...}')
+    add("--output", type=Path, required=True, help="where the JSON report goes")
+    add("--beam-widths", type=int, nargs="+", default=[0, 4], help="W, 0: baseline (%(default)s)")
+    add("--draft-rounds", type=int, nargs="+", default=[4], help="R; Apple's beam length less 1")
+    add("--max-new-tokens", type=int, default=160)
+    add("--repeats", type=int, default=3, help="timed runs after one warm-up; 0 times nothing")
+    policies = {"choices": ("PASSIVE", "ACTIVE"), "default": "PASSIVE"}
+    add("--wait-policy", **policies, help="OMP_WAIT_POLICY of PyTorch's threads (%(default)s)")
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str]) -> None:
+    """Compare; write the report and a line for each tree as they come."""
+    arguments = parse(words)
+    make_folder(arguments.output.parent, "the folder of --output")
     jax.config.update("jax_platforms", "cpu")  # Apple's side runs there as well
+    # What else the machine was doing: speeds mean little where this is not near 0.
     load_average = os.getloadavg()[0]
-    tokenizer = load_tokenizer(arguments.target)
-    prompts = [tokenizer.encode(text).ids for text in json.loads(arguments.prompts.read_text())]
-    ours = our_side(arguments)
+    target = load_target(arguments.target, "float32")
+    drafter = load_drafter(arguments.drafter, "float32")
+    tokens = arguments.max_new_tokens
+    tokenizer, positions = load_tokenizer(arguments.target), target.config.position_limit
+    prompts = tokenize(read_prompts(arguments.prompts), tokenizer, tokens, positions)
+    pairs = itertools.product(arguments.beam_widths, arguments.draft_rounds)
+    trees = dict.fromkeys((width, rounds if width else 0) for width, rounds in pairs)
     folders = arguments.target, arguments.drafter
     command = apple_command(arguments.torch_python, arguments.repository, "decode", *folders)
-    runs, versions = {}, {}
-    for policy in arguments.wait_policies:
-        with start(command, policy) as process:
-            versions = versions_of(process, arguments.repository)
-            apple = apple_side(process, arguments)
-            rows = {mode: [] for mode in MODES}
-            for prompt in track(prompts, policy, console=Console(stderr=True)):
-                for mode in MODES:
-                    row = compare_prompt(mode, prompt, ours, apple, arguments.repeats)
-                    rows[mode].append(row)
-        runs[policy] = {m: {"summary": summarize(r), "prompts": r} for m, r in rows.items()}
-    report = {
-        # What else the machine was doing: speeds mean little where this is not near 0.
-        "load_average_before": load_average,
-        "cpus": len(os.sched_getaffinity(0)),
-        "versions": versions,
-        "settings": vars(arguments),
-        "runs": runs,
-    }
-    arguments.output.write_text(json.dumps(report, indent=1, default=str) + "\n")
-    Console().print(make_table(runs))
+    results: list[dict[str, Any]] = []
+    with start(command, arguments.wait_policy) as process:
+        report = {
+            "load_average_before": load_average,
+            "cpus": len(os.sched_getaffinity(0)),
+            "versions": versions_of(process, arguments.repository),
+            "settings": vars(arguments),
+            "results": results,
+        }
+        sides = {"ours": our_side(target, drafter), "apple": apple_side(process)}
+        for width, rounds in trees:
+            rows, title = [], f"W={width} R={rounds}"
+            for prompt in track(prompts, title, console=Console(stderr=True)):
+                job = Job(prompt, width, rounds, tokens)
+                traces = (sides[name](job, True) for name in NAMES)
+                row = compare_traces(*traces, len(prompt))
+                if arguments.repeats:
+                    row |= time_sides(job, sides, arguments.repeats)
+                rows.append(row)
+            results.append({"beam_width": width, "draft_rounds": rounds} | summarize(rows))
+            arguments.output.write_text(json.dumps(report, indent=1, default=str) + "\n")
+            print(describe(results[-1]))
+    if any(result["unexplained"] for result in results):
+        sys.exit(1)

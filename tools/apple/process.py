@@ -18,27 +18,24 @@ class Process:
     """Answers a line of JSON with a line of JSON; `about` is what it said first."""
 
     def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
-        self.name, self._process = name, process
+        self._name, self._process = name, process
         self.about = self._read()
 
-    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, **request: Any) -> dict[str, Any]:
         """Its answer.
 
         Raises:
           InputError: it has ended.
         """
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
+        print(json.dumps(request), file=self._process.stdin, flush=True)
         return self._read()
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            code = self._process.wait()
-            raise InputError(f"{self.name} ended with code {code}; its own message is above.")
-        return json.loads(line)
+        if line := self._process.stdout.readline():
+            return json.loads(line)
+        code = self._process.wait()
+        raise InputError(f"{self._name} ended with code {code}; its own message is above.")
 
 
 @contextmanager
@@ -55,13 +52,10 @@ def start(command: Sequence[str], wait_policy: WaitPolicy = "PASSIVE") -> Genera
     """
     # Both models are folders.
     environment = {"HF_HUB_OFFLINE": "1", "JAX_PLATFORMS": "cpu", "OMP_WAIT_POLICY": wait_policy}
+    pipe = subprocess.PIPE
     try:
         process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=os.environ | environment,
-            text=True,
+            command, stdin=pipe, stdout=pipe, env=os.environ | environment, text=True
         )
     except OSError as error:
         raise InputError(f"Cannot start {command[0]}: {error.strerror}.") from None

@@ -1,32 +1,29 @@
-"""What either side drafts in every step of decoding a prompt: beams of each round, and the tree."""
+"""What either side drafts in every step of decoding a prompt, and where two such traces differ."""
 
 import itertools
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.decoding.step import decode_step, step_noise
-from redrafter_jax.drafters.beam import beam_search
 from redrafter_jax.drafters.recurrent import RecurrentDrafter
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.generation import collect, start
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.program import program
-from redrafter_jax.types import Beams, DecodeState, TokenTree
+from redrafter_jax.types import DecodeState, TokenTree
 
 # What Apple's `warp_logits` keeps of a beam's scores.
 APPLE_CANDIDATES = 50
+# Nats. Sums of seven float32 log-probabilities from logits of two libraries differ by less, and two
+# beams that are farther apart than this are no tie.
+TOLERANCE = 1e-4
 
-
-class Round(NamedTuple):
-    """The beams after a round, best first: their tokens below the root, and their scores."""
-
-    sequences: list[tuple[int, ...]]
-    log_probs: list[float]
+# Of every beam after a round, best first: its tokens below the root, and its log-probability.
+type Round = dict[tuple[int, ...], float]
 
 
 class Step(NamedTuple):
@@ -43,12 +40,38 @@ class Step(NamedTuple):
     paths: frozenset[tuple[int, ...]]
 
 
-class Trace(NamedTuple):
-    """One prompt: the new tokens, the number of target calls after prefill, and each of them."""
+class Decoded(NamedTuple):
+    """One prompt.
+
+    Attributes:
+      tokens: the new ones.
+      target_calls: those after prefill.
+      seconds: wall time, prefill included; 0 where it was not taken.
+      steps: one for each target call, where they were asked for.
+    """
 
     tokens: list[int]
     target_calls: int
+    seconds: float
     steps: list[Step]
+
+
+class Difference(NamedTuple):
+    """The first place of a step where the two differ.
+
+    Attributes:
+      length: of the text before the step.
+      round: counted from 0; None where beams are the same and the trees differ.
+      kind: "order" of the same beams, other "beams", or another "tree".
+      gap: nats that separate what was taken from what the other side took; of a tree None.
+      tie: the gap is within the tolerance, so rounding decided.
+    """
+
+    length: int
+    round: int | None
+    kind: str
+    gap: float | None
+    tie: bool
 
 
 def apple_tree(target: Target, beam_width: int, draft_rounds: int) -> DraftConfig:
@@ -62,22 +85,16 @@ def apple_tree(target: Target, beam_width: int, draft_rounds: int) -> DraftConfi
     )
 
 
-def same_prefix(ours: list[int], theirs: list[int]) -> int:
-    """How many leading tokens two texts share."""
-    same = (a == b for a, b in zip(ours, theirs, strict=False))
-    return sum(itertools.takewhile(bool, same))
-
-
-def read_apple(reply: dict[str, Any]) -> Trace:
-    """From worker.py's answer to a request for a trace."""
+def read_apple(reply: dict[str, Any]) -> Decoded:
+    """From worker.py's answer."""
     steps = []
     for step in reply["steps"]:
         rounds = [
-            Round([tuple(sequence) for sequence in beams["sequences"]], beams["log_probs"])
+            dict(zip(map(tuple, beams["sequences"]), beams["log_probs"], strict=True))
             for beams in step["rounds"]
         ]
         steps.append(Step(step["length"], rounds, frozenset(_paths(**step["tree"]))))
-    return Trace(reply["tokens"], reply["target_calls"], steps)
+    return Decoded(reply["tokens"], reply["target_calls"], reply["seconds"], steps)
 
 
 def trace_ours(
@@ -88,7 +105,7 @@ def trace_ours(
     beam_width: int,
     draft_rounds: int,
     max_new_tokens: int,
-) -> Trace:
+) -> Decoded:
     """Greedy decoding with a tree of Apple's making, step by step."""
     bound = RecurrentDrafter(drafter, apple_tree(target, beam_width, draft_rounds))
     state, _ = start(target, bound, [prompt], max_new_tokens, None, None, ())
@@ -96,61 +113,34 @@ def trace_ours(
     while not bool(state.done[0]):
         length = int(state.cache.lengths[0]) + 1
         beams, tree, state = _traced_step(target, bound, state)
-        beams, tree = jax.device_get((beams, tree))
-        steps.append(Step(length, read_beams(beams), read_tree(tree)))
+        rounds: list[Round] = [{} for _ in range(draft_rounds)]
+        for path, log_prob in read_tree(beams).items():
+            if len(path) > 1:  # below the root
+                rounds[len(path) - 2][path[1:]] = log_prob
+        steps.append(Step(length, rounds, frozenset(read_tree(tree))))
     result = collect(state, [prompt], bound)
-    return Trace(result.tokens[0], result.steps[0], steps)
+    return Decoded(result.tokens[0], result.steps[0], 0.0, steps)
 
 
 @program()
 def _traced_step(
     target: Target, drafter: RecurrentDrafter, state: DecodeState
-) -> tuple[Beams, TokenTree, DecodeState]:
-    """A decode step, and what it drafts."""
-    embedding = target.merge().embed_tokens[...]
+) -> tuple[TokenTree, TokenTree, DecodeState]:
+    """A decode step: the tree of all beams of all rounds, the tree that is verified, the state."""
     noise = step_noise(state, drafter.max_path, target.config.vocab_size)
-    beams = beam_search(
-        drafter.model.merge(),
-        embedding,
-        state.drafter,
-        state.root,
-        noise,
-        state.sampling,
-        drafter.draft,
-    )
+    every_beam = replace(drafter, draft=replace(drafter.draft, final_beams_only=False))
+    beams = every_beam.propose(target.merge(), state, noise, state.sampling)
     after, trace = decode_step(target, drafter, state)
     return beams, trace.tree, after
 
 
-def read_beams(beams: Beams) -> list[Round]:
-    """Of row 0: every beam's tokens, from its parents'."""
-    tokens, parents, log_probs = (np.asarray(values)[0] for values in beams)
-    sequences: list[tuple[int, ...]] = [()]
-    rounds = []
-    for round_index in range(len(tokens)):
-        # The first round's beams all descend from the root.
-        before = parents[round_index] if round_index else [0] * len(parents[0])
-        sequences = [
-            (*sequences[parent], int(token))
-            for parent, token in zip(before, tokens[round_index], strict=True)
-        ]
-        rounds.append(Round(sequences, log_probs[round_index].tolist()))
-    return rounds
-
-
-def read_tree(tree: TokenTree) -> frozenset[tuple[int, ...]]:
-    """Of row 0: the paths of its live nodes."""
-    paths = _paths(np.asarray(tree.tokens)[0].tolist(), np.asarray(tree.parents)[0].tolist())
-    live = np.asarray(tree.log_probs)[0] > -np.inf
-    return frozenset(itertools.compress(paths, live))
-
-
-def choice_gap(target: Target, text: list[int], first: int, second: int) -> float:
-    """By how much the target prefers one token to another after a text, in logits."""
-    decoder = target.merge()
-    hidden, _, _ = decoder.forward(jnp.asarray([text], jnp.int32))
-    logits = decoder.logits(hidden[:, -1:])[0, 0]
-    return float(logits[first] - logits[second])
+def read_tree(tree: TokenTree) -> dict[tuple[int, ...], float]:
+    """Of row 0: the paths of its live nodes in their order, with their log-probabilities."""
+    tokens, parents, scores = (
+        np.asarray(values)[0].tolist() for values in (tree.tokens, tree.parents, tree.log_probs)
+    )
+    nodes = zip(_paths(tokens, parents), scores, strict=True)
+    return {path: score for path, score in nodes if score > -np.inf}
 
 
 def _paths(tokens: Iterable[int], parents: Iterable[int]) -> list[tuple[int, ...]]:
@@ -159,3 +149,77 @@ def _paths(tokens: Iterable[int], parents: Iterable[int]) -> list[tuple[int, ...
     for token, parent in zip(tokens, parents, strict=True):
         paths.append((*(paths[parent] if paths else ()), token))
     return paths
+
+
+def same_prefix(ours: list[int], theirs: list[int]) -> int:
+    """How many leading tokens two texts share."""
+    same = (a == b for a, b in zip(ours, theirs, strict=False))
+    return sum(itertools.takewhile(bool, same))
+
+
+def compare_traces(ours: Decoded, apple: Decoded, prompt_length: int) -> dict[str, Any]:
+    """The texts, the calls, and every step that both sides begin from the same text.
+
+    `unexplained` counts the differences that are no ties, a text of another wording, and calls that
+    differ where nothing else does.
+    """
+    shared = same_prefix(ours.tokens, apple.tokens)
+    theirs = {step.length: step for step in apple.steps}
+    pairs = [
+        (step, theirs[step.length])
+        for step in ours.steps
+        if step.length in theirs and step.length - prompt_length <= shared
+    ]
+    found = [find_difference(*pair) for pair in pairs]
+    differences = [difference for difference in found if difference is not None]
+    same_text = ours.tokens == apple.tokens
+    same_calls = ours.target_calls == apple.target_calls
+    unexplained = sum(not difference.tie for difference in differences) + (not same_text)
+    unexplained += same_text and not same_calls and not differences
+    return {
+        "same_text": same_text,
+        "shared_tokens": shared,
+        "same_calls": same_calls,
+        "target_calls": {"ours": ours.target_calls, "apple": apple.target_calls},
+        "steps": len(pairs),
+        "same_beams": sum(one is None or one.kind == "tree" for one in found),
+        "same_trees": sum(one.paths == other.paths for one, other in pairs),
+        "largest_error": max((largest_error(*pair) for pair in pairs), default=0.0),
+        "ties": sum(difference.tie for difference in differences),
+        "unexplained": unexplained,
+        "differences": [difference._asdict() for difference in differences],
+    }
+
+
+def find_difference(ours: Step, apple: Step) -> Difference | None:
+    """None where all rounds have the same beams in the same order, and the trees are one."""
+    for index, (one, other) in enumerate(zip(ours.rounds, apple.rounds, strict=True)):
+        if list(one) == list(other):
+            continue
+        if one.keys() == other.keys():
+            # The most that separates, by our scores, two beams of one rank.
+            kind, gaps = "order", [abs(one[a] - one[b]) for a, b in zip(one, other, strict=True)]
+        else:
+            # By how much a beam that one side alone keeps beats the other side's last. That side
+            # scored it no higher, so the two scores of it differ by this much.
+            kind, gaps = (
+                "beams",
+                [
+                    kept[beam] - min(others.values())
+                    for kept, others in ((one, other), (other, one))
+                    for beam in kept.keys() - others.keys()
+                ],
+            )
+        return Difference(ours.length, index, kind, max(gaps), max(gaps) <= TOLERANCE)
+    if ours.paths != apple.paths:
+        return Difference(ours.length, None, "tree", None, tie=False)
+    return None
+
+
+def largest_error(ours: Step, apple: Step) -> float:
+    """Nats between the two scores of a beam that both sides keep in a round, at most."""
+    rounds = zip(ours.rounds, apple.rounds, strict=True)
+    errors = [
+        abs(one[beam] - other[beam]) for one, other in rounds for beam in one.keys() & other.keys()
+    ]
+    return max(errors, default=0.0)

@@ -23,7 +23,7 @@ sys.path.insert(1, sys.argv[1])
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
-import worker_decoding  # noqa: E402
+import worker  # noqa: E402
 from recurrent_drafting import (  # noqa: E402
     attention,
     kv_cache,
@@ -97,8 +97,9 @@ def decode(model, prompt, beam_width, draft_rounds, max_new_tokens):
         "max_new_tokens": max_new_tokens,
         "beam_width": beam_width,
         "draft_rounds": draft_rounds,
+        "trace": True,
     }
-    reply = worker_decoding.decode_and_trace(model, request)
+    reply = worker.decode(model, request)
     gaps = [
         first - second
         for step in reply["steps"]

@@ -1,0 +1,154 @@
+"""Decoding beside Apple's code: traces compared, both sides timed, with stand-ins for Apple's."""
+
+import sys
+
+import pytest
+from trees import tree_of
+
+from redrafter_jax.errors import InputError
+from tools.apple.decode import Job, describe, summarize, time_sides
+from tools.apple.process import start
+from tools.apple.traces import (
+    Decoded,
+    Step,
+    compare_traces,
+    find_difference,
+    largest_error,
+    read_apple,
+    read_tree,
+)
+
+ROOT = 9
+JOB = Job([1], beam_width=4, draft_rounds=2, max_new_tokens=4)
+
+
+def step(length: int, *rounds: dict[str, float], root: int = ROOT) -> Step:
+    """Beams as strings of digits; the tree holds every beginning of the last round's."""
+    read = [{tuple(map(int, word)): score for word, score in beams.items()} for beams in rounds]
+    paths = {(root, *beam[:end]) for beam in read[-1] for end in range(len(beam) + 1)}
+    return Step(length, read, frozenset(paths))
+
+
+SAME = step(4, {"1": -0.5, "2": -1.0}, {"13": -1.5, "23": -2.0})
+
+
+def decoded(tokens: list[int], calls: int = 1, seconds: float = 0.0, *steps: Step) -> Decoded:
+    return Decoded(tokens, calls, seconds, list(steps))
+
+
+def test_a_tree_is_the_paths_of_its_live_nodes() -> None:
+    assert list(read_tree(tree_of([[9, 1, -1, 3]], [[0, 0, 0, 1]]))) == [(9,), (9, 1), (9, 1, 3)]
+
+
+def test_apples_answer_is_read_as_the_same_kind_of_trace() -> None:
+    rounds = [
+        {"sequences": [[1], [2]], "log_probs": [-0.5, -1.0]},
+        {"sequences": [[1, 3], [2, 3]], "log_probs": [-1.5, -2.0]},
+    ]
+    tree = {"tokens": [ROOT, 1, 3, 2, 3], "parents": [0, 0, 1, 0, 3]}
+    reply = {
+        "tokens": [ROOT, 1],
+        "target_calls": 1,
+        "seconds": 0.5,
+        "steps": [{"length": 4, "rounds": rounds, "tree": tree}],
+    }
+    assert read_apple(reply) == decoded([ROOT, 1], 1, 0.5, SAME)
+
+
+@pytest.mark.parametrize(("gap", "tie"), [(0.00005, True), (0.5, False)])
+def test_a_difference_is_a_tie_if_the_scores_behind_it_are_near(gap: float, tie: bool) -> None:
+    first = {"1": -1.0, "2": -2.0}
+    ours = step(4, first, {"13": -1.5, "24": -1.5 - gap})
+    order = find_difference(ours, step(4, first, {"24": -1.5, "13": -1.5}))
+    # Ours scored "24" higher than the last that Apple's kept.
+    beams = find_difference(ours, step(4, first, {"13": -1.5, "25": -1.5 - 2 * gap}))
+    for found, kind in ((order, "order"), (beams, "beams")):
+        assert found is not None
+        assert (found.length, found.round, found.kind, found.tie) == (4, 1, kind, tie)
+        assert found.gap == pytest.approx(gap)
+
+
+def test_another_tree_of_the_same_beams_is_no_tie() -> None:
+    found = find_difference(SAME, SAME._replace(paths=SAME.paths - {(ROOT, 2, 3)}))
+    assert found is not None
+    assert (found.round, found.kind, found.gap, found.tie) == (None, "tree", None, False)
+
+
+def test_steps_are_compared_as_long_as_the_texts_are_one() -> None:
+    later, parted = SAME._replace(length=6), SAME._replace(length=7)
+    ours = decoded([9, 1, 2, 5], 3, 0, SAME, later, parted)
+    # Two tokens in one call where ours took two calls, and another last token.
+    apple = decoded([9, 1, 2, 6], 2, 0, SAME, SAME._replace(length=5), parted)
+    result = compare_traces(ours, apple, prompt_length=3)
+    assert (result["same_text"], result["shared_tokens"], result["unexplained"]) == (False, 3, 1)
+    assert result["steps"] == 1
+    assert result["target_calls"] == {"ours": 3, "apple": 2}
+
+
+def test_whatever_no_tie_accounts_for_is_counted() -> None:
+    near = step(4, {"1": -0.5, "2": -1.25}, {"13": -1.5, "23": -2.0})
+    assert find_difference(SAME, near) is None
+    assert largest_error(SAME, near) == 0.25
+    tied = step(4, {"1": -0.5, "2": -1.0}, {"23": -1.5, "13": -1.5 - 1e-5})
+    other = step(4, {"1": -0.5, "3": -0.75}, {"13": -1.5, "33": -2.0})
+    ours = decoded([9, 1], 2, 0, SAME)
+    rows = [
+        compare_traces(ours, apple, prompt_length=3)
+        for apple in (
+            ours,
+            decoded([9, 1], 2, 0, near),
+            decoded([9, 1], 3, 0, SAME),  # more calls without any reason
+            decoded([9, 1], 3, 0, step(4, *tied.rounds)),
+            decoded([9, 1], 2, 0, other),
+            decoded([9, 2], 2, 0, SAME),
+        )
+    ]
+    assert [row["unexplained"] for row in rows] == [0, 0, 1, 1, 1, 1]
+    result = summarize(rows)
+    assert (result["prompts"], result["unexplained"], result["ties"]) == (6, 4, 0)
+    assert (result["same_text"], result["same_calls"]) == (5, 4)
+    assert (result["steps"], result["same_beams"], result["same_trees"]) == (6, 4, 5)
+    assert result["target_calls"] == {"ours": 12, "apple": 14}
+    line = describe(result | {"beam_width": 4, "draft_rounds": 2})
+    assert line.startswith("W=4 R=2: 5 of 6 texts the same; 12 and 14 target calls; of 6 compared,")
+
+
+def test_speeds_are_compared_pair_by_pair() -> None:
+    ours, theirs = decoded([5, 6, 7, 8], 2, 0.5), decoded([5, 6, 9, 8], 3, 2.0)
+    sides = {"ours": lambda job, trace: ours, "apple": lambda job, trace: theirs}
+    row = compare_traces(ours, theirs, 1) | time_sides(JOB, sides, repeats=2)
+    total = summarize([row])
+    assert total["tokens_per_second"] == {"ours": 8.0, "apple": 2.0}
+    assert total["ratio"] == 4.0
+
+
+def test_a_side_that_contradicts_itself_is_refused() -> None:
+    answers = iter([decoded([1]), decoded([2])])
+    sides = {"ours": lambda *_: next(answers), "apple": lambda *_: decoded([1], 1, 1.0)}
+    with pytest.raises(InputError, match="ours: two runs of the same prompt differ"):
+        time_sides(JOB, sides, repeats=1)
+
+
+def test_a_side_answers_line_by_line_and_waits_as_it_is_told() -> None:
+    script = (
+        "import json, os, sys\n"
+        "print(json.dumps({'policy': os.environ['OMP_WAIT_POLICY']}), flush=True)\n"
+        "for line in sys.stdin:\n"
+        "    print(json.dumps({'asked': json.loads(line)}), flush=True)"
+    )
+    with start([sys.executable, "-c", script], "ACTIVE") as side:
+        assert side.about == {"policy": "ACTIVE"}
+        for number in (1, 2):
+            assert side.ask(number=number) == {"asked": {"number": number}}
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["/no/python"], "Cannot start /no/python: No such file"),
+        ([sys.executable, "-c", "raise SystemExit(3)"], "ended with code 3; its own message"),
+    ],
+)
+def test_a_side_that_does_not_start_is_one_sentence(command: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message), start(command):
+        pass

@@ -1,0 +1,226 @@
+"""Our trainer beside Apple's.
+
+`python -m tools.apple train --config configs/apple_training.yaml`
+
+Both sides start from the same drafter, take the same batches in the same order with the same
+AdamW, and minimise the hard loss in float32: first on a target of random weights with a large
+vocabulary, for speed and memory, then on a small real target, for the loss. They take turns on the
+same cores, and whoever is not measured waits for input.
+"""
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from pydantic import PositiveFloat, PositiveInt
+from rich.console import Console
+from rich.table import Table
+
+from redrafter_jax.checkpoints.huggingface import load_target
+from redrafter_jax.command_line import make_folder
+from redrafter_jax.config import TargetConfig
+from redrafter_jax.errors import InputError
+from redrafter_jax.models.target import Target, init_target
+from redrafter_jax.settings.arguments import parse_settings
+from redrafter_jax.settings.files import Settings
+from tools.apple.case import write_case
+from tools.apple.process import Process, WaitPolicy, apple_command, start, versions_of
+from train.data.batches import make_batches
+from train.data.documents import load_documents
+from train.data.rows import make_rows
+from train.data.settings import DataSettings
+from train.data.types import Windows
+
+NAMES = ("ours", "apple")
+# Of the report, one number a side.
+FIGURES = (
+    "tokens_per_second",
+    "processor_seconds_per_step",
+    "first_step_seconds",
+    "peak_megabytes",
+    "loaded_megabytes",
+)
+# Steps that each side takes before speed is measured.
+WARM_UP = 2
+
+
+class CaseSettings(Settings):
+    """After two steps to warm up each side takes `turns` turns of `steps_per_turn` steps."""
+
+    batch_size: PositiveInt
+    turns: PositiveInt = 3
+    steps_per_turn: PositiveInt = 2
+
+    @property
+    def steps(self) -> int:
+        """In all."""
+        return WARM_UP + self.turns * self.steps_per_turn
+
+
+class RandomSettings(CaseSettings):
+    """A target of random weights, rows of random tokens, all of which carry loss."""
+
+    target: TargetConfig
+    sequence_length: PositiveInt
+
+    def make(self) -> tuple[Target, list[Windows]]:
+        """The target and a batch for each step."""
+        shape = (self.steps, self.batch_size, self.sequence_length)
+        tokens = np.random.default_rng(0).integers(0, self.target.vocab_size, shape, np.int32)
+        ones = np.ones(shape[1:], np.int32)
+        batches = [Windows(batch, ones.astype(bool), ones) for batch in tokens]
+        return init_target(self.target, 0), batches
+
+
+class RealSettings(CaseSettings):
+    """A real target and the rows that `python -m train` would see, in its order."""
+
+    target: Path
+    data: DataSettings
+
+    def make(self) -> tuple[Target, list[Windows]]:
+        """The target and a batch for each step.
+
+        Raises:
+          InputError: target or data cannot be used.
+        """
+        if self.data.pack:
+            raise InputError(
+                "curve.data.pack is true, but in Apple's trainer the documents of a row would see "
+                "each other; leave it out."
+            )
+        target = load_target(self.target, "float32")
+        end_token = target.config.eos_token_ids[0]
+        mixture = [
+            (make_rows(source, self.data, end_token).windows, source.weight)
+            for source in load_documents(self.data, self.target, target.config)
+        ]
+        batches = make_batches(mixture, self.batch_size, self.data.shuffle_seed)
+        return target, [Windows(**batch) for batch in islice(batches, self.steps)]
+
+
+class AppleSettings(Settings):
+    """`python -m tools.apple train`: the same steps by Apple's trainer and by ours.
+
+    `speed` is meant for speed and memory, `curve` for the losses; both are measured of both.
+    `torch_python` is a Python with PyTorch and a transformers 4 that Apple's code can use (4.47.1
+    can); `repository` a clone of github.com/apple/ml-recurrent-drafter. `threads` is the
+    processor's cores that both sides share; `wait_policy` is OMP_WAIT_POLICY of PyTorch's threads.
+    """
+
+    torch_python: Path
+    repository: Path
+    speed: RandomSettings
+    curve: RealSettings
+    draft_rounds: PositiveInt
+    learning_rate: PositiveFloat = 1e-3
+    threads: PositiveInt = 2
+    wait_policy: WaitPolicy = "PASSIVE"
+    output: Path
+
+
+def take_turns(sides: dict[str, Process], case: CaseSettings, step_tokens: int) -> dict[str, Any]:
+    """Warm both sides up, then let them take turns; losses, rates, memory and their ratios."""
+    taken = {name: [sides[name].ask(first=0, steps=WARM_UP)] for name in NAMES}
+    steps = case.steps_per_turn
+    for turn in range(case.turns):
+        # Whoever goes first changes each time: neither always follows the other's heat.
+        for name in NAMES if turn % 2 == 0 else reversed(NAMES):
+            taken[name].append(sides[name].ask(first=WARM_UP + turn * steps, steps=steps))
+    turns = {name: taken[name][1:] for name in NAMES}
+    rates = {
+        name: [steps * step_tokens / sum(turn["seconds"]) for turn in turns[name]] for name in NAMES
+    }
+    losses = {name: [loss for turn in taken[name] for loss in turn["losses"]] for name in NAMES}
+    return {
+        "tokens_per_second_of_turns": rates,
+        "ratio_of_turns": [
+            ours / apple for ours, apple in zip(rates["ours"], rates["apple"], strict=True)
+        ],
+        "tokens_per_second": {name: median(rates[name]) for name in NAMES},
+        "processor_seconds_per_step": {
+            name: median(turn["processor_seconds"] for turn in turns[name]) / steps
+            for name in NAMES
+        },
+        "first_step_seconds": {name: taken[name][0]["seconds"][0] for name in NAMES},
+        "peak_megabytes": {name: taken[name][-1]["peak_bytes"] / 1e6 for name in NAMES},
+        "loaded_megabytes": {name: sides[name].about["loaded_bytes"] / 1e6 for name in NAMES},
+        "losses": losses,
+        "largest_loss_difference": max(
+            abs(ours - apple) / apple
+            for ours, apple in zip(losses["ours"], losses["apple"], strict=True)
+        ),
+    }
+
+
+def compare(settings: AppleSettings) -> dict[str, Any]:
+    """The whole comparison as one report.
+
+    Raises:
+      InputError: a side cannot be started, or target or data cannot be used.
+    """
+    # The one limit that XLA's and PyTorch's thread pools both follow.
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: settings.threads])
+    report: dict[str, Any] = {"load_average_before": os.getloadavg()[0]}
+    report["settings"] = settings.model_dump(mode="json")
+    cases = {"speed": settings.speed, "curve": settings.curve}
+    # Both before the first measurement: what cannot be used is told at once.
+    made = {name: case.make() for name, case in cases.items()}
+    for name, (target, batches) in made.items():
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder)
+            write_case(path, target, batches, settings.draft_rounds, settings.learning_rate)
+            with start_both(settings, path) as sides:
+                report["versions"] = versions_of(sides["apple"], settings.repository)
+                report[name] = take_turns(sides, cases[name], batches[0].tokens.size)
+    return report
+
+
+@contextmanager
+def start_both(settings: AppleSettings, case: Path) -> Generator[dict[str, Process]]:
+    """Both sides with a case loaded, until the block ends."""
+    mine = [sys.executable, "-m", "tools.apple.case", str(case)]
+    theirs = apple_command(settings.torch_python, settings.repository, "train", case)
+    policy = settings.wait_policy
+    with start(mine, policy) as ours, start(theirs, policy) as apple:
+        yield {"ours": ours, "apple": apple}
+
+
+def make_table(name: str, measured: dict[str, Any]) -> Table:
+    """A case's figures, both sides in columns."""
+    table = Table(name, "ours", "Apple's", "ours / Apple's")
+
+    def add(title: str, values: dict[str, float]) -> None:
+        ratio = f"{values['ours'] / values['apple']:.6g}"
+        table.add_row(title, *(f"{values[side]:.6g}" for side in NAMES), ratio)
+
+    for title in FIGURES:
+        add(title.replace("_", " "), measured[title])
+    steps = len(measured["losses"]["ours"])
+    for step in (0, steps // 2, steps - 1):
+        add(f"loss of step {step + 1}", {side: measured["losses"][side][step] for side in NAMES})
+    return table
+
+
+def main(words: Sequence[str]) -> None:
+    """Compare, write the report, show the tables."""
+    description = "Compare with Apple's PyTorch trainer."
+    settings = parse_settings(AppleSettings, description, words, command="train")
+    make_folder(settings.output.parent, "the folder of output")
+    report = compare(settings)
+    settings.output.write_text(json.dumps(report, indent=1) + "\n")
+    for name in ("speed", "curve"):
+        Console().print(make_table(name, report[name]))
+        ratios, largest = report[name]["ratio_of_turns"], report[name]["largest_loss_difference"]
+        print(
+            f"speed, ours / Apple's: {median(ratios):.2f} of the median turn, {min(ratios):.2f} to "
+            f"{max(ratios):.2f}; largest difference of two losses of a step: {100 * largest:.4f}%"
+        )
