@@ -157,8 +157,12 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     add("--draft-rounds", type=int, nargs="+", default=[4], help="R; Apple's beam length less 1")
     add("--max-new-tokens", type=int, default=160)
     add("--repeats", type=int, default=3, help="timed runs after one warm-up; 0 times nothing")
-    policies = {"choices": ("PASSIVE", "ACTIVE"), "default": "PASSIVE"}
-    add("--wait-policy", **policies, help="OMP_WAIT_POLICY of PyTorch's threads (%(default)s)")
+    add(
+        "--wait-policy",
+        choices=("PASSIVE", "ACTIVE"),
+        default="PASSIVE",
+        help="OMP_WAIT_POLICY of PyTorch's threads (%(default)s)",
+    )
     return parser.parse_args(words)
 
 
@@ -192,8 +196,8 @@ def main(words: Sequence[str]) -> None:
             rows, title = [], f"W={width} R={rounds}"
             for prompt in track(prompts, title, console=Console(stderr=True)):
                 job = Job(prompt, width, rounds, tokens)
-                traces = (sides[name](job, True) for name in NAMES)
-                row = compare_traces(*traces, len(prompt))
+                ours, apples = sides["ours"](job, True), sides["apple"](job, True)
+                row = compare_traces(ours, apples, len(prompt))
                 if arguments.repeats:
                     row |= time_sides(job, sides, arguments.repeats)
                 rows.append(row)
