@@ -92,13 +92,13 @@ def next_token_loss(
 @partial(jax.jit, static_argnames="optimizer", donate_argnames=("params", "state"))
 def pretrain_step(
     params: nnx.State,
-    state: optax.OptState,
+    state: optax.MultiStepsState,
     target: Target,
     tokens: Int[Array, "B T"],
     loss_mask: Bool[Array, "B T"],
     *,
     optimizer: optax.MultiSteps,
-) -> tuple[nnx.State, optax.OptState, Float[Array, ""]]:
+) -> tuple[nnx.State, optax.MultiStepsState, Float[Array, ""]]:
     """The parameters and the optimizer's state after one more batch, and its loss."""
 
     def loss(params: nnx.State) -> Array:

@@ -98,7 +98,7 @@ def test_whatever_no_tie_accounts_for_is_counted() -> None:
             ours,
             decoded([9, 1], 2, 0, near),
             decoded([9, 1], 3, 0, SAME),  # more calls without any reason
-            decoded([9, 1], 3, 0, step(4, *tied.rounds)),
+            decoded([9, 1], 3, 0, tied),
             decoded([9, 1], 2, 0, other),
             decoded([9, 2], 2, 0, SAME),
         )

@@ -55,7 +55,7 @@ def write_case(
         "rounds": rounds,
         "accuracies": ACCURACIES,
         "optimizer": optimizer.model_dump(mode="json"),
-        "learning_rates": [float(schedule(step)) for step in range(len(steps))],
+        "learning_rates": np.asarray([schedule(step) for step in range(len(steps))]).tolist(),
     }
     (folder / "case.json").write_text(json.dumps(numbers))
 
