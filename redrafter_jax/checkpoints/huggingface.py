@@ -1,5 +1,6 @@
 """Files to parameters and back: targets of Hugging Face and GGUF, drafters by `model_type`."""
 
+import hashlib
 import json
 import re
 import shutil
@@ -115,6 +116,39 @@ def load_target(
     if mesh is not None:
         check_target(found.config, mesh)
     return _load(found, dtype, mesh)
+
+
+def load_target_without_layers(
+    name: str | Path, dtype: DTypeLike = "bfloat16", mesh: Mesh | None = None
+) -> Target:
+    """The embeddings, the final norm and the vocabulary projection of a target, and nothing else.
+
+    What is trained on kept hidden states needs no more; this target cannot read tokens. Arguments
+    and errors are those of `load_target`, whose whole files are looked for.
+    """
+    found = find_target(name)
+    decoder = nnx.eval_shape(lambda: Decoder(found.config, rngs=nnx.Rngs(0)))
+    decoder.layers = nnx.List([])
+    ends = [at for at, parameter in enumerate(found.parameters) if parameter.path[0] != "layers"]
+    found = found._replace(
+        graphdef=nnx.split(decoder)[0],
+        parameters=tuple(found.parameters[at] for at in ends),
+        weights=tuple(found.weights[at] for at in ends),
+    )
+    return _load(found, dtype, mesh)
+
+
+def digest_files(name: str | Path) -> str:
+    """A digest of a target's configuration and of the contents of its files of weights.
+
+    They are read once from beginning to end; on a terminal a bar shows how far it is.
+    """
+    found = find_target(name)
+    digest = hashlib.sha256(repr(found.config).encode())
+    for path in tqdm(sorted({weight.path for weight in found.weights}), leave=False, disable=None):
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 def find_target(name: str | Path) -> Found:
