@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.models.target import Decoder
-from redrafter_jax.types import DecodeState, Sampling, StepTrace, TokenTree, Verified
+from redrafter_jax.types import DecodeState, StepTrace, TokenTree, Verified
 
 Ranking = Literal["shared", "weak noise", "unfiltered", "blind"]
 
@@ -65,18 +65,17 @@ class Ranked(Drafter):
         return self.drafter.init(hidden)
 
     def propose(
-        self,
-        decoder: Decoder,
-        state: DecodeState,
-        noise: Float[Array, "B P V"],
-        sampling: Sampling,
+        self, decoder: Decoder, state: DecodeState, noise: Float[Array, "B P V"]
     ) -> TokenTree:
+        sampling = state.sampling
         shown = sampling._replace(
             top_k=jnp.where(self.filtered, sampling.top_k, jnp.iinfo(jnp.int32).max),
             top_p=jnp.where(self.filtered, sampling.top_p, 1.0),
             min_p=jnp.where(self.filtered, sampling.min_p, 0.0),
         )
-        return self.drafter.propose(decoder, state, self.noise_weight * noise, shown)
+        return self.drafter.propose(
+            decoder, state._replace(sampling=shown), self.noise_weight * noise
+        )
 
     def observe(self, drafter_state: Any, verified: Verified, trace: StepTrace) -> Any:
         return self.drafter.observe(drafter_state, verified, trace)

@@ -16,7 +16,6 @@ from redrafter_jax.generation import start
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.parallel.mesh import per_shard, to_host
-from redrafter_jax.parallel.program import program
 from redrafter_jax.sampling import draw_noise, filter_logits
 from redrafter_jax.types import DecodeState, Requests, Sampling, TokenTree
 
@@ -171,31 +170,25 @@ class _Looked(NamedTuple):
     scores: Float[Array, "B N V"]
 
 
-@program()
+@jax.jit
+@per_shard
 def _look(target: Target, drafter: Drafter, state: DecodeState) -> _Looked:
     """A decode step up to its choice."""
-
-    def look(target: Target, drafter: Drafter, state: DecodeState) -> _Looked:
-        decoder = target.merge()
-        noise = step_noise(state, drafter.max_path, target.config.vocab_size)
-        tree = drafter.propose(decoder, state, noise, state.sampling)
-        verified = verify(decoder, tree, state.cache, drafter.context_layers)
-        return _score(tree, verified.logits, noise, state.sampling)
-
-    return per_shard(look, target.mesh, target, drafter, state)
+    decoder = target.merge()
+    noise = step_noise(state, drafter.max_path, target.config.vocab_size)
+    tree = drafter.propose(decoder, state, noise)
+    verified = verify(decoder, tree, state.cache, drafter.context_layers)
+    return _score(tree, verified.logits, noise, state.sampling)
 
 
-@program()
+@jax.jit
+@per_shard
 def _look_at_first(target: Target, requests: Requests) -> _Looked:
     """`prefill` up to its choice."""
-
-    def look(target: Target, requests: Requests) -> _Looked:
-        last, _ = read_prompts(target, requests)
-        logits = target.merge().logits(last[:, None])
-        noise = draw_noise(requests.sampling, requests.lengths, 1, target.config.vocab_size)
-        return _score(root_tree(requests.lengths), logits, noise, requests.sampling)
-
-    return per_shard(look, target.mesh, target, requests)
+    last, _ = read_prompts(target, requests)
+    logits = target.merge().logits(last[:, None])
+    noise = draw_noise(requests.sampling, requests.lengths, 1, target.config.vocab_size)
+    return _score(root_tree(requests.lengths), logits, noise, requests.sampling)
 
 
 def _score(

@@ -17,7 +17,6 @@ from redrafter_jax.config import SamplingConfig
 from redrafter_jax.decoding.step import decode, finish, step_noise, verify
 from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.models.target import Target
-from redrafter_jax.parallel.program import program
 from redrafter_jax.requests import prepare
 from redrafter_jax.types import DecodeState, DecodeStats, Sampling, TokenTree, Verified
 
@@ -36,12 +35,12 @@ def begin(target: Target, drafter: Drafter, state: DecodeState) -> Between:
     """A step up to what is left for `finish`."""
     decoder = target.merge()
     noise = step_noise(state, drafter.max_path, target.config.vocab_size)
-    tree = drafter.prepare(decoder).propose(decoder, state, noise, state.sampling)
+    tree = drafter.prepare(decoder).propose(decoder, state, noise)
     verified = verify(decoder, tree, state.cache, drafter.context_layers)
     return Between(noise, tree, verified)
 
 
-@program(static_argnames=("part", "turns"), donate_argnames=("state", "between"))
+@partial(jax.jit, static_argnames=("part", "turns"), donate_argnames=("state", "between"))
 def run_part(
     target: Target,
     drafter: Drafter,
@@ -80,7 +79,7 @@ def run_part(
         elif part == "propose":
             own = jax.tree.map(lambda leaf: leaf + none.astype(leaf.dtype), state.drafter)
             varied = state._replace(root=state.root + none, cache=cache, drafter=own)
-            tree = prepared.propose(decoder, varied, noise, state.sampling)
+            tree = prepared.propose(decoder, varied, noise)
         elif part == "verify":
             varied = tree._replace(tokens=tokens)
             verified = verify(decoder, varied, cache, drafter.context_layers)

@@ -1,7 +1,7 @@
 """`python -m pallas_kernels.bench`: how near tree attention comes to the card's copy rate.
 
-The kernel, the reference and `jax.nn.dot_product_attention` see the same S tokens, of which the
-last N are nodes of a tree. How it is timed:
+The kernel and the reference see the same S tokens, of which the last N are nodes of a tree. How it
+is timed:
 
 - One program calls attention many times (`timing.repeat`). The outputs of a call are the queries
   of the next: XLA can neither move a call out of the loop nor drop one. What depends on neither
@@ -12,8 +12,6 @@ last N are nodes of a tree. How it is timed:
 - The rate is the keys and values of S tokens, once, over the time of a call. Its share is that
   rate over what the copy read and wrote per second in the same repeat; reading alone may be a
   little faster than copying. Medians over repeats, with quartiles.
-
-On a CPU it runs small shapes, to show that it runs.
 """
 
 import argparse
@@ -30,33 +28,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float, Int, UInt
 
-from pallas_kernels.candidates import (
-    CANDIDATES,
-    Case,
-    attention_program,
-    copy_program,
-    draw_tree_inputs,
-)
-from pallas_kernels.timing import interleave
+from pallas_kernels.timing import interleave, repeat
+from pallas_kernels.tree_attention import tree_attention
 
 # Query heads, key heads, head dimension.
 HEADS = {"llama-3.1-8b": (32, 8, 128), "vicuna-7b": (32, 32, 128)}
-
-
-class Sizes(NamedTuple):
-    """Bytes: of all caches together, of the array that is copied, and read by one timed run."""
-
-    caches: int
-    copied: int
-    run: int
-
-
-SIZES = {"gpu": Sizes(128 * 2**20, 2**30, 32 * 10**9), "cpu": Sizes(4 * 2**20, 2**26, 5 * 10**7)}
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "gpu": {"nodes": [1, 7, 32, 64], "slots": [1024, 8192, 32768], "batch": [1, 8], "repeats": 10},
-    "cpu": {"nodes": [1, 7], "slots": [256], "batch": [1], "repeats": 3},
-}
+CANDIDATES = ("mosaic_gpu", "reference")
+CHILDREN = 4  # of every node of the tree that is timed; its shape costs nothing
+# Bytes of all caches together, of the array that is copied, and read by one timed run.
+CACHES, COPIED, RUN = 128 * 2**20, 2**30, 32 * 10**9
 DEFINITIONS = {
     "cache_bytes": "keys and values of S tokens, once: 2 x B x K x S x H elements",
     "microseconds": "of one call within a program: lower quartile, median, upper quartile",
@@ -67,7 +49,34 @@ DEFINITIONS = {
     "not_run": "why there is no number",
     "copy_gigabytes_per_second": "bytes read and written per second by the copy; quartiles",
 }
-_COLUMNS = "{:<14}{:>3}{:>7}{:>4}  {:<18}{:>10}{:>10}{:>8}{:>12}"
+_COLUMNS = "{:<14}{:>3}{:>7}{:>4}  {:<12}{:>10}{:>10}{:>8}{:>12}"
+
+
+class Case(NamedTuple):
+    """Shapes of one call: S keys to see, the last N of them the tree's own."""
+
+    query_heads: int
+    key_heads: int
+    head_dim: int
+    batch: int
+    slots: int
+    nodes: int
+    dtype: str
+
+    @property
+    def cache_bytes(self) -> int:
+        """The keys and values of S tokens, once: what every implementation must read."""
+        size = 2 * self.batch * self.key_heads * self.slots * self.head_dim
+        return size * jnp.dtype(self.dtype).itemsize
+
+
+class Inputs(NamedTuple):
+    """Of `tree_attention`, with pairs of keys and values that are read in turns."""
+
+    q: Float[Array, "B N Q H"]
+    caches: tuple[tuple[Array, Array], ...]
+    lengths: Int[Array, " B"]
+    tree: tuple[Array, Array, Array]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -81,8 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     shapes = product(settings.heads, settings.batch, settings.slots, settings.nodes)
     for heads, batch, slots, nodes in shapes:
         case = Case(*HEADS[heads], batch, slots, nodes, settings.dtype)
-        row = measure(case, settings.repeats, SIZES["gpu" if device.platform == "gpu" else "cpu"])
-        rows.append({"heads": heads, **row})
+        rows.append({"heads": heads, **measure(case, settings.repeats)})
         _show(rows[-1])
     candidates = [one for row in rows for one in row["candidates"].items()]
     reasons = {f"{name}: not run: {one['not_run']}" for name, one in candidates if "not_run" in one}
@@ -101,23 +109,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"The report: {settings.output}")
 
 
-def measure(case: Case, repeats: int, sizes: Sizes) -> dict[str, Any]:
+def measure(case: Case, repeats: int) -> dict[str, Any]:
     """One row of the report: every candidate on one shape, beside a copy."""
-    caches = max(1, math.ceil(sizes.caches / case.cache_bytes))
-    turns = max(1, round(sizes.run / (caches * case.cache_bytes)))
+    caches = max(1, math.ceil(CACHES / case.cache_bytes))
+    turns = max(1, round(RUN / (caches * case.cache_bytes)))
     calls = caches * turns
     zero = jnp.int32(0)
-    tree_inputs = draw_tree_inputs(case, caches)
+    inputs = draw_inputs(case, caches)
+    once = inputs._replace(caches=inputs.caches[:1])
     timers: dict[str, Callable[[], float]] = {}
     found: dict[str, dict[str, Any]] = {}
     expected: Any = None
-    for name in ("reference", *(name for name in CANDIDATES if name != "reference")):
-        prepare, attend = CANDIDATES[name]
+    for name in sorted(CANDIDATES, key="reference".__ne__):
         try:
-            inputs = prepare(tree_inputs)
-            output = jax.jit(attend)(inputs.q, *inputs.caches[0], zero, *inputs.rest)
-            output = np.asarray(output, np.float64)
-            timers[name] = _timer(attention_program(attend, turns), inputs, zero)
+            output = np.asarray(attention_program(name, 1)(once, zero), np.float64)
+            timers[name] = _timer(attention_program(name, turns), inputs, zero)
         except (NotImplementedError, RuntimeError, ValueError) as error:
             found[name] = {"not_run": str(error).partition("\n")[0]}
             continue
@@ -125,8 +131,8 @@ def measure(case: Case, repeats: int, sizes: Sizes) -> dict[str, Any]:
         if expected is not None:
             difference = float(np.linalg.norm(output - expected) / np.linalg.norm(expected))
             found[name] = {"difference": difference if np.isfinite(difference) else None}
-    elements = sizes.copied // 4
-    copies = max(1, round(sizes.run / (2 * 4 * elements)))
+    elements = COPIED // 4
+    copies = max(1, round(RUN / (2 * 4 * elements)))
     copy, array = copy_program(copies), [jnp.zeros(elements, jnp.uint32)]
 
     def copy_again() -> Any:
@@ -153,6 +159,60 @@ def measure(case: Case, repeats: int, sizes: Sizes) -> dict[str, Any]:
         "copy_gigabytes_per_second": _quartiles(copy_rates / 1e9),
         "candidates": {name: found[name] for name in CANDIDATES},
     }
+
+
+def draw_inputs(case: Case, caches: int) -> Inputs:
+    """Random arrays, of which S - N tokens are cached and N are the tree's."""
+    keys = iter(jax.random.split(jax.random.key(0), 2 * caches + 3))
+    B, N, K, S, H = case.batch, case.nodes, case.key_heads, case.slots, case.head_dim
+
+    def draw(*shape: int) -> Array:
+        return jax.random.normal(next(keys), shape, jnp.dtype(case.dtype))
+
+    q = draw(B, N, case.query_heads, H)
+    pairs = tuple((draw(B, K, S, H), draw(B, K, S, H)) for _ in range(caches))
+    tree = draw(B, N, K, H), draw(B, N, K, H), jnp.broadcast_to(tree_mask(N), (B, N, N))
+    return Inputs(q, pairs, jnp.full(B, S - N, jnp.int32), tree)
+
+
+def tree_mask(nodes: int) -> Bool[np.ndarray, "N N"]:
+    """The ancestor mask of a tree whose node i is a child of node (i - 1) // 4."""
+    mask = np.eye(nodes, dtype=bool)
+    for node in range(1, nodes):
+        mask[node] |= mask[(node - 1) // CHILDREN]
+    return mask
+
+
+def attention_program(implementation: Any, turns: int) -> Callable[..., Array]:
+    """From `Inputs` and 0 to the last outputs; every turn reads each of the caches once.
+
+    The outputs of one call are the queries of the next, so no call can start before it.
+    """
+
+    @jax.jit  # traced and lowered once for all caches
+    def attend(q: Array, *others: Array) -> Float[Array, "B N Q H"]:
+        return tree_attention(q, *others, scale=q.shape[-1] ** -0.5, implementation=implementation)
+
+    def run(inputs: Inputs, zero: Int[Array, ""]) -> Float[Array, "B N Q H"]:
+        def turn(q: Array, none: Int[Array, ""]) -> Array:
+            for keys, values in inputs.caches:
+                q = attend(q, keys, values, inputs.lengths + none, *inputs.tree)
+            return q
+
+        return repeat(turn, inputs.q, turns, zero)
+
+    return jax.jit(run)
+
+
+def copy_program(turns: int) -> Callable[..., UInt[Array, " n"]]:
+    """Reads and writes the whole array in every turn; the array is donated."""
+
+    def run(array: UInt[Array, " n"], zero: Int[Array, ""]) -> UInt[Array, " n"]:
+        return repeat(
+            lambda array, none: array + (none + 1).astype(array.dtype), array, turns, zero
+        )
+
+    return jax.jit(run, donate_argnums=0)
 
 
 def _timer(program: Callable[..., Any], *arguments: Any) -> Callable[[], float]:
@@ -191,18 +251,18 @@ def _show(row: dict[str, Any]) -> None:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m pallas_kernels.bench",
-        description="Time tree attention against the copy rate of the same device. On a CPU the "
-        "defaults are small shapes.",
+        description="Time tree attention against the copy rate of the same GPU.",
     )
-    several: dict[str, Any] = {"type": int, "nargs": "+"}
     parser.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS))
-    parser.add_argument("--nodes", **several, help="N, root included", metavar="N")
-    parser.add_argument("--slots", **several, help="S, tokens to see, nodes included", metavar="S")
-    parser.add_argument("--batch", **several, help="rows", metavar="B")
+    for name, default, words in (
+        ("--nodes", [1, 7, 32, 64], "N, root included"),
+        ("--slots", [1024, 8192, 32768], "S, tokens to see, nodes included"),
+        ("--batch", [1, 8], "rows"),
+    ):
+        parser.add_argument(name, type=int, nargs="+", default=default, help=words)
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    parser.add_argument("--repeats", type=int)
+    parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--output", type=Path, help="JSON file to write")
-    parser.set_defaults(**DEFAULTS["gpu" if jax.default_backend() == "gpu" else "cpu"])
     settings = parser.parse_args(arguments)
     for name in ("nodes", "slots", "batch", "repeats"):
         if (least := np.min(getattr(settings, name))) < 1:
@@ -214,6 +274,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         )
     if settings.output and not settings.output.parent.is_dir():
         parser.error(f"--output {settings.output}: there is no folder {settings.output.parent}.")
+    if (platform := jax.default_backend()) != "gpu":
+        parser.error(f"It measures an NVIDIA GPU, and JAX runs on {platform} here.")
     return settings
 
 

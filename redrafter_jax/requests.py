@@ -97,16 +97,9 @@ def prepare(
 ) -> tuple[Requests, int]:
     """The batch, and its cache slots per row.
 
-    Args:
-      config: of the target.
-      prompts: as in `redrafter_jax.generate`, and so are the next four.
-      max_new_tokens: see there.
-      sampling: see there.
-      seeds: see there.
-      eos_token_ids: see there.
-      max_path: P of the decode steps to come.
-      remembered: rows and slots of the memory that the batch begins with; None takes as many slots
-        as the batch needs.
+    The first six arguments are the target's configuration and what `redrafter_jax.generate` takes;
+    `max_path` is P of the decode steps to come, and `remembered` the rows and slots of the memory
+    that the batch begins with. Without one it takes as many slots as it needs.
 
     Raises:
       InputError: no or empty prompts, tokens outside the vocabulary, more tokens than the target

@@ -94,15 +94,10 @@ class KeptCache:
         # A step that was interrupted has taken its state along; other drafters need more slots.
         memory = self._memory
         if memory is None or memory.tokens.is_deleted() or memory.tokens.shape[1] < slots:
-
-            def empty() -> Memory:
-                return empty_memory(target, rows, slots)
-
-            if target.mesh is None:
-                return empty()
-            # Each device makes its own part: no one could hold the whole.
-            parts = shardings(jax.eval_shape(empty), target.mesh)
-            return jax.jit(empty, out_shardings=parts)()
+            empty = partial(empty_memory, target, rows, slots)
+            # Each device of a mesh makes its own part: no one could hold the whole.
+            parts = target.mesh and shardings(jax.eval_shape(empty), target.mesh)
+            memory = jax.jit(empty, out_shardings=parts)()
         return memory
 
     def put(self, state: DecodeState) -> None:

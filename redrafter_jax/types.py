@@ -126,16 +126,12 @@ class Accepted(NamedTuple):
     """The chain of nodes whose tokens the target would have chosen itself.
 
     Attributes:
-      path: nodes from the root to `last`; entries at and past `count` repeat `last`.
+      path: nodes from the root to the deepest accepted one, which is repeated from `count` on.
       count: nodes on the path, 1 to P.
-      bonus: the target's choice after the last accepted node.
-      last: the deepest accepted node.
     """
 
     path: Int[Array, "B P"]
     count: Int[Array, " B"]  # pyright: ignore[reportIncompatibleMethodOverride]
-    bonus: Int[Array, " B"]
-    last: Int[Array, " B"]
 
 
 class StepTrace(NamedTuple):

@@ -44,10 +44,3 @@ def test_rates_by_walking_down_every_call(gains: list[int]) -> None:
             assert measured[depth - 1] == pytest.approx(accepted[depth] / asked[depth])
         else:
             assert np.isnan(measured[depth - 1])
-
-
-@given(gains_per_call)
-def test_acceptance_length_is_what_the_rates_multiply_to(gains: list[int]) -> None:
-    measured = np.nan_to_num(acceptance_rate_per_depth(histogram(gains)))
-    expected = 1 + np.cumprod(measured).sum()
-    assert acceptance_length(histogram(gains)) == pytest.approx(expected)

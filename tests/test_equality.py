@@ -19,7 +19,6 @@ from redrafter_jax import DraftConfig, SamplingConfig, generate, generate_autore
 from redrafter_jax.acceptance import acceptance_length
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target
-from redrafter_jax.parallel import program
 
 GENERATE = importlib.import_module("redrafter_jax.generation")
 TEMPERATURES = (0.0, 0.7, 1.0, 1.3)
@@ -34,9 +33,8 @@ SAMPLINGS = [
     SamplingConfig(temperature, **filters)
     for temperature, filters in product(TEMPERATURES, FILTERS)
 ]
-ROWS = 4 * len(SAMPLINGS)
+ROWS = 2 * len(SAMPLINGS)
 TREES = {
-    "final beams only": DraftConfig(beam_width=4, draft_rounds=4, final_beams_only=True),
     "deep and sharp": DraftConfig(beam_width=3, draft_rounds=7, num_nodes=12, sharpness=2.5),
     "wide beam": DraftConfig(beam_width=16, draft_rounds=2, candidates=20),
     "prompt lookup": DraftConfig(beam_width=3, draft_rounds=2, num_nodes=8, lookup_tokens=3),
@@ -46,9 +44,7 @@ TREES = {
 @pytest.fixture(autouse=True, scope="module")
 def compiled_as_users_compile() -> Iterator[None]:
     """With all of LLVM's passes, of which conftest.py leaves most out."""
-    options = program._usable_options(jax.default_backend())
-    if jax.default_backend() == "cpu":
-        options = {**(options or {}), "xla_backend_optimization_level": "3"}
+    options = {"xla_backend_optimization_level": "3"} if jax.default_backend() == "cpu" else None
     decode = inspect.unwrap(GENERATE.decode)
     with pytest.MonkeyPatch.context() as patch:
         compiled = jax.jit(decode, donate_argnames="state", compiler_options=options)
@@ -56,9 +52,7 @@ def compiled_as_users_compile() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(
-    ("tree", "corruption"), list(zip(TREES, (0.0, 0.5, 0.0, 0.5), strict=True))
-)
+@pytest.mark.parametrize(("tree", "corruption"), list(zip(TREES, (0.5, 0.0, 0.5), strict=True)))
 def test_drafters_change_no_token_however_often_they_are_right(
     habitual_target: Target, tree: str, corruption: float
 ) -> None:
@@ -66,7 +60,7 @@ def test_drafters_change_no_token_however_often_they_are_right(
     arguments: dict[str, Any] = {
         "prompts": [random.integers(24, size=random.integers(1, 41)).tolist() for _ in range(ROWS)],
         "max_new_tokens": random.integers(1, 49, size=ROWS).tolist(),
-        "sampling": SAMPLINGS * 4,
+        "sampling": SAMPLINGS * 2,
         "seeds": random.integers(2**31, size=ROWS).tolist(),
         "eos_token_ids": (),
     }

@@ -1,38 +1,20 @@
 """Lists of prompts in, tokens out: what `generate` refuses, and where a row ends."""
 
-import importlib
 from functools import partial
 from typing import Any
 
 import pytest
+from small_batch import DRAFT, MIXED, PROMPTS
 from tiny_models import PARITY_CONFIG, forgetful_target, tiny_config
 
-from redrafter_jax import (
-    DraftConfig,
-    SamplingConfig,
-    generate,
-    generate_autoregressive,
-    stream,
-)
+from redrafter_jax import generate, generate_autoregressive, stream
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 
-GENERATE = importlib.import_module("redrafter_jax.generation")
-
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 V = PARITY_CONFIG.vocab_size
-DRAFT = DraftConfig(beam_width=4, draft_rounds=3)
-# With 24 new tokens and P = 4 the longest fills 32 slots: one size of cache for nearly all tests.
-PROMPTS = [[3, 1, 4], [9], [2, 6, 5, 3], [11, 0]]
-GREEDY = SamplingConfig()
-MIXED = [
-    GREEDY,
-    SamplingConfig(temperature=0.7),
-    SamplingConfig(temperature=1.0, top_k=8, top_p=0.9),
-    SamplingConfig(temperature=1.3, min_p=0.05),
-]
 
 
 @pytest.mark.usefixtures("unchecked_shapes")

@@ -10,21 +10,21 @@ import inspect
 from collections.abc import Callable
 from functools import cache
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
-from tiny_models import forgetful_target, imitating_drafter, random_drafter, tiny_config
+from tiny_models import forgetful_target, imitating_drafter, tiny_config
 
 from redrafter_jax import DraftConfig, Generation, SamplingConfig, generate
 from redrafter_jax.decoding import step
 from redrafter_jax.decoding.accept import accept, choose_tokens
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.parallel.model import Model
-from redrafter_jax.types import Accepted, DecodeState, Sampling, TokenTree, Verified
+from redrafter_jax.types import Accepted, Sampling, TokenTree
 
 GENERATE = importlib.import_module("redrafter_jax.generation")
 
@@ -36,7 +36,7 @@ LENGTH = 3
 SEQUENCES = list(product(range(V), repeat=LENGTH))
 PROMPT = [3, 0, 2, 1]
 ROWS = 12_800
-BATCHES = 8
+BATCHES = 4
 
 
 def contrary(drafter: DraftModel) -> DraftModel:
@@ -66,7 +66,6 @@ GOOD = imitating_drafter(TARGET)
 DRAFTERS = {
     "good": GOOD,
     "fair": imitating_drafter(TARGET, corruption=1.0),
-    "random": random_drafter(GOOD.config),
     "adversarial": contrary(GOOD),
 }
 
@@ -83,19 +82,14 @@ CHAIN = DraftConfig(beam_width=1, draft_rounds=2)
 ALL_NODES = DraftConfig(beam_width=2, draft_rounds=2)
 FINAL_BEAMS = DraftConfig(beam_width=3, draft_rounds=2, num_nodes=4, final_beams_only=True)
 DEEP_AND_SHARP = DraftConfig(beam_width=2, draft_rounds=3, num_nodes=5, sharpness=2.5)
-WHOLE_VOCABULARY = DraftConfig(beam_width=V, draft_rounds=2)
 
 CASES = {
-    "chain": Case("good", CHAIN, SamplingConfig(1.0)),
-    "all nodes, 1.4": Case("adversarial", ALL_NODES, SamplingConfig(1.4)),
+    "chain": Case("good", CHAIN, SamplingConfig(1.4)),
     "final beams under a budget, top-k": Case("fair", FINAL_BEAMS, SamplingConfig(1.0, top_k=3)),
     "deep and sharp, 0.8 top-p": Case(
         "adversarial", DEEP_AND_SHARP, SamplingConfig(0.8, top_p=0.9)
     ),
-    "whole vocabulary": Case("random", WHOLE_VOCABULARY, SamplingConfig(1.0)),
 }
-
-LONG = ("all nodes, 1.4", "whole vocabulary")
 
 
 @cache
@@ -145,15 +139,13 @@ def distance_and_bound(counts: np.ndarray, law: np.ndarray) -> tuple[float, floa
     return distance, oracles.CHI_SQUARE_BOUND[int(possible.sum()) - 1]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in CASES]
-)
+@pytest.mark.parametrize("name", CASES)
 def test_sequences_are_drawn_as_often_as_the_target_says(name: str) -> None:
     case = CASES[name]
     # Each case has its own seeds: the same ones would draw the same text once more.
     first_seed = list(CASES).index(name) * BATCHES * ROWS
     counts = count_sequences(case, BATCHES, first_seed)
-    assert counts.sum() > 100_000
+    assert counts.sum() > 50_000
     distance, bound = distance_and_bound(counts, exact_law(case.sampling))
     assert distance < bound
 
@@ -177,14 +169,7 @@ def test_the_drafters_are_as_good_as_their_names() -> None:
 # Mutations: with these the law must break, or the test above proves nothing. Each chooses the
 # tokens after every node, and `accept` follows its choices down a tree that stays valid.
 
-Rule = Callable[[TokenTree, jax.Array, jax.Array, DecodeState], jax.Array]
-
-
-def choose_as_the_target(
-    tree: TokenTree, logits: jax.Array, noise: jax.Array, state: DecodeState
-) -> jax.Array:
-    """The right rule."""
-    return choose_tokens(logits, tree.depth, noise, state.sampling)
+Rule = Callable[[TokenTree, jax.Array, jax.Array, Sampling], jax.Array]
 
 
 def best_drafts(tree: TokenTree, logits: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -203,86 +188,47 @@ def best_drafts(tree: TokenTree, logits: jax.Array) -> tuple[jax.Array, jax.Arra
 
 
 def accept_by_the_ratio_of_probabilities(
-    tree: TokenTree, logits: jax.Array, noise: jax.Array, state: DecodeState
+    tree: TokenTree, logits: jax.Array, noise: jax.Array, sampling: Sampling
 ) -> jax.Array:
     """Accept with probability min(1, p / q), as if a beam were a sample of the drafter."""
     best, tokens, p = best_drafts(tree, logits)
     q = jnp.exp(jnp.take_along_axis(tree.log_probs, best, axis=1) - tree.log_probs)
-    # Complements are no positions, so the coins have nothing to do with the noise.
-    keys = jax.vmap(lambda seed, length: jax.random.fold_in(jax.random.key(seed), ~length))(
-        state.sampling.seeds, state.cache.lengths
-    )
-    coins = jax.vmap(lambda key: jax.random.uniform(key, tokens.shape[1:]))(keys)
+
+    def toss(seed: jax.Array, drawn: jax.Array) -> jax.Array:
+        key = jax.random.fold_in(
+            jax.random.key(seed), jax.lax.bitcast_convert_type(drawn, jnp.uint32)
+        )
+        return jax.random.uniform(key, tokens.shape[1:])
+
+    coins = jax.vmap(toss)(sampling.seeds, noise[:, 0, 0])
     rejected = (p > 0)[..., None] & (jnp.arange(V) == tokens[..., None])
-    others = choose_as_the_target(tree, jnp.where(rejected, -jnp.inf, logits), noise, state)
+    others = choose_tokens(jnp.where(rejected, -jnp.inf, logits), tree.depth, noise, sampling)
     return jnp.where(coins * q < p, tokens, others)
 
 
-def accept_the_best_draft(
-    tree: TokenTree, logits: jax.Array, noise: jax.Array, state: DecodeState
-) -> jax.Array:
-    """Trust the drafter wherever it drafted."""
-    _, tokens, p = best_drafts(tree, logits)
-    return jnp.where(p > 0, tokens, choose_as_the_target(tree, logits, noise, state))
-
-
-def draw_again_where_no_draft_matches(
-    tree: TokenTree, logits: jax.Array, noise: jax.Array, state: DecodeState
-) -> jax.Array:
-    """Give the best draft a second chance to be drawn."""
-    _, tokens, p = best_drafts(tree, logits)
-    first = choose_as_the_target(tree, logits, noise, state)
-    second = choose_as_the_target(tree, logits, noise[..., ::-1], state)
-    return jnp.where((p > 0) & (second == tokens), second, first)
-
-
 def choose_with_the_noise_of_the_step(
-    tree: TokenTree, logits: jax.Array, noise: jax.Array, state: DecodeState
+    tree: TokenTree, logits: jax.Array, noise: jax.Array, sampling: Sampling
 ) -> jax.Array:
     """One noise for all nodes of the step, whatever their position."""
-    return choose_tokens(logits, jnp.zeros_like(tree.depth), noise, state.sampling)
-
-
-def follow(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `generate` choose its tokens by `rule`."""
-
-    finish = step.finish
-
-    def finish_by_the_rule(
-        state: DecodeState, tree: TokenTree, verified: Verified, noise: jax.Array
-    ) -> Any:
-        def decide(
-            tree: TokenTree, logits: jax.Array, noise: jax.Array, _sampling: Sampling
-        ) -> tuple[jax.Array, Accepted]:
-            chosen = rule(tree, logits, noise, state)
-            return chosen, accept(tree, chosen, noise.shape[1])
-
-        monkeypatch.setattr(step, "decide", decide)
-        return finish(state, tree, verified, noise)
-
-    inner = inspect.unwrap(step.decode)
-
-    # A function of its own, so that no trace of the right step is reused.
-    def patched(*arguments: Any) -> Any:
-        return inner(*arguments)
-
-    monkeypatch.setattr(step, "finish", finish_by_the_rule)
-    monkeypatch.setattr(GENERATE, "decode", jax.jit(patched))
+    return choose_tokens(logits, jnp.zeros_like(tree.depth), noise, sampling)
 
 
 @pytest.mark.parametrize(
-    "rule",
-    [
-        accept_by_the_ratio_of_probabilities,
-        pytest.param(accept_the_best_draft, marks=pytest.mark.long),
-        pytest.param(draw_again_where_no_draft_matches, marks=pytest.mark.long),
-        choose_with_the_noise_of_the_step,
-    ],
+    "rule", [accept_by_the_ratio_of_probabilities, choose_with_the_noise_of_the_step]
 )
 def test_a_wrong_rule_breaks_the_law(monkeypatch: pytest.MonkeyPatch, rule: Rule) -> None:
-    follow(rule, monkeypatch)
+    def decide(
+        tree: TokenTree, logits: jax.Array, noise: jax.Array, sampling: Sampling
+    ) -> tuple[jax.Array, Accepted]:
+        chosen = rule(tree, logits, noise, sampling)
+        return chosen, accept(tree, chosen, noise.shape[1])
+
+    inner = inspect.unwrap(step.decode)
+    monkeypatch.setattr(step, "decide", decide)
+    # A function of its own, so that no trace of the right step is reused.
+    monkeypatch.setattr(GENERATE, "decode", jax.jit(lambda *arguments: inner(*arguments)))
     case = Case("fair", ALL_NODES, SamplingConfig(1.0))
-    # A quarter of the draws that the right rule has to stand.
-    counts = count_sequences(case, BATCHES // 4)
+    # Half of the draws that the right rule has to stand.
+    counts = count_sequences(case, BATCHES // 2)
     distance, bound = distance_and_bound(counts, exact_law(case.sampling))
     assert distance > 3 * bound

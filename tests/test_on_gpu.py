@@ -19,8 +19,8 @@ from eval.config import CaseSettings
 from eval.parity import Case, compare_batch
 from eval.step_parts import set_back
 from pallas_kernels import tree_attention as dispatch
-from pallas_kernels.candidates import Case as Shape
-from pallas_kernels.candidates import draw_tree_inputs
+from pallas_kernels.bench import Case as Shape
+from pallas_kernels.bench import draw_inputs
 from pallas_kernels.tree_attention import tree_attention
 from redrafter_jax import (
     DraftConfig,
@@ -50,7 +50,7 @@ def test_the_kernel_is_the_reference_at_real_shapes(
     key_heads: int, batch: int, nodes: int, slots: int
 ) -> None:
     shape = Shape(32, key_heads, 128, batch, slots, nodes, "bfloat16")
-    q, [(keys, values)], (_, *tree) = draw_tree_inputs(shape, caches=1)
+    q, [(keys, values)], _, tree = draw_inputs(shape, caches=1)
     # Ragged: from an empty row to a full one.
     lengths = jnp.asarray(np.linspace(slots, 0, batch), jnp.int32)
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tiny_models import forgetful_target, imitating_drafter, random_drafter, random_target
 
@@ -34,9 +34,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 V = 24
 TREES = {
-    "chain": DraftConfig(beam_width=1, draft_rounds=4),
     "all nodes": DraftConfig(beam_width=4, draft_rounds=3),
-    "budget": DraftConfig(beam_width=4, draft_rounds=3, num_nodes=7),
     "final beams under a budget": DraftConfig(
         beam_width=4, draft_rounds=3, num_nodes=6, final_beams_only=True
     ),
@@ -46,7 +44,6 @@ TREES = {
     "copied tokens under a budget": DraftConfig(
         beam_width=4, draft_rounds=3, num_nodes=10, lookup_tokens=2
     ),
-    "more copied tokens than rounds": DraftConfig(beam_width=2, draft_rounds=2, lookup_tokens=6),
 }
 # One batch holds all of them: temperatures and filters differ row by row.
 SAMPLINGS = [
@@ -109,6 +106,7 @@ def plain_and_speculative(
 @pytest.mark.parametrize("tree", TREES)
 @example(seed=0, pair="fair")
 @example(seed=0, pair="broken")
+@settings(max_examples=12)
 @given(seed=st.integers(0, 2**32 - 1), pair=st.sampled_from(sorted(PAIRS)))
 def test_speculative_text_is_plain_text(tree: str, seed: int, pair: str) -> None:
     plain, speculative = plain_and_speculative(*PAIRS[pair], TREES[tree], draw_requests(seed))
@@ -142,7 +140,7 @@ def test_long_accepted_paths_do_occur(sampling: SamplingConfig) -> None:
 @pytest.mark.parametrize(
     "variant",
     [
-        {"cell": "gru", "head": "low_rank", "head_rank": V},
+        pytest.param({"cell": "gru", "head": "low_rank", "head_rank": V}, marks=pytest.mark.long),
         {"head": "target", "draft_tokens": tuple(range(1, V)), "context_layers": (0,)},
     ],
     ids=["gated, in two factors", "the target's head for some tokens, two layers"],
@@ -158,7 +156,7 @@ def test_every_kind_of_drafter_leaves_the_text_and_is_accepted(variant: dict[str
 
 def test_copied_tokens_come_true_where_a_text_repeats_itself() -> None:
     target, right = PAIRS["good"]
-    tree = TREES["more copied tokens than rounds"]
+    tree = DraftConfig(beam_width=2, draft_rounds=2, lookup_tokens=6)
     drafter = random_drafter(right.config)
     plain, speculative = plain_and_speculative(target, drafter, tree, full_requests())
     assert speculative.tokens == plain.tokens
@@ -172,19 +170,23 @@ def test_copied_tokens_come_true_where_a_text_repeats_itself() -> None:
 def test_drafts_under_shared_noise_guess_what_will_be_drawn() -> None:
     # Alone against the noise, a single beam would be right once in a few tokens.
     requests = full_requests(sampling=SamplingConfig(temperature=1.0))
-    plain, speculative = plain_and_speculative(*PAIRS["good"], TREES["chain"], requests)
+    plain, speculative = plain_and_speculative(
+        *PAIRS["good"], DraftConfig(beam_width=1, draft_rounds=4), requests
+    )
     assert speculative.tokens == plain.tokens
     assert speculative.acceptance_length > 3
 
 
 def test_a_row_says_the_same_alone_as_in_a_batch() -> None:
     requests = full_requests(sampling=SAMPLINGS[2:6])
-    together = generate(*PAIRS["good"], draft=TREES["budget"], **requests)
+    together = generate(*PAIRS["good"], draft=TREES["final beams under a budget"], **requests)
     for row in range(4):
         changed: dict[str, Any] = {
             name: [requests[name][row]] for name in ("prompts", "sampling", "seeds")
         }
-        alone = generate(*PAIRS["good"], draft=TREES["budget"], **requests | changed)
+        alone = generate(
+            *PAIRS["good"], draft=TREES["final beams under a budget"], **requests | changed
+        )
         assert alone.tokens == [together.tokens[row]]
         assert alone.steps == [together.steps[row]]
 
@@ -193,7 +195,7 @@ def test_equal_seeds_say_the_same_and_other_seeds_do_not() -> None:
     requests = full_requests(
         prompts=[[3, 1, 4]] * 4, sampling=SamplingConfig(temperature=1.0), seeds=[5, 5, 6, 7]
     )
-    tokens = generate(*PAIRS["good"], draft=TREES["budget"], **requests).tokens
+    tokens = generate(*PAIRS["good"], draft=TREES["final beams under a budget"], **requests).tokens
     assert tokens[0] == tokens[1]
     assert tokens[0] != tokens[2] != tokens[3]
 
@@ -243,11 +245,7 @@ def test_a_wrong_rule_changes_the_text(
     plain = generate_autoregressive(PAIRS["good"][0], **requests)
     monkeypatch.setattr(module, name, mutate(getattr(module, name)))
     inner = inspect.unwrap(step.decode)
-
     # A function of its own, so that no trace of the right rule is reused.
-    def mutated(*arguments: Any) -> Any:
-        return inner(*arguments)
-
-    monkeypatch.setattr(GENERATE, "decode", jax.jit(mutated))
+    monkeypatch.setattr(GENERATE, "decode", jax.jit(lambda *arguments: inner(*arguments)))
     speculative = generate(*PAIRS["fair"], draft=TREES["all nodes"], **requests)
     assert speculative.tokens != plain.tokens

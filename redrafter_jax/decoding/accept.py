@@ -76,19 +76,14 @@ def accept(tree: TokenTree, chosen: Int[Array, "B N"], max_path: int) -> Accepte
     matches = matches.at[:, 0].set(True)
     accepted = ~(tree.mask & ~matches[:, None, :]).any(axis=-1)
     reached = jnp.where(accepted, tree.depth, -1)
-    last = jnp.argmax(reached, axis=1).astype(jnp.int32)
+    last = jnp.argmax(reached, axis=1)
     count = jnp.max(reached, axis=1) + 1
 
     chain = jnp.take_along_axis(tree.mask, last[:, None, None], axis=1)
     at_depth = tree.depth[:, None, :] == jnp.arange(max_path)[:, None]
     path = jnp.argmax(chain & at_depth, axis=-1)
     path = jnp.where(jnp.arange(max_path) < count[:, None], path, last[:, None])
-    return Accepted(
-        path=path.astype(jnp.int32),
-        count=count.astype(jnp.int32),
-        bonus=jnp.take_along_axis(chosen, last[:, None], axis=1)[:, 0],
-        last=last,
-    )
+    return Accepted(path.astype(jnp.int32), count.astype(jnp.int32))
 
 
 def is_stop(tokens: Int[Array, "B M"], stop_tokens: Int[Array, "B E"]) -> Bool[Array, "B M"]:

@@ -13,7 +13,6 @@ from redrafter_jax.models.cache import init_cache
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.parallel.mesh import per_shard
-from redrafter_jax.parallel.program import program
 from redrafter_jax.sampling import draw_noise
 from redrafter_jax.types import DecodeState, DecodeStats, KVCache, Requests
 
@@ -41,10 +40,12 @@ def empty_memory(target: Target, batch: int, slots: int) -> Memory:
     return Memory(jnp.zeros((batch, slots), jnp.int32), cache)
 
 
-@program(
+@partial(
+    jax.jit,
     static_argnames=("max_path", "sources", "chunk", "log_probs", "context_layers"),
     donate_argnames="memory",
 )
+@per_shard
 def prefill(
     target: Target,
     requests: Requests,
@@ -72,28 +73,6 @@ def prefill(
       log_probs: keep the log-probability of every new token.
       context_layers: of the drafter that will read the state.
     """
-    run = partial(
-        _prefill,
-        max_path=max_path,
-        sources=sources,
-        chunk=chunk,
-        log_probs=log_probs,
-        context_layers=context_layers,
-    )
-    return per_shard(run, target.mesh, target, requests, memory)
-
-
-def _prefill(
-    target: Target,
-    requests: Requests,
-    memory: Memory | None,
-    *,
-    max_path: int,
-    sources: int,
-    chunk: int | None,
-    log_probs: bool,
-    context_layers: tuple[int, ...],
-) -> DecodeState:
     decoder = target.merge()
     B, S = requests.tokens.shape
     last, cache = read_prompts(target, requests, memory, chunk, context_layers)

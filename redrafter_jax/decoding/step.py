@@ -1,5 +1,7 @@
 """One decode step: propose a tree, verify it in one target call, finish with what is accepted."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
@@ -11,11 +13,11 @@ from redrafter_jax.models.cache import commit
 from redrafter_jax.models.target import Decoder, Target
 from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.parallel.mesh import per_shard
-from redrafter_jax.parallel.program import program
 from redrafter_jax.sampling import draw_noise
 from redrafter_jax.types import DecodeState, DecodeStats, KVCache, StepTrace, TokenTree, Verified
 
 
+@per_shard
 def decode_step(
     target: Target, drafter: Drafter, state: DecodeState
 ) -> tuple[DecodeState, StepTrace]:
@@ -29,23 +31,19 @@ def decode_step(
     Raises:
       InputError: the state was made for paths of another length.
     """
-
-    def step(target: Target, drafter: Drafter, state: DecodeState) -> tuple[DecodeState, StepTrace]:
-        decoder = target.merge()
-        P = state.stats.accept_counts.shape[1]
-        if drafter.max_path != P:
-            raise InputError(
-                f"The state was made for paths of {P} nodes and the drafter's have "
-                f"{drafter.max_path}; start one for this drafter."
-            )
-        noise = step_noise(state, drafter.max_path, target.config.vocab_size)
-        tree = drafter.propose(decoder, state, noise, state.sampling)
-        verified = verify(decoder, tree, state.cache, drafter.context_layers)
-        state, trace = finish(state, tree, verified, noise)
-        observed = drafter.observe(state.drafter, verified, trace)
-        return state._replace(drafter=observed), trace
-
-    return per_shard(step, target.mesh, target, drafter, state)
+    decoder = target.merge()
+    P = state.stats.accept_counts.shape[1]
+    if drafter.max_path != P:
+        raise InputError(
+            f"The state was made for paths of {P} nodes and the drafter's have "
+            f"{drafter.max_path}; start one for this drafter."
+        )
+    noise = step_noise(state, drafter.max_path, target.config.vocab_size)
+    tree = drafter.propose(decoder, state, noise)
+    verified = verify(decoder, tree, state.cache, drafter.context_layers)
+    state, trace = finish(state, tree, verified, noise)
+    observed = drafter.observe(state.drafter, verified, trace)
+    return state._replace(drafter=observed), trace
 
 
 def step_noise(state: DecodeState, max_path: int, vocab_size: int) -> Float[Array, "B P V"]:
@@ -132,27 +130,22 @@ def _write(
     )
 
 
-@program(donate_argnames="state")
+@partial(jax.jit, donate_argnames="state")
+@per_shard
 def decode(
     target: Target, drafter: Drafter, state: DecodeState, max_steps: Int[Array, ""] | int
 ) -> DecodeState:
     """Decode steps until every row is done, `max_steps` at most; the state is donated."""
+    prepared = drafter.prepare(target.merge())
 
-    def run(
-        target: Target, drafter: Drafter, state: DecodeState, max_steps: Int[Array, ""] | int
-    ) -> DecodeState:
-        prepared = drafter.prepare(target.merge())
+    def unfinished(carry: tuple[Array, DecodeState]) -> Bool[Array, ""]:
+        count, state = carry
+        return (count < max_steps) & ~state.done.all()
 
-        def unfinished(carry: tuple[Array, DecodeState]) -> Bool[Array, ""]:
-            count, state = carry
-            return (count < max_steps) & ~state.done.all()
+    def body(carry: tuple[Array, DecodeState]) -> tuple[Array, DecodeState]:
+        count, state = carry
+        after, _ = decode_step(target, prepared, state)
+        return count + 1, after
 
-        def body(carry: tuple[Array, DecodeState]) -> tuple[Array, DecodeState]:
-            count, state = carry
-            after, _ = decode_step(target, prepared, state)
-            return count + 1, after
-
-        _, state = jax.lax.while_loop(unfinished, body, (jnp.int32(0), state))
-        return state
-
-    return per_shard(run, target.mesh, target, drafter, state, max_steps)
+    _, state = jax.lax.while_loop(unfinished, body, (jnp.int32(0), state))
+    return state

@@ -21,7 +21,7 @@ from redrafter_jax.drafters.tree import root_tree
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Decoder
 from redrafter_jax.parallel.model import Model
-from redrafter_jax.types import DecodeState, Sampling, StepTrace, TokenTree, Verified
+from redrafter_jax.types import DecodeState, StepTrace, TokenTree, Verified
 
 
 class Drafter(ABC):
@@ -83,19 +83,15 @@ class Drafter(ABC):
 
     @abstractmethod
     def propose(
-        self,
-        decoder: Decoder,
-        state: DecodeState,
-        noise: Float[Array, "B P V"],
-        sampling: Sampling,
+        self, decoder: Decoder, state: DecodeState, noise: Float[Array, "B P V"]
     ) -> TokenTree:
         """A tree of N nodes below each row's root; siblings carry distinct tokens.
 
         Args:
           decoder: the target, for its embedding and vocabulary projection.
-          state: before the step; `state.drafter` is the drafter's own.
+          state: before the step; `state.drafter` is the drafter's own, `state.sampling` how the
+            target will choose.
           noise: of the P positions after the root, the noise that the target will choose with.
-          sampling: how the target will choose.
         """
 
     def observe(self, drafter_state: Any, verified: Verified, trace: StepTrace) -> Any:
@@ -146,11 +142,7 @@ class RootOnly(Drafter):
         return ()
 
     def propose(
-        self,
-        decoder: Decoder,
-        state: DecodeState,
-        noise: Float[Array, "B P V"],
-        sampling: Sampling,
+        self, decoder: Decoder, state: DecodeState, noise: Float[Array, "B P V"]
     ) -> TokenTree:
-        del decoder, noise, sampling
+        del decoder, noise
         return root_tree(state.root)

@@ -12,7 +12,7 @@ from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Decoder
 from redrafter_jax.parallel.model import Model
-from redrafter_jax.types import DecodeState, Sampling, StepTrace, TokenTree, Verified
+from redrafter_jax.types import DecodeState, StepTrace, TokenTree, Verified
 
 
 @jax.tree_util.register_dataclass
@@ -77,16 +77,10 @@ class Combined(Drafter):
         return self.first.init(hidden), jax.tree.map(jnp.copy, self.second.init(hidden))
 
     def propose(
-        self,
-        decoder: Decoder,
-        state: DecodeState,
-        noise: Float[Array, "B P V"],
-        sampling: Sampling,
+        self, decoder: Decoder, state: DecodeState, noise: Float[Array, "B P V"]
     ) -> TokenTree:
         tree, other = (
-            drafter.propose(
-                decoder, state._replace(drafter=own), noise[:, : drafter.max_path], sampling
-            )
+            drafter.propose(decoder, state._replace(drafter=own), noise[:, : drafter.max_path])
             for drafter, own in zip((self.first, self.second), state.drafter, strict=True)
         )
         return merge_trees(tree, other, self.nodes, len(self.first.names))

@@ -14,7 +14,7 @@ from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.tree import chain_tree
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Decoder
-from redrafter_jax.types import DecodeState, Sampling, TokenTree
+from redrafter_jax.types import DecodeState, TokenTree
 
 # Longer matches are sought first, up to so many tokens.
 LONGEST_MATCH = 4
@@ -46,13 +46,9 @@ class PromptLookup(Drafter):
         return ("lookup",)
 
     def propose(
-        self,
-        decoder: Decoder,
-        state: DecodeState,
-        noise: Float[Array, "B P V"],
-        sampling: Sampling,
+        self, decoder: Decoder, state: DecodeState, noise: Float[Array, "B P V"]
     ) -> TokenTree:
-        del decoder, noise, sampling
+        del decoder, noise
         drafted, found = prompt_lookup(state.tokens, state.cache.lengths, self.tokens)
         return chain_tree(state.root, drafted, found)
 

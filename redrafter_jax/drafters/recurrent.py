@@ -15,7 +15,7 @@ from redrafter_jax.drafters.tree import build_tree
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Decoder
 from redrafter_jax.parallel.model import Model
-from redrafter_jax.types import DecodeState, Sampling, Scorer, StepTrace, TokenTree, Verified
+from redrafter_jax.types import DecodeState, Scorer, StepTrace, TokenTree, Verified
 
 
 @jax.tree_util.register_dataclass
@@ -77,11 +77,7 @@ class RecurrentDrafter(Drafter):
         return self._own(hidden)
 
     def propose(
-        self,
-        decoder: Decoder,
-        state: DecodeState,
-        noise: Float[Array, "B P V"],
-        sampling: Sampling,
+        self, decoder: Decoder, state: DecodeState, noise: Float[Array, "B P V"]
     ) -> TokenTree:
         beams = beam_search(
             self.model.merge(),
@@ -89,7 +85,7 @@ class RecurrentDrafter(Drafter):
             state.drafter,
             state.root,
             noise,
-            sampling,
+            state.sampling,
             self.draft,
             self.scorer or self.prepare(decoder).scorer,
         )

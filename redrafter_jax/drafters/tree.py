@@ -24,18 +24,8 @@ def build_tree(root: Int[Array, " B"], beams: Beams, draft: DraftConfig) -> Toke
         nodes = _keep_best(nodes, draft.beam_nodes)
     tokens, parents, depth, log_probs = nodes
     live = log_probs > -jnp.inf
-    parents = jnp.where(live, parents, 0)
-    mask = ancestor_mask(parents, draft.draft_rounds)
-    # A padding node must be nobody's match, ancestor or child.
-    alone = jnp.eye(draft.beam_nodes, dtype=bool)
-    return TokenTree(
-        tokens=jnp.where(live, tokens, -1),
-        parents=parents,
-        depth=jnp.where(live, depth, 0),
-        mask=jnp.where(live[:, :, None], mask, alone),
-        log_probs=log_probs,
-        origin=_origin(tokens, live),
-    )
+    mask = ancestor_mask(jnp.where(live, parents, 0), draft.draft_rounds)
+    return _padded(tokens, parents, depth, mask, log_probs, live)
 
 
 def chain_tree(
@@ -43,36 +33,35 @@ def chain_tree(
 ) -> TokenTree:
     """The chain of C drafted tokens below the root; padding nodes where none were found."""
     B, C = drafted.shape
-    order = jnp.arange(C + 1, dtype=jnp.int32)
-    live = found[:, None] | (order == 0)
+    depth = jnp.broadcast_to(jnp.arange(C + 1, dtype=jnp.int32), (B, C + 1))
     tokens = jnp.concatenate([root[:, None], drafted], axis=1)
-    above = jnp.tri(C + 1, dtype=bool)
-    return TokenTree(
-        tokens=jnp.where(live, tokens, -1),
-        parents=jnp.where(live, jnp.maximum(order - 1, 0), 0),
-        depth=jnp.where(live, order, 0),
-        mask=jnp.where(live[:, :, None], above, jnp.eye(C + 1, dtype=bool)),
-        log_probs=jnp.where(live, 0.0, -jnp.inf),
-        origin=_origin(tokens, live),
-    )
+    above = jnp.broadcast_to(jnp.tri(C + 1, dtype=bool), (B, C + 1, C + 1))
+    live = found[:, None] | (depth == 0)
+    return _padded(tokens, jnp.maximum(depth - 1, 0), depth, above, jnp.zeros((B, C + 1)), live)
 
 
 def root_tree(root: Int[Array, " B"]) -> TokenTree:
     """The one-node tree of autoregressive decoding."""
-    zeros = jnp.zeros((len(root), 1), jnp.int32)
+    return chain_tree(root, jnp.zeros((len(root), 0), jnp.int32), jnp.ones(len(root), bool))
+
+
+def _padded(
+    tokens: Int[Array, "B N"],
+    parents: Int[Array, "B N"],
+    depth: Int[Array, "B N"],
+    mask: Bool[Array, "B N N"],
+    log_probs: Float[Array, "B N"],
+    live: Bool[Array, "B N"],
+) -> TokenTree:
+    """The tree of one source, its other nodes as padding: nobody's match, ancestor or child."""
     return TokenTree(
-        tokens=root[:, None],
-        parents=zeros,
-        depth=zeros,
-        mask=jnp.ones((len(root), 1, 1), bool),
-        log_probs=jnp.zeros((len(root), 1), jnp.float32),
-        origin=zeros - 1,
+        tokens=jnp.where(live, tokens, -1),
+        parents=jnp.where(live, parents, 0),
+        depth=jnp.where(live, depth, 0),
+        mask=jnp.where(live[:, :, None], mask, jnp.eye(tokens.shape[1], dtype=bool)),
+        log_probs=jnp.where(live, log_probs, -jnp.inf),
+        origin=jnp.where(live, 0, -1).at[:, 0].set(-1),
     )
-
-
-def _origin(tokens: Int[Array, "B N"], live: Bool[Array, "B N"]) -> Int[Array, "B N"]:
-    """Of a tree with one source: 0 but at the root and at padding nodes."""
-    return jnp.where(live, 0, -1).at[:, 0].set(-1).astype(tokens.dtype)
 
 
 def ancestor_mask(parents: Int[Array, "B N"], max_depth: int) -> Bool[Array, "B N N"]:

@@ -10,7 +10,8 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import numpy as np
@@ -26,31 +27,21 @@ from redrafter_jax.types import KVCache
 
 DATA = "data"
 
-# From logical to mesh axes; what is not named here lies whole on every device.
-RULES: Mapping[str, str] = {
-    "batch": DATA,
-    "heads": MODEL,
-    "mlp": MODEL,
-    "vocab": MODEL,
-    "features": MODEL,
-}
+# Which mesh axis splits the axes of each kind; what is not named here lies whole on every device.
+RULES: Mapping[str, str] = {"rows": DATA, "split": MODEL}
 # In training the drafter's parameters may be split over `data` as well.
-FULLY_SHARDED: Mapping[str, str] = {**RULES, "embed": DATA}
+FULLY_SHARDED: Mapping[str, str] = {**RULES, "width": DATA}
 
-# Logical axes of the parameters by name, the first pattern that is found in it; others lie whole.
-_PARAMETERS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
-    (r"embed_tokens$", ("vocab", "embed")),
-    (r"lm_head(\.kernel)?$", ("embed", "vocab")),
-    (r"[qkv]_proj$", ("embed", "heads")),
-    (r"[qkv]_bias$", ("heads",)),
-    (r"o_proj$", ("heads", "embed")),
-    (r"(gate|up)_proj$", ("embed", "mlp")),
-    (r"down_proj$", ("mlp", "embed")),
-    (r"\.kernel$", ("embed", "features")),
-    (r"\.bias$", ("features",)),
+# Kinds of the parameters' axes by name, the first pattern that is found in it; others lie whole.
+# Split are attention heads, the feed-forward width, the vocabulary and a drafter's features.
+_PARAMETERS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (r"(embed_tokens|o_proj|down_proj)$", ("split", "width")),
+    (r"([qkv]_proj|gate_proj|up_proj|lm_head|\.kernel)$", ("width", "split")),
+    (r"([qkv]_bias|\.bias)$", ("split",)),
 )
-_CACHE = ("batch", "heads")
+_CACHE = ("rows", "split")
 
+Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 Tree = TypeVar("Tree")
 
@@ -132,28 +123,17 @@ def partition(
     mesh: Mesh,
     rules: Mapping[str, str] = RULES,
 ) -> PartitionSpec:
-    """The spec of an array by its logical axes; a length that does not divide lies whole.
+    """The spec of an array by the kinds of its leading axes, None for one that is never split.
 
-    Args:
-      shape: of the array.
-      axes: logical axes of its leading dimensions, None for one that is never split.
-      mesh: from `make_mesh`.
-      rules: from logical to mesh axes.
-
-    Raises:
-      InputError: two dimensions would be split over the same mesh axis.
+    A length that the mesh does not divide lies whole. `rules` name the mesh axis of each kind.
     """
-    spec = [
-        axis if axis is not None and length % mesh.shape[axis] == 0 else None
-        for length, axis in zip(shape, (rules.get(name or "") for name in axes), strict=False)
-    ]
-    used = [axis for axis in spec if axis is not None]
-    if len(set(used)) < len(used):
-        raise InputError(
-            f"The axes {', '.join(map(str, axes))} of an array of shape {tuple(shape)} are both "
-            f"to be split over {used[0]!r}; let one of them lie whole."
+    mesh_axes = [rules.get(kind or "") for kind in axes]
+    return PartitionSpec(
+        *(
+            axis if axis and length % mesh.shape[axis] == 0 else None
+            for length, axis in zip(shape, mesh_axes, strict=False)
         )
-    return PartitionSpec(*spec)
+    )
 
 
 def parameter_spec(
@@ -179,10 +159,10 @@ def specs(tree: Any, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Any:
             return _by_name(value, mesh, rules)
         if isinstance(value, KVCache):
             layer = partition(value.keys[0].shape, _CACHE, mesh, rules)
-            rows: Any = partition(value.lengths.shape, ("batch",), mesh, rules)
+            rows: Any = partition(value.lengths.shape, ("rows",), mesh, rules)
             layers: Any = (layer,) * len(value.keys)
             return KVCache(layers, layers, rows)
-        return partition(np.shape(value), ("batch",), mesh, rules)
+        return partition(np.shape(value), ("rows",), mesh, rules)
 
     return jax.tree.map(of, tree, is_leaf=lambda x: isinstance(x, Model | nnx.State | KVCache))
 
@@ -267,24 +247,31 @@ def common_mesh(*models: Model[Any, Any] | None) -> Mesh | None:
     return meshes[0]
 
 
-def per_shard(function: Callable[..., Result], mesh: Mesh | None, *arguments: Any) -> Result:
-    """Call the function on every device's part of the arguments.
+def per_shard(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Decorate a function of a model and arrays: it runs on every device's part of them.
 
-    Parts are as `specs` says, of the results too. Without a mesh, and inside such a call, this is
-    an ordinary call.
+    The mesh is the model's, the first argument. Parts are as `specs` says, of the results too;
+    what is given by keyword is static. Without a mesh, and inside such a call, this is an ordinary
+    call.
     """
-    if mesh is None or inside():
-        return function(*arguments)
-    out_specs = specs(jax.eval_shape(function, *arguments), mesh)
-    # Replication is not checked: what every part computes alike is the same by construction.
-    split = jax.shard_map(
-        function,
-        mesh=mesh,
-        in_specs=tuple(specs(argument, mesh) for argument in arguments),
-        out_specs=out_specs,
-        check_vma=False,
-    )
-    return split(*arguments)
+
+    @wraps(function)
+    def call(*arguments: Parameters.args, **static: Parameters.kwargs) -> Result:
+        model: Any = arguments[0]
+        if model.mesh is None or inside():
+            return function(*arguments, **static)
+        run = partial(function, **static)
+        # Replication is not checked: what every part computes alike is the same by construction.
+        split = jax.shard_map(
+            run,
+            mesh=model.mesh,
+            in_specs=tuple(specs(argument, model.mesh) for argument in arguments),
+            out_specs=specs(jax.eval_shape(run, *arguments), model.mesh),
+            check_vma=False,
+        )
+        return split(*arguments)
+
+    return call
 
 
 def to_host(tree: Any) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 import oracles
 import pytest
 from flax import nnx
+from small_batch import DRAFT, GREEDY, MIXED, PROMPTS
 from tiny_models import PARITY_CONFIG, imitating_drafter, tiny_config
 from trees import tree_of
 
@@ -38,16 +39,6 @@ GENERATE = importlib.import_module("redrafter_jax.generation")
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 V = PARITY_CONFIG.vocab_size
-DRAFT = DraftConfig(beam_width=4, draft_rounds=3)
-# With 24 new tokens and P = 4 the longest fills 32 slots: one size of cache for nearly all tests.
-PROMPTS = [[3, 1, 4], [9], [2, 6, 5, 3], [11, 0]]
-GREEDY = SamplingConfig()
-MIXED = [
-    GREEDY,
-    SamplingConfig(temperature=0.7),
-    SamplingConfig(temperature=1.0, top_k=8, top_p=0.9),
-    SamplingConfig(temperature=1.3, min_p=0.05),
-]
 
 
 @jax.jit

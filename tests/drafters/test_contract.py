@@ -26,7 +26,7 @@ from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.drafters.tree import chain_tree
 from redrafter_jax.generation import start
 from redrafter_jax.models.target import Decoder, Target
-from redrafter_jax.types import DecodeState, Sampling, StepTrace, TokenTree, Verified
+from redrafter_jax.types import DecodeState, StepTrace, TokenTree, Verified
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -49,10 +49,8 @@ class RepeatLast(Drafter):
     def init(self, hidden: Float[Array, "B Z"]) -> Array:
         return jnp.zeros(len(hidden), jnp.int32)
 
-    def propose(
-        self, decoder: Decoder, state: DecodeState, noise: Array, sampling: Sampling
-    ) -> TokenTree:
-        del decoder, noise, sampling
+    def propose(self, decoder: Decoder, state: DecodeState, noise: Array) -> TokenTree:
+        del decoder, noise
         drafted = jnp.repeat(state.root[:, None], self.tokens, axis=1)
         return chain_tree(state.root, drafted, jnp.ones(len(state.root), bool))
 

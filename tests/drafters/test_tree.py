@@ -42,7 +42,7 @@ def test_final_beams_only_drops_the_dead_end() -> None:
     assert tree.mask[0, :, 4].tolist() == [False, False, False, False, True]
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3, 4, 7, 8])
+@pytest.mark.parametrize("depth", [1, 3, 4, 8])
 @given(seed=st.integers(0, 2**32 - 1))
 def test_ancestor_mask_is_the_parent_walk(depth: int, seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -75,8 +75,7 @@ def nodes_that_stay(beams: NumpyBeams, row: int, draft: DraftConfig) -> list[int
 
 DRAFTS = [
     DraftConfig(W, R, num_nodes=num_nodes, final_beams_only=final)
-    for num_nodes in (None, 1, 5, 9, 12)
-    for final in (False, True)
+    for num_nodes, final in ((None, False), (None, True), (1, False), (5, True), (9, False))
 ]
 
 

@@ -6,7 +6,7 @@ from contextlib import redirect_stdout
 from io import StringIO
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -140,11 +140,17 @@ def test_a_mesh_changes_no_row(config: Path, tmp_path: Path, report: dict[str, A
     assert row["identical"] == 1.0
 
 
+class OnlySampling(NamedTuple):
+    """As much of a state as rankings look at."""
+
+    sampling: Sampling
+
+
 class Recorder(PromptLookup):
     """Keeps what it is shown."""
 
-    def propose(self, decoder: Any, state: Any, noise: jax.Array, sampling: Sampling) -> Any:
-        return noise, sampling
+    def propose(self, decoder: Any, state: Any, noise: jax.Array) -> Any:
+        return noise, state.sampling
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
@@ -158,10 +164,10 @@ def test_rankings_show_what_their_names_say() -> None:
         seeds=jnp.zeros(1, jnp.int32),
     )
     weights = {"shared": 1.0, "weak noise": 0.5, "unfiltered": 1.0, "blind": 0.0}
-    nothing: Any = None
+    state: Any = OnlySampling(sampling)
     for name in RANKINGS:
         ranked: Any = rank(Recorder(), name, draft)
-        noise, shown = ranked.propose(nothing, nothing, jnp.ones(1), sampling)
+        noise, shown = ranked.propose(None, state, jnp.ones(1))
         assert noise == weights[name]
         kept = [bool((ours == theirs).all()) for ours, theirs in zip(shown, sampling, strict=True)]
         filtered = name != "unfiltered"

@@ -7,7 +7,7 @@ import numpy as np
 import oracles
 import pytest
 
-from redrafter_jax.models.attention import prefill_attention, tree_attention
+from redrafter_jax.models.attention import prefill_attention
 
 SCALE = 8**-0.5
 causal_attention: Callable[..., jax.Array] = jax.jit(
@@ -37,15 +37,6 @@ def test_each_token_attends_to_itself_and_to_the_window_before(T: int, window: i
         np.testing.assert_allclose(out[row], expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("real", [1, 128])
-def test_padding_at_the_end_of_a_row_changes_nothing_before_it(real: int) -> None:
-    q, k, v = random_inputs(150)
-    padded = [np.where(np.arange(150)[None, :, None, None] < real, x, 99.0) for x in (q, k, v)]
-    before = causal_attention(q, k, v)
-    after = causal_attention(*(x.astype(np.float32) for x in padded))
-    np.testing.assert_array_equal(before[:, :real], after[:, :real])
-
-
 def test_prefill_attention_in_bfloat16_softmaxes_in_float32() -> None:
     q, k, v = (x.astype(jnp.bfloat16) for x in random_inputs(150))
     out = causal_attention(q, k, v)
@@ -61,20 +52,3 @@ def test_scores_far_from_zero_do_not_overflow() -> None:
     causal = np.tril(np.ones((5, 5), bool))
     expected = oracles.attention(100 * q[0], 100 * k[0], v[0], causal, SCALE)
     np.testing.assert_allclose(out[0], expected, rtol=1e-3, atol=1e-3)
-
-
-def test_tree_nodes_attend_to_the_cache_and_their_ancestors() -> None:
-    random = np.random.default_rng(0)
-    q = random.normal(size=(1, 3, 4, 8)).astype(np.float32)
-    k, v = random.normal(size=(2, 1, 3, 2, 8)).astype(np.float32)
-    k_cache, v_cache = random.normal(size=(2, 1, 2, 6, 8)).astype(np.float32)
-    mask = oracles.ancestor_mask([0, 0, 0])
-    out = tree_attention(
-        *map(jnp.asarray, (q, k, v, k_cache, v_cache, np.asarray([4], np.int32), mask[None])),
-        scale=0.7,
-    )
-    past = [cache[0].transpose(1, 0, 2)[:4] for cache in (k_cache, v_cache)]
-    keys, values = (np.concatenate([a, b[0]]) for a, b in zip(past, (k, v), strict=True))
-    visible = np.concatenate([np.ones((3, 4), bool), mask], axis=1)
-    expected = oracles.attention(q[0], keys, values, visible, 0.7)
-    np.testing.assert_allclose(out[0], expected, rtol=1e-5, atol=1e-5)

@@ -3,12 +3,10 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import tiny_config
 from trees import tree_of
 
 from redrafter_jax.models.cache import append, commit, init_cache
 from redrafter_jax.models.target import Target
-from redrafter_jax.requests import prepare
 from redrafter_jax.types import KVCache
 
 jitted_commit = jax.jit(commit)
@@ -48,20 +46,6 @@ def test_commit_appends_the_path_to_the_decided_tokens(seed: int) -> None:
                 np.testing.assert_array_equal(
                     now[row, :, length + step], nodes[row, path[row, step]]
                 )
-
-
-@given(
-    prompt=st.integers(1, 400),
-    limit=st.integers(1, 400),
-    max_path=st.integers(1, 17),
-)
-def test_requests_leave_room_for_every_commit(prompt: int, limit: int, max_path: int) -> None:
-    config = tiny_config(max_position_embeddings=800)
-    requests, slots = prepare(config, [[1] * prompt, [2]], [limit, 1], None, None, None, max_path)
-    # A finished row has decided `limits` tokens, and P more are written after them with every
-    # step of the rows that go on; its cache holds one token less.
-    assert int(requests.limits.max()) + max_path <= slots
-    assert requests.tokens.shape[1] <= slots
 
 
 def test_committed_paths_are_the_cache_of_plain_decoding(target: Target) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from redrafter_jax.config import DraftConfig
@@ -13,7 +14,6 @@ from redrafter_jax.drafters.recurrent import RecurrentDrafter
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.generation import collect, start
 from redrafter_jax.models.target import Target
-from redrafter_jax.parallel.program import program
 from redrafter_jax.types import DecodeState, TokenTree
 
 # What Apple's `warp_logits` keeps of a beam's scores.
@@ -122,14 +122,14 @@ def trace_ours(
     return Decoded(result.tokens[0], result.steps[0], 0.0, steps)
 
 
-@program()
+@jax.jit
 def _traced_step(
     target: Target, drafter: RecurrentDrafter, state: DecodeState
 ) -> tuple[TokenTree, TokenTree, DecodeState]:
     """A decode step: the tree of all beams of all rounds, the tree that is verified, the state."""
     noise = step_noise(state, drafter.max_path, target.config.vocab_size)
     every_beam = replace(drafter, draft=replace(drafter.draft, final_beams_only=False))
-    beams = every_beam.propose(target.merge(), state, noise, state.sampling)
+    beams = every_beam.propose(target.merge(), state, noise)
     after, trace = decode_step(target, drafter, state)
     return beams, trace.tree, after
 
