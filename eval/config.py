@@ -59,7 +59,7 @@ class PairSettings(Settings):
     """What every command on a pair is given, in one process or in several.
 
     Attributes:
-      target: folder or hub id of the target, `tokenizer.json` included.
+      target: folder or hub id of the target, `tokenizer.json` included, or a GGUF file.
       drafter: folder or hub id of a drafter trained for it.
       prompts: JSONL file, see `redrafter_jax.text.prompts`.
       report_dir: folder for what the command writes, made if it is missing.

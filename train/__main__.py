@@ -1,6 +1,6 @@
 """`python -m train [command] --config configs/demo.yaml optimizer.learning_rate=3e-4`.
 
-Commands: inspect, regenerate; without one, training.
+Commands: inspect, features, regenerate; without one, training.
 """
 
 import signal
@@ -10,7 +10,11 @@ from importlib import import_module
 from redrafter_jax.command_line import ctrl_c_ends_at_once, refuse_unknown_command, run
 
 # The module that holds the function of this name.
-COMMANDS = {"inspect": ".inspect", "regenerate": ".regenerate.__main__"}
+COMMANDS = {
+    "inspect": ".inspect",
+    "features": ".features",
+    "regenerate": ".regenerate.__main__",
+}
 
 
 def main() -> None:
@@ -41,8 +45,9 @@ def _train() -> None:
         from .loop import train
     settings = parse_settings(
         TrainSettings,
-        "Train a recurrent drafter for a frozen target. Named first, `inspect` shows its data and "
-        "`regenerate` writes data in the target's own words.",
+        "Train a recurrent drafter for a frozen target. Named first, `inspect` shows its data, "
+        "`features` runs the target over it once and for all, and `regenerate` writes data in the "
+        "target's own words.",
         processes=True,
     )
     console = Console(quiet=not is_first())

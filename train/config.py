@@ -203,6 +203,9 @@ class AcceptanceSettings(Settings):
 class TrainSettings(Settings):
     """`python -m train`: a drafter for a frozen target.
 
+    With `features` the target's hidden states and most likely tokens are read from that folder,
+    which `python -m train features` writes, and its layers do not run.
+
     A finished run goes on where `steps` is raised: parameters, the optimizer's averages and the
     place in the data are kept, and the schedule is that of a run of the new length, so that the
     learning rate rises once.
@@ -213,6 +216,7 @@ class TrainSettings(Settings):
     drafter: DrafterSettings
     draft_rounds: PositiveInt
     data: DataSettings
+    features: Path | None = None
     loss: LossSettings = LossSettings()
     acceptance: AcceptanceSettings | None = None
     optimizer: OptimizerSettings

@@ -4,6 +4,9 @@ For a position t with hidden state h_t, round i (from 0) feeds x_{t+1+i} and pre
 The teacher of that prediction is the target's own output at position t+1+i, from the same forward
 pass that gave h_t (paper, section 4; distillation as in section 4.2).
 
+Where features are kept (`train.features`), the teacher is known by its k most likely tokens, and
+the other tokens share evenly what those leave of the probability.
+
 A drafter may know U of the V tokens only. The soft loss then compares with the target's
 distribution among those; a label that it does not know has no hard loss and counts as missed.
 """
@@ -74,6 +77,32 @@ def _same(segments: Int[Array, "B T"], ahead: int) -> Bool[Array, "B T"]:
     return segments == before
 
 
+class TopTokens(NamedTuple):
+    """The target's k most likely next tokens at each position.
+
+    Attributes:
+      log_probs: logarithms of their probabilities among all V, the largest first.
+      token_ids: which they are.
+    """
+
+    log_probs: Float[Array, "*B k"]
+    token_ids: Int[Array, "*B k"]
+
+
+def spread(top: TopTokens, vocab_size: int) -> Float[Array, "*B V"]:
+    """Log-probabilities of all V tokens, float32: the others share evenly what the k leave.
+
+    None of them gets more than the last of the k, which rounding could otherwise leave.
+    """
+    log_probs = top.log_probs.astype(jnp.float32)
+    others = max(vocab_size - log_probs.shape[-1], 1)
+    left = 1 - jnp.exp(log_probs).sum(axis=-1, keepdims=True)
+    each = jnp.log(jnp.maximum(left, jnp.finfo(jnp.float32).tiny) / others)
+    each = jnp.minimum(each, log_probs[..., -1:])
+    dense = jnp.broadcast_to(each, (*each.shape[:-1], vocab_size))
+    return jnp.put_along_axis(dense, top.token_ids, log_probs, axis=-1, inplace=False)
+
+
 class Window(NamedTuple):
     """C positions and the R that follow, which their last rounds need.
 
@@ -82,12 +111,14 @@ class Window(NamedTuple):
       tokens: the tokens they belong to, and one more.
       loss_mask: True where predicting the token counts.
       segments: number of the document that the token is of.
+      top: the target's most likely next tokens where they are kept, to be read in its place.
     """
 
     hidden: Float[Array, "B M Z"]
     tokens: Int[Array, "B M+1"]
     loss_mask: Bool[Array, "B M+1"]
     segments: Int[Array, "B M+1"]
+    top: TopTokens | None
 
 
 def split_windows(
@@ -98,6 +129,7 @@ def split_windows(
     *,
     rounds: int,
     chunk_length: int,
+    top: TopTokens | None = None,
 ) -> Window:
     """The windows of all positions, `chunk_length` (C) each, stacked on a leading axis.
 
@@ -115,7 +147,9 @@ def split_windows(
 
     length = chunk_length + rounds
     return Window(
-        stack(hidden, length), *(stack(x, length + 1) for x in (tokens, loss_mask, segments))
+        stack(hidden, length),
+        *(stack(x, length + 1) for x in (tokens, loss_mask, segments)),
+        top=jax.tree.map(lambda x: stack(x, length), top),
     )
 
 
@@ -131,7 +165,8 @@ def round_sums(
 
     Args:
       drafter: the head that is trained.
-      target: the frozen target; its embedding and vocabulary projection are used.
+      target: the frozen target; its embedding is used, and its vocabulary projection where the
+        window keeps no `top`, or the drafter's head is the target's.
       window: one of `split_windows`.
       rounds: R.
       softening: of the soft loss.
@@ -140,7 +175,12 @@ def round_sums(
     context = drafter.read_context(window.hidden[:, :C])
     known = drafter.draft_token_ids
     scorer = target.scorer(known) if drafter.config.head == "target" else None
-    teacher = _Teacher.of(target.logits(window.hidden[:, 1:]), softening, known)
+    if window.top is None:
+        scores = target.logits(window.hidden[:, 1:])
+    else:
+        top = jax.tree.map(lambda leaf: leaf[:, 1:], window.top)
+        scores = spread(top, target.config.vocab_size)
+    teacher = _Teacher.of(scores, softening, known)
     labels = window.tokens if known is None else _index_of(known, target)[window.tokens]
     embedded = target.embed_tokens[...][window.tokens[:, 1:]].astype(context.dtype)
     state = jnp.zeros_like(context)
@@ -198,8 +238,10 @@ class _Teacher(NamedTuple):
 def _keep_best(logits: Float[Array, "B C U"], count: int | None) -> Float[Array, "B C U"]:
     if count is None or count >= logits.shape[-1]:
         return logits
-    lowest = jax.lax.top_k(logits, count)[0][..., -1:]
-    return jnp.where(logits < lowest, -jnp.inf, logits)
+    # Just so many, though others may equal the last of them in kept features.
+    highest, tokens = jax.lax.top_k(logits, count)
+    nothing = jnp.full_like(logits, -jnp.inf)
+    return jnp.put_along_axis(nothing, tokens, highest, axis=-1, inplace=False)
 
 
 def _prediction_sums(

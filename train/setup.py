@@ -13,7 +13,12 @@ from jax.sharding import Mesh
 from jaxtyping import Array, UInt32
 from rich.console import Console
 
-from redrafter_jax.checkpoints.huggingface import load_target
+from redrafter_jax.checkpoints.huggingface import (
+    digest_files,
+    load_target,
+    load_target_config,
+    load_target_without_layers,
+)
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.drafters.recurrent_head import DraftModel
@@ -25,8 +30,10 @@ from redrafter_jax.settings.sections import check_batch
 from .config import TrainSettings
 from .data.batches import Batch, make_batches
 from .data.documents import SourceDocuments, load_documents
+from .data.features import FeatureIndex, ReadRow, open_features
 from .data.report import print_report
 from .data.rows import Rows, make_rows
+from .data.types import Windows
 from .initial import new_drafter
 from .optimizer import make_optimizer
 from .trial import Trial, prepare_trial
@@ -57,7 +64,7 @@ class Run(NamedTuple):
       batches: endless; holds the place in the data.
       optimizer: with its schedule.
       trial: None where the drafter is not tried.
-      digests: of the target and every source, by name.
+      digests: of every source and of the target, or of the features in its place, by name.
     """
 
     settings: TrainSettings
@@ -74,28 +81,38 @@ class Run(NamedTuple):
 def set_up(settings: TrainSettings, console: Console) -> Run:
     """Load the target and the data and make the drafter; the data's counts are printed.
 
+    Of the target's layers features leave no need, unless the drafter is tried.
+
     Raises:
-      InputError: the target or the data does not fit the settings, or the folder cannot be made.
+      InputError: the target, the data or the features do not fit the settings, or the folder cannot
+        be made.
     """
     make_folder(settings.output_dir, "output_dir")
     mesh = settings.mesh.build()
     check_batch("optimizer.batch_size", settings.optimizer.batch_size, mesh)
     if settings.acceptance:
         check_batch("acceptance.batch_size", settings.acceptance.batch_size, mesh)
-    target = load_target(settings.target, settings.target_dtype, mesh)
-    sources = load_sources(settings, target.config)
+    sources = load_sources(settings, load_target_config(settings.target))
     print_report(sources, console)
+    digests = {source.name: digest_rows(made.windows) for source, made in sources}
+    if settings.features is None:
+        target, readers = load_target(settings.target, settings.target_dtype, mesh), None
+        digests |= {"target": digest_weights(target)}
+    else:
+        index, readers = _open_features(settings, digests)
+        digests |= {"features": index.digest}
+        load = load_target if settings.acceptance else load_target_without_layers
+        target = load(settings.target, settings.target_dtype, mesh)
     mixture = [(made.windows, source.weight) for source, made in sources]
     drafter = new_drafter(target, settings.drafter, mixture, settings.seed)
     optimizer = make_optimizer(
         settings.optimizer, settings.steps, lambda name: not name.startswith("lm_head")
     )
     rows = settings.optimizer.batch_size * settings.optimizer.accumulation_steps
-    batches = make_batches(mixture, rows, settings.data.shuffle_seed, rows_of_process(mesh))
+    part = rows_of_process(mesh)
+    batches = make_batches(mixture, rows, settings.data.shuffle_seed, part, readers)
     chats = any(document.is_chat for source, _ in sources for document in source.documents)
     trial = prepare_trial(settings, target, drafter, chats)
-    digests = {"target": digest_weights(target)}
-    digests |= {source.name: _digest_rows(made) for source, made in sources}
     return Run(settings, mesh, target, drafter, sources, batches, optimizer, trial, digests)
 
 
@@ -115,6 +132,33 @@ def load_sources(settings: TrainSettings, config: TargetConfig) -> Sources:
     loaded = load_documents(settings.data, settings.target, config)
     end_token = config.eos_token_ids[0]
     return [(source, make_rows(source, settings.data, end_token)) for source in loaded]
+
+
+def _open_features(
+    settings: TrainSettings, sources: dict[str, str]
+) -> tuple[FeatureIndex, list[ReadRow]]:
+    """The features that the run reads; errors are those of `open_features`, and losses without."""
+    assert settings.features is not None
+    index, readers = open_features(
+        settings.features,
+        digest_files(settings.target),
+        settings.target_dtype,
+        settings.drafter.context_layers,
+        sources,
+        settings.data.sequence_length,
+    )
+    loss, kept = settings.loss, index.top_k
+    if (loss.soft_top_k or 0) > kept:
+        raise InputError(
+            f"loss.soft_top_k is {loss.soft_top_k}, and {settings.features} keeps {kept} tokens; "
+            "lower it, or make features with a larger top_k."
+        )
+    if loss.soft and loss.soft_temperature != 1 and loss.soft_top_k is None:
+        raise InputError(
+            f"loss.soft_temperature is {loss.soft_temperature:g}, which needs probabilities that "
+            f"{settings.features} does not keep; give loss.soft_top_k, {kept} at most."
+        )
+    return index, readers
 
 
 def check_same_run(saved: dict[str, Any], step: int, settings: TrainSettings) -> None:
@@ -188,8 +232,9 @@ def _fingerprint(array: Array) -> UInt32[Array, ""]:
     return (mixed ^ (mixed >> 16)).sum(dtype=jnp.uint32)
 
 
-def _digest_rows(rows: Rows) -> str:
+def digest_rows(windows: Windows) -> str:
+    """A digest of all tokens, masks and segments."""
     digest = hashlib.sha256()
-    for array in rows.windows:
+    for array in windows:
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()

@@ -1,7 +1,7 @@
 """One optimizer step of a drafter: frozen target forward, losses, update."""
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from .loss import (
     TOP,
     RoundSums,
     Softening,
+    TopTokens,
     Window,
     count_positions,
     round_sums,
@@ -58,6 +59,24 @@ def init_state(drafter: DraftModel, optimizer: optax.GradientTransformation) -> 
     return TrainState(drafter.params, optimizer.init(drafter.params))
 
 
+def run_target(
+    target: Target,
+    tokens: Int[Array, "B T"],
+    segments: Int[Array, "B T"],
+    context_layers: tuple[int, ...],
+) -> Float[Array, "B T Z"]:
+    """The target's hidden states; on a mesh every device runs its part."""
+
+    @per_shard
+    def forward(
+        target: Target, tokens: Int[Array, "B T"], segments: Int[Array, "B T"]
+    ) -> Float[Array, "B T Z"]:
+        hidden, _, _ = target.merge().forward(tokens, segments, context_layers)
+        return hidden
+
+    return forward(target, tokens, segments)
+
+
 _Totals = tuple[nnx.State, Array, RoundSums]
 
 
@@ -73,6 +92,9 @@ def train_step(
     tokens: Int[Array, "A B T"],
     loss_mask: Bool[Array, "A B T"],
     segments: Int[Array, "A B T"],
+    hidden: Float[Array, "A B T Z"] | None = None,
+    log_probs: Float[Array, "A B T k"] | None = None,
+    token_ids: Int[Array, "A B T k"] | None = None,
     *,
     rounds: int,
     loss_settings: LossSettings,
@@ -91,6 +113,10 @@ def train_step(
       tokens: one document, or several one after the other.
       loss_mask: True where predicting the token counts.
       segments: number of the document that a token is of; no loss crosses from one to the next.
+      hidden: features of the tokens, from `train.features`: with them the target does not run,
+        and its layers are not needed. None runs it.
+      log_probs: features too, as are `token_ids`; see `TopTokens`.
+      token_ids: given with `hidden`, or not at all.
       rounds: R.
       loss_settings: weights, softening and chunk length.
       optimizer: from `train.optimizer.make_optimizer`.
@@ -130,21 +156,18 @@ def train_step(
         total = jax.tree.map(jnp.add, carry, (gradients, value, means))
         return constrain_rows(total, target.mesh), None
 
-    @per_shard
-    def last_hidden(
-        target: Target, tokens: Int[Array, "B T"], segments: Int[Array, "B T"]
-    ) -> Float[Array, "B T Z"]:
-        hidden, _, _ = target.merge().forward(tokens, segments, context_layers)
-        return hidden
-
-    def add_batch(carry: _Totals, batch: tuple[Array, Array, Array]) -> tuple[_Totals, None]:
-        tokens, _, segments = batch
-        hidden = last_hidden(target, tokens, segments)
+    def add_batch(carry: _Totals, batch: tuple[Any, ...]) -> tuple[_Totals, None]:
+        tokens, mask, segments, hidden, top = batch
+        if hidden is None:
+            hidden = run_target(target, tokens, segments, context_layers)
         windows = split_windows(
             hidden.astype(jnp.float32),
-            *batch,
+            tokens,
+            mask,
+            segments,
             rounds=rounds,
             chunk_length=loss_settings.chunk_length,
+            top=top,
         )
         return jax.lax.scan(add_window, carry, windows)
 
@@ -152,9 +175,9 @@ def train_step(
     empty = RoundSums(zeros, zeros, zeros, jnp.zeros((rounds, TOP)), zeros)
     nothing = (jax.tree.map(jnp.zeros_like, state.params), jnp.zeros(()), empty)
     start = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (groups, *leaf.shape)), nothing)
-    total, _ = jax.lax.scan(
-        add_batch, constrain_rows(start, target.mesh), (tokens, loss_mask, segments)
-    )
+    top = None if log_probs is None or token_ids is None else TopTokens(log_probs, token_ids)
+    batches = (tokens, loss_mask, segments, hidden, top)
+    total, _ = jax.lax.scan(add_batch, constrain_rows(start, target.mesh), batches)
     gradients, value, means = jax.tree.map(lambda leaf: leaf.sum(axis=0), total)
     rules = FULLY_SHARDED if fully_sharded else RULES
     gradients = constrain(gradients, target.mesh, rules)

@@ -5,19 +5,19 @@ in both directions. Weights pass in pieces: a model larger than the memory can b
 """
 
 import json
-import math
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import jax.numpy as jnp
 import numpy as np
 
 from redrafter_jax.checkpoints.config_files import read_json
+from redrafter_jax.checkpoints.download import is_gguf, locate
 from redrafter_jax.checkpoints.families import text_fields
-from redrafter_jax.checkpoints.huggingface import DRAFTERS, Found, find_drafter, find_target, locate
-from redrafter_jax.checkpoints.stored import ITEM_BYTES, Stored, dtype_of, read_weight
+from redrafter_jax.checkpoints.huggingface import DRAFTERS, Found, find_drafter, find_target
+from redrafter_jax.checkpoints.stored import ITEM_BYTES, Stored, dtype_of, pieces, read_weight
 from redrafter_jax.checkpoints.weights import INDEX, SINGLE_FILE
 from redrafter_jax.errors import InputError
 
@@ -25,8 +25,6 @@ from redrafter_jax.errors import InputError
 DTYPES = {"float32": "F32", "bfloat16": "BF16"}
 # What goes with a model beside its weights: tokenizers, chat templates, further settings.
 _COMPANIONS = {".json", ".txt", ".model", ".jinja"}
-# Numbers of a weight that are on the host at a time.
-_PIECE = 1 << 21
 
 
 def convert(
@@ -35,9 +33,10 @@ def convert(
     """Write a drafter or a target as a folder of safetensors, and check that it loads the same.
 
     Args:
-      source: folder or hub id, as `load_drafter` and `load_target` take it.
+      source: folder, GGUF file or hub id, as `load_drafter` and `load_target` take it.
       folder: to write; it must not exist yet, or be empty. It appears at the end, whole.
-      dtype: "float32" or "bfloat16" for all weights; None leaves each as it is stored.
+      dtype: "float32" or "bfloat16" for all weights; None leaves each as it is stored, but
+        quantized ones become float32.
       for_apple: refuse a drafter that Apple's code cannot load.
 
     Returns:
@@ -51,8 +50,7 @@ def convert(
         raise InputError(f"dtype {dtype!r} is not supported; use {', '.join(DTYPES)} or none.")
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise InputError(f"{folder} exists already; name a folder that does not, or empty it.")
-    path = locate(source) / "config.json"
-    stated = text_fields(read_json(path), path)
+    stated = _stated(locate(source))
     is_drafter = str(stated.get("model_type")) in DRAFTERS
     find = find_drafter if is_drafter else find_target
     found = find(source)
@@ -74,8 +72,8 @@ def convert(
     except OSError as error:
         raise InputError(f"Cannot make {partial}: {error.strerror}.") from None
     try:
-        files = _write_weights(found, partial, dtype)
-        files += _write_companions(found, stated, partial, dtype)
+        companions = _write_companions(found, stated, partial, dtype)
+        files = [*_write_weights(found, partial, dtype), *companions]
         written = find(partial)
         _check_same(found, written, dtype)
         partial.rename(whole)
@@ -145,7 +143,7 @@ def _write_shard(path: Path, weights: Sequence[Stored], dtype: str | None) -> in
 
 def _copy(weight: Stored, file: BinaryIO, dtype: str | None) -> None:
     wanted = jnp.dtype(dtype) if dtype else dtype_of(weight)
-    for numbers in _pieces(weight):
+    for numbers in pieces(weight):
         with np.errstate(over="ignore"):
             cast = numbers.astype(wanted)
         if (np.isinf(cast) & ~np.isinf(numbers)).any():
@@ -153,18 +151,6 @@ def _copy(weight: Stored, file: BinaryIO, dtype: str | None) -> None:
                 f"{weight.path}: weight {weight.name!r} holds numbers beyond the range of {wanted}."
             )
         file.write(cast.tobytes())
-
-
-def _pieces(weight: Stored) -> Iterator[np.ndarray]:
-    left = math.prod(weight.shape)
-    with weight.path.open("rb") as file:
-        file.seek(weight.offset)
-        while left:
-            numbers = np.fromfile(file, dtype_of(weight), min(left, _PIECE))
-            if not numbers.size:
-                raise InputError(f"{weight.path} was cut short while it was read.")
-            left -= numbers.size
-            yield numbers
 
 
 def _write_companions(
@@ -175,6 +161,8 @@ def _write_companions(
         # transformers 5 says it shorter.
         stated = {**stated, ("dtype" if "dtype" in stated else "torch_dtype"): dtype}
     (folder / "config.json").write_text(json.dumps(stated, indent=2) + "\n")
+    if is_gguf(found.folder):
+        return ["config.json", *_write_tokenizer(found.folder, folder)]
     written = ["config.json"]
     for path in sorted(found.folder.iterdir()):
         known = path.name == "config.json" or path.name.endswith(".index.json")
@@ -182,6 +170,32 @@ def _write_companions(
             shutil.copyfile(path, folder / path.name)
             written.append(path.name)
     return written
+
+
+def _stated(path: Path) -> dict[str, Any]:
+    """The fields of `config.json`, those that a GGUF file implies included."""
+    if not is_gguf(path):
+        path /= "config.json"
+        return text_fields(read_json(path), path)
+    from redrafter_jax.checkpoints.gguf import gguf_fields
+    from redrafter_jax.checkpoints.gguf_header import read_header
+
+    return {**gguf_fields(read_header(path)), "torch_dtype": "float32"}
+
+
+def _write_tokenizer(path: Path, folder: Path) -> list[str]:
+    """What a GGUF file holds of its tokenizer, in files of their own."""
+    from redrafter_jax.checkpoints.gguf_header import read_header
+    from redrafter_jax.checkpoints.gguf_tokenizer import gguf_tokenizer, tokenizer_fields
+
+    header = read_header(path)
+    if "tokenizer.ggml.model" not in header.values:
+        return []
+    names = ["tokenizer.json", "tokenizer_config.json"]
+    gguf_tokenizer(header).save(str(folder / names[0]))
+    fields = json.dumps(tokenizer_fields(header), indent=2, ensure_ascii=False)
+    (folder / names[1]).write_text(f"{fields}\n", encoding="utf-8")
+    return names
 
 
 def _check_same(found: Found, written: Found, dtype: str | None) -> None:

@@ -14,29 +14,49 @@ from redrafter_jax.errors import InputError
 _WEIGHTS, _TORCH_WEIGHTS = "model*.safetensors", "pytorch_model*.bin"
 
 
+# The first bytes of a GGUF file.
+GGUF_MAGIC = b"GGUF"
+
+
 def locate(name: str | Path) -> Path:
-    """The folder itself, or the hub's copy of what describes the model.
+    """The folder or GGUF file itself, or the hub's copy of what describes the model.
 
     Raises:
       InputError: it is neither a folder nor a repository that the hub gives, or a folder around
         the one of a model.
     """
     folder = Path(name)
+    if is_gguf(folder):
+        return folder
     if not folder.is_dir():
         return _download(str(name), "*.json")
     refuse_outer_folder(folder, "config.json")
     return folder
 
 
+def is_gguf(path: Path) -> bool:
+    """Whether the path is named like a GGUF file, there or not, or is a file that begins as one."""
+    if path.suffix.lower() == ".gguf":
+        return not path.is_dir()
+    if not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
+    except OSError:  # one that may not be read is told as what its name says
+        return False
+
+
 def refuse_outer_folder(folder: Path, needed: str) -> None:
-    """Refuse a folder of folders that hold the needed file, where it holds none itself.
+    """Refuse a folder of folders that hold the needed file, or of GGUF files, that holds none.
 
     Raises:
       InputError: it is one; the sentence names those in it.
     """
     if (folder / needed).exists():
         return
-    inner = sorted(repr(str(path.parent)) for path in folder.glob(f"*/{needed}"))
+    paths = [*(path.parent for path in folder.glob(f"*/{needed}")), *folder.glob("*.gguf")]
+    inner = sorted(repr(str(path)) for path in paths)
     if inner:
         others = f" or one of {len(inner) - 3} others" if len(inner) > 3 else ""
         raise InputError(

@@ -1,5 +1,6 @@
-"""Files to parameters and back: Hugging Face targets, and drafters by their `model_type`."""
+"""Files to parameters and back: targets of Hugging Face and GGUF, drafters by `model_type`."""
 
+import hashlib
 import json
 import re
 import shutil
@@ -22,7 +23,7 @@ from redrafter_jax.checkpoints.config_files import (
     read_drafter_config,
     read_json,
 )
-from redrafter_jax.checkpoints.download import locate, with_weights
+from redrafter_jax.checkpoints.download import is_gguf, locate, with_weights
 from redrafter_jax.checkpoints.families import read_target_config, target_fields
 from redrafter_jax.checkpoints.stored import Stored, check_shape, read_weight, same_bytes
 from redrafter_jax.checkpoints.weight_names import (
@@ -74,8 +75,8 @@ class Found(NamedTuple):
     """A model that can be loaded: its files are whole and fit its `config.json`.
 
     Attributes:
-      folder: where it lies.
-      config: what `config.json` states.
+      folder: where it lies; of GGUF, the file.
+      config: what `config.json` states, or the GGUF file.
       graphdef: of the Flax module.
       parameters: of the module.
       weights: one for each parameter.
@@ -99,8 +100,8 @@ def load_target(
 
     Args:
       name: a folder with `config.json` and safetensors or PyTorch's `.bin` (one file, or shards
-        with an index), or the id of a repository on the Hugging Face hub; of the hub's, files
-        already downloaded serve where it cannot be reached.
+        with an index), a GGUF file or any part of one, or the id of a repository on the Hugging
+        Face hub; of the hub's, files already downloaded serve where it cannot be reached.
       dtype: dtype of the parameters, "float32" or "bfloat16".
       mesh: from `make_mesh`: every device reads its own part of each weight; None is one device.
 
@@ -115,6 +116,39 @@ def load_target(
     if mesh is not None:
         check_target(found.config, mesh)
     return _load(found, dtype, mesh)
+
+
+def load_target_without_layers(
+    name: str | Path, dtype: DTypeLike = "bfloat16", mesh: Mesh | None = None
+) -> Target:
+    """The embeddings, the final norm and the vocabulary projection of a target, and nothing else.
+
+    What is trained on kept hidden states needs no more; this target cannot read tokens. Arguments
+    and errors are those of `load_target`, whose whole files are looked for.
+    """
+    found = find_target(name)
+    decoder = nnx.eval_shape(lambda: Decoder(found.config, rngs=nnx.Rngs(0)))
+    decoder.layers = nnx.List([])
+    ends = [at for at, parameter in enumerate(found.parameters) if parameter.path[0] != "layers"]
+    found = found._replace(
+        graphdef=nnx.split(decoder)[0],
+        parameters=tuple(found.parameters[at] for at in ends),
+        weights=tuple(found.weights[at] for at in ends),
+    )
+    return _load(found, dtype, mesh)
+
+
+def digest_files(name: str | Path) -> str:
+    """A digest of a target's configuration and of the contents of its files of weights.
+
+    They are read once from beginning to end; on a terminal a bar shows how far it is.
+    """
+    found = find_target(name)
+    digest = hashlib.sha256(repr(found.config).encode())
+    for path in tqdm(sorted({weight.path for weight in found.weights}), leave=False, disable=None):
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 def find_target(name: str | Path) -> Found:
@@ -135,9 +169,15 @@ def load_target_config(name: str | Path) -> TargetConfig:
     """The configuration of a target alone, its weights unread.
 
     Raises:
-      InputError: the folder or its config.json is missing, or the architecture is not supported.
+      InputError: the folder, its config.json or the GGUF file is missing, or the architecture is
+        not supported.
     """
-    return read_target_config(locate(name))
+    path = locate(name)
+    if is_gguf(path):
+        from redrafter_jax.checkpoints.gguf import find_gguf
+
+        return find_gguf(path)[0]
+    return read_target_config(path)
 
 
 def load_drafter(
@@ -155,6 +195,8 @@ def load_drafter(
 def find_drafter(name: str | Path) -> Found:
     """A drafter as `load_drafter` finds it, no weight read yet; errors are the same."""
     folder = locate(name)
+    if is_gguf(folder):
+        raise InputError(f"{folder} is a GGUF file, which holds a target; a drafter is a folder.")
     model_type = read_json(folder / "config.json").get("model_type")
     kind = DRAFTERS.get(model_type) if isinstance(model_type, str) else None
     if kind is None:
@@ -197,7 +239,11 @@ DRAFTERS = {
 
 
 def _describe(name: str | Path, folder: Path, kind: _Kind) -> tuple[Path, Any, dict[str, Stored]]:
-    """What a format of files tells of a model: the folder, the configuration, stored weights."""
+    """What a format of files tells of a model: where it lies, its configuration, stored weights."""
+    if is_gguf(folder):
+        from redrafter_jax.checkpoints.gguf import find_gguf  # the `gguf` package takes its time
+
+        return folder, *find_gguf(folder)
     config = kind.read_config(folder)
     folder = with_weights(name, folder)
     return folder, config, find_weights(folder)
@@ -223,14 +269,14 @@ def _find(
     layers = getattr(config, kind.layers)
     if layers > len(stored):  # before so many are made
         raise InputError(
-            f"{folder / 'config.json'} states {kind.layers}={layers}, but the files hold "
+            f"{_description(folder)} states {kind.layers}={layers}, but the files hold "
             f"{len(stored)} weights; they do not belong together."
         )
     graphdef, parameters = _parameters(config, kind)
     for parameter in parameters:
         if parameter.name not in stored:
             raise InputError(
-                f"{folder} holds no weight {parameter.name!r}; the folder is incomplete."
+                f"{folder} holds no weight {parameter.name!r}; the model is incomplete."
             )
         check_shape(stored[parameter.name], parameter.shape)
     left_out = sorted(stored.keys() - {parameter.name for parameter in parameters})
@@ -240,11 +286,16 @@ def _find(
     if others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         raise InputError(
-            f"{folder} holds the weight {others[0]!r}{more}, for which the model that config.json "
-            "describes has no place; they do not belong together."
+            f"{folder} holds the weight {others[0]!r}{more}, for which the model that "
+            f"{_description(folder).name} describes has no place; they do not belong together."
         )
     weights = tuple(stored[parameter.name] for parameter in parameters)
     return Found(folder, config, graphdef, tuple(parameters), weights, tuple(left_out))
+
+
+def _description(folder: Path) -> Path:
+    """The file that describes the model."""
+    return folder if is_gguf(folder) else folder / "config.json"
 
 
 def _load(found: Found, dtype: DTypeLike, mesh: Mesh | None = None) -> Any:

@@ -4,13 +4,14 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
 from redrafter_jax.checkpoints.config_files import field
 from redrafter_jax.config import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     RopeScaling,
     YarnScaling,
 )
@@ -24,6 +25,7 @@ _KINDS: dict[str, type[RopeScaling] | None] = {
     "dynamic": DynamicScaling,
     "llama3": Llama3Scaling,
     "yarn": YarnScaling,
+    "longrope": LongRopeScaling,
 }
 # Of yarn, beside its fields: weights of the logarithm in `attention_factor`.
 _YARN_WEIGHTS = ("mscale", "mscale_all_dim")
@@ -80,7 +82,11 @@ def rotary_fields(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
     if scaling is None:
         return {"rope_theta": theta}
     kind = next(name for name, one in _KINDS.items() if one is type(scaling))
-    return {"rope_theta": theta, "rope_scaling": {"rope_type": kind, **vars(scaling)}}
+    own = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in vars(scaling).items()
+    }
+    return {"rope_theta": theta, "rope_scaling": {"rope_type": kind, **own}}
 
 
 def _stated(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -131,9 +137,12 @@ def _scaling(
     if scaling is None:
         return None
     defaults = _yarn_defaults(stated, values, path) if scaling is YarnScaling else {}
-    return scaling(
-        **{name: field(stated, name, path, own[name], defaults.get(name)) for name in own}
-    )
+    found = {}
+    for name, kind in own.items():
+        is_list = get_origin(kind) is tuple
+        value = field(stated, name, path, list if is_list else kind, defaults.get(name))
+        found[name] = tuple(value) if is_list else value
+    return scaling(**found)
 
 
 def _yarn_defaults(

@@ -2,9 +2,10 @@
 
 import math
 import mmap
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,12 +25,12 @@ _DTYPES = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(jnp.bfloat16),
 }
-# Bytes of a weight that are compared at a time.
-_PIECE = 1 << 22
+# Bytes of a weight that are compared at a time, and numbers that are read at a time.
+_PIECE, _NUMBERS = 1 << 22, 1 << 20
 
 
 class Stored(NamedTuple):
-    """A weight in a file, its numbers in row-major order and little-endian.
+    """A weight in a file, its numbers in row-major order and little-endian, or packed.
 
     Attributes:
       path: the file.
@@ -37,6 +38,8 @@ class Stored(NamedTuple):
       dtype: safetensors' name of it, such as "BF16".
       shape: as stored.
       offset: of its first byte in the file.
+      unpack: of a weight that lies there in another way: the numbers within these slices, one for
+        each axis; None where they lie as they are.
     """
 
     path: Path
@@ -44,10 +47,11 @@ class Stored(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     offset: int
+    unpack: Callable[[tuple[slice, ...]], np.ndarray] | None = None
 
     @property
     def bytes(self) -> int:
-        """That it takes in the file."""
+        """That its numbers take, once they are unpacked."""
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
@@ -59,8 +63,8 @@ def check_shape(stored: Stored, expected: tuple[int, ...]) -> None:
     """
     if stored.shape != expected:
         raise InputError(
-            f"{stored.path}: weight {stored.name!r} has shape {stored.shape}, config.json asks "
-            f"for {expected}."
+            f"{stored.path}: weight {stored.name!r} has shape {stored.shape}, its configuration "
+            f"asks for {expected}."
         )
     if stored.dtype not in _DTYPES:
         raise InputError(
@@ -90,8 +94,8 @@ def read_weight(
 ) -> Float[Array, "..."]:
     """The weight on the default device, or each part of it on its own; complete when this returns.
 
-    The host holds its stored bytes and nothing else meanwhile; it is cast and transposed on the
-    device.
+    The host holds its stored bytes, or its unpacked numbers in `dtype`, and little else meanwhile;
+    it is cast and transposed on the device.
 
     Args:
       stored: where it is.
@@ -103,26 +107,43 @@ def read_weight(
       InputError: the file has become shorter since its header was read.
     """
     if sharding is None:
-        placed = jax.device_put(_read(stored))
+        placed = jax.device_put(_read(stored, jnp.dtype(dtype)))
         if not transpose and placed.dtype == dtype:
             return jax.block_until_ready(placed)
     else:
         # Every device's part is read by itself, and only those of this process's devices.
-        try:
-            values = np.memmap(stored.path, _DTYPES[stored.dtype], "r", stored.offset, stored.shape)
-        except ValueError:
-            raise _cut_short(stored) from None
         axes = (*sharding.spec, *(None,) * (len(stored.shape) - len(sharding.spec)))
         spec = PartitionSpec(*(axes[::-1] if transpose else axes))
         placed = jax.make_array_from_callback(
-            stored.shape,
-            NamedSharding(sharding.mesh, spec),
-            lambda index: np.asarray(values[index]),
+            stored.shape, NamedSharding(sharding.mesh, spec), _parts(stored, jnp.dtype(dtype))
         )
     return jax.block_until_ready(_convert(placed, jnp.dtype(dtype), transpose, sharding))
 
 
-def _read(stored: Stored) -> Float[np.ndarray, "..."]:
+def pieces(stored: Stored) -> Iterator[Float[np.ndarray, "..."]]:
+    """All numbers of the weight in their order, in its own dtype, some at a time.
+
+    Raises:
+      InputError: as `read_weight`.
+    """
+    if stored.unpack is not None:
+        for piece in _unpacked(stored.unpack, stored.shape, (slice(None),) * len(stored.shape)):
+            yield piece.astype(dtype_of(stored))
+        return
+    left = math.prod(stored.shape)
+    with stored.path.open("rb") as file:
+        file.seek(stored.offset)
+        while left:
+            numbers = np.fromfile(file, dtype_of(stored), min(left, _NUMBERS))
+            if not numbers.size:
+                raise _cut_short(stored)
+            left -= numbers.size
+            yield numbers
+
+
+def _read(stored: Stored, dtype: np.dtype) -> Float[np.ndarray, "..."]:
+    if stored.unpack is not None:
+        return _unpack(stored, (slice(None),) * len(stored.shape), dtype)
     # Pages of its own, returned whole: freed blocks of a heap add up to several weights.
     content = mmap.mmap(-1, max(stored.bytes, 1))
     with stored.path.open("rb") as file:
@@ -132,6 +153,52 @@ def _read(stored: Stored) -> Float[np.ndarray, "..."]:
         raise _cut_short(stored)
     values = np.frombuffer(content, _DTYPES[stored.dtype], math.prod(stored.shape))
     return values.reshape(stored.shape)
+
+
+def _parts(stored: Stored, dtype: np.dtype) -> Callable[[Any], np.ndarray]:
+    """What a device gets of the weight; those that get the same share it."""
+    if stored.unpack is not None:
+        shared: dict[str, np.ndarray] = {}
+
+        def unpack(index: tuple[slice, ...]) -> np.ndarray:
+            if str(index) not in shared:
+                shared[str(index)] = _unpack(stored, index, dtype)
+            return shared[str(index)]
+
+        return unpack
+    try:
+        values = np.memmap(stored.path, _DTYPES[stored.dtype], "r", stored.offset, stored.shape)
+    except ValueError:
+        raise _cut_short(stored) from None
+    return lambda index: np.asarray(values[index])
+
+
+def _unpack(stored: Stored, index: tuple[slice, ...], dtype: np.dtype) -> Float[np.ndarray, "..."]:
+    """A part of a packed weight, cast on the way."""
+    assert stored.unpack is not None
+    sizes = [
+        len(range(*part.indices(size))) for part, size in zip(index, stored.shape, strict=True)
+    ]
+    content = mmap.mmap(-1, max(math.prod(sizes) * dtype.itemsize, 1))
+    values = np.frombuffer(content, dtype, math.prod(sizes)).reshape(sizes)
+    done = 0
+    for piece in _unpacked(stored.unpack, stored.shape, index):
+        values[done : done + len(piece)] = piece
+        done += len(piece)
+    return values
+
+
+def _unpacked(
+    unpack: Callable[[tuple[slice, ...]], np.ndarray],
+    shape: tuple[int, ...],
+    index: tuple[slice, ...],
+) -> Iterator[np.ndarray]:
+    """The rows of a part, some at a time."""
+    first, *others = index
+    start, stop, _ = first.indices(shape[0])
+    step = max(_NUMBERS // math.prod(shape[1:]), 1)
+    for row in range(start, stop, step):
+        yield unpack((slice(row, min(row + step, stop)), *others))
 
 
 def _cut_short(stored: Stored) -> InputError:

@@ -119,7 +119,7 @@ def _add_convert(commands: Any) -> None:
         description="Write a drafter or a target, of Apple's code or ours, as a folder of "
         "safetensors that loads the same, or rounded to another dtype.",
     )
-    command.add_argument("source", help="folder or hub id, its weights safetensors or .bin")
+    command.add_argument("source", help="folder or hub id (safetensors or .bin), or GGUF file")
     command.add_argument("folder", type=Path, help="to write; it must not exist, or be empty")
     command.add_argument("--dtype", choices=_DTYPES, help="of all weights (as stored)")
     command.add_argument(
@@ -128,7 +128,8 @@ def _add_convert(commands: Any) -> None:
 
 
 def _add_models(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--target", required=True, help="folder or hub id of the target")
+    described = "folder, GGUF file or hub id of the target"
+    command.add_argument("--target", required=True, help=described)
     drafters = command.add_mutually_exclusive_group(required=True)
     drafters.add_argument("--drafter", help="folder or hub id of a drafter trained for it")
     drafters.add_argument(

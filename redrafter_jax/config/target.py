@@ -1,5 +1,6 @@
 """The shape of a target."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -79,7 +80,41 @@ class YarnScaling:
         require(slow < fast, self, "beta_fast", problem)
 
 
-RopeScaling: TypeAlias = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling
+@dataclass(frozen=True)
+class LongRopeScaling:
+    """A divisor for each pair of the head, another list for long texts (arXiv 2402.13753).
+
+    Where the lists differ, no text longer than the original context is taken: past it the keys of
+    all earlier tokens would change. Files that state one list, such as GGUF files of Llama 3.1,
+    state it twice here.
+
+    Attributes:
+      short_factor: divides the frequencies, the fastest first.
+      long_factor: would divide them in texts longer than the original context.
+      original_max_position_embeddings: the original context.
+      attention_factor: multiplies cosine and sine, so that scores grow by its square.
+    """
+
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    original_max_position_embeddings: Count
+    attention_factor: Positive
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("short_factor", "long_factor"):
+            for factor in getattr(self, name):
+                problem = f"holds {factor!r}; they must be numbers greater than 0."
+                positive = type(factor) in (int, float) and 0 < factor < math.inf
+                require(positive, self, name, problem)
+        short, long = len(self.short_factor), len(self.long_factor)
+        problem = f"holds {long} numbers, short_factor {short}; they must be as many."
+        require(short == long, self, "long_factor", problem)
+
+
+RopeScaling: TypeAlias = (
+    LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongRopeScaling
+)
 Activation = Literal["silu", "gelu_pytorch_tanh"]
 
 
@@ -147,6 +182,12 @@ class TargetConfig:
         if isinstance(self.rope_scaling, YarnScaling):  # it divides by the logarithm of the base
             problem = f"is {self.rope_theta}; with YarnScaling it must be greater than 1."
             require(self.rope_theta > 1, self, "rope_theta", problem)
+        if isinstance(self.rope_scaling, LongRopeScaling):
+            count = len(self.rope_scaling.short_factor)
+            problem = (
+                f"has {count} factors; heads of {self.head_dim} have {self.head_dim // 2} pairs."
+            )
+            require(count == self.head_dim // 2, self, "rope_scaling", problem)
         problem = (
             f"is {self.sliding_window} and windowed_layers is {self.windowed_layers}; give both, "
             "or leave both out."
@@ -186,5 +227,7 @@ class TargetConfig:
                 return int(self.max_position_embeddings * factor)
             case YarnScaling(factor, original):
                 return max(self.max_position_embeddings, int(original * factor))
+            case LongRopeScaling(short, long, original) if short != long:
+                return min(self.max_position_embeddings, original)
             case _:
                 return self.max_position_embeddings

@@ -9,6 +9,7 @@ from redrafter_jax.config import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     RopeScaling,
     YarnScaling,
 )
@@ -29,6 +30,8 @@ def rotary_frequencies(
             scaled = _blend(plain, scaling.factor, _llama3_kept(plain, scaling))
         case YarnScaling():
             scaled = _blend(plain, scaling.factor, _yarn_kept(head_dim, theta, scaling))
+        case LongRopeScaling(factors):
+            scaled = plain / np.asarray(factors)
         case DynamicScaling() | None:
             scaled = plain
     return scaled.astype(np.float32)

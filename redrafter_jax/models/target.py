@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from redrafter_jax.config import RopeScaling, TargetConfig, YarnScaling
+from redrafter_jax.config import LongRopeScaling, RopeScaling, TargetConfig, YarnScaling
 from redrafter_jax.models.attention import prefill_attention, tree_attention
 from redrafter_jax.models.cache import append
 from redrafter_jax.models.decoder_layer import (
@@ -161,7 +161,8 @@ class Decoder(nnx.Module):
 
         def angles(theta: float, scaling: RopeScaling | None) -> Angles:
             frequencies = rotary_frequencies(config.head_dim, theta, scaling)
-            gain = scaling.attention_factor if isinstance(scaling, YarnScaling) else None
+            sharpened = isinstance(scaling, YarnScaling | LongRopeScaling)
+            gain = scaling.attention_factor if sharpened else None
             return rotary_angles(positions, frequencies, gain)
 
         made = {rotary: angles(*rotary) for rotary in dict.fromkeys(rotaries)}

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from tokenizers import Tokenizer
 
+from redrafter_jax.checkpoints.download import is_gguf
 from redrafter_jax.errors import InputError
 
 TemplateName = Literal["tokenizer", "vicuna_v1.1"]
@@ -58,7 +59,7 @@ def load_template(
 
     Args:
       name: the tokenizer's own, or the built-in one.
-      target: folder or hub id that the tokenizer comes from.
+      target: folder, GGUF file or hub id that the tokenizer comes from.
       tokenizer: the target's.
       setting: what the user writes in front of a template's name to choose it, for messages.
       arguments: handed to the tokenizer's template, such as `{"enable_thinking": False}`.
@@ -74,21 +75,20 @@ def load_template(
                 f"{target} has no such token; use a template of its own."
             )
         return ChatTemplate(name, render_vicuna, adds_special_tokens=True, end=_VICUNA_END, gap=" ")
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that PyTorch is not there
-    from transformers import AutoTokenizer  # slow, and only conversations need it
-
     try:
-        # A folder's own code is never run: by default transformers would ask on stdin whether to.
-        loaded: Any = AutoTokenizer.from_pretrained(str(target), trust_remote_code=False)
+        loaded = _load_with_transformers(Path(target), tokenizer)
+    except InputError:
+        raise
     except Exception as error:  # transformers raises whatever its many loaders raise
         raise InputError(
             f"transformers cannot load the tokenizer of {target} for its chat template: "
             f"{' '.join(str(error).split())}"
         ) from None
     if loaded.chat_template is None:
+        way_out = "`redrafter convert` it and save one" if is_gguf(Path(target)) else "save one"
         built_in = f", or use {setting}vicuna_v1.1" if tokenizer.token_to_id(_VICUNA_END) else ""
         raise NoTemplateError(
-            f"The tokenizer of {target} has no chat template; save one beside it as "
+            f"The tokenizer of {target} has no chat template; {way_out} beside it as "
             f"chat_template.jinja{built_in}."
         )
 
@@ -99,6 +99,22 @@ def load_template(
 
     end = loaded.eos_token
     return ChatTemplate(f"the tokenizer of {target}", render, adds_special_tokens=False, end=end)
+
+
+def _load_with_transformers(target: Path, tokenizer: Tokenizer) -> Any:
+    """Transformers' tokenizer, which renders chat templates."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that PyTorch is not there
+    # Slow, and only conversations need it.
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    if is_gguf(target):
+        from redrafter_jax.checkpoints.gguf_header import read_header
+        from redrafter_jax.checkpoints.gguf_tokenizer import tokenizer_fields
+
+        fields = tokenizer_fields(read_header(target))
+        return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **fields)
+    # A folder's own code is never run: by default transformers would ask on stdin whether to.
+    return AutoTokenizer.from_pretrained(str(target), trust_remote_code=False)
 
 
 def encode_turns(template: ChatTemplate, tokenizer: Tokenizer, turns: Sequence[Turn]) -> list[int]:

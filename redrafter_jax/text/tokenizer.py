@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from redrafter_jax.checkpoints.download import from_hub, refuse_outer_folder
+from redrafter_jax.checkpoints.download import from_hub, is_gguf, refuse_outer_folder
 from redrafter_jax.errors import InputError
 
 
@@ -28,11 +28,16 @@ def require_text(text: str, name: str) -> None:
 
 
 def load_tokenizer(name: str | Path) -> Tokenizer:
-    """The tokenizer of a target: `tokenizer.json` of its folder or hub repository.
+    """The tokenizer of a target: `tokenizer.json` of its folder or hub repository, or GGUF's own.
 
     Raises:
       InputError: there is no such file, it cannot be downloaded, or it is no tokenizer.
     """
+    if is_gguf(Path(name)):
+        from redrafter_jax.checkpoints.gguf_header import read_header
+        from redrafter_jax.checkpoints.gguf_tokenizer import gguf_tokenizer
+
+        return gguf_tokenizer(read_header(Path(name)))
     path = Path(name) / "tokenizer.json"
     if not path.parent.is_dir():
         from huggingface_hub import hf_hub_download  # slow, and most targets are in a folder

@@ -185,8 +185,8 @@ def test_a_folder_appears_whole_or_not_at_all(
         convert_folder(source, tmp_path / "new", "float32")
 
     # A disk that changes what is written.
-    pieces = convert._pieces
-    monkeypatch.setattr(convert, "_pieces", lambda weight: (0 * part for part in pieces(weight)))
+    pieces = convert.pieces
+    monkeypatch.setattr(convert, "pieces", lambda weight: (0 * part for part in pieces(weight)))
     with pytest.raises(InputError, match=r"does not load the same once it is written; .* faulty"):
         convert_folder(saved / "drafter", tmp_path / "new")
     monkeypatch.undo()

@@ -115,7 +115,7 @@ QUERY, UP = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj.weigh
 @pytest.mark.parametrize(
     ("added", "removed", "sentence"),
     [
-        ({}, UP, f"holds no weight '{UP}'; the folder is incomplete"),
+        ({}, UP, f"holds no weight '{UP}'; the model is incomplete"),
         (
             {f"{QUERY}.bias": (24,), "visual.weight": (3,)},
             "",
@@ -125,7 +125,7 @@ QUERY, UP = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj.weigh
         (
             {f"{QUERY}.weight": (32, 24)},
             "",
-            r"q_proj\.weight' has shape \(32, 24\), config\.json asks for \(24, 32\)\.$",
+            r"q_proj\.weight' has shape \(32, 24\), its configuration asks for \(24, 32\)\.$",
         ),
     ],
 )

@@ -157,7 +157,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
     ("field", "value", "sentence"),
     [
         ("model_type", "llama", r"model_type 'llama'; .* 'recurrent_drafting_drafter'"),
-        ("exit_dim", 6, r"has shape .*5.*, config\.json asks for .*6.*\.$"),
+        ("exit_dim", 6, r"has shape .*5.*, its configuration asks for .*6.*\.$"),
         # Refused before so many are made.
         ("num_draft_layers", 10**9, "states num_draft_layers=1000000000, but the files hold"),
     ],

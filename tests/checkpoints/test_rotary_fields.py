@@ -11,6 +11,7 @@ from redrafter_jax.config import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     RopeScaling,
     YarnScaling,
 )
@@ -74,6 +75,7 @@ def test_yarn_has_the_papers_defaults(fields: dict[str, Any], expected: YarnScal
         DynamicScaling(4.0),
         Llama3Scaling(8.0, 1.0, 4.0, 16),
         YarnScaling(4.0, 16, 1.2, 32.0, 1.0),
+        LongRopeScaling((1.0, 2.0), (4.0, 8.0), 16, 1.2),
     ],
 )
 def test_what_is_written_is_read(scaling: RopeScaling | None) -> None:
@@ -84,7 +86,7 @@ def test_what_is_written_is_read(scaling: RopeScaling | None) -> None:
 @pytest.mark.parametrize(
     ("scaling", "sentence"),
     [
-        ({"type": "longrope"}, "scaling of type 'longrope'; supported are 'default', 'linear'"),
+        ({"type": "mrope"}, "scaling of type 'mrope'; supported are 'default', 'linear'"),
         ({"rope_type": ["yarn"]}, r"rope_type=\['yarn'\]; it must be a string"),
         ({"type": "linear"}, "does not state 'factor'"),
         ({"type": "linear", "factor": "4"}, "factor='4'; it must be a number"),
@@ -99,6 +101,7 @@ def test_what_is_written_is_read(scaling: RopeScaling | None) -> None:
             "does not state 'original_max_position_embeddings'",
         ),
         ({"rope_type": "yarn", "factor": 4.0, "truncate": False}, "states 'truncate' for"),
+        ({"rope_type": "longrope", "short_factor": 2.0}, "short_factor=2.0; it must be a list"),
     ],
 )
 def test_what_is_missing_or_unknown_is_named(scaling: dict[str, Any], sentence: str) -> None:

@@ -1,3 +1,4 @@
+import math
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from redrafter_jax.config import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     RopeScaling,
     YarnScaling,
 )
@@ -43,6 +45,21 @@ def test_ramps_of_scalings_rise() -> None:
 
 
 @pytest.mark.parametrize(
+    ("short", "long", "sentence"),
+    [
+        ((1.0,), (1.0, 2.0), r"long_factor holds 2 numbers, short_factor 1; they must be as many"),
+        ((0.0,), (1.0,), r"short_factor holds 0\.0; they must be numbers greater than 0\.$"),
+        ((1.0,), (math.inf,), r"long_factor holds inf; they must be numbers"),
+    ],
+)
+def test_factors_of_pairs_are_positive_and_as_many(
+    short: tuple[float, ...], long: tuple[float, ...], sentence: str
+) -> None:
+    with pytest.raises(InputError, match=sentence):
+        LongRopeScaling(short, long, 64, 1.0)
+
+
+@pytest.mark.parametrize(
     ("scaling", "limit"),
     [
         (None, 512),
@@ -51,6 +68,8 @@ def test_ramps_of_scalings_rise() -> None:
         (Llama3Scaling(8.0, 1.0, 4.0, 64), 512),
         (YarnScaling(4.0, 512, 1.0, 32.0, 1.0), 2048),
         (YarnScaling(4.0, 64, 1.0, 32.0, 1.0), 512),
+        (LongRopeScaling((1.0,) * 4, (1.0,) * 4, 64, 1.0), 512),
+        (LongRopeScaling((1.0,) * 4, (2.0,) * 4, 64, 1.0), 64),
     ],
 )
 def test_scalings_stretch_how_long_a_text_may_be(scaling: RopeScaling | None, limit: int) -> None:

@@ -2,18 +2,19 @@
 
 import math
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, BFloat16, Bool, Int
 
 from redrafter_jax.errors import InputError
 from redrafter_jax.parallel.mesh import DATA
 
+from .features import ReadRow
 from .types import Windows
 
 # Examples of a source before it ends. More than any run takes; grain's own endless repetition is as
@@ -22,11 +23,14 @@ _ENDLESS = 2**48
 
 
 class Batch(TypedDict):
-    """What one step reads; see `Windows`."""
+    """What one step reads: `Windows`, and the features of their rows where they are kept."""
 
     tokens: Int[np.ndarray, "B T"]
     loss_mask: Bool[np.ndarray, "B T"]
     segments: Int[np.ndarray, "B T"]
+    hidden: NotRequired[BFloat16[np.ndarray, "B T Z"]]
+    log_probs: NotRequired[BFloat16[np.ndarray, "B T k"]]
+    token_ids: NotRequired[Int[np.ndarray, "B T k"]]
 
 
 def make_batches(
@@ -34,6 +38,7 @@ def make_batches(
     batch_size: int,
     seed: int,
     part: tuple[int, int] = (0, 1),
+    features: Sequence[ReadRow | None] | None = None,
 ) -> grain.DatasetIterator[Batch]:
     """An endless, shuffled, deterministic iterator whose position can be saved and restored.
 
@@ -43,6 +48,7 @@ def make_batches(
       batch_size: examples per batch.
       seed: of the shuffling.
       part: which of how many equal parts of every batch this process brings.
+      features: for every source what reads the features of a row, if there are any.
 
     Raises:
       InputError: a source has fewer windows than its part of a batch, which would hold some twice.
@@ -56,17 +62,20 @@ def make_batches(
                 "that are to come from it; lower optimizer.batch_size, data.sequence_length or the "
                 "source's weight."
             )
-    datasets = [_examples(windows, seed) for windows, _ in sources]
+    readers = features or [None] * len(sources)
+    datasets = [
+        _examples(windows, seed, read) for (windows, _), read in zip(sources, readers, strict=True)
+    ]
     mixed = grain.MapDataset.mix(datasets, weights=[weight for _, weight in sources])
     index, parts = part
     return iter(mixed[index::parts].batch(batch_size // parts).to_iter_dataset())
 
 
 def place_batch(batch: Batch, accumulation: int, mesh: Mesh | None) -> dict[str, Array]:
-    """A batch as `train_step` takes it: [A, B, T], on a mesh in the parts of all processes."""
+    """A batch as `train_step` takes it: [A, B, T, ...], on a mesh in the parts of all processes."""
 
     def place(rows: np.ndarray) -> Array:
-        split = rows.reshape(accumulation, -1, rows.shape[-1])
+        split = rows.reshape(accumulation, -1, *rows.shape[1:])
         if mesh is None:
             return jnp.asarray(split)
         parts = NamedSharding(mesh, PartitionSpec(None, DATA))
@@ -75,12 +84,11 @@ def place_batch(batch: Batch, accumulation: int, mesh: Mesh | None) -> dict[str,
     return {name: place(rows) for name, rows in batch.items() if isinstance(rows, np.ndarray)}
 
 
-def _examples(windows: Windows, seed: int) -> grain.MapDataset[Batch]:
+def _examples(windows: Windows, seed: int, read: ReadRow | None) -> grain.MapDataset[Batch]:
     count = len(windows.tokens)
-    return (
-        grain.MapDataset.range(count)
-        .seed(seed)
-        .shuffle()
-        .repeat(_ENDLESS // count)
-        .map(lambda i: Batch(**{name: rows[i] for name, rows in windows._asdict().items()}))
-    )
+
+    def example(i: int) -> Batch:
+        rows: Any = {name: values[i] for name, values in windows._asdict().items()}
+        return rows if read is None else rows | read(i)
+
+    return grain.MapDataset.range(count).seed(seed).shuffle().repeat(_ENDLESS // count).map(example)

@@ -1,0 +1,293 @@
+"""GGUF targets: what is loaded from them, on one device and several, and written again."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType, dequantize
+from places import GOLDENS
+from safetensors.flax import load_file  # it knows bfloat16
+from tiny_gguf import (
+    CONFIG,
+    config_fields,
+    plain_tensors,
+    random_tensors,
+    tokenizer_fields,
+    write_gguf,
+)
+from tiny_models import assert_same
+from tokenizers import Tokenizer
+
+from redrafter_jax import InputError, load_drafter, load_target
+from redrafter_jax.checkpoints.convert import convert
+from redrafter_jax.checkpoints.gguf import SUPPORTED_KINDS
+from redrafter_jax.checkpoints.huggingface import load_target_config, stored_shapes
+from redrafter_jax.config import LongRopeScaling
+from redrafter_jax.models.rotary import rotary_frequencies
+from redrafter_jax.parallel.mesh import make_mesh
+from redrafter_jax.text.chat_template import encode_turns, load_template
+from redrafter_jax.text.tokenizer import load_tokenizer
+
+FAMILIES = GOLDENS / "families"
+FIELDS = config_fields(CONFIG, "llama")
+Q4_K = random_tensors(stored_shapes(CONFIG), "Q4_K")
+
+
+def golden_file(folder: Path, path: Path, **changes: Any) -> None:
+    """A golden of transformers as llama.cpp's converter would write it."""
+    config = load_target_config(folder)
+    architecture = json.loads((folder / "config.json").read_text())["model_type"]
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    weights = load_file(folder / "model.safetensors")
+    arrays = {name: np.asarray(weight) for name, weight in weights.items()}
+    tensors = plain_tensors(arrays, heads if architecture == "llama" else {})
+    fields = config_fields(config, architecture)
+    fields |= {f"{architecture}.{name}": value for name, value in changes.items()}
+    write_gguf(path, fields, tensors, architecture)
+
+
+@pytest.mark.parametrize(
+    ("name", "scaling"),
+    [
+        ("llama_bias", {}),
+        ("llama_linear", {"type": "linear", "factor": 4.0}),
+        (
+            "llama_yarn",
+            {
+                "type": "yarn",
+                "factor": 4.0,
+                "original_context_length": 16,
+                "yarn_beta_fast": 2.0,
+                "yarn_beta_slow": 0.05,
+            },
+        ),
+        ("qwen2", {}),
+        ("qwen3", {}),
+    ],
+)
+def test_a_model_of_transformers_comes_back(
+    tmp_path: Path, name: str, scaling: dict[str, Any]
+) -> None:
+    path = tmp_path / "model.gguf"
+    golden_file(
+        FAMILIES / name, path, **{f"rope.scaling.{key}": value for key, value in scaling.items()}
+    )
+    assert_same(load_target(path, "float32"), load_target(FAMILIES / name, "float32"))
+
+
+def numbers(tensor: tuple[np.ndarray, str], heads: int = 0) -> np.ndarray:
+    """Of a tensor, the alternating rows of each head sorted one by one."""
+    content, kind = tensor
+    values = dequantize(content, GGMLQuantizationType[kind])
+    if not heads:
+        return values
+    rows = []
+    size = len(values) // heads
+    for head in range(heads):
+        rows += [values[head * size + row] for row in range(0, size, 2)]
+        rows += [values[head * size + row] for row in range(1, size, 2)]
+    return np.stack(rows)
+
+
+def check_loaded(target: Any, tensors: dict[str, Any]) -> None:
+    """Every parameter that a layer has, and what is around it, against whole tensors."""
+    dtype, params = jax.tree.leaves(target.params)[0].dtype, target.params
+    layer = params["layers"][0]
+    expected = [
+        (params["embed_tokens"], numbers(tensors["token_embd.weight"])),
+        (params["lm_head"], numbers(tensors["output.weight"]).T),
+        (layer["self_attn"]["q_proj"], numbers(tensors["blk.0.attn_q.weight"], 4).T),
+        (layer["self_attn"]["k_proj"], numbers(tensors["blk.0.attn_k.weight"], 2).T),
+        (layer["self_attn"]["v_proj"], numbers(tensors["blk.0.attn_v.weight"]).T),
+        (layer["self_attn"]["o_proj"], numbers(tensors["blk.0.attn_output.weight"]).T),
+        (layer["mlp"]["down_proj"], numbers(tensors["blk.0.ffn_down.weight"]).T),
+        (layer["attention_norm"], numbers(tensors["blk.0.attn_norm.weight"])),
+    ]
+    for variable, values in expected:
+        np.testing.assert_array_equal(variable[...], values.astype(dtype))
+
+
+@pytest.mark.parametrize("kind", SUPPORTED_KINDS)
+def test_numbers_of_every_quantization(tmp_path: Path, kind: str) -> None:
+    tensors = random_tensors(stored_shapes(CONFIG), kind)
+    write_gguf(tmp_path / "model.gguf", FIELDS, tensors)
+    target = load_target(tmp_path / "model.gguf", "float32")
+    assert target.config == CONFIG
+    check_loaded(target, tensors)
+
+
+def test_every_device_of_a_mesh_gets_its_part(tmp_path: Path) -> None:
+    """Parts of columns begin within a row of blocks, in bfloat16 all the way."""
+    path = tmp_path / "model.gguf"
+    write_gguf(path, FIELDS, Q4_K)
+    target = load_target(path, mesh=make_mesh(data=2, model=2))
+    check_loaded(target, Q4_K)
+    kernel = target.params["layers"][0]["self_attn"]["o_proj"][...]
+    assert {shard.data.shape for shard in kernel.addressable_shards} == {(128, 256)}
+
+
+def test_any_part_stands_for_the_whole_model(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", FIELDS, Q4_K, tensors_per_part=5)
+    parts = sorted(tmp_path.iterdir())
+    assert [part.name for part in parts] == [f"model-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
+    for part in parts:
+        check_loaded(load_target(part), Q4_K)
+
+
+def test_factors_of_llama_3_are_those_of_its_configuration(tmp_path: Path) -> None:
+    """The converter writes quotients of the frequencies, in `rope_freqs.weight`."""
+    config = load_target_config(FAMILIES / "llama_llama3")
+    plain, scaled = (
+        rotary_frequencies(config.head_dim, config.rope_theta, scaling)
+        for scaling in (None, config.rope_scaling)
+    )
+    path = tmp_path / "model.gguf"
+    fields = config_fields(config, "llama")
+    tensors = random_tensors(stored_shapes(config), "F32")
+    write_gguf(path, fields, {**tensors, "rope_freqs.weight": (plain / scaled, "F32")})
+    found = load_target_config(path)
+    assert found.position_limit == config.max_position_embeddings
+    assert isinstance(found.rope_scaling, LongRopeScaling)
+    again = rotary_frequencies(found.head_dim, found.rope_theta, found.rope_scaling)
+    np.testing.assert_allclose(again, scaled, rtol=1e-6)
+
+
+def test_factors_for_short_texts_hold_up_to_the_original_context(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    short, long = (np.linspace(1, last, 32, dtype=np.float32) for last in (2, 8))
+    fields = {
+        "llama.rope.scaling.type": "longrope",
+        "llama.rope.scaling.original_context_length": 16,
+        "llama.rope.scaling.attn_factor": 1.25,
+    }
+    factors = {
+        "rope_factors_short.weight": (short, "F32"),
+        "rope_factors_long.weight": (long, "F32"),
+    }
+    write_gguf(path, FIELDS | fields, Q4_K | factors)
+    config = load_target_config(path)
+    assert config.position_limit == 16
+    scaling = config.rope_scaling
+    assert isinstance(scaling, LongRopeScaling)
+    assert scaling.attention_factor == 1.25
+    np.testing.assert_allclose(
+        rotary_frequencies(64, 1e4, scaling), 1e4 ** (-np.arange(0, 64, 2) / 64) / short, rtol=1e-6
+    )
+    convert(path, tmp_path / "folder")
+    assert load_target_config(tmp_path / "folder") == config
+
+
+TEMPLATE = "{{ bos_token }}{% for turn in messages %}{{ turn.content }}{% endfor %}"
+
+
+@pytest.fixture
+def chat_file(tmp_path: Path) -> Path:
+    """A model with a tokenizer and a template."""
+    config = dataclasses.replace(CONFIG, vocab_size=900, eos_token_ids=(1,))
+    fields = config_fields(config, "llama") | tokenizer_fields("smollm")
+    fields |= {"tokenizer.ggml.bos_token_id": 0, "tokenizer.chat_template": TEMPLATE}
+    path = tmp_path / "chat.gguf"
+    write_gguf(path, fields, random_tensors(stored_shapes(config), "Q8_0"))
+    return path
+
+
+def test_templates_are_the_files_own(chat_file: Path) -> None:
+    tokenizer = load_tokenizer(chat_file)
+    template = load_template("tokenizer", chat_file, tokenizer, "--chat-template ")
+    assert template.end == "<|im_end|>"
+    turns = [{"role": "user", "content": "the house"}]
+    ids = encode_turns(template, tokenizer, turns)
+    assert ids == [0, *tokenizer.encode("the house").ids]
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_a_converted_file_is_the_same_model(
+    tmp_path: Path, chat_file: Path, dtype: str | None
+) -> None:
+    told, written = convert(chat_file, tmp_path / "folder", dtype)
+    assert f"bytes, {'BF16' if dtype else 'F32'}; it loads the same as {chat_file}" in told
+    assert written == (
+        "Written: model.safetensors, config.json, tokenizer.json, tokenizer_config.json"
+    )
+    loaded = dtype or "float32"
+    assert_same(load_target(tmp_path / "folder", loaded), load_target(chat_file, loaded))
+    tokenizer = load_tokenizer(tmp_path / "folder")
+    assert isinstance(tokenizer, Tokenizer)
+    assert tokenizer.to_str() == load_tokenizer(chat_file).to_str()
+    template = load_template("tokenizer", tmp_path / "folder", tokenizer, "")
+    assert template.render([{"content": "x"}], True) == "<|im_start|>x"
+
+
+# Files that cannot be used
+
+
+@pytest.mark.parametrize(
+    ("fields", "tensors", "sentence"),
+    [
+        ({"llama.block_count": ...}, {}, "does not state 'llama.block_count', and it has no def"),
+        ({"llama.block_count": 4000}, {}, "states num_hidden_layers=4000, but the files hold 12"),
+        ({"llama.attention.head_count": [4, 4]}, {}, r"head_count=\[4, 4\]; it must be a whole"),
+        ({"llama.expert_count": 8}, {}, "states llama.expert_count=8, which is not supported"),
+        ({"llama.rope.dimension_count": 32}, {}, "dimension_count=32, but heads are 64 wide"),
+        ({"llama.rope.scaling.type": "su"}, {}, "scaling of type 'su'; supported are 'none'"),
+        ({"llama.rope.scaling.type": "longrope"}, {}, "holds no tensor 'rope_factors_short"),
+        ({"llama.rope.scaling.attn_factor": 2.0}, {}, "with scaling of type 'longrope' alone"),
+        ({}, {"token_embd.weight": ...}, "holds no tensor 'token_embd.weight'"),
+        ({}, {"blk.0.attn_q.weight": ...}, "holds no weight 'model.layers.0.self_attn.q_proj"),
+        ({}, {"blk.0.ffn_gate_inp.weight": (np.ones((2, 32), np.float32), "F32")}, "has no place"),
+        ({}, {"attn_q.weight": (np.ones((2, 32), np.float32), "F32")}, "has no place"),
+        ({}, {"output_norm.weight": (np.ones(32, np.float32), "F32")}, r"shape \(32,\), its con"),
+        (
+            {},
+            {"blk.0.ffn_up.weight": (np.ones((256, 256), np.int8), "I8")},
+            "is stored as I8; supp",
+        ),
+        (
+            {},
+            {"rope_factors_long.weight": (np.ones(32, np.float32), "F32")},
+            "but states scaling of type 'none' and not 'longrope'",
+        ),
+        (
+            {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0},
+            {"rope_freqs.weight": (np.ones(32, np.float32), "F32")},
+            "rotary factors beside scaling of type 'linear'",
+        ),
+        (
+            {},
+            {"rope_freqs.weight": (np.ones(16, np.float32), "F32")},
+            "rope_scaling has 16 factors; heads of 64 have 32 pairs",
+        ),
+    ],
+)
+def test_headers_that_describe_no_supported_model(
+    tmp_path: Path, fields: dict[str, Any], tensors: dict[str, Any], sentence: str
+) -> None:
+    path = tmp_path / "model.gguf"
+    changed = {name: value for name, value in (Q4_K | tensors).items() if value is not ...}
+    write_gguf(path, FIELDS | fields, changed)
+    with pytest.raises(InputError, match=sentence):
+        load_target(path)
+
+
+def test_other_architectures_are_refused_by_name(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", {}, {}, "mamba")
+    with pytest.raises(InputError, match="of the architecture 'mamba'; supported are 'llama', "):
+        load_target(tmp_path / "model.gguf")
+
+
+def test_files_that_are_not_where_they_should_be(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none\.gguf is missing; give the path of a GGUF file"):
+        load_target(tmp_path / "none.gguf")
+    path = tmp_path / "model.gguf"
+    write_gguf(path, FIELDS, Q4_K)
+    with pytest.raises(InputError, match="is a GGUF file, which holds a target; a drafter is a fo"):
+        load_drafter(path)
+    with pytest.raises(InputError, match=r"holds no config\.json; did you mean '.*model\.gguf'\?"):
+        load_target(tmp_path)
+    # Stores of other programs name files by their digests.
+    path.rename(tmp_path / "sha256-12ab")
+    assert load_target_config(tmp_path / "sha256-12ab") == CONFIG

@@ -1,0 +1,290 @@
+"""Features: what the target says, kept on disk; training from it is training online."""
+
+import errno
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import yaml
+from chat_folders import write_lines
+from safetensors.numpy import load_file, save_file
+from tiny_folders import write_untrained_target
+from train_runs import assert_same_weights, rows, settings
+
+from redrafter_jax.checkpoints.huggingface import digest_files, load_target, save_target
+from redrafter_jax.config import TargetConfig
+from redrafter_jax.models.target import init_target
+from train.__main__ import main
+from train.config import TrainSettings
+from train.data.features import open_features
+from train.loss import TopTokens, spread
+from train.setup import digest_rows, load_sources
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+V, LENGTH = 300, 16
+CONFIG = TargetConfig(V, 16, 24, 3, 2, 2, 8, 1e4, 1e-5, 64, True, (0,))
+Start: TypeAlias = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("target")
+    write_untrained_target(folder, functions=20)
+    louder = jax.tree.map(lambda leaf: leaf * 8 if leaf.ndim == 2 else leaf, init_target(CONFIG, 0))
+    save_target(louder, folder)
+    return folder
+
+
+def values(target: Path, folder: Path, **changes: Any) -> dict[str, Any]:
+    """A run on two sources, several documents in a row, that reads features."""
+    short = [{"input_ids": [n, n + 1, n + 2, n + 3], "loss_mask": [0, 1, 1, 1]} for n in range(22)]
+    files = write_lines(target.parent / "short.jsonl", *short)
+    data = {
+        "sources": [{"folder": str(target)}, {"files": [files]}],
+        "sequence_length": LENGTH,
+        "pack": True,
+    }
+    stated = {"data": data, "steps": 6, "log_every": 1, "checkpoint_every": 3}
+    return settings(target, folder / "run", **stated, features=str(folder / "features")) | changes
+
+
+@pytest.fixture
+def start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Start:
+    """`python -m train` with these words and settings; what it says, all of it."""
+
+    def run(run_settings: dict[str, Any], *words: str, code: int = 0) -> str:
+        path = tmp_path / "config.yaml"
+        path.write_text(yaml.safe_dump(run_settings))
+        command = words[:1] if words[:1] == ("features",) else ()
+        overrides = words[len(command) :]
+        monkeypatch.setattr(sys, "argv", ["train", *command, "--config", str(path), *overrides])
+        ended: object = 0
+        try:
+            main()
+        except SystemExit as left:
+            ended = left.code
+        told = "".join(capsys.readouterr())
+        assert ended == code, told
+        return told
+
+    return run
+
+
+def test_a_row_of_features_is_what_the_target_says_of_it(
+    target: Path, tmp_path: Path, start: Start
+) -> None:
+    stated = values(target, tmp_path, drafter={"exit_dim": 16, "context_layers": [0, 1]})
+    said = start(stated, "features", "top_k=5")
+    run = TrainSettings.model_validate(stated)
+    sources = load_sources(run, CONFIG)
+    digests = {source.name: digest_rows(made.windows) for source, made in sources}
+    folder, digest = tmp_path / "features", digest_files(target)
+    _, readers = open_features(folder, digest, "float32", (1,), digests, LENGTH)
+    tokens = sum(int((made.windows.segments > 0).sum()) for _, made in sources)
+    assert f"{tokens:,} tokens take 0.00 GB in {folder}, of which 0.00 GB are to be" in said
+    decoder = load_target(target, "float32").merge()
+    for (_, made), read in zip(sources, readers, strict=True):
+        last = len(made.windows.tokens) - 1
+        text, segments = made.windows.tokens[[last]], made.windows.segments[[last]]
+        hidden, _, _ = decoder.forward(jnp.asarray(text), jnp.asarray(segments), (1,))
+        scores = np.asarray(jax.nn.log_softmax(decoder.logits(hidden)))[0]
+        kept, length = read(last), int((segments > 0).sum())
+        assert not any(part[length:].any() for part in kept.values())
+        np.testing.assert_allclose(
+            kept["hidden"][:length].astype(np.float32), hidden[0, :length], rtol=2**-8, atol=1e-5
+        )
+        best = np.argsort(-scores, axis=-1, kind="stable")[:length, :5]
+        np.testing.assert_array_equal(kept["token_ids"][:length], best)
+        expected = np.take_along_axis(scores[:length], best, axis=-1)
+        np.testing.assert_allclose(
+            kept["log_probs"][:length].astype(np.float32), expected, rtol=2**-8, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize(
+    ("top_k", "changes"),
+    [
+        # The whole distribution, which the losses read whole.
+        (
+            V,
+            {
+                "loss": {"soft": 1.0, "hard": 0.5, "lk": 0.5, "chunk_length": 5},
+                "drafter": {"exit_dim": 16, "draft_vocab_size": 40, "context_layers": [0]},
+            },
+        ),
+        # As much of it as the loss reads.
+        (
+            9,
+            {
+                "loss": {"soft_top_k": 9, "soft_temperature": 2.0, "chunk_length": 8},
+                "drafter": {"exit_dim": 16, "head": "target", "initial_head": "target"},
+                "target_dtype": "bfloat16",
+            },
+        ),
+    ],
+)
+def test_training_from_features_is_training_online_to_bfloat16_rounding(
+    target: Path,
+    tmp_path: Path,
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    top_k: int,
+    changes: dict[str, Any],
+) -> None:
+    stated = values(target, tmp_path, **changes)
+    start(stated, "features", f"top_k={top_k}")
+    start(stated | {"features": None, "output_dir": str(tmp_path / "online")})
+    # The layers of the target are not even loaded.
+    monkeypatch.delattr("train.setup.load_target")
+    start(stated)
+    kept, online = rows(tmp_path / "run"), rows(tmp_path / "online")
+    epsilon = 2**-8  # of bfloat16
+    for name in ("loss", "round_0/soft_loss", "round_1/soft_loss", "round_1/hard_loss"):
+        np.testing.assert_allclose(
+            [row[name] for row in kept], [row[name] for row in online], rtol=epsilon, err_msg=name
+        )
+
+
+def test_a_run_from_features_resumes_tries_and_refuses_other_features(
+    target: Path, tmp_path: Path, start: Start
+) -> None:
+    prompts = write_lines(tmp_path / "prompts.jsonl", {"prompt": "def "})
+    trial = {"every": 3, "prompts": prompts, "max_new_tokens": 2, "draft": {"draft_rounds": 1}}
+    stated = values(target, tmp_path, acceptance=trial)
+    start(stated, "features", "top_k=5")
+    start(stated)
+    assert [row["step"] for row in rows(tmp_path / "run") if "acceptance_length" in row] == [3, 6]
+    again = tmp_path / "again"
+    shutil.copytree(tmp_path / "run", again)
+    shutil.rmtree(again / "checkpoints" / "6")
+    assert "resumed from step 3" in start(stated | {"output_dir": str(again)})
+    assert_same_weights(again, tmp_path / "run")
+    shutil.rmtree(tmp_path / "features")
+    start(stated, "features", "top_k=6")
+    assert "a run with other contents of features;" in start(stated, code=2)
+
+
+def test_features_that_were_killed_go_on_to_the_same_bits(
+    target: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("train.features._SHARD_BYTES", 4000)
+    stated = values(target, tmp_path)
+    whole, killed = tmp_path / "features", tmp_path / "killed"
+    start(stated, "features", "top_k=5")
+    expected = {path.name: path.read_bytes() for path in whole.iterdir()}
+    assert len(expected) > 4
+
+    def killed_in_the_third(arrays: dict[str, np.ndarray], path: Path) -> None:
+        if path.name == "00002.new":
+            path.write_bytes(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save_file(arrays, path)
+
+    stated["features"] = str(killed)
+    with monkeypatch.context() as patch:
+        patch.setattr("train.features.save_file", killed_in_the_third)
+        start(stated, "features", "top_k=5", code=2)
+    assert f"holds 2 of {len(expected) - 1} shards; `python -m train fea" in start(stated, code=2)
+    said = start(stated, "features", "top_k=5")
+    assert f"shard 1 of {len(expected) - 3}\n" in said
+    assert {path.name: path.read_bytes() for path in killed.iterdir()} == expected
+    assert "of which 0.00 GB are to be written" in start(stated, "features", "top_k=5")
+    (killed / "00001.safetensors").write_bytes(expected["00001.safetensors"][:100])
+    assert "00001.safetensors cannot be read (" in start(stated, code=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "sentence"),
+    [
+        ({"target_dtype": "bfloat16"}, (), "features of another target_dtype (float32, not bf"),
+        ({"drafter": {"exit_dim": 16, "context_layers": [1]}}, (), "another drafter.context_layer"),
+        ({}, ("data.pack=false",), "holds no features of the rows of data.sources.1 ("),
+        ({"loss": {"soft_top_k": 6}}, (), "loss.soft_top_k is 6, and "),
+        ({"loss": {"soft_temperature": 2.0}}, (), "loss.soft_temperature is 2, which needs"),
+        ({"features": "nowhere"}, (), "nowhere holds no features; make them by `python -m train"),
+        ({"features": None}, ("features",), "features is missing; name the folder to write"),
+        ({}, ("features", "top_k=301"), "top_k is 301; the target has 300 tokens"),
+        ({}, ("features", "top_k=6"), "holds features of another top_k; use another folder"),
+    ],
+)
+def test_features_that_do_not_fit_are_refused(
+    target: Path,
+    kept: Path,
+    start: Start,
+    changes: dict[str, Any],
+    words: tuple[str, ...],
+    sentence: str,
+) -> None:
+    assert sentence in start(values(target, kept, **changes), *words, code=2)
+
+
+@pytest.fixture(scope="module")
+def kept(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of features, 5 tokens each."""
+    folder = tmp_path_factory.mktemp("kept")
+    (folder / "config.yaml").write_text(yaml.safe_dump(values(target, folder)))
+    with pytest.MonkeyPatch.context() as patch:
+        words = ["features", "--config", str(folder / "config.yaml"), "top_k=5"]
+        patch.setattr(sys, "argv", ["train", *words])
+        main()
+    return folder
+
+
+def test_another_target_a_full_disk_and_a_foreign_index_are_refused(
+    target: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "target"
+    shutil.copytree(target, own)
+    stated = values(own, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.disk_usage", lambda _: shutil._ntuple_diskusage(9, 9, 0))
+        assert "more, and 0.00 GB are free; make room" in start(stated, "features", code=2)
+    start(stated, "features")
+    save_target(init_target(CONFIG, 1), own)
+    assert "holds features of another target (" in start(stated, code=2)
+    (tmp_path / "features" / "index.json").write_text("{}")
+    assert "index.json is no index of features" in start(stated, code=2)
+
+
+def test_features_made_on_a_mesh_are_those_of_one_device(
+    target: Path, kept: Path, tmp_path: Path, start: Start
+) -> None:
+    start(values(target, tmp_path, mesh={"data": 2, "model": 2}), "features", "top_k=5")
+    paths = [place / "features" / "00000.safetensors" for place in (tmp_path, kept)]
+    made, expected = map(load_file, paths)
+    for name in ("hidden", "log_probs"):
+        np.testing.assert_allclose(
+            made[name].astype(np.float32), expected[name].astype(np.float32), rtol=2**-6, atol=1e-4
+        )
+    np.testing.assert_array_equal(made["starts"], expected["starts"])
+
+
+@pytest.mark.long
+def test_training_from_features_on_a_mesh_is_that_on_one_device(
+    target: Path, kept: Path, tmp_path: Path, start: Start
+) -> None:
+    start(values(target, kept, output_dir=str(tmp_path / "single")))
+    start(values(target, kept, output_dir=str(tmp_path / "mesh"), mesh={"data": 2, "model": 2}))
+    losses = [[row["loss"] for row in rows(tmp_path / name)] for name in ("mesh", "single")]
+    np.testing.assert_allclose(*losses, rtol=1e-4)
+
+
+def test_the_tokens_beyond_the_k_share_what_is_left() -> None:
+    probabilities = np.asarray([[0.5, 0.25], [0.75, 0.25]])
+    top = TopTokens(jnp.log(probabilities), jnp.asarray([[3, 0], [1, 4]]))
+    expected = [[0.25, 0.25 / 3, 0.25 / 3, 0.5, 0.25 / 3], [0, 0.75, 0, 0, 0.25]]
+    np.testing.assert_allclose(np.exp(spread(top, 5)), expected, atol=1e-6)
+    # Rounded too low, the k leave more than the last of them has.
+    rounded = TopTokens(jnp.log(jnp.asarray([[0.5, 0.1]])), top.token_ids[:1])
+    np.testing.assert_allclose(np.exp(spread(rounded, 4))[0], [0.1, 0.1, 0.1, 0.5], atol=1e-6)
+    whole = TopTokens(jnp.log(probabilities[:1]), jnp.asarray([[1, 0]]))
+    np.testing.assert_allclose(np.exp(spread(whole, 2)), [[0.25, 0.5]], atol=1e-6)

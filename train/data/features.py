@@ -1,0 +1,162 @@
+"""Features: hidden states and most likely tokens of the target, kept on disk, row by row.
+
+A folder of features holds `index.json` and shards, `00000.safetensors` and so on. A shard holds the
+tokens of some rows one after the other, without padding: `hidden` [n, Z] and `log_probs` [n, k] in
+bfloat16, `token_ids` [n, k] as uint16 or, of a larger vocabulary, int32, and `starts`, where each
+row begins and the last one ends.
+"""
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import numpy as np
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+
+from redrafter_jax.errors import InputError
+from redrafter_jax.settings.files import Settings
+
+# Of a row, by the number of it within its source: the arrays that a batch has beside its tokens.
+ReadRow: TypeAlias = Callable[[int], dict[str, np.ndarray]]
+
+
+class FeatureIndex(Settings):
+    """What a folder of features holds.
+
+    Attributes:
+      target: digest of the target's files, from `digest_files`.
+      target_dtype: that the target ran in.
+      context_layers: whose hidden states stand before the last ones.
+      top_k: how many of the most likely tokens are kept, k.
+      rows_per_pass: rows that the target read together.
+      sources: the first row of every source, by the digest of its rows.
+      shards: the first row of every shard, and at the end the number of rows.
+    """
+
+    target: str
+    target_dtype: Literal["float32", "bfloat16"]
+    context_layers: tuple[int, ...]
+    top_k: int
+    rows_per_pass: int
+    sources: dict[str, int]
+    shards: list[int]
+
+    @property
+    def digest(self) -> str:
+        """Of all of it."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
+
+def read_index(folder: Path) -> FeatureIndex | None:
+    """The index in a folder; None where there is none.
+
+    Raises:
+      InputError: it cannot be read.
+    """
+    path = folder / "index.json"
+    if not path.is_file():
+        return None
+    try:
+        return FeatureIndex.model_validate_json(path.read_bytes())
+    except ValidationError:
+        raise InputError(f"{path} is no index of features; use another folder.") from None
+
+
+def shard_path(folder: Path, shard: int) -> Path:
+    """The file of a shard."""
+    return folder / f"{shard:05}.safetensors"
+
+
+def open_features(
+    folder: Path,
+    target: str,
+    target_dtype: str,
+    context_layers: tuple[int, ...],
+    sources: Mapping[str, str],
+    length: int,
+) -> tuple[FeatureIndex, list[ReadRow]]:
+    """The index of whole features, and for every source what reads a row of its features.
+
+    Args:
+      folder: of the features.
+      target: digest of the run's.
+      target_dtype: of the run.
+      context_layers: of its drafter; the features may hold more.
+      sources: names and digests of the run's rows.
+      length: of its rows.
+
+    Raises:
+      InputError: features are missing or damaged, or those of another target, of other settings or
+        of other data.
+    """
+    index = read_index(folder)
+    if index is None:
+        raise InputError(
+            f"{folder} holds no features; make them by `python -m train features` with the "
+            "arguments of this run."
+        )
+    layers = index.context_layers
+    for name, kept, needed, fits in (
+        ("target", index.target[:8], target[:8], index.target == target),
+        ("target_dtype", index.target_dtype, target_dtype, index.target_dtype == target_dtype),
+        ("drafter.context_layers", layers, context_layers, set(context_layers) <= set(layers)),
+    ):
+        if not fits:
+            raise InputError(
+                f"{folder} holds features of another {name} ({kept}, not {needed}); use another "
+                "folder, or bring that back."
+            )
+    for name, digest in sources.items():
+        if digest not in index.sources:
+            raise InputError(
+                f"{folder} holds no features of the rows of {name}; make them in another folder, "
+                "or bring back the data and its settings."
+            )
+    shards = len(index.shards) - 1
+    there = sum(_is_whole(folder, index, shard) for shard in range(shards))
+    if there < shards:
+        raise InputError(
+            f"{folder} holds {there} of {shards} shards; `python -m train features` with the "
+            "arguments of this run goes on."
+        )
+    # The parts of the hidden states that this run reads.
+    chosen = [*map(layers.index, context_layers), len(layers)]
+    return index, [
+        partial(_read_row, folder, index, index.sources[digest], chosen, length)
+        for digest in sources.values()
+    ]
+
+
+def _is_whole(folder: Path, index: FeatureIndex, shard: int) -> bool:
+    path = shard_path(folder, shard)
+    if not path.is_file():
+        return False
+    try:
+        with safe_open(path, "np") as file:
+            rows = file.get_slice("starts").get_shape()[0] - 1
+    except SafetensorError as error:
+        raise InputError(f"{path} cannot be read ({error}); remove it and make it again.") from None
+    return rows == index.shards[shard + 1] - index.shards[shard]
+
+
+def _read_row(
+    folder: Path, index: FeatureIndex, first: int, chosen: list[int], length: int, row: int
+) -> dict[str, np.ndarray]:
+    """Hidden states [T, Z] and the most likely tokens [T, k]; zeros where there is padding."""
+    row += first
+    shard = bisect_right(index.shards, row) - 1
+    place = row - index.shards[shard]
+    with safe_open(shard_path(folder, shard), "np") as file:
+        start, end = file.get_slice("starts")[place : place + 2]
+        kept = {
+            name: file.get_slice(name)[start:end] for name in ("hidden", "log_probs", "token_ids")
+        }
+    parts = np.split(kept["hidden"], len(index.context_layers) + 1, axis=-1)
+    kept["hidden"] = np.concatenate([parts[part] for part in chosen], axis=-1)
+    kept["token_ids"] = kept["token_ids"].astype(np.int32)
+    padding = ((0, length - (end - start)), (0, 0))
+    return {name: np.pad(values, padding) for name, values in kept.items()}

@@ -1,0 +1,294 @@
+"""`python -m train features --config configs/x.yaml features=DIR`: run the target just once.
+
+One forward pass over the data of a training run writes what training reads of it: hidden states
+and the most likely tokens. Runs that state the same `features` do without the target's layers.
+"""
+
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+from pydantic import PositiveInt
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
+
+from redrafter_jax.checkpoints.huggingface import digest_files, load_target, load_target_config
+from redrafter_jax.command_line import make_folder, run
+from redrafter_jax.config import TargetConfig
+from redrafter_jax.errors import InputError
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.mesh import to_host
+from redrafter_jax.parallel.processes import is_first, rows_of_process, wait_for_all
+from redrafter_jax.settings.arguments import parse_settings
+from redrafter_jax.settings.sections import check_batch
+
+from .config import TrainSettings
+from .data.batches import Batch, place_batch
+from .data.features import FeatureIndex, read_index, shard_path
+from .data.report import print_report, say
+from .data.types import Windows
+from .loss import TopTokens
+from .setup import digest_rows, load_sources
+from .step import run_target
+
+# Bytes of a shard at most, unless a single pass takes more: what a kill may lose.
+_SHARD_BYTES = 64 << 20
+
+
+class FeaturesSettings(TrainSettings):
+    """`python -m train features`: a training run's settings, and what is kept of its data.
+
+    `features` is the folder that is written. The target reads `optimizer.batch_size` rows at a
+    time.
+
+    Attributes:
+      top_k: of the target's distribution at each position this many most likely tokens are kept.
+    """
+
+    top_k: PositiveInt = 64
+
+
+def features(arguments: Sequence[str], command: str = "features") -> None:
+    """Write the features of a training run's data, or what is missing of them.
+
+    Raises:
+      InputError: the settings, the target or the data cannot be used, the folder holds other
+        features, or the disk has no room for them.
+    """
+    settings = parse_settings(
+        FeaturesSettings,
+        "Keep the target's hidden states and most likely tokens for the data of a training run.",
+        arguments,
+        command=command,
+        processes=True,
+    )
+    folder = settings.features
+    if folder is None:
+        raise InputError("features is missing; name the folder to write, features=DIR.")
+    mesh, config = settings.mesh.build(), load_target_config(settings.target)
+    check_batch("optimizer.batch_size", settings.optimizer.batch_size, mesh)
+    settings.drafter.build_for(config)
+    if settings.top_k > config.vocab_size:
+        raise InputError(
+            f"top_k is {settings.top_k}; the target has {config.vocab_size} tokens, lower it."
+        )
+    make_folder(folder, "features")
+    console = Console(stderr=True, quiet=not is_first())
+    sources = load_sources(settings, config)
+    print_report(sources, console)
+    windows = [rows.windows for _, rows in sources]
+    index = plan(settings, config, windows)
+    begin(folder, index)
+    shards = range(len(index.shards) - 1)
+    left = [shard for shard in shards if not shard_path(folder, shard).exists()]
+    lengths = np.concatenate([(each.segments > 0).sum(axis=1) for each in windows])
+    tell_size(folder, index, config, lengths, left, console)
+    if left:
+        target = load_target(settings.target, settings.target_dtype, mesh)
+        rows = Windows(*(np.concatenate(part) for part in zip(*windows, strict=True)))
+        write_shards(folder, index, left, target, rows, settings.loss.chunk_length, console)
+    wait_for_all("features")
+    say(console, f"features of {lengths.sum():,} tokens in {folder}")
+
+
+def plan(
+    settings: FeaturesSettings, config: TargetConfig, windows: Sequence[Windows]
+) -> FeatureIndex:
+    """What the folder will hold, before any of it is there."""
+    counts = [len(each.tokens) for each in windows]
+    starts = np.cumsum([0, *counts]).tolist()
+    sources = {digest_rows(each): start for each, start in zip(windows, starts, strict=False)}
+    rows_per_pass, total = settings.optimizer.batch_size, starts[-1]
+    layers = settings.drafter.context_layers
+    row_bytes = settings.data.sequence_length * token_bytes(config, layers, settings.top_k)
+    passes = max(1, _SHARD_BYTES // (row_bytes * rows_per_pass))
+    return FeatureIndex(
+        target=digest_files(settings.target),
+        target_dtype=settings.target_dtype,
+        context_layers=layers,
+        top_k=settings.top_k,
+        rows_per_pass=rows_per_pass,
+        sources=sources,
+        shards=[*range(0, total, passes * rows_per_pass), total],
+    )
+
+
+def token_bytes(config: TargetConfig, context_layers: Sequence[int], top_k: int) -> int:
+    """Bytes that a token takes on disk."""
+    hidden = (len(context_layers) + 1) * config.hidden_size * 2
+    return hidden + top_k * (2 + _id_dtype(config.vocab_size).itemsize)
+
+
+def begin(folder: Path, index: FeatureIndex) -> None:
+    """Write the index, or compare it with the one that is there.
+
+    Raises:
+      InputError: the folder holds other features.
+    """
+    there = read_index(folder)
+    if there is None:
+        if is_first():
+            fresh = folder / "index.new"
+            fresh.write_text(index.model_dump_json(indent=2) + "\n")
+            fresh.replace(folder / "index.json")
+        return
+    stated, found = index.model_dump(), there.model_dump()
+    if changed := [name for name in stated if stated[name] != found[name]]:
+        raise InputError(
+            f"{folder} holds features of another {', '.join(changed)}; use another folder or "
+            "remove that one."
+        )
+
+
+def tell_size(
+    folder: Path,
+    index: FeatureIndex,
+    config: TargetConfig,
+    lengths: np.ndarray,
+    left: Sequence[int],
+    console: Console,
+) -> None:
+    """Print what all shards take and what is free.
+
+    Raises:
+      InputError: what is left of them does not fit.
+    """
+    per_token = token_bytes(config, index.context_layers, index.top_k)
+    sizes = [
+        int(lengths[first:end].sum()) * per_token + (end - first + 1) * 8
+        for first, end in pairwise(index.shards)
+    ]
+    needed, free = sum(sizes[shard] for shard in left), shutil.disk_usage(folder).free
+    say(
+        console,
+        f"{lengths.sum():,} tokens take {_gigabytes(sum(sizes))} in {folder}, of which "
+        f"{_gigabytes(needed)} are to be written; {_gigabytes(free)} are free",
+    )
+    if needed > free:
+        raise InputError(
+            f"{folder} needs {_gigabytes(needed)} more, and {_gigabytes(free)} are free; make "
+            "room, name another folder, or lower top_k."
+        )
+
+
+def write_shards(
+    folder: Path,
+    index: FeatureIndex,
+    left: Sequence[int],
+    target: Target,
+    rows: Windows,
+    chunk_length: int,
+    console: Console,
+) -> None:
+    """Run the target over the rows of the shards that are left, and write each when it is whole.
+
+    Raises:
+      InputError: a shard cannot be written.
+    """
+    total = sum(index.shards[shard + 1] - index.shards[shard] for shard in left)
+    columns = TextColumn("rows"), MofNCompleteColumn(), TimeRemainingColumn(), BarColumn()
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("features", total=total)
+        for done, shard in enumerate(left):
+            bounds = range(index.shards[shard], index.shards[shard + 1])
+            parts = []
+            for start in bounds[:: index.rows_per_pass]:
+                stop = min(start + index.rows_per_pass, bounds.stop)
+                parts += features_of_rows(target, rows, start, stop, index, chunk_length)
+                bar.advance(task, stop - start)
+            if is_first():
+                _write(shard_path(folder, shard), parts)
+            if not console.is_terminal:
+                say(console, f"shard {done + 1} of {len(left)}")
+
+
+def features_of_rows(
+    target: Target, rows: Windows, start: int, stop: int, index: FeatureIndex, chunk_length: int
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Hidden states, log-probabilities and token ids of each row's tokens, its padding left out."""
+    # The last rows are fewer; filled up they need no program of their own.
+    picked = np.minimum(np.arange(start, start + index.rows_per_pass), stop - 1)
+    part, parts = rows_of_process(target.mesh)
+    own = np.split(picked, parts)[part]
+    chosen = Batch(**{name: values[own] for name, values in rows._asdict().items()})
+    batch = place_batch(chosen, 1, target.mesh)
+    kept = to_host(
+        run_pass(
+            target,
+            batch["tokens"][0],
+            batch["segments"][0],
+            context_layers=index.context_layers,
+            top_k=index.top_k,
+            chunk_length=chunk_length,
+        )
+    )
+    lengths = (rows.segments[start:stop] > 0).sum(axis=1)
+    ids = kept[1].token_ids.astype(_id_dtype(target.config.vocab_size))
+    for row, length in enumerate(lengths):
+        yield kept[0][row, :length], kept[1].log_probs[row, :length], ids[row, :length]
+
+
+@partial(jax.jit, static_argnames=("context_layers", "top_k", "chunk_length"))
+def run_pass(
+    target: Target,
+    tokens: Int[Array, "B T"],
+    segments: Int[Array, "B T"],
+    *,
+    context_layers: tuple[int, ...],
+    top_k: int,
+    chunk_length: int,
+) -> tuple[Float[Array, "B T Z"], TopTokens]:
+    """Hidden states and most likely tokens in bfloat16; logits of one chunk exist at a time."""
+    hidden = run_target(target, tokens, segments, context_layers)
+    decoder = target.merge()
+
+    def best(chunk: Float[Array, "B C Z"]) -> TopTokens:
+        log_probs, ids = jax.lax.top_k(jax.nn.log_softmax(decoder.logits(chunk)), top_k)
+        return TopTokens(log_probs.astype(jnp.bfloat16), ids)
+
+    B, T, Z = hidden.shape
+    padded = jnp.pad(hidden, ((0, 0), (0, -T % chunk_length), (0, 0)))
+    chunks = padded.reshape(B, -1, chunk_length, Z).swapaxes(0, 1)
+    top = jax.lax.map(best, chunks)
+    top = jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(B, -1, top_k)[:, :T], top)
+    return hidden.astype(jnp.bfloat16), top
+
+
+def _write(path: Path, rows: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> None:
+    hidden, log_probs, token_ids = (np.concatenate(part) for part in zip(*rows, strict=True))
+    starts = np.cumsum([0, *(len(ids) for *_, ids in rows)])
+    arrays = {"hidden": hidden, "log_probs": log_probs, "token_ids": token_ids, "starts": starts}
+    fresh = path.with_suffix(".new")
+    try:
+        save_file(arrays, fresh)
+        # safetensors leaves a file that its owner alone may read.
+        shutil.copymode(path.with_name("index.json"), fresh)
+        fresh.replace(path)
+    except SafetensorError as error:  # a full disk, for example
+        raise InputError(f"{path} could not be written ({error}).") from None
+
+
+def _id_dtype(vocab_size: int) -> np.dtype:
+    return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.int32)
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:.2f} GB"
+
+
+def main() -> None:
+    """The command by itself, `python -m train.features`."""
+    run(lambda: features(sys.argv[1:], command=""))
+
+
+if __name__ == "__main__":
+    main()
