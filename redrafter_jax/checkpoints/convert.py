@@ -177,7 +177,7 @@ def _stated(path: Path) -> dict[str, Any]:
     if not is_gguf(path):
         path /= "config.json"
         return text_fields(read_json(path), path)
-    from redrafter_jax.checkpoints.gguf import gguf_fields
+    from redrafter_jax.checkpoints.gguf_fields import gguf_fields
     from redrafter_jax.checkpoints.gguf_header import read_header
 
     return {**gguf_fields(read_header(path)), "torch_dtype": "float32"}

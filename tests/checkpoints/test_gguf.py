@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from gguf import GGMLQuantizationType, dequantize
 from places import GOLDENS
 from safetensors.flax import load_file  # it knows bfloat16
+from tiny_folders import change_json
 from tiny_gguf import (
     CONFIG,
     config_fields,
@@ -40,11 +42,12 @@ Q4_K = random_tensors(stored_shapes(CONFIG), "Q4_K")
 def golden_file(folder: Path, path: Path, **changes: Any) -> None:
     """A golden of transformers as llama.cpp's converter would write it."""
     config = load_target_config(folder)
-    architecture = json.loads((folder / "config.json").read_text())["model_type"]
+    model_type = json.loads((folder / "config.json").read_text())["model_type"]
+    architecture = model_type.removesuffix("_text")
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     weights = load_file(folder / "model.safetensors")
     arrays = {name: np.asarray(weight) for name, weight in weights.items()}
-    tensors = plain_tensors(arrays, heads if architecture == "llama" else {})
+    tensors = plain_tensors(arrays, architecture, heads if architecture == "llama" else {})
     fields = config_fields(config, architecture)
     fields |= {f"{architecture}.{name}": value for name, value in changes.items()}
     write_gguf(path, fields, tensors, architecture)
@@ -67,16 +70,20 @@ def golden_file(folder: Path, path: Path, **changes: Any) -> None:
         ),
         ("qwen2", {}),
         ("qwen3", {}),
+        ("gemma3", {"type": "linear", "factor": 4.0}),
     ],
 )
 def test_a_model_of_transformers_comes_back(
     tmp_path: Path, name: str, scaling: dict[str, Any]
 ) -> None:
-    path = tmp_path / "model.gguf"
-    golden_file(
-        FAMILIES / name, path, **{f"rope.scaling.{key}": value for key, value in scaling.items()}
-    )
-    assert_same(load_target(path, "float32"), load_target(FAMILIES / name, "float32"))
+    folder, path = tmp_path / "folder", tmp_path / "model.gguf"
+    shutil.copytree(FAMILIES / name, folder)
+    fields: dict[str, Any] = {f"rope.scaling.{key}": value for key, value in scaling.items()}
+    if name == "gemma3":  # no header states what scores are divided by
+        change_json(folder / "config.json", query_pre_attn_scalar=8)
+        fields["rope.freq_base_swa"] = 20.0
+    golden_file(folder, path, **fields)
+    assert_same(load_target(path, "float32"), load_target(folder, "float32"))
 
 
 def numbers(tensor: tuple[np.ndarray, str], heads: int = 0) -> np.ndarray:

@@ -29,18 +29,25 @@ LAYERS = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+# Of Gemma 3, which calls the second of them otherwise.
+GEMMA = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 OUTER = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
 # One layer whose rows are whole blocks of every quantization.
 CONFIG = TargetConfig(16, 256, 256, 1, 4, 2, 64, 1e4, 1e-5, 64, False, (3, 5))
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, architecture: str = "llama") -> str:
     """Of a weight of transformers."""
+    names = LAYERS | GEMMA if architecture == "gemma3" else LAYERS
     rest, _, ending = name.removeprefix("model.").rpartition(".")
     if rest in OUTER:
         return f"{OUTER[rest]}.{ending}"
     _, layer, own = rest.split(".", 2)
-    return f"blk.{layer}.{LAYERS[own]}.{ending}"
+    return f"blk.{layer}.{names[own]}.{ending}"
 
 
 def alternate(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -65,6 +72,8 @@ def config_fields(config: TargetConfig, architecture: str) -> dict[str, Any]:
         "rope.dimension_count": config.head_dim,
         "vocab_size": config.vocab_size,
     }
+    if config.sliding_window is not None:
+        own["attention.sliding_window"] = config.sliding_window
     stated: dict[str, Any] = {f"{architecture}.{name}": value for name, value in own.items()}
     for name, token in zip(("eos", "eot"), config.eos_token_ids, strict=False):
         stated[f"tokenizer.ggml.{name}_token_id"] = token
@@ -131,17 +140,17 @@ def write_gguf(
 
 
 def plain_tensors(
-    weights: Mapping[str, np.ndarray], heads: Mapping[str, int]
+    weights: Mapping[str, np.ndarray], architecture: str, heads: Mapping[str, int]
 ) -> dict[str, tuple[np.ndarray, str]]:
     """Weights of transformers in float32; `heads` are those of the projections that alternate."""
     tensors = {}
     for name, weight in weights.items():
         own = name.rpartition(".")[0].rpartition(".")[2]
         values = np.asarray(weight, np.float32)
-        tensors[gguf_name(name)] = (
-            alternate(values, heads[own]) if own in heads else values,
-            "F32",
-        )
+        if architecture == "gemma3" and own.endswith("norm"):
+            values = values + np.float32(1)
+        rows = alternate(values, heads[own]) if own in heads else values
+        tensors[gguf_name(name, architecture)] = rows, "F32"
     return tensors
 
 
