@@ -6,7 +6,9 @@ and the most likely tokens. Runs that state the same `features` do without the t
 
 import shutil
 import sys
+import time
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +19,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from pydantic import PositiveInt
 from rich.console import Console
+from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
@@ -27,7 +30,12 @@ from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import to_host
-from redrafter_jax.parallel.processes import is_first, rows_of_process, wait_for_all
+from redrafter_jax.parallel.processes import (
+    as_first_has_it,
+    is_first,
+    rows_of_process,
+    wait_for_all,
+)
 from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.settings.sections import check_batch
 
@@ -88,8 +96,8 @@ def features(arguments: Sequence[str], command: str = "features") -> None:
     windows = [rows.windows for _, rows in sources]
     index = plan(settings, config, windows)
     begin(folder, index)
-    shards = range(len(index.shards) - 1)
-    left = [shard for shard in shards if not shard_path(folder, shard).exists()]
+    there = [shard_path(folder, shard).exists() for shard in range(len(index.shards) - 1)]
+    left = np.flatnonzero(~as_first_has_it(np.asarray(there))).tolist()
     lengths = np.concatenate([(each.segments > 0).sum(axis=1) for each in windows])
     tell_size(folder, index, config, lengths, left, console)
     if left:
@@ -104,10 +112,8 @@ def plan(
     settings: FeaturesSettings, config: TargetConfig, windows: Sequence[Windows]
 ) -> FeatureIndex:
     """What the folder will hold, before any of it is there."""
-    counts = [len(each.tokens) for each in windows]
-    starts = np.cumsum([0, *counts]).tolist()
-    sources = {digest_rows(each): start for each, start in zip(windows, starts, strict=False)}
-    rows_per_pass, total = settings.optimizer.batch_size, starts[-1]
+    *starts, total = np.cumsum([0, *(len(each.tokens) for each in windows)]).tolist()
+    rows_per_pass = settings.optimizer.batch_size
     layers = settings.drafter.context_layers
     row_bytes = settings.data.sequence_length * token_bytes(config, layers, settings.top_k)
     passes = max(1, _SHARD_BYTES // (row_bytes * rows_per_pass))
@@ -117,7 +123,7 @@ def plan(
         context_layers=layers,
         top_k=settings.top_k,
         rows_per_pass=rows_per_pass,
-        sources=sources,
+        sources=dict(zip(map(digest_rows, windows), starts, strict=True)),
         shards=[*range(0, total, passes * rows_per_pass), total],
     )
 
@@ -170,13 +176,13 @@ def tell_size(
     needed, free = sum(sizes[shard] for shard in left), shutil.disk_usage(folder).free
     say(
         console,
-        f"{lengths.sum():,} tokens take {_gigabytes(sum(sizes))} in {folder}, of which "
-        f"{_gigabytes(needed)} are to be written; {_gigabytes(free)} are free",
+        f"{lengths.sum():,} tokens take {decimal(sum(sizes))} in {folder}, of which "
+        f"{decimal(needed)} are to be written; {decimal(free)} are free",
     )
     if needed > free:
         raise InputError(
-            f"{folder} needs {_gigabytes(needed)} more, and {_gigabytes(free)} are free; make "
-            "room, name another folder, or lower top_k."
+            f"{folder} needs {decimal(needed)} more, and {decimal(free)} are free; make room, name "
+            "another folder, or lower top_k."
         )
 
 
@@ -196,9 +202,10 @@ def write_shards(
     """
     total = sum(index.shards[shard + 1] - index.shards[shard] for shard in left)
     columns = TextColumn("rows"), MofNCompleteColumn(), TimeRemainingColumn(), BarColumn()
+    started = time.monotonic()
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("features", total=total)
-        for done, shard in enumerate(left):
+        for done, shard in enumerate(left, start=1):
             bounds = range(index.shards[shard], index.shards[shard + 1])
             parts = []
             for start in bounds[:: index.rows_per_pass]:
@@ -208,7 +215,9 @@ def write_shards(
             if is_first():
                 _write(shard_path(folder, shard), parts)
             if not console.is_terminal:
-                say(console, f"shard {done + 1} of {len(left)}")
+                seconds = (time.monotonic() - started) / done * (len(left) - done)
+                rest = timedelta(seconds=round(seconds))
+                say(console, f"shard {done} of {len(left)}, {rest} left")
 
 
 def features_of_rows(
@@ -279,10 +288,6 @@ def _write(path: Path, rows: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 def _id_dtype(vocab_size: int) -> np.dtype:
     return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.int32)
-
-
-def _gigabytes(count: int) -> str:
-    return f"{count / 1e9:.2f} GB"
 
 
 def main() -> None:

@@ -139,13 +139,15 @@ def load_target_without_layers(
 
 
 def digest_files(name: str | Path) -> str:
-    """A digest of a target's configuration and of the contents of its files of weights.
+    """A digest of the contents of a target's files: its weights and, where it has one, config.json.
 
     They are read once from beginning to end; on a terminal a bar shows how far it is.
     """
     found = find_target(name)
-    digest = hashlib.sha256(repr(found.config).encode())
-    for path in tqdm(sorted({weight.path for weight in found.weights}), leave=False, disable=None):
+    config, weights = found.folder / "config.json", {weight.path for weight in found.weights}
+    digest = hashlib.sha256()
+    paths = [*sorted(weights), *([config] if config.is_file() else [])]
+    for path in tqdm(paths, desc=found.folder.name, leave=False, disable=None):
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import yaml
 from chat_folders import write_lines
+from rich.filesize import decimal
 from safetensors.numpy import load_file, save_file
 from tiny_folders import write_untrained_target
 from train_runs import assert_same_weights, rows, settings
@@ -90,7 +91,10 @@ def test_a_row_of_features_is_what_the_target_says_of_it(
     folder, digest = tmp_path / "features", digest_files(target)
     _, readers = open_features(folder, digest, "float32", (1,), digests, LENGTH)
     tokens = sum(int((made.windows.segments > 0).sum()) for _, made in sources)
-    assert f"{tokens:,} tokens take 0.00 GB in {folder}, of which 0.00 GB are to be" in said
+    # Two layers and the last one, and 5 tokens with an id of 2 bytes each; where each row begins.
+    count = sum(len(made.windows.tokens) for _, made in sources)
+    size = decimal(tokens * (3 * 16 * 2 + 5 * 4) + 8 * (count + 1))
+    assert f"{tokens:,} tokens take {size} in {folder}, of which {size} are to be" in said
     decoder = load_target(target, "float32").merge()
     for (_, made), read in zip(sources, readers, strict=True):
         last = len(made.windows.tokens) - 1
@@ -195,9 +199,9 @@ def test_features_that_were_killed_go_on_to_the_same_bits(
         start(stated, "features", "top_k=5", code=2)
     assert f"holds 2 of {len(expected) - 1} shards; `python -m train fea" in start(stated, code=2)
     said = start(stated, "features", "top_k=5")
-    assert f"shard 1 of {len(expected) - 3}\n" in said
+    assert f"shard 1 of {len(expected) - 3}, 0:00:0" in said
     assert {path.name: path.read_bytes() for path in killed.iterdir()} == expected
-    assert "of which 0.00 GB are to be written" in start(stated, "features", "top_k=5")
+    assert "of which 0 bytes are to be written" in start(stated, "features", "top_k=5")
     (killed / "00001.safetensors").write_bytes(expected["00001.safetensors"][:100])
     assert "00001.safetensors cannot be read (" in start(stated, code=2)
 
@@ -247,7 +251,7 @@ def test_another_target_a_full_disk_and_a_foreign_index_are_refused(
     stated = values(own, tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr("shutil.disk_usage", lambda _: shutil._ntuple_diskusage(9, 9, 0))
-        assert "more, and 0.00 GB are free; make room" in start(stated, "features", code=2)
+        assert "more, and 0 bytes are free; make room" in start(stated, "features", code=2)
     start(stated, "features")
     save_target(init_target(CONFIG, 1), own)
     assert "holds features of another target (" in start(stated, code=2)
