@@ -101,12 +101,14 @@ class Author(NamedTuple):
       stop_tokens: that end the target's turns, the user's too.
       opening: what it begins with.
       identity: the settings that it depends on, as a row of the output states them.
+      is_chat: whether it writes conversations.
     """
 
     write: Callable[[int], Session[Held]]
     stop_tokens: tuple[int, ...]
     opening: str
     identity: dict[str, Any]
+    is_chat: bool
 
 
 def open_chats(
@@ -164,7 +166,7 @@ def open_chats(
         "turns": settings.turns,
         "max_user_tokens": settings.max_user_tokens,
     }
-    return Author(write, stops, first.opening + first.closing, identity | _limits(settings))
+    return Author(write, stops, first.opening + first.closing, identity | _limits(settings), True)
 
 
 def open_texts(
@@ -190,7 +192,7 @@ def open_texts(
         return Held([Exchange(_spell(row.tokens), None if fault else [row])], fault)
 
     identity = _limits(settings) | {"shuffle_seed": settings.data.shuffle_seed}
-    return Author(write, tuple(eos_token_ids), _spell(prefix), identity)
+    return Author(write, tuple(eos_token_ids), _spell(prefix), identity, False)
 
 
 def new_rows(
@@ -220,7 +222,7 @@ def new_rows(
                     "generate`, and raise max_user_tokens or user_sampling.temperature."
                 )
             continue
-        if "turns" in author.identity:
+        if author.is_chat:
             questions = [exchange.question for exchange in kept.exchanges]
             more = {"dropped": dict(dropped), "questions": questions}
             yield rows_of(item, rows, kept.left_out, **more)

@@ -35,12 +35,13 @@ def run_sessions(slots: Slots, sessions: Iterator[Session[Result]]) -> Iterator[
         running[number] = session
 
     while True:
-        while len(running) < 2 * slots.rows and (started := next(numbered, None)):
-            go_on(*started, None)
         while first in ended:
             yield ended.pop(first)
             first += 1
-        if not running:
+        if len(running) < 2 * slots.rows and (started := next(numbered, None)):
+            go_on(*started, None)
+        elif running:
+            for number, tokens in slots.advance(_STEPS):
+                go_on(number, running.pop(number), tokens)
+        else:
             return
-        for number, tokens in slots.advance(_STEPS):
-            go_on(number, running.pop(number), tokens)

@@ -265,12 +265,23 @@ def test_no_question_is_asked_twice_and_what_is_dropped_is_told(
     assert output.read_bytes() == whole
 
 
-def test_a_target_without_questions_ends_the_run(
-    target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"max_user_tokens": 1}, "a question without an end"),
+        ({"data": {"sequence_length": 5}}, "no room for a question in data.sequence_length"),
+    ],
+)
+def test_a_run_without_questions_ends(
+    target_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    reason: str,
 ) -> None:
     monkeypatch.setattr(questions, "MOST_DROPPED", 5)
-    with pytest.raises(InputError, match=r"5 conversations in a row .* \(5 × a question without"):
-        run(target_folder, tmp_path / "rows.jsonl", max_user_tokens=1)
+    with pytest.raises(InputError, match=rf"5 conversations in a row .* \(5 × {reason}\)"):
+        run(target_folder, tmp_path / "rows.jsonl", **changes)
 
 
 @pytest.mark.parametrize(
