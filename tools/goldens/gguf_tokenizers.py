@@ -13,12 +13,10 @@ import io
 import json
 import sys
 import tempfile
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import regex
 import sentencepiece
 import tiktoken
@@ -28,7 +26,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AddedToken, GPT2Tokenizer, Qwen2Tokenizer
 
 sys.path.insert(0, str(FOLDER.parent / "helpers"))
-from mixed_lines import mixed_lines
+from mixed_lines import digests, mixed_lines
 
 SPECIAL = ["<|im_start|>", "<|im_end|>"]
 USER_DEFINED = ["<div>", "\n\n"]
@@ -37,8 +35,6 @@ LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-LINES_PER_DIGEST = 10
-
 Encode = Callable[[str], Sequence[int]]
 
 
@@ -50,14 +46,9 @@ class SmolTokenizer(GPT2Tokenizer):
         return [token for part in parts for token in super(SmolTokenizer, self)._tokenize(part)]
 
 
-def digests(encode: Encode) -> list[int]:
-    """Checksums of the ids of the lines, ten lines each."""
-    lines = mixed_lines()
-    ids = [np.asarray([*encode(line), -1], "<i4").tobytes() for line in lines]
-    return [
-        zlib.crc32(b"".join(ids[start : start + LINES_PER_DIGEST]))
-        for start in range(0, len(ids), LINES_PER_DIGEST)
-    ]
+def encoded(encode: Encode) -> list[int]:
+    """Checksums of what a tokenizer makes of the lines."""
+    return digests(map(encode, mixed_lines()))
 
 
 def byte_level(tokens: list[str], merges: list[str], special: list[str]) -> dict[str, Encode]:
@@ -191,7 +182,7 @@ def main() -> None:
     stored = {
         "byte_level": {"tokens": tokens, "merges": merges, "special": SPECIAL},
         "sentencepiece": {"llama": llama, "gemma": gemma},
-        "digests": {name: digests(encode) for name, encode in encoders.items()},
+        "digests": {name: encoded(encode) for name, encode in encoders.items()},
     }
     (folder / "tokenizers.json").write_text(json.dumps(stored, ensure_ascii=False) + "\n")
     for path in sys.argv[1:]:
@@ -201,7 +192,7 @@ def main() -> None:
             for name in ("tokens", "merges", "token_type")
         )
         special = [token for token, kind in zip(tokens, types, strict=True) if kind == 3]
-        real = {name: digests(one) for name, one in byte_level(tokens, merges, special).items()}
+        real = {name: encoded(one) for name, one in byte_level(tokens, merges, special).items()}
         (folder / "smollm2_tokens.json").write_text(json.dumps(real) + "\n")
 
 
