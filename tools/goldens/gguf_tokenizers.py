@@ -20,14 +20,14 @@ from typing import Any
 import regex
 import sentencepiece
 import tiktoken
-from common import FOLDER
 from gguf import GGUFReader
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AddedToken, GPT2Tokenizer, Qwen2Tokenizer
 
-sys.path.insert(0, str(FOLDER.parent / "helpers"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "helpers"))
 from mixed_lines import digests, mixed_lines
 
+FOLDER = Path(__file__).resolve().parents[2] / "tests" / "goldens" / "gguf"
 SPECIAL = ["<|im_start|>", "<|im_end|>"]
 USER_DEFINED = ["<div>", "\n\n"]
 # https://github.com/meta-llama/llama3/blob/main/llama/tokenizer.py
@@ -172,8 +172,7 @@ def small_sentencepiece(prefixed: bool) -> tuple[dict[str, Any], Encode]:
 
 def main() -> None:
     """Write both files, or the one that needs no model."""
-    folder = FOLDER / "gguf"
-    folder.mkdir(exist_ok=True)
+    FOLDER.mkdir(exist_ok=True)
     tokens, merges = small_byte_level()
     llama, encode_llama = small_sentencepiece(prefixed=True)
     gemma, encode_gemma = small_sentencepiece(prefixed=False)
@@ -184,7 +183,7 @@ def main() -> None:
         "sentencepiece": {"llama": llama, "gemma": gemma},
         "digests": {name: encoded(encode) for name, encode in encoders.items()},
     }
-    (folder / "tokenizers.json").write_text(json.dumps(stored, ensure_ascii=False) + "\n")
+    (FOLDER / "tokenizers.json").write_text(json.dumps(stored, ensure_ascii=False) + "\n")
     for path in sys.argv[1:]:
         fields = GGUFReader(path).fields
         tokens, merges, types = (
@@ -193,7 +192,7 @@ def main() -> None:
         )
         special = [token for token, kind in zip(tokens, types, strict=True) if kind == 3]
         real = {name: encoded(one) for name, one in byte_level(tokens, merges, special).items()}
-        (folder / "smollm2_tokens.json").write_text(json.dumps(real) + "\n")
+        (FOLDER / "smollm2_tokens.json").write_text(json.dumps(real) + "\n")
 
 
 if __name__ == "__main__":
