@@ -17,12 +17,13 @@ from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.processes import is_first
+from redrafter_jax.text.prompts import Asked
 
 from . import metrics
 from .benchmark import Method, decode_batch, make_batches
 from .config import AcceptanceSettings
 from .loading import load
-from .metrics import count_accepted
+from .metrics import count_accepted, describe_answers, tell_answers
 from .progress import track
 from .rankings import RANKINGS, Ranking, rank
 from .report import describe_sampling, make_table, show, write_report
@@ -50,31 +51,41 @@ def measure_acceptance(settings: AcceptanceSettings) -> None:
       InputError: a file or a prompt cannot be used.
     """
     drafts = settings.trees.build()
-    target, drafter, prompts, token_rows = load(settings, drafts)
+    target, drafter, asked = load(settings, drafts)
     # Drafts outermost: each is compiled once.
     cells = [Cell(*cell) for cell in product(drafts, settings.rankings, settings.samplings)]
-    measured = _measure(settings, target, drafter, token_rows, cells)
+    expected: dict[SamplingConfig, list[list[int]]] = {}
+    measured = _measure(settings, target, drafter, asked, cells, expected)
     measures = dict(zip(cells, track(measured, len(cells), "decode"), strict=True))
     if not is_first():
         return
     rows = [_row(cell, measures) for cell in cells]
     path = settings.report_dir / "acceptance.json"
-    write_report(path, {"rows": rows, "prompts": len(prompts)}, settings, DEFINITIONS)
-    show(path, _table(rows))
+    answers = {
+        describe_sampling(sampling): describe_answers(asked, texts)
+        for sampling, texts in expected.items()
+    }
+    report = {"rows": rows, "prompts": len(asked.prompts), "answers": answers}
+    write_report(path, report, settings, DEFINITIONS)
+    told = (f"{name}: {line}" for name, one in answers.items() for line in tell_answers(one))
+    show(path, *told, _table(rows))
 
 
 def _measure(
     settings: AcceptanceSettings,
     target: Target,
     drafter: DraftModel,
-    token_rows: Sequence[list[int]],
+    asked: Asked,
     cells: Sequence[Cell],
+    expected: dict[SamplingConfig, list[list[int]]],
 ) -> Iterator[dict[str, Any]]:
-    """Counts, and the share of identical texts, at each point of the grid."""
-    expected: dict[SamplingConfig, list[list[int]]] = {}
+    """Counts, and the share of identical texts, at each point of the grid.
+
+    The baseline's texts under each sampling are put into `expected`.
+    """
     for cell in cells:
-        batch_size = settings.batch_size or len(token_rows)
-        batches = make_batches(token_rows, batch_size, cell.sampling, settings)
+        batch_size = settings.batch_size or len(asked.rows)
+        batches = make_batches(asked, batch_size, cell.sampling, settings)
         if cell.sampling not in expected:
             baseline = [decode_batch(Method(target, RootOnly()), batch) for batch in batches]
             expected[cell.sampling] = [row for run in baseline for row in run.tokens]

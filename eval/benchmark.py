@@ -16,6 +16,7 @@ from redrafter_jax.generation import collect, start
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import place
 from redrafter_jax.requests import prepare
+from redrafter_jax.text.prompts import Asked
 from redrafter_jax.types import Requests
 
 from .config import RowSettings
@@ -35,7 +36,7 @@ class Batch(NamedTuple):
     max_new_tokens: int
     sampling: SamplingConfig
     seeds: list[int]
-    eos_token_ids: tuple[int, ...] | None
+    eos_token_ids: tuple[int, ...]
 
 
 class Run(NamedTuple):
@@ -93,17 +94,17 @@ class Turn(NamedTuple):
 
 
 def make_batches(
-    prompts: Sequence[list[int]], batch_size: int, sampling: SamplingConfig, rows: RowSettings
+    asked: Asked, batch_size: int, sampling: SamplingConfig, rows: RowSettings
 ) -> list[Batch]:
     """The prompts in their order, the last batch as small as it comes; seeds count prompts."""
-    numbered = batched(enumerate(prompts, rows.first_seed), batch_size)
+    numbered = batched(enumerate(asked.rows, rows.first_seed), batch_size)
     return [
         Batch(
             prompts=[prompt for _, prompt in own],
             max_new_tokens=rows.max_new_tokens,
             sampling=sampling,
             seeds=[seed for seed, _ in own],
-            eos_token_ids=rows.eos_token_ids,
+            eos_token_ids=asked.stop_tokens,
         )
         for own in numbered
     ]

@@ -13,10 +13,10 @@ from .config import (
     AcceptanceSettings,
     CompareSettings,
     EvalSettings,
-    PairSettings,
     ParitySettings,
     PlanSettings,
     StepsSettings,
+    TargetSettings,
 )
 from .parity import check_parity
 from .plan import in_settings, plan
@@ -79,7 +79,7 @@ def evaluate(words: Sequence[str]) -> None:
         refuse_unknown_command(name, COMMANDS)
         name = ""
     # What loads a pair may be one job of several processes.
-    processes = issubclass(command.settings, PairSettings | CompareSettings)
+    processes = issubclass(command.settings, TargetSettings)
     settings = parse_settings(
         command.settings, command.help, rest, command=name, processes=processes
     )

@@ -11,14 +11,13 @@ from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.processes import is_first
-from redrafter_jax.text.prompts import read_prompts, tokenize
-from redrafter_jax.text.tokenizer import load_tokenizer
 
-from . import metrics, speed
+from . import speed
 from .benchmark import Method, decode_batch, make_batches, measure, one_per_shape
 from .charts import write_comparison_chart
 from .config import CompareSettings, DraftingSettings
-from .loading import check_batches
+from .loading import ask_target, find
+from .metrics import tell_answers
 from .progress import track
 from .report import describe_sampling, make_table, number, show, write_report
 
@@ -36,27 +35,24 @@ def compare(settings: CompareSettings) -> None:
     Raises:
       InputError: a file or a prompt cannot be used, or a drafter does not fit the target.
     """
-    prompts = read_prompts(settings.prompts, settings.prompt_count)
-    mesh = settings.mesh.build()
-    check_batches(len(prompts), settings.batch_size, mesh)
-    tokenizer = load_tokenizer(settings.target)
+    found = find(settings)
+    asked = ask_target(found, settings, settings.batch_size)
     if is_first():
         make_folder(settings.report_dir, "report_dir")
-    target = load_target(settings.target, settings.dtype, mesh)
-    token_rows = tokenize(prompts, tokenizer, settings.max_new_tokens, target.config.position_limit)
+    target = load_target(settings.target, settings.dtype, found.mesh)
     methods = {speed.BASELINE: Method(target, RootOnly())}
     for name, drafting in settings.drafters.items():
         methods[name] = _method(target, drafting, settings)
     cases = []
     for sampling in settings.samplings:
         words = describe_sampling(sampling)
-        batches = make_batches(token_rows, settings.batch_size, sampling, settings)
+        batches = make_batches(asked, settings.batch_size, sampling, settings)
         warming = one_per_shape(methods, batches) * settings.warm_ups
         for method, batch in track(warming, len(warming), f"{words}: compile and warm up"):
             decode_batch(method, batch)
         total = len(batches) * settings.repeats
         turns = list(track(measure(methods, batches, settings.repeats), total, words))
-        measures = speed.summarize(prompts, token_rows, settings.batch_size, turns)
+        measures = speed.summarize(asked, settings.batch_size, turns)
         cases.append({"sampling": asdict(sampling), "described": words, **measures})
     if not is_first():
         return
@@ -66,16 +62,19 @@ def compare(settings: CompareSettings) -> None:
         "target": asdict(target.config),
     }
     path = settings.report_dir / "compare.json"
-    report = write_report(path, measures, settings, speed.DEFINITIONS | metrics.DEFINITIONS)
+    report = write_report(path, measures, settings, speed.DEFINITIONS)
     title = (
-        f"{settings.target}; {settings.dtype}, batch {settings.batch_size}; {len(prompts)} "
+        f"{settings.target}; {settings.dtype}, batch {settings.batch_size}; {len(asked.prompts)} "
         f"prompts, up to {settings.max_new_tokens} new tokens; {report['device']}"
     )
     page, chart = path.with_suffix(".md"), path.with_suffix(".png")
     page.write_text(markdown(report, title))
     write_comparison_chart(report, title, chart)
     tables = (make_table(case["described"], ["", *_COLUMNS], _rows(case)) for case in cases)
-    show(path, title, *tables, _LEGEND, f"The table: {page}", f"The chart: {chart}")
+    told = (
+        f"{case['described']}: {line}" for case in cases for line in tell_answers(case["answers"])
+    )
+    show(path, title, *told, *tables, _LEGEND, f"The table: {page}", f"The chart: {chart}")
 
 
 def markdown(report: Mapping[str, Any], title: str) -> str:

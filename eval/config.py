@@ -23,6 +23,7 @@ from redrafter_jax.settings.sections import (
     MeshSettings,
     SamplingSettings,
 )
+from redrafter_jax.text.chat_template import TemplateName
 
 from .rankings import Ranking
 
@@ -55,22 +56,29 @@ class TreeGrid(BuildableSettings):
         return [DraftConfig(**dict(zip(names, one, strict=True))) for one in product(*values)]
 
 
-class PairSettings(Settings):
-    """What every command on a pair is given, in one process or in several.
+class TargetSettings(Settings):
+    """What every command that decodes is given, in one process or in several.
 
     Attributes:
       target: folder or hub id of the target, `tokenizer.json` included, or a GGUF file.
-      drafter: folder or hub id of a drafter trained for it.
-      prompts: JSONL file, see `redrafter_jax.text.prompts`.
+      prompts: JSONL file, see `redrafter_jax.text.prompts`; of several turns the first is asked.
+      chat_template: how a prompt is written as a user's turn. None takes the template of the
+        target's tokenizer where it brings one; "none" continues prompts as they stand.
       report_dir: folder for what the command writes, made if it is missing.
       mesh: devices that share the work.
     """
 
     target: str
-    drafter: str
     prompts: Path
+    chat_template: TemplateName | Literal["none"] | None = None
     report_dir: Path
     mesh: MeshSettings = MeshSettings()
+
+
+class PairSettings(TargetSettings):
+    """A target, and `drafter`, the folder or hub id of a drafter trained for it."""
+
+    drafter: str
 
 
 class RowSettings(Settings):
@@ -80,18 +88,14 @@ class RowSettings(Settings):
       prompt_count: how many prompts, from the top of the file; None takes all.
       max_new_tokens: limit per prompt.
       first_seed: prompt i of the file samples with seed `first_seed + i`, in every repeat.
-      stop: "eos" ends a row at the target's end token, "never" at `max_new_tokens` alone.
+      stop: "eos" ends a row at an end token of the target or of the chat template, "never" at
+        `max_new_tokens` alone.
     """
 
     prompt_count: PositiveInt | None = None
     max_new_tokens: PositiveInt
     first_seed: NonNegativeInt = 0
     stop: Literal["eos", "never"] = "eos"
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...] | None:
-        """What `redrafter_jax.generate` takes: None for the target's own, () for none."""
-        return () if self.stop == "never" else None
 
 
 class DecodingSettings(RowSettings):
@@ -144,15 +148,11 @@ class DraftingSettings(Settings):
         return self
 
 
-class CompareSettings(RowSettings):
-    """`python -m eval compare`: a target, and the ways of drafting for it.
+class CompareSettings(RowSettings, TargetSettings):
+    """`python -m eval compare`: the ways of drafting for a target.
 
     Attributes:
-      target: folder or hub id of the target, `tokenizer.json` included.
       drafters: by name, the ways of drafting, measured beside the baseline.
-      prompts: JSONL file, see `redrafter_jax.text.prompts`.
-      report_dir: folder for what the command writes, made if it is missing.
-      mesh: devices that share the work.
       dtype: of all models' parameters.
       batch_size: prompts decoded together.
       samplings: how tokens are chosen, each in turn.
@@ -160,11 +160,7 @@ class CompareSettings(RowSettings):
       warm_ups: untimed runs per method and array shape, the one that compiles included.
     """
 
-    target: str
     drafters: dict[str, DraftingSettings] = Field(min_length=1)
-    prompts: Path
-    report_dir: Path
-    mesh: MeshSettings = MeshSettings()
     dtype: Dtype = "bfloat16"
     batch_size: PositiveInt = 1
     samplings: list[SamplingSettings] = Field(default=[SamplingConfig()], min_length=1)
@@ -202,8 +198,8 @@ class CaseSettings(DecodingSettings):
     """One way of decoding that `python -m eval parity` tries.
 
     Attributes:
-      prompt_tokens: exact lengths that the rows' prompts take in turns, see
-        `redrafter_jax.text.prompts.tokenize_to_length`; None takes each prompt as it is.
+      prompt_tokens: exact lengths that the rows' prompts take in turns, without a chat template,
+        see `redrafter_jax.text.prompts.tokenize_to_length`; None takes each prompt as it is.
     """
 
     prompt_tokens: list[PositiveInt] | None = Field(default=None, min_length=1)

@@ -1,13 +1,19 @@
-"""What a command that decodes prompts begins with: both models, and the prompts as tokens."""
+"""What a command that decodes prompts begins with: what the target is asked, and both models."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from jax.sharding import Mesh
+from tokenizers import Tokenizer
 
-from redrafter_jax.checkpoints.huggingface import load_drafter, load_target
+from redrafter_jax.checkpoints.huggingface import (
+    find_drafter,
+    find_target,
+    load_drafter,
+    load_target,
+)
 from redrafter_jax.command_line import make_folder
-from redrafter_jax.config import DraftConfig
+from redrafter_jax.config import DraftConfig, TargetConfig
 from redrafter_jax.drafters.recurrent import check_pair
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
@@ -15,19 +21,87 @@ from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import data_shards
 from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.settings.sections import check_batch
-from redrafter_jax.text.prompts import Prompt, read_prompts, tokenize
+from redrafter_jax.text.chat_template import ChatTemplate, choose_template
+from redrafter_jax.text.prompts import Asked, ask, read_prompts, tokenize_to_length
 from redrafter_jax.text.tokenizer import load_tokenizer
 
-from .config import AcceptanceSettings, EvalSettings
+from .config import AcceptanceSettings, EvalSettings, RowSettings, TargetSettings
+
+
+class Found(NamedTuple):
+    """A target whose weights are not read yet, and what prompts are written with."""
+
+    settings: TargetSettings
+    mesh: Mesh | None
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    target: TargetConfig
 
 
 class Loaded(NamedTuple):
-    """A target, a drafter for it, and prompts with their tokens."""
+    """A target, a drafter for it, and what the target is asked."""
 
     target: Target
     drafter: DraftModel
-    prompts: list[Prompt]
-    token_rows: list[list[int]]
+    asked: Asked
+
+
+def find(settings: TargetSettings) -> Found:
+    """Read what describes the target that the settings name.
+
+    Raises:
+      InputError: a file cannot be used, or there are not as many devices.
+    """
+    mesh, name = settings.mesh.build(), settings.target
+    tokenizer = load_tokenizer(name)
+    template = choose_template(settings.chat_template, name, tokenizer, "chat_template=")
+    return Found(settings, mesh, tokenizer, template, find_target(name).config)
+
+
+def ask_target(
+    found: Found,
+    rows: RowSettings,
+    batch_size: int | None,
+    lengths: Sequence[int] | None = None,
+) -> Asked:
+    """What the target is asked, checked to fit it and the mesh.
+
+    Args:
+      found: from `find`.
+      rows: which prompts, and how far they are answered.
+      batch_size: prompts decoded together; None for all of them.
+      lengths: exact lengths that the prompts take in turns; they are then continued as they stand.
+
+    Raises:
+      InputError: the prompts cannot be used, or do not fit.
+    """
+    path, positions = found.settings.prompts, found.target.position_limit
+    prompts = read_prompts(path, rows.prompt_count)
+    _check_batches(len(prompts), batch_size, found.mesh)
+    eos, limit = found.target.eos_token_ids, rows.max_new_tokens
+    if lengths is None:
+        asked = ask(
+            prompts,
+            found.template,
+            found.tokenizer,
+            eos,
+            max_new_tokens=limit,
+            positions=positions,
+        )
+    elif max(lengths) + limit > positions:
+        raise InputError(
+            f"prompt_tokens={max(lengths)} and max_new_tokens={limit} make {max(lengths) + limit} "
+            f"tokens, but the target has {positions} positions; lower one of them."
+        )
+    else:
+        # The whole file, so that the last prompts have something to be joined with.
+        source = read_prompts(path)
+        token_rows = [
+            tokenize_to_length(source, found.tokenizer, row, lengths[row % len(lengths)])
+            for row in range(len(prompts))
+        ]
+        asked = Asked(prompts, token_rows, "none", eos)
+    return asked._replace(stop_tokens=()) if rows.stop == "never" else asked
 
 
 def load(settings: EvalSettings | AcceptanceSettings, drafts: Sequence[DraftConfig]) -> Loaded:
@@ -40,22 +114,19 @@ def load(settings: EvalSettings | AcceptanceSettings, drafts: Sequence[DraftConf
     Raises:
       InputError: a file or a prompt cannot be used, or the two models do not fit.
     """
-    prompts = read_prompts(settings.prompts, settings.prompt_count)
-    mesh = settings.mesh.build()
-    check_batches(len(prompts), settings.batch_size, mesh)
-    tokenizer = load_tokenizer(settings.target)
+    found = find(settings)
+    drafter_config = find_drafter(settings.drafter).config
+    for draft in drafts:
+        check_pair(found.target, drafter_config, draft)
+    asked = ask_target(found, settings, settings.batch_size)
     if is_first():
         make_folder(settings.report_dir, "report_dir")
-    target = load_target(settings.target, settings.dtype, mesh)
-    drafter = load_drafter(settings.drafter, settings.dtype, mesh)
-    for draft in drafts:
-        check_pair(target.config, drafter.config, draft)
-    positions = target.config.position_limit
-    token_rows = tokenize(prompts, tokenizer, settings.max_new_tokens, positions)
-    return Loaded(target, drafter, prompts, token_rows)
+    target = load_target(settings.target, settings.dtype, found.mesh)
+    drafter = load_drafter(settings.drafter, settings.dtype, found.mesh)
+    return Loaded(target, drafter, asked)
 
 
-def check_batches(count: int, batch_size: int | None, mesh: Mesh | None) -> None:
+def _check_batches(count: int, batch_size: int | None, mesh: Mesh | None) -> None:
     """Refuse batches of so many prompts that the mesh does not divide, the last one among them.
 
     Raises:

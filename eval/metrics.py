@@ -1,6 +1,6 @@
 """What decodings are judged by, and what the measures mean."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from redrafter_jax.acceptance import acceptance_length, acceptance_rate_per_depth
+from redrafter_jax.text.prompts import Asked
 
 from .benchmark import Run
 
@@ -24,7 +25,14 @@ DEFINITIONS = {
     "target_calls": "target calls after prefill, summed over prompts, in one pass over them",
     "identical": "share of prompts whose text equals the baseline's, token for token, in every "
     "repeat",
+    "chat_template": 'what prompts were written with as a user\'s turn; "none": as they stand',
+    "turns": "how many turns the longest prompt of the file has; the first alone is asked",
+    "answer_tokens": "quartiles of the baseline's new tokens, the stop token included",
+    "ended_by": "why the baseline's texts end: at a stop token, or at max_new_tokens",
+    "short": "texts that a stop token ends within 4 tokens",
 }
+# Tokens, the stop token included.
+_FEW = 4
 
 
 def count_accepted(runs: Sequence[Run]) -> dict[str, Any]:
@@ -46,6 +54,40 @@ def count_accepted(runs: Sequence[Run]) -> dict[str, Any]:
         "target_calls": sum(sum(run.steps) for run in runs),
         "new_tokens": sum(run.new_tokens for run in runs),
     }
+
+
+def describe_answers(asked: Asked, texts: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """What a report says of the questions and of the baseline's answers.
+
+    Args:
+      asked: what the target was asked.
+      texts: new tokens, at least one a text.
+    """
+    stopped = [len(text) for text in texts if text[-1] in asked.stop_tokens]
+    return {
+        "chat_template": asked.template,
+        "turns": max(len(prompt.turns) for prompt in asked.prompts),
+        "answer_tokens": quartiles(np.asarray([len(text) for text in texts], float)),
+        "ended_by": {"stop_token": len(stopped), "max_new_tokens": len(texts) - len(stopped)},
+        "short": sum(length <= _FEW for length in stopped),
+    }
+
+
+def tell_answers(said: Mapping[str, Any]) -> Iterator[str]:
+    """The same in a line, and a warning where most answers are of a few tokens."""
+    low, middle, high = said["answer_tokens"]
+    stopped, limited = said["ended_by"].values()
+    turns = "" if said["turns"] == 1 else f", the first of up to {said['turns']} turns"
+    yield (
+        f"chat template: {said['chat_template']}{turns}; answers of {middle:g} tokens ({low:g} to "
+        f"{high:g}), {stopped} ended by a stop token and {limited} by max_new_tokens"
+    )
+    if 2 * said["short"] > stopped + limited:
+        yield (
+            f"Warning: {said['short']} of {stopped + limited} answers end within {_FEW} tokens, so "
+            "that little but prefill is measured. Chat models end so where prompts are not in "
+            "their chat template."
+        )
 
 
 def first_divergence(tokens: Sequence[int], expected: Sequence[int]) -> int | None:

@@ -5,18 +5,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from jax.sharding import Mesh
 from rich.table import Table
-from tokenizers import Tokenizer
 
-from redrafter_jax.checkpoints.huggingface import (
-    find_drafter,
-    find_target,
-    load_drafter,
-    load_target,
-)
+from redrafter_jax.checkpoints.huggingface import find_drafter, load_drafter, load_target
 from redrafter_jax.command_line import make_folder
-from redrafter_jax.config import DrafterConfig, TargetConfig
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.recurrent import check_pair
@@ -24,14 +16,13 @@ from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.processes import is_first
-from redrafter_jax.text.prompts import Prompt, read_prompts, tokenize, tokenize_to_length
-from redrafter_jax.text.tokenizer import load_tokenizer
+from redrafter_jax.text.prompts import Asked
 
 from . import metrics
 from .benchmark import Batch, Method, Run, decode_batch, make_batches
 from .config import CaseSettings, ParitySettings
-from .loading import check_batches
-from .metrics import count_accepted, first_divergence
+from .loading import ask_target, find
+from .metrics import count_accepted, describe_answers, first_divergence, tell_answers
 from .progress import track
 from .replay import EXPLANATION, Place, explain, replay
 from .report import make_table, number, show, write_report
@@ -52,7 +43,7 @@ class Case(NamedTuple):
 
     name: str
     settings: CaseSettings
-    prompts: list[Prompt]
+    asked: Asked
     batches: list[Batch]
 
 
@@ -73,22 +64,23 @@ def check_parity(settings: ParitySettings) -> None:
     Raises:
       InputError: a file or a prompt cannot be used.
     """
-    mesh = settings.mesh.build()
-    tokenizer = load_tokenizer(settings.target)
-    pair = find_target(settings.target).config, find_drafter(settings.drafter).config
+    found, drafter_config = find(settings), find_drafter(settings.drafter).config
     cases = []
     for name, case in settings.cases.items():
         try:
-            cases.append(Case(name, case, *_prepare(case, settings, mesh, tokenizer, *pair)))
+            check_pair(found.target, drafter_config, case.draft)
+            asked = ask_target(found, case, case.batch_size, case.prompt_tokens)
         except InputError as error:
             raise InputError(f"Case {name!r}: {error}") from None
+        batches = make_batches(asked, case.batch_size, case.sampling, case)
+        cases.append(Case(name, case, asked, batches))
     if is_first():
         make_folder(settings.report_dir, "report_dir")
     work = [(case, batch) for case in cases for batch in case.batches]
     measures: list[dict[str, Any]] = []
     for dtype in settings.dtypes:
-        target = load_target(settings.target, dtype, mesh)
-        drafter = load_drafter(settings.drafter, dtype, mesh)
+        target = load_target(settings.target, dtype, found.mesh)
+        drafter = load_drafter(settings.drafter, dtype, found.mesh)
         tolerance = getattr(settings.tolerance, dtype)
         compared = [
             compare_batch(target, drafter, case, batch, tolerance)
@@ -101,11 +93,16 @@ def check_parity(settings: ParitySettings) -> None:
     if is_first():
         path = settings.report_dir / "parity.json"
         verdict = _verdict(measures)
-        shapes = dict(zip(("target", "drafter"), map(asdict, pair), strict=True))
+        shapes = {"target": asdict(found.target), "drafter": asdict(drafter_config)}
         measured = {"verdict": verdict, "cases": measures, **shapes}
         device = write_report(path, measured, settings, DEFINITIONS)["device"]
         heading = f"{settings.target} with {settings.drafter}\n{device}"
-        show(path, heading, *_tables(measures), verdict)
+        told = (
+            f"{one['case']}: {line}"
+            for one in measures[: len(cases)]
+            for line in tell_answers(one["answers"])
+        )
+        show(path, heading, *told, *_tables(measures), verdict)
     if any(measure["ties"] < len(measure["divergences"]) for measure in measures):
         sys.exit(1)
 
@@ -146,37 +143,6 @@ def compare_batch(
     return Compared(case.name, speculative, baseline, divergences)
 
 
-def _prepare(
-    case: CaseSettings,
-    settings: ParitySettings,
-    mesh: Mesh | None,
-    tokenizer: Tokenizer,
-    target: TargetConfig,
-    drafter: DrafterConfig,
-) -> tuple[list[Prompt], list[Batch]]:
-    """The prompts of a case, and how they are decoded together."""
-    prompts = read_prompts(settings.prompts, case.prompt_count)
-    check_batches(len(prompts), case.batch_size, mesh)
-    check_pair(target, drafter, case.draft)
-    lengths, positions = case.prompt_tokens, target.position_limit
-    if lengths is None:
-        token_rows = tokenize(prompts, tokenizer, case.max_new_tokens, positions)
-    elif max(lengths) + case.max_new_tokens > positions:
-        raise InputError(
-            f"prompt_tokens={max(lengths)} and max_new_tokens={case.max_new_tokens} make "
-            f"{max(lengths) + case.max_new_tokens} tokens, but the target has {positions} "
-            "positions; lower one of them."
-        )
-    else:
-        # The whole file, so that the last prompts have something to be joined with.
-        source = read_prompts(settings.prompts)
-        token_rows = [
-            tokenize_to_length(source, tokenizer, row, lengths[row % len(lengths)])
-            for row in range(len(prompts))
-        ]
-    return prompts, make_batches(token_rows, case.batch_size, case.sampling, case)
-
-
 def _token_at(run: Run, place: Place) -> int | None:
     row = run.tokens[place.row]
     return row[place.position] if place.position < len(row) else None
@@ -186,7 +152,7 @@ def _measure(case: Case, compared: Sequence[Compared]) -> dict[str, Any]:
     """What `parity.json` says of one case in one dtype."""
     rows = [divergence for one in compared for divergence in one.divergences]
     divergences: list[dict[str, Any]] = [
-        {"row": row, "prompt": case.prompts[row].name, **divergence}
+        {"row": row, "prompt": case.asked.prompts[row].name, **divergence}
         for row, divergence in enumerate(rows)
         if divergence is not None
     ]
@@ -197,10 +163,12 @@ def _measure(case: Case, compared: Sequence[Compared]) -> dict[str, Any]:
         for name in ("gap", "speculative_gap")
         if row[name] is not None and not row["filtered"]
     ]
+    texts = [row for one in compared for row in one.baseline.tokens]
     return {
         "num_nodes": case.settings.draft.budget,
         "rows": len(rows),
         "identical": 1 - len(divergences) / len(rows),
+        "answers": describe_answers(case.asked, texts),
         "ties": sum(row["tie"] for row in divergences),
         "largest_gap": max(gaps, default=None),
         **count_accepted([one.speculative for one in compared]),

@@ -12,14 +12,14 @@ from rich.text import Text
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.parallel.processes import is_first
-from redrafter_jax.text.prompts import Prompt
+from redrafter_jax.text.prompts import Asked
 
 from . import metrics
 from .benchmark import Method, Run, Turn, decode_batch, make_batches, measure, one_per_shape
 from .charts import write_speed_chart
 from .config import EvalSettings
 from .loading import load
-from .metrics import count_accepted, quartiles
+from .metrics import count_accepted, describe_answers, quartiles, tell_answers
 from .progress import track
 from .report import describe_sampling, make_table, number, show, write_report
 
@@ -58,10 +58,10 @@ def measure_speed(settings: EvalSettings) -> None:
     Raises:
       InputError: a file or a prompt cannot be used.
     """
-    target, drafter, prompts, token_rows = load(settings, [settings.draft])
+    target, drafter, asked = load(settings, [settings.draft])
     bound = bind_drafter(drafter, settings.draft)
     methods = {BASELINE: Method(target, RootOnly()), "speculative": Method(target, bound)}
-    batches = make_batches(token_rows, settings.batch_size, settings.sampling, settings)
+    batches = make_batches(asked, settings.batch_size, settings.sampling, settings)
     warming = one_per_shape(methods, batches) * settings.warm_ups
     for method, batch in track(warming, len(warming), "compile and warm up"):
         decode_batch(method, batch)
@@ -70,7 +70,7 @@ def measure_speed(settings: EvalSettings) -> None:
     if not is_first():
         return
     measures = {
-        **summarize(prompts, token_rows, settings.batch_size, turns),
+        **summarize(asked, settings.batch_size, turns),
         "num_nodes": bound.num_nodes,
         "target": asdict(target.config),
         "drafter": asdict(drafter.config),
@@ -80,23 +80,20 @@ def measure_speed(settings: EvalSettings) -> None:
     setting = _describe(settings, report)
     chart = path.with_suffix(".png")
     write_speed_chart(report, setting, chart)
-    show(path, setting, *_tables(report), f"The chart: {chart}")
+    said = tell_answers(report["answers"])
+    show(path, setting, *said, *_tables(report), f"The chart: {chart}")
 
 
-def summarize(
-    prompts: Sequence[Prompt],
-    token_rows: Sequence[list[int]],
-    batch_size: int,
-    turns: Sequence[Turn],
-) -> dict[str, Any]:
+def summarize(asked: Asked, batch_size: int, turns: Sequence[Turn]) -> dict[str, Any]:
     """The measures of every method: over all prompts, per category, and of each prompt.
 
     Args:
-      prompts: the prompts in their order.
-      token_rows: their tokens.
+      asked: what the target was asked.
       batch_size: prompts decoded together.
       turns: from `eval.benchmark.measure`; one of the methods is the baseline.
     """
+
+    prompts = asked.prompts
 
     def measures(indices: Sequence[int]) -> dict[str, dict[str, Any]]:
         own = list(_restrict(turns, indices, batch_size))
@@ -106,7 +103,9 @@ def summarize(
         return [index for index, prompt in enumerate(prompts) if prompt.category == category]
 
     categories = dict.fromkeys(prompt.category for prompt in prompts if prompt.category is not None)
+    texts = [text for turn in turns if turn.repeat == 0 for text in turn.runs[BASELINE].tokens]
     return {
+        "answers": describe_answers(asked, texts),
         "methods": measures(range(len(prompts))),
         "categories": {
             name: {"prompts": len(all_of(name)), "methods": measures(all_of(name))}
@@ -120,7 +119,7 @@ def summarize(
                 "prompt_tokens": len(tokens),
                 "methods": measures([index]),
             }
-            for index, (prompt, tokens) in enumerate(zip(prompts, token_rows, strict=True))
+            for index, (prompt, tokens) in enumerate(zip(prompts, asked.rows, strict=True))
         ],
         "runs": [
             {"method": name, "batch": turn.batch, "repeat": turn.repeat}

@@ -32,6 +32,7 @@ from redrafter_jax.config import TargetConfig
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.models import attention
 from redrafter_jax.models.target import Target
+from redrafter_jax.text.prompts import Asked
 from redrafter_jax.types import KVCache, TokenTree, Verified
 
 NOT_HOPPER = dispatch._why_not_hopper(jax.devices()[0])
@@ -108,7 +109,8 @@ def test_texts_are_the_targets_own_but_for_ties(temperature: float) -> None:
         eos_token_ids=(),
     )
     draft = DraftConfig(beam_width=4, draft_rounds=3)
-    case = Case("kernel", CaseSettings(max_new_tokens=200, draft=draft), [], [batch])
+    asked = Asked([], [], "none", ())
+    case = Case("kernel", CaseSettings(max_new_tokens=200, draft=draft), asked, [batch])
     compared = compare_batch(target, drafter, case, batch, tolerance=0.25)
     assert [row for row in compared.divergences if row is not None and not row["tie"]] == []
     # It did speculate.

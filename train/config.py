@@ -188,7 +188,8 @@ class AcceptanceSettings(Settings):
     Every `every` steps, and after the last one, the first `prompt_count` rows of `prompts` (all, if
     it is not given; see `redrafter_jax.text.prompts`) get `max_new_tokens` tokens each,
     `batch_size` of them together. With `chat` a prompt is a user's turn in the chat template of
-    `data`, and the answer may end before; by default that is so where `data` holds conversations.
+    `data`, and the answer may end before; by default that is so where `data` holds conversations or
+    the target's tokenizer brings a template.
     """
 
     every: PositiveInt

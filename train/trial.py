@@ -15,14 +15,13 @@ from redrafter_jax.acceptance import acceptance_length, acceptance_rate_per_dept
 from redrafter_jax.checkpoints.huggingface import save_drafter
 from redrafter_jax.drafters.recurrent import check_pair
 from redrafter_jax.drafters.recurrent_head import DraftModel
-from redrafter_jax.errors import InputError
 from redrafter_jax.generation import generate
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_rows, to_host
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.parallel.processes import is_first
-from redrafter_jax.text.chat_template import Turn, encode_turns, end_tokens
-from redrafter_jax.text.prompts import read_prompts, tokenize
+from redrafter_jax.text.chat_template import NO_TEMPLATE, brings_template
+from redrafter_jax.text.prompts import ask, read_prompts
 from redrafter_jax.text.tokenizer import load_tokenizer
 
 from .config import AcceptanceSettings, TrainSettings
@@ -70,7 +69,8 @@ def prepare_trial(
       settings: of the run.
       target: that will verify.
       drafter: one of the shape that will be tried.
-      chats: whether conversations are trained on; `acceptance.chat` may say otherwise.
+      chats: whether conversations are trained on. Then, and where the tokenizer brings a chat
+        template, the prompts are a user's turns; `acceptance.chat` may say otherwise.
 
     Raises:
       InputError: the prompts cannot be used, or the tree does not fit the models.
@@ -81,21 +81,15 @@ def prepare_trial(
     check_pair(target.config, drafter.config, trial.draft)
     prompts = read_prompts(trial.prompts, trial.prompt_count)
     tokenizer = load_tokenizer(settings.target)
-    new, positions = trial.max_new_tokens, target.config.position_limit
+    template, eos = NO_TEMPLATE, ()
+    chats = chats or brings_template(settings.target, tokenizer)
     if chats if trial.chat is None else trial.chat:
         template = load_template(settings.data, settings.target, tokenizer)
-        questions: list[list[Turn]] = [[{"role": "user", "content": each.text}] for each in prompts]
-        rows = [encode_turns(template, tokenizer, question) for question in questions]
-        stop_tokens = end_tokens(template, tokenizer, target.config.eos_token_ids, questions)
-        for prompt, row in zip(prompts, rows, strict=True):
-            if len(row) + new > positions:
-                raise InputError(
-                    f"{prompt.place}: the prompt has {len(row)} tokens in the chat template and "
-                    f"acceptance.max_new_tokens is {new}, but the target has {positions} "
-                    "positions; lower it or shorten the prompt."
-                )
-    else:
-        rows, stop_tokens = tokenize(prompts, tokenizer, new, positions), ()
+        eos = target.config.eos_token_ids
+    new, positions = trial.max_new_tokens, target.config.position_limit
+    _, rows, _, stop_tokens = ask(
+        prompts, template, tokenizer, eos, max_new_tokens=new, positions=positions
+    )
     check_rows(len(rows), target.mesh)
     decisive = [rows, stop_tokens, new, asdict(trial.draft)]
     digest = hashlib.sha256(json.dumps(decisive).encode()).hexdigest()

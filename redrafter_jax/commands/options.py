@@ -18,6 +18,7 @@ from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import make_mesh
 from redrafter_jax.streaming import KeptCache, Update, stream
 from redrafter_jax.text.chat_template import (
+    NO_TEMPLATE,
     ChatTemplate,
     Turn,
     encode_turns,
@@ -25,9 +26,6 @@ from redrafter_jax.text.chat_template import (
     load_template,
 )
 from redrafter_jax.text.tokenizer import load_tokenizer, require_text, split_stops
-
-# Where texts are continued as they stand: the last turn is the prompt.
-_NO_TEMPLATE = ChatTemplate("prompts", lambda turns, _: turns[-1]["content"], True)
 
 
 class Session(NamedTuple):
@@ -120,7 +118,7 @@ def _template_of(arguments: argparse.Namespace, tokenizer: Tokenizer) -> ChatTem
         if getattr(arguments, name) is not None:
             option = option_of(name)
             raise InputError(f"{option} is for conversations; give --chat too, or leave it out.")
-    return _NO_TEMPLATE
+    return NO_TEMPLATE
 
 
 def _draft_of(arguments: argparse.Namespace) -> DraftConfig:

@@ -29,7 +29,7 @@ class NoTemplateError(InputError):
 
 
 class ChatTemplate(NamedTuple):
-    """How conversations are written.
+    """How conversations are written, or with `NO_TEMPLATE` that they are not.
 
     Attributes:
       name: for messages.
@@ -46,6 +46,55 @@ class ChatTemplate(NamedTuple):
     adds_special_tokens: bool
     end: str | None = None
     gap: str = ""
+
+
+# Where texts are continued as they stand: the last turn is the text.
+NO_TEMPLATE = ChatTemplate("none", lambda turns, _: turns[-1]["content"], True)
+
+
+def choose_template(
+    name: TemplateName | Literal["none"] | None,
+    target: str | Path,
+    tokenizer: Tokenizer,
+    setting: str,
+) -> ChatTemplate:
+    """The template of that name; by default the tokenizer's own where it brings one, else none.
+
+    Args:
+      name: as in `load_template`; "none" for texts as they stand, None for the default.
+      target: folder, GGUF file or hub id that the tokenizer comes from.
+      tokenizer: the target's.
+      setting: as in `load_template`.
+
+    Raises:
+      InputError: as in `load_template`.
+    """
+    if name == "none" or (name is None and not brings_template(target, tokenizer)):
+        return NO_TEMPLATE
+    return load_template(name or "tokenizer", target, tokenizer, setting)
+
+
+def brings_template(target: str | Path, tokenizer: Tokenizer) -> bool:
+    """Whether the tokenizer of a target has a chat template of its own.
+
+    Args:
+      target: folder, GGUF file or hub id that the tokenizer comes from.
+      tokenizer: the target's.
+
+    Raises:
+      InputError: it cannot be loaded.
+    """
+    folder = Path(target)
+    if folder.is_dir() and not (folder / "chat_template.jinja").exists():
+        settings = folder / "tokenizer_config.json"
+        # transformers, which would tell, is slow to import.
+        if not settings.exists() or b'"chat_template"' not in settings.read_bytes():
+            return False
+    try:
+        load_template("tokenizer", target, tokenizer, "")
+    except NoTemplateError:
+        return False
+    return True
 
 
 def load_template(

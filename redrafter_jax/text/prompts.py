@@ -1,20 +1,27 @@
-"""Prompts from JSON lines, checked row by row, and their tokens.
+"""Prompts from JSON lines, checked row by row, and what a target is asked with them.
 
 A row is `{"prompt": "..."}`, or a row of Spec-Bench's `question.jsonl`:
-`{"question_id": 81, "category": "writing", "turns": ["...", "..."]}`. Of several turns only the
-FIRST is decoded for now, as it stands, without a chat template. `question_id` and `category` may
-accompany a prompt too; other keys are ignored.
+`{"question_id": 81, "category": "writing", "turns": ["...", "..."]}`, what a user says in turn.
+Only the FIRST turn is asked for now. `question_id` and `category` may accompany a prompt too; other
+keys are ignored.
 """
 
 import json
 from collections.abc import Sequence
-from itertools import cycle, islice
+from itertools import cycle, islice, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from tokenizers import Tokenizer
 
 from redrafter_jax.errors import InputError
+from redrafter_jax.text.chat_template import (
+    NO_TEMPLATE,
+    ChatTemplate,
+    Turn,
+    encode_turns,
+    end_tokens,
+)
 from redrafter_jax.text.tokenizer import require_text
 
 
@@ -23,15 +30,49 @@ class Prompt(NamedTuple):
 
     Attributes:
       name: its `question_id`, or its line number where it has none.
-      text: what the target continues.
+      turns: what the user says, one or more; a `prompt` is a single turn.
       category: None where the row states none.
       place: file and line, for messages.
     """
 
     name: str
-    text: str
+    turns: tuple[str, ...]
     category: str | None
     place: str
+
+    @property
+    def text(self) -> str:
+        """The first turn."""
+        return self.turns[0]
+
+    def conversation(self, answers: Sequence[str] = ()) -> list[Turn]:
+        """The turns up to the one that is to be answered next.
+
+        Args:
+          answers: to the turns before it.
+        """
+        return [
+            {"role": role, "content": content}
+            for said in zip_longest(self.turns[: len(answers) + 1], answers)
+            for role, content in zip(("user", "assistant"), said, strict=True)
+            if content is not None
+        ]
+
+
+class Asked(NamedTuple):
+    """What a target is asked with prompts.
+
+    Attributes:
+      prompts: as they were read.
+      rows: the tokens of each, up to where the answer begins.
+      template: the name of the chat template, "none" for texts as they stand.
+      stop_tokens: that end an answer.
+    """
+
+    prompts: list[Prompt]
+    rows: list[list[int]]
+    template: str
+    stop_tokens: tuple[int, ...]
 
 
 def read_prompts(path: Path, count: int | None = None) -> list[Prompt]:
@@ -60,37 +101,49 @@ def read_prompts(path: Path, count: int | None = None) -> list[Prompt]:
     return prompts[:count]
 
 
-def tokenize(
-    prompts: Sequence[Prompt], tokenizer: Tokenizer, max_new_tokens: int, positions: int
-) -> list[list[int]]:
-    """Token ids of every prompt, never cut.
+def ask(
+    prompts: Sequence[Prompt],
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    eos_token_ids: Sequence[int],
+    *,
+    max_new_tokens: int,
+    positions: int,
+) -> Asked:
+    """The first turn of every prompt in the template, never cut, and what ends its answer.
 
-    Special tokens are those that the tokenizer itself adds.
+    Without a template special tokens are those that the tokenizer itself adds.
 
     Args:
       prompts: from `read_prompts`.
+      template: from `choose_template`.
       tokenizer: the target's.
+      eos_token_ids: the target's.
       max_new_tokens: new tokens that must fit behind each prompt.
       positions: positions the target has.
 
     Raises:
-      InputError: a prompt leaves no room for `max_new_tokens`, or has no tokens.
+      InputError: the template refuses a prompt, or a prompt leaves no room for `max_new_tokens` or
+        has no tokens.
     """
+    conversations = [prompt.conversation() for prompt in prompts]
     rows = []
-    for prompt in prompts:
-        tokens = tokenizer.encode(prompt.text).ids
+    for prompt, turns in zip(prompts, conversations, strict=True):
+        tokens = encode_turns(template, tokenizer, turns)
         if not tokens:
             raise InputError(f"{prompt.place}: the tokenizer makes no tokens of the prompt.")
         room = positions - len(tokens)
         if max_new_tokens > room:
             lower = f"lower max_new_tokens to {room} or " if room > 0 else ""
+            written = "" if template is NO_TEMPLATE else " in the chat template"
             raise InputError(
-                f"{prompt.place}: the prompt has {len(tokens)} tokens and max_new_tokens is "
-                f"{max_new_tokens}, but the target has {positions} positions; {lower}shorten the "
-                "prompt."
+                f"{prompt.place}: the prompt has {len(tokens)} tokens{written} and max_new_tokens "
+                f"is {max_new_tokens}, but the target has {positions} positions; {lower}shorten "
+                "the prompt."
             )
         rows.append(tokens)
-    return rows
+    stops = end_tokens(template, tokenizer, eos_token_ids, conversations)
+    return Asked(list(prompts), rows, template.name, stops)
 
 
 def tokenize_to_length(
@@ -132,24 +185,22 @@ def _parse_row(line: str, number: int, place: str) -> Prompt:
         _refuse(place, f"'category' is {category!r}; it must be a string")
     identifier = row.get("question_id")
     name = str(number if identifier is None else identifier)
-    return Prompt(name=name, text=_prompt_text(row, place), category=category, place=place)
+    return Prompt(name=name, turns=_turns(row, place), category=category, place=place)
 
 
-def _prompt_text(row: dict[str, Any], place: str) -> str:
+def _turns(row: dict[str, Any], place: str) -> tuple[str, ...]:
     if ("prompt" in row) == ("turns" in row):
         given = "both" if "prompt" in row else "neither"
         _refuse(place, f"the row must hold either 'prompt' or 'turns' and holds {given}")
-    if "prompt" in row:
-        key, text = "prompt", row["prompt"]
-    else:
-        turns = row["turns"]
-        if not isinstance(turns, list) or not turns:
-            _refuse(place, f"'turns' is {turns!r}; it must be a list of at least one string")
-        key, text = "turns[0]", turns[0]
-    if not isinstance(text, str) or not text:
-        _refuse(place, f"{key!r} is {text!r}; it must be a string that is not empty")
-    require_text(text, f"{place}: {key!r}")
-    return text
+    turns = [row["prompt"]] if "prompt" in row else row["turns"]
+    if not isinstance(turns, list) or not turns:
+        _refuse(place, f"'turns' is {turns!r}; it must be a list of at least one string")
+    for index, text in enumerate(turns):
+        key = "prompt" if "prompt" in row else f"turns[{index}]"
+        if not isinstance(text, str) or not text:
+            _refuse(place, f"{key!r} is {text!r}; it must be a string that is not empty")
+        require_text(text, f"{place}: {key!r}")
+    return tuple(turns)
 
 
 def _refuse(place: str, reason: str) -> NoReturn:

@@ -99,32 +99,7 @@ def test_the_counts_are_those_of_generate(
         assert row["acceptance_length"] == pytest.approx(whole.acceptance_length)
 
 
-def test_tokens_of_prompt_lookup_are_counted_whatever_the_ranking(
-    config: Path, tmp_path: Path, habitual_target: Target, good_drafter: DraftModel
-) -> None:
-    tree = "{beam_width: 1, draft_rounds: 1, lookup_tokens: [0, 4]}"
-    asked = [f"trees={tree}", "samplings=[{temperature: 0}]", "rankings=[shared, blind]"]
-    evaluate(["acceptance", "--config", str(config), f"report_dir={tmp_path}", *asked])
-    rows = json.loads((tmp_path / "acceptance.json").read_text())["rows"]
-    expected = generate(
-        habitual_target,
-        good_drafter,
-        [encode(text) for text in FOUR],
-        max_new_tokens=NEW_TOKENS,
-        draft=DraftConfig(beam_width=1, draft_rounds=1, lookup_tokens=4),
-    ).accepted_by["lookup"]
-    assert sum(expected) > 0
-    # Greedy, rankings are all the same.
-    found = {
-        (row["ranking"], row["lookup_tokens"]): row["accepted_by"].get("lookup") for row in rows
-    }
-    assert found == {
-        (ranking, count): sum(expected) if count else None
-        for ranking in ("shared", "blind")
-        for count in (0, 4)
-    }
-
-
+@pytest.mark.long
 def test_a_mesh_changes_no_row(config: Path, tmp_path: Path, report: dict[str, Any]) -> None:
     trees = "trees={beam_width: 3, draft_rounds: 3, num_nodes: [7], sharpness: [1.5]}"
     split = ("mesh.model=2", trees, "rankings=[blind]", f"samplings=[{SAMPLINGS[1]}]")

@@ -4,7 +4,7 @@ import logging
 
 import jax
 import pytest
-from pair_prompts import PROMPTS
+from pair_prompts import PROMPTS, asked_with
 from tiny_folders import encode
 
 from eval import benchmark
@@ -32,7 +32,9 @@ def methods(habitual_target: Target, good_drafter: DraftModel) -> dict[str, Meth
 
 
 def test_the_baseline_is_autoregressive_decoding(methods: dict[str, Method]) -> None:
-    (batch,) = make_batches(ROWS[:4], 4, SamplingConfig(), RowSettings(max_new_tokens=9))
+    (batch,) = make_batches(
+        asked_with(ROWS[:4]), 4, SamplingConfig(), RowSettings(max_new_tokens=9)
+    )
     target = methods["baseline"].target
     expected = generate_autoregressive(target, batch.prompts, max_new_tokens=9)
     run = decode_batch(methods["baseline"], batch)
@@ -46,7 +48,7 @@ def test_nothing_compiles_inside_the_timers(
 ) -> None:
     # Prompts of two sizes of cache; no other test has the longer one.
     rows = RowSettings(max_new_tokens=11)
-    batches = make_batches([encode("a" * 90), encode("b")], 1, SamplingConfig(), rows)
+    batches = make_batches(asked_with([encode("a" * 90), encode("b")]), 1, SamplingConfig(), rows)
     shapes = one_per_shape(methods, [*batches, *batches])
     assert len(shapes) == 2 * 2
     with caplog.at_level(logging.WARNING), jax.log_compiles():
@@ -61,7 +63,9 @@ def test_nothing_compiles_inside_the_timers(
 def test_methods_take_turns_and_change_who_goes_first(
     monkeypatch: pytest.MonkeyPatch, methods: dict[str, Method]
 ) -> None:
-    batches = make_batches([[0], [1]], 1, SamplingConfig(), RowSettings(max_new_tokens=4))
+    batches = make_batches(
+        asked_with([[0], [1]]), 1, SamplingConfig(), RowSettings(max_new_tokens=4)
+    )
     order = []
 
     def record(method: Method, batch: benchmark.Batch) -> Run:

@@ -45,11 +45,6 @@ def test_a_grid_has_every_tree_of_its_lists() -> None:
         TreeGrid(beam_width=[2], draft_rounds=[3], num_nodes=[2], lookup_tokens=[2])
 
 
-def test_texts_end_at_the_targets_end_token_unless_told_never_to(config: Path) -> None:
-    assert load_settings(EvalSettings, config).eos_token_ids is None
-    assert load_settings(EvalSettings, config, ["stop=never"]).eos_token_ids == ()
-
-
 def test_the_demos_settings_are_valid() -> None:
     settings = load_settings(EvalSettings, CONFIGS / "demo_eval.yaml")
     assert settings.prompts.name == "demo_prompts.jsonl"

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pair_prompts import asked_with
 from tiny_models import tiny_config
 
 from eval.benchmark import Method, decode_batch, make_batches
@@ -21,7 +22,7 @@ from redrafter_jax.sampling import filter_logits
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
-@pytest.mark.parametrize("sizes", [None, (2, 2)])
+@pytest.mark.parametrize("sizes", [None, pytest.param((2, 2), marks=pytest.mark.long)])
 def test_replay_sees_what_every_token_was_chosen_from(
     habitual_target: Target, good_drafter: DraftModel, sizes: tuple[int, int] | None
 ) -> None:
@@ -29,8 +30,8 @@ def test_replay_sees_what_every_token_was_chosen_from(
     target, drafter = place(habitual_target, mesh), place(good_drafter, mesh)
     prompts = [[3, 1, 4], [1], [5, 9, 2, 6], [8, 9]]
     sampling = SamplingConfig(temperature=0.9, top_k=6)
-    rows = RowSettings(max_new_tokens=24, first_seed=4, stop="never")
-    (batch,) = make_batches(prompts, 4, sampling, rows)
+    rows = RowSettings(max_new_tokens=24, first_seed=4)
+    (batch,) = make_batches(asked_with(prompts), 4, sampling, rows)
     draft = DraftConfig(beam_width=3, draft_rounds=3)
     places = [Place(row, position) for position in (23, 0, 5, 1) for row in range(4)]
     methods = [Method(target, bind_drafter(drafter, draft)), Method(target, RootOnly())]

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,15 @@ from pair_prompts import PROMPTS
 from tiny_folders import encode, run_module
 
 from eval.abstract import abstract_drafter
+from eval.benchmark import Run, Turn
 from eval.commands import evaluate
+from eval.speed import summarize
 from redrafter_jax import DraftConfig, Generation, InputError, generate
 from redrafter_jax.checkpoints.huggingface import save_drafter
 from redrafter_jax.config import DrafterConfig
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target
+from redrafter_jax.text.prompts import Asked, Prompt
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -92,19 +94,57 @@ def test_texts_are_the_baselines_and_counts_those_of_generate(
     assert even["methods"]["speculative"]["accept_counts"] == own
 
 
-def test_speeds_are_medians_over_pairs_of_runs(report: dict[str, Any]) -> None:
-    seconds = {
-        (run["method"], run["batch"], run["repeat"]): run["prefill_seconds"] + run["decode_seconds"]
-        for run in report["runs"]
-    }
-    pairs = list(product(range(len(PROMPTS)), range(2)))
-    assert len(seconds) == 2 * len(pairs)
-    # Both methods decode as many tokens.
-    ratios = [seconds["baseline", *pair] / seconds["speculative", *pair] for pair in pairs]
-    low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
+def run_of(seconds: float, *texts: list[int], accepted: list[int] | None = None) -> Run:
+    """Texts without a stop token; a text of n tokens took n - 1 less what was accepted calls."""
+    accepted = accepted or [0] * len(texts)
+    steps = [len(text) - 1 - more for text, more in zip(texts, accepted, strict=True)]
+    counts = [[calls - more, more] for calls, more in zip(steps, accepted, strict=True)]
+    by = {"recurrent": accepted, "lookup": [0] * len(texts)}
+    return Run(list(texts), steps, np.asarray(counts), by, 0.0, seconds)
+
+
+def test_measures_are_medians_of_pairs_and_counts_over_any_prompts() -> None:
+    a, b, c = [1] * 9, [2] * 5, [3] * 3
+    prompts = [
+        Prompt(name, ("x",), kind, "") for name, kind in (("a", "p"), ("b", "q"), ("c", "p"))
+    ]
+    asked = Asked(prompts, [[0], [0, 0], [0]], "none", ())
+    # Two batches, the last one smaller; in the second repeat a text of the second differs.
+    speculative = [
+        run_of(2.0, a, b, accepted=[4, 1]),
+        run_of(1.0, c, accepted=[1]),
+        run_of(3.5, a, b, accepted=[4, 1]),
+        run_of(1.0, [3, 3, 4], accepted=[1]),
+    ]
+    baseline = [run_of(7.0, a, b), run_of(1.5, c), run_of(7.0, a, b), run_of(3.0, c)]
+    turns = [
+        Turn(index % 2, index // 2, {"speculative": ours, "baseline": theirs})
+        for index, (ours, theirs) in enumerate(zip(speculative, baseline, strict=True))
+    ]
+    report = summarize(asked, 2, turns)
+
     ours = report["methods"]["speculative"]
-    assert ours["speedup"] == pytest.approx(middle)
-    assert ours["speedup_quartiles"] == pytest.approx([low, high])
+    # Ratios 3.5, 1.5, 2 and 3; rates 7, 3, 4 and 3 tokens/s.
+    assert (ours["speedup"], ours["speedup_quartiles"]) == (2.5, [1.875, 3.125])
+    assert ours["tokens_per_second"] == 3.5
+    assert ours["identical"] == pytest.approx(5 / 6)
+    assert (ours["new_tokens"], ours["target_calls"]) == (17, 4 + 3 + 1)
+    assert ours["acceptance_length"] == pytest.approx(14 / 8)
+    assert ours["accepted_by"] == {"recurrent": 6, "lookup": 0}
+    # Of the longest text of each batch: 4, 1, 4 and 1 calls in 2, 1, 3.5 and 1 seconds.
+    assert ours["decode_only"]["milliseconds_per_target_call"] == pytest.approx(937.5)
+    assert report["methods"]["baseline"]["speedup"] == 1.0
+    assert report["answers"]["answer_tokens"] == [4.0, 5.0, 7.0]
+
+    second = report["prompts"][1]
+    assert (second["id"], second["batch"], second["prompt_tokens"]) == ("b", 0, 2)
+    assert second["methods"]["speculative"]["accept_counts"] == [2, 1]
+    assert second["methods"]["speculative"]["speedup"] == 2.75
+    category = report["categories"]["p"]
+    assert category["prompts"] == 2
+    assert category["methods"]["speculative"]["accept_counts"] == [0, 5]
+    assert report["categories"]["q"]["methods"]["speculative"]["identical"] == 1.0
+    assert len(report["runs"]) == 8
 
 
 def test_a_pipe_gets_progress_on_stderr_and_the_table_on_stdout(
@@ -123,42 +163,8 @@ def test_a_pipe_gets_progress_on_stderr_and_the_table_on_stdout(
     assert "5 of 5" in finished.stdout
     reached = ours["calls_per_depth"]
     assert f"({reached[1]} of {reached[0]})" in finished.stdout
+    assert "chat template: none; answers of 24 tokens (24 to 24), 0 ended by" in finished.stdout
     assert str(config.parent / "report.json") in finished.stdout.splitlines()[-1]
-
-
-def test_sampled_batches_of_uneven_size_are_identical_too(config: Path, tmp_path: Path) -> None:
-    report = evaluate_with(
-        config, tmp_path, "batch_size=4", "sampling.temperature=0.9", "sampling.top_p=0.9"
-    )
-    assert report["methods"]["speculative"]["identical"] == 1.0
-    assert [row["batch"] for row in report["prompts"]] == [0, 0, 0, 0, 1]
-    rows = [row["methods"]["speculative"]["target_calls"] for row in report["prompts"]]
-    assert sum(rows) == report["methods"]["speculative"]["target_calls"]
-
-
-def test_what_prompt_lookup_gains_is_told_apart(
-    config: Path,
-    tmp_path: Path,
-    habitual_target: Target,
-    good_drafter: DraftModel,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    tree = ("draft.beam_width=1", "draft.draft_rounds=1", "draft.lookup_tokens=4")
-    report = evaluate_with(config, tmp_path, "repeats=1", *tree)
-    draft = DraftConfig(beam_width=1, draft_rounds=1, lookup_tokens=4)
-    looked_up = expected_with(habitual_target, good_drafter, draft).accepted_by["lookup"]
-    assert max(looked_up) > 0
-    rows = [row["methods"]["speculative"] for row in report["prompts"]]
-    assert [row["accepted_by"]["lookup"] for row in rows] == looked_up
-    # Prefill decides one of the new tokens per prompt, and each call its bonus token.
-    ours = report["methods"]["speculative"]
-    accepted = ours["new_tokens"] - len(PROMPTS) - ours["target_calls"]
-    assert ours["accepted_by"] == {
-        "recurrent": accepted - sum(looked_up),
-        "lookup": sum(looked_up),
-    }
-    lines = [line for line in capsys.readouterr().out.splitlines() if "of it lookup" in line]
-    assert f"{sum(looked_up) / ours['target_calls']:.2f}" in lines[0]
 
 
 def test_a_text_that_prefill_ends_leaves_decode_rates_unknown(config: Path, tmp_path: Path) -> None:

@@ -20,9 +20,12 @@ from tiny_folders import byte_tokenizer
 from redrafter_jax.errors import InputError
 from redrafter_jax.requests import token_lists
 from redrafter_jax.text.chat_template import (
+    NO_TEMPLATE,
     ChatTemplate,
     TemplateName,
     Turn,
+    brings_template,
+    choose_template,
     encode_turns,
     end_tokens,
     load_template,
@@ -55,6 +58,28 @@ def test_the_tokenizers_own_template_gets_its_arguments(tmp_path: Path) -> None:
     )
     assert (template.gap, template.end, template.adds_special_tokens) == ("", "</s>", False)
     assert template.name == f"the tokenizer of {folder}"
+
+
+def test_a_template_is_taken_where_the_tokenizer_brings_one(tmp_path: Path) -> None:
+    def choose(name: Any, folder: Path) -> ChatTemplate:
+        return choose_template(name, folder, chat_tokenizer(), "chat_template=")
+
+    own = write_tokenizer(tmp_path / "own")
+    assert choose(None, own).name == f"the tokenizer of {own}"
+    assert choose("none", own) is NO_TEMPLATE
+    assert choose("vicuna_v1.1", own).end == "</s>"
+    without = write_tokenizer(tmp_path / "without", template=None)
+    assert choose(None, without) is NO_TEMPLATE
+    with pytest.raises(InputError, match="has no chat template"):
+        choose("tokenizer", without)
+    # A file of its own, as newer tokenizers are saved; nothing at all; and what is damaged.
+    (without / "chat_template.jinja").write_text(CHATML)
+    assert brings_template(without, chat_tokenizer())
+    assert not brings_template(tmp_path, chat_tokenizer())
+    settings = own / "tokenizer_config.json"
+    settings.write_text(settings.read_text()[:-1])
+    with pytest.raises(InputError, match="transformers cannot load the tokenizer"):
+        choose(None, own)
 
 
 def test_what_transformers_makes_of_turns_is_a_prompt(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import pytest
 from tiny_folders import character_tokenizer, encode
 
 from redrafter_jax.errors import InputError
-from redrafter_jax.text.prompts import Prompt, read_prompts, tokenize, tokenize_to_length
+from redrafter_jax.text.chat_template import NO_TEMPLATE, ChatTemplate
+from redrafter_jax.text.prompts import Asked, Prompt, ask, read_prompts, tokenize_to_length
 
 
 def write(folder: Path, *lines: str) -> Path:
@@ -24,11 +25,19 @@ def test_a_prompt_may_stand_alone_and_is_then_named_by_its_line(tmp_path: Path) 
     assert [prompt.text for prompt in prompts] == ["def f(", "  two\nlines\u2028\x85 "]
 
 
-def test_of_a_spec_bench_row_the_first_turn_is_the_prompt(tmp_path: Path) -> None:
+def test_of_a_spec_bench_row_every_turn_is_kept_and_the_first_is_the_prompt(tmp_path: Path) -> None:
     row = {"question_id": 81, "category": "writing", "turns": ["Compose.", "Rewrite."]}
     (prompt,) = read_prompts(write(tmp_path, json.dumps(row | {"reference": ["..."]})))
     place = f"{tmp_path / 'prompts.jsonl'}, line 1"
-    assert prompt == Prompt("81", "Compose.", "writing", place)
+    assert prompt == Prompt("81", ("Compose.", "Rewrite."), "writing", place)
+    assert prompt.text == "Compose."
+    user, again = ({"role": "user", "content": turn} for turn in prompt.turns)
+    assert prompt.conversation() == [user]
+    assert prompt.conversation(["Aloha."]) == [
+        user,
+        {"role": "assistant", "content": "Aloha."},
+        again,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +52,7 @@ def test_of_a_spec_bench_row_the_first_turn_is_the_prompt(tmp_path: Path) -> Non
         ('{"prompt": 3}', "'prompt' is 3"),
         (r'{"prompt": "\ud800 a"}', r"'prompt' holds '\ud800' at character 0, a lone surrogate"),
         ('{"turns": "x"}', "at least one string"),
-        ('{"turns": [null]}', "'turns[0]' is None"),
+        ('{"turns": ["x", null]}', "'turns[1]' is None"),
         ('{"prompt": "x", "category": 3}', "'category' is 3"),
     ],
 )
@@ -76,17 +85,37 @@ def test_a_count_takes_the_first_rows_and_never_fewer(tmp_path: Path) -> None:
 
 
 def prompt_of(text: str) -> Prompt:
-    return Prompt("1", text, None, "p.jsonl, line 5")
+    return Prompt("1", (text, "later"), None, "p.jsonl, line 5")
+
+
+def ask_with(template: ChatTemplate, *texts: str) -> Asked:
+    prompts = list(map(prompt_of, texts))
+    tokenizer = character_tokenizer()
+    return ask(prompts, template, tokenizer, (7,), max_new_tokens=10, positions=20)
 
 
 def test_prompts_become_tokens_that_leave_room_and_are_never_cut() -> None:
-    tokenizer = character_tokenizer()
-    rows = tokenize([prompt_of("abc"), prompt_of("a" * 10)], tokenizer, 10, 20)
-    assert rows == [encode("abc"), encode("a" * 10)]
+    asked = ask_with(NO_TEMPLATE, "abc", "a" * 10)
+    assert asked.rows == [encode("abc"), encode("a" * 10)]
+    assert (asked.template, asked.stop_tokens) == ("none", (7,))
     with pytest.raises(InputError, match=r"line 5: the prompt has 11 tokens and max_new"):
-        tokenize([prompt_of("a" * 11)], tokenizer, 10, 20)
+        ask_with(NO_TEMPLATE, "a" * 11)
     with pytest.raises(InputError, match=r"line 5: .* no tokens"):
-        tokenize([prompt_of("é")], tokenizer, 10, 20)
+        ask_with(NO_TEMPLATE, "é")
+
+
+def test_in_a_template_a_prompt_is_a_users_turn_and_the_answer_has_its_own_end() -> None:
+    template = ChatTemplate(
+        "lines",
+        lambda turns, asks: "".join(f"{turn['content']}\n" for turn in turns) + "w" * asks,
+        adds_special_tokens=False,
+        end="v",
+    )
+    asked = ask_with(template, "abc", "de")
+    assert asked.rows == [encode("abc\nw"), encode("de\nw")]
+    assert (asked.template, asked.stop_tokens) == ("lines", (7, *encode("v")))
+    with pytest.raises(InputError, match=r"has 11 tokens in the chat template and max_new"):
+        ask_with(template, "a" * 9)
 
 
 def test_longer_prompts_are_the_files_own_text_in_its_order() -> None:

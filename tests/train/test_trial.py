@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from chat_folders import (
+    CHATML,
     CONFIG,
     END,
     IM_END,
@@ -24,11 +25,11 @@ from train.config import AcceptanceSettings, TrainSettings
 from train.trial import Best, Trial, keep_best, prepare_trial
 
 
-def trial(folder: Path, chats: bool, **changes: Any) -> Trial:
+def trial(folder: Path, chats: bool, template: str | None = CHATML, **changes: Any) -> Trial:
     acceptance = {"every": 1, "prompts": write_lines(folder / "prompts.jsonl", {"prompt": "Hi"})}
     settings = TrainSettings.model_validate(
         {
-            "target": str(write_tokenizer(folder / "target")),
+            "target": str(write_tokenizer(folder / "target", template)),
             "drafter": {"exit_dim": 16, "num_draft_layers": 1},
             "draft_rounds": 2,
             "data": {"sources": [{"files": ["x.jsonl"]}], "sequence_length": 64},
@@ -44,13 +45,22 @@ def trial(folder: Path, chats: bool, **changes: Any) -> Trial:
     return prepared
 
 
-@pytest.mark.parametrize(("chats", "stated"), [(True, None), (False, True), (True, False)])
-def test_prompts_are_asked_as_the_training_data_is_written(
-    tmp_path: Path, chats: bool, stated: bool | None
+@pytest.mark.parametrize(
+    ("chats", "template", "stated", "turn"),
+    [
+        (True, CHATML, None, True),
+        (False, CHATML, None, True),
+        (False, None, None, False),
+        (False, CHATML, True, True),
+        (True, CHATML, False, False),
+    ],
+)
+def test_prompts_are_a_users_turns_for_chat_data_and_for_chat_models(
+    tmp_path: Path, chats: bool, template: str | None, stated: bool | None, turn: bool
 ) -> None:
-    tried = trial(tmp_path, chats, chat=stated)
+    tried = trial(tmp_path, chats, template, chat=stated)
     asked = chat_tokenizer().decode(tried.rows[0], skip_special_tokens=False)
-    if stated is False:
+    if not turn:
         assert (asked, tried.stop_tokens) == ("<s>Hi", ())
     else:
         assert asked == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"

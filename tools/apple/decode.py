@@ -37,7 +37,8 @@ from redrafter_jax.command_line import make_folder
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
-from redrafter_jax.text.prompts import read_prompts, tokenize
+from redrafter_jax.text.chat_template import NO_TEMPLATE
+from redrafter_jax.text.prompts import ask, read_prompts
 from redrafter_jax.text.tokenizer import load_tokenizer
 from tools.apple.process import Process, apple_command, start, versions_of
 from tools.apple.traces import Decoded, apple_tree, compare_traces, read_apple, trace_ours
@@ -177,7 +178,9 @@ def main(words: Sequence[str]) -> None:
     drafter = load_drafter(arguments.drafter, "float32")
     tokens = arguments.max_new_tokens
     tokenizer, positions = load_tokenizer(arguments.target), target.config.position_limit
-    prompts = tokenize(read_prompts(arguments.prompts), tokenizer, tokens, positions)
+    read = read_prompts(arguments.prompts)
+    asked = ask(read, NO_TEMPLATE, tokenizer, (), max_new_tokens=tokens, positions=positions)
+    prompts = asked.rows
     pairs = itertools.product(arguments.beam_widths, arguments.draft_rounds)
     trees = dict.fromkeys((width, rounds if width else 0) for width, rounds in pairs)
     folders = arguments.target, arguments.drafter
