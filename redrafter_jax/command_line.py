@@ -9,9 +9,11 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 from redrafter_jax.errors import InputError
 
@@ -194,6 +196,29 @@ def _tell_of_failure(error: Exception, process: int) -> None:
         traceback.print_exc()
         sentence = f"{own} failed ({reason}), and the others end with it."
     print(sentence, file=sys.stderr, flush=True)
+
+
+def call_program(program: Literal["train", "eval"], place: str, *arguments: Any) -> None:
+    """Call a function of the training or the evaluation program, `module:function` below it.
+
+    In a wheel the two programs are packages below `redrafter_jax`; in a checkout, which an editable
+    installation uses, they are the folders `train` and `eval`.
+
+    Raises:
+      InputError: a package that it needs is not installed.
+    """
+    installed = find_spec(f"redrafter_jax.{program}") is not None
+    package = f"redrafter_jax.{program}" if installed else program
+    module, _, function = place.partition(":")
+    try:
+        getattr(import_module(f"{package}.{module}"), function)(*arguments)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in ("redrafter_jax", program):
+            raise
+        raise InputError(
+            f"redrafter-{program} needs the package {error.name}, which is not installed; in a "
+            "checkout of redrafter-jax, pip install '.[train]' installs all it needs."
+        ) from None
 
 
 def refuse_unknown_command(word: str, commands: Iterable[str]) -> None:

@@ -14,7 +14,7 @@ from redrafter_jax import entry_points
 
 @pytest.mark.parametrize("program", ["train", "eval"])
 def test_an_installed_command_without_the_packages_it_needs_is_told_how_to_get_them(
-    program: str, monkeypatch: pytest.MonkeyPatch
+    program: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", [program])
     for name in [name for name in sys.modules if name.partition(".")[0] in (program, "rich")]:
@@ -23,7 +23,8 @@ def test_an_installed_command_without_the_packages_it_needs_is_told_how_to_get_t
     command = {"train": entry_points.train, "eval": entry_points.evaluate}[program]
     with pytest.raises(SystemExit) as left:
         command()
-    assert str(left.value.code).startswith(f"error: redrafter-{program} needs the package rich")
+    assert left.value.code == 2
+    assert f"error: redrafter-{program} needs the package rich" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("folder", ["train", "eval"])

@@ -33,7 +33,7 @@ def read_arguments(words: list[str]) -> argparse.Namespace:
         "--version", action="version", version=f"redrafter-jax {version('redrafter-jax')}"
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for add in (_add_generate, _add_chat, _add_convert):
+    for add in (_add_generate, _add_chat, _add_fit, _add_convert):
         add(commands)
     if not words:
         raise InputError(f"no command is given; known commands: {', '.join(commands.choices)}.")
@@ -110,6 +110,23 @@ def _add_chat(commands: Any) -> None:
     )
     command.set_defaults(chat=True)
     _add_decoding(command)
+
+
+def _add_fit(commands: Any) -> None:
+    command = commands.add_parser(
+        "fit",
+        help="train a draft head for a target, from the target alone",
+        description="Let the target write conversations, train a draft head on them and measure "
+        "it. A probe of the device plans the sizes; the same command goes on where it was stopped.",
+    )
+    command.add_argument("target", help="folder, GGUF file or hub id of the target")
+    command.add_argument("output", type=Path, help="folder for all that is made")
+    command.add_argument(
+        "--minutes", type=_minutes, default=60.0, help="about how long it may take (%(default)s)"
+    )
+    command.add_argument(
+        "--dtype", choices=_DTYPES, help="of the target (bfloat16 on a GPU, else float32)"
+    )
 
 
 def _add_convert(commands: Any) -> None:
@@ -191,6 +208,12 @@ def _add_fields(group: Any, config: type) -> None:
 def _count(text: str) -> int:
     if (value := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"{value} is too few; give 1 or more")
+    return value
+
+
+def _minutes(text: str) -> float:
+    if not 0 < (value := float(text)) < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no time; give minutes above 0")
     return value
 
 

@@ -26,7 +26,7 @@ class Outer(Settings):
     ("module", "word", "hint"),
     [
         ("eval", "acceptence", "did you mean 'acceptance'?"),
-        ("train", "preview", "known commands: inspect, regenerate."),
+        ("train", "preview", "known commands: inspect, features, regenerate."),
     ],
 )
 def test_a_mistyped_command_is_named(

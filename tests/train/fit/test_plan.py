@@ -1,0 +1,66 @@
+"""The sizes of a fit: what a time and a device's speed give, and when a plan is kept."""
+
+import re
+from pathlib import Path
+
+import pytest
+from tiny_folders import write_untrained_target
+
+from redrafter_jax import load_target
+from redrafter_jax.checkpoints.huggingface import load_target_config
+from redrafter_jax.errors import InputError
+from train.config import TrainSettings
+from train.fit import probe
+from train.fit.plan import Asked, make_plan, read_plan, write_plan
+from train.fit.probe import Rates, measure_rates
+from train.fit.run import training_settings
+
+RATES = Rates(alone=10.0, written=100.0, read=1000.0, trained=400.0)
+ASKED = Asked("model", "float32", 20.0)
+
+
+def test_the_time_is_divided_among_writing_reading_and_four_passes_of_training() -> None:
+    plan = make_plan(ASKED, spent=2.0, rows=48, rates=RATES, new_tokens=96)
+    # 18 minutes, of which 78% are for tokens: 1/100 + 1/1000 + 4/400 seconds each.
+    assert plan.tokens == int(18 * 60 * 0.78 / 0.021)
+    assert plan.seconds["write"] == pytest.approx(plan.tokens / 100)
+    assert plan.seconds["train"] == pytest.approx(plan.tokens / 100)
+    # 12% of 18 minutes are 1296 tokens at 10 a second, of 6 runs of 96 each: two prompts.
+    assert plan.prompts == 2
+
+
+def test_too_little_time_is_refused_with_what_is_enough() -> None:
+    asked = ASKED._replace(minutes=3.0)
+    with pytest.raises(InputError, match=r"In 3 minutes .* 4096 are needed") as refusal:
+        make_plan(asked, spent=2.0, rows=48, rates=RATES, new_tokens=96)
+    found = re.search(r"--minutes (\d+) or more", str(refusal.value))
+    assert found
+    enough = asked._replace(minutes=float(found[1]))
+    assert make_plan(enough, spent=2.0, rows=48, rates=RATES, new_tokens=96).tokens >= 4096
+
+
+def test_a_plan_is_kept_for_the_same_request_alone(tmp_path: Path) -> None:
+    assert read_plan(tmp_path, ASKED) is None
+    plan = make_plan(ASKED, spent=2.0, rows=48, rates=RATES, new_tokens=96)
+    write_plan(plan, tmp_path)
+    assert read_plan(tmp_path, ASKED) == plan
+    with pytest.raises(InputError, match=r"holds a fit with minutes 20.0 \(now 30.0\)"):
+        read_plan(tmp_path, ASKED._replace(minutes=30.0))
+    (tmp_path / "plan.json").write_text("{}")
+    with pytest.raises(InputError, match=r"plan\.json is no plan of a fit"):
+        read_plan(tmp_path, ASKED)
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_rates_are_tokens_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock by which every timed call takes a quarter of a second."""
+    write_untrained_target(tmp_path, functions=4)
+    config = load_target_config(tmp_path)
+    values = training_settings(Asked(str(tmp_path), "float32", 1.0), tmp_path, config, 1)
+    settings = TrainSettings.model_validate(values)
+    times = iter(range(1000))
+    monkeypatch.setattr(probe.time, "perf_counter", lambda: next(times) / 4)
+    monkeypatch.setattr(probe, "_SECONDS", 0.5)
+    rates = measure_rates(load_target(tmp_path, "float32"), settings, rows=3, top_k=8)
+    positions = 4 * 64 / 0.25
+    assert rates == Rates(alone=16 / 0.25, written=3 * 16 / 0.25, read=positions, trained=positions)

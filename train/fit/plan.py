@@ -1,0 +1,126 @@
+"""What a fit will do: its sizes, from the time that is given and the speed of the device."""
+
+import math
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from pydantic import ValidationError
+
+from redrafter_jax.errors import InputError
+from redrafter_jax.settings.files import Settings
+
+from .probe import Rates
+
+# Passes over the target's own words; with fewer a head learns less from the same tokens.
+EPOCHS = 4
+# Of the time: starting and compiling four commands, and measuring at the end.
+_STARTS, _MEASURING = 0.10, 0.12
+# Below so many tokens a head learns hardly more than what its initial head knows.
+_FEWEST_TOKENS = 4096
+# Prompts that the finished head is measured with, at most.
+_MOST_PROMPTS = 24
+# Baseline, head, and head with lookup, at two temperatures, once to warm up.
+_RUNS = 6
+
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+class Asked(NamedTuple):
+    """What a fit is asked for: a target, the dtype of its parameters, how many minutes."""
+
+    target: str
+    target_dtype: Dtype
+    minutes: float
+
+
+class FitPlan(Settings):
+    """Sizes that are decided once, so that a run that was killed ends as it would have.
+
+    Attributes:
+      asked: what it is the plan of.
+      rows: that the target writes together.
+      tokens: that the target writes, those that carry loss.
+      prompts: held out of them, to measure the head with.
+      new_tokens: of each when it is measured.
+      seconds: that each stage is expected to take.
+    """
+
+    asked: Asked
+    rows: int
+    tokens: int
+    prompts: int
+    new_tokens: int
+    seconds: dict[str, float]
+
+
+def make_plan(asked: Asked, spent: float, rows: int, rates: Rates, new_tokens: int) -> FitPlan:
+    """Divide the time: every token is written once, read once and trained on `EPOCHS` times.
+
+    Args:
+      asked: what the plan is for.
+      spent: minutes that are over.
+      rows: that the target writes together.
+      rates: of this device.
+      new_tokens: of a prompt that the head is measured with.
+
+    Raises:
+      InputError: there is time for too few tokens.
+    """
+    whole = 60 * max(asked.minutes - spent, 0.0)
+    measuring = _MEASURING * whole
+    prompts = int(measuring * rates.alone / (_RUNS * new_tokens))
+    prompts = min(max(prompts, 2), _MOST_PROMPTS)
+    per_token = 1 / rates.written + 1 / rates.read + EPOCHS / rates.trained
+    left = whole * (1 - _STARTS - _MEASURING)
+    tokens = int(left / per_token)
+    if tokens < _FEWEST_TOKENS:
+        share = 1 - _STARTS - _MEASURING
+        needed = spent + _FEWEST_TOKENS * per_token / share / 60
+        raise InputError(
+            f"In {asked.minutes:g} minutes this device writes and learns {tokens} tokens, and "
+            f"{_FEWEST_TOKENS} are needed; give --minutes {math.ceil(needed)} or more."
+        )
+    return FitPlan(
+        asked=asked,
+        rows=rows,
+        tokens=tokens,
+        prompts=prompts,
+        new_tokens=new_tokens,
+        seconds={
+            "write": tokens / rates.written,
+            "read": tokens / rates.read,
+            "train": tokens * EPOCHS / rates.trained,
+            "measure": measuring,
+        },
+    )
+
+
+def read_plan(folder: Path, asked: Asked) -> FitPlan | None:
+    """The plan that a run in this folder began with; None where there is none.
+
+    Raises:
+      InputError: it cannot be read, or is of another run.
+    """
+    path = folder / "plan.json"
+    if not path.exists():
+        return None
+    try:
+        plan = FitPlan.model_validate_json(path.read_bytes())
+    except ValidationError:
+        raise InputError(f"{path} is no plan of a fit; use another folder.") from None
+    pairs = zip(Asked._fields, plan.asked, asked, strict=True)
+    changed = [f"{name} {old} (now {new})" for name, old, new in pairs if old != new]
+    if changed:
+        raise InputError(
+            f"{folder} holds a fit with {', '.join(changed)}; use another folder or remove that "
+            "one."
+        )
+    return plan
+
+
+def write_plan(plan: FitPlan, folder: Path) -> None:
+    """Keep the plan, whole or not at all."""
+    fresh = folder / "plan.json.new"
+    fresh.write_text(plan.model_dump_json(indent=2) + "\n")
+    fresh.replace(folder / "plan.json")

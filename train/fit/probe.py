@@ -1,0 +1,108 @@
+"""How fast this device writes, reads and trains, measured in a minute or two."""
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from redrafter_jax.drafters.base import RootOnly
+from redrafter_jax.models.target import Target
+from redrafter_jax.serving.slots import Request, Slots
+
+from ..config import TrainSettings
+from ..data.types import Windows
+from ..features import run_pass
+from ..initial import new_drafter
+from ..optimizer import make_optimizer
+from ..step import init_state, train_step
+
+# A call that is timed is repeated for so many seconds.
+_SECONDS = 3.0
+_STEPS = 16
+
+
+class Rates(NamedTuple):
+    """Tokens a second of the long parts of a fit.
+
+    Attributes:
+      alone: that the target writes in one row, as the baseline decodes.
+      written: that it writes in many rows together.
+      read: that one forward pass reads, most likely tokens included.
+      trained: positions of an optimizer step over features.
+    """
+
+    alone: float
+    written: float
+    read: float
+    trained: float
+
+
+def measure_rates(target: Target, settings: TrainSettings, rows: int, top_k: int) -> Rates:
+    """Time each part at the shapes of the run to come, on random tokens.
+
+    Args:
+      target: the target model.
+      settings: of the training run.
+      rows: that are written together.
+      top_k: most likely tokens that features keep.
+    """
+    T, B = settings.data.sequence_length, settings.optimizer.batch_size
+    V = target.config.vocab_size
+    tokens = np.random.default_rng(0).integers(0, V, (B, T), np.int32)
+    segments, mask = np.ones((B, T), np.int32), np.ones((B, T), bool)
+    drafter = new_drafter(target, settings.drafter, [(Windows(tokens, mask, segments), 1.0)], 0)
+    optimizer = make_optimizer(settings.optimizer, settings.steps, lambda _: True)
+    layers = settings.drafter.context_layers
+    chunk = settings.loss.chunk_length
+
+    def read() -> Any:
+        return run_pass(
+            target, tokens, segments, context_layers=layers, top_k=top_k, chunk_length=chunk
+        )
+
+    hidden, top = read()
+    # The step donates its state.
+    holder = [init_state(drafter, optimizer)]
+
+    def step() -> Any:
+        batch = (tokens, mask, segments, hidden, top.log_probs, top.token_ids)
+        holder[0], metrics = train_step(
+            holder[0],
+            target,
+            drafter.graphdef,
+            *(jnp.asarray(part)[None] for part in batch),
+            rounds=settings.draft_rounds,
+            loss_settings=settings.loss,
+            optimizer=optimizer,
+        )
+        return metrics
+
+    return Rates(
+        alone=_written(target, 1, T),
+        written=_written(target, rows, T),
+        read=B * T / _seconds(read),
+        trained=B * T / _seconds(step),
+    )
+
+
+def _written(target: Target, rows: int, length: int) -> float:
+    """Tokens a second of rows that decode together, in the middle of their way."""
+    slots = Slots(target, RootOnly(), rows, length, ())
+    half = [0] * (length // 2)
+    for number in range(rows):
+        slots.submit(number, Request(half, length - len(half), number))
+    return rows * _STEPS / _seconds(lambda: slots.advance(_STEPS), most=length // 2 // _STEPS - 1)
+
+
+def _seconds(call: Callable[[], Any], most: int = 1 << 30) -> float:
+    """Of a call, compiled before: their median."""
+    jax.block_until_ready(call())
+    times: list[float] = []
+    while not times or (sum(times) < _SECONDS and len(times) < most - 1):
+        started = time.perf_counter()
+        jax.block_until_ready(call())
+        times.append(time.perf_counter() - started)
+    return float(np.median(times))
