@@ -1,6 +1,8 @@
 """Loading a checkpoint holds at most a weight or two on the host beside the device's copy."""
 
 import json
+import math
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -10,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.flax import save_file
+from tiny_gguf import config_fields, random_tensors, write_gguf
 
 from redrafter_jax import load_target
 from redrafter_jax.checkpoints.families import target_fields
@@ -34,20 +37,38 @@ def load_and_measure(folder: Path) -> tuple[int, int]:
     return loaded, memory("VmHWM") - before
 
 
-@pytest.mark.skipif(not STATUS.is_file(), reason="Linux alone tells a process its memory")
-def test_no_second_copy_of_the_weights_is_held(tmp_path: Path) -> None:
-    # 102 MB in bfloat16, of which no weight has more than 12.6.
-    config = TargetConfig(512, 1536, 4096, 2, 12, 12, 128, 1e4, 1e-5, 64, True, ())
+# 102 MB in bfloat16, of which no weight has more than 12.6.
+CONFIG = TargetConfig(512, 1536, 4096, 2, 12, 12, 128, 1e4, 1e-5, 64, True, ())
+
+
+def write_folder(folder: Path) -> Path:
     random = np.random.default_rng(0)
     weights = {
         name: jnp.asarray(random.random(shape, np.float32) - 0.5, jnp.bfloat16)
-        for name, shape in stored_shapes(config).items()
+        for name, shape in stored_shapes(CONFIG).items()
     }
-    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    (tmp_path / "config.json").write_text(json.dumps(target_fields(config)))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(target_fields(CONFIG)))
+    return folder
+
+
+def write_quantized(folder: Path) -> Path:
+    path = folder / "model.gguf"
+    tensors = random_tensors(stored_shapes(CONFIG), "Q8_0")
+    write_gguf(path, config_fields(CONFIG, "llama"), tensors)
+    return path
+
+
+@pytest.mark.parametrize("write", [write_folder, write_quantized])
+@pytest.mark.skipif(not STATUS.is_file(), reason="Linux alone tells a process its memory")
+def test_no_second_copy_of_the_weights_is_held(
+    tmp_path: Path, write: Callable[[Path], Path]
+) -> None:
+    path = write(tmp_path)
     # Spawned, not forked: nothing of this process counts.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        loaded, grown = process.submit(load_and_measure, tmp_path).result()
-    assert loaded == sum(weight.nbytes for weight in weights.values()) > 100 * MB
+        loaded, grown = process.submit(load_and_measure, path).result()
+    numbers = sum(math.prod(shape) for shape in stored_shapes(CONFIG).values())
+    assert loaded == 2 * numbers > 100 * MB
     # A second copy would be 102 MB; code that is loaded on the way takes 20.
     assert grown - loaded < 60 * MB

@@ -1,6 +1,12 @@
 """Lines of every kind of text that tokenizers treat apart; the same wherever they are made."""
 
 import random
+import zlib
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+LINES_PER_DIGEST = 10
 
 _WORDS = (
     *("the", "The", "it's", "IT'S", "we'll", "don't", "they'd", "I'm", "house", "running"),
@@ -33,3 +39,10 @@ def mixed_lines(count: int = 10_000) -> list[str]:
         # Half of them end in a word, half in what joins words.
         lines.append("".join(parts[:-1] if draw.random() < 0.5 else parts))
     return lines
+
+
+def digests(ids: Iterable[Sequence[int]]) -> list[int]:
+    """Checksums of the token ids of the lines, ten lines each."""
+    ended = [np.asarray([*line, -1], "<i4").tobytes() for line in ids]
+    starts = range(0, len(ended), LINES_PER_DIGEST)
+    return [zlib.crc32(b"".join(ended[start : start + LINES_PER_DIGEST])) for start in starts]

@@ -10,12 +10,12 @@ names the versions and describes the arrays. The command, from the root of the r
 
 import itertools
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import transformers
-from common import FOLDER
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -24,6 +24,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+FOLDER = Path(__file__).resolve().parents[2] / "tests" / "goldens"
 SEED = 47
 MAX_DRAWS = 10_000
 # A golden only means something when rounding cannot flip a choice. A row is drawn again until no

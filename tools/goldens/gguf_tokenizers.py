@@ -13,23 +13,21 @@ import io
 import json
 import sys
 import tempfile
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import regex
 import sentencepiece
 import tiktoken
-from common import FOLDER
 from gguf import GGUFReader
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AddedToken, GPT2Tokenizer, Qwen2Tokenizer
 
-sys.path.insert(0, str(FOLDER.parent / "helpers"))
-from mixed_lines import mixed_lines
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "helpers"))
+from mixed_lines import digests, mixed_lines
 
+FOLDER = Path(__file__).resolve().parents[2] / "tests" / "goldens" / "gguf"
 SPECIAL = ["<|im_start|>", "<|im_end|>"]
 USER_DEFINED = ["<div>", "\n\n"]
 # https://github.com/meta-llama/llama3/blob/main/llama/tokenizer.py
@@ -37,8 +35,6 @@ LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-LINES_PER_DIGEST = 10
-
 Encode = Callable[[str], Sequence[int]]
 
 
@@ -50,14 +46,9 @@ class SmolTokenizer(GPT2Tokenizer):
         return [token for part in parts for token in super(SmolTokenizer, self)._tokenize(part)]
 
 
-def digests(encode: Encode) -> list[int]:
-    """Checksums of the ids of the lines, ten lines each."""
-    lines = mixed_lines()
-    ids = [np.asarray([*encode(line), -1], "<i4").tobytes() for line in lines]
-    return [
-        zlib.crc32(b"".join(ids[start : start + LINES_PER_DIGEST]))
-        for start in range(0, len(ids), LINES_PER_DIGEST)
-    ]
+def encoded(encode: Encode) -> list[int]:
+    """Checksums of what a tokenizer makes of the lines."""
+    return digests(map(encode, mixed_lines()))
 
 
 def byte_level(tokens: list[str], merges: list[str], special: list[str]) -> dict[str, Encode]:
@@ -181,8 +172,7 @@ def small_sentencepiece(prefixed: bool) -> tuple[dict[str, Any], Encode]:
 
 def main() -> None:
     """Write both files, or the one that needs no model."""
-    folder = FOLDER / "gguf"
-    folder.mkdir(exist_ok=True)
+    FOLDER.mkdir(exist_ok=True)
     tokens, merges = small_byte_level()
     llama, encode_llama = small_sentencepiece(prefixed=True)
     gemma, encode_gemma = small_sentencepiece(prefixed=False)
@@ -191,9 +181,9 @@ def main() -> None:
     stored = {
         "byte_level": {"tokens": tokens, "merges": merges, "special": SPECIAL},
         "sentencepiece": {"llama": llama, "gemma": gemma},
-        "digests": {name: digests(encode) for name, encode in encoders.items()},
+        "digests": {name: encoded(encode) for name, encode in encoders.items()},
     }
-    (folder / "tokenizers.json").write_text(json.dumps(stored, ensure_ascii=False) + "\n")
+    (FOLDER / "tokenizers.json").write_text(json.dumps(stored, ensure_ascii=False) + "\n")
     for path in sys.argv[1:]:
         fields = GGUFReader(path).fields
         tokens, merges, types = (
@@ -201,8 +191,8 @@ def main() -> None:
             for name in ("tokens", "merges", "token_type")
         )
         special = [token for token, kind in zip(tokens, types, strict=True) if kind == 3]
-        real = {name: digests(one) for name, one in byte_level(tokens, merges, special).items()}
-        (folder / "smollm2_tokens.json").write_text(json.dumps(real) + "\n")
+        real = {name: encoded(one) for name, one in byte_level(tokens, merges, special).items()}
+        (FOLDER / "smollm2_tokens.json").write_text(json.dumps(real) + "\n")
 
 
 if __name__ == "__main__":

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import FOLDER, greedy, ids
 from gguf import GGUFReader, ReaderTensor
-from gguf_tokenizers import byte_level
+from gguf_tokenizers import FOLDER, byte_level
 from jinja2 import Environment
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -134,23 +133,25 @@ def main() -> None:
     for content in PROMPTS:
         turns = [{"role": "user", "content": content}]
         prompt = torch.tensor([encode(template.render(messages=turns, add_generation_prompt=True))])
-        text, logits, lead = greedy(model, prompt, NEW_TOKENS)
+        text = model.generate(prompt, do_sample=False, max_new_tokens=NEW_TOKENS)
+        logits, length = model(text).logits[0], prompt.shape[1]
+        best, second = logits[length - 1 : -1].topk(2).values.unbind(-1)
+        lead = (best - second).min().item()
         print(f"{lead:.4f} {content}", flush=True)
         if lead < SMALLEST_LEAD:
             continue
         number = len(arrays) // 4
-        length = prompt.shape[1]
         arrays |= {
             f"question_{number}": np.asarray(content),
-            f"prompt_{number}": ids(prompt[0]),
-            f"greedy_{number}": ids(text[0, length:]),
+            f"prompt_{number}": prompt[0].numpy().astype(np.int32),
+            f"greedy_{number}": text[0, length:].numpy().astype(np.int32),
             f"logits_{number}": logits[POSITIONS, TOKENS].numpy(),
         }
         if number == COUNT - 1:
             break
     else:
         raise ValueError("too few prompts whose choices are clear")
-    np.savez_compressed(FOLDER / "gguf" / "smollm2.npz", **arrays)
+    np.savez_compressed(FOLDER / "smollm2.npz", **arrays)
 
 
 if __name__ == "__main__":
