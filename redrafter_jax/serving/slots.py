@@ -114,10 +114,9 @@ class Slots:
             self._admit(free[:waiting])
         if self._state is None:
             return []
-        self._state = decode(self._target, self._drafter, self._state, max_steps)
-        tokens, lengths, done = to_host(
-            (self._state.tokens, self._state.cache.lengths, self._state.done)
-        )
+        state = decode(self._target, self._drafter, self._state, max_steps)
+        self._state = state
+        tokens, lengths, done = to_host((state.tokens, state.cache.lengths, state.done))
         ended = []
         for row, (number, length) in list(self._running.items()):
             if done[row]:
