@@ -39,6 +39,7 @@ from .optimizer import make_optimizer
 from .trial import Trial, prepare_trial
 
 # Settings that may change between a run and its continuation: they do not touch the parameters.
+# Features are compared by their digest, wherever they lie.
 _FREE_SETTINGS = {
     "output_dir",
     "resume",
@@ -46,6 +47,7 @@ _FREE_SETTINGS = {
     "checkpoint_every",
     "checkpoints_kept",
     "acceptance",
+    "features",
     "mesh",
 }
 
