@@ -89,18 +89,30 @@ class TopTokens(NamedTuple):
     token_ids: Int[Array, "*B k"]
 
 
-def spread(top: TopTokens, vocab_size: int) -> Float[Array, "*B V"]:
-    """Log-probabilities of all V tokens, float32: the others share evenly what the k leave.
+def spread(
+    top: TopTokens, vocab_size: int, known: Int[Array, " U"] | None = None
+) -> Float[Array, "*B U"]:
+    """Log-probabilities among all V, float32: what the k leave, the others share evenly.
 
     None of them gets more than the last of the k, which rounding could otherwise leave.
+
+    Args:
+      top: the k tokens.
+      vocab_size: V.
+      known: the tokens that are wanted; None for all.
     """
     log_probs = top.log_probs.astype(jnp.float32)
-    others = max(vocab_size - log_probs.shape[-1], 1)
     left = 1 - jnp.exp(log_probs).sum(axis=-1, keepdims=True)
+    others = max(vocab_size - log_probs.shape[-1], 1)
     each = jnp.log(jnp.maximum(left, jnp.finfo(jnp.float32).tiny) / others)
     each = jnp.minimum(each, log_probs[..., -1:])
-    dense = jnp.broadcast_to(each, (*each.shape[:-1], vocab_size))
-    return jnp.put_along_axis(dense, top.token_ids, log_probs, axis=-1, inplace=False)
+    size, places = vocab_size, top.token_ids
+    if known is not None:
+        size = len(known)
+        places = _index_of(known, vocab_size)[places]
+        places = jnp.where(places < 0, size, places)  # beyond the end, to be dropped
+    dense = jnp.broadcast_to(each, (*each.shape[:-1], size))
+    return jnp.put_along_axis(dense, places, log_probs, axis=-1, inplace=False, mode="drop")
 
 
 class Window(NamedTuple):
@@ -175,13 +187,18 @@ def round_sums(
     context = drafter.read_context(window.hidden[:, :C])
     known = drafter.draft_token_ids
     scorer = target.scorer(known) if drafter.config.head == "target" else None
+    vocab_size = target.config.vocab_size
     if window.top is None:
-        scores = target.logits(window.hidden[:, 1:])
+        scores = jax.lax.stop_gradient(target.logits(window.hidden[:, 1:]))
+        normaliser, highest = jax.nn.logsumexp(scores, axis=-1), scores.max(axis=-1)
+        scores = scores if known is None else scores[..., known]
     else:
         top = jax.tree.map(lambda leaf: leaf[:, 1:], window.top)
-        scores = spread(top, target.config.vocab_size)
-    teacher = _Teacher.of(scores, softening, known)
-    labels = window.tokens if known is None else _index_of(known, target)[window.tokens]
+        scores = spread(top, vocab_size, known)
+        highest = top.log_probs[..., 0].astype(jnp.float32)
+        normaliser = jnp.zeros_like(highest)
+    teacher = _Teacher.of(scores, normaliser, highest, softening)
+    labels = window.tokens if known is None else _index_of(known, vocab_size)[window.tokens]
     embedded = target.embed_tokens[...][window.tokens[:, 1:]].astype(context.dtype)
     state = jnp.zeros_like(context)
     sums = []
@@ -199,9 +216,9 @@ def round_sums(
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *sums)
 
 
-def _index_of(known: Int[Array, " U"], target: Decoder) -> Int[Array, " V"]:
+def _index_of(known: Int[Array, " U"], vocab_size: int) -> Int[Array, " V"]:
     """Where each token stands among the known ones; -1 for the others."""
-    nowhere = jnp.full(target.config.vocab_size, -1)
+    nowhere = jnp.full(vocab_size, -1)
     return nowhere.at[known].set(jnp.arange(len(known)))
 
 
@@ -222,17 +239,18 @@ class _Teacher(NamedTuple):
 
     @classmethod
     def of(
-        cls, logits: Float[Array, "B C V"], softening: Softening, known: Int[Array, " U"] | None
+        cls,
+        scores: Float[Array, "B C U"],
+        normaliser: Float[Array, "B C"],
+        highest: Float[Array, "B C"],
+        softening: Softening,
     ) -> "_Teacher":
-        logits = jax.lax.stop_gradient(logits)
-        normaliser = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-        highest = logits.max(axis=-1)
-        logits = logits if known is None else logits[..., known]
-        best = jnp.where(logits.max(axis=-1) == highest, jnp.argmax(logits, axis=-1), -1)
-        softened = jax.nn.log_softmax(_keep_best(logits, softening.top_k) / softening.temperature)
+        """From scores of the known tokens; `normaliser` and `highest` are over all V."""
+        best = jnp.where(scores.max(axis=-1) == highest, jnp.argmax(scores, axis=-1), -1)
+        softened = jax.nn.log_softmax(_keep_best(scores, softening.top_k) / softening.temperature)
         weights = jnp.exp(softened)
         entropy = -jnp.sum(jnp.where(weights > 0, weights * softened, 0.0), axis=-1)
-        return cls(jnp.exp(logits - normaliser), weights, entropy, best)
+        return cls(jnp.exp(scores - normaliser[..., None]), weights, entropy, best)
 
 
 def _keep_best(logits: Float[Array, "B C U"], count: int | None) -> Float[Array, "B C U"]:

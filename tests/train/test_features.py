@@ -287,6 +287,8 @@ def test_the_tokens_beyond_the_k_share_what_is_left() -> None:
     top = TopTokens(jnp.log(probabilities), jnp.asarray([[3, 0], [1, 4]]))
     expected = [[0.25, 0.25 / 3, 0.25 / 3, 0.5, 0.25 / 3], [0, 0.75, 0, 0, 0.25]]
     np.testing.assert_allclose(np.exp(spread(top, 5)), expected, atol=1e-6)
+    some = spread(top, 5, jnp.asarray([1, 2, 4]))
+    np.testing.assert_allclose(np.exp(some), np.asarray(expected)[:, [1, 2, 4]], atol=1e-6)
     # Rounded too low, the k leave more than the last of them has.
     rounded = TopTokens(jnp.log(jnp.asarray([[0.5, 0.1]])), top.token_ids[:1])
     np.testing.assert_allclose(np.exp(spread(rounded, 4))[0], [0.1, 0.1, 0.1, 0.5], atol=1e-6)
