@@ -33,12 +33,6 @@ def printed(shown: Document, most: int = 99, *, terminal: bool = False) -> str:
     return captured.get()
 
 
-def test_what_is_learnt_stands_in_brackets_in_a_pipe() -> None:
-    lines = printed(document("[b]hi</s>!", "...xxx.")).splitlines()
-    assert lines[0].startswith("rows.jsonl, line 1: tokens, 7 tokens, 3 carry loss")
-    assert lines[1] == "[b]⟦hi</s>⟧!"
-
-
 def test_what_is_learnt_is_green_on_a_terminal_and_the_rest_is_counted() -> None:
     text = printed(document("ab cdef", "...xxxx"), most=5, terminal=True)
     assert "ab \x1b[1;32mcd\x1b[0m\n... and 2 tokens more" in text
@@ -84,6 +78,7 @@ def test_inspect_shows_counts_skips_and_examples_and_writes_nothing(
     learnt = len("HelloCiao") + 2 * 2
     cells = [cell.strip() for cell in counts.strip("│").split("│")]
     assert cells[1:] == ["3", "2", str(tokens), str(learnt), "1", "1"]
+    assert f"{rows}, line 1: chat, {tokens} tokens, {learnt} carry loss" in shown
     assert f"skipped 2 × text is blank (first at {rows}, line 2)" in shown
     assert "records longer than a row, cut into pieces: 1" in shown
     assert "<|im_start|>assistant\n⟦Hello<|im_end|>\n⟧<|im_start|>user\n" in shown
