@@ -75,7 +75,7 @@ def test_ties_are_kept_as_hugging_face_keeps_them_but_top_p_keeps_them_whole(
     # Hugging Face's top-p keeps as many of the tied tokens as it needs, by their place in its sort.
     golden = filter_golden("tied", vocab_size)
     expected = ties_kept_whole(golden)
-    whole = np.asarray([config.top_p == 1 for config in golden.configs])
+    whole: Any = np.asarray([config.top_p == 1 for config in golden.configs])
     np.testing.assert_array_equal(expected[whole], golden.kept[whole])
     top_k = np.asarray([config.top_k for config in golden.configs])[whole, None]
     assert (golden.kept[whole].sum(axis=-1) > top_k).any(), "no tie at the end of top-k"

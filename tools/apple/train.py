@@ -104,7 +104,10 @@ class RealSettings(CaseSettings):
             for source in load_documents(self.data, self.target, target.config)
         ]
         batches = make_batches(mixture, self.batch_size, self.data.shuffle_seed)
-        return target, [Windows(**batch) for batch in islice(batches, self.steps)]
+        return target, [
+            Windows(batch["tokens"], batch["loss_mask"], batch["segments"])
+            for batch in islice(batches, self.steps)
+        ]
 
 
 class AppleSettings(Settings):
