@@ -36,13 +36,16 @@ SMALLEST_CHANGE = 0.05
 
 
 class Family(NamedTuple):
-    """A checkpoint of a family: what differs from `SHAPE`, and what its variations replace."""
+    """A checkpoint of a family: what differs from `SHAPE`, and what its variations replace.
+
+    `families.json` holds them all.
+    """
 
     name: str
     model_type: str
     changes: dict[str, Any]
     without: dict[str, Any]
-    dtype: str = "bfloat16"
+    dtype: str
 
 
 class Layout(NamedTuple):
@@ -77,82 +80,9 @@ SHAPE = {
     "pad_token_id": None,
 }
 
-
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 4.0,
-    "low_freq_factor": 0.5,
-    "high_freq_factor": 2.0,
-    "original_max_position_embeddings": 16,
-}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
-PLAIN = {"rope_scaling": None}
-
-FAMILIES = (
-    Family(
-        "llama_linear",
-        "llama",
-        {
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 16,
-            "rope_scaling": {"type": "linear", "factor": 4.0},
-        },
-        PLAIN,
-        "float16",
-    ),
-    Family("llama_llama3", "llama", {"tie_word_embeddings": True, "rope_scaling": LLAMA3}, PLAIN),
-    Family(
-        "llama_yarn",
-        "llama",
-        {"rope_scaling": YARN | {"beta_fast": 2.0, "beta_slow": 0.05}},
-        PLAIN,
-    ),
-    Family("llama_dynamic", "llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, {}),
-    Family("llama_bias", "llama", {"attention_bias": True}, {"attention_bias": False}),
-    Family("mistral", "mistral", {"head_dim": 12, "sliding_window": 8}, {"sliding_window": None}),
-    Family("qwen2", "qwen2", {"tie_word_embeddings": True}, {}),
-    Family(
-        "qwen2_window_yarn",
-        "qwen2",
-        {
-            "use_sliding_window": True,
-            "sliding_window": 6,
-            "max_window_layers": 1,
-            "max_position_embeddings": 16,
-            "rope_scaling": YARN,
-        },
-        {"use_sliding_window": False},
-    ),
-    Family("qwen3", "qwen3", {"head_dim": 12, "tie_word_embeddings": True}, {}),
-    Family(
-        "qwen3_window_bias",
-        "qwen3",
-        {
-            "head_dim": 8,
-            "attention_bias": True,
-            "use_sliding_window": True,
-            "sliding_window": 5,
-            "max_window_layers": 1,
-        },
-        {"use_sliding_window": False},
-    ),
-    Family(
-        "gemma3",
-        "gemma3_text",
-        {
-            "hidden_size": 16,
-            "num_hidden_layers": 7,
-            "head_dim": 8,
-            "query_pre_attn_scalar": 5,
-            "tie_word_embeddings": True,
-            "sliding_window": 6,
-            "rope_local_base_freq": 20.0,
-            "rope_scaling": {"rope_type": "linear", "factor": 4.0},
-        },
-        {"sliding_window": 64},
-    ),
-)
-
+FAMILIES = [
+    Family(**entry) for entry in json.loads(Path(__file__).with_name("families.json").read_text())
+]
 LAYOUTS = (
     Layout(
         "llama_gqa_untied",
