@@ -1,0 +1,214 @@
+"""`prompts: self`, whole runs: the target writes both sides, or whole texts."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from chat_folders import END, IM_END, chat_tokenizer, data_settings
+from tiny_folders import write_untrained_target
+
+from redrafter_jax import SamplingConfig, generate, load_target
+from redrafter_jax.errors import InputError
+from train.config import RegenerateSettings
+from train.data.chat import load_template
+from train.regenerate import __main__ as program
+from train.regenerate import questions
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+TOKENIZER = chat_tokenizer()
+
+
+def settings(folder: Path, output: Path, **changes: Any) -> dict[str, Any]:
+    return {
+        "target": str(folder),
+        "target_dtype": "float32",
+        "prompts": "self",
+        "data": {"sequence_length": 160} | changes.pop("data", {}),
+        "turns": 2,
+        "max_user_tokens": 12,
+        "max_new_tokens": 6,
+        "count": 9,
+        "batch_size": 3,
+        "temperatures": [0.0, 0.8],
+        "output": str(output),
+    } | changes
+
+
+def run(folder: Path, output: Path, **changes: Any) -> list[dict[str, Any]]:
+    path = output.with_suffix(".yaml")
+    path.write_text(yaml.safe_dump(settings(folder, output, **changes)))
+    program.regenerate(["--config", str(path)])
+    return [json.loads(line) for line in output.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def target_folder(chat_folder: Path) -> Path:
+    return chat_folder / "target"
+
+
+@pytest.fixture(scope="module")
+def finished(target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("self") / "rows.jsonl"
+    run(target_folder, output)
+    return output
+
+
+def test_questions_and_answers_are_the_targets_own(target_folder: Path, finished: Path) -> None:
+    target = load_target(target_folder, "float32")
+    template = load_template(data_settings({"files": ["x"]}), target_folder, TOKENIZER)
+
+    def say(text: str, limit: int, sampling: SamplingConfig, seed: int) -> list[int]:
+        prompt = TOKENIZER.encode(text, add_special_tokens=False).ids
+        said = generate(
+            target, None, [prompt], max_new_tokens=limit, sampling=sampling, seeds=[seed],
+            eos_token_ids=(IM_END, END),
+        )  # fmt: skip
+        return said.tokens[0]
+
+    rows = [json.loads(line) for line in finished.read_text().splitlines()]
+    first = [row for row in rows if row["row"] == 0]
+    assert len(first) == 9
+    assert {row["temperature"] for row in first} == {0.0, 0.8}
+    for row in first[:4]:
+        text = "<|im_start|>user\n"
+        written = say(text, 12, SamplingConfig(1.0, top_p=0.95), row["seed"])
+        assert written[-1] == IM_END
+        (question, *_), asked = row["questions"], TOKENIZER.decode(written[:-1])
+        assert question == asked.strip()
+        prompt = template.render([{"role": "user", "content": question}], True)
+        answer = say(prompt, 6, SamplingConfig(row["temperature"]), row["seed"])
+        begun = TOKENIZER.encode(prompt, add_special_tokens=False).ids
+        assert row["input_ids"][: len(begun) + len(answer)] == begun + answer
+        assert row["loss_mask"][: len(begun) + len(answer)] == [0] * len(begun) + [1] * len(answer)
+
+
+def test_a_stopped_run_goes_on_with_the_same_bytes(
+    target_folder: Path, finished: Path, tmp_path: Path, chat_folder: Path
+) -> None:
+    whole = finished.read_bytes()
+    output = tmp_path / "rows.jsonl"
+    drafter = {
+        "drafter": str(chat_folder / "drafter"),
+        "draft": {"beam_width": 2, "draft_rounds": 2},
+    }
+    for kept, changes in ((0, {"batch_size": 2}), (len(whole) // 2, {}), (len(whole) - 9, drafter)):
+        output.write_bytes(whole[:kept])
+        run(target_folder, output, **changes)
+        assert output.read_bytes() == whole
+    run(target_folder, output, count=4)
+    assert output.read_bytes() == whole
+    run(target_folder, output, count=11)
+    assert output.read_bytes().startswith(whole)
+
+
+def test_tokens_end_a_run_too(target_folder: Path, finished: Path, tmp_path: Path) -> None:
+    rows = run(target_folder, tmp_path / "rows.jsonl", count=None, tokens=60)
+    told = list(map(json.loads, finished.read_text().splitlines()))
+    assert rows == told[: len(rows)]
+    carry = [sum(row["loss_mask"]) for row in rows]
+    assert sum(carry) >= 60 > sum(carry[:-1]) - carry[-1]
+
+
+def test_no_question_is_asked_twice_and_what_is_dropped_is_told(
+    target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    narrow = {"turns": 1, "user_sampling": {"temperature": 0.3}, "temperatures": [0.0]}
+    rows = run(target_folder, tmp_path / "rows.jsonl", **narrow)
+    asked = [question for row in rows for question in row["questions"]]
+    assert len(asked) == len({*asked})
+    dropped = sum(row["dropped"].get("a question that was asked before", 0) for row in rows)
+    assert dropped > 0
+    assert f"{dropped} × a question that was asked before" in capsys.readouterr().err
+    # Half the run is forgotten, the questions are not.
+    output = tmp_path / "rows.jsonl"
+    whole = output.read_bytes()
+    output.write_bytes(whole[: len(whole) // 2])
+    run(target_folder, output, **narrow)
+    assert output.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"max_user_tokens": 1}, "a question without an end"),
+        ({"data": {"sequence_length": 5}}, "no room for a question in data.sequence_length"),
+    ],
+)
+def test_a_run_without_questions_ends(
+    target_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    reason: str,
+) -> None:
+    monkeypatch.setattr(questions, "MOST_DROPPED", 5)
+    with pytest.raises(InputError, match=rf"5 conversations in a row .* \(5 × {reason}\)"):
+        run(target_folder, tmp_path / "rows.jsonl", **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"turns": 1}, {"user_sampling": {"temperature": 0.9}}, {"max_new_tokens": 5}],
+)
+def test_rows_of_other_settings_are_refused(
+    target_folder: Path, finished: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    output = tmp_path / "rows.jsonl"
+    output.write_bytes(finished.read_bytes())
+    with pytest.raises(InputError, match="line 1 is no row of this run"):
+        run(target_folder, output, **changes)
+    assert output.read_bytes() == finished.read_bytes()
+
+
+def test_a_template_without_a_users_turn_is_refused(target_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "target"
+    shutil.copytree(target_folder, folder)
+    template = "{% for turn in messages %}{{ turn.content }}\n{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
+    with pytest.raises(InputError, match="does not show where a user's words begin"):
+        run(folder, tmp_path / "rows.jsonl")
+
+
+def test_a_base_model_writes_texts(tmp_path: Path) -> None:
+    folder = tmp_path / "target"
+    folder.mkdir()
+    write_untrained_target(folder, functions=50)
+    base = {"turns": 1, "data": {"sequence_length": 32}, "max_new_tokens": None}
+    output = tmp_path / "rows.jsonl"
+    rows = run(folder, output, **base)
+    assert [row["input_ids"][0] for row in rows] == [*{row["input_ids"][0]: 0 for row in rows}]
+    target = load_target(folder, "float32")
+    for row in rows:
+        assert row["loss_mask"] == [0] + [1] * (len(row["input_ids"]) - 1)
+        written = generate(
+            target, None, [row["input_ids"][:1]], max_new_tokens=31,
+            sampling=SamplingConfig(row["temperature"]), seeds=[row["seed"]],
+        )  # fmt: skip
+        assert row["input_ids"][1:] == written.tokens[0]
+    whole = output.read_bytes()
+    output.write_bytes(whole[: len(whole) // 2])
+    run(folder, output, **base)
+    assert output.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"count": None}, "needs either count or tokens"),
+        ({"tokens": 9}, "needs either count or tokens"),
+        ({"prompt_tokens": 9}, "reads neither data.sources nor prompt_tokens"),
+        ({"data": {"sources": [{"hub": "x"}]}}, "reads neither data.sources nor prompt_tokens"),
+        ({"user_sampling": {"temperature": 0}}, "would begin with the same question"),
+        ({"prompts": "data"}, "data.sources is empty; name sources, or set prompts: self"),
+        ({"prompts": "data", "data": {"sources": [{"hub": "x"}]}}, "turns is for prompts: self"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(
+    tmp_path: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        RegenerateSettings.model_validate(settings(tmp_path, tmp_path / "rows.jsonl", **changes))
