@@ -6,12 +6,8 @@ from typing import NamedTuple
 from jax.sharding import Mesh
 from tokenizers import Tokenizer
 
-from redrafter_jax.checkpoints.huggingface import (
-    find_drafter,
-    find_target,
-    load_drafter,
-    load_target,
-)
+from redrafter_jax.checkpoints.found import find_drafter, find_target
+from redrafter_jax.checkpoints.huggingface import load_drafter, load_target
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import DraftConfig, TargetConfig
 from redrafter_jax.drafters.recurrent import check_pair

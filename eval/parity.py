@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from redrafter_jax.checkpoints.huggingface import find_drafter, load_drafter, load_target
+from redrafter_jax.checkpoints.found import find_drafter
+from redrafter_jax.checkpoints.huggingface import load_drafter, load_target
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter

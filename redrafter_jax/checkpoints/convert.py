@@ -16,7 +16,7 @@ import numpy as np
 from redrafter_jax.checkpoints.config_files import read_json
 from redrafter_jax.checkpoints.download import is_gguf, locate
 from redrafter_jax.checkpoints.families import text_fields
-from redrafter_jax.checkpoints.huggingface import DRAFTERS, Found, find_drafter, find_target
+from redrafter_jax.checkpoints.found import DRAFTERS, Found, find_drafter, find_target
 from redrafter_jax.checkpoints.stored import ITEM_BYTES, Stored, dtype_of, pieces, read_weight
 from redrafter_jax.checkpoints.weights import INDEX, SINGLE_FILE
 from redrafter_jax.errors import InputError

@@ -234,12 +234,12 @@ def _read(reader: _Reader) -> Header:
             raise InputError(f"{path} holds the tensor {name!r} twice; it is damaged.")
         described[name] = _describe_tensor(reader, name)
     data = -(-reader.position // alignment) * alignment
-    tensors = {}
-    for name, tensor in described.items():
-        tensors[name] = placed = tensor._replace(offset=data + tensor.offset)
-        end = placed.offset + stored_bytes(placed.kind, placed.shape)
-        if end > len(reader.content):
-            raise cut_short(path, end, len(reader.content))
+    tensors = {
+        name: tensor._replace(offset=data + tensor.offset) for name, tensor in described.items()
+    }
+    ends = [one.offset + stored_bytes(one.kind, one.shape) for one in tensors.values()]
+    if max(ends, default=0) > len(reader.content):
+        raise cut_short(path, max(ends), len(reader.content))
     return Header(path, values, tensors)
 
 

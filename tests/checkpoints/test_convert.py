@@ -21,7 +21,7 @@ from redrafter_jax.checkpoints import convert
 from redrafter_jax.checkpoints.config_files import drafter_fields
 from redrafter_jax.checkpoints.convert import convert as convert_folder
 from redrafter_jax.checkpoints.families import target_fields
-from redrafter_jax.checkpoints.huggingface import stored_shapes
+from redrafter_jax.checkpoints.found import stored_shapes
 
 CONFIG = DrafterConfig(vocab_size=13, hidden_size=8, exit_dim=5, num_draft_layers=1)
 SHAPES = {

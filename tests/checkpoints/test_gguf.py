@@ -26,8 +26,9 @@ from tokenizers import Tokenizer
 
 from redrafter_jax import InputError, load_drafter, load_target
 from redrafter_jax.checkpoints.convert import convert
+from redrafter_jax.checkpoints.found import stored_shapes
 from redrafter_jax.checkpoints.gguf import SUPPORTED_KINDS
-from redrafter_jax.checkpoints.huggingface import load_target_config, stored_shapes
+from redrafter_jax.checkpoints.huggingface import load_target_config
 from redrafter_jax.config import LongRopeScaling
 from redrafter_jax.models.rotary import rotary_frequencies
 from redrafter_jax.parallel.mesh import make_mesh

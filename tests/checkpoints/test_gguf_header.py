@@ -7,10 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_gguf import write_gguf
+from tiny_gguf import CONFIG, config_fields, random_tensors, tokenizer_fields, write_gguf
 
 from redrafter_jax import InputError
+from redrafter_jax.checkpoints.found import stored_shapes
+from redrafter_jax.checkpoints.gguf import find_gguf
 from redrafter_jax.checkpoints.gguf_header import Header, read_header
+from redrafter_jax.checkpoints.gguf_tokenizer import gguf_tokenizer
 
 HUGE = 2**63 + 5
 TENSORS = {
@@ -160,3 +163,27 @@ def test_a_part_under_another_name_asks_for_its_own(tmp_path: Path) -> None:
     path = sorted(tmp_path.iterdir())[0].rename(tmp_path / "other.gguf")
     with pytest.raises(InputError, match="is one of 2 parts; give it back its name, which ends in"):
         read_header(path)
+
+
+def test_bits_that_flip_are_told_in_a_sentence_or_change_nothing_that_is_read(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "model.gguf"
+    fields = config_fields(CONFIG, "llama") | tokenizer_fields("smollm")
+    write_gguf(path, fields, random_tensors(stored_shapes(CONFIG), "Q8_0"))
+    content = path.read_bytes()
+    first = min(one.offset for one in read_header(path).tensors.values())
+    random = np.random.default_rng(0)
+    refused = 0
+    for _ in range(100):
+        damaged = bytearray(content)
+        # The fields in front of the vocabulary, and the tensors' descriptions behind it.
+        place = random.choice([random.integers(0, 1200), random.integers(first - 700, first)])
+        damaged[place] ^= 1 << random.integers(8)
+        path.write_bytes(damaged)
+        for use in (find_gguf, lambda path: gguf_tokenizer(read_header(path))):
+            try:
+                use(path)
+            except InputError:
+                refused += 1
+    assert refused > 50

@@ -19,7 +19,7 @@ from redrafter_jax import (
     load_target,
     save_target,
 )
-from redrafter_jax.checkpoints.huggingface import stored_shapes
+from redrafter_jax.checkpoints.found import stored_shapes
 
 GOLDEN_FOLDERS = sorted((GOLDENS / "families").iterdir())
 CONFIG = tiny_config(head_dim=6)

@@ -16,7 +16,7 @@ from tiny_gguf import config_fields, random_tensors, write_gguf
 
 from redrafter_jax import load_target
 from redrafter_jax.checkpoints.families import target_fields
-from redrafter_jax.checkpoints.huggingface import stored_shapes
+from redrafter_jax.checkpoints.found import stored_shapes
 from redrafter_jax.config import TargetConfig
 
 MB = 10**6

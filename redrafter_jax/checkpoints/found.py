@@ -1,0 +1,204 @@
+"""Models in files before a weight is read: are the files whole, do they fit the configuration."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from flax import nnx
+
+from redrafter_jax.checkpoints.config_files import (
+    DRAFTER_MODEL_TYPE,
+    read_drafter_config,
+    read_json,
+)
+from redrafter_jax.checkpoints.download import is_gguf, locate, with_weights
+from redrafter_jax.checkpoints.families import read_target_config
+from redrafter_jax.checkpoints.stored import Stored, check_shape, same_bytes
+from redrafter_jax.checkpoints.weight_names import (
+    EMBEDDING,
+    HEAD,
+    IMAGE_WEIGHTS,
+    recurrent_name,
+    target_name,
+    text_weights,
+)
+from redrafter_jax.checkpoints.weights import find_weights
+from redrafter_jax.config import TargetConfig
+from redrafter_jax.drafters.recurrent_head import RecurrentHead
+from redrafter_jax.errors import InputError
+from redrafter_jax.models.target import Decoder
+
+
+class _Parameter(NamedTuple):
+    """A parameter of a module, and the name and shape of its weight; it may lie transposed."""
+
+    path: tuple[Any, ...]
+    variable: nnx.Variable[Any]
+    name: str
+    shape: tuple[int, ...]
+    transposed: bool
+
+
+class Kind(NamedTuple):
+    """A kind of model.
+
+    Attributes:
+      read_config: what a folder's `config.json` states.
+      module: from a configuration, parameters only.
+      stored_name: from a configuration and a parameter's dotted name to its name in the files.
+      layers: the field that counts layers.
+    """
+
+    read_config: Callable[[Path], Any]
+    module: Callable[..., nnx.Module]
+    stored_name: Callable[[Any, str], str]
+    layers: str
+
+
+class Found(NamedTuple):
+    """A model that can be loaded: its files are whole and fit its `config.json`.
+
+    Attributes:
+      folder: where it lies; of GGUF, the file.
+      config: what `config.json` states, or the GGUF file.
+      graphdef: of the Flax module.
+      parameters: of the module.
+      weights: one for each parameter.
+      left_out: weights in the files that are not read, such as the embedding once more.
+    """
+
+    folder: Path
+    config: Any
+    graphdef: Any
+    parameters: tuple[_Parameter, ...]
+    weights: tuple[Stored, ...]
+    left_out: tuple[str, ...]
+
+
+TARGET = Kind(read_target_config, Decoder, target_name, "num_hidden_layers")
+DRAFTERS = {
+    DRAFTER_MODEL_TYPE: Kind(
+        read_drafter_config, RecurrentHead, recurrent_name, "num_draft_layers"
+    ),
+}
+
+
+def find_target(name: str | Path) -> Found:
+    """A target as `load_target` finds it, no weight read yet; errors are the same."""
+    folder, config, found = _describe(name, locate(name), TARGET)
+    stored = text_weights(found)
+    # Old files carry the rotary frequencies.
+    ignored = [r".*\.rotary_emb\.inv_freq"]
+    if stored.keys() != found.keys():
+        ignored.append(IMAGE_WEIGHTS)
+    if config.tie_word_embeddings:
+        _check_tied_head(stored, config)
+        ignored.append(HEAD)
+    return _find(folder, config, stored, TARGET, ignored)
+
+
+def find_drafter(name: str | Path) -> Found:
+    """A drafter as `load_drafter` finds it, no weight read yet; errors are the same."""
+    folder = locate(name)
+    if is_gguf(folder):
+        raise InputError(f"{folder} is a GGUF file, which holds a target; a drafter is a folder.")
+    model_type = read_json(folder / "config.json").get("model_type")
+    kind = DRAFTERS.get(model_type) if isinstance(model_type, str) else None
+    if kind is None:
+        raise InputError(
+            f"{folder / 'config.json'} states model_type {model_type!r}; a drafter folder states "
+            f"{' or '.join(map(repr, DRAFTERS))}."
+        )
+    return _find(*_describe(name, folder, kind), kind, ignored=())
+
+
+def stored_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
+    """Every weight of such a target by its name in the files, and its shape there."""
+    _, parameters = _parameters(config, TARGET)
+    return {parameter.name: parameter.shape for parameter in parameters}
+
+
+def _describe(name: str | Path, folder: Path, kind: Kind) -> tuple[Path, Any, dict[str, Stored]]:
+    """What a format of files tells of a model: where it lies, its configuration, stored weights."""
+    if is_gguf(folder):
+        from redrafter_jax.checkpoints.gguf import find_gguf  # the `gguf` package takes its time
+
+        return folder, *find_gguf(folder)
+    config = kind.read_config(folder)
+    folder = with_weights(name, folder)
+    return folder, config, find_weights(folder)
+
+
+def _parameters(config: Any, kind: Kind) -> tuple[Any, list[_Parameter]]:
+    """The structure of the module, and its parameters; none is made."""
+    skeleton = nnx.eval_shape(lambda: kind.module(config, rngs=nnx.Rngs(0)))
+    graphdef, abstract = nnx.split(skeleton)
+    parameters = []
+    for path, variable in nnx.to_flat_state(abstract):
+        name, leaf = kind.stored_name(config, dotted(path)), variable.get_value()
+        transposed = is_matrix(name, leaf)
+        shape = leaf.shape[::-1] if transposed else leaf.shape
+        parameters.append(_Parameter(path, variable, name, shape, transposed))
+    return graphdef, parameters
+
+
+def _find(
+    folder: Path, config: Any, stored: dict[str, Stored], kind: Kind, ignored: Sequence[str]
+) -> Found:
+    """Everything is checked; `ignored` are regular expressions."""
+    layers = getattr(config, kind.layers)
+    if layers > len(stored):  # before so many are made
+        raise InputError(
+            f"{_description(folder)} states {kind.layers}={layers}, but the files hold "
+            f"{len(stored)} weights; they do not belong together."
+        )
+    graphdef, parameters = _parameters(config, kind)
+    for parameter in parameters:
+        if parameter.name not in stored:
+            raise InputError(
+                f"{folder} holds no weight {parameter.name!r}; the model is incomplete."
+            )
+        check_shape(stored[parameter.name], parameter.shape)
+    left_out = sorted(stored.keys() - {parameter.name for parameter in parameters})
+    others = [
+        name for name in left_out if not any(re.fullmatch(pattern, name) for pattern in ignored)
+    ]
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        raise InputError(
+            f"{folder} holds the weight {others[0]!r}{more}, for which the model that "
+            f"{_description(folder).name} describes has no place; they do not belong together."
+        )
+    weights = tuple(stored[parameter.name] for parameter in parameters)
+    return Found(folder, config, graphdef, tuple(parameters), weights, tuple(left_out))
+
+
+def _description(folder: Path) -> Path:
+    """The file that describes the model."""
+    return folder if is_gguf(folder) else folder / "config.json"
+
+
+def _check_tied_head(stored: Mapping[str, Stored], config: TargetConfig) -> None:
+    """A tied target's files may carry the embedding twice, but no head of its own."""
+    if HEAD not in stored or EMBEDDING not in stored:
+        return
+    head, embedding = stored[HEAD], stored[EMBEDDING]
+    for weight in (embedding, head):
+        check_shape(weight, (config.vocab_size, config.hidden_size))
+    if not same_bytes(head, embedding):
+        raise InputError(
+            f"{head.path}: {HEAD!r} is not the same as {EMBEDDING!r}, though config.json states "
+            "tie_word_embeddings=True; state false if the head is meant, or take it out."
+        )
+
+
+def is_matrix(name: str, leaf: jax.Array | jax.ShapeDtypeStruct) -> bool:
+    """Whether a weight is stored [out, in] there and [in, out] here; embeddings are tables."""
+    return leaf.ndim == 2 and "embed_tokens" not in name
+
+
+def dotted(path: tuple[Any, ...]) -> str:
+    """A parameter's path as one name."""
+    return ".".join(str(part) for part in path)
