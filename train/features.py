@@ -7,7 +7,7 @@ and the most likely tokens. Runs that state the same `features` do without the t
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from itertools import pairwise
@@ -210,10 +210,11 @@ def write_shards(
             parts = []
             for start in bounds[:: index.rows_per_pass]:
                 stop = min(start + index.rows_per_pass, bounds.stop)
-                parts += features_of_rows(target, rows, start, stop, index, chunk_length)
+                parts.append(features_of_rows(target, rows, start, stop, index, chunk_length))
                 bar.advance(task, stop - start)
             if is_first():
-                _write(shard_path(folder, shard), parts)
+                lengths = (rows.segments[bounds.start : bounds.stop] > 0).sum(axis=1)
+                _write(shard_path(folder, shard), parts, np.cumsum([0, *lengths]))
             if not console.is_terminal:
                 seconds = (time.monotonic() - started) / done * (len(left) - done)
                 rest = timedelta(seconds=round(seconds))
@@ -222,15 +223,15 @@ def write_shards(
 
 def features_of_rows(
     target: Target, rows: Windows, start: int, stop: int, index: FeatureIndex, chunk_length: int
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Hidden states, log-probabilities and token ids of each row's tokens, its padding left out."""
+) -> dict[str, np.ndarray]:
+    """The arrays of a shard for some of its rows: token after token, without padding."""
     # The last rows are fewer; filled up they need no program of their own.
     picked = np.minimum(np.arange(start, start + index.rows_per_pass), stop - 1)
     part, parts = rows_of_process(target.mesh)
     own = np.split(picked, parts)[part]
     chosen = Batch(**{name: values[own] for name, values in rows._asdict().items()})
     batch = place_batch(chosen, 1, target.mesh)
-    kept = to_host(
+    hidden, top = to_host(
         run_pass(
             target,
             batch["tokens"][0],
@@ -240,10 +241,10 @@ def features_of_rows(
             chunk_length=chunk_length,
         )
     )
-    lengths = (rows.segments[start:stop] > 0).sum(axis=1)
-    ids = kept[1].token_ids.astype(_id_dtype(target.config.vocab_size))
-    for row, length in enumerate(lengths):
-        yield kept[0][row, :length], kept[1].log_probs[row, :length], ids[row, :length]
+    there = rows.segments[start:stop] > 0
+    ids = top.token_ids.astype(_id_dtype(target.config.vocab_size))
+    kept = {"hidden": hidden, "log_probs": top.log_probs, "token_ids": ids}
+    return {name: values[: len(there)][there] for name, values in kept.items()}
 
 
 @partial(jax.jit, static_argnames=("context_layers", "top_k", "chunk_length"))
@@ -272,13 +273,11 @@ def run_pass(
     return hidden.astype(jnp.bfloat16), top
 
 
-def _write(path: Path, rows: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> None:
-    hidden, log_probs, token_ids = (np.concatenate(part) for part in zip(*rows, strict=True))
-    starts = np.cumsum([0, *(len(ids) for *_, ids in rows)])
-    arrays = {"hidden": hidden, "log_probs": log_probs, "token_ids": token_ids, "starts": starts}
+def _write(path: Path, parts: Sequence[dict[str, np.ndarray]], starts: np.ndarray) -> None:
+    arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     fresh = path.with_suffix(".new")
     try:
-        save_file(arrays, fresh)
+        save_file(arrays | {"starts": starts}, fresh)
         # safetensors leaves a file that its owner alone may read.
         shutil.copymode(path.with_name("index.json"), fresh)
         fresh.replace(path)
