@@ -13,12 +13,11 @@ from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.processes import is_first
 
 from . import speed
-from .benchmark import Method, decode_batch, make_batches, measure, one_per_shape
+from .benchmark import Method
 from .charts import write_comparison_chart
 from .config import CompareSettings, DraftingSettings
 from .loading import ask_target, find
 from .metrics import tell_answers
-from .progress import track
 from .report import describe_sampling, make_table, number, show, write_report
 
 _COLUMNS = ("speedup", "quartiles", "acceptance", "lookup", "calls", "identical")
@@ -46,13 +45,7 @@ def compare(settings: CompareSettings) -> None:
     cases = []
     for sampling in settings.samplings:
         words = describe_sampling(sampling)
-        batches = make_batches(asked, settings.batch_size, sampling, settings)
-        warming = one_per_shape(methods, batches) * settings.warm_ups
-        for method, batch in track(warming, len(warming), f"{words}: compile and warm up"):
-            decode_batch(method, batch)
-        total = len(batches) * settings.repeats
-        turns = list(track(measure(methods, batches, settings.repeats), total, words))
-        measures = speed.summarize(asked, settings.batch_size, turns)
+        measures = speed.time_methods(methods, asked, sampling, settings, words)
         cases.append({"sampling": asdict(sampling), "described": words, **measures})
     if not is_first():
         return

@@ -74,7 +74,7 @@ def describe_answers(asked: Asked, texts: Sequence[Sequence[int]]) -> dict[str, 
 
 
 def tell_answers(said: Mapping[str, Any]) -> Iterator[str]:
-    """The same in a line, and a warning where most answers are of a few tokens."""
+    """The same in a line, and a warning where half of the answers or more are of a few tokens."""
     low, middle, high = said["answer_tokens"]
     stopped, limited = said["ended_by"].values()
     turns = "" if said["turns"] == 1 else f", the first of up to {said['turns']} turns"
@@ -82,7 +82,7 @@ def tell_answers(said: Mapping[str, Any]) -> Iterator[str]:
         f"chat template: {said['chat_template']}{turns}; answers of {middle:g} tokens ({low:g} to "
         f"{high:g}), {stopped} ended by a stop token and {limited} by max_new_tokens"
     )
-    if 2 * said["short"] > stopped + limited:
+    if 2 * said["short"] >= stopped + limited:
         yield (
             f"Warning: {said['short']} of {stopped + limited} answers end within {_FEW} tokens, so "
             "that little but prefill is measured. Chat models end so where prompts are not in "

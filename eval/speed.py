@@ -9,6 +9,7 @@ from jaxtyping import Float
 from rich.console import RenderableType
 from rich.text import Text
 
+from redrafter_jax.config import SamplingConfig
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.parallel.processes import is_first
@@ -17,7 +18,7 @@ from redrafter_jax.text.prompts import Asked
 from . import metrics
 from .benchmark import Method, Run, Turn, decode_batch, make_batches, measure, one_per_shape
 from .charts import write_speed_chart
-from .config import EvalSettings
+from .config import CompareSettings, EvalSettings
 from .loading import load
 from .metrics import count_accepted, describe_answers, quartiles, tell_answers
 from .progress import track
@@ -61,16 +62,11 @@ def measure_speed(settings: EvalSettings) -> None:
     target, drafter, asked = load(settings, [settings.draft])
     bound = bind_drafter(drafter, settings.draft)
     methods = {BASELINE: Method(target, RootOnly()), "speculative": Method(target, bound)}
-    batches = make_batches(asked, settings.batch_size, settings.sampling, settings)
-    warming = one_per_shape(methods, batches) * settings.warm_ups
-    for method, batch in track(warming, len(warming), "compile and warm up"):
-        decode_batch(method, batch)
-    total = len(batches) * settings.repeats
-    turns = list(track(measure(methods, batches, settings.repeats), total, "measure"))
+    timed = time_methods(methods, asked, settings.sampling, settings, "measure")
     if not is_first():
         return
     measures = {
-        **summarize(asked, settings.batch_size, turns),
+        **timed,
         "num_nodes": bound.num_nodes,
         "target": asdict(target.config),
         "drafter": asdict(drafter.config),
@@ -82,6 +78,31 @@ def measure_speed(settings: EvalSettings) -> None:
     write_speed_chart(report, setting, chart)
     said = tell_answers(report["answers"])
     show(path, setting, *said, *_tables(report), f"The chart: {chart}")
+
+
+def time_methods(
+    methods: Mapping[str, Method],
+    asked: Asked,
+    sampling: SamplingConfig,
+    settings: EvalSettings | CompareSettings,
+    name: str,
+) -> dict[str, Any]:
+    """Compile and warm up every method, time all of them in turns, and summarize.
+
+    Args:
+      methods: by name; one is the baseline.
+      asked: what the target is asked.
+      sampling: how tokens are chosen.
+      settings: batches, repeats and warm-ups.
+      name: of the measurement, for the progress.
+    """
+    batches = make_batches(asked, settings.batch_size, sampling, settings)
+    warming = one_per_shape(methods, batches) * settings.warm_ups
+    for method, batch in track(warming, len(warming), f"{name}: compile and warm up"):
+        decode_batch(method, batch)
+    turns = measure(methods, batches, settings.repeats)
+    timed = list(track(turns, len(batches) * settings.repeats, name))
+    return summarize(asked, settings.batch_size, timed)
 
 
 def summarize(asked: Asked, batch_size: int, turns: Sequence[Turn]) -> dict[str, Any]:

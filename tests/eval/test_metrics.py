@@ -64,17 +64,17 @@ def test_rates_per_depth_come_with_the_calls_they_are_shares_of() -> None:
 def test_answers_tell_their_lengths_their_ends_and_warn_where_they_say_little() -> None:
     prompts = [Prompt("1", ("a",), None, ""), Prompt("2", ("b", "c"), None, "")]
     asked = Asked(prompts, [], "none", (9,))
-    said = describe_answers(asked, [[1, 9], [9], [1, 2, 3, 4, 9], [1, 2, 3]])
+    said = describe_answers(asked, [[1, 9], [1, 2, 3, 9, 9], [1, 2, 3, 4, 9], [1, 2, 3]])
     assert said == {
         "chat_template": "none",
         "turns": 2,
-        "answer_tokens": [1.75, 2.5, 3.5],
+        "answer_tokens": [2.75, 4.0, 5.0],
         "ended_by": {"stop_token": 3, "max_new_tokens": 1},
-        "short": 2,
+        "short": 1,
     }
     (line,) = tell_answers(said)
-    assert "none, the first of up to 2 turns; answers of 2.5 tokens (1.75 to 3.5), 3 ended" in line
-    _, warning = tell_answers(describe_answers(asked, [[1, 9], [9], [1, 2, 3]]))
-    assert "2 of 3 answers end within 4 tokens" in warning
+    assert "none, the first of up to 2 turns; answers of 4 tokens (2.75 to 5), 3 ended" in line
+    _, warning = tell_answers(describe_answers(asked, [[1, 9], [9], [1, 2, 3], [1] * 9]))
+    assert "2 of 4 answers end within 4 tokens" in warning
     # The user's own limit warns of nothing.
     (_,) = tell_answers(describe_answers(asked, [[1, 2], [3, 4]]))

@@ -152,7 +152,7 @@ def test_a_pipe_gets_progress_on_stderr_and_the_table_on_stdout(
 ) -> None:
     told = finished.stderr.splitlines()
     assert [line for line in told if ": 0 of " in line] == [
-        "compile and warm up: 0 of 2",
+        "measure: compile and warm up: 0 of 2",
         "measure: 0 of 10",
     ]
     # On a slow machine there are lines between them.
