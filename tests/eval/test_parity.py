@@ -87,7 +87,9 @@ def test_every_dtype_is_tried_and_the_table_and_the_verdict_are_printed(
     _, report = run(config, tmp_path, "dtypes=[bfloat16, float32]")
     assert [case["dtype"] for case in report["cases"]] == ["bfloat16", "float32"]
     printed = capsys.readouterr()
-    assert printed.err == "decode in bfloat16: 0 of 1\ndecode in float32: 0 of 1\n"
+    # On a slow machine there are lines between them.
+    begun = [line for line in printed.err.splitlines() if ": 0 of " in line]
+    assert begun == ["decode in bfloat16: 0 of 1", "decode in float32: 0 of 1"]
     assert "4 of 4" in printed.out
     assert report["verdict"] in printed.out
     assert "The report: " in printed.out.splitlines()[-1]
