@@ -17,6 +17,7 @@ from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.processes import is_first
+from redrafter_jax.progress import track
 from redrafter_jax.text.prompts import Asked
 
 from . import metrics
@@ -24,7 +25,6 @@ from .benchmark import Method, decode_batch, make_batches
 from .config import AcceptanceSettings
 from .loading import load
 from .metrics import count_accepted, describe_answers, tell_answers
-from .progress import track
 from .rankings import RANKINGS, Ranking, rank
 from .report import describe_sampling, make_table, show, write_report
 

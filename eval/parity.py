@@ -17,6 +17,7 @@ from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.processes import is_first
+from redrafter_jax.progress import track
 from redrafter_jax.text.prompts import Asked
 
 from . import metrics
@@ -24,7 +25,6 @@ from .benchmark import Batch, Method, Run, decode_batch, make_batches
 from .config import CaseSettings, ParitySettings
 from .loading import ask_target, find
 from .metrics import count_accepted, describe_answers, first_divergence, tell_answers
-from .progress import track
 from .replay import EXPLANATION, Place, explain, replay
 from .report import make_table, number, show, write_report
 

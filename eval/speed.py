@@ -13,6 +13,7 @@ from redrafter_jax.config import SamplingConfig
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.parallel.processes import is_first
+from redrafter_jax.progress import track
 from redrafter_jax.text.prompts import Asked
 
 from . import metrics
@@ -21,7 +22,6 @@ from .charts import write_speed_chart
 from .config import CompareSettings, EvalSettings
 from .loading import load
 from .metrics import count_accepted, describe_answers, quartiles, tell_answers
-from .progress import track
 from .report import describe_sampling, make_table, number, show, write_report
 
 BASELINE = "baseline"

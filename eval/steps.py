@@ -22,6 +22,7 @@ from redrafter_jax.drafters.recurrent import check_pair
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
+from redrafter_jax.progress import track
 
 from .abstract import (
     abstract_drafter,
@@ -34,7 +35,6 @@ from .abstract import (
 )
 from .config import StepsSettings
 from .metrics import quartiles
-from .progress import track
 from .report import describe_device, describe_sampling, make_table, show, write_report
 from .step_parts import make_timers
 

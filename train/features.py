@@ -6,9 +6,7 @@ and the most likely tokens. Runs that state the same `features` do without the t
 
 import shutil
 import sys
-import time
 from collections.abc import Sequence
-from datetime import timedelta
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +18,6 @@ from jaxtyping import Array, Float, Int
 from pydantic import PositiveInt
 from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
@@ -36,6 +33,7 @@ from redrafter_jax.parallel.processes import (
     rows_of_process,
     wait_for_all,
 )
+from redrafter_jax.progress import progress
 from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.settings.sections import check_batch
 
@@ -103,7 +101,7 @@ def features(arguments: Sequence[str], command: str = "features") -> None:
     if left:
         target = load_target(settings.target, settings.target_dtype, mesh)
         rows = Windows(*(np.concatenate(part) for part in zip(*windows, strict=True)))
-        write_shards(folder, index, left, target, rows, settings.loss.chunk_length, console)
+        write_shards(folder, index, left, target, rows, settings.loss.chunk_length)
     wait_for_all("features")
     say(console, f"features of {lengths.sum():,} tokens in {folder}")
 
@@ -193,7 +191,6 @@ def write_shards(
     target: Target,
     rows: Windows,
     chunk_length: int,
-    console: Console,
 ) -> None:
     """Run the target over the rows of the shards that are left, and write each when it is whole.
 
@@ -201,24 +198,17 @@ def write_shards(
       InputError: a shard cannot be written.
     """
     total = sum(index.shards[shard + 1] - index.shards[shard] for shard in left)
-    columns = TextColumn("rows"), MofNCompleteColumn(), TimeRemainingColumn(), BarColumn()
-    started = time.monotonic()
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("features", total=total)
-        for done, shard in enumerate(left, start=1):
+    with progress(total, "rows read") as advance:
+        for shard in left:
             bounds = range(index.shards[shard], index.shards[shard + 1])
             parts = []
             for start in bounds[:: index.rows_per_pass]:
                 stop = min(start + index.rows_per_pass, bounds.stop)
                 parts.append(features_of_rows(target, rows, start, stop, index, chunk_length))
-                bar.advance(task, stop - start)
+                advance(stop - start)
             if is_first():
                 lengths = (rows.segments[bounds.start : bounds.stop] > 0).sum(axis=1)
                 _write(shard_path(folder, shard), parts, np.cumsum([0, *lengths]))
-            if not console.is_terminal:
-                seconds = (time.monotonic() - started) / done * (len(left) - done)
-                rest = timedelta(seconds=round(seconds))
-                say(console, f"shard {done} of {len(left)}, {rest} left")
 
 
 def features_of_rows(

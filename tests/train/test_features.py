@@ -198,8 +198,7 @@ def test_features_that_were_killed_go_on_to_the_same_bits(
         patch.setattr("train.features.save_file", killed_in_the_third)
         start(stated, "features", "top_k=5", code=2)
     assert f"holds 2 of {len(expected) - 1} shards; `python -m train fea" in start(stated, code=2)
-    said = start(stated, "features", "top_k=5")
-    assert f"shard 1 of {len(expected) - 3}, 0:00:0" in said
+    assert "rows read: 0 of " in start(stated, "features", "top_k=5")
     assert {path.name: path.read_bytes() for path in killed.iterdir()} == expected
     assert "of which 0 bytes are to be written" in start(stated, "features", "top_k=5")
     (killed / "00001.safetensors").write_bytes(expected["00001.safetensors"][:100])

@@ -10,7 +10,6 @@ the same prompts, seeds and temperatures.
 import hashlib
 import os
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import count
@@ -18,13 +17,13 @@ from pathlib import Path
 
 from jax.sharding import Mesh
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from redrafter_jax.checkpoints.huggingface import load_drafter, load_target, load_target_config
 from redrafter_jax.command_line import make_folder, run
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.processes import is_first
+from redrafter_jax.progress import progress
 from redrafter_jax.serving.slots import Slots
 from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.settings.sections import check_batch
@@ -108,7 +107,7 @@ def _continue(settings: RegenerateSettings, mesh: Mesh | None, console: Console)
     if left := [item for item in items if item.seed not in done]:
         slots = _open_slots(settings, _load(settings, mesh), config.eos_token_ids)
         rows = run_sessions(slots, (continue_text(item, length) for item in left))
-        _append(rows, len(done), len(items), settings, console)
+        _append(rows, len(done), len(items), settings)
     say(console, f"{len(items)} rows in {settings.output}")
 
 
@@ -128,7 +127,7 @@ def _rewrite(settings: RegenerateSettings, mesh: Mesh | None, console: Console) 
     if left := [item for item in items if item.seed not in done]:
         slots = _open_slots(settings, _load(settings, mesh), stop_tokens)
         sessions = (rewrite(speaker, recorded[item.seed], item, settings) for item in left)
-        _append(run_sessions(slots, sessions), len(done), len(items), settings, console)
+        _append(run_sessions(slots, sessions), len(done), len(items), settings)
     say(console, _summarize(settings))
 
 
@@ -163,7 +162,7 @@ def _invent(settings: RegenerateSettings, mesh: Mesh | None, console: Console) -
         first = max(done, default=-1) + 1
         held = run_sessions(slots, map(author.write, count(first)))
         invented = new_rows(author, (item(seed) for seed in count(first)), held, asked)
-        _append(invented, have, goal, settings, console)
+        _append(invented, have, goal, settings)
     say(console, _summarize(settings))
 
 
@@ -181,29 +180,20 @@ def _open_slots(settings: RegenerateSettings, target: Target, stop_tokens: Seque
     return Slots(target, drafter, settings.batch_size, length, stop_tokens)
 
 
-def _append(
-    results: Iterable[Rows], have: int, goal: int, settings: RegenerateSettings, console: Console
-) -> None:
+def _append(results: Iterable[Rows], have: int, goal: int, settings: RegenerateSettings) -> None:
     """Write the rows as they come, until there are enough."""
-    columns = (
-        TextColumn("regenerate"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[speed]}"),
-    )
     # What all processes decode together, the first one writes.
     path = settings.output if is_first() else Path(os.devnull)
-    begun, tokens = time.perf_counter(), 0
-    with Progress(*columns, console=console) as progress, path.open("a", encoding="utf-8") as file:
-        task = progress.add_task("", total=goal, completed=have, speed="")
+    unit = "texts" if settings.tokens is None else "tokens"
+    with (
+        progress(goal, f"{unit} written", have) as advance,
+        path.open("a", encoding="utf-8") as file,
+    ):
         for rows in results:
             file.write(format_rows(rows))
             file.flush()
+            advance(_measure(rows, settings))
             have += _measure(rows, settings)
-            tokens += _count_tokens(rows)
-            speed = f"{tokens / (time.perf_counter() - begun):,.0f} tokens/s"
-            progress.update(task, completed=have, speed=speed)
             if have >= goal:
                 break
 

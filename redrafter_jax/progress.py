@@ -1,0 +1,59 @@
+"""How far long work is, on stderr."""
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from redrafter_jax.parallel.processes import is_first
+
+# Seconds between two lines where stderr is no terminal.
+_INTERVAL = 10.0
+
+
+@contextlib.contextmanager
+def progress(total: int, description: str, done: int = 0) -> Generator[Callable[[int], None]]:
+    """A function that is told how much more is done: a bar, or lines with the time left.
+
+    The bar is for terminals, the lines for all else, one now and then. Of several processes that
+    are one job only the first one reports.
+    """
+    if not is_first():
+        yield lambda _: None
+        return
+    console = Console(stderr=True)
+    if console.is_terminal:
+        text = TextColumn("{task.description}")
+        columns = (text, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task(description, total=total, completed=done)
+            yield lambda amount: bar.advance(task, amount)
+        return
+    begun, now = done, done
+    started = said = time.perf_counter()
+
+    def tell(rest: str = "") -> None:
+        sys.stderr.write(f"{description}: {now} of {total}{rest}\n")
+        sys.stderr.flush()
+
+    def advance(amount: int) -> None:
+        nonlocal now, said
+        now += amount
+        if (clock := time.perf_counter()) - said >= _INTERVAL:
+            left = (clock - started) / max(now - begun, 1) * max(total - now, 0)
+            tell(f", about {left:.0f} s left")
+            said = clock
+
+    tell()
+    yield advance
+
+
+def track[Item](work: Iterable[Item], total: int, description: str) -> Iterator[Item]:
+    """Yield the items, and tell how many of them are done; see `progress`."""
+    with progress(total, description) as advance:
+        for item in work:
+            yield item
+            advance(1)
