@@ -3,15 +3,17 @@ BIN := $(VENV)/bin
 
 # EXTRAS: of pyproject.toml, such as EXTRAS=cuda. ARGS: passed on to pytest or to the benchmark.
 # PYTHON: the interpreter to make .venv with, when the one found first is not the one you want.
+# MODEL: SmolLM2-135M-Instruct's folder or GGUF file for the demo, which is downloaded otherwise.
 EXTRAS ?=
 ARGS ?=
 PYTHON ?=
+MODEL ?=
 
 # Dated by the last installation of these extras.
 INSTALLED := $(VENV)/.installed$(EXTRAS:%=-%)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all kills aot check format bench gpu measure-gpu
+.PHONY: help setup demo demo-tiny test test-all kills aot check format bench gpu measure-gpu
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -39,7 +41,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  --group dev --editable ".[train$(EXTRAS:%=,%)]"
 	@touch $@
 
-demo: $(INSTALLED) ## train a draft head, then decode with it and without
+demo: $(INSTALLED) ## train a draft head for SmolLM2, then compare ways of drafting (MODEL=path: a copy of it)
+	@model="$(MODEL)"; config=configs/smollm2_135m; \
+	[ -n "$$model" ] || model=$$($(BIN)/python -m redrafter_jax fetch) || exit; \
+	$(BIN)/python -m train --config $$config/demo.yaml target="$$model" && \
+	$(BIN)/python -m eval compare --config $$config/compare.yaml target="$$model"
+
+demo-tiny: $(INSTALLED) ## the same with a tiny target that comes with the repository, without a download
 	$(BIN)/python -m train --config configs/demo.yaml
 	$(BIN)/python -m eval --config configs/demo_eval.yaml
 	@echo "The report: runs/demo/report.json"
@@ -67,7 +75,7 @@ format: $(INSTALLED) ## put the code in shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(INSTALLED) ## measure decoding with the trained demo, into runs/bench
+bench: $(INSTALLED) ## measure decoding with the head of demo-tiny, into runs/bench
 	$(BIN)/python -m eval --config configs/demo_eval.yaml report_dir=runs/bench $(ARGS)
 
 gpu: ## on a machine with an NVIDIA GPU: its tests and benches, into docs/benchmarks

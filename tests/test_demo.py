@@ -1,84 +1,95 @@
-"""The pair of the demo: a real target, a drafter trained on real text, and identical texts."""
+"""`make demo`: SmolLM2, conversations that it wrote, and the ways of drafting that are compared."""
 
 import json
-from typing import Any
+from pathlib import Path
 
 import pytest
 from places import CONFIGS
 from rich.console import Console
 
-from redrafter_jax import (
-    DraftConfig,
-    SamplingConfig,
-    generate,
-    generate_autoregressive,
-    load_drafter,
-    load_target,
-)
-from redrafter_jax.drafters.recurrent_head import DraftModel
-from redrafter_jax.models.target import Target
+from eval.commands import evaluate
+from eval.config import CompareSettings
+from redrafter_jax import InputError
+from redrafter_jax.checkpoints.real_models import fetch
 from redrafter_jax.settings.files import load_settings
+from redrafter_jax.text.chat_template import encode_turns, load_template
+from redrafter_jax.text.prompts import read_prompts
 from redrafter_jax.text.tokenizer import load_tokenizer
-from train.config import TrainSettings
+from train.config import RegenerateSettings, TrainSettings
 from train.loop import train
 
-pytestmark = pytest.mark.long
-TARGET = CONFIGS / "demo_target"
-LIMITS = [64, 48, 32, 25]
+FOLDER = CONFIGS / "smollm2_135m"
+TOKENS = [json.loads(line) for line in (FOLDER / "tokens.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
-def target() -> Target:
-    return load_target(TARGET, "float32")
+def model() -> Path:
+    try:
+        return fetch()
+    except InputError as error:
+        pytest.skip(str(error))
 
 
-@pytest.fixture(scope="module")
-def drafter(tmp_path_factory: pytest.TempPathFactory) -> DraftModel:
-    """The demo's own settings, but seconds of training: enough for some drafts to be right."""
-    output = tmp_path_factory.mktemp("demo")
-    overrides = [
-        f"target={TARGET}",
-        f"output_dir={output}",
-        "steps=30",
-        "acceptance=null",
-        "data.sources=[{folder: 'python:stdlib', include: ['asyncio/*.py'], weight: 0.2}, "
-        f"{{files: ['{CONFIGS / 'demo_regenerated.jsonl'}'], weight: 0.8}}]",
-        "optimizer.batch_size=4",
-        "data.sequence_length=64",
-    ]
-    settings = load_settings(TrainSettings, CONFIGS / "demo.yaml", overrides)
-    exported = train(settings, Console(quiet=True)).exported
-    assert exported is not None
-    return load_drafter(exported, "float32")
+def test_the_settings_are_valid_and_name_what_is_there() -> None:
+    settings = load_settings(TrainSettings, FOLDER / "demo.yaml", ["target=any"])
+    assert settings.data.sources[0].files == ["configs/smollm2_135m/tokens.jsonl"]
+    compared = load_settings(CompareSettings, FOLDER / "compare.yaml", ["target=any"])
+    heads = {way.drafter for way in compared.drafters.values()} - {None}
+    assert heads == {str(settings.output_dir / "drafter")}
+    assert settings.acceptance is not None
+    paths = (compared.prompts, settings.acceptance.prompts)
+    held_out, tried = ({prompt.turns for prompt in read_prompts(path)} for path in paths)
+    assert len(held_out) == 24
+    assert not held_out & tried
 
 
-@pytest.fixture(scope="module")
-def prompts() -> list[list[int]]:
-    rows = [json.loads(line) for line in (CONFIGS / "demo_prompts.jsonl").read_text().splitlines()]
-    tokenizer = load_tokenizer(TARGET)
-    lengths = (64, 17, 3, 40)
-    chosen = zip(rows[:: len(rows) // 4], lengths, strict=False)
-    return [tokenizer.encode(row["prompt"]).ids[:length] for row, length in chosen]
+def test_tokens_keep_to_the_limits_that_the_settings_of_their_writing_state() -> None:
+    settings = load_settings(RegenerateSettings, FOLDER / "regenerate.yaml", ["target=any"])
+    assert len(TOKENS) == settings.count
+    for number, row in enumerate(TOKENS):
+        assert row["temperature"] == settings.temperature_of(number)
+        assert len(row["input_ids"]) == len(row["loss_mask"]) <= settings.data.sequence_length
+        # The prompt, then the answer.
+        answer = sum(row["loss_mask"])
+        assert row["loss_mask"] == [0] * (len(row["loss_mask"]) - answer) + [1] * answer
+        assert 0 < answer <= (settings.max_new_tokens or 0)
 
 
-def test_speculative_text_is_plain_text(
-    target: Target, drafter: DraftModel, prompts: list[list[int]]
+@pytest.mark.long
+def test_tokens_are_conversations_in_the_models_template(model: Path) -> None:
+    tokenizer = load_tokenizer(model)
+    template = load_template("tokenizer", model, tokenizer, "")
+    for row in TOKENS:
+        prompt = row["input_ids"][: row["loss_mask"].index(1)]
+        text = tokenizer.decode(prompt, skip_special_tokens=False)
+        question = text.rpartition("<|im_start|>user\n")[2].partition("<|im_end|>")[0]
+        asked = [{"role": "user", "content": question}]
+        assert encode_turns(template, tokenizer, asked) == prompt
+
+
+@pytest.mark.long
+def test_a_head_that_has_hardly_begun_decodes_the_targets_own_texts(
+    model: Path, tmp_path: Path
 ) -> None:
-    """Every row of the batch chooses its tokens in a way of its own."""
-    asked: dict[str, Any] = {
-        "max_new_tokens": LIMITS,
-        "sampling": [
-            SamplingConfig(),
-            SamplingConfig(temperature=0.7, top_p=0.9),
-            SamplingConfig(temperature=1.0),
-            SamplingConfig(temperature=1.3, top_k=40, min_p=0.02),
-        ],
-        "eos_token_ids": (),
-    }
-    plain = generate_autoregressive(target, prompts, **asked)
-    assert [len(row) for row in plain.tokens] == LIMITS
-    draft = DraftConfig(8, 5, num_nodes=12, final_beams_only=True, sharpness=2.0)
-    ours = generate(target, drafter, prompts, draft=draft, **asked)
-    assert ours.tokens == plain.tokens
-    # The drafts must be right often enough for this to be a test of acceptance.
-    assert ours.acceptance_length > 1.2
+    overrides = [f"target={model}", f"output_dir={tmp_path}", "steps=2", "acceptance=null"]
+    small = ["data.sequence_length=128", "data.pack=false", "optimizer.batch_size=1"]
+    settings = load_settings(TrainSettings, FOLDER / "demo.yaml", [*overrides, *small])
+    head = train(settings, Console(quiet=True)).exported
+    ways = ("head", "head and lookup")
+    evaluate(
+        [
+            "compare",
+            f"--config={FOLDER / 'compare.yaml'}",
+            f"target={model}",
+            *(f"drafters.{way}.drafter={head}" for way in ways),
+            "prompt_count=2",
+            "max_new_tokens=12",
+            f"report_dir={tmp_path}",
+        ]
+    )
+    report = json.loads((tmp_path / "compare.json").read_text())
+    assert [case["described"] for case in report["samplings"]] == ["greedy", "T 0.7"]
+    for case in report["samplings"]:
+        assert case["answers"]["chat_template"] == "tokenizer"
+        assert set(case["methods"]) == {"baseline", "lookup", *ways}
+        assert all(measures["identical"] == 1.0 for measures in case["methods"].values())

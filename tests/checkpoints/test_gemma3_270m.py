@@ -10,10 +10,10 @@ from mixed_lines import digests, mixed_lines
 from places import GOLDENS
 
 from redrafter_jax import InputError, TargetConfig, generate, load_target
+from redrafter_jax.checkpoints.real_models import GEMMA3, fetch
 from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.models.target import Target
 from redrafter_jax.text.tokenizer import load_tokenizer
-from tools.real_models import GEMMA3, fetch
 
 pytestmark = pytest.mark.long
 

@@ -13,11 +13,11 @@ from places import GOLDENS
 from redrafter_jax import InputError, generate, generate_autoregressive, load_target
 from redrafter_jax.checkpoints.gguf_header import read_header
 from redrafter_jax.checkpoints.gguf_tokenizer import gguf_tokenizer
+from redrafter_jax.checkpoints.real_models import fetch
 from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.models.target import Target
 from redrafter_jax.text.chat_template import encode_turns, end_tokens, load_template
 from redrafter_jax.text.tokenizer import load_tokenizer
-from tools.real_models import fetch
 
 pytestmark = pytest.mark.long
 

