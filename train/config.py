@@ -13,7 +13,7 @@ from pydantic import (
 
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.settings.files import Settings
-from redrafter_jax.settings.sections import DrafterShape, MeshSettings, SamplingSettings
+from redrafter_jax.settings.sections import DrafterShape, Dtype, MeshSettings, SamplingSettings
 
 from .data.settings import DataSettings, SourceSettings
 
@@ -63,7 +63,7 @@ class RegenerateSettings(Settings):
     """
 
     target: Path
-    target_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    target_dtype: Dtype = "bfloat16"
     drafter: Path | None = None
     draft: DraftConfig = DraftConfig()
     mesh: MeshSettings = MeshSettings()
@@ -213,7 +213,7 @@ class TrainSettings(Settings):
     """
 
     target: Path
-    target_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    target_dtype: Dtype = "bfloat16"
     drafter: DrafterSettings
     draft_rounds: PositiveInt
     data: DataSettings

@@ -3,7 +3,7 @@
 import sys
 from abc import abstractmethod
 from dataclasses import fields
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import jax
 from jax.sharding import Mesh
@@ -33,6 +33,7 @@ class BuildableSettings(Settings):
         """
 
 
+Dtype = Literal["float32", "bfloat16"]
 SamplingSettings = Annotated[SamplingConfig, AfterValidator(SamplingConfig.refuse_idle_filters)]
 
 
@@ -107,14 +108,12 @@ class DrafterShape(BuildableSettings):
         self,
         target: TargetConfig,
         draft_tokens: tuple[int, ...] | None = None,
-        name: str = "drafter",
     ) -> DrafterConfig:
         """The library's configuration of a drafter for this target.
 
         Args:
           target: the target's configuration.
           draft_tokens: the tokens that can be drafted; None takes the first `draft_vocab_size`.
-          name: of these settings, for errors.
 
         Raises:
           InputError: the target has not so many tokens, or not these layers.
@@ -122,9 +121,9 @@ class DrafterShape(BuildableSettings):
         count = self.draft_vocab_size
         if count is not None and count > target.vocab_size:
             raise InputError(
-                f"{name}.draft_vocab_size is {count}; the target has {target.vocab_size} tokens."
+                f"drafter.draft_vocab_size is {count}; the target has {target.vocab_size} tokens."
             )
-        check_context_layers(target, self.context_layers, f"{name}.context_layers")
+        check_context_layers(target, self.context_layers, "drafter.context_layers")
         if draft_tokens is None and count is not None:
             draft_tokens = tuple(range(count))
         return self.build(target.vocab_size, target.hidden_size, draft_tokens)

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from pydantic import ValidationError
@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from redrafter_jax.errors import InputError
 from redrafter_jax.settings.files import Settings
+from redrafter_jax.settings.sections import Dtype
 
 # Of a row, by the number of it within its source: the arrays that a batch has beside its tokens.
 ReadRow: TypeAlias = Callable[[int], dict[str, np.ndarray]]
@@ -38,7 +39,7 @@ class FeatureIndex(Settings):
     """
 
     target: str
-    target_dtype: Literal["float32", "bfloat16"]
+    target_dtype: Dtype
     context_layers: tuple[int, ...]
     top_k: int
     rows_per_pass: int

@@ -2,12 +2,13 @@
 
 import math
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
 from redrafter_jax.errors import InputError
 from redrafter_jax.settings.files import Settings
+from redrafter_jax.settings.sections import Dtype
 
 from .probe import Rates
 
@@ -21,9 +22,6 @@ _FEWEST_TOKENS = 4096
 _MOST_PROMPTS = 24
 # Baseline, head, and head with lookup, at two temperatures, once to warm up.
 _RUNS = 6
-
-
-Dtype = Literal["float32", "bfloat16"]
 
 
 class Asked(NamedTuple):

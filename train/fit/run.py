@@ -22,6 +22,7 @@ from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.settings.files import load_settings
+from redrafter_jax.settings.sections import Dtype
 from redrafter_jax.text.tokenizer import load_tokenizer
 
 from ..config import TrainSettings
@@ -30,7 +31,7 @@ from ..features import features
 from ..loop import train
 from ..regenerate.__main__ import regenerate
 from ..regenerate.output import read_rows
-from .plan import EPOCHS, Asked, Dtype, FitPlan, make_plan, read_plan, write_plan
+from .plan import EPOCHS, Asked, FitPlan, make_plan, read_plan, write_plan
 from .probe import measure_rates
 
 _ROWS = {"cpu": 48}
