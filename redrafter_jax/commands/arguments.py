@@ -175,8 +175,8 @@ def _add_convert(commands: Any) -> None:
 def _add_models(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--target",
-        help="folder, GGUF file or hub id of the target (SmolLM2-135M-Instruct, once `redrafter "
-        "fetch` has downloaded it, and then --no-drafter unless --drafter is given)",
+        help="folder, GGUF file or hub id of the target; without it SmolLM2-135M-Instruct, which "
+        "`redrafter fetch` downloads, and --no-drafter unless --drafter is given",
     )
     drafters = command.add_mutually_exclusive_group()
     drafters.add_argument("--drafter", help="folder or hub id of a drafter trained for it")
