@@ -92,9 +92,12 @@ def _add_generate(commands: Any) -> None:
         "--max-new-tokens", type=_count, default=256, help="limit on new tokens (%(default)s)"
     )
     command.add_argument(
-        "--chat", action="store_true", help="a prompt is a message: write it as the template does"
+        "--chat",
+        action="store_true",
+        help="refuse a target without a chat template (by default its prompts are continued as "
+        "they stand)",
     )
-    _add_template(command)
+    _add_template(command, "none")
     _add_decoding(command)
 
 
@@ -197,11 +200,12 @@ def _add_models(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_template(command: argparse.ArgumentParser) -> None:
+def _add_template(command: argparse.ArgumentParser, *others: str) -> None:
     command.add_argument(
         "--chat-template",
-        choices=("tokenizer", "vicuna_v1.1"),
-        help="how turns become text: by the tokenizer's own template (the default) or a built-in",
+        choices=("tokenizer", "vicuna_v1.1", *others),
+        help="how turns become text: by the tokenizer's own template (the default) or a built-in"
+        + "; none continues prompts as they stand" * ("none" in others),
     )
     command.add_argument("--system", metavar="TEXT", help="a system turn that comes first")
 

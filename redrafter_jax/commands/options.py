@@ -21,6 +21,7 @@ from redrafter_jax.text.chat_template import (
     NO_TEMPLATE,
     ChatTemplate,
     Turn,
+    choose_template,
     encode_turns,
     end_tokens,
     load_template,
@@ -111,14 +112,16 @@ def user_turn(text: str) -> Turn:
 
 
 def _template_of(arguments: argparse.Namespace, tokenizer: Tokenizer) -> ChatTemplate:
+    name, option = arguments.chat_template, option_of("chat_template") + " "
     if arguments.chat:
-        name = arguments.chat_template or "tokenizer"
-        return load_template(name, arguments.target, tokenizer, "--chat-template ")
-    for name in ("chat_template", "system"):
-        if getattr(arguments, name) is not None:
-            option = option_of(name)
-            raise InputError(f"{option} is for conversations; give --chat too, or leave it out.")
-    return NO_TEMPLATE
+        return load_template(name or "tokenizer", arguments.target, tokenizer, option)
+    template = choose_template(name, arguments.target, tokenizer, option)
+    if template is NO_TEMPLATE and arguments.system is not None:
+        raise InputError(
+            "--system is for conversations, and the prompt is continued as it stands; give "
+            "--chat-template too, or leave it out."
+        )
+    return template
 
 
 def _draft_of(arguments: argparse.Namespace) -> DraftConfig:

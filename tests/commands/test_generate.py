@@ -118,18 +118,20 @@ def test_a_message_is_written_as_the_template_does_and_its_answer_ends_with_its_
     )
     moved = PairFolders(str(target), folders.drafter)
     choice = ["--temperature", "1", "--seed", str(seed)]
-    chat = ["--chat", "--system", "sub"]
-    code, out, err = run_redrafter(*arguments_of(moved, *choice, *chat, prompt="abc"))
+    # A target that brings a template is asked in it.
+    system = ["--system", "sub"]
+    code, out, err = run_redrafter(*arguments_of(moved, *choice, *system, prompt="abc"))
     assert (code, out) == (0, whole.partition("w")[0] + "\n"), err
     # A special token has no text, and ends one all the same.
-    stopped = arguments_of(moved, *choice, "--stop", "w", prompt="subwabcw")
+    raw = ["--chat-template", "none", "--stop", "w"]
+    stopped = arguments_of(moved, *choice, *raw, prompt="subwabcw")
     assert run_redrafter(*stopped)[:2] == (code, out)
 
 
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        (["--system", "be brief"], "--system is for conversations; give --chat too"),
+        (["--system", "be brief"], "--system is for conversations, and the prompt is continued as"),
         (["--chat"], "has no chat template; save one beside it as chat_template.jinja."),
         (["--chat", "--chat-template", "vicuna_v1.1"], "has no such token"),
         (["--mesh-model", "9"], "--mesh-model is 9; it must be from 1 to the 8 devices here."),
