@@ -41,13 +41,15 @@ def test_the_settings_are_valid_and_name_what_is_there() -> None:
     held_out, tried = ({prompt.turns for prompt in read_prompts(path)} for path in paths)
     assert len(held_out) == 24
     assert not held_out & tried
+    assert not (held_out | tried) & {tuple(row["questions"]) for row in TOKENS}
 
 
 def test_tokens_keep_to_the_limits_that_the_settings_of_their_writing_state() -> None:
     settings = load_settings(RegenerateSettings, FOLDER / "regenerate.yaml", ["target=any"])
     assert len(TOKENS) == settings.count
-    for number, row in enumerate(TOKENS):
-        assert row["temperature"] == settings.temperature_of(number)
+    assert len({row["questions"][0] for row in TOKENS}) == len(TOKENS)
+    for row in TOKENS:
+        assert row["temperature"] == settings.temperature_of(row["seed"])
         assert len(row["input_ids"]) == len(row["loss_mask"]) <= settings.data.sequence_length
         # The prompt, then the answer.
         answer = sum(row["loss_mask"])
@@ -61,9 +63,7 @@ def test_tokens_are_conversations_in_the_models_template(model: Path) -> None:
     template = load_template("tokenizer", model, tokenizer, "")
     for row in TOKENS:
         prompt = row["input_ids"][: row["loss_mask"].index(1)]
-        text = tokenizer.decode(prompt, skip_special_tokens=False)
-        question = text.rpartition("<|im_start|>user\n")[2].partition("<|im_end|>")[0]
-        asked = [{"role": "user", "content": question}]
+        asked = [{"role": "user", "content": row["questions"][0]}]
         assert encode_turns(template, tokenizer, asked) == prompt
 
 
