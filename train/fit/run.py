@@ -130,7 +130,10 @@ def _run_stages(plan: FitPlan, folder: Path, config: TargetConfig, console: Cons
     package = (__package__ or "train.fit").removesuffix("train.fit")
     subprocess.run([sys.executable, "-m", package + words[0], *words[1:]], check=True)
     minutes = (time.perf_counter() - started) / 60
-    say(console, f"the head: {folder / 'run' / 'drafter'}, {minutes:.1f} min since the probe")
+    head = folder / "run" / "drafter"
+    say(console, f"the head: {head}, {minutes:.1f} min after the probe; to talk with it:")
+    talk = f"python -m redrafter_jax chat --target {plan.asked.target} --drafter {head}"
+    say(console, f"  {talk} --beam-width {_TREE['beam_width']}")
 
 
 def length_of(config: TargetConfig) -> int:
