@@ -1,9 +1,11 @@
 """Fixtures and settings that every test file shares."""
 
+import gc
 import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -48,6 +50,20 @@ settings.load_profile("reproducible")
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and jax.default_backend() != "gpu":
         pytest.skip(f"needs an NVIDIA GPU, and JAX runs on {jax.default_backend()} here")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def room_for_programs() -> Iterator[None]:
+    """Lets programs go that were compiled for earlier modules, when there are very many.
+
+    Each is mapped into memory in several regions. Linux gives a process 65,530 by default, and XLA
+    ends it where the next one is refused.
+    """
+    yield
+    regions = Path("/proc/self/maps")
+    if regions.exists() and regions.read_bytes().count(b"\n") > 30_000:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(scope="session")

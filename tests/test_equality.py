@@ -35,7 +35,7 @@ SAMPLINGS = [
 ]
 ROWS = 2 * len(SAMPLINGS)
 TREES = {
-    "deep and sharp": DraftConfig(beam_width=3, draft_rounds=7, num_nodes=12, sharpness=2.5),
+    "deep and sharp": DraftConfig(beam_width=3, draft_rounds=5, num_nodes=12, sharpness=2.5),
     "wide beam": DraftConfig(beam_width=16, draft_rounds=2, candidates=20),
     "prompt lookup": DraftConfig(beam_width=3, draft_rounds=2, num_nodes=8, lookup_tokens=3),
 }
