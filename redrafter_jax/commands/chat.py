@@ -6,7 +6,7 @@ import time
 from itertools import islice
 
 from redrafter_jax.checkpoints.huggingface import load_target_config
-from redrafter_jax.commands.options import open_session, user_turn
+from redrafter_jax.commands.options import open_session
 from redrafter_jax.commands.speed import (
     baseline_seconds,
     describe_cost,
@@ -18,7 +18,7 @@ from redrafter_jax.config.limits import FieldError
 from redrafter_jax.errors import InputError
 from redrafter_jax.generation import Generation
 from redrafter_jax.streaming import KeptCache
-from redrafter_jax.text.chat_template import encode_turns
+from redrafter_jax.text.chat_template import encode_turns, user_turn
 from redrafter_jax.text.tokenizer import require_text
 
 # Where the target has more: a cache for its limit may take more memory than its weights.

@@ -25,6 +25,7 @@ from redrafter_jax.text.chat_template import (
     encode_turns,
     end_tokens,
     load_template,
+    user_turn,
 )
 from redrafter_jax.text.tokenizer import load_tokenizer, require_text, split_stops
 
@@ -104,11 +105,6 @@ def open_session(arguments: argparse.Namespace, texts: Sequence[str]) -> Session
     asked = ([*opening, user_turn(text)] for text in texts)
     stops = end_tokens(template, tokenizer, eos, asked)
     return Session(target, drafter, sampling, tokenizer, template, opening, stops, stop_strings)
-
-
-def user_turn(text: str) -> Turn:
-    """A message."""
-    return {"role": "user", "content": text}
 
 
 def _template_of(arguments: argparse.Namespace, tokenizer: Tokenizer) -> ChatTemplate:

@@ -52,6 +52,11 @@ class ChatTemplate(NamedTuple):
 NO_TEMPLATE = ChatTemplate("none", lambda turns, _: turns[-1]["content"], True)
 
 
+def user_turn(text: str) -> Turn:
+    """What the user says."""
+    return {"role": "user", "content": text}
+
+
 def choose_template(
     name: TemplateName | Literal["none"] | None,
     target: str | Path,

@@ -2,13 +2,13 @@
 
 A row is `{"prompt": "..."}`, or a row of Spec-Bench's `question.jsonl`:
 `{"question_id": 81, "category": "writing", "turns": ["...", "..."]}`, what a user says in turn.
-Only the FIRST turn is asked for now. `question_id` and `category` may accompany a prompt too; other
+Only the first turn is asked. `question_id` and `category` may accompany a prompt too; other
 keys are ignored.
 """
 
 import json
 from collections.abc import Sequence
-from itertools import cycle, islice, zip_longest
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -18,9 +18,9 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.text.chat_template import (
     NO_TEMPLATE,
     ChatTemplate,
-    Turn,
     encode_turns,
     end_tokens,
+    user_turn,
 )
 from redrafter_jax.text.tokenizer import require_text
 
@@ -44,19 +44,6 @@ class Prompt(NamedTuple):
     def text(self) -> str:
         """The first turn."""
         return self.turns[0]
-
-    def conversation(self, answers: Sequence[str] = ()) -> list[Turn]:
-        """The turns up to the one that is to be answered next.
-
-        Args:
-          answers: to the turns before it.
-        """
-        return [
-            {"role": role, "content": content}
-            for said in zip_longest(self.turns[: len(answers) + 1], answers)
-            for role, content in zip(("user", "assistant"), said, strict=True)
-            if content is not None
-        ]
 
 
 class Asked(NamedTuple):
@@ -126,7 +113,7 @@ def ask(
       InputError: the template refuses a prompt, or a prompt leaves no room for `max_new_tokens` or
         has no tokens.
     """
-    conversations = [prompt.conversation() for prompt in prompts]
+    conversations = [[user_turn(prompt.text)] for prompt in prompts]
     rows = []
     for prompt, turns in zip(prompts, conversations, strict=True):
         tokens = encode_turns(template, tokenizer, turns)

@@ -31,13 +31,6 @@ def test_of_a_spec_bench_row_every_turn_is_kept_and_the_first_is_the_prompt(tmp_
     place = f"{tmp_path / 'prompts.jsonl'}, line 1"
     assert prompt == Prompt("81", ("Compose.", "Rewrite."), "writing", place)
     assert prompt.text == "Compose."
-    user, again = ({"role": "user", "content": turn} for turn in prompt.turns)
-    assert prompt.conversation() == [user]
-    assert prompt.conversation(["Aloha."]) == [
-        user,
-        {"role": "assistant", "content": "Aloha."},
-        again,
-    ]
 
 
 @pytest.mark.parametrize(
