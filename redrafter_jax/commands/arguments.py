@@ -5,6 +5,7 @@ Options of decoding are the fields of the library's configurations: types, defau
 
 import argparse
 import inspect
+import math
 import re
 from dataclasses import fields
 from importlib.metadata import version
@@ -241,13 +242,21 @@ def _add_fields(group: Any, config: type) -> None:
 
 
 def _count(text: str) -> int:
-    if (value := int(text)) < 1:
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number; give 1 or more") from None
+    if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is too few; give 1 or more")
     return value
 
 
 def _minutes(text: str) -> float:
-    if not 0 < (value := float(text)) < float("inf"):
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is no time; give minutes above 0")
     return value
 

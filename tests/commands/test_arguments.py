@@ -28,6 +28,19 @@ def test_a_refusal_names_the_option() -> None:
         config_of(DraftConfig, arguments)
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([*CHAT, "--max-new-tokens", "many"], r"--max-new-tokens: 'many' is no whole number; give"),
+        (["fit", "t", "o", "--minutes", "soon"], r"--minutes: soon is no time; give minutes above"),
+        (["fit", "t", "o", "--minutes", "nan"], r"--minutes: nan is no time; give minutes above"),
+    ],
+)
+def test_a_word_in_the_place_of_a_number_is_told(words: list[str], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        read_arguments(words)
+
+
 def test_the_help_of_an_option_is_its_fields_documentation(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
