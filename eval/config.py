@@ -13,11 +13,10 @@ from pydantic import (
     model_validator,
 )
 
-from redrafter_jax.config import DraftConfig, SamplingConfig
+from redrafter_jax.config import DraftConfig, Dtype, SamplingConfig
 from redrafter_jax.settings.files import Settings
 from redrafter_jax.settings.sections import (
     BuildableSettings,
-    Dtype,
     MeshSettings,
     SamplingSettings,
 )

@@ -6,10 +6,10 @@ from typing import Any
 from pydantic import PositiveInt, model_validator
 
 from redrafter_jax.checkpoints.huggingface import load_target_config
-from redrafter_jax.config import DrafterConfig, TargetConfig
+from redrafter_jax.config import DrafterConfig, Dtype, TargetConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.settings.files import Settings
-from redrafter_jax.settings.sections import BuildableSettings, DrafterShape, Dtype
+from redrafter_jax.settings.sections import BuildableSettings, DrafterShape
 
 
 class TargetShape(BuildableSettings):

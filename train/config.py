@@ -11,9 +11,9 @@ from pydantic import (
     model_validator,
 )
 
-from redrafter_jax.config import DraftConfig, SamplingConfig
+from redrafter_jax.config import DraftConfig, Dtype, SamplingConfig
 from redrafter_jax.settings.files import Settings
-from redrafter_jax.settings.sections import DrafterShape, Dtype, MeshSettings, SamplingSettings
+from redrafter_jax.settings.sections import DrafterShape, MeshSettings, SamplingSettings
 
 from .data.settings import DataSettings, SourceSettings
 

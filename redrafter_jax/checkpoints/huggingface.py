@@ -5,7 +5,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax.numpy as jnp
 from flax import nnx
@@ -33,14 +33,12 @@ from redrafter_jax.checkpoints.found import (
 )
 from redrafter_jax.checkpoints.stored import read_weight
 from redrafter_jax.checkpoints.weights import SINGLE_FILE
-from redrafter_jax.config import TargetConfig
+from redrafter_jax.config import Dtype, TargetConfig
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Decoder, Target
 from redrafter_jax.parallel.mesh import check_mesh, check_target, parameter_spec
 from redrafter_jax.parallel.model import Model
-
-_DTYPES = ("float32", "bfloat16")
 
 
 def load_target(
@@ -150,8 +148,9 @@ def save_drafter(drafter: DraftModel, folder: Path) -> None:
 
 
 def _load(found: Found, dtype: DTypeLike, mesh: Mesh | None = None) -> Any:
-    if str(dtype) not in _DTYPES and dtype not in (jnp.float32, jnp.bfloat16):
-        raise InputError(f"dtype {dtype!r} is not supported; use 'float32' or 'bfloat16'.")
+    if str(dtype) not in get_args(Dtype) and dtype not in (jnp.float32, jnp.bfloat16):
+        supported = " or ".join(map(repr, get_args(Dtype)))
+        raise InputError(f"dtype {dtype!r} is not supported; use {supported}.")
     total = sum(weight.bytes for weight in found.weights)
     flat = []
     # disable=None: no bar where nobody watches.

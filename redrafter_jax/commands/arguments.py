@@ -10,15 +10,13 @@ import re
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from redrafter_jax.checkpoints.real_models import SMOLLM2, cache_folder, find
 from redrafter_jax.command_line import Parser, program_name, refuse_unknown_command
-from redrafter_jax.config import DraftConfig, SamplingConfig
+from redrafter_jax.config import DraftConfig, Dtype, SamplingConfig
 from redrafter_jax.config.limits import FieldError, unfold
 from redrafter_jax.errors import InputError
-
-_DTYPES = ("float32", "bfloat16")
 
 
 def read_arguments(words: list[str]) -> argparse.Namespace:
@@ -147,7 +145,7 @@ def _add_fit(commands: Any) -> None:
         "--minutes", type=_minutes, default=60.0, help="about how long it may take (%(default)s)"
     )
     command.add_argument(
-        "--dtype", choices=_DTYPES, help="of the target (bfloat16 on a GPU, else float32)"
+        "--dtype", choices=get_args(Dtype), help="of the target (bfloat16 on a GPU, else float32)"
     )
 
 
@@ -170,7 +168,7 @@ def _add_convert(commands: Any) -> None:
     )
     command.add_argument("source", help="folder or hub id (safetensors or .bin), or GGUF file")
     command.add_argument("folder", type=Path, help="to write; it must not exist, or be empty")
-    command.add_argument("--dtype", choices=_DTYPES, help="of all weights (as stored)")
+    command.add_argument("--dtype", choices=get_args(Dtype), help="of all weights (as stored)")
     command.add_argument(
         "--for-apple", action="store_true", help="refuse a drafter that Apple's code cannot load"
     )
@@ -190,7 +188,9 @@ def _add_models(command: argparse.ArgumentParser) -> None:
         help="autoregressive, or with --lookup-tokens prompt lookup alone",
     )
     command.add_argument(
-        "--dtype", choices=_DTYPES, help="of the parameters (bfloat16 on a GPU, else float32)"
+        "--dtype",
+        choices=get_args(Dtype),
+        help="of the parameters (bfloat16 on a GPU, else float32)",
     )
     command.add_argument(
         "--mesh-model",

@@ -3,6 +3,7 @@
 from redrafter_jax.config.drafting import Cell, DraftConfig, DrafterConfig, Head, SamplingConfig
 from redrafter_jax.config.target import (
     Activation,
+    Dtype,
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
@@ -17,6 +18,7 @@ __all__ = [
     "Cell",
     "DraftConfig",
     "DrafterConfig",
+    "Dtype",
     "DynamicScaling",
     "Head",
     "LinearScaling",

@@ -116,6 +116,8 @@ RopeScaling: TypeAlias = (
     LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongRopeScaling
 )
 Activation = Literal["silu", "gelu_pytorch_tanh"]
+# Of the parameters that a model is loaded with.
+Dtype = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import sys
 from abc import abstractmethod
 from dataclasses import fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import jax
 from jax.sharding import Mesh
@@ -33,7 +33,6 @@ class BuildableSettings(Settings):
         """
 
 
-Dtype = Literal["float32", "bfloat16"]
 SamplingSettings = Annotated[SamplingConfig, AfterValidator(SamplingConfig.refuse_idle_filters)]
 
 

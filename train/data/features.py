@@ -17,9 +17,9 @@ import numpy as np
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 
+from redrafter_jax.config import Dtype
 from redrafter_jax.errors import InputError
 from redrafter_jax.settings.files import Settings
-from redrafter_jax.settings.sections import Dtype
 
 # Of a row, by the number of it within its source: the arrays that a batch has beside its tokens.
 ReadRow: TypeAlias = Callable[[int], dict[str, np.ndarray]]

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
+from redrafter_jax.config import Dtype
 from redrafter_jax.errors import InputError
 from redrafter_jax.settings.files import Settings
-from redrafter_jax.settings.sections import Dtype
 
 from .probe import Rates
 

@@ -19,10 +19,9 @@ from rich.console import Console
 
 from redrafter_jax.checkpoints.huggingface import load_target, load_target_config
 from redrafter_jax.command_line import make_folder
-from redrafter_jax.config import TargetConfig
+from redrafter_jax.config import Dtype, TargetConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.settings.files import load_settings
-from redrafter_jax.settings.sections import Dtype
 from redrafter_jax.text.tokenizer import load_tokenizer
 
 from ..config import TrainSettings
