@@ -14,7 +14,7 @@ from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
-from redrafter_jax.parallel.mesh import check_rows, common_mesh, place, to_host
+from redrafter_jax.parallel.mesh import check_rows, check_same_mesh, place, to_host
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.requests import PerRow, Prompts, StopTokens, prepare, token_lists
 from redrafter_jax.types import DecodeState
@@ -144,7 +144,7 @@ def start(
     if not (isinstance(target, Model) and isinstance(target.config, TargetConfig)):
         raise InputError(f"target is {target!r:.40}; give one of load_target, then its drafter.")
     drafter.check(target.config)
-    common_mesh(target, *drafter.models)
+    check_same_mesh(target, *drafter.models)
     shape = None if slots is None else (len(prompts), slots)
     if memory is not None:
         shape = memory.tokens.shape

@@ -49,10 +49,8 @@ def beam_search(
       draft: W, R, sharpness and candidates; neither W nor candidates may exceed U.
       scorer: the target's vocabulary projection of the U tokens, where the drafter has none.
     """
-
     unit = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
     factor = (draft.sharpness * unit)[:, None, None]
-
     drafted, U = drafter.draft_token_ids, drafter.config.draft_vocab_size
     context = drafter.read_context(context)
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from redrafter_jax.config import TargetConfig
+from redrafter_jax.config.limits import Count, check_fields
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Decoder
@@ -28,7 +29,7 @@ class Combined(Drafter):
 
     first: Drafter
     second: Drafter
-    nodes: int = field(metadata={"static": True})
+    nodes: Count = field(metadata={"static": True})
 
     @property
     def max_path(self) -> int:
@@ -56,11 +57,8 @@ class Combined(Drafter):
         Raises:
           InputError: as said.
         """
+        check_fields(self)
         super().check(target)
-        if isinstance(self.nodes, bool) or not isinstance(self.nodes, int) or self.nodes < 1:
-            raise InputError(
-                f"Combined.nodes is {self.nodes!r}; it must be a whole number, 1 or more."
-            )
         for drafter in (self.first, self.second):
             drafter.check(target)
             if drafter.context_layers not in ((), self.context_layers):

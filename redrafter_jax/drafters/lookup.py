@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from redrafter_jax.config.limits import Count, check_fields
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.tree import chain_tree
-from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Decoder
 from redrafter_jax.types import DecodeState, TokenTree
 
@@ -29,13 +29,10 @@ class PromptLookup(Drafter):
       tokens: C, tokens drafted in one step; a tree has C + 1 nodes.
     """
 
-    tokens: int = field(default=8, metadata={"static": True})
+    tokens: Count = field(default=8, metadata={"static": True})
 
     def __post_init__(self) -> None:
-        if isinstance(self.tokens, bool) or not isinstance(self.tokens, int) or self.tokens < 1:
-            raise InputError(
-                f"PromptLookup.tokens is {self.tokens!r}; it must be a whole number, 1 or more."
-            )
+        check_fields(self)
 
     @property
     def max_path(self) -> int:

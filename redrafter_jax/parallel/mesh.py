@@ -233,18 +233,16 @@ def data_shards(mesh: Mesh | None) -> int:
     return 1 if mesh is None else mesh.shape[DATA]
 
 
-def common_mesh(*models: Model[Any, Any] | None) -> Mesh | None:
-    """The mesh that all of these lie on.
+def check_same_mesh(target: Model[Any, Any], *drafters: Model[Any, Any]) -> None:
+    """Refuse a drafter's models that lie on another mesh than the target.
 
     Raises:
-      InputError: they lie on different ones.
+      InputError: one does.
     """
-    meshes = [model.mesh for model in models if model is not None]
-    if any(mesh != meshes[0] for mesh in meshes):
+    if any(drafter.mesh != target.mesh for drafter in drafters):
         raise InputError(
             "Target and drafter lie on different meshes; load both with the same mesh."
         )
-    return meshes[0]
 
 
 def per_shard(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:

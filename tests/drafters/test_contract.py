@@ -132,7 +132,7 @@ def test_prompt_lookup_streams(habitual_target: Target, expected: list[list[int]
         (
             Combined(RepeatLast(2), PromptLookup(2), 0),
             None,
-            r"^Combined\.nodes is 0; it must be a whole number",
+            r"^Combined\.nodes is 0; it must be greater than 0\.$",
         ),
         ("lookup", None, r"^drafter is 'lookup'; give one of load_drafter, a Drafter such as"),
         (Undecorated(2), None, r"^Undecorated is no pytree; decorate the class with"),
