@@ -11,19 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from eval.steps import SIZES
 from redrafter_jax.command_line import make_folder, run
 from redrafter_jax.errors import InputError
-
-# Columns of a decode step, named as in the reports of `eval steps`, with their axes.
-SIZES = {
-    "beam_width": "W",
-    "draft_rounds": "R",
-    "num_nodes": "N",
-    "lookup_tokens": "C",
-    "batch_size": "B",
-    "slots": "S",
-    "sampling": "sampling",
-}
 
 
 def collect(folder: Path) -> dict[str, Any]:
@@ -62,11 +52,12 @@ def markdown(kernel: dict[str, Any], steps: dict[str, Any]) -> Iterator[str]:
     for name, report in steps.items():
         yield f"\n## A decode step of {name}: milliseconds, and in baseline steps\n"
         parts = list(report["rows"][0]["milliseconds"])
-        yield from _row([*SIZES.values(), *parts, "step / baseline"], header=True)
+        yield from _row([*SIZES.values(), "sampling", *parts, "step / baseline"], header=True)
         for row in report["rows"]:
             times = [f"{row['milliseconds'][part][1]:.3f}" for part in parts]
             ratio = f"{row['in_baseline_steps']['step'][1]:.2f}"
-            yield from _row([*(row[size] for size in SIZES), *times, ratio])
+            sizes = [row[size] for size in SIZES]
+            yield from _row([*sizes, row["sampling"], *times, ratio])
 
 
 def _kernel_cell(one: dict[str, Any]) -> str:
