@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from needs import fetched
 from places import CONFIGS
 from rich.console import Console
 
 from eval.commands import evaluate
 from eval.config import CompareSettings
-from redrafter_jax import InputError
-from redrafter_jax.checkpoints.real_models import fetch
+from redrafter_jax.checkpoints.real_models import SMOLLM2
 from redrafter_jax.settings.files import load_settings
 from redrafter_jax.text.chat_template import encode_turns, load_template
 from redrafter_jax.text.prompts import read_prompts
@@ -24,10 +24,7 @@ TOKENS = [json.loads(line) for line in (FOLDER / "tokens.jsonl").read_text().spl
 
 @pytest.fixture(scope="module")
 def model() -> Path:
-    try:
-        return fetch()
-    except InputError as error:
-        pytest.skip(str(error))
+    return fetched(SMOLLM2)
 
 
 def test_the_settings_are_valid_and_name_what_is_there() -> None:

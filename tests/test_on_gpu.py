@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from needs import needs_hopper
 from tiny_models import cast, forgetful_target, imitating_drafter, tiny_config
 from trees import tree_of
 
@@ -18,7 +19,6 @@ from eval.benchmark import Batch
 from eval.config import CaseSettings
 from eval.parity import Case, compare_batch
 from eval.step_parts import set_back
-from pallas_kernels import tree_attention as dispatch
 from pallas_kernels.bench import Case as Shape
 from pallas_kernels.bench import draw_inputs
 from pallas_kernels.tree_attention import tree_attention
@@ -35,14 +35,12 @@ from redrafter_jax.models.target import Target
 from redrafter_jax.text.prompts import Asked
 from redrafter_jax.types import KVCache, TokenTree, Verified
 
-NOT_HOPPER = dispatch._why_not_hopper(jax.devices()[0])
 pytestmark = pytest.mark.gpu
-of_the_kernel = pytest.mark.skipif(NOT_HOPPER is not None, reason=f"of the kernel: {NOT_HOPPER}")
 PROMPTS = [[3, 1, 4], [1], [5, 9, 2, 6, 5, 3, 5], [8, 9]]
 SEEDS = [11, 12, 13, 14]
 
 
-@of_the_kernel
+@needs_hopper
 @pytest.mark.parametrize("slots", [1024, 32768])
 @pytest.mark.parametrize("nodes", [1, 7, 32, 64])
 @pytest.mark.parametrize("batch", [1, 8])
@@ -71,7 +69,7 @@ def wide_config() -> TargetConfig:
     )
 
 
-@of_the_kernel
+@needs_hopper
 def test_a_target_call_is_the_same_with_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     target = random_target(wide_config(), jnp.bfloat16)
     filled = random_state(target, RootOnly(), 3, 2048)
@@ -96,7 +94,7 @@ def test_a_target_call_is_the_same_with_the_kernel(monkeypatch: pytest.MonkeyPat
     assert (error < 3e-2 * np.linalg.norm(expected, axis=-1)).all()
 
 
-@of_the_kernel
+@needs_hopper
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_texts_are_the_targets_own_but_for_ties(temperature: float) -> None:
     habitual = forgetful_target(memory=0.15, config=wide_config())

@@ -21,7 +21,7 @@ V = 13
 
 def arrays(configs: list[SamplingConfig], seeds: list[int] | None = None) -> Sampling:
     numbers = list(range(len(configs))) if seeds is None else seeds
-    return jax.tree.map(jnp.asarray, oracles.sampling_arrays(configs, numbers, V))
+    return oracles.sampling_arrays(configs, numbers, V)
 
 
 class FilterGolden(NamedTuple):

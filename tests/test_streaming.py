@@ -29,9 +29,6 @@ OPTIONS: dict[str, Any] = {
 TEXTS: dict[str, Any] = {"max_new_tokens": 24, "eos_token_ids": (), "log_probs": True}
 
 
-# Tokens as they come.
-
-
 @pytest.mark.parametrize("steps", [1, 3])
 def test_the_updates_together_are_what_generate_returns(
     habitual_target: Target, good_drafter: DraftModel, steps: int
@@ -73,9 +70,6 @@ def test_closing_a_stream_frees_its_state(
     updates.close()
     gc.collect()
     assert len(jax.live_arrays()) == before
-
-
-# A conversation: what one stream leaves to the next.
 
 
 def test_a_kept_cache_never_changes_what_is_said(
@@ -123,9 +117,6 @@ def test_a_kept_cache_never_changes_what_is_said(
     assert say(first) == answer
 
 
-# Stop strings.
-
-
 def test_rows_stop_each_at_its_own_string_and_the_others_go_on(
     habitual_target: Target, good_drafter: DraftModel
 ) -> None:
@@ -146,9 +137,6 @@ def test_rows_stop_each_at_its_own_string_and_the_others_go_on(
         assert tokens == last.tokens[row] == plain.tokens[row][: end + len(stop)]
         assert len(last.log_probs[row]) == len(tokens)
     assert last.steps[0] < last.steps[1], "a stopped row takes no more steps"
-
-
-# What is refused, before anything is compiled.
 
 
 @pytest.mark.usefixtures("unchecked_shapes")

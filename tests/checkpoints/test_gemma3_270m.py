@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from mixed_lines import digests, mixed_lines
+from needs import fetched
 from places import GOLDENS
 
-from redrafter_jax import InputError, TargetConfig, generate, load_target
-from redrafter_jax.checkpoints.real_models import GEMMA3, fetch
+from redrafter_jax import TargetConfig, generate, load_target
+from redrafter_jax.checkpoints.real_models import GEMMA3
 from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.models.target import Target
 from redrafter_jax.text.tokenizer import load_tokenizer
@@ -22,10 +23,7 @@ COUNT = 10
 
 @pytest.fixture(scope="module")
 def path() -> Path:
-    try:
-        return fetch(GEMMA3)
-    except InputError as error:
-        pytest.skip(str(error))
+    return fetched(GEMMA3)
 
 
 @pytest.fixture(scope="module")

@@ -230,9 +230,6 @@ def test_a_converted_file_is_the_same_model(
     assert template.render([{"content": "x"}], True) == "<|im_start|>x"
 
 
-# Files that cannot be used
-
-
 @pytest.mark.parametrize(
     ("fields", "tensors", "sentence"),
     [

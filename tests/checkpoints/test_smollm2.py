@@ -8,12 +8,13 @@ import jax
 import numpy as np
 import pytest
 from mixed_lines import digests, mixed_lines
+from needs import fetched
 from places import GOLDENS
 
-from redrafter_jax import InputError, generate, generate_autoregressive, load_target
+from redrafter_jax import generate, generate_autoregressive, load_target
 from redrafter_jax.checkpoints.gguf_header import read_header
 from redrafter_jax.checkpoints.gguf_tokenizer import gguf_tokenizer
-from redrafter_jax.checkpoints.real_models import fetch
+from redrafter_jax.checkpoints.real_models import SMOLLM2
 from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.models.target import Target
 from redrafter_jax.text.chat_template import encode_turns, end_tokens, load_template
@@ -24,10 +25,7 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture(scope="module")
 def path() -> Path:
-    try:
-        return fetch()
-    except InputError as error:
-        pytest.skip(str(error))
+    return fetched(SMOLLM2)
 
 
 @pytest.fixture(scope="module")

@@ -97,9 +97,7 @@ def test_a_node_chooses_with_the_noise_of_its_depth() -> None:
     logits = jnp.zeros((1, 4, 5))
     noise = jnp.asarray([[[0, 9, 0, 0, 0], [0, 0, 0, 9, 0], [9, 0, 0, 0, 0]]], jnp.float32)
     sampling = oracles.sampling_arrays([SamplingConfig(temperature=1.0)], [0], 5)
-    chosen = choose_tokens(
-        logits, jnp.asarray([[0, 1, 1, 2]]), noise, jax.tree.map(jnp.asarray, sampling)
-    )
+    chosen = choose_tokens(logits, jnp.asarray([[0, 1, 1, 2]]), noise, sampling)
     assert chosen.tolist() == [[1, 3, 3, 0]]
 
 
@@ -115,6 +113,6 @@ def test_choices_weigh_filtered_scores_over_temperature_against_noise() -> None:
     noise = np.tile(np.asarray([0.0, 1.5, 0.0], np.float32), (4, 1, 1))
     noise[0] = 0
     noise[3] = [0, 100, 100]
-    sampling = jax.tree.map(jnp.asarray, oracles.sampling_arrays(configs, [0] * 4, 3))
+    sampling = oracles.sampling_arrays(configs, [0] * 4, 3)
     chosen = choose_tokens(logits, jnp.zeros((4, 1), jnp.int32), jnp.asarray(noise), sampling)
     assert chosen.tolist() == [[0], [0], [1], [0]]

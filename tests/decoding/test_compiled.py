@@ -9,11 +9,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import pytest
+from needs import needs_compiler
 from places import CONFIGS
 
 from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
 from eval.config import PlanSettings
-from pallas_kernels import aot
 from pallas_kernels.aot import Compilation, compile_on, gpu_mesh
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.decoding.step import decode
@@ -26,8 +26,7 @@ from redrafter_jax.models.target import Target
 from redrafter_jax.settings.files import load_settings
 from redrafter_jax.types import Beams, DecodeState, Sampling
 
-UNAVAILABLE = aot.why_unavailable()
-pytestmark = pytest.mark.skipif(UNAVAILABLE is not None, reason=UNAVAILABLE or "")
+pytestmark = needs_compiler
 
 
 class Step(NamedTuple):

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import pytest
+from needs import needs_compiler
 from places import CONFIGS
 
 from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of, on_mesh
 from eval.config import PlanSettings
-from pallas_kernels import aot
 from pallas_kernels.aot import Compilation, compile_on, gpu_mesh
 from pallas_kernels.gpus import GPUS
 from redrafter_jax.decoding.step import decode
@@ -23,8 +23,7 @@ from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.settings.files import load_settings
 
 CONFIG = CONFIGS / "plan_llama_3_1_70b.yaml"
-UNAVAILABLE = aot.why_unavailable()
-pytestmark = pytest.mark.skipif(UNAVAILABLE is not None, reason=UNAVAILABLE or "")
+pytestmark = needs_compiler
 
 
 class Collective(NamedTuple):

@@ -63,7 +63,7 @@ def whole_pass_text(
     """The definition of plain decoding: no cache, one whole forward pass per token."""
     arrays = oracles.sampling_arrays([sampling], [seed], V)
     first = jnp.asarray([len(prompt)], jnp.int32)
-    noise = noise_from(jax.tree.map(jnp.asarray, arrays), first)
+    noise = noise_from(arrays, first)
     text = list(prompt)
     for step in range(count):
         padded = np.asarray([text + [0] * (64 - len(text))], np.int32)

@@ -78,7 +78,7 @@ def run(configs: tuple[SamplingConfig, ...], draft: DraftConfig) -> tuple[Beams,
     # One position more than rounds: the bonus token's noise is there, and is not the beam's.
     noise = noise_for(configs, draft.draft_rounds + 1)
     sampling = oracles.sampling_arrays(configs, seeds=[0] * B, vocab_size=V)
-    beams = search(jnp.asarray(noise), jax.tree.map(jnp.asarray, sampling), draft)
+    beams = search(jnp.asarray(noise), sampling, draft)
     return jax.tree.map(np.asarray, beams), noise
 
 
@@ -121,7 +121,7 @@ def test_a_small_head_drafts_what_a_whole_one_would_draft_among_its_tokens(
     draft_tokens = (0, 2, 3, 7, 10)
     draft = DraftConfig(beam_width=3, draft_rounds=3, sharpness=1.5)
     noise = noise_for(configs, draft.draft_rounds)
-    sampling = jax.tree.map(jnp.asarray, oracles.sampling_arrays(configs, [0] * B, V))
+    sampling = oracles.sampling_arrays(configs, [0] * B, V)
     # To the whole head the other tokens are forbidden by their noise.
     forbidden = np.full_like(noise, -np.inf)
     forbidden[..., draft_tokens] = noise[..., draft_tokens]

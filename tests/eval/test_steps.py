@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
+from needs import needs_compiler
 from places import CONFIGS
 from tiny_models import tiny_config
 from tiny_shapes import TARGET
@@ -28,7 +29,6 @@ from eval.abstract import (
 from eval.commands import evaluate
 from eval.config import StepsSettings
 from eval.step_parts import Part, begin, run_part, set_back
-from pallas_kernels import aot
 from pallas_kernels.aot import compile_on, gpu_mesh
 from pallas_kernels.timing import empty_like
 from redrafter_jax import DraftConfig, InputError, SamplingConfig
@@ -38,7 +38,6 @@ from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.requests import prepare
 from redrafter_jax.settings.files import load_settings
 
-UNAVAILABLE = aot.why_unavailable()
 PARTS = ["propose", "verify", "finish", "noise", "step", "baseline"]
 VALUES: dict[str, Any] = {
     "target": TARGET | {"num_hidden_layers": 2},
@@ -124,7 +123,7 @@ def test_every_combination_is_a_row(config: Path, monkeypatch: pytest.MonkeyPatc
     assert all(row["in_baseline_steps"]["step"] == [0.25, 0.25, 0.25] for row in rows)
 
 
-@pytest.mark.skipif(UNAVAILABLE is not None, reason=UNAVAILABLE or "")
+@needs_compiler
 def test_compiled_for_a_gpu_every_loop_has_its_turns_and_verify_its_kernel() -> None:
     config = tiny_config(hidden_size=128, head_dim=64, num_hidden_layers=3)
     # A tree with padding nodes, over all of which there is one pass.

@@ -14,7 +14,7 @@ STORAGES = {
     "int64": "LongStorage",
     "bool": "BoolStorage",
 }
-NONE, TRUE, FALSE, STOP = b"N", b"\x88", b"\x89", b"."
+FALSE, STOP = b"\x89", b"."
 
 
 def text(value: str) -> bytes:

@@ -14,14 +14,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from needs import needs_compiler
 from places import ROOT
 
 from pallas_kernels import aot
 from pallas_kernels.aot import Kernel, compile_on, gpu_mesh, read_ptxas
 from pallas_kernels.gpus import GPUS
-
-UNAVAILABLE = aot.why_unavailable()
-needs_compiler = pytest.mark.skipif(UNAVAILABLE is not None, reason=UNAVAILABLE or "")
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,12 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from needs import needs_compiler
 
-from pallas_kernels import aot, bench
+from pallas_kernels import bench
 from pallas_kernels import tree_attention as dispatch
 from pallas_kernels.aot import compile_on, gpu_mesh
 from pallas_kernels.bench import Case, attention_program, draw_inputs, main, tree_attention
-
-UNAVAILABLE = aot.why_unavailable()
 
 
 def test_the_cache_is_counted_once() -> None:
@@ -94,7 +93,7 @@ class Hopper:
     compute_capability = "9.0"
 
 
-@pytest.mark.skipif(UNAVAILABLE is not None, reason=UNAVAILABLE or "")
+@needs_compiler
 @pytest.mark.parametrize("name", ["mosaic_gpu", "reference"])
 def test_compiled_for_a_gpu_every_call_stays_in_the_loop(
     name: str, monkeypatch: pytest.MonkeyPatch

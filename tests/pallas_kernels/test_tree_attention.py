@@ -37,12 +37,9 @@ IMPLEMENTATIONS = [
     Implementation("reference", np.float32, 16, 2e-5),
     Implementation("mosaic_gpu_interpret", jnp.bfloat16, 64, 3e-2),
 ]
-REFERENCE = IMPLEMENTATIONS[0]
+REFERENCE, INTERPRETER = IMPLEMENTATIONS
 
 attend = jax.jit(tree_attention, static_argnames=("implementation", "scale", "window"))
-
-
-INTERPRETER = IMPLEMENTATIONS[1]
 
 
 @pytest.fixture(

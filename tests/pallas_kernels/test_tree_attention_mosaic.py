@@ -16,16 +16,14 @@ from jax._src.interpreters.mlir import make_ir_context
 from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
 from jax.experimental.mosaic.gpu import core as mosaic
 from jaxlib.mlir import ir
+from needs import needs_compiler, needs_hopper
 
-from pallas_kernels import aot
 from pallas_kernels import tree_attention as dispatch
 from pallas_kernels.aot import compile_on, gpu_mesh
 from pallas_kernels.tree_attention import mosaic_gpu as kernel_module
 from pallas_kernels.tree_attention import tree_attention
 from pallas_kernels.tree_attention.mosaic_gpu import mosaic_gpu
 from pallas_kernels.tree_attention.plan import make_plan
-
-UNAVAILABLE = aot.why_unavailable()
 
 
 def long(name: str) -> Any:
@@ -236,7 +234,7 @@ def test_what_it_does_not_take_is_refused_with_the_reason(
         tree_attention(**inputs, scale=1.0, implementation="mosaic_gpu_interpret")
 
 
-@pytest.mark.skipif(UNAVAILABLE is not None, reason=UNAVAILABLE or "")
+@needs_compiler
 @pytest.mark.parametrize(("slots", "dtype"), [(1024, jnp.float16), (4096, jnp.bfloat16)])
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("group", [1, 4, 8])
@@ -300,11 +298,8 @@ def test_too_few_threads_for_the_interpreter_are_no_deadlock(
         tree_attention(**inputs, scale=0.1, implementation="mosaic_gpu_interpret")
 
 
-NOT_HOPPER = dispatch._why_not_hopper(jax.devices()[0])
-
-
 @pytest.mark.gpu
-@pytest.mark.skipif(NOT_HOPPER is not None, reason=f"of the kernel: {NOT_HOPPER}")
+@needs_hopper
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("nodes", [1, 7, 33, 64, 70, 256])
 @pytest.mark.parametrize("group", [1, 2, 4, 8])

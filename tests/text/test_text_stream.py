@@ -178,8 +178,7 @@ def test_a_stop_string_ends_the_row_though_half_a_character_follows_it() -> None
     assert [stream.push(token) for token in (0, 1, 2, 3)] == ["a", "", "", "STOP€"]
 
 
-# Stop strings, in tokens of several characters.
-
+# Tokens of several characters.
 WORDS = ["a", "b", "ab", "ba", "aab", "é", "bé"]
 
 
