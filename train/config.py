@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import (
     Field,
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     model_validator,
@@ -58,8 +59,10 @@ class RegenerateSettings(Settings):
     single tokens.
 
     Text or conversation i is drawn with seed i at `temperatures[i % len(temperatures)]`,
-    `batch_size` together. A `drafter`, whose trees `draft` states, makes it faster and changes
-    nothing. `mesh` states the devices that share the work.
+    `batch_size` together. With `prompts: self` i counts from `first_seed`, so that several machines
+    share the work: each writes an output of its own, with other seeds. A `drafter`, whose trees
+    `draft` states, makes it faster and changes nothing. `mesh` states the devices that share the
+    work.
     """
 
     target: Path
@@ -73,6 +76,7 @@ class RegenerateSettings(Settings):
     max_new_tokens: PositiveInt | None = None
     count: PositiveInt | None = None
     tokens: PositiveInt | None = None
+    first_seed: NonNegativeInt = 0
     turns: PositiveInt = 1
     max_user_tokens: PositiveInt = 256
     user_sampling: SamplingSettings = SamplingConfig(temperature=1.0, top_p=0.95)
@@ -110,7 +114,7 @@ class RegenerateSettings(Settings):
             return self
         if not self.data.sources:
             raise ValueError("data.sources is empty; name sources, or set prompts: self")
-        for name in ("tokens", "turns", "max_user_tokens", "user_sampling"):
+        for name in ("tokens", "first_seed", "turns", "max_user_tokens", "user_sampling"):
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} is for prompts: self; leave it out")
         if self.prompt_tokens is None:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,7 +42,7 @@ def find_done(path: Path, items: Sequence[Item], way_out: str = "") -> dict[int,
 
     Args:
       path: of the output.
-      items: of this run, item i with seed i.
+      items: of this run.
       way_out: added to the message, beside another output.
 
     Raises:
@@ -50,10 +50,11 @@ def find_done(path: Path, items: Sequence[Item], way_out: str = "") -> dict[int,
     """
     lines, tail = _read(path)
     rows = [_object(line) for line in lines]
+    by_seed = {item.seed: item for item in items}
     done: dict[int, list[Any]] = {}
     position = 0
     while position < len(rows):
-        count = _count_rows(rows[position], items)
+        count = _count_rows(rows[position], by_seed)
         seed = rows[position]["seed"] if count else -1
         held = rows[position : position + count]
         numbers = [(row.get("seed"), row.get("row", 0)) for row in held]
@@ -103,10 +104,10 @@ def format_rows(rows: Iterable[dict[str, Any]]) -> str:
     return "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
 
 
-def _count_rows(value: dict[str, Any], items: Sequence[Item]) -> int:
+def _count_rows(value: dict[str, Any], by_seed: Mapping[int, Item]) -> int:
     """How many rows the item has that starts with this one; 0 if none of this run does."""
     try:
-        item = items[value["seed"]]
+        item = by_seed[value["seed"]]
         starts = (
             value.get("row", 0) == 0
             and value["input_ids"][: len(item.opening)] == item.opening
@@ -114,7 +115,7 @@ def _count_rows(value: dict[str, Any], items: Sequence[Item]) -> int:
             and item.identity.items() <= value.items()
         )
         return int(value.get("rows", 1)) if starts else 0
-    except (IndexError, KeyError, TypeError):
+    except (KeyError, TypeError):
         return 0
 
 

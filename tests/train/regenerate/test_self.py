@@ -105,6 +105,20 @@ def test_a_stopped_run_goes_on_with_the_same_bytes(
     assert output.read_bytes().startswith(whole)
 
 
+def test_another_first_seed_writes_the_conversations_from_there_on(
+    target_folder: Path, finished: Path, tmp_path: Path
+) -> None:
+    told = [json.loads(line) for line in finished.read_text().splitlines()]
+    later = [row for row in told if row["seed"] >= told[-1]["seed"] // 2]
+    first = later[0]["seed"]
+    count = sum(row["row"] == 0 for row in later)
+    rows = run(target_folder, tmp_path / "rows.jsonl", first_seed=first, count=count)
+    # What was dropped before them is another run's to tell.
+    assert [row | {"dropped": {}} for row in rows] == [row | {"dropped": {}} for row in later]
+    with pytest.raises(InputError, match="is no row of this run"):
+        run(target_folder, tmp_path / "rows.jsonl", first_seed=first + 1)
+
+
 def test_tokens_end_a_run_too(target_folder: Path, finished: Path, tmp_path: Path) -> None:
     rows = run(target_folder, tmp_path / "rows.jsonl", count=None, tokens=60)
     told = list(map(json.loads, finished.read_text().splitlines()))
