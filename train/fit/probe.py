@@ -89,16 +89,18 @@ def measure_rates(target: Target, settings: TrainSettings, rows: int, top_k: int
 
 
 def _written(target: Target, rows: int, length: int) -> float:
-    """Tokens a second of rows that decode together, in the middle of their way."""
+    """Tokens a second of rows that decode together, from the middle of a row on."""
     slots = Slots(target, RootOnly(), rows, length, ())
     half = [0] * (length // 2)
     for number in range(rows):
         slots.submit(number, Request(half, length - len(half), number))
-    return rows * _STEPS / _seconds(lambda: slots.advance(_STEPS), most=length // 2 // _STEPS - 1)
+    # Prefill decides one of the tokens.
+    calls = (length - len(half) - 1) // _STEPS
+    return rows * _STEPS / _seconds(lambda: slots.advance(_STEPS), calls)
 
 
 def _seconds(call: Callable[[], Any], most: int = 1 << 30) -> float:
-    """Of a call, compiled before: their median."""
+    """The median time of a call; the first of `most` calls at most compiles and is not timed."""
     jax.block_until_ready(call())
     times: list[float] = []
     while not times or (sum(times) < _SECONDS and len(times) < most - 1):

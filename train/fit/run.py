@@ -7,7 +7,7 @@ killed goes on where it was, to the same head.
 """
 
 import json
-import subprocess
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -18,7 +18,7 @@ import yaml
 from rich.console import Console
 
 from redrafter_jax.checkpoints.huggingface import load_target, load_target_config
-from redrafter_jax.command_line import make_folder
+from redrafter_jax.command_line import call_program, make_folder
 from redrafter_jax.config import Dtype, TargetConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.settings.files import load_settings
@@ -33,6 +33,9 @@ from ..regenerate.output import read_rows
 from .plan import EPOCHS, Asked, FitPlan, make_plan, read_plan, write_plan
 from .probe import measure_rates
 
+# In a wheel the programs `train` and `eval` lie below `redrafter_jax`.
+_PROGRAMS = __name__.removesuffix("train.fit.run")
+# Rows that the target writes together.
 _ROWS = {"cpu": 48}
 _ROWS_ELSEWHERE = 256
 # Of a row of the training data, unless the target has fewer positions.
@@ -93,7 +96,7 @@ def _run_stages(plan: FitPlan, folder: Path, config: TargetConfig, console: Cons
         left = sum(plan.seconds[each] for each in stages[stages.index(stage) :]) / 60
         number = stages.index(stage) + 1
         say(console, f"\n{number} of 4: {what}; about {left:.0f} min left in all")
-        say(console, f"  by hand: python -m {' '.join(words)}")
+        say(console, f"  by hand: python -m {_PROGRAMS}{shlex.join(words)}")
 
     regeneration = folder / "regenerate.yaml"
     length = length_of(config)
@@ -119,20 +122,18 @@ def _run_stages(plan: FitPlan, folder: Path, config: TargetConfig, console: Cons
     outcome = train(load_settings(TrainSettings, training), console)
     if outcome.stopped_by is not None:
         say(console, f"stopped by {outcome.stopped_by.name}; the same command goes on")
-        sys.exit(130)
+        sys.exit(128 + outcome.stopped_by)
 
     measuring = folder / "compare.yaml"
     _write_yaml(measuring, _comparison(plan, folder))
     words = ["eval", "compare", "--config", str(measuring)]
     announce("measure", f"{plan.prompts} prompts that it was not trained on", words)
-    # In a wheel both programs lie below `redrafter_jax`.
-    package = (__package__ or "train.fit").removesuffix("train.fit")
-    subprocess.run([sys.executable, "-m", package + words[0], *words[1:]], check=True)
+    call_program("eval", "commands:evaluate", words[1:])
     minutes = (time.perf_counter() - started) / 60
     head = folder / "run" / "drafter"
     say(console, f"the head: {head}, {minutes:.1f} min after the probe; to talk with it:")
-    talk = f"python -m redrafter_jax chat --target {plan.asked.target} --drafter {head}"
-    say(console, f"  {talk} --beam-width {_TREE['beam_width']}")
+    talk = ["redrafter_jax", "chat", "--target", plan.asked.target, "--drafter", str(head)]
+    say(console, f"  python -m {shlex.join([*talk, '--beam-width', str(_TREE['beam_width'])])}")
 
 
 def length_of(config: TargetConfig) -> int:
