@@ -4,11 +4,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from redrafter_jax.checkpoints.found import find_drafter
 from redrafter_jax.checkpoints.huggingface import load_drafter, load_target
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.lookup import PromptLookup
+from redrafter_jax.drafters.recurrent import check_pair
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.processes import is_first
 
@@ -35,6 +37,9 @@ def compare(settings: CompareSettings) -> None:
       InputError: a file or a prompt cannot be used, or a drafter does not fit the target.
     """
     found = find(settings)
+    for drafting in settings.drafters.values():
+        if drafting.drafter is not None:
+            check_pair(found.target, find_drafter(drafting.drafter).config, drafting.draft)
     asked = ask_target(found, settings, settings.batch_size)
     if is_first():
         make_folder(settings.report_dir, "report_dir")
@@ -81,10 +86,10 @@ def markdown(report: Mapping[str, Any], title: str) -> str:
 
 
 def _method(target: Target, drafting: DraftingSettings, settings: CompareSettings) -> Method:
-    """A way of drafting, checked against the target.
+    """A way of drafting, with its drafter loaded.
 
     Raises:
-      InputError: a file cannot be read, or the drafter does not fit the target.
+      InputError: a file cannot be read, or trees are deeper than the target has positions.
     """
     if drafting.drafter is None:
         drafter = bind_drafter(PromptLookup(drafting.draft.lookup_tokens))

@@ -94,11 +94,13 @@ def test_methods_count_what_generate_counts_and_keep_the_text(
         ),
         (["drafters={baseline: {draft: {lookup_tokens: 4}}}"], "'baseline' cannot name a way"),
         (["drafters={head: {drafter: /nowhere}}"], "/nowhere"),
+        (["drafters.head.draft.beam_width=25"], "beam_width is 25, more than the 24 tokens"),
         (["drafters={}"], "drafters"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(
-    config: Path, overrides: list[str], sentence: str
+def test_what_cannot_be_compared_is_refused_before_weights_are_read(
+    config: Path, overrides: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delattr("eval.compare.load_target")
     with pytest.raises(InputError, match=sentence):
         evaluate(["compare", "--config", str(config), *overrides])
