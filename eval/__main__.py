@@ -1,8 +1,10 @@
 """`python -m eval [command] --config FILE`: what a pair of target and drafter is worth.
 
-Commands: acceptance, parity, plan, steps; without one, speed beside the autoregressive baseline.
+Commands: acceptance, compare, parity, plan, steps; without one, speed beside the autoregressive
+baseline.
 """
 
+import logging
 import sys
 
 from redrafter_jax.command_line import ctrl_c_ends_at_once, run
@@ -14,6 +16,8 @@ def main() -> None:
 
 
 def _main() -> None:
+    # Its first import builds a font cache and says so on stderr.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     with ctrl_c_ends_at_once():
         from .commands import evaluate
     evaluate(sys.argv[1:])

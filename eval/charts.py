@@ -1,18 +1,13 @@
 """The charts beside the reports of speeds."""
 
-import logging
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-# A first import builds a font cache and says so on stderr.
-logging.getLogger("matplotlib").setLevel(logging.ERROR)
-
-from matplotlib.figure import Figure  # noqa: E402
-from matplotlib.ticker import MaxNLocator  # noqa: E402
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 
 def write_speed_chart(report: Mapping[str, Any], title: str, path: Path) -> None:
