@@ -14,10 +14,10 @@ from needs import needs_hopper
 from tiny_models import cast, forgetful_target, imitating_drafter, tiny_config
 from trees import tree_of
 
-from eval.abstract import random_state, random_target
 from eval.benchmark import Batch
 from eval.config import CaseSettings
 from eval.parity import Case, compare_batch
+from eval.random_pair import random_state, random_target
 from eval.step_parts import set_back
 from pallas_kernels.bench import Case as Shape
 from pallas_kernels.bench import draw_inputs
