@@ -5,7 +5,6 @@ and the most likely tokens. Runs that state the same `features` do without the t
 """
 
 import shutil
-import sys
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
@@ -22,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from redrafter_jax.checkpoints.huggingface import digest_files, load_target, load_target_config
-from redrafter_jax.command_line import make_folder, run
+from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
@@ -63,7 +62,7 @@ class FeaturesSettings(TrainSettings):
     top_k: PositiveInt = 64
 
 
-def features(arguments: Sequence[str], command: str = "features") -> None:
+def features(arguments: Sequence[str]) -> None:
     """Write the features of a training run's data, or what is missing of them.
 
     Raises:
@@ -74,7 +73,7 @@ def features(arguments: Sequence[str], command: str = "features") -> None:
         FeaturesSettings,
         "Keep the target's hidden states and most likely tokens for the data of a training run.",
         arguments,
-        command=command,
+        command="features",
         processes=True,
     )
     folder = settings.features
@@ -277,12 +276,3 @@ def _write(path: Path, parts: Sequence[dict[str, np.ndarray]], starts: np.ndarra
 
 def _id_dtype(vocab_size: int) -> np.dtype:
     return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.int32)
-
-
-def main() -> None:
-    """The command by itself, `python -m train.features`."""
-    run(lambda: features(sys.argv[1:], command=""))
-
-
-if __name__ == "__main__":
-    main()
