@@ -12,6 +12,8 @@ from redrafter_jax.text.prompts import Asked
 
 from .benchmark import Run
 
+# Tokens, the stop token included.
+_FEW = 4
 DEFINITIONS = {
     "acceptance_length": "mean tokens gained per target call after prefill, bonus token included; "
     "1.0 for the baseline",
@@ -29,10 +31,8 @@ DEFINITIONS = {
     "turns": "how many turns the longest prompt of the file has; the first alone is asked",
     "answer_tokens": "quartiles of the baseline's new tokens, the stop token included",
     "ended_by": "why the baseline's texts end: at a stop token, or at max_new_tokens",
-    "short": "texts that a stop token ends within 4 tokens",
+    "short": f"texts that a stop token ends within {_FEW} tokens",
 }
-# Tokens, the stop token included.
-_FEW = 4
 
 
 def count_accepted(runs: Sequence[Run]) -> dict[str, Any]:

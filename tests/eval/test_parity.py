@@ -65,9 +65,6 @@ def run(config: Path, folder: Path, *overrides: str) -> tuple[int, dict[str, Any
     return code, json.loads((folder / "parity.json").read_text())
 
 
-# The texts are the same
-
-
 def test_texts_of_a_sound_pair_are_identical(config: Path, tmp_path: Path) -> None:
     sampled = {**CASE, "sampling": {"temperature": 1.0, "top_p": 0.9}, "prompt_tokens": [4, 3]}
     code, report = run(config, tmp_path, f"cases.sampled={sampled}")
@@ -97,9 +94,6 @@ def test_every_dtype_is_tried_and_the_table_and_the_verdict_are_printed(
     assert report["cases"][0]["num_nodes"] == 10
     assert report["target"]["vocab_size"] == report["drafter"]["vocab_size"] == 24
     assert {"gap", "difference", "tie"} <= report["definitions"].keys()
-
-
-# The texts are not the same
 
 
 class Uneven(Decoder):
@@ -238,9 +232,6 @@ def test_a_text_that_ends_early_is_no_tie(
     assert divergence["speculative_token"] is None
     assert divergence["gap"] is None
     assert not divergence["tie"]
-
-
-# Settings
 
 
 def test_the_demos_settings_are_valid() -> None:

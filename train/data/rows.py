@@ -19,7 +19,7 @@ class Rows(NamedTuple):
     Attributes:
       windows: at least one.
       cut: documents that were longer than a row and are spread over several.
-      unused: pieces of those in which no token carries loss; they are no rows.
+      unused: pieces in which no token after the first two carries loss; they are no rows.
     """
 
     windows: Windows
@@ -31,8 +31,8 @@ def make_rows(source: SourceDocuments, settings: DataSettings, end_token: int) -
     """Cut the documents into rows of `data.sequence_length` tokens, and pack them if that is set.
 
     Raises:
-      InputError: a document is longer than that, and `data.long_records` refuses it; or there is
-        no token carries loss.
+      InputError: a document is longer than that, and `data.long_records` refuses it; or no token
+        after the first two of a piece carries loss.
     """
     length = settings.sequence_length
     long = [document for document in source.documents if len(document.tokens) > length]

@@ -20,7 +20,7 @@ _STARTS, _MEASURING = 0.10, 0.12
 _FEWEST_TOKENS = 4096
 # Prompts that the finished head is measured with, at most.
 _MOST_PROMPTS = 24
-# Baseline, head, and head with lookup, at two temperatures, once to warm up.
+# Of every prompt: the baseline, the head, and the head with lookup, each at two temperatures.
 _RUNS = 6
 
 

@@ -24,12 +24,12 @@ from tokenizers import Tokenizer
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.serving.slots import Request
+from redrafter_jax.text.chat_template import ChatTemplate, Turn
 
 from ..config import RegenerateSettings
-from ..data.chat import ChatTemplate
 from ..data.documents import read_records
 from ..data.settings import DataSettings
-from ..data.types import Chat, Record, Skip, Turn, describe_skips
+from ..data.types import Chat, Record, Skip, describe_skips
 from .output import Item
 from .session import Rows, Session
 

@@ -21,10 +21,9 @@ from tokenizers import Tokenizer
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.serving.slots import Request
-from redrafter_jax.text.chat_template import ChatTemplate, end_tokens
+from redrafter_jax.text.chat_template import ChatTemplate, Turn, end_tokens
 
 from ..config import RegenerateSettings
-from ..data.types import Turn
 from .conversations import Exchange, Held, Row, Speaker, hold, rows_of
 from .output import Item
 from .session import Rows, Session

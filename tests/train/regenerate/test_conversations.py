@@ -13,9 +13,9 @@ from chat_folders import IM_END, chat_tokenizer, data_settings, write_lines
 
 from redrafter_jax.checkpoints.huggingface import load_target
 from redrafter_jax.errors import InputError
+from redrafter_jax.text.chat_template import ChatTemplate, Turn
 from train.config import RegenerateSettings
-from train.data.chat import ChatTemplate, load_template
-from train.data.types import Turn
+from train.data.chat import load_template
 from train.regenerate import __main__ as program
 from train.regenerate.conversations import Held, Recorded, Row, Speaker, hold
 

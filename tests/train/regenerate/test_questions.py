@@ -5,8 +5,7 @@ from collections.abc import Callable
 import pytest
 from chat_folders import END, IM_END, SPECIAL, chat_tokenizer
 
-from redrafter_jax.text.chat_template import ChatTemplate, render_vicuna
-from train.data.types import Turn
+from redrafter_jax.text.chat_template import ChatTemplate, Turn, render_vicuna
 from train.regenerate.conversations import Exchange, Held, Row, Speaker
 from train.regenerate.questions import (
     UserTurn,
