@@ -96,7 +96,7 @@ def read_json(path: Path) -> dict[str, Any]:
       InputError: the file is missing or cannot be read, is no JSON, or no object.
     """
     try:
-        values = json.loads(path.read_text())
+        values = json.loads(path.read_bytes())  # UTF-8, whatever the locale
     except FileNotFoundError:
         raise InputError(f"{path} is missing; a model folder needs it.") from None
     except OSError as error:
