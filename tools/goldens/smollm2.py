@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from checkpoints import greedy, ids
 from gguf import GGUFReader, ReaderTensor
 from gguf_tokenizers import FOLDER, byte_level
 from jinja2 import Environment
@@ -133,18 +134,15 @@ def main() -> None:
     for content in PROMPTS:
         turns = [{"role": "user", "content": content}]
         prompt = torch.tensor([encode(template.render(messages=turns, add_generation_prompt=True))])
-        text = model.generate(prompt, do_sample=False, max_new_tokens=NEW_TOKENS)
-        logits, length = model(text).logits[0], prompt.shape[1]
-        best, second = logits[length - 1 : -1].topk(2).values.unbind(-1)
-        lead = (best - second).min().item()
+        text, logits, lead = greedy(model, prompt, NEW_TOKENS)
         print(f"{lead:.4f} {content}", flush=True)
         if lead < SMALLEST_LEAD:
             continue
         number = len(arrays) // 4
         arrays |= {
             f"question_{number}": np.asarray(content),
-            f"prompt_{number}": prompt[0].numpy().astype(np.int32),
-            f"greedy_{number}": text[0, length:].numpy().astype(np.int32),
+            f"prompt_{number}": ids(prompt[0]),
+            f"greedy_{number}": ids(text[0, prompt.shape[1] :]),
             f"logits_{number}": logits[POSITIONS, TOKENS].numpy(),
         }
         if number == COUNT - 1:
