@@ -114,12 +114,6 @@ def find_drafter(name: str | Path) -> Found:
     return _find(*_describe(name, folder, kind), kind, ignored=())
 
 
-def stored_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
-    """Every weight of such a target by its name in the files, and its shape there."""
-    _, parameters = _parameters(config, TARGET)
-    return {parameter.name: parameter.shape for parameter in parameters}
-
-
 def _describe(name: str | Path, folder: Path, kind: Kind) -> tuple[Path, Any, dict[str, Stored]]:
     """What a format of files tells of a model: where it lies, its configuration, stored weights."""
     if is_gguf(folder):

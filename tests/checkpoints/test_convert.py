@@ -13,7 +13,7 @@ from places import GOLDENS
 from safetensors.flax import load_file as load_arrays
 from safetensors.flax import save_file as save_arrays
 from safetensors.numpy import load_file, save_file
-from tiny_models import assert_same, tiny_config
+from tiny_models import assert_same, stored_shapes, tiny_config
 from torch_archives import write_archive
 
 from redrafter_jax import DrafterConfig, InputError, load_target
@@ -21,7 +21,6 @@ from redrafter_jax.checkpoints import convert
 from redrafter_jax.checkpoints.config_files import drafter_fields
 from redrafter_jax.checkpoints.convert import convert as convert_folder
 from redrafter_jax.checkpoints.families import target_fields
-from redrafter_jax.checkpoints.found import stored_shapes
 
 CONFIG = DrafterConfig(vocab_size=13, hidden_size=8, exit_dim=5, num_draft_layers=1)
 SHAPES = {

@@ -21,12 +21,11 @@ from tiny_gguf import (
     tokenizer_fields,
     write_gguf,
 )
-from tiny_models import assert_same
+from tiny_models import assert_same, stored_shapes
 from tokenizers import Tokenizer
 
 from redrafter_jax import InputError, load_drafter, load_target
 from redrafter_jax.checkpoints.convert import convert
-from redrafter_jax.checkpoints.found import stored_shapes
 from redrafter_jax.checkpoints.gguf import SUPPORTED_KINDS
 from redrafter_jax.checkpoints.huggingface import load_target_config
 from redrafter_jax.config import LongRopeScaling

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tiny_gguf import CONFIG, config_fields, random_tensors, tokenizer_fields, write_gguf
+from tiny_models import stored_shapes
 
 from redrafter_jax import InputError
-from redrafter_jax.checkpoints.found import stored_shapes
 from redrafter_jax.checkpoints.gguf import find_gguf
 from redrafter_jax.checkpoints.gguf_header import Header, read_header
 from redrafter_jax.checkpoints.gguf_tokenizer import gguf_tokenizer

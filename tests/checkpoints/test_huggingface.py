@@ -12,14 +12,13 @@ from places import GOLDENS
 from safetensors.flax import load_file as load_arrays
 from safetensors.numpy import load_file, save_file
 from tiny_folders import change_json
-from tiny_models import assert_same, cast, random_target, tiny_config
+from tiny_models import assert_same, cast, random_target, stored_shapes, tiny_config
 
 from redrafter_jax import (
     InputError,
     load_target,
     save_target,
 )
-from redrafter_jax.checkpoints.found import stored_shapes
 
 GOLDEN_FOLDERS = sorted((GOLDENS / "families").iterdir())
 CONFIG = tiny_config(head_dim=6)

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from safetensors.flax import save_file
 from tiny_gguf import config_fields, random_tensors, write_gguf
+from tiny_models import stored_shapes
 
 from redrafter_jax import load_target
 from redrafter_jax.checkpoints.families import target_fields
-from redrafter_jax.checkpoints.found import stored_shapes
 from redrafter_jax.config import TargetConfig
 
 MB = 10**6

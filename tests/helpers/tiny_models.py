@@ -9,6 +9,8 @@ import numpy as np
 from flax import nnx
 
 from eval.abstract import abstract_drafter, abstract_target
+from redrafter_jax.checkpoints.found import dotted, is_matrix
+from redrafter_jax.checkpoints.weight_names import target_name
 from redrafter_jax.config import DrafterConfig, TargetConfig
 from redrafter_jax.drafters.recurrent_head import DraftModel, init_drafter
 from redrafter_jax.models.target import Target
@@ -64,6 +66,16 @@ def random_target(config: TargetConfig = PARITY_CONFIG, seed: int = 0) -> Target
 def random_drafter(config: DrafterConfig, seed: int = 0) -> DraftModel:
     """A drafter that knows nothing of any target."""
     return with_random_weights(abstract_drafter(config, jnp.float32), seed)
+
+
+def stored_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
+    """Every weight of such a target by its name in the files, and its shape there."""
+    flat = nnx.to_flat_state(abstract_target(config, jnp.float32).params)
+    named = {target_name(config, dotted(path)): variable.get_value() for path, variable in flat}
+    return {
+        name: leaf.shape[::-1] if is_matrix(name, leaf) else leaf.shape
+        for name, leaf in named.items()
+    }
 
 
 def cast(model: Model[Any, Any], dtype: Any) -> Any:
