@@ -110,6 +110,11 @@ def open_session(arguments: argparse.Namespace, texts: Sequence[str]) -> Session
 def _template_of(arguments: argparse.Namespace, tokenizer: Tokenizer) -> ChatTemplate:
     name, option = arguments.chat_template, option_of("chat_template") + " "
     if arguments.chat:
+        if name == "none":
+            raise InputError(
+                "--chat asks for a chat template, and --chat-template none continues the prompt "
+                "as it stands; leave one of them out."
+            )
         return load_template(name or "tokenizer", arguments.target, tokenizer, option)
     template = choose_template(name, arguments.target, tokenizer, option)
     if template is NO_TEMPLATE and arguments.system is not None:

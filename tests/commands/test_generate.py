@@ -134,6 +134,7 @@ def test_a_message_is_written_as_the_template_does_and_its_answer_ends_with_its_
         (["--system", "be brief"], "--system is for conversations, and the prompt is continued as"),
         (["--chat"], "has no chat template; save one beside it as chat_template.jinja."),
         (["--chat", "--chat-template", "vicuna_v1.1"], "has no such token"),
+        (["--chat", "--chat-template", "none"], "--chat asks for a chat template, and --chat-temp"),
         (["--mesh-model", "9"], "--mesh-model is 9; it must be from 1 to the 8 devices here."),
         (["--mesh-model", "4"], "model=4, which does not divide the target's num_key"),
         (["--temperature", "-1"], "--temperature is -1.0; it must be 0 or more"),
