@@ -5,7 +5,6 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jax.extend.random import threefry2x32_p
 from jaxtyping import Array, Float, Int, UInt
 
 from redrafter_jax.parallel.collectives import all_gather
@@ -40,23 +39,37 @@ def _gumbel(
     Written out, not `jax.random.gumbel`: that depends on the default generator and on flags, and
     with 23 random bits never draws a token less likely than 1e-7.
     """
-    B, P = positions.shape
-    shape = (B, P, -(-vocab_size // 2))
+    keys = seeds.astype(jnp.uint32)[:, None, None], positions.astype(jnp.uint32)[..., None]
+    words = _threefry(keys, jnp.arange(-(-vocab_size // 2), dtype=jnp.uint32))
 
-    def spread_out(values: Array) -> Array:
-        return jnp.broadcast_to(values.astype(jnp.uint32), shape)
+    def noise(bits: UInt[Array, "B P half"]) -> Float[Array, "B P half"]:
+        # Small values of `uniform` give large noise, and floats are densest there.
+        uniform = jnp.minimum((bits.astype(jnp.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
+        return -jnp.log(-jnp.log1p(-uniform))
 
-    counters = spread_out(jnp.arange(shape[-1]))
-    words = threefry2x32_p.bind(
-        spread_out(seeds[:, None, None]),
-        spread_out(positions[:, :, None]),
-        counters,
-        jnp.zeros_like(counters),
-    )
-    bits = jnp.stack(words, axis=-1).reshape(B, P, -1)[..., :vocab_size]
-    # Small values of `uniform` give large noise, and floats are densest there.
-    uniform = jnp.minimum((bits.astype(jnp.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
-    return -jnp.log(-jnp.log1p(-uniform))
+    # Held: fused with what interleaves or reads them, XLA for CPUs would compute every word anew
+    # for both its neighbours, and one at a time.
+    even, odd = jax.lax.optimization_barrier((noise(words[0]), noise(words[1])))
+    return jnp.stack([even, odd], axis=-1).reshape(*positions.shape, -1)[..., :vocab_size]
+
+
+def _threefry(
+    keys: tuple[UInt[Array, "B 1 1"], UInt[Array, "B P 1"]], counters: UInt[Array, " half"]
+) -> tuple[UInt[Array, "B P half"], UInt[Array, "B P half"]]:
+    """The two words of Threefry-2x32 with 20 rounds for the counters (c, 0).
+
+    Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). JAX's own loops over the
+    rounds on CPUs and holds the words in between, which takes seven times as long.
+    """
+    schedule = (*keys, keys[0] ^ keys[1] ^ jnp.uint32(0x1BD11BDA))
+    left, right = counters + schedule[0], jnp.broadcast_to(schedule[1], keys[1].shape)
+    for group in range(5):
+        for distance in ((13, 15, 26, 6), (17, 29, 16, 24))[group % 2]:
+            left = left + right
+            right = left ^ (right << distance | right >> (32 - distance))
+        left = left + schedule[(group + 1) % 3]
+        right = right + schedule[(group + 2) % 3] + jnp.uint32(group + 1)
+    return left, right
 
 
 def filter_logits(
