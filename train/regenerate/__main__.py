@@ -151,8 +151,8 @@ def _invent(settings: RegenerateSettings, mesh: Mesh | None, console: Console) -
 
     rows = read_rows(settings.output)
     seeds = [row["seed"] for row in rows if type(row.get("seed")) is int]
-    # A row follows the one before it after fewer seeds than end a run.
     first = settings.first_seed
+    # A row follows the one before it after fewer seeds than end a run.
     most = min(max(seeds, default=first), first + MOST_DROPPED * len(rows)) + MOST_DROPPED
     items = [item(seed) for seed in range(first, most + 1)]
     done = find_done(settings.output, items, _WEIGHTS + _DATE)
@@ -161,9 +161,9 @@ def _invent(settings: RegenerateSettings, mesh: Mesh | None, console: Console) -
     have = sum(_measure(held, settings) for held in done.values())
     if have < goal:
         slots = _open_slots(settings, target, author.stop_tokens)
-        first = max(done, default=first - 1) + 1
-        held = run_sessions(slots, map(author.write, count(first)))
-        invented = new_rows(author, (item(seed) for seed in count(first)), held, asked)
+        following = max(done, default=first - 1) + 1
+        held = run_sessions(slots, map(author.write, count(following)))
+        invented = new_rows(author, (item(seed) for seed in count(following)), held, asked)
         _append(invented, have, goal, settings)
     say(console, _summarize(settings))
 
