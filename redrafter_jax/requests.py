@@ -42,7 +42,7 @@ def token_lists(prompts: Prompts) -> list[list[int]]:
         given = _input_ids(prompts, "prompts")
         if _axes(given) == 1:
             given = [given]
-    if isinstance(given, str) or not (isinstance(given, Sequence) or _axes(given) == 2):
+    if not (_axes(given) == 2 or (_axes(given) and isinstance(given, Sequence))):
         raise InputError(
             f"prompts is {_short(prompts)}; give a list of token ids per prompt, or an array [B T]."
         )
@@ -53,7 +53,7 @@ def _token_list(prompt: Any, name: str) -> list[int]:
     given = _input_ids(prompt, name) if isinstance(prompt, Mapping) else prompt
     if _axes(given) == 2 and len(given) == 1:  # a batch of one
         given = given[0]
-    if isinstance(given, str) or _axes(given) != 1:
+    if _axes(given) != 1:
         raise InputError(
             f"{name} is {_short(prompt)}; prompts are lists of token ids, one list per prompt."
         )
@@ -66,7 +66,8 @@ def _input_ids(encoding: Mapping[str, Any], name: str) -> Any:
             f"{name} is a dictionary without 'input_ids'; give lists of token ids, such as "
             'tokenizer.apply_chat_template(...)["input_ids"].'
         )
-    if not all(np.all(np.asarray(row)) for row in encoding.get("attention_mask", ())):
+    mask = encoding.get("attention_mask")
+    if mask is not None and not all(np.all(np.asarray(row)) for row in mask):
         raise InputError(
             f"{name} is padded: its attention_mask holds zeros; call the tokenizer without "
             'padding and give its ["input_ids"], lists of different lengths.'
@@ -76,7 +77,7 @@ def _input_ids(encoding: Mapping[str, Any], name: str) -> Any:
 
 def _axes(value: Any) -> int:
     """Of nested lists or an array, 0 for anything else; lists in a list may differ in length."""
-    if isinstance(value, Sequence) and not isinstance(value, str):
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return 1 + (_axes(value[0]) if len(value) else 0)
     return np.ndim(value) if hasattr(value, "__array__") else 0
 
@@ -200,7 +201,9 @@ def lists_of_rows(value: Any, rows: int, name: str, entries: str) -> list[tuple[
 
 def _is_list(value: Any) -> bool:
     # A NumPy array is a list of values too, though no `Sequence`.
-    return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
 def _stop_array(
@@ -252,7 +255,7 @@ def _sampling_arrays(
 
 
 def _per_row(value: PerRow[Value], rows: int, name: str) -> list[Value]:
-    if not isinstance(value, Sequence | np.ndarray):
+    if not (isinstance(value, Sequence) or (isinstance(value, np.ndarray) and value.ndim)):
         return [value] * rows
     if len(value) != rows:
         raise InputError(

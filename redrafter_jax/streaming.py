@@ -73,9 +73,15 @@ class KeptCache:
 
     Args:
       context_length: tokens that a text may have, prompt included; the cache is made for as many.
+
+    Raises:
+      InputError: it is no whole number, or below 1.
     """
 
     def __init__(self, context_length: int) -> None:
+        check_whole(context_length, "context_length")
+        if context_length < 1:
+            raise InputError(f"context_length is {context_length}; it must be 1 or more.")
         self._context_length = context_length
         self._memory: Memory | None = None
         self._target: Target | None = None

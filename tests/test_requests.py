@@ -105,6 +105,7 @@ MATRIX = np.array([[1, 2], [3, 4]])
         ({"input_ids": MATRIX, "attention_mask": np.ones((2, 2))}, [[1, 2], [3, 4]]),
         ([[]], [[]]),  # for `prepare` to refuse, and so is no prompt
         ([], []),
+        ({"input_ids": [1, 2], "attention_mask": None}, [[1, 2]]),
     ],
 )
 def test_prompts_are_lists_arrays_or_what_a_tokenizer_returns(
@@ -122,6 +123,7 @@ def test_prompts_are_lists_arrays_or_what_a_tokenizer_returns(
         ([7, 8], r"^Prompt 0 is 7; prompts are lists of token ids, one list per prompt\.$"),
         ([[1], "hello"], r"^Prompt 1 is 'hello'; prompts are lists of token ids"),
         ([MATRIX], r"^Prompt 0 is array.*; prompts are lists"),
+        ([b"hello"], r"^Prompt 0 is b'hello'; prompts are lists of token ids"),
         ("hello", r"^prompts is 'hello'; give a list of token ids per prompt, or an array \[B T\]"),
         (np.array([1, 2]), r"^prompts is array\(\[1, 2\]\); give a list of token ids per prompt"),
         ({"ids": [1]}, r"without 'input_ids'; .*apply_chat_template\(\.\.\.\)\[\"input_ids\"\]\.$"),
@@ -160,11 +162,16 @@ def test_sampling_is_one_for_all_or_one_per_row() -> None:
         ({"max_new_tokens": [4, 0]}, "max_new_tokens of row 1 is 0; it must be 1 or more"),
         ({"max_new_tokens": 3.9}, r"max_new_tokens of row 0 is 3\.9; .* whole number"),
         ({"max_new_tokens": [4, 64]}, "Row 1 asks for 1 prompt and 64 new tokens, but .* 64 posit"),
+        (
+            {"max_new_tokens": np.array(0)},
+            r"max_new_tokens of row 0 is array\(0\); .* whole number",
+        ),
         ({"max_new_tokens": [4]}, "max_new_tokens has 1 entries for 2 prompts; "),
         ({"seeds": 5}, "seeds is 5; give a list with one whole number per prompt"),
         ({"seeds": [0, 1.9]}, r"The seed of row 1 is 1\.9; .* whole number"),
         ({"seeds": [2**31, 0]}, r"The seed of row 0 is 2147483648; it must be in "),
         ({"sampling": [SamplingConfig(), None]}, "sampling of row 1 is None; give a SamplingConf"),
+        ({"eos_token_ids": np.array(5)}, r"eos_token_ids is array\(5\); give a list of token ids"),
         ({"eos_token_ids": 5}, "eos_token_ids is 5; give a list of token ids, or such a list per"),
         ({"eos_token_ids": [True]}, "eos_token_ids holds True, which is no token id; give whole"),
         ({"eos_token_ids": [[1], 2]}, "eos_token_ids of row 1 is 2; where rows differ, give a li"),

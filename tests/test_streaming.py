@@ -174,6 +174,15 @@ def test_bad_values_are_one_sentence(
         next(stream(target, prompts=[[1], [2]], **(options | changes)))
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize(
+    ("length", "problem"), [(0, r"0; it must be 1 or more"), (50.0, r"50\.0; it must be a whole")]
+)
+def test_a_kept_cache_has_room_for_a_text(length: Any, problem: str) -> None:
+    with pytest.raises(InputError, match=f"^context_length is {problem}"):
+        KeptCache(context_length=length)
+
+
 def test_a_kept_cache_is_of_one_target(target: Target) -> None:
     kept = KeptCache(context_length=60)
     next(stream(target, None, [[1]], max_new_tokens=4, kept_cache=kept))

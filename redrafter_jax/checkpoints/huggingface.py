@@ -130,21 +130,21 @@ def load_drafter(
     return _load(find_drafter(name), dtype, mesh)
 
 
-def save_target(target: Target, folder: Path) -> None:
+def save_target(target: Target, folder: str | Path) -> None:
     """Write `config.json` and `model.safetensors` as transformers would for the target's family.
 
     Raises:
       InputError: no family has all of its variations.
     """
-    _save(folder, target_fields(target.config), target, TARGET)
+    _save(Path(folder), target_fields(target.config), target, TARGET)
 
 
-def save_drafter(drafter: DraftModel, folder: Path) -> None:
+def save_drafter(drafter: DraftModel, folder: str | Path) -> None:
     """Write `config.json` and `model.safetensors`, in Apple's layout where it applies.
 
     Where it does not, `config.json` says what is different; see `DrafterConfig.beyond_apple`.
     """
-    _save(folder, drafter_fields(drafter.config), drafter, DRAFTERS[DRAFTER_MODEL_TYPE])
+    _save(Path(folder), drafter_fields(drafter.config), drafter, DRAFTERS[DRAFTER_MODEL_TYPE])
 
 
 def _load(found: Found, dtype: DTypeLike, mesh: Mesh | None = None) -> Any:

@@ -60,7 +60,7 @@ def test_drafters_are_stored_in_apples_layout(
         V, D, exit_dim=exit_dim, num_draft_layers=layers, cell="simple" if rnn else "sum"
     )
     drafter = cast(random_drafter(config), dtype)
-    save_drafter(drafter, tmp_path)
+    save_drafter(drafter, str(tmp_path))
     code = {"float32": "F32", "bfloat16": "BF16"}[dtype]
     assert stored_tensors(tmp_path / "model.safetensors") == {
         name: (code, shape) for name, shape in expected.items()
