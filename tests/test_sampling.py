@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+from jax.extend.random import threefry_2x32
 from places import GOLDENS
 
 from redrafter_jax.config import SamplingConfig
@@ -110,6 +111,18 @@ SAMPLED = SamplingConfig(temperature=1.0)
 def draw(seeds: list[int], positions: list[int], count: int, vocab_size: int = V) -> np.ndarray:
     sampling = arrays([SAMPLED] * len(seeds), seeds)
     return np.asarray(noise_of(sampling, jnp.asarray(positions, jnp.int32), count, vocab_size))
+
+
+def test_noise_is_made_of_threefrys_words_for_seed_and_position() -> None:
+    """JAX's own Threefry; the counter of two neighbouring tokens is half of the even one."""
+    seeds, positions = [0, 7, 2**31 - 1], [0, 100, 12345]
+    drawn = draw(seeds, positions, 1)[:, 0]
+    counters = np.concatenate([np.arange(7), np.zeros(7)]).astype(np.uint32)
+    for row, key in enumerate(zip(seeds, positions, strict=True)):
+        words = threefry_2x32(jnp.asarray(key, jnp.uint32), jnp.asarray(counters))
+        bits = np.stack(np.split(np.asarray(words, np.float64), 2), axis=-1).ravel()[:V]
+        expected = -np.log(-np.log1p(-(bits + 0.5) / 2**32))
+        np.testing.assert_allclose(drawn[row], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_noise_does_not_depend_on_the_batch_or_its_order() -> None:
