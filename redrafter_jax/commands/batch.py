@@ -42,6 +42,12 @@ def continue_file(arguments: argparse.Namespace) -> None:
     if output is None:
         raise InputError("--prompts needs --output, the file that the continuations go to.")
     prompts = read_prompts(arguments.prompts)
+    last_seed = 2**31 - len(prompts)
+    if not 0 <= arguments.seed <= last_seed:  # told now, not when the last batch is due
+        raise InputError(
+            f"--seed is {arguments.seed}; row i is drawn with seed --seed + i, so for "
+            f"{len(prompts)} prompts it must be from 0 to {last_seed}."
+        )
     seeds = range(arguments.seed, arguments.seed + len(prompts))
     options = {name: getattr(arguments, name) for name in _DECIDING}
     done = _rows_written(output, prompts, seeds, options)
