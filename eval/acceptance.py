@@ -3,7 +3,7 @@
 No clock runs here: rows are decoded together, and the numbers are counts.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import product
 from typing import Any, NamedTuple
@@ -14,14 +14,12 @@ from rich.table import Table
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
-from redrafter_jax.drafters.recurrent_head import DraftModel
-from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.progress import track
 from redrafter_jax.text.prompts import Asked
 
 from . import metrics
-from .benchmark import Method, decode_batch, make_batches
+from .benchmark import Method, Run, decode_batch, make_batches
 from .config import AcceptanceSettings
 from .loading import load
 from .metrics import count_accepted, describe_answers, tell_answers
@@ -52,11 +50,19 @@ def measure_acceptance(settings: AcceptanceSettings) -> None:
     """
     drafts = settings.trees.build()
     target, drafter, asked = load(settings, drafts)
+    baseline = Method(target, RootOnly())
+    expected = {
+        sampling: _texts(_decode(baseline, asked, sampling, settings))
+        for sampling in track(settings.samplings, len(settings.samplings), "decode the baseline")
+    }
     # Drafts outermost: each is compiled once.
     cells = [Cell(*cell) for cell in product(drafts, settings.rankings, settings.samplings)]
-    expected: dict[SamplingConfig, list[list[int]]] = {}
-    measured = _measure(settings, target, drafter, asked, cells, expected)
-    measures = dict(zip(cells, track(measured, len(cells), "decode"), strict=True))
+    measures: dict[Cell, dict[str, Any]] = {}
+    for cell in track(cells, len(cells), "decode"):
+        method = Method(target, rank(bind_drafter(drafter, cell.draft), cell.ranking, cell.draft))
+        runs = _decode(method, asked, cell.sampling, settings)
+        same = [a == b for a, b in zip(_texts(runs), expected[cell.sampling], strict=True)]
+        measures[cell] = {**count_accepted(runs), "identical": float(np.mean(same))}
     if not is_first():
         return
     rows = [_row(cell, measures) for cell in cells]
@@ -71,30 +77,17 @@ def measure_acceptance(settings: AcceptanceSettings) -> None:
     show(path, *told, _table(rows))
 
 
-def _measure(
-    settings: AcceptanceSettings,
-    target: Target,
-    drafter: DraftModel,
-    asked: Asked,
-    cells: Sequence[Cell],
-    expected: dict[SamplingConfig, list[list[int]]],
-) -> Iterator[dict[str, Any]]:
-    """Counts, and the share of identical texts, at each point of the grid.
+def _decode(
+    method: Method, asked: Asked, sampling: SamplingConfig, settings: AcceptanceSettings
+) -> list[Run]:
+    """All prompts, batch by batch."""
+    batches = make_batches(asked, settings.batch_size or len(asked.rows), sampling, settings)
+    return [decode_batch(method, batch) for batch in batches]
 
-    The baseline's texts under each sampling are put into `expected`.
-    """
-    for cell in cells:
-        batch_size = settings.batch_size or len(asked.rows)
-        batches = make_batches(asked, batch_size, cell.sampling, settings)
-        if cell.sampling not in expected:
-            baseline = [decode_batch(Method(target, RootOnly()), batch) for batch in batches]
-            expected[cell.sampling] = [row for run in baseline for row in run.tokens]
-        method = Method(target, rank(bind_drafter(drafter, cell.draft), cell.ranking, cell.draft))
-        runs = [decode_batch(method, batch) for batch in batches]
-        texts = zip(
-            (row for run in runs for row in run.tokens), expected[cell.sampling], strict=True
-        )
-        yield {**count_accepted(runs), "identical": float(np.mean([a == b for a, b in texts]))}
+
+def _texts(runs: Sequence[Run]) -> list[list[int]]:
+    """New tokens of every prompt."""
+    return [row for run in runs for row in run.tokens]
 
 
 def _row(cell: Cell, measures: dict[Cell, dict[str, Any]]) -> dict[str, Any]:
