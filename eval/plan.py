@@ -167,13 +167,23 @@ def _temporaries(
 
 
 def in_settings(arguments: Sequence[str]) -> list[str]:
-    """Settings in place of the flags that are short for them, and a file where none is given."""
+    """Settings in place of the flags that are short for them, and a file where none is given.
+
+    Raises:
+      InputError: there is neither a file nor a target.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     short = {"--target": "target", "--gpu": "gpu", "--batch": "batch_size", "--cache": "slots"}
     for flag, name in short.items():
         parser.add_argument(flag, dest=name)
     flags, rest = parser.parse_known_args(arguments)
-    if not any(argument.partition("=")[0] == "--config" for argument in rest):
+    names = {argument.partition("=")[0] for argument in rest}
+    if "--config" not in names:
+        target = flags.target is not None or any(name.startswith("target") for name in names)
+        if not target and not names & {"-h", "--help"}:
+            raise InputError(
+                "No model to plan for; give --target, a folder or hub id, or --config."
+            )
         rest = ["--config", str(Path(__file__).with_name("plan.yaml")), *rest]
     given = {name: value for name, value in vars(flags).items() if value is not None}
     return [*rest, *(f"{name}={value}" for name, value in given.items())]

@@ -132,6 +132,11 @@ def test_a_target_is_a_model_as_everywhere_else(
     assert report["needs_bytes"]["target"] == bytes_of(habitual_target) // 2  # of float32
 
 
+def test_without_a_target_the_command_asks_for_one() -> None:
+    with pytest.raises(InputError, match="give --target, a folder or hub id, or --config"):
+        evaluate(["plan", "--gpu", "h200"])
+
+
 def test_what_does_not_fit_is_said(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
