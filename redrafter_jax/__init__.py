@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from redrafter_jax.checkpoints.draft_table import load_draft
     from redrafter_jax.checkpoints.huggingface import (
         load_drafter,
         load_target,
@@ -29,6 +30,7 @@ __all__ = [
     "Update",
     "generate",
     "generate_autoregressive",
+    "load_draft",
     "load_drafter",
     "load_target",
     "make_mesh",
@@ -40,6 +42,7 @@ __all__ = [
 # Where each name is defined. They are imported when first asked for, so that the help of a command
 # needs no JAX; none of these modules may bear the name of something public, which it would hide.
 _MODULES = {
+    "checkpoints.draft_table": ("load_draft",),
     "checkpoints.huggingface": ("load_drafter", "load_target", "save_drafter", "save_target"),
     "config": ("DraftConfig", "DrafterConfig", "SamplingConfig", "TargetConfig"),
     "drafters.lookup": ("PromptLookup",),

@@ -12,6 +12,8 @@ from redrafter_jax.errors import InputError
 
 # Other files of a repository hold the same weights again, in other formats.
 _WEIGHTS, _TORCH_WEIGHTS = "model*.safetensors", "pytorch_model*.bin"
+# Beside a drafter's `config.json`; see `redrafter_jax.checkpoints.draft_table`.
+DRAFT_TABLE = "draft.yaml"
 
 
 # The first bytes of a GGUF file.
@@ -29,7 +31,7 @@ def locate(name: str | Path) -> Path:
     if is_gguf(folder):
         return folder
     if not folder.is_dir():
-        return _download(str(name), "*.json")
+        return _download(str(name), "*.json", DRAFT_TABLE)
     refuse_outer_folder(folder, "config.json")
     return folder
 
@@ -83,10 +85,10 @@ def with_weights(name: str | Path, folder: Path) -> Path:
     return _download(str(name), _TORCH_WEIGHTS, revision=folder.name)
 
 
-def _download(repository: str, pattern: str, revision: str | None = None) -> Path:
+def _download(repository: str, *patterns: str, revision: str | None = None) -> Path:
     from huggingface_hub import snapshot_download
 
-    fetch = partial(snapshot_download, revision=revision, allow_patterns=[pattern])
+    fetch = partial(snapshot_download, revision=revision, allow_patterns=list(patterns))
     return from_hub(fetch, repository, "config.json and model.safetensors")
 
 

@@ -221,11 +221,12 @@ def _add_decoding(command: argparse.ArgumentParser) -> None:
         "--seed", type=int, default=0, help="the same seed gives the same text (%(default)s)"
     )
     title = "how drafts are made, which changes the speed but never the text"
-    _add_fields(command.add_argument_group(title), DraftConfig)
+    told = "Without any of these, as draft.yaml of the drafter's folder says, if there is one."
+    _add_fields(command.add_argument_group(title, told), DraftConfig)
 
 
 def _add_fields(group: Any, config: type) -> None:
-    """An option for each field of a configuration."""
+    """An option for each field of a configuration, None where it is not given."""
     # Of the docstring's entry for a field: its lines, indented below its name.
     _, _, entries = (inspect.getdoc(config) or "").partition("Attributes:\n")
     texts = dict(re.findall(r"^  (\w+): (.*(?:\n    .*)*)", entries, re.MULTILINE))
@@ -233,12 +234,10 @@ def _add_fields(group: Any, config: type) -> None:
         text = " ".join(texts.get(field.name, "").split()).removesuffix(".").replace("%", "%%")
         kind = unfold(field.type)[0][0]
         if kind is bool:
-            group.add_argument(option_of(field.name), action="store_true", help=text)
+            group.add_argument(option_of(field.name), action="store_true", default=None, help=text)
             continue
-        shown = "" if field.default is None else " (%(default)s)"
-        group.add_argument(
-            option_of(field.name), type=kind, default=field.default, help=text + shown
-        )
+        shown = "" if field.default is None else f" ({field.default})"
+        group.add_argument(option_of(field.name), type=kind, help=text + shown)
 
 
 def _count(text: str) -> int:
@@ -266,6 +265,12 @@ def option_of(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
+def given_options(config: type, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Those fields of a configuration whose options are given, and their values."""
+    values = {field.name: getattr(arguments, field.name) for field in fields(config)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def config_of[Config: (DraftConfig, SamplingConfig)](
     config: type[Config], arguments: argparse.Namespace
 ) -> Config:
@@ -275,6 +280,6 @@ def config_of[Config: (DraftConfig, SamplingConfig)](
       InputError: a value is outside its limits; the sentence begins with its option.
     """
     try:
-        return config(**{field.name: getattr(arguments, field.name) for field in fields(config)})
+        return config(**given_options(config, arguments))
     except FieldError as error:
         raise InputError(f"{option_of(error.field)} {error.problem}") from None

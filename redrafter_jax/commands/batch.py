@@ -4,12 +4,12 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from redrafter_jax.acceptance import acceptance_length
-from redrafter_jax.commands.arguments import option_of
+from redrafter_jax.commands.arguments import config_of, option_of
 from redrafter_jax.commands.options import Session, open_session
 from redrafter_jax.commands.terminal import tell
 from redrafter_jax.config import SamplingConfig
@@ -21,11 +21,8 @@ from redrafter_jax.text.text_stream import TextStream
 _BATCH_SIZE = 8
 # Between two looks at what is decided. Where strings end a row the host looks at every step.
 _STEPS_PER_UPDATE = 16
-# What decides a row's text beside its prompt and its seed.
-_DECIDING = (
-    *("target", "dtype", "max_new_tokens", "stop", "chat", "chat_template", "system"),
-    *(field.name for field in fields(SamplingConfig)),
-)
+# What decides a row's text beside its prompt, its seed and the sampling.
+_DECIDING = ("target", "dtype", "max_new_tokens", "stop", "chat", "chat_template", "system")
 
 
 def continue_file(arguments: argparse.Namespace) -> None:
@@ -49,14 +46,15 @@ def continue_file(arguments: argparse.Namespace) -> None:
             f"{len(prompts)} prompts it must be from 0 to {last_seed}."
         )
     seeds = range(arguments.seed, arguments.seed + len(prompts))
-    options = {name: getattr(arguments, name) for name in _DECIDING}
+    sampling = config_of(SamplingConfig, arguments)
+    options = {name: getattr(arguments, name) for name in _DECIDING} | asdict(sampling)
     done = _rows_written(output, prompts, seeds, options)
     if done == len(prompts):
         tell(f"{output} has the rows of all {done} prompts already.")
         return
-    session = open_session(arguments, [prompt.text for prompt in prompts])
+    size = min(arguments.batch_size or _BATCH_SIZE, len(prompts) - done)
+    session = open_session(arguments, [prompt.text for prompt in prompts], size)
     rows = [_encode(prompt, session, limit) for prompt in prompts]
-    size = min(arguments.batch_size or _BATCH_SIZE, len(rows) - done)
     # In one size of cache every batch runs what the first one compiled.
     kept_cache = KeptCache(max(map(len, rows)) + limit)
     started, decided = time.perf_counter(), 0

@@ -7,8 +7,11 @@ from typing import NamedTuple
 import jax
 from tokenizers import Tokenizer
 
+from redrafter_jax.checkpoints.download import DRAFT_TABLE
+from redrafter_jax.checkpoints.draft_table import find_draft_table
 from redrafter_jax.checkpoints.huggingface import load_drafter, load_target, load_target_config
-from redrafter_jax.commands.arguments import config_of, option_of
+from redrafter_jax.commands.arguments import config_of, given_options, option_of
+from redrafter_jax.commands.terminal import tell
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
@@ -82,17 +85,21 @@ class Session(NamedTuple):
         )
 
 
-def open_session(arguments: argparse.Namespace, texts: Sequence[str]) -> Session:
+def open_session(
+    arguments: argparse.Namespace, texts: Sequence[str], batch_size: int = 1
+) -> Session:
     """All that decodes texts, checked before anything is compiled.
 
     Args:
       arguments: of the command.
       texts: messages, or prompts: the first that the template writes shows how it ends an answer.
+      batch_size: rows that will be decoded together.
 
     Raises:
       InputError: a value, a file or a folder cannot be used, or they do not go together.
     """
-    draft, sampling = _draft_of(arguments), config_of(SamplingConfig, arguments)
+    sampling = config_of(SamplingConfig, arguments)
+    draft = _draft_of(arguments, batch_size, sampling.temperature)
     load_target_config(arguments.target)  # a folder of another kind is told as that
     tokenizer = load_tokenizer(arguments.target)
     template, opening = _template_of(arguments, tokenizer), []
@@ -125,16 +132,41 @@ def _template_of(arguments: argparse.Namespace, tokenizer: Tokenizer) -> ChatTem
     return template
 
 
-def _draft_of(arguments: argparse.Namespace) -> DraftConfig:
-    draft = config_of(DraftConfig, arguments)
-    given = [name for name, value in vars(draft).items() if value != getattr(DraftConfig, name)]
-    idle = " and ".join(option_of(name) for name in given if name != "lookup_tokens")
-    if arguments.no_drafter and idle:
-        raise InputError(f"{idle} is for a drafter's trees; give --drafter, or leave it out.")
-    return draft
+def _draft_of(
+    arguments: argparse.Namespace, batch_size: int, temperature: float
+) -> DraftConfig | None:
+    """As the options say, or else as the drafter's table does; None for no drafter.
+
+    Raises:
+      InputError: an option cannot be used, or the table.
+    """
+    given, draft = given_options(DraftConfig, arguments), config_of(DraftConfig, arguments)
+    if arguments.no_drafter:
+        idle = " and ".join(option_of(name) for name in given if name != "lookup_tokens")
+        if idle:
+            raise InputError(f"{idle} is for a drafter's trees; give --drafter, or leave it out.")
+        return draft
+    table = None if given else find_draft_table(arguments.drafter)
+    if table is None:
+        return draft
+    tree = table.nearest(batch_size, temperature)
+    place = f"batch size {tree.batch_size} at temperature {tree.temperature:g} on {table.device}"
+    if tree.draft is None:
+        tell(f"{DRAFT_TABLE}: no tree beats the baseline for {place}; the drafter is not used")
+        return None
+    words = ", ".join(
+        f"{name}={value}"
+        for name, value in vars(tree.draft).items()
+        if value != getattr(DraftConfig, name)
+    )
+    speedup = f"{tree.measured_speedup:.2f} times the baseline"
+    tell(f"{DRAFT_TABLE}: {words or 'the default tree'}, {speedup} for {place}")
+    return tree.draft
 
 
-def _load_models(arguments: argparse.Namespace, draft: DraftConfig) -> tuple[Target, Drafter]:
+def _load_models(
+    arguments: argparse.Namespace, draft: DraftConfig | None
+) -> tuple[Target, Drafter]:
     parts = arguments.mesh_model
     if not 1 <= parts <= jax.device_count():
         raise InputError(
@@ -143,7 +175,9 @@ def _load_models(arguments: argparse.Namespace, draft: DraftConfig) -> tuple[Tar
     mesh = None if parts == 1 else make_mesh(model=parts)
     dtype = arguments.dtype or ("bfloat16" if jax.default_backend() == "gpu" else "float32")
     target = load_target(arguments.target, dtype, mesh)
-    if not arguments.no_drafter:
+    if draft is None:
+        drafter = RootOnly()
+    elif not arguments.no_drafter:
         drafter = bind_drafter(load_drafter(arguments.drafter, dtype, mesh), draft)
     elif draft.lookup_tokens:
         drafter = PromptLookup(draft.lookup_tokens)

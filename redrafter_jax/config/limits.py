@@ -73,12 +73,14 @@ def unfold(annotation: Any) -> tuple[list[Any], list[Any]]:
 
 
 def _unmet(value: Any, kinds: list[Any], limits: list[Any]) -> str | None:
-    """What the value must be and is not; of numbers and choices."""
+    """What the value must be and is not; of numbers, truth values and choices."""
     if value is None and NoneType in kinds:
         return None
     if get_origin(kinds[0]) is Literal:
         choices = get_args(kinds[0])
         return None if value in choices else f"one of {', '.join(choices)}"
+    if kinds[0] is bool:
+        return None if isinstance(value, bool) else "true or false, a bool"
     if kinds[0] not in (int, float):
         return None
     if isinstance(value, bool) or not isinstance(value, int | kinds[0]):

@@ -1,0 +1,172 @@
+"""`draft.yaml` of a drafter's folder: the fastest tree for each batch size and temperature.
+
+`python -m eval tune` measures and writes it. Its values hold for the device that it names.
+"""
+
+from dataclasses import MISSING, asdict, dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from annotated_types import Ge
+
+from redrafter_jax.checkpoints.config_files import field
+from redrafter_jax.checkpoints.download import DRAFT_TABLE, locate
+from redrafter_jax.config import DraftConfig
+from redrafter_jax.config.limits import Count, FieldError, Positive, check_fields
+from redrafter_jax.errors import InputError
+
+_HEADER = """\
+# How this drafter's trees are drafted fastest, as `python -m eval tune` measured it on one device.
+# For each batch size and temperature: the tree, or null where none was faster than the baseline,
+# decoding without the drafter; and its speed-up over the baseline, as predicted and as measured.
+# Read by `redrafter_jax.load_draft`, by `draft: auto` in the settings of `python -m eval`, and by
+# `generate` and `chat` without options for the tree: the smallest batch size that is no smaller
+# than theirs, or else the largest; of it the nearest temperature.
+"""
+
+
+@dataclass(frozen=True)
+class TunedTree:
+    """The choice for one batch size and temperature.
+
+    Attributes:
+      batch_size: rows decoded together.
+      temperature: at which their tokens are chosen; 0 is greedy.
+      draft: how trees are drafted; None where nothing beat decoding without the drafter.
+      predicted_speedup: of the tree over the baseline, from what its parts cost; 1 for None.
+      measured_speedup: of real decoding; 1 for None.
+    """
+
+    batch_size: Count
+    temperature: Annotated[float, Ge(0)]
+    draft: DraftConfig | None
+    predicted_speedup: Positive
+    measured_speedup: Positive
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class DraftTable:
+    """What `draft.yaml` holds.
+
+    Attributes:
+      device: on which the trees were measured.
+      dtype: of both models' parameters then.
+      trees: at least one.
+    """
+
+    device: str
+    dtype: str
+    trees: tuple[TunedTree, ...]
+
+    def nearest(self, batch_size: int, temperature: float) -> TunedTree:
+        """Of the smallest batch size at or above this one, or the largest, the nearest temperature.
+
+        Of two temperatures as near, the lower one.
+        """
+        sizes = sorted({tree.batch_size for tree in self.trees})
+        size = next((size for size in sizes if size >= batch_size), sizes[-1])
+        own = [tree for tree in self.trees if tree.batch_size == size]
+        return min(own, key=lambda t: (abs(t.temperature - temperature), t.temperature))
+
+
+def load_draft(
+    drafter: str | Path, batch_size: int = 1, temperature: float = 0.0
+) -> DraftConfig | None:
+    """The tree that `python -m eval tune` found fastest for a drafter, from its `draft.yaml`.
+
+    Args:
+      drafter: the folder or hub id that `load_drafter` takes.
+      batch_size: rows that will be decoded together; the table's next larger one is taken, or its
+        largest.
+      temperature: of the sampling; the table's nearest one is taken.
+
+    Returns:
+      How to draft; None where no tree was faster than the baseline: decode without the drafter,
+      `generate(target, None, ...)`.
+
+    Raises:
+      InputError: there is no such file, or it cannot be used.
+    """
+    table = find_draft_table(drafter)
+    if table is None:
+        raise InputError(
+            f"{drafter} has no {DRAFT_TABLE}, which holds the tree for draft: auto; write one with "
+            "`python -m eval tune`, or state the tree."
+        )
+    return table.nearest(batch_size, temperature).draft
+
+
+def find_draft_table(drafter: str | Path) -> DraftTable | None:
+    """The table of a drafter's folder or hub repository; None if there is none.
+
+    Raises:
+      InputError: the file cannot be read, or does not hold such a table.
+    """
+    path = locate(drafter) / DRAFT_TABLE
+    if not path.exists():
+        return None
+    import yaml  # takes 20 ms, for the few who need it
+
+    try:
+        text = path.read_text(encoding="utf-8")
+        # A few of them may stand for more than fits in memory.
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
+            raise InputError(f"{path} has YAML aliases; write out what they stand for.")
+        values = yaml.safe_load(text)
+    except OSError as error:
+        raise InputError(f"Cannot read {path}: {error.strerror}.") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split()) or "nested too deeply"
+        raise InputError(f"{path} is not valid YAML: {reason}.") from None
+    values = _mapping(DraftTable, values, str(path))
+    trees = field(values, "trees", path, list)
+    if not trees:
+        raise InputError(f"{path} states no trees; delete it, or run `python -m eval tune` again.")
+    return DraftTable(
+        field(values, "device", path, str),
+        field(values, "dtype", path, str),
+        tuple(_read_tree(tree, f"{path}: trees.{place}") for place, tree in enumerate(trees)),
+    )
+
+
+def write_draft_table(path: Path, table: DraftTable) -> None:
+    """Write the table for people and for `find_draft_table`, in place of one that is there.
+
+    Raises:
+      InputError: the file cannot be written.
+    """
+    import yaml
+
+    text = yaml.safe_dump(asdict(table), sort_keys=False, allow_unicode=True)
+    try:
+        path.write_text(_HEADER + text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"Cannot write {path}: {error.strerror}.") from None
+
+
+def _read_tree(values: Any, place: str) -> TunedTree:
+    values = _mapping(TunedTree, values, place)
+    try:
+        if values["draft"] is not None:
+            draft = DraftConfig(**_mapping(DraftConfig, values["draft"], f"{place}.draft"))
+            values = values | {"draft": draft}
+        return TunedTree(**values)
+    except FieldError as error:
+        raise InputError(f"{place}: {error.field} {error.problem}") from None
+
+
+def _mapping(kind: type, values: Any, place: str) -> dict[str, Any]:
+    """The values, if they are of fields of the dataclass and none is missing.
+
+    Raises:
+      InputError: as said.
+    """
+    names = [one.name for one in fields(kind)]
+    needed = {one.name for one in fields(kind) if one.default is MISSING}
+    if not isinstance(values, dict) or not needed <= values.keys() <= set(names):
+        given = ", ".join(map(str, values)) if isinstance(values, dict) else repr(values)
+        raise InputError(f"{place} holds {given:.80}; it must hold {', '.join(names)}.")
+    return values

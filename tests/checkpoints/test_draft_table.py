@@ -1,0 +1,114 @@
+"""`draft.yaml`: written for people, read back, the nearest tree taken, bad files refused."""
+
+from pathlib import Path
+
+import pytest
+
+from redrafter_jax import DraftConfig, InputError, load_draft
+from redrafter_jax.checkpoints.draft_table import DraftTable, TunedTree, write_draft_table
+
+CHAIN = DraftConfig(beam_width=1, draft_rounds=2)
+WIDE = DraftConfig(beam_width=4, draft_rounds=3, num_nodes=9, sharpness=1.2)
+LOOKUP = DraftConfig(beam_width=1, draft_rounds=2, lookup_tokens=8)
+TABLE = DraftTable(
+    "CPU, 2 cores",
+    "float32",
+    (
+        TunedTree(1, 0.0, WIDE, 1.9, 1.8),
+        TunedTree(1, 1.0, LOOKUP, 1.4, 1.3),
+        TunedTree(8, 0.0, CHAIN, 1.2, 1.1),
+        TunedTree(8, 1.0, None, 1.0, 1.0),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "temperature", "expected"),
+    [
+        (1, 0.0, WIDE),
+        (1, 1.0, LOOKUP),
+        # The next larger batch, or the largest; then the nearest temperature, or the lower of two.
+        (2, 0.0, CHAIN),
+        (9, 0.1, CHAIN),
+        (9, 0.5, CHAIN),
+        (5, 0.7, None),
+        (1, 2.0, LOOKUP),
+    ],
+)
+def test_the_tree_of_the_nearest_entry_is_read_back(
+    tmp_path: Path, batch_size: int, temperature: float, expected: DraftConfig | None
+) -> None:
+    write_draft_table(tmp_path / "draft.yaml", TABLE)
+    assert load_draft(tmp_path, batch_size, temperature) == expected
+
+
+def test_the_file_explains_itself_and_reads_like_a_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "draft.yaml"
+    write_draft_table(path, TABLE)
+    text = path.read_text()
+    assert text.startswith("# How this drafter's trees are drafted fastest, as `python -m eval tun")
+    assert "\ndevice: CPU, 2 cores\ndtype: float32\ntrees:\n- batch_size: 1\n" in text
+    assert "  draft:\n    beam_width: 4\n    draft_rounds: 3\n    num_nodes: 9\n" in text
+    assert text.endswith("  draft: null\n  predicted_speedup: 1.0\n  measured_speedup: 1.0\n")
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_a_field_that_an_older_file_lacks_has_its_default(tmp_path: Path) -> None:
+    entry = "batch_size: 1, temperature: 0, predicted_speedup: 2, measured_speedup: 2"
+    text = f"{{device: a, dtype: b, trees: [{{{entry}, draft: {{beam_width: 2}}}}]}}"
+    (tmp_path / "draft.yaml").write_text(text)
+    assert load_draft(tmp_path) == DraftConfig(beam_width=2)
+
+
+def test_the_hub_is_asked_for_the_table_with_the_description(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        if "draft.yaml" in allow_patterns:
+            write_draft_table(tmp_path / "draft.yaml", TABLE)
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert load_draft("some/body") == WIDE
+
+
+def test_without_a_table_the_sentence_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no draft\.yaml, .*`python -m eval tune`, or state"):
+        load_draft(tmp_path)
+
+
+def entry(**changes: str) -> str:
+    """A table of one entry."""
+    values = {"batch_size": "1", "temperature": "0", "draft": "null"}
+    values |= {"predicted_speedup": "1", "measured_speedup": "1"} | changes
+    stated = ", ".join(f"{name}: {value}" for name, value in values.items() if value)
+    return f"device: a\ndtype: b\ntrees: [{{{stated}}}]\n"
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("a: [", "is not valid YAML: "),
+        ("when: 2024-99-99", "is not valid YAML: "),
+        ("a: &b [1]\nc: *b", "has YAML aliases; write out what they stand for."),
+        ("[1, 2]", "draft.yaml holds [1, 2]; it must hold device, dtype, trees."),
+        ("device: a\ntrees: []", "holds device, trees; it must hold device, dtype, trees."),
+        ("device: 3\ndtype: b\ntrees: [1]", "states device=3; it must be a string."),
+        ("device: a\ndtype: b\ntrees: {}", "states trees={}; it must be a list."),
+        ("device: a\ndtype: b\ntrees: []", "states no trees; delete it, or run"),
+        (entry(draft=""), "trees.0 holds batch_size, temperature, predicted_speedup, "),
+        (entry(batch_size="0"), "trees.0: batch_size is 0; it must be greater than 0."),
+        (entry(temperature="hot"), "trees.0: temperature is 'hot'; it must be a number"),
+        (entry(draft="{beam: 4}"), "trees.0.draft holds beam; it must hold beam_width, draft_"),
+        (entry(draft="wide"), "trees.0.draft holds 'wide'; it must hold beam_width, "),
+        (entry(draft="{num_nodes: 99}"), "trees.0: num_nodes is 99; beam_width=8 and draft_"),
+        (entry(draft="{final_beams_only: 1}"), "final_beams_only is 1; it must be true or false"),
+    ],
+)
+def test_a_bad_table_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    (tmp_path / "draft.yaml").write_text(text)
+    with pytest.raises(InputError) as refused:
+        load_draft(tmp_path)
+    assert sentence in str(refused.value)
+    assert str(refused.value).startswith(str(tmp_path))

@@ -1,0 +1,72 @@
+"""What decodes the texts of `generate` and `chat`: the tree of the options, or of `draft.yaml`."""
+
+from pathlib import Path
+
+import pytest
+from tiny_folders import PairFolders, write_pair
+
+from redrafter_jax import DraftConfig
+from redrafter_jax.checkpoints.draft_table import DraftTable, TunedTree, write_draft_table
+from redrafter_jax.commands.arguments import read_arguments
+from redrafter_jax.commands.options import open_session
+from redrafter_jax.drafters.base import Drafter, RootOnly
+from redrafter_jax.drafters.bind import bind_drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.models.target import Target
+
+TUNED = DraftConfig(beam_width=2, draft_rounds=3, num_nodes=5)
+
+
+@pytest.fixture(scope="module")
+def folders(
+    tmp_path_factory: pytest.TempPathFactory, habitual_target: Target, good_drafter: DraftModel
+) -> PairFolders:
+    folders = write_pair(tmp_path_factory.mktemp("models"), habitual_target, good_drafter)
+    trees = (TunedTree(1, 0.0, TUNED, 1.6, 1.52), TunedTree(4, 0.0, None, 1.0, 1.0))
+    table = DraftTable("TPU v9", "float32", trees)
+    write_draft_table(Path(folders.drafter) / "draft.yaml", table)
+    return folders
+
+
+def drafter_of(folders: PairFolders, *options: str, batch_size: int = 1) -> Drafter:
+    models = ["--target", folders.target, "--drafter", folders.drafter]
+    arguments = read_arguments(["generate", *models, "--prompt", "a", *options])
+    return open_session(arguments, ["a"], batch_size).drafter
+
+
+@pytest.mark.parametrize(
+    ("options", "batch_size", "draft", "told"),
+    [
+        (
+            [],
+            1,
+            TUNED,
+            "draft.yaml: beam_width=2, draft_rounds=3, num_nodes=5, 1.52 times the baseline for "
+            "batch size 1 at temperature 0 on TPU v9\n",
+        ),
+        (
+            ["--temperature", "0.4"],
+            3,
+            None,
+            "draft.yaml: no tree beats the baseline for batch size 4 at temperature 0 on TPU v9; "
+            "the drafter is not used\n",
+        ),
+        # An option of the tree, be it the default, is for the default tree with it.
+        (["--beam-width", "8"], 1, DraftConfig(), ""),
+        (["--lookup-tokens", "2"], 1, DraftConfig(lookup_tokens=2), ""),
+    ],
+)
+def test_without_options_the_tree_is_the_tables_and_it_is_told(
+    folders: PairFolders,
+    good_drafter: DraftModel,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    batch_size: int,
+    draft: DraftConfig | None,
+    told: str,
+) -> None:
+    drafter = drafter_of(folders, *options, batch_size=batch_size)
+    expected = RootOnly() if draft is None else bind_drafter(good_drafter, draft)
+    assert (drafter.num_nodes, drafter.max_path) == (expected.num_nodes, expected.max_path)
+    assert type(drafter) is type(expected)
+    assert capsys.readouterr().err == told
