@@ -49,7 +49,7 @@ def measure_acceptance(settings: AcceptanceSettings) -> None:
       InputError: a file or a prompt cannot be used.
     """
     drafts = settings.trees.build()
-    target, drafter, asked = load(settings, drafts)
+    target, drafter, asked = load(settings, drafts, settings.batch_size)
     baseline = Method(target, RootOnly())
     expected = {
         sampling: _texts(_decode(baseline, asked, sampling, settings))

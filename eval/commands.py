@@ -17,11 +17,13 @@ from .config import (
     PlanSettings,
     StepsSettings,
     TargetSettings,
+    TuneSettings,
 )
 from .parity import check_parity
 from .plan import in_settings, plan
 from .speed import measure_speed
 from .steps import measure_steps
+from .tune import tune
 
 
 class Command(NamedTuple):
@@ -55,6 +57,11 @@ COMMANDS = {
         measure_steps,
         StepsSettings,
         "What a decode step and its parts cost, in steps of the baseline.",
+    ),
+    "tune": Command(
+        tune,
+        TuneSettings,
+        "The fastest tree for each batch size and temperature, written to the drafter's folder.",
     ),
 }
 SPEED = Command(

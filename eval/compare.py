@@ -50,7 +50,9 @@ def compare(settings: CompareSettings) -> None:
     cases = []
     for sampling in settings.samplings:
         words = describe_sampling(sampling)
-        measures = speed.time_methods(methods, asked, sampling, settings, words)
+        measures = speed.time_methods(
+            methods, asked, sampling, settings.batch_size, settings, words
+        )
         cases.append({"sampling": asdict(sampling), "described": words, **measures})
     if not is_first():
         return

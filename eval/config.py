@@ -17,6 +17,7 @@ from redrafter_jax.config import DraftConfig, Dtype, SamplingConfig
 from redrafter_jax.settings.files import Settings
 from redrafter_jax.settings.sections import (
     BuildableSettings,
+    DraftSettings,
     MeshSettings,
     SamplingSettings,
 )
@@ -99,12 +100,10 @@ class DecodingSettings(RowSettings):
 
     Attributes:
       batch_size: prompts decoded together.
-      draft: how trees are drafted.
       sampling: how tokens are chosen.
     """
 
     batch_size: PositiveInt = 1
-    draft: DraftConfig = DraftConfig()
     sampling: SamplingSettings = SamplingConfig()
 
 
@@ -112,11 +111,13 @@ class EvalSettings(DecodingSettings, PairSettings):
     """`python -m eval`: which pair decodes which prompts how, and where the report goes.
 
     Attributes:
+      draft: how trees are drafted; "auto" as the drafter's table says, see `eval tune`.
       dtype: of both models' parameters.
       repeats: timed runs of every method per batch, in turns.
       warm_ups: untimed runs per method and array shape, the one that compiles included.
     """
 
+    draft: DraftSettings = DraftConfig()
     dtype: Dtype = "bfloat16"
     repeats: PositiveInt = 3
     warm_ups: PositiveInt = 3
@@ -190,14 +191,68 @@ class AcceptanceSettings(RowSettings, PairSettings):
     rankings: list[Ranking] = Field(default=["shared"], min_length=1)
 
 
+# From a short chain to the default tree, without prompt lookup and with it.
+_CANDIDATES = [
+    TreeGrid(beam_width=[1], draft_rounds=[1, 2, 3, 4]),
+    TreeGrid(beam_width=[2, 4], draft_rounds=[2, 4], num_nodes=[5, None]),
+    TreeGrid(num_nodes=[9, 17, None]),
+    TreeGrid(beam_width=[1], draft_rounds=[1, 2, 4], lookup_tokens=[4, 8]),
+    TreeGrid(beam_width=[4], lookup_tokens=[8], num_nodes=[13, 17, None]),
+]
+
+
+class TuneSettings(RowSettings, PairSettings):
+    """`python -m eval tune`: among which trees the fastest is sought, and for what.
+
+    Attributes:
+      dtype: of both models' parameters.
+      trees: the candidates, each grid in turn.
+      batch_sizes: prompts decoded together, each in turn.
+      samplings: how tokens are chosen, each in turn, of different temperatures.
+      timed_trees: how many of the candidates have their steps timed, for each batch size; the cost
+        of the others lies between theirs.
+      steps: decode steps per timed run.
+      step_repeats: timed runs of these steps and of the baseline's, in turns.
+      finalists: how many trees, the fastest by prediction, decode the prompts beside the baseline.
+      repeats: timed runs of each of these per batch, in turns.
+      warm_ups: untimed runs of each per array shape, the one that compiles included.
+      output: file to write; None is `draft.yaml` in the drafter's folder.
+    """
+
+    dtype: Dtype = "bfloat16"
+    trees: list[TreeGrid] = Field(default=_CANDIDATES, min_length=1)
+    batch_sizes: list[PositiveInt] = Field(default=[1], min_length=1)
+    samplings: list[SamplingSettings] = Field(default=[SamplingConfig()], min_length=1)
+    timed_trees: PositiveInt = 6
+    steps: PositiveInt = 8
+    step_repeats: PositiveInt = 5
+    finalists: PositiveInt = 2
+    repeats: PositiveInt = 2
+    warm_ups: PositiveInt = 1
+    output: Path | None = None
+
+    @field_validator("samplings")
+    @classmethod
+    def _one_for_each_temperature(cls, samplings: list[SamplingConfig]) -> list[SamplingConfig]:
+        temperatures = [sampling.temperature for sampling in samplings]
+        if len(set(temperatures)) < len(temperatures):
+            raise ValueError(
+                f"the temperatures are {', '.join(map(str, temperatures))}; a table holds one tree "
+                "for each, so give each once"
+            )
+        return samplings
+
+
 class CaseSettings(DecodingSettings):
     """One way of decoding that `python -m eval parity` tries.
 
     Attributes:
+      draft: how trees are drafted.
       prompt_tokens: exact lengths that the rows' prompts take in turns, without a chat template,
         see `redrafter_jax.text.prompts.tokenize_to_length`; None takes each prompt as it is.
     """
 
+    draft: DraftConfig = DraftConfig()
     prompt_tokens: list[PositiveInt] | None = Field(default=None, min_length=1)
 
 

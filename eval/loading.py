@@ -21,7 +21,7 @@ from redrafter_jax.text.chat_template import ChatTemplate, choose_template
 from redrafter_jax.text.prompts import Asked, ask, read_prompts, tokenize_to_length
 from redrafter_jax.text.tokenizer import load_tokenizer
 
-from .config import AcceptanceSettings, EvalSettings, RowSettings, TargetSettings
+from .config import AcceptanceSettings, EvalSettings, RowSettings, TargetSettings, TuneSettings
 
 
 class Found(NamedTuple):
@@ -100,12 +100,17 @@ def ask_target(
     return asked._replace(stop_tokens=()) if rows.stop == "never" else asked
 
 
-def load(settings: EvalSettings | AcceptanceSettings, drafts: Sequence[DraftConfig]) -> Loaded:
+def load(
+    settings: EvalSettings | AcceptanceSettings | TuneSettings,
+    drafts: Sequence[DraftConfig],
+    batch_size: int | None,
+) -> Loaded:
     """Read and check everything that the settings name, and make the folder of the report.
 
     Args:
       settings: the command's.
       drafts: every way in which trees will be drafted.
+      batch_size: prompts decoded together; None for all of them.
 
     Raises:
       InputError: a file or a prompt cannot be used, or the two models do not fit.
@@ -114,7 +119,7 @@ def load(settings: EvalSettings | AcceptanceSettings, drafts: Sequence[DraftConf
     drafter_config = find_drafter(settings.drafter).config
     for draft in drafts:
         check_pair(found.target, drafter_config, draft)
-    asked = ask_target(found, settings, settings.batch_size)
+    asked = ask_target(found, settings, batch_size)
     if is_first():
         make_folder(settings.report_dir, "report_dir")
     target = load_target(settings.target, settings.dtype, found.mesh)

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from rich.console import RenderableType
 from rich.text import Text
 
+from redrafter_jax.checkpoints.draft_table import load_draft
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
@@ -19,7 +20,7 @@ from redrafter_jax.text.prompts import Asked
 from . import metrics
 from .benchmark import Method, Run, Turn, decode_batch, make_batches, measure, one_per_shape
 from .charts import write_speed_chart
-from .config import CompareSettings, EvalSettings
+from .config import CompareSettings, EvalSettings, TuneSettings
 from .loading import load
 from .metrics import count_accepted, describe_answers, quartiles, tell_answers
 from .report import describe_sampling, make_table, number, show, write_report
@@ -59,14 +60,21 @@ def measure_speed(settings: EvalSettings) -> None:
     Raises:
       InputError: a file or a prompt cannot be used.
     """
-    target, drafter, asked = load(settings, [settings.draft])
-    bound = bind_drafter(drafter, settings.draft)
+    draft = settings.draft
+    if draft == "auto":
+        draft = load_draft(settings.drafter, settings.batch_size, settings.sampling.temperature)
+    drafts = [] if draft is None else [draft]
+    target, drafter, asked = load(settings, drafts, settings.batch_size)
+    bound = bind_drafter(None if draft is None else drafter, draft)
     methods = {BASELINE: Method(target, RootOnly()), "speculative": Method(target, bound)}
-    timed = time_methods(methods, asked, settings.sampling, settings, "measure")
+    timed = time_methods(
+        methods, asked, settings.sampling, settings.batch_size, settings, "measure"
+    )
     if not is_first():
         return
     measures = {
         **timed,
+        "draft": draft and asdict(draft),
         "num_nodes": bound.num_nodes,
         "target": asdict(target.config),
         "drafter": asdict(drafter.config),
@@ -84,7 +92,8 @@ def time_methods(
     methods: Mapping[str, Method],
     asked: Asked,
     sampling: SamplingConfig,
-    settings: EvalSettings | CompareSettings,
+    batch_size: int,
+    settings: EvalSettings | CompareSettings | TuneSettings,
     name: str,
 ) -> dict[str, Any]:
     """Compile and warm up every method, time all of them in turns, and summarize.
@@ -93,16 +102,17 @@ def time_methods(
       methods: by name; one is the baseline.
       asked: what the target is asked.
       sampling: how tokens are chosen.
-      settings: batches, repeats and warm-ups.
+      batch_size: prompts decoded together.
+      settings: rows, repeats and warm-ups.
       name: of the measurement, for the progress.
     """
-    batches = make_batches(asked, settings.batch_size, sampling, settings)
+    batches = make_batches(asked, batch_size, sampling, settings)
     warming = one_per_shape(methods, batches) * settings.warm_ups
     for method, batch in track(warming, len(warming), f"{name}: compile and warm up"):
         decode_batch(method, batch)
     turns = measure(methods, batches, settings.repeats)
     timed = list(track(turns, len(batches) * settings.repeats, name))
-    return summarize(asked, settings.batch_size, timed)
+    return summarize(asked, batch_size, timed)
 
 
 def summarize(asked: Asked, batch_size: int, turns: Sequence[Turn]) -> dict[str, Any]:
@@ -207,7 +217,7 @@ def _rates(
 
 def _describe(settings: EvalSettings, report: Mapping[str, Any]) -> str:
     """Models, tree, sampling and device in three lines."""
-    draft = asdict(settings.draft) | {"num_nodes": report["num_nodes"]}
+    draft = (report["draft"] or {}) | {"num_nodes": report["num_nodes"]}
     tree = ", ".join(f"{name} {value}" for name, value in draft.items() if value)
     sampling = describe_sampling(settings.sampling)
     return (

@@ -2,14 +2,30 @@
 
 import sys
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import fields
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import jax
 from jax.sharding import Mesh
-from pydantic import AfterValidator, NonNegativeInt, PositiveInt, model_validator
+from pydantic import (
+    AfterValidator,
+    GetPydanticSchema,
+    NonNegativeInt,
+    PositiveInt,
+    WrapSerializer,
+    WrapValidator,
+    model_validator,
+)
 
-from redrafter_jax.config import Cell, DrafterConfig, Head, SamplingConfig, TargetConfig
+from redrafter_jax.config import (
+    Cell,
+    DraftConfig,
+    DrafterConfig,
+    Head,
+    SamplingConfig,
+    TargetConfig,
+)
 from redrafter_jax.drafters.base import check_context_layers
 from redrafter_jax.errors import InputError
 from redrafter_jax.parallel.mesh import data_shards, make_mesh
@@ -33,6 +49,18 @@ class BuildableSettings(Settings):
         """
 
 
+def _or_auto(value: Any, otherwise: Callable[[Any], Any]) -> Any:
+    return value if value == "auto" else otherwise(value)
+
+
+# "auto" stands for the tree of `redrafter_jax.load_draft`. It is no member of a union here, whose
+# every member pydantic would blame for a key that is wrong.
+DraftSettings = Annotated[
+    DraftConfig | Literal["auto"],
+    GetPydanticSchema(lambda _, handler: handler(DraftConfig)),
+    WrapValidator(_or_auto),
+    WrapSerializer(_or_auto),
+]
 SamplingSettings = Annotated[SamplingConfig, AfterValidator(SamplingConfig.refuse_idle_filters)]
 
 

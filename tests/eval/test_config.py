@@ -10,9 +10,9 @@ import yaml
 from places import CONFIGS
 
 from eval.__main__ import main
-from eval.config import EvalSettings, TreeGrid
+from eval.config import EvalSettings, TreeGrid, TuneSettings
 from redrafter_jax import DraftConfig
-from redrafter_jax.settings.files import load_settings
+from redrafter_jax.settings.files import dump_settings, load_settings
 
 VALID: dict[str, Any] = {
     "target": "models/target",
@@ -49,6 +49,14 @@ def test_the_demos_settings_are_valid() -> None:
     settings = load_settings(EvalSettings, CONFIGS / "demo_eval.yaml")
     assert settings.prompts.name == "demo_prompts.jsonl"
     assert settings.report_dir == Path("runs/demo")
+    tuned = load_settings(TuneSettings, CONFIGS / "demo_tune.yaml")
+    assert {one.temperature for one in tuned.samplings} == {0, 1}
+
+
+def test_the_tree_may_be_left_to_the_drafters_table(config: Path) -> None:
+    settings = load_settings(EvalSettings, config, ["draft=auto"])
+    assert settings.draft == "auto"
+    assert "\ndraft: auto\n" in dump_settings(settings)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +66,8 @@ def test_the_demos_settings_are_valid() -> None:
         ("dtype=float16", "'float32' or 'bfloat16'"),
         ("sampling={temperature: 0, top_k: 5, min_p: 0.1}", "or leave top_k and min_p out"),
         ("draft.draft_rounds=none", "valid integer"),
+        ("draft.draft_round=3", "did you mean 'draft_rounds'?"),
+        ("draft=wide", "should be an object (got 'wide')"),
         ("first_seed=-1", "greater than or equal to 0"),
         ("max_new_tokens=null", "valid integer"),
     ],

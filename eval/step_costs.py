@@ -1,0 +1,128 @@
+"""What a decode step of any tree costs, from the steps of a few that are timed."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from pallas_kernels.timing import interleave
+from redrafter_jax.config import DraftConfig
+from redrafter_jax.drafters.bind import bind_drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.models.target import Target
+
+from .config import TuneSettings
+from .random_pair import random_state
+from .step_parts import make_timers
+
+
+class Timed(NamedTuple):
+    """A tree's step in steps of the baseline that was timed in turns with it, medians.
+
+    Attributes:
+      draft: how the tree is drafted.
+      propose: the drafter's part.
+      step: the whole.
+    """
+
+    draft: DraftConfig
+    propose: float
+    step: float
+
+
+class Cached(NamedTuple):
+    """Slots of each row's cache, and how many of them are filled."""
+
+    slots: int
+    tokens: int
+
+
+def spread(drafts: Sequence[DraftConfig], count: int) -> list[DraftConfig]:
+    """Trees of very different sizes: of fewest and of most nodes, then the ones most unlike these.
+
+    Args:
+      drafts: to choose from.
+      count: how many; fewer if there are no more sizes.
+    """
+    sizes = np.asarray([_sizes(draft) for draft in drafts])
+    chosen = list(dict.fromkeys([int(sizes[:, 0].argmin()), int(sizes[:, 0].argmax())]))[:count]
+    while len(chosen) < count:
+        distances = np.abs(sizes[:, None] - sizes[chosen]).sum(axis=2).min(axis=1)
+        if distances.max() == 0:
+            break
+        chosen.append(int(distances.argmax()))
+    return [drafts[index] for index in chosen]
+
+
+def _sizes(draft: DraftConfig) -> Float[np.ndarray, " sizes"]:
+    """In which one tree is twice another or half of it."""
+    return np.log2([draft.budget, draft.beam_width, draft.draft_rounds, 1.0 + draft.lookup_tokens])
+
+
+def time_steps(
+    target: Target,
+    drafter: DraftModel,
+    draft: DraftConfig,
+    batch_size: int,
+    cached: Cached,
+    settings: TuneSettings,
+) -> list[Timed]:
+    """The tree's step under every sampling of the settings, on a cache as decoding has it."""
+    bound = bind_drafter(drafter, draft)
+    # The last step writes P slots past its own, and the token buffer is one ahead of the cache.
+    room = (settings.steps + 1) * bound.max_path + 1
+    slots = max(cached.slots, 32 * (room // 32 + 1))
+    held = [random_state(target, bound, batch_size, slots)]
+    timers = {}
+    for place, sampling in enumerate(settings.samplings):
+        parts = make_timers(
+            target,
+            bound,
+            held,
+            sampling,
+            cached=min(cached.tokens, slots - room),
+            turns=settings.steps,
+            short_turns=settings.steps,
+        )
+        timers |= {f"{place} {part}": parts[part] for part in ("propose", "step", "baseline")}
+    for timer in timers.values():
+        timer()  # compiles
+    seconds = interleave(timers, settings.step_repeats)
+    return [
+        Timed(
+            draft,
+            *(
+                float(np.median(seconds[f"{place} {part}"] / seconds[f"{place} baseline"]))
+                for part in ("propose", "step")
+            ),
+        )
+        for place in range(len(settings.samplings))
+    ]
+
+
+def predict(timed: Sequence[Timed], draft: DraftConfig) -> float:
+    """A tree's step in baseline steps.
+
+    What a drafter proposes costs something once, something per round and something per beam of a
+    round, and prompt lookup something more: fitted to the timed trees. The rest of a step, verify
+    and finish, depends on the nodes alone: between two timed trees it lies on a line.
+    """
+    for one in timed:
+        if one.draft == draft:
+            return one.step
+    costs = np.asarray([one.propose for one in timed])
+    features = np.stack([_features(one.draft) for one in timed])
+    fitted, *_ = np.linalg.lstsq(features, costs)
+    propose = max(float(_features(draft) @ fitted), 0.0)
+    rests: dict[int, list[float]] = {}
+    for one in timed:
+        rests.setdefault(one.draft.budget, []).append(one.step - one.propose)
+    nodes = sorted(rests)
+    rest = np.interp(draft.budget, nodes, [np.mean(rests[count]) for count in nodes])
+    return propose + float(rest)
+
+
+def _features(draft: DraftConfig) -> Float[np.ndarray, " features"]:
+    rounds = draft.draft_rounds
+    return np.asarray([1.0, rounds, rounds * draft.beam_width, float(draft.lookup_tokens > 0)])

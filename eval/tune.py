@@ -1,0 +1,246 @@
+"""`python -m eval tune`: the fastest tree for each batch size and temperature, into `draft.yaml`.
+
+What a tree gains is counted on recorded answers, what it costs lies between the steps of a few
+trees that are timed. The best by their ratio then decode the prompts beside the baseline.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import batched, groupby, product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+from rich.table import Table
+
+from redrafter_jax.acceptance import acceptance_length
+from redrafter_jax.checkpoints.download import DRAFT_TABLE
+from redrafter_jax.checkpoints.draft_table import DraftTable, TunedTree, write_draft_table
+from redrafter_jax.config import DraftConfig, SamplingConfig
+from redrafter_jax.drafters.base import RootOnly
+from redrafter_jax.drafters.bind import bind_drafter
+from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.errors import InputError
+from redrafter_jax.models.target import Target
+from redrafter_jax.progress import track
+from redrafter_jax.text.prompts import Asked
+
+from .benchmark import Method
+from .config import TuneSettings
+from .loading import load
+from .recorded import Recording, count_calls, record
+from .report import describe_device, describe_sampling, make_table, show, write_report
+from .speed import BASELINE, time_methods
+from .step_costs import Cached, Timed, predict, spread, time_steps
+
+DEFINITIONS = {
+    "acceptance_length": "mean tokens gained per target call, bonus token included, counted on the "
+    "target's answers: the drafter alone ran",
+    "cost": "of a decode step in baseline steps; `timed_trees` by the clock, the others between "
+    "them: propose by rounds and beams, the rest by nodes",
+    "predicted": "speed-up: target calls of the baseline / those with the tree, of each batch its "
+    "longest row's, / cost",
+    "measured": "quartiles over (batch, repeat) turns of the ratio to the baseline's tokens per "
+    "second without prefill, of real decoding; empty for trees that were no finalists",
+    "chosen": "the finalist of the largest median, if its lower quartile is above 1; where there "
+    "is none, the baseline",
+}
+_LEGEND = (
+    "length: acceptance length, tokens per target call. step: what a decode step costs, in "
+    "baseline steps. predicted, measured: speed-up over the baseline, without prefill."
+)
+
+
+class Candidate(NamedTuple):
+    """A tree at one batch size and sampling.
+
+    Attributes:
+      draft: how it is drafted.
+      acceptance_length: counted.
+      cost: of a step, in baseline steps.
+      predicted: speed-up over the baseline.
+      measured: quartiles of the speed-up; none if it was no finalist.
+    """
+
+    draft: DraftConfig
+    acceptance_length: float
+    cost: float
+    predicted: float
+    measured: tuple[float, ...] = ()
+
+
+def tune(settings: TuneSettings) -> None:
+    """Count, time, predict, measure; write the table and a report.
+
+    Raises:
+      InputError: a setting, a file or a prompt cannot be used.
+    """
+    if settings.mesh.build() is not None:
+        raise InputError("eval tune measures one device; leave mesh out, and start one process.")
+    grid = (draft for trees in settings.trees for draft in trees.build())
+    drafts = list(dict.fromkeys(replace(draft, num_nodes=draft.budget) for draft in grid))
+    output = _output(settings)
+    target, drafter, asked = load(settings, drafts, max(settings.batch_sizes))
+    recordings = _record(target, drafter, asked, settings)
+    counts = {
+        draft: [count_calls(target, bind_drafter(drafter, draft), one) for one in recordings]
+        for draft in track(drafts, len(drafts), "count target calls")
+    }
+    few = list(product(settings.batch_sizes, spread(drafts, settings.timed_trees)))
+    cached = Cached(
+        slots=max(batch.tokens.shape[1] for one in recordings for batch in one.batches),
+        tokens=int(np.median([length for one in recordings for length in one.halfway])),
+    )
+    timed = {
+        (batch_size, draft): time_steps(target, drafter, draft, batch_size, cached, settings)
+        for batch_size, draft in track(few, len(few), "time steps")
+    }
+    rows, entries = [], []
+    for batch_size, (place, sampling) in product(
+        settings.batch_sizes, enumerate(settings.samplings)
+    ):
+        candidates = rank(
+            recordings[place],
+            {draft: own[place] for draft, own in counts.items()},
+            [own[place] for (size, _), own in timed.items() if size == batch_size],
+            batch_size,
+        )
+        finalists = candidates[: settings.finalists]
+        finalists = _measure(target, drafter, asked, finalists, batch_size, sampling, settings)
+        best = choose(finalists)
+        rows += [
+            {
+                "batch_size": batch_size,
+                "sampling": describe_sampling(sampling),
+                **asdict(one.draft),
+                **dict(zip(one._fields[1:], one[1:], strict=True)),
+                "chosen": one == best,
+            }
+            for one in [*finalists, *candidates[settings.finalists :]]
+        ]
+        found = (None, 1.0, 1.0)
+        if best is not None:
+            found = (best.draft, round(best.predicted, 3), round(best.measured[1], 3))
+        entries.append(TunedTree(batch_size, sampling.temperature, *found))
+    write_draft_table(output, DraftTable(describe_device(), settings.dtype, tuple(entries)))
+    path = settings.report_dir / "tune.json"
+    shapes = {"target": asdict(target.config), "drafter": asdict(drafter.config)}
+    write_report(path, {"rows": rows, **shapes}, settings, DEFINITIONS)
+    show(path, _table(rows), _LEGEND, f"The trees: {output}")
+
+
+def rank(
+    recording: Recording,
+    counts: Mapping[DraftConfig, Int[np.ndarray, "prompts _"]],
+    timed: Sequence[Timed],
+    batch_size: int,
+) -> list[Candidate]:
+    """Every tree with its predicted speed-up, the fastest first."""
+    baseline = _batch_calls(recording.baseline_calls, batch_size)
+    candidates = []
+    for draft, own in counts.items():
+        cost = predict(timed, draft)
+        gain = baseline / _batch_calls(own.sum(axis=1), batch_size)
+        candidates.append(Candidate(draft, acceptance_length(own), cost, gain / cost))
+    return sorted(candidates, key=lambda one: one.predicted, reverse=True)
+
+
+def _batch_calls(calls: Int[np.ndarray, " prompts"], batch_size: int) -> int:
+    """Target calls of all batches: each takes as many as its longest row."""
+    return sum(max(batch) for batch in batched(calls.tolist(), batch_size))
+
+
+def choose(finalists: Sequence[Candidate]) -> Candidate | None:
+    """The fastest of those that beat the baseline beyond noise; None if none does."""
+    faster = [one for one in finalists if one.measured[0] > 1]
+    return max(faster, key=lambda one: one.measured[1], default=None)
+
+
+def _output(settings: TuneSettings) -> Path:
+    """Where the table goes.
+
+    Raises:
+      InputError: there is no folder for it.
+    """
+    output = settings.output or Path(settings.drafter) / DRAFT_TABLE
+    if not output.parent.is_dir():
+        why = f"the folder {output.parent} is missing"
+        if settings.output is None:
+            why = f"drafter is {settings.drafter}, no folder here"
+        raise InputError(f"{why}; give output=FILE for the trees.")
+    return output
+
+
+def _record(
+    target: Target, drafter: DraftModel, asked: Asked, settings: TuneSettings
+) -> list[Recording]:
+    """The answers under each sampling.
+
+    Raises:
+      InputError: none goes on beyond its first token, which prefill decides.
+    """
+    layers = bind_drafter(drafter).context_layers
+    recordings, samplings = [], settings.samplings
+    for sampling in track(samplings, len(samplings), "record answers"):
+        recording = record(target, asked, sampling, settings, layers)
+        if not recording.baseline_calls.any():
+            raise InputError(
+                f"{settings.prompts}: every answer ends at its first token "
+                f"({describe_sampling(sampling)}), so that there is nothing to measure; raise "
+                "max_new_tokens, or give other prompts or another chat_template."
+            )
+        recordings.append(recording)
+    return recordings
+
+
+def _measure(
+    target: Target,
+    drafter: DraftModel,
+    asked: Asked,
+    finalists: Sequence[Candidate],
+    batch_size: int,
+    sampling: SamplingConfig,
+    settings: TuneSettings,
+) -> list[Candidate]:
+    """The finalists with their real speed-ups, decoding in turns with the baseline."""
+    methods = {BASELINE: Method(target, RootOnly())} | {
+        str(place): Method(target, bind_drafter(drafter, one.draft))
+        for place, one in enumerate(finalists)
+    }
+    name = f"measure batch size {batch_size}, {describe_sampling(sampling)}"
+    measures = time_methods(methods, asked, sampling, batch_size, settings, name)["methods"]
+    speeds = [measures[str(place)]["decode_only"] for place in range(len(finalists))]
+    return [
+        one._replace(measured=(own[0], speed["speedup"], own[1]))
+        for one, speed in zip(finalists, speeds, strict=True)
+        for own in [speed["speedup_quartiles"]]
+    ]
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """A row per finalist, and what was chosen of them."""
+    sizes = {"beam_width": "W", "draft_rounds": "R", "num_nodes": "N", "lookup_tokens": "C"}
+    numbers = {"acceptance_length": "length", "cost": "step", "predicted": "predicted"}
+    cells = []
+    measured = [row for row in rows if row["measured"]]
+    for (batch_size, sampling), own in groupby(
+        measured, lambda row: (row["batch_size"], row["sampling"])
+    ):
+        finalists = list(own)
+        for row in finalists:
+            low, middle, high = row["measured"]
+            cells.append(
+                [
+                    sampling,
+                    *(str(row[name]) for name in ("batch_size", *sizes)),
+                    *(f"{row[name]:.2f}" for name in numbers),
+                    f"{middle:.2f} [{low:.2f} to {high:.2f}]",
+                    "chosen" * row["chosen"],
+                ]
+            )
+        if not any(row["chosen"] for row in finalists):
+            dashes = ["-"] * (len(sizes) + len(numbers))
+            cells.append([sampling, str(batch_size), *dashes, "the baseline", "chosen"])
+    columns = ["sampling", "B", *sizes.values(), *numbers.values(), "measured", ""]
+    return make_table("", columns, cells)

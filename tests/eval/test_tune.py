@@ -1,0 +1,131 @@
+"""`python -m eval tune`: the tree that is really fastest, or the baseline, and `draft: auto`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from eval.commands import evaluate
+from eval.recorded import Recording
+from eval.step_costs import Timed
+from eval.tune import Candidate, choose, rank
+from redrafter_jax import DraftConfig, InputError, load_draft, save_drafter
+from redrafter_jax.checkpoints.draft_table import DraftTable, TunedTree, write_draft_table
+from redrafter_jax.drafters.recurrent_head import DraftModel
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+SMALL, LARGE = DraftConfig(1, 1), DraftConfig(2, 2)
+
+
+@pytest.fixture
+def config(tmp_path: Path, pair_settings: dict[str, Any], drafter: DraftModel) -> Path:
+    """Of a drafter that knows nothing of the target."""
+    save_drafter(drafter, tmp_path / "drafter")
+    values = pair_settings | {
+        "drafter": str(tmp_path / "drafter"),
+        "prompt_count": 4,
+        "dtype": "float32",
+        "max_new_tokens": 24,
+        "report_dir": str(tmp_path / "report"),
+    }
+    tuned = {
+        "trees": [{"beam_width": 4, "draft_rounds": 3}],
+        "batch_sizes": [2],
+        "finalists": 1,
+        "steps": 2,
+        "step_repeats": 2,
+        "repeats": 3,
+    }
+    for name, own in {"tune": tuned, "eval": {"batch_size": 2, "draft": "auto"}}.items():
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(values | own))
+    return tmp_path / "tune.yaml"
+
+
+def test_with_a_random_drafter_the_baseline_is_chosen_and_auto_obeys_the_table(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluate(["tune", "--config", str(config)])
+    shown, folder = capsys.readouterr().out, config.parent
+    assert "The trees: " in shown
+    assert "the baseline  chosen" in shown
+    assert load_draft(folder / "drafter", 2, 0.0) is None
+    (row,) = json.loads((folder / "report" / "tune.json").read_text())["rows"]
+    assert (row["batch_size"], row["sampling"], row["num_nodes"]) == (2, "greedy", 13)
+    assert row["measured"][0] < 1
+    assert not row["chosen"]
+
+    def report_of_auto() -> dict[str, Any]:
+        once = ["repeats=1", "warm_ups=1"]
+        evaluate(["--config", str(folder / "eval.yaml"), *once])
+        return json.loads((folder / "report" / "report.json").read_text())
+
+    report = report_of_auto()
+    assert (report["draft"], report["num_nodes"]) == (None, 1)
+    assert report["methods"]["speculative"]["acceptance_length"] == 1
+    tree = TunedTree(2, 0.0, DraftConfig(4, 3), 2.0, 2.0)
+    write_draft_table(folder / "drafter" / "draft.yaml", DraftTable("a", "b", (tree,)))
+    report = report_of_auto()
+    assert (report["draft"]["beam_width"], report["num_nodes"]) == (4, 13)
+    # What tuning counted without a target call.
+    speculative = report["methods"]["speculative"]
+    assert speculative["acceptance_length"] == row["acceptance_length"] > 1
+
+
+def test_trees_rank_by_the_calls_of_the_longest_rows_over_the_cost_of_a_step() -> None:
+    # Three prompts in batches of two: the baseline needs 8 + 6 calls.
+    recording = Recording([], [[0] * 7, [0] * 9, [0] * 7])
+    counts = {
+        # Rows of calls that gain 1 and 2 tokens: 6, 4 and 5 calls, of batches 6 + 5.
+        SMALL: np.asarray([[6, 0], [0, 4], [4, 1]]),
+        # Calls that gain up to 3 tokens: 2, 4 and 3, of batches 4 + 3.
+        LARGE: np.asarray([[0, 0, 2], [2, 0, 2], [1, 1, 1]]),
+    }
+    timed = [Timed(SMALL, 0.1, 1.1), Timed(LARGE, 0.5, 1.6)]
+    first, second = rank(recording, counts, timed, 2)
+    assert (first.draft, second.draft) == (LARGE, SMALL)
+    assert first[1:4] == pytest.approx((20 / 9, 1.6, 14 / 7 / 1.6))
+    assert second[1:4] == pytest.approx((20 / 15, 1.1, 14 / 11 / 1.1))
+
+
+@pytest.mark.parametrize(
+    ("measured", "chosen"),
+    [
+        ([(1.1, 1.2, 1.3), (1.2, 1.5, 1.6)], 1),
+        # The median is larger, but a quarter of the runs lose.
+        ([(1.1, 1.2, 1.3), (0.9, 1.5, 1.6)], 0),
+        ([(0.9, 1.2, 1.3), (1.0, 1.0, 1.0)], None),
+    ],
+)
+def test_what_beats_the_baseline_beyond_noise_is_chosen(
+    measured: list[tuple[float, ...]], chosen: int | None
+) -> None:
+    finalists = [Candidate(SMALL, 2.0, 1.0, 2.0, quartiles) for quartiles in measured]
+    assert choose(finalists) == (None if chosen is None else finalists[chosen])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["samplings=[{temperature: 1}, {temperature: 1, top_p: 0.9}]"], "1.0, 1.0; a table holds"),
+        (["output=none/draft.yaml"], "the folder none is missing; give output=FILE"),
+        (["drafter=some/body"], "drafter is some/body, no folder here; give output=FILE"),
+        (["mesh.model=2"], "eval tune measures one device; leave mesh out"),
+        (["trees=[{num_nodes: 99}]"], "num_nodes is 99; beam_width=8 and draft_rounds=4 give 1"),
+        (["max_new_tokens=1"], "every answer ends at its first token (greedy), so that there is"),
+    ],
+)
+def test_what_cannot_be_tuned_is_one_sentence(
+    config: Path, overrides: list[str], sentence: str
+) -> None:
+    with pytest.raises(InputError) as refused:
+        evaluate(["tune", "--config", str(config), *overrides])
+    assert sentence in str(refused.value)
+
+
+def test_auto_needs_a_table(config: Path) -> None:
+    with pytest.raises(InputError, match=r"has no draft\.yaml"):
+        evaluate(["--config", str(config.parent / "eval.yaml")])
