@@ -9,10 +9,11 @@ import jax
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from redrafter_jax.config import DrafterConfig, TargetConfig
+from redrafter_jax.config import DrafterConfig, MedusaConfig, TargetConfig
 from redrafter_jax.decoding.prefill import prefill
 from redrafter_jax.drafters.base import Drafter
-from redrafter_jax.drafters.recurrent_head import DraftModel, init_drafter
+from redrafter_jax.drafters.bind import init_drafter
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target, init_target
 from redrafter_jax.parallel.mesh import shardings
 from redrafter_jax.parallel.model import Model
@@ -27,7 +28,7 @@ def abstract_target(config: TargetConfig, dtype: DTypeLike) -> Target:
     return _shapes(jax.eval_shape(lambda: init_target(config, 0)), dtype)
 
 
-def abstract_drafter(config: DrafterConfig, dtype: DTypeLike) -> DraftModel:
+def abstract_drafter(config: DrafterConfig | MedusaConfig, dtype: DTypeLike) -> DraftModel:
     """A drafter whose parameters are `jax.ShapeDtypeStruct`s."""
     return _shapes(jax.eval_shape(lambda: init_drafter(config, 0)), dtype)
 

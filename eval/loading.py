@@ -10,8 +10,7 @@ from redrafter_jax.checkpoints.found import find_drafter, find_target
 from redrafter_jax.checkpoints.huggingface import load_drafter, load_target
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import DraftConfig, TargetConfig
-from redrafter_jax.drafters.recurrent import check_pair
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.head_drafter import DraftModel, check_pair
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import data_shards

@@ -12,8 +12,7 @@ from redrafter_jax.checkpoints.huggingface import load_drafter, load_target
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
-from redrafter_jax.drafters.recurrent import check_pair
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.head_drafter import DraftModel, check_pair
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.processes import is_first

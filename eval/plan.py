@@ -17,11 +17,10 @@ from rich.console import RenderableType
 from pallas_kernels.aot import AotUnavailableError, compile_on, gpu_mesh
 from pallas_kernels.gpus import GPUS
 from redrafter_jax.command_line import make_folder
-from redrafter_jax.config import DraftConfig
+from redrafter_jax.config import DraftConfig, MedusaConfig
 from redrafter_jax.decoding.step import decode
 from redrafter_jax.drafters.bind import bind_drafter
-from redrafter_jax.drafters.recurrent import check_pair
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.head_drafter import DraftModel, check_pair
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import MODEL
@@ -46,7 +45,8 @@ DEFINITIONS = {
     "activations and logits are not counted",
     "draft": "R rounds, each of which reads every weight of the drafter, or of the target's head "
     "where it has none, and W rows of the embedding; the projection of its context is read once; "
-    "what stays in the GPU's own cache between rounds is counted again",
+    "what stays in the GPU's own cache between rounds is counted again. Of Medusa heads R are "
+    "read, each once",
     "break_even": "(draft + verification) / baseline: the acceptance length below which these "
     "bounds promise no gain",
 }
@@ -59,7 +59,8 @@ def plan(settings: PlanSettings) -> None:
       InputError: the pair, the mesh or the folder of the report cannot be used.
     """
     draft, gpu, dtype = settings.draft, GPUS[settings.gpu], jnp.dtype(settings.dtype)
-    target_config, drafter_config = settings.target.build(), settings.drafter_config()
+    target_config = settings.target.build()
+    drafter_config = settings.drafter_config(draft.draft_rounds)
     check_pair(target_config, drafter_config, draft)
     make_folder(settings.report_dir, "report_dir")
     # Planning needs no device, and asking JAX for one may log what is wrong with CUDA.
@@ -122,24 +123,22 @@ def bytes_read(
     once = bytes_of(target) + bytes_of((state.cache.keys, state.cache.values))
     if not tied:
         once -= bytes_of(target.params["embed_tokens"])
-    # The root alone is fed in the first round, W tokens in every later one.
-    fed = 1 + draft.beam_width * (draft.draft_rounds - 1)
     return {
-        "draft": _draft_weights(drafter, draft) + fed * row_bytes,
+        "draft": _draft_bytes(drafter, draft, row_bytes),
         "verification": once + draft.budget * row_bytes * (not tied),
         "baseline": once + row_bytes * (not tied),
     }
 
 
-def _draft_weights(drafter: DraftModel, draft: DraftConfig) -> int:
-    """Bytes of the weights that drafting one tree reads.
+def _draft_bytes(drafter: DraftModel, draft: DraftConfig, row_bytes: int) -> int:
+    """Bytes that drafting one tree reads.
 
-    Every round reads all of the drafter's, and where it has no vocabulary projection those of the
-    target's for the tokens that can be drafted. What projects the context is read once.
+    Every round of a recurrent head reads all of its weights, and where it has no vocabulary
+    projection those of the target's for the tokens that can be drafted; what projects the context
+    is read once, and rows of the embedding are fed. Of Medusa heads those that are used are read
+    once, and the target's projection once for all.
     """
-    config = drafter.config
-    whole = bytes_of(drafter)
-    once = bytes_of(drafter.params["context_proj"]) if config.context_layers else 0
+    config, rounds = drafter.config, draft.draft_rounds
     borrowed = 0
     if config.head == "target":
         itemsize = jax.tree.leaves(drafter.params)[0].dtype.itemsize
@@ -148,7 +147,12 @@ def _draft_weights(drafter: DraftModel, draft: DraftConfig) -> int:
         # On a mesh each device reads its part of all tokens' weights, however few are drafted.
         tokens = tokens if parts == 1 or V % parts else V // parts
         borrowed = tokens * config.hidden_size * itemsize
-    return once + draft.draft_rounds * (whole - once + borrowed)
+    if isinstance(config, MedusaConfig):
+        return bytes_of([drafter.params["heads"][head] for head in range(rounds)]) + borrowed
+    once = bytes_of(drafter.params["context_proj"]) if config.context_layers else 0
+    # The root alone is fed in the first round, W tokens in every later one.
+    fed = 1 + draft.beam_width * (rounds - 1)
+    return once + rounds * (bytes_of(drafter) - once + borrowed) + fed * row_bytes
 
 
 def _temporaries(

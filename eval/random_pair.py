@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from redrafter_jax.config import DrafterConfig, TargetConfig
+from redrafter_jax.config import DrafterConfig, MedusaConfig, TargetConfig
 from redrafter_jax.drafters.base import Drafter
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 from redrafter_jax.types import DecodeState
 
@@ -25,7 +25,7 @@ def random_target(config: TargetConfig, dtype: DTypeLike) -> Target:
     return _draw_all(abstract_target(config, dtype), 0, _draw_weight)
 
 
-def random_drafter(config: DrafterConfig, dtype: DTypeLike) -> DraftModel:
+def random_drafter(config: DrafterConfig | MedusaConfig, dtype: DTypeLike) -> DraftModel:
     """A drafter of random weights."""
     return _draw_all(abstract_drafter(config, dtype), 1, _draw_weight)
 

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import PositiveInt, model_validator
 
 from redrafter_jax.checkpoints.huggingface import load_target_config
-from redrafter_jax.config import DrafterConfig, Dtype, TargetConfig
+from redrafter_jax.config import DrafterConfig, Dtype, MedusaConfig, TargetConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.settings.files import Settings
 from redrafter_jax.settings.sections import BuildableSettings, DrafterShape
@@ -60,6 +60,6 @@ class PairShape(Settings):
     dtype: Dtype = "bfloat16"
     report_dir: Path
 
-    def drafter_config(self) -> DrafterConfig:
-        """The library's configuration of a drafter for this target."""
-        return self.drafter.build_for(self.target.build())
+    def drafter_config(self, rounds: int) -> DrafterConfig | MedusaConfig:
+        """The library's configuration of a drafter for this target, that drafts so many tokens."""
+        return self.drafter.build_for(self.target.build(), rounds)

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from pallas_kernels.timing import interleave
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.drafters.bind import bind_drafter
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 
 from .config import TuneSettings

@@ -18,8 +18,7 @@ from pallas_kernels.timing import interleave
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.drafters.bind import bind_drafter
-from redrafter_jax.drafters.recurrent import check_pair
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.head_drafter import DraftModel, check_pair
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.progress import track
@@ -86,7 +85,7 @@ def measure_steps(settings: StepsSettings) -> None:
     make_folder(settings.report_dir, "report_dir")
     dtype = jnp.dtype(settings.dtype)
     target = random_target(settings.target.build(), dtype)
-    drafter = random_drafter(settings.drafter_config(), dtype)
+    drafter = random_drafter(settings.drafter_config(_most_rounds(grid)), dtype)
     rows = [
         row
         for one in track(grid, len(grid), "measure")
@@ -170,6 +169,10 @@ def _tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
         )
 
 
+def _most_rounds(grid: Sequence[Combination]) -> int:
+    return max(one.draft.draft_rounds for one in grid)
+
+
 def _check(settings: StepsSettings, grid: Sequence[Combination]) -> None:
     """Refuse what could not be run, before anything is drawn or compiled.
 
@@ -177,7 +180,7 @@ def _check(settings: StepsSettings, grid: Sequence[Combination]) -> None:
       InputError: a tree, the slots or the memory they need.
     """
     config, dtype = settings.target.build(), jnp.dtype(settings.dtype)
-    drafter_config = settings.drafter_config()
+    drafter_config = settings.drafter_config(_most_rounds(grid))
     limit = (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
     target = abstract_target(config, dtype)
     drafter = abstract_drafter(drafter_config, dtype)

@@ -20,7 +20,7 @@ from redrafter_jax.checkpoints.draft_table import DraftTable, TunedTree, write_d
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.progress import track

@@ -11,7 +11,13 @@ if TYPE_CHECKING:
         save_drafter,
         save_target,
     )
-    from redrafter_jax.config import DraftConfig, DrafterConfig, SamplingConfig, TargetConfig
+    from redrafter_jax.config import (
+        DraftConfig,
+        DrafterConfig,
+        MedusaConfig,
+        SamplingConfig,
+        TargetConfig,
+    )
     from redrafter_jax.drafters.lookup import PromptLookup
     from redrafter_jax.errors import InputError
     from redrafter_jax.generation import Generation, generate, generate_autoregressive
@@ -24,6 +30,7 @@ __all__ = [
     "Generation",
     "InputError",
     "KeptCache",
+    "MedusaConfig",
     "PromptLookup",
     "SamplingConfig",
     "TargetConfig",
@@ -44,7 +51,7 @@ __all__ = [
 _MODULES = {
     "checkpoints.draft_table": ("load_draft",),
     "checkpoints.huggingface": ("load_drafter", "load_target", "save_drafter", "save_target"),
-    "config": ("DraftConfig", "DrafterConfig", "SamplingConfig", "TargetConfig"),
+    "config": ("DraftConfig", "DrafterConfig", "MedusaConfig", "SamplingConfig", "TargetConfig"),
     "drafters.lookup": ("PromptLookup",),
     "errors": ("InputError",),
     "generation": ("Generation", "generate", "generate_autoregressive"),

@@ -18,7 +18,7 @@ from redrafter_jax.decoding.prefill import Memory, empty_memory
 from redrafter_jax.decoding.step import decode
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.bind import bind_drafter
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.generation import Generation, collect, start
 from redrafter_jax.models.target import Target

@@ -15,7 +15,7 @@ from redrafter_jax import (
     load_drafter,
     load_target,
 )
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 from redrafter_jax.settings.files import load_settings
 from redrafter_jax.text.tokenizer import load_tokenizer

@@ -17,7 +17,7 @@ from tiny_models import imitating_drafter
 
 from redrafter_jax import DraftConfig, SamplingConfig, generate, generate_autoregressive
 from redrafter_jax.acceptance import acceptance_length
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 
 GENERATE = importlib.import_module("redrafter_jax.generation")

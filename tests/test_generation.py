@@ -8,7 +8,7 @@ from small_batch import DRAFT, MIXED, PROMPTS
 from tiny_models import PARITY_CONFIG, forgetful_target, tiny_config
 
 from redrafter_jax import generate, generate_autoregressive, stream
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 

@@ -22,7 +22,7 @@ from tiny_models import forgetful_target, imitating_drafter, tiny_config
 from redrafter_jax import DraftConfig, Generation, SamplingConfig, generate
 from redrafter_jax.decoding import step
 from redrafter_jax.decoding.accept import accept, choose_tokens
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.types import Accepted, Sampling, TokenTree
 

@@ -24,7 +24,7 @@ from redrafter_jax import (
 )
 from redrafter_jax.decoding import accept as acceptance
 from redrafter_jax.decoding import step
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 from redrafter_jax.types import Accepted, TokenTree
 

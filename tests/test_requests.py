@@ -20,8 +20,7 @@ from redrafter_jax import (
     streaming,
 )
 from redrafter_jax.config import DynamicScaling
-from redrafter_jax.drafters.recurrent import check_pair
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.head_drafter import DraftModel, check_pair
 from redrafter_jax.models.target import Target
 from redrafter_jax.requests import prepare, slots_for, token_lists
 from redrafter_jax.types import Requests

@@ -13,7 +13,7 @@ from tiny_folders import decode, encode
 from tiny_models import random_target
 
 from redrafter_jax import InputError, KeptCache, generate, generate_autoregressive, stream
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 
 GENERATE = importlib.import_module("redrafter_jax.generation")

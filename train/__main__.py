@@ -45,7 +45,8 @@ def _train() -> None:
         from .loop import train
     settings = parse_settings(
         TrainSettings,
-        "Train a recurrent drafter for a frozen target. Named first, `inspect` shows its data, "
+        "Train a drafter for a frozen target: a recurrent head, or with drafter.kind=medusa Medusa "
+        "heads. Named first, `inspect` shows its data, "
         "`features` runs the target over it once and for all, and `regenerate` writes data in the "
         "target's own words.",
         processes=True,

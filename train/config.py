@@ -142,7 +142,7 @@ class DrafterSettings(DrafterShape):
     """Shape of the drafter, and where its head starts.
 
     `initial_head: target` starts the head from the target's own, or from its strongest directions
-    where `exit_dim` or `head_rank` is less than the target's width.
+    where `exit_dim` or `head_rank` is less than the target's width; every Medusa head as a whole.
 
     Of `draft_vocab_size` tokens the head knows those that the training data asks for most often.
     """

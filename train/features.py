@@ -81,7 +81,7 @@ def features(arguments: Sequence[str]) -> None:
         raise InputError("features is missing; name the folder to write, features=DIR.")
     mesh, config = settings.mesh.build(), load_target_config(settings.target)
     check_batch("optimizer.batch_size", settings.optimizer.batch_size, mesh)
-    settings.drafter.build_for(config)
+    settings.drafter.build_for(config, settings.draft_rounds)
     if settings.top_k > config.vocab_size:
         raise InputError(
             f"top_k is {settings.top_k}; the target has {config.vocab_size} tokens, lower it."

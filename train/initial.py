@@ -6,7 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from redrafter_jax.drafters.recurrent_head import DraftModel, init_drafter
+from redrafter_jax.config import DrafterConfig, MedusaConfig
+from redrafter_jax.drafters.bind import init_drafter
+from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.medusa_head import MedusaHeads
+from redrafter_jax.drafters.recurrent_head import RecurrentHead
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model
@@ -16,13 +20,18 @@ from .data.types import Windows
 
 
 def new_drafter(
-    target: Target, settings: DrafterSettings, sources: Sequence[tuple[Windows, float]], seed: int
+    target: Target,
+    settings: DrafterSettings,
+    rounds: int,
+    sources: Sequence[tuple[Windows, float]],
+    seed: int,
 ) -> DraftModel:
     """A drafter to start from, of the target's width.
 
     Args:
       target: that it will draft for.
       settings: its shape, and where its head starts.
+      rounds: R, the tokens that it learns to draft.
       sources: the training data, from which a smaller vocabulary is chosen if one is asked for.
       seed: of its random parameters.
 
@@ -35,10 +44,38 @@ def new_drafter(
         # Where a draft can end no text, every text ends with a call for its end alone.
         ends = set(target.config.eos_token_ids)
         drafted = most_frequent(sources, settings.draft_vocab_size, target.config.vocab_size, ends)
-    config = settings.build_for(target.config, drafted)
+    config = settings.build_for(target.config, rounds, drafted)
     drafter = init_drafter(config, seed)
     if settings.initial_head == "random":
         return drafter
+    start = drafter.merge()
+    head = target.merge().head.astype(jnp.float32)
+    head = head if drafted is None else head[:, np.asarray(drafted)]
+    if isinstance(config, MedusaConfig):
+        _start_as_target(start, head)
+    else:
+        _start_with_head(start, config, head)
+    return Model.split(config, start)
+
+
+def _start_as_target(medusa: MedusaHeads, projection: Float[Array, "D U"]) -> None:
+    """Blocks that add nothing: every head begins as the target's (its paper, section 2.1.1)."""
+    for head in medusa.heads:
+        for block in head.blocks:
+            block.kernel[...] = jnp.zeros_like(block.kernel[...])
+        if medusa.config.head == "own":
+            # Training donates its state, in which no buffer may lie twice.
+            head.lm_head.kernel[...] = jnp.copy(projection)
+
+
+def _start_with_head(
+    start: RecurrentHead, config: DrafterConfig, head: Float[Array, "D U"]
+) -> None:
+    """The head of a recurrent drafter as the target's.
+
+    Raises:
+      InputError: it is wider.
+    """
     D, E = config.hidden_size, config.exit_dim
     name, width = ("head_rank", config.head_rank) if config.head_rank else ("exit_dim", E)
     if width > D and config.head != "target":
@@ -46,9 +83,6 @@ def new_drafter(
             f"drafter.{name} is {width}; with initial_head=target it may be {D}, the target's "
             "width, at most."
         )
-    start = drafter.merge()
-    head = target.merge().head.astype(jnp.float32)
-    head = head if drafted is None else head[:, np.asarray(drafted)]
     match config.head:
         case "own":
             start.lm_head.kernel[...] = _strongest(head, E)[1]
@@ -57,7 +91,6 @@ def new_drafter(
             start.lm_head.kernel[...] = _strongest(head, width)[1]
         case "target":
             start.head_proj.kernel[...] = _strongest(head, E)[0] if E < D else jnp.eye(E, D)
-    return Model.split(config, start)
 
 
 def most_frequent(

@@ -60,7 +60,7 @@ class Position(NamedTuple):
 
 
 def train(settings: TrainSettings, console: Console) -> Outcome:
-    """Train a drafter and export it in Apple's layout, to `drafter` in the output folder.
+    """Train a drafter and export it to `drafter` in the output folder.
 
     A run that was killed goes on from its newest checkpoint, to the same parameters bit for bit.
     SIGTERM or Ctrl-C ends it after a last checkpoint. Where `acceptance` is set, the drafter that
@@ -218,7 +218,7 @@ def save(run: Run, position: Position, checkpoints: ocp.CheckpointManager) -> No
 
 
 def export(run: Run, position: Position) -> Path:
-    """Write the drafter to `drafter` in the output folder, in Apple's layout."""
+    """Write the drafter to `drafter` in the output folder; see `save_drafter`."""
     exported = run.settings.output_dir / "drafter"
     params = to_host(position.state.params)
     if is_first():

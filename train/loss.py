@@ -1,8 +1,9 @@
-"""Losses of a recurrent drafter: the decoder's recurrence, fed with true tokens.
+"""Losses of a drafter's head, unrolled over true tokens.
 
-For a position t with hidden state h_t, round i (from 0) feeds x_{t+1+i} and predicts x_{t+2+i}.
-The teacher of that prediction is the target's own output at position t+1+i, from the same forward
-pass that gave h_t (paper, section 4; distillation as in section 4.2).
+For a position t with hidden state h_t, round i (from 0) feeds x_{t+1+i} and predicts x_{t+2+i}; of
+Medusa heads head i predicts it, from h_t alone. The teacher of that prediction is the target's own
+output at position t+1+i, from the same forward pass that gave h_t (paper, section 4; distillation
+as in section 4.2).
 
 Where features are kept (`train.features`), the teacher is known by its k most likely tokens, and
 the other tokens share evenly what those leave of the probability.
@@ -17,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from redrafter_jax.drafters.recurrent_head import RecurrentHead
+from redrafter_jax.drafters.head import DraftHead
 from redrafter_jax.models.target import Decoder
 
 # Accuracy is reported for the true token among the 1 to 5 best.
@@ -166,7 +167,7 @@ def split_windows(
 
 
 def round_sums(
-    drafter: RecurrentHead,
+    drafter: DraftHead,
     target: Decoder,
     window: Window,
     *,
@@ -184,7 +185,6 @@ def round_sums(
       softening: of the soft loss.
     """
     C = window.hidden.shape[1] - rounds
-    context = drafter.read_context(window.hidden[:, :C])
     known = drafter.draft_token_ids
     scorer = target.scorer(known) if drafter.config.head == "target" else None
     vocab_size = target.config.vocab_size
@@ -199,14 +199,12 @@ def round_sums(
         normaliser = jnp.zeros_like(highest)
     teacher = _Teacher.of(scores, normaliser, highest, softening)
     labels = window.tokens if known is None else _index_of(known, vocab_size)[window.tokens]
-    embedded = target.embed_tokens[...][window.tokens[:, 1:]].astype(context.dtype)
-    state = jnp.zeros_like(context)
+    embedded = target.embed_tokens[...][window.tokens[:, 1:]]
     sums = []
-    for i in range(rounds):
-        state = drafter.step(state, embedded[:, i : i + C])
+    for i, logits in enumerate(drafter.unroll(window.hidden[:, :C], embedded, rounds, scorer)):
         sums.append(
             _prediction_sums(
-                drafter.logits(context, state, scorer),
+                logits,
                 jax.tree.map(lambda leaf: leaf[:, i : i + C], teacher),  # noqa: B023
                 labels[:, 2 + i : 2 + i + C],
                 (window.loss_mask & _same(window.segments, 2 + i))[:, 2 + i : 2 + i + C],

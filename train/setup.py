@@ -21,7 +21,7 @@ from redrafter_jax.checkpoints.huggingface import (
 )
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import TargetConfig
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.processes import rows_of_process
@@ -106,9 +106,9 @@ def set_up(settings: TrainSettings, console: Console) -> Run:
         load = load_target if settings.acceptance else load_target_without_layers
         target = load(settings.target, settings.target_dtype, mesh)
     mixture = [(made.windows, source.weight) for source, made in sources]
-    drafter = new_drafter(target, settings.drafter, mixture, settings.seed)
+    drafter = new_drafter(target, settings.drafter, settings.draft_rounds, mixture, settings.seed)
     optimizer = make_optimizer(
-        settings.optimizer, settings.steps, lambda name: not name.startswith("lm_head")
+        settings.optimizer, settings.steps, lambda name: "lm_head" not in name
     )
     rows = settings.optimizer.batch_size * settings.optimizer.accumulation_steps
     part = rows_of_process(mesh)

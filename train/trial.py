@@ -13,8 +13,7 @@ import numpy as np
 
 from redrafter_jax.acceptance import acceptance_length, acceptance_rate_per_depth
 from redrafter_jax.checkpoints.huggingface import save_drafter
-from redrafter_jax.drafters.recurrent import check_pair
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.head_drafter import DraftModel, check_pair
 from redrafter_jax.generation import generate
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_rows, to_host

@@ -45,14 +45,19 @@ def read_drafter_config(folder: Path) -> DrafterConfig:
         return DrafterConfig(
             **fields,
             cell=cast(Cell, cell),
-            draft_tokens=_whole_numbers(values, "draft_tokens", path),
+            draft_tokens=whole_numbers(values, "draft_tokens", path),
             head=cast(Head, field(values, "head", path, str, "own")),
             head_rank=rank,
-            context_layers=_whole_numbers(values, "context_layers", path) or (),
+            context_layers=whole_numbers(values, "context_layers", path) or (),
         )
 
 
-def _whole_numbers(values: dict[str, Any], name: str, path: Path) -> tuple[int, ...] | None:
+def whole_numbers(values: Mapping[str, Any], name: str, path: Path) -> tuple[int, ...] | None:
+    """The list that a file states under a name; None where it states none.
+
+    Raises:
+      InputError: it is no list, or holds something else than whole numbers.
+    """
     if values.get(name) is None:
         return None
     numbers = field(values, name, path, list)

@@ -16,9 +16,10 @@ import numpy as np
 from redrafter_jax.checkpoints.config_files import read_json
 from redrafter_jax.checkpoints.download import is_gguf, locate
 from redrafter_jax.checkpoints.families import text_fields
-from redrafter_jax.checkpoints.found import DRAFTERS, Found, find_drafter, find_target
+from redrafter_jax.checkpoints.found import Found, drafter_kind, find_drafter, find_target
 from redrafter_jax.checkpoints.stored import ITEM_BYTES, Stored, dtype_of, pieces, read_weight
 from redrafter_jax.checkpoints.weights import INDEX, SINGLE_FILE
+from redrafter_jax.config import DrafterConfig, MedusaConfig
 from redrafter_jax.errors import InputError
 
 # Safetensors' names of the dtypes that can be asked for.
@@ -51,10 +52,10 @@ def convert(
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise InputError(f"{folder} exists already; name a folder that does not, or empty it.")
     stated = _stated(locate(source))
-    is_drafter = str(stated.get("model_type")) in DRAFTERS
+    is_drafter = drafter_kind(stated) is not None
     find = find_drafter if is_drafter else find_target
     found = find(source)
-    beyond = sorted(found.config.beyond_apple) if is_drafter else []
+    beyond = _beyond_apple(found.config)
     if for_apple and not is_drafter:
         raise InputError(f"{source} is a target; Apple's code loads drafters, leave for_apple out.")
     if for_apple and beyond:
@@ -95,6 +96,16 @@ def convert(
     if beyond:
         told.append(f"Apple's code cannot load it: it does not know {', '.join(beyond)}.")
     return told
+
+
+def _beyond_apple(config: Any) -> list[str]:
+    """What a drafter has that Apple's layout does not."""
+    match config:
+        case DrafterConfig():
+            return sorted(config.beyond_apple)
+        case MedusaConfig():
+            return ["Medusa heads"]
+    return []
 
 
 def _write_weights(found: Found, folder: Path, dtype: str | None) -> list[str]:

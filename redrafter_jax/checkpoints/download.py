@@ -11,7 +11,7 @@ from pathlib import Path
 from redrafter_jax.errors import InputError
 
 # Other files of a repository hold the same weights again, in other formats.
-_WEIGHTS, _TORCH_WEIGHTS = "model*.safetensors", "pytorch_model*.bin"
+_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin", "medusa_lm_head.*")
 # Beside a drafter's `config.json`; see `redrafter_jax.checkpoints.draft_table`.
 DRAFT_TABLE = "draft.yaml"
 
@@ -79,10 +79,11 @@ def with_weights(name: str | Path, folder: Path) -> Path:
     if Path(name).is_dir():
         return folder
     # The folder is named after the commit, so that description and weights are of one.
-    folder = _download(str(name), _WEIGHTS, revision=folder.name)
-    if any(folder.glob(_WEIGHTS)):
-        return folder
-    return _download(str(name), _TORCH_WEIGHTS, revision=folder.name)
+    for pattern in _WEIGHTS:
+        folder = _download(str(name), pattern, revision=folder.name)
+        if any(folder.glob(pattern)):
+            break
+    return folder
 
 
 def _download(repository: str, *patterns: str, revision: str | None = None) -> Path:

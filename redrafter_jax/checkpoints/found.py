@@ -10,22 +10,30 @@ from flax import nnx
 
 from redrafter_jax.checkpoints.config_files import (
     DRAFTER_MODEL_TYPE,
+    drafter_fields,
     read_drafter_config,
     read_json,
 )
 from redrafter_jax.checkpoints.download import is_gguf, locate, with_weights
-from redrafter_jax.checkpoints.families import read_target_config
+from redrafter_jax.checkpoints.families import read_target_config, target_fields
+from redrafter_jax.checkpoints.medusa import (
+    MEDUSA_MODEL_TYPE,
+    medusa_fields,
+    read_medusa_config,
+)
 from redrafter_jax.checkpoints.stored import Stored, check_shape, same_bytes
 from redrafter_jax.checkpoints.weight_names import (
     EMBEDDING,
     HEAD,
     IMAGE_WEIGHTS,
+    medusa_name,
     recurrent_name,
     target_name,
     text_weights,
 )
 from redrafter_jax.checkpoints.weights import find_weights
-from redrafter_jax.config import TargetConfig
+from redrafter_jax.config import DrafterConfig, MedusaConfig, TargetConfig
+from redrafter_jax.drafters.medusa_head import MedusaHeads
 from redrafter_jax.drafters.recurrent_head import RecurrentHead
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Decoder
@@ -45,13 +53,17 @@ class Kind(NamedTuple):
     """A kind of model.
 
     Attributes:
+      config: the type of its configuration.
       read_config: what a folder's `config.json` states.
+      fields: what `config.json` states of a configuration.
       module: from a configuration, parameters only.
       stored_name: from a configuration and a parameter's dotted name to its name in the files.
       layers: the field that counts layers.
     """
 
+    config: type
     read_config: Callable[[Path], Any]
+    fields: Callable[[Any], Mapping[str, Any]]
     module: Callable[..., nnx.Module]
     stored_name: Callable[[Any, str], str]
     layers: str
@@ -77,17 +89,33 @@ class Found(NamedTuple):
     left_out: tuple[str, ...]
 
 
-TARGET = Kind(read_target_config, Decoder, target_name, "num_hidden_layers")
+TARGET = Kind(
+    TargetConfig, read_target_config, target_fields, Decoder, target_name, "num_hidden_layers"
+)
+# By the model_type that `config.json` states.
 DRAFTERS = {
     DRAFTER_MODEL_TYPE: Kind(
-        read_drafter_config, RecurrentHead, recurrent_name, "num_draft_layers"
+        DrafterConfig,
+        read_drafter_config,
+        drafter_fields,
+        RecurrentHead,
+        recurrent_name,
+        "num_draft_layers",
+    ),
+    MEDUSA_MODEL_TYPE: Kind(
+        MedusaConfig,
+        read_medusa_config,
+        medusa_fields,
+        MedusaHeads,
+        medusa_name,
+        "num_draft_layers",
     ),
 }
 
 
 def find_target(name: str | Path) -> Found:
     """A target as `load_target` finds it, no weight read yet; errors are the same."""
-    folder, config, found = _describe(name, locate(name), TARGET)
+    folder, config, found = _describe(name, locate(name))
     stored = text_weights(found)
     # Old files carry the rotary frequencies.
     ignored = [r".*\.rotary_emb\.inv_freq"]
@@ -104,23 +132,36 @@ def find_drafter(name: str | Path) -> Found:
     folder = locate(name)
     if is_gguf(folder):
         raise InputError(f"{folder} is a GGUF file, which holds a target; a drafter is a folder.")
-    model_type = read_json(folder / "config.json").get("model_type")
-    kind = DRAFTERS.get(model_type) if isinstance(model_type, str) else None
+    values = read_json(folder / "config.json")
+    kind = drafter_kind(values)
     if kind is None:
         raise InputError(
-            f"{folder / 'config.json'} states model_type {model_type!r}; a drafter folder states "
-            f"{' or '.join(map(repr, DRAFTERS))}."
+            f"{folder / 'config.json'} states model_type {values.get('model_type')!r}; a drafter "
+            f"folder states {' or '.join(map(repr, DRAFTERS))}."
         )
-    return _find(*_describe(name, folder, kind), kind, ignored=())
+    # The sizes of published Medusa heads are in the weights alone.
+    folder = with_weights(name, folder)
+    return _find(folder, kind.read_config(folder), find_weights(folder), kind, ignored=())
 
 
-def _describe(name: str | Path, folder: Path, kind: Kind) -> tuple[Path, Any, dict[str, Stored]]:
-    """What a format of files tells of a model: where it lies, its configuration, stored weights."""
+def drafter_kind(values: Mapping[str, Any]) -> Kind | None:
+    """The kind of drafter that the fields of a `config.json` state, None where it is no drafter's.
+
+    Published Medusa heads are known by their number: they state no model_type.
+    """
+    model_type = values.get("model_type")
+    if not model_type and "medusa_num_heads" in values:
+        return DRAFTERS[MEDUSA_MODEL_TYPE]
+    return DRAFTERS.get(model_type) if isinstance(model_type, str) else None
+
+
+def _describe(name: str | Path, folder: Path) -> tuple[Path, Any, dict[str, Stored]]:
+    """What a format of files tells of a target: its place, its configuration, stored weights."""
     if is_gguf(folder):
         from redrafter_jax.checkpoints.gguf import find_gguf  # the `gguf` package takes its time
 
         return folder, *find_gguf(folder)
-    config = kind.read_config(folder)
+    config = read_target_config(folder)
     folder = with_weights(name, folder)
     return folder, config, find_weights(folder)
 

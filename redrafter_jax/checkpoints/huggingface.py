@@ -3,7 +3,6 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,12 +14,8 @@ from safetensors import SafetensorError
 from safetensors.flax import save_file
 from tqdm import tqdm
 
-from redrafter_jax.checkpoints.config_files import (
-    DRAFTER_MODEL_TYPE,
-    drafter_fields,
-)
 from redrafter_jax.checkpoints.download import is_gguf, locate
-from redrafter_jax.checkpoints.families import read_target_config, target_fields
+from redrafter_jax.checkpoints.families import read_target_config
 from redrafter_jax.checkpoints.found import (
     DRAFTERS,
     TARGET,
@@ -34,7 +29,7 @@ from redrafter_jax.checkpoints.found import (
 from redrafter_jax.checkpoints.stored import read_weight
 from redrafter_jax.checkpoints.weights import SINGLE_FILE
 from redrafter_jax.config import Dtype, TargetConfig
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Decoder, Target
 from redrafter_jax.parallel.mesh import check_mesh, check_target, parameter_spec
@@ -121,9 +116,11 @@ def load_target_config(name: str | Path) -> TargetConfig:
 def load_drafter(
     name: str | Path, dtype: DTypeLike = "bfloat16", mesh: Mesh | None = None
 ) -> DraftModel:
-    """Load a recurrent drafter, in Apple's layout or beyond it, from a folder or a hub id.
+    """Load a drafter from a folder or a hub id: a recurrent head, or Medusa heads.
 
-    Arguments and errors are those of `load_target`.
+    A recurrent head is in Apple's layout or beyond it. Medusa heads are what `save_drafter` writes
+    or what their authors publish, `medusa_lm_head.pt` beside `config.json`. Arguments and errors
+    are those of `load_target`.
     """
     if mesh is not None:
         check_mesh(mesh)
@@ -136,15 +133,17 @@ def save_target(target: Target, folder: str | Path) -> None:
     Raises:
       InputError: no family has all of its variations.
     """
-    _save(Path(folder), target_fields(target.config), target, TARGET)
+    _save(Path(folder), target, TARGET)
 
 
 def save_drafter(drafter: DraftModel, folder: str | Path) -> None:
     """Write `config.json` and `model.safetensors`, in Apple's layout where it applies.
 
-    Where it does not, `config.json` says what is different; see `DrafterConfig.beyond_apple`.
+    Where it does not, `config.json` says what is different; see `DrafterConfig.beyond_apple`. The
+    weights of Medusa heads have the names that their authors gave them.
     """
-    _save(Path(folder), drafter_fields(drafter.config), drafter, DRAFTERS[DRAFTER_MODEL_TYPE])
+    kinds = (kind for kind in DRAFTERS.values() if kind.config is type(drafter.config))
+    _save(Path(folder), drafter, next(kinds))
 
 
 def _load(found: Found, dtype: DTypeLike, mesh: Mesh | None = None) -> Any:
@@ -169,7 +168,8 @@ def _load(found: Found, dtype: DTypeLike, mesh: Mesh | None = None) -> Any:
     return Model(found.config, found.graphdef, nnx.from_flat_state(flat), mesh)
 
 
-def _save(folder: Path, config: Mapping[str, Any], model: Model[Any, Any], kind: Kind) -> None:
+def _save(folder: Path, model: Model[Any, Any], kind: Kind) -> None:
+    config = kind.fields(model.config)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {}
     for path, variable in nnx.to_flat_state(model.params):

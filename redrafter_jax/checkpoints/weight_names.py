@@ -1,9 +1,9 @@
-"""Parameters' names in the files of Hugging Face and of Apple."""
+"""Parameters' names in the files of Hugging Face, of Apple and of Medusa."""
 
 from collections.abc import Mapping
 
 from redrafter_jax.checkpoints.stored import Stored
-from redrafter_jax.config import DrafterConfig, TargetConfig
+from redrafter_jax.config import DrafterConfig, MedusaConfig, TargetConfig
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 # Of a model that reads images too: what is no part of its text model.
@@ -36,6 +36,15 @@ def recurrent_name(config: DrafterConfig, name: str) -> str:
         return f"lm_head.{config.num_draft_layers}.weight"
     first, *rest = name.split(".")
     return f"lm_head.{rest[0]}.linear.{rest[1]}" if first == "blocks" else name
+
+
+def medusa_name(config: MedusaConfig, name: str) -> str:
+    """Ours: heads.0.blocks.0.kernel, heads.0.lm_head.kernel; theirs: 0.0.linear.weight, 0.1 ..."""
+    _, head, *path = name.replace("kernel", "weight").split(".")
+    if path == ["lm_head", "weight"]:
+        return f"{head}.{config.num_draft_layers}.weight"
+    _, block, last = path
+    return f"{head}.{block}.linear.{last}"
 
 
 def text_weights(stored: Mapping[str, Stored]) -> dict[str, Stored]:

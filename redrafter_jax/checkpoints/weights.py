@@ -13,19 +13,27 @@ from redrafter_jax.errors import InputError
 SINGLE_FILE = "model.safetensors"
 INDEX = f"{SINGLE_FILE}.index.json"
 TORCH_FILE = "pytorch_model.bin"
+# Of Medusa's heads, beside which their target does not lie.
+MEDUSA_FILE, TORCH_MEDUSA_FILE = "medusa_lm_head.safetensors", "medusa_lm_head.pt"
 
 
 def find_weights(folder: Path) -> dict[str, Stored]:
     """Every weight of a model folder: of its one file, or of the shards that its index names.
 
     Only headers are read. Of a folder that holds both, safetensors are taken and PyTorch's `.bin`
-    files are not looked at: they are the same weights again, as transformers has it.
+    files are not looked at: they are the same weights again, as transformers has it. Medusa's files
+    are read where there are neither.
 
     Raises:
       InputError: a file is missing or truncated, there are two sources, or index and shards
         disagree.
     """
-    headers_of = {SINGLE_FILE: _header, TORCH_FILE: read_torch_file}
+    headers_of = {
+        SINGLE_FILE: _header,
+        TORCH_FILE: read_torch_file,
+        MEDUSA_FILE: _header,
+        TORCH_MEDUSA_FILE: read_torch_file,
+    }
     present = [
         name
         for name in headers_of

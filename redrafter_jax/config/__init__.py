@@ -1,6 +1,7 @@
 """Frozen, hashable configurations: static under `jax.jit`, checked on construction."""
 
-from redrafter_jax.config.drafting import Cell, DraftConfig, DrafterConfig, Head, SamplingConfig
+from redrafter_jax.config.drafter import Cell, DrafterConfig, Head, MedusaConfig
+from redrafter_jax.config.drafting import DraftConfig, SamplingConfig
 from redrafter_jax.config.target import (
     Activation,
     Dtype,
@@ -24,6 +25,7 @@ __all__ = [
     "LinearScaling",
     "Llama3Scaling",
     "LongRopeScaling",
+    "MedusaConfig",
     "RopeScaling",
     "SamplingConfig",
     "TargetConfig",

@@ -1,98 +1,15 @@
-"""The shape of a drafter, how it drafts, and how the target chooses."""
+"""How a drafter drafts, and how the target chooses."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 from annotated_types import Ge, Gt, Le
 
 from redrafter_jax.config.limits import Count, Natural, Positive, check_fields, require
 from redrafter_jax.errors import InputError
 
-Cell = Literal["simple", "gru", "sum"]
-Head = Literal["own", "target", "low_rank"]
 _FILTERS = ("top_k", "top_p", "min_p")
-
-
-@dataclass(frozen=True)
-class DrafterConfig:
-    """Shape of a recurrent drafter; the defaults are Apple's layout.
-
-    Attributes:
-      vocab_size: the target's vocabulary, V.
-      hidden_size: the target's width, D; the recurrent state has the same width.
-      exit_dim: width of the residual blocks and of what they hand to the head.
-      num_draft_layers: number of residual blocks.
-      cell: "simple" for `SiLU(W e + U s + b)` and "sum" for a running sum of embeddings, both of
-        Apple's layout; "gru" for a gated recurrent unit.
-      draft_tokens: the tokens that can be drafted, in rising order: a head over few of V tokens is
-        read faster, and a token it cannot draft is still decoded, by the target. None for all V.
-      head: "own" for a vocabulary projection of the drafter's; "low_rank" for one in two factors,
-        exit_dim to head_rank to the tokens; "target" for a projection to the target's width that
-        the target's own vocabulary projection scores, which the drafter does not store.
-      head_rank: of the two factors; None for the other heads.
-      context_layers: layers of the target, counted from 0, whose hidden states condition the
-        drafter beside the last one; empty in Apple's layout.
-    """
-
-    vocab_size: Count
-    hidden_size: Count
-    exit_dim: Count
-    num_draft_layers: Natural
-    cell: Cell = "simple"
-    draft_tokens: tuple[int, ...] | None = None
-    head: Head = "own"
-    head_rank: Count | None = None
-    context_layers: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        rank, low = self.head_rank, self.head == "low_rank"
-        problem = f"is {rank} and head is {self.head!r}; give it to head='low_rank' alone."
-        require(low or rank is None, self, "head_rank", problem)
-        problem = f"is {rank}; head='low_rank' needs one, less than exit_dim={self.exit_dim}."
-        fits = rank is not None and rank < self.exit_dim
-        require(fits or not low, self, "head_rank", problem)
-        for before, layer in pairwise((-1, *self.context_layers)):
-            problem = f"holds {layer} after {before}; they must rise from 0."
-            require(before < layer, self, "context_layers", problem)
-        problem = "is empty; name tokens, or None for all."
-        require(self.draft_tokens != (), self, "draft_tokens", problem)
-        most = self.vocab_size - 1
-        for before, token in pairwise((-1, *(self.draft_tokens or ()))):
-            problem = f"holds {token} after {before}; they must rise from 0 to at most {most}."
-            require(before < token <= most, self, "draft_tokens", problem)
-
-    @property
-    def beyond_apple(self) -> dict[str, Any]:
-        """The fields that Apple's layout does not have, where they say more than it does.
-
-        Empty for a drafter that Apple's code can read.
-        """
-        fields = {
-            "cell": self.cell if self.cell == "gru" else None,
-            "draft_tokens": self.draft_tokens,
-            "head": self.head if self.head != "own" else None,
-            "head_rank": self.head_rank,
-            "context_layers": self.context_layers or None,
-        }
-        return {name: value for name, value in fields.items() if value is not None}
-
-    @property
-    def draft_vocab_size(self) -> int:
-        """The number of tokens that can be drafted."""
-        return self.vocab_size if self.draft_tokens is None else len(self.draft_tokens)
-
-    @property
-    def context_size(self) -> int:
-        """Z, the width of what conditions the drafter."""
-        return self.hidden_size * (len(self.context_layers) + 1)
-
-    @property
-    def has_input_projection(self) -> bool:
-        """Apple's layout leaves the projection out when `[h ; s]` already has the exit width."""
-        return self.exit_dim != 2 * self.hidden_size
 
 
 @dataclass(frozen=True)
@@ -100,8 +17,9 @@ class DraftConfig:
     """How a tree is drafted in one decode step.
 
     Attributes:
-      beam_width: W, beams kept per round.
-      draft_rounds: R, tokens drafted per beam (Apple's "beam length" is R + 1).
+      beam_width: W, beams kept per round; of Medusa heads the best tokens taken of each.
+      draft_rounds: R, tokens drafted per beam (Apple's "beam length" is R + 1); of Medusa heads how
+        many are used.
       num_nodes: N, tree nodes that the target verifies, root and lookup tokens included; by default
         all `1 + R * W + lookup_tokens`.
       final_beams_only: keep only nodes that a final beam descends from, the paper's tree.
@@ -111,6 +29,10 @@ class DraftConfig:
         default over all, in Apple's code over 50.
       lookup_tokens: C, how many of the N nodes prompt lookup drafts: the tokens that followed the
         last earlier occurrence of the text's suffix; 0 for none, as in the paper.
+      static_tree: Medusa heads draft the same tree of ranks in every step, not the most probable
+        paths of the step: True for the N - 1 paths that are likeliest in general, or the paths
+        themselves, such as ((0,), (1,), (0, 0)) for the two best tokens of the first head and below
+        the best one the best of the second.
     """
 
     beam_width: Count = 8
@@ -120,9 +42,12 @@ class DraftConfig:
     sharpness: Positive = 1.0
     candidates: Count | None = None
     lookup_tokens: Natural = 0
+    static_tree: bool | tuple[tuple[int, ...], ...] = False
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if not isinstance(self.static_tree, bool):
+            self._check_paths(self.static_tree)
         width, least = self.beam_width, 1 + self.lookup_tokens
         lookup = f", lookup_tokens={self.lookup_tokens} included" if self.lookup_tokens else ""
         problem = (
@@ -133,10 +58,34 @@ class DraftConfig:
         problem = f"is {self.candidates}; a beam of beam_width={width} needs that many or more."
         require((self.candidates or width) >= width, self, "candidates", problem)
 
+    def _check_paths(self, paths: tuple[tuple[int, ...], ...]) -> None:
+        def check(holds: bool, problem: str) -> None:
+            require(holds, self, "static_tree", problem)
+
+        is_paths = isinstance(paths, tuple) and all(
+            isinstance(path, tuple) and all(type(rank) is int for rank in path) for path in paths
+        )
+        check(is_paths, f"is {paths!r}; it must be True, False or a tuple of tuples of ranks.")
+        check(len(paths) > 0, "is empty; give paths, or True for those that are likeliest.")
+        check(self.num_nodes is None, "gives the paths, which are the nodes; leave num_nodes out.")
+        known = {(), *paths}
+        check(len(known) == len(paths) + 1, "holds a path twice, or an empty one; take it out.")
+        for path in paths:
+            check(path[:-1] in known, f"holds {path} and not {path[:-1]}, where it begins; add it.")
+            inside = all(0 <= rank < self.beam_width for rank in path)
+            check(
+                inside and len(path) <= self.draft_rounds,
+                f"holds {path}; its ranks must be below beam_width={self.beam_width}, and "
+                f"draft_rounds={self.draft_rounds} of them at most.",
+            )
+
     @property
     def max_nodes(self) -> int:
-        """Nodes of the whole beam trace, root included, and of prompt lookup."""
-        return 1 + self.beam_width * self.draft_rounds + self.lookup_tokens
+        """Nodes of the whole beam trace, or of the paths given; of the root and prompt lookup."""
+        drafted = self.beam_width * self.draft_rounds
+        if isinstance(self.static_tree, tuple):
+            drafted = len(self.static_tree)
+        return 1 + drafted + self.lookup_tokens
 
     @property
     def budget(self) -> int:

@@ -79,7 +79,7 @@ def _unmet(value: Any, kinds: list[Any], limits: list[Any]) -> str | None:
     if get_origin(kinds[0]) is Literal:
         choices = get_args(kinds[0])
         return None if value in choices else f"one of {', '.join(choices)}"
-    if kinds[0] is bool:
+    if kinds == [bool]:
         return None if isinstance(value, bool) else "true or false, a bool"
     if kinds[0] not in (int, float):
         return None

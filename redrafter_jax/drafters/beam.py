@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from redrafter_jax.config import DraftConfig
+from redrafter_jax.drafters.ranking import highest, rank_tokens
 from redrafter_jax.drafters.recurrent_head import RecurrentHead
-from redrafter_jax.parallel.collectives import all_gather, gather_rows, own_shard, shard_start
-from redrafter_jax.sampling import filter_logits
+from redrafter_jax.parallel.collectives import gather_rows
 from redrafter_jax.types import Beams, Sampling, Scorer
 
 
@@ -33,11 +33,9 @@ def beam_search(
 ) -> Beams:
     """Draft R tokens on each of W beams below the root.
 
-    Beams rank by the summed log-probabilities of the tokens that the target would draw if the
-    drafter were right: `log_softmax(sharpness * (filtered logits + temperature * noise))`. The
-    drafter errs in the logits, by an amount that knows no temperature: so the sharpness that suits
-    it is the same at all of them (docs/sampling.md). Each round keeps W of the pairs (beam, token)
-    in two stages: the W best tokens of every beam over U, then the W best of those W * W.
+    Beams rank by the summed log-probabilities of their tokens, those of `rank_tokens`. Each round
+    keeps W of the pairs (beam, token) in two stages: the W best tokens of every beam over U, then
+    the W best of those W * W.
 
     Args:
       drafter: the recurrent head.
@@ -49,8 +47,6 @@ def beam_search(
       draft: W, R, sharpness and candidates; neither W nor candidates may exceed U.
       scorer: the target's vocabulary projection of the U tokens, where the drafter has none.
     """
-    unit = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
-    factor = (draft.sharpness * unit)[:, None, None]
     drafted, U = drafter.draft_token_ids, drafter.config.draft_vocab_size
     context = drafter.read_context(context)
 
@@ -60,20 +56,9 @@ def beam_search(
         embedded = gather_rows(embedding, frontier.tokens, drafter.config.vocab_size)
         states = drafter.step(frontier.states, embedded)
         logits = drafter.logits(context[:, None], states, scorer)
-        noise = own_shard(round_noise, logits.shape[-1])[:, None]
-        scores = factor * (filter_logits(logits, sampling, U) + noise)
-        best, tokens = _best_of_shards(scores, draft.candidates or draft.beam_width, U)
-        if draft.candidates:
-            # Held together: on the CPU XLA sorts the whole vocabulary when it sees both cut to W.
-            best, tokens = jax.lax.optimization_barrier((best, tokens))
-        total = _logsumexp(best, best.shape[-1]) if draft.candidates else _logsumexp(scores, U)
-        best = best - total
-        # Never above 0, not even by rounding: or a child would outrank its parent in the budget.
-        # Nor may a broken drafter's NaN, which ranks above all numbers: it drafts nothing.
-        best = jnp.where(jnp.isnan(best), -jnp.inf, jnp.minimum(best, 0.0))
-        best, tokens = best[..., : draft.beam_width], tokens[..., : draft.beam_width]
+        best, tokens = rank_tokens(logits, round_noise[:, None], sampling, draft, U)
         totals = (frontier.log_probs[..., None] + best).reshape(len(root), -1)
-        log_probs, winners = _best(totals, draft.beam_width)
+        log_probs, winners = highest(totals, draft.beam_width)
         parents = winners // draft.beam_width
         tokens = jnp.take_along_axis(tokens.reshape(totals.shape), winners, axis=1)
         tokens = tokens if drafted is None else drafted[tokens]
@@ -91,36 +76,3 @@ def beam_search(
     _, rest = jax.lax.scan(draft_round, frontier, rounds[1:])
     trace = jax.tree.map(lambda head, tail: jnp.concatenate([head[None], tail]), first, rest)
     return Beams(*(jnp.moveaxis(leaf, 0, 1) for leaf in trace))
-
-
-def _best(
-    scores: Float[Array, "... M"], count: int
-) -> tuple[Float[Array, "... C"], Int[Array, "... C"]]:
-    """The C highest scores and where they are, in falling order."""
-    # For more than 16 XLA for GPUs sorts all M, unless ties may come in any order.
-    best, where = jax.lax.top_k(scores, count, is_stable=count <= 16)
-    return best, where
-
-
-def _best_of_shards(
-    scores: Float[Array, "... part"], count: int, size: int
-) -> tuple[Float[Array, "... C"], Int[Array, "... C"]]:
-    """`_best` over all parts of an axis of the given size; only C scores of each are exchanged."""
-    part = scores.shape[-1]
-    best, where = _best(scores, min(count, part))
-    if part == size:
-        return best, where
-    candidates = best.shape[-1] * (size // part)
-    best = all_gather(best, candidates)
-    where = all_gather(where + shard_start(part, size), candidates)
-    best, places = _best(best, count)
-    return best, jnp.take_along_axis(where, places, axis=-1)
-
-
-def _logsumexp(scores: Float[Array, "... part"], size: int) -> Float[Array, "... 1"]:
-    """Over all parts of an axis of the given size."""
-    part = scores.shape[-1]
-    total = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
-    if part == size:
-        return total
-    return jax.nn.logsumexp(all_gather(total, size // part), axis=-1, keepdims=True)

@@ -1,26 +1,47 @@
-"""From what a user gives as the drafter to a `Drafter`: a table of the models there are."""
+"""From what a user gives as the drafter to a `Drafter`: a table of the heads there are."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+from flax import nnx
 
-from redrafter_jax.config import DraftConfig, DrafterConfig
+from redrafter_jax.config import DraftConfig, DrafterConfig, MedusaConfig
 from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.drafters.combined import Combined
+from redrafter_jax.drafters.head import DraftHead
+from redrafter_jax.drafters.head_drafter import DraftModel, HeadDrafter
 from redrafter_jax.drafters.lookup import PromptLookup
+from redrafter_jax.drafters.medusa import MedusaDrafter
+from redrafter_jax.drafters.medusa_head import MedusaHeads
 from redrafter_jax.drafters.recurrent import RecurrentDrafter
+from redrafter_jax.drafters.recurrent_head import RecurrentHead
 from redrafter_jax.errors import InputError
 from redrafter_jax.parallel.model import Model
 
-# By the configuration of the model in files, the drafter that it makes.
-_KINDS: Mapping[type, Callable[[Any, DraftConfig], Drafter]] = {DrafterConfig: RecurrentDrafter}
+
+class _Kind(NamedTuple):
+    """A kind of head: its parameters, and the drafter that it makes."""
+
+    module: type[DraftHead]
+    drafter: type[HeadDrafter]
 
 
-def bind_drafter(
-    drafter: Model[Any, Any] | Drafter | None, draft: DraftConfig | None = None
-) -> Drafter:
+# By the configuration of the head.
+_KINDS: Mapping[type, _Kind] = {
+    DrafterConfig: _Kind(RecurrentHead, RecurrentDrafter),
+    MedusaConfig: _Kind(MedusaHeads, MedusaDrafter),
+}
+
+
+def init_drafter(config: DrafterConfig | MedusaConfig, seed: int) -> DraftModel:
+    """A head with random float32 parameters, where training starts."""
+    module: Any = _KINDS[type(config)].module
+    return Model.split(config, module(config, rngs=nnx.Rngs(seed)))
+
+
+def bind_drafter(drafter: DraftModel | Drafter | None, draft: DraftConfig | None = None) -> Drafter:
     """The drafter that decoding takes.
 
     Args:
@@ -54,9 +75,9 @@ def bind_drafter(
         )
     draft = draft or DraftConfig()
     if not draft.lookup_tokens:
-        return kind(drafter, draft)
+        return kind.drafter(drafter, draft)
     nodes = None if draft.num_nodes is None else draft.beam_nodes
-    head = kind(drafter, replace(draft, num_nodes=nodes, lookup_tokens=0))
+    head = kind.drafter(drafter, replace(draft, num_nodes=nodes, lookup_tokens=0))
     # The head may propose the first tokens of the lookup too; a longer one still adds C nodes.
     lookup = PromptLookup(head.max_path - 1 + draft.lookup_tokens)
     return Combined(head, lookup, draft.lookup_tokens)

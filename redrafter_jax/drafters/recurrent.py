@@ -1,80 +1,25 @@
 """The recurrent drafter (arXiv 2403.09919): a beam search whose trace is the tree."""
 
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from redrafter_jax.config import DraftConfig, DrafterConfig, TargetConfig
-from redrafter_jax.drafters.base import Drafter, check_context_layers
 from redrafter_jax.drafters.beam import beam_search
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.head_drafter import HeadDrafter
 from redrafter_jax.drafters.tree import build_tree
-from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Decoder
-from redrafter_jax.parallel.model import Model
-from redrafter_jax.types import DecodeState, Scorer, StepTrace, TokenTree, Verified
+from redrafter_jax.types import DecodeState, TokenTree
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class RecurrentDrafter(Drafter):
-    """A recurrent head and the trees that it drafts; its state is the context, `[B Z]`.
-
-    Attributes:
-      model: the head.
-      draft: beam width, draft rounds, node budget; `lookup_tokens` belong to `Combined`.
-      scorer: the target's vocabulary projection, from `prepare`, for a head that has none.
-    """
-
-    model: DraftModel
-    draft: DraftConfig = field(metadata={"static": True})
-    scorer: Scorer | None = field(default=None, metadata={"static": True})
-
-    @property
-    def max_path(self) -> int:
-        return self.draft.draft_rounds + 1
-
-    @property
-    def num_nodes(self) -> int:
-        return self.draft.beam_nodes
+class RecurrentDrafter(HeadDrafter):
+    """A recurrent head, `RecurrentHead`, and the beams that it drafts."""
 
     @property
     def names(self) -> tuple[str, ...]:
         return ("recurrent",)
-
-    @property
-    def context_layers(self) -> tuple[int, ...]:
-        return self.model.config.context_layers
-
-    @property
-    def models(self) -> tuple[Model[Any, Any], ...]:
-        return (self.model,)
-
-    def check(self, target: TargetConfig) -> None:
-        """Refuse a target that the head was not trained for; see `check_pair`.
-
-        Raises:
-          InputError: as said, or `draft` asks for prompt lookup, which is another drafter's.
-        """
-        if self.draft.lookup_tokens:
-            raise InputError(
-                f"DraftConfig.lookup_tokens is {self.draft.lookup_tokens}, but RecurrentDrafter "
-                "does no prompt lookup; use bind_drafter, or Combined with PromptLookup."
-            )
-        check_pair(target, self.model.config, self.draft)
-        super().check(target)
-
-    def prepare(self, decoder: Decoder) -> "RecurrentDrafter":
-        """With the target's projection gathered for the head's tokens, if the head has none."""
-        if self.model.config.head != "target":
-            return self
-        return replace(self, scorer=decoder.scorer(self.model.merge().draft_token_ids))
-
-    def init(self, hidden: Float[Array, "B Z"]) -> Float[Array, "B context"]:
-        return self._own(hidden)
 
     def propose(
         self, decoder: Decoder, state: DecodeState, noise: Float[Array, "B P V"]
@@ -90,52 +35,3 @@ class RecurrentDrafter(Drafter):
             self.scorer or self.prepare(decoder).scorer,
         )
         return build_tree(state.root, beams, self.draft)
-
-    def observe(
-        self, drafter_state: Float[Array, "B context"], verified: Verified, trace: StepTrace
-    ) -> Float[Array, "B context"]:
-        """The hidden state at the last accepted node, which chose the new root."""
-        newest = jnp.maximum(trace.gained - 1, 0)[:, None]
-        node = jnp.take_along_axis(trace.accepted.path, newest, axis=1)
-        context = jnp.take_along_axis(verified.hidden, node[..., None], axis=1)[:, 0]
-        return jnp.where(trace.gained[:, None] > 0, self._own(context), drafter_state)
-
-    def _own(self, hidden: Float[Array, "B Z"]) -> Float[Array, "B context"]:
-        size = self.model.config.context_size
-        if hidden.shape[-1] < size:
-            raise InputError(
-                f"The hidden states are {hidden.shape[-1]} wide and the drafter reads {size}; "
-                f"prefill with context_layers={self.context_layers}."
-            )
-        # Another drafter's layers, which this one does not read, may come before.
-        return hidden[..., -size:]
-
-
-def check_pair(target: TargetConfig, drafter: DrafterConfig, draft: DraftConfig) -> None:
-    """Refuse a head that was trained for another target, and trees that cannot be drafted.
-
-    Raises:
-      InputError: width, vocabulary or layers differ, a beam takes more tokens than the head has, or
-        a tree reaches further than the target has positions.
-    """
-    for name in ("hidden_size", "vocab_size"):
-        ours, theirs = getattr(drafter, name), getattr(target, name)
-        if ours != theirs:
-            raise InputError(
-                f"The drafter's {name} is {ours} and the target's is {theirs}; use a drafter "
-                "trained for this target."
-            )
-    check_context_layers(target, drafter.context_layers, "The drafter's context_layers")
-    if draft.max_path > target.position_limit:
-        lookup = f" and lookup_tokens {draft.lookup_tokens}" if draft.lookup_tokens else ""
-        raise InputError(
-            f"DraftConfig.draft_rounds is {draft.draft_rounds}{lookup}, but the target has "
-            f"{target.position_limit} positions; draft fewer."
-        )
-    for name in ("beam_width", "candidates"):
-        asked = getattr(draft, name) or 0
-        if asked > drafter.draft_vocab_size:
-            raise InputError(
-                f"DraftConfig.{name} is {asked}, more than the {drafter.draft_vocab_size} tokens "
-                "that the drafter can draft."
-            )

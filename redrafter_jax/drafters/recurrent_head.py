@@ -5,40 +5,25 @@ drafted so far, and knows nothing else of the target, except that some leave the
 features to scores, to the target's vocabulary projection.
 """
 
+from collections.abc import Iterator
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from redrafter_jax.config import DrafterConfig
-from redrafter_jax.errors import InputError
-from redrafter_jax.parallel.collectives import all_gather
-from redrafter_jax.parallel.model import Model
+from redrafter_jax.drafters.head import Dense, DraftHead, make_blocks, run_blocks, score
 from redrafter_jax.types import Scorer
 
-_WEIGHT_INIT = nnx.initializers.lecun_normal()
 
-
-class Dense(nnx.Module):
-    """An affine map, its kernel stored [in, out]."""
-
-    def __init__(self, width_in: int, width_out: int, *, bias: bool, rngs: nnx.Rngs) -> None:
-        self.width_out = width_out
-        self.kernel = nnx.Param(_WEIGHT_INIT(rngs.params(), (width_in, width_out)))
-        if bias:
-            self.bias = nnx.Param(jnp.zeros(width_out))
-
-    def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
-        y = x @ self.kernel[...]
-        y = y + self.bias[...] if hasattr(self, "bias") else y
-        return all_gather(y, self.width_out)
-
-
-class RecurrentHead(nnx.Module):
+class RecurrentHead(DraftHead):
     """`[context ; state]` -> projection -> residual blocks -> head -> the tokens to draft from.
 
     One set of weights serves every round; the state is zero before the root is fed.
     """
+
+    config: DrafterConfig
 
     def __init__(self, config: DrafterConfig, *, rngs: nnx.Rngs) -> None:
         D, E = config.hidden_size, config.exit_dim
@@ -56,9 +41,7 @@ class RecurrentHead(nnx.Module):
             self.context_proj.kernel[...] = jnp.eye(config.context_size, D, D - config.context_size)
         if config.has_input_projection:
             self.input_proj = Dense(2 * D, E, bias=True, rngs=rngs)
-        self.blocks = nnx.List(
-            [Dense(E, E, bias=True, rngs=rngs) for _ in range(config.num_draft_layers)]
-        )
+        self.blocks = make_blocks(E, config.num_draft_layers, rngs)
         rank = config.head_rank or E
         if config.head != "own":
             self.head_proj = Dense(E, D if config.head == "target" else rank, bias=False, rngs=rngs)
@@ -97,9 +80,7 @@ class RecurrentHead(nnx.Module):
         x = jnp.concatenate([context, state], axis=-1)
         if self.config.has_input_projection:
             x = self.input_proj(x)
-        for block in self.blocks:
-            x = x + jax.nn.silu(block(x))
-        return x
+        return run_blocks(self.blocks, x)
 
     def logits(
         self,
@@ -119,25 +100,19 @@ class RecurrentHead(nnx.Module):
         features = self.features(context, state)
         if self.config.head != "own":
             features = self.head_proj(features)
-        if self.config.head == "target":
-            if scorer is None:
-                raise InputError(
-                    "The drafter has head='target' and no vocabulary projection of its own; pass "
-                    "scorer=, the target's."
-                )
-            return scorer(features)
-        return jnp.matmul(features, self.lm_head.kernel[...], preferred_element_type=jnp.float32)
+        return score(features, getattr(self, "lm_head", None), scorer)
 
-    @property
-    def draft_token_ids(self) -> Int[Array, " U"] | None:
-        """The token of every score; None where the scores are those of all V tokens."""
-        tokens = self.config.draft_tokens
-        return None if tokens is None else jnp.asarray(tokens, jnp.int32)
-
-
-DraftModel = Model[DrafterConfig, RecurrentHead]
-
-
-def init_drafter(config: DrafterConfig, seed: int) -> DraftModel:
-    """A head with random float32 parameters, where training starts."""
-    return Model.split(config, RecurrentHead(config, rngs=nnx.Rngs(seed)))
+    def unroll(
+        self,
+        hidden: Float[Array, "B C Z"],
+        embedded: Float[Array, "B M D"],
+        rounds: int,
+        scorer: Scorer | None = None,
+    ) -> Iterator[Float[Array, "B C U"]]:
+        """See `DraftHead`: the decoder's recurrence, fed with true tokens."""
+        context = self.read_context(hidden)
+        state = jnp.zeros_like(context)
+        for fed in range(rounds):
+            own = embedded[:, fed : fed + context.shape[1]].astype(context.dtype)
+            state = self.step(state, own)
+            yield self.logits(context, state, scorer)

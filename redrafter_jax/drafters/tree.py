@@ -1,7 +1,10 @@
-"""Token trees: of a beam search's trace, of a chain, of the root alone."""
+"""Token trees: of a beam search's trace, of ranks, of a chain, of the root alone."""
+
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from redrafter_jax.config import DraftConfig
@@ -22,10 +25,48 @@ def build_tree(root: Int[Array, " B"], beams: Beams, draft: DraftConfig) -> Toke
         nodes = _keep_final_beams(nodes, draft)
     if draft.beam_nodes < nodes[0].shape[1]:
         nodes = _keep_best(nodes, draft.beam_nodes)
-    tokens, parents, depth, log_probs = nodes
-    live = log_probs > -jnp.inf
-    mask = ancestor_mask(jnp.where(live, parents, 0), draft.draft_rounds)
-    return _padded(tokens, parents, depth, mask, log_probs, live)
+    return _with_mask(nodes, draft.draft_rounds)
+
+
+def rank_tree(
+    root: Int[Array, " B"],
+    tokens: Int[Array, "B R W"],
+    log_probs: Float[Array, "B R W"],
+    paths: Sequence[tuple[int, ...]],
+    budget: int,
+) -> TokenTree:
+    """The tree of the N - 1 most probable among these paths, with the root N nodes.
+
+    A path's log-probability is the sum of its tokens', added in one order: so no path is above its
+    own beginning, not even by rounding. Ties go to the earlier path, and the N best nodes hold the
+    ancestors of each.
+
+    Args:
+      root: the last decided token.
+      tokens: of every round the W best, in falling order.
+      log_probs: of these tokens; never above 0, nor NaN.
+      paths: ranks, one of each round from the first on; every path comes after its own beginning.
+      budget: N, at most as many as there are paths and the root.
+    """
+    B, R, W = tokens.shape
+    number = {(): 0} | {path: node for node, path in enumerate(paths, start=1)}
+    parents = np.asarray([0, *(number[path[:-1]] for path in paths)])
+    depth = np.asarray([len(path) for path in number])
+    # Beyond the end of a path there is nothing to add.
+    ranks = np.asarray([[*path, *[W] * (R - len(path))] for path in number], np.int32)
+    padded = jnp.pad(log_probs, ((0, 0), (0, 0), (0, 1)))
+    total = jnp.zeros((B, len(number)))
+    for step in range(R):
+        total += padded[:, step, ranks[:, step]]
+    last = np.asarray([path[-1] for path in paths], np.int32)
+    drafted = tokens[:, depth[1:] - 1, last]
+
+    def in_every_row(values: np.ndarray) -> Int[Array, "B M"]:
+        return jnp.broadcast_to(jnp.asarray(values, jnp.int32), total.shape)
+
+    tokens = jnp.concatenate([root[:, None], drafted], axis=1)
+    nodes = (tokens, in_every_row(parents), in_every_row(depth), total)
+    return _with_mask(nodes if budget == len(number) else _keep_best(nodes, budget), R)
 
 
 def chain_tree(
@@ -43,6 +84,14 @@ def chain_tree(
 def root_tree(root: Int[Array, " B"]) -> TokenTree:
     """The one-node tree of autoregressive decoding."""
     return chain_tree(root, jnp.zeros((len(root), 0), jnp.int32), jnp.ones(len(root), bool))
+
+
+def _with_mask(nodes: "_Kept", max_depth: int) -> TokenTree:
+    """The tree of these nodes; those of log-probability -inf are padding nodes."""
+    tokens, parents, depth, log_probs = nodes
+    live = log_probs > -jnp.inf
+    mask = ancestor_mask(jnp.where(live, parents, 0), max_depth)
+    return _padded(tokens, parents, depth, mask, log_probs, live)
 
 
 def _padded(

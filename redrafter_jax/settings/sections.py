@@ -4,7 +4,7 @@ import sys
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import jax
 from jax.sharding import Mesh
@@ -23,6 +23,7 @@ from redrafter_jax.config import (
     DraftConfig,
     DrafterConfig,
     Head,
+    MedusaConfig,
     SamplingConfig,
     TargetConfig,
 )
@@ -108,12 +109,15 @@ def check_batch(name: str, size: int, mesh: Mesh | None) -> None:
 class DrafterShape(BuildableSettings):
     """Shape of a drafter: the fields of `redrafter_jax.DrafterConfig` that a target leaves open.
 
-    `exit_dim` None is Apple's layout, twice the target's width. `draft_vocab_size` makes the head
-    one to that many tokens; None makes it one to all.
+    Or with `kind: medusa` those of `redrafter_jax.MedusaConfig`, `num_draft_layers` and `head`;
+    there are as many heads as draft rounds. `num_draft_layers` None is the papers': 2, or 1 of
+    Medusa heads. `exit_dim` None is Apple's layout, twice the target's width. `draft_vocab_size`
+    makes the head one to that many tokens; None makes it one to all.
     """
 
+    kind: Literal["recurrent", "medusa"] = "recurrent"
     exit_dim: PositiveInt | None = None
-    num_draft_layers: NonNegativeInt = 2
+    num_draft_layers: NonNegativeInt | None = None
     cell: Cell = DrafterConfig.cell
     head: Head = DrafterConfig.head
     head_rank: PositiveInt | None = DrafterConfig.head_rank
@@ -124,22 +128,35 @@ class DrafterShape(BuildableSettings):
         self,
         vocab_size: int = sys.maxsize,
         hidden_size: int = sys.maxsize,
+        rounds: int = 1,
         draft_tokens: tuple[int, ...] | None = None,
-    ) -> DrafterConfig:
+    ) -> DrafterConfig | MedusaConfig:
         """The library's configuration; by default for a target as large as can be."""
+        layers = self.num_draft_layers
+        if self.kind == "medusa":
+            for name in ("exit_dim", "cell", "head_rank", "context_layers"):
+                if getattr(self, name) != DrafterShape.model_fields[name].default:
+                    raise ValueError(
+                        f"{name} is for a recurrent head; leave it out of kind: medusa"
+                    )
+            layers, head = 1 if layers is None else layers, cast(Any, self.head)
+            return MedusaConfig(vocab_size, hidden_size, rounds, layers, draft_tokens, head)
         own = self.model_dump(include={field.name for field in fields(DrafterConfig)})
         own["exit_dim"] = self.exit_dim or 2 * hidden_size
+        own["num_draft_layers"] = 2 if layers is None else layers
         return DrafterConfig(vocab_size, hidden_size, draft_tokens=draft_tokens, **own)
 
     def build_for(
         self,
         target: TargetConfig,
+        rounds: int,
         draft_tokens: tuple[int, ...] | None = None,
-    ) -> DrafterConfig:
+    ) -> DrafterConfig | MedusaConfig:
         """The library's configuration of a drafter for this target.
 
         Args:
           target: the target's configuration.
+          rounds: R, the tokens that it will draft at most, for which Medusa has a head each.
           draft_tokens: the tokens that can be drafted; None takes the first `draft_vocab_size`.
 
         Raises:
@@ -153,4 +170,4 @@ class DrafterShape(BuildableSettings):
         check_context_layers(target, self.context_layers, "drafter.context_layers")
         if draft_tokens is None and count is not None:
             draft_tokens = tuple(range(count))
-        return self.build(target.vocab_size, target.hidden_size, draft_tokens)
+        return self.build(target.vocab_size, target.hidden_size, rounds, draft_tokens)

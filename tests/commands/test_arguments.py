@@ -16,9 +16,10 @@ def test_options_have_the_fields_defaults_and_types(words: list[str]) -> None:
     assert config_of(SamplingConfig, arguments) == SamplingConfig()
     tree = ["--beam-width", "3", "--draft-rounds", "2", "--num-nodes", "5", "--sharpness", "2"]
     tree += ["--candidates", "50", "--final-beams-only", "--lookup-tokens", "1"]
+    tree += ["--static-tree"]
     choice = ["--temperature", "1", "--top-k", "4", "--top-p", "0.5", "--min-p", "0.25"]
     arguments = read_arguments([*words, *tree, *choice])
-    assert config_of(DraftConfig, arguments) == DraftConfig(3, 2, 5, True, 2.0, 50, 1)
+    assert config_of(DraftConfig, arguments) == DraftConfig(3, 2, 5, True, 2.0, 50, 1, True)
     assert config_of(SamplingConfig, arguments) == SamplingConfig(1.0, 4, 0.5, 0.25)
 
 
@@ -47,5 +48,6 @@ def test_the_help_of_an_option_is_its_fields_documentation(
     with pytest.raises(SystemExit):
         read_arguments(["generate", "--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    assert "--beam-width BEAM_WIDTH W, beams kept per round (8)" in shown
+    assert "--beam-width BEAM_WIDTH W, beams kept per round; of Medusa heads the best" in shown
+    assert "tokens taken of each (8)" in shown
     assert "--top-k TOP_K keep only the k most likely tokens; by default all" in shown

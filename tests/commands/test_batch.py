@@ -10,7 +10,7 @@ import pytest
 from tiny_folders import PairFolders, decode, encode, write_pair
 
 from redrafter_jax import SamplingConfig, generate_autoregressive
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

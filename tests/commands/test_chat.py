@@ -19,7 +19,8 @@ from redrafter_jax import (
     save_drafter,
 )
 from redrafter_jax.commands.terminal import Screen
-from redrafter_jax.drafters.recurrent_head import DraftModel, init_drafter
+from redrafter_jax.drafters.bind import init_drafter
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

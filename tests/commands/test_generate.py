@@ -20,7 +20,7 @@ from tiny_folders import (
 
 from redrafter_jax import SamplingConfig, generate_autoregressive
 from redrafter_jax.commands import options
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -11,7 +11,7 @@ from redrafter_jax.commands.arguments import read_arguments
 from redrafter_jax.commands.options import open_session
 from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 
 TUNED = DraftConfig(beam_width=2, draft_rounds=3, num_nodes=5)

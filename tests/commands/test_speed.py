@@ -8,7 +8,7 @@ from redrafter_jax import DraftConfig, PromptLookup, SamplingConfig
 from redrafter_jax.commands.speed import baseline_seconds, describe_cost, step_seconds
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 
 

@@ -3,12 +3,14 @@ from typing import Any
 
 import pytest
 
-from redrafter_jax import DraftConfig, DrafterConfig, InputError, SamplingConfig
+from redrafter_jax import DraftConfig, DrafterConfig, InputError, MedusaConfig, SamplingConfig
 
 SHAPE: dict[str, Any] = {"vocab_size": 5, "hidden_size": 4, "exit_dim": 8, "num_draft_layers": 0}
+HEADS: dict[str, Any] = {"vocab_size": 5, "hidden_size": 4, "num_heads": 2, "num_draft_layers": 0}
 TREE: dict[str, Any] = {"beam_width": 4, "draft_rounds": 3}
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize(
     ("config", "changes", "sentence"),
     [
@@ -26,6 +28,19 @@ TREE: dict[str, Any] = {"beam_width": 4, "draft_rounds": 3}
         (DraftConfig, {"candidates": 3}, "candidates is 3; a beam of beam_width=4 needs that many"),
         (DraftConfig, {"num_nodes": 14}, "give 1 to 13 nodes."),
         (DraftConfig, {"lookup_tokens": 5, "num_nodes": 5}, "6 to 18 nodes, lookup_tokens=5 incl"),
+        (DraftConfig, {"static_tree": [[0]]}, "static_tree is [[0]]; it must be True, False or a"),
+        (DraftConfig, {"static_tree": ()}, "static_tree is empty; give paths, or True for those"),
+        (DraftConfig, {"static_tree": ((0,), (1, 0))}, "holds (1, 0) and not (1,), where it begin"),
+        (DraftConfig, {"static_tree": ((0,), (0,))}, "holds a path twice, or an empty one; take"),
+        (DraftConfig, {"static_tree": ((0,), (0, 4))}, "holds (0, 4); its ranks must be below bea"),
+        (DraftConfig, {"static_tree": ((-1,),)}, "holds (-1,); its ranks must be below beam_width"),
+        (
+            DraftConfig,
+            {"static_tree": ((0,),), "num_nodes": 2},
+            "gives the paths, which are the no",
+        ),
+        (MedusaConfig, {"draft_tokens": (3, 5)}, "MedusaConfig.draft_tokens holds 5 after 3; they"),
+        (MedusaConfig, {"head": "target"}, "num_draft_layers is 0 and head is 'target', which lea"),
         (SamplingConfig, {"temperature": 1e-38}, "is 1e-38; it must be 0 for greedy decoding, or"),
         (SamplingConfig, {"temperature": 1e39}, "is 1e+39; it must be 0 for greedy decoding, or"),
     ],
@@ -33,7 +48,9 @@ TREE: dict[str, Any] = {"beam_width": 4, "draft_rounds": 3}
 def test_fields_that_contradict_each_other_are_refused(
     config: Any, changes: dict[str, Any], sentence: str
 ) -> None:
-    good = {DrafterConfig: SHAPE, DraftConfig: TREE, SamplingConfig: {}}[config]
+    good = {DrafterConfig: SHAPE, DraftConfig: TREE, MedusaConfig: HEADS, SamplingConfig: {}}[
+        config
+    ]
     with pytest.raises(InputError, match=re.escape(sentence)):
         config(**{**good, **changes})
 
@@ -60,6 +77,7 @@ def test_what_apples_layout_does_not_know_is_named() -> None:
         # Lookup tokens are some of the nodes, and reach further than beams.
         (DraftConfig(**TREE, lookup_tokens=5), 18, 18, 13, 9),
         (DraftConfig(**TREE, num_nodes=6, lookup_tokens=2), 15, 6, 4, 6),
+        (DraftConfig(**TREE, static_tree=((0,), (3,), (0, 3)), lookup_tokens=2), 6, 6, 4, 6),
     ],
 )
 def test_a_draft_counts_its_nodes_and_its_longest_path(
@@ -67,6 +85,13 @@ def test_a_draft_counts_its_nodes_and_its_longest_path(
 ) -> None:
     counted = (draft.max_nodes, draft.budget, draft.beam_nodes, draft.max_path)
     assert counted == (all_nodes, budget, beam_nodes, max_path)
+
+
+def test_a_recurrent_head_has_no_static_tree() -> None:
+    with pytest.raises(
+        InputError, match="static_tree is for Medusa heads, and this is a recurrent"
+    ):
+        DrafterConfig(**SHAPE).check_draft(DraftConfig(beam_width=4, static_tree=True))
 
 
 def test_filters_are_idle_at_temperature_0_alone() -> None:

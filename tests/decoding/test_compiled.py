@@ -20,8 +20,8 @@ from redrafter_jax.decoding.step import decode
 from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.drafters.beam import beam_search
 from redrafter_jax.drafters.bind import bind_drafter
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.drafters.lookup import PromptLookup
-from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target
 from redrafter_jax.settings.files import load_settings
 from redrafter_jax.types import Beams, DecodeState, Sampling
@@ -45,7 +45,7 @@ def compile_step(config: str, kind: str, batch_size: int, layers: int) -> Step:
     shape = settings.target.build()
     whole_bytes = bytes_of(abstract_target(shape, jnp.bfloat16))
     target = abstract_target(replace(shape, num_hidden_layers=layers), jnp.bfloat16)
-    model = abstract_drafter(settings.drafter_config(), jnp.bfloat16)
+    model = abstract_drafter(settings.drafter_config(settings.draft.draft_rounds), jnp.bfloat16)
     drafter = {
         "autoregressive": lambda: bind_drafter(None),
         "prompt lookup": lambda: bind_drafter(PromptLookup(tokens=8)),
@@ -129,7 +129,7 @@ def test_kernels_are_launched_from_command_buffers(step: Step) -> None:
 @pytest.mark.parametrize("batch_size", [1, 8])
 def test_no_vocabulary_is_sorted(beam_width: int, batch_size: int) -> None:
     settings = load_settings(PlanSettings, CONFIGS / "plan_llama_3_1_8b.yaml")
-    drafter = abstract_drafter(settings.drafter_config(), jnp.bfloat16)
+    drafter = abstract_drafter(settings.drafter_config(settings.draft.draft_rounds), jnp.bfloat16)
     V, D = drafter.config.vocab_size, drafter.config.hidden_size
     draft = DraftConfig(beam_width=beam_width, draft_rounds=4)
 

@@ -60,7 +60,9 @@ def settings(request: pytest.FixtureRequest) -> PlanSettings:
 def compiled(settings: PlanSettings) -> Compilation:
     mesh = gpu_mesh("h200", (1, 8), ("data", "model"))
     target = on_mesh(abstract_target(settings.target.build(), jnp.bfloat16), mesh)
-    model = on_mesh(abstract_drafter(settings.drafter_config(), jnp.bfloat16), mesh)
+    model = on_mesh(
+        abstract_drafter(settings.drafter_config(settings.draft.draft_rounds), jnp.bfloat16), mesh
+    )
     drafter = bind_drafter(model, settings.draft)
     state = on_mesh(abstract_state(target, drafter, 1, 4096), mesh)
     loop = jax.jit(decode, donate_argnames="state")

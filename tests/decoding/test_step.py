@@ -26,7 +26,7 @@ from redrafter_jax import (
 from redrafter_jax.decoding.prefill import prefill
 from redrafter_jax.decoding.step import decode, decode_step, finish
 from redrafter_jax.drafters.bind import bind_drafter
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model

@@ -12,7 +12,7 @@ import pytest
 from places import GOLDENS
 
 from redrafter_jax import load_drafter, load_target
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 from tools.apple.traces import Step, trace_ours
 

@@ -21,8 +21,8 @@ from redrafter_jax import (
 from redrafter_jax.decoding.step import decode
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.combined import Combined
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.drafters.recurrent import RecurrentDrafter
-from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.drafters.tree import chain_tree
 from redrafter_jax.generation import start
 from redrafter_jax.models.target import Decoder, Target

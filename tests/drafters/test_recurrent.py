@@ -5,7 +5,7 @@ import pytest
 from tiny_models import cast, random_drafter
 
 from redrafter_jax.config import DrafterConfig
-from redrafter_jax.drafters.recurrent_head import init_drafter
+from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.errors import InputError
 from redrafter_jax.types import Scorer
 

@@ -7,7 +7,7 @@ import pytest
 from pair_prompts import PROMPTS
 from tiny_folders import write_pair
 
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 
 

@@ -19,8 +19,8 @@ from eval.__main__ import main
 from eval.commands import evaluate
 from eval.rankings import RANKINGS, rank
 from redrafter_jax import DraftConfig, InputError, SamplingConfig, generate
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.drafters.lookup import PromptLookup
-from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.models.target import Target
 from redrafter_jax.types import Sampling
 

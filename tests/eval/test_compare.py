@@ -11,7 +11,7 @@ from tiny_folders import encode
 
 from eval.commands import evaluate
 from redrafter_jax import DraftConfig, InputError, PromptLookup, SamplingConfig, generate
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

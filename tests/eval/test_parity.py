@@ -23,7 +23,7 @@ from redrafter_jax import InputError, SamplingConfig
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.decoding import accept, step
 from redrafter_jax.drafters.base import RootOnly
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Decoder, Target
 from redrafter_jax.parallel.collectives import shard_start
 from redrafter_jax.parallel.mesh import place

@@ -43,7 +43,7 @@ CACHE = 2 * 2 * 3 * 1 * 64 * 8
 def read_with(**changes: Any) -> dict[str, int]:
     settings = PlanSettings.model_validate(VALUES | {"report_dir": "unused"} | changes)
     target = abstract_target(settings.target.build(), jnp.bfloat16)
-    drafter = abstract_drafter(settings.drafter_config(), jnp.bfloat16)
+    drafter = abstract_drafter(settings.drafter_config(settings.draft.draft_rounds), jnp.bfloat16)
     bound = bind_drafter(drafter, settings.draft)
     state = abstract_state(target, bound, settings.batch_size, settings.slots)
     return bytes_read(target, drafter, state, settings.draft)
@@ -57,6 +57,14 @@ def test_a_step_reads_weights_and_cache_once_and_the_drafter_every_round() -> No
         "verification": 2 * (once + 3 * 5 * 16),
         "baseline": 2 * (once + 3 * 1 * 16),
     }
+
+
+def test_medusa_heads_are_read_once_and_so_is_what_the_target_lends_them() -> None:
+    # Three heads of two blocks, 16 x 16 and a bias each; a projection 16 x 24.
+    blocks = 3 * 2 * (256 + 16)
+    own = {"kind": "medusa", "num_draft_layers": 2}
+    assert read_with(drafter=own)["draft"] == 2 * (blocks + 3 * 16 * 24)
+    assert read_with(drafter=own | {"head": "target"})["draft"] == 2 * (blocks + 16 * 24)
 
 
 def test_a_tied_embedding_is_read_once_as_the_vocabulary_projection() -> None:
@@ -80,7 +88,7 @@ def test_the_configurations_have_the_published_sizes(
 ) -> None:
     settings = load_settings(PlanSettings, CONFIGS / config)
     target = abstract_target(settings.target.build(), jnp.bfloat16)
-    drafter = abstract_drafter(settings.drafter_config(), jnp.bfloat16)
+    drafter = abstract_drafter(settings.drafter_config(settings.draft.draft_rounds), jnp.bfloat16)
     state = abstract_state(target, bind_drafter(drafter, settings.draft), 1, settings.slots)
     assert bytes_of(target) == 2 * target_parameters
     assert bytes_of(drafter) == 2 * drafter_parameters

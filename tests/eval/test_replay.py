@@ -13,7 +13,7 @@ from eval.replay import Explanation, Place, Seen, explain, follow, replay
 from redrafter_jax import DraftConfig, SamplingConfig
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import make_mesh, place
 from redrafter_jax.requests import prepare

@@ -20,7 +20,7 @@ from eval.speed import summarize
 from redrafter_jax import DraftConfig, Generation, InputError, generate
 from redrafter_jax.checkpoints.huggingface import save_drafter
 from redrafter_jax.config import DrafterConfig
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 from redrafter_jax.text.prompts import Asked, Prompt
 

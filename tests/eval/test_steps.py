@@ -57,7 +57,7 @@ def config(tmp_path: Path) -> Path:
 def test_the_parts_in_a_row_are_a_decode_step() -> None:
     settings = StepsSettings.model_validate(VALUES | {"report_dir": "unused"})
     target = random_target(settings.target.build(), jnp.float32)
-    drafter = random_drafter(settings.drafter_config(), jnp.float32)
+    drafter = random_drafter(settings.drafter_config(4), jnp.float32)
     bound = bind_drafter(drafter, DraftConfig(beam_width=2, draft_rounds=2, lookup_tokens=1))
     config = SamplingConfig(0.8, top_k=5)
     sampling = prepare(target.config, [[0]] * 2, 1, config, None, (), 1)[0].sampling

@@ -14,7 +14,7 @@ from eval.step_costs import Timed
 from eval.tune import Candidate, choose, rank
 from redrafter_jax import DraftConfig, InputError, load_draft, save_drafter
 from redrafter_jax.checkpoints.draft_table import DraftTable, TunedTree, write_draft_table
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.head_drafter import DraftModel
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -13,7 +13,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from redrafter_jax.checkpoints.huggingface import save_drafter, save_target
 from redrafter_jax.config import TargetConfig
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target, init_target
 from tools.tokenizer import save_tokenizer, train_tokenizer
 

@@ -11,8 +11,9 @@ from flax import nnx
 from eval.abstract import abstract_drafter, abstract_target
 from redrafter_jax.checkpoints.found import dotted, is_matrix
 from redrafter_jax.checkpoints.weight_names import target_name
-from redrafter_jax.config import DrafterConfig, TargetConfig
-from redrafter_jax.drafters.recurrent_head import DraftModel, init_drafter
+from redrafter_jax.config import DrafterConfig, MedusaConfig, TargetConfig
+from redrafter_jax.drafters.bind import init_drafter
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model
 
@@ -63,7 +64,7 @@ def random_target(config: TargetConfig = PARITY_CONFIG, seed: int = 0) -> Target
     return with_random_weights(abstract_target(config, jnp.float32), seed)
 
 
-def random_drafter(config: DrafterConfig, seed: int = 0) -> DraftModel:
+def random_drafter(config: DrafterConfig | MedusaConfig, seed: int = 0) -> DraftModel:
     """A drafter that knows nothing of any target."""
     return with_random_weights(abstract_drafter(config, jnp.float32), seed)
 
@@ -155,6 +156,40 @@ def imitating_drafter(
             head.head_proj.kernel[...] = into
             head.lm_head.kernel[...] = jnp.eye(V)
     return Model.split(config, head)
+
+
+def imitating_medusa(
+    target: Target, heads: int = 3, corruption: float = 0.0, seed: int = 0, **variant: Any
+) -> DraftModel:
+    """Medusa heads that know the greedy text of a forgetful target, as if it had no memory.
+
+    Its hidden state after a token is then a fixed vector per token. From these vectors every head
+    solves a linear system to the logits at the end of a greedy walk. `corruption` adds noise.
+
+    Args:
+      target: the forgetful target.
+      heads: K.
+      corruption: how wrong the heads are.
+      seed: of the noise.
+      variant: fields of `MedusaConfig`.
+    """
+    random = np.random.default_rng(seed)
+    decoder = target.merge()
+    D, V = target.config.hidden_size, target.config.vocab_size
+    embedding = np.asarray(decoder.embed_tokens[...], np.float64)
+    rms = np.sqrt((embedding**2).mean(axis=-1, keepdims=True) + target.config.rms_norm_eps)
+    normalised = embedding / rms * np.asarray(decoder.norm[...], np.float64)
+    logits = normalised @ np.asarray(decoder.lm_head[...], np.float64)
+    config = MedusaConfig(V, D, heads, num_draft_layers=0, **variant)
+    medusa = init_drafter(config, 0).merge()
+    walked = np.arange(V)
+    for head in medusa.heads:
+        walked = logits[walked].argmax(axis=-1)
+        solution = np.linalg.pinv(normalised) @ logits[walked]
+        solution += corruption * np.abs(solution).mean() * random.normal(size=solution.shape)
+        known = list(config.draft_tokens or range(V))
+        head.lm_head.kernel[...] = jnp.asarray(solution[:, known], jnp.float32)
+    return Model.split(config, medusa)
 
 
 def assert_same(first: Model[Any, Any], second: Model[Any, Any]) -> None:

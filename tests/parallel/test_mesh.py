@@ -25,9 +25,9 @@ from redrafter_jax.checkpoints.huggingface import (
     save_target,
 )
 from redrafter_jax.config import DraftConfig, DrafterConfig, SamplingConfig
-from redrafter_jax.drafters.beam import _best_of_shards, _logsumexp
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.drafters.lookup import PromptLookup
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.ranking import _highest_of_shards, _logsumexp
 from redrafter_jax.errors import InputError
 from redrafter_jax.generation import Generation, generate, generate_autoregressive, start
 from redrafter_jax.models.target import Target
@@ -204,7 +204,7 @@ def test_the_best_of_a_split_vocabulary(parts: int, size: int) -> None:
     assert (spec[-1] is not None) == (size % parts == 0)
 
     def measure(scores: jax.Array) -> tuple[jax.Array, ...]:
-        best, where = _best_of_shards(scores, 7, size)
+        best, where = _highest_of_shards(scores, 7, size)
         return best, where, _logsumexp(scores, size), all_gather(scores, size)
 
     split = jax.shard_map(

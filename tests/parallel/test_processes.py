@@ -21,7 +21,7 @@ from places import ROOT
 from tiny_folders import write_pair, write_untrained_target
 from train_runs import command, rows, settings, weights
 
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import make_mesh

@@ -29,7 +29,9 @@ def test_a_step_can_be_traced_and_keeps_the_state(
     settings = load_settings(TrainSettings, CONFIGS / f"{name}.yaml")
     assert settings.data.sequence_length <= config.max_position_embeddings
     target = abstract_target(config, jnp.dtype(settings.target_dtype))
-    drafter = abstract_drafter(settings.drafter.build_for(config), jnp.float32)
+    drafter = abstract_drafter(
+        settings.drafter.build_for(config, settings.draft_rounds), jnp.float32
+    )
     optimizer = make_optimizer(
         settings.optimizer, settings.steps, lambda name: "lm_head" not in name
     )

@@ -1,11 +1,13 @@
 """Where a drafter starts: its head, and the tokens that it knows."""
 
-from typing import Any
+from typing import Any, Literal
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
-from redrafter_jax.config import TargetConfig
+from redrafter_jax.config import MedusaConfig, TargetConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import init_target
 from train.config import DrafterSettings
@@ -22,7 +24,9 @@ HEAD = np.asarray(TARGET.merge().embed_tokens[...]).T
 
 
 def new_head(settings: DrafterSettings) -> np.ndarray:
-    return np.asarray(new_drafter(TARGET, settings, [(ROWS, 1.0)], 0).merge().lm_head.kernel[...])
+    return np.asarray(
+        new_drafter(TARGET, settings, 2, [(ROWS, 1.0)], 0).merge().lm_head.kernel[...]
+    )
 
 
 def check_strongest(rows: np.ndarray, whole: np.ndarray) -> None:
@@ -39,7 +43,7 @@ def test_a_head_can_start_from_the_targets() -> None:
 
 def test_a_small_head_knows_the_most_learnt_tokens_and_the_end() -> None:
     settings = DrafterSettings(exit_dim=16, initial_head="target", draft_vocab_size=3)
-    drafter = new_drafter(TARGET, settings, [(ROWS, 1.0)], 0)
+    drafter = new_drafter(TARGET, settings, 2, [(ROWS, 1.0)], 0)
     assert drafter.config.draft_tokens == (0, 4, 7)
     np.testing.assert_array_equal(new_head(settings), HEAD[:, [0, 4, 7]])
     narrow = settings.model_copy(update={"exit_dim": 2})
@@ -48,15 +52,15 @@ def test_a_small_head_knows_the_most_learnt_tokens_and_the_end() -> None:
 
 def test_other_heads_start_as_the_best_of_their_rank_too() -> None:
     lent = DrafterSettings(exit_dim=4, initial_head="target", head="target", draft_vocab_size=3)
-    drafter = new_drafter(TARGET, lent, [(ROWS, 1.0)], 0)
+    drafter = new_drafter(TARGET, lent, 2, [(ROWS, 1.0)], 0)
     some = HEAD[:, list(drafter.config.draft_tokens or ())]
     proj = np.asarray(drafter.merge().head_proj.kernel[...])
     check_strongest(proj[:3] @ some, some)
     wide = lent.model_copy(update={"exit_dim": 20, "draft_vocab_size": None})
-    proj = new_drafter(TARGET, wide, [], 0).merge().head_proj.kernel[...]
+    proj = new_drafter(TARGET, wide, 2, [], 0).merge().head_proj.kernel[...]
     np.testing.assert_array_equal(proj, np.eye(20, 16))
     factors = DrafterSettings(exit_dim=20, initial_head="target", head="low_rank", head_rank=4)
-    head = new_drafter(TARGET, factors, [], 0).merge()
+    head = new_drafter(TARGET, factors, 2, [], 0).merge()
     product = np.asarray(head.head_proj.kernel[...]) @ np.asarray(head.lm_head.kernel[...])
     check_strongest(product[:4], HEAD)
     assert not product[4:].any()
@@ -115,3 +119,31 @@ def test_the_tokens_that_carry_loss_most_often_come_in_rising_order(
     expected: tuple[int, ...],
 ) -> None:
     assert most_frequent(sources, count, vocab_size=10, always=always) == expected
+
+
+@pytest.mark.parametrize("head", ["own", "target"])
+def test_medusa_heads_can_start_as_the_target(head: Literal["own", "target"]) -> None:
+    settings = DrafterSettings(
+        kind="medusa", head=head, initial_head="target", draft_vocab_size=3, num_draft_layers=2
+    )
+    drafter = new_drafter(TARGET, settings, 2, [(ROWS, 1.0)], 0)
+    assert drafter.config == MedusaConfig(31, 16, 2, 2, (0, 4, 7), head)
+    hidden = np.random.default_rng(0).normal(size=(5, 16)).astype(np.float32)
+    some = HEAD[:, [0, 4, 7]]
+    logits = drafter.merge().logits(jnp.asarray(hidden), 2, lambda features: features @ some)
+    np.testing.assert_allclose(logits, np.stack([hidden @ some] * 2, axis=1), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"cell": "gru"}, "cell is for a recurrent head; leave it out of kind: medusa"),
+        ({"exit_dim": 8}, "exit_dim is for a recurrent head; leave it out of kind: medusa"),
+        ({"context_layers": [0]}, "context_layers is for a recurrent head; leave it out of kind"),
+        ({"head": "target", "num_draft_layers": 0}, "is 0 and head is 'target', which leaves noth"),
+        ({"kind": "eagle"}, "Input should be 'recurrent' or 'medusa'"),
+    ],
+)
+def test_settings_of_another_kind_are_refused(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValidationError, match=sentence):
+        DrafterSettings.model_validate({"kind": "medusa"} | settings)

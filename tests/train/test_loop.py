@@ -24,7 +24,7 @@ from train_runs import assert_same_weights, command, rows, settings, weights
 
 from redrafter_jax.checkpoints.huggingface import load_drafter, load_target, save_target
 from redrafter_jax.config import DraftConfig, DrafterConfig, TargetConfig
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.generation import generate
 from redrafter_jax.models.target import Target, init_target
 from redrafter_jax.text.tokenizer import load_tokenizer

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from redrafter_jax.config import DrafterConfig, TargetConfig
-from redrafter_jax.drafters.recurrent_head import DraftModel, init_drafter
+from redrafter_jax.drafters.bind import init_drafter
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target, init_target
 from train.loss import (
     UNSOFTENED,

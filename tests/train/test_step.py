@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from redrafter_jax.config import DrafterConfig, TargetConfig
-from redrafter_jax.drafters.recurrent_head import init_drafter
+from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.models.target import init_target
 from train.config import LossSettings, OptimizerSettings
 from train.optimizer import make_optimizer

@@ -18,7 +18,7 @@ from chat_folders import (
 
 from redrafter_jax.checkpoints.huggingface import load_drafter
 from redrafter_jax.config import DrafterConfig
-from redrafter_jax.drafters.recurrent_head import init_drafter
+from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import init_target
 from train.config import AcceptanceSettings, TrainSettings

@@ -22,7 +22,7 @@ from redrafter_jax.checkpoints.huggingface import (
     save_target,
 )
 from redrafter_jax.config import DrafterConfig
-from redrafter_jax.drafters.recurrent_head import init_drafter
+from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.models.target import Target
 from tools.apple.worker import serve, take_steps
 from train.config import LossSettings, OptimizerSettings

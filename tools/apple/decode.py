@@ -34,7 +34,7 @@ from rich.progress import track
 
 from redrafter_jax import generate, generate_autoregressive, load_drafter, load_target
 from redrafter_jax.command_line import make_folder
-from redrafter_jax.drafters.recurrent_head import DraftModel
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.text.chat_template import NO_TEMPLATE

@@ -10,8 +10,8 @@ import numpy as np
 
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.decoding.step import decode_step, step_noise
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.drafters.recurrent import RecurrentDrafter
-from redrafter_jax.drafters.recurrent_head import DraftModel
 from redrafter_jax.generation import collect, start
 from redrafter_jax.models.target import Target
 from redrafter_jax.types import DecodeState, TokenTree

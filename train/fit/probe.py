@@ -53,7 +53,8 @@ def measure_rates(target: Target, settings: TrainSettings, rows: int, top_k: int
     V = target.config.vocab_size
     tokens = np.random.default_rng(0).integers(0, V, (B, T), np.int32)
     segments, mask = np.ones((B, T), np.int32), np.ones((B, T), bool)
-    drafter = new_drafter(target, settings.drafter, [(Windows(tokens, mask, segments), 1.0)], 0)
+    sources = [(Windows(tokens, mask, segments), 1.0)]
+    drafter = new_drafter(target, settings.drafter, settings.draft_rounds, sources, 0)
     optimizer = make_optimizer(settings.optimizer, settings.steps, lambda _: True)
     layers = settings.drafter.context_layers
     chunk = settings.loss.chunk_length

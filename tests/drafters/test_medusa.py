@@ -1,0 +1,273 @@
+"""Medusa heads and their trees, against loops over every product of ranks."""
+
+from functools import partial
+from itertools import product
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_models import cast, imitating_medusa, random_drafter
+
+from redrafter_jax import (
+    DraftConfig,
+    InputError,
+    MedusaConfig,
+    SamplingConfig,
+    generate,
+    generate_autoregressive,
+)
+from redrafter_jax.drafters.bind import init_drafter
+from redrafter_jax.drafters.medusa import paths_of
+from redrafter_jax.drafters.ranking import rank_tokens
+from redrafter_jax.drafters.tree import rank_tree
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.mesh import make_mesh, place
+from redrafter_jax.types import TokenTree
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+D, V = 6, 11
+CONFIGS = [
+    MedusaConfig(V, D, num_heads=2, num_draft_layers=0),
+    MedusaConfig(V, D, num_heads=3, num_draft_layers=2),
+    MedusaConfig(V, D, num_heads=2, num_draft_layers=1, draft_tokens=(1, 4, 9)),
+    MedusaConfig(V, D, num_heads=3, num_draft_layers=1, head="target"),
+    MedusaConfig(V, D, num_heads=1, num_draft_layers=1, head="target", draft_tokens=(0, 5)),
+]
+VOCABULARY = np.random.default_rng(9).normal(size=(D, V)).astype(np.float32)
+
+
+def scores_of(head: Any, hidden: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """One head on one vector, as the paper writes it: W_2 (SiLU(W_1 h) + h), block by block."""
+    x = hidden.astype(np.float64)
+    for block in head.blocks:
+        x = x + oracles.silu(x @ np.asarray(block.kernel[...]) + np.asarray(block.bias[...]))
+    own = getattr(head, "lm_head", None)
+    return x @ (columns if own is None else np.asarray(own.kernel[...]))
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_every_head_reads_the_same_hidden_state(config: MedusaConfig) -> None:
+    medusa = random_drafter(config).merge()
+    columns = VOCABULARY[:, list(config.draft_tokens or range(V))]
+    scorer = (lambda features: features @ columns) if config.head == "target" else None
+    hidden = np.random.default_rng(1).normal(size=(2, 4, D)).astype(np.float32)
+    expected = [
+        [[scores_of(head, one, columns) for head in medusa.heads] for one in row] for row in hidden
+    ]
+    logits = medusa.logits(jnp.asarray(hidden), config.num_heads, scorer)
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
+    # In training a round is a head, whatever tokens are fed.
+    rounds = medusa.unroll(jnp.asarray(hidden), jnp.zeros((2, 9, D)), config.num_heads, scorer)
+    np.testing.assert_array_equal(np.stack(list(rounds), axis=2), logits)
+    halved = cast(random_drafter(config), jnp.bfloat16).merge()
+    half = (lambda x: (x @ columns).astype(jnp.float32)) if scorer else None
+    assert halved.logits(jnp.asarray(hidden, jnp.bfloat16), 1, half).dtype == jnp.float32
+
+
+def test_a_lent_projection_must_be_lent() -> None:
+    with pytest.raises(InputError, match="head='target' and no vocabulary projection of its own"):
+        init_drafter(CONFIGS[3], 0).merge().logits(jnp.zeros(D), 1)
+
+
+W, R, B = 4, 3, 2
+
+
+@partial(jax.jit, static_argnames="draft")
+def tree_of(log_probs: jax.Array, tokens: jax.Array, draft: DraftConfig) -> TokenTree:
+    root = jnp.asarray([7, 8])
+    return rank_tree(root, tokens, log_probs, paths_of(draft), draft.beam_nodes)
+
+
+def most_probable(log_probs: np.ndarray, count: int) -> dict[tuple[int, ...], float]:
+    """The best paths of all there are, ties to the shorter one and then to the lower ranks."""
+    paths = [path for depth in range(1, R + 1) for path in product(range(W), repeat=depth)]
+    scores = {path: float(sum(log_probs[i, rank] for i, rank in enumerate(path))) for path in paths}
+    best = sorted(paths, key=lambda path: (-scores[path], len(path), path))[:count]
+    return {path: scores[path] for path in best if scores[path] > -np.inf}
+
+
+def nodes_of(tree: TokenTree, tokens: np.ndarray, row: int) -> dict[tuple[int, ...], float]:
+    """The live nodes as ranks, with their scores; the tree's other arrays are checked."""
+    parents, scores = tree.parents[row].tolist(), tree.log_probs[row]
+    live = np.flatnonzero(tree.tokens[row] >= 0)
+    assert live[0] == 0
+    for node in live[1:]:
+        assert parents[node] < node
+        assert parents[node] in live
+    alive = tree.tokens[row] >= 0
+    expected = np.where(alive[:, None], oracles.ancestor_mask(parents), np.eye(len(parents)))
+    np.testing.assert_array_equal(tree.mask[row], expected)
+    np.testing.assert_array_equal(tree.origin[row, 1:], np.where(alive, 0, -1)[1:])
+    found = {}
+    for node in live[1:]:
+        *above, _ = oracles.ancestors(parents, int(node))
+        path = tuple(
+            tokens[row, depth].tolist().index(int(tree.tokens[row, one]))
+            for depth, one in enumerate(reversed(above))
+        )
+        assert tree.depth[row, node] == len(path)
+        found[path] = float(scores[node])
+    return found
+
+
+@pytest.mark.parametrize("nodes", [2, 6, 1 + W * R])
+@given(seed=st.integers(0, 2**32 - 1))
+def test_a_dynamic_tree_is_the_most_probable_of_all_products(nodes: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    # Whole numbers, of which many are equal, and tokens that a filter forbids.
+    drops = random.choice([0, 1, 2, 3, np.inf], (B, R, W), p=[0.3, 0.3, 0.2, 0.1, 0.1])
+    log_probs = -np.cumsum(drops, axis=-1).astype(np.float32)
+    tokens = np.stack([random.permutation(20)[: R * W].reshape(R, W) for _ in range(B)])
+    draft = DraftConfig(W, R, num_nodes=nodes)
+    tree = jax.tree.map(np.asarray, tree_of(jnp.asarray(log_probs), jnp.asarray(tokens), draft))
+    for row in range(B):
+        assert nodes_of(tree, tokens, row) == most_probable(log_probs[row], nodes - 1)
+
+
+def greedy_expansion(count: int) -> set[tuple[int, ...]]:
+    """Section 2.3.3 of the paper: add the likeliest node that the tree can have next, and again."""
+    chance: dict[tuple[int, ...], float] = {(): 1.0}
+    while len(chance) <= count:
+        candidates = {
+            (*path, rank): chance[path] * 0.55 * 0.8 ** len(path) / (rank + 1) ** 2
+            for path in chance
+            if len(path) < R
+            for rank in range(W)
+        }
+        new = max((one for one in candidates if one not in chance), key=lambda one: candidates[one])
+        chance[new] = candidates[new]
+    return set(chance) - {()}
+
+
+PATHS = ((1,), (0,), (0, 3), (0, 3, 0))
+
+
+@pytest.mark.parametrize(
+    ("draft", "expected"),
+    [
+        (DraftConfig(W, R, static_tree=PATHS), set(PATHS)),
+        (DraftConfig(W, R, static_tree=True), greedy_expansion(W * R)),
+        (DraftConfig(W, R, num_nodes=6, static_tree=True), greedy_expansion(5)),
+        (DraftConfig(W, R, num_nodes=1), set()),
+    ],
+    ids=["given", "likeliest", "five likeliest", "none"],
+)
+def test_a_static_tree_has_the_same_ranks_whatever_the_heads_say(
+    draft: DraftConfig, expected: set[tuple[int, ...]]
+) -> None:
+    assert draft.beam_nodes == 1 + len(expected)
+    random = np.random.default_rng(0)
+    tokens = np.stack([random.permutation(20)[: R * W].reshape(R, W) for _ in range(B)])
+    log_probs = -np.cumsum(random.random((B, R, W)), axis=-1).astype(np.float32)
+    made = tree_of(jnp.asarray(log_probs), jnp.asarray(tokens), draft)
+    number = {
+        path: node for node, path in enumerate(sorted(expected, key=lambda p: (len(p), p)), 1)
+    }
+    for row in range(B):
+        for path, node in number.items():
+            assert made.tokens[row, node] == tokens[row, len(path) - 1, path[-1]]
+            assert made.parents[row, node] == number.get(path[:-1], 0)
+            score = sum(log_probs[row, i, rank] for i, rank in enumerate(path))
+            np.testing.assert_allclose(made.log_probs[row, node], score, rtol=1e-6)
+
+
+@pytest.mark.parametrize("candidates", [None, 7])
+def test_tokens_are_ranked_as_the_target_will_choose(candidates: int | None) -> None:
+    configs = (SamplingConfig(), SamplingConfig(1.3, top_k=7, min_p=0.02), SamplingConfig(0.7))
+    random = np.random.default_rng(2)
+    logits = random.normal(size=(3, 2, V)).astype(np.float32) * 2
+    noise = random.gumbel(size=(3, 2, V)).astype(np.float32)
+    noise[0] = 0
+    draft = DraftConfig(W, 2, sharpness=1.7, candidates=candidates)
+    sampling = jax.tree.map(jnp.asarray, oracles.sampling_arrays(configs, [0] * 3, V))
+    ranked = jax.jit(partial(rank_tokens, draft=draft, size=V))
+    log_probs, tokens = ranked(jnp.asarray(logits), jnp.asarray(noise), sampling)
+    for row, config in enumerate(configs):
+        for head in range(2):
+            scores = oracles.filtered_scores(logits[row, head], config) + noise[row, head]
+            scores = 1.7 * (config.temperature or 1.0) * scores
+            if candidates:
+                scores = np.where(scores < np.sort(scores)[-candidates], -np.inf, scores)
+            expected = oracles.log_softmax(scores)
+            order = np.argsort(-expected, kind="stable")[:W]
+            assert tokens[row, head].tolist() == order.tolist()
+            np.testing.assert_allclose(log_probs[row, head], expected[order], rtol=1e-4, atol=1e-5)
+
+
+PROMPTS = [[3, 1, 4, 3, 1], [9, 9], [2, 6, 5, 3]]
+SAMPLINGS = [SamplingConfig(), SamplingConfig(temperature=1.0), SamplingConfig(0.8, top_k=5)]
+
+
+@pytest.mark.parametrize(
+    ("draft", "variant"),
+    [
+        (DraftConfig(4, 3), {}),
+        (DraftConfig(4, 2, num_nodes=6, sharpness=1.5, candidates=9), {"corruption": 0.5}),
+        (DraftConfig(4, 3, static_tree=True), {}),
+        (DraftConfig(4, 3, static_tree=PATHS, lookup_tokens=3), {}),
+        (DraftConfig(3, 3, num_nodes=9, lookup_tokens=3), {"draft_tokens": tuple(range(0, 24, 2))}),
+    ],
+    ids=["dynamic", "budget", "static", "paths and lookup", "few tokens and lookup"],
+)
+def test_texts_are_the_targets_own(
+    habitual_target: Target, draft: DraftConfig, variant: dict[str, Any]
+) -> None:
+    run: dict[str, Any] = {"max_new_tokens": 24, "sampling": SAMPLINGS}
+    plain = generate_autoregressive(habitual_target, PROMPTS, **run)
+    medusa = imitating_medusa(habitual_target, **variant)
+    result = generate(habitual_target, medusa, PROMPTS, draft=draft, **run)
+    assert result.tokens == plain.tokens
+    assert sum(result.accepted_by["medusa"]) > 8, "some drafts came true"
+    assert list(result.accepted_by) == ["medusa", "lookup"][: 1 + (draft.lookup_tokens > 0)]
+
+
+@pytest.mark.long
+def test_parts_of_the_heads_on_a_mesh_draft_the_same(habitual_target: Target) -> None:
+    run = partial(
+        generate,
+        prompts=PROMPTS,
+        max_new_tokens=24,
+        draft=DraftConfig(4, 3, num_nodes=8),
+        sampling=SAMPLINGS,
+    )
+    medusa, mesh = imitating_medusa(habitual_target, corruption=0.5), make_mesh(1, 2)
+    alone = run(habitual_target, medusa)
+    split = run(place(habitual_target, mesh), place(medusa, mesh))
+    assert split.tokens == alone.tokens
+    assert split.steps == alone.steps
+
+
+def test_heads_without_a_projection_change_no_text_either(habitual_target: Target) -> None:
+    config = habitual_target.config
+    shape = MedusaConfig(config.vocab_size, config.hidden_size, 2, 1, (0, 3, 7, 20), "target")
+    run: dict[str, Any] = {"max_new_tokens": 12, "sampling": SAMPLINGS}
+    plain = generate_autoregressive(habitual_target, PROMPTS, **run)
+    drafted = generate(
+        habitual_target, random_drafter(shape), PROMPTS, draft=DraftConfig(4, 2), **run
+    )
+    assert drafted.tokens == plain.tokens
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize(
+    ("draft", "sentence"),
+    [
+        ({"draft_rounds": 4}, r"draft_rounds is 4, more than the 3 Medusa heads that the drafter"),
+        ({"final_beams_only": True}, "final_beams_only is for a recurrent head, and Medusa heads"),
+        ({"beam_width": 30}, "beam_width is 30, more than the 24 tokens that the drafter can"),
+    ],
+)
+def test_trees_that_the_heads_cannot_draft_are_refused(
+    habitual_target: Target, draft: dict[str, Any], sentence: str
+) -> None:
+    medusa = imitating_medusa(habitual_target)
+    tree: dict[str, Any] = {"beam_width": 4, "draft_rounds": 3}
+    asked = DraftConfig(**tree | draft)
+    with pytest.raises(InputError, match=sentence):
+        generate(habitual_target, medusa, PROMPTS, max_new_tokens=2, draft=asked)

@@ -1,0 +1,87 @@
+"""`drafter.kind: medusa`: what its heads learn, and a run from its first step to its use."""
+
+import io
+import json
+import shutil
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+from rich.console import Console
+from tiny_folders import write_untrained_target
+from tiny_models import random_drafter, random_target
+from train_runs import assert_same_weights, rows, settings
+
+from redrafter_jax import MedusaConfig, load_drafter
+from train.config import TrainSettings
+from train.loop import train
+from train.loss import round_sums, split_windows
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
+def test_head_i_learns_the_token_that_comes_i_places_after_the_next() -> None:
+    target = random_target()
+    V, D, T = target.config.vocab_size, target.config.hidden_size, 9
+    heads = random_drafter(MedusaConfig(V, D, num_heads=2, num_draft_layers=1))
+    random = np.random.default_rng(0)
+    tokens, hidden = random.integers(0, V, (1, T)), random.normal(size=(1, T, D))
+    mask = random.random((1, T)) < 0.7
+
+    @jax.jit
+    def losses(hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
+        places = (jnp.asarray(tokens, jnp.int32), jnp.asarray(mask), jnp.ones((1, T), jnp.int32))
+        windows = split_windows(hidden, *places, rounds=2, chunk_length=4)
+        one = partial(round_sums, heads.merge(), target.merge(), rounds=2)
+        sums = jax.vmap(one)(windows)
+        return sums.hard.sum(axis=0), heads.merge().logits(hidden, 2)
+
+    hard, logits = map(np.asarray, losses(jnp.asarray(hidden, jnp.float32)))
+    expected = [
+        -sum(
+            float(oracles.log_softmax(logits[0, t, head])[tokens[0, t + 2 + head]])
+            for t in range(T - 2 - head)
+            if mask[0, t + 2 + head]
+        )
+        for head in range(2)
+    ]
+    np.testing.assert_allclose(hard, expected, rtol=1e-4)
+
+
+def test_a_run_is_tried_exported_and_resumed_bit_for_bit(tmp_path: Path) -> None:
+    write_untrained_target(tmp_path / "target", functions=100)
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "def f1(x):"}) + "\n")
+    output, console = tmp_path / "whole", Console(file=io.StringIO())
+    values = settings(
+        tmp_path / "target",
+        output,
+        drafter={"kind": "medusa", "initial_head": "target", "draft_vocab_size": 40},
+        steps=6,
+        log_every=3,
+        checkpoint_every=3,
+        acceptance={
+            "every": 6,
+            "prompts": str(tmp_path / "prompts.jsonl"),
+            "max_new_tokens": 4,
+            "draft": {"beam_width": 2, "draft_rounds": 2},
+        },
+    )
+    outcome = train(TrainSettings.model_validate(values), console)
+    assert outcome.best is not None
+    drafter = load_drafter(output / "drafter", "float32")
+    assert (drafter.config.num_heads, drafter.config.draft_vocab_size) == (2, 40)
+    first, last = rows(output)
+    assert last["loss"] < first["loss"]
+    assert last["acceptance_length"] >= 1
+
+    again = tmp_path / "again"
+    shutil.copytree(output, again)
+    for late in ("checkpoints/6", "drafter", "best"):
+        shutil.rmtree(again / late)
+    train(TrainSettings.model_validate(values | {"output_dir": str(again)}), console)
+    assert "resumed from step 3" in console.file.getvalue()  # pyright: ignore
+    assert_same_weights(again, output)
