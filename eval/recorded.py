@@ -62,15 +62,6 @@ class Recording(NamedTuple):
         """Target calls of autoregressive decoding for each prompt, after prefill."""
         return np.asarray([len(answer) - 1 for answer in self.answers])
 
-    @property
-    def halfway(self) -> list[int]:
-        """Tokens of each row's cache when half of its answer is written."""
-        return [
-            length
-            for batch in self.batches
-            for length in ((batch.prompts + batch.ends) // 2).tolist()
-        ]
-
 
 def record(
     target: Target,

@@ -88,9 +88,11 @@ def tune(settings: TuneSettings) -> None:
         for draft in track(drafts, len(drafts), "count target calls")
     }
     few = list(product(settings.batch_sizes, spread(drafts, settings.timed_trees)))
+    batches = [batch for one in recordings for batch in one.batches]
     cached = Cached(
-        slots=max(batch.tokens.shape[1] for one in recordings for batch in one.batches),
-        tokens=int(np.median([length for one in recordings for length in one.halfway])),
+        slots=max(batch.tokens.shape[1] for batch in batches),
+        # With half of the answer written.
+        tokens=int(np.median([(batch.prompts + batch.ends) // 2 for batch in batches])),
     )
     timed = {
         (batch_size, draft): time_steps(target, drafter, draft, batch_size, cached, settings)

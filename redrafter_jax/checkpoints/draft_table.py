@@ -151,11 +151,17 @@ def _read_tree(values: Any, place: str) -> TunedTree:
     values = _mapping(TunedTree, values, place)
     try:
         if values["draft"] is not None:
-            draft = DraftConfig(**_mapping(DraftConfig, values["draft"], f"{place}.draft"))
+            stated = _mapping(DraftConfig, values["draft"], f"{place}.draft")
+            draft = DraftConfig(**{name: _tuples(value) for name, value in stated.items()})
             values = values | {"draft": draft}
         return TunedTree(**values)
     except FieldError as error:
         raise InputError(f"{place}: {error.field} {error.problem}") from None
+
+
+def _tuples(value: Any) -> Any:
+    """Lists, of lists maybe, as the tuples that configurations hold."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _mapping(kind: type, values: Any, place: str) -> dict[str, Any]:

@@ -10,12 +10,14 @@ from redrafter_jax.checkpoints.draft_table import DraftTable, TunedTree, write_d
 CHAIN = DraftConfig(beam_width=1, draft_rounds=2)
 WIDE = DraftConfig(beam_width=4, draft_rounds=3, num_nodes=9, sharpness=1.2)
 LOOKUP = DraftConfig(beam_width=1, draft_rounds=2, lookup_tokens=8)
+PATHS = DraftConfig(beam_width=2, draft_rounds=2, static_tree=((0,), (1,), (0, 0)))
 TABLE = DraftTable(
     "CPU, 2 cores",
     "float32",
     (
         TunedTree(1, 0.0, WIDE, 1.9, 1.8),
         TunedTree(1, 1.0, LOOKUP, 1.4, 1.3),
+        TunedTree(4, 0.0, PATHS, 1.4, 1.2),
         TunedTree(8, 0.0, CHAIN, 1.2, 1.1),
         TunedTree(8, 1.0, None, 1.0, 1.0),
     ),
@@ -28,7 +30,8 @@ TABLE = DraftTable(
         (1, 0.0, WIDE),
         (1, 1.0, LOOKUP),
         # The next larger batch, or the largest; then the nearest temperature, or the lower of two.
-        (2, 0.0, CHAIN),
+        (2, 0.0, PATHS),
+        (5, 0.0, CHAIN),
         (9, 0.1, CHAIN),
         (9, 0.5, CHAIN),
         (5, 0.7, None),
