@@ -49,7 +49,7 @@ def test_the_wheel_brings_no_package_named_train_or_eval(tmp_path: Path) -> None
         archive.extractall(tmp_path)
     tops = {name.partition("/")[0] for name in names}
     assert {top for top in tops if "dist-info" not in top} == {"redrafter_jax", "pallas_kernels"}
-    for name, words in (("train", "Train a recurrent"), ("evaluate", "--config")):
+    for name, words in (("train", "Train a drafter"), ("evaluate", "--config")):
         program = f"from redrafter_jax.entry_points import {name}; {name}()"
         shown = subprocess.run(
             [sys.executable, "-P", "-c", program, "--help"],
