@@ -48,6 +48,14 @@ def test_overrides_reach_into_sections_and_are_read_as_yaml(config: Path) -> Non
     assert settings.inner == Inner(rate=0.0003, names=("a", "b"))
 
 
+def test_a_tree_may_be_given_as_paths(config: Path) -> None:
+    settings = load_settings(Outer, config, ["draft.static_tree=[[0], [1], [0, 0]]"])
+    assert settings.draft.static_tree == ((0,), (1,), (0, 0))
+    assert load_settings(Outer, config, ["draft.static_tree=yes"]).draft.static_tree is True
+    with pytest.raises(InputError, match=r"draft.static_tree holds \(1, 0\) and not \(1,\), where"):
+        load_settings(Outer, config, ["draft.static_tree=[[0], [1, 0]]"])
+
+
 def test_a_date_is_a_string_and_yes_is_true_where_that_is_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "dates.yaml"
     path.write_text("size: 1\ninner:\n  names: [2024-01-31, 2024-13-01]\n", encoding="utf-8")
