@@ -49,10 +49,11 @@ def measure_acceptance(settings: AcceptanceSettings) -> None:
       InputError: a file or a prompt cannot be used.
     """
     drafts = settings.trees.build()
-    target, drafter, asked = load(settings, drafts, settings.batch_size)
+    target, drafter, ask = load(settings, drafts, settings.batch_size)
+    asked = {sampling: ask(sampling) for sampling in settings.samplings}
     baseline = Method(target, RootOnly())
     expected = {
-        sampling: _texts(_decode(baseline, asked, sampling, settings))
+        sampling: _texts(_decode(baseline, asked[sampling], sampling, settings))
         for sampling in track(settings.samplings, len(settings.samplings), "decode the baseline")
     }
     # Drafts outermost: each is compiled once.
@@ -60,7 +61,7 @@ def measure_acceptance(settings: AcceptanceSettings) -> None:
     measures: dict[Cell, dict[str, Any]] = {}
     for cell in track(cells, len(cells), "decode"):
         method = Method(target, rank(bind_drafter(drafter, cell.draft), cell.ranking, cell.draft))
-        runs = _decode(method, asked, cell.sampling, settings)
+        runs = _decode(method, asked[cell.sampling], cell.sampling, settings)
         same = [a == b for a, b in zip(_texts(runs), expected[cell.sampling], strict=True)]
         measures[cell] = {**count_accepted(runs), "identical": float(np.mean(same))}
     if not is_first():
@@ -68,10 +69,11 @@ def measure_acceptance(settings: AcceptanceSettings) -> None:
     rows = [_row(cell, measures) for cell in cells]
     path = settings.report_dir / "acceptance.json"
     answers = {
-        describe_sampling(sampling): describe_answers(asked, texts)
+        describe_sampling(sampling): describe_answers(asked[sampling], texts)
         for sampling, texts in expected.items()
     }
-    report = {"rows": rows, "prompts": len(asked.prompts), "answers": answers}
+    prompts = len(asked[settings.samplings[0]].prompts)
+    report = {"rows": rows, "prompts": prompts, "answers": answers}
     write_report(path, report, settings, DEFINITIONS)
     told = (f"{name}: {line}" for name, one in answers.items() for line in tell_answers(one))
     show(path, *told, _table(rows))

@@ -1,7 +1,7 @@
 """Ways of decoding the same prompts, in turns, with a clock."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import batched
 from typing import NamedTuple
 
@@ -11,10 +11,11 @@ from jaxtyping import Int
 
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.decoding.step import decode
-from redrafter_jax.drafters.base import Drafter
+from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.generation import collect, start
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import place
+from redrafter_jax.progress import track
 from redrafter_jax.requests import prepare
 from redrafter_jax.text.prompts import Asked
 from redrafter_jax.types import Requests
@@ -96,18 +97,38 @@ class Turn(NamedTuple):
 def make_batches(
     asked: Asked, batch_size: int, sampling: SamplingConfig, rows: RowSettings
 ) -> list[Batch]:
-    """The prompts in their order, the last batch as small as it comes; seeds count prompts."""
-    numbered = batched(enumerate(asked.rows, rows.first_seed), batch_size)
+    """The rows in their order, the last batch as small as it comes; seeds count prompts."""
     return [
         Batch(
-            prompts=[prompt for _, prompt in own],
+            prompts=[row for _, row in own],
             max_new_tokens=rows.max_new_tokens,
             sampling=sampling,
-            seeds=[seed for seed, _ in own],
+            seeds=[rows.first_seed + prompt.number for prompt, _ in own],
             eos_token_ids=asked.stop_tokens,
         )
-        for own in numbered
+        for own in batched(zip(asked.prompts, asked.rows, strict=True), batch_size)
     ]
+
+
+def answer_plainly(
+    target: Target, batch_size: int | None, sampling: SamplingConfig, rows: RowSettings
+) -> Callable[[Asked], list[list[int]]]:
+    """From what is asked to the baseline's answers, for the later turns to stand behind.
+
+    Args:
+      target: the target.
+      batch_size: rows decoded together; None for all.
+      sampling: how tokens are chosen.
+      rows: how far, and with which seeds.
+    """
+
+    def answer(asked: Asked) -> list[list[int]]:
+        batches = make_batches(asked, batch_size or len(asked.rows), sampling, rows)
+        work = track(batches, len(batches), f"answer turn {asked.turns[0]} for the next")
+        method = Method(target, RootOnly())
+        return [row for batch in work for row in decode_batch(method, batch).tokens]
+
+    return answer
 
 
 def one_per_shape(

@@ -15,10 +15,10 @@ from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.processes import is_first
 
 from . import speed
-from .benchmark import Method
+from .benchmark import Method, answer_plainly
 from .charts import write_comparison_chart
 from .config import CompareSettings, DraftingSettings
-from .loading import ask_target, find
+from .loading import ask_all_turns, ask_target, find
 from .metrics import tell_answers
 from .report import describe_sampling, make_table, number, show, write_report
 
@@ -40,7 +40,7 @@ def compare(settings: CompareSettings) -> None:
     for drafting in settings.drafters.values():
         if drafting.drafter is not None:
             check_pair(found.target, find_drafter(drafting.drafter).config, drafting.draft)
-    asked = ask_target(found, settings, settings.batch_size)
+    first = ask_target(found, settings, settings.batch_size)
     if is_first():
         make_folder(settings.report_dir, "report_dir")
     target = load_target(settings.target, settings.dtype, found.mesh)
@@ -50,6 +50,8 @@ def compare(settings: CompareSettings) -> None:
     cases = []
     for sampling in settings.samplings:
         words = describe_sampling(sampling)
+        answer = answer_plainly(target, settings.batch_size, sampling, settings)
+        asked = ask_all_turns(found, settings, first, answer)
         measures = speed.time_methods(
             methods, asked, sampling, settings.batch_size, settings, words
         )
@@ -61,11 +63,11 @@ def compare(settings: CompareSettings) -> None:
         "num_nodes": {name: method.drafter.num_nodes for name, method in methods.items()},
         "target": asdict(target.config),
     }
-    path = settings.report_dir / "compare.json"
+    path, prompts = settings.report_dir / "compare.json", len(cases[0]["prompts"])
     report = write_report(path, measures, settings, speed.DEFINITIONS)
     title = (
-        f"{settings.target}; {settings.dtype}, batch {settings.batch_size}; {len(asked.prompts)} "
-        f"prompts, up to {settings.max_new_tokens} new tokens; {report['device']}"
+        f"{settings.target}; {settings.dtype}, batch {settings.batch_size}; {prompts} prompts, "
+        f"up to {settings.max_new_tokens} new tokens; {report['device']}"
     )
     page, chart = path.with_suffix(".md"), path.with_suffix(".png")
     page.write_text(markdown(report, title))

@@ -22,6 +22,7 @@ from redrafter_jax.settings.sections import (
     SamplingSettings,
 )
 from redrafter_jax.text.chat_template import TemplateName
+from redrafter_jax.text.prompts import Turns
 
 from .rankings import Ranking
 from .shapes import PairShape
@@ -58,7 +59,7 @@ class TargetSettings(Settings):
 
     Attributes:
       target: folder or hub id of the target, `tokenizer.json` included, or a GGUF file.
-      prompts: JSONL file, see `redrafter_jax.text.prompts`; of several turns the first is asked.
+      prompts: JSONL file, see `redrafter_jax.text.prompts`.
       chat_template: how a prompt is written as a user's turn. None takes the template of the
         target's tokenizer where it brings one; "none" continues prompts as they stand.
       report_dir: folder for what the command writes, made if it is missing.
@@ -83,13 +84,16 @@ class RowSettings(Settings):
 
     Attributes:
       prompt_count: how many prompts, from the top of the file; None takes all.
-      max_new_tokens: limit per prompt.
-      first_seed: prompt i of the file samples with seed `first_seed + i`, in every repeat.
+      turns: 1 asks the first turn of each prompt alone, "all" the later ones too, each behind the
+        baseline's own answers, under the same sampling and seed, to the turns before it.
+      max_new_tokens: limit per prompt and turn.
+      first_seed: prompt i of the file samples with seed `first_seed + i`, in every turn and repeat.
       stop: "eos" ends a row at an end token of the target or of the chat template, "never" at
         `max_new_tokens` alone.
     """
 
     prompt_count: PositiveInt | None = None
+    turns: Turns = "all"
     max_new_tokens: PositiveInt
     first_seed: NonNegativeInt = 0
     stop: Literal["eos", "never"] = "eos"
@@ -248,8 +252,9 @@ class CaseSettings(DecodingSettings):
 
     Attributes:
       draft: how trees are drafted.
-      prompt_tokens: exact lengths that the rows' prompts take in turns, without a chat template,
-        see `redrafter_jax.text.prompts.tokenize_to_length`; None takes each prompt as it is.
+      prompt_tokens: exact lengths that the rows' prompts take one after the other, as plain text
+        of the prompts' first turns, see `redrafter_jax.text.prompts.tokenize_to_length`; None takes
+        each prompt as it is.
     """
 
     draft: DraftConfig = DraftConfig()

@@ -1,6 +1,7 @@
 """What a command that decodes prompts begins with: what the target is asked, and both models."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from jax.sharding import Mesh
@@ -9,7 +10,7 @@ from tokenizers import Tokenizer
 from redrafter_jax.checkpoints.found import find_drafter, find_target
 from redrafter_jax.checkpoints.huggingface import load_drafter, load_target
 from redrafter_jax.command_line import make_folder
-from redrafter_jax.config import DraftConfig, TargetConfig
+from redrafter_jax.config import DraftConfig, SamplingConfig, TargetConfig
 from redrafter_jax.drafters.head_drafter import DraftModel, check_pair
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
@@ -17,9 +18,17 @@ from redrafter_jax.parallel.mesh import data_shards
 from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.settings.sections import check_batch
 from redrafter_jax.text.chat_template import ChatTemplate, choose_template
-from redrafter_jax.text.prompts import Asked, ask, read_prompts, tokenize_to_length
+from redrafter_jax.text.prompts import (
+    Asked,
+    Asking,
+    ask,
+    ask_later_turns,
+    read_prompts,
+    tokenize_to_length,
+)
 from redrafter_jax.text.tokenizer import load_tokenizer
 
+from .benchmark import answer_plainly
 from .config import AcceptanceSettings, EvalSettings, RowSettings, TargetSettings, TuneSettings
 
 
@@ -34,11 +43,11 @@ class Found(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """A target, a drafter for it, and what the target is asked."""
+    """A target, a drafter for it, and from a sampling to what the target is asked under it."""
 
     target: Target
     drafter: DraftModel
-    asked: Asked
+    ask: Callable[[SamplingConfig], Asked]
 
 
 def find(settings: TargetSettings) -> Found:
@@ -59,7 +68,7 @@ def ask_target(
     batch_size: int | None,
     lengths: Sequence[int] | None = None,
 ) -> Asked:
-    """What the target is asked, checked to fit it and the mesh.
+    """What the target is asked in first turns, checked to fit it and the mesh; all that ends it.
 
     Args:
       found: from `find`.
@@ -71,32 +80,46 @@ def ask_target(
       InputError: the prompts cannot be used, or do not fit.
     """
     path, positions = found.settings.prompts, found.target.position_limit
-    prompts = read_prompts(path, rows.prompt_count)
-    _check_batches(len(prompts), batch_size, found.mesh)
-    eos, limit = found.target.eos_token_ids, rows.max_new_tokens
+    prompts = read_prompts(path, rows.prompt_count, rows.turns if lengths is None else 1)
+    turns = Counter(turn for prompt in prompts for turn, _ in enumerate(prompt.turns))
+    for count in (*turns.values(), turns.total()):
+        _check_batches(count, batch_size, found.mesh)
+    limit = rows.max_new_tokens
     if lengths is None:
-        asked = ask(
-            prompts,
-            found.template,
-            found.tokenizer,
-            eos,
-            max_new_tokens=limit,
-            positions=positions,
-        )
-    elif max(lengths) + limit > positions:
+        return ask(_asking(found, rows), prompts)
+    if max(lengths) + limit > positions:
         raise InputError(
             f"prompt_tokens={max(lengths)} and max_new_tokens={limit} make {max(lengths) + limit} "
             f"tokens, but the target has {positions} positions; lower one of them."
         )
-    else:
-        # The whole file, so that the last prompts have something to be joined with.
-        source = read_prompts(path)
-        token_rows = [
-            tokenize_to_length(source, found.tokenizer, row, lengths[row % len(lengths)])
-            for row in range(len(prompts))
-        ]
-        asked = Asked(prompts, token_rows, "none", eos)
-    return asked._replace(stop_tokens=()) if rows.stop == "never" else asked
+    # The whole file, so that the last prompts have something to be joined with.
+    source = read_prompts(path)
+    token_rows = [
+        tokenize_to_length(source, found.tokenizer, row, lengths[row % len(lengths)])
+        for row in range(len(prompts))
+    ]
+    return Asked(prompts, [1] * len(prompts), token_rows, "none", found.target.eos_token_ids)
+
+
+def ask_all_turns(
+    found: Found,
+    rows: RowSettings,
+    asked: Asked,
+    answer: Callable[[Asked], Sequence[Sequence[int]]],
+) -> Asked:
+    """The later turns too, and the stop tokens that the settings leave.
+
+    Args:
+      found: from `find`.
+      rows: as for the first turns.
+      asked: from `ask_target`.
+      answer: as in `redrafter_jax.text.prompts.ask_later_turns`.
+
+    Raises:
+      InputError: a later turn does not fit behind the answers before it.
+    """
+    whole = ask_later_turns(_asking(found, rows), asked, answer)
+    return whole._replace(stop_tokens=()) if rows.stop == "never" else whole
 
 
 def load(
@@ -123,7 +146,22 @@ def load(
         make_folder(settings.report_dir, "report_dir")
     target = load_target(settings.target, settings.dtype, found.mesh)
     drafter = load_drafter(settings.drafter, settings.dtype, found.mesh)
-    return Loaded(target, drafter, asked)
+
+    def ask_under(sampling: SamplingConfig) -> Asked:
+        answer = answer_plainly(target, batch_size, sampling, settings)
+        return ask_all_turns(found, settings, asked, answer)
+
+    return Loaded(target, drafter, ask_under)
+
+
+def _asking(found: Found, rows: RowSettings) -> Asking:
+    return Asking(
+        found.template,
+        found.tokenizer,
+        found.target.eos_token_ids,
+        rows.max_new_tokens,
+        found.target.position_limit,
+    )
 
 
 def _check_batches(count: int, batch_size: int | None, mesh: Mesh | None) -> None:

@@ -28,7 +28,9 @@ DEFINITIONS = {
     "identical": "share of prompts whose text equals the baseline's, token for token, in every "
     "repeat",
     "chat_template": 'what prompts were written with as a user\'s turn; "none": as they stand',
-    "turns": "how many turns the longest prompt of the file has; the first alone is asked",
+    "turns": "how many turns are asked of the longest prompt, every one a row of its own; a later "
+    "turn stands behind the baseline's own answers, under the same sampling and seed, which are "
+    "decoded once for all methods",
     "answer_tokens": "quartiles of the baseline's new tokens, the stop token included",
     "ended_by": "why the baseline's texts end: at a stop token, or at max_new_tokens",
     "short": f"texts that a stop token ends within {_FEW} tokens",
@@ -66,7 +68,7 @@ def describe_answers(asked: Asked, texts: Sequence[Sequence[int]]) -> dict[str, 
     stopped = [len(text) for text in texts if text[-1] in asked.stop_tokens]
     return {
         "chat_template": asked.template,
-        "turns": max(len(prompt.turns) for prompt in asked.prompts),
+        "turns": max(asked.turns),
         "answer_tokens": quartiles(np.asarray([len(text) for text in texts], float)),
         "ended_by": {"stop_token": len(stopped), "max_new_tokens": len(texts) - len(stopped)},
         "short": sum(length <= _FEW for length in stopped),
@@ -77,7 +79,7 @@ def tell_answers(said: Mapping[str, Any]) -> Iterator[str]:
     """The same in a line, and a warning where half of the answers or more are of a few tokens."""
     low, middle, high = said["answer_tokens"]
     stopped, limited = said["ended_by"].values()
-    turns = "" if said["turns"] == 1 else f", the first of up to {said['turns']} turns"
+    turns = "" if said["turns"] == 1 else f", up to {said['turns']} turns with its own answers"
     yield (
         f"chat template: {said['chat_template']}{turns}; answers of {middle:g} tokens ({low:g} to "
         f"{high:g}), {stopped} ended by a stop token and {limited} by max_new_tokens"

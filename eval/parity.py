@@ -20,9 +20,9 @@ from redrafter_jax.progress import track
 from redrafter_jax.text.prompts import Asked
 
 from . import metrics
-from .benchmark import Batch, Method, Run, decode_batch, make_batches
+from .benchmark import Batch, Method, Run, answer_plainly, decode_batch, make_batches
 from .config import CaseSettings, ParitySettings
-from .loading import ask_target, find
+from .loading import Found, ask_all_turns, ask_target, find
 from .metrics import count_accepted, describe_answers, first_divergence, tell_answers
 from .replay import EXPLANATION, Place, explain, replay
 from .report import make_table, number, show, write_report
@@ -39,12 +39,11 @@ DEFINITIONS = (
 
 
 class Case(NamedTuple):
-    """A case's prompts, ready to be decoded."""
+    """A case and what the target is asked in it."""
 
     name: str
     settings: CaseSettings
     asked: Asked
-    batches: list[Batch]
 
 
 class Compared(NamedTuple):
@@ -72,21 +71,27 @@ def check_parity(settings: ParitySettings) -> None:
             asked = ask_target(found, case, case.batch_size, case.prompt_tokens)
         except InputError as error:
             raise InputError(f"Case {name!r}: {error}") from None
-        batches = make_batches(asked, case.batch_size, case.sampling, case)
-        cases.append(Case(name, case, asked, batches))
+        cases.append(Case(name, case, asked))
     if is_first():
         make_folder(settings.report_dir, "report_dir")
-    work = [(case, batch) for case in cases for batch in case.batches]
     measures: list[dict[str, Any]] = []
     for dtype in settings.dtypes:
         target = load_target(settings.target, dtype, found.mesh)
         drafter = load_drafter(settings.drafter, dtype, found.mesh)
         tolerance = getattr(settings.tolerance, dtype)
+        asked_cases = [_with_later_turns(case, found, target) for case in cases]
+        work = [
+            (case, batch)
+            for case in asked_cases
+            for batch in make_batches(
+                case.asked, case.settings.batch_size, case.settings.sampling, case.settings
+            )
+        ]
         compared = [
             compare_batch(target, drafter, case, batch, tolerance)
             for case, batch in track(work, len(work), f"decode in {dtype}")
         ]
-        for case in cases:
+        for case in asked_cases:
             own = [one for one in compared if one.case == case.name]
             measures.append({"case": case.name, "dtype": dtype, **_measure(case, own)})
 
@@ -105,6 +110,20 @@ def check_parity(settings: ParitySettings) -> None:
         show(path, heading, *told, *_tables(measures), verdict)
     if any(measure["ties"] < len(measure["divergences"]) for measure in measures):
         sys.exit(1)
+
+
+def _with_later_turns(case: Case, found: Found, target: Target) -> Case:
+    """The case with the turns that stand behind this target's answers.
+
+    Raises:
+      InputError: one does not fit.
+    """
+    given = case.settings
+    answer = answer_plainly(target, given.batch_size, given.sampling, given)
+    try:
+        return case._replace(asked=ask_all_turns(found, given, case.asked, answer))
+    except InputError as error:
+        raise InputError(f"Case {case.name!r}: {error}") from None
 
 
 def compare_batch(
@@ -152,7 +171,12 @@ def _measure(case: Case, compared: Sequence[Compared]) -> dict[str, Any]:
     """What `parity.json` says of one case in one dtype."""
     rows = [divergence for one in compared for divergence in one.divergences]
     divergences: list[dict[str, Any]] = [
-        {"row": row, "prompt": case.asked.prompts[row].name, **divergence}
+        {
+            "row": row,
+            "prompt": case.asked.prompts[row].name,
+            "turn": case.asked.turns[row],
+            **divergence,
+        }
         for row, divergence in enumerate(rows)
         if divergence is not None
     ]

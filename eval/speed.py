@@ -64,7 +64,8 @@ def measure_speed(settings: EvalSettings) -> None:
     if draft == "auto":
         draft = load_draft(settings.drafter, settings.batch_size, settings.sampling.temperature)
     drafts = [] if draft is None else [draft]
-    target, drafter, asked = load(settings, drafts, settings.batch_size)
+    target, drafter, ask = load(settings, drafts, settings.batch_size)
+    asked = ask(settings.sampling)
     bound = bind_drafter(None if draft is None else drafter, draft)
     methods = {BASELINE: Method(target, RootOnly()), "speculative": Method(target, bound)}
     timed = time_methods(
@@ -145,6 +146,7 @@ def summarize(asked: Asked, batch_size: int, turns: Sequence[Turn]) -> dict[str,
         "prompts": [
             {
                 "id": prompt.name,
+                "turn": asked.turns[index],
                 "category": prompt.category,
                 "batch": index // batch_size,
                 "prompt_tokens": len(tokens),

@@ -81,7 +81,8 @@ def tune(settings: TuneSettings) -> None:
     grid = (draft for trees in settings.trees for draft in trees.build())
     drafts = list(dict.fromkeys(replace(draft, num_nodes=draft.budget) for draft in grid))
     output = _output(settings)
-    target, drafter, asked = load(settings, drafts, max(settings.batch_sizes))
+    target, drafter, ask = load(settings, drafts, max(settings.batch_sizes))
+    asked = [ask(sampling) for sampling in settings.samplings]
     recordings = _record(target, drafter, asked, settings)
     counts = {
         draft: [count_calls(target, bind_drafter(drafter, draft), one) for one in recordings]
@@ -109,7 +110,9 @@ def tune(settings: TuneSettings) -> None:
             batch_size,
         )
         finalists = candidates[: settings.finalists]
-        finalists = _measure(target, drafter, asked, finalists, batch_size, sampling, settings)
+        finalists = _measure(
+            target, drafter, asked[place], finalists, batch_size, sampling, settings
+        )
         best = choose(finalists)
         rows += [
             {
@@ -175,7 +178,7 @@ def _output(settings: TuneSettings) -> Path:
 
 
 def _record(
-    target: Target, drafter: DraftModel, asked: Asked, settings: TuneSettings
+    target: Target, drafter: DraftModel, asked: Sequence[Asked], settings: TuneSettings
 ) -> list[Recording]:
     """The answers under each sampling.
 
@@ -184,8 +187,9 @@ def _record(
     """
     layers = bind_drafter(drafter).context_layers
     recordings, samplings = [], settings.samplings
-    for sampling in track(samplings, len(samplings), "record answers"):
-        recording = record(target, asked, sampling, settings, layers)
+    work = zip(samplings, asked, strict=True)
+    for sampling, own in track(work, len(samplings), "record answers"):
+        recording = record(target, own, sampling, settings, layers)
         if not recording.baseline_calls.any():
             raise InputError(
                 f"{settings.prompts}: every answer ends at its first token "

@@ -107,8 +107,8 @@ def test_texts_are_the_targets_own_but_for_ties(temperature: float) -> None:
         eos_token_ids=(),
     )
     draft = DraftConfig(beam_width=4, draft_rounds=3)
-    asked = Asked([], [], "none", ())
-    case = Case("kernel", CaseSettings(max_new_tokens=200, draft=draft), asked, [batch])
+    asked = Asked([], [], [], "none", ())
+    case = Case("kernel", CaseSettings(max_new_tokens=200, draft=draft), asked)
     compared = compare_batch(target, drafter, case, batch, tolerance=0.25)
     assert [row for row in compared.divergences if row is not None and not row["tie"]] == []
     # It did speculate.

@@ -15,6 +15,7 @@ from pydantic import (
 from redrafter_jax.config import DraftConfig, Dtype, SamplingConfig
 from redrafter_jax.settings.files import Settings
 from redrafter_jax.settings.sections import DrafterShape, MeshSettings, SamplingSettings
+from redrafter_jax.text.prompts import Turns
 
 from .data.settings import DataSettings, SourceSettings
 
@@ -191,14 +192,16 @@ class AcceptanceSettings(Settings):
 
     Every `every` steps, and after the last one, the first `prompt_count` rows of `prompts` (all, if
     it is not given; see `redrafter_jax.text.prompts`) get `max_new_tokens` tokens each,
-    `batch_size` of them together. With `chat` a prompt is a user's turn in the chat template of
-    `data`, and the answer may end before; by default that is so where `data` holds conversations or
-    the target's tokenizer brings a template.
+    `batch_size` of them together. With `turns` "all" a row's later turns are asked too, behind the
+    target's own answers, which are decoded once; with 1 they are left out. With `chat` a prompt is
+    a user's turn in the chat template of `data`, and the answer may end before; by default that is
+    so where `data` holds conversations or the target's tokenizer brings a template.
     """
 
     every: PositiveInt
     prompts: Path
     prompt_count: PositiveInt | None = None
+    turns: Turns = "all"
     max_new_tokens: PositiveInt = 64
     batch_size: PositiveInt = 8
     chat: bool | None = None

@@ -14,13 +14,13 @@ import numpy as np
 from redrafter_jax.acceptance import acceptance_length, acceptance_rate_per_depth
 from redrafter_jax.checkpoints.huggingface import save_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel, check_pair
-from redrafter_jax.generation import generate
+from redrafter_jax.generation import generate, generate_autoregressive
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_rows, to_host
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.text.chat_template import NO_TEMPLATE, brings_template
-from redrafter_jax.text.prompts import ask, read_prompts
+from redrafter_jax.text.prompts import Asked, Asking, ask, ask_later_turns, read_prompts
 from redrafter_jax.text.tokenizer import load_tokenizer
 
 from .config import AcceptanceSettings, TrainSettings
@@ -78,21 +78,32 @@ def prepare_trial(
     if trial is None:
         return None
     check_pair(target.config, drafter.config, trial.draft)
-    prompts = read_prompts(trial.prompts, trial.prompt_count)
+    prompts = read_prompts(trial.prompts, trial.prompt_count, trial.turns)
     tokenizer = load_tokenizer(settings.target)
     template, eos = NO_TEMPLATE, ()
     chats = chats or brings_template(settings.target, tokenizer)
     if chats if trial.chat is None else trial.chat:
         template = load_template(settings.data, settings.target, tokenizer)
         eos = target.config.eos_token_ids
-    new, positions = trial.max_new_tokens, target.config.position_limit
-    _, rows, _, stop_tokens = ask(
-        prompts, template, tokenizer, eos, max_new_tokens=new, positions=positions
-    )
-    check_rows(len(rows), target.mesh)
-    decisive = [rows, stop_tokens, new, asdict(trial.draft)]
+    new = trial.max_new_tokens
+    how = Asking(template, tokenizer, eos, new, target.config.position_limit)
+    asked = ask(how, prompts)
+    check_rows(len(asked.rows), target.mesh)
+
+    def answer(asked: Asked) -> list[list[int]]:
+        return [
+            text
+            for rows in batched(asked.rows, trial.batch_size)
+            for text in generate_autoregressive(
+                target, rows, max_new_tokens=new, eos_token_ids=asked.stop_tokens
+            ).tokens
+        ]
+
+    asked = ask_later_turns(how, asked, answer)
+    check_rows(len(asked.rows), target.mesh)
+    decisive = [asked.rows, asked.stop_tokens, new, asdict(trial.draft)]
     digest = hashlib.sha256(json.dumps(decisive).encode()).hexdigest()
-    return Trial(trial, rows, stop_tokens, settings.output_dir / "best", digest)
+    return Trial(trial, asked.rows, asked.stop_tokens, settings.output_dir / "best", digest)
 
 
 def try_drafter(trial: Trial, target: Target, drafter: DraftModel) -> dict[str, float]:

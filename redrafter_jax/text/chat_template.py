@@ -188,6 +188,18 @@ def encode_turns(template: ChatTemplate, tokenizer: Tokenizer, turns: Sequence[T
     return tokenizer.encode(text, add_special_tokens=template.adds_special_tokens).ids
 
 
+def answer_text(tokenizer: Tokenizer, answer: Sequence[int], stop_tokens: Sequence[int]) -> str:
+    """An answer as the history of later turns keeps it: up to its end, without outer spaces.
+
+    Args:
+      tokenizer: the target's.
+      answer: new tokens.
+      stop_tokens: the first of them in the answer ends it.
+    """
+    end = next((at for at, token in enumerate(answer) if token in stop_tokens), len(answer))
+    return tokenizer.decode(list(answer[:end])).strip()
+
+
 def end_tokens(
     template: ChatTemplate,
     tokenizer: Tokenizer,

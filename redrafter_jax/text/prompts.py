@@ -2,15 +2,17 @@
 
 A row is `{"prompt": "..."}`, or a row of Spec-Bench's `question.jsonl`:
 `{"question_id": 81, "category": "writing", "turns": ["...", "..."]}`, what a user says in turn.
-Only the first turn is asked. `question_id` and `category` may accompany a prompt too; other
-keys are ignored.
+`question_id` and `category` may accompany a prompt too; other keys are ignored.
+
+A later turn is asked behind the turns before it and the target's own answers to them, as in
+Spec-Bench and MT-bench.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from tokenizers import Tokenizer
 
@@ -18,11 +20,16 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.text.chat_template import (
     NO_TEMPLATE,
     ChatTemplate,
+    Turn,
+    answer_text,
     encode_turns,
     end_tokens,
     user_turn,
 )
 from redrafter_jax.text.tokenizer import require_text
+
+Turns = Literal[1, "all"]
+"""Which turns of a prompt are asked: the first alone, or each in turn."""
 
 
 class Prompt(NamedTuple):
@@ -33,12 +40,14 @@ class Prompt(NamedTuple):
       turns: what the user says, one or more; a `prompt` is a single turn.
       category: None where the row states none.
       place: file and line, for messages.
+      number: which row of the file it is, from 0.
     """
 
     name: str
     turns: tuple[str, ...]
     category: str | None
     place: str
+    number: int
 
     @property
     def text(self) -> str:
@@ -47,23 +56,48 @@ class Prompt(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What a target is asked with prompts.
+    """What a target is asked with prompts: first turns, then second ones, and so on.
 
     Attributes:
-      prompts: as they were read.
+      prompts: of each row, in the order of the file within a turn.
+      turns: of each row, which turn of its prompt it asks, from 1.
       rows: the tokens of each, up to where the answer begins.
       template: the name of the chat template, "none" for texts as they stand.
       stop_tokens: that end an answer.
     """
 
     prompts: list[Prompt]
+    turns: list[int]
     rows: list[list[int]]
     template: str
     stop_tokens: tuple[int, ...]
 
 
-def read_prompts(path: Path, count: int | None = None) -> list[Prompt]:
+class Asking(NamedTuple):
+    """How a target is asked.
+
+    Attributes:
+      template: from `choose_template`.
+      tokenizer: the target's.
+      eos_token_ids: the target's.
+      max_new_tokens: new tokens that must fit behind each prompt.
+      positions: positions the target has.
+    """
+
+    template: ChatTemplate
+    tokenizer: Tokenizer
+    eos_token_ids: Sequence[int]
+    max_new_tokens: int
+    positions: int
+
+
+def read_prompts(path: Path, count: int | None = None, turns: Turns = "all") -> list[Prompt]:
     """The first `count` prompts of a JSONL file, or all of them.
+
+    Args:
+      path: of the file.
+      count: None for all.
+      turns: those of each prompt that are kept; all are checked.
 
     Raises:
       InputError: the file cannot be read, a row is malformed (the message names its line), or
@@ -78,59 +112,73 @@ def read_prompts(path: Path, count: int | None = None) -> list[Prompt]:
     # Not splitlines: JSON strings may hold separators that it would split at.
     lines = text.removesuffix("\n").split("\n")
     prompts = [
-        _parse_row(line, number, f"{path}, line {number}") for number, line in enumerate(lines, 1)
+        _parse_row(line, number, f"{path}, line {number + 1}") for number, line in enumerate(lines)
     ]
     if count is not None and count > len(prompts):
         raise InputError(
             f"prompt_count is {count}, but {path} holds {len(prompts)} prompts; lower it or leave "
             "it out."
         )
-    return prompts[:count]
+    kept = None if turns == "all" else turns
+    return [prompt._replace(turns=prompt.turns[:kept]) for prompt in prompts[:count]]
 
 
-def ask(
-    prompts: Sequence[Prompt],
-    template: ChatTemplate,
-    tokenizer: Tokenizer,
-    eos_token_ids: Sequence[int],
-    *,
-    max_new_tokens: int,
-    positions: int,
-) -> Asked:
+def ask(how: Asking, prompts: Sequence[Prompt]) -> Asked:
     """The first turn of every prompt in the template, never cut, and what ends its answer.
 
     Without a template special tokens are those that the tokenizer itself adds.
 
+    Raises:
+      InputError: the template refuses a prompt, a prompt leaves no room for `max_new_tokens` or
+        has no tokens, or it has several turns and there is no template to write them in.
+    """
+    for prompt in prompts:
+        if how.template is NO_TEMPLATE and len(prompt.turns) > 1:
+            raise InputError(
+                f"{prompt.place}: the question has {len(prompt.turns)} turns, and without a chat "
+                "template only one can be asked; give a chat template, or turns=1 for the first "
+                "turn alone."
+            )
+    conversations = [[user_turn(prompt.text)] for prompt in prompts]
+    stops = end_tokens(how.template, how.tokenizer, how.eos_token_ids, conversations)
+    return _ask_turn(how, prompts, conversations, stops)
+
+
+def ask_later_turns(
+    how: Asking, asked: Asked, answer: Callable[[Asked], Sequence[Sequence[int]]]
+) -> Asked:
+    """The same and all later turns of its prompts, each behind the answers to those before.
+
     Args:
-      prompts: from `read_prompts`.
-      template: from `choose_template`.
-      tokenizer: the target's.
-      eos_token_ids: the target's.
-      max_new_tokens: new tokens that must fit behind each prompt.
-      positions: positions the target has.
+      how: as the first turns were asked.
+      asked: from `ask`.
+      answer: from what is asked to the new tokens of each row, ended by a stop token or not. It is
+        called once per turn but the last, with the prompts that have another turn.
 
     Raises:
-      InputError: the template refuses a prompt, or a prompt leaves no room for `max_new_tokens` or
-        has no tokens.
+      InputError: as in `ask`.
     """
-    conversations = [[user_turn(prompt.text)] for prompt in prompts]
-    rows = []
-    for prompt, turns in zip(prompts, conversations, strict=True):
-        tokens = encode_turns(template, tokenizer, turns)
-        if not tokens:
-            raise InputError(f"{prompt.place}: the tokenizer makes no tokens of the prompt.")
-        room = positions - len(tokens)
-        if max_new_tokens > room:
-            lower = f"lower max_new_tokens to {room} or " if room > 0 else ""
-            written = "" if template is NO_TEMPLATE else " in the chat template"
-            raise InputError(
-                f"{prompt.place}: the prompt has {len(tokens)} tokens{written} and max_new_tokens "
-                f"is {max_new_tokens}, but the target has {positions} positions; {lower}shorten "
-                "the prompt."
-            )
-        rows.append(tokens)
-    stops = end_tokens(template, tokenizer, eos_token_ids, conversations)
-    return Asked(list(prompts), rows, template.name, stops)
+    conversations = {prompt.number: [user_turn(prompt.text)] for prompt in asked.prompts}
+    latest = whole = asked
+    for turn in range(1, max((len(prompt.turns) for prompt in asked.prompts), default=1)):
+        rest = [row for row, prompt in enumerate(latest.prompts) if len(prompt.turns) > turn]
+        before = latest._replace(
+            prompts=[latest.prompts[row] for row in rest],
+            turns=[turn] * len(rest),
+            rows=[latest.rows[row] for row in rest],
+        )
+        for prompt, answered in zip(before.prompts, answer(before), strict=True):
+            text = answer_text(how.tokenizer, answered, asked.stop_tokens)
+            said = {"role": "assistant", "content": text}
+            conversations[prompt.number] += [said, user_turn(prompt.turns[turn])]
+        histories = [conversations[prompt.number] for prompt in before.prompts]
+        latest = _ask_turn(how, before.prompts, histories, asked.stop_tokens)
+        whole = whole._replace(
+            prompts=whole.prompts + latest.prompts,
+            turns=whole.turns + latest.turns,
+            rows=whole.rows + latest.rows,
+        )
+    return whole
 
 
 def tokenize_to_length(
@@ -158,6 +206,36 @@ def tokenize_to_length(
     return tokens[:length]
 
 
+def _ask_turn(
+    how: Asking,
+    prompts: Sequence[Prompt],
+    conversations: Sequence[Sequence[Turn]],
+    stop_tokens: tuple[int, ...],
+) -> Asked:
+    """The last turn of each conversation, behind what comes before it.
+
+    Raises:
+      InputError: as in `ask`.
+    """
+    rows, asked_turns = [], [(len(turns) + 1) // 2 for turns in conversations]
+    for prompt, turns, number in zip(prompts, conversations, asked_turns, strict=True):
+        place = prompt.place if number == 1 else f"{prompt.place}, turn {number}"
+        tokens = encode_turns(how.template, how.tokenizer, turns)
+        if not tokens:
+            raise InputError(f"{place}: the tokenizer makes no tokens of the prompt.")
+        room = how.positions - len(tokens)
+        if how.max_new_tokens > room:
+            lower = f"lower max_new_tokens to {room} or " if room > 0 else ""
+            written = "" if how.template is NO_TEMPLATE else " in the chat template"
+            raise InputError(
+                f"{place}: the prompt has {len(tokens)} tokens{written} and max_new_tokens is "
+                f"{how.max_new_tokens}, but the target has {how.positions} positions; {lower}"
+                "shorten the prompt."
+            )
+        rows.append(tokens)
+    return Asked(list(prompts), asked_turns, rows, how.template.name, stop_tokens)
+
+
 def _parse_row(line: str, number: int, place: str) -> Prompt:
     if not line.strip():
         _refuse(place, "the row is empty; remove it")
@@ -171,8 +249,8 @@ def _parse_row(line: str, number: int, place: str) -> Prompt:
     if category is not None and not isinstance(category, str):
         _refuse(place, f"'category' is {category!r}; it must be a string")
     identifier = row.get("question_id")
-    name = str(number if identifier is None else identifier)
-    return Prompt(name=name, turns=_turns(row, place), category=category, place=place)
+    name = str(number + 1 if identifier is None else identifier)
+    return Prompt(name, _turns(row, place), category, place, number)
 
 
 def _turns(row: dict[str, Any], place: str) -> tuple[str, ...]:

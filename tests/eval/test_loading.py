@@ -1,14 +1,18 @@
 """What a target is asked: in its chat template, with the ends of its answers."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pair_prompts import PROMPTS
-from tiny_folders import add_template, encode
+from tiny_folders import add_template, decode, encode
 
-from eval.config import EvalSettings
-from eval.loading import ask_target, find
+from eval.benchmark import make_batches
+from eval.config import EvalSettings, RowSettings
+from eval.loading import ask_all_turns, ask_target, find, load
+from redrafter_jax import SamplingConfig, generate_autoregressive
+from redrafter_jax.models.target import Target
 from redrafter_jax.text.prompts import Asked
 
 
@@ -21,7 +25,9 @@ def settings(tmp_path: Path, pair_settings: dict[str, Any]) -> dict[str, Any]:
 def asked_by(settings: dict[str, Any], **changes: Any) -> Asked:
     lengths = changes.pop("lengths", None)
     parsed = EvalSettings.model_validate(settings | changes)
-    return ask_target(find(parsed), parsed, None, lengths)
+    found = find(parsed)
+    first = ask_target(found, parsed, None, lengths)
+    return ask_all_turns(found, parsed, first, lambda asked: [[]] * len(asked.rows))
 
 
 def test_prompts_are_asked_in_the_template_that_the_tokenizer_brings(
@@ -52,3 +58,28 @@ def test_answers_end_at_end_tokens_unless_told_never_to(settings: dict[str, Any]
     config = find(EvalSettings.model_validate(settings)).target
     assert asked_by(settings).stop_tokens == config.eos_token_ids
     assert asked_by(settings, stop="never").stop_tokens == ()
+
+
+@pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(0.9)])
+def test_second_turns_stand_behind_the_baselines_answers_under_the_same_sampling_and_seed(
+    settings: dict[str, Any], tmp_path: Path, habitual_target: Target, sampling: SamplingConfig
+) -> None:
+    questions = [["abc", "de"], ["w"], ["mnop", "kk"]]
+    prompts = tmp_path / "question.jsonl"
+    prompts.write_text("".join(json.dumps({"turns": turns}) + "\n" for turns in questions))
+    changes = {"prompts": str(prompts), "dtype": "float32", "first_seed": 5}
+    loaded = load(EvalSettings.model_validate(settings | changes), [], 1)
+    asked = loaded.ask(sampling)
+    assert asked.rows[:3] == [encode(f"{turns[0]}\n") for turns in questions]
+    answers = generate_autoregressive(
+        habitual_target, asked.rows[:3], max_new_tokens=9, sampling=sampling, seeds=[5, 6, 7]
+    ).tokens
+    for row, index in ((3, 0), (4, 2)):
+        before, after = questions[index]
+        ends = [at for at, token in enumerate(answers[index]) if token in asked.stop_tokens]
+        said = decode(answers[index][: min(ends, default=9)]).strip()
+        assert asked.rows[row] == encode(f"{before}\n{said}\n{after}\n")
+    assert asked.turns == [1, 1, 1, 2, 2]
+    rows = RowSettings(max_new_tokens=9, first_seed=5)
+    batches = make_batches(asked, 3, sampling, rows)
+    assert [batch.seeds for batch in batches] == [[5, 6, 7], [5, 7]]

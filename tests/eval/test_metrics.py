@@ -11,7 +11,7 @@ from eval.metrics import (
     quartiles,
     tell_answers,
 )
-from redrafter_jax.text.prompts import Asked, Prompt
+from redrafter_jax.text.prompts import Asked
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,7 @@ def test_rates_per_depth_come_with_the_calls_they_are_shares_of() -> None:
 
 
 def test_answers_tell_their_lengths_their_ends_and_warn_where_they_say_little() -> None:
-    prompts = [Prompt("1", ("a",), None, ""), Prompt("2", ("b", "c"), None, "")]
-    asked = Asked(prompts, [], "none", (9,))
+    asked = Asked([], [1, 1, 1, 2], [], "none", (9,))
     said = describe_answers(asked, [[1, 9], [1, 2, 3, 9, 9], [1, 2, 3, 4, 9], [1, 2, 3]])
     assert said == {
         "chat_template": "none",
@@ -73,7 +72,9 @@ def test_answers_tell_their_lengths_their_ends_and_warn_where_they_say_little() 
         "short": 1,
     }
     (line,) = tell_answers(said)
-    assert "none, the first of up to 2 turns; answers of 4 tokens (2.75 to 5), 3 ended" in line
+    assert (
+        "none, up to 2 turns with its own answers; answers of 4 tokens (2.75 to 5), 3 ended" in line
+    )
     _, warning = tell_answers(describe_answers(asked, [[1, 9], [9], [1, 2, 3], [1] * 9]))
     assert "2 of 4 answers end within 4 tokens" in warning
     # The user's own limit warns of nothing.

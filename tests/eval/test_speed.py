@@ -106,9 +106,10 @@ def run_of(seconds: float, *texts: list[int], accepted: list[int] | None = None)
 def test_measures_are_medians_of_pairs_and_counts_over_any_prompts() -> None:
     a, b, c = [1] * 9, [2] * 5, [3] * 3
     prompts = [
-        Prompt(name, ("x",), kind, "") for name, kind in (("a", "p"), ("b", "q"), ("c", "p"))
+        Prompt(name, ("x",), kind, "", index)
+        for index, (name, kind) in enumerate((("a", "p"), ("b", "q"), ("c", "p")))
     ]
-    asked = Asked(prompts, [[0], [0, 0], [0]], "none", ())
+    asked = Asked(prompts, [1, 1, 1], [[0], [0, 0], [0]], "none", ())
     # Two batches, the last one smaller; in the second repeat a text of the second differs.
     speculative = [
         run_of(2.0, a, b, accepted=[4, 1]),

@@ -8,7 +8,15 @@ from tiny_folders import character_tokenizer, encode
 
 from redrafter_jax.errors import InputError
 from redrafter_jax.text.chat_template import NO_TEMPLATE, ChatTemplate
-from redrafter_jax.text.prompts import Asked, Prompt, ask, read_prompts, tokenize_to_length
+from redrafter_jax.text.prompts import (
+    Asked,
+    Asking,
+    Prompt,
+    ask,
+    ask_later_turns,
+    read_prompts,
+    tokenize_to_length,
+)
 
 
 def write(folder: Path, *lines: str) -> Path:
@@ -25,12 +33,15 @@ def test_a_prompt_may_stand_alone_and_is_then_named_by_its_line(tmp_path: Path) 
     assert [prompt.text for prompt in prompts] == ["def f(", "  two\nlines\u2028\x85 "]
 
 
-def test_of_a_spec_bench_row_every_turn_is_kept_and_the_first_is_the_prompt(tmp_path: Path) -> None:
+def test_of_a_spec_bench_row_every_turn_is_kept_unless_the_first_alone_is_asked_for(
+    tmp_path: Path,
+) -> None:
     row = {"question_id": 81, "category": "writing", "turns": ["Compose.", "Rewrite."]}
-    (prompt,) = read_prompts(write(tmp_path, json.dumps(row | {"reference": ["..."]})))
-    place = f"{tmp_path / 'prompts.jsonl'}, line 1"
-    assert prompt == Prompt("81", ("Compose.", "Rewrite."), "writing", place)
+    path = write(tmp_path, json.dumps(row | {"reference": ["..."]}))
+    (prompt,) = read_prompts(path)
+    assert prompt == Prompt("81", ("Compose.", "Rewrite."), "writing", f"{path}, line 1", 0)
     assert prompt.text == "Compose."
+    assert [prompt.turns for prompt in read_prompts(path, turns=1)] == [("Compose.",)]
 
 
 @pytest.mark.parametrize(
@@ -77,14 +88,25 @@ def test_a_count_takes_the_first_rows_and_never_fewer(tmp_path: Path) -> None:
         read_prompts(path, 4)
 
 
-def prompt_of(text: str) -> Prompt:
-    return Prompt("1", (text, "later"), None, "p.jsonl, line 5")
+def prompt_of(*turns: str, number: int = 4) -> Prompt:
+    return Prompt("1", turns, None, f"p.jsonl, line {number + 1}", number)
+
+
+# Every turn is a line, and an answer begins with w.
+LINES = ChatTemplate(
+    "lines",
+    lambda turns, asks: "".join(f"{turn['content']}\n" for turn in turns) + "w" * asks,
+    adds_special_tokens=False,
+    end="v",
+)
+
+
+def how(template: ChatTemplate, positions: int = 20) -> Asking:
+    return Asking(template, character_tokenizer(), (7,), max_new_tokens=10, positions=positions)
 
 
 def ask_with(template: ChatTemplate, *texts: str) -> Asked:
-    prompts = list(map(prompt_of, texts))
-    tokenizer = character_tokenizer()
-    return ask(prompts, template, tokenizer, (7,), max_new_tokens=10, positions=20)
+    return ask(how(template), list(map(prompt_of, texts)))
 
 
 def test_prompts_become_tokens_that_leave_room_and_are_never_cut() -> None:
@@ -98,17 +120,38 @@ def test_prompts_become_tokens_that_leave_room_and_are_never_cut() -> None:
 
 
 def test_in_a_template_a_prompt_is_a_users_turn_and_the_answer_has_its_own_end() -> None:
-    template = ChatTemplate(
-        "lines",
-        lambda turns, asks: "".join(f"{turn['content']}\n" for turn in turns) + "w" * asks,
-        adds_special_tokens=False,
-        end="v",
-    )
-    asked = ask_with(template, "abc", "de")
+    asked = ask_with(LINES, "abc", "de")
     assert asked.rows == [encode("abc\nw"), encode("de\nw")]
     assert (asked.template, asked.stop_tokens) == ("lines", (7, *encode("v")))
     with pytest.raises(InputError, match=r"has 11 tokens in the chat template and max_new"):
-        ask_with(template, "a" * 9)
+        ask_with(LINES, "a" * 9)
+
+
+def test_a_later_turn_stands_behind_the_turns_and_answers_before_it() -> None:
+    prompts = [prompt_of("a", "b", "c"), prompt_of("d", number=5), prompt_of("e", "f", number=6)]
+    first = ask(how(LINES, positions=40), prompts)
+    # v ends an answer, and so does token 7, which is h; a line break at an edge is left out.
+    answers = [["klv", "\nmnhq"], ["ijij"]]
+    wanted: list[list[str]] = []
+
+    def answer(asked: Asked) -> list[list[int]]:
+        wanted.append([prompt.text for prompt in asked.prompts])
+        return [encode(text) for text in answers[len(wanted) - 1]]
+
+    asked = ask_later_turns(how(LINES, positions=40), first, answer)
+    assert wanted == [["a", "e"], ["a"]]
+    texts = ["a\nw", "d\nw", "e\nw", "a\nkl\nb\nw", "e\nmn\nf\nw", "a\nkl\nb\nijij\nc\nw"]
+    assert asked.rows == [encode(text) for text in texts]
+    assert asked.turns == [1, 1, 1, 2, 2, 3]
+    assert [prompt.number for prompt in asked.prompts] == [4, 5, 6, 4, 6, 4]
+    assert asked.stop_tokens == first.stop_tokens
+    with pytest.raises(InputError, match=r"line 5, turn 2: the prompt has 16 tokens in the chat"):
+        ask_later_turns(how(LINES), ask(how(LINES), prompts[:1]), lambda _: [encode("k" * 10)])
+
+
+def test_several_turns_need_a_chat_template() -> None:
+    with pytest.raises(InputError, match=r"line 5: the question has 2 turns, .* or turns=1"):
+        ask(how(NO_TEMPLATE), [prompt_of("a", "b")])
 
 
 def test_longer_prompts_are_the_files_own_text_in_its_order() -> None:

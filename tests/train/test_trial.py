@@ -20,6 +20,7 @@ from redrafter_jax.checkpoints.huggingface import load_drafter
 from redrafter_jax.config import DrafterConfig
 from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.errors import InputError
+from redrafter_jax.generation import generate_autoregressive
 from redrafter_jax.models.target import init_target
 from train.config import AcceptanceSettings, TrainSettings
 from train.trial import Best, Trial, keep_best, prepare_trial
@@ -65,6 +66,20 @@ def test_prompts_are_a_users_turns_for_chat_data_and_for_chat_models(
     else:
         assert asked == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
         assert set(tried.stop_tokens) == {END, IM_END}
+
+
+@pytest.mark.parametrize("turns", [1, "all"])
+def test_a_second_turn_stands_behind_the_targets_own_answer(tmp_path: Path, turns: Any) -> None:
+    prompts = write_lines(tmp_path / "question.jsonl", {"turns": ["Hi", "Bye"]})
+    tried = trial(tmp_path, False, prompts=prompts, turns=turns, max_new_tokens=4)
+    first, *later = (chat_tokenizer().decode(row, skip_special_tokens=False) for row in tried.rows)
+    assert first == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    second = "<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n"
+    answers = generate_autoregressive(
+        init_target(CONFIG, 0), tried.rows[:1], max_new_tokens=4, eos_token_ids=(END, IM_END)
+    ).tokens
+    said = chat_tokenizer().decode(answers[0]).strip()
+    assert later == ([] if turns == 1 else [first + said + second])
 
 
 def test_a_prompt_too_long_in_its_template_is_refused(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.serving.slots import Request
-from redrafter_jax.text.chat_template import ChatTemplate, Turn
+from redrafter_jax.text.chat_template import ChatTemplate, Turn, answer_text
 
 from ..config import RegenerateSettings
 from ..data.documents import read_records
@@ -53,11 +53,6 @@ class Speaker(NamedTuple):
         """As decoding would be asked."""
         special = self.template.adds_special_tokens
         return self.tokenizer.encode(text, add_special_tokens=special).ids
-
-    def decode(self, answer: Sequence[int]) -> str:
-        """What stands in the history of later answers, as chat programs keep it."""
-        ended = answer[-1] in self.stop_tokens
-        return self.tokenizer.decode(answer[:-1] if ended else answer).strip()
 
     def ask(self, turns: list[Turn]) -> list[int] | str:
         """The prompt of the answer to these turns, or why there is none."""
@@ -151,7 +146,8 @@ def hold(
             return Held([*exchanges, Exchange(question, None)], fault)
         rows = add_answer(rows, prompt, answer, answer[-1] not in speaker.stop_tokens)
         exchanges.append(Exchange(question, rows))
-        turns = [*asked, {"role": "assistant", "content": speaker.decode(answer)}]
+        text = answer_text(speaker.tokenizer, answer, speaker.stop_tokens)
+        turns = [*asked, {"role": "assistant", "content": text}]
 
 
 def add_answer(rows: Sequence[Row], prompt: list[int], answer: list[int], cut: bool) -> list[Row]:
