@@ -1,7 +1,7 @@
 """Ways of decoding the same prompts, in turns, with a clock."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from itertools import batched
 from typing import NamedTuple
 
@@ -143,17 +143,42 @@ def one_per_shape(
     return list(chosen.values())
 
 
+def warm_up(methods: Mapping[str, Method], batches: Sequence[Batch], times: int, name: str) -> None:
+    """Decode one batch of every array shape by every method, untimed; the first time compiles.
+
+    Args:
+      methods: by name.
+      batches: what they will decode.
+      times: how often.
+      name: of the measurement, for the progress.
+    """
+    warming = one_per_shape(methods, batches) * times
+    for method, batch in track(warming, len(warming), f"{name}: compile and warm up"):
+        decode_batch(method, batch)
+
+
 def measure(
-    methods: Mapping[str, Method], batches: Sequence[Batch], repeats: int
+    methods: Mapping[str, Method],
+    batches: Sequence[Batch],
+    repeats: int,
+    done: Container[tuple[int, int]] = (),
 ) -> Iterator[Turn]:
-    """Time all methods on every batch, `repeats` times over; run `one_per_shape` before.
+    """Time all methods on every batch, `repeats` times over; `warm_up` comes before.
 
     The runs of a turn follow each other at once, so that a slow minute of the machine hits all of
     them, and which one goes first changes from turn to turn.
+
+    Args:
+      methods: by name.
+      batches: what they decode.
+      repeats: how often.
+      done: batches and repeats that are left out.
     """
     names = list(methods)
     for repeat in range(repeats):
         for index, batch in enumerate(batches):
+            if (index, repeat) in done:
+                continue
             first = (repeat + index) % len(names)
             order = names[first:] + names[:first]
             runs = {name: decode_batch(methods[name], batch) for name in order}

@@ -54,7 +54,8 @@ def write_speed_chart(report: Mapping[str, Any], title: str, path: Path) -> None
 def write_comparison_chart(report: Mapping[str, Any], title: str, path: Path) -> None:
     """A PNG of speed-up against acceptance length, a panel for each sampling.
 
-    On a dashed line a target call costs the same number of baseline calls, its draft included.
+    A large point is a method over all prompts, a small one in a category. On a dashed line a target
+    call costs the same number of baseline calls, its draft included.
 
     Args:
       report: of `eval.compare`.
@@ -66,24 +67,42 @@ def write_comparison_chart(report: Mapping[str, Any], title: str, path: Path) ->
     figure.suptitle(title, fontsize=9)
     panels = figure.subplots(1, len(cases), squeeze=False, sharey=True)[0]
     for panel, case in zip(panels, cases, strict=True):
-        points = {
-            name: (measures["acceptance_length"], measures["speedup"])
-            for name, measures in case["methods"].items()
-            if measures["speedup"] is not None
-        }
-        right = 1.15 * max(length for length, _ in points.values())
-        top = 1.15 * max(speedup for _, speedup in points.values())
-        for cost in (1, 1.5, 2, 3, 4):
+        large = _points(case["methods"])
+        small = [_points(one["methods"]) for one in case["categories"].values()]
+        every = [point for points in (large, *small) for point in points.values()]
+        right = 1.15 * max(length for length, _ in every)
+        top = 1.15 * max(speedup for _, speedup in every)
+        dearest = max(length / speedup for length, speedup in every)
+        for cost in (1, 1.5, 2, 3, 4, 6, 8, 12, 16):
+            if cost > max(2, 1.5 * dearest):
+                break
             panel.plot([0, right], [0, right / cost], "--", color="0.8", linewidth=1, zorder=0)
             x, y = min(right, top * cost), min(right / cost, top)
-            panel.annotate(f"{cost:g}", (x, y), color="0.6", fontsize=8, ha="right", va="top")
-        for place, (name, point) in enumerate(points.items()):
-            panel.scatter(*point, color=f"C{place}", zorder=2, label=name)
+            behind = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+            panel.text(
+                x, y, f"{cost:g}", color="0.5", fontsize=8, ha="right", va="top", bbox=behind
+            )
+        for place, (name, point) in enumerate(large.items()):
+            color = f"C{place}"
+            panel.scatter(*point, color=color, zorder=3, label=name)
+            for points in small if name != "baseline" else ():
+                if name in points:
+                    panel.scatter(*points[name], color=color, s=10, alpha=0.45, zorder=2)
         panel.set_xlim(0, right)
         panel.set_ylim(0, top)
         panel.set_title(case["described"], fontsize=9)
         panel.set_xlabel("acceptance length, tokens per target call")
         panel.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("speed-up over the baseline")
-    panels[0].legend(fontsize=8)
+    panels[0].legend(fontsize=8, title="dashed: equal cost of a step,\nin baseline steps")
+    panels[0].get_legend().get_title().set_fontsize(8)
     figure.savefig(path, dpi=150)
+
+
+def _points(methods: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """Acceptance length and speed-up of the methods that have one."""
+    return {
+        name: (measures["acceptance_length"], measures["speedup"])
+        for name, measures in methods.items()
+        if measures["speedup"]
+    }

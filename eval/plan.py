@@ -117,21 +117,35 @@ def bytes_read(
     Returns:
       The bytes of the "draft", of the "verification" and of a "baseline" target call.
     """
-    tied = target.config.tie_word_embeddings
-    rows = len(state.root) // data_shards(target.mesh)
-    row_bytes = rows * target.config.hidden_size * state.cache.keys[0].dtype.itemsize
-    once = bytes_of(target) + bytes_of((state.cache.keys, state.cache.values))
-    if not tied:
-        once -= bytes_of(target.params["embed_tokens"])
+    row_bytes = embedding_bytes(target, len(state.root) // data_shards(target.mesh))
+    cache = bytes_of((state.cache.keys, state.cache.values))
     return {
-        "draft": _draft_bytes(drafter, draft, row_bytes),
-        "verification": once + draft.budget * row_bytes * (not tied),
-        "baseline": once + row_bytes * (not tied),
+        "draft": draft_bytes(drafter, draft, row_bytes),
+        "verification": call_bytes(target, draft.budget, row_bytes) + cache,
+        "baseline": call_bytes(target, 1, row_bytes) + cache,
     }
 
 
-def _draft_bytes(drafter: DraftModel, draft: DraftConfig, row_bytes: int) -> int:
-    """Bytes that drafting one tree reads.
+def embedding_bytes(target: Target, rows: int) -> int:
+    """Bytes of the embeddings of one token for each of so many rows of the batch."""
+    return rows * target.config.hidden_size * jax.tree.leaves(target.params)[0].dtype.itemsize
+
+
+def call_bytes(target: Target, nodes: int, row_bytes: int) -> int:
+    """Bytes of weights that a target call on N tokens of every row reads on one device.
+
+    Args:
+      target: the target, abstract or not.
+      nodes: N.
+      row_bytes: from `embedding_bytes`.
+    """
+    if target.config.tie_word_embeddings:
+        return bytes_of(target)
+    return bytes_of(target) - bytes_of(target.params["embed_tokens"]) + nodes * row_bytes
+
+
+def draft_bytes(drafter: DraftModel, draft: DraftConfig, row_bytes: int) -> int:
+    """Bytes that drafting one tree for every row reads on one device.
 
     Every round of a recurrent head reads all of its weights, and where it has no vocabulary
     projection those of the target's for the tokens that can be drafted; what projects the context

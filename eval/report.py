@@ -31,8 +31,7 @@ def write_report(
         "device": describe_device(),
         # Of the whole process on the first device; None where the platform does not count.
         "peak_memory_bytes": (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use"),
-        "versions": {"python": platform.python_version()}
-        | {name: _version(name) for name in ("redrafter-jax", "jax", "jaxlib", "flax", "numpy")},
+        "versions": describe_versions(),
         "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
         "config": settings.model_dump(mode="json"),
         "definitions": definitions,
@@ -87,6 +86,12 @@ def describe_sampling(sampling: SamplingConfig) -> str:
     filters = {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p}
     given = [f"{name} {value:g}" for name, value in filters.items() if value is not None]
     return ", ".join([f"T {sampling.temperature:g}", *given])
+
+
+def describe_versions() -> dict[str, str | None]:
+    """Of Python and of what computes; None for a package that is not installed."""
+    packages = ("redrafter-jax", "jax", "jaxlib", "flax", "numpy")
+    return {"python": platform.python_version(), **{name: _version(name) for name in packages}}
 
 
 def describe_device() -> str:

@@ -18,9 +18,9 @@ from redrafter_jax.progress import track
 from redrafter_jax.text.prompts import Asked
 
 from . import metrics
-from .benchmark import Method, Run, Turn, decode_batch, make_batches, measure, one_per_shape
+from .benchmark import Method, Run, Turn, make_batches, measure, warm_up
 from .charts import write_speed_chart
-from .config import CompareSettings, EvalSettings, TuneSettings
+from .config import EvalSettings, TuneSettings
 from .loading import load
 from .metrics import count_accepted, describe_answers, quartiles, tell_answers
 from .report import describe_sampling, make_table, number, show, write_report
@@ -94,7 +94,7 @@ def time_methods(
     asked: Asked,
     sampling: SamplingConfig,
     batch_size: int,
-    settings: EvalSettings | CompareSettings | TuneSettings,
+    settings: EvalSettings | TuneSettings,
     name: str,
 ) -> dict[str, Any]:
     """Compile and warm up every method, time all of them in turns, and summarize.
@@ -108,9 +108,7 @@ def time_methods(
       name: of the measurement, for the progress.
     """
     batches = make_batches(asked, batch_size, sampling, settings)
-    warming = one_per_shape(methods, batches) * settings.warm_ups
-    for method, batch in track(warming, len(warming), f"{name}: compile and warm up"):
-        decode_batch(method, batch)
+    warm_up(methods, batches, settings.warm_ups, name)
     turns = measure(methods, batches, settings.repeats)
     timed = list(track(turns, len(batches) * settings.repeats, name))
     return summarize(asked, batch_size, timed)

@@ -20,6 +20,7 @@ from rich.filesize import decimal
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from redrafter_jax.checkpoints.found import find_target
 from redrafter_jax.checkpoints.huggingface import digest_files, load_target, load_target_config
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import TargetConfig
@@ -115,7 +116,7 @@ def plan(
     row_bytes = settings.data.sequence_length * token_bytes(config, layers, settings.top_k)
     passes = max(1, _SHARD_BYTES // (row_bytes * rows_per_pass))
     return FeatureIndex(
-        target=digest_files(settings.target),
+        target=digest_files(find_target(settings.target)),
         target_dtype=settings.target_dtype,
         context_layers=layers,
         top_k=settings.top_k,

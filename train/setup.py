@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, UInt32
 from rich.console import Console
 
+from redrafter_jax.checkpoints.found import find_target
 from redrafter_jax.checkpoints.huggingface import (
     digest_files,
     load_target,
@@ -143,7 +144,7 @@ def _open_features(
     assert settings.features is not None
     index, readers = open_features(
         settings.features,
-        digest_files(settings.target),
+        digest_files(find_target(settings.target)),
         settings.target_dtype,
         settings.drafter.context_layers,
         sources,

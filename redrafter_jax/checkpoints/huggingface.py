@@ -83,12 +83,14 @@ def load_target_without_layers(
     return _load(found, dtype, mesh)
 
 
-def digest_files(name: str | Path) -> str:
-    """A digest of the contents of a target's files: its weights and, where it has one, config.json.
+def digest_files(found: Found) -> str:
+    """A digest of the contents of a model's files: its weights and, where it has one, config.json.
 
     They are read once from beginning to end; on a terminal a bar shows how far it is.
+
+    Args:
+      found: from `find_target` or `find_drafter`.
     """
-    found = find_target(name)
     config, weights = found.folder / "config.json", {weight.path for weight in found.weights}
     digest = hashlib.sha256()
     paths = [*sorted(weights), *([config] if config.is_file() else [])]

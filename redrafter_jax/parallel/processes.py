@@ -6,6 +6,7 @@ GPUs and gloo's on CPUs.
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -85,6 +86,18 @@ def as_first_has_it(values: np.ndarray) -> np.ndarray:
     if not jax.distributed.is_initialized():
         return values
     return np.asarray(multihost_utils.broadcast_one_to_all(values))
+
+
+def read_lines(path: Path) -> tuple[list[bytes], bytes]:
+    """The whole lines of a file, and what follows the last of them: a kill leaves a cut one.
+
+    All processes get what the first one reads; nothing where it has no such file.
+    """
+    content = path.read_bytes() if is_first() and path.is_file() else b""
+    size = as_first_has_it(np.asarray(len(content)))
+    read = np.frombuffer(content.ljust(int(size), b"\0"), np.uint8)
+    *lines, tail = as_first_has_it(read).tobytes().split(b"\n")
+    return lines, tail
 
 
 def is_first() -> bool:

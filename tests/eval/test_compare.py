@@ -4,12 +4,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 import yaml
 from pair_prompts import PROMPTS
-from tiny_folders import encode
+from tiny_folders import add_template, encode
 
+from eval import benchmark
 from eval.commands import evaluate
+from eval.measured import open_measured
 from redrafter_jax import DraftConfig, InputError, PromptLookup, SamplingConfig, generate
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
@@ -74,14 +77,143 @@ def test_methods_count_what_generate_counts_and_keep_the_text(
             assert ours["target_calls"] == sum(expected.steps)
             assert ours["accept_counts"] == expected.accept_counts.sum(axis=0).tolist()
     page = (config.parent / "compare.md").read_text()
-    for line in page.splitlines():
-        if line.startswith("| head"):
-            cells = [cell.strip() for cell in line.strip("|").split("|")]
-            assert cells[0] == "head"
-            assert cells[-1] == "5 of 5"
-            assert all(cell in shown for cell in cells)
-    assert page.count("| head") == 2
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines()]
+    heads = [cells for cells in rows if cells[1:2] == ["head"]]
+    assert [cells[0] for cells in heads] == 2 * ["all prompts", "even", "odd"]
+    assert [(cells[2], cells[-1]) for cells in heads[:2]] == [("5", "5 of 5"), ("3", "3 of 3")]
+    counts = report["samplings"][0]["methods"]["head"]["calls_per_depth"]
+    assert f"({counts[1]} of {counts[0]}), " in heads[0][6]
+    for cells in heads:
+        assert all(cell in shown for cell in (*cells[3:6], cells[-1]))
     assert (config.parent / "compare.png").exists()
+
+    # float32; W e, then L=2 layers of K=2 heads of H=8 for each token in the cache.
+    sizes = [
+        sum(leaf.nbytes for leaf in jax.tree.leaves(model.params))
+        for model in (habitual_target, good_drafter)
+    ]
+    row, token = 32 * 4, 2 * 2 * 2 * 8 * 4
+    weights = sizes[0] - 24 * row
+    for part, cached in (
+        (report["samplings"][0], 10.8),
+        (report["samplings"][0]["categories"]["even"], 10),
+    ):
+        cache = round(cached * token)
+        read = {name: ours["bytes_per_step"] for name, ours in part["methods"].items()}
+        assert read == {
+            "baseline": weights + row + cache,
+            "lookup": weights + 4 * row + cache,
+            "head": weights + 5 * row + 2 * sizes[1] + 3 * row + cache,
+        }
+        drafted = {name: ours["drafted_per_step"] for name, ours in part["methods"].items()}
+        assert drafted == {"baseline": 0, "lookup": 3, "head": 4}
+
+
+class Killed(BaseException):
+    """What no code under test expects."""
+
+
+@pytest.fixture(scope="module")
+def resumed(
+    config: Path, tmp_path_factory: pytest.TempPathFactory, pair_settings: dict[str, Any]
+) -> Path:
+    """The file of measurements of a run of five turns that was killed within the third."""
+    folder = tmp_path_factory.mktemp("resumed")
+    path = folder / "compare.jsonl"
+    questions = [
+        {"question_id": "a", "category": "two", "turns": ["abc", "de"]},
+        {"question_id": "b", "category": "one", "turns": ["w"]},
+    ]
+    prompts = folder / "question.jsonl"
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in questions))
+    values = yaml.safe_load(config.read_text()) | {
+        "target": add_template(Path(pair_settings["target"]), folder),
+        "prompts": str(prompts),
+        "max_new_tokens": 8,
+        "report_dir": str(folder),
+    }
+    (folder / "compare.yaml").write_text(yaml.safe_dump(values))
+    decode, decoded = benchmark.decode_batch, []
+
+    def decode_or_die(method: benchmark.Method, batch: benchmark.Batch) -> benchmark.Run:
+        # What is measured, the answers of two first turns, two whole turns.
+        if path.read_bytes().count(b"\n") == 5:
+            decoded.append(batch)
+        if len(decoded) == 2:
+            raise Killed
+        return decode(method, batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(benchmark, "decode_batch", decode_or_die)
+        with pytest.raises(Killed):
+            evaluate(["compare", f"--config={folder / 'compare.yaml'}"])
+    return path
+
+
+def test_a_killed_run_goes_on_to_a_report_that_holds_every_measurement_once(
+    resumed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = resumed.read_bytes()
+    resumed.write_bytes(before + b'{"sampling":0,"batch":2,"re')
+    command = ["compare", f"--config={resumed.parent / 'compare.yaml'}"]
+    evaluate(command)
+    whole = resumed.read_bytes()
+    assert whole.startswith(before)
+    kept = [json.loads(line) for line in whole.splitlines()[3:]]
+    names = ("baseline", "head", "lookup")
+    assert [(row["sampling"], row["batch"], *row["runs"]) for row in kept] == [
+        (sampling, batch, *names) for sampling in range(2) for batch in range(3)
+    ]
+    report = json.loads((resumed.parent / "compare.json").read_text())
+    for sampling, case in enumerate(report["samplings"]):
+        rows = [(row["id"], row["turn"], row["category"]) for row in case["prompts"]]
+        assert rows == [("a", 1, "two"), ("b", 1, "one"), ("a", 2, "two")]
+        assert {name: ours["identical"] for name, ours in case["methods"].items()} == dict.fromkeys(
+            names, 1.0
+        )
+        assert case["categories"]["two"]["prompts"] == 2
+        seconds = {(run["method"], run["batch"]): run["decode_seconds"] for run in case["runs"]}
+        assert len(seconds) == len(case["runs"]) == 9
+        for row in kept[3 * sampling : 3 * sampling + 3]:
+            for name, run in row["runs"].items():
+                assert seconds[name, row["batch"]] == run["decode_seconds"]
+
+    # All is there: nothing is decoded once more.
+    monkeypatch.delattr(benchmark, "decode_batch")
+    evaluate(command)
+    again = json.loads((resumed.parent / "compare.json").read_text())
+    assert again["samplings"] == report["samplings"]
+    assert resumed.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["dtype=bfloat16"], r'settings: dtype "float32" \(now "bfloat16"\); give another'),
+        (["max_new_tokens=9", "first_seed=2"], r"max_new_tokens 8 \(now 9\), first_seed 0 \(now 2"),
+        (["turns=1"], r'prompts, turns "all" \(now 1\);'),
+        (["drafters.head.draft.beam_width=3"], r"other settings: drafters\.head;"),
+        (["drafters={lookup: {draft: {lookup_tokens: 3}}}"], r"settings: drafters\.head;"),
+    ],
+)
+def test_measurements_of_something_else_are_refused(
+    resumed: Path, overrides: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("eval.compare.load_target")
+    with pytest.raises(InputError, match=sentence):
+        evaluate(["compare", f"--config={resumed.parent / 'compare.yaml'}", *overrides])
+
+
+def test_other_models_and_files_of_something_else_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "compare.jsonl"
+    open_measured(path, {"target": "a" * 64, "jax": "1"})
+    with pytest.raises(InputError, match=r'settings: target, jax "1" \(now "2"\); give another'):
+        open_measured(path, {"target": "b" * 64, "jax": "2"})
+    path.write_text(path.read_text() + '{"prompt": "x"}\n')
+    with pytest.raises(
+        InputError, match=r"compare.jsonl, line 2 is no measurement of eval compare"
+    ):
+        open_measured(path, {"target": "a" * 64, "jax": "1"})
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from safetensors.numpy import load_file, save_file
 from tiny_folders import write_untrained_target
 from train_runs import assert_same_weights, rows, settings
 
+from redrafter_jax.checkpoints.found import find_target
 from redrafter_jax.checkpoints.huggingface import digest_files, load_target, save_target
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.models.target import init_target
@@ -88,7 +89,7 @@ def test_a_row_of_features_is_what_the_target_says_of_it(
     run = TrainSettings.model_validate(stated)
     sources = load_sources(run, CONFIG)
     digests = {source.name: digest_rows(made.windows) for source, made in sources}
-    folder, digest = tmp_path / "features", digest_files(target)
+    folder, digest = tmp_path / "features", digest_files(find_target(target))
     _, readers = open_features(folder, digest, "float32", (1,), digests, LENGTH)
     tokens = sum(int((made.windows.segments > 0).sum()) for _, made in sources)
     # Two layers and the last one, and 5 tokens with an id of 2 bytes each; where each row begins.

@@ -6,10 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from redrafter_jax.errors import InputError
-from redrafter_jax.parallel.processes import as_first_has_it, is_first
+from redrafter_jax.parallel.processes import is_first, read_lines
 
 from ..data.files import find_files
 from ..data.folders import find_texts
@@ -34,7 +32,7 @@ class Item(NamedTuple):
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """What the whole lines of the output hold; empty where one is no JSON object."""
-    return [_object(line) for line in _read(path)[0]]
+    return [_object(line) for line in read_lines(path)[0]]
 
 
 def find_done(path: Path, items: Sequence[Item], way_out: str = "") -> dict[int, list[Any]]:
@@ -48,7 +46,7 @@ def find_done(path: Path, items: Sequence[Item], way_out: str = "") -> dict[int,
     Raises:
       InputError: it holds something that this run does not write.
     """
-    lines, tail = _read(path)
+    lines, tail = read_lines(path)
     rows = [_object(line) for line in lines]
     by_seed = {item.seed: item for item in items}
     done: dict[int, list[Any]] = {}
@@ -117,18 +115,6 @@ def _count_rows(value: dict[str, Any], by_seed: Mapping[int, Item]) -> int:
         return int(value.get("rows", 1)) if starts else 0
     except (KeyError, TypeError):
         return 0
-
-
-def _read(path: Path) -> tuple[list[bytes], bytes]:
-    """The whole lines, and what follows the last of them: a kill leaves a cut one.
-
-    All processes of a job get what the first one reads.
-    """
-    content = path.read_bytes() if is_first() and path.is_file() else b""
-    size = as_first_has_it(np.asarray(len(content)))
-    read = np.frombuffer(content.ljust(int(size), b"\0"), np.uint8)
-    *lines, tail = as_first_has_it(read).tobytes().split(b"\n")
-    return lines, tail
 
 
 def _object(line: bytes) -> dict[str, Any]:

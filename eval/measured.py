@@ -1,0 +1,121 @@
+"""What `python -m eval compare` has measured, line by line, so that a killed run goes on.
+
+The first line says what is measured; the others hold what was, whole turns alone, for the runs of a
+turn are compared with each other and must have followed each other at once.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from redrafter_jax.errors import InputError
+from redrafter_jax.parallel.processes import is_first, read_lines
+
+from .benchmark import Run, Turn
+
+# A value that is longer is not shown in a message.
+_SHOWN = 24
+
+
+class Measured(NamedTuple):
+    """What a file of measurements holds, and where it lies.
+
+    Attributes:
+      path: of the file.
+      answers: by sampling and turn, both counted as the settings and the prompts count them, the
+        new tokens that later turns stand behind.
+      turns: by sampling, what was timed.
+    """
+
+    path: Path
+    answers: dict[tuple[int, int], list[list[int]]]
+    turns: dict[int, list[Turn]]
+
+    def keep_answers(self, sampling: int, turn: int, answers: list[list[int]]) -> None:
+        """Add a line of answers."""
+        self.answers[sampling, turn] = answers
+        _append(self.path, {"sampling": sampling, "turn": turn, "answers": answers})
+
+    def keep_turn(self, sampling: int, turn: Turn) -> None:
+        """Add a line of runs."""
+        self.turns.setdefault(sampling, []).append(turn)
+        runs = {
+            name: run._asdict() | {"accept_counts": run.accept_counts.tolist()}
+            for name, run in turn.runs.items()
+        }
+        row = {"sampling": sampling, "batch": turn.batch, "repeat": turn.repeat, "runs": runs}
+        _append(self.path, row)
+
+
+def open_measured(path: Path, identity: Mapping[str, Any]) -> Measured:
+    """Read what an earlier run left, or begin a file; a line that a kill cut short is removed.
+
+    Args:
+      path: of the file.
+      identity: by name, all that the measurements depend on, as JSON has it.
+
+    Raises:
+      InputError: the file holds measurements of something else, or something else.
+    """
+    measured, before = Measured(path, {}, {}), None
+    now = json.loads(json.dumps(identity))
+    lines, tail = read_lines(path)
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+            if number == 1:
+                before = dict(row["measured"])
+            elif "answers" in row:
+                measured.answers[row["sampling"], row["turn"]] = row["answers"]
+            else:
+                runs = {name: _read_run(run) for name, run in row["runs"].items()}
+                turn = Turn(row["batch"], row["repeat"], runs)
+                measured.turns.setdefault(row["sampling"], []).append(turn)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise InputError(
+                f"{path}, line {number} is no measurement of eval compare; give another "
+                "report_dir, or remove the file."
+            ) from None
+    if before is not None:
+        _check_same(path, before, now)
+    if is_first() and tail:
+        os.truncate(path, sum(len(line) + 1 for line in lines))
+    if before is None:
+        _append(path, {"measured": now})
+    return measured
+
+
+def _check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse measurements of something else.
+
+    Raises:
+      InputError: as said, naming all that differs.
+    """
+
+    def tell(name: str) -> str:
+        values = [json.dumps(side.get(name)) for side in (before, now)]
+        shown = all(len(value) <= _SHOWN for value in values)
+        return f"{name} {values[0]} (now {values[1]})" if shown else name
+
+    different = [tell(name) for name in {**before, **now} if before.get(name) != now.get(name)]
+    if different:
+        raise InputError(
+            f"{path} holds measurements with other settings: {', '.join(different)}; give another "
+            "report_dir, or remove the file to measure anew."
+        )
+
+
+def _read_run(row: Mapping[str, Any]) -> Run:
+    values: dict[str, Any] = dict(row)
+    values["accept_counts"] = np.asarray(row["accept_counts"], int)
+    return Run(**values)
+
+
+def _append(path: Path, row: dict[str, Any]) -> None:
+    if is_first():
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, separators=(",", ":")) + "\n")
