@@ -55,11 +55,11 @@ def make_mesh(data: int = 1, model: int = 1, devices: Sequence[Any] | None = Non
       devices: to choose from, in this order; None for all there are.
 
     Raises:
-      InputError: a size is below 1, or there are fewer devices.
+      InputError: a size is no whole number or below 1, or there are fewer devices.
     """
     for name, size in (("data", data), ("model", model)):
-        if size < 1:
-            raise InputError(f"mesh.{name} is {size}; it must be 1 or more.")
+        if not isinstance(size, int) or size < 1:
+            raise InputError(f"mesh.{name} is {size!r}; it must be a whole number, 1 or more.")
     chosen = list(jax.devices() if devices is None else devices)
     needed = data * model
     if needed > len(chosen):

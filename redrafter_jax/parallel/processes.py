@@ -46,7 +46,7 @@ def join(
     count = _number(num_processes, "JAX_NUM_PROCESSES", environment)
     own = _number(process_id, "JAX_PROCESS_ID", environment)
     given = {"coordinator_address": address, "num_processes": count, "process_id": own}
-    scheduled = any(int(environment.get(name) or 1) > 1 for name in _SCHEDULERS)
+    scheduled = any((_number(None, name, environment) or 1) > 1 for name in _SCHEDULERS)
     missing = [name for name, value in given.items() if value is None]
     if len(missing) == len(given) and not scheduled:
         return
@@ -136,7 +136,7 @@ def rows_of_process(mesh: Mesh | None) -> tuple[int, int]:
 
 def _number(given: int | None, name: str, environment: Mapping[str, str]) -> int | None:
     text = environment.get(name)
-    if given is not None or text is None:
+    if given is not None or not text:
         return given
     try:
         return int(text)

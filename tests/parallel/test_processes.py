@@ -70,6 +70,7 @@ def test_schedulers_are_left_to_jax(joined: list[Any], name: str) -> None:
             "process_id is 2; of 2 processes it must be 0 to 1",
         ),
         ({"process_id": 0}, {"JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES is 'two'"),
+        ({}, {"SLURM_STEP_NUM_TASKS": "all"}, "SLURM_STEP_NUM_TASKS is 'all'"),
     ],
 )
 def test_what_cannot_be_joined(
