@@ -1,57 +1,19 @@
 """Settings of the commands of `python -m eval`, validated by pydantic at the edge."""
 
-from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    NonNegativeInt,
-    PositiveInt,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from redrafter_jax.config import DraftConfig, Dtype, SamplingConfig
 from redrafter_jax.settings.files import Settings
-from redrafter_jax.settings.sections import (
-    BuildableSettings,
-    DraftSettings,
-    MeshSettings,
-    SamplingSettings,
-)
+from redrafter_jax.settings.sections import DraftSettings, MeshSettings, SamplingSettings
 from redrafter_jax.text.chat_template import TemplateName
 from redrafter_jax.text.prompts import Turns
 
 from .rankings import Ranking
 from .shapes import PairShape
-
-
-def _as_list(value: Any) -> Any:
-    return value if isinstance(value, list) else [value]
-
-
-type Values[T] = Annotated[list[T], BeforeValidator(_as_list), Field(min_length=1)]
-
-
-class TreeGrid(BuildableSettings):
-    """Trees of every combination of these fields of `DraftConfig`, each a value or a list of them.
-
-    The first field changes last.
-    """
-
-    beam_width: Values[int] = [DraftConfig.beam_width]
-    draft_rounds: Values[int] = [DraftConfig.draft_rounds]
-    final_beams_only: Values[bool] = [DraftConfig.final_beams_only]
-    lookup_tokens: Values[int] = [DraftConfig.lookup_tokens]
-    num_nodes: Values[int | None] = [DraftConfig.num_nodes]
-    sharpness: Values[float] = [DraftConfig.sharpness]
-
-    def build(self) -> list[DraftConfig]:
-        """The library's configuration of every tree."""
-        names, values = zip(*self, strict=True)
-        return [DraftConfig(**dict(zip(names, one, strict=True))) for one in product(*values)]
+from .tree_grid import TreeGrid
 
 
 class TargetSettings(Settings):

@@ -10,7 +10,8 @@ import yaml
 from places import CONFIGS
 
 from eval.__main__ import main
-from eval.config import EvalSettings, TreeGrid, TuneSettings
+from eval.config import EvalSettings, TuneSettings
+from eval.tree_grid import TreeGrid
 from redrafter_jax import DraftConfig
 from redrafter_jax.settings.files import dump_settings, load_settings
 

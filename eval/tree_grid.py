@@ -1,0 +1,35 @@
+"""Grids of trees: every combination of some fields' values."""
+
+from itertools import product
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from redrafter_jax.config import DraftConfig
+from redrafter_jax.settings.sections import BuildableSettings
+
+
+def _as_list(value: Any) -> Any:
+    return value if isinstance(value, list) else [value]
+
+
+type Values[T] = Annotated[list[T], BeforeValidator(_as_list), Field(min_length=1)]
+
+
+class TreeGrid(BuildableSettings):
+    """Trees of every combination of these fields of `DraftConfig`, each a value or a list of them.
+
+    The first field changes last.
+    """
+
+    beam_width: Values[int] = [DraftConfig.beam_width]
+    draft_rounds: Values[int] = [DraftConfig.draft_rounds]
+    final_beams_only: Values[bool] = [DraftConfig.final_beams_only]
+    lookup_tokens: Values[int] = [DraftConfig.lookup_tokens]
+    num_nodes: Values[int | None] = [DraftConfig.num_nodes]
+    sharpness: Values[float] = [DraftConfig.sharpness]
+
+    def build(self) -> list[DraftConfig]:
+        """The library's configuration of every tree."""
+        names, values = zip(*self, strict=True)
+        return [DraftConfig(**dict(zip(names, one, strict=True))) for one in product(*values)]
