@@ -6,7 +6,7 @@ from typing import Any, TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Int
 
 from redrafter_jax.config import DynamicScaling, SamplingConfig, TargetConfig
 from redrafter_jax.errors import InputError
@@ -96,7 +96,24 @@ def prepare(
     max_path: int,
     remembered: tuple[int, ...] | None = None,
 ) -> tuple[Requests, int]:
-    """The batch, and its cache slots per row.
+    """The batch on the device, and its cache slots per row; see `pack`."""
+    requests, slots = pack(
+        config, prompts, max_new_tokens, sampling, seeds, eos_token_ids, max_path, remembered
+    )
+    return jax.tree.map(jnp.asarray, requests), slots
+
+
+def pack(
+    config: TargetConfig,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: PerRow[int],
+    sampling: PerRow[SamplingConfig] | None,
+    seeds: Sequence[int] | None,
+    eos_token_ids: StopTokens | None,
+    max_path: int,
+    remembered: tuple[int, ...] | None = None,
+) -> tuple[Requests, int]:
+    """The batch as arrays of NumPy, and its cache slots per row.
 
     The first six arguments are the target's configuration and what `redrafter_jax.generate` takes;
     `max_path` is P of the decode steps to come, and `remembered` the rows and slots of the memory
@@ -131,21 +148,22 @@ def prepare(
                 f"{asker} for {len(prompt)} prompt and {limit} new tokens, but the target has "
                 f"{config.position_limit} positions{why}; {fewer}shorten the prompt."
             )
-    stop_tokens = _stop_array(config, eos_token_ids, rows)
-    lengths = np.asarray([len(prompt) for prompt in prompts], np.int32)
-    ends = lengths + np.asarray(limits, np.int32)
+    # NumPy's arrays, which `Requests` does not speak of.
+    stop_tokens: Any = _stop_array(config, eos_token_ids, rows)
+    lengths: Any = np.asarray([len(prompt) for prompt in prompts], np.int32)
+    ends: Any = lengths + np.asarray(limits, np.int32)
     slots = slots_for(int(ends.max()), max_path)
     if remembered is not None:
         _check_memory(remembered, rows, int(ends.max()), max_path)
         slots = remembered[1]
-    tokens = np.zeros((rows, slots), np.int32)
+    tokens: Any = np.zeros((rows, slots), np.int32)
     for row, prompt in enumerate(prompts):
         tokens[row, : len(prompt)] = prompt
     requests = Requests(
-        tokens=jnp.asarray(tokens),
-        lengths=jnp.asarray(lengths),
-        limits=jnp.asarray(ends),
-        stop_tokens=jnp.asarray(stop_tokens),
+        tokens=tokens,
+        lengths=lengths,
+        limits=ends,
+        stop_tokens=stop_tokens,
         sampling=_sampling_arrays(config, sampling, seeds, rows),
     )
     return requests, slots
@@ -241,9 +259,8 @@ def _sampling_arrays(
         if not 0 <= seed < 2**31:
             raise InputError(f"{name} is {seed}; it must be in [0, 2**31).")
 
-    def array(values: list[Any], dtype: Any) -> Array:
-        # Through NumPy, for JAX looks at every entry of a list.
-        return jnp.asarray(np.asarray(values, dtype))
+    def array(values: list[Any], dtype: Any) -> Any:
+        return np.asarray(values, dtype)
 
     return Sampling(
         temperature=array([one.temperature for one in chosen], np.float32),

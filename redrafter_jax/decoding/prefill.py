@@ -23,6 +23,11 @@ _CHUNK = {"cpu": 64}
 _CHUNK_ELSEWHERE = 256
 
 
+def chunk_length() -> int:
+    """C, tokens of a chunk that suit this platform."""
+    return _CHUNK.get(jax.default_backend(), _CHUNK_ELSEWHERE)
+
+
 class Memory(NamedTuple):
     """A text from before, and the cache that holds its first `cache.lengths` tokens.
 
@@ -73,23 +78,49 @@ def prefill(
       log_probs: keep the log-probability of every new token.
       context_layers: of the drafter that will read the state.
     """
-    decoder = target.merge()
-    B, S = requests.tokens.shape
     last, cache = read_prompts(target, requests, memory, chunk, context_layers)
-    logits = decoder.logits(last[:, None])
+    state, logits = choose_first(target, requests, last, cache, max_path, sources)
+    if not log_probs:
+        return state
+    B, S = requests.tokens.shape
+    whole = all_gather(logits, target.config.vocab_size)
+    chosen = log_probs_of(whole, state.root[:, None])[:, 0]
+    kept = jnp.zeros((B, S)).at[jnp.arange(B), requests.lengths].set(chosen)
+    return state._replace(log_probs=kept)
+
+
+def choose_first(
+    target: Target,
+    requests: Requests,
+    last: Float[Array, "B Z"],
+    cache: KVCache,
+    max_path: int,
+    sources: int = 0,
+) -> tuple[DecodeState, Float[Array, "B 1 part"]]:
+    """Each row's first token, when its prompt has been read.
+
+    Args:
+      target: the target model.
+      requests: the prompts.
+      last: hidden states at the end of each prompt, from `read_prompts`.
+      cache: with all prompts in it.
+      max_path: as in `prefill`.
+      sources: as in `prefill`.
+
+    Returns:
+      The state after prefill, without log-probabilities, and the scores that the first tokens were
+      chosen by; on a mesh maybe a part of V.
+    """
+    B = len(requests.lengths)
+    logits = target.merge().logits(last[:, None])
     lengths = requests.lengths
-    V = target.config.vocab_size
-    noise = draw_noise(requests.sampling, lengths, 1, V)
+    noise = draw_noise(requests.sampling, lengths, 1, target.config.vocab_size)
     rows = jnp.arange(B)
     # The prompt's last token is the root of a one-node tree, whose choice is the first new token.
     root, _ = decide(
         root_tree(requests.tokens[rows, lengths - 1]), logits, noise, requests.sampling
     )
-    first_log_probs = None
-    if log_probs:
-        chosen = log_probs_of(all_gather(logits, V), root)[:, 0]
-        first_log_probs = jnp.zeros((B, S)).at[rows, lengths].set(chosen)
-    return DecodeState(
+    state = DecodeState(
         tokens=requests.tokens.at[rows, lengths].set(root[:, 0]),
         cache=cache,
         drafter=last,
@@ -103,8 +134,9 @@ def prefill(
             accepted_by=jnp.zeros((B, sources), jnp.int32) if sources else None,
             steps=jnp.zeros(B, jnp.int32),
         ),
-        log_probs=first_log_probs,
+        log_probs=None,
     )
+    return state, logits
 
 
 def read_prompts(
@@ -129,7 +161,7 @@ def read_prompts(
     """
     decoder, lengths = target.merge(), requests.lengths
     B, S = requests.tokens.shape
-    C = min(S, chunk or _CHUNK.get(jax.default_backend(), _CHUNK_ELSEWHERE))
+    C = min(S, chunk or chunk_length())
     if memory is None:
         memory, known = empty_memory(target, B, S), jnp.zeros(B, jnp.int32)
     else:

@@ -29,21 +29,28 @@ def decode_step(
       state: from `start` for this drafter, or the step before.
 
     Raises:
-      InputError: the state was made for paths of another length.
+      InputError: the state was made for shorter paths than the drafter's.
     """
-    decoder = target.merge()
+    state, trace, _ = verified_step(target.merge(), drafter, state)
+    return state, trace
+
+
+def verified_step(
+    decoder: Decoder, drafter: Drafter, state: DecodeState
+) -> tuple[DecodeState, StepTrace, Verified]:
+    """`decode_step` with the target's answers over the tree, for whoever reads its scores."""
     P = state.stats.accept_counts.shape[1]
-    if drafter.max_path != P:
+    if drafter.max_path > P:
         raise InputError(
             f"The state was made for paths of {P} nodes and the drafter's have "
             f"{drafter.max_path}; start one for this drafter."
         )
-    noise = step_noise(state, drafter.max_path, target.config.vocab_size)
+    noise = step_noise(state, drafter.max_path, decoder.config.vocab_size)
     tree = drafter.propose(decoder, state, noise)
     verified = verify(decoder, tree, state.cache, drafter.context_layers)
     state, trace = finish(state, tree, verified, noise)
     observed = drafter.observe(state.drafter, verified, trace)
-    return state._replace(drafter=observed), trace
+    return state._replace(drafter=observed), trace, verified
 
 
 def step_noise(state: DecodeState, max_path: int, vocab_size: int) -> Float[Array, "B P V"]:
@@ -97,6 +104,8 @@ def finish(
     newest = jnp.maximum(count - 1, 0)[:, None]
     root = jnp.take_along_axis(gained, newest, axis=1)[:, 0]
     active = ~state.done
+    # The state may count longer paths than this tree's.
+    lengths = jnp.arange(state.stats.accept_counts.shape[1])
     accepted_by = state.stats.accepted_by
     if accepted_by is not None:
         origin = jnp.take_along_axis(tree.origin, accepted.path, axis=1)
@@ -113,7 +122,7 @@ def finish(
         root=jnp.where(active, root, state.root),
         done=state.done | (stops & kept).any(axis=1) | (cache.lengths + 1 >= state.limits),
         stats=DecodeStats(
-            accept_counts=state.stats.accept_counts + (order == count[:, None] - 1),
+            accept_counts=state.stats.accept_counts + (lengths == count[:, None] - 1),
             accepted_by=accepted_by,
             steps=state.stats.steps + active,
         ),

@@ -94,6 +94,21 @@ def _with_mask(nodes: "_Kept", max_depth: int) -> TokenTree:
     return _padded(tokens, parents, depth, mask, log_probs, live)
 
 
+def pad_nodes(tree: TokenTree, live: Bool[Array, "B N"]) -> TokenTree:
+    """The tree with padding nodes in place of those that are not live: nobody's match or child.
+
+    With a node its ancestors must be live, the root always is.
+    """
+    return TokenTree(
+        tokens=jnp.where(live, tree.tokens, -1),
+        parents=jnp.where(live, tree.parents, 0),
+        depth=jnp.where(live, tree.depth, 0),
+        mask=jnp.where(live[:, :, None], tree.mask, jnp.eye(live.shape[1], dtype=bool)),
+        log_probs=jnp.where(live, tree.log_probs, -jnp.inf),
+        origin=jnp.where(live, tree.origin, -1),
+    )
+
+
 def _padded(
     tokens: Int[Array, "B N"],
     parents: Int[Array, "B N"],
@@ -102,15 +117,9 @@ def _padded(
     log_probs: Float[Array, "B N"],
     live: Bool[Array, "B N"],
 ) -> TokenTree:
-    """The tree of one source, its other nodes as padding: nobody's match, ancestor or child."""
-    return TokenTree(
-        tokens=jnp.where(live, tokens, -1),
-        parents=jnp.where(live, parents, 0),
-        depth=jnp.where(live, depth, 0),
-        mask=jnp.where(live[:, :, None], mask, jnp.eye(tokens.shape[1], dtype=bool)),
-        log_probs=jnp.where(live, log_probs, -jnp.inf),
-        origin=jnp.where(live, 0, -1).at[:, 0].set(-1),
-    )
+    """The tree of one source; its other nodes are padding."""
+    origin = jnp.zeros_like(tokens).at[:, 0].set(-1)
+    return pad_nodes(TokenTree(tokens, parents, depth, mask, log_probs, origin), live)
 
 
 def ancestor_mask(parents: Int[Array, "B N"], max_depth: int) -> Bool[Array, "B N N"]:

@@ -1,181 +1,236 @@
-"""Rows that decode together, each of which the next request takes when its own has ended.
+"""Rows of one decode state that requests take one by one: the device's side.
 
-The shapes are fixed at the start, so that nothing is compiled for a new request: a group of them
-is prefilled by itself and its rows replace free ones of the decode state. What is decided for a
-request depends on nothing but the request, as in `generate`.
+Nothing here knows a queue: what is read for which rows, and which rows decode, is said by the
+caller. Shapes follow from the sizes alone, so that nothing is compiled for a new request. On a mesh
+each device's part of the state numbers its own rows from 0.
 """
 
-import heapq
-from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from redrafter_jax.config import SamplingConfig
-from redrafter_jax.decoding.step import decode
-from redrafter_jax.drafters.base import Drafter
-from redrafter_jax.errors import InputError
-from redrafter_jax.generation import start
+from redrafter_jax.decoding.accept import log_probs_of
+from redrafter_jax.decoding.prefill import choose_first, prefill
+from redrafter_jax.decoding.step import verified_step
+from redrafter_jax.drafters.one_of import OneOf
 from redrafter_jax.models.target import Target
-from redrafter_jax.parallel.mesh import constrain, data_shards, place, shardings, to_host
-from redrafter_jax.requests import slots_for
-from redrafter_jax.types import DecodeState
-
-# Rows that are prefilled together, as a part of all, and tokens of them that one pass reads. A GPU
-# reads the weights in the time that it needs to multiply them by some 200 tokens.
-_GROUPS = 8
-_PASS_TOKENS = 256
-_LONGEST_CHUNK = 64
+from redrafter_jax.parallel.collectives import all_gather
+from redrafter_jax.parallel.mesh import per_shard, shardings
+from redrafter_jax.types import DecodeState, KVCache, Requests, Sampling
 
 
-class Request(NamedTuple):
-    """What one row is asked for.
+class Reading(NamedTuple):
+    """What one pass of prefill reads: C tokens of the prompts of G rows.
 
     Attributes:
-      prompt: token ids.
-      max_new_tokens: limit on what is decided.
-      seed: of its noise.
-      sampling: how its tokens are chosen.
+      rows: which row of the state each becomes; B for none.
+      sources: the row whose cache holds the tokens before `begins`.
+      begins: position of the first token that is read.
+      tokens: those from there on; past the end of the prompt padding. C tokens must fit.
+      speculates: whether trees are drafted for the row.
+      lengths: of the whole prompts.
+      limits: as in `Requests`.
+      stop_tokens: as in `Requests`.
+      sampling: as in `Requests`.
     """
 
-    prompt: list[int]
-    max_new_tokens: int
-    seed: int
-    sampling: SamplingConfig = SamplingConfig()
+    rows: Int[Array, " G"]
+    sources: Int[Array, " G"]
+    begins: Int[Array, " G"]
+    tokens: Int[Array, "G C"]
+    speculates: Bool[Array, " G"]
+    lengths: Int[Array, " G"]
+    limits: Int[Array, " G"]
+    stop_tokens: Int[Array, "G E"]
+    sampling: Sampling
 
 
-class Slots:
-    """A fixed number of rows of one decode state, and the requests that wait for one.
+class Gains(NamedTuple):
+    """What G rows gained in X target calls, of up to P tokens each.
+
+    Attributes:
+      counts: how many of the P tokens each call gained; 0 of rows that were done.
+      tokens: the tokens, garbage past the counts.
+      origins: which of the drafter's `names` proposed a token, -1 for the target itself.
+      log_probs: of the tokens under the target, before temperature and filters.
+      top_tokens: at each place the M most likely tokens under the target.
+      top_log_probs: of these.
+      drafted: live nodes that each of the drafter's O `names` proposed.
+      done: the row has ended.
+    """
+
+    counts: Int[Array, "G X"]
+    tokens: Int[Array, "G X P"]
+    origins: Int[Array, "G X P"]
+    log_probs: Float[Array, "G X P"]
+    top_tokens: Int[Array, "G X P M"]
+    top_log_probs: Float[Array, "G X P M"]
+    drafted: Int[Array, "G X O"]
+    done: Bool[Array, " G"]
+
+
+def empty_rows(
+    target: Target, drafter: OneOf, rows: int, slots: int, stop_width: int
+) -> DecodeState:
+    """A state of B rows that are all done, with nothing in them.
 
     Args:
       target: the target model.
-      drafter: from `bind_drafter`.
-      rows: B, a multiple of the mesh's `data`.
-      context_length: tokens that a request may come to, its prompt included.
-      stop_tokens: that end a row.
+      drafter: any choice of the drafters that will decode.
+      rows: B.
+      slots: S, cache slots of each.
+      stop_width: E, stop tokens that a row may have.
     """
-
-    def __init__(
-        self,
-        target: Target,
-        drafter: Drafter,
-        rows: int,
-        context_length: int,
-        stop_tokens: Sequence[int],
-    ) -> None:
-        self.rows = rows
-        self._target = target
-        self._drafter = drafter
-        self._context_length = context_length
-        self._stop_tokens = list(stop_tokens)
-        shards = data_shards(target.mesh)
-        self._group = -(-rows // (_GROUPS * shards)) * shards
-        self._waiting: list[tuple[int, Request]] = []
-        # By row, the number of its request and the tokens of its prompt.
-        self._running: dict[int, tuple[int, int]] = {}
-        self._state: DecodeState | None = None
-
-    @property
-    def busy(self) -> bool:
-        """Whether a request waits or is decoded."""
-        return bool(self._waiting or self._running)
-
-    def submit(self, number: int, request: Request) -> None:
-        """Let a request wait for a row; those of lower numbers come first.
-
-        Raises:
-          InputError: it may come to more tokens than a row has room for.
-        """
-        length, limit = len(request.prompt), request.max_new_tokens
-        if length + limit > self._context_length:
-            raise InputError(
-                f"Request {number} asks for {length} prompt and {limit} new tokens, but rows have "
-                f"room for {self._context_length}; ask for fewer, or make longer rows."
-            )
-        heapq.heappush(self._waiting, (number, request))
-
-    def advance(self, max_steps: int) -> list[tuple[int, list[int]]]:
-        """Fill free rows and decode until all rows are done, `max_steps` at most.
-
-        Returns:
-          The requests that ended: number, and new tokens up to and including the stop token.
-
-        Raises:
-          InputError: a request does not fit the target.
-        """
-        while waiting := min(self._group, len(self._waiting)):
-            free = [row for row in range(self.rows) if row not in self._running]
-            if len(free) < waiting:
-                break
-            self._admit(free[:waiting])
-        if self._state is None:
-            return []
-        state = decode(self._target, self._drafter, self._state, max_steps)
-        self._state = state
-        tokens, lengths, done = to_host((state.tokens, state.cache.lengths, state.done))
-        ended = []
-        for row, (number, length) in list(self._running.items()):
-            if done[row]:
-                ended.append((number, tokens[row, length : lengths[row] + 1].tolist()))
-                del self._running[row]
-        return ended
-
-    def _admit(self, rows: list[int]) -> None:
-        """Prefill the first requests that wait, one for each of the rows, which are free."""
-        chosen = [heapq.heappop(self._waiting) for _ in rows]
-        # A group is filled up with rows that end at once and go nowhere.
-        idle = self._group - len(rows)
-        requests = [request for _, request in chosen] + [Request([0], 1, 0)] * idle
-        fresh, _ = start(
-            self._target,
-            self._drafter,
-            [request.prompt for request in requests],
-            [request.max_new_tokens for request in requests],
-            [request.sampling for request in requests],
-            [request.seed for request in requests],
-            self._stop_tokens,
-            slots=slots_for(self._context_length, self._drafter.max_path),
-            chunk=min(max(_PASS_TOKENS // self._group, 1), _LONGEST_CHUNK),
-        )
-        mesh = self._target.mesh
-        state = _free_rows(fresh, self.rows, mesh) if self._state is None else self._state
-        into = place(jnp.asarray(rows + [self.rows] * idle), mesh)
-        self._state = replace_rows(state, fresh, into, mesh=mesh)
-        for row, (number, request) in zip(rows, chosen, strict=True):
-            self._running[row] = number, len(request.prompt)
-
-
-@partial(jax.jit, donate_argnames="state", static_argnames="mesh")
-def replace_rows(
-    state: DecodeState, fresh: DecodeState, rows: Int[Array, " G"], *, mesh: Mesh | None = None
-) -> DecodeState:
-    """The state with the rows of another one, of the same slots, in place of some of its own.
-
-    Args:
-      state: of B rows, donated.
-      fresh: of G rows.
-      rows: for each of them, which row it becomes; B and above for none.
-      mesh: that both are split over.
-    """
-
-    def put(ours: Array, new: Array) -> Array:
-        return ours.at[rows].set(new, mode="drop")
-
-    return constrain(jax.tree.map(put, state, fresh), mesh)
-
-
-def _free_rows(like: DecodeState, rows: int, mesh: Mesh | None) -> DecodeState:
-    """A state of so many rows, all done, with nothing in them; in all else as the given one."""
 
     def make() -> DecodeState:
-        empty = jax.tree.map(lambda leaf: jnp.zeros((rows, *leaf.shape[1:]), leaf.dtype), like)
-        return empty._replace(done=jnp.ones(rows, bool))
+        numbers, ones = jnp.ones(rows, jnp.int32), jnp.ones(rows)
+        requests = Requests(
+            jnp.zeros((rows, slots), jnp.int32),
+            numbers,
+            numbers,
+            jnp.zeros((rows, stop_width), jnp.int32),
+            Sampling(ones, numbers, ones, ones, numbers),
+        )
+        state = prefill(
+            target,
+            requests,
+            max_path=drafter.longest_path,
+            context_layers=drafter.context_layers,
+        )
+        return state._replace(drafter=drafter.init(state.drafter))
 
-    if mesh is None:
-        return make()
-    # Each device makes its own part: no one could hold the whole.
-    return jax.jit(make, out_shardings=shardings(jax.eval_shape(make), mesh))()
+    shapes = jax.eval_shape(make)
+
+    def zeros() -> DecodeState:
+        state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        return state._replace(done=jnp.ones(rows, bool))
+
+    # Each device of a mesh makes its own part: no one could hold the whole.
+    return jax.jit(zeros, out_shardings=target.mesh and shardings(shapes, target.mesh))()
+
+
+@partial(jax.jit, donate_argnames="state", static_argnames="top")
+@per_shard
+def read_chunk(
+    target: Target, drafter: OneOf, state: DecodeState, reading: Reading, *, top: int = 0
+) -> tuple[DecodeState, Gains]:
+    """One pass of prefill; where it reaches the end of a prompt, the row's first token is chosen.
+
+    Until then a row is done, and its cache holds what has been read. Its beginning may be another
+    row's: the keys and values are copied.
+
+    Args:
+      target: the target model.
+      drafter: any choice of the drafters that decode.
+      state: of B rows, donated.
+      reading: what is read.
+      top: M, most likely tokens that are reported of each place.
+
+    Returns:
+      The state, and what the G rows gained: one token or none.
+    """
+    decoder, C = target.merge(), reading.tokens.shape[1]
+    rows, sources, begins = reading.rows, reading.sources, reading.begins
+    cache = KVCache(
+        tuple(keys[sources] for keys in state.cache.keys),
+        tuple(values[sources] for values in state.cache.values),
+        begins,
+    )
+    hidden, cache = decoder.extend(reading.tokens, cache, drafter.context_layers)
+    end = jnp.clip(reading.lengths - 1 - begins, 0, C - 1)
+    last = jnp.take_along_axis(hidden, end[:, None, None], axis=1)[:, 0]
+    tokens = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))(
+        state.tokens[sources], reading.tokens, begins
+    )
+    read = jnp.minimum(begins + C, reading.lengths)
+    requests = Requests(
+        tokens, reading.lengths, reading.limits, reading.stop_tokens, reading.sampling
+    )
+    P = state.stats.accept_counts.shape[1]
+    fresh, logits = choose_first(target, requests, last, cache._replace(lengths=read), P)
+    finished = read == reading.lengths
+    own = drafter.init(last)._replace(speculates=reading.speculates)
+    fresh = fresh._replace(drafter=own, done=fresh.done | ~finished)
+    gains = _gains(
+        fresh.root[:, None],
+        logits,
+        finished.astype(jnp.int32),
+        jnp.full((len(rows), 1), -1),
+        jnp.zeros((len(rows), len(drafter.names)), jnp.int32),
+        target.config.vocab_size,
+        top,
+    )
+    gains = Gains(*(leaf[:, None] for leaf in gains), done=finished & fresh.done)
+    return _put_rows(state, fresh, rows), gains
+
+
+@partial(jax.jit, donate_argnames="state", static_argnames=("steps", "top"))
+@per_shard
+def decode_rows(
+    target: Target,
+    drafter: OneOf,
+    state: DecodeState,
+    rows: Int[Array, " G"],
+    *,
+    steps: int,
+    top: int = 0,
+) -> tuple[DecodeState, Gains]:
+    """Decode steps of some rows, as a batch of G; the others do not change.
+
+    Args:
+      target: the target model.
+      drafter: that drafts in these steps.
+      state: of B rows, donated.
+      rows: which rows, B for none. Where G is B, row i or none is at place i.
+      steps: X.
+      top: M, most likely tokens that are reported of each place.
+    """
+    B, V = len(state.done), target.config.vocab_size
+    all_rows = len(rows) == B
+    batch = state if all_rows else jax.tree.map(lambda leaf: leaf[rows], state)
+    batch = batch._replace(done=batch.done | (rows >= B))
+    decoder = target.merge()
+    prepared, sources = drafter.prepare(decoder), jnp.arange(len(drafter.names))
+
+    def step(batch: DecodeState, _: None) -> tuple[DecodeState, tuple[Array, ...]]:
+        active = ~batch.done
+        batch, trace, verified = verified_step(decoder, prepared, batch)
+        path = trace.accepted.path
+        places = jnp.arange(path.shape[1])
+        tokens = jnp.take_along_axis(trace.chosen, path, axis=1)
+        logits = jnp.take_along_axis(verified.logits, path[..., None], axis=1)
+        # What a node's token led to is the next one's: of the last one the target's own.
+        origins = jnp.take_along_axis(trace.tree.origin, jnp.roll(path, -1, axis=1), axis=1)
+        origins = jnp.where(places < trace.gained[:, None] - 1, origins, -1)
+        drafted = (trace.tree.origin[..., None] == sources) & active[:, None, None]
+        drafted = drafted.sum(axis=1, dtype=jnp.int32)
+        return batch, _gains(tokens, logits, trace.gained, origins, drafted, V, top)
+
+    batch, gained = jax.lax.scan(step, batch, length=steps)
+    gains = Gains(*(jnp.moveaxis(leaf, 0, 1) for leaf in gained), done=batch.done)
+    return batch if all_rows else _put_rows(state, batch, rows), gains
+
+
+def _gains(
+    tokens: Int[Array, "G P"],
+    logits: Float[Array, "G P part"],
+    counts: Int[Array, " G"],
+    origins: Int[Array, "G P"],
+    drafted: Int[Array, "G O"],
+    vocab_size: int,
+    top: int,
+) -> tuple[Array, ...]:
+    """`Gains` of one call, but for `done`."""
+    whole = all_gather(logits, vocab_size)
+    top_logits, top_tokens = jax.lax.top_k(whole, top)
+    top_log_probs = top_logits - jax.nn.logsumexp(whole, axis=-1, keepdims=True)
+    log_probs = log_probs_of(whole, tokens)
+    return counts, tokens, origins, log_probs, top_tokens, top_log_probs, drafted
+
+
+def _put_rows(state: DecodeState, fresh: DecodeState, rows: Int[Array, " G"]) -> DecodeState:
+    """The state with these rows in place of some of its own; B and above for none."""
+    return jax.tree.map(lambda ours, new: ours.at[rows].set(new, mode="drop"), state, fresh)

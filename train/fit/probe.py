@@ -8,20 +8,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.models.target import Target
-from redrafter_jax.serving.slots import Request, Slots
+from redrafter_jax.serving.messages import Request
 
 from ..config import TrainSettings
 from ..data.types import Windows
 from ..features import run_pass
 from ..initial import new_drafter
 from ..optimizer import make_optimizer
+from ..regenerate.session import STEPS, open_engine
 from ..step import init_state, train_step
 
 # A call that is timed is repeated for so many seconds.
 _SECONDS = 3.0
-_STEPS = 16
 
 
 class Rates(NamedTuple):
@@ -91,13 +90,13 @@ def measure_rates(target: Target, settings: TrainSettings, rows: int, top_k: int
 
 def _written(target: Target, rows: int, length: int) -> float:
     """Tokens a second of rows that decode together, from the middle of a row on."""
-    slots = Slots(target, RootOnly(), rows, length, ())
+    engine = open_engine(target, None, None, rows, length, ())
     half = [0] * (length // 2)
     for number in range(rows):
-        slots.submit(number, Request(half, length - len(half), number))
+        engine.submit(Request(half, length - len(half), number))
     # Prefill decides one of the tokens.
-    calls = (length - len(half) - 1) // _STEPS
-    return rows * _STEPS / _seconds(lambda: slots.advance(_STEPS), calls)
+    calls = (length - len(half) - 1) // STEPS
+    return rows * STEPS / _seconds(lambda: engine.advance(passes=None), calls)
 
 
 def _seconds(call: Callable[[], Any], most: int = 1 << 30) -> float:

@@ -20,11 +20,10 @@ from rich.console import Console
 
 from redrafter_jax.checkpoints.huggingface import load_drafter, load_target, load_target_config
 from redrafter_jax.command_line import make_folder, run
-from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.progress import progress
-from redrafter_jax.serving.slots import Slots
+from redrafter_jax.serving.engine import Engine
 from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.settings.sections import check_batch
 from redrafter_jax.text.chat_template import NoTemplateError, end_tokens
@@ -52,7 +51,7 @@ from .questions import (
     open_texts,
     questions_in,
 )
-from .session import Rows, run_sessions
+from .session import Rows, open_engine, run_sessions
 from .texts import choose_prompts, continue_text, text_item
 
 _WEIGHTS = ", give the target that wrote it"
@@ -105,8 +104,8 @@ def _continue(settings: RegenerateSettings, mesh: Mesh | None, console: Console)
     items = [text_item(prompt, seed, settings) for seed, prompt in enumerate(prompts.tolist())]
     done = find_done(settings.output, items)
     if left := [item for item in items if item.seed not in done]:
-        slots = _open_slots(settings, _load(settings, mesh), config.eos_token_ids)
-        rows = run_sessions(slots, (continue_text(item, length) for item in left))
+        engine = _open_engine(settings, _load(settings, mesh), config.eos_token_ids)
+        rows = run_sessions(engine, (continue_text(item, length) for item in left))
         _append(rows, len(done), len(items), settings)
     say(console, f"{len(items)} rows in {settings.output}")
 
@@ -125,9 +124,9 @@ def _rewrite(settings: RegenerateSettings, mesh: Mesh | None, console: Console) 
     items = [each.item(seed, settings) for seed, each in enumerate(recorded)]
     done = find_done(settings.output, items, _DATE)
     if left := [item for item in items if item.seed not in done]:
-        slots = _open_slots(settings, _load(settings, mesh), stop_tokens)
+        engine = _open_engine(settings, _load(settings, mesh), stop_tokens)
         sessions = (rewrite(speaker, recorded[item.seed], item, settings) for item in left)
-        _append(run_sessions(slots, sessions), len(done), len(items), settings)
+        _append(run_sessions(engine, sessions), len(done), len(items), settings)
     say(console, _summarize(settings))
 
 
@@ -160,9 +159,9 @@ def _invent(settings: RegenerateSettings, mesh: Mesh | None, console: Console) -
     goal = settings.tokens or settings.count or 0
     have = sum(_measure(held, settings) for held in done.values())
     if have < goal:
-        slots = _open_slots(settings, target, author.stop_tokens)
+        engine = _open_engine(settings, target, author.stop_tokens)
         following = max(done, default=first - 1) + 1
-        held = run_sessions(slots, map(author.write, count(following)))
+        held = run_sessions(engine, map(author.write, count(following)))
         invented = new_rows(author, (item(seed) for seed in count(following)), held, asked)
         _append(invented, have, goal, settings)
     say(console, _summarize(settings))
@@ -172,14 +171,16 @@ def _load(settings: RegenerateSettings, mesh: Mesh | None) -> Target:
     return load_target(settings.target, settings.target_dtype, mesh)
 
 
-def _open_slots(settings: RegenerateSettings, target: Target, stop_tokens: Sequence[int]) -> Slots:
+def _open_engine(
+    settings: RegenerateSettings, target: Target, stop_tokens: Sequence[int]
+) -> Engine:
     """The rows that the target writes in, speculatively where there is a drafter."""
-    drafter = bind_drafter(None)
+    drafter = draft = None
     if settings.drafter is not None:
-        model = load_drafter(settings.drafter, settings.target_dtype, target.mesh)
-        drafter = bind_drafter(model, settings.draft)
+        drafter = load_drafter(settings.drafter, settings.target_dtype, target.mesh)
+        draft = settings.draft
     length = settings.data.sequence_length
-    return Slots(target, drafter, settings.batch_size, length, stop_tokens)
+    return open_engine(target, drafter, draft, settings.batch_size, length, stop_tokens)
 
 
 def _append(results: Iterable[Rows], have: int, goal: int, settings: RegenerateSettings) -> None:

@@ -1,9 +1,14 @@
 """Texts and conversations that are written side by side, and given out in their order."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar
 
-from redrafter_jax.serving.slots import Request, Slots
+from redrafter_jax.config import DraftConfig
+from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.mesh import data_shards
+from redrafter_jax.serving.engine import Engine
+from redrafter_jax.serving.messages import Request
 
 Result = TypeVar("Result")
 # What yields requests one after the other, is sent the tokens of each, and returns a result.
@@ -12,15 +17,55 @@ Session: TypeAlias = Generator[Request, list[int], Result]
 Rows: TypeAlias = list[dict[str, Any]]
 
 # Between two looks at which rows have ended.
-_STEPS = 16
+STEPS = 16
+# Rows that are prefilled together, as a part of all, and tokens of them that one pass reads. A GPU
+# reads the weights in the time that it needs to multiply them by some 200 tokens.
+_GROUPS = 8
+_PASS_TOKENS = 256
+_LONGEST_CHUNK = 64
 
 
-def run_sessions(slots: Slots, sessions: Iterator[Session[Result]]) -> Iterator[Result]:
+def open_engine(
+    target: Target,
+    drafter: DraftModel | None,
+    draft: DraftConfig | None,
+    rows: int,
+    length: int,
+    stop_tokens: Sequence[int],
+) -> Engine:
+    """An engine for many texts, none of which is waited for.
+
+    Args:
+      target: the target model.
+      drafter: with which it decodes faster, or None.
+      draft: how that drafts.
+      rows: that decode together.
+      length: tokens of the longest text.
+      stop_tokens: that end one.
+    """
+    shards = data_shards(target.mesh)
+    group = -(-rows // (_GROUPS * shards))
+    return Engine(
+        target,
+        drafter,
+        draft=draft,
+        slots=rows,
+        context_length=length,
+        stop_tokens=stop_tokens,
+        steps_per_call=STEPS,
+        prefill_chunk=min(max(_PASS_TOKENS // (group * shards), 1), _LONGEST_CHUNK),
+        prefill_rows=group,
+        row_counts=(),
+    )
+
+
+def run_sessions(engine: Engine, sessions: Iterator[Session[Result]]) -> Iterator[Result]:
     """What the sessions return, in their order; later ones go on while earlier ones are decoded.
 
     Of twice as many sessions as there are rows requests wait, so that no row is idle for long.
     """
-    running: dict[int, Session[Result]] = {}
+    # By the number of its request, a session's own number and what it has been given so far.
+    running: dict[int, tuple[int, Session[Result], list[int]]] = {}
     ended: dict[int, Result] = {}
     numbered = enumerate(sessions)
     first = 0
@@ -31,17 +76,20 @@ def run_sessions(slots: Slots, sessions: Iterator[Session[Result]]) -> Iterator[
         except StopIteration as stop:
             ended[number] = stop.value
             return
-        slots.submit(number, request)
-        running[number] = session
+        running[engine.submit(request)] = number, session, []
 
     while True:
         while first in ended:
             yield ended.pop(first)
             first += 1
-        if len(running) < 2 * slots.rows and (started := next(numbered, None)):
+        if len(running) < 2 * engine.slots and (started := next(numbered, None)):
             go_on(*started, None)
         elif running:
-            for number, tokens in slots.advance(_STEPS):
-                go_on(number, running.pop(number), tokens)
+            for event in engine.advance(passes=None):
+                number, session, tokens = running[event.number]
+                tokens += event.tokens
+                if event.ended:
+                    del running[event.number]
+                    go_on(number, session, tokens)
         else:
             return

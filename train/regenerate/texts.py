@@ -5,7 +5,7 @@ from jaxtyping import Int
 
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.errors import InputError
-from redrafter_jax.serving.slots import Request
+from redrafter_jax.serving.messages import Request
 
 from ..config import RegenerateSettings
 from ..data.types import Windows

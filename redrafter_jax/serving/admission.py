@@ -1,0 +1,183 @@
+"""What the slots hold, which one a new request takes, and what the next pass of prefill reads."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from redrafter_jax.errors import InputError
+from redrafter_jax.models.target import Target
+from redrafter_jax.requests import pack
+from redrafter_jax.serving.messages import Request
+from redrafter_jax.serving.slots import Reading
+from redrafter_jax.types import Requests
+
+
+class Row(NamedTuple):
+    """A request that has or waits for a slot.
+
+    Attributes:
+      number: from `Engine.submit`.
+      request: as it came.
+      stop_tokens: its own, or the engine's.
+      arrays: of NumPy, for one row; tokens are left out.
+    """
+
+    number: int
+    request: Request
+    stop_tokens: tuple[int, ...]
+    arrays: Requests
+
+
+def make_row(
+    target: Target,
+    number: int,
+    request: Request,
+    stop_tokens: tuple[int, ...],
+    stop_width: int | None = None,
+) -> Row:
+    """A request, checked as `generate` checks its own.
+
+    Args:
+      target: the target model.
+      number: of the request.
+      request: as it came.
+      stop_tokens: for requests that give none.
+      stop_width: E, how many a request may have; None for as many as these need.
+
+    Raises:
+      InputError: something in it does not fit the target, or it has too many stop tokens.
+    """
+    stops = stop_tokens if request.stop_tokens is None else request.stop_tokens
+    arrays, _ = pack(
+        target.config,
+        [request.prompt],
+        request.max_new_tokens,
+        request.sampling,
+        [request.seed],
+        [stops],
+        max_path=1,
+    )
+    missing = (stop_width or 0) - arrays.stop_tokens.shape[1]
+    if stop_width and missing < 0:
+        raise InputError(
+            f"The request has {len(stops)} stop tokens; {stop_width} at most may end it."
+        )
+    padded: Any = np.pad(arrays.stop_tokens, ((0, 0), (0, max(missing, 0))), constant_values=-1)
+    arrays = arrays._replace(tokens=arrays.tokens[:, :0], stop_tokens=padded)
+    return Row(number, request, stops, arrays)
+
+
+@dataclass
+class Slot:
+    """A row of the decode state, as the host knows it.
+
+    A free slot keeps the text of its last request, whose beginning the next one may need.
+
+    Attributes:
+      row: who runs in it; None where it is free.
+      prompt_length: tokens of the prompt.
+      text: prompt and decided tokens.
+      cached: how many of them are in the cache.
+      source: the slot in whose cache they are; None where it is its own.
+      freed: the larger, the later it became free.
+    """
+
+    row: Row | None = None
+    prompt_length: int = 0
+    text: list[int] = field(default_factory=list)
+    cached: int = 0
+    source: int | None = None
+    freed: int = 0
+
+    @property
+    def reading(self) -> bool:
+        """Whether its prompt is not in the cache yet."""
+        return self.row is not None and self.cached < self.prompt_length
+
+    @property
+    def decoding(self) -> bool:
+        """Whether it gains tokens."""
+        return self.row is not None and self.cached >= self.prompt_length
+
+    def shared_with(self, prompt: Sequence[int]) -> int:
+        """How many tokens of the prompt's beginning are in its own cache."""
+        held = self.cached if self.source is None else 0
+        pairs = enumerate(zip(self.text[:held], prompt, strict=False))
+        different = (place for place, (ours, theirs) in pairs if ours != theirs)
+        return next(different, min(held, len(prompt)))
+
+
+def take_slot(slots: Sequence[Slot], parts: Sequence[range], row: Row) -> int | None:
+    """Give a row the slot that it runs in, with the longest beginning of its prompt that is cached.
+
+    Caches are copied within a part of the mesh. A slot that holds the beginning is taken over if it
+    is free and at least half of what it keeps is of use; otherwise the one that has been free for
+    longest is taken, so that the other text is kept as well.
+
+    Args:
+      slots: all of them.
+      parts: ranges of slots that may be taken, one for each part of the mesh that has room.
+      row: the request.
+
+    Returns:
+      The slot, None where none is free.
+    """
+    prompt = row.request.prompt
+    parts = [part for part in parts if any(slots[index].row is None for index in part)]
+    if not parts:
+        return None
+    # The last token is read anew: its hidden state chooses the first token.
+    shared = {index: slots[index].shared_with(prompt[:-1]) for part in parts for index in part}
+    source = max(shared, key=lambda index: (shared[index], slots[index].row is None))
+    own, known = slots[source], shared[source]
+    if own.row is None and 0 < own.cached <= 2 * known:
+        taken = source
+    else:
+        if known:
+            parts = [part for part in parts if source in part]
+        free = {index: part for part in parts for index in part if slots[index].row is None}
+
+        def order(index: int) -> tuple[int, int]:
+            return sum(slots[other].row is not None for other in free[index]), slots[index].freed
+
+        taken = min(free, key=order)
+    slot = slots[taken]
+    slot.row, slot.prompt_length, slot.text = row, len(prompt), list(prompt)
+    slot.cached, slot.source = known, None if taken == source else source
+    return taken
+
+
+def next_chunk(
+    slots: Sequence[Slot], places: Mapping[int, int], part: int, shape: tuple[int, int], idle: Row
+) -> Reading:
+    """The next chunk of some prompts, which the slots count as cached from now on.
+
+    Args:
+      slots: all of them.
+      places: by place in the pass, the slot that is read for.
+      part: slots of each part of the mesh.
+      shape: G, places of the pass, and C, tokens of a chunk.
+      idle: what the other places read.
+    """
+    G, C = shape
+    # A row past the last one is none.
+    rows, sources = np.full(G, part, np.int32), np.zeros(G, np.int32)
+    begins, tokens = np.zeros(G, np.int32), np.zeros((G, C), np.int32)
+    speculates, arrays = np.ones(G, bool), [idle.arrays] * G
+    for at, index in places.items():
+        slot = slots[index]
+        assert slot.row is not None
+        source = index if slot.source is None else slot.source
+        # The last chunk ends with the prompt, and may begin with tokens that are known.
+        begin = min(slot.cached, max(slot.prompt_length - C, 0))
+        fresh = slot.text[begin : begin + C]
+        rows[at], sources[at], begins[at] = index % part, source % part, begin
+        tokens[at, : len(fresh)] = fresh
+        speculates[at], arrays[at] = slot.row.request.speculate, slot.row.arrays
+        slot.cached, slot.source = begin + len(fresh), None
+    each: Any = jax.tree.map(lambda *one: np.concatenate(one), *arrays)
+    leading: list[Any] = [rows, sources, begins, tokens, speculates]
+    return Reading(*leading, each.lengths, each.limits, each.stop_tokens, each.sampling)  # pyright: ignore[reportCallIssue]

@@ -1,0 +1,135 @@
+"""Which tree the next call of `decode_rows` drafts, and for how many rows it is compiled.
+
+What a step costs grows with the rows that it decodes and with the nodes of their trees, what it
+gains depends on the text: a tree that pays for one row may cost more than it gains for many.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from redrafter_jax.checkpoints.draft_table import DraftTable, TunedTree
+from redrafter_jax.config import DraftConfig
+from redrafter_jax.drafters.base import Drafter, RootOnly
+from redrafter_jax.drafters.bind import bind_drafter
+from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.one_of import OneOf
+
+# Target calls of a row after which what was gained before counts half, and of rows that could have
+# drafted a tree, but did not, after which half of what is known of it is forgotten.
+_HALF_LIFE = 200
+_FORGOTTEN = 2000
+
+
+@dataclass
+class _Program:
+    """A compiled number of rows and tree.
+
+    Attributes:
+      seconds: that a step takes; None until it is timed.
+      gain: tokens that a target call gains a row, so far; None until it is known.
+    """
+
+    seconds: float | None = None
+    gain: float | None = None
+
+
+class Budgets:
+    """The trees and numbers of rows that there are, and which of them is the fastest.
+
+    Attributes:
+      drafters: that may propose, the one-node tree first.
+      row_counts: rows that are decoded together, in rising order.
+
+    Args:
+      drafter: as in `generate`.
+      draft: how it drafts: always the same, or the tuner's table, from which the tree is taken for
+        the number of rows that decode and their temperature. A tree of the table gives way to
+        the baseline while it gains too little.
+      row_counts: rows that are decoded together; the last one is all.
+    """
+
+    def __init__(
+        self,
+        drafter: DraftModel | Drafter | None,
+        draft: DraftConfig | DraftTable | None,
+        row_counts: Sequence[int],
+    ) -> None:
+        self.row_counts = tuple(row_counts)
+        self._table = draft if isinstance(draft, DraftTable) else None
+        found: list[DraftConfig | None] = []
+        if isinstance(draft, DraftTable):
+            tuned = [tree.draft for tree in draft.trees]
+            found = [tree for tree in dict.fromkeys(tuned) if tree is not None]
+            drafters = [bind_drafter(drafter, tree) for tree in found]
+        else:
+            drafters = [] if drafter is None else [bind_drafter(drafter, draft)]
+            found = [draft] * len(drafters)
+        self.drafters = (RootOnly(), *drafters)
+        self._place = {tree: place for place, tree in enumerate(found, start=1)}
+        self._programs = {
+            (rows, chosen): _Program()
+            for rows in self.row_counts
+            for chosen in range(len(self.drafters))
+            if chosen in self._chosen_for(rows)
+        }
+
+    @property
+    def programs(self) -> list[tuple[int, int]]:
+        """All that may be chosen: numbers of rows, and places in `drafters`."""
+        return list(self._programs)
+
+    def one_of(self, chosen: int) -> OneOf:
+        """The drafters, of which this one proposes."""
+        return OneOf(self.drafters, chosen)
+
+    def rows_for(self, active: int) -> int:
+        """The smallest of `row_counts` that holds so many rows."""
+        return next(rows for rows in self.row_counts if rows >= active)
+
+    def choose(self, rows: int, temperatures: Sequence[float]) -> int:
+        """The place of the drafter for the next steps.
+
+        Args:
+          rows: of `row_counts`.
+          temperatures: of the rows that speculate; where none does, it is the one-node tree.
+        """
+        if not temperatures:
+            return 0
+        if self._table is None:
+            return len(self.drafters) - 1
+        tuned = self._table.nearest(rows, sum(temperatures) / len(temperatures))
+        chosen = self._place[tuned.draft] if tuned.draft else 0
+        program, baseline = self._programs[rows, chosen], self._programs[rows, 0]
+        if program.seconds is None or baseline.seconds is None:
+            return chosen
+        predicted = tuned.measured_speedup * program.seconds / baseline.seconds
+        if program.gain is None:
+            program.gain = predicted
+        if program.gain * baseline.seconds >= program.seconds:
+            return chosen
+        # It is tried again when little is left of what made it look slow.
+        program.gain += (predicted - program.gain) * _share(len(temperatures), _FORGOTTEN)
+        return 0
+
+    def time(self, rows: int, chosen: int, seconds: float) -> None:
+        """Tell how long a step took; the shortest time counts."""
+        program = self._programs[rows, chosen]
+        program.seconds = min(seconds, program.seconds or seconds)
+
+    def see(self, rows: int, chosen: int, calls: int, gained: int) -> None:
+        """Tell what target calls of rows that speculate gained."""
+        program = self._programs[rows, chosen]
+        if program.gain is not None and calls:
+            program.gain += (gained / calls - program.gain) * _share(calls, _HALF_LIFE)
+
+    def _chosen_for(self, rows: int) -> set[int]:
+        if self._table is None:
+            return {0, len(self.drafters) - 1}
+        nearest: list[TunedTree] = [
+            self._table.nearest(rows, tree.temperature) for tree in self._table.trees
+        ]
+        return {0, *(self._place[tree.draft] for tree in nearest if tree.draft is not None)}
+
+
+def _share(calls: int, half_life: int) -> float:
+    return 1 - 0.5 ** (calls / half_life)

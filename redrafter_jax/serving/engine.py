@@ -1,0 +1,385 @@
+"""Continuous batching: requests come and go while others are decoded, and none changes another.
+
+What is decided for a request depends on nothing but the request, as in `generate`.
+"""
+
+import math
+import time
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from redrafter_jax.checkpoints.draft_table import DraftTable
+from redrafter_jax.config import DraftConfig
+from redrafter_jax.decoding.prefill import chunk_length
+from redrafter_jax.drafters.base import Drafter
+from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.errors import InputError
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.mesh import check_same_mesh, data_shards, place, to_host
+from redrafter_jax.requests import check_whole, slots_for
+from redrafter_jax.serving.admission import Row, Slot, make_row, next_chunk, take_slot
+from redrafter_jax.serving.budgets import Budgets
+from redrafter_jax.serving.messages import Counters, Event, QueueFull, Request
+from redrafter_jax.serving.slots import Gains, decode_rows, empty_rows, read_chunk
+
+__all__ = ["Counters", "Engine", "Event", "QueueFull", "Request"]
+
+# Of a warm-up: the first one compiles.
+_TURNS = 4
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+class _Run(NamedTuple):
+    """A program that runs on the device.
+
+    Attributes:
+      slots: by place in its batch, the slots whose requests gain something.
+      gains: what they gain.
+      program: rows and drafter of a decode call; None for a prefill pass.
+    """
+
+    slots: dict[int, int]
+    gains: Gains
+    program: tuple[int, int] | None
+
+
+class Engine:
+    """A fixed number of slots that requests share, and the queue before them.
+
+    It belongs to one thread. On a mesh of several processes each runs one, with the same requests
+    in the same order, without deadlines and with one `DraftConfig`.
+
+    Attributes:
+      counters: sums over all requests.
+
+    Args:
+      target: the target model.
+      drafter: as in `generate`.
+      draft: how a loaded drafter drafts: one `DraftConfig`, or the tuner's table, of which the tree
+        is taken for the number of rows that decode and their temperature.
+      slots: B, rows that decode together; a multiple of the mesh's `data`.
+      context_length: tokens that a request may come to, its prompt included.
+      queue_limit: requests that may wait beside those that free slots will take; None for any.
+      stop_tokens: that end a row; None takes the target's.
+      steps_per_call: decode steps between two looks at what has ended.
+      prefill_chunk: tokens of a prompt that are read in one pass; None takes what suits the
+        platform.
+      prefill_rows: prompts that are read together, on each part of `data`. Where it is more than 1,
+        prompts wait for each other while rows decode.
+      row_counts: numbers of rows, beside all, for which decoding is compiled, so that a few active
+        ones cost less. None takes the table's batch sizes; without a table, the mesh's `data`.
+      top_log_probs: how many of the most likely tokens are reported beside each token.
+      clock: gives seconds, for deadlines.
+
+    Raises:
+      InputError: a size is not possible, or the models do not fit each other.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: DraftModel | Drafter | None,
+        *,
+        draft: DraftConfig | DraftTable | None = None,
+        slots: int,
+        context_length: int,
+        queue_limit: int | None = None,
+        stop_tokens: Sequence[int] | None = None,
+        steps_per_call: int = 4,
+        prefill_chunk: int | None = None,
+        prefill_rows: int = 1,
+        row_counts: Sequence[int] | None = None,
+        top_log_probs: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        config, self._shards = target.config, data_shards(target.mesh)
+        _check_size("context_length", context_length, 2, config.position_limit)
+        _check_size("queue_limit", queue_limit or 0, 0)
+        _check_size("steps_per_call", steps_per_call, 1)
+        _check_size("prefill_chunk", prefill_chunk or 1, 1)
+        _check_size("prefill_rows", prefill_rows, 1)
+        _check_size("top_log_probs", top_log_probs, 0, config.vocab_size)
+        _check_size("slots", slots, 1)
+        if row_counts is None:
+            trees = draft.trees if isinstance(draft, DraftTable) else ()
+            row_counts = [tree.batch_size for tree in trees] or [self._shards]
+        counts = sorted({count for count in row_counts if count < slots} | {slots})
+        for count in counts:
+            if count < 1 or count % self._shards:
+                raise InputError(
+                    f"{count} rows cannot be split evenly over the {self._shards} devices along "
+                    "data; give slots and row_counts in multiples of them."
+                )
+        self._budgets = Budgets(drafter, draft, counts)
+        one_of = self._budgets.one_of(0)
+        one_of.check(config)
+        check_same_mesh(target, *one_of.models)
+
+        self.counters = Counters()
+        self._target = target
+        self._context_length = context_length
+        self._queue_limit = queue_limit
+        self._stop_tokens = tuple(config.eos_token_ids if stop_tokens is None else stop_tokens)
+        self._steps = steps_per_call
+        self._prefill_rows = prefill_rows
+        self._top = top_log_probs
+        self._clock = clock
+        cache_slots = slots_for(context_length, one_of.longest_path)
+        self._chunk = min(prefill_chunk or chunk_length(), cache_slots)
+        self._slots: list[Slot] = [Slot() for _ in range(slots)]
+        self._part = slots // self._shards
+        self._queue: deque[Row] = deque()
+        # Slots whose prompts are being read, in the order of their requests.
+        self._reading: list[int] = []
+        self._ended: list[Event] = []
+        self._submitted = self._freed = 0
+        # What idle places of a prefill pass read; no request may have more stop tokens.
+        self._idle = make_row(target, -1, Request([0], 1, 0), self._stop_tokens)
+        self._stop_width = self._idle.arrays.stop_tokens.shape[1]
+        self._state = empty_rows(target, one_of, slots, cache_slots, self._stop_width)
+        _count_compilations(self)
+
+    @property
+    def slots(self) -> int:
+        """B, rows that decode together."""
+        return len(self._slots)
+
+    @property
+    def active(self) -> int:
+        """Requests that have a slot."""
+        return sum(slot.row is not None for slot in self._slots)
+
+    @property
+    def free(self) -> int:
+        """Slots without a request."""
+        return self.slots - self.active
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a slot."""
+        return len(self._queue)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the next `advance` has something to do or to tell."""
+        return bool(self._queue or self._ended or self.active)
+
+    def warm_up(self) -> None:
+        """Compile everything, and time a step of each program.
+
+        Raises:
+          InputError: a request has been submitted.
+        """
+        if self._submitted:
+            raise InputError("warm_up comes before the first request; make another engine.")
+        # From the second turn on the state is what these programs leave behind.
+        for turn in range(_TURNS):
+            jax.block_until_ready(self._read({}).gains)
+            for rows, chosen in self._budgets.programs:
+                started = time.perf_counter()
+                jax.block_until_ready(self._decode([], rows, chosen).gains)
+                seconds = (time.perf_counter() - started) / self._steps
+                if turn:
+                    self._budgets.time(rows, chosen, seconds)
+        self.counters.prefill_passes = self.counters.compiled = 0
+
+    def submit(self, request: Request) -> int:
+        """Let a request wait for a slot, behind those that came before.
+
+        Returns:
+          Its number.
+
+        Raises:
+          InputError: it can never run: something in it does not fit the target or a slot.
+          QueueFull: too many wait.
+        """
+        row = make_row(self._target, self._submitted, request, self._stop_tokens, self._stop_width)
+        length, limit = len(request.prompt), request.max_new_tokens
+        if length + limit > self._context_length:
+            raise InputError(
+                f"The request is for {length} prompt and {limit} new tokens, but slots have room "
+                f"for {self._context_length}; ask for fewer, or give the engine a longer "
+                "context_length."
+            )
+        if self._queue_limit is not None and self.waiting - self.free >= self._queue_limit:
+            raise QueueFull(f"{self.waiting} requests wait, as many as may; ask again later.")
+        self._submitted += 1
+        self._queue.append(row)
+        return row.number
+
+    def cancel(self, number: int) -> None:
+        """End a request, whose slot is free at once; nothing happens to one that has ended."""
+        self._end("cancelled", lambda row: row.number == number)
+
+    def advance(self, passes: int | None = 1) -> list[Event]:
+        """Admit requests, read prompts, and decode a few steps of the rows whose prompts are read.
+
+        Args:
+          passes: prefill passes at most, for as long as rows that decode wait; None for as many as
+            there is something to read for.
+
+        Returns:
+          What is new, one event for each request with something new.
+        """
+        now = self._clock()
+        self._end("deadline", lambda row: now > _deadline(row.request))
+        runs: list[_Run] = []
+        while passes is None or len(runs) < passes:
+            places = self._admit()
+            if not places:
+                break
+            runs.append(self._read(places))
+        active = [index for index, slot in enumerate(self._slots) if slot.decoding]
+        if active:
+            runs.append(self._decode(active, *self._choose(active)))
+        events = {event.number: event for event in self._ended}
+        self._ended = []
+        gains = to_host([run.gains for run in runs])
+        for run, arrays in zip(runs, gains, strict=True):
+            self._collect(run, arrays, events)
+        return list(events.values())
+
+    def _admit(self) -> dict[int, int]:
+        """Take in what has room, and say which slots the next prefill pass reads for, by place."""
+        size, most = self._part, self._prefill_rows
+        reading: list[list[int]] = [[] for _ in range(self._shards)]
+        for index in self._reading:
+            reading[index // size].append(index)
+        decoding = any(slot.decoding for slot in self._slots)
+        # A pass takes as long for a few prompts as for all that it has room for.
+        while self._queue and not (decoding and self.free < min(most, self.waiting)):
+            room = [
+                range(part * size, (part + 1) * size)
+                for part, slots in enumerate(reading)
+                if len(slots) < most
+            ]
+            index = take_slot(self._slots, room, self._queue[0])
+            if index is None:
+                break
+            row = self._queue.popleft()
+            self.counters.prompt_tokens += len(row.request.prompt)
+            self.counters.reused_tokens += self._slots[index].cached
+            self._reading.append(index)
+            reading[index // size].append(index)
+        return {
+            part * most + place: index
+            for part, slots in enumerate(reading)
+            for place, index in enumerate(slots)
+        }
+
+    def _read(self, places: dict[int, int]) -> _Run:
+        """One prefill pass for these slots, by place."""
+        shape = self._prefill_rows * self._shards, self._chunk
+        chunk = next_chunk(self._slots, places, self._part, shape, self._idle)
+        self._reading = [index for index in self._reading if self._slots[index].reading]
+        self._state, gains = read_chunk(
+            self._target,
+            self._budgets.one_of(0),
+            self._state,
+            place(chunk, self._target.mesh),
+            top=self._top,
+        )
+        self.counters.prefill_passes += 1
+        return _Run(places, gains, None)
+
+    def _choose(self, active: list[int]) -> tuple[int, int]:
+        """Rows and drafter of the program that decodes these slots next."""
+        parts = Counter(index // self._part for index in active)
+        rows = self._budgets.rows_for(max(parts.values()) * self._shards)
+        requests = [slot.row.request for slot in self._slots if slot.row and slot.decoding]
+        temperatures = [one.sampling.temperature for one in requests if one.speculate]
+        return rows, self._budgets.choose(rows, temperatures)
+
+    def _decode(self, active: list[int], rows: int, chosen: int) -> _Run:
+        """Decode these slots for a few steps by the program of so many rows and this drafter."""
+        size = self._part
+        batch = np.full(rows, size, np.int32)
+        slots: dict[int, int] = {}
+        taken = [0] * self._shards
+        for index in active:
+            part, own = divmod(index, size)
+            # Where all rows decode, each has its own place.
+            at = index if rows == self.slots else part * rows // self._shards + taken[part]
+            taken[part] += 1
+            batch[at] = own
+            slots[at] = index
+        placed: Any = place(batch, self._target.mesh)
+        self._state, gains = decode_rows(
+            self._target,
+            self._budgets.one_of(chosen),
+            self._state,
+            placed,
+            steps=self._steps,
+            top=self._top,
+        )
+        return _Run(slots, gains, (rows, chosen))
+
+    def _collect(self, run: _Run, gains: Gains, events: dict[int, Event]) -> None:
+        """Add what a program gained to the events."""
+        names = self._budgets.one_of(run.program[1] if run.program else 0).names
+        calls = gained = 0
+        for at, index in run.slots.items():
+            slot = self._slots[index]
+            if slot.row is None or not gains.counts[at].any():
+                continue
+            number, request, stop_tokens, _ = slot.row
+            new = Event.gained(number, gains, at, names)
+            slot.text += new.tokens
+            slot.cached = len(slot.text) - 1
+            if gains.done[at]:
+                new = new._replace(ended="stop" if new.tokens[-1] in stop_tokens else "length")
+                self._give_back(slot)
+            events[number] = events[number].followed_by(new) if number in events else new
+            if run.program:
+                self.counters.target_calls += len(new.calls)
+                self.counters.gained += len(new.tokens)
+                self.counters.accepted.update(name for name in new.origins if name)
+                for name, nodes in zip(names, gains.drafted[at].sum(axis=0), strict=True):
+                    self.counters.drafted[name] += int(nodes)
+                calls += request.speculate * len(new.calls)
+                gained += request.speculate * len(new.tokens)
+        if run.program:
+            self._budgets.see(*run.program, calls, gained)
+
+    def _end(self, why: str, ends: Callable[[Row], bool]) -> None:
+        """End the requests for which this holds."""
+        for row in [row for row in self._queue if ends(row)]:
+            self._queue.remove(row)
+            self._ended.append(Event.empty(row.number, why))
+        for index, slot in enumerate(self._slots):
+            if slot.row is not None and ends(slot.row):
+                self._ended.append(Event.empty(slot.row.number, why))
+                self._give_back(slot)
+                self._reading = [other for other in self._reading if other != index]
+
+    def _give_back(self, slot: Slot) -> None:
+        self._freed += 1
+        slot.row, slot.freed = None, self._freed
+
+
+def _deadline(request: Request) -> float:
+    return math.inf if request.deadline is None else request.deadline
+
+
+def _check_size(name: str, size: int, least: int, most: int | None = None) -> None:
+    check_whole(size, name)
+    if size < least or (most is not None and size > most):
+        limit = f"{least} or more" if most is None else f"from {least} to {most}"
+        raise InputError(f"{name} is {size}; it must be {limit}.")
+
+
+def _count_compilations(engine: Engine) -> None:
+    """Let its counters count what JAX compiles, for as long as there is the engine."""
+    counters = engine.counters
+
+    def count(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        del duration_secs, kwargs
+        counters.compiled += event == _COMPILED
+
+    jax.monitoring.register_event_duration_secs_listener(count)
+    weakref.finalize(engine, jax.monitoring.unregister_event_duration_listener, count)

@@ -1,0 +1,349 @@
+"""Requests that come and go: each gets what `generate` gives it, whatever else is decoded."""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from redrafter_jax import DraftConfig, InputError, PromptLookup, SamplingConfig, generate, make_mesh
+from redrafter_jax.checkpoints.draft_table import DraftTable, TunedTree
+from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.generation import Generation
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.mesh import place
+from redrafter_jax.serving.engine import Engine, Event, QueueFull, Request
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+STOPS = (3,)
+CHUNK, STEPS, ROWS = 8, 3, 16
+# One row drafts with prompt lookup, up to four without, and every row may go without a tree.
+TABLE = DraftTable(
+    "cpu",
+    "float32",
+    (
+        TunedTree(1, 0.0, DraftConfig(beam_width=2, draft_rounds=3, lookup_tokens=2), 2.0, 2.0),
+        TunedTree(4, 0.0, DraftConfig(beam_width=2, draft_rounds=2), 1.5, 1.5),
+    ),
+)
+
+
+def make_requests(seed: int, count: int) -> list[Request]:
+    """Of many lengths and limits, greedy and sampled; some begin alike."""
+    chance = random.Random(seed)
+    beginnings = [[chance.randrange(24) for _ in range(length)] for length in (0, 5, 20)]
+    return [
+        Request(
+            chance.choice(beginnings) + [chance.randrange(24) for _ in range(chance.randint(1, 9))],
+            chance.choice([1, 4, 11, 30]),
+            chance.randrange(2**31),
+            chance.choice([SamplingConfig(), SamplingConfig(0.8, top_p=0.9)]),
+            stop_tokens=chance.choice([None, (), (5, 7)]),
+            speculate=chance.random() < 0.8,
+        )
+        for _ in range(count)
+    ]
+
+
+def generated(target: Target, requests: Sequence[Request]) -> Generation:
+    # As many rows and slots every time, so that all share one program.
+    filled = [*requests, *[Request([0] * 30, 30, 0, stop_tokens=())] * (ROWS - len(requests))]
+    return _generated(target, filled)
+
+
+def _generated(target: Target, requests: Sequence[Request]) -> Generation:
+    return generate(
+        target,
+        None,
+        [request.prompt for request in requests],
+        max_new_tokens=[request.max_new_tokens for request in requests],
+        sampling=[request.sampling for request in requests],
+        seeds=[request.seed for request in requests],
+        eos_token_ids=[
+            STOPS if request.stop_tokens is None else request.stop_tokens for request in requests
+        ],
+        log_probs=True,
+    )
+
+
+def run(engine: Engine) -> dict[int, Event]:
+    """All that is left, each request's events as one."""
+    told: dict[int, Event] = {}
+    while engine.busy:
+        gather(told, engine.advance())
+    return told
+
+
+def gather(told: dict[int, Event], events: Sequence[Event]) -> None:
+    for event in events:
+        before = told.get(event.number)
+        assert before is None or before.ended is None, "nothing follows the end"
+        told[event.number] = event if before is None else before.followed_by(event)
+
+
+MakeEngine = Callable[..., Engine]
+
+
+@pytest.fixture(scope="module")
+def make_engine(habitual_target: Target, good_drafter: DraftModel) -> MakeEngine:
+    """Engines of the same shapes, so that they share what is compiled."""
+
+    def make(**options: Any) -> Engine:
+        shapes: dict[str, Any] = {
+            "draft": TABLE,
+            "slots": 4,
+            "context_length": 64,
+            "stop_tokens": STOPS,
+            "steps_per_call": STEPS,
+            "prefill_chunk": CHUNK,
+            "top_log_probs": 2,
+        }
+        engine = Engine(habitual_target, good_drafter, **(shapes | options))
+        engine.warm_up()
+        return engine
+
+    return make
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_request_gets_what_generate_gives_it(
+    habitual_target: Target, make_engine: MakeEngine, seed: int
+) -> None:
+    chance = random.Random(seed)
+    engine, requests = make_engine(), make_requests(seed, ROWS)
+    drafters = {rows: [c for r, c in engine._budgets.programs if r == rows] for rows in (1, 4)}
+    with pytest.MonkeyPatch.context() as patch:
+        # Whatever tree is chosen.
+        patch.setattr(engine._budgets, "choose", lambda rows, _: chance.choice(drafters[rows]))
+        told: dict[int, Event] = {}
+        cancelled = set()
+        for request in requests:
+            number = engine.submit(request)
+            for _ in range(chance.choice([0, 0, 1, 2, 5])):
+                gather(told, engine.advance())
+            if chance.random() < 0.25:
+                cancelled.add(number)
+                engine.cancel(number)
+        while engine.busy:
+            gather(told, engine.advance())
+    assert engine.active == engine.waiting == 0
+    assert engine.free == 4
+    assert engine.counters.compiled == 0
+    expected = generated(habitual_target, requests)
+    assert expected.log_probs is not None
+    for number, request in enumerate(requests):
+        event, tokens = told[number], expected.tokens[number]
+        stops = STOPS if request.stop_tokens is None else request.stop_tokens
+        if event.ended == "cancelled":
+            assert number in cancelled
+            tokens = tokens[: len(event.tokens)]
+        else:
+            assert event.ended == ("stop" if tokens[-1] in stops else "length")
+        assert event.tokens == tokens
+        log_probs = expected.log_probs[number][: len(tokens)]
+        np.testing.assert_allclose(event.log_probs, log_probs, atol=1e-5)
+        assert sum(event.calls) == len(event.origins) == len(event.top_log_probs) == len(tokens)
+        for top, log_prob in zip(event.top_log_probs, log_probs, strict=True):
+            assert len(top) == 2
+            assert top[0][1] >= top[1][1]
+            assert top[0][1] >= log_prob - 1e-5
+
+
+def test_top_log_probs_hold_the_token_of_a_greedy_row(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    engine.submit(Request([1, 2, 3], 12, 0))
+    (event,) = run(engine).values()
+    for token, log_prob, top in zip(
+        event.tokens, event.log_probs, event.top_log_probs, strict=True
+    ):
+        assert top[0] == (token, pytest.approx(log_prob))
+
+
+def test_calls_and_origins_say_who_proposed_what(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    spoken = engine.submit(Request([1, 2, 3], 30, 0, stop_tokens=()))
+    silent = engine.submit(Request([1, 2, 4], 20, 0, stop_tokens=(), speculate=False))
+    told = run(engine)
+    event = told[spoken]
+    assert event.calls[0] == 1, "prefill gains the first token"
+    at = 0
+    for count in event.calls:
+        *drafted, bonus = event.origins[at : at + count]
+        assert bonus is None
+        assert all(origin in ("recurrent", "lookup") for origin in drafted)
+        at += count
+    assert max(event.calls) > 1
+    assert told[silent].calls == [1] * 20, "as without a drafter, beside one that drafts"
+    assert told[silent].origins == [None] * 20
+    counters = engine.counters
+    assert counters.gained == len(event.tokens) + len(told[silent].tokens) - 2
+    assert counters.target_calls == len(event.calls) + len(told[silent].calls) - 2
+    proposed = [origin for origin in event.origins if origin]
+    assert counters.accepted == {name: proposed.count(name) for name in set(proposed)}
+    for name, accepted in counters.accepted.items():
+        assert counters.drafted[name] >= accepted
+
+
+def test_a_prompt_that_begins_like_a_kept_text_reads_the_rest_alone(
+    habitual_target: Target, make_engine: MakeEngine
+) -> None:
+    engine = make_engine()
+    first = Request([n % 24 for n in range(33)], 6, 0, stop_tokens=())
+    engine.submit(first)
+    (event,) = run(engine).values()
+    assert engine.counters.prefill_passes == 5  # of 8 tokens
+    # Its last token is not in the cache.
+    second = Request(first.prompt + event.tokens + [1, 2, 3], 6, 1, stop_tokens=())
+    engine.submit(second)
+    (event,) = run(engine).values()
+    assert engine.counters.prefill_passes == 6
+    assert engine.counters.reused_tokens == 33 + 5
+    assert event.tokens == generated(habitual_target, [second]).tokens[0]
+
+
+def test_a_beginning_is_copied_from_a_row_that_goes_on(
+    habitual_target: Target, make_engine: MakeEngine
+) -> None:
+    engine = make_engine()
+    prompt = [n % 24 for n in range(20)]
+    requests = [Request([*prompt, n], 30, n, stop_tokens=()) for n in range(3)]
+    for request in requests:
+        engine.submit(request)
+    told = run(engine)
+    assert engine.counters.prefill_passes == 3 + 1 + 1
+    assert engine.counters.reused_tokens == 40
+    texts = generated(habitual_target, requests).tokens[:3]
+    assert [told[number].tokens for number in range(3)] == texts
+
+
+def test_a_long_prompt_stops_nobody_for_more_than_a_chunk(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    running = [
+        engine.submit(Request([n], 40, n, stop_tokens=(), speculate=False)) for n in range(2)
+    ]
+    engine.advance()
+    engine.advance()
+    long = engine.submit(Request([n % 24 for n in range(50)], 5, 9))
+    for passes in range(1, 8):
+        events = {event.number: event for event in engine.advance()}
+        assert engine.counters.prefill_passes == len(running) + passes
+        assert [len(events[number].tokens) for number in running] == [STEPS] * 2
+        assert (long in events) == (passes == 7), "50 tokens are seven chunks of 8"
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_deadlines_end_rows_that_wait_and_rows_that_run(make_engine: MakeEngine) -> None:
+    clock = Clock()
+    engine = make_engine(clock=clock)
+    early = [engine.submit(Request([n], 30, n, deadline=1.0)) for n in range(4)]
+    late = engine.submit(Request([4], 30, 4, stop_tokens=(), deadline=9.0))
+    waiting = engine.submit(Request([5], 30, 5, deadline=1.0))
+    for _ in range(4):
+        engine.advance()
+    clock.now = 1.5
+    ended = {event.number: event.ended for event in engine.advance() if event.ended}
+    assert ended == dict.fromkeys([*early, waiting], "deadline")
+    assert engine.active == 1
+    assert run(engine)[late].ended == "length"
+
+
+def test_a_cancelled_request_frees_its_slot_at_once(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    numbers = [engine.submit(Request([n] * 30, 20, n, stop_tokens=())) for n in range(6)]
+    engine.advance()  # one is being read, the others wait
+    engine.cancel(numbers[0])
+    engine.cancel(numbers[3])
+    engine.cancel(99)  # has never been
+    assert (engine.active, engine.waiting) == (0, 4)
+    told = run(engine)
+    assert {n: event.ended for n, event in told.items() if event.ended == "cancelled"} == {
+        numbers[0]: "cancelled",
+        numbers[3]: "cancelled",
+    }
+    engine.cancel(numbers[1])  # has ended
+    assert not engine.busy
+
+
+def test_the_queue_has_a_limit(make_engine: MakeEngine) -> None:
+    engine = make_engine(queue_limit=2)
+    for n in range(6):  # of which four will have slots
+        engine.submit(Request([n], 20, n, stop_tokens=()))
+    with pytest.raises(QueueFull, match="6 requests wait"):
+        engine.submit(Request([7], 20, 7))
+    run(engine)
+    engine.submit(Request([7], 20, 7, stop_tokens=()))
+    assert len(run(engine)) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"prompt": []}, "empty"),
+        ({"prompt": [24]}, "token 24, outside the vocabulary of 24"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"max_new_tokens": 62}, "3 prompt and 62 new tokens, but slots have room for 64"),
+        ({"seed": -1}, "seed is -1"),
+        ({"stop_tokens": tuple(range(9))}, "9 stop tokens; 8 at most"),
+    ],
+)
+def test_what_can_never_run_is_refused(
+    make_engine: MakeEngine, changes: dict[str, Any], problem: str
+) -> None:
+    engine = make_engine()
+    with pytest.raises(InputError, match=problem):
+        engine.submit(Request([1, 2, 3], 5, 0)._replace(**changes))
+    assert not engine.busy
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"slots": 0}, "slots is 0; it must be 1 or more"),
+        ({"context_length": 513}, "context_length is 513; it must be from 2 to 512"),
+        ({"queue_limit": -1}, "queue_limit is -1"),
+        ({"steps_per_call": 0}, "steps_per_call is 0"),
+        ({"prefill_chunk": -8}, "prefill_chunk is -8"),
+        ({"top_log_probs": 25}, "top_log_probs is 25; it must be from 0 to 24"),
+    ],
+)
+def test_an_engine_that_cannot_be_is_refused(
+    habitual_target: Target, options: dict[str, Any], problem: str
+) -> None:
+    sizes: dict[str, Any] = {"slots": 4, "context_length": 64}
+    with pytest.raises(InputError, match=problem):
+        Engine(habitual_target, None, **(sizes | options))
+
+
+@pytest.mark.parametrize(("data", "model"), [(2, 1), pytest.param(2, 2, marks=pytest.mark.long)])
+def test_on_a_mesh_too(habitual_target: Target, data: int, model: int) -> None:
+    mesh = make_mesh(data, model)
+    target = place(habitual_target, mesh)
+    engine = Engine(
+        target,
+        PromptLookup(tokens=2),
+        slots=4,
+        context_length=64,
+        stop_tokens=STOPS,
+        prefill_chunk=CHUNK,
+        prefill_rows=2,
+        row_counts=(),
+    )
+    engine.warm_up()
+    requests = make_requests(0, ROWS)
+    for request in requests:
+        engine.submit(request)
+    told = run(engine)
+    assert engine.counters.compiled == 0
+    assert engine.counters.reused_tokens > 0
+    texts = generated(habitual_target, requests).tokens
+    assert [told[number].tokens for number in range(ROWS)] == texts
+    with pytest.raises(InputError, match="3 rows cannot be split evenly over the 2 devices"):
+        Engine(target, None, slots=3, context_length=64)
