@@ -1,22 +1,27 @@
-"""The words of every command, read without JAX. Each command is a module of its name beside this.
-
-Options of decoding are the fields of the library's configurations: types, defaults and help.
-"""
+"""The words of every command, read without JAX; each command is a module of its name."""
 
 import argparse
-import inspect
-import math
-import re
-from dataclasses import fields
+import os
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
 
 from redrafter_jax.checkpoints.real_models import SMOLLM2, cache_folder, find
 from redrafter_jax.command_line import Parser, program_name, refuse_unknown_command
-from redrafter_jax.config import DraftConfig, Dtype, SamplingConfig
-from redrafter_jax.config.limits import FieldError, unfold
+from redrafter_jax.commands.option_groups import (
+    add_decoding,
+    add_draft,
+    add_models,
+    add_template,
+    count,
+    minutes,
+    natural,
+    seconds,
+)
+from redrafter_jax.config import Dtype
 from redrafter_jax.errors import InputError
+
+_API_KEY = "REDRAFTER_API_KEY"
 
 
 def read_arguments(words: list[str]) -> argparse.Namespace:
@@ -33,7 +38,7 @@ def read_arguments(words: list[str]) -> argparse.Namespace:
         "--version", action="version", version=f"redrafter-jax {version('redrafter-jax')}"
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for add in (_add_generate, _add_chat, _add_fit, _add_fetch, _add_convert):
+    for add in (_add_generate, _add_chat, _add_serve, _add_fit, _add_fetch, _add_convert):
         add(commands)
     if not words:
         raise InputError(f"no command is given; known commands: {', '.join(commands.choices)}.")
@@ -41,7 +46,7 @@ def read_arguments(words: list[str]) -> argparse.Namespace:
     if words[0] in commands.choices:
         commands.choices[words[0]].refuse_mistyped(words[1:])
     arguments = parser.parse_args(words)
-    if arguments.command in ("generate", "chat"):
+    if arguments.command in ("generate", "chat", "serve"):
         _complete_models(arguments, commands.choices[arguments.command])
     return arguments
 
@@ -68,7 +73,7 @@ def _add_generate(commands: Any) -> None:
         "With --prompts continue those of a file, in batches. On a terminal control characters of "
         "the text are shown, not obeyed; a pipe or a file gets the text as it is.",
     )
-    _add_models(command)
+    add_models(command)
     source = command.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", metavar="TEXT", help="text to continue; - reads it from stdin")
     source.add_argument(
@@ -85,10 +90,10 @@ def _add_generate(commands: Any) -> None:
         help="with --prompts: JSON lines to write; the same command again goes on after them",
     )
     command.add_argument(
-        "--batch-size", type=_count, help="with --prompts: how many are decoded together (8)"
+        "--batch-size", type=count, help="with --prompts: how many are decoded together (8)"
     )
     command.add_argument(
-        "--max-new-tokens", type=_count, default=256, help="limit on new tokens (%(default)s)"
+        "--max-new-tokens", type=count, default=256, help="limit on new tokens (%(default)s)"
     )
     command.add_argument(
         "--chat",
@@ -96,8 +101,8 @@ def _add_generate(commands: Any) -> None:
         help="refuse a target without a chat template (by default its prompts are continued as "
         "they stand)",
     )
-    _add_template(command, "none")
-    _add_decoding(command)
+    add_template(command, "none")
+    add_decoding(command)
 
 
 def _add_chat(commands: Any) -> None:
@@ -108,17 +113,17 @@ def _add_chat(commands: Any) -> None:
         "are decided, counts on stderr. /help lists what may be typed besides messages. On a "
         "terminal control characters of answers are shown, not obeyed.",
     )
-    _add_models(command)
-    _add_template(command)
+    add_models(command)
+    add_template(command)
     command.add_argument(
         "--context-length",
-        type=_count,
+        type=count,
         metavar="TOKENS",
         help="room for the whole conversation (the target's limit, 4096 at most)",
     )
     command.add_argument(
         "--max-new-tokens",
-        type=_count,
+        type=count,
         help="limit on the tokens of an answer (what the room leaves)",
     )
     command.add_argument(
@@ -129,7 +134,84 @@ def _add_chat(commands: Any) -> None:
         "NO_COLOR is set)",
     )
     command.set_defaults(chat=True)
-    _add_decoding(command)
+    add_decoding(command)
+
+
+def _add_serve(commands: Any) -> None:
+    command = commands.add_parser(
+        "serve",
+        help="answer over HTTP, by OpenAI's API",
+        description="An HTTP server with OpenAI's API (/v1/chat/completions, /v1/completions), "
+        "/health and /metrics, and at / a page to talk with the target. Many requests decode "
+        "together, and none changes another's text. SIGTERM lets running answers end.",
+    )
+    add_models(command)
+    add_template(command, "none")
+    command.set_defaults(chat=False)
+    group = command.add_argument_group("who may ask")
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    group.add_argument("--port", type=int, default=8000, help="0 takes a free one (%(default)s)")
+    group.add_argument(
+        "--api-key",
+        default=os.environ.get(_API_KEY),
+        metavar="KEY",
+        help=f"that requests must bear (the environment's {_API_KEY}, if it is set)",
+    )
+    group.add_argument(
+        "--name", help="what clients call the model (the last part of the target's path)"
+    )
+    group.add_argument(
+        "--log-prompts", action="store_true", help="tell in the log what is asked, too"
+    )
+    group = command.add_argument_group("how much")
+    group.add_argument(
+        "--slots", type=count, default=8, help="requests that decode together (%(default)s)"
+    )
+    group.add_argument(
+        "--context-length",
+        type=count,
+        metavar="TOKENS",
+        help="room for a prompt and its answer (the target's limit, 4096 at most)",
+    )
+    group.add_argument(
+        "--queue-limit",
+        type=count,
+        default=64,
+        metavar="REQUESTS",
+        help="that may wait for a slot; more are refused (%(default)s)",
+    )
+    group.add_argument(
+        "--deadline", type=seconds, metavar="SECONDS", help="that a request may take (any)"
+    )
+    group.add_argument(
+        "--drain",
+        type=seconds,
+        default=30.0,
+        metavar="SECONDS",
+        help="that running answers may take after SIGTERM (%(default)s)",
+    )
+    group.add_argument(
+        "--max-body",
+        type=count,
+        default=1 << 20,
+        metavar="BYTES",
+        help="of a request (%(default)s)",
+    )
+    group.add_argument(
+        "--max-logprobs",
+        type=natural,
+        default=5,
+        metavar="K",
+        help="likeliest tokens that may be asked for; each step computes as many (%(default)s)",
+    )
+    group.add_argument(
+        "--steps-per-call",
+        type=count,
+        default=4,
+        metavar="STEPS",
+        help="decode steps between two looks at who has come and who has left (%(default)s)",
+    )
+    add_draft(command)
 
 
 def _add_fit(commands: Any) -> None:
@@ -142,7 +224,7 @@ def _add_fit(commands: Any) -> None:
     command.add_argument("target", help="folder, GGUF file or hub id of the target")
     command.add_argument("output", type=Path, help="folder for all that is made")
     command.add_argument(
-        "--minutes", type=_minutes, default=60.0, help="about how long it may take (%(default)s)"
+        "--minutes", type=minutes, default=60.0, help="about how long it may take (%(default)s)"
     )
     command.add_argument(
         "--dtype", choices=get_args(Dtype), help="of the target (bfloat16 on a GPU, else float32)"
@@ -172,114 +254,3 @@ def _add_convert(commands: Any) -> None:
     command.add_argument(
         "--for-apple", action="store_true", help="refuse a drafter that Apple's code cannot load"
     )
-
-
-def _add_models(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--target",
-        help="folder, GGUF file or hub id of the target; without it SmolLM2-135M-Instruct, which "
-        "`redrafter fetch` downloads, and --no-drafter unless --drafter is given",
-    )
-    drafters = command.add_mutually_exclusive_group()
-    drafters.add_argument("--drafter", help="folder or hub id of a drafter trained for it")
-    drafters.add_argument(
-        "--no-drafter",
-        action="store_true",
-        help="autoregressive, or with --lookup-tokens prompt lookup alone",
-    )
-    command.add_argument(
-        "--dtype",
-        choices=get_args(Dtype),
-        help="of the parameters (bfloat16 on a GPU, else float32)",
-    )
-    command.add_argument(
-        "--mesh-model",
-        type=int,
-        default=1,
-        metavar="N",
-        help="devices that share the work, each with a part of the weights (%(default)s)",
-    )
-
-
-def _add_template(command: argparse.ArgumentParser, *others: str) -> None:
-    command.add_argument(
-        "--chat-template",
-        choices=("tokenizer", "vicuna_v1.1", *others),
-        help="how turns become text: by the tokenizer's own template (the default) or a built-in"
-        + "; none continues prompts as they stand" * ("none" in others),
-    )
-    command.add_argument("--system", metavar="TEXT", help="a system turn that comes first")
-
-
-def _add_decoding(command: argparse.ArgumentParser) -> None:
-    group = command.add_argument_group("how tokens are chosen")
-    _add_fields(group, SamplingConfig)
-    group.add_argument(
-        "--stop", action="append", metavar="STRING", help="end before this text; may be repeated"
-    )
-    group.add_argument(
-        "--seed", type=int, default=0, help="the same seed gives the same text (%(default)s)"
-    )
-    title = "how drafts are made, which changes the speed but never the text"
-    told = "Without any of these, as draft.yaml of the drafter's folder says, if there is one."
-    _add_fields(command.add_argument_group(title, told), DraftConfig)
-
-
-def _add_fields(group: Any, config: type) -> None:
-    """An option for each field of a configuration, None where it is not given."""
-    # Of the docstring's entry for a field: its lines, indented below its name.
-    _, _, entries = (inspect.getdoc(config) or "").partition("Attributes:\n")
-    texts = dict(re.findall(r"^  (\w+): (.*(?:\n    .*)*)", entries, re.MULTILINE))
-    for field in fields(config):
-        text = " ".join(texts.get(field.name, "").split()).removesuffix(".").replace("%", "%%")
-        kind = unfold(field.type)[0][0]
-        if kind is bool:
-            group.add_argument(option_of(field.name), action="store_true", default=None, help=text)
-            continue
-        shown = "" if field.default is None else f" ({field.default})"
-        group.add_argument(option_of(field.name), type=kind, help=text + shown)
-
-
-def _count(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number; give 1 or more") from None
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is too few; give 1 or more")
-    return value
-
-
-def _minutes(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is no time; give minutes above 0")
-    return value
-
-
-def option_of(field: str) -> str:
-    """The option that sets a field."""
-    return "--" + field.replace("_", "-")
-
-
-def given_options(config: type, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Those fields of a configuration whose options are given, and their values."""
-    values = {field.name: getattr(arguments, field.name) for field in fields(config)}
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def config_of[Config: (DraftConfig, SamplingConfig)](
-    config: type[Config], arguments: argparse.Namespace
-) -> Config:
-    """The configuration that the options of its fields give.
-
-    Raises:
-      InputError: a value is outside its limits; the sentence begins with its option.
-    """
-    try:
-        return config(**given_options(config, arguments))
-    except FieldError as error:
-        raise InputError(f"{option_of(error.field)} {error.problem}") from None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from redrafter_jax.acceptance import acceptance_length
-from redrafter_jax.commands.arguments import config_of, option_of
+from redrafter_jax.commands.option_groups import config_of, option_of
 from redrafter_jax.commands.options import Session, open_session
 from redrafter_jax.commands.terminal import tell
 from redrafter_jax.config import SamplingConfig

@@ -1,4 +1,4 @@
-"""What the options of the decoding commands stand for: models, template, ends."""
+"""What the options of the commands that decode stand for: models, template, ends."""
 
 import argparse
 from collections.abc import Generator, Sequence
@@ -8,13 +8,14 @@ import jax
 from tokenizers import Tokenizer
 
 from redrafter_jax.checkpoints.download import DRAFT_TABLE
-from redrafter_jax.checkpoints.draft_table import find_draft_table
+from redrafter_jax.checkpoints.draft_table import DraftTable, find_draft_table
 from redrafter_jax.checkpoints.huggingface import load_drafter, load_target, load_target_config
-from redrafter_jax.commands.arguments import config_of, given_options, option_of
+from redrafter_jax.commands.option_groups import config_of, given_options, option_of
 from redrafter_jax.commands.terminal import tell
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
@@ -99,19 +100,60 @@ def open_session(
       InputError: a value, a file or a folder cannot be used, or they do not go together.
     """
     sampling = config_of(SamplingConfig, arguments)
-    draft = _draft_of(arguments, batch_size, sampling.temperature)
+    draft = _nearest_tree(draft_of(arguments), batch_size, sampling.temperature)
+    spelling = open_spelling(arguments)
+    ends, stop_strings = split_stops(spelling.tokenizer, arguments.stop or ())
+    target, model = load_models(arguments, with_drafter=draft is not None)
+    if draft is None or arguments.no_drafter:
+        drafter = without_drafter(draft) or RootOnly()
+    else:
+        drafter = bind_drafter(model, draft)
+    drafter.check(target.config)
+    stops = spelling.stop_tokens(target, texts, ends)
+    return Session(target, drafter, sampling, *spelling, stops, stop_strings)
+
+
+class Spelling(NamedTuple):
+    """How what is asked becomes tokens.
+
+    Attributes:
+      tokenizer: the target's.
+      template: how turns become text.
+      opening: the turns that come before the user's first: the system's, if there is one.
+    """
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    opening: list[Turn]
+
+    def stop_tokens(
+        self, target: Target, texts: Sequence[str], ends: Sequence[int] = ()
+    ) -> tuple[int, ...]:
+        """The tokens that end a continuation: the target's, the template's, and `ends`.
+
+        Args:
+          target: the target.
+          texts: messages, the first of which that the template writes shows how it ends an answer.
+          ends: more.
+        """
+        asked = ([*self.opening, user_turn(text)] for text in texts)
+        eos = (*target.config.eos_token_ids, *ends)
+        return end_tokens(self.template, self.tokenizer, eos, asked)
+
+
+def open_spelling(arguments: argparse.Namespace) -> Spelling:
+    """The target's tokenizer, and the chat template that the options name.
+
+    Raises:
+      InputError: a file cannot be used, or an option does not go with the template.
+    """
     load_target_config(arguments.target)  # a folder of another kind is told as that
     tokenizer = load_tokenizer(arguments.target)
     template, opening = _template_of(arguments, tokenizer), []
     if arguments.system is not None:
         require_text(arguments.system, "--system")
         opening = [{"role": "system", "content": arguments.system}]
-    ends, stop_strings = split_stops(tokenizer, arguments.stop or ())
-    target, drafter = _load_models(arguments, draft)
-    eos = (*target.config.eos_token_ids, *ends)
-    asked = ([*opening, user_turn(text)] for text in texts)
-    stops = end_tokens(template, tokenizer, eos, asked)
-    return Session(target, drafter, sampling, tokenizer, template, opening, stops, stop_strings)
+    return Spelling(tokenizer, template, opening)
 
 
 def _template_of(arguments: argparse.Namespace, tokenizer: Tokenizer) -> ChatTemplate:
@@ -132,10 +174,8 @@ def _template_of(arguments: argparse.Namespace, tokenizer: Tokenizer) -> ChatTem
     return template
 
 
-def _draft_of(
-    arguments: argparse.Namespace, batch_size: int, temperature: float
-) -> DraftConfig | None:
-    """As the options say, or else as the drafter's table does; None for no drafter.
+def draft_of(arguments: argparse.Namespace) -> DraftConfig | DraftTable:
+    """How drafts are made: as the options say, or else as the drafter's table does.
 
     Raises:
       InputError: an option cannot be used, or the table.
@@ -146,11 +186,19 @@ def _draft_of(
         if idle:
             raise InputError(f"{idle} is for a drafter's trees; give --drafter, or leave it out.")
         return draft
-    table = None if given else find_draft_table(arguments.drafter)
-    if table is None:
+    return draft if given else find_draft_table(arguments.drafter) or draft
+
+
+def _nearest_tree(
+    draft: DraftConfig | DraftTable,
+    batch_size: int,
+    temperature: float,
+) -> DraftConfig | None:
+    """Of a table, what it says for so many rows, which is told; None for no drafter."""
+    if isinstance(draft, DraftConfig):
         return draft
-    tree = table.nearest(batch_size, temperature)
-    place = f"batch size {tree.batch_size} at temperature {tree.temperature:g} on {table.device}"
+    tree = draft.nearest(batch_size, temperature)
+    place = f"batch size {tree.batch_size} at temperature {tree.temperature:g} on {draft.device}"
     if tree.draft is None:
         tell(f"{DRAFT_TABLE}: no tree beats the baseline for {place}; the drafter is not used")
         return None
@@ -164,9 +212,14 @@ def _draft_of(
     return tree.draft
 
 
-def _load_models(
-    arguments: argparse.Namespace, draft: DraftConfig | None
-) -> tuple[Target, Drafter]:
+def load_models(
+    arguments: argparse.Namespace, *, with_drafter: bool = True
+) -> tuple[Target, DraftModel | None]:
+    """The target, and the drafter if one is named and wanted, on the mesh that the options name.
+
+    Raises:
+      InputError: a file cannot be used, or there are fewer devices.
+    """
     parts = arguments.mesh_model
     if not 1 <= parts <= jax.device_count():
         raise InputError(
@@ -175,13 +228,10 @@ def _load_models(
     mesh = None if parts == 1 else make_mesh(model=parts)
     dtype = arguments.dtype or ("bfloat16" if jax.default_backend() == "gpu" else "float32")
     target = load_target(arguments.target, dtype, mesh)
-    if draft is None:
-        drafter = RootOnly()
-    elif not arguments.no_drafter:
-        drafter = bind_drafter(load_drafter(arguments.drafter, dtype, mesh), draft)
-    elif draft.lookup_tokens:
-        drafter = PromptLookup(draft.lookup_tokens)
-    else:
-        drafter = RootOnly()
-    drafter.check(target.config)
-    return target, drafter
+    named = with_drafter and not arguments.no_drafter
+    return target, load_drafter(arguments.drafter, dtype, mesh) if named else None
+
+
+def without_drafter(draft: DraftConfig | None) -> Drafter | None:
+    """What drafts where no head does: prompt lookup, if the options ask for it."""
+    return PromptLookup(draft.lookup_tokens) if draft and draft.lookup_tokens else None

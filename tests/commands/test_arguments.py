@@ -3,7 +3,8 @@
 import pytest
 
 from redrafter_jax import DraftConfig, InputError, SamplingConfig
-from redrafter_jax.commands.arguments import config_of, read_arguments
+from redrafter_jax.commands.arguments import read_arguments
+from redrafter_jax.commands.option_groups import config_of
 
 GENERATE = ["generate", "--target", "t", "--no-drafter", "--prompt", "p"]
 CHAT = ["chat", "--target", "t", "--drafter", "d"]

@@ -1,0 +1,155 @@
+"""Options that commands share, and the types of their values.
+
+Options of decoding are the fields of the library's configurations: types, defaults and help.
+"""
+
+import argparse
+import inspect
+import math
+import re
+from dataclasses import fields
+from typing import Any, get_args
+
+from redrafter_jax.config import DraftConfig, Dtype, SamplingConfig
+from redrafter_jax.config.limits import FieldError, unfold
+from redrafter_jax.errors import InputError
+
+
+def add_models(command: argparse.ArgumentParser) -> None:
+    """Options that name the target and its drafter, and how they are loaded."""
+    command.add_argument(
+        "--target",
+        help="folder, GGUF file or hub id of the target; without it SmolLM2-135M-Instruct, which "
+        "`redrafter fetch` downloads, and --no-drafter unless --drafter is given",
+    )
+    drafters = command.add_mutually_exclusive_group()
+    drafters.add_argument("--drafter", help="folder or hub id of a drafter trained for it")
+    drafters.add_argument(
+        "--no-drafter",
+        action="store_true",
+        help="autoregressive, or with --lookup-tokens prompt lookup alone",
+    )
+    command.add_argument(
+        "--dtype",
+        choices=get_args(Dtype),
+        help="of the parameters (bfloat16 on a GPU, else float32)",
+    )
+    command.add_argument(
+        "--mesh-model",
+        type=int,
+        default=1,
+        metavar="N",
+        help="devices that share the work, each with a part of the weights (%(default)s)",
+    )
+
+
+def add_template(command: argparse.ArgumentParser, *others: str) -> None:
+    """Options that say how turns become text; `others` are more names of templates."""
+    command.add_argument(
+        "--chat-template",
+        choices=("tokenizer", "vicuna_v1.1", *others),
+        help="how turns become text: by the tokenizer's own template (the default) or a built-in"
+        + "; none continues prompts as they stand" * ("none" in others),
+    )
+    command.add_argument("--system", metavar="TEXT", help="a system turn that comes first")
+
+
+def add_decoding(command: argparse.ArgumentParser) -> None:
+    """Options that choose tokens, and those of `add_draft`."""
+    group = command.add_argument_group("how tokens are chosen")
+    _add_fields(group, SamplingConfig)
+    group.add_argument(
+        "--stop", action="append", metavar="STRING", help="end before this text; may be repeated"
+    )
+    group.add_argument(
+        "--seed", type=int, default=0, help="the same seed gives the same text (%(default)s)"
+    )
+    add_draft(command)
+
+
+def add_draft(command: argparse.ArgumentParser) -> None:
+    """Options that draft trees."""
+    title = "how drafts are made, which changes the speed but never the text"
+    told = "Without any of these, as draft.yaml of the drafter's folder says, if there is one."
+    _add_fields(command.add_argument_group(title, told), DraftConfig)
+
+
+def _add_fields(group: Any, config: type) -> None:
+    """An option for each field of a configuration, None where it is not given."""
+    # Of the docstring's entry for a field: its lines, indented below its name.
+    _, _, entries = (inspect.getdoc(config) or "").partition("Attributes:\n")
+    texts = dict(re.findall(r"^  (\w+): (.*(?:\n    .*)*)", entries, re.MULTILINE))
+    for field in fields(config):
+        text = " ".join(texts.get(field.name, "").split()).removesuffix(".").replace("%", "%%")
+        kind = unfold(field.type)[0][0]
+        if kind is bool:
+            group.add_argument(option_of(field.name), action="store_true", default=None, help=text)
+            continue
+        shown = "" if field.default is None else f" ({field.default})"
+        group.add_argument(option_of(field.name), type=kind, help=text + shown)
+
+
+def count(text: str) -> int:
+    """A whole number from 1."""
+    return _whole(text, 1)
+
+
+def natural(text: str) -> int:
+    """A whole number from 0."""
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        told = f"{text!r} is no whole number; give {least} or more"
+        raise argparse.ArgumentTypeError(told) from None
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{value} is too few; give {least} or more")
+    return value
+
+
+def minutes(text: str) -> float:
+    """A time above 0."""
+    return _time(text, "minutes")
+
+
+def seconds(text: str) -> float:
+    """A time above 0."""
+    return _time(text, "seconds")
+
+
+def _time(text: str, unit: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no time; give {unit} above 0")
+    return value
+
+
+def option_of(field: str) -> str:
+    """The option that sets a field."""
+    return "--" + field.replace("_", "-")
+
+
+def given_options(config: type, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Those fields of a configuration whose options are given, and their values."""
+    values = {field.name: getattr(arguments, field.name) for field in fields(config)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def config_of[Config: (DraftConfig, SamplingConfig)](
+    config: type[Config], arguments: argparse.Namespace
+) -> Config:
+    """The configuration that the options of its fields give.
+
+    Raises:
+      InputError: a value is outside its limits; the sentence begins with its option.
+    """
+    try:
+        return config(**given_options(config, arguments))
+    except FieldError as error:
+        raise InputError(f"{option_of(error.field)} {error.problem}") from None

@@ -1,0 +1,91 @@
+"""`serve`: an HTTP server with OpenAI's API."""
+
+import argparse
+import hashlib
+import logging
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import jax
+
+from redrafter_jax.commands.options import draft_of, load_models, open_spelling, without_drafter
+from redrafter_jax.commands.terminal import tell
+from redrafter_jax.config import DraftConfig
+from redrafter_jax.errors import InputError
+from redrafter_jax.models.target import Target
+
+# Where the target has more: the caches for its limit may take more memory than its weights.
+_CONTEXT_LENGTH = 4096
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Serve until SIGTERM or Ctrl-C.
+
+    Raises:
+      InputError: an argument, a file or a package cannot be used.
+    """
+    try:
+        from redrafter_jax.serving.application import make_server
+        from redrafter_jax.serving.engine import Engine
+        from redrafter_jax.serving.server import LOOPBACK, listen, serve
+        from redrafter_jax.serving.service import Limits, Model
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"redrafter serve needs the package {error.name}, which is not installed; in a "
+            "checkout of redrafter-jax, pip install '.[serve]' installs all it needs."
+        ) from None
+    logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
+    logging.getLogger("redrafter_jax").setLevel(logging.INFO)
+    draft = draft_of(arguments)
+    spelling = open_spelling(arguments)
+    listening = listen(arguments.host, arguments.port)
+    target, drafter = load_models(arguments)
+    if arguments.no_drafter:
+        assert isinstance(draft, DraftConfig), "tables are of drafters"
+        drafter, draft = without_drafter(draft), None
+    length = arguments.context_length or min(target.config.position_limit, _CONTEXT_LENGTH)
+    stop_tokens = spelling.stop_tokens(target, ["Hello"])
+    engine = Engine(
+        target,
+        drafter,
+        draft=draft,
+        slots=arguments.slots,
+        context_length=length,
+        queue_limit=arguments.queue_limit,
+        stop_tokens=stop_tokens,
+        steps_per_call=arguments.steps_per_call,
+        top_log_probs=arguments.max_logprobs,
+    )
+    name = arguments.name or Path(arguments.target).name
+    server = make_server(
+        engine,
+        Model(name, _fingerprint(target), *spelling, stop_tokens),
+        Limits(
+            context_length=length,
+            choices=arguments.slots + arguments.queue_limit,
+            log_probs=arguments.max_logprobs,
+            body=arguments.max_body,
+            deadline=arguments.deadline,
+            drain=arguments.drain,
+        ),
+        host=arguments.host,
+        api_key=arguments.api_key,
+        log_prompts=arguments.log_prompts,
+    )
+    if arguments.host not in LOOPBACK and arguments.api_key is None:
+        tell(f"Anyone who can reach {arguments.host} may ask; --api-key asks for a key.")
+    host, port = listening.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    tell(f"Serving {name} at http://{shown}:{port}; compiling, ready when /health says so.")
+    serve(server, listening)
+    if server.failed:
+        sys.exit(1)
+
+
+def _fingerprint(target: Target) -> str:
+    """Of what may change how numbers are rounded, and with them a text, besides the request."""
+    dtype, shape = jax.tree.leaves(target)[0].dtype, target.mesh and target.mesh.shape
+    versions = version("redrafter-jax"), version("jax")
+    told = repr((*versions, target.config, dtype, shape, jax.default_backend())).encode()
+    return "fp_" + hashlib.sha256(told).hexdigest()[:10]

@@ -1,0 +1,238 @@
+"""A request on its way: from its fields to requests of the engine, from their events to text."""
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+
+from redrafter_jax.config import SamplingConfig
+from redrafter_jax.config.limits import FieldError
+from redrafter_jax.errors import InputError
+from redrafter_jax.serving.choices import Choice, Piece
+from redrafter_jax.serving.messages import QueueFull, Request
+from redrafter_jax.serving.metrics import Metrics, Outcome
+from redrafter_jax.serving.openai_errors import ApiError
+from redrafter_jax.serving.openai_schema import Asked
+from redrafter_jax.serving.service import Service
+from redrafter_jax.serving.worker import EngineFailedError, Submission
+from redrafter_jax.text.tokenizer import split_stops
+
+_SEEDS = 2**31
+
+
+class Job:
+    """The choices of one request, which are decoded together.
+
+    Attributes:
+      seed: of the first choice.
+      prompt_tokens: of all prompts.
+      completion_tokens: decided so far.
+      count: of the choices.
+      outcome: so far: whoever stops reading before the end has left.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        submission: Submission,
+        choices: Sequence[Choice],
+        seed: int,
+        prompt_tokens: int,
+    ) -> None:
+        self.seed = seed
+        self.prompt_tokens = prompt_tokens
+        self.completion_tokens = 0
+        self.count = len(choices)
+        self.outcome: Outcome = "client_gone"
+        self._metrics = service.metrics
+        self._deadline = service.limits.deadline
+        self._submission = submission
+        self._choices = choices
+        self._times = [_Times() for _ in choices]
+
+    async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
+        """Which choice, and what a step adds to it, until all have ended.
+
+        Raises:
+          ApiError: the deadline has come, or the engine is gone.
+        """
+        unfinished = len(self._choices)
+        try:
+            async for step in self._submission.steps():
+                for index, event in step:
+                    choice = self._choices[index]
+                    if choice.ended:
+                        continue
+                    piece = choice.take(event)
+                    self.completion_tokens += len(piece.tokens)
+                    self._times[index].add(piece)
+                    if event.ended == "deadline":
+                        self.outcome = "deadline"
+                        raise _too_late(self._deadline)
+                    if choice.ended:
+                        unfinished -= 1
+                        self._times[index].tell(self._metrics)
+                        if event.ended is None:  # at a stop string, which the engine does not know
+                            self._submission.cancel(index)
+                    yield index, piece
+                if not unfinished:
+                    self.outcome = "finished"
+                    return
+        except EngineFailedError:
+            self.outcome = "failed"
+            raise _gone() from None
+
+    def end(self) -> None:
+        """Free what is not ended; count the tokens."""
+        self._submission.cancel()
+        self._metrics.prompt_tokens.inc(self.prompt_tokens)
+        self._metrics.completion_tokens.inc(self.completion_tokens)
+
+
+class _Times:
+    """When the tokens of a choice came."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._first = self._last = 0.0
+        self._tokens = self._calls = self._after_first = 0
+
+    def add(self, piece: Piece) -> None:
+        if not piece.tokens:
+            return
+        self._last = time.monotonic()
+        if not self._tokens:
+            self._first = self._last
+        else:
+            self._after_first += len(piece.tokens)
+        self._tokens += len(piece.tokens)
+        self._calls = piece.tokens[-1].call
+
+    def tell(self, metrics: Metrics) -> None:
+        """Once the choice has ended."""
+        metrics.first_token.observe(self._first - self._began)
+        if self._after_first:
+            metrics.output_token.observe((self._last - self._first) / self._after_first)
+        if self._calls:
+            metrics.acceptance_length.observe((self._tokens - 1) / self._calls)
+
+
+async def start_job(
+    service: Service, asked: Asked, prompts: Sequence[Sequence[int]], field: str, gap: str = ""
+) -> Job:
+    """Check a request and let it wait for the engine.
+
+    Args:
+      service: that answers.
+      asked: the request.
+      prompts: its prompts as token ids; each is answered `asked.n` times.
+      field: that the prompts come from, for messages.
+      gap: as in `Choice`.
+
+    Raises:
+      ApiError: it does not fit, there is no room in the queue, or the engine is not ready.
+    """
+    if service.worker.status != "ready":
+        raise _not_ready(service.worker.status)
+    count = len(prompts) * asked.n
+    if count > service.limits.choices:
+        raise ApiError(
+            400,
+            f"{field} and n ask for {count} answers, but a request may have "
+            f"{service.limits.choices}; ask for fewer.",
+            field="n",
+        )
+    seed = secrets.randbelow(_SEEDS - count) if asked.seed is None else asked.seed
+    if seed + count > _SEEDS:
+        raise ApiError(
+            400,
+            f"seed is {seed}; choice i takes seed + i, which must be below 2**31.",
+            field="seed",
+        )
+    if (asked.top or 0) > service.limits.log_probs:
+        raise ApiError(
+            400,
+            f"{asked.top} likeliest tokens are asked for, but this server tells "
+            f"{service.limits.log_probs} at most; ask for fewer, or start it with --max-logprobs.",
+            field="top_logprobs" if "top_logprobs" in type(asked).model_fields else "logprobs",
+        )
+    sampling, began = _sampling(asked), time.monotonic()
+    try:
+        ends, strings = split_stops(service.model.tokenizer, asked.stop)
+    except InputError as error:
+        raise ApiError(400, str(error), field="stop") from None
+    requests, choices = [], []
+    for prompt in prompts:
+        limit = _limit(service, asked, prompt, field)
+        for _ in range(asked.n):
+            requests.append(
+                Request(
+                    list(prompt),
+                    limit,
+                    seed + len(requests),
+                    sampling,
+                    stop_tokens=(*service.model.stop_tokens, *ends),
+                    deadline=None
+                    if service.limits.deadline is None
+                    else began + service.limits.deadline,
+                    speculate=asked.speculation,
+                )
+            )
+            choices.append(Choice(service.model.tokenizer, prompt, strings, gap))
+    try:
+        submission = await service.worker.submit(requests)
+    except QueueFull as error:
+        raise ApiError(
+            429,
+            str(error),
+            code="queue_full",
+            headers={"Retry-After": "1"},
+        ) from None
+    except InputError as error:
+        raise ApiError(400, str(error), field=field) from None
+    except EngineFailedError:
+        raise _gone() from None
+    return Job(service, submission, choices, seed, sum(map(len, prompts)))
+
+
+def _sampling(asked: Asked) -> SamplingConfig:
+    try:
+        return SamplingConfig(asked.temperature, asked.top_k, asked.top_p, asked.min_p)
+    except FieldError as error:
+        raise ApiError(400, f"{error.field} {error.problem}", field=error.field) from None
+
+
+def _limit(service: Service, asked: Asked, prompt: Sequence[int], field: str) -> int:
+    """On the new tokens of an answer: what is asked for, or all that there is room for."""
+    most = service.limits.context_length
+    limit = asked.limit or max(1, most - len(prompt))
+    if len(prompt) + limit > most:
+        raise ApiError(
+            400,
+            f"{field} has {len(prompt)} tokens and {limit} new ones are asked for, but an answer "
+            f"and its prompt have room for {most}; shorten the prompt, or ask for fewer.",
+            field=field,
+            code="context_length_exceeded",
+        )
+    return limit
+
+
+def _not_ready(status: str) -> ApiError:
+    return ApiError(
+        503,
+        f"The engine is {status}; ask again when /health says that it is ready.",
+        code="not_ready",
+        headers={"Retry-After": "1"},
+    )
+
+
+def _gone() -> ApiError:
+    return ApiError(503, "The server ends; send the request to another one.", code="server_ends")
+
+
+def _too_late(deadline: float | None) -> ApiError:
+    return ApiError(
+        504,
+        f"The answer was not complete after {deadline:g} seconds, the server's limit; ask for "
+        "fewer tokens, or again when the server is less busy.",
+        code="deadline_exceeded",
+    )

@@ -1,0 +1,123 @@
+"""What Prometheus reads of a server."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from redrafter_jax.serving.engine import Engine
+
+Outcome = Literal["finished", "refused", "queue_full", "deadline", "client_gone", "failed"]
+
+# From one decode step of a small model to the minutes of a long answer.
+_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
+_GAINED = (1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 8, 10)
+
+
+class Metrics:
+    """Counts and times since the server's start."""
+
+    def __init__(self) -> None:
+        self._registry = registry = CollectorRegistry()
+        self.requests = Counter(
+            "redrafter_requests",
+            "HTTP requests by outcome.",
+            ["route", "outcome"],
+            registry=registry,
+        )
+        self.prompt_tokens = Counter(
+            "redrafter_prompt_tokens", "Tokens of prompts.", registry=registry
+        )
+        self.completion_tokens = Counter(
+            "redrafter_completion_tokens", "Tokens of answers.", registry=registry
+        )
+        self.queue = Histogram(
+            "redrafter_queue_seconds",
+            "From a request to the admission of its prompt into a slot.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.first_token = Histogram(
+            "redrafter_time_to_first_token_seconds",
+            "From a request to the first token of an answer, the queue included.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.output_token = Histogram(
+            "redrafter_time_per_output_token_seconds",
+            "Of an answer, between its first token and its last, by tokens after the first.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.acceptance_length = Histogram(
+            "redrafter_acceptance_length",
+            "Of an answer, tokens gained per target call after prefill.",
+            buckets=_GAINED,
+            registry=registry,
+        )
+
+    def count(self, route: str, outcome: Outcome) -> None:
+        """One more request."""
+        self.requests.labels(route, outcome).inc()
+
+    def outcome_of(self, status: int) -> Outcome:
+        """Of a request that got no answer but this status of HTTP."""
+        if status == 429:
+            return "queue_full"
+        return "refused" if status < 500 else "failed"
+
+    def watch(self, engine: Engine) -> None:
+        """Tell of an engine's state and sums, too, as they are when Prometheus asks."""
+        self._registry.register(_EngineCollector(engine))
+
+    def page(self) -> bytes:
+        """All of them, in Prometheus's text format."""
+        return generate_latest(self._registry)
+
+
+class _EngineCollector(Collector):
+    """What an engine counts itself."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        engine, sums = self._engine, self._engine.counters
+        for name, told, value in (
+            ("active_slots", "Requests that have a slot.", engine.active),
+            ("waiting_requests", "Requests that wait for a slot.", engine.waiting),
+            (
+                "compiled_after_warm_up",
+                "Programs that were compiled since the warm-up; more than 0 is a fault.",
+                sums.compiled,
+            ),
+        ):
+            yield GaugeMetricFamily(f"redrafter_{name}", told, value)
+        for name, told, value in (
+            (
+                "target_calls",
+                "Target calls, each counted for every row decoded.",
+                sums.target_calls,
+            ),
+            (
+                "gained_tokens",
+                "Tokens gained by them; the ratio is the acceptance length.",
+                sums.gained,
+            ),
+            (
+                "reused_prompt_tokens",
+                "Prompt tokens that a cache held already.",
+                sums.reused_tokens,
+            ),
+        ):
+            yield CounterMetricFamily(f"redrafter_{name}", told, value)
+        for name, told, counts in (
+            ("drafted_tokens", "Nodes that a drafter proposed.", sums.drafted),
+            ("accepted_tokens", "Of them, those that the target chose as well.", sums.accepted),
+        ):
+            family = CounterMetricFamily(f"redrafter_{name}", told, labels=["drafter"])
+            for drafter, count in dict(counts).items():
+                family.add_metric([drafter], count)
+            yield family

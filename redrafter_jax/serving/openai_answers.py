@@ -1,0 +1,172 @@
+"""What the answers of OpenAI's API look like, whole and as the chunks of a stream."""
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from redrafter_jax.serving.choices import Piece, Token
+
+_UNDECODABLE = "\N{REPLACEMENT CHARACTER}"
+
+
+class Answer(ABC):
+    """The objects of one request's answer.
+
+    Args:
+      model: its name.
+      fingerprint: of all that decides a text besides the request.
+      seed: of the first choice.
+      read: how a token reads within a text.
+      top: how many of the likeliest tokens are told; None for no log-probabilities.
+      draft_trace: whether every token is told with its target call and its origin.
+      include_usage: whether the stream ends with the counts.
+    """
+
+    prefix: str
+    kind: str
+    chunk_kind: str
+
+    def __init__(
+        self,
+        model: str,
+        fingerprint: str,
+        seed: int,
+        read: Callable[[int], str],
+        *,
+        top: int | None,
+        draft_trace: bool,
+        include_usage: bool,
+    ) -> None:
+        self.id = self.prefix + secrets.token_hex(12)
+        self._head = {
+            "id": self.id,
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": fingerprint,
+            "seed": seed,
+        }
+        self._read = read
+        self._top = top
+        self._draft_trace = draft_trace
+        self._include_usage = include_usage
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """The chunk before a choice's first token, if the API has one."""
+        del index
+        return None
+
+    def chunk(self, index: int, piece: Piece, offset: int) -> dict[str, Any]:
+        """A chunk of a stream: what a step adds to a choice, `offset` characters into its text."""
+        return self._chunk([self._choice(index, piece, offset, self._delta(piece))])
+
+    def usage_chunk(self, usage: dict[str, int]) -> dict[str, Any] | None:
+        """The last chunk, where it was asked for."""
+        return self._chunk([]) | {"usage": usage} if self._include_usage else None
+
+    def whole(self, choices: Sequence[Sequence[Piece]], usage: dict[str, int]) -> dict[str, Any]:
+        """The answer at once, of all that the steps added to each choice."""
+        told = []
+        for index, pieces in enumerate(choices):
+            text = "".join(piece.text for piece in pieces)
+            tokens = [token for piece in pieces for token in piece.tokens]
+            piece = Piece(text, tokens, pieces[-1].finish)
+            told.append(self._choice(index, piece, 0, self._content(text)))
+        return self._head | {"object": self.kind, "choices": told, "usage": usage}
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        usage = {"usage": None} if self._include_usage else {}
+        return self._head | {"object": self.chunk_kind, "choices": choices} | usage
+
+    def _choice(
+        self, index: int, piece: Piece, offset: int, content: dict[str, Any]
+    ) -> dict[str, Any]:
+        log_probs = None if self._top is None else self._log_probs(piece.tokens, offset)
+        choice = {"index": index, **content, "logprobs": log_probs, "finish_reason": piece.finish}
+        if self._draft_trace:
+            choice["draft_trace"] = [
+                {"token": token.id, "text": token.text, "call": token.call, "origin": token.origin}
+                for token in piece.tokens
+            ]
+        return choice
+
+    @abstractmethod
+    def _delta(self, piece: Piece) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _content(self, text: str) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _log_probs(self, tokens: Sequence[Token], offset: int) -> dict[str, Any]: ...
+
+
+class ChatAnswer(Answer):
+    """Of `/v1/chat/completions`."""
+
+    prefix, kind, chunk_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+
+    def opening(self, index: int) -> dict[str, Any]:
+        delta = {"role": "assistant", "content": ""}
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return self._chunk([choice])
+
+    def _delta(self, piece: Piece) -> dict[str, Any]:
+        return {"delta": {"content": piece.text} if piece.text or piece.tokens else {}}
+
+    def _content(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def _log_probs(self, tokens: Sequence[Token], offset: int) -> dict[str, Any]:
+        del offset
+
+        def entry(token: int, log_prob: float) -> dict[str, Any]:
+            text = self._read(token)
+            # A part of a character has no text to take bytes of.
+            whole = None if _UNDECODABLE in text else list(text.encode())
+            return {"token": text, "logprob": log_prob, "bytes": whole}
+
+        return {
+            "content": [
+                entry(token.id, token.log_prob)
+                | {"top_logprobs": [entry(*other) for other in token.top[: self._top]]}
+                for token in tokens
+            ],
+            "refusal": None,
+        }
+
+
+class CompletionAnswer(Answer):
+    """Of `/v1/completions`, for which whole answers and chunks are of one kind."""
+
+    prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
+
+    def _delta(self, piece: Piece) -> dict[str, Any]:
+        return self._content(piece.text)
+
+    def _content(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def _log_probs(self, tokens: Sequence[Token], offset: int) -> dict[str, Any]:
+        offsets = []
+        for token in tokens:
+            offsets.append(offset)
+            offset += len(token.text)
+        return {
+            "tokens": [self._read(token.id) for token in tokens],
+            "token_logprobs": [token.log_prob for token in tokens],
+            "top_logprobs": [
+                {self._read(other): log_prob for other, log_prob in token.top[: self._top]}
+                for token in tokens
+            ],
+            "text_offset": offsets,
+        }
+
+
+def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    """Counts of tokens."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }

@@ -1,0 +1,238 @@
+"""The routes of OpenAI's API over an engine, and those of whoever runs the server."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from redrafter_jax.errors import InputError
+from redrafter_jax.serving.choices import Piece
+from redrafter_jax.serving.event_stream import EventStream
+from redrafter_jax.serving.jobs import Job, start_job
+from redrafter_jax.serving.openai_answers import Answer, ChatAnswer, CompletionAnswer, usage_of
+from redrafter_jax.serving.openai_errors import ApiError, error_response
+from redrafter_jax.serving.openai_schema import Asked, ChatRequest, CompletionRequest
+from redrafter_jax.serving.service import Service
+from redrafter_jax.text.chat_template import NO_TEMPLATE, encode_turns
+
+_log = logging.getLogger(__name__)
+
+_ROUTES = ("/v1/chat/completions", "/v1/completions")
+# The page loads nothing from elsewhere, and sends nothing elsewhere.
+_PAGE_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def make_app(service: Service, *, log_prompts: bool = False) -> FastAPI:
+    """The application.
+
+    Args:
+      service: that answers.
+      log_prompts: whether the log tells what was asked.
+    """
+
+    @asynccontextmanager
+    async def life(_: FastAPI) -> AsyncGenerator[None]:
+        service.worker.start()  # it warms up while the server listens
+        yield
+        await service.worker.close()
+
+    app = FastAPI(title="redrafter", docs_url=None, redoc_url=None, lifespan=life)
+    created = int(time.time())
+    page = (files("redrafter_jax.serving") / "page.html").read_text(encoding="utf-8")
+
+    async def refuse(http: Request, error: Exception) -> Response:
+        response = error_response(http.method, http.url.path, error)
+        if http.url.path in _ROUTES:
+            service.metrics.count(http.url.path, service.metrics.outcome_of(response.status_code))
+        return response
+
+    for kind in (HTTPException, RequestValidationError, Exception):
+        app.add_exception_handler(kind, refuse)
+
+    @app.get("/")
+    async def show_page() -> HTMLResponse:
+        return HTMLResponse(page, headers={"Content-Security-Policy": _PAGE_POLICY})
+
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        status = service.worker.status
+        return JSONResponse({"status": status}, 200 if status == "ready" else 503)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.metrics.page(), media_type="text/plain; version=0.0.4")
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [_model(service, created)]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        _check_model(service, name)
+        return _model(service, created)
+
+    @app.post(_ROUTES[0])
+    async def chat(asked: ChatRequest, http: Request) -> Response:
+        _check_model(service, asked.model)
+        if log_prompts:
+            _log.info("chat: %r", [(turn.role, turn.content) for turn in asked.messages])
+        prompt = await asyncio.to_thread(_encode_chat, service, asked)
+        job = await start_job(service, asked, [prompt], "messages", service.model.template.gap)
+        return await _answer(service, job, asked, ChatAnswer, [], http)
+
+    @app.post(_ROUTES[1])
+    async def completions(asked: CompletionRequest, http: Request) -> Response:
+        _check_model(service, asked.model)
+        if log_prompts:
+            _log.info("completion: %r", asked.prompt)
+        prompts = await asyncio.to_thread(_encode, service, asked.prompt)
+        job = await start_job(service, asked, prompts, "prompt")
+        echoes = [_text(service, given) for given in asked.prompt for _ in range(asked.n)]
+        return await _answer(
+            service, job, asked, CompletionAnswer, echoes if asked.echo else [], http
+        )
+
+    return app
+
+
+def _model(service: Service, created: int) -> dict[str, Any]:
+    return {
+        "id": service.model.name,
+        "object": "model",
+        "created": created,
+        "owned_by": "redrafter-jax",
+        "context_length": service.limits.context_length,
+        "chat": service.model.template is not NO_TEMPLATE,
+    }
+
+
+def _check_model(service: Service, name: str) -> None:
+    if name != service.model.name:
+        raise ApiError(
+            404,
+            f"The model {name!r:.80} is not served here; the one that is: {service.model.name}.",
+            field="model",
+            code="model_not_found",
+        )
+
+
+def _encode_chat(service: Service, asked: ChatRequest) -> list[int]:
+    if service.model.template is NO_TEMPLATE:
+        raise ApiError(
+            400,
+            f"{service.model.name} has no chat template; ask /v1/completions to continue a text.",
+        )
+    turns = [{"role": turn.role, "content": turn.content} for turn in asked.messages]
+    opening = [] if turns[0]["role"] == "system" else service.model.opening
+    try:
+        return encode_turns(service.model.template, service.model.tokenizer, [*opening, *turns])
+    except InputError as error:
+        raise ApiError(400, str(error), field="messages") from None
+
+
+def _encode(service: Service, prompts: Sequence[str | list[int]]) -> list[list[int]]:
+    return [
+        service.model.tokenizer.encode(prompt).ids if isinstance(prompt, str) else prompt
+        for prompt in prompts
+    ]
+
+
+def _text(service: Service, prompt: str | list[int]) -> str:
+    return prompt if isinstance(prompt, str) else service.model.tokenizer.decode(prompt)
+
+
+async def _answer(
+    service: Service,
+    job: Job,
+    asked: Asked,
+    kind: type[Answer],
+    echoes: Sequence[str],
+    http: Request,
+) -> Response:
+    """The response to a request that the engine has: a stream, or all of it once it is complete."""
+    answer = kind(
+        service.model.name,
+        service.model.fingerprint,
+        job.seed,
+        service.read_token,
+        top=asked.top,
+        draft_trace=asked.draft_trace,
+        include_usage=asked.stream_options is not None and asked.stream_options.include_usage,
+    )
+    began = time.monotonic()
+
+    def ended() -> None:
+        job.end()
+        service.metrics.count(http.url.path, job.outcome)
+        _log.info(
+            "%s %s: %s, %d prompt and %d new tokens in %.2f s",
+            http.url.path,
+            answer.id,
+            job.outcome,
+            job.prompt_tokens,
+            job.completion_tokens,
+            time.monotonic() - began,
+        )
+
+    if asked.stream:
+        return EventStream(_events(job, answer, echoes), ended)
+    collected = asyncio.ensure_future(_collect(job, answer, echoes))
+    left = asyncio.ensure_future(_client_leaves(http))
+    try:
+        await asyncio.wait({collected, left}, return_when=asyncio.FIRST_COMPLETED)
+        if collected.done():
+            return collected.result()
+        return Response(status_code=499)  # which nobody reads
+    finally:
+        collected.cancel()
+        left.cancel()
+        ended()
+
+
+async def _client_leaves(http: Request) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _collect(job: Job, answer: Answer, echoes: Sequence[str]) -> Response:
+    choices = [[Piece(echo, [], None)] for echo in echoes] or [[] for _ in range(job.count)]
+    try:
+        async for index, piece in job.pieces():
+            choices[index].append(piece)
+    except ApiError as error:
+        return error.response()
+    usage = usage_of(job.prompt_tokens, job.completion_tokens)
+    return JSONResponse(answer.whole(choices, usage))
+
+
+async def _events(
+    job: Job, answer: Answer, echoes: Sequence[str]
+) -> AsyncIterator[dict[str, Any] | str]:
+    offsets = [0] * job.count
+    for index in range(job.count):
+        if opening := answer.opening(index):
+            yield opening
+    for index, echo in enumerate(echoes):
+        yield answer.chunk(index, Piece(echo, [], None), 0)
+        offsets[index] = len(echo)
+    try:
+        async for index, piece in job.pieces():
+            yield answer.chunk(index, piece, offsets[index])
+            offsets[index] += len(piece.text)
+    except ApiError as error:
+        yield error.body()
+        return
+    if usage := answer.usage_chunk(usage_of(job.prompt_tokens, job.completion_tokens)):
+        yield usage
+    yield "[DONE]"

@@ -1,0 +1,202 @@
+"""Requests of OpenAI's API: fields that are not declared here are refused by name."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from redrafter_jax.text.tokenizer import require_text
+
+# Fields of the API whose given value asks for nothing: clients send them unasked. With any other
+# value they are refused.
+_ASKS_FOR_NOTHING: Mapping[str, Any] = {
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "logit_bias": {},
+    "response_format": {"type": "text"},
+    "best_of": 1,
+    "suffix": "",
+    "tools": [],
+    "store": False,
+}
+
+
+class _Fields(BaseModel):
+    """JSON's own types, known names; null is as if the field was not given."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_what_asks_for_nothing(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {
+            name: value
+            for name, value in given.items()
+            if value is not None
+            and (name not in _ASKS_FOR_NOTHING or value != _ASKS_FOR_NOTHING[name])
+        }
+
+
+def _whole(text: str) -> str:
+    require_text(text, "the text")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_whole)]
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _as_prompts(value: Any) -> list[Any]:
+    """One prompt or several, each a text or token ids."""
+    prompts = [value] if isinstance(value, str) or _are_tokens(value) else value
+    if not (isinstance(prompts, list) and prompts) or not all(
+        isinstance(prompt, str) or _are_tokens(prompt) for prompt in prompts
+    ):
+        raise ValueError("give a text, a list of token ids, or a list of either, none empty")
+    return [_whole(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+
+
+def _are_tokens(value: Any) -> bool:
+    tokens = isinstance(value, list) and bool(value)
+    return tokens and all(type(token) is int and 0 <= token < 2**31 for token in value)
+
+
+def _as_text(content: Any) -> Any:
+    """The text of a message that is given in parts."""
+    if not isinstance(content, list):
+        return content
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text" or set(part) != {"type", "text"} or not isinstance(part["text"], str):
+            raise ValueError(
+                f"parts of type text have a text and no more; {kind!r} is not supported"
+            )
+    return "".join(part["text"] for part in content)
+
+
+class Message(_Fields):
+    """A turn of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: Annotated[Text, BeforeValidator(_as_text)]
+
+
+class StreamOptions(_Fields):
+    """What a stream tells besides the answer."""
+
+    include_usage: bool = False
+
+
+class Asked(_Fields):
+    """What both kinds of request share.
+
+    Attributes:
+      model: the name that /v1/models gives.
+      temperature: as in `SamplingConfig`, but 1 by default, as in OpenAI's API; so the filters.
+      seed: of the first choice's noise; choice i is drawn with seed + i. Random by default.
+      stop: texts that end an answer; one that is a special token ends it too.
+      n: choices for each prompt.
+      max_tokens: limit on new tokens.
+      stream: send the answer as it is decided, by server-sent events.
+      speculation: False decodes without a drafter; the text is the same. Not OpenAI's.
+      draft_trace: tell of every token which target call it came from, and who proposed it. Not
+        OpenAI's.
+    """
+
+    model: str
+    temperature: float = 1.0
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    stop: Annotated[list[Text], BeforeValidator(_as_list), Field(max_length=4)] = []
+    n: Annotated[int, Field(ge=1, le=16)] = 1
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    speculation: bool = True
+    draft_trace: bool = False
+
+    @model_validator(mode="after")
+    def _check_together(self) -> "Asked":
+        if "" in self.stop:
+            raise ValueError("stop holds an empty text; leave it out")
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is for streams; give stream too, or leave it out")
+        return self
+
+    @property
+    def limit(self) -> int | None:
+        """The most new tokens of a choice; None for as many as there is room for."""
+        return self.max_tokens
+
+    @property
+    def top(self) -> int | None:
+        """How many of the likeliest tokens are told; None for no log-probabilities at all."""
+        return None
+
+
+class ChatRequest(Asked):
+    """`/v1/chat/completions`.
+
+    Attributes:
+      messages: the conversation so far.
+      max_completion_tokens: the later name of `max_tokens`.
+      logprobs: tell the log-probability of every new token.
+      top_logprobs: and of so many others, by probability.
+    """
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> "ChatRequest":
+        if self.max_tokens is not None and self.max_completion_tokens is not None:
+            raise ValueError("max_completion_tokens and max_tokens mean the same; give one of them")
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs; give it too, or leave both out")
+        return self
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def top(self) -> int | None:
+        return self.top_logprobs if self.logprobs else None
+
+
+class CompletionRequest(Asked):
+    """`/v1/completions`.
+
+    Attributes:
+      prompt: a text, or a list of token ids, or several of either.
+      max_tokens: 16 by default, as in OpenAI's API.
+      echo: begin each answer with its prompt.
+      logprobs: tell the log-probability of every new token, and of so many others.
+    """
+
+    prompt: Annotated[list[str | list[int]], BeforeValidator(_as_prompts)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = 16
+    echo: bool = False
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+
+    @model_validator(mode="after")
+    def _check_echo(self) -> "CompletionRequest":
+        if self.echo and self.logprobs is not None:
+            raise ValueError(
+                "echo with logprobs asks for the prompt's own, which are not computed; give one of "
+                "them"
+            )
+        return self
+
+    @property
+    def top(self) -> int | None:
+        return self.logprobs

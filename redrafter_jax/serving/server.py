@@ -1,0 +1,81 @@
+"""The HTTP server around the application: its socket, its start and its end."""
+
+import asyncio
+import signal
+import socket
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from redrafter_jax.errors import InputError
+from redrafter_jax.serving.worker import Worker
+
+# After the last answers are cut off, for their clients to read that.
+_GRACE = 2
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that clients can connect to.
+
+    Raises:
+      InputError: the address cannot be used.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(
+            f"--host {host} --port {port} cannot be listened on: {reason}; give others, or end "
+            "what listens there."
+        ) from None
+
+
+class Server(uvicorn.Server):
+    """uvicorn, which ends by letting running answers end first.
+
+    Args:
+      app: the application.
+      worker: that decodes for it.
+      drain_seconds: how long running answers may take once the server shall end.
+
+    Attributes:
+      failed: whether it ends because the engine has failed.
+    """
+
+    def __init__(self, app: ASGIApp, worker: Worker, drain_seconds: float) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=int(drain_seconds) + _GRACE,
+            )
+        )
+        self.failed = False
+        self._worker = worker
+        self._drain_seconds = drain_seconds
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        async def cut_off() -> None:
+            await asyncio.sleep(self._drain_seconds)
+            await self._worker.close()
+
+        cutting = asyncio.ensure_future(cut_off())
+        await super().shutdown(sockets)
+        cutting.cancel()
+
+    def fail(self) -> None:
+        """Shut down, because the engine is gone; from any thread."""
+        self.failed = self.should_exit = True
+
+
+def serve(server: Server, listening: socket.socket) -> None:
+    """Serve until SIGTERM, or Ctrl-C, which then ends the program as ever."""
+    # uvicorn raises the signal once more when it has ended; a server that was told to end by
+    # SIGTERM, and did, has not failed.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    server.run([listening])

@@ -1,0 +1,87 @@
+"""An engine without a model: its answers are known beforehand, and its steps take the time they are told."""
+
+import time
+from collections.abc import Callable
+
+from redrafter_jax.serving.engine import Engine
+from redrafter_jax.serving.messages import Counters, Event, QueueFull, Request
+
+
+class FakeEngine(Engine):
+    """Answers a prompt with its own tokens, over and over, from the seed's place on, two per step.
+
+    Args:
+      slots: requests that advance together.
+      queue_limit: requests that may wait beside them.
+      seconds: that a step takes.
+      fails: raises in the step of this number.
+    """
+
+    def __init__(
+        self,
+        slots: int = 2,
+        queue_limit: int = 2,
+        seconds: float = 0.0,
+        fails: int | None = None,
+        rule: Callable[[Request, int], int] | None = None,
+    ) -> None:
+        # Nothing of a real one is made.
+        self.counters = Counters()
+        self.places, self.queue_limit, self.seconds, self.fails = slots, queue_limit, seconds, fails
+        self.rule = rule or (
+            lambda request, i: request.prompt[(request.seed + i) % len(request.prompt)]
+        )
+        self.steps = self.submitted = 0
+        # By number, a request and how many of its tokens are decided; the first ones are decoded.
+        self.requests: dict[int, tuple[Request, int]] = {}
+
+    def warm_up(self) -> None:
+        time.sleep(self.seconds)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.requests)
+
+    @property
+    def active(self) -> int:
+        return min(self.places, len(self.requests))
+
+    @property
+    def waiting(self) -> int:
+        return len(self.requests) - self.active
+
+    @property
+    def free(self) -> int:
+        return self.places - self.active
+
+    def submit(self, request: Request) -> int:
+        if len(self.requests) >= self.places + self.queue_limit:
+            raise QueueFull("the queue is full; ask again later.")
+        self.submitted += 1
+        self.requests[self.submitted] = request, 0
+        return self.submitted
+
+    def cancel(self, number: int) -> None:
+        self.requests.pop(number, None)
+
+    def advance(self, passes: int | None = 1) -> list[Event]:
+        del passes
+        time.sleep(self.seconds)
+        self.steps += 1
+        if self.steps == self.fails:
+            raise RuntimeError("the device is gone")
+        events = []
+        for number, (request, decided) in list(self.requests.items())[: self.places]:
+            end = min(decided + 2, request.max_new_tokens)
+            tokens = [self.rule(request, i) for i in range(decided, end)]
+            count = len(tokens)
+            ended = "length" if end == request.max_new_tokens else None
+            if request.deadline is not None and time.monotonic() > request.deadline:
+                ended = "deadline"
+            tops = [[(token, -0.5), (0, -1.0)] for token in tokens]
+            origins = ["lookup"] * (count - 1) + [None]
+            events.append(Event(number, tokens, [-0.5] * count, tops, [count], origins, ended))
+            self.requests[number] = request, end
+            if ended:
+                del self.requests[number]
+        return events

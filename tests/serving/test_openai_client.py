@@ -1,0 +1,268 @@
+"""OpenAI's own client gets the texts that `generate` gives, from a thread and from a process."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from servers import LIMITS, serving, serving_process
+from tiny_folders import add_template, character_tokenizer, decode, encode, write_pair
+
+from redrafter_jax import DraftConfig, SamplingConfig, generate
+from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.models.target import Target
+from redrafter_jax.serving.engine import Engine
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+DRAFT = DraftConfig(beam_width=2, draft_rounds=2)
+WARM = SamplingConfig(temperature=1.0)
+ROOM = LIMITS.context_length
+
+
+@pytest.fixture(scope="module", params=["thread", pytest.param("process", marks=pytest.mark.long)])
+def client(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    habitual_target: Target,
+    good_drafter: DraftModel,
+) -> Iterator[openai.OpenAI]:
+    def connected(base: str) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0)
+
+    if request.param == "thread":
+        engine = Engine(
+            habitual_target,
+            good_drafter,
+            draft=DRAFT,
+            slots=4,
+            context_length=ROOM,
+            queue_limit=16,
+            row_counts=[4],  # fewer programs to compile
+            top_log_probs=5,
+        )
+        with serving(engine, character_tokenizer()) as base:
+            yield connected(base)
+        return
+    folder = tmp_path_factory.mktemp("models")
+    pair = write_pair(folder, habitual_target, good_drafter)
+    target = add_template(Path(pair.target), folder)
+    sizes = ["--slots", "4", "--context-length", str(ROOM), "--beam-width", "2"]
+    models = ["--target", target, "--drafter", pair.drafter, "--name", "tiny"]
+    with serving_process(*models, *sizes, "--draft-rounds", "2") as (base, _):
+        yield connected(base)
+
+
+@pytest.fixture(scope="module")
+def alone(habitual_target: Target) -> Any:
+    """The tokens that the baseline decides for one prompt by itself, and their log-probabilities."""
+
+    def decode_alone(
+        prompt: str, limit: int, seed: int, sampling: SamplingConfig = WARM
+    ) -> tuple[list[int], list[float]]:
+        result = generate(
+            habitual_target,
+            None,
+            [encode(prompt)],
+            # In one size of cache, whatever the limit.
+            max_new_tokens=ROOM - len(prompt),
+            sampling=sampling,
+            seeds=[seed],
+            log_probs=True,
+        )
+        assert result.log_probs is not None
+        return result.tokens[0][:limit], result.log_probs[0][:limit]
+
+    return decode_alone
+
+
+def chat(client: openai.OpenAI, text: str, **options: Any) -> Any:
+    turns: Any = [{"role": "user", "content": text}]
+    return client.chat.completions.create(model="tiny", messages=turns, **options)
+
+
+def complete(client: openai.OpenAI, prompt: Any, **options: Any) -> Any:
+    return client.completions.create(model="tiny", prompt=prompt, **options)
+
+
+@pytest.mark.parametrize(
+    ("asked", "sampling"),
+    [
+        ({}, WARM),  # as in OpenAI's API
+        ({"temperature": 0}, SamplingConfig()),
+        (
+            {"temperature": 0.8, "top_p": 0.9, "extra_body": {"top_k": 5, "min_p": 0.01}},
+            SamplingConfig(0.8, top_k=5, top_p=0.9, min_p=0.01),
+        ),
+    ],
+)
+def test_a_completion_and_a_chat_are_the_baselines_texts(
+    client: openai.OpenAI, alone: Any, asked: dict[str, Any], sampling: SamplingConfig
+) -> None:
+    expected = decode(alone("abc\n", 30, 7, sampling)[0])
+    answer = complete(client, "abc\n", max_tokens=30, seed=7, **asked)
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == (expected, "length")
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (4, 30)
+    answer = chat(client, "abc", max_completion_tokens=30, seed=7, **asked)
+    assert answer.choices[0].message.content == expected
+    assert (answer.model, answer.seed) == ("tiny", 7)
+
+
+def test_a_stream_brings_the_same_text_in_pieces(client: openai.OpenAI, alone: Any) -> None:
+    expected = decode(alone("abc\n", 40, 2)[0])
+    chunks = list(
+        chat(
+            client,
+            "abc",
+            max_tokens=40,
+            seed=2,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    texts = [chunk.choices[0].delta.content or "" for chunk in chunks[:-1]]
+    assert "".join(texts) == expected
+    assert len([text for text in texts if text]) > 3
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [chunk.choices[0].finish_reason for chunk in chunks[-3:-1]] == [None, "length"]
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.total_tokens == 44
+    pieces = complete(client, "abc\n", max_tokens=40, seed=2, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in pieces) == expected
+
+
+def test_a_stop_string_ends_the_text_before_it(client: openai.OpenAI, alone: Any) -> None:
+    whole = decode(alone("abc\n", 60, 3)[0])
+    stop = whole[20:23]
+    expected = whole.partition(stop)[0]
+    answer = complete(client, "abc\n", max_tokens=60, seed=3, stop=["never", stop])
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == (expected, "stop")
+    assert answer.usage.completion_tokens == len(expected) + len(stop)
+    pieces = [
+        chunk.choices[0]
+        for chunk in chat(client, "abc", max_tokens=60, seed=3, stop=stop, stream=True)
+    ]
+    assert "".join(piece.delta.content or "" for piece in pieces) == expected
+    assert pieces[-1].finish_reason == "stop"
+
+
+def test_without_a_limit_a_chat_goes_on_to_the_end_of_the_room(
+    client: openai.OpenAI, alone: Any
+) -> None:
+    answer = chat(client, "abc", seed=5)
+    assert answer.choices[0].message.content == decode(alone("abc\n", ROOM - 4, 5)[0])
+    assert answer.choices[0].finish_reason == "length"
+
+
+def test_a_seed_that_was_not_given_is_told(client: openai.OpenAI, alone: Any) -> None:
+    first, second = (complete(client, "abc\n", max_tokens=20) for _ in range(2))
+    assert first.seed != second.seed
+    assert first.choices[0].text == decode(alone("abc\n", 20, first.seed)[0])
+
+
+def test_log_probabilities_are_the_targets(client: openai.OpenAI, alone: Any) -> None:
+    tokens, log_probs = alone("abc\n", 12, 1)
+    told = chat(client, "abc", max_tokens=12, seed=1, logprobs=True, top_logprobs=3)
+    entries = told.choices[0].logprobs.content
+    assert "".join(entry.token for entry in entries) == decode(tokens)
+    assert entries[0].bytes == list(entries[0].token.encode())
+    np.testing.assert_allclose([entry.logprob for entry in entries], log_probs, atol=1e-4)
+    for entry in entries:
+        others = [other.logprob for other in entry.top_logprobs]
+        assert len(others) == 3
+        assert others == sorted(others, reverse=True)
+        assert entry.logprob <= others[0]
+    greedy = complete(client, "abc\n", max_tokens=12, temperature=0, logprobs=2).choices[0].logprobs
+    for token, log_prob, top in zip(
+        greedy.tokens, greedy.token_logprobs, greedy.top_logprobs, strict=True
+    ):
+        assert top[token] == log_prob == max(top.values())
+    assert greedy.text_offset == list(range(12))
+
+
+def test_choice_i_is_drawn_with_seed_plus_i(client: openai.OpenAI, alone: Any) -> None:
+    expected = [decode(alone("abc\n", 25, 8 + i)[0]) for i in range(2)]
+    answer = chat(client, "abc", max_tokens=25, seed=8, n=2)
+    assert [choice.message.content for choice in answer.choices] == expected
+    assert answer.usage.completion_tokens == 50
+    texts = ["", ""]
+    for chunk in complete(client, "abc\n", max_tokens=25, seed=8, n=2, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == expected
+
+
+def test_several_prompts_may_be_texts_or_tokens_and_be_echoed(
+    client: openai.OpenAI, alone: Any
+) -> None:
+    answer = complete(client, ["abc\n", "def"], max_tokens=9, seed=4, echo=True)
+    expected = [
+        prompt + decode(alone(prompt, 9, 4 + i)[0]) for i, prompt in enumerate(["abc\n", "def"])
+    ]
+    assert [choice.text for choice in answer.choices] == expected
+    answer = complete(client, [encode("abc\n"), encode("def")], max_tokens=9, seed=4, echo=True)
+    assert [choice.text for choice in answer.choices] == expected
+
+
+def test_speculation_can_be_switched_off_and_watched(client: openai.OpenAI) -> None:
+    told = {}
+    for speculation in (True, False):
+        body = {"speculation": speculation, "draft_trace": True}
+        chunks = chat(client, "abc", max_tokens=60, seed=6, stream=True, extra_body=body)
+        tokens = []
+        text = ""
+        for chunk in chunks:
+            text += chunk.choices[0].delta.content or ""
+            tokens += getattr(chunk.choices[0], "draft_trace", [])
+        assert "".join(token["text"] for token in tokens) == text
+        told[speculation] = text, tokens
+    assert told[True][0] == told[False][0]
+    # Prefill decides the first token, and then every call one.
+    assert [token["call"] for token in told[False][1]] == list(range(60))
+    assert {token["origin"] for token in told[False][1]} == {None}
+    calls = [token["call"] for token in told[True][1]]
+    assert calls == sorted(calls)
+    assert calls[-1] < 50
+    assert {token["origin"] for token in told[True][1]} == {None, "recurrent"}
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "field", "words"),
+    [
+        ({"model": "other"}, openai.NotFoundError, "model", "'other' is not served here; .*: tiny"),
+        ({"temperature": -1}, openai.BadRequestError, "temperature", "-1.0; it must be 0 or more"),
+        ({"top_p": 0}, openai.BadRequestError, "top_p", "greater than 0"),
+        ({"presence_penalty": 1}, openai.BadRequestError, "presence_penalty", "is not supported"),
+        ({"extra_body": {"tempo": 1}}, openai.BadRequestError, "tempo", "is not supported; leave"),
+        ({"max_tokens": 500}, openai.BadRequestError, "prompt", "500 new .* have room for 120"),
+        ({"max_tokens": 0}, openai.BadRequestError, "max_tokens", "greater than or equal to 1"),
+        ({"logprobs": 6}, openai.BadRequestError, "logprobs", "less than or equal to 5"),
+        ({"echo": True, "logprobs": 1}, openai.BadRequestError, None, "echo with logprobs"),
+        ({"n": 17}, openai.BadRequestError, "n", "less than or equal to 16"),
+        ({"n": 16, "prompt": ["a", "b"]}, openai.BadRequestError, "n", "32 answers, but"),
+        ({"seed": -1}, openai.BadRequestError, "seed", "greater than or equal to 0"),
+        ({"seed": 2**31 - 1, "n": 2}, openai.BadRequestError, "seed", r"below 2\*\*31"),
+        ({"stop": ""}, openai.BadRequestError, None, "stop holds an empty text"),
+        ({"stop": list("abcde")}, openai.BadRequestError, "stop", "at most 4"),
+        ({"prompt": []}, openai.BadRequestError, "prompt", "none empty"),
+        ({"prompt": ""}, openai.BadRequestError, "prompt", "empty; it needs at least one token"),
+        ({"prompt": [99]}, openai.BadRequestError, "prompt", "outside the vocabulary of 24"),
+        ({"prompt": "a" * 120}, openai.BadRequestError, "prompt", "120 tokens and 16 new ones"),
+    ],
+)
+def test_what_cannot_be_answered_is_one_sentence(
+    client: openai.OpenAI, options: dict[str, Any], error: type[openai.APIStatusError], field: str,
+    words: str,
+) -> None:  # fmt: skip
+    asked = {"model": "tiny", "prompt": "abc\n"} | options
+    with pytest.raises(error, match=words) as raised:
+        client.completions.create(**asked)
+    assert raised.value.param == field
+
+
+def test_models_are_listed(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").owned_by == "redrafter-jax"
+    with pytest.raises(openai.NotFoundError, match="'big' is not served here"):
+        client.models.retrieve("big")

@@ -1,0 +1,166 @@
+"""A server process under load: every text is the one decoded alone, and nothing leaks."""
+
+import json
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+from servers import serving_process, wait_until
+from tiny_folders import PairFolders, decode, encode, write_pair
+
+from redrafter_jax import SamplingConfig, generate
+from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.models.target import Target
+
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("quick_compilation")]
+
+ROOM = 120
+CLIENTS = 32
+SIZES = ["--context-length", str(ROOM), "--slots", "8", "--queue-limit", "64"]
+TREE = ["--beam-width", "2", "--draft-rounds", "2"]
+
+
+class Asked(NamedTuple):
+    """A request; `leaves` is after how many events its client goes away."""
+
+    prompt: str
+    limit: int
+    temperature: float
+    seed: int
+    leaves: int | None
+
+
+# Every fifth client leaves in the middle.
+REQUESTS = [
+    Asked(
+        decode([(7 * number + i) % 23 for i in range(1 + number % 60)]),
+        1 + (11 * number) % 50 if number % 5 else 50,
+        (0.0, 0.7, 1.0)[number % 3],
+        number,
+        None if number % 5 else 2,
+    )
+    for number in range(200)
+]
+
+
+@pytest.fixture(scope="module")
+def folders(
+    tmp_path_factory: pytest.TempPathFactory, habitual_target: Target, good_drafter: DraftModel
+) -> PairFolders:
+    return write_pair(tmp_path_factory.mktemp("models"), habitual_target, good_drafter)
+
+
+@pytest.fixture
+def server(folders: PairFolders) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    models = ["--target", folders.target, "--drafter", folders.drafter]
+    with serving_process(*models, *SIZES, *TREE) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def alone(habitual_target: Target) -> list[str]:
+    """What each request is answered with when it is decoded by itself."""
+
+    def text(asked: Asked) -> str:
+        result = generate(
+            habitual_target,
+            None,
+            [encode(asked.prompt)],
+            max_new_tokens=ROOM - len(asked.prompt),
+            sampling=SamplingConfig(asked.temperature),
+            seeds=[asked.seed],
+        )
+        return decode(result.tokens[0][: asked.limit])
+
+    return [text(asked) for asked in REQUESTS]
+
+
+# Making one takes longer than an answer.
+HTTP = httpx.Client(timeout=120, limits=httpx.Limits(max_connections=None))
+
+
+def ask(base: str, asked: Asked) -> str | None:
+    """The text of an answer, or None where the client leaves."""
+    body = {
+        "model": "target",
+        "prompt": asked.prompt,
+        "max_tokens": asked.limit,
+        "temperature": asked.temperature,
+        "seed": asked.seed,
+        "stream": True,
+    }
+    text, count = "", 0
+    with HTTP.stream("POST", f"{base}/v1/completions", json=body) as answer:
+        assert answer.status_code == 200
+        for line in answer.iter_lines():
+            if not line or line.endswith("[DONE]"):
+                continue
+            text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
+            count += 1
+            if count == asked.leaves:
+                return None
+    return text
+
+
+def measured(base: str) -> dict[str, float]:
+    lines = HTTP.get(f"{base}/metrics").text.splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, value in pairs}
+
+
+def resident_megabytes(process: subprocess.Popen[str]) -> float:
+    pages = Path(f"/proc/{process.pid}/statm").read_text().split()[1]
+    return int(pages) * 4096 / 2**20
+
+
+def test_under_load_every_text_is_the_one_decoded_alone_and_nothing_leaks(
+    server: tuple[str, subprocess.Popen[str]], alone: list[str]
+) -> None:
+    base, process = server
+
+    def round_of_all(_: int) -> float:
+        with ThreadPoolExecutor(CLIENTS) as clients:
+            texts: list[Any] = list(clients.map(lambda one: ask(base, one), REQUESTS))
+        for asked, text, expected in zip(REQUESTS, texts, alone, strict=True):
+            assert text == (None if asked.leaves and text is None else expected)
+        wait_until(lambda: measured(base)["redrafter_active_slots"] == 0)
+        return resident_megabytes(process)
+
+    sizes = [round_of_all(number) for number in range(10)]
+    told = measured(base)
+    assert told["redrafter_waiting_requests"] == told["redrafter_compiled_after_warm_up"] == 0
+    counts = {name: value for name, value in told.items() if "redrafter_requests_total" in name}
+    assert sum(counts.values()) == 10 * len(REQUESTS)
+    left = sum(value for name, value in counts.items() if "client_gone" in name)
+    assert left > 200
+    print(f"resident MiB after each 200 requests: {[round(size) for size in sizes]}; {left=}")
+    assert sizes[-1] < 1.05 * sizes[1]
+
+
+def test_sigterm_under_load_lets_the_answers_end(
+    server: tuple[str, subprocess.Popen[str]], alone: list[str]
+) -> None:
+    base, process = server
+    chosen = [number for number, asked in enumerate(REQUESTS) if asked.limit > 40][:12]
+    texts: dict[int, str | None] = {}
+
+    def run(number: int) -> None:
+        texts[number] = ask(base, REQUESTS[number]._replace(leaves=None))
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in chosen]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: measured(base)["redrafter_waiting_requests"] == len(chosen) - 8)
+    process.send_signal(signal.SIGTERM)
+    for thread in threads:
+        thread.join()
+    assert process.wait(timeout=60) == 0
+    assert {number: alone[number] for number in texts} == texts
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{base}/health")
