@@ -5,8 +5,8 @@ import sys
 import time
 from collections.abc import Iterator
 
-from redrafter_jax.commands.option_groups import config_of, option_of
 from redrafter_jax.commands.batch import continue_file
+from redrafter_jax.commands.option_groups import config_of, option_of
 from redrafter_jax.commands.options import open_session
 from redrafter_jax.commands.speed import (
     baseline_seconds,

@@ -155,7 +155,8 @@ async def start_job(
             f"{service.limits.log_probs} at most; ask for fewer, or start it with --max-logprobs.",
             field="top_logprobs" if "top_logprobs" in type(asked).model_fields else "logprobs",
         )
-    sampling, began = _sampling(asked), time.monotonic()
+    sampling, seconds = _sampling(asked), service.limits.deadline
+    ends_at = None if seconds is None else time.monotonic() + seconds
     try:
         ends, strings = split_stops(service.model.tokenizer, asked.stop)
     except InputError as error:
@@ -171,9 +172,7 @@ async def start_job(
                     seed + len(requests),
                     sampling,
                     stop_tokens=(*service.model.stop_tokens, *ends),
-                    deadline=None
-                    if service.limits.deadline is None
-                    else began + service.limits.deadline,
+                    deadline=ends_at,
                     speculate=asked.speculation,
                 )
             )
@@ -232,7 +231,7 @@ def _gone() -> ApiError:
 def _too_late(deadline: float | None) -> ApiError:
     return ApiError(
         504,
-        f"The answer was not complete after {deadline:g} seconds, the server's limit; ask for "
+        f"The answer was not complete after {deadline} seconds, the server's limit; ask for "
         "fewer tokens, or again when the server is less busy.",
         code="deadline_exceeded",
     )

@@ -28,12 +28,13 @@ def imported(code: str) -> set[str]:
     [
         HELP.format(["--help"]),
         HELP.format(["chat", "--help"]),
+        HELP.format(["serve", "--help"]),
         # Ctrl-C is told as that from here on.
         "import train.__main__, eval.__main__, redrafter_jax.entry_points",
     ],
 )
 def test_a_help_and_a_start_need_no_jax(code: str) -> None:
-    assert not imported(code) & {"jax", "flax", "numpy", "tokenizers"}
+    assert not imported(code) & {"jax", "flax", "numpy", "tokenizers", "fastapi"}
 
 
 @pytest.mark.long

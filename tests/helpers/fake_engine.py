@@ -1,7 +1,7 @@
-"""An engine without a model: its answers are known beforehand, and its steps take the time they are told."""
+"""An engine without a model, whose answers are known and whose steps take a given time."""
 
+import threading
 import time
-from collections.abc import Callable
 
 from redrafter_jax.serving.engine import Engine
 from redrafter_jax.serving.messages import Counters, Event, QueueFull, Request
@@ -15,6 +15,7 @@ class FakeEngine(Engine):
       queue_limit: requests that may wait beside them.
       seconds: that a step takes.
       fails: raises in the step of this number.
+      warm: what the warm-up waits for.
     """
 
     def __init__(
@@ -23,20 +24,19 @@ class FakeEngine(Engine):
         queue_limit: int = 2,
         seconds: float = 0.0,
         fails: int | None = None,
-        rule: Callable[[Request, int], int] | None = None,
+        warm: threading.Event | None = None,
     ) -> None:
         # Nothing of a real one is made.
         self.counters = Counters()
-        self.places, self.queue_limit, self.seconds, self.fails = slots, queue_limit, seconds, fails
-        self.rule = rule or (
-            lambda request, i: request.prompt[(request.seed + i) % len(request.prompt)]
-        )
+        self.places, self.queue_limit = slots, queue_limit
+        self.seconds, self.fails, self.warm = seconds, fails, warm
         self.steps = self.submitted = 0
         # By number, a request and how many of its tokens are decided; the first ones are decoded.
         self.requests: dict[int, tuple[Request, int]] = {}
 
     def warm_up(self) -> None:
-        time.sleep(self.seconds)
+        if self.warm is not None:
+            self.warm.wait()
 
     @property
     def busy(self) -> bool:
@@ -73,7 +73,10 @@ class FakeEngine(Engine):
         events = []
         for number, (request, decided) in list(self.requests.items())[: self.places]:
             end = min(decided + 2, request.max_new_tokens)
-            tokens = [self.rule(request, i) for i in range(decided, end)]
+            tokens = [
+                request.prompt[(request.seed + i) % len(request.prompt)]
+                for i in range(decided, end)
+            ]
             count = len(tokens)
             ended = "length" if end == request.max_new_tokens else None
             if request.deadline is not None and time.monotonic() > request.deadline:

@@ -57,7 +57,7 @@ def client(
 
 @pytest.fixture(scope="module")
 def alone(habitual_target: Target) -> Any:
-    """The tokens that the baseline decides for one prompt by itself, and their log-probabilities."""
+    """What the baseline decides for one prompt by itself: tokens and log-probabilities."""
 
     def decode_alone(
         prompt: str, limit: int, seed: int, sampling: SamplingConfig = WARM
@@ -255,7 +255,7 @@ def test_what_cannot_be_answered_is_one_sentence(
     client: openai.OpenAI, options: dict[str, Any], error: type[openai.APIStatusError], field: str,
     words: str,
 ) -> None:  # fmt: skip
-    asked = {"model": "tiny", "prompt": "abc\n"} | options
+    asked: dict[str, Any] = {"model": "tiny", "prompt": "abc\n"} | options
     with pytest.raises(error, match=words) as raised:
         client.completions.create(**asked)
     assert raised.value.param == field

@@ -1,6 +1,7 @@
 """A server process under load: every text is the one decoded alone, and nothing leaks."""
 
 import json
+import logging
 import signal
 import subprocess
 import threading
@@ -139,7 +140,7 @@ def test_under_load_every_text_is_the_one_decoded_alone_and_nothing_leaks(
     assert sum(counts.values()) == 10 * len(REQUESTS)
     left = sum(value for name, value in counts.items() if "client_gone" in name)
     assert left > 200
-    print(f"resident MiB after each 200 requests: {[round(size) for size in sizes]}; {left=}")
+    logging.info("resident MiB after every 200 requests: %s", [round(size) for size in sizes])
     assert sizes[-1] < 1.05 * sizes[1]
 
 

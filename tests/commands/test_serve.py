@@ -1,0 +1,53 @@
+"""`python -m redrafter_jax serve`: what it refuses before anything is loaded."""
+
+import socket
+import sys
+from typing import Any
+
+import pytest
+from tiny_folders import write_untrained_target
+
+from redrafter_jax.commands.arguments import read_arguments
+
+WORDS = ["serve", "--target", "t", "--no-drafter"]
+
+
+def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_arguments(WORDS).api_key is None
+    monkeypatch.setenv("REDRAFTER_API_KEY", "s3cret")
+    assert read_arguments(WORDS).api_key == "s3cret"
+    assert read_arguments([*WORDS, "--api-key", "other"]).api_key == "other"
+
+
+def test_by_default_this_machine_alone_may_ask() -> None:
+    assert read_arguments(WORDS).host == "127.0.0.1"
+
+
+@pytest.mark.parametrize("option", ["--drain", "--deadline"])
+def test_a_time_that_is_none_is_told(run_redrafter: Any, option: str) -> None:
+    code, _, err = run_redrafter(*WORDS, option, "soon")
+    assert (code, "soon is no time; give seconds above 0" in err) == (2, True)
+
+
+def test_an_address_in_use_is_told_before_the_target_is_loaded(
+    run_redrafter: Any, tmp_path: Any
+) -> None:
+    write_untrained_target(tmp_path / "target", functions=9)
+    (tmp_path / "target" / "model.safetensors").unlink()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        words = ["serve", "--target", str(tmp_path / "target"), "--no-drafter", "--port", port]
+        code, _, err = run_redrafter(*words)
+    assert code == 2
+    assert f"--host 127.0.0.1 --port {port} cannot be listened on: Address already in use" in err
+
+
+def test_a_package_that_is_missing_is_named(
+    run_redrafter: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("redrafter_jax.serving.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    code, _, err = run_redrafter(*WORDS)
+    assert code == 2
+    assert "redrafter serve needs the package uvicorn, which is not installed" in err

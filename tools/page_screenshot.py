@@ -1,0 +1,76 @@
+"""A picture of the page of a server that runs: one question, with and without speculation.
+
+    python -m tools.page_screenshot http://127.0.0.1:8000 docs/serving.png
+    python -m tools.page_screenshot http://127.0.0.1:8000 narrow.png --width 390
+
+It needs a Chromium that is installed, such as Debian's.
+"""
+
+import argparse
+import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from playwright.sync_api import Page, sync_playwright
+
+from redrafter_jax.errors import InputError
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+def chromium() -> str | None:
+    """The Chromium of this system, if it has one."""
+    return next(filter(None, map(shutil.which, _NAMES)), None)
+
+
+@contextmanager
+def browser_page(width: int = 1100, height: int = 760, dark: bool = False) -> Generator[Page]:
+    """A tab of a Chromium that shows no window.
+
+    Raises:
+      InputError: there is no Chromium.
+    """
+    path = chromium()
+    if path is None:
+        raise InputError(f"None of {', '.join(_NAMES)} is installed; install one.")
+    with sync_playwright() as playwright:
+        # The sandbox does not work for root, as which containers run.
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        page = browser.new_page(
+            viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light"
+        )
+        yield page
+        browser.close()
+
+
+def ask(page: Page, question: str, *, tokens: int, seed: int, compare: bool) -> None:
+    """Type a question and wait for the whole answer."""
+    page.fill("#limit", str(tokens))
+    page.fill("#seed", str(seed))
+    page.set_checked("#compare", compare)
+    page.fill("#question", question)
+    page.press("#question", "Enter")
+    page.wait_for_selector("#send:not([disabled])", timeout=300_000)
+
+
+def main() -> None:
+    """Take the picture."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("url")
+    parser.add_argument("picture", type=Path)
+    parser.add_argument("--question", default="Name three uses of a paper clip.")
+    parser.add_argument("--tokens", type=int, default=120)
+    parser.add_argument("--width", type=int, default=1100)
+    parser.add_argument("--height", type=int, default=760)
+    parser.add_argument("--dark", action="store_true")
+    arguments = parser.parse_args()
+    with browser_page(arguments.width, arguments.height, arguments.dark) as page:
+        page.goto(arguments.url)
+        page.wait_for_selector("#model:not(:text('connecting'))")
+        ask(page, arguments.question, tokens=arguments.tokens, seed=1, compare=True)
+        page.screenshot(path=arguments.picture)
+
+
+if __name__ == "__main__":
+    main()
