@@ -27,7 +27,7 @@ from redrafter_jax.requests import (
     PerRow,
     Prompts,
     StopTokens,
-    check_whole,
+    check_size,
     lists_of_rows,
     slots_for,
     token_lists,
@@ -79,9 +79,7 @@ class KeptCache:
     """
 
     def __init__(self, context_length: int) -> None:
-        check_whole(context_length, "context_length")
-        if context_length < 1:
-            raise InputError(f"context_length is {context_length}; it must be 1 or more.")
+        check_size(context_length, "context_length")
         self._context_length = context_length
         self._memory: Memory | None = None
         self._target: Target | None = None
@@ -153,9 +151,7 @@ def stream(
       InputError: as `generate`, at the first `next`; or a stop string is empty or has no
         `detokenize`, or the kept cache has too few slots, other rows or another target.
     """
-    check_whole(steps_per_yield, "steps_per_yield")
-    if steps_per_yield < 1:
-        raise InputError(f"steps_per_yield is {steps_per_yield}; it must be 1 or more.")
+    check_size(steps_per_yield, "steps_per_yield")
     bound, prompts = bind_drafter(drafter, draft), token_lists(prompts)
     stops = _stop_strings(stop_strings, len(prompts), detokenize)
     state, _ = start(

@@ -128,6 +128,23 @@ def check_context_layers(target: TargetConfig, layers: Sequence[int], name: str)
             )
 
 
+def check_together(drafters: Sequence[Drafter], target: TargetConfig) -> None:
+    """Refuse a target that one of the drafters refuses, and drafters that read different layers.
+
+    Raises:
+      InputError: as said.
+    """
+    layers: tuple[int, ...] = ()
+    for drafter in drafters:
+        drafter.check(target)
+        if layers and drafter.context_layers not in ((), layers):
+            raise InputError(
+                f"The drafters read the target's layers {layers} and {drafter.context_layers}; "
+                "combine drafters that read the same ones."
+            )
+        layers = layers or drafter.context_layers
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RootOnly(Drafter):

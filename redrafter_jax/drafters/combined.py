@@ -9,8 +9,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.config.limits import Count, check_fields
-from redrafter_jax.drafters.base import Drafter
-from redrafter_jax.errors import InputError
+from redrafter_jax.drafters.base import Drafter, check_together
 from redrafter_jax.models.target import Decoder
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.types import DecodeState, StepTrace, TokenTree, Verified
@@ -59,13 +58,7 @@ class Combined(Drafter):
         """
         check_fields(self)
         super().check(target)
-        for drafter in (self.first, self.second):
-            drafter.check(target)
-            if drafter.context_layers not in ((), self.context_layers):
-                raise InputError(
-                    f"The drafters read the target's layers {self.first.context_layers} and "
-                    f"{self.second.context_layers}; combine drafters that read the same ones."
-                )
+        check_together((self.first, self.second), target)
 
     def prepare(self, decoder: Decoder) -> "Combined":
         return Combined(self.first.prepare(decoder), self.second.prepare(decoder), self.nodes)

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from redrafter_jax.config import TargetConfig
-from redrafter_jax.drafters.base import Drafter
+from redrafter_jax.drafters.base import Drafter, check_together
 from redrafter_jax.drafters.tree import pad_nodes
-from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Decoder
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.types import DecodeState, StepTrace, TokenTree, Verified
@@ -72,13 +71,7 @@ class OneOf(Drafter):
         Raises:
           InputError: as said.
         """
-        for drafter in self.drafters:
-            drafter.check(target)
-            if drafter.context_layers not in ((), self.context_layers):
-                raise InputError(
-                    f"The drafters read the target's layers {drafter.context_layers} and "
-                    f"{self.context_layers}; choose among drafters that read the same ones."
-                )
+        check_together(self.drafters, target)
 
     def prepare(self, decoder: Decoder) -> "OneOf":
         ready = list(self.drafters)

@@ -1,11 +1,13 @@
 """What the slots hold, which one a new request takes, and what the next pass of prefill reads."""
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import Int
 
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
@@ -102,6 +104,11 @@ class Slot:
         """Whether it gains tokens."""
         return self.row is not None and self.cached >= self.prompt_length
 
+    @property
+    def number(self) -> int:
+        """Of its request; the lower, the earlier it came."""
+        return -1 if self.row is None else self.row.number
+
     def shared_with(self, prompt: Sequence[int]) -> int:
         """How many tokens of the prompt's beginning are in its own cache."""
         held = self.cached if self.source is None else 0
@@ -150,6 +157,43 @@ def take_slot(slots: Sequence[Slot], parts: Sequence[range], row: Row) -> int | 
     return taken
 
 
+def admit(
+    slots: Sequence[Slot], queue: deque[Row], parts: Sequence[range], most: int
+) -> tuple[dict[int, int], list[Slot]]:
+    """Take in from the queue what has room in the next prefill pass, first come, first served.
+
+    A pass takes as long for one prompt as for all that it has room for: while rows decode, none is
+    taken in before there are free slots for as many.
+
+    Args:
+      slots: all of them.
+      queue: who waits, from the left.
+      parts: the slots of each part of the mesh.
+      most: prompts that a pass reads on each part.
+
+    Returns:
+      By place in the pass the slots that it reads for, and those among them that were free.
+    """
+    running = [index for index, slot in enumerate(slots) if slot.reading]
+    order = sorted(running, key=lambda index: slots[index].number)
+    reading = [[index for index in order if index in part] for part in parts]
+    free = sum(slot.row is None for slot in slots)
+    admitted = []
+    if free >= min(most, len(queue)) or not any(slot.decoding for slot in slots):
+        while queue:
+            room = [part for part, of in zip(parts, reading, strict=True) if len(of) < most]
+            index = take_slot(slots, room, queue[0])
+            if index is None:
+                break
+            queue.popleft()
+            admitted.append(slots[index])
+            next(of for part, of in zip(parts, reading, strict=True) if index in part).append(index)
+    places = {
+        part * most + at: index for part, of in enumerate(reading) for at, index in enumerate(of)
+    }
+    return places, admitted
+
+
 def next_chunk(
     slots: Sequence[Slot], places: Mapping[int, int], part: int, shape: tuple[int, int], idle: Row
 ) -> Reading:
@@ -181,3 +225,25 @@ def next_chunk(
     each: Any = jax.tree.map(lambda *one: np.concatenate(one), *arrays)
     leading: list[Any] = [rows, sources, begins, tokens, speculates]
     return Reading(*leading, each.lengths, each.limits, each.stop_tokens, each.sampling)  # pyright: ignore[reportCallIssue]
+
+
+def next_batch(
+    active: Sequence[int], rows: int, parts: Sequence[range]
+) -> tuple[Int[np.ndarray, " G"], dict[int, int]]:
+    """The rows that decode as a batch, and by place in it the slots.
+
+    Args:
+      active: slots that decode.
+      rows: G, places of the batch, enough for them; as many as slots, or fewer.
+      parts: the slots of each part of the mesh.
+    """
+    size = len(parts[0])
+    batch = np.full(rows, size, np.int32)
+    places: dict[int, int] = {}
+    for number, part in enumerate(parts):
+        own = [index for index in active if index in part]
+        for at, index in enumerate(own, start=number * rows // len(parts)):
+            # Where all rows decode, each has its own place.
+            place = index if rows == size * len(parts) else at
+            batch[place], places[place] = index - part.start, index
+    return batch, places

@@ -13,6 +13,8 @@ from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.drafters.one_of import OneOf
+from redrafter_jax.errors import InputError
+from redrafter_jax.requests import check_size
 
 # Target calls of a row after which what was gained before counts half, and of rows that could have
 # drafted a tree, but did not, after which half of what is known of it is forgotten.
@@ -45,16 +47,34 @@ class Budgets:
       draft: how it drafts: always the same, or the tuner's table, from which the tree is taken for
         the number of rows that decode and their temperature. A tree of the table gives way to
         the baseline while it gains too little.
-      row_counts: rows that are decoded together; the last one is all.
+      slots: all rows.
+      row_counts: numbers of rows, beside all, for which decoding is compiled; None takes the
+        table's batch sizes or, without a table, one row.
+      shards: parts of the rows on a mesh, all of one size.
+
+    Raises:
+      InputError: the parts would not be of one size, or the drafter does not go with `draft`.
     """
 
     def __init__(
         self,
         drafter: DraftModel | Drafter | None,
         draft: DraftConfig | DraftTable | None,
-        row_counts: Sequence[int],
+        slots: int,
+        row_counts: Sequence[int] | None = None,
+        shards: int = 1,
     ) -> None:
-        self.row_counts = tuple(row_counts)
+        if row_counts is None:
+            sizes = [t.batch_size for t in draft.trees] if isinstance(draft, DraftTable) else []
+            row_counts = [size for size in sizes if size % shards == 0] or [shards]
+        self.row_counts = sorted({count for count in row_counts if count < slots} | {slots})
+        for count in self.row_counts:
+            check_size(count, "A number of rows")
+            if count % shards:
+                raise InputError(
+                    f"{count} rows cannot be split evenly over the {shards} devices along data; "
+                    f"give slots and row_counts in multiples of {shards}."
+                )
         self._table = draft if isinstance(draft, DraftTable) else None
         found: list[DraftConfig | None] = []
         if isinstance(draft, DraftTable):

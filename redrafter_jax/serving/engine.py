@@ -5,13 +5,11 @@ What is decided for a request depends on nothing but the request, as in `generat
 
 import math
 import time
-import weakref
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from redrafter_jax.checkpoints.draft_table import DraftTable
 from redrafter_jax.config import DraftConfig
@@ -21,17 +19,15 @@ from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_same_mesh, data_shards, place, to_host
-from redrafter_jax.requests import check_whole, slots_for
-from redrafter_jax.serving.admission import Row, Slot, make_row, next_chunk, take_slot
+from redrafter_jax.requests import check_size, slots_for
+from redrafter_jax.serving.admission import Row, Slot, admit, make_row, next_batch, next_chunk
 from redrafter_jax.serving.budgets import Budgets
+from redrafter_jax.serving.compilations import count_compilations
 from redrafter_jax.serving.messages import Counters, Event, QueueFull, Request
 from redrafter_jax.serving.slots import Gains, decode_rows, empty_rows, read_chunk
 
-__all__ = ["Counters", "Engine", "Event", "QueueFull", "Request"]
-
 # Of a warm-up: the first one compiles.
 _TURNS = 4
-_COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 class _Run(NamedTuple):
@@ -97,25 +93,15 @@ class Engine:
         top_log_probs: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        config, self._shards = target.config, data_shards(target.mesh)
-        _check_size("context_length", context_length, 2, config.position_limit)
-        _check_size("queue_limit", queue_limit or 0, 0)
-        _check_size("steps_per_call", steps_per_call, 1)
-        _check_size("prefill_chunk", prefill_chunk or 1, 1)
-        _check_size("prefill_rows", prefill_rows, 1)
-        _check_size("top_log_probs", top_log_probs, 0, config.vocab_size)
-        _check_size("slots", slots, 1)
-        if row_counts is None:
-            trees = draft.trees if isinstance(draft, DraftTable) else ()
-            row_counts = [tree.batch_size for tree in trees] or [self._shards]
-        counts = sorted({count for count in row_counts if count < slots} | {slots})
-        for count in counts:
-            if count < 1 or count % self._shards:
-                raise InputError(
-                    f"{count} rows cannot be split evenly over the {self._shards} devices along "
-                    "data; give slots and row_counts in multiples of them."
-                )
-        self._budgets = Budgets(drafter, draft, counts)
+        config, shards = target.config, data_shards(target.mesh)
+        check_size(slots, "slots")
+        check_size(context_length, "context_length", 2, config.position_limit)
+        check_size(queue_limit or 0, "queue_limit", 0)
+        check_size(steps_per_call, "steps_per_call")
+        check_size(prefill_chunk or 1, "prefill_chunk")
+        check_size(prefill_rows, "prefill_rows")
+        check_size(top_log_probs, "top_log_probs", 0, config.vocab_size)
+        self._budgets = Budgets(drafter, draft, slots, row_counts, shards)
         one_of = self._budgets.one_of(0)
         one_of.check(config)
         check_same_mesh(target, *one_of.models)
@@ -132,17 +118,17 @@ class Engine:
         cache_slots = slots_for(context_length, one_of.longest_path)
         self._chunk = min(prefill_chunk or chunk_length(), cache_slots)
         self._slots: list[Slot] = [Slot() for _ in range(slots)]
-        self._part = slots // self._shards
+        # Of each device along `data`.
+        size = slots // shards
+        self._parts = [range(start, start + size) for start in range(0, slots, size)]
         self._queue: deque[Row] = deque()
-        # Slots whose prompts are being read, in the order of their requests.
-        self._reading: list[int] = []
         self._ended: list[Event] = []
         self._submitted = self._freed = 0
         # What idle places of a prefill pass read; no request may have more stop tokens.
         self._idle = make_row(target, -1, Request([0], 1, 0), self._stop_tokens)
         self._stop_width = self._idle.arrays.stop_tokens.shape[1]
         self._state = empty_rows(target, one_of, slots, cache_slots, self._stop_width)
-        _count_compilations(self)
+        count_compilations(self, self.counters)
 
     @property
     def slots(self) -> int:
@@ -230,9 +216,11 @@ class Engine:
         self._end("deadline", lambda row: now > _deadline(row.request))
         runs: list[_Run] = []
         while passes is None or len(runs) < passes:
-            places = self._admit()
+            places, admitted = admit(self._slots, self._queue, self._parts, self._prefill_rows)
             if not places:
                 break
+            self.counters.prompt_tokens += sum(slot.prompt_length for slot in admitted)
+            self.counters.reused_tokens += sum(slot.cached for slot in admitted)
             runs.append(self._read(places))
         active = [index for index, slot in enumerate(self._slots) if slot.decoding]
         if active:
@@ -244,39 +232,10 @@ class Engine:
             self._collect(run, arrays, events)
         return list(events.values())
 
-    def _admit(self) -> dict[int, int]:
-        """Take in what has room, and say which slots the next prefill pass reads for, by place."""
-        size, most = self._part, self._prefill_rows
-        reading: list[list[int]] = [[] for _ in range(self._shards)]
-        for index in self._reading:
-            reading[index // size].append(index)
-        decoding = any(slot.decoding for slot in self._slots)
-        # A pass takes as long for a few prompts as for all that it has room for.
-        while self._queue and not (decoding and self.free < min(most, self.waiting)):
-            room = [
-                range(part * size, (part + 1) * size)
-                for part, slots in enumerate(reading)
-                if len(slots) < most
-            ]
-            index = take_slot(self._slots, room, self._queue[0])
-            if index is None:
-                break
-            row = self._queue.popleft()
-            self.counters.prompt_tokens += len(row.request.prompt)
-            self.counters.reused_tokens += self._slots[index].cached
-            self._reading.append(index)
-            reading[index // size].append(index)
-        return {
-            part * most + place: index
-            for part, slots in enumerate(reading)
-            for place, index in enumerate(slots)
-        }
-
     def _read(self, places: dict[int, int]) -> _Run:
         """One prefill pass for these slots, by place."""
-        shape = self._prefill_rows * self._shards, self._chunk
-        chunk = next_chunk(self._slots, places, self._part, shape, self._idle)
-        self._reading = [index for index in self._reading if self._slots[index].reading]
+        shape = self._prefill_rows * len(self._parts), self._chunk
+        chunk = next_chunk(self._slots, places, len(self._parts[0]), shape, self._idle)
         self._state, gains = read_chunk(
             self._target,
             self._budgets.one_of(0),
@@ -289,25 +248,15 @@ class Engine:
 
     def _choose(self, active: list[int]) -> tuple[int, int]:
         """Rows and drafter of the program that decodes these slots next."""
-        parts = Counter(index // self._part for index in active)
-        rows = self._budgets.rows_for(max(parts.values()) * self._shards)
+        fullest = max(sum(index in part for index in active) for part in self._parts)
+        rows = self._budgets.rows_for(fullest * len(self._parts))
         requests = [slot.row.request for slot in self._slots if slot.row and slot.decoding]
         temperatures = [one.sampling.temperature for one in requests if one.speculate]
         return rows, self._budgets.choose(rows, temperatures)
 
     def _decode(self, active: list[int], rows: int, chosen: int) -> _Run:
         """Decode these slots for a few steps by the program of so many rows and this drafter."""
-        size = self._part
-        batch = np.full(rows, size, np.int32)
-        slots: dict[int, int] = {}
-        taken = [0] * self._shards
-        for index in active:
-            part, own = divmod(index, size)
-            # Where all rows decode, each has its own place.
-            at = index if rows == self.slots else part * rows // self._shards + taken[part]
-            taken[part] += 1
-            batch[at] = own
-            slots[at] = index
+        batch, places = next_batch(active, rows, self._parts)
         placed: Any = place(batch, self._target.mesh)
         self._state, gains = decode_rows(
             self._target,
@@ -317,7 +266,7 @@ class Engine:
             steps=self._steps,
             top=self._top,
         )
-        return _Run(slots, gains, (rows, chosen))
+        return _Run(places, gains, (rows, chosen))
 
     def _collect(self, run: _Run, gains: Gains, events: dict[int, Event]) -> None:
         """Add what a program gained to the events."""
@@ -336,11 +285,8 @@ class Engine:
                 self._give_back(slot)
             events[number] = events[number].followed_by(new) if number in events else new
             if run.program:
-                self.counters.target_calls += len(new.calls)
-                self.counters.gained += len(new.tokens)
-                self.counters.accepted.update(name for name in new.origins if name)
-                for name, nodes in zip(names, gains.drafted[at].sum(axis=0), strict=True):
-                    self.counters.drafted[name] += int(nodes)
+                drafted = zip(names, gains.drafted[at].sum(axis=0).tolist(), strict=True)
+                self.counters.add(new, dict(drafted))
                 calls += request.speculate * len(new.calls)
                 gained += request.speculate * len(new.tokens)
         if run.program:
@@ -351,11 +297,10 @@ class Engine:
         for row in [row for row in self._queue if ends(row)]:
             self._queue.remove(row)
             self._ended.append(Event.empty(row.number, why))
-        for index, slot in enumerate(self._slots):
+        for slot in self._slots:
             if slot.row is not None and ends(slot.row):
-                self._ended.append(Event.empty(slot.row.number, why))
+                self._ended.append(Event.empty(slot.number, why))
                 self._give_back(slot)
-                self._reading = [other for other in self._reading if other != index]
 
     def _give_back(self, slot: Slot) -> None:
         self._freed += 1
@@ -364,22 +309,3 @@ class Engine:
 
 def _deadline(request: Request) -> float:
     return math.inf if request.deadline is None else request.deadline
-
-
-def _check_size(name: str, size: int, least: int, most: int | None = None) -> None:
-    check_whole(size, name)
-    if size < least or (most is not None and size > most):
-        limit = f"{least} or more" if most is None else f"from {least} to {most}"
-        raise InputError(f"{name} is {size}; it must be {limit}.")
-
-
-def _count_compilations(engine: Engine) -> None:
-    """Let its counters count what JAX compiles, for as long as there is the engine."""
-    counters = engine.counters
-
-    def count(event: str, duration_secs: float, **kwargs: str | int) -> None:
-        del duration_secs, kwargs
-        counters.compiled += event == _COMPILED
-
-    jax.monitoring.register_event_duration_secs_listener(count)
-    weakref.finalize(engine, jax.monitoring.unregister_event_duration_listener, count)

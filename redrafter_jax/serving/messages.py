@@ -116,3 +116,10 @@ class Counters:
     reused_tokens: int = 0
     prefill_passes: int = 0
     compiled: int = 0
+
+    def add(self, event: Event, drafted: dict[str, int]) -> None:
+        """Count what a decode call gained a request."""
+        self.target_calls += len(event.calls)
+        self.gained += len(event.tokens)
+        self.accepted.update(name for name in event.origins if name)
+        self.drafted.update(drafted)

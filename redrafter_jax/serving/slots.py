@@ -6,7 +6,7 @@ each device's part of the state numbers its own rows from 0.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,9 @@ from redrafter_jax.drafters.one_of import OneOf
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.parallel.mesh import per_shard, shardings
-from redrafter_jax.types import DecodeState, KVCache, Requests, Sampling
+from redrafter_jax.types import DecodeState, Requests, Sampling
+
+Tree = TypeVar("Tree")
 
 
 class Reading(NamedTuple):
@@ -134,11 +136,7 @@ def read_chunk(
     """
     decoder, C = target.merge(), reading.tokens.shape[1]
     rows, sources, begins = reading.rows, reading.sources, reading.begins
-    cache = KVCache(
-        tuple(keys[sources] for keys in state.cache.keys),
-        tuple(values[sources] for values in state.cache.values),
-        begins,
-    )
+    cache = _rows_of(state.cache, sources)._replace(lengths=begins)
     hidden, cache = decoder.extend(reading.tokens, cache, drafter.context_layers)
     end = jnp.clip(reading.lengths - 1 - begins, 0, C - 1)
     last = jnp.take_along_axis(hidden, end[:, None, None], axis=1)[:, 0]
@@ -190,7 +188,7 @@ def decode_rows(
     """
     B, V = len(state.done), target.config.vocab_size
     all_rows = len(rows) == B
-    batch = state if all_rows else jax.tree.map(lambda leaf: leaf[rows], state)
+    batch = state if all_rows else _rows_of(state, rows)
     batch = batch._replace(done=batch.done | (rows >= B))
     decoder = target.merge()
     prepared, sources = drafter.prepare(decoder), jnp.arange(len(drafter.names))
@@ -229,6 +227,12 @@ def _gains(
     top_log_probs = top_logits - jax.nn.logsumexp(whole, axis=-1, keepdims=True)
     log_probs = log_probs_of(whole, tokens)
     return counts, tokens, origins, log_probs, top_tokens, top_log_probs, drafted
+
+
+def _rows_of(tree: Tree, rows: Int[Array, " G"]) -> Tree:
+    """Copies of these rows; a number past the last row stands for the last."""
+    # Held: XLA for CPUs would gather where they are read, and copy all for the rows written since.
+    return jax.lax.optimization_barrier(jax.tree.map(lambda leaf: leaf[rows], tree))
 
 
 def _put_rows(state: DecodeState, fresh: DecodeState, rows: Int[Array, " G"]) -> DecodeState:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from redrafter_jax import DraftConfig, InputError, PromptLookup, SamplingConfig, generate, make_mesh
+from redrafter_jax import DraftConfig, InputError, SamplingConfig, generate, make_mesh
 from redrafter_jax.checkpoints.draft_table import DraftTable, TunedTree
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.generation import Generation
@@ -19,15 +19,13 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 STOPS = (3,)
 CHUNK, STEPS, ROWS = 8, 3, 16
-# One row drafts with prompt lookup, up to four without, and every row may go without a tree.
-TABLE = DraftTable(
-    "cpu",
-    "float32",
-    (
-        TunedTree(1, 0.0, DraftConfig(beam_width=2, draft_rounds=3, lookup_tokens=2), 2.0, 2.0),
-        TunedTree(4, 0.0, DraftConfig(beam_width=2, draft_rounds=2), 1.5, 1.5),
-    ),
-)
+# Four rows together draft a tree, a few of them a larger one or, to compile less, none.
+COMBINED = DraftConfig(beam_width=2, draft_rounds=2, lookup_tokens=2)
+
+
+def table_of(few: DraftConfig | None) -> DraftTable:
+    trees = TunedTree(1, 0.0, few, 1.0, 1.0), TunedTree(4, 0.0, COMBINED, 1.5, 1.5)
+    return DraftTable("cpu", "float32", trees)
 
 
 def make_requests(seed: int, count: int) -> list[Request]:
@@ -92,7 +90,7 @@ def make_engine(habitual_target: Target, good_drafter: DraftModel) -> MakeEngine
 
     def make(**options: Any) -> Engine:
         shapes: dict[str, Any] = {
-            "draft": TABLE,
+            "draft": table_of(None),
             "slots": 4,
             "context_length": 64,
             "stop_tokens": STOPS,
@@ -107,12 +105,18 @@ def make_engine(habitual_target: Target, good_drafter: DraftModel) -> MakeEngine
     return make
 
 
-@pytest.mark.parametrize("seed", range(4))
+LARGER = DraftConfig(beam_width=3, draft_rounds=5)
+
+
+@pytest.mark.parametrize(
+    ("seed", "few"),
+    [*((seed, None) for seed in range(4)), pytest.param(4, LARGER, marks=pytest.mark.long)],
+)
 def test_every_request_gets_what_generate_gives_it(
-    habitual_target: Target, make_engine: MakeEngine, seed: int
+    habitual_target: Target, make_engine: MakeEngine, seed: int, few: DraftConfig | None
 ) -> None:
     chance = random.Random(seed)
-    engine, requests = make_engine(), make_requests(seed, ROWS)
+    engine, requests = make_engine(draft=table_of(few)), make_requests(seed, ROWS)
     drafters = {rows: [c for r, c in engine._budgets.programs if r == rows] for rows in (1, 4)}
     with pytest.MonkeyPatch.context() as patch:
         # Whatever tree is chosen.
@@ -323,12 +327,14 @@ def test_an_engine_that_cannot_be_is_refused(
 
 
 @pytest.mark.parametrize(("data", "model"), [(2, 1), pytest.param(2, 2, marks=pytest.mark.long)])
-def test_on_a_mesh_too(habitual_target: Target, data: int, model: int) -> None:
+def test_on_a_mesh_too(
+    habitual_target: Target, good_drafter: DraftModel, data: int, model: int
+) -> None:
     mesh = make_mesh(data, model)
-    target = place(habitual_target, mesh)
     engine = Engine(
-        target,
-        PromptLookup(tokens=2),
+        place(habitual_target, mesh),
+        place(good_drafter, mesh),
+        draft=DraftConfig(beam_width=2, draft_rounds=2),
         slots=4,
         context_length=64,
         stop_tokens=STOPS,
@@ -336,14 +342,14 @@ def test_on_a_mesh_too(habitual_target: Target, data: int, model: int) -> None:
         prefill_rows=2,
         row_counts=(),
     )
-    engine.warm_up()
-    requests = make_requests(0, ROWS)
-    for request in requests:
-        engine.submit(request)
-    told = run(engine)
+    requests = [request._replace(speculate=True) for request in make_requests(0, ROWS)]
+    told = {}
+    for half in (requests[:8], requests[8:]):
+        engine.counters.compiled = 0
+        for request in half:
+            engine.submit(request)
+        told |= run(engine)
     assert engine.counters.compiled == 0
     assert engine.counters.reused_tokens > 0
     texts = generated(habitual_target, requests).tokens
     assert [told[number].tokens for number in range(ROWS)] == texts
-    with pytest.raises(InputError, match="3 rows cannot be split evenly over the 2 devices"):
-        Engine(target, None, slots=3, context_length=64)
