@@ -1,7 +1,7 @@
 """`python -m eval [command] --config FILE`: what a pair of target and drafter is worth.
 
-Commands: acceptance, compare, parity, plan, steps, tune; without one, speed beside the baseline,
-autoregressive decoding.
+Commands: acceptance, compare, parity, plan, serve-load, steps, tune; without one, speed beside the
+baseline, autoregressive decoding.
 """
 
 import logging

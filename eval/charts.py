@@ -99,6 +99,36 @@ def write_comparison_chart(report: Mapping[str, Any], title: str, path: Path) ->
     figure.savefig(path, dpi=150)
 
 
+def write_load_chart(report: Mapping[str, Any], title: str, path: Path) -> None:
+    """A PNG of latency and of throughput against the rate of requests, a line for each method.
+
+    Args:
+      report: of `eval.serve_load`.
+      title: printed above the panels.
+      path: the file to write.
+    """
+    figure = Figure(figsize=(9, 4.4), layout="constrained")
+    figure.suptitle(title, fontsize=9)
+    latency, throughput = figure.subplots(1, 2)
+    for place, method in enumerate(dict.fromkeys(run["method"] for run in report["runs"])):
+        runs = [run for run in report["runs"] if run["method"] == method and run["latency"]]
+        rates, color = [run["rate"] for run in runs], f"C{place}"
+        for which, (name, line) in enumerate((("median", "-"), ("90%", "--"))):
+            values = [run["latency"][which] for run in runs]
+            latency.plot(rates, values, line, color=color, marker="o", label=f"{method}, {name}")
+        values = [run["tokens_per_second"] for run in runs]
+        throughput.plot(rates, values, color=color, marker="o", label=method)
+    latency.set_yscale("log")
+    latency.set_ylabel("seconds from arrival to the end of the answer")
+    throughput.set_ylim(bottom=0)
+    throughput.set_ylabel("tokens per second")
+    for panel in (latency, throughput):
+        panel.set_xlabel("requests per second")
+        panel.legend(fontsize=8)
+        panel.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+
+
 def _points(methods: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     """Acceptance length and speed-up of the methods that have one."""
     return {

@@ -15,12 +15,14 @@ from .config import (
     EvalSettings,
     ParitySettings,
     PlanSettings,
+    ServeLoadSettings,
     StepsSettings,
     TargetSettings,
     TuneSettings,
 )
 from .parity import check_parity
 from .plan import in_settings, plan
+from .serve_load import measure_load
 from .speed import measure_speed
 from .steps import measure_steps
 from .tune import tune
@@ -52,6 +54,11 @@ COMMANDS = {
         "Whether a pair fits a GPU, and bounds on the time of a step. --target (a folder or hub "
         "id; of its files config.json alone is read), --gpu, --batch and --cache are short for "
         "target=, gpu=, batch_size= and slots=. --config may be left out.",
+    ),
+    "serve-load": Command(
+        measure_load,
+        ServeLoadSettings,
+        "How long the answers of a running server take, by requests per second.",
     ),
     "steps": Command(
         measure_steps,

@@ -270,6 +270,37 @@ class PlanSettings(PairShape):
     slots: int = Field(default=4096, ge=32)
 
 
+class ServeLoadSettings(Settings):
+    """`python -m eval serve-load`: which server is asked, what, and how often.
+
+    Attributes:
+      url: of a server that runs, see `redrafter serve`; its key, if it asks for one, is taken from
+        the environment's REDRAFTER_API_KEY.
+      prompts: JSONL file, of which the first turns are asked; they go round.
+      prompt_count: how many, from the top of the file; None takes all.
+      rates: requests per second, each in turn.
+      seconds: in which they arrive, for each rate.
+      max_requests: for each rate.
+      max_new_tokens: limit of an answer.
+      sampling: how tokens are chosen.
+      first_seed: of the arrival times, and of the first request; request i has `first_seed + i`.
+      timeout: seconds without a word of the server, after which a request has failed.
+      report_dir: folder for what the command writes, made if it is missing.
+    """
+
+    url: str = "http://127.0.0.1:8000"
+    prompts: Path
+    prompt_count: PositiveInt | None = None
+    rates: list[Annotated[float, Field(gt=0)]] = Field(min_length=1)
+    seconds: Annotated[float, Field(gt=0)] = 30.0
+    max_requests: PositiveInt = 500
+    max_new_tokens: PositiveInt
+    sampling: SamplingSettings = SamplingConfig()
+    first_seed: NonNegativeInt = 0
+    timeout: Annotated[float, Field(gt=0)] = 120.0
+    report_dir: Path
+
+
 class StepsSettings(PairShape):
     """`python -m eval steps`: the grid, and how long each of it is timed.
 

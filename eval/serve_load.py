@@ -1,0 +1,266 @@
+"""`python -m eval serve-load`: how long a server takes to answer, by how many ask.
+
+The load is open: requests arrive at random times, whether or not those before are answered, as from
+users who know nothing of each other. So a server that is too slow gets a queue, and shows it.
+"""
+
+import asyncio
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import httpx
+import numpy as np
+from rich.table import Table
+
+from redrafter_jax.command_line import make_folder
+from redrafter_jax.errors import InputError
+from redrafter_jax.progress import track
+from redrafter_jax.text.prompts import read_prompts
+
+from .charts import write_load_chart
+from .config import ServeLoadSettings
+from .report import describe_sampling, make_table, number, show, write_report
+
+METHODS = {"speculative": True, "baseline": False}
+DEFINITIONS = {
+    "rate": "requests per second, of a Poisson process: the gaps between two are independent",
+    "sent": "requests that arrived",
+    "errors": "those without a whole answer, by the server's code or by what broke",
+    "tokens_per_second": "of whole answers, from the first arrival to the last answer",
+    "latency": "seconds from arrival to the end of the answer: percentiles 50, 90, 99",
+    "first_token": "seconds from arrival to the first token: percentiles 50, 90, 99",
+    "output_token": "seconds from the first token to the last, by tokens after the first: "
+    "percentiles 50, 90, 99",
+    "acceptance_length": "mean tokens gained per target call after prefill",
+    "device": "of this side, that asked; the server's is not known",
+}
+_PERCENTILES = (50, 90, 99)
+
+
+@dataclass
+class Answered:
+    """A request, in seconds since its arrival.
+
+    Attributes:
+      latency: to its end.
+      first_token: to its first token; None where there was none.
+      tokens: of the answer.
+      calls: target calls after prefill.
+      error: None for a whole answer.
+    """
+
+    latency: float = 0.0
+    first_token: float | None = None
+    tokens: int = 0
+    calls: int = 0
+    error: str | None = None
+
+
+def measure_load(settings: ServeLoadSettings) -> None:
+    """Ask at every rate, with and without speculation in turns; write a report and a chart.
+
+    Raises:
+      InputError: the server cannot be reached, or the prompts cannot be read.
+    """
+    prompts = [prompt.turns[0] for prompt in read_prompts(settings.prompts, settings.prompt_count)]
+    model = _find_model(settings)
+    make_folder(settings.report_dir, "report_dir")
+    cases = [(rate, name) for rate in settings.rates for name in METHODS]
+    runs = []
+    for rate, name in track(cases, len(cases), "rates"):
+        arrivals = arrival_times(rate, settings.seconds, settings.max_requests, settings.first_seed)
+        answers = asyncio.run(_ask_all(settings, model, prompts, arrivals, METHODS[name]))
+        seconds = max(
+            at + answer.latency for at, answer in zip(arrivals, answers, strict=True)
+        ) - min(arrivals)
+        measures = summarize(answers, seconds)
+        runs.append(
+            {"rate": rate, "method": name, **measures, "answers": list(map(asdict, answers))}
+        )
+    path = settings.report_dir / "serve_load.json"
+    report = write_report(path, {"model": model, "runs": runs}, settings, DEFINITIONS)
+    title = f"{model['id']}, {describe_sampling(settings.sampling)}"
+    write_load_chart(report, title, settings.report_dir / "serve_load.png")
+    show(path, _table(title, runs))
+
+
+def arrival_times(rate: float, seconds: float, most: int, seed: int) -> list[float]:
+    """When requests arrive, in seconds from the start: one at least, `most` at most.
+
+    Args:
+      rate: mean requests per second.
+      seconds: the last one arrives before.
+      most: requests.
+      seed: the same one gives the same times.
+    """
+    gaps = np.random.default_rng(seed).exponential(1 / rate, most)
+    times = np.cumsum(gaps) - gaps[0]
+    return [float(at) for at in times if at < seconds]
+
+
+def summarize(answers: Sequence[Answered], seconds: float) -> dict[str, Any]:
+    """The measures of one rate; `DEFINITIONS` explains them.
+
+    Args:
+      answers: to all requests.
+      seconds: from the first arrival to the last answer.
+    """
+    whole = [answer for answer in answers if answer.error is None]
+    calls = sum(answer.calls for answer in whole)
+    gained = sum(answer.tokens - 1 for answer in whole)
+    return {
+        "sent": len(answers),
+        "errors": dict(Counter(answer.error for answer in answers if answer.error)),
+        "tokens_per_second": sum(answer.tokens for answer in whole) / seconds,
+        "latency": _percentiles([answer.latency for answer in whole]),
+        "first_token": _percentiles([one.first_token for one in whole if one.first_token]),
+        "output_token": _percentiles(
+            [
+                (answer.latency - answer.first_token) / (answer.tokens - 1)
+                for answer in whole
+                if answer.first_token and answer.tokens > 1
+            ]
+        ),
+        "acceptance_length": gained / calls if calls else None,
+    }
+
+
+def _percentiles(values: Sequence[float]) -> list[float] | None:
+    return [float(value) for value in np.percentile(values, _PERCENTILES)] if values else None
+
+
+def _find_model(settings: ServeLoadSettings) -> dict[str, Any]:
+    try:
+        with _client(settings, httpx.Client) as client:
+            answer = client.get("/v1/models")
+            answer.raise_for_status()
+            return answer.json()["data"][0]
+    except (httpx.HTTPError, httpx.InvalidURL, KeyError, ValueError) as error:
+        raise InputError(
+            f"url={settings.url} is no server that answers /v1/models ({error}); start one with "
+            "`redrafter serve`, and give its address as url, and its key as REDRAFTER_API_KEY."
+        ) from None
+
+
+def _client[Client: (httpx.Client, httpx.AsyncClient)](
+    settings: ServeLoadSettings, kind: type[Client]
+) -> Client:
+    # Not a setting, for reports state those.
+    key = os.environ.get("REDRAFTER_API_KEY")
+    return kind(
+        base_url=settings.url,
+        headers={} if key is None else {"Authorization": f"Bearer {key}"},
+        timeout=settings.timeout,
+        limits=httpx.Limits(max_connections=None),
+    )
+
+
+async def _ask_all(
+    settings: ServeLoadSettings,
+    model: dict[str, Any],
+    prompts: Sequence[str],
+    arrivals: Sequence[float],
+    speculation: bool,
+) -> list[Answered]:
+    async with _client(settings, httpx.AsyncClient) as client:
+        began = time.monotonic()
+
+        async def arrive(number: int, at: float) -> Answered:
+            await asyncio.sleep(at - (time.monotonic() - began))
+            prompt = prompts[number % len(prompts)]
+            body = _body(settings, model, prompt, settings.first_seed + number, speculation)
+            path = "/v1/chat/completions" if model.get("chat") else "/v1/completions"
+            return await _ask(client, path, body, began + at)
+
+        return await asyncio.gather(*map(arrive, range(len(arrivals)), arrivals))
+
+
+def _body(
+    settings: ServeLoadSettings, model: dict[str, Any], prompt: str, seed: int, speculation: bool
+) -> dict[str, Any]:
+    turn = {"role": "user", "content": prompt}
+    asked = {"messages": [turn]} if model.get("chat") else {"prompt": prompt}
+    sampling = {
+        name: value for name, value in asdict(settings.sampling).items() if value is not None
+    }
+    return {
+        "model": model["id"],
+        **asked,
+        **sampling,
+        "max_tokens": settings.max_new_tokens,
+        "seed": seed,
+        "stream": True,
+        "speculation": speculation,
+        "draft_trace": True,
+    }
+
+
+async def _ask(
+    client: httpx.AsyncClient, path: str, body: dict[str, Any], arrived: float
+) -> Answered:
+    answer = Answered()
+    try:
+        async with client.stream("POST", path, json=body) as response:
+            if response.status_code != 200:
+                error = json.loads(await response.aread())["error"]
+                answer.error = error["code"] or error["type"]
+            async for line in response.aiter_lines():
+                _read_event(answer, line, time.monotonic() - arrived)
+    except (httpx.HTTPError, ValueError) as error:
+        answer.error = type(error).__name__
+    answer.latency = time.monotonic() - arrived
+    return answer
+
+
+def _read_event(answer: Answered, line: str, now: float) -> None:
+    data = line.removeprefix("data: ")
+    if not data or data == "[DONE]":
+        return
+    event = json.loads(data)
+    if "error" in event:
+        answer.error = event["error"]["code"]
+        return
+    for choice in event["choices"]:
+        trace = choice.get("draft_trace", [])
+        if trace:
+            answer.first_token = answer.first_token or now
+            answer.tokens += len(trace)
+            answer.calls = trace[-1]["call"]
+
+
+def _table(title: str, runs: Sequence[dict[str, Any]]) -> Table:
+    columns = (
+        "rate",
+        "method",
+        "sent",
+        "errors",
+        "tok/s",
+        "p50 s",
+        "p90 s",
+        "p99 s",
+        "first",
+        "len",
+    )
+    return make_table(
+        f"{title}: latency, median time to the first token, acceptance length",
+        columns,
+        (
+            (
+                f"{run['rate']:g}",
+                run["method"],
+                str(run["sent"]),
+                str(sum(run["errors"].values())),
+                f"{run['tokens_per_second']:.0f}",
+                *(number(value, ".2f") for value in run["latency"] or [None] * 3),
+                number((run["first_token"] or [None])[0], ".2f"),
+                number(run["acceptance_length"], ".2f"),
+            )
+            for run in runs
+        ),
+        text_columns=2,
+    )

@@ -1,0 +1,72 @@
+"""`python -m eval serve-load`: an open load on a server whose answers take a known time."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_engine import FakeEngine
+from servers import serving
+from tiny_folders import byte_tokenizer
+
+from eval.commands import evaluate
+from eval.serve_load import arrival_times
+from redrafter_jax.errors import InputError
+
+
+def words(folder: Path, url: str) -> list[str]:
+    """A command line, whose files are written."""
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text('{"prompt": "hello"}\n{"prompt": "abc"}\n')
+    config = {
+        "url": url,
+        "prompts": str(prompts),
+        "report_dir": str(folder / "report"),
+        "rates": [20, 200],
+        "seconds": 0.5,
+        "max_requests": 8,
+        "max_new_tokens": 21,
+    }
+    (folder / "load.yaml").write_text(json.dumps(config))
+    return ["serve-load", "--config", str(folder / "load.yaml")]
+
+
+def test_arrivals_are_a_poisson_process_with_an_end() -> None:
+    times = arrival_times(rate=50.0, seconds=1000.0, most=20_000, seed=0)
+    gaps = np.diff(times)
+    # Of an exponential distribution mean and deviation are equal.
+    np.testing.assert_allclose([gaps.mean(), gaps.std()], 1 / 50, rtol=0.05)
+    assert times[0] == 0
+    assert len(arrival_times(rate=50.0, seconds=1000.0, most=7, seed=0)) == 7
+    assert max(arrival_times(rate=50.0, seconds=0.2, most=1000, seed=0)) < 0.2
+    assert arrival_times(rate=50.0, seconds=1e-9, most=1000, seed=0) == [0]
+
+
+def test_the_report_states_what_the_server_did(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Of two slots and one place to wait, so that some of eight at once are refused.
+    with serving(FakeEngine(2, 1, seconds=0.02), byte_tokenizer()) as base:
+        evaluate(words(tmp_path, base))
+    report = json.loads((tmp_path / "report" / "serve_load.json").read_text())
+    cases = [(run["rate"], run["method"]) for run in report["runs"]]
+    methods = ["speculative", "baseline"]
+    assert cases == [(rate, method) for rate in (20, 200) for method in methods]
+    for run in report["runs"]:
+        assert run["sent"] == len(run["answers"]) == 8
+        whole = [answer for answer in run["answers"] if answer["error"] is None]
+        assert {answer["tokens"] for answer in whole} == {21}
+        # Two tokens in each of the engine's calls but the last, counted from 0.
+        assert run["acceptance_length"] == 20 / 10
+        # A step takes 20 ms, and an answer eleven of them.
+        assert run["latency"][0] > 0.2
+        assert run["latency"][0] > run["first_token"][0] >= 0.02
+        assert run["errors"].get("queue_full", 0) == 8 - len(whole)
+    assert report["runs"][-1]["errors"]["queue_full"] >= 1
+    assert (tmp_path / "report" / "serve_load.png").read_bytes().startswith(b"\x89PNG")
+    assert "tiny, greedy" in capsys.readouterr().out
+
+
+def test_where_no_server_is_the_way_out_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"url=http://127.0.0.1:9 is no server that answers"):
+        evaluate(words(tmp_path, "http://127.0.0.1:9"))
