@@ -199,7 +199,7 @@ def round_sums(
         normaliser = jnp.zeros_like(highest)
     teacher = _Teacher.of(scores, normaliser, highest, softening)
     labels = window.tokens if known is None else _index_of(known, vocab_size)[window.tokens]
-    embedded = target.embed_tokens[...][window.tokens[:, 1:]]
+    embedded = target.stored_embeddings(window.tokens[:, 1:])
     sums = []
     for i, logits in enumerate(drafter.unroll(window.hidden[:, :C], embedded, rounds, scorer)):
         sums.append(

@@ -2,6 +2,7 @@
 
 from redrafter_jax.config.drafter import Cell, DrafterConfig, Head, MedusaConfig
 from redrafter_jax.config.drafting import DraftConfig, SamplingConfig
+from redrafter_jax.config.quantization import Quantization, WeightFormat
 from redrafter_jax.config.target import (
     Activation,
     Dtype,
@@ -26,8 +27,10 @@ __all__ = [
     "Llama3Scaling",
     "LongRopeScaling",
     "MedusaConfig",
+    "Quantization",
     "RopeScaling",
     "SamplingConfig",
     "TargetConfig",
+    "WeightFormat",
     "YarnScaling",
 ]

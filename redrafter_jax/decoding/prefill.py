@@ -40,7 +40,7 @@ class Memory(NamedTuple):
 
 def empty_memory(target: Target, batch: int, slots: int) -> Memory:
     """Nothing yet, in the shape of S slots per row."""
-    dtype = target.merge().embed_tokens[...].dtype
+    dtype = target.merge().dtype
     cache = init_cache(target.config, batch, slots, dtype)
     return Memory(jnp.zeros((batch, slots), jnp.int32), cache)
 

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.drafters.ranking import highest, rank_tokens
 from redrafter_jax.drafters.recurrent_head import RecurrentHead
-from redrafter_jax.parallel.collectives import gather_rows
+from redrafter_jax.models.linear import Weight, read_rows
 from redrafter_jax.types import Beams, Sampling, Scorer
 
 
@@ -23,7 +23,7 @@ class _Frontier(NamedTuple):
 
 def beam_search(
     drafter: RecurrentHead,
-    embedding: Float[Array, "part D"],
+    embedding: Weight,
     context: Float[Array, "B Z"],
     root: Int[Array, " B"],
     noise: Float[Array, "B P V"],
@@ -53,7 +53,8 @@ def beam_search(
     def draft_round(
         frontier: _Frontier, round_noise: Float[Array, "B U"]
     ) -> tuple[_Frontier, tuple[Array, Array, Array]]:
-        embedded = gather_rows(embedding, frontier.tokens, drafter.config.vocab_size)
+        V = drafter.config.vocab_size
+        embedded = read_rows(embedding, frontier.tokens, V, frontier.states.dtype)
         states = drafter.step(frontier.states, embedded)
         logits = drafter.logits(context[:, None], states, scorer)
         best, tokens = rank_tokens(logits, round_noise[:, None], sampling, draft, U)

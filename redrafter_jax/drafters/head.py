@@ -10,6 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from redrafter_jax.errors import InputError
+from redrafter_jax.models.linear import linear
 from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.types import Scorer
 
@@ -26,7 +27,7 @@ class Dense(nnx.Module):
             self.bias = nnx.Param(jnp.zeros(width_out))
 
     def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
-        y = x @ self.kernel[...]
+        y = linear(x, self.kernel.get_value())
         y = y + self.bias[...] if hasattr(self, "bias") else y
         return all_gather(y, self.width_out)
 
@@ -57,7 +58,7 @@ def score(
       InputError: there is neither.
     """
     if own is not None:
-        return jnp.matmul(features, own.kernel[...], preferred_element_type=jnp.float32)
+        return linear(features, own.kernel.get_value(), jnp.float32)
     if scorer is None:
         raise InputError(
             "The drafter has head='target' and no vocabulary projection of its own; pass "

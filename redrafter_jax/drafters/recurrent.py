@@ -26,7 +26,7 @@ class RecurrentDrafter(HeadDrafter):
     ) -> TokenTree:
         beams = beam_search(
             self.model.merge(),
-            decoder.embed_tokens[...],
+            decoder.embed_tokens.get_value(),
             state.drafter,
             state.root,
             noise,

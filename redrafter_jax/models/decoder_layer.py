@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.models.layers import gated_feed_forward, rms_norm, rotate
+from redrafter_jax.models.linear import linear
 from redrafter_jax.parallel.collectives import all_reduce_sum
 
 Attend = Callable[
@@ -47,7 +48,7 @@ class Attention(nnx.Module):
         def heads(
             projection: nnx.Param, bias: nnx.Param | None, norm: nnx.Param | None = None
         ) -> Float[Array, "B T heads H"]:
-            projected = _add(x @ projection[...], bias)
+            projected = _add(linear(x, projection.get_value()), bias)
             by_head = projected.reshape(*x.shape[:2], -1, self.config.head_dim)
             return normalised(by_head, norm, self.config)
 
@@ -58,7 +59,8 @@ class Attention(nnx.Module):
         # keep their products in float32 parts until then, to add them up a second time.
         k, v = jax.lax.optimization_barrier((k, v))
         attended = attend(q, k, v).reshape(*x.shape[:2], -1)
-        return _add(all_reduce_sum(attended @ self.o_proj[...]), self.o_bias), k, v
+        projected = all_reduce_sum(linear(attended, self.o_proj.get_value()))
+        return _add(projected, self.o_bias), k, v
 
 
 def _add(product: Float[Array, "B T out"], bias: nnx.Param | None) -> Float[Array, "B T out"]:
@@ -80,8 +82,8 @@ class FeedForward(nnx.Module):
         self.down_proj = nnx.Param(WEIGHT_INIT(rngs.params(), (inner, width)))
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        gate, up, down = self.gate_proj[...], self.up_proj[...], self.down_proj[...]
-        return all_reduce_sum(gated_feed_forward(x, gate, up, down, self.config.hidden_act))
+        weights = (weight.get_value() for weight in (self.gate_proj, self.up_proj, self.down_proj))
+        return all_reduce_sum(gated_feed_forward(x, *weights, self.config.hidden_act))
 
 
 class DecoderLayer(nnx.Module):

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from redrafter_jax.config import Activation
+from redrafter_jax.models.linear import Weight, linear
 
 _ACTIVATIONS = {"silu": jax.nn.silu, "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True)}
 
@@ -67,10 +68,11 @@ def rotate(
 
 def gated_feed_forward(
     x: Float[Array, "... D"],
-    gate: Float[Array, "D F"],
-    up: Float[Array, "D F"],
-    down: Float[Array, "F D"],
+    gate: Weight,
+    up: Weight,
+    down: Weight,
     activation: Activation,
 ) -> Float[Array, "... D"]:
     """The gated feed-forward block, SwiGLU or GeGLU (arXiv 2002.05202)."""
-    return (_ACTIVATIONS[activation](x @ gate) * (x @ up)) @ down
+    gated = _ACTIVATIONS[activation](linear(x, gate)) * linear(x, up)
+    return linear(gated, down)

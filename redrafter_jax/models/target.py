@@ -20,8 +20,16 @@ from redrafter_jax.models.decoder_layer import (
     normalised,
 )
 from redrafter_jax.models.layers import rotary_angles
+from redrafter_jax.models.linear import (
+    QuantizedWeight,
+    dequantize,
+    linear,
+    read_rows,
+    table_length,
+    transposed,
+)
 from redrafter_jax.models.rotary import rotary_frequencies
-from redrafter_jax.parallel.collectives import all_gather, gather_rows
+from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.types import KVCache, Scorer, TokenTree, Verified
 
@@ -111,10 +119,20 @@ class Decoder(nnx.Module):
 
     def embed(self, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
         """Embeddings of the tokens, as they enter the first layer."""
-        embedded = gather_rows(self.embed_tokens[...], tokens, self.config.vocab_size)
+        embedded = self.stored_embeddings(tokens)
         if not self.config.scaled_embeddings:
             return embedded
         return embedded * jnp.asarray(self.config.hidden_size**0.5, embedded.dtype)
+
+    def stored_embeddings(self, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
+        """Embeddings of the tokens as they are stored, which drafters read."""
+        table = self.embed_tokens.get_value()
+        return read_rows(table, tokens, self.config.vocab_size, self.dtype)
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Of activations, and of the cache: the norms', which are never quantized."""
+        return self.norm[...].dtype
 
     def logits(self, hidden: Float[Array, "... Z"]) -> Float[Array, "... V"]:
         """Scores of the next token, float32, from the last of the hidden states alone.
@@ -130,29 +148,38 @@ class Decoder(nnx.Module):
         this device's part of all, and the whole of some, of which each device may hold but a few.
         """
         V = self.config.vocab_size
-        if tokens is not None and len(self.embed_tokens[...]) < V:
+        table = self.embed_tokens.get_value()
+        if tokens is not None and table_length(table) < V:
             score_part = self.scorer()
             return lambda hidden: all_gather(score_part(hidden), V)[..., tokens]
         if not self.config.tie_word_embeddings:
-            head = self.lm_head[...] if tokens is None else self.lm_head[...][:, tokens]
-            return lambda hidden: jnp.matmul(hidden, head, preferred_element_type=jnp.float32)
-        embedding = self.embed_tokens[...] if tokens is None else self.embed_tokens[...][tokens]
+            head = self.lm_head.get_value()
+            if tokens is not None:
+                head = jax.tree.map(lambda leaf: leaf[:, tokens], head)
+            return partial(linear, weight=head, dtype=jnp.float32)
+        if tokens is not None:
+            table = jax.tree.map(lambda leaf: leaf[tokens], table)
+        if isinstance(table, QuantizedWeight):
+            return partial(linear, weight=transposed(table), dtype=jnp.float32)
 
         def score(hidden: Float[Array, "... D"]) -> Float[Array, "... U"]:
             # Written as the embedding times a few columns, and held so by the barriers: on the CPU
             # XLA would otherwise transpose the whole embedding in every step.
             columns = jax.lax.optimization_barrier(jnp.moveaxis(hidden, -1, 0))
-            scores = jnp.tensordot(embedding, columns, 1, preferred_element_type=jnp.float32)
+            scores = jnp.tensordot(table, columns, 1, preferred_element_type=jnp.float32)
             return jnp.moveaxis(jax.lax.optimization_barrier(scores), 0, -1)
 
         return score
 
     @property
     def head(self) -> Float[Array, "D V"]:
-        """The vocabulary projection: its own weight, or the embedding where the two are tied."""
+        """The vocabulary projection: its own weight, or the embedding where the two are tied.
+
+        One that is quantized is dequantized here.
+        """
         if self.config.tie_word_embeddings:
-            return self.embed_tokens[...].T
-        return self.lm_head[...]
+            return dequantize(self.embed_tokens.get_value(), self.dtype).T
+        return dequantize(self.lm_head.get_value(), self.dtype)
 
     def _angles(self, positions: Int[Array, "B T"]) -> tuple[Angles, ...]:
         """Of every layer; those of one base share theirs."""

@@ -1,0 +1,34 @@
+"""Which weights of a model are quantized, and how."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+WeightFormat = Literal["int8", "int4"]
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """Formats of a model's matrices by where they stand; None leaves them plain.
+
+    Norms and biases are always plain.
+
+    Attributes:
+      layers: of all matrices but the two below.
+      embedding: of the table of a target; where it is tied, its vocabulary projection too.
+      head: of the vocabulary projection of a target or a drafter.
+    """
+
+    layers: WeightFormat | None = None
+    embedding: WeightFormat | None = None
+    head: WeightFormat | None = None
+
+    @classmethod
+    def of(cls, form: WeightFormat) -> "Quantization":
+        """The usual one: embedding and head stay at 8 bits, for they cost text more than layers."""
+        return cls(form, "int8", "int8")
+
+    def format_of(self, name: str) -> WeightFormat | None:
+        """Of a matrix by its parameter's dotted name."""
+        if "embed_tokens" in name:
+            return self.embedding
+        return self.head if "lm_head" in name.split(".") else self.layers

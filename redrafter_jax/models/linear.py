@@ -1,0 +1,182 @@
+"""Linear maps whose weights are plain arrays, or whole numbers with scales."""
+
+from typing import NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from redrafter_jax.config import WeightFormat
+from redrafter_jax.parallel.collectives import all_reduce_sum, own_rows
+
+# Of int4, the first that divides the inputs.
+GROUP_SIZES = (128, 64, 32)
+# Fewer rows than a tensor core multiplies at once; XLA for GPUs would write the dequantized weight.
+_FEWEST_ROWS = 16
+
+
+class QuantizedWeight(NamedTuple):
+    """A weight of 8 or 4 bits per number.
+
+    A matrix lies [in, out], and its numbers are quantized in groups along the inputs; a table of
+    embeddings lies [V, D], in groups along D. Each group has a scale: one group is all inputs of an
+    output channel. The scales, and the minima where there are any, have the matrix's axes, that of
+    the groups as long as there are groups.
+
+    Attributes:
+      codes: whole numbers, int8 or int4. A number is `scale * code`, or with a minimum
+        `minimum + scale * (code - lowest)`, lowest being the least that the dtype can hold.
+      scale: of every group.
+      minimum: the number that the lowest code stands for; None where 0 stands for 0.
+    """
+
+    codes: Int[Array, "..."]
+    scale: Float[Array, "..."]
+    minimum: Float[Array, "..."] | None = None
+
+
+Weight: TypeAlias = Float[Array, "..."] | QuantizedWeight
+
+
+def linear(
+    x: Float[Array, "... I"], weight: Weight, dtype: DTypeLike | None = None
+) -> Float[Array, "... O"]:
+    """`x @ weight`.
+
+    Of a quantized weight, codes are multiplied as they are, in x's dtype, which holds them exactly;
+    float32 sums of the products are scaled, so that no dequantized weight is made.
+
+    Args:
+      x: float32 or bfloat16.
+      weight: [in, out], plain or quantized.
+      dtype: of the result; None is x's.
+    """
+    if not isinstance(weight, QuantizedWeight):
+        return jnp.matmul(x, weight, preferred_element_type=dtype)
+    codes, scale, minimum = weight
+    rows = x.reshape(-1, x.shape[-1])
+    product = jax.lax.platform_dependent(
+        rows, codes, scale.astype(jnp.float32), cpu=_scaled_product, default=_padded_product
+    )
+    if minimum is not None:
+        sums = rows.astype(jnp.float32).reshape(len(rows), len(scale), -1).sum(axis=-1)
+        # The number that code 0 stands for.
+        zeros = minimum.astype(jnp.float32) - jnp.iinfo(codes.dtype).min * scale.astype(jnp.float32)
+        product += jnp.matmul(sums, zeros, precision="highest")
+    return product.reshape(*x.shape[:-1], -1).astype(dtype or x.dtype)
+
+
+def _scaled_product(
+    x: Float[Array, "N I"], codes: Int[Array, "I O"], scale: Float[Array, "groups O"]
+) -> Float[Array, "N O"]:
+    """`x @ (scale * codes)`, float32: a sum over the groups of their own products."""
+    groups = len(scale)
+    if groups == 1:
+        return jnp.matmul(x, codes.astype(x.dtype), preferred_element_type=jnp.float32) * scale
+    products = jnp.einsum(
+        "NGI,GIO->GNO",
+        x.reshape(len(x), groups, -1),
+        codes.reshape(groups, -1, codes.shape[-1]).astype(x.dtype),
+        preferred_element_type=jnp.float32,
+    )
+    return (products * scale[:, None]).sum(axis=0)
+
+
+def _padded_product(
+    x: Float[Array, "N I"], codes: Int[Array, "I O"], scale: Float[Array, "groups O"]
+) -> Float[Array, "N O"]:
+    padding = max(_FEWEST_ROWS - len(x), 0) if len(scale) > 1 else 0
+    return _scaled_product(jnp.pad(x, ((0, padding), (0, 0))), codes, scale)[: len(x)]
+
+
+def read_rows(
+    table: Weight, rows: Int[Array, "..."], size: int, dtype: DTypeLike
+) -> Float[Array, "... D"]:
+    """Rows of a table of the given size, of which this device may hold a part.
+
+    Args:
+      table: plain or quantized.
+      rows: their numbers in the whole table.
+      size: of the whole table.
+      dtype: of rows that are dequantized.
+    """
+
+    def read(own: Int[Array, "..."]) -> Float[Array, "... D"]:
+        return dequantize(jax.tree.map(lambda leaf: leaf[own], table), dtype)
+
+    part = table_length(table)
+    if part == size:
+        return read(rows)
+    local, own = own_rows(rows, part, size)
+    return all_reduce_sum(jnp.where(own[..., None], read(local), 0))
+
+
+def table_length(table: Weight) -> int:
+    """Rows of a table that this device holds."""
+    return len(table.codes if isinstance(table, QuantizedWeight) else table)
+
+
+def transposed(weight: Weight) -> Weight:
+    """A table as a matrix [in, out], or the other way round."""
+    return jax.tree.map(lambda leaf: leaf.T, weight)
+
+
+def quantize(weight: Float[Array, "..."], form: WeightFormat, axis: int = 0) -> QuantizedWeight:
+    """The nearest weight of a format, group by group.
+
+    int8 has one float32 scale for all inputs of an output, and no minimum. int4 has a bfloat16
+    scale and minimum for each group of 128 inputs, or of 64 or 32 where those do not divide them;
+    they are rounded before the codes are chosen.
+
+    Args:
+      weight: a matrix [in, out] or a table [V, D], finite.
+      form: "int8" or "int4"; for the latter `group_size` must know the inputs.
+      axis: of the inputs, 0 of a matrix and 1 of a table.
+    """
+    size = weight.shape[axis]
+    group = size if form == "int8" else group_size(size)
+    assert group is not None
+    numbers = jnp.moveaxis(weight.astype(jnp.float32), axis, -1)
+    numbers = numbers.reshape(*numbers.shape[:-1], -1, group)
+    if form == "int8":
+        scale, minimum = jnp.abs(numbers).max(axis=-1) / 127, None
+        codes = numbers / _divisor(scale)
+        dtype = jnp.int8
+    else:
+        lowest, highest = numbers.min(axis=-1), numbers.max(axis=-1)
+        scale = ((highest - lowest) / 15).astype(jnp.bfloat16)
+        minimum = lowest.astype(jnp.bfloat16)
+        codes = (numbers - minimum.astype(jnp.float32)[..., None]) / _divisor(scale) - 8
+        dtype = jnp.int4
+    limits = jnp.iinfo(dtype)
+    codes = jnp.clip(jnp.round(codes), limits.min, limits.max).astype(dtype)
+    parts = codes.reshape(*codes.shape[:-2], size), scale, minimum
+    return QuantizedWeight(*jax.tree.map(lambda leaf: jnp.moveaxis(leaf, -1, axis), parts))
+
+
+def group_size(inputs: int) -> int | None:
+    """Inputs to a group of int4; None where no size divides them."""
+    return next((size for size in GROUP_SIZES if inputs % size == 0), None)
+
+
+def dequantize(weight: Weight, dtype: DTypeLike) -> Float[Array, "..."]:
+    """The numbers that a weight stands for, as a plain array; one that is plain stays as it is."""
+    if not isinstance(weight, QuantizedWeight):
+        return weight
+    codes, scale, minimum = weight
+
+    def spread(groups: Float[Array, "..."]) -> Float[Array, "..."]:
+        for axis, (size, count) in enumerate(zip(codes.shape, groups.shape, strict=True)):
+            groups = jnp.repeat(groups, size // count, axis) if size > count else groups
+        return groups.astype(jnp.float32)
+
+    if minimum is None:
+        return (spread(scale) * codes.astype(jnp.float32)).astype(dtype)
+    steps = codes.astype(jnp.float32) - jnp.iinfo(codes.dtype).min
+    return (spread(minimum) + spread(scale) * steps).astype(dtype)
+
+
+def _divisor(scale: Float[Array, "..."]) -> Float[Array, "... 1"]:
+    """1 for groups of equal numbers, whose scale is 0."""
+    return jnp.where(scale == 0, 1, scale).astype(jnp.float32)[..., None]

@@ -1,0 +1,125 @@
+"""Linear maps of quantized weights, against the same map of the numbers they stand for."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from redrafter_jax.models.linear import (
+    QuantizedWeight,
+    dequantize,
+    linear,
+    quantize,
+    read_rows,
+    transposed,
+)
+
+RANDOM = np.random.default_rng(0)
+
+
+def numbers_of(weight: QuantizedWeight) -> np.ndarray:
+    """What a matrix [in, out] stands for, number by number, in float64."""
+    codes, scale, minimum = (None if leaf is None else np.asarray(leaf) for leaf in weight)
+    assert codes is not None
+    assert scale is not None
+    lowest = {"int8": -128, "int4": -8}[str(codes.dtype)]
+    numbers = np.zeros(codes.shape)
+    group = codes.shape[0] // scale.shape[0]
+    for row, column in np.ndindex(*codes.shape):
+        own = row // group, column
+        code = int(codes[row, column])
+        numbers[row, column] = (
+            float(scale[own]) * code
+            if minimum is None
+            else float(minimum[own]) + float(scale[own]) * (code - lowest)
+        )
+    return numbers
+
+
+def random_weight(bits: int, groups: int, minimum: bool, dtype: Any) -> QuantizedWeight:
+    inputs, outputs, half = 64, 6, 2 ** (bits - 1)
+    codes = RANDOM.integers(-half, half, (inputs, outputs))
+    scale = RANDOM.uniform(0.01, 0.02, (groups, outputs))
+    low = -half * scale + RANDOM.normal(size=scale.shape) / 50
+    return QuantizedWeight(
+        jnp.asarray(codes).astype(f"int{bits}"),
+        jnp.asarray(scale, dtype),
+        jnp.asarray(low, dtype) if minimum else None,
+    )
+
+
+@pytest.mark.parametrize("minimum", [False, True])
+@pytest.mark.parametrize(
+    ("bits", "groups", "dtype"),
+    [(8, 1, "float32"), (8, 4, "float16"), (4, 1, "float32"), (4, 2, "bfloat16")],
+)
+def test_a_product_is_that_of_the_numbers(
+    bits: int, groups: int, dtype: str, minimum: bool
+) -> None:
+    weight = random_weight(bits, groups, minimum, dtype)
+    x = RANDOM.normal(size=(2, 3, 64))
+    numbers = numbers_of(weight)
+    np.testing.assert_allclose(dequantize(weight, jnp.float32), numbers, rtol=1e-6, atol=1e-7)
+    expected, sizes = x @ numbers, np.abs(x) @ np.abs(numbers)
+    float32 = linear(jnp.asarray(x, jnp.float32), weight)
+    assert float32.dtype == jnp.float32
+    assert (np.abs(float32 - expected) / sizes).max() < 1e-6
+    rounded = jnp.asarray(x, jnp.bfloat16)
+    assert linear(rounded, weight).dtype == jnp.bfloat16
+    # The codes are exact in bfloat16: nothing but x was rounded on the way to float32.
+    wide = linear(rounded, weight, jnp.float32)
+    assert (np.abs(wide - np.asarray(rounded, np.float64) @ numbers) / sizes).max() < 1e-6
+
+
+def test_rows_of_a_table_and_their_products() -> None:
+    matrix = random_weight(4, 2, True, "float32")
+    table, numbers = transposed(matrix), numbers_of(matrix)
+    rows = read_rows(table, jnp.asarray([[5, 0]]), 6, jnp.float32)
+    np.testing.assert_allclose(rows, numbers.T[[[5, 0]]], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize(
+    ("form", "steps", "groups"), [("int8", 254, lambda inputs: 1), ("int4", 15, lambda n: n // 64)]
+)
+def test_quantizing_errs_by_half_a_step_of_its_group(
+    axis: int, form: Any, steps: int, groups: Any
+) -> None:
+    inputs = 192  # 128 does not divide it
+    numbers = RANDOM.normal(size=(inputs, 5)).astype(np.float32)
+    numbers[:, 3] = 0
+    numbers[0, 2] = 40.0
+    weight = quantize(jnp.asarray(numbers if axis == 0 else numbers.T), form, axis)
+    weight = weight if axis == 0 else transposed(weight)
+    assert weight.scale.shape == (groups(inputs), 5)
+    assert str(weight.codes.dtype) == form
+    grouped = numbers.reshape(groups(inputs), -1, 5)
+    span = 2 * np.abs(grouped).max(1) if form == "int8" else np.ptp(grouped, axis=1)
+    half = span / steps / 2
+    # bfloat16 rounds scale and minimum by up to 2 ** -9: of the span, and of the lowest number.
+    slack = 0.0 if form == "int8" else span / 2**9 + np.abs(grouped).max(1) / 2**9
+    error = np.abs(numbers_of(weight) - numbers).reshape(grouped.shape).max(1)
+    assert (error <= 1.001 * half + slack + 1e-7).all()
+    assert not numbers_of(weight)[:, 3].any()
+
+
+def test_a_padded_product_for_few_rows_is_the_same() -> None:
+    """What other devices than CPUs run, here on one."""
+    from redrafter_jax.models.linear import _padded_product, _scaled_product
+
+    weight = random_weight(4, 2, False, "float32")
+    x = jnp.asarray(RANDOM.normal(size=(3, 64)), jnp.float32)
+    np.testing.assert_allclose(
+        _padded_product(x, weight.codes, weight.scale),
+        _scaled_product(x, weight.codes, weight.scale),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+def test_weights_pass_through_jax_as_pytrees() -> None:
+    weight = random_weight(4, 2, True, "float32")
+    x = jnp.asarray(RANDOM.normal(size=(3, 64)), jnp.float32)
+    np.testing.assert_allclose(jax.jit(linear)(x, weight), linear(x, weight), rtol=1e-5, atol=1e-6)
