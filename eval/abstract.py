@@ -6,14 +6,22 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from redrafter_jax.config import DrafterConfig, MedusaConfig, TargetConfig
+from redrafter_jax.config import (
+    DrafterConfig,
+    MedusaConfig,
+    Quantization,
+    TargetConfig,
+    WeightFormat,
+)
 from redrafter_jax.decoding.prefill import prefill
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.models.quantize import quantize_model
 from redrafter_jax.models.target import Target, init_target
 from redrafter_jax.parallel.mesh import shardings
 from redrafter_jax.parallel.model import Model
@@ -21,16 +29,21 @@ from redrafter_jax.requests import prepare
 from redrafter_jax.types import DecodeState
 
 Tree = TypeVar("Tree")
+AnyModel = TypeVar("AnyModel", bound=Model[Any, Any])
 
 
-def abstract_target(config: TargetConfig, dtype: DTypeLike) -> Target:
-    """A target whose parameters are `jax.ShapeDtypeStruct`s."""
-    return _shapes(jax.eval_shape(lambda: init_target(config, 0)), dtype)
+def abstract_target(
+    config: TargetConfig, dtype: DTypeLike, form: WeightFormat | None = None
+) -> Target:
+    """A target whose parameters are `jax.ShapeDtypeStruct`s, its matrices quantized if asked."""
+    return _quantized(_shapes(jax.eval_shape(lambda: init_target(config, 0)), dtype), form)
 
 
-def abstract_drafter(config: DrafterConfig | MedusaConfig, dtype: DTypeLike) -> DraftModel:
-    """A drafter whose parameters are `jax.ShapeDtypeStruct`s."""
-    return _shapes(jax.eval_shape(lambda: init_drafter(config, 0)), dtype)
+def abstract_drafter(
+    config: DrafterConfig | MedusaConfig, dtype: DTypeLike, form: WeightFormat | None = None
+) -> DraftModel:
+    """A drafter whose parameters are `jax.ShapeDtypeStruct`s, its matrices quantized if asked."""
+    return _quantized(_shapes(jax.eval_shape(lambda: init_drafter(config, 0)), dtype), form)
 
 
 def abstract_state(target: Target, drafter: Drafter, batch_size: int, slots: int) -> DecodeState:
@@ -73,9 +86,20 @@ def bytes_of(tree: object) -> int:
     def size(leaf: Any) -> int:
         sharding = getattr(leaf, "sharding", None)
         shape = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
-        return math.prod(shape) * leaf.dtype.itemsize
+        return math.ceil(math.prod(shape) * item_bytes(leaf))
 
     return sum(map(size, jax.tree.leaves(tree)))
+
+
+def item_bytes(leaf: Any) -> float:
+    """Devices pack two numbers of int4 into a byte."""
+    return 0.5 if leaf.dtype == jnp.int4 else leaf.dtype.itemsize
+
+
+def _quantized(model: AnyModel, form: WeightFormat | None) -> AnyModel:
+    if form is None:
+        return model
+    return jax.eval_shape(partial(quantize_model, quantization=Quantization.of(form)), model)
 
 
 def _shapes(model: Tree, dtype: DTypeLike) -> Tree:

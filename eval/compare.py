@@ -172,7 +172,7 @@ def _load_method(
     else:
         model = load_drafter(drafting.drafter, dtype, target.mesh)
         drafter = bind_drafter(model, drafting.draft)
-        weights = draft_bytes(model, drafting.draft, row_bytes)
+        weights = draft_bytes(target, model, drafting.draft, row_bytes)
     drafter.check(target.config)
     nodes = drafter.num_nodes
     return Method(target, drafter), Cost(nodes - 1, weights + call_bytes(target, nodes, row_bytes))

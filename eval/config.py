@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
-from redrafter_jax.config import DraftConfig, Dtype, SamplingConfig
+from redrafter_jax.config import DraftConfig, Dtype, SamplingConfig, WeightFormat
 from redrafter_jax.settings.files import Settings
 from redrafter_jax.settings.sections import DraftSettings, MeshSettings, SamplingSettings
 from redrafter_jax.text.chat_template import TemplateName
@@ -257,6 +257,8 @@ class PlanSettings(PairShape):
 
     Attributes:
       draft: how trees are drafted.
+      quantize: of the target's matrices, "int8" or "int4"; embedding and head are int8 then.
+      quantize_drafter: of the drafter's.
       batch_size: rows decoded together.
       gpu: the GPU, one of those in `pallas_kernels.gpus`.
       slots: cache slots per row.
@@ -264,6 +266,8 @@ class PlanSettings(PairShape):
     """
 
     draft: DraftConfig = DraftConfig()
+    quantize: WeightFormat | None = None
+    quantize_drafter: WeightFormat | None = None
     batch_size: PositiveInt = 1
     gpu: Literal["h100", "h200", "b200"] = "h200"
     mesh: MeshSettings = MeshSettings()

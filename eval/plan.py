@@ -27,7 +27,14 @@ from redrafter_jax.parallel.collectives import MODEL
 from redrafter_jax.parallel.mesh import DATA, check_rows, check_target, data_shards
 from redrafter_jax.types import DecodeState
 
-from .abstract import abstract_drafter, abstract_state, abstract_target, bytes_of, on_mesh
+from .abstract import (
+    abstract_drafter,
+    abstract_state,
+    abstract_target,
+    bytes_of,
+    item_bytes,
+    on_mesh,
+)
 from .config import PlanSettings
 from .report import make_table, show, write_report
 
@@ -65,8 +72,8 @@ def plan(settings: PlanSettings) -> None:
     make_folder(settings.report_dir, "report_dir")
     # Planning needs no device, and asking JAX for one may log what is wrong with CUDA.
     jax.config.update("jax_platforms", "cpu")
-    target = abstract_target(target_config, dtype)
-    drafter = abstract_drafter(drafter_config, dtype)
+    target = abstract_target(target_config, dtype, settings.quantize)
+    drafter = abstract_drafter(drafter_config, dtype, settings.quantize_drafter)
     bound = bind_drafter(drafter, draft)
     state = abstract_state(target, bound, settings.batch_size, settings.slots)
 
@@ -120,7 +127,7 @@ def bytes_read(
     row_bytes = embedding_bytes(target, len(state.root) // data_shards(target.mesh))
     cache = bytes_of((state.cache.keys, state.cache.values))
     return {
-        "draft": draft_bytes(drafter, draft, row_bytes),
+        "draft": draft_bytes(target, drafter, draft, row_bytes),
         "verification": call_bytes(target, draft.budget, row_bytes) + cache,
         "baseline": call_bytes(target, 1, row_bytes) + cache,
     }
@@ -128,7 +135,8 @@ def bytes_read(
 
 def embedding_bytes(target: Target, rows: int) -> int:
     """Bytes of the embeddings of one token for each of so many rows of the batch."""
-    return rows * target.config.hidden_size * jax.tree.leaves(target.params)[0].dtype.itemsize
+    table = jax.tree.leaves(target.params["embed_tokens"])
+    return round(rows * sum(leaf.shape[1] * item_bytes(leaf) for leaf in table))
 
 
 def call_bytes(target: Target, nodes: int, row_bytes: int) -> int:
@@ -144,7 +152,7 @@ def call_bytes(target: Target, nodes: int, row_bytes: int) -> int:
     return bytes_of(target) - bytes_of(target.params["embed_tokens"]) + nodes * row_bytes
 
 
-def draft_bytes(drafter: DraftModel, draft: DraftConfig, row_bytes: int) -> int:
+def draft_bytes(target: Target, drafter: DraftModel, draft: DraftConfig, row_bytes: int) -> int:
     """Bytes that drafting one tree for every row reads on one device.
 
     Every round of a recurrent head reads all of its weights, and where it has no vocabulary
@@ -155,12 +163,14 @@ def draft_bytes(drafter: DraftModel, draft: DraftConfig, row_bytes: int) -> int:
     config, rounds = drafter.config, draft.draft_rounds
     borrowed = 0
     if config.head == "target":
-        itemsize = jax.tree.leaves(drafter.params)[0].dtype.itemsize
+        tied = target.config.tie_word_embeddings
+        table = target.params["embed_tokens" if tied else "lm_head"]
+        whole = sum(leaf.size * item_bytes(leaf) for leaf in jax.tree.leaves(table))
         parts = 1 if drafter.mesh is None else drafter.mesh.shape[MODEL]
         V, tokens = config.vocab_size, config.draft_vocab_size
         # On a mesh each device reads its part of all tokens' weights, however few are drafted.
         tokens = tokens if parts == 1 or V % parts else V // parts
-        borrowed = tokens * config.hidden_size * itemsize
+        borrowed = round(tokens * whole / V)
     if isinstance(config, MedusaConfig):
         return bytes_of([drafter.params["heads"][head] for head in range(rounds)]) + borrowed
     once = bytes_of(drafter.params["context_proj"]) if config.context_layers else 0

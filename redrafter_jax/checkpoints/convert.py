@@ -1,4 +1,4 @@
-"""A model folder written once more, as safetensors: from `.bin` files, or in another dtype.
+"""A model folder written once more, as safetensors: from `.bin` files, in another dtype, quantized.
 
 Drafters of Apple's code and ours lie in the same layout, so this is the way from one to the other
 in both directions. Weights pass in pieces: a model larger than the memory can be converted.
@@ -6,56 +6,71 @@ in both directions. Weights pass in pieces: a model larger than the memory can b
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import jax.numpy as jnp
-import numpy as np
+from typing import Any
 
 from redrafter_jax.checkpoints.config_files import read_json
 from redrafter_jax.checkpoints.download import is_gguf, locate
 from redrafter_jax.checkpoints.families import text_fields
-from redrafter_jax.checkpoints.found import Found, drafter_kind, find_drafter, find_target
-from redrafter_jax.checkpoints.stored import ITEM_BYTES, Stored, dtype_of, pieces, read_weight
+from redrafter_jax.checkpoints.found import (
+    Found,
+    dotted,
+    drafter_kind,
+    find_drafter,
+    find_target,
+)
+from redrafter_jax.checkpoints.medusa import medusa_fields
+from redrafter_jax.checkpoints.quantized import QUANT_METHOD, StoredQuantized, StoredWeight
 from redrafter_jax.checkpoints.weights import INDEX, SINGLE_FILE
-from redrafter_jax.config import DrafterConfig, MedusaConfig
+from redrafter_jax.checkpoints.written import DTYPES, same_weight, write_shard
+from redrafter_jax.config import DrafterConfig, MedusaConfig, Quantization, WeightFormat
 from redrafter_jax.errors import InputError
+from redrafter_jax.models.quantize import check_format
 
-# Safetensors' names of the dtypes that can be asked for.
-DTYPES = {"float32": "F32", "bfloat16": "BF16"}
 # What goes with a model beside its weights: tokenizers, chat templates, further settings.
 _COMPANIONS = {".json", ".txt", ".model", ".jinja"}
 
 
 def convert(
-    source: str | Path, folder: Path, dtype: str | None = None, *, for_apple: bool = False
+    source: str | Path,
+    folder: Path,
+    dtype: str | None = None,
+    *,
+    for_apple: bool = False,
+    quantization: Quantization | None = None,
+    keep_quantized: bool = False,
 ) -> list[str]:
     """Write a drafter or a target as a folder of safetensors, and check that it loads the same.
 
     Args:
       source: folder, GGUF file or hub id, as `load_drafter` and `load_target` take it.
       folder: to write; it must not exist yet, or be empty. It appears at the end, whole.
-      dtype: "float32" or "bfloat16" for all weights; None leaves each as it is stored, but
-        quantized ones become float32.
+      dtype: "float32" or "bfloat16" for all plain weights; None leaves each as it is stored, but
+        blocks of GGUF become float32.
       for_apple: refuse a drafter that Apple's code cannot load.
+      quantization: formats of the matrices; None quantizes nothing.
+      keep_quantized: keep the blocks of a GGUF file in their own bits; see `load_target`.
 
     Returns:
       What was written, in sentences.
 
     Raises:
-      InputError: the source cannot be loaded, the folder cannot be written, or `for_apple` is asked
-        of a drafter with fields of our own, or of a target.
+      InputError: the source cannot be loaded, the folder cannot be written, `for_apple` is asked
+        of a drafter with fields of our own, or of a target, or the source is to be quantized and is
+        already.
     """
     if dtype is not None and dtype not in DTYPES:
         raise InputError(f"dtype {dtype!r} is not supported; use {', '.join(DTYPES)} or none.")
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise InputError(f"{folder} exists already; name a folder that does not, or empty it.")
-    stated = _stated(locate(source))
+    stated: dict[str, object] = _stated(locate(source))
     is_drafter = drafter_kind(stated) is not None
     find = find_drafter if is_drafter else find_target
-    found = find(source)
-    beyond = _beyond_apple(found.config)
+    found = find_target(source, keep_quantized=True) if keep_quantized else find(source)
+    forms = _formats(found, quantization)
+    beyond = _beyond_apple(found.config, quantized=quantization is not None)
     if for_apple and not is_drafter:
         raise InputError(f"{source} is a target; Apple's code loads drafters, leave for_apple out.")
     if for_apple and beyond:
@@ -73,20 +88,27 @@ def convert(
     except OSError as error:
         raise InputError(f"Cannot make {partial}: {error.strerror}.") from None
     try:
+        if quantization is not None:
+            stated = {**stated, **_quantized_fields(found, quantization)}
+        elif any(isinstance(weight, StoredQuantized) for weight in found.weights):
+            stated = {**stated, "quantization_config": {"quant_method": QUANT_METHOD}}
         companions = _write_companions(found, stated, partial, dtype)
-        files = [*_write_weights(found, partial, dtype), *companions]
+        files = [*_write_weights(found, partial, dtype, forms), *companions]
         written = find(partial)
-        _check_same(found, written, dtype)
+        _check_same(found, written, dtype, forms)
         partial.rename(whole)
     except OSError as error:  # a full disk, for example
         raise InputError(f"{folder} could not be written ({error.strerror or error}).") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     dtypes = " and ".join(sorted({weight.dtype for weight in written.weights}))
+    size, before = (sum(weight.bytes for weight in one.weights) for one in (written, found))
+    as_source = f"it loads the same as {source}{f', in {dtype}' if dtype else ''}."
+    if quantization is not None:
+        as_source = f"quantized from {before:,} bytes of {source}."
     told = [
         f"{folder}: a {'drafter' if is_drafter else 'target'} of {len(written.weights)} weights, "
-        f"{sum(weight.bytes for weight in written.weights):,} bytes, {dtypes}; it loads the same "
-        f"as {source}{f', in {dtype}' if dtype else ''}.",
+        f"{size:,} bytes, {dtypes}; {as_source}",
         f"Written: {', '.join(files)}",
     ]
     if found.left_out:
@@ -98,70 +120,59 @@ def convert(
     return told
 
 
-def _beyond_apple(config: Any) -> list[str]:
+def _formats(found: Found, quantization: Quantization | None) -> dict[str, WeightFormat]:
+    """Of the weights that are to be quantized, by their names."""
+    if quantization is None:
+        return {}
+    forms: dict[str, WeightFormat] = {}
+    for parameter, weight in zip(found.parameters, found.weights, strict=True):
+        if isinstance(weight, StoredQuantized):
+            raise InputError(
+                f"{found.folder} is quantized already; convert the model that it was made from."
+            )
+        form = quantization.format_of(dotted(parameter.path))
+        if form is not None and len(parameter.shape) == 2:
+            check_format(parameter.name, form, parameter.shape[1])
+            forms[parameter.name] = form
+    return forms
+
+
+def _quantized_fields(found: Found, quantization: Quantization) -> dict[str, Any]:
+    """What `config.json` states of a quantized model, its sizes where the weights alone told."""
+    sizes = medusa_fields(found.config) if isinstance(found.config, MedusaConfig) else {}
+    return {**sizes, "quantization_config": {"quant_method": QUANT_METHOD, **asdict(quantization)}}
+
+
+def _beyond_apple(config: Any, quantized: bool) -> list[str]:
     """What a drafter has that Apple's layout does not."""
     match config:
         case DrafterConfig():
-            return sorted(config.beyond_apple)
+            return sorted([*config.beyond_apple, *["quantized weights"] * quantized])
         case MedusaConfig():
             return ["Medusa heads"]
     return []
 
 
-def _write_weights(found: Found, folder: Path, dtype: str | None) -> list[str]:
+def _write_weights(
+    found: Found, folder: Path, dtype: str | None, forms: Mapping[str, WeightFormat]
+) -> list[str]:
     """As many files as the source has; the names of all, an index of theirs included."""
-    shards: dict[Path, list[Stored]] = {}
+    shards: dict[Path, list[StoredWeight]] = {}
     for weight in found.weights:
         shards.setdefault(weight.path, []).append(weight)
     if len(shards) == 1:
-        _write_shard(folder / SINGLE_FILE, found.weights, dtype)
+        write_shard(folder / SINGLE_FILE, found.weights, dtype, forms)
         return [SINGLE_FILE]
-    placed, total = {}, 0
+    placed: dict[str, str] = {}
+    total = 0
     for number, path in enumerate(sorted(shards), start=1):
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        total += _write_shard(folder / file, shards[path], dtype)
-        placed |= {weight.name: file for weight in shards[path]}
+        names, size = write_shard(folder / file, shards[path], dtype, forms)
+        total += size
+        placed |= dict.fromkeys(names, file)
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(placed.items()))}
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
     return [*dict.fromkeys(placed.values()), INDEX]
-
-
-def _write_shard(path: Path, weights: Sequence[Stored], dtype: str | None) -> int:
-    """One safetensors file: the length of its header in 8 bytes, the header, the weights.
-
-    https://github.com/huggingface/safetensors#format. Returns the bytes of the weights.
-    """
-    names = {weight: DTYPES[dtype] if dtype else weight.dtype for weight in weights}
-    # The widest numbers first: then all lie at multiples of their own size.
-    order = sorted(weights, key=lambda weight: (-ITEM_BYTES[names[weight]], weight.name))
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for weight in order:
-        start, end = end, end + weight._replace(dtype=names[weight]).bytes
-        header[weight.name] = {
-            "dtype": names[weight],
-            "shape": weight.shape,
-            "data_offsets": [start, end],
-        }
-    described = json.dumps(header, separators=(",", ":")).encode()
-    described += b" " * (-len(described) % 8)
-    with path.open("wb") as file:
-        file.write(len(described).to_bytes(8, "little") + described)
-        for weight in order:
-            _copy(weight, file, dtype)
-    return end
-
-
-def _copy(weight: Stored, file: BinaryIO, dtype: str | None) -> None:
-    wanted = jnp.dtype(dtype) if dtype else dtype_of(weight)
-    for numbers in pieces(weight):
-        with np.errstate(over="ignore"):
-            cast = numbers.astype(wanted)
-        if (np.isinf(cast) & ~np.isinf(numbers)).any():
-            raise InputError(
-                f"{weight.path}: weight {weight.name!r} holds numbers beyond the range of {wanted}."
-            )
-        file.write(cast.tobytes())
 
 
 def _write_companions(
@@ -209,14 +220,12 @@ def _write_tokenizer(path: Path, folder: Path) -> list[str]:
     return names
 
 
-def _check_same(found: Found, written: Found, dtype: str | None) -> None:
+def _check_same(
+    found: Found, written: Found, dtype: str | None, forms: Mapping[str, WeightFormat]
+) -> None:
     """That both load to the same parameters, bit for bit; two weights are in memory at a time."""
-    loaded = dtype or "float32"
     for ours, theirs in zip(written.weights, found.weights, strict=True):
-        new, old = (
-            np.asarray(read_weight(weight, loaded, transpose=False)) for weight in (ours, theirs)
-        )
-        if ours.name != theirs.name or new.tobytes() != old.tobytes():
+        if ours.name != theirs.name or not same_weight(ours, theirs, dtype, forms.get(theirs.name)):
             raise InputError(
                 f"{theirs.path}: weight {theirs.name!r} does not load the same once it is written; "
                 "the disk or the memory may be faulty, nothing was kept."

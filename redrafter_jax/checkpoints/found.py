@@ -21,6 +21,13 @@ from redrafter_jax.checkpoints.medusa import (
     medusa_fields,
     read_medusa_config,
 )
+from redrafter_jax.checkpoints.quantized import (
+    MINIMUM,
+    SCALE,
+    StoredWeight,
+    check_method,
+    stored_weight,
+)
 from redrafter_jax.checkpoints.stored import Stored, check_shape, same_bytes
 from redrafter_jax.checkpoints.weight_names import (
     EMBEDDING,
@@ -85,7 +92,7 @@ class Found(NamedTuple):
     config: Any
     graphdef: Any
     parameters: tuple[_Parameter, ...]
-    weights: tuple[Stored, ...]
+    weights: tuple[StoredWeight, ...]
     left_out: tuple[str, ...]
 
 
@@ -113,9 +120,9 @@ DRAFTERS = {
 }
 
 
-def find_target(name: str | Path) -> Found:
+def find_target(name: str | Path, *, keep_quantized: bool = False) -> Found:
     """A target as `load_target` finds it, no weight read yet; errors are the same."""
-    folder, config, found = _describe(name, locate(name))
+    folder, config, found = _describe(name, locate(name), keep_quantized)
     stored = text_weights(found)
     # Old files carry the rotary frequencies.
     ignored = [r".*\.rotary_emb\.inv_freq"]
@@ -139,6 +146,7 @@ def find_drafter(name: str | Path) -> Found:
             f"{folder / 'config.json'} states model_type {values.get('model_type')!r}; a drafter "
             f"folder states {' or '.join(map(repr, DRAFTERS))}."
         )
+    check_method(values, folder / "config.json")
     # The sizes of published Medusa heads are in the weights alone.
     folder = with_weights(name, folder)
     return _find(folder, kind.read_config(folder), find_weights(folder), kind, ignored=())
@@ -155,12 +163,14 @@ def drafter_kind(values: Mapping[str, Any]) -> Kind | None:
     return DRAFTERS.get(model_type) if isinstance(model_type, str) else None
 
 
-def _describe(name: str | Path, folder: Path) -> tuple[Path, Any, dict[str, Stored]]:
+def _describe(
+    name: str | Path, folder: Path, keep_quantized: bool
+) -> tuple[Path, Any, dict[str, Stored]]:
     """What a format of files tells of a target: its place, its configuration, stored weights."""
     if is_gguf(folder):
         from redrafter_jax.checkpoints.gguf import find_gguf  # the `gguf` package takes its time
 
-        return folder, *find_gguf(folder)
+        return folder, *find_gguf(folder, keep_quantized=keep_quantized)
     config = read_target_config(folder)
     folder = with_weights(name, folder)
     return folder, config, find_weights(folder)
@@ -190,13 +200,16 @@ def _find(
             f"{len(stored)} weights; they do not belong together."
         )
     graphdef, parameters = _parameters(config, kind)
+    weights = []
     for parameter in parameters:
         if parameter.name not in stored:
             raise InputError(
                 f"{folder} holds no weight {parameter.name!r}; the model is incomplete."
             )
-        check_shape(stored[parameter.name], parameter.shape)
-    left_out = sorted(stored.keys() - {parameter.name for parameter in parameters})
+        weights.append(stored_weight(stored, parameter.name, parameter.shape))
+    names = {parameter.name for parameter in parameters}
+    scales = {name + ending for name in names for ending in (SCALE, MINIMUM)}
+    left_out = sorted(stored.keys() - names - scales)
     others = [
         name for name in left_out if not any(re.fullmatch(pattern, name) for pattern in ignored)
     ]
@@ -206,8 +219,7 @@ def _find(
             f"{folder} holds the weight {others[0]!r}{more}, for which the model that "
             f"{_description(folder).name} describes has no place; they do not belong together."
         )
-    weights = tuple(stored[parameter.name] for parameter in parameters)
-    return Found(folder, config, graphdef, tuple(parameters), weights, tuple(left_out))
+    return Found(folder, config, graphdef, tuple(parameters), tuple(weights), tuple(left_out))
 
 
 def _description(folder: Path) -> Path:

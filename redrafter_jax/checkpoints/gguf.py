@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 
+from redrafter_jax.checkpoints.gguf_blocks import BLOCK_KINDS, kept_blocks
 from redrafter_jax.checkpoints.gguf_fields import (
     OUTER_TENSORS,
     ROTARY_TENSORS,
@@ -29,11 +30,18 @@ SUPPORTED_KINDS = (
 )
 
 
-def find_gguf(path: Path) -> tuple[TargetConfig, dict[str, Stored]]:
+def find_gguf(
+    path: Path, *, keep_quantized: bool = False
+) -> tuple[TargetConfig, dict[str, Stored]]:
     """The configuration of a GGUF model, and its weights by their names in transformers.
 
+    Args:
+      path: of the file.
+      keep_quantized: matrices in blocks are codes, scales and minima (`gguf_blocks`).
+
     Raises:
-      InputError: as `read_header`, or the architecture, a field or a quantization is not supported.
+      InputError: as `read_header`, or the architecture, a field or a quantization is not supported,
+        or cannot be kept.
     """
     header = read_header(path)
     architecture = gguf_architecture(header)
@@ -58,6 +66,14 @@ def find_gguf(path: Path) -> tuple[TargetConfig, dict[str, Stored]]:
         alternating = heads[own] if own in architecture.interleaved else 0
         added = -1.0 if architecture.norms_from_one and own.endswith("norm") else 0.0
         stored[weight] = _stored(weight, tensor, alternating, added)
+        if keep_quantized and tensor.kind not in ITEM_BYTES and len(tensor.shape) == 2:
+            if tensor.kind not in BLOCK_KINDS:
+                raise InputError(
+                    f"{tensor.path}: tensor {name!r} is stored as {tensor.kind}, which cannot be "
+                    f"kept quantized; {', '.join(BLOCK_KINDS)} can, and others are loaded without."
+                )
+            read = partial(_blocks, tensor, alternating)
+            stored |= kept_blocks(stored[weight], tensor.kind, read)
     return config, stored
 
 
@@ -97,22 +113,37 @@ def _unpack(
       index: of the part, as it is returned.
     """
     kind = GGMLQuantizationType[tensor.kind]
-    block, size = GGML_QUANT_SIZES[kind]
+    block, _ = GGML_QUANT_SIZES[kind]
+    if len(tensor.shape) == 1:
+        rows = _rows(tensor.shape[0], alternating)[index[0]]
+        values = dequantize(_content(tensor), kind)[rows]
+    else:
+        start, stop, _ = index[1].indices(tensor.shape[1])
+        first = start // block
+        blocks = _blocks(tensor, alternating, index[0], slice(first, -(-stop // block)))
+        values = dequantize(blocks.reshape(len(blocks), -1), kind)
+        values = values[:, start - first * block : stop - first * block]
+    return values + np.float32(added)
+
+
+def _blocks(
+    tensor: Tensor, alternating: int, rows: slice, blocks: slice
+) -> UInt8[np.ndarray, "rows blocks bytes"]:
+    """Blocks of a matrix, their rows as `_unpack` has them."""
+    _, size = GGML_QUANT_SIZES[GGMLQuantizationType[tensor.kind]]
+    content = _content(tensor)
+    by_block = content.reshape(len(content), -1, size)
+    return np.ascontiguousarray(by_block[_rows(len(content), alternating)[rows], blocks])
+
+
+def _content(tensor: Tensor) -> UInt8[np.ndarray, "..."]:
+    """The bytes of a tensor, of which those are read that are looked at."""
     *rest, length = tensor.shape
     shape = (*rest, stored_bytes(tensor.kind, (length,)))
     try:
-        content = np.memmap(tensor.path, np.uint8, "r", tensor.offset, shape)
+        return np.memmap(tensor.path, np.uint8, "r", tensor.offset, shape)
     except ValueError:
         raise InputError(f"{tensor.path} was cut short while it was read; load it again.") from None
-    rows = _rows(tensor.shape[0], alternating)[index[0]]
-    if len(tensor.shape) == 1:
-        values = dequantize(content, kind)[rows]
-    else:
-        start, stop, _ = index[1].indices(length)
-        first, last = start // block, -(-stop // block)
-        blocks = np.ascontiguousarray(content[rows, first * size : last * size])
-        values = dequantize(blocks, kind)[:, start - first * block : stop - first * block]
-    return values + np.float32(added)
 
 
 def _rows(count: int, alternating: int) -> Int[np.ndarray, " rows"]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
@@ -26,18 +27,31 @@ from redrafter_jax.checkpoints.found import (
     find_target,
     is_matrix,
 )
+from redrafter_jax.checkpoints.quantized import (
+    MINIMUM,
+    QUANT_METHOD,
+    SCALE,
+    StoredQuantized,
+    pack,
+    read_quantized,
+)
 from redrafter_jax.checkpoints.stored import read_weight
 from redrafter_jax.checkpoints.weights import SINGLE_FILE
 from redrafter_jax.config import Dtype, TargetConfig
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.errors import InputError
+from redrafter_jax.models.linear import QuantizedWeight, transposed
 from redrafter_jax.models.target import Decoder, Target
 from redrafter_jax.parallel.mesh import check_mesh, check_target, parameter_spec
 from redrafter_jax.parallel.model import Model
 
 
 def load_target(
-    name: str | Path, dtype: DTypeLike = "bfloat16", mesh: Mesh | None = None
+    name: str | Path,
+    dtype: DTypeLike = "bfloat16",
+    mesh: Mesh | None = None,
+    *,
+    keep_quantized: bool = False,
 ) -> Target:
     """Load a target from a folder or a hub id, one weight at a time.
 
@@ -47,17 +61,21 @@ def load_target(
       name: a folder with `config.json` and safetensors or PyTorch's `.bin` (one file, or shards
         with an index), a GGUF file or any part of one, or the id of a repository on the Hugging
         Face hub; of the hub's, files already downloaded serve where it cannot be reached.
-      dtype: dtype of the parameters, "float32" or "bfloat16".
+      dtype: dtype of the parameters and activations, "float32" or "bfloat16"; the codes and scales
+        of quantized weights stay as they are stored.
       mesh: from `make_mesh`: every device reads its own part of each weight; None is one device.
+      keep_quantized: keep the blocks of a GGUF file in their own bits: Q8_0, Q4_0 and Q4_1 exactly,
+        Q4_K and Q6_K with the same codes and their scales rounded to float16. Without it they
+        become numbers of `dtype`. A folder that holds quantized weights is always loaded so.
 
     Raises:
       InputError: the folder, a weight or a file is missing, truncated or of the wrong shape,
-        there are weights that the model has no place for, it is of a kind not supported, or the
-        mesh does not divide its heads.
+        there are weights that the model has no place for, it is of a kind not supported, its blocks
+        cannot be kept, or the mesh does not divide its heads or its groups.
     """
     if mesh is not None:
         check_mesh(mesh)
-    found = find_target(name)
+    found = find_target(name, keep_quantized=keep_quantized)
     if mesh is not None:
         check_target(found.config, mesh)
     return _load(found, dtype, mesh)
@@ -160,11 +178,14 @@ def _load(found: Found, dtype: DTypeLike, mesh: Mesh | None = None) -> Any:
     ) as bar:
         for parameter, weight in zip(found.parameters, found.weights, strict=True):
             path, variable, _, _, transposed = parameter
-            sharding = None
-            if mesh is not None:
-                shape = variable.get_value().shape
-                sharding = NamedSharding(mesh, parameter_spec(dotted(path), shape, mesh))
-            value = read_weight(weight, dtype, transpose=transposed, sharding=sharding)
+            if isinstance(weight, StoredQuantized):
+                value = read_quantized(weight, dotted(path), transpose=transposed, mesh=mesh)
+            else:
+                sharding = None
+                if mesh is not None:
+                    shape = variable.get_value().shape
+                    sharding = NamedSharding(mesh, parameter_spec(dotted(path), shape, mesh))
+                value = read_weight(weight, dtype, transpose=transposed, sharding=sharding)
             flat.append((path, variable.replace(value)))
             bar.update(weight.bytes)
     return Model(found.config, found.graphdef, nnx.from_flat_state(flat), mesh)
@@ -173,16 +194,30 @@ def _load(found: Found, dtype: DTypeLike, mesh: Mesh | None = None) -> Any:
 def _save(folder: Path, model: Model[Any, Any], kind: Kind) -> None:
     config = kind.fields(model.config)
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {}
+    tensors: dict[str, Any] = {}
+    dtype = None
     for path, variable in nnx.to_flat_state(model.params):
-        name = kind.stored_name(model.config, dotted(path))
-        value = jnp.asarray(variable[...])
-        tensors[name] = value.T if is_matrix(name, value) else value
+        name, value = kind.stored_name(model.config, dotted(path)), variable.get_value()
+        if not isinstance(value, QuantizedWeight):
+            dtype = value.dtype
+            tensors[name] = value.T if is_matrix(name, value) else value
+            continue
+        config = {**config, "quantization_config": {"quant_method": QUANT_METHOD}}
+        parts = transposed(value) if is_matrix(name, value.codes) else value
+        codes = np.asarray(parts.codes).astype(np.int8)
+        packed = pack(codes, "I4" if value.codes.dtype == jnp.int4 else "I8")
+        stored = (jnp.asarray(packed), *parts[1:])
+        endings = ("", SCALE, MINIMUM)
+        tensors |= {
+            name + ending: part
+            for ending, part in zip(endings, stored, strict=True)
+            if part is not None
+        }
     try:
         save_file(tensors, folder / SINGLE_FILE, metadata={"format": "pt"})
     except SafetensorError as error:  # a full disk, for example
         raise InputError(f"{folder / SINGLE_FILE} could not be written ({error}).") from None
-    stated = {**config, "torch_dtype": str(next(iter(tensors.values())).dtype)}
+    stated = {**config, "torch_dtype": str(dtype)}
     (folder / "config.json").write_text(json.dumps(stated, indent=2) + "\n")
     # safetensors leaves a file that its owner alone may read.
     shutil.copymode(folder / "config.json", folder / SINGLE_FILE)

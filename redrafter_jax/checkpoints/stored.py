@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Shaped
 
 from redrafter_jax.errors import InputError
 
 # Bytes of a number, by safetensors' names of dtypes.
-_INTEGERS = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+# I4 is not one of them: codes of 4 bits that are unpacked to a byte each.
+_INTEGERS = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "I4": 1, "U8": 1, "BOOL": 1}
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2} | _INTEGERS
 _DTYPES = {
     "F64": np.dtype(np.float64),
@@ -25,6 +26,7 @@ _DTYPES = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(jnp.bfloat16),
 }
+_READ_DTYPES = _DTYPES | dict.fromkeys(("I8", "I4"), np.dtype(np.int8))
 # Bytes of a weight that are compared at a time, and numbers that are read at a time.
 _PIECE, _NUMBERS = 1 << 22, 1 << 20
 
@@ -74,8 +76,8 @@ def check_shape(stored: Stored, expected: tuple[int, ...]) -> None:
 
 
 def dtype_of(stored: Stored) -> np.dtype:
-    """Of its numbers; it must be one of floating-point numbers."""
-    return _DTYPES[stored.dtype]
+    """Of its numbers, floating-point or codes of 8 bits."""
+    return _READ_DTYPES[stored.dtype]
 
 
 def same_bytes(first: Stored, second: Stored) -> bool:
@@ -91,7 +93,7 @@ def same_bytes(first: Stored, second: Stored) -> bool:
 
 def read_weight(
     stored: Stored, dtype: DTypeLike, *, transpose: bool, sharding: NamedSharding | None = None
-) -> Float[Array, "..."]:
+) -> Shaped[Array, "..."]:
     """The weight on the default device, or each part of it on its own; complete when this returns.
 
     The host holds its stored bytes, or its unpacked numbers in `dtype`, and little else meanwhile;
@@ -120,8 +122,8 @@ def read_weight(
     return jax.block_until_ready(_convert(placed, jnp.dtype(dtype), transpose, sharding))
 
 
-def pieces(stored: Stored) -> Iterator[Float[np.ndarray, "..."]]:
-    """All numbers of the weight in their order, in its own dtype, some at a time.
+def pieces(stored: Stored) -> Iterator[Shaped[np.ndarray, "..."]]:
+    """Whole rows of the weight in their order, in its own dtype, some at a time.
 
     Raises:
       InputError: as `read_weight`.
@@ -130,18 +132,19 @@ def pieces(stored: Stored) -> Iterator[Float[np.ndarray, "..."]]:
         for piece in _unpacked(stored.unpack, stored.shape, (slice(None),) * len(stored.shape)):
             yield piece.astype(dtype_of(stored))
         return
-    left = math.prod(stored.shape)
+    left, row = math.prod(stored.shape), max(math.prod(stored.shape[1:]), 1)
     with stored.path.open("rb") as file:
         file.seek(stored.offset)
         while left:
-            numbers = np.fromfile(file, dtype_of(stored), min(left, _NUMBERS))
-            if not numbers.size:
+            wanted = min(left, max(_NUMBERS // row, 1) * row)
+            numbers = np.fromfile(file, dtype_of(stored), wanted)
+            if numbers.size != wanted:
                 raise _cut_short(stored)
-            left -= numbers.size
-            yield numbers
+            left -= wanted
+            yield numbers.reshape(-1, *stored.shape[1:])
 
 
-def _read(stored: Stored, dtype: np.dtype) -> Float[np.ndarray, "..."]:
+def _read(stored: Stored, dtype: np.dtype) -> Shaped[np.ndarray, "..."]:
     if stored.unpack is not None:
         return _unpack(stored, (slice(None),) * len(stored.shape), dtype)
     # Pages of its own, returned whole: freed blocks of a heap add up to several weights.
@@ -151,7 +154,7 @@ def _read(stored: Stored, dtype: np.dtype) -> Float[np.ndarray, "..."]:
         count = file.readinto(memoryview(content)[: stored.bytes])
     if count != stored.bytes:
         raise _cut_short(stored)
-    values = np.frombuffer(content, _DTYPES[stored.dtype], math.prod(stored.shape))
+    values = np.frombuffer(content, dtype_of(stored), math.prod(stored.shape))
     return values.reshape(stored.shape)
 
 
@@ -167,13 +170,13 @@ def _parts(stored: Stored, dtype: np.dtype) -> Callable[[Any], np.ndarray]:
 
         return unpack
     try:
-        values = np.memmap(stored.path, _DTYPES[stored.dtype], "r", stored.offset, stored.shape)
+        values = np.memmap(stored.path, dtype_of(stored), "r", stored.offset, stored.shape)
     except ValueError:
         raise _cut_short(stored) from None
     return lambda index: np.asarray(values[index])
 
 
-def _unpack(stored: Stored, index: tuple[slice, ...], dtype: np.dtype) -> Float[np.ndarray, "..."]:
+def _unpack(stored: Stored, index: tuple[slice, ...], dtype: np.dtype) -> Shaped[np.ndarray, "..."]:
     """A part of a packed weight, cast on the way."""
     assert stored.unpack is not None
     sizes = [
@@ -207,7 +210,7 @@ def _cut_short(stored: Stored) -> InputError:
 
 @partial(jax.jit, static_argnums=(1, 2, 3))
 def _convert(
-    x: Float[Array, "..."], dtype: np.dtype, transpose: bool, sharding: NamedSharding | None
-) -> Float[Array, "..."]:
+    x: Shaped[Array, "..."], dtype: np.dtype, transpose: bool, sharding: NamedSharding | None
+) -> Shaped[Array, "..."]:
     converted = (x.T if transpose else x).astype(dtype)
     return converted if sharding is None else jax.lax.with_sharding_constraint(converted, sharding)

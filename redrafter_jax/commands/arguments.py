@@ -18,7 +18,7 @@ from redrafter_jax.commands.option_groups import (
     natural,
     seconds,
 )
-from redrafter_jax.config import Dtype
+from redrafter_jax.config import Dtype, WeightFormat
 from redrafter_jax.errors import InputError
 
 _API_KEY = "REDRAFTER_API_KEY"
@@ -246,11 +246,33 @@ def _add_convert(commands: Any) -> None:
         "convert",
         help="write a drafter or a target as safetensors",
         description="Write a drafter or a target, of Apple's code or ours, as a folder of "
-        "safetensors that loads the same, or rounded to another dtype.",
+        "safetensors that loads the same, or rounded to another dtype, or quantized.",
     )
     command.add_argument("source", help="folder or hub id (safetensors or .bin), or GGUF file")
     command.add_argument("folder", type=Path, help="to write; it must not exist, or be empty")
-    command.add_argument("--dtype", choices=get_args(Dtype), help="of all weights (as stored)")
+    command.add_argument(
+        "--dtype", choices=get_args(Dtype), help="of all plain weights (as stored)"
+    )
+    formats = get_args(WeightFormat)
+    command.add_argument(
+        "--quantize",
+        choices=(*formats, "keep"),
+        help="matrices to 8 bits with a scale per output, or to 4 bits with a scale and a minimum "
+        "per group of 128, 64 or 32 inputs; keep: the blocks of a GGUF file in their own bits",
+    )
+    for part, meaning in (("embedding", "the embedding"), ("head", "the vocabulary projection")):
+        command.add_argument(
+            f"--quantize-{part}",
+            choices=(*formats, "none"),
+            help=f"of {meaning}, with --quantize int8 or int4 (int8)",
+        )
+    command.add_argument(
+        "--text",
+        type=Path,
+        metavar="FILE",
+        help="held-out text in UTF-8: print what quantizing a target changes in its loss and in "
+        "its greedy text",
+    )
     command.add_argument(
         "--for-apple", action="store_true", help="refuse a drafter that Apple's code cannot load"
     )

@@ -1,17 +1,51 @@
 """`convert`: a drafter or a target as a folder of safetensors."""
 
 import argparse
+from dataclasses import replace
+from typing import Any
 
 from redrafter_jax.checkpoints.convert import convert
+from redrafter_jax.commands.quantization_change import read_text, tell_change
+from redrafter_jax.config import Quantization
+from redrafter_jax.errors import InputError
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Convert, and say what was written.
+    """Convert, and say what was written and what quantizing changed.
 
     Raises:
-      InputError: the source cannot be read, or the folder not be written.
+      InputError: the source cannot be read, the folder not be written, or options do not go
+        together.
     """
-    for sentence in convert(
-        arguments.source, arguments.folder, arguments.dtype, for_apple=arguments.for_apple
-    ):
+    quantization = _quantization(arguments)
+    text = None if arguments.text is None else read_text(arguments.text)
+    told = convert(
+        arguments.source,
+        arguments.folder,
+        arguments.dtype,
+        for_apple=arguments.for_apple,
+        quantization=quantization,
+        keep_quantized=arguments.quantize == "keep",
+    )
+    for sentence in told:
         print(sentence)
+    if text is not None:
+        tell_change(arguments.source, arguments.folder, text)
+
+
+def _quantization(arguments: argparse.Namespace) -> Quantization | None:
+    """The formats that the options give; None where nothing is to be quantized."""
+    form = arguments.quantize
+    given = {part: getattr(arguments, f"quantize_{part}") for part in ("embedding", "head")}
+    given = {part: value for part, value in given.items() if value is not None}
+    if form in (None, "keep"):
+        if given:
+            option = f"--quantize-{next(iter(given))}"
+            raise InputError(f"{option} is for --quantize int8 or int4; give that too.")
+        if arguments.text is not None and form is None:
+            raise InputError("--text is for --quantize; give that too, or leave it out.")
+        return None
+    changes: dict[str, Any] = {
+        part: None if value == "none" else value for part, value in given.items()
+    }
+    return replace(Quantization.of(form), **changes)

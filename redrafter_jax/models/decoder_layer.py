@@ -82,8 +82,8 @@ class FeedForward(nnx.Module):
         self.down_proj = nnx.Param(WEIGHT_INIT(rngs.params(), (inner, width)))
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        weights = (weight.get_value() for weight in (self.gate_proj, self.up_proj, self.down_proj))
-        return all_reduce_sum(gated_feed_forward(x, *weights, self.config.hidden_act))
+        weights = [weight.get_value() for weight in (self.gate_proj, self.up_proj, self.down_proj)]
+        return all_reduce_sum(gated_feed_forward(x, *weights, activation=self.config.hidden_act))
 
 
 class DecoderLayer(nnx.Module):

@@ -117,9 +117,9 @@ def table_length(table: Weight) -> int:
     return len(table.codes if isinstance(table, QuantizedWeight) else table)
 
 
-def transposed(weight: Weight) -> Weight:
+def transposed(table: QuantizedWeight) -> QuantizedWeight:
     """A table as a matrix [in, out], or the other way round."""
-    return jax.tree.map(lambda leaf: leaf.T, weight)
+    return jax.tree.map(lambda leaf: leaf.T, table)
 
 
 def quantize(weight: Float[Array, "..."], form: WeightFormat, axis: int = 0) -> QuantizedWeight:

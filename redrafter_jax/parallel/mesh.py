@@ -146,6 +146,29 @@ def parameter_spec(
     return PartitionSpec()
 
 
+def check_groups(name: str, codes: Sequence[int], scale: Sequence[int], mesh: Mesh) -> None:
+    """Refuse a mesh that would split the inputs of a quantized parameter within a group.
+
+    Args:
+      name: of the parameter, dotted.
+      codes: the shape of its codes.
+      scale: of its scales, the axis of the groups as long as there are groups.
+      mesh: from `make_mesh`.
+
+    Raises:
+      InputError: it splits an axis of several groups into parts that are no whole groups.
+    """
+    parts = parameter_spec(name, codes, mesh), parameter_spec(name, scale, mesh)
+    for axis, groups in enumerate(scale):
+        (of_codes, of_scale) = ((*spec, None, None)[axis] for spec in parts)
+        if groups > 1 and of_codes != of_scale:
+            size = mesh.shape[of_codes]
+            raise InputError(
+                f"The mesh has {of_codes}={size}, which does not divide the {groups} groups of "
+                f"the quantized weight {name!r}; {math.gcd(size, groups)} would."
+            )
+
+
 def specs(tree: Any, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Any:
     """A spec for every array: parameters by name, caches by heads, all else by its rows.
 
@@ -172,6 +195,11 @@ def _by_name(params: nnx.State, mesh: Mesh, rules: Mapping[str, str]) -> nnx.Sta
         name = ".".join(str(getattr(key, "key", key)) for key in path if hasattr(key, "key"))
         return parameter_spec(name, leaf.shape, mesh, rules)
 
+    for path, variable in nnx.to_flat_state(params):
+        # A quantized weight, whose codes and scales come first.
+        if isinstance(value := variable.get_value(), tuple):
+            codes, scale, *_ = value
+            check_groups(".".join(map(str, path)), codes.shape, scale.shape, mesh)
     return jax.tree.map_with_path(of, params)
 
 

@@ -17,7 +17,7 @@ from tiny_models import assert_same, stored_shapes, tiny_config
 from torch_archives import write_archive
 
 from redrafter_jax import DrafterConfig, InputError, load_target
-from redrafter_jax.checkpoints import convert
+from redrafter_jax.checkpoints import written
 from redrafter_jax.checkpoints.config_files import drafter_fields
 from redrafter_jax.checkpoints.convert import convert as convert_folder
 from redrafter_jax.checkpoints.families import target_fields
@@ -184,8 +184,8 @@ def test_a_folder_appears_whole_or_not_at_all(
         convert_folder(source, tmp_path / "new", "float32")
 
     # A disk that changes what is written.
-    pieces = convert.pieces
-    monkeypatch.setattr(convert, "pieces", lambda weight: (0 * part for part in pieces(weight)))
+    pieces = written.pieces
+    monkeypatch.setattr(written, "pieces", lambda weight: (0 * part for part in pieces(weight)))
     with pytest.raises(InputError, match=r"does not load the same once it is written; .* faulty"):
         convert_folder(saved / "drafter", tmp_path / "new")
     monkeypatch.undo()

@@ -156,7 +156,7 @@ def test_what_follows_from_the_rest_or_is_null_may_be_left_out(folder: Path) -> 
         ({"architectures": ["LlamaForTokenClassification"]}, "of model_type 'llama' only 'Llama"),
         ({"mlp_bias": True}, "mlp_bias=True; .*False"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'; .*'silu'"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config="),
+        ({"quantization_config": {"bits": 4}}, "quantization_config of quant_method None; supp"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5; only 1.0"),
         ({"sliding_window": 8}, "sliding_window=8; LlamaForCausalLM of transformers has none"),
         ({"layer_types": ["sliding_attention"] * 2}, "all 2 layers of Llama.* 'full_attention'"),

@@ -92,6 +92,7 @@ def test_quantizing_errs_by_half_a_step_of_its_group(
     numbers[:, 3] = 0
     numbers[0, 2] = 40.0
     weight = quantize(jnp.asarray(numbers if axis == 0 else numbers.T), form, axis)
+    assert isinstance(weight, QuantizedWeight)
     weight = weight if axis == 0 else transposed(weight)
     assert weight.scale.shape == (groups(inputs), 5)
     assert str(weight.codes.dtype) == form

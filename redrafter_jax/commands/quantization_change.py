@@ -1,0 +1,106 @@
+"""What quantizing changes in a target: its loss on held-out text, its choices, its greedy text."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from redrafter_jax.checkpoints.huggingface import load_target
+from redrafter_jax.errors import InputError
+from redrafter_jax.generation import generate_autoregressive
+from redrafter_jax.models.target import Target
+from redrafter_jax.text.tokenizer import load_tokenizer
+
+# Tokens that are read together, and of each text the prompt and the continuation compared.
+_WINDOW, _PROMPT, _CONTINUED, _TEXTS = 256, 32, 64, 8
+
+
+class _Reading(NamedTuple):
+    """A target on a text: loss and best token at every position, and greedy continuations."""
+
+    losses: Float[np.ndarray, " tokens"]
+    choices: Int[np.ndarray, " tokens"]
+    greedy: list[list[int]]
+
+
+def read_text(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+      InputError: it cannot be read, is no UTF-8, or has no text.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"Cannot read {path}: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is no text in UTF-8; convert it, or name another.") from None
+    if not text.strip():
+        raise InputError(f"{path} holds no text; name a file with some hundred words.")
+    return text
+
+
+def tell_change(source: str | Path, quantized: Path, text: str) -> None:
+    """Print what the quantized folder changes against its source, in float32.
+
+    One target is in memory at a time.
+
+    Raises:
+      InputError: the source is a drafter, or its text has too few tokens.
+    """
+    tokens = np.asarray(load_tokenizer(source).encode(text).ids, np.int32)
+    count = len(tokens) // _WINDOW
+    if not count:
+        raise InputError(
+            f"The text has {len(tokens)} tokens; measuring takes windows of {_WINDOW}, give more."
+        )
+    windows = tokens[: count * _WINDOW].reshape(count, _WINDOW)
+    before, after = (_read(load_target(path, "float32"), windows) for path in (source, quantized))
+    agreement = float(np.mean(before.choices == after.choices))
+    loss, new_loss = before.losses.mean(), after.losses.mean()
+    same = sum(map(_shared, before.greedy, after.greedy))
+    total = sum(map(len, before.greedy))
+    whole = sum(one == other for one, other in zip(before.greedy, after.greedy, strict=True))
+    print(
+        f"On {before.losses.size:,} tokens of held-out text the loss goes from {loss:.4f} to "
+        f"{new_loss:.4f} nats per token ({new_loss - loss:+.4f}); the most likely next token is "
+        f"the same at {agreement:.1%}."
+    )
+    print(
+        f"Of {len(before.greedy)} greedy continuations of {_CONTINUED} tokens {whole} are the same "
+        f"throughout; {same} of {total} tokens come before the first difference."
+    )
+
+
+def _read(target: Target, windows: Int[np.ndarray, "windows tokens"]) -> _Reading:
+    losses, choices = zip(*_scores(target, windows), strict=True)
+    prompts = [window[:_PROMPT].tolist() for window in windows[:_TEXTS]]
+    greedy = generate_autoregressive(target, prompts, max_new_tokens=_CONTINUED).tokens
+    return _Reading(np.concatenate(losses), np.concatenate(choices), greedy)
+
+
+def _scores(
+    target: Target, windows: Int[np.ndarray, "windows tokens"]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for window in windows:
+        yield jax.device_get(_score(target, jnp.asarray(window[None])))
+
+
+@jax.jit
+def _score(
+    target: Target, window: Int[Array, "1 tokens"]
+) -> tuple[Float[Array, " scored"], Int[Array, " scored"]]:
+    decoder = target.merge()
+    hidden, _, _ = decoder.forward(window)
+    log_probs = jax.nn.log_softmax(decoder.logits(hidden[0, :-1]))
+    return -jnp.take_along_axis(log_probs, window[0, 1:, None], axis=1)[:, 0], log_probs.argmax(-1)
+
+
+def _shared(first: list[int], second: list[int]) -> int:
+    """Tokens before the first difference."""
+    pairs = zip(first, second, strict=False)
+    return next((at for at, (one, other) in enumerate(pairs) if one != other), len(first))

@@ -1,0 +1,53 @@
+"""A model with its matrices quantized."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+import jax
+from flax import nnx
+
+from redrafter_jax.config import Quantization, WeightFormat
+from redrafter_jax.errors import InputError
+from redrafter_jax.models.linear import GROUP_SIZES, group_size, quantize
+from redrafter_jax.parallel.model import Model
+
+AnyModel = TypeVar("AnyModel", bound=Model[Any, Any])
+
+
+def quantize_model(model: AnyModel, quantization: Quantization) -> AnyModel:
+    """The model with its matrices in these formats; a target's or a drafter's on one device.
+
+    Under `jax.eval_shape`, shapes alone.
+
+    Raises:
+      InputError: int4 is asked of a matrix whose inputs no group size divides.
+    """
+
+    def quantized(path: tuple[Any, ...], variable: Any) -> Any:
+        name, value = ".".join(map(str, path)), variable.get_value()
+        form = quantization.format_of(name) if value.ndim == 2 else None
+        if form is None:
+            return variable
+        axis = 1 if "embed_tokens" in name else 0
+        check_format(name, form, value.shape[axis])
+        return variable.replace(_quantize(value, form, axis))
+
+    flat = [(path, quantized(path, leaf)) for path, leaf in nnx.to_flat_state(model.params)]
+    return replace(model, params=nnx.from_flat_state(flat))
+
+
+_quantize = partial(jax.jit, static_argnums=(1, 2))(quantize)
+
+
+def check_format(name: str, form: WeightFormat, inputs: int) -> None:
+    """Refuse a format that a matrix of so many inputs cannot have.
+
+    Raises:
+      InputError: it is int4, and no group size divides the inputs.
+    """
+    if form == "int4" and group_size(inputs) is None:
+        raise InputError(
+            f"{name!r} has {inputs} inputs, which no group of int4 divides, "
+            f"{', '.join(map(str, GROUP_SIZES))}; take int8."
+        )

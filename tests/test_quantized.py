@@ -1,0 +1,124 @@
+"""Speculation over a quantized target: its own text, with every drafter and on a mesh."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_gguf import CONFIG as WIDE
+from tiny_models import (
+    forgetful_target,
+    imitating_drafter,
+    imitating_medusa,
+    random_target,
+    tiny_config,
+)
+
+from redrafter_jax import (
+    DraftConfig,
+    InputError,
+    SamplingConfig,
+    generate,
+    generate_autoregressive,
+    load_target,
+    save_target,
+)
+from redrafter_jax.config import Quantization
+from redrafter_jax.drafters.lookup import PromptLookup
+from redrafter_jax.models.quantize import quantize_model
+from redrafter_jax.parallel.mesh import make_mesh, place
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+V = 24
+# 64 is a group of int4, 48 is none.
+TARGET = forgetful_target(memory=0.15, config=tiny_config(intermediate_size=64))
+TREE = DraftConfig(beam_width=4, draft_rounds=3, num_nodes=8)
+REQUESTS: dict[str, Any] = {
+    "prompts": [[3, 1, 4], [1], [5, 9, 2, 6, 5, 3, 5], [8, 9]],
+    "max_new_tokens": 30,
+    "seeds": [11, 12, 13, 14],
+    # Greedy and sampled rows in one batch.
+    "sampling": [
+        SamplingConfig(),
+        SamplingConfig(),
+        SamplingConfig(0.7),
+        SamplingConfig(1.3, top_p=0.9),
+    ],
+    "eos_token_ids": (),
+}
+
+
+def drafters() -> dict[str, Any]:
+    """Every kind, with its heads quantized where it has one."""
+    eight = Quantization.of("int8")
+    recurrent = quantize_model(imitating_drafter(TARGET), eight)
+    borrowing = imitating_drafter(TARGET, head="target", draft_tokens=tuple(range(1, V)))
+    return {
+        "recurrent": (recurrent, TREE),
+        "recurrent, the target's head": (quantize_model(borrowing, eight), TREE),
+        "Medusa": (quantize_model(imitating_medusa(TARGET), eight), TREE),
+        "lookup": (PromptLookup(3), None),
+        "combined": (recurrent, DraftConfig(4, 3, num_nodes=10, lookup_tokens=3)),
+    }
+
+
+DRAFTERS = drafters()
+
+
+@pytest.mark.parametrize(
+    ("form", "kinds"),
+    [
+        ("int4", ["combined"]),
+        *(pytest.param(form, DRAFTERS, marks=pytest.mark.long) for form in ("int8", "int4")),
+    ],
+)
+def test_the_text_is_the_quantized_targets_own(form: Any, kinds: Any) -> None:
+    target = quantize_model(TARGET, Quantization.of(form))
+    expected = generate_autoregressive(target, **REQUESTS).tokens
+    for kind in kinds:
+        drafter, draft = DRAFTERS[kind]
+        drafted: dict[str, Any] = {} if draft is None else {"draft": draft}
+        result = generate(target, drafter, **drafted, **REQUESTS)
+        assert result.tokens == expected, kind
+        assert result.acceptance_length > (1.0 if kind == "lookup" else 1.5), kind
+    if form == "int4":  # the numbers did change
+        assert generate_autoregressive(TARGET, **REQUESTS).tokens != expected
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_scales_are_split_with_their_weights(tmp_path: Path, form: Any) -> None:
+    target = quantize_model(random_target(WIDE), Quantization.of(form))
+    save_target(target, tmp_path)
+    mesh = make_mesh(data=2, model=2)
+    split: Any = load_target(tmp_path, "float32", mesh)
+    layer = split.params["layers"][0]
+    # Two groups of 128 inputs, or one of all 256.
+    groups = 2 if form == "int4" else 1
+    for name, codes, scale in (
+        ("o_proj", (128, 256), (1, 256)),
+        ("q_proj", (256, 128), (groups, 128)),
+    ):
+        weight = layer["self_attn"][name].get_value()
+        assert {shard.data.shape for shard in weight.codes.addressable_shards} == {codes}
+        assert {shard.data.shape for shard in weight.scale.addressable_shards} == {scale}
+    requests: dict[str, Any] = REQUESTS | {
+        "prompts": [[3, 1], [2], [5, 4, 2], [8, 9]],
+        "max_new_tokens": 12,
+    }
+    drafter = quantize_model(imitating_drafter(random_target(WIDE)), Quantization.of(form))
+    expected = generate_autoregressive(target, **requests).tokens
+    assert generate(split, place(drafter, mesh), draft=TREE, **requests).tokens == expected
+
+
+def test_a_mesh_that_would_split_a_group_is_refused(tmp_path: Path) -> None:
+    # Three groups of 32.
+    config = tiny_config(intermediate_size=96)
+    target = quantize_model(random_target(config), Quantization.of("int4"))
+    save_target(target, tmp_path)
+    mesh = make_mesh(model=2)
+    sentence = r"model=2, which does not divide the 3 groups of .*down_proj'; 1 would"
+    with pytest.raises(InputError, match=sentence):
+        load_target(tmp_path, mesh=mesh)
+    with pytest.raises(InputError, match=sentence):
+        place(target, mesh)
