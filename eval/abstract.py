@@ -86,14 +86,14 @@ def bytes_of(tree: object) -> int:
     def size(leaf: Any) -> int:
         sharding = getattr(leaf, "sharding", None)
         shape = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
-        return math.ceil(math.prod(shape) * item_bytes(leaf))
+        return -(-math.prod(shape) * item_bits(leaf) // 8)
 
     return sum(map(size, jax.tree.leaves(tree)))
 
 
-def item_bytes(leaf: Any) -> float:
-    """Devices pack two numbers of int4 into a byte."""
-    return 0.5 if leaf.dtype == jnp.int4 else leaf.dtype.itemsize
+def item_bits(leaf: Any) -> int:
+    """Of an array's numbers on a device, which packs two of int4 into a byte."""
+    return 4 if leaf.dtype == jnp.int4 else 8 * leaf.dtype.itemsize
 
 
 def _quantized(model: AnyModel, form: WeightFormat | None) -> AnyModel:

@@ -32,7 +32,7 @@ from .abstract import (
     abstract_state,
     abstract_target,
     bytes_of,
-    item_bytes,
+    item_bits,
     on_mesh,
 )
 from .config import PlanSettings
@@ -136,7 +136,7 @@ def bytes_read(
 def embedding_bytes(target: Target, rows: int) -> int:
     """Bytes of the embeddings of one token for each of so many rows of the batch."""
     table = jax.tree.leaves(target.params["embed_tokens"])
-    return round(rows * sum(leaf.shape[1] * item_bytes(leaf) for leaf in table))
+    return rows * sum(leaf.shape[1] * item_bits(leaf) for leaf in table) // 8
 
 
 def call_bytes(target: Target, nodes: int, row_bytes: int) -> int:
@@ -165,12 +165,12 @@ def draft_bytes(target: Target, drafter: DraftModel, draft: DraftConfig, row_byt
     if config.head == "target":
         tied = target.config.tie_word_embeddings
         table = target.params["embed_tokens" if tied else "lm_head"]
-        whole = sum(leaf.size * item_bytes(leaf) for leaf in jax.tree.leaves(table))
+        bits = sum(leaf.size * item_bits(leaf) for leaf in jax.tree.leaves(table))
         parts = 1 if drafter.mesh is None else drafter.mesh.shape[MODEL]
         V, tokens = config.vocab_size, config.draft_vocab_size
         # On a mesh each device reads its part of all tokens' weights, however few are drafted.
         tokens = tokens if parts == 1 or V % parts else V // parts
-        borrowed = round(tokens * whole / V)
+        borrowed = tokens * bits // (8 * V)
     if isinstance(config, MedusaConfig):
         return bytes_of([drafter.params["heads"][head] for head in range(rounds)]) + borrowed
     once = bytes_of(drafter.params["context_proj"]) if config.context_layers else 0
