@@ -200,7 +200,8 @@ def decode_rows(
         places = jnp.arange(path.shape[1])
         tokens = jnp.take_along_axis(trace.chosen, path, axis=1)
         logits = jnp.take_along_axis(verified.logits, path[..., None], axis=1)
-        # What a node's token led to is the next one's: of the last one the target's own.
+        # The choice at a node is the token of the next node on the path, which somebody proposed;
+        # the last choice is the target's bonus.
         origins = jnp.take_along_axis(trace.tree.origin, jnp.roll(path, -1, axis=1), axis=1)
         origins = jnp.where(places < trace.gained[:, None] - 1, origins, -1)
         drafted = (trace.tree.origin[..., None] == sources) & active[:, None, None]
