@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from redrafter_jax import DraftConfig, InputError, SamplingConfig, generate, make_mesh
+from redrafter_jax import DraftConfig, SamplingConfig, generate, make_mesh
 from redrafter_jax.checkpoints.draft_table import DraftTable, TunedTree
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.generation import Generation
@@ -285,45 +285,6 @@ def test_the_queue_has_a_limit(make_engine: MakeEngine) -> None:
     run(engine)
     engine.submit(Request([7], 20, 7, stop_tokens=()))
     assert len(run(engine)) == 1
-
-
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"prompt": []}, "empty"),
-        ({"prompt": [24]}, "token 24, outside the vocabulary of 24"),
-        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
-        ({"max_new_tokens": 62}, "3 prompt and 62 new tokens, but slots have room for 64"),
-        ({"seed": -1}, "seed is -1"),
-        ({"stop_tokens": tuple(range(9))}, "9 stop tokens; 8 at most"),
-    ],
-)
-def test_what_can_never_run_is_refused(
-    make_engine: MakeEngine, changes: dict[str, Any], problem: str
-) -> None:
-    engine = make_engine()
-    with pytest.raises(InputError, match=problem):
-        engine.submit(Request([1, 2, 3], 5, 0)._replace(**changes))
-    assert not engine.busy
-
-
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        ({"slots": 0}, "slots is 0; it must be 1 or more"),
-        ({"context_length": 513}, "context_length is 513; it must be from 2 to 512"),
-        ({"queue_limit": -1}, "queue_limit is -1"),
-        ({"steps_per_call": 0}, "steps_per_call is 0"),
-        ({"prefill_chunk": -8}, "prefill_chunk is -8"),
-        ({"top_log_probs": 25}, "top_log_probs is 25; it must be from 0 to 24"),
-    ],
-)
-def test_an_engine_that_cannot_be_is_refused(
-    habitual_target: Target, options: dict[str, Any], problem: str
-) -> None:
-    sizes: dict[str, Any] = {"slots": 4, "context_length": 64}
-    with pytest.raises(InputError, match=problem):
-        Engine(habitual_target, None, **(sizes | options))
 
 
 @pytest.mark.parametrize(("data", "model"), [(2, 1), pytest.param(2, 2, marks=pytest.mark.long)])

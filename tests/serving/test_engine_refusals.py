@@ -1,0 +1,49 @@
+"""Engines that cannot be and requests that can never run are refused in a sentence."""
+
+from typing import Any
+
+import pytest
+
+from redrafter_jax import InputError
+from redrafter_jax.models.target import Target
+from redrafter_jax.serving.engine import Engine
+from redrafter_jax.serving.messages import Request
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"prompt": []}, "empty"),
+        ({"prompt": [24]}, "token 24, outside the vocabulary of 24"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"max_new_tokens": 62}, "3 prompt and 62 new tokens, but slots have room for 64"),
+        ({"seed": -1}, "seed is -1"),
+        ({"stop_tokens": tuple(range(9))}, "9 stop tokens; 8 at most"),
+    ],
+)
+def test_what_can_never_run_is_refused(
+    habitual_target: Target, changes: dict[str, Any], problem: str
+) -> None:
+    engine = Engine(habitual_target, None, slots=4, context_length=64)
+    with pytest.raises(InputError, match=problem):
+        engine.submit(Request([1, 2, 3], 5, 0)._replace(**changes))
+    assert not engine.busy
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"slots": 0}, "slots is 0; it must be 1 or more"),
+        ({"context_length": 513}, "context_length is 513; it must be from 2 to 512"),
+        ({"queue_limit": -1}, "queue_limit is -1"),
+        ({"steps_per_call": 0}, "steps_per_call is 0"),
+        ({"prefill_chunk": -8}, "prefill_chunk is -8"),
+        ({"top_log_probs": 25}, "top_log_probs is 25; it must be from 0 to 24"),
+    ],
+)
+def test_an_engine_that_cannot_be_is_refused(
+    habitual_target: Target, options: dict[str, Any], problem: str
+) -> None:
+    sizes: dict[str, Any] = {"slots": 4, "context_length": 64}
+    with pytest.raises(InputError, match=problem):
+        Engine(habitual_target, None, **(sizes | options))
