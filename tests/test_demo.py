@@ -10,6 +10,8 @@ from rich.console import Console
 
 from eval.commands import evaluate
 from eval.config import CompareSettings
+from redrafter_jax.checkpoints.draft_table import load_draft
+from redrafter_jax.checkpoints.huggingface import load_drafter
 from redrafter_jax.checkpoints.real_models import SMOLLM2
 from redrafter_jax.settings.files import load_settings
 from redrafter_jax.text.chat_template import encode_turns, load_template
@@ -32,13 +34,23 @@ def test_the_settings_are_valid_and_name_what_is_there() -> None:
     assert settings.data.sources[0].files == ["configs/smollm2_135m/tokens.jsonl"]
     compared = load_settings(CompareSettings, FOLDER / "compare.yaml", ["target=any"])
     heads = {way.drafter for way in compared.drafters.values()} - {None}
-    assert heads == {str(settings.output_dir / "drafter")}
+    assert heads == {str(settings.output_dir / "drafter"), "configs/smollm2_135m/drafter"}
     assert settings.acceptance is not None
     paths = (compared.prompts, settings.acceptance.prompts)
     held_out, tried = ({prompt.turns for prompt in read_prompts(path)} for path in paths)
     assert len(held_out) == 24
     assert not held_out & tried
     assert not (held_out | tried) & {tuple(row["questions"]) for row in TOKENS}
+
+
+def test_the_shipped_head_is_that_of_its_settings_and_small() -> None:
+    settings = load_settings(TrainSettings, FOLDER / "drafter.yaml", ["target=any"])
+    shipped = load_drafter(FOLDER / "drafter").config
+    assert len(shipped.draft_tokens) == settings.drafter.draft_vocab_size
+    sizes = shipped.vocab_size, shipped.hidden_size, settings.draft_rounds
+    assert shipped == settings.drafter.build(*sizes, shipped.draft_tokens)
+    assert load_draft(FOLDER / "drafter") is not None
+    assert sum(path.stat().st_size for path in (FOLDER / "drafter").iterdir()) < 16e6
 
 
 def test_tokens_keep_to_the_limits_that_the_settings_of_their_writing_state() -> None:
@@ -72,15 +84,15 @@ def test_a_head_that_has_hardly_begun_decodes_the_targets_own_texts(
     small = ["data.sequence_length=128", "data.pack=false", "optimizer.batch_size=1"]
     settings = load_settings(TrainSettings, FOLDER / "demo.yaml", [*overrides, *small])
     head = train(settings, Console(quiet=True)).exported
-    ways = ("head", "head and lookup")
+    ways = ("two-minute head", "shipped head", "shipped head and lookup")
     evaluate(
         [
             "compare",
             f"--config={FOLDER / 'compare.yaml'}",
             f"target={model}",
-            *(f"drafters.{way}.drafter={head}" for way in ways),
-            "prompt_count=2",
-            "max_new_tokens=12",
+            f"drafters.two-minute head.drafter={head}",
+            "prompt_count=4",
+            "max_new_tokens=24",
             f"report_dir={tmp_path}",
         ]
     )
@@ -90,3 +102,4 @@ def test_a_head_that_has_hardly_begun_decodes_the_targets_own_texts(
         assert case["answers"]["chat_template"].startswith("the tokenizer of ")
         assert set(case["methods"]) == {"baseline", "lookup", *ways}
         assert all(measures["identical"] == 1.0 for measures in case["methods"].values())
+        assert case["methods"]["shipped head"]["acceptance_length"] > 1.4
