@@ -64,7 +64,7 @@ class Guard:
         if self._api_key is not None and path not in _OPEN:
             kind, _, key = headers.get("authorization", "").partition(" ")
             # In constant time, so that nobody can find the key byte by byte.
-            same = hmac.compare_digest(key.encode(), self._api_key)
+            same = hmac.compare_digest(key.encode("latin-1"), self._api_key)
             if kind.lower() != "bearer" or not same:
                 return ApiError(
                     401,

@@ -37,6 +37,7 @@ class Job:
         choices: Sequence[Choice],
         seed: int,
         prompt_tokens: int,
+        began: float,
     ) -> None:
         self.seed = seed
         self.prompt_tokens = prompt_tokens
@@ -47,7 +48,7 @@ class Job:
         self._deadline = service.limits.deadline
         self._submission = submission
         self._choices = choices
-        self._times = [_Times() for _ in choices]
+        self._times = [_Times(began) for _ in choices]
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
         """Which choice, and what a step adds to it, until all have ended.
@@ -91,8 +92,8 @@ class Job:
 class _Times:
     """When the tokens of a choice came."""
 
-    def __init__(self) -> None:
-        self._began = time.monotonic()
+    def __init__(self, began: float) -> None:
+        self._began = began
         self._first = self._last = 0.0
         self._tokens = self._calls = self._after_first = 0
 
@@ -131,14 +132,49 @@ async def start_job(
     Raises:
       ApiError: it does not fit, there is no room in the queue, or the engine is not ready.
     """
+    began = time.monotonic()
     if service.worker.status != "ready":
         raise _not_ready(service.worker.status)
-    count = len(prompts) * asked.n
-    if count > service.limits.choices:
+    _check_top(service, asked)
+    seed = _first_seed(service, asked, len(prompts) * asked.n, field)
+    try:
+        ends, strings = split_stops(service.model.tokenizer, asked.stop)
+    except InputError as error:
+        raise ApiError(400, str(error), field="stop") from None
+    seconds, sampling = service.limits.deadline, _sampling(asked)
+    rows = [(prompt, _limit(service, asked, prompt, field)) for prompt in prompts]
+    requests = [
+        Request(
+            list(prompt),
+            limit,
+            seed + choice,
+            sampling,
+            stop_tokens=(*service.model.stop_tokens, *ends),
+            deadline=None if seconds is None else began + seconds,
+            speculate=asked.speculation,
+        )
+        for choice, (prompt, limit) in enumerate(row for row in rows for _ in range(asked.n))
+    ]
+    choices = [Choice(service.model.tokenizer, one.prompt, strings, gap) for one in requests]
+    try:
+        submission = await service.worker.submit(requests)
+    except QueueFull as error:
+        wait = {"Retry-After": "1"}
+        raise ApiError(429, str(error), code="queue_full", headers=wait) from None
+    except InputError as error:
+        raise ApiError(400, str(error), field=field) from None
+    except EngineFailedError:
+        raise _gone() from None
+    return Job(service, submission, choices, seed, sum(map(len, prompts)), began)
+
+
+def _first_seed(service: Service, asked: Asked, count: int, field: str) -> int:
+    """Of `count` choices, which is checked: the one asked for, or a random one."""
+    most = service.limits.choices
+    if count > most:
         raise ApiError(
             400,
-            f"{field} and n ask for {count} answers, but a request may have "
-            f"{service.limits.choices}; ask for fewer.",
+            f"{field} and n ask for {count} answers, but a request may have {most}; ask for fewer.",
             field="n",
         )
     seed = secrets.randbelow(_SEEDS - count) if asked.seed is None else asked.seed
@@ -148,49 +184,18 @@ async def start_job(
             f"seed is {seed}; choice i takes seed + i, which must be below 2**31.",
             field="seed",
         )
-    if (asked.top or 0) > service.limits.log_probs:
+    return seed
+
+
+def _check_top(service: Service, asked: Asked) -> None:
+    most = service.limits.log_probs
+    if (asked.top or 0) > most:
         raise ApiError(
             400,
-            f"{asked.top} likeliest tokens are asked for, but this server tells "
-            f"{service.limits.log_probs} at most; ask for fewer, or start it with --max-logprobs.",
+            f"{asked.top} likeliest tokens are asked for, but this server tells {most} at most; "
+            "ask for fewer, or start it with --max-logprobs.",
             field="top_logprobs" if "top_logprobs" in type(asked).model_fields else "logprobs",
         )
-    sampling, seconds = _sampling(asked), service.limits.deadline
-    ends_at = None if seconds is None else time.monotonic() + seconds
-    try:
-        ends, strings = split_stops(service.model.tokenizer, asked.stop)
-    except InputError as error:
-        raise ApiError(400, str(error), field="stop") from None
-    requests, choices = [], []
-    for prompt in prompts:
-        limit = _limit(service, asked, prompt, field)
-        for _ in range(asked.n):
-            requests.append(
-                Request(
-                    list(prompt),
-                    limit,
-                    seed + len(requests),
-                    sampling,
-                    stop_tokens=(*service.model.stop_tokens, *ends),
-                    deadline=ends_at,
-                    speculate=asked.speculation,
-                )
-            )
-            choices.append(Choice(service.model.tokenizer, prompt, strings, gap))
-    try:
-        submission = await service.worker.submit(requests)
-    except QueueFull as error:
-        raise ApiError(
-            429,
-            str(error),
-            code="queue_full",
-            headers={"Retry-After": "1"},
-        ) from None
-    except InputError as error:
-        raise ApiError(400, str(error), field=field) from None
-    except EngineFailedError:
-        raise _gone() from None
-    return Job(service, submission, choices, seed, sum(map(len, prompts)))
 
 
 def _sampling(asked: Asked) -> SamplingConfig:

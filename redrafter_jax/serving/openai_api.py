@@ -97,11 +97,11 @@ def make_app(service: Service, *, log_prompts: bool = False) -> FastAPI:
         if log_prompts:
             _log.info("completion: %r", asked.prompt)
         prompts = await asyncio.to_thread(_encode, service, asked.prompt)
+        echoes = []
+        if asked.echo:
+            echoes = [_text(service, given) for given in asked.prompt for _ in range(asked.n)]
         job = await start_job(service, asked, prompts, "prompt")
-        echoes = [_text(service, given) for given in asked.prompt for _ in range(asked.n)]
-        return await _answer(
-            service, job, asked, CompletionAnswer, echoes if asked.echo else [], http
-        )
+        return await _answer(service, job, asked, CompletionAnswer, echoes, http)
 
     return app
 

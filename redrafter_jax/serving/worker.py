@@ -121,7 +121,9 @@ class Worker:
 
     def _run(self) -> None:
         try:
+            began = time.monotonic()
             self._engine.warm_up()
+            _log.info("Ready after %.0f s of compiling.", time.monotonic() - began)
             if self.status == "warming up":
                 self.status = "ready"
             while self.status == "ready":

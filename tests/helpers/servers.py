@@ -4,11 +4,13 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 
 from places import ROOT
@@ -56,29 +58,32 @@ def serving(
 
 
 @contextmanager
-def serving_process(*options: str) -> Generator[tuple[str, subprocess.Popen[str]]]:
+def serving_process(*options: str) -> Generator[tuple[str, subprocess.Popen[bytes]]]:
     """The address and the process of `redrafter serve`, which is ready, and killed at the end."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "redrafter_jax", "serve", "--port", "0", *options],
-        cwd=ROOT,
-        env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    try:
-        told = ""
-        while not (found := re.search(r"Serving \S+ at (http://\S+);", told)):
-            line = process.stderr.readline()
-            assert line, told
-            told += line
-        base = found[1]
-        wait_until(lambda: is_ready(base), seconds=240)
-        yield base, process
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
+    # A file, for a pipe that nobody reads would fill up and stop the server.
+    with tempfile.NamedTemporaryFile() as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "redrafter_jax", "serve", "--port", "0", *options],
+            cwd=ROOT,
+            env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
+            stderr=log,
+        )
+
+        def address() -> str | None:
+            told = Path(log.name).read_text()
+            assert process.poll() is None, told
+            found = re.search(r"Serving \S+ at (http://\S+);", told)
+            return found and found[1]
+
+        try:
+            wait_until(address, seconds=120)
+            base = address()
+            assert base is not None
+            wait_until(lambda: is_ready(base), seconds=300)
+            yield base, process
+        finally:
+            process.kill()
+            process.wait()
 
 
 def is_ready(base: str) -> bool:

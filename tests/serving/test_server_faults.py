@@ -123,14 +123,14 @@ def test_unknown_routes_and_methods_are_told(base: str) -> None:
         ({}, 401),
         ({"authorization": "Bearer wrong"}, 401),
         ({"authorization": "Basic s3cret"}, 401),
-        ({"authorization": "Bearer s3cret\u00e9"}, 401),
-        ({"authorization": "Bearer s3cret"}, 200),
+        ({"authorization": "Bearer s3cr\u00e9"}, 401),
+        ({"authorization": "Bearer s3cr\u00e9t"}, 200),
     ],
 )
 def test_a_key_is_asked_for_where_there_is_one(
     keyed: str, headers: dict[str, str], status: int
 ) -> None:
-    sent = httpx.Headers(headers, encoding="latin-1")
+    sent = httpx.Headers(headers, encoding="utf-8")
     answers = [HTTP.get(f"{keyed}{path}", headers=sent) for path in ("/v1/models", "/metrics")]
     assert [answer.status_code for answer in answers] == [status] * 2
     if status == 401:
@@ -140,7 +140,7 @@ def test_a_key_is_asked_for_where_there_is_one(
 
 @pytest.fixture(scope="module")
 def keyed(tokenizer: Tokenizer) -> Iterator[str]:
-    with serving(FakeEngine(), tokenizer, api_key="s3cret") as base:
+    with serving(FakeEngine(), tokenizer, api_key="s3cr\u00e9t") as base:
         yield base
 
 

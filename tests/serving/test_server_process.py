@@ -58,7 +58,7 @@ def folders(
 
 
 @pytest.fixture
-def server(folders: PairFolders) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def server(folders: PairFolders) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     models = ["--target", folders.target, "--drafter", folders.drafter]
     with serving_process(*models, *SIZES, *TREE) as started:
         yield started
@@ -115,13 +115,13 @@ def measured(base: str) -> dict[str, float]:
     return {name: float(value) for name, value in pairs}
 
 
-def resident_megabytes(process: subprocess.Popen[str]) -> float:
+def resident_megabytes(process: subprocess.Popen[bytes]) -> float:
     pages = Path(f"/proc/{process.pid}/statm").read_text().split()[1]
     return int(pages) * 4096 / 2**20
 
 
 def test_under_load_every_text_is_the_one_decoded_alone_and_nothing_leaks(
-    server: tuple[str, subprocess.Popen[str]], alone: list[str]
+    server: tuple[str, subprocess.Popen[bytes]], alone: list[str]
 ) -> None:
     base, process = server
 
@@ -145,7 +145,7 @@ def test_under_load_every_text_is_the_one_decoded_alone_and_nothing_leaks(
 
 
 def test_sigterm_under_load_lets_the_answers_end(
-    server: tuple[str, subprocess.Popen[str]], alone: list[str]
+    server: tuple[str, subprocess.Popen[bytes]], alone: list[str]
 ) -> None:
     base, process = server
     chosen = [number for number, asked in enumerate(REQUESTS) if asked.limit > 40][:12]
