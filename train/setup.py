@@ -224,6 +224,7 @@ def digest_weights(target: Target) -> str:
 @jax.jit
 def _fingerprint(array: Array) -> UInt32[Array, ""]:
     """The sum of a hash of every element's bits and place (the finalizer of MurmurHash3)."""
+    array = array.astype(jnp.int8) if array.dtype == jnp.int4 else array
     unsigned = jnp.dtype(f"uint{8 * array.dtype.itemsize}")
     mixed = jax.lax.bitcast_convert_type(array, unsigned).astype(jnp.uint32)
     place = jnp.zeros(array.shape, jnp.uint32)

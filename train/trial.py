@@ -115,7 +115,7 @@ def try_drafter(trial: Trial, target: Target, drafter: DraftModel) -> dict[str, 
       `acceptance_length`, and for every depth d that was reached `acceptance_rate/depth_d` and
       `acceptance_calls/depth_d`, the number of target calls that the rate is over.
     """
-    dtype = jax.tree.leaves(target.params)[0].dtype
+    dtype = target.merge().dtype
     drafter = jax.tree.map(lambda leaf: leaf.astype(dtype), drafter)
     draft = trial.settings.draft
     counts = np.zeros(draft.max_path, int)
