@@ -14,15 +14,14 @@ from .config import (
     CompareSettings,
     EvalSettings,
     ParitySettings,
-    PlanSettings,
     ServeLoadSettings,
-    StepsSettings,
     TargetSettings,
     TuneSettings,
 )
 from .parity import check_parity
 from .plan import in_settings, plan
 from .serve_load import measure_load
+from .shapes import PlanSettings, StepsSettings
 from .speed import measure_speed
 from .steps import measure_steps
 from .tune import tune

@@ -1,18 +1,17 @@
-"""Settings of the commands of `python -m eval`, validated by pydantic at the edge."""
+"""Settings of the commands of `python -m eval` that decode, validated by pydantic at the edge."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
-from redrafter_jax.config import DraftConfig, Dtype, SamplingConfig, WeightFormat
+from redrafter_jax.config import DraftConfig, Dtype, SamplingConfig
 from redrafter_jax.settings.files import Settings
 from redrafter_jax.settings.sections import DraftSettings, MeshSettings, SamplingSettings
 from redrafter_jax.text.chat_template import TemplateName
 from redrafter_jax.text.prompts import Turns
 
 from .rankings import Ranking
-from .shapes import PairShape
 from .tree_grid import TreeGrid
 
 
@@ -252,28 +251,6 @@ class ParitySettings(PairSettings):
     cases: dict[str, CaseSettings] = Field(min_length=1)
 
 
-class PlanSettings(PairShape):
-    """`python -m eval plan`: what the pair is meant for.
-
-    Attributes:
-      draft: how trees are drafted.
-      quantize: of the target's matrices, "int8" or "int4"; embedding and head are int8 then.
-      quantize_drafter: of the drafter's.
-      batch_size: rows decoded together.
-      gpu: the GPU, one of those in `pallas_kernels.gpus`.
-      slots: cache slots per row.
-      mesh: GPUs that share the work.
-    """
-
-    draft: DraftConfig = DraftConfig()
-    quantize: WeightFormat | None = None
-    quantize_drafter: WeightFormat | None = None
-    batch_size: PositiveInt = 1
-    gpu: Literal["h100", "h200", "b200"] = "h200"
-    mesh: MeshSettings = MeshSettings()
-    slots: int = Field(default=4096, ge=32)
-
-
 class ServeLoadSettings(Settings):
     """`python -m eval serve-load`: which server is asked, what, and how often.
 
@@ -303,25 +280,3 @@ class ServeLoadSettings(Settings):
     first_seed: NonNegativeInt = 0
     timeout: Annotated[float, Field(gt=0)] = 120.0
     report_dir: Path
-
-
-class StepsSettings(PairShape):
-    """`python -m eval steps`: the grid, and how long each of it is timed.
-
-    Attributes:
-      trees: how trees are drafted.
-      batch_sizes: rows decoded together, each in turn.
-      slots: cache slots per row, each in turn; `generate` makes them in multiples of 32.
-      samplings: how tokens are chosen, each in turn; the first is what others are compared with.
-      steps: turns per timed run of a whole step, of propose and of verify.
-      short_turns: turns of finish and of the noise, which may take microseconds.
-      repeats: timed runs of each, interleaved.
-    """
-
-    trees: list[TreeGrid] = Field(default=[TreeGrid()], min_length=1)
-    batch_sizes: list[PositiveInt] = Field(default=[1], min_length=1)
-    slots: list[Annotated[int, Field(ge=32, multiple_of=32)]] = Field(min_length=1)
-    samplings: list[SamplingSettings] = Field(default=[SamplingConfig()], min_length=1)
-    steps: PositiveInt = 16
-    short_turns: PositiveInt = 200
-    repeats: PositiveInt = 10

@@ -35,8 +35,8 @@ from .abstract import (
     item_bits,
     on_mesh,
 )
-from .config import PlanSettings
 from .report import make_table, show, write_report
+from .shapes import PlanSettings
 
 DEFINITIONS = {
     "needed_bytes": "weights of both models, decode state and temporaries, on one device (of the "

@@ -1,15 +1,30 @@
-"""Pairs that are known by their shapes alone, for commands that need no weights."""
+"""Pairs that are known by their shapes alone, and the settings of the commands for them."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from redrafter_jax.checkpoints.huggingface import load_target_config
-from redrafter_jax.config import DrafterConfig, Dtype, MedusaConfig, TargetConfig
+from redrafter_jax.config import (
+    DraftConfig,
+    DrafterConfig,
+    Dtype,
+    MedusaConfig,
+    SamplingConfig,
+    TargetConfig,
+    WeightFormat,
+)
 from redrafter_jax.errors import InputError
 from redrafter_jax.settings.files import Settings
-from redrafter_jax.settings.sections import BuildableSettings, DrafterShape
+from redrafter_jax.settings.sections import (
+    BuildableSettings,
+    DrafterShape,
+    MeshSettings,
+    SamplingSettings,
+)
+
+from .tree_grid import TreeGrid
 
 
 class TargetShape(BuildableSettings):
@@ -63,3 +78,47 @@ class PairShape(Settings):
     def drafter_config(self, rounds: int) -> DrafterConfig | MedusaConfig:
         """The library's configuration of a drafter for this target, that drafts so many tokens."""
         return self.drafter.build_for(self.target.build(), rounds)
+
+
+class PlanSettings(PairShape):
+    """`python -m eval plan`: what the pair is meant for.
+
+    Attributes:
+      draft: how trees are drafted.
+      quantize: of the target's matrices, "int8" or "int4"; embedding and head are int8 then.
+      quantize_drafter: of the drafter's.
+      batch_size: rows decoded together.
+      gpu: the GPU, one of those in `pallas_kernels.gpus`.
+      slots: cache slots per row.
+      mesh: GPUs that share the work.
+    """
+
+    draft: DraftConfig = DraftConfig()
+    quantize: WeightFormat | None = None
+    quantize_drafter: WeightFormat | None = None
+    batch_size: PositiveInt = 1
+    gpu: Literal["h100", "h200", "b200"] = "h200"
+    mesh: MeshSettings = MeshSettings()
+    slots: int = Field(default=4096, ge=32)
+
+
+class StepsSettings(PairShape):
+    """`python -m eval steps`: the grid, and how long each of it is timed.
+
+    Attributes:
+      trees: how trees are drafted.
+      batch_sizes: rows decoded together, each in turn.
+      slots: cache slots per row, each in turn; `generate` makes them in multiples of 32.
+      samplings: how tokens are chosen, each in turn; the first is what others are compared with.
+      steps: turns per timed run of a whole step, of propose and of verify.
+      short_turns: turns of finish and of the noise, which may take microseconds.
+      repeats: timed runs of each, interleaved.
+    """
+
+    trees: list[TreeGrid] = Field(default=[TreeGrid()], min_length=1)
+    batch_sizes: list[PositiveInt] = Field(default=[1], min_length=1)
+    slots: list[Annotated[int, Field(ge=32, multiple_of=32)]] = Field(min_length=1)
+    samplings: list[SamplingSettings] = Field(default=[SamplingConfig()], min_length=1)
+    steps: PositiveInt = 16
+    short_turns: PositiveInt = 200
+    repeats: PositiveInt = 10

@@ -24,10 +24,10 @@ from redrafter_jax.models.target import Target
 from redrafter_jax.progress import track
 
 from .abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
-from .config import StepsSettings
 from .metrics import quartiles
 from .random_pair import random_drafter, random_state, random_target
 from .report import describe_device, describe_sampling, make_table, show, write_report
+from .shapes import StepsSettings
 from .step_parts import make_timers
 
 DEFINITIONS = {

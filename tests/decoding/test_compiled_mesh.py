@@ -15,7 +15,7 @@ from needs import needs_compiler
 from places import CONFIGS
 
 from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of, on_mesh
-from eval.config import PlanSettings
+from eval.shapes import PlanSettings
 from pallas_kernels.aot import Compilation, compile_on, gpu_mesh
 from pallas_kernels.gpus import GPUS
 from redrafter_jax.decoding.step import decode

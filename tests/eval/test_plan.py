@@ -13,8 +13,8 @@ from tiny_folders import run_module
 
 from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
 from eval.commands import evaluate
-from eval.config import PlanSettings
 from eval.plan import bytes_read
+from eval.shapes import PlanSettings
 from pallas_kernels.aot import AotUnavailableError
 from pallas_kernels.gpus import GPUS
 from redrafter_jax import InputError

@@ -19,8 +19,8 @@ from tiny_shapes import TARGET
 
 from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
 from eval.commands import evaluate
-from eval.config import StepsSettings
 from eval.random_pair import random_drafter, random_state, random_target
+from eval.shapes import StepsSettings
 from eval.step_parts import Part, begin, run_part, set_back
 from pallas_kernels.aot import compile_on, gpu_mesh
 from pallas_kernels.timing import empty_like
