@@ -44,9 +44,12 @@ def browser_page(width: int = 1100, height: int = 760, dark: bool = False) -> Ge
         browser.close()
 
 
-def ask(page: Page, question: str, *, tokens: int, seed: int, compare: bool) -> None:
+def ask(
+    page: Page, question: str, *, tokens: int, seed: int, compare: bool, temperature: float = 0.7
+) -> None:
     """Type a question and wait for the whole answer."""
     page.fill("#limit", str(tokens))
+    page.fill("#temperature", str(temperature))
     page.fill("#seed", str(seed))
     page.set_checked("#compare", compare)
     page.fill("#question", question)
@@ -61,6 +64,7 @@ def main() -> None:
     parser.add_argument("picture", type=Path)
     parser.add_argument("--question", default="Name three uses of a paper clip.")
     parser.add_argument("--tokens", type=int, default=120)
+    parser.add_argument("--temperature", type=float, default=0.7)
     parser.add_argument("--width", type=int, default=1100)
     parser.add_argument("--height", type=int, default=760)
     parser.add_argument("--dark", action="store_true")
@@ -68,7 +72,14 @@ def main() -> None:
     with browser_page(arguments.width, arguments.height, arguments.dark) as page:
         page.goto(arguments.url)
         page.wait_for_selector("#model:not(:text('connecting'))")
-        ask(page, arguments.question, tokens=arguments.tokens, seed=1, compare=True)
+        ask(
+            page,
+            arguments.question,
+            tokens=arguments.tokens,
+            seed=1,
+            compare=True,
+            temperature=arguments.temperature,
+        )
         page.screenshot(path=arguments.picture)
 
 
