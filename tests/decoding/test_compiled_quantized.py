@@ -12,7 +12,7 @@ from needs import needs_compiler
 from places import CONFIGS
 
 from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
-from eval.config import PlanSettings
+from eval.shapes import PlanSettings
 from pallas_kernels.aot import compile_on, gpu_mesh
 from redrafter_jax.decoding.step import decode
 from redrafter_jax.drafters.bind import bind_drafter
