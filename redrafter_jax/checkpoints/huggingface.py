@@ -200,16 +200,18 @@ def _save(folder: Path, model: Model[Any, Any], kind: Kind) -> None:
         name, value = kind.stored_name(model.config, dotted(path)), variable.get_value()
         if not isinstance(value, QuantizedWeight):
             dtype = value.dtype
+            # Of a NumPy array safetensors would write the bytes in the order of before `.T`.
+            value = jnp.asarray(value)
             tensors[name] = value.T if is_matrix(name, value) else value
             continue
         config = {**config, "quantization_config": {"quant_method": QUANT_METHOD}}
         parts = transposed(value) if is_matrix(name, value.codes) else value
         codes = np.asarray(parts.codes).astype(np.int8)
         packed = pack(codes, "I4" if value.codes.dtype == jnp.int4 else "I8")
-        stored = (jnp.asarray(packed), *parts[1:])
+        stored = (packed, *parts[1:])
         endings = ("", SCALE, MINIMUM)
         tensors |= {
-            name + ending: part
+            name + ending: jnp.asarray(part)
             for ending, part in zip(endings, stored, strict=True)
             if part is not None
         }

@@ -2,6 +2,7 @@
 
 import json
 import resource
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,12 @@ def test_drafters_beyond_apples_layout_say_so_and_come_back(
     loaded = load_drafter(tmp_path, dtype="float32")
     assert loaded.config == drafter.config
     jax.tree.map(np.testing.assert_array_equal, loaded.params, drafter.params)
+
+
+def test_arrays_of_numpy_are_written_as_those_of_jax(tmp_path: Path) -> None:
+    drafter = random_drafter(DrafterConfig(V, D, exit_dim=5, num_draft_layers=1))
+    save_drafter(replace(drafter, params=jax.tree.map(np.asarray, drafter.params)), tmp_path)
+    assert_same(load_drafter(tmp_path, dtype="float32"), drafter)
 
 
 def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
