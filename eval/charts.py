@@ -63,9 +63,9 @@ def write_comparison_chart(report: Mapping[str, Any], title: str, path: Path) ->
       path: the file to write.
     """
     cases = report["samplings"]
-    figure = Figure(figsize=(1 + 4 * len(cases), 4.4), layout="constrained")
+    figure = Figure(figsize=(1 + 4 * len(cases), 5), layout="constrained")
     figure.suptitle(title, fontsize=9)
-    panels = figure.subplots(1, len(cases), squeeze=False, sharey=True)[0]
+    panels = figure.subplots(1, len(cases), squeeze=False)[0]
     for panel, case in zip(panels, cases, strict=True):
         large = _points(case["methods"])
         small = [_points(one["methods"]) for one in case["categories"].values()]
@@ -94,8 +94,16 @@ def write_comparison_chart(report: Mapping[str, Any], title: str, path: Path) ->
         panel.set_xlabel("acceptance length, tokens per target call")
         panel.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("speed-up over the baseline")
-    panels[0].legend(fontsize=8, title="dashed: equal cost of a step,\nin baseline steps")
-    panels[0].get_legend().get_title().set_fontsize(8)
+    handles, names = panels[0].get_legend_handles_labels()
+    figure.legend(
+        handles,
+        names,
+        loc="outside lower center",
+        ncols=4,
+        fontsize=8,
+        title="dashed: equal cost of a step, in baseline steps",
+        title_fontsize=8,
+    )
     figure.savefig(path, dpi=150)
 
 
