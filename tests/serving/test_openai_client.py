@@ -49,9 +49,9 @@ def client(
     folder = tmp_path_factory.mktemp("models")
     pair = write_pair(folder, habitual_target, good_drafter)
     target = add_template(Path(pair.target), folder)
-    sizes = ["--slots", "4", "--context-length", str(ROOM), "--beam-width", "2"]
+    sizes = ["--slots", "4", "--queue-limit", "4", "--context-length", str(ROOM)]
     models = ["--target", target, "--drafter", pair.drafter, "--name", "tiny"]
-    with serving_process(*models, *sizes, "--draft-rounds", "2") as (base, _):
+    with serving_process(*models, *sizes, "--beam-width", "2", "--draft-rounds", "2") as (base, _):
         yield connected(base)
 
 
