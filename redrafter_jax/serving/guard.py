@@ -56,7 +56,7 @@ class Guard:
 
     def _refusal(self, path: str, headers: Headers) -> ApiError | None:
         host = headers.get("host", "").rpartition("@")[2]
-        name = host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
+        name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
         if self._hosts is not None and name.lower() not in self._hosts:
             return ApiError(
                 403, f"The server is not called {name!r}; use one of {', '.join(self._hosts)}."

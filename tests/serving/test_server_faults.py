@@ -111,6 +111,13 @@ def test_a_form_of_another_site_is_not_read(base: str) -> None:
     assert (answer.status_code, "'rebound.example'" in answer.text) == (403, True)
 
 
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "localhost:8000", "LOCALHOST", "[::1]", "[::1]:8000"]
+)
+def test_every_name_of_this_machine_is_answered(base: str, host: str) -> None:
+    assert HTTP.get(f"{base}/health", headers={"host": host}).status_code == 200
+
+
 def test_unknown_routes_and_methods_are_told(base: str) -> None:
     assert "is no route" in HTTP.get(f"{base}/v1/files").json()["error"]["message"]
     answer = HTTP.get(f"{base}/v1/completions")
