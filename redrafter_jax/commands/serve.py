@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> None:
     name = arguments.name or Path(arguments.target).name
     server = make_server(
         engine,
-        Model(name, _fingerprint(target), *spelling, stop_tokens),
+        Model(name, fingerprint(target), *spelling, stop_tokens),
         Limits(
             context_length=length,
             choices=arguments.slots + arguments.queue_limit,
@@ -83,9 +83,10 @@ def run(arguments: argparse.Namespace) -> None:
         sys.exit(1)
 
 
-def _fingerprint(target: Target) -> str:
+def fingerprint(target: Target) -> str:
     """Of what may change how numbers are rounded, and with them a text, besides the request."""
-    dtype, shape = jax.tree.leaves(target)[0].dtype, target.mesh and target.mesh.shape
-    versions = version("redrafter-jax"), version("jax")
-    told = repr((*versions, target.config, dtype, shape, jax.default_backend())).encode()
+    # All of them: of a quantized target only the norms have the activations' dtype.
+    dtypes = sorted({str(leaf.dtype) for leaf in jax.tree.leaves(target)})
+    shape, versions = target.mesh and target.mesh.shape, (version("redrafter-jax"), version("jax"))
+    told = repr((*versions, target.config, dtypes, shape, jax.default_backend())).encode()
     return "fp_" + hashlib.sha256(told).hexdigest()[:10]

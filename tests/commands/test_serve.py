@@ -6,8 +6,13 @@ from typing import Any
 
 import pytest
 from tiny_folders import write_untrained_target
+from tiny_models import random_target, tiny_config
 
+from redrafter_jax import load_target, save_target
+from redrafter_jax.checkpoints.convert import convert
 from redrafter_jax.commands.arguments import read_arguments
+from redrafter_jax.commands.serve import fingerprint
+from redrafter_jax.config import Quantization
 
 WORDS = ["serve", "--target", "t", "--no-drafter"]
 
@@ -51,3 +56,15 @@ def test_a_package_that_is_missing_is_named(
     code, _, err = run_redrafter(*WORDS)
     assert code == 2
     assert "redrafter serve needs the package uvicorn, which is not installed" in err
+
+
+def test_thefingerprint_of_a_quantized_target_tells_its_activations(tmp_path: Any) -> None:
+    save_target(random_target(tiny_config()), tmp_path / "plain")
+    convert(tmp_path / "plain", tmp_path / "int8", quantization=Quantization.of("int8"))
+
+    def told(folder: str, dtype: str) -> str:
+        return fingerprint(load_target(tmp_path / folder, dtype))
+
+    kinds = [(folder, dtype) for folder in ("plain", "int8") for dtype in ("float32", "bfloat16")]
+    assert len({told(*kind) for kind in kinds}) == 4
+    assert told("int8", "float32") == told("int8", "float32")
