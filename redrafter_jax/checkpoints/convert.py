@@ -58,19 +58,25 @@ def convert(
 
     Raises:
       InputError: the source cannot be loaded, the folder cannot be written, `for_apple` is asked
-        of a drafter with fields of our own, or of a target, or the source is to be quantized and is
-        already.
+        of a drafter with fields of our own, or of a target, the source is to be quantized and is
+        already, or blocks are to be kept of what is no GGUF file.
     """
     if dtype is not None and dtype not in DTYPES:
         raise InputError(f"dtype {dtype!r} is not supported; use {', '.join(DTYPES)} or none.")
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise InputError(f"{folder} exists already; name a folder that does not, or empty it.")
-    stated: dict[str, object] = _stated(locate(source))
+    located = locate(source)
+    if keep_quantized and not is_gguf(located):
+        raise InputError(
+            f"{source} is no GGUF file, whose blocks could be kept; quantize it to int8 or int4."
+        )
+    stated: dict[str, object] = _stated(located)
     is_drafter = drafter_kind(stated) is not None
     find = find_drafter if is_drafter else find_target
     found = find_target(source, keep_quantized=True) if keep_quantized else find(source)
     forms = _formats(found, quantization)
-    beyond = _beyond_apple(found.config, quantized=quantization is not None)
+    is_quantized = any(isinstance(weight, StoredQuantized) for weight in found.weights)
+    beyond = _beyond_apple(found.config, quantized=is_quantized or quantization is not None)
     if for_apple and not is_drafter:
         raise InputError(f"{source} is a target; Apple's code loads drafters, leave for_apple out.")
     if for_apple and beyond:
@@ -90,7 +96,7 @@ def convert(
     try:
         if quantization is not None:
             stated = {**stated, **_quantized_fields(found, quantization)}
-        elif any(isinstance(weight, StoredQuantized) for weight in found.weights):
+        elif is_quantized:
             stated = {**stated, "quantization_config": {"quant_method": QUANT_METHOD}}
         companions = _write_companions(found, stated, partial, dtype)
         files = [*_write_weights(found, partial, dtype, forms), *companions]

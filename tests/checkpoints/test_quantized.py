@@ -94,6 +94,14 @@ def test_a_quantized_drafter_loads_bit_for_bit(tmp_path: Path, config: Any, form
         "embedding": "int8",
         "head": "int8",
     }
+    with pytest.raises(InputError, match=r"is a drafter with quantized weights|with Medusa heads"):
+        convert(tmp_path / "new", tmp_path / "apple", for_apple=True)
+
+
+def test_blocks_are_kept_of_gguf_files_alone(tmp_path: Path) -> None:
+    save_target(random_target(tiny_config()), tmp_path / "plain")
+    with pytest.raises(InputError, match="plain is no GGUF file, whose blocks could be kept"):
+        convert(tmp_path / "plain", tmp_path / "new", keep_quantized=True)
 
 
 def test_numbers_that_cannot_be_quantized_are_refused(tmp_path: Path) -> None:
