@@ -207,12 +207,12 @@ async def _ask(
     try:
         async with client.stream("POST", path, json=body) as response:
             if response.status_code != 200:
-                error = json.loads(await response.aread())["error"]
-                answer.error = error["code"] or error["type"]
+                # The body may say it better.
+                answer.error = f"HTTP {response.status_code}"
             async for line in response.aiter_lines():
                 _read_event(answer, line, time.monotonic() - arrived)
-    except (httpx.HTTPError, ValueError) as error:
-        answer.error = type(error).__name__
+    except (httpx.HTTPError, ValueError, KeyError) as error:
+        answer.error = answer.error or type(error).__name__
     answer.latency = time.monotonic() - arrived
     return answer
 
@@ -223,7 +223,7 @@ def _read_event(answer: Answered, line: str, now: float) -> None:
         return
     event = json.loads(data)
     if "error" in event:
-        answer.error = event["error"]["code"]
+        answer.error = event["error"]["code"] or event["error"]["type"]
         return
     for choice in event["choices"]:
         trace = choice.get("draft_trace", [])

@@ -1,8 +1,10 @@
 """`python -m eval serve-load`: an open load on a server whose answers take a known time."""
 
+import asyncio
 import json
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from fake_engine import FakeEngine
@@ -10,7 +12,7 @@ from servers import serving
 from tiny_folders import byte_tokenizer
 
 from eval.commands import evaluate
-from eval.serve_load import arrival_times
+from eval.serve_load import Answered, _ask, arrival_times
 from redrafter_jax.errors import InputError
 
 
@@ -70,3 +72,23 @@ def test_the_report_states_what_the_server_did(
 def test_where_no_server_is_the_way_out_is_told(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"url=http://127.0.0.1:9 is no server that answers"):
         evaluate(words(tmp_path, "http://127.0.0.1:9"))
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "error"),
+    [
+        (500, '{"error": {"code": null, "type": "server_error"}}', "server_error"),
+        (429, '{"error": {"code": "queue_full", "type": "rate_limit_error"}}', "queue_full"),
+        (502, "<html>Bad gateway</html>", "HTTP 502"),
+        (404, '{"detail": "Not Found"}', "HTTP 404"),
+        (503, "", "HTTP 503"),
+        (200, 'data: {"error": {"code": null, "type": "server_error"}}\n\n', "server_error"),
+    ],
+)
+def test_what_is_refused_is_no_whole_answer(status: int, content: str, error: str) -> None:
+    async def ask() -> Answered:
+        refuse = httpx.MockTransport(lambda _: httpx.Response(status, text=content))
+        async with httpx.AsyncClient(transport=refuse, base_url="http://server") as client:
+            return await _ask(client, "/v1/completions", {}, 0.0)
+
+    assert asyncio.run(ask()).error == error
