@@ -58,7 +58,7 @@ def test_a_package_that_is_missing_is_named(
     assert "redrafter serve needs the package uvicorn, which is not installed" in err
 
 
-def test_thefingerprint_of_a_quantized_target_tells_its_activations(tmp_path: Any) -> None:
+def test_the_fingerprint_of_a_quantized_target_tells_its_activations(tmp_path: Any) -> None:
     save_target(random_target(tiny_config()), tmp_path / "plain")
     convert(tmp_path / "plain", tmp_path / "int8", quantization=Quantization.of("int8"))
 
