@@ -171,7 +171,7 @@ def test_a_bad_value_is_one_sentence_and_exit_code_2(
 
 def test_what_must_be_given_is_named(run_redrafter: Any) -> None:
     assert run_redrafter()[2] == (
-        "error: no command is given; known commands: generate, chat, fit, fetch, convert.\n"
+        "error: no command is given; known commands: generate, chat, serve, fit, fetch, convert.\n"
     )
     assert "'gnerate' is no command; did you mean 'generate'?" in run_redrafter("gnerate")[2]
     assert "--prompt --prompts is required" in run_redrafter("generate")[2]
