@@ -31,6 +31,8 @@ from redrafter_jax.models.quantize import check_format
 
 # What goes with a model beside its weights: tokenizers, chat templates, further settings.
 _COMPANIONS = {".json", ".txt", ".model", ".jinja"}
+# What is written anew; other programs' word on how the weights are packed no longer holds.
+_DESCRIPTIONS = {"config.json", "quantize_config.json", "quant_config.json"}
 
 
 def convert(
@@ -48,7 +50,7 @@ def convert(
       source: folder, GGUF file or hub id, as `load_drafter` and `load_target` take it.
       folder: to write; it must not exist yet, or be empty. It appears at the end, whole.
       dtype: "float32" or "bfloat16" for all plain weights; None leaves each as it is stored, but
-        blocks of GGUF become float32.
+        blocks of GGUF become float32. A folder that is quantized keeps its bits.
       for_apple: refuse a drafter that Apple's code cannot load.
       quantization: formats of the matrices; None quantizes nothing.
       keep_quantized: keep the blocks of a GGUF file in their own bits; see `load_target`.
@@ -68,7 +70,8 @@ def convert(
     located = locate(source)
     if keep_quantized and not is_gguf(located):
         raise InputError(
-            f"{source} is no GGUF file, whose blocks could be kept; quantize it to int8 or int4."
+            f"{source} is no GGUF file, whose blocks could be kept; name a format to quantize it "
+            "to, or leave the option out if it is quantized already."
         )
     stated: dict[str, object] = _stated(located)
     is_drafter = drafter_kind(stated) is not None
@@ -193,7 +196,7 @@ def _write_companions(
         return ["config.json", *_write_tokenizer(found.folder, folder)]
     written = ["config.json"]
     for path in sorted(found.folder.iterdir()):
-        known = path.name == "config.json" or path.name.endswith(".index.json")
+        known = path.name in _DESCRIPTIONS or path.name.endswith(".index.json")
         if path.suffix in _COMPANIONS and path.is_file() and not known:
             shutil.copyfile(path, folder / path.name)
             written.append(path.name)

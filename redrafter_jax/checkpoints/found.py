@@ -15,20 +15,21 @@ from redrafter_jax.checkpoints.config_files import (
     read_json,
 )
 from redrafter_jax.checkpoints.download import is_gguf, locate, with_weights
-from redrafter_jax.checkpoints.families import read_target_config, target_fields
+from redrafter_jax.checkpoints.families import read_target_config, target_fields, text_fields
 from redrafter_jax.checkpoints.medusa import (
     MEDUSA_MODEL_TYPE,
     medusa_fields,
     read_medusa_config,
 )
+from redrafter_jax.checkpoints.packed_words import unpacked
+from redrafter_jax.checkpoints.quantization_methods import check_method, read_packing
 from redrafter_jax.checkpoints.quantized import (
     MINIMUM,
     SCALE,
     StoredWeight,
-    check_method,
     stored_weight,
 )
-from redrafter_jax.checkpoints.stored import Stored, check_shape, same_bytes
+from redrafter_jax.checkpoints.stored import Stored, check_shape, is_zero, same_bytes
 from redrafter_jax.checkpoints.weight_names import (
     EMBEDDING,
     HEAD,
@@ -173,7 +174,10 @@ def _describe(
         return folder, *find_gguf(folder, keep_quantized=keep_quantized)
     config = read_target_config(folder)
     folder = with_weights(name, folder)
-    return folder, config, find_weights(folder)
+    path = folder / "config.json"
+    packing = read_packing(text_fields(read_json(path), path), path)
+    stored = find_weights(folder)
+    return folder, config, stored if packing is None else unpacked(stored, packing)
 
 
 def _parameters(config: Any, kind: Kind) -> tuple[Any, list[_Parameter]]:
@@ -211,7 +215,10 @@ def _find(
     scales = {name + ending for name in names for ending in (SCALE, MINIMUM)}
     left_out = sorted(stored.keys() - names - scales)
     others = [
-        name for name in left_out if not any(re.fullmatch(pattern, name) for pattern in ignored)
+        name
+        for name in left_out
+        if not any(re.fullmatch(pattern, name) for pattern in ignored)
+        and not _is_zero_bias(stored, name)
     ]
     if others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
@@ -220,6 +227,12 @@ def _find(
             f"{_description(folder).name} describes has no place; they do not belong together."
         )
     return Found(folder, config, graphdef, tuple(parameters), tuple(weights), tuple(left_out))
+
+
+def _is_zero_bias(stored: Mapping[str, Stored], name: str) -> bool:
+    """Whether it is a quantized layer's; early folders of GPTQ have them where a model has none."""
+    layer = name.removesuffix("bias")
+    return layer != name and f"{layer}weight{SCALE}" in stored and is_zero(stored[name])
 
 
 def _description(folder: Path) -> Path:

@@ -66,7 +66,8 @@ def load_target(
       mesh: from `make_mesh`: every device reads its own part of each weight; None is one device.
       keep_quantized: keep the blocks of a GGUF file in their own bits: Q8_0, Q4_0 and Q4_1 exactly,
         Q4_K and Q6_K with the same codes and their scales rounded to float16. Without it they
-        become numbers of `dtype`. A folder that holds quantized weights is always loaded so.
+        become numbers of `dtype`. A folder that holds quantized weights, ours or of GPTQ or AWQ, is
+        always loaded so.
 
     Raises:
       InputError: the folder, a weight or a file is missing, truncated or of the wrong shape,

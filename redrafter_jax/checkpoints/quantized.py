@@ -2,8 +2,8 @@
 
 In a folder of `redrafter convert --quantize` the codes have the weight's own name and its shape:
 int8 as they are, int4 two to a byte, the first in the low bits and each with 8 added. Scales and
-minima, [out, groups], have that name with `_scale` and `_minimum` behind it. GGUF's blocks are
-found as the same three (`gguf_blocks`).
+minima, [out, groups], have that name with `_scale` and `_minimum` behind it. GGUF's blocks and the
+words of GPTQ and AWQ are found as the same three (`gguf_blocks`, `packed_words`).
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from redrafter_jax.checkpoints.stored import Stored, check_shape, dtype_of, read_weight
+from redrafter_jax.checkpoints.stored import Stored, check_shape, dtype_of, mapped, read_weight
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.linear import QuantizedWeight
 from redrafter_jax.parallel.mesh import check_groups, parameter_spec
@@ -71,23 +71,6 @@ class StoredQuantized(NamedTuple):
 
 
 StoredWeight = Stored | StoredQuantized
-
-
-def check_method(values: Mapping[str, Any], path: Path) -> None:
-    """Refuse a `config.json` that states another quantization than ours.
-
-    Raises:
-      InputError: it does.
-    """
-    stated = values.get("quantization_config")
-    if stated is None:
-        return
-    method = stated.get("quant_method") if isinstance(stated, dict) else stated
-    if method != QUANT_METHOD:
-        raise InputError(
-            f"{path} states quantization_config of quant_method {method!r}; supported is "
-            f"{QUANT_METHOD!r}, which `redrafter convert --quantize` writes from plain weights."
-        )
 
 
 def stored_weight(stored: Mapping[str, Stored], name: str, shape: tuple[int, ...]) -> StoredWeight:
@@ -175,10 +158,7 @@ def pack(codes: np.ndarray, dtype: str) -> np.ndarray:
 
 def _unpack(packed: Stored, index: tuple[slice, ...]) -> np.ndarray:
     """A part of int4 codes, one to a byte."""
-    try:
-        content = np.memmap(packed.path, np.uint8, "r", packed.offset, packed.shape)
-    except ValueError:
-        raise InputError(f"{packed.path} was cut short while it was read; load it again.") from None
+    content = mapped(packed, np.uint8)
     rows, columns = index
     start, stop, _ = columns.indices(2 * packed.shape[1])
     pairs = content[rows, start // 2 : -(-stop // 2)]

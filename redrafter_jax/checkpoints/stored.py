@@ -91,6 +91,11 @@ def same_bytes(first: Stored, second: Stored) -> bool:
         return all(one.read(size) == other.read(size) for size in sizes)
 
 
+def is_zero(stored: Stored) -> bool:
+    """Whether all of a weight's numbers are floating-point zeros."""
+    return stored.dtype in _DTYPES and not any(piece.any() for piece in pieces(stored))
+
+
 def read_weight(
     stored: Stored, dtype: DTypeLike, *, transpose: bool, sharding: NamedSharding | None = None
 ) -> Shaped[Array, "..."]:
@@ -120,6 +125,18 @@ def read_weight(
             stored.shape, NamedSharding(sharding.mesh, spec), _parts(stored, jnp.dtype(dtype))
         )
     return jax.block_until_ready(_convert(placed, jnp.dtype(dtype), transpose, sharding))
+
+
+def mapped(stored: Stored, dtype: DTypeLike) -> Shaped[np.ndarray, "..."]:
+    """The weight's bytes in its file as numbers of a dtype, of which those are read that are used.
+
+    Raises:
+      InputError: as `read_weight`.
+    """
+    try:
+        return np.memmap(stored.path, np.dtype(dtype), "r", stored.offset, stored.shape)
+    except ValueError:
+        raise _cut_short(stored) from None
 
 
 def pieces(stored: Stored) -> Iterator[Shaped[np.ndarray, "..."]]:
@@ -169,10 +186,7 @@ def _parts(stored: Stored, dtype: np.dtype) -> Callable[[Any], np.ndarray]:
             return shared[str(index)]
 
         return unpack
-    try:
-        values = np.memmap(stored.path, dtype_of(stored), "r", stored.offset, stored.shape)
-    except ValueError:
-        raise _cut_short(stored) from None
+    values = mapped(stored, dtype_of(stored))
     return lambda index: np.asarray(values[index])
 
 

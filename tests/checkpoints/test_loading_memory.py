@@ -10,9 +10,10 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from packed_folders import write_packed
 from safetensors.flax import save_file
 from tiny_gguf import config_fields, random_tensors, write_gguf
-from tiny_models import stored_shapes
+from tiny_models import random_target, stored_shapes
 
 from eval.abstract import bytes_of
 from redrafter_jax import load_target
@@ -66,12 +67,19 @@ def write_codes(folder: Path) -> Path:
     return folder / "int4"
 
 
+def write_words(folder: Path) -> Path:
+    stated = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    return write_packed(folder, random_target(CONFIG), stated)
+
+
 @pytest.mark.parametrize(
     ("write", "bits"),
     [
         (write_folder, 16),
         (write_quantized, 16),
         pytest.param(write_codes, 4.25, marks=pytest.mark.long),
+        # The embedding, one number of 73, has 16.
+        pytest.param(write_words, 4.375 + (16 - 4.375) / 73, marks=pytest.mark.long),
     ],
 )
 @pytest.mark.skipif(not STATUS.is_file(), reason="Linux alone tells a process its memory")

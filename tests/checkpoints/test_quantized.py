@@ -157,8 +157,8 @@ def test_quantizations_of_others_are_refused_by_name(tmp_path: Path) -> None:
     save_drafter(random_drafter(config), tmp_path / "drafter")
     for name, load in (("target", load_target), ("drafter", load_drafter)):
         path = tmp_path / name / "config.json"
-        change_json(path, quantization_config={"quant_method": "awq", "bits": 4})
-        with pytest.raises(InputError, match="of quant_method 'awq'; supported is 'redrafter', wh"):
+        change_json(path, quantization_config={"quant_method": "hqq", "bits": 4})
+        with pytest.raises(InputError, match="of quant_method 'hqq'; supported is 'redrafter', wh"):
             load(tmp_path / name)
 
 
