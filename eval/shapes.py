@@ -85,7 +85,7 @@ class PlanSettings(PairShape):
 
     Attributes:
       draft: how trees are drafted.
-      quantize: of the target's matrices, "int8" or "int4"; embedding and head are int8 then.
+      quantize: of the target's matrices, "int8", "int4" or "fp8"; embedding and head are int8 then.
       quantize_drafter: of the drafter's.
       batch_size: rows decoded together.
       gpu: the GPU, one of those in `pallas_kernels.gpus`.

@@ -69,7 +69,7 @@ DRAFTERS = drafters()
     ("form", "kinds"),
     [
         ("int4", ["combined"]),
-        *(pytest.param(form, DRAFTERS, marks=pytest.mark.long) for form in ("int8", "int4")),
+        *(pytest.param(form, DRAFTERS, marks=pytest.mark.long) for form in ("int8", "int4", "fp8")),
     ],
 )
 def test_the_text_is_the_quantized_targets_own(form: Any, kinds: Any) -> None:

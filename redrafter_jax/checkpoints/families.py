@@ -6,7 +6,7 @@ from typing import Any
 
 from redrafter_jax.checkpoints.config_files import field, naming, read_json
 from redrafter_jax.checkpoints.family_table import FAMILIES, WITH_IMAGES, Family
-from redrafter_jax.checkpoints.quantization_methods import read_packing
+from redrafter_jax.checkpoints.quantization_methods import read_method
 from redrafter_jax.checkpoints.rotary_fields import by_layer_kind, read_rotary, rotary_fields
 from redrafter_jax.checkpoints.window_fields import read_windows, window_fields
 from redrafter_jax.config import TargetConfig
@@ -151,7 +151,7 @@ def _family(values: Mapping[str, Any], path: Path) -> Family:
             f"{', '.join(map(repr, (*FAMILIES, *WITH_IMAGES)))}."
         )
     _check_architecture(values, family.architecture, path)
-    read_packing(values, path)
+    read_method(values, path)
     activation = family.variations.get("hidden_act", TargetConfig.hidden_act)
     for name, supported in {
         **_SUPPORTED,

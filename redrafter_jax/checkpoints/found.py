@@ -21,8 +21,7 @@ from redrafter_jax.checkpoints.medusa import (
     medusa_fields,
     read_medusa_config,
 )
-from redrafter_jax.checkpoints.packed_words import unpacked
-from redrafter_jax.checkpoints.quantization_methods import check_method, read_packing
+from redrafter_jax.checkpoints.quantization_methods import check_method, read_method
 from redrafter_jax.checkpoints.quantized import (
     MINIMUM,
     SCALE,
@@ -31,6 +30,7 @@ from redrafter_jax.checkpoints.quantized import (
 )
 from redrafter_jax.checkpoints.stored import Stored, check_shape, is_zero, same_bytes
 from redrafter_jax.checkpoints.weight_names import (
+    ACTIVATION_SCALES,
     EMBEDDING,
     HEAD,
     IMAGE_WEIGHTS,
@@ -125,8 +125,8 @@ def find_target(name: str | Path, *, keep_quantized: bool = False) -> Found:
     """A target as `load_target` finds it, no weight read yet; errors are the same."""
     folder, config, found = _describe(name, locate(name), keep_quantized)
     stored = text_weights(found)
-    # Old files carry the rotary frequencies.
-    ignored = [r".*\.rotary_emb\.inv_freq"]
+    # Old files carry the rotary frequencies; activations are not quantized.
+    ignored = [r".*\.rotary_emb\.inv_freq", ACTIVATION_SCALES]
     if stored.keys() != found.keys():
         ignored.append(IMAGE_WEIGHTS)
     if config.tie_word_embeddings:
@@ -175,9 +175,8 @@ def _describe(
     config = read_target_config(folder)
     folder = with_weights(name, folder)
     path = folder / "config.json"
-    packing = read_packing(text_fields(read_json(path), path), path)
-    stored = find_weights(folder)
-    return folder, config, stored if packing is None else unpacked(stored, packing)
+    find_quantized = read_method(text_fields(read_json(path), path), path)
+    return folder, config, find_quantized(find_weights(folder))
 
 
 def _parameters(config: Any, kind: Kind) -> tuple[Any, list[_Parameter]]:

@@ -66,8 +66,8 @@ def load_target(
       mesh: from `make_mesh`: every device reads its own part of each weight; None is one device.
       keep_quantized: keep the blocks of a GGUF file in their own bits: Q8_0, Q4_0 and Q4_1 exactly,
         Q4_K and Q6_K with the same codes and their scales rounded to float16. Without it they
-        become numbers of `dtype`. A folder that holds quantized weights, ours or of GPTQ or AWQ, is
-        always loaded so.
+        become numbers of `dtype`. A folder that holds quantized weights, ours or of GPTQ, AWQ or
+        float8, is always loaded so.
 
     Raises:
       InputError: the folder, a weight or a file is missing, truncated or of the wrong shape,
@@ -207,9 +207,8 @@ def _save(folder: Path, model: Model[Any, Any], kind: Kind) -> None:
             continue
         config = {**config, "quantization_config": {"quant_method": QUANT_METHOD}}
         parts = transposed(value) if is_matrix(name, value.codes) else value
-        codes = np.asarray(parts.codes).astype(np.int8)
-        packed = pack(codes, "I4" if value.codes.dtype == jnp.int4 else "I8")
-        stored = (packed, *parts[1:])
+        codes = np.asarray(parts.codes)
+        stored = (pack(codes) if codes.dtype == jnp.int4 else codes, *parts[1:])
         endings = ("", SCALE, MINIMUM)
         tensors |= {
             name + ending: jnp.asarray(part)

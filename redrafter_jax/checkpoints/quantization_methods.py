@@ -1,11 +1,14 @@
 """What `config.json` states of a folder's quantization: ours, or a method of the hub's."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from redrafter_jax.checkpoints.packed_words import Packing
+from redrafter_jax.checkpoints.fp8_folders import with_scales_of_outputs
+from redrafter_jax.checkpoints.packed_words import Packing, unpacked
 from redrafter_jax.checkpoints.quantized import QUANT_METHOD
+from redrafter_jax.checkpoints.stored import Stored
 from redrafter_jax.errors import InputError
 
 # What is read of each method: a field's names, and its values, of which the first is the default.
@@ -25,22 +28,26 @@ _FIELDS: Mapping[str, Mapping[tuple[str, ...], tuple[Any, ...]]] = {
         ("backend",): ("autoawq", "auto"),
         ("pack_dtype",): ("int32",),
     },
+    "fp8": {("weight_block_size",): (None,), ("fmt",): ("e4m3",)},
+    "fbgemm_fp8": {},
 }
+# Takes the weights of a folder, and finds the quantized ones as `stored_weight` does.
+FindQuantized = Callable[[dict[str, Stored]], dict[str, Stored]]
 
 
-def read_packing(values: Mapping[str, Any], path: Path) -> Packing | None:
-    """How a target's linear layers are packed by GPTQ or AWQ; None where they are not.
+def read_method(values: Mapping[str, Any], path: Path) -> FindQuantized:
+    """How the quantized weights of a target are found; plain ones and ours are as they are.
 
     Args:
       values: the fields of `config.json`.
       path: of the file.
 
     Raises:
-      InputError: the method is neither of these nor ours, or a variant that is not supported.
+      InputError: the method, or a variant of it, is not supported.
     """
     method = check_method(values, path, (QUANT_METHOD, *_FIELDS))
     if method is None or method == QUANT_METHOD:
-        return None
+        return dict
     stated = values["quantization_config"]
     found = {}
     for names, supported in _FIELDS[method].items():
@@ -56,12 +63,15 @@ def read_packing(values: Mapping[str, Any], path: Path) -> Packing | None:
                 "`redrafter convert --quantize`."
             )
         found[names[0]] = value
-    return Packing(
+    if "group_size" not in found:
+        return with_scales_of_outputs
+    packing = Packing(
         by_inputs=method == "gptq",
         group_size=found["group_size"],
         less=int(found.get("checkpoint_format") == "gptq"),
         symmetric=method == "gptq" and stated.get("sym") is True,
     )
+    return partial(unpacked, packing=packing)
 
 
 def check_method(

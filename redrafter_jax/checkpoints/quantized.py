@@ -1,9 +1,10 @@
-"""Quantized weights in files: whole numbers, and beside them the scales of their groups.
+"""Quantized weights in files: codes, and beside them the scales of their groups.
 
 In a folder of `redrafter convert --quantize` the codes have the weight's own name and its shape:
-int8 as they are, int4 two to a byte, the first in the low bits and each with 8 added. Scales and
-minima, [out, groups], have that name with `_scale` and `_minimum` behind it. GGUF's blocks and the
-words of GPTQ and AWQ are found as the same three (`gguf_blocks`, `packed_words`).
+int8 and float8_e4m3fn as they are, int4 two to a byte, the first in the low bits and each with 8
+added. Scales and minima, [out, groups], have that name with `_scale` and `_minimum` behind it.
+GGUF's blocks and the words of GPTQ and AWQ are found as the same three (`gguf_blocks`,
+`packed_words`).
 """
 
 from collections.abc import Mapping
@@ -22,14 +23,14 @@ from redrafter_jax.parallel.mesh import check_groups, parameter_spec
 
 QUANT_METHOD = "redrafter"
 SCALE, MINIMUM = "_scale", "_minimum"
-_CODES = {"I8": jnp.int8, "I4": jnp.int4}
+_CODES = {"I8": jnp.int8, "I4": jnp.int4, "F8_E4M3": jnp.float8_e4m3fn}
 
 
 class StoredQuantized(NamedTuple):
     """A quantized weight in files.
 
     Attributes:
-      codes: of dtype "I8", or "I4" unpacked to one in a byte.
+      codes: of dtype "I8" or "F8_E4M3", or "I4" unpacked to one in a byte.
       scale: of every group, [out, groups].
       minimum: the same, or None.
     """
@@ -82,7 +83,7 @@ def stored_weight(stored: Mapping[str, Stored], name: str, shape: tuple[int, ...
     codes, scale = stored[name], stored.get(name + SCALE)
     minimum = stored.get(name + MINIMUM)
     if scale is None:
-        if codes.dtype in ("I8", "I4", "U8") or minimum is not None:
+        if codes.dtype in (*_CODES, "U8") or minimum is not None:
             raise InputError(
                 f"{codes.path}: weight {name!r} is quantized as {codes.dtype}, but no scales "
                 f"{name + SCALE!r} lie beside it; the model is incomplete."
@@ -96,7 +97,7 @@ def stored_weight(stored: Mapping[str, Stored], name: str, shape: tuple[int, ...
     if codes.dtype not in _CODES:
         raise InputError(
             f"{codes.path}: weight {name!r} has scales and is stored as {codes.dtype}; supported "
-            "are I8, and U8 for two codes of 4 bits."
+            "are I8, F8_E4M3, and U8 for two codes of 4 bits."
         )
     if codes.shape != shape or len(shape) != 2:
         raise InputError(
@@ -148,11 +149,9 @@ def read_quantized(
     return QuantizedWeight(read(codes), read(scale), None if minimum is None else read(minimum))
 
 
-def pack(codes: np.ndarray, dtype: str) -> np.ndarray:
-    """Codes, one to a byte, as they are stored: those of "I4" in pairs."""
-    if dtype == "I8":
-        return codes
-    shifted = (codes + np.int8(8)).view(np.uint8)
+def pack(codes: np.ndarray) -> np.ndarray:
+    """Codes of 4 bits as they are stored, two to a byte."""
+    shifted = (codes.astype(np.int8) + np.int8(8)).view(np.uint8)
     return shifted[:, ::2] | (shifted[:, 1::2] << 4)
 
 

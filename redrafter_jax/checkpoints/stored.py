@@ -19,14 +19,15 @@ from redrafter_jax.errors import InputError
 # Bytes of a number, by safetensors' names of dtypes.
 # I4 is not one of them: codes of 4 bits that are unpacked to a byte each.
 _INTEGERS = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "I4": 1, "U8": 1, "BOOL": 1}
-ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2} | _INTEGERS
+_CODES = dict.fromkeys(("I8", "I4"), np.dtype(np.int8)) | {"F8_E4M3": np.dtype(jnp.float8_e4m3fn)}
+ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1} | _INTEGERS
 _DTYPES = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(jnp.bfloat16),
 }
-_READ_DTYPES = _DTYPES | dict.fromkeys(("I8", "I4"), np.dtype(np.int8))
+_READ_DTYPES = _DTYPES | _CODES
 # Bytes of a weight that are compared at a time, and numbers that are read at a time.
 _PIECE, _NUMBERS = 1 << 22, 1 << 20
 

@@ -19,7 +19,13 @@ from redrafter_jax.models.linear import quantize
 
 # Safetensors' names of the dtypes that can be asked for.
 DTYPES = {"float32": "F32", "bfloat16": "BF16"}
-_DTYPE_NAMES = {"int8": "I8", "uint8": "U8", "float16": "F16", **DTYPES}
+_DTYPE_NAMES = {
+    "int8": "I8",
+    "uint8": "U8",
+    "float8_e4m3fn": "F8_E4M3",
+    "float16": "F16",
+    **DTYPES,
+}
 
 
 def write_shard(
@@ -117,7 +123,8 @@ def _rows(
         for codes in pieces(weight.codes):
             rows = slice(done, done + len(codes))
             done += len(codes)
-            yield pack(codes, weight.codes.dtype), *(part[rows] for part in groups)
+            packed = pack(codes) if weight.codes.dtype == "I4" else codes
+            yield packed, *(part[rows] for part in groups)
         return
     for numbers in pieces(weight):
         if form is None:
@@ -129,7 +136,7 @@ def _rows(
                 f"{form} cannot stand for."
             )
         codes, *groups = jax.device_get(_quantize(jnp.asarray(numbers), form, 1))
-        packed = pack(codes.astype(np.int8), "I4" if form == "int4" else "I8")
+        packed = pack(codes) if form == "int4" else codes
         yield packed, *(part for part in groups if part is not None)
 
 

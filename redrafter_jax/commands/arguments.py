@@ -257,14 +257,15 @@ def _add_convert(commands: Any) -> None:
     command.add_argument(
         "--quantize",
         choices=(*formats, "keep"),
-        help="matrices to 8 bits with a scale per output, or to 4 bits with a scale and a minimum "
-        "per group of 128, 64 or 32 inputs; keep: the blocks of a GGUF file in their own bits",
+        help="matrices to 8 bits with a scale per output (int8, or fp8: float8_e4m3fn), or to 4 "
+        "bits with a scale and a minimum per group of 128, 64 or 32 inputs; keep: the blocks of a "
+        "GGUF file in their own bits",
     )
     for part, meaning in (("embedding", "the embedding"), ("head", "the vocabulary projection")):
         command.add_argument(
             f"--quantize-{part}",
             choices=(*formats, "none"),
-            help=f"of {meaning}, with --quantize int8 or int4 (int8)",
+            help=f"of {meaning}, with --quantize int8, int4 or fp8 (int8)",
         )
     command.add_argument(
         "--text",

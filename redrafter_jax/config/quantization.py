@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-WeightFormat = Literal["int8", "int4"]
+WeightFormat = Literal["int8", "int4", "fp8"]
 
 
 @dataclass(frozen=True)

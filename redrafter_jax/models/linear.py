@@ -1,11 +1,11 @@
-"""Linear maps whose weights are plain arrays, or whole numbers with scales."""
+"""Linear maps whose weights are plain arrays, or codes of 8 or 4 bits with scales."""
 
 from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 from redrafter_jax.config import WeightFormat
 from redrafter_jax.parallel.collectives import all_reduce_sum, own_rows
@@ -25,13 +25,13 @@ class QuantizedWeight(NamedTuple):
     the groups as long as there are groups.
 
     Attributes:
-      codes: whole numbers, int8 or int4. A number is `scale * code`, or with a minimum
-        `minimum + scale * (code - lowest)`, lowest being the least that the dtype can hold.
+      codes: int8, int4 or float8_e4m3fn. A number is `scale * code`, or of whole numbers with a
+        minimum `minimum + scale * (code - lowest)`, lowest being the least that the dtype can hold.
       scale: of every group.
       minimum: the number that the lowest code stands for; None where 0 stands for 0.
     """
 
-    codes: Int[Array, "..."]
+    codes: Num[Array, "..."]
     scale: Float[Array, "..."]
     minimum: Float[Array, "..."] | None = None
 
@@ -68,7 +68,7 @@ def linear(
 
 
 def _scaled_product(
-    x: Float[Array, "N I"], codes: Int[Array, "I O"], scale: Float[Array, "groups O"]
+    x: Float[Array, "N I"], codes: Num[Array, "I O"], scale: Float[Array, "groups O"]
 ) -> Float[Array, "N O"]:
     """`x @ (scale * codes)`, float32: a sum over the groups of their own products."""
     groups = len(scale)
@@ -84,7 +84,7 @@ def _scaled_product(
 
 
 def _padded_product(
-    x: Float[Array, "N I"], codes: Int[Array, "I O"], scale: Float[Array, "groups O"]
+    x: Float[Array, "N I"], codes: Num[Array, "I O"], scale: Float[Array, "groups O"]
 ) -> Float[Array, "N O"]:
     padding = max(_FEWEST_ROWS - len(x), 0) if len(scale) > 1 else 0
     return _scaled_product(jnp.pad(x, ((0, padding), (0, 0))), codes, scale)[: len(x)]
@@ -125,32 +125,33 @@ def transposed(table: QuantizedWeight) -> QuantizedWeight:
 def quantize(weight: Float[Array, "..."], form: WeightFormat, axis: int = 0) -> QuantizedWeight:
     """The nearest weight of a format, group by group.
 
-    int8 has one float32 scale for all inputs of an output, and no minimum. int4 has a bfloat16
-    scale and minimum for each group of 128 inputs, or of 64 or 32 where those do not divide them;
-    they are rounded before the codes are chosen.
+    int8, and fp8, which is float8_e4m3fn, have one float32 scale for all inputs of an output, and
+    no minimum. int4 has a bfloat16 scale and minimum for each group of 128 inputs, or of 64 or 32
+    where those do not divide them; they are rounded before the codes are chosen.
 
     Args:
       weight: a matrix [in, out] or a table [V, D], finite.
-      form: "int8" or "int4"; for the latter `group_size` must know the inputs.
+      form: "int8", "int4" or "fp8"; for int4 `group_size` must know the inputs.
       axis: of the inputs, 0 of a matrix and 1 of a table.
     """
     size = weight.shape[axis]
-    group = size if form == "int8" else group_size(size)
+    group = group_size(size) if form == "int4" else size
     assert group is not None
     numbers = jnp.moveaxis(weight.astype(jnp.float32), axis, -1)
     numbers = numbers.reshape(*numbers.shape[:-1], -1, group)
-    if form == "int8":
-        scale, minimum = jnp.abs(numbers).max(axis=-1) / 127, None
-        codes = numbers / _divisor(scale)
-        dtype = jnp.int8
-    else:
+    dtype = {"int8": jnp.int8, "int4": jnp.int4, "fp8": jnp.float8_e4m3fn}[form]
+    limits = jnp.finfo(dtype) if form == "fp8" else jnp.iinfo(dtype)
+    least, most = float(limits.min), float(limits.max)
+    if form == "int4":
         lowest, highest = numbers.min(axis=-1), numbers.max(axis=-1)
-        scale = ((highest - lowest) / 15).astype(jnp.bfloat16)
+        scale = ((highest - lowest) / (most - least)).astype(jnp.bfloat16)
         minimum = lowest.astype(jnp.bfloat16)
-        codes = (numbers - minimum.astype(jnp.float32)[..., None]) / _divisor(scale) - 8
-        dtype = jnp.int4
-    limits = jnp.iinfo(dtype)
-    codes = jnp.clip(jnp.round(codes), limits.min, limits.max).astype(dtype)
+        codes = (numbers - minimum.astype(jnp.float32)[..., None]) / _divisor(scale) + least
+    else:
+        scale, minimum = jnp.abs(numbers).max(axis=-1) / most, None
+        codes = numbers / _divisor(scale)
+    codes = codes if form == "fp8" else jnp.round(codes)
+    codes = jnp.clip(codes, least, most).astype(dtype)
     parts = codes.reshape(*codes.shape[:-2], size), scale, minimum
     return QuantizedWeight(*jax.tree.map(lambda leaf: jnp.moveaxis(leaf, -1, axis), parts))
 

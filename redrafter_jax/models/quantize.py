@@ -49,5 +49,5 @@ def check_format(name: str, form: WeightFormat, inputs: int) -> None:
     if form == "int4" and group_size(inputs) is None:
         raise InputError(
             f"{name!r} has {inputs} inputs, which no group of int4 divides, "
-            f"{', '.join(map(str, GROUP_SIZES))}; take int8."
+            f"{', '.join(map(str, GROUP_SIZES))}; take int8 or fp8."
         )

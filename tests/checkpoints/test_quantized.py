@@ -40,6 +40,7 @@ QUERY = "model.layers.0.self_attn.q_proj.weight"
     [
         (CONFIG, Quantization.of("int8")),
         (CONFIG, Quantization("int4", None, "int4")),
+        (CONFIG, Quantization("fp8", "fp8", "fp8")),
         (TIED, Quantization("int4", "int4")),
     ],
 )
@@ -137,7 +138,7 @@ def int4_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({f"{QUERY}_minimum": jnp.ones((64, 2))}, r"_minimum' has shape \(64, 2\), its config"),
         ({QUERY: jnp.ones((64, 31), jnp.uint8)}, r"quantized numbers of shape \(64, 62\), its con"),
         ({QUERY: jnp.ones((64, 64), jnp.int32)}, "has scales and is stored as I32; supported are"),
-        ({QUERY: jnp.ones((64, 64))}, "has scales and is stored as F32; supported are I8, and U8"),
+        ({QUERY: jnp.ones((64, 64))}, "has scales and is stored as F32; supported are I8, F8_E4M3"),
     ],
 )
 def test_damaged_quantized_weights(
@@ -228,7 +229,10 @@ def test_the_command_tells_what_changes(tmp_path: Path, run_redrafter: Any) -> N
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--quantize-head", "int8"], "--quantize-head is for --quantize int8 or int4; give that"),
+        (
+            ["--quantize-head", "int8"],
+            "--quantize-head is for --quantize int8, int4 or fp8; give that",
+        ),
         (["--text", "none.txt"], "--text is for --quantize; give that too, or leave it out"),
         (["--quantize", "int8", "--text", "none.txt"], "Cannot read none.txt: No such file"),
     ],

@@ -24,12 +24,12 @@ def numbers_of(weight: QuantizedWeight) -> np.ndarray:
     codes, scale, minimum = (None if leaf is None else np.asarray(leaf) for leaf in weight)
     assert codes is not None
     assert scale is not None
-    lowest = {"int8": -128, "int4": -8}[str(codes.dtype)]
+    lowest = {"int8": -128, "int4": -8}.get(str(codes.dtype), 0)
     numbers = np.zeros(codes.shape)
     group = codes.shape[0] // scale.shape[0]
     for row, column in np.ndindex(*codes.shape):
         own = row // group, column
-        code = int(codes[row, column])
+        code = float(codes[row, column])
         numbers[row, column] = (
             float(scale[own]) * code
             if minimum is None
@@ -104,6 +104,23 @@ def test_quantizing_errs_by_half_a_step_of_its_group(
     error = np.abs(numbers_of(weight) - numbers).reshape(grouped.shape).max(1)
     assert (error <= 1.001 * half + slack + 1e-7).all()
     assert not numbers_of(weight)[:, 3].any()
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_fp8_has_four_bits_of_every_number(axis: int) -> None:
+    numbers = (RANDOM.normal(size=(64, 5)) ** 3).astype(np.float32)
+    numbers[:, 3] = 0
+    weight = quantize(jnp.asarray(numbers if axis == 0 else numbers.T), "fp8", axis)
+    weight = weight if axis == 0 else transposed(weight)
+    assert weight.codes.dtype == jnp.float8_e4m3fn
+    np.testing.assert_allclose(weight.scale, np.abs(numbers).max(axis=0)[None] / 448, rtol=1e-6)
+    # Half of the last bit; numbers below 2 ** -6 of a scale have fewer, the last being 2 ** -9.
+    half = np.maximum(np.abs(numbers) / 2**4, np.asarray(weight.scale) / 2**10)
+    assert (np.abs(numbers_of(weight) - numbers) <= 1.001 * half).all()
+    x = jnp.asarray(RANDOM.normal(size=(3, 64)), jnp.bfloat16)
+    expected = np.asarray(x, np.float64) @ numbers_of(weight)
+    sizes = np.abs(np.asarray(x, np.float64)) @ np.abs(numbers_of(weight)) + 1e-9
+    assert (np.abs(linear(x, weight, jnp.float32) - expected) / sizes).max() < 1e-6
 
 
 def test_a_padded_product_for_few_rows_is_the_same() -> None:
