@@ -1,6 +1,7 @@
 """What `python -m eval` can be told to measure, and with which settings."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from redrafter_jax.command_line import refuse_unknown_command
@@ -19,7 +20,7 @@ from .config import (
     TuneSettings,
 )
 from .parity import check_parity
-from .plan import in_settings, plan
+from .plan import plan
 from .serve_load import measure_load
 from .shapes import PlanSettings, StepsSettings
 from .speed import measure_speed
@@ -28,11 +29,13 @@ from .tune import tune
 
 
 class Command(NamedTuple):
-    """What a word after `eval` stands for: what it does, with which settings, and what for."""
+    """What a word after `eval` stands for; see `parse_settings` for `flags` and `config`."""
 
     measure: Callable[[Any], None]
     settings: type[Settings]
     help: str
+    flags: Mapping[str, str] | None = None
+    config: Path | None = None
 
 
 COMMANDS = {
@@ -50,9 +53,10 @@ COMMANDS = {
     "plan": Command(
         plan,
         PlanSettings,
-        "Whether a pair fits a GPU, and bounds on the time of a step. --target (a folder or hub "
-        "id; of its files config.json alone is read), --gpu, --batch and --cache are short for "
-        "target=, gpu=, batch_size= and slots=. --config may be left out.",
+        "Whether a pair fits a GPU, and bounds on the time of a step. The target is a folder or "
+        "hub id, of whose files config.json alone is read. --config may be left out.",
+        {"--target": "target", "--gpu": "gpu", "--batch": "batch_size", "--cache": "slots"},
+        Path(__file__).with_name("plan.yaml"),
     ),
     "serve-load": Command(
         measure_load,
@@ -84,16 +88,18 @@ def evaluate(words: Sequence[str]) -> None:
     Raises:
       InputError: there is no such command, or a setting, a file or a prompt cannot be used.
     """
-    name = words[0] if words else ""
-    command, rest = COMMANDS.get(name, SPEED), list(words)
-    if name in COMMANDS:
-        rest = in_settings(words[1:]) if name == "plan" else words[1:]
-    else:
-        refuse_unknown_command(name, COMMANDS)
-        name = ""
-    # What loads a pair may be one job of several processes.
-    processes = issubclass(command.settings, TargetSettings)
+    name = words[0] if words and words[0] in COMMANDS else ""
+    if not name:
+        refuse_unknown_command(*words[:1] or [""], COMMANDS)
+    command = COMMANDS.get(name, SPEED)
     settings = parse_settings(
-        command.settings, command.help, rest, command=name, processes=processes
+        command.settings,
+        command.help,
+        words[1:] if name else words,
+        command=name,
+        # What loads a pair may be one job of several processes.
+        processes=issubclass(command.settings, TargetSettings),
+        flags=command.flags,
+        config=command.config,
     )
     command.measure(settings)

@@ -3,10 +3,8 @@
 Computed from shapes alone: nothing is loaded, run or measured, and no GPU is needed.
 """
 
-import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -192,29 +190,6 @@ def _temporaries(
     return compile_on(
         mesh, loop, target, bind_drafter(drafter, draft), state, steps
     ).memory.temporaries
-
-
-def in_settings(arguments: Sequence[str]) -> list[str]:
-    """Settings in place of the flags that are short for them, and a file where none is given.
-
-    Raises:
-      InputError: there is neither a file nor a target.
-    """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    short = {"--target": "target", "--gpu": "gpu", "--batch": "batch_size", "--cache": "slots"}
-    for flag, name in short.items():
-        parser.add_argument(flag, dest=name)
-    flags, rest = parser.parse_known_args(arguments)
-    names = {argument.partition("=")[0] for argument in rest}
-    if "--config" not in names:
-        target = flags.target is not None or any(name.startswith("target") for name in names)
-        if not target and not names & {"-h", "--help"}:
-            raise InputError(
-                "No model to plan for; give --target, a folder or hub id, or --config."
-            )
-        rest = ["--config", str(Path(__file__).with_name("plan.yaml")), *rest]
-    given = {name: value for name, value in vars(flags).items() if value is not None}
-    return [*rest, *(f"{name}={value}" for name, value in given.items())]
 
 
 def _tables(report: dict[str, Any]) -> Iterator[RenderableType]:

@@ -46,6 +46,8 @@ class TargetShape(BuildableSettings):
     @model_validator(mode="before")
     @classmethod
     def _read_model(cls, stated: Any) -> Any:
+        if stated is None:
+            raise InputError("no model to plan for; give --target, a folder or hub id, or --config")
         if not isinstance(stated, str):
             return stated
         if stated.endswith((".yaml", ".yml")):

@@ -1,8 +1,9 @@
 """The line of a command that is set by a file: `--config FILE key.path=value ...`."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from redrafter_jax.command_line import Parser, program_name
 from redrafter_jax.errors import InputError
@@ -17,27 +18,43 @@ def parse_settings(
     *,
     command: str = "",
     processes: bool = False,
+    flags: Mapping[str, str] | None = None,
+    config: Path | None = None,
 ) -> SettingsT:
     """Settings from `--config FILE key.path=value ...`.
 
-    `--print-config` prints the resolved whole and exits. With `processes` the command may be one of
-    several that are one job, and joins the others here. A `command` of a program that has several
-    is called so in the help.
+    `--print-config` prints the resolved whole and exits.
+
+    Args:
+      model: of the settings.
+      description: of the command.
+      arguments: its words; None for those that Python was started with.
+      command: what the help calls it, where its program has several.
+      processes: whether it may be one of several that are one job; it joins the others here.
+      flags: options that are short for settings.
+      config: the file where none is given; None requires one.
 
     Raises:
       InputError: the file cannot be read, or any value is not valid; all problems are listed.
     """
     parser = Parser(prog=program_name(command), description=description)
-    parser.add_argument("--config", required=True, type=Path, help="YAML file")
+    parser.add_argument(
+        "--config", required=config is None, default=config, type=Path, help="YAML file"
+    )
     parser.add_argument("--print-config", action="store_true", help="print the resolved settings")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="override a setting")
+    parser.set_defaults(flags=[])
+    for flag, setting in (flags or {}).items():
+        options: dict[str, Any] = {"metavar": setting.upper(), "help": f"short for {setting}="}
+        options |= {"dest": "flags", "action": "append", "type": f"{setting}={{}}".format}
+        parser.add_argument(flag, default=[], **options)
     if processes:
         _add_processes(parser)
     words = list(sys.argv[1:] if arguments is None else arguments)
     if unknown := parser.unknown_option(words):
         raise InputError(_as_override(unknown, words))
     parsed = parser.parse_intermixed_args(words)
-    settings = load_settings(model, parsed.config, parsed.overrides)
+    settings = load_settings(model, parsed.config, parsed.overrides + parsed.flags)
     if parsed.print_config:
         print(dump_settings(settings), end="")
         sys.exit(0)

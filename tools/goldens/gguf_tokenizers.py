@@ -158,16 +158,20 @@ def small_sentencepiece(prefixed: bool) -> tuple[dict[str, Any], Encode]:
         "prefixed": prefixed,
     }
 
+    return stored, sentencepiece_encode(processor, "<s>|</s>")
+
+
+def sentencepiece_encode(processor: sentencepiece.SentencePieceProcessor, control: str) -> Encode:
+    """SentencePiece knows no control tokens in texts: what is between them is encoded."""
+
     def encode(line: str) -> list[int]:
-        """SentencePiece knows no control tokens in texts: what is between them is encoded."""
         ids = []
-        for part in regex.split(r"(<s>|</s>)", line):
-            ids += (
-                [processor.piece_to_id(part)] if part in ("<s>", "</s>") else processor.encode(part)
-            )
+        for part in regex.split(f"({control})", line):
+            own = processor.piece_to_id(part)
+            ids += [own] if processor.is_control(own) else processor.encode(part)
         return ids
 
-    return stored, encode
+    return encode
 
 
 def main() -> None:
