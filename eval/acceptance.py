@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.table import Table
 
+from redrafter_jax.checkpoints.huggingface import load_drafter
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
@@ -49,7 +50,8 @@ def measure_acceptance(settings: AcceptanceSettings) -> None:
       InputError: a file or a prompt cannot be used.
     """
     drafts = settings.trees.build()
-    target, drafter, ask = load(settings, drafts, settings.batch_size)
+    target, ask = load(settings, drafts, settings.batch_size)
+    drafter = load_drafter(settings.drafter, settings.dtype, target.mesh)
     asked = {sampling: ask(sampling) for sampling in settings.samplings}
     baseline = Method(target, RootOnly())
     expected = {

@@ -16,9 +16,7 @@ from redrafter_jax.checkpoints.found import find_drafter, find_target
 from redrafter_jax.checkpoints.huggingface import digest_files, load_drafter, load_target
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.drafters.base import RootOnly
-from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import check_pair
-from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.models.cache import init_cache
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import MODEL
@@ -33,7 +31,7 @@ from .benchmark import Batch, Method, answer_plainly, make_batches, measure, war
 from .charts import write_comparison_chart
 from .compare_tables import LEGEND, markdown, prompts_of, tables
 from .config import CompareSettings, DraftingSettings
-from .loading import Found, ask_all_turns, ask_target, find
+from .loading import Found, ask_all_turns, ask_target, bind, find
 from .measured import Measured, open_measured
 from .metrics import tell_answers
 from .plan import call_bytes, draft_bytes, embedding_bytes
@@ -166,13 +164,10 @@ def _load_method(
     Raises:
       InputError: a file cannot be read, or trees are deeper than the target has positions.
     """
-    weights = 0
-    if drafting.drafter is None:
-        drafter = bind_drafter(PromptLookup(drafting.draft.lookup_tokens))
-    else:
-        model = load_drafter(drafting.drafter, dtype, target.mesh)
-        drafter = bind_drafter(model, drafting.draft)
-        weights = draft_bytes(target, model, drafting.draft, row_bytes)
+    name = drafting.drafter
+    model = None if name is None else load_drafter(name, dtype, target.mesh)
+    weights = 0 if model is None else draft_bytes(target, model, drafting.draft, row_bytes)
+    drafter = bind(model, drafting.draft)
     drafter.check(target.config)
     nodes = drafter.num_nodes
     return Method(target, drafter), Cost(nodes - 1, weights + call_bytes(target, nodes, row_bytes))

@@ -72,20 +72,35 @@ class DecodingSettings(RowSettings):
     sampling: SamplingSettings = SamplingConfig()
 
 
-class EvalSettings(DecodingSettings, PairSettings):
-    """`python -m eval`: which pair decodes which prompts how, and where the report goes.
+def _check_drafting(settings: Any) -> Any:
+    """Without a drafter there is nothing to set but the tokens of prompt lookup."""
+    draft = settings.draft
+    tokens = 1 if draft == "auto" else max(draft.lookup_tokens, 1)
+    if settings.drafter is None and draft != DraftConfig(lookup_tokens=tokens):
+        raise ValueError(
+            f"without a drafter there is prompt lookup alone, and draft is {draft}; give a "
+            "drafter, or draft: {lookup_tokens: 8} and nothing else"
+        )
+    return settings
+
+
+class EvalSettings(DecodingSettings, TargetSettings):
+    """`python -m eval`: which drafter decodes which prompts how, and where the report goes.
 
     Attributes:
+      drafter: folder or hub id; None for prompt lookup alone, of `draft.lookup_tokens`.
       draft: how trees are drafted; "auto" as the drafter's table says, see `eval tune`.
       dtype: of both models' parameters.
       repeats: timed runs of every method per batch, in turns.
       warm_ups: untimed runs per method and array shape, the one that compiles included.
     """
 
+    drafter: str | None = None
     draft: DraftSettings = DraftConfig()
     dtype: Dtype = "bfloat16"
     repeats: PositiveInt = 3
     warm_ups: PositiveInt = 3
+    _something_drafts = model_validator(mode="after")(_check_drafting)
 
 
 class DraftingSettings(Settings):
@@ -98,16 +113,7 @@ class DraftingSettings(Settings):
 
     drafter: str | None = None
     draft: DraftConfig = DraftConfig()
-
-    @model_validator(mode="after")
-    def _something_drafts(self) -> "DraftingSettings":
-        tokens = self.draft.lookup_tokens
-        if self.drafter is None and self.draft != DraftConfig(lookup_tokens=max(tokens, 1)):
-            raise ValueError(
-                f"without a drafter there is prompt lookup alone, and draft is {self.draft}; give "
-                "a drafter, or draft: {lookup_tokens: 8} and nothing else"
-            )
-        return self
+    _something_drafts = model_validator(mode="after")(_check_drafting)
 
 
 class CompareSettings(RowSettings, TargetSettings):

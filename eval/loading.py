@@ -8,10 +8,13 @@ from jax.sharding import Mesh
 from tokenizers import Tokenizer
 
 from redrafter_jax.checkpoints.found import find_drafter, find_target
-from redrafter_jax.checkpoints.huggingface import load_drafter, load_target
+from redrafter_jax.checkpoints.huggingface import load_target
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import DraftConfig, SamplingConfig, TargetConfig
+from redrafter_jax.drafters.base import Drafter
+from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel, check_pair
+from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import data_shards
@@ -43,10 +46,9 @@ class Found(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """A target, a drafter for it, and from a sampling to what the target is asked under it."""
+    """A target, and from a sampling to what it is asked under it."""
 
     target: Target
-    drafter: DraftModel
     ask: Callable[[SamplingConfig], Asked]
 
 
@@ -127,7 +129,7 @@ def load(
     drafts: Sequence[DraftConfig],
     batch_size: int | None,
 ) -> Loaded:
-    """Read and check everything that the settings name, and make the folder of the report.
+    """Check everything that the settings name, make the folder of the report, load the target.
 
     Args:
       settings: the command's.
@@ -138,20 +140,27 @@ def load(
       InputError: a file or a prompt cannot be used, or the two models do not fit.
     """
     found = find(settings)
-    drafter_config = find_drafter(settings.drafter).config
-    for draft in drafts:
-        check_pair(found.target, drafter_config, draft)
+    if settings.drafter is not None:
+        drafter_config = find_drafter(settings.drafter).config
+        for draft in drafts:
+            check_pair(found.target, drafter_config, draft)
     asked = ask_target(found, settings, batch_size)
     if is_first():
         make_folder(settings.report_dir, "report_dir")
     target = load_target(settings.target, settings.dtype, found.mesh)
-    drafter = load_drafter(settings.drafter, settings.dtype, found.mesh)
 
     def ask_under(sampling: SamplingConfig) -> Asked:
         answer = answer_plainly(target, batch_size, sampling, settings)
         return ask_all_turns(found, settings, asked, answer)
 
-    return Loaded(target, drafter, ask_under)
+    return Loaded(target, ask_under)
+
+
+def bind(drafter: DraftModel | None, draft: DraftConfig) -> Drafter:
+    """The drafter of these trees; without a model prompt lookup alone."""
+    if drafter is None:
+        return bind_drafter(PromptLookup(draft.lookup_tokens))
+    return bind_drafter(drafter, draft)
 
 
 def _asking(found: Found, rows: RowSettings) -> Asking:

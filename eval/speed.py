@@ -10,9 +10,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from redrafter_jax.checkpoints.draft_table import load_draft
+from redrafter_jax.checkpoints.huggingface import load_drafter
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.drafters.base import RootOnly
-from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.progress import track
 from redrafter_jax.text.prompts import Asked
@@ -21,7 +21,7 @@ from . import metrics
 from .benchmark import Method, Run, Turn, make_batches, measure, warm_up
 from .charts import write_speed_chart
 from .config import EvalSettings, TuneSettings
-from .loading import load
+from .loading import bind, load
 from .metrics import count_accepted, describe_answers, quartiles, tell_answers
 from .report import describe_sampling, make_table, number, show, write_report
 
@@ -60,13 +60,14 @@ def measure_speed(settings: EvalSettings) -> None:
     Raises:
       InputError: a file or a prompt cannot be used.
     """
-    draft = settings.draft
+    draft, name = settings.draft, settings.drafter
     if draft == "auto":
-        draft = load_draft(settings.drafter, settings.batch_size, settings.sampling.temperature)
-    drafts = [] if draft is None else [draft]
-    target, drafter, ask = load(settings, drafts, settings.batch_size)
+        assert name is not None
+        draft = load_draft(name, settings.batch_size, settings.sampling.temperature)
+    target, ask = load(settings, [draft] if draft else [], settings.batch_size)
+    drafter = None if name is None else load_drafter(name, settings.dtype, target.mesh)
     asked = ask(settings.sampling)
-    bound = bind_drafter(None if draft is None else drafter, draft)
+    bound = RootOnly() if draft is None else bind(drafter, draft)
     methods = {BASELINE: Method(target, RootOnly()), "speculative": Method(target, bound)}
     timed = time_methods(
         methods, asked, settings.sampling, settings.batch_size, settings, "measure"
@@ -78,7 +79,7 @@ def measure_speed(settings: EvalSettings) -> None:
         "draft": draft and asdict(draft),
         "num_nodes": bound.num_nodes,
         "target": asdict(target.config),
-        "drafter": asdict(drafter.config),
+        "drafter": drafter and asdict(drafter.config),
     }
     path = settings.report_dir / "report.json"
     report = write_report(path, measures, settings, DEFINITIONS)
@@ -221,7 +222,7 @@ def _describe(settings: EvalSettings, report: Mapping[str, Any]) -> str:
     tree = ", ".join(f"{name} {value}" for name, value in draft.items() if value)
     sampling = describe_sampling(settings.sampling)
     return (
-        f"{settings.target} with {settings.drafter}\n"
+        f"{settings.target} with {settings.drafter or 'prompt lookup'}\n"
         f"{tree}; {sampling}; {settings.dtype}, batch {settings.batch_size}\n"
         f"{len(report['prompts'])} prompts, up to {settings.max_new_tokens} new tokens; "
         f"{report['device']}"

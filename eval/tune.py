@@ -17,6 +17,7 @@ from rich.table import Table
 from redrafter_jax.acceptance import acceptance_length
 from redrafter_jax.checkpoints.download import DRAFT_TABLE
 from redrafter_jax.checkpoints.draft_table import DraftTable, TunedTree, write_draft_table
+from redrafter_jax.checkpoints.huggingface import load_drafter
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
@@ -81,7 +82,8 @@ def tune(settings: TuneSettings) -> None:
     grid = (draft for trees in settings.trees for draft in trees.build())
     drafts = list(dict.fromkeys(replace(draft, num_nodes=draft.budget) for draft in grid))
     output = _output(settings)
-    target, drafter, ask = load(settings, drafts, max(settings.batch_sizes))
+    target, ask = load(settings, drafts, max(settings.batch_sizes))
+    drafter = load_drafter(settings.drafter, settings.dtype, target.mesh)
     asked = [ask(sampling) for sampling in settings.samplings]
     recordings = _record(target, drafter, asked, settings)
     counts = {

@@ -202,15 +202,10 @@ def round_sums(
     embedded = target.stored_embeddings(window.tokens[:, 1:])
     sums = []
     for i, logits in enumerate(drafter.unroll(window.hidden[:, :C], embedded, rounds, scorer)):
-        sums.append(
-            _prediction_sums(
-                logits,
-                jax.tree.map(lambda leaf: leaf[:, i : i + C], teacher),  # noqa: B023
-                labels[:, 2 + i : 2 + i + C],
-                (window.loss_mask & _same(window.segments, 2 + i))[:, 2 + i : 2 + i + C],
-                softening.temperature,
-            )
-        )
+        own, ahead = slice(i, i + C), slice(2 + i, 2 + i + C)
+        taught = _Teacher(*(leaf[:, own] for leaf in teacher))
+        mask = (window.loss_mask & _same(window.segments, 2 + i))[:, ahead]
+        sums.append(_prediction_sums(logits, taught, labels[:, ahead], mask, softening.temperature))
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *sums)
 
 

@@ -30,10 +30,10 @@ from redrafter_jax.settings.sections import check_batch
 
 from .config import TrainSettings
 from .data.batches import Batch, make_batches
-from .data.documents import SourceDocuments, load_documents
+from .data.documents import load_documents
 from .data.features import FeatureIndex, ReadRow, open_features
 from .data.report import print_report
-from .data.rows import Rows, make_rows
+from .data.rows import Sources, make_rows
 from .data.types import Windows
 from .initial import new_drafter
 from .optimizer import make_optimizer
@@ -51,8 +51,6 @@ _FREE_SETTINGS = {
     "features",
     "mesh",
 }
-
-Sources = list[tuple[SourceDocuments, Rows]]
 
 
 class Run(NamedTuple):

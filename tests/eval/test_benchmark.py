@@ -4,22 +4,19 @@ import logging
 
 import jax
 import pytest
-from pair_prompts import PROMPTS, asked_with
+from pair_prompts import asked_with
 from tiny_folders import encode
 
 from eval import benchmark
 from eval.benchmark import Method, Run, decode_batch, make_batches, measure, one_per_shape
 from eval.config import RowSettings
-from redrafter_jax import DraftConfig, SamplingConfig, generate_autoregressive
+from redrafter_jax import DraftConfig, SamplingConfig
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
-
-NEW_TOKENS = 24
-ROWS = [encode(text) for text in PROMPTS]
 
 
 @pytest.fixture(scope="module")
@@ -29,18 +26,6 @@ def methods(habitual_target: Target, good_drafter: DraftModel) -> dict[str, Meth
         "speculative": Method(habitual_target, bind_drafter(good_drafter, draft)),
         "baseline": Method(habitual_target, RootOnly()),
     }
-
-
-def test_the_baseline_is_autoregressive_decoding(methods: dict[str, Method]) -> None:
-    (batch,) = make_batches(
-        asked_with(ROWS[:4]), 4, SamplingConfig(), RowSettings(max_new_tokens=9)
-    )
-    target = methods["baseline"].target
-    expected = generate_autoregressive(target, batch.prompts, max_new_tokens=9)
-    run = decode_batch(methods["baseline"], batch)
-    assert run.tokens == expected.tokens
-    assert run.steps == expected.steps
-    assert (run.new_tokens, run.decoded_tokens) == (36, 32)
 
 
 def test_nothing_compiles_inside_the_timers(

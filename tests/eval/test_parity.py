@@ -3,6 +3,7 @@
 import inspect
 import json
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,12 @@ import pytest
 import yaml
 from flax import nnx
 from pair_prompts import PROMPTS, asked_with
-from places import CONFIGS
 from tiny_folders import encode
 
 from eval import benchmark, parity, replay
 from eval.benchmark import Method, make_batches
 from eval.commands import evaluate
-from eval.config import CaseSettings, ParitySettings
+from eval.config import CaseSettings
 from redrafter_jax import InputError, SamplingConfig
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.decoding import accept, step
@@ -28,7 +28,6 @@ from redrafter_jax.models.target import Decoder, Target
 from redrafter_jax.parallel.collectives import shard_start
 from redrafter_jax.parallel.mesh import place
 from redrafter_jax.parallel.model import Model
-from redrafter_jax.settings.files import load_settings
 from redrafter_jax.types import Accepted, KVCache, TokenTree, Verified
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -65,34 +64,27 @@ def run(config: Path, folder: Path, *overrides: str) -> tuple[int, dict[str, Any
     return code, json.loads((folder / "parity.json").read_text())
 
 
-def test_texts_of_a_sound_pair_are_identical(config: Path, tmp_path: Path) -> None:
-    sampled = {**CASE, "sampling": {"temperature": 1.0, "top_p": 0.9}, "prompt_tokens": [4, 3]}
-    code, report = run(config, tmp_path, f"cases.sampled={sampled}")
-    assert code == 0
-    assert report["verdict"] == "All 8 texts are the target's own, token for token."
-    for case, name in zip(report["cases"], ("greedy", "sampled"), strict=True):
-        assert (case["case"], case["dtype"], case["rows"]) == (name, "float32", 4)
-        assert (case["identical"], case["divergences"], case["ties"]) == (1.0, [], 0)
-        assert case["new_tokens"] == 4 * 24
-        assert case["largest_gap"] is None
-        assert 1.2 < case["acceptance_length"] <= 4
-
-
-def test_every_dtype_is_tried_and_the_table_and_the_verdict_are_printed(
+def test_texts_of_a_sound_pair_are_identical_in_every_dtype_and_told_so(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, report = run(config, tmp_path, "dtypes=[bfloat16, float32]")
-    assert [case["dtype"] for case in report["cases"]] == ["bfloat16", "float32"]
+    sampled = {**CASE, "sampling": {"temperature": 1.0, "top_p": 0.9}, "prompt_tokens": [4, 3]}
+    code, report = run(config, tmp_path, f"cases.sampled={sampled}", "dtypes=[bfloat16, float32]")
+    assert code == 0
     printed = capsys.readouterr()
     # On a slow machine there are lines between them.
     begun = [line for line in printed.err.splitlines() if ": 0 of " in line]
-    assert begun == ["decode in bfloat16: 0 of 1", "decode in float32: 0 of 1"]
+    assert begun == ["decode in bfloat16: 0 of 2", "decode in float32: 0 of 2"]
     assert "4 of 4" in printed.out
     assert report["verdict"] in printed.out
     assert "The report: " in printed.out.splitlines()[-1]
-    assert report["config"]["tolerance"] == {"float32": 1e-4, "bfloat16": 0.25}
-    assert report["cases"][0]["num_nodes"] == 10
-    assert report["target"]["vocab_size"] == report["drafter"]["vocab_size"] == 24
+    names = [(case["dtype"], case["case"]) for case in report["cases"]]
+    assert names == list(product(("bfloat16", "float32"), ("greedy", "sampled")))
+    for case in report["cases"]:
+        assert (case["rows"], case["new_tokens"], case["num_nodes"]) == (4, 4 * 24, 10)
+        assert 1.2 < case["acceptance_length"] <= 4
+    for case in report["cases"][2:]:
+        assert (case["identical"], case["divergences"], case["ties"]) == (1.0, [], 0)
+        assert case["largest_gap"] is None
     assert {"gap", "difference", "tie"} <= report["definitions"].keys()
 
 
@@ -177,11 +169,7 @@ def test_scores_that_differ_by_more_than_rounding_are_no_tie(
     assert worst["reproduced"]
     assert worst["difference"] == pytest.approx(0.5, abs=1e-3)
     assert "NO numerical ties" in capsys.readouterr().out
-
-
-def test_the_tolerance_decides_what_a_tie_is(
-    run_uneven: Callable[..., tuple[int, dict[str, Any]]],
-) -> None:
+    # The tolerance decides.
     code, report = run_uneven(0.5, "tolerance.float32=0.51")
     assert code == 0
     assert report["cases"][0]["divergences"]
@@ -232,12 +220,6 @@ def test_a_text_that_ends_early_is_no_tie(
     assert divergence["speculative_token"] is None
     assert divergence["gap"] is None
     assert not divergence["tie"]
-
-
-def test_the_demos_settings_are_valid() -> None:
-    settings = load_settings(ParitySettings, CONFIGS / "demo_parity.yaml")
-    assert settings.dtypes == ["float32", "bfloat16"]
-    assert {"long_prompt", "wide_beam", "final_beams_only"} <= settings.cases.keys()
 
 
 @pytest.mark.parametrize(

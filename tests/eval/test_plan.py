@@ -162,6 +162,7 @@ def test_what_does_not_fit_is_said(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (["--target"], "argument --target: expected one argument; see "),
         (["--gpu", "h20"], "gpu: Input should be 'h100', 'h200' or 'b200' (got 'h20')"),
         (["--cache", "31"], "slots: Input should be greater than or equal to 32 (got 31)"),
         (["--target", "no/model"], "target: "),

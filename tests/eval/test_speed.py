@@ -17,7 +17,7 @@ from eval.abstract import abstract_drafter
 from eval.benchmark import Run, Turn
 from eval.commands import evaluate
 from eval.speed import summarize
-from redrafter_jax import DraftConfig, Generation, InputError, generate
+from redrafter_jax import DraftConfig, Generation, InputError, PromptLookup, generate
 from redrafter_jax.checkpoints.huggingface import save_drafter
 from redrafter_jax.config import DrafterConfig
 from redrafter_jax.drafters.head_drafter import DraftModel
@@ -176,9 +176,23 @@ def test_a_text_that_prefill_ends_leaves_decode_rates_unknown(config: Path, tmp_
     assert ours["acceptance_rate_per_depth"] == [None, None, None]
 
 
+def test_without_a_drafter_prompt_lookup_is_measured(
+    config: Path, tmp_path: Path, habitual_target: Target
+) -> None:
+    overrides = ("drafter=null", "draft={lookup_tokens: 3}", "prompt_count=2")
+    report = evaluate_with(config, tmp_path, *overrides)
+    prompts = [encode(text) for text in PROMPTS[:2]]
+    expected = generate(habitual_target, PromptLookup(3), prompts, max_new_tokens=NEW_TOKENS)
+    ours = report["methods"]["speculative"]
+    assert (ours["identical"], ours["target_calls"]) == (1.0, sum(expected.steps))
+    assert (report["drafter"], report["num_nodes"]) == (None, 4)
+
+
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
+        (["drafter=null"], "without a drafter there is prompt lookup alone"),
+        (["drafter=null", "draft=auto"], "without a drafter there is prompt lookup alone"),
         (["batch_size=3", "mesh.data=2"], r"batch_size is 3, which mesh.data=2 does not divide;"),
         (["batch_size=2", "mesh.data=2"], r"5 prompts in batches of 2 leave 1 for the last one"),
         (["batch_size=8", "mesh.data=2"], r"the number of prompts is 5, which mesh\.data=2"),

@@ -2,11 +2,27 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import pytest
 import yaml
 from safetensors.numpy import load_file
+
+from train.__main__ import main
+
+
+class Said(NamedTuple):
+    """What a command printed."""
+
+    out: str
+    err: str
+
+
+# The fixture `start`: settings, words of the command line, and with `code=` its exit code.
+Start: TypeAlias = Callable[..., Said]
 
 
 def settings(target_folder: Path, output: Path, **changes: object) -> dict[str, object]:
@@ -29,6 +45,22 @@ def command(folder: Path, values: dict[str, object]) -> list[str]:
     path = folder / f"{Path(str(values['output_dir'])).name}.yaml"
     path.write_text(yaml.safe_dump(values))
     return [sys.executable, "-m", "train", "--config", str(path)]
+
+
+def run_train(folder: Path, values: dict[str, object], *words: str) -> object:
+    """`python -m train` with these settings, in this process: the exit code.
+
+    Words are the command, if it is not training, and overrides.
+    """
+    *_, path = command(folder, values)
+    named, overrides = ([word for word in words if ("=" in word) == told] for told in (False, True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["train", *named, "--config", path, *overrides])
+        try:
+            main()
+        except SystemExit as left:
+            return left.code
+    return 0
 
 
 def weights(output: Path) -> dict[str, np.ndarray]:

@@ -2,27 +2,23 @@
 
 import errno
 import shutil
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import yaml
 from chat_folders import write_lines
 from rich.filesize import decimal
 from safetensors.numpy import load_file, save_file
 from tiny_folders import write_untrained_target
-from train_runs import assert_same_weights, rows, settings
+from train_runs import Start, assert_same_weights, rows, run_train, settings
 
 from redrafter_jax.checkpoints.found import find_target
 from redrafter_jax.checkpoints.huggingface import digest_files, load_target, save_target
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.models.target import init_target
-from train.__main__ import main
 from train.config import TrainSettings
 from train.data.features import open_features
 from train.loss import TopTokens, spread
@@ -32,7 +28,6 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 V, LENGTH = 300, 16
 CONFIG = TargetConfig(V, 16, 24, 3, 2, 2, 8, 1e4, 1e-5, 64, True, (0,))
-Start: TypeAlias = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
@@ -57,35 +52,11 @@ def values(target: Path, folder: Path, **changes: Any) -> dict[str, Any]:
     return settings(target, folder / "run", **stated, features=str(folder / "features")) | changes
 
 
-@pytest.fixture
-def start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Start:
-    """`python -m train` with these words and settings; what it says, all of it."""
-
-    def run(run_settings: dict[str, Any], *words: str, code: int = 0) -> str:
-        path = tmp_path / "config.yaml"
-        path.write_text(yaml.safe_dump(run_settings))
-        command = words[:1] if words[:1] == ("features",) else ()
-        overrides = words[len(command) :]
-        monkeypatch.setattr(sys, "argv", ["train", *command, "--config", str(path), *overrides])
-        ended: object = 0
-        try:
-            main()
-        except SystemExit as left:
-            ended = left.code
-        told = "".join(capsys.readouterr())
-        assert ended == code, told
-        return told
-
-    return run
-
-
 def test_a_row_of_features_is_what_the_target_says_of_it(
     target: Path, tmp_path: Path, start: Start
 ) -> None:
     stated = values(target, tmp_path, drafter={"exit_dim": 16, "context_layers": [0, 1]})
-    said = start(stated, "features", "top_k=5")
+    said = start(stated, "features", "top_k=5").err
     run = TrainSettings.model_validate(stated)
     sources = load_sources(run, CONFIG)
     digests = {source.name: digest_rows(made.windows) for source, made in sources}
@@ -171,11 +142,11 @@ def test_a_run_from_features_resumes_tries_and_refuses_other_features(
     again = tmp_path / "again"
     shutil.copytree(tmp_path / "run", again)
     shutil.rmtree(again / "checkpoints" / "6")
-    assert "resumed from step 3" in start(stated | {"output_dir": str(again)})
+    assert "resumed from step 3" in start(stated | {"output_dir": str(again)}).out
     assert_same_weights(again, tmp_path / "run")
     shutil.rmtree(tmp_path / "features")
     start(stated, "features", "top_k=6")
-    assert "a run with other contents of features;" in start(stated, code=2)
+    assert "a run with other contents of features;" in start(stated, code=2).err
 
 
 def test_features_that_were_killed_go_on_to_the_same_bits(
@@ -198,12 +169,13 @@ def test_features_that_were_killed_go_on_to_the_same_bits(
     with monkeypatch.context() as patch:
         patch.setattr("train.features.save_file", killed_in_the_third)
         start(stated, "features", "top_k=5", code=2)
-    assert f"holds 2 of {len(expected) - 1} shards; `python -m train fea" in start(stated, code=2)
-    assert "rows read: 0 of " in start(stated, "features", "top_k=5")
+    told = start(stated, code=2).err
+    assert f"holds 2 of {len(expected) - 1} shards; `python -m train features`" in told
+    assert "rows read: 0 of " in start(stated, "features", "top_k=5").err
     assert {path.name: path.read_bytes() for path in killed.iterdir()} == expected
-    assert "of which 0 bytes are to be written" in start(stated, "features", "top_k=5")
+    assert "of which 0 bytes are to be written" in start(stated, "features", "top_k=5").err
     (killed / "00001.safetensors").write_bytes(expected["00001.safetensors"][:100])
-    assert "00001.safetensors cannot be read (" in start(stated, code=2)
+    assert "00001.safetensors cannot be read (" in start(stated, code=2).err
 
 
 @pytest.mark.parametrize(
@@ -228,18 +200,14 @@ def test_features_that_do_not_fit_are_refused(
     words: tuple[str, ...],
     sentence: str,
 ) -> None:
-    assert sentence in start(values(target, kept, **changes), *words, code=2)
+    assert sentence in start(values(target, kept, **changes), *words, code=2).err
 
 
 @pytest.fixture(scope="module")
 def kept(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of features, 5 tokens each."""
     folder = tmp_path_factory.mktemp("kept")
-    (folder / "config.yaml").write_text(yaml.safe_dump(values(target, folder)))
-    with pytest.MonkeyPatch.context() as patch:
-        words = ["features", "--config", str(folder / "config.yaml"), "top_k=5"]
-        patch.setattr(sys, "argv", ["train", *words])
-        main()
+    run_train(folder, values(target, folder), "features", "top_k=5")
     return folder
 
 
@@ -251,12 +219,12 @@ def test_another_target_a_full_disk_and_a_foreign_index_are_refused(
     stated = values(own, tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr("shutil.disk_usage", lambda _: shutil._ntuple_diskusage(9, 9, 0))
-        assert "more, and 0 bytes are free; make room" in start(stated, "features", code=2)
+        assert "more, and 0 bytes are free; make room" in start(stated, "features", code=2).err
     start(stated, "features")
     save_target(init_target(CONFIG, 1), own)
-    assert "holds features of another target (" in start(stated, code=2)
+    assert "holds features of another target (" in start(stated, code=2).err
     (tmp_path / "features" / "index.json").write_text("{}")
-    assert "index.json is no index of features" in start(stated, code=2)
+    assert "index.json is no index of features" in start(stated, code=2).err
 
 
 def test_features_made_on_a_mesh_are_those_of_one_device(

@@ -5,7 +5,6 @@ from typing import Any, Literal
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from redrafter_jax.config import MedusaConfig, TargetConfig
 from redrafter_jax.errors import InputError
@@ -132,18 +131,3 @@ def test_medusa_heads_can_start_as_the_target(head: Literal["own", "target"]) ->
     some = HEAD[:, [0, 4, 7]]
     logits = drafter.merge().logits(jnp.asarray(hidden), 2, lambda features: features @ some)
     np.testing.assert_allclose(logits, np.stack([hidden @ some] * 2, axis=1), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"cell": "gru"}, "cell is for a recurrent head; leave it out of kind: medusa"),
-        ({"exit_dim": 8}, "exit_dim is for a recurrent head; leave it out of kind: medusa"),
-        ({"context_layers": [0]}, "context_layers is for a recurrent head; leave it out of kind"),
-        ({"head": "target", "num_draft_layers": 0}, "is 0 and head is 'target', which leaves noth"),
-        ({"kind": "eagle"}, "Input should be 'recurrent' or 'medusa'"),
-    ],
-)
-def test_settings_of_another_kind_are_refused(settings: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValidationError, match=sentence):
-        DrafterSettings.model_validate({"kind": "medusa"} | settings)

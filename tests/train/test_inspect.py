@@ -1,18 +1,16 @@
 """`python -m train inspect`: what is learnt can be seen, in colours or between brackets."""
 
 import json
-import sys
 from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 from chat_folders import CONFIG, RECORDS, chat_tokenizer, write_lines, write_tokenizer
 from rich.console import Console
+from train_runs import Start, settings
 
 from redrafter_jax.checkpoints.families import target_fields
-from train.__main__ import main
 from train.data.types import Document
 from train.inspect import print_document, split_runs
 
@@ -46,32 +44,21 @@ def test_half_characters_and_control_characters_are_shown_whole() -> None:
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
+def values(tmp_path: Path) -> dict[str, object]:
     target = write_tokenizer(tmp_path / "target")
     (target / "config.json").write_text(json.dumps(target_fields(CONFIG)))
     rows = write_lines(tmp_path / "rows.jsonl", RECORDS["messages"], {"text": ""}, {"text": " "})
     more = write_lines(tmp_path / "more.jsonl", RECORDS["text"], {"text": "long" * 20})
-    settings = {
-        "target": str(target),
-        "drafter": {"exit_dim": 16},
-        "draft_rounds": 2,
-        "data": {"sources": [{"files": [rows]}, {"files": [more]}], "sequence_length": 64},
-        "optimizer": {"learning_rate": 1e-2, "batch_size": 2},
-        "steps": 1,
-        "output_dir": str(tmp_path / "out"),
-    }
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
-    return tmp_path / "config.yaml"
+    data = {"sources": [{"files": [rows]}, {"files": [more]}], "sequence_length": 64}
+    return settings(target, tmp_path / "out", data=data)
 
 
 def test_inspect_shows_counts_skips_and_examples_and_writes_nothing(
-    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    values: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Start
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["train", "inspect", "--config", str(config)])
     monkeypatch.setenv("COLUMNS", "200")
-    main()
-    shown = capsys.readouterr().out
-    rows = config.parent / "rows.jsonl"
+    shown = start(values, "inspect").out
+    rows = tmp_path / "rows.jsonl"
     (counts,) = [line for line in shown.splitlines() if "rows.jsonl)" in line and "│" in line]
     # Four turns of an opening, a role, a newline, the text, an end and a newline.
     tokens = 4 * 4 + len("userassistant") * 2 + len("HiHelloByeCiao")
@@ -83,20 +70,15 @@ def test_inspect_shows_counts_skips_and_examples_and_writes_nothing(
     assert "records longer than a row, cut into pieces: 1" in shown
     assert "<|im_start|>assistant\n⟦Hello<|im_end|>\n⟧<|im_start|>user\n" in shown
     assert "⟦plain</s>⟧" in shown
-    assert not (config.parent / "out").exists()
+    assert not (tmp_path / "out").exists()
 
 
 def test_data_of_which_little_carries_loss_is_warned_of_or_refused(
-    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    values: dict[str, object], tmp_path: Path, start: Start
 ) -> None:
     rows = {"input_ids": [1] * 40, "loss_mask": [0] * 37 + [1] * 3}
-    files = write_lines(config.parent / "little.jsonl", rows, rows, {"text": ""})
-    arguments = ["inspect", "--config", str(config), "data.sources=[{files: [" + files + "]}]"]
-    monkeypatch.setattr(sys, "argv", ["train", *arguments])
-    main()
-    assert "warning: 6 of 80 tokens (7.5%) carry loss" in capsys.readouterr().out
-    monkeypatch.setattr(sys, "argv", ["train", *arguments, "data.skips=refuse"])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    assert stopped.value.code == 2
-    assert "1 of 3 records cannot be used" in capsys.readouterr().err
+    files = write_lines(tmp_path / "little.jsonl", rows, rows, {"text": ""})
+    words = ("inspect", "data.sources=[{files: [" + files + "]}]")
+    assert "warning: 6 of 80 tokens (7.5%) carry loss" in start(values, *words).out
+    refused = start(values, *words, "data.skips=refuse", code=2)
+    assert "1 of 3 records cannot be used" in refused.err

@@ -1,8 +1,6 @@
 """`drafter.kind: medusa`: what its heads learn, and a run from its first step to its use."""
 
-import io
 import json
-import shutil
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import pytest
 from rich.console import Console
 from tiny_folders import write_untrained_target
 from tiny_models import random_drafter, random_target
-from train_runs import assert_same_weights, rows, settings
+from train_runs import rows, settings
 
 from redrafter_jax import MedusaConfig, load_drafter
 from train.config import TrainSettings
@@ -52,17 +50,16 @@ def test_head_i_learns_the_token_that_comes_i_places_after_the_next() -> None:
     np.testing.assert_allclose(hard, expected, rtol=1e-4)
 
 
-def test_a_run_is_tried_exported_and_resumed_bit_for_bit(tmp_path: Path) -> None:
+def test_a_run_is_tried_and_exported(tmp_path: Path) -> None:
     write_untrained_target(tmp_path / "target", functions=100)
     (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "def f1(x):"}) + "\n")
-    output, console = tmp_path / "whole", Console(file=io.StringIO())
+    output = tmp_path / "run"
     values = settings(
         tmp_path / "target",
         output,
         drafter={"kind": "medusa", "initial_head": "target", "draft_vocab_size": 40},
         steps=6,
         log_every=3,
-        checkpoint_every=3,
         acceptance={
             "every": 6,
             "prompts": str(tmp_path / "prompts.jsonl"),
@@ -70,18 +67,10 @@ def test_a_run_is_tried_exported_and_resumed_bit_for_bit(tmp_path: Path) -> None
             "draft": {"beam_width": 2, "draft_rounds": 2},
         },
     )
-    outcome = train(TrainSettings.model_validate(values), console)
+    outcome = train(TrainSettings.model_validate(values), Console(quiet=True))
     assert outcome.best is not None
     drafter = load_drafter(output / "drafter", "float32")
     assert (drafter.config.num_heads, drafter.config.draft_vocab_size) == (2, 40)
     first, last = rows(output)
     assert last["loss"] < first["loss"]
     assert last["acceptance_length"] >= 1
-
-    again = tmp_path / "again"
-    shutil.copytree(output, again)
-    for late in ("checkpoints/6", "drafter", "best"):
-        shutil.rmtree(again / late)
-    train(TrainSettings.model_validate(values | {"output_dir": str(again)}), console)
-    assert "resumed from step 3" in console.file.getvalue()  # pyright: ignore
-    assert_same_weights(again, output)

@@ -56,9 +56,6 @@ def test_a_template_of_another_day_is_told_the_way_out() -> None:
             {"data": {"sources": [{"folder": "gone"}], "sequence_length": 16}},
             "'gone' is not a folder",
         ),
-        ({"loss": {"hard": 0, "soft": 0, "lk": 0}}, "hard, soft and lk are all 0"),
-        ({"drafter": {"exit_dim": 16, "head": "low_rank"}}, "head_rank is None"),
-        ({"drafter": {"cell": "lstm"}}, r"drafter.cell\s+Input should be 'simple', 'gru' or 'sum'"),
         ({"output_dir": "README.md/x"}, "Cannot make output_dir README.md/x: Not a directory."),
     ],
 )

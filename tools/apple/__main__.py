@@ -15,10 +15,13 @@ COMMANDS = {"decode": decode.main, "train": train.main}
 
 def main() -> None:
     """Run one of the two."""
-    command, *words = sys.argv[1:] or [""]
+    command, *words = sys.argv[1:] or ["--help"]
+    if command in ("-h", "--help"):
+        print(__doc__)
+        return
     refuse_unknown_command(command, COMMANDS)
     if command not in COMMANDS:
-        raise InputError(f"Name a command, decode or train.\n\n{__doc__}")
+        raise InputError(f"{command} comes before a command; name decode or train first.")
     COMMANDS[command](words)
 
 

@@ -24,6 +24,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -32,7 +33,7 @@ import jax
 from rich.console import Console
 from rich.progress import track
 
-from redrafter_jax import generate, generate_autoregressive, load_drafter, load_target
+from redrafter_jax import generate, load_drafter, load_target
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.errors import InputError
@@ -40,10 +41,9 @@ from redrafter_jax.models.target import Target
 from redrafter_jax.text.chat_template import NO_TEMPLATE
 from redrafter_jax.text.prompts import Asking, ask, read_prompts
 from redrafter_jax.text.tokenizer import load_tokenizer
-from tools.apple.process import Process, apple_command, start, versions_of
+from tools.apple.process import NAMES, apple_command, in_turns, start, versions_of
 from tools.apple.traces import Decoded, apple_tree, compare_traces, read_apple, trace_ours
 
-NAMES = ("ours", "apple")
 SUMS = ("same_text", "same_calls", "steps", "same_beams", "same_trees", "ties", "unexplained")
 # Both runtimes' thread pools spin for some milliseconds after their last task; let that pass, or
 # the side that has just finished takes cycles from the side being timed.
@@ -63,28 +63,21 @@ class Job(NamedTuple):
 type Side = Callable[[Job, bool], Decoded]
 
 
-def our_side(target: Target, drafter: DraftModel) -> Side:
-    """Our decoders."""
-
-    def decode(job: Job, trace: bool) -> Decoded:
-        started = time.perf_counter()
-        if job.beam_width and trace:
-            return trace_ours(target, drafter, **job._asdict())
-        options: dict[str, Any] = {"max_new_tokens": job.max_new_tokens, "eos_token_ids": ()}
-        if job.beam_width:
-            draft = apple_tree(target, job.beam_width, job.draft_rounds)
-            result = generate(target, drafter, [job.prompt], draft=draft, **options)
-        else:
-            result = generate_autoregressive(target, [job.prompt], **options)
-        seconds = time.perf_counter() - started
-        return Decoded(result.tokens[0], result.steps[0], seconds, [])
-
-    return decode
-
-
-def apple_side(apple: Process) -> Side:
-    """Apple's decoders."""
-    return lambda job, trace: read_apple(apple.ask(trace=trace, **job._asdict()))
+def decode_ours(target: Target, drafter: DraftModel, job: Job, trace: bool) -> Decoded:
+    """Our side, of these two."""
+    started = time.perf_counter()
+    if job.beam_width and trace:
+        return trace_ours(target, drafter, **job._asdict())
+    draft = apple_tree(target, job.beam_width, job.draft_rounds) if job.beam_width else None
+    result = generate(
+        target,
+        drafter if draft else None,
+        [job.prompt],
+        max_new_tokens=job.max_new_tokens,
+        draft=draft,
+        eos_token_ids=(),
+    )
+    return Decoded(result.tokens[0], result.steps[0], time.perf_counter() - started, [])
 
 
 def time_sides(job: Job, sides: dict[str, Side], repeats: int) -> dict[str, Any]:
@@ -95,14 +88,12 @@ def time_sides(job: Job, sides: dict[str, Side], repeats: int) -> dict[str, Any]
     """
     texts = {name: sides[name](job, False).tokens for name in NAMES}
     seconds: dict[str, list[float]] = {name: [] for name in NAMES}
-    for repeat in range(repeats):
-        # Whoever goes first changes each time: neither always follows the other's heat.
-        for name in NAMES if repeat % 2 == 0 else reversed(NAMES):
-            time.sleep(SETTLE_SECONDS)
-            decoded = sides[name](job, False)
-            seconds[name].append(decoded.seconds)
-            if decoded.tokens != texts[name]:
-                raise InputError(f"{name}: two runs of the same prompt differ.")
+    for _, name in in_turns(repeats):
+        time.sleep(SETTLE_SECONDS)
+        decoded = sides[name](job, False)
+        seconds[name].append(decoded.seconds)
+        if decoded.tokens != texts[name]:
+            raise InputError(f"{name}: two runs of the same prompt differ.")
     pairs = zip(seconds["ours"], seconds["apple"], strict=True)
     return {
         "seconds": seconds,
@@ -193,7 +184,10 @@ def main(words: Sequence[str]) -> None:
             "settings": vars(arguments),
             "results": results,
         }
-        sides = {"ours": our_side(target, drafter), "apple": apple_side(process)}
+        sides: dict[str, Side] = {
+            "ours": partial(decode_ours, target, drafter),
+            "apple": lambda job, trace: read_apple(process.ask(trace=trace, **job._asdict())),
+        }
         for width, rounds in trees:
             rows, title = [], f"W={width} R={rounds}"
             for prompt in track(prompts, title, console=Console(stderr=True)):

@@ -1,9 +1,9 @@
-"""A side of a comparison: a process of its own that is idle except while it answers."""
+"""Two sides that take turns, each a process of its own that is idle except while it answers."""
 
 import json
 import os
 import subprocess
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -12,6 +12,14 @@ from typing import Any, Literal
 from redrafter_jax.errors import InputError
 
 type WaitPolicy = Literal["PASSIVE", "ACTIVE"]
+
+NAMES = ("ours", "apple")
+
+
+def in_turns(count: int) -> Iterator[tuple[int, str]]:
+    """Both sides so many times; who goes first changes: neither always follows the other's heat."""
+    for turn in range(count):
+        yield from ((turn, name) for name in (NAMES if turn % 2 == 0 else reversed(NAMES)))
 
 
 class Process:

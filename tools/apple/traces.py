@@ -1,6 +1,5 @@
 """What either side drafts in every step of decoding a prompt, and where two such traces differ."""
 
-import itertools
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -8,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from eval.metrics import first_divergence
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.decoding.step import decode_step, step_noise
 from redrafter_jax.drafters.head_drafter import DraftModel
@@ -151,19 +151,14 @@ def _paths(tokens: Iterable[int], parents: Iterable[int]) -> list[tuple[int, ...
     return paths
 
 
-def same_prefix(ours: list[int], theirs: list[int]) -> int:
-    """How many leading tokens two texts share."""
-    same = (a == b for a, b in zip(ours, theirs, strict=False))
-    return sum(itertools.takewhile(bool, same))
-
-
 def compare_traces(ours: Decoded, apple: Decoded, prompt_length: int) -> dict[str, Any]:
     """The texts, the calls, and every step that both sides begin from the same text.
 
     `unexplained` counts the differences that are no ties, a text of another wording, and calls that
     differ where nothing else does.
     """
-    shared = same_prefix(ours.tokens, apple.tokens)
+    parted = first_divergence(ours.tokens, apple.tokens)
+    shared = len(ours.tokens) if parted is None else parted
     theirs = {step.length: step for step in apple.steps}
     pairs = [
         (step, theirs[step.length])

@@ -12,8 +12,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -32,14 +31,21 @@ from redrafter_jax.models.target import Target, init_target
 from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.settings.files import Settings
 from tools.apple.case import write_case
-from tools.apple.process import Process, WaitPolicy, apple_command, start, versions_of
+from tools.apple.process import (
+    NAMES,
+    Process,
+    WaitPolicy,
+    apple_command,
+    in_turns,
+    start,
+    versions_of,
+)
 from train.data.batches import make_batches
 from train.data.documents import load_documents
 from train.data.rows import make_rows
 from train.data.settings import DataSettings
 from train.data.types import Windows
 
-NAMES = ("ours", "apple")
 # Of the report, one number a side.
 FIGURES = (
     "tokens_per_second",
@@ -134,10 +140,8 @@ def take_turns(sides: dict[str, Process], case: CaseSettings, step_tokens: int) 
     """Warm both sides up, then let them take turns; losses, rates, memory and their ratios."""
     taken = {name: [sides[name].ask(first=0, steps=WARM_UP)] for name in NAMES}
     steps = case.steps_per_turn
-    for turn in range(case.turns):
-        # Whoever goes first changes each time: neither always follows the other's heat.
-        for name in NAMES if turn % 2 == 0 else reversed(NAMES):
-            taken[name].append(sides[name].ask(first=WARM_UP + turn * steps, steps=steps))
+    for turn, name in in_turns(case.turns):
+        taken[name].append(sides[name].ask(first=WARM_UP + turn * steps, steps=steps))
     turns = {name: taken[name][1:] for name in NAMES}
     rates = {
         name: [steps * step_tokens / sum(turn["seconds"]) for turn in turns[name]] for name in NAMES
@@ -181,20 +185,14 @@ def compare(settings: AppleSettings) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder)
             write_case(path, target, batches, settings.draft_rounds, settings.learning_rate)
-            with start_both(settings, path) as sides:
-                report["versions"] = versions_of(sides["apple"], settings.repository)
+            mine = [sys.executable, "-m", "tools.apple.case", str(path)]
+            theirs = apple_command(settings.torch_python, settings.repository, "train", path)
+            policy = settings.wait_policy
+            with start(mine, policy) as ours, start(theirs, policy) as apple:
+                report["versions"] = versions_of(apple, settings.repository)
+                sides = {"ours": ours, "apple": apple}
                 report[name] = take_turns(sides, cases[name], batches[0].tokens.size)
     return report
-
-
-@contextmanager
-def start_both(settings: AppleSettings, case: Path) -> Generator[dict[str, Process]]:
-    """Both sides with a case loaded, until the block ends."""
-    mine = [sys.executable, "-m", "tools.apple.case", str(case)]
-    theirs = apple_command(settings.torch_python, settings.repository, "train", case)
-    policy = settings.wait_policy
-    with start(mine, policy) as ours, start(theirs, policy) as apple:
-        yield {"ours": ours, "apple": apple}
 
 
 def make_table(name: str, measured: dict[str, Any]) -> Table:

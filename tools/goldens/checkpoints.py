@@ -3,13 +3,11 @@
 Needs PyTorch and transformers, which the project itself does not: tests/goldens/README.md names the
 versions. The commands, from the root of the repository:
 
-    torchenv/bin/python tools/goldens/checkpoints.py llama
     torchenv/bin/python tools/goldens/checkpoints.py families
     transformers4env/bin/python tools/goldens/checkpoints.py configs
 
-`llama` are two layouts of Llama, with hidden states; `families` is every family and variation. With
-`configs` no model is made: each family's folder gets the `config.json` of the installed
-transformers beside its own, named after the major version.
+`families` is every family and variation. With `configs` no model is made: each family's folder gets
+the `config.json` of the installed transformers beside its own, named after the major version.
 """
 
 # pyright: reportMissingImports=false
@@ -48,21 +46,6 @@ class Family(NamedTuple):
     dtype: str
 
 
-class Layout(NamedTuple):
-    """A Llama: its shape, how it is stored, and how its `config.json` is spelt.
-
-    The spelling is that of transformers `major`, whatever is installed. The two generations differ
-    in where RoPE's base lives and in the name of the stored dtype.
-    """
-
-    name: str
-    seed: int
-    changes: dict[str, Any]
-    dtype: str
-    shard_size: str
-    major: int
-
-
 SHAPE = {
     "vocab_size": 24,
     "hidden_size": 32,
@@ -83,41 +66,6 @@ SHAPE = {
 FAMILIES = [
     Family(**entry) for entry in json.loads(Path(__file__).with_name("families.json").read_text())
 ]
-LAYOUTS = (
-    Layout(
-        "llama_gqa_untied",
-        29,
-        {
-            "vocab_size": 97,
-            "intermediate_size": 64,
-            "num_key_value_heads": 2,
-            "tie_word_embeddings": False,
-            "rope_theta": 10000.0,
-            "rms_norm_eps": 1e-6,
-            "max_position_embeddings": 256,
-        },
-        "float32",
-        "5GB",
-        4,
-    ),
-    Layout(
-        "llama_tied_sharded",
-        22,
-        {
-            "vocab_size": 97,
-            "intermediate_size": 48,
-            "num_hidden_layers": 3,
-            "num_key_value_heads": 4,
-            "head_dim": 8,
-            "tie_word_embeddings": True,
-            "rope_theta": 500000.0,
-            "max_position_embeddings": 256,
-        },
-        "bfloat16",
-        "20KB",
-        5,
-    ),
-)
 
 
 def make_config(model_type: str, values: dict[str, Any]) -> Any:
@@ -129,7 +77,7 @@ def make_config(model_type: str, values: dict[str, Any]) -> Any:
     )
 
 
-def save_model(folder: str, config: Any, seed: int, dtype: str, shard_size: str = "5GB") -> None:
+def save_model(folder: str, config: Any, seed: int, dtype: str) -> None:
     """A model of random weights, large enough for peaked logits that depend on the position."""
     import torch
 
@@ -141,7 +89,7 @@ def save_model(folder: str, config: Any, seed: int, dtype: str, shard_size: str 
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
         if name.endswith(".bias"):
             torch.nn.init.normal_(parameter, std=0.5)
-    model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=shard_size)
+    model.to(getattr(torch, dtype)).save_pretrained(folder)
 
 
 def load_model(folder: str, config: Any = None) -> Any:
@@ -182,51 +130,6 @@ def ids(tokens: Any) -> np.ndarray:
     return tokens.numpy().astype(np.int32)
 
 
-def make_layout(layout: Layout) -> None:
-    """A folder, and beside it what an unpadded prompt of each length is answered."""
-    import torch
-
-    generator = torch.Generator().manual_seed(1000 + layout.seed)
-    config = make_config("llama", layout.changes)
-    arrays: dict[str, np.ndarray] = {}
-    with tempfile.TemporaryDirectory() as scratch, torch.inference_mode():
-        save_model(scratch, config, layout.seed, layout.dtype, layout.shard_size)
-        model = load_model(scratch)
-        lengths = (13, 7)
-        prompts = [torch.randint(config.vocab_size, (1, n), generator=generator) for n in lengths]
-        for i, prompt in enumerate(prompts):
-            output = model(prompt, output_hidden_states=True)
-            # transformers applies the final norm before it appends the last hidden state
-            hidden = output.hidden_states[-1]
-            assert torch.equal(model.lm_head(hidden), output.logits)
-            text, _, lead = greedy(model, prompt, 24)
-            assert lead > SMALLEST_LEAD, f"a greedy choice leads by {lead:.4f}: change the seed"
-            arrays[f"prompt_{i}"] = ids(prompt[0])
-            arrays[f"logits_{i}"] = output.logits[0].numpy()
-            arrays[f"hidden_{i}"] = hidden[0].numpy()
-            arrays[f"greedy_{i}"] = ids(text[0, prompt.shape[1] :])
-        spell(Path(scratch, "config.json"), layout)
-        keep(scratch, FOLDER / layout.name)
-    np.savez_compressed(FOLDER / f"{layout.name}.npz", allow_pickle=False, **arrays)
-
-
-def spell(path: Path, layout: Layout) -> None:
-    """Rewrite a `config.json` in the layout's spelling."""
-    config = json.loads(path.read_text())
-    for field in ("rope_theta", "rope_scaling", "rope_parameters", "torch_dtype", "dtype"):
-        config.pop(field, None)
-    config.pop("_name_or_path", None)
-    theta = layout.changes["rope_theta"]
-    if layout.major == 4:
-        config.pop("head_dim", None)  # folders of that age leave it to hidden_size / heads
-        config |= {"rope_theta": theta, "rope_scaling": None}
-        config |= {"torch_dtype": layout.dtype, "transformers_version": "4.47.1"}
-    else:
-        rope = {"rope_theta": theta, "rope_type": "default"}
-        config |= {"rope_parameters": rope, "dtype": layout.dtype, "transformers_version": "5.0.0"}
-    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-
-
 def make_family(family: Family) -> None:
     """A folder with its answers in `answers.npz`, of the first seed with a clear, varied text."""
     import torch
@@ -260,9 +163,6 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     what = sys.argv[1]
-    if what == "llama":
-        for layout in LAYOUTS:
-            make_layout(layout)
     for family in FAMILIES:
         if what == "families":
             make_family(family)

@@ -1,7 +1,6 @@
 """What the sources held: a table for people, the list of all skips for a file."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -11,16 +10,14 @@ from rich.text import Text
 from redrafter_jax.errors import InputError
 
 from .documents import SourceDocuments
-from .rows import Rows
+from .rows import Rows, Sources
 from .types import count_reasons, describe_skips
 
 # A smaller share of tokens that carry loss is worth a warning.
 _LITTLE = 0.1
 
-Loaded = Sequence[tuple[SourceDocuments, Rows]]
 
-
-def print_report(loaded: Loaded, console: Console) -> None:
+def print_report(loaded: Sources, console: Console) -> None:
     """A row of counts for every source, then what was skipped, cut or left unused."""
     table = Table()
     for column in ("source", "records", "skipped", "tokens", "carry loss", "rows", "weight"):
@@ -43,7 +40,7 @@ def print_report(loaded: Loaded, console: Console) -> None:
     _warn_of_little_loss(loaded, console)
 
 
-def write_report(loaded: Loaded, path: Path) -> None:
+def write_report(loaded: Sources, path: Path) -> None:
     """The counts and every skip, as JSON.
 
     Raises:
@@ -68,7 +65,7 @@ def write_report(loaded: Loaded, path: Path) -> None:
         raise InputError(f"Cannot write {path}: {error.strerror}.") from None
 
 
-def _warn_of_little_loss(loaded: Loaded, console: Console) -> None:
+def _warn_of_little_loss(loaded: Sources, console: Console) -> None:
     counts = [_counts(source, rows) for source, rows in loaded]
     total, learnt = (sum(one[name] for one in counts) for name in ("tokens", "learnt"))
     if learnt < _LITTLE * total:

@@ -27,6 +27,10 @@ class Rows(NamedTuple):
     unused: int
 
 
+# Every source and its rows.
+Sources = Sequence[tuple[SourceDocuments, Rows]]
+
+
 def make_rows(source: SourceDocuments, settings: DataSettings, end_token: int) -> Rows:
     """Cut the documents into rows of `data.sequence_length` tokens, and pack them if that is set.
 

@@ -1,6 +1,5 @@
 """`python -m train.regenerate` on conversations: the target's own answers."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -8,15 +7,15 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-import yaml
 from chat_folders import IM_END, chat_tokenizer, data_settings, write_lines
+from regenerated import read, run, settings
 
 from redrafter_jax.checkpoints.huggingface import load_target
+from redrafter_jax.config import SamplingConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.text.chat_template import ChatTemplate, Turn
 from train.config import RegenerateSettings
 from train.data.chat import load_template
-from train.regenerate import __main__ as program
 from train.regenerate.conversations import Held, Recorded, Row, Speaker, hold
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -49,33 +48,16 @@ def folder(chat_folder: Path) -> Path:
     return chat_folder
 
 
-def settings(folder: Path, output: Path, **changes: Any) -> dict[str, Any]:
+def rewrite(folder: Path, output: Path, **changes: Any) -> None:
     sources = [{"files": [str(folder / "chats.jsonl")]}]
     data = {"sources": sources, "sequence_length": LENGTH} | changes.pop("data", {})
-    return {
-        "target": str(folder / "target"),
-        "target_dtype": "float32",
-        "data": data,
-        "max_new_tokens": LIMIT,
-        "batch_size": 2,
-        "temperatures": [0.0, 0.8],
-        "output": str(output),
-    } | changes
-
-
-def run(folder: Path, output: Path, **changes: Any) -> None:
-    path = output.with_suffix(".yaml")
-    path.write_text(yaml.safe_dump(settings(folder, output, **changes)))
-    program.regenerate(["--config", str(path)])
-
-
-def read(output: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in output.read_text().splitlines()]
+    chats: dict[str, Any] = {"data": data, "max_new_tokens": LIMIT}
+    run(settings(folder / "target", output, **(chats | changes)))
 
 
 @pytest.fixture(scope="module")
 def finished(folder: Path) -> Path:
-    run(folder, folder / "rows.jsonl")
+    rewrite(folder, folder / "rows.jsonl")
     return folder / "rows.jsonl"
 
 
@@ -116,7 +98,7 @@ def test_neither_a_drafter_nor_a_mesh_changes_a_byte(
     folder: Path, finished: Path, tmp_path: Path, data: int
 ) -> None:
     drafter = {"drafter": str(folder / "drafter"), "draft": {"beam_width": 2, "draft_rounds": 2}}
-    run(folder, tmp_path / "rows.jsonl", **drafter, mesh={"data": data})
+    rewrite(folder, tmp_path / "rows.jsonl", **drafter, mesh={"data": data})
     assert (tmp_path / "rows.jsonl").read_bytes() == finished.read_bytes()
 
 
@@ -127,11 +109,11 @@ def test_a_stopped_run_goes_on_and_writes_no_conversation_twice(
     lines = finished.read_bytes().splitlines(keepends=True)
     output.write_bytes(lines[0] + lines[1][:-20])
     for _ in range(2):
-        run(folder, output)
+        rewrite(folder, output)
         assert output.read_bytes() == finished.read_bytes()
     output.write_bytes(finished.read_bytes() * 2)
     with pytest.raises(InputError, match=r"line \d is no row of this run"):
-        run(folder, output)
+        rewrite(folder, output)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +132,7 @@ def test_rows_of_other_settings_are_refused_and_kept(
     before = finished.read_bytes() + b'{"seed"'
     output.write_bytes(before)
     with pytest.raises(InputError, match=r"is no row of this run .*\{date_string"):
-        run(folder, output, **changes)
+        rewrite(folder, output, **changes)
     assert output.read_bytes() == before
 
 
@@ -166,7 +148,7 @@ def test_records_that_cannot_be_rewritten_are_told(
     )
     sources = [{"files": [str(folder / "chats.jsonl"), files]}]
     output = tmp_path / "rows.jsonl"
-    run(folder, output, data={"sources": sources}, count=4)
+    rewrite(folder, output, data={"sources": sources}, count=4)
     told = capsys.readouterr().err
     assert f"1 × no conversation (first at {files}, line 1)" in told
     assert "1 × no room for an answer in data.sequence_length" in told
@@ -179,24 +161,7 @@ def test_records_that_cannot_be_rewritten_are_told(
         ({"sources": texts}, 4, r"data.sources.1 .* holds no conversation to rewrite"),
     ):
         with pytest.raises(InputError, match=sentence):
-            run(folder, output, data=data, count=count)
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"draft": {"beam_width": 2}}, "draft is how a drafter drafts; give drafter"),
-        ({"prompt_tokens": 8}, "count is missing"),
-        ({"prompt_tokens": 8, "count": 1}, "max_new_tokens is for conversations"),
-        ({"data": {"train_turns": "last"}}, "does not read data.train_turns"),
-        ({"data": {"sources": [{"hub": "x", "weight": 2}]}}, "does not read data.sources.weight"),
-    ],
-)
-def test_settings_that_do_not_go_together_are_refused(
-    tmp_path: Path, changes: dict[str, Any], sentence: str
-) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        RegenerateSettings.model_validate(settings(tmp_path, tmp_path / "rows.jsonl", **changes))
+            rewrite(folder, output, data=data, count=count)
 
 
 @pytest.fixture(scope="module")
@@ -207,15 +172,21 @@ def speaker(folder: Path) -> Speaker:
 
 def answered(speaker: Speaker, turns: list[Turn], *answers: str) -> tuple[list[Row], str | None]:
     """The rows of one conversation whose answers are given, and why later ones are left out."""
-    regenerated = RegenerateSettings.model_validate(settings(Path("x"), Path("rows.jsonl")))
-    session = hold(speaker, Recorded("line 1", turns, []).next_question, 1, regenerated)
-    sent: list[int] | None = None
-    for answer in answers:
-        request = session.send(sent)  # type: ignore[arg-type]
-        assert (request.seed, request.sampling.temperature) == (1, 0.8)
-        sent = TOKENIZER.encode(answer, add_special_tokens=False).ids
+    data = {"sources": [{"files": ["x"]}], "sequence_length": LENGTH}
+    values = settings(Path("x"), Path("rows.jsonl"), data=data, max_new_tokens=LIMIT)
+    session = hold(
+        speaker,
+        Recorded("line 1", turns, []).next_question,
+        1,
+        RegenerateSettings.model_validate(values),
+    )
+    *sent, last = (TOKENIZER.encode(answer, add_special_tokens=False).ids for answer in answers)
+    request = next(session)
+    for tokens in sent:
+        request = session.send(tokens)
+    assert (request.seed, request.sampling) == (1, SamplingConfig(0.8))
     with pytest.raises(StopIteration) as ended:
-        session.send(sent)  # type: ignore[arg-type]
+        session.send(last)
     held: Held = ended.value.value
     rows = [exchange.rows for exchange in held.exchanges if exchange.rows is not None]
     return rows[-1], held.left_out

@@ -1,20 +1,17 @@
 """`prompts: self`, whole runs: the target writes both sides, or whole texts."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from chat_folders import END, IM_END, chat_tokenizer, data_settings
+from regenerated import read, run, settings
 from tiny_folders import write_untrained_target
 
 from redrafter_jax import SamplingConfig, generate, load_target
 from redrafter_jax.errors import InputError
-from train.config import RegenerateSettings
 from train.data.chat import load_template
-from train.regenerate import __main__ as program
 from train.regenerate import questions
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -22,10 +19,8 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 TOKENIZER = chat_tokenizer()
 
 
-def settings(folder: Path, output: Path, **changes: Any) -> dict[str, Any]:
-    return {
-        "target": str(folder),
-        "target_dtype": "float32",
+def invent(folder: Path, output: Path, **changes: Any) -> list[dict[str, Any]]:
+    own: dict[str, Any] = {
         "prompts": "self",
         "data": {"sequence_length": 160} | changes.pop("data", {}),
         "turns": 2,
@@ -33,16 +28,8 @@ def settings(folder: Path, output: Path, **changes: Any) -> dict[str, Any]:
         "max_new_tokens": 6,
         "count": 9,
         "batch_size": 3,
-        "temperatures": [0.0, 0.8],
-        "output": str(output),
-    } | changes
-
-
-def run(folder: Path, output: Path, **changes: Any) -> list[dict[str, Any]]:
-    path = output.with_suffix(".yaml")
-    path.write_text(yaml.safe_dump(settings(folder, output, **changes)))
-    program.regenerate(["--config", str(path)])
-    return [json.loads(line) for line in output.read_text().splitlines()]
+    }
+    return run(settings(folder, output, **(own | changes)))
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +40,7 @@ def target_folder(chat_folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def finished(target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("self") / "rows.jsonl"
-    run(target_folder, output)
+    invent(target_folder, output)
     return output
 
 
@@ -69,7 +56,7 @@ def test_questions_and_answers_are_the_targets_own(target_folder: Path, finished
         )  # fmt: skip
         return said.tokens[0]
 
-    rows = [json.loads(line) for line in finished.read_text().splitlines()]
+    rows = read(finished)
     first = [row for row in rows if row["row"] == 0]
     assert len(first) == 9
     assert {row["temperature"] for row in first} == {0.0, 0.8}
@@ -97,32 +84,31 @@ def test_a_stopped_run_goes_on_with_the_same_bytes(
     }
     for kept, changes in ((0, {"batch_size": 2}), (len(whole) // 2, {}), (len(whole) - 9, drafter)):
         output.write_bytes(whole[:kept])
-        run(target_folder, output, **changes)
+        invent(target_folder, output, **changes)
         assert output.read_bytes() == whole
-    run(target_folder, output, count=4)
+    invent(target_folder, output, count=4)
     assert output.read_bytes() == whole
-    run(target_folder, output, count=11)
+    invent(target_folder, output, count=11)
     assert output.read_bytes().startswith(whole)
 
 
 def test_another_first_seed_writes_the_conversations_from_there_on(
     target_folder: Path, finished: Path, tmp_path: Path
 ) -> None:
-    told = [json.loads(line) for line in finished.read_text().splitlines()]
+    told = read(finished)
     later = [row for row in told if row["seed"] >= told[-1]["seed"] // 2]
     first = later[0]["seed"]
     count = sum(row["row"] == 0 for row in later)
-    rows = run(target_folder, tmp_path / "rows.jsonl", first_seed=first, count=count)
+    rows = invent(target_folder, tmp_path / "rows.jsonl", first_seed=first, count=count)
     # What was dropped before them is another run's to tell.
     assert [row | {"dropped": {}} for row in rows] == [row | {"dropped": {}} for row in later]
     with pytest.raises(InputError, match="is no row of this run"):
-        run(target_folder, tmp_path / "rows.jsonl", first_seed=first + 1)
+        invent(target_folder, tmp_path / "rows.jsonl", first_seed=first + 1)
 
 
 def test_tokens_end_a_run_too(target_folder: Path, finished: Path, tmp_path: Path) -> None:
-    rows = run(target_folder, tmp_path / "rows.jsonl", count=None, tokens=60)
-    told = list(map(json.loads, finished.read_text().splitlines()))
-    assert rows == told[: len(rows)]
+    rows = invent(target_folder, tmp_path / "rows.jsonl", count=None, tokens=60)
+    assert rows == read(finished)[: len(rows)]
     carry = [sum(row["loss_mask"]) for row in rows]
     assert sum(carry) >= 60 > sum(carry[:-1]) - carry[-1]
 
@@ -131,7 +117,7 @@ def test_no_question_is_asked_twice_and_what_is_dropped_is_told(
     target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     narrow = {"turns": 1, "user_sampling": {"temperature": 0.3}, "temperatures": [0.0]}
-    rows = run(target_folder, tmp_path / "rows.jsonl", **narrow)
+    rows = invent(target_folder, tmp_path / "rows.jsonl", **narrow)
     asked = [question for row in rows for question in row["questions"]]
     assert len(asked) == len({*asked})
     dropped = sum(row["dropped"].get("a question that was asked before", 0) for row in rows)
@@ -141,7 +127,7 @@ def test_no_question_is_asked_twice_and_what_is_dropped_is_told(
     output = tmp_path / "rows.jsonl"
     whole = output.read_bytes()
     output.write_bytes(whole[: len(whole) // 2])
-    run(target_folder, output, **narrow)
+    invent(target_folder, output, **narrow)
     assert output.read_bytes() == whole
 
 
@@ -161,7 +147,7 @@ def test_a_run_without_questions_ends(
 ) -> None:
     monkeypatch.setattr(questions, "MOST_DROPPED", 5)
     with pytest.raises(InputError, match=rf"5 conversations in a row .* \(5 × {reason}\)"):
-        run(target_folder, tmp_path / "rows.jsonl", **changes)
+        invent(target_folder, tmp_path / "rows.jsonl", **changes)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +160,7 @@ def test_rows_of_other_settings_are_refused(
     output = tmp_path / "rows.jsonl"
     output.write_bytes(finished.read_bytes())
     with pytest.raises(InputError, match="line 1 is no row of this run"):
-        run(target_folder, output, **changes)
+        invent(target_folder, output, **changes)
     assert output.read_bytes() == finished.read_bytes()
 
 
@@ -184,7 +170,7 @@ def test_a_template_without_a_users_turn_is_refused(target_folder: Path, tmp_pat
     template = "{% for turn in messages %}{{ turn.content }}\n{% endfor %}"
     (folder / "chat_template.jinja").write_text(template)
     with pytest.raises(InputError, match="does not show where a user's words begin"):
-        run(folder, tmp_path / "rows.jsonl")
+        invent(folder, tmp_path / "rows.jsonl")
 
 
 def test_a_base_model_writes_texts(tmp_path: Path) -> None:
@@ -193,7 +179,7 @@ def test_a_base_model_writes_texts(tmp_path: Path) -> None:
     write_untrained_target(folder, functions=50)
     base = {"turns": 1, "data": {"sequence_length": 32}, "max_new_tokens": None}
     output = tmp_path / "rows.jsonl"
-    rows = run(folder, output, **base)
+    rows = invent(folder, output, **base)
     assert [row["input_ids"][0] for row in rows] == [*{row["input_ids"][0]: 0 for row in rows}]
     target = load_target(folder, "float32")
     for row in rows:
@@ -205,24 +191,5 @@ def test_a_base_model_writes_texts(tmp_path: Path) -> None:
         assert row["input_ids"][1:] == written.tokens[0]
     whole = output.read_bytes()
     output.write_bytes(whole[: len(whole) // 2])
-    run(folder, output, **base)
+    invent(folder, output, **base)
     assert output.read_bytes() == whole
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"count": None}, "needs either count or tokens"),
-        ({"tokens": 9}, "needs either count or tokens"),
-        ({"prompt_tokens": 9}, "reads neither data.sources nor prompt_tokens"),
-        ({"data": {"sources": [{"hub": "x"}]}}, "reads neither data.sources nor prompt_tokens"),
-        ({"user_sampling": {"temperature": 0}}, "would begin with the same question"),
-        ({"prompts": "data"}, "data.sources is empty; name sources, or set prompts: self"),
-        ({"prompts": "data", "data": {"sources": [{"hub": "x"}]}}, "turns is for prompts: self"),
-    ],
-)
-def test_settings_that_do_not_go_together_are_refused(
-    tmp_path: Path, changes: dict[str, Any], sentence: str
-) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        RegenerateSettings.model_validate(settings(tmp_path, tmp_path / "rows.jsonl", **changes))
