@@ -88,9 +88,10 @@ def evaluate(words: Sequence[str]) -> None:
     Raises:
       InputError: there is no such command, or a setting, a file or a prompt cannot be used.
     """
-    name = words[0] if words and words[0] in COMMANDS else ""
-    if not name:
-        refuse_unknown_command(*words[:1] or [""], COMMANDS)
+    name = words[0] if words else ""
+    if name not in COMMANDS:
+        refuse_unknown_command(name, COMMANDS)
+        name = ""
     command = COMMANDS.get(name, SPEED)
     settings = parse_settings(
         command.settings,

@@ -45,13 +45,6 @@ class Found(NamedTuple):
     target: TargetConfig
 
 
-class Loaded(NamedTuple):
-    """A target, and from a sampling to what it is asked under it."""
-
-    target: Target
-    ask: Callable[[SamplingConfig], Asked]
-
-
 def find(settings: TargetSettings) -> Found:
     """Read what describes the target that the settings name.
 
@@ -128,13 +121,16 @@ def load(
     settings: EvalSettings | AcceptanceSettings | TuneSettings,
     drafts: Sequence[DraftConfig],
     batch_size: int | None,
-) -> Loaded:
+) -> tuple[Target, Callable[[SamplingConfig], Asked]]:
     """Check everything that the settings name, make the folder of the report, load the target.
 
     Args:
       settings: the command's.
       drafts: every way in which trees will be drafted.
       batch_size: prompts decoded together; None for all of them.
+
+    Returns:
+      The target, and from a sampling to what it is asked under it.
 
     Raises:
       InputError: a file or a prompt cannot be used, or the two models do not fit.
@@ -153,7 +149,7 @@ def load(
         answer = answer_plainly(target, batch_size, sampling, settings)
         return ask_all_turns(found, settings, asked, answer)
 
-    return Loaded(target, ask_under)
+    return target, ask_under
 
 
 def bind(drafter: DraftModel | None, draft: DraftConfig) -> Drafter:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from redrafter_jax.decoding.prefill import read_prompts
+from redrafter_jax.decoding.prefill import read_requests
 from redrafter_jax.decoding.step import decode, step_noise, verify
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.tree import root_tree
@@ -185,7 +185,7 @@ def _look(target: Target, drafter: Drafter, state: DecodeState) -> _Looked:
 @per_shard
 def _look_at_first(target: Target, requests: Requests) -> _Looked:
     """`prefill` up to its choice."""
-    last, _ = read_prompts(target, requests)
+    last, _ = read_requests(target, requests)
     logits = target.merge().logits(last[:, None])
     noise = draw_noise(requests.sampling, requests.lengths, 1, target.config.vocab_size)
     return _score(root_tree(requests.lengths), logits, noise, requests.sampling)

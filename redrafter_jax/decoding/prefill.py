@@ -78,7 +78,7 @@ def prefill(
       log_probs: keep the log-probability of every new token.
       context_layers: of the drafter that will read the state.
     """
-    last, cache = read_prompts(target, requests, memory, chunk, context_layers)
+    last, cache = read_requests(target, requests, memory, chunk, context_layers)
     state, logits = choose_first(target, requests, last, cache, max_path, sources)
     if not log_probs:
         return state
@@ -102,7 +102,7 @@ def choose_first(
     Args:
       target: the target model.
       requests: the prompts.
-      last: hidden states at the end of each prompt, from `read_prompts`.
+      last: hidden states at the end of each prompt, from `read_requests`.
       cache: with all prompts in it.
       max_path: as in `prefill`.
       sources: as in `prefill`.
@@ -139,7 +139,7 @@ def choose_first(
     return state, logits
 
 
-def read_prompts(
+def read_requests(
     target: Target,
     requests: Requests,
     memory: Memory | None = None,

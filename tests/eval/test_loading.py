@@ -68,8 +68,8 @@ def test_second_turns_stand_behind_the_baselines_answers_under_the_same_sampling
     prompts = tmp_path / "question.jsonl"
     prompts.write_text("".join(json.dumps({"turns": turns}) + "\n" for turns in questions))
     changes = {"prompts": str(prompts), "dtype": "float32", "first_seed": 5}
-    loaded = load(EvalSettings.model_validate(settings | changes), [], 1)
-    asked = loaded.ask(sampling)
+    _, ask = load(EvalSettings.model_validate(settings | changes), [], 1)
+    asked = ask(sampling)
     assert asked.rows[:3] == [encode(f"{turns[0]}\n") for turns in questions]
     answers = generate_autoregressive(
         habitual_target, asked.rows[:3], max_new_tokens=9, sampling=sampling, seeds=[5, 6, 7]

@@ -12,7 +12,8 @@ def start(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Start:
 
     def run(values: dict[str, object], *words: str, code: object = 0) -> Said:
         ended = run_train(tmp_path, values, *words)
-        said = Said(*capfd.readouterr())
+        printed = capfd.readouterr()
+        said = Said(printed.out, printed.err)
         assert ended == code, said
         return said
 
