@@ -57,7 +57,7 @@ def unpacked(stored: dict[str, Stored], packing: Packing) -> dict[str, Stored]:
 
     Raises:
       InputError: a part of a layer is missing, has another shape or dtype than `qweight` asks for,
-        or the groups are no runs of inputs.
+        the groups are no runs of inputs, or the layer is there unpacked too.
     """
     found = dict(stored)
     for packed in stored.values():
@@ -71,6 +71,11 @@ def unpacked(stored: dict[str, Stored], packing: Packing) -> dict[str, Stored]:
                     f"{packed.path} holds {packed.name!r}, but no {name!r} is there; the model is "
                     "incomplete."
                 )
+        if f"{layer}.weight" in found:
+            raise InputError(
+                f"{packed.path} holds {packed.name!r}, but {layer + '.weight'!r} is there too; "
+                "take out the one that is not meant."
+            )
         parts = _Layer(packing, *(found.pop(name) for name in names))
         found |= _found(f"{layer}.weight", parts, found.pop(f"{layer}.g_idx", None))
     return found
@@ -83,17 +88,18 @@ def _found(name: str, layer: _Layer, order: Stored | None) -> dict[str, Stored]:
     inputs, outputs = (8 * rows, columns) if packing.by_inputs else (rows, 8 * columns)
     group = inputs if packing.group_size == -1 else packing.group_size
     groups = inputs // max(group, 1)
+    divided = groups and not inputs % group and not outputs % 8
     for part, shape, dtypes in (
         (codes, (rows, columns), ("I32",)),
         (zeros, (groups, outputs // 8), ("I32",)),
         (scales, (groups, outputs), ("F16", "BF16")),
         *(((order, (inputs,), ("I32",)),) if order else ()),
     ):
-        if part.shape != shape or part.dtype not in dtypes or not groups or inputs % group:
+        if part.shape != shape or part.dtype not in dtypes or not divided:
             raise InputError(
                 f"{part.path}: {part.name!r} is {part.dtype} of shape {part.shape}; of {inputs} "
                 f"inputs, {outputs} outputs and groups of {group} it is {dtypes[0]} of shape "
-                f"{shape}, the inputs a multiple of the group."
+                f"{shape}, the inputs a multiple of the group and the outputs of 8."
             )
     if order and (mapped(order, "<i4") != np.arange(inputs) // group).any():
         raise InputError(

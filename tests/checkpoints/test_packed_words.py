@@ -195,12 +195,22 @@ ACTIVATIONS = (np.arange(64)[::-1] // 32).astype(np.int32)
             {f"{QUERY}.qweight": np.ones((7, 64), np.int32)},
             r"is I32 of shape \(7, 64\); of 56 inputs, .* groups of 32 .* a multiple of the group",
         ),
+        (
+            "gptq",
+            {
+                f"{QUERY}.qweight": np.ones((8, 60), np.int32),
+                ZEROS: np.ones((2, 7), np.int32),
+                f"{QUERY}.scales": np.ones((2, 60), np.float16),
+            },
+            "of 64 inputs, 60 outputs .* and the outputs of 8",
+        ),
         ("gptq", {f"{QUERY}.qweight": np.ones(7, np.int32)}, r"is I32 of shape \(7,\); of "),
         (
             "awq",
             {f"{QUERY}.qweight": np.ones((64, 8), np.int64)},
             r"is I64 of shape \(64, 8\); .* it is I32 of",
         ),
+        ("awq", {f"{QUERY}.weight": np.ones((64, 64), np.float16)}, "q_proj.weight' is there too"),
         ("gptq", {f"{QUERY}.bias": np.ones(64, np.float16)}, r"weight '.*q_proj\.bias', for which"),
     ],
 )
