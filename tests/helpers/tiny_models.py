@@ -79,6 +79,16 @@ def stored_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
     }
 
 
+def logits_error(target: Target, expected: Target) -> float:
+    """The largest difference of their logits on four tokens, over the largest of the second's."""
+    tokens = jnp.asarray([[1, 5, 2, 9]])
+    ours, theirs = (
+        np.asarray(decoder.logits(decoder.forward(tokens)[0]))
+        for decoder in (target.merge(), expected.merge())
+    )
+    return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
+
+
 def cast(model: Model[Any, Any], dtype: Any) -> Any:
     """The model with parameters of another dtype."""
     params = jax.tree.map(lambda leaf: leaf.astype(dtype), model.params)
