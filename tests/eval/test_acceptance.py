@@ -89,7 +89,8 @@ def test_the_counts_are_those_of_generate(
     report: dict[str, Any], habitual_target: Target, good_drafter: DraftModel
 ) -> None:
     for row in report["rows"]:
-        if row["ranking"] != "shared":
+        # One budget: `generate` has programs of its own for each.
+        if row["ranking"] != "shared" or row["num_nodes"] != 7:
             continue
         sampled = row["temperature"] > 0
         whole = generate(

@@ -74,15 +74,11 @@ def test_questions_and_answers_are_the_targets_own(target_folder: Path, finished
 
 
 def test_a_stopped_run_goes_on_with_the_same_bytes(
-    target_folder: Path, finished: Path, tmp_path: Path, chat_folder: Path
+    target_folder: Path, finished: Path, tmp_path: Path
 ) -> None:
     whole = finished.read_bytes()
     output = tmp_path / "rows.jsonl"
-    drafter = {
-        "drafter": str(chat_folder / "drafter"),
-        "draft": {"beam_width": 2, "draft_rounds": 2},
-    }
-    for kept, changes in ((0, {"batch_size": 2}), (len(whole) // 2, {}), (len(whole) - 9, drafter)):
+    for kept, changes in ((len(whole) // 2, {"batch_size": 2}), (len(whole) - 9, {})):
         output.write_bytes(whole[:kept])
         invent(target_folder, output, **changes)
         assert output.read_bytes() == whole
