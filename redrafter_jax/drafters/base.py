@@ -53,7 +53,7 @@ class Drafter(ABC):
         return ()
 
     def check(self, target: TargetConfig) -> None:
-        """Refuse a target that it cannot draft for; overriding methods call this one too.
+        """Refuse a target that it cannot draft for; overriding methods refuse these too.
 
         Raises:
           InputError: a tree reaches further than the target has positions, or the target lacks a

@@ -60,7 +60,6 @@ class HeadDrafter(Drafter):
                 "PromptLookup."
             )
         check_pair(target, self.model.config, self.draft)
-        super().check(target)
 
     def prepare(self, decoder: Decoder) -> "HeadDrafter":
         """With the target's projection gathered for the head's tokens, if the head has none."""
