@@ -10,20 +10,17 @@ from tiny_folders import encode
 from eval import benchmark
 from eval.benchmark import Method, Run, decode_batch, make_batches, measure, one_per_shape
 from eval.config import RowSettings
-from redrafter_jax import DraftConfig, SamplingConfig
+from redrafter_jax import PromptLookup, SamplingConfig
 from redrafter_jax.drafters.base import RootOnly
-from redrafter_jax.drafters.bind import bind_drafter
-from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 @pytest.fixture(scope="module")
-def methods(habitual_target: Target, good_drafter: DraftModel) -> dict[str, Method]:
-    draft = DraftConfig(beam_width=3, draft_rounds=3)
+def methods(habitual_target: Target) -> dict[str, Method]:
     return {
-        "speculative": Method(habitual_target, bind_drafter(good_drafter, draft)),
+        "speculative": Method(habitual_target, PromptLookup(3)),
         "baseline": Method(habitual_target, RootOnly()),
     }
 
