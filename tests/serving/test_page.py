@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from fake_engine import FakeEngine
 from playwright.sync_api import Page, expect
-from servers import LIMITS, LINES, serving
+from servers import LIMITS, LINES, serving, wait_until
 from tiny_folders import byte_tokenizer
 
 from redrafter_jax.text.chat_template import NO_TEMPLATE, ChatTemplate
@@ -18,6 +18,8 @@ pytestmark = [
 ]
 
 ROOMY = LIMITS._replace(context_length=100_000)
+# Milliseconds; the machine may be slow.
+expect.set_options(timeout=120_000)
 
 
 @pytest.fixture
@@ -73,8 +75,18 @@ def test_an_answer_streams_and_escape_stops_it(page: Page, engine: FakeEngine) -
     page.keyboard.press("Escape")
     expect(page.locator(".verdict")).to_have_text("Stopped.")
     expect(page.locator("#question")).to_be_focused()
-    page.wait_for_timeout(200)
-    assert not engine.busy
+    wait_until(lambda: not engine.busy)
+
+
+def test_what_is_typed_while_an_answer_comes_stays(page: Page) -> None:
+    page.fill("#limit", "200")
+    page.fill("#temperature", "")  # the server's default
+    page.fill("#question", "abc")
+    page.keyboard.press("Enter")
+    expect(page.locator(".answer .text")).to_contain_text("a")
+    page.fill("#question", "next")
+    expect(page.locator("#send")).to_be_enabled()
+    expect(page.locator("#question")).to_have_value("next")
 
 
 def test_a_refusal_is_shown(page: Page) -> None:
