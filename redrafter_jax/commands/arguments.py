@@ -1,6 +1,7 @@
 """The words of every command, read without JAX; each command is a module of its name."""
 
 import argparse
+import math
 import os
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +18,7 @@ from redrafter_jax.commands.option_groups import (
     minutes,
     natural,
     seconds,
+    secret,
 )
 from redrafter_jax.config import Dtype, WeightFormat
 from redrafter_jax.errors import InputError
@@ -153,6 +155,7 @@ def _add_serve(commands: Any) -> None:
     group.add_argument("--port", type=int, default=8000, help="0 takes a free one (%(default)s)")
     group.add_argument(
         "--api-key",
+        type=secret,
         default=os.environ.get(_API_KEY),
         metavar="KEY",
         help=f"that requests must bear (the environment's {_API_KEY}, if it is set)",
@@ -181,7 +184,11 @@ def _add_serve(commands: Any) -> None:
         help="that may wait for a slot; more are refused (%(default)s)",
     )
     group.add_argument(
-        "--deadline", type=seconds, metavar="SECONDS", help="that a request may take (any)"
+        "--deadline",
+        type=seconds,
+        default=math.inf,
+        metavar="SECONDS",
+        help="that a request may take (any)",
     )
     group.add_argument(
         "--drain",

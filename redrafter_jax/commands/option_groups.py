@@ -110,6 +110,15 @@ def _whole(text: str, least: int) -> int:
     return value
 
 
+def secret(text: str) -> str:
+    """A key that is not empty."""
+    if not text:
+        raise argparse.ArgumentTypeError(
+            "the key is empty, and keeps nobody out; give a longer one"
+        )
+    return text
+
+
 def minutes(text: str) -> float:
     """A time above 0."""
     return _time(text, "minutes")

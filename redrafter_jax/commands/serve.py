@@ -3,6 +3,7 @@
 import argparse
 import hashlib
 import logging
+import signal
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -28,7 +29,7 @@ def run(arguments: argparse.Namespace) -> None:
     try:
         from redrafter_jax.serving.application import make_server
         from redrafter_jax.serving.engine import Engine
-        from redrafter_jax.serving.server import LOOPBACK, listen, serve
+        from redrafter_jax.serving.server import LOOPBACK, listen
         from redrafter_jax.serving.service import Limits, Model
     except ModuleNotFoundError as error:
         raise InputError(
@@ -73,12 +74,15 @@ def run(arguments: argparse.Namespace) -> None:
         api_key=arguments.api_key,
         log_prompts=arguments.log_prompts,
     )
+    # Also before and after uvicorn hears signals itself: it raises them again when it has ended.
+    # A server that was told to end by SIGTERM, and did, has not failed.
+    signal.signal(signal.SIGTERM, server.handle_exit)
     if arguments.host not in LOOPBACK and arguments.api_key is None:
         tell(f"Anyone who can reach {arguments.host} may ask; --api-key asks for a key.")
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     tell(f"Serving {name} at http://{shown}:{port}; compiling, ready when /health says so.")
-    serve(server, listening)
+    server.run([listening])
     if server.failed:
         sys.exit(1)
 

@@ -29,8 +29,7 @@ def make_server(
       api_key: that requests must bear; None for none.
       log_prompts: whether the log tells what was asked.
     """
-    metrics = Metrics()
-    metrics.watch(engine)
+    metrics = Metrics(engine)
     worker = Worker(engine, failed=lambda: server.fail(), waited=metrics.queue.observe)
     service = Service(worker, model, limits, token_texts(model.tokenizer), metrics)
     guarded = Guard(

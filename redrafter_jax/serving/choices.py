@@ -78,15 +78,12 @@ class Choice:
             if self._stream.stopped:
                 break
         finish: Finish | None = "stop" if self._stream.stopped else None
-        held = ""
         if finish is None and event.ended in ("stop", "length"):
             finish = event.ended
             held = self._without_gap(self._stream.finish())
-            if tokens:
-                tokens[-1] = tokens[-1]._replace(text=tokens[-1].text + held)
+            tokens[-1] = tokens[-1]._replace(text=tokens[-1].text + held)
         self.ended = finish is not None
-        text = "".join(token.text for token in tokens) if tokens else held
-        return Piece(text, tokens, finish)
+        return Piece("".join(token.text for token in tokens), tokens, finish)
 
     def _without_gap(self, text: str) -> str:
         kept = text.removeprefix(self._gap)

@@ -3,7 +3,6 @@
 What is decided for a request depends on nothing but the request, as in `generate`.
 """
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -28,6 +27,8 @@ from redrafter_jax.serving.slots import Gains, decode_rows, empty_rows, read_chu
 
 # Of a warm-up: the first one compiles.
 _TURNS = 4
+# Requests that ended last, from which the pace is taken.
+_LATELY = 64
 
 
 class _Run(NamedTuple):
@@ -124,6 +125,8 @@ class Engine:
         self._queue: deque[Row] = deque()
         self._ended: list[Event] = []
         self._submitted = self._freed = 0
+        # When there was nothing to do, and since then when slots became free.
+        self._ends: deque[float] = deque(maxlen=_LATELY + 1)
         # What idle places of a prefill pass read; no request may have more stop tokens.
         self._idle = make_row(target, -1, Request([0], 1, 0), self._stop_tokens)
         self._stop_width = self._idle.arrays.stop_tokens.shape[1]
@@ -141,11 +144,6 @@ class Engine:
         return sum(slot.row is not None for slot in self._slots)
 
     @property
-    def free(self) -> int:
-        """Slots without a request."""
-        return self.slots - self.active
-
-    @property
     def waiting(self) -> int:
         """Requests that wait for a slot."""
         return len(self._queue)
@@ -155,8 +153,11 @@ class Engine:
         """Whether the next `advance` has something to do or to tell."""
         return bool(self._queue or self._ended or self.active)
 
-    def warm_up(self) -> None:
+    def warm_up(self, ends: Callable[[], bool] = lambda: False) -> None:
         """Compile everything, and time a step of each program.
+
+        Args:
+          ends: asked between two programs; once it says so, the others are left out.
 
         Raises:
           InputError: a request has been submitted.
@@ -167,6 +168,8 @@ class Engine:
         for turn in range(_TURNS):
             jax.block_until_ready(self._read({}).gains)
             for rows, chosen in self._budgets.programs:
+                if ends():
+                    return
                 started = time.perf_counter()
                 jax.block_until_ready(self._decode([], rows, chosen).gains)
                 seconds = (time.perf_counter() - started) / self._steps
@@ -192,8 +195,14 @@ class Engine:
                 f"for {self._context_length}; ask for fewer, or give the engine a longer "
                 "context_length."
             )
-        if self._queue_limit is not None and self.waiting - self.free >= self._queue_limit:
-            raise QueueFull(f"{self.waiting} requests wait, as many as may; ask again later.")
+        free = self.slots - self.active
+        if self._queue_limit is not None and self.waiting - free >= self._queue_limit:
+            seconds = (self._clock() - self._ends[0]) / max(1, len(self._ends) - 1)
+            told = f"{self.waiting} requests wait, as many as may; ask again later."
+            raise QueueFull(told, seconds)
+        if not self.busy:
+            self._ends.clear()
+            self._ends.append(self._clock())
         self._submitted += 1
         self._queue.append(row)
         return row.number
@@ -213,7 +222,7 @@ class Engine:
           What is new, one event for each request with something new.
         """
         now = self._clock()
-        self._end("deadline", lambda row: now > _deadline(row.request))
+        self._end("deadline", lambda row: now > row.request.deadline)
         runs: list[_Run] = []
         while passes is None or len(runs) < passes:
             places, admitted = admit(self._slots, self._queue, self._parts, self._prefill_rows)
@@ -305,7 +314,4 @@ class Engine:
     def _give_back(self, slot: Slot) -> None:
         self._freed += 1
         slot.row, slot.freed = None, self._freed
-
-
-def _deadline(request: Request) -> float:
-    return math.inf if request.deadline is None else request.deadline
+        self._ends.append(self._clock())

@@ -1,5 +1,6 @@
 """A request on its way: from its fields to requests of the engine, from their events to text."""
 
+import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -68,7 +69,13 @@ class Job:
                     self._times[index].add(piece)
                     if event.ended == "deadline":
                         self.outcome = "deadline"
-                        raise _too_late(self._deadline)
+                        raise ApiError(
+                            504,
+                            f"The answer was not complete after {self._deadline} seconds, the "
+                            "server's limit; ask for fewer tokens, or again when the server is "
+                            "less busy.",
+                            code="deadline_exceeded",
+                        )
                     if choice.ended:
                         unfinished -= 1
                         self._times[index].tell(self._metrics)
@@ -81,6 +88,9 @@ class Job:
         except EngineFailedError:
             self.outcome = "failed"
             raise _gone() from None
+        except InputError as error:  # of a decoder that spells a text otherwise as it grows
+            self.outcome = "failed"
+            raise ApiError(500, str(error)) from None
 
     def end(self) -> None:
         """Free what is not ended; count the tokens."""
@@ -117,10 +127,46 @@ class _Times:
             metrics.acceptance_length.observe((self._tokens - 1) / self._calls)
 
 
+def check(service: Service, asked: Asked, prompts: int, field: str) -> None:
+    """Refuse what can be refused before the prompts are read, which may be long.
+
+    Args:
+      service: that answers.
+      asked: the request.
+      prompts: how many it has.
+      field: that they come from, for messages.
+
+    Raises:
+      ApiError: the engine is not ready, or the request asks for too much.
+    """
+    status, limits = service.worker.status, service.limits
+    if status != "ready":
+        raise ApiError(
+            503,
+            f"The engine is {status}; ask again when /health says that it is ready.",
+            code="not_ready",
+            headers={"Retry-After": "1"},
+        )
+    if prompts * asked.n > limits.choices:
+        raise ApiError(
+            400,
+            f"{field} and n ask for {prompts * asked.n} answers, but a request may have "
+            f"{limits.choices}; ask for fewer.",
+            field="n",
+        )
+    if (asked.top or 0) > limits.log_probs:
+        raise ApiError(
+            400,
+            f"{asked.top} likeliest tokens are asked for, but this server tells "
+            f"{limits.log_probs} at most; ask for fewer, or start it with --max-logprobs.",
+            field="top_logprobs" if "top_logprobs" in type(asked).model_fields else "logprobs",
+        )
+
+
 async def start_job(
     service: Service, asked: Asked, prompts: Sequence[Sequence[int]], field: str, gap: str = ""
 ) -> Job:
-    """Check a request and let it wait for the engine.
+    """Let a request that passed `check` wait for the engine.
 
     Args:
       service: that answers.
@@ -130,18 +176,15 @@ async def start_job(
       gap: as in `Choice`.
 
     Raises:
-      ApiError: it does not fit, there is no room in the queue, or the engine is not ready.
+      ApiError: it does not fit, there is no room in the queue, or the engine is gone.
     """
     began = time.monotonic()
-    if service.worker.status != "ready":
-        raise _not_ready(service.worker.status)
-    _check_top(service, asked)
-    seed = _first_seed(service, asked, len(prompts) * asked.n, field)
+    seed = _first_seed(asked, len(prompts) * asked.n)
     try:
         ends, strings = split_stops(service.model.tokenizer, asked.stop)
     except InputError as error:
         raise ApiError(400, str(error), field="stop") from None
-    seconds, sampling = service.limits.deadline, _sampling(asked)
+    sampling = _sampling(asked)
     rows = [(prompt, _limit(service, asked, prompt, field)) for prompt in prompts]
     requests = [
         Request(
@@ -150,7 +193,7 @@ async def start_job(
             seed + choice,
             sampling,
             stop_tokens=(*service.model.stop_tokens, *ends),
-            deadline=None if seconds is None else began + seconds,
+            deadline=began + service.limits.deadline,
             speculate=asked.speculation,
         )
         for choice, (prompt, limit) in enumerate(row for row in rows for _ in range(asked.n))
@@ -159,7 +202,8 @@ async def start_job(
     try:
         submission = await service.worker.submit(requests)
     except QueueFull as error:
-        wait = {"Retry-After": "1"}
+        # Until all of its choices may wait.
+        wait = {"Retry-After": str(max(1, math.ceil(len(requests) * error.seconds)))}
         raise ApiError(429, str(error), code="queue_full", headers=wait) from None
     except InputError as error:
         raise ApiError(400, str(error), field=field) from None
@@ -168,15 +212,8 @@ async def start_job(
     return Job(service, submission, choices, seed, sum(map(len, prompts)), began)
 
 
-def _first_seed(service: Service, asked: Asked, count: int, field: str) -> int:
-    """Of `count` choices, which is checked: the one asked for, or a random one."""
-    most = service.limits.choices
-    if count > most:
-        raise ApiError(
-            400,
-            f"{field} and n ask for {count} answers, but a request may have {most}; ask for fewer.",
-            field="n",
-        )
+def _first_seed(asked: Asked, count: int) -> int:
+    """Of `count` choices: the one asked for, or a random one."""
     seed = secrets.randbelow(_SEEDS - count) if asked.seed is None else asked.seed
     if seed + count > _SEEDS:
         raise ApiError(
@@ -185,17 +222,6 @@ def _first_seed(service: Service, asked: Asked, count: int, field: str) -> int:
             field="seed",
         )
     return seed
-
-
-def _check_top(service: Service, asked: Asked) -> None:
-    most = service.limits.log_probs
-    if (asked.top or 0) > most:
-        raise ApiError(
-            400,
-            f"{asked.top} likeliest tokens are asked for, but this server tells {most} at most; "
-            "ask for fewer, or start it with --max-logprobs.",
-            field="top_logprobs" if "top_logprobs" in type(asked).model_fields else "logprobs",
-        )
 
 
 def _sampling(asked: Asked) -> SamplingConfig:
@@ -208,7 +234,7 @@ def _sampling(asked: Asked) -> SamplingConfig:
 def _limit(service: Service, asked: Asked, prompt: Sequence[int], field: str) -> int:
     """On the new tokens of an answer: what is asked for, or all that there is room for."""
     most = service.limits.context_length
-    limit = asked.limit or max(1, most - len(prompt))
+    limit = asked.max_tokens or max(1, most - len(prompt))
     if len(prompt) + limit > most:
         raise ApiError(
             400,
@@ -220,23 +246,5 @@ def _limit(service: Service, asked: Asked, prompt: Sequence[int], field: str) ->
     return limit
 
 
-def _not_ready(status: str) -> ApiError:
-    return ApiError(
-        503,
-        f"The engine is {status}; ask again when /health says that it is ready.",
-        code="not_ready",
-        headers={"Retry-After": "1"},
-    )
-
-
 def _gone() -> ApiError:
     return ApiError(503, "The server ends; send the request to another one.", code="server_ends")
-
-
-def _too_late(deadline: float | None) -> ApiError:
-    return ApiError(
-        504,
-        f"The answer was not complete after {deadline} seconds, the server's limit; ask for "
-        "fewer tokens, or again when the server is less busy.",
-        code="deadline_exceeded",
-    )

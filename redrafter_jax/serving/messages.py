@@ -1,5 +1,6 @@
 """What goes into an engine and what comes out."""
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -19,7 +20,7 @@ class Request(NamedTuple):
       seed: of its noise.
       sampling: how its tokens are chosen.
       stop_tokens: that end it; None takes the engine's.
-      deadline: seconds of the engine's clock, past which it ends; None for never.
+      deadline: seconds of the engine's clock, past which it ends; infinity for never.
       speculate: False lets every target call gain one token, as without a drafter.
     """
 
@@ -28,7 +29,7 @@ class Request(NamedTuple):
     seed: int
     sampling: SamplingConfig = SamplingConfig()
     stop_tokens: tuple[int, ...] | None = None
-    deadline: float | None = None
+    deadline: float = math.inf
     speculate: bool = True
 
 
@@ -90,7 +91,16 @@ class Event(NamedTuple):
 
 
 class QueueFull(Exception):  # noqa: N818
-    """As many requests wait as may; ask again later."""
+    """As many requests wait as may.
+
+    Args:
+      message: that says so.
+      seconds: until another may, at the pace at which requests have ended lately.
+    """
+
+    def __init__(self, message: str, seconds: float) -> None:
+        super().__init__(message)
+        self.seconds = seconds
 
 
 @dataclass

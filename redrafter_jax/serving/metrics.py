@@ -17,9 +17,13 @@ _GAINED = (1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 8, 10)
 
 
 class Metrics:
-    """Counts and times since the server's start."""
+    """Counts and times since the server's start.
 
-    def __init__(self) -> None:
+    Args:
+      engine: whose state and sums are told too, as they are when Prometheus asks.
+    """
+
+    def __init__(self, engine: Engine) -> None:
         self._registry = registry = CollectorRegistry()
         self.requests = Counter(
             "redrafter_requests",
@@ -57,20 +61,16 @@ class Metrics:
             buckets=_GAINED,
             registry=registry,
         )
+        registry.register(_EngineCollector(engine))
 
     def count(self, route: str, outcome: Outcome) -> None:
         """One more request."""
         self.requests.labels(route, outcome).inc()
 
-    def outcome_of(self, status: int) -> Outcome:
-        """Of a request that got no answer but this status of HTTP."""
-        if status == 429:
-            return "queue_full"
-        return "refused" if status < 500 else "failed"
-
-    def watch(self, engine: Engine) -> None:
-        """Tell of an engine's state and sums, too, as they are when Prometheus asks."""
-        self._registry.register(_EngineCollector(engine))
+    def count_refusal(self, route: str, status: int) -> None:
+        """One more, which got no answer but this status of HTTP."""
+        refused = "refused" if status < 500 else "failed"
+        self.count(route, "queue_full" if status == 429 else refused)
 
     def page(self) -> bytes:
         """All of them, in Prometheus's text format."""

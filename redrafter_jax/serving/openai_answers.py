@@ -3,10 +3,12 @@
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from redrafter_jax.serving.choices import Piece, Token
+from redrafter_jax.serving.openai_schema import Asked
+from redrafter_jax.serving.service import Service
 
 _UNDECODABLE = "\N{REPLACEMENT CHARACTER}"
 
@@ -15,42 +17,28 @@ class Answer(ABC):
     """The objects of one request's answer.
 
     Args:
-      model: its name.
-      fingerprint: of all that decides a text besides the request.
+      service: that answers.
+      asked: the request.
       seed: of the first choice.
-      read: how a token reads within a text.
-      top: how many of the likeliest tokens are told; None for no log-probabilities.
-      draft_trace: whether every token is told with its target call and its origin.
-      include_usage: whether the stream ends with the counts.
     """
 
     prefix: str
     kind: str
     chunk_kind: str
 
-    def __init__(
-        self,
-        model: str,
-        fingerprint: str,
-        seed: int,
-        read: Callable[[int], str],
-        *,
-        top: int | None,
-        draft_trace: bool,
-        include_usage: bool,
-    ) -> None:
+    def __init__(self, service: Service, asked: Asked, seed: int) -> None:
         self.id = self.prefix + secrets.token_hex(12)
         self._head = {
             "id": self.id,
             "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": fingerprint,
+            "model": service.model.name,
+            "system_fingerprint": service.model.fingerprint,
             "seed": seed,
         }
-        self._read = read
-        self._top = top
-        self._draft_trace = draft_trace
-        self._include_usage = include_usage
+        self._read = service.read_token
+        self._top = asked.top
+        self._draft_trace = asked.draft_trace
+        self._include_usage = asked.stream_options.include_usage
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """The chunk before a choice's first token, if the API has one."""

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from redrafter_jax.errors import InputError
 from redrafter_jax.serving.choices import Piece
 from redrafter_jax.serving.event_stream import EventStream
-from redrafter_jax.serving.jobs import Job, start_job
+from redrafter_jax.serving.jobs import Job, check, start_job
 from redrafter_jax.serving.openai_answers import Answer, ChatAnswer, CompletionAnswer, usage_of
 from redrafter_jax.serving.openai_errors import ApiError, error_response
 from redrafter_jax.serving.openai_schema import Asked, ChatRequest, CompletionRequest
@@ -47,14 +47,14 @@ def make_app(service: Service, *, log_prompts: bool = False) -> FastAPI:
         yield
         await service.worker.close()
 
-    app = FastAPI(title="redrafter", docs_url=None, redoc_url=None, lifespan=life)
+    app = FastAPI(title="redrafter", openapi_url=None, lifespan=life)
     created = int(time.time())
     page = (files("redrafter_jax.serving") / "page.html").read_text(encoding="utf-8")
 
     async def refuse(http: Request, error: Exception) -> Response:
         response = error_response(http.method, http.url.path, error)
         if http.url.path in _ROUTES:
-            service.metrics.count(http.url.path, service.metrics.outcome_of(response.status_code))
+            service.metrics.count_refusal(http.url.path, response.status_code)
         return response
 
     for kind in (HTTPException, RequestValidationError, Exception):
@@ -87,6 +87,7 @@ def make_app(service: Service, *, log_prompts: bool = False) -> FastAPI:
         _check_model(service, asked.model)
         if log_prompts:
             _log.info("chat: %r", [(turn.role, turn.content) for turn in asked.messages])
+        check(service, asked, 1, "messages")
         prompt = await asyncio.to_thread(_encode_chat, service, asked)
         job = await start_job(service, asked, [prompt], "messages", service.model.template.gap)
         return await _answer(service, job, asked, ChatAnswer, [], http)
@@ -96,6 +97,7 @@ def make_app(service: Service, *, log_prompts: bool = False) -> FastAPI:
         _check_model(service, asked.model)
         if log_prompts:
             _log.info("completion: %r", asked.prompt)
+        check(service, asked, len(asked.prompt), "prompt")
         prompts = await asyncio.to_thread(_encode, service, asked.prompt)
         echoes = []
         if asked.echo:
@@ -161,15 +163,7 @@ async def _answer(
     http: Request,
 ) -> Response:
     """The response to a request that the engine has: a stream, or all of it once it is complete."""
-    answer = kind(
-        service.model.name,
-        service.model.fingerprint,
-        job.seed,
-        service.read_token,
-        top=asked.top,
-        draft_trace=asked.draft_trace,
-        include_usage=asked.stream_options is not None and asked.stream_options.include_usage,
-    )
+    answer = kind(service, asked, job.seed)
     began = time.monotonic()
 
     def ended() -> None:

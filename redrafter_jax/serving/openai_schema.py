@@ -101,7 +101,7 @@ class Asked(_Fields):
       seed: of the first choice's noise; choice i is drawn with seed + i. Random by default.
       stop: texts that end an answer; one that is a special token ends it too.
       n: choices for each prompt.
-      max_tokens: limit on new tokens.
+      max_tokens: limit on new tokens; None for as many as there is room for.
       stream: send the answer as it is decided, by server-sent events.
       speculation: False decodes without a drafter; the text is the same. Not OpenAI's.
       draft_trace: tell of every token which target call it came from, and who proposed it. Not
@@ -114,11 +114,11 @@ class Asked(_Fields):
     top_k: int | None = None
     min_p: float | None = None
     seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    stop: Annotated[list[Text], BeforeValidator(_as_list), Field(max_length=4)] = []
+    stop: Annotated[list[Text], Field(max_length=4, fail_fast=True), BeforeValidator(_as_list)] = []
     n: Annotated[int, Field(ge=1, le=16)] = 1
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: StreamOptions = StreamOptions()
     speculation: bool = True
     draft_trace: bool = False
 
@@ -126,14 +126,9 @@ class Asked(_Fields):
     def _check_together(self) -> "Asked":
         if "" in self.stop:
             raise ValueError("stop holds an empty text; leave it out")
-        if self.stream_options is not None and not self.stream:
+        if "stream_options" in self.model_fields_set and not self.stream:
             raise ValueError("stream_options is for streams; give stream too, or leave it out")
         return self
-
-    @property
-    def limit(self) -> int | None:
-        """The most new tokens of a choice; None for as many as there is room for."""
-        return self.max_tokens
 
     @property
     def top(self) -> int | None:
@@ -151,7 +146,7 @@ class ChatRequest(Asked):
       top_logprobs: and of so many others, by probability.
     """
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
@@ -160,13 +155,10 @@ class ChatRequest(Asked):
     def _check_pairs(self) -> "ChatRequest":
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise ValueError("max_completion_tokens and max_tokens mean the same; give one of them")
+        self.max_tokens = self.max_completion_tokens or self.max_tokens
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs; give it too, or leave both out")
         return self
-
-    @property
-    def limit(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
 
     @property
     def top(self) -> int | None:

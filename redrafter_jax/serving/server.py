@@ -1,7 +1,6 @@
 """The HTTP server around the application: its socket, its start and its end."""
 
 import asyncio
-import signal
 import socket
 
 import uvicorn
@@ -48,6 +47,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                http="h11",  # which bounds the size of headers; httptools does not
                 lifespan="on",
                 log_config=None,
                 access_log=False,
@@ -71,11 +71,3 @@ class Server(uvicorn.Server):
     def fail(self) -> None:
         """Shut down, because the engine is gone; from any thread."""
         self.failed = self.should_exit = True
-
-
-def serve(server: Server, listening: socket.socket) -> None:
-    """Serve until SIGTERM, or Ctrl-C, which then ends the program as ever."""
-    # uvicorn raises the signal once more when it has ended; a server that was told to end by
-    # SIGTERM, and did, has not failed.
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    server.run([listening])

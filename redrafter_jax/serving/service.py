@@ -38,7 +38,7 @@ class Limits(NamedTuple):
       choices: of one request.
       log_probs: likeliest tokens that are told beside a decided one.
       body: bytes.
-      deadline: seconds that a request may take; None for any.
+      deadline: seconds that a request may take; infinity for any.
       drain: seconds that running answers may take once the server shall end.
     """
 
@@ -46,7 +46,7 @@ class Limits(NamedTuple):
     choices: int
     log_probs: int
     body: int
-    deadline: float | None
+    deadline: float
     drain: float
 
 

@@ -87,24 +87,8 @@ def empty_rows(
       stop_width: E, stop tokens that a row may have.
     """
 
-    def make() -> DecodeState:
-        numbers, ones = jnp.ones(rows, jnp.int32), jnp.ones(rows)
-        requests = Requests(
-            jnp.zeros((rows, slots), jnp.int32),
-            numbers,
-            numbers,
-            jnp.zeros((rows, stop_width), jnp.int32),
-            Sampling(ones, numbers, ones, ones, numbers),
-        )
-        state = prefill(
-            target,
-            requests,
-            max_path=drafter.longest_path,
-            context_layers=drafter.context_layers,
-        )
-        return state._replace(drafter=drafter.init(state.drafter))
-
-    shapes = jax.eval_shape(make)
+    sizes = {"rows": rows, "slots": slots, "stop_width": stop_width}
+    shapes = jax.eval_shape(partial(_some_rows, **sizes), target, drafter)
 
     def zeros() -> DecodeState:
         state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
@@ -112,6 +96,25 @@ def empty_rows(
 
     # Each device of a mesh makes its own part: no one could hold the whole.
     return jax.jit(zeros, out_shardings=target.mesh and shardings(shapes, target.mesh))()
+
+
+@partial(jax.jit, static_argnames=("rows", "slots", "stop_width"))  # it is traced once
+def _some_rows(
+    target: Target, drafter: OneOf, *, rows: int, slots: int, stop_width: int
+) -> DecodeState:
+    """What `generate` would begin with; as in `empty_rows`."""
+    numbers, ones = jnp.ones(rows, jnp.int32), jnp.ones(rows)
+    requests = Requests(
+        jnp.zeros((rows, slots), jnp.int32),
+        numbers,
+        numbers,
+        jnp.zeros((rows, stop_width), jnp.int32),
+        Sampling(ones, numbers, ones, ones, numbers),
+    )
+    state = prefill(
+        target, requests, max_path=drafter.longest_path, context_layers=drafter.context_layers
+    )
+    return state._replace(drafter=drafter.init(state.drafter))
 
 
 @partial(jax.jit, donate_argnames="state", static_argnames="top")

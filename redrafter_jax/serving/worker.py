@@ -46,6 +46,7 @@ class Worker:
         self._waited = waited
         self._calls: list[Callable[[], None]] = []
         self._changed = threading.Condition()
+        self._closing = False
         # By number in the engine: whose request it is, and which of theirs.
         self._running: dict[int, tuple[Submission, int]] = {}
         # By number, first come first, when those came that have no slot yet.
@@ -96,11 +97,12 @@ class Worker:
             self._call(lambda: self._free(submission, place))
 
     async def close(self) -> None:
-        """End the thread after its step; who still waits is told so."""
+        """End the thread after its step or compilation; who still waits is told so."""
+        self._closing = True
         with contextlib.suppress(EngineFailedError):
             self._call(lambda: self._end("closed"))
-        if self.status != "warming up":  # a compilation cannot be interrupted
-            await asyncio.to_thread(self._thread.join)
+        # Python must not end before a compilation does: XLA would crash.
+        await asyncio.to_thread(self._thread.join)
 
     def _call(self, call: Callable[[], None]) -> None:
         with self._changed:
@@ -122,10 +124,10 @@ class Worker:
     def _run(self) -> None:
         try:
             began = time.monotonic()
-            self._engine.warm_up()
-            _log.info("Ready after %.0f s of compiling.", time.monotonic() - began)
-            if self.status == "warming up":
-                self.status = "ready"
+            self._engine.warm_up(lambda: self._closing)
+            if not self._closing:
+                _log.info("Ready after %.0f s of compiling.", time.monotonic() - began)
+            self.status = "ready"
             while self.status == "ready":
                 with self._changed:
                     self._changed.wait_for(lambda: self._calls or self._engine.busy)

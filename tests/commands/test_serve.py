@@ -8,7 +8,7 @@ import pytest
 from tiny_folders import write_untrained_target
 from tiny_models import random_target, tiny_config
 
-from redrafter_jax import load_target, save_target
+from redrafter_jax import InputError, load_target, save_target
 from redrafter_jax.checkpoints.convert import convert
 from redrafter_jax.commands.arguments import read_arguments
 from redrafter_jax.commands.serve import fingerprint
@@ -22,16 +22,28 @@ def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("REDRAFTER_API_KEY", "s3cret")
     assert read_arguments(WORDS).api_key == "s3cret"
     assert read_arguments([*WORDS, "--api-key", "other"]).api_key == "other"
+    monkeypatch.setenv("REDRAFTER_API_KEY", "")
+    with pytest.raises(InputError, match="the key is empty"):
+        read_arguments(WORDS)
 
 
 def test_by_default_this_machine_alone_may_ask() -> None:
     assert read_arguments(WORDS).host == "127.0.0.1"
 
 
-@pytest.mark.parametrize("option", ["--drain", "--deadline"])
-def test_a_time_that_is_none_is_told(run_redrafter: Any, option: str) -> None:
-    code, _, err = run_redrafter(*WORDS, option, "soon")
-    assert (code, "soon is no time; give seconds above 0" in err) == (2, True)
+@pytest.mark.parametrize(
+    ("option", "value", "problem"),
+    [
+        ("--drain", "soon", "soon is no time; give seconds above 0"),
+        ("--deadline", "0", "0 is no time; give seconds above 0"),
+        ("--api-key", "", "the key is empty"),
+    ],
+)
+def test_a_value_that_is_none_is_told(
+    run_redrafter: Any, option: str, value: str, problem: str
+) -> None:
+    code, _, err = run_redrafter(*WORDS, option, value)
+    assert (code, problem in err) == (2, True)
 
 
 def test_an_address_in_use_is_told_before_the_target_is_loaded(

@@ -2,7 +2,9 @@
 
 import threading
 import time
+from collections.abc import Callable
 
+from redrafter_jax.errors import InputError
 from redrafter_jax.serving.engine import Engine
 from redrafter_jax.serving.messages import Counters, Event, QueueFull, Request
 
@@ -16,6 +18,10 @@ class FakeEngine(Engine):
       seconds: that a step takes.
       fails: raises in the step of this number.
       warm: what the warm-up waits for.
+      gate: what every step waits for.
+
+    Attributes:
+      paused: while it is set, no step decides anything.
     """
 
     def __init__(
@@ -25,18 +31,20 @@ class FakeEngine(Engine):
         seconds: float = 0.0,
         fails: int | None = None,
         warm: threading.Event | None = None,
+        gate: threading.Semaphore | None = None,
     ) -> None:
         # Nothing of a real one is made.
         self.counters = Counters()
         self.places, self.queue_limit = slots, queue_limit
-        self.seconds, self.fails, self.warm = seconds, fails, warm
+        self.seconds, self.fails, self.warm, self.gate = seconds, fails, warm, gate
+        self.paused = False
         self.steps = self.submitted = 0
         # By number, a request and how many of its tokens are decided; the first ones are decoded.
         self.requests: dict[int, tuple[Request, int]] = {}
 
-    def warm_up(self) -> None:
-        if self.warm is not None:
-            self.warm.wait()
+    def warm_up(self, ends: Callable[[], bool] = lambda: False) -> None:
+        while self.warm is not None and not self.warm.wait(timeout=0.01) and not ends():
+            pass
 
     @property
     def busy(self) -> bool:
@@ -50,13 +58,11 @@ class FakeEngine(Engine):
     def waiting(self) -> int:
         return len(self.requests) - self.active
 
-    @property
-    def free(self) -> int:
-        return self.places - self.active
-
     def submit(self, request: Request) -> int:
+        if not request.prompt:
+            raise InputError("The prompt is empty; it needs at least one token.")
         if len(self.requests) >= self.places + self.queue_limit:
-            raise QueueFull("the queue is full; ask again later.")
+            raise QueueFull("the queue is full; ask again later.", seconds=2.1)
         self.submitted += 1
         self.requests[self.submitted] = request, 0
         return self.submitted
@@ -67,6 +73,10 @@ class FakeEngine(Engine):
     def advance(self, passes: int | None = 1) -> list[Event]:
         del passes
         time.sleep(self.seconds)
+        if self.paused:
+            return []
+        if self.gate is not None:
+            self.gate.acquire()
         self.steps += 1
         if self.steps == self.fails:
             raise RuntimeError("the device is gone")
@@ -79,7 +89,7 @@ class FakeEngine(Engine):
             ]
             count = len(tokens)
             ended = "length" if end == request.max_new_tokens else None
-            if request.deadline is not None and time.monotonic() > request.deadline:
+            if time.monotonic() > request.deadline:
                 ended = "deadline"
             tops = [[(token, -0.5), (0, -1.0)] for token in tokens]
             origins = ["lookup"] * (count - 1) + [None]

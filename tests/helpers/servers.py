@@ -1,7 +1,9 @@
 """Servers on a free port of this machine: in a thread, or as a process of their own."""
 
+import math
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -23,7 +25,9 @@ from redrafter_jax.text.chat_template import ChatTemplate
 
 # Every turn is a line.
 LINES = ChatTemplate("lines", lambda turns, _: "".join(f"{t['content']}\n" for t in turns), False)
-LIMITS = Limits(context_length=120, choices=8, log_probs=5, body=10_000, deadline=None, drain=5.0)
+LIMITS = Limits(
+    context_length=120, choices=8, log_probs=5, body=10_000, deadline=math.inf, drain=5.0
+)
 
 
 @contextmanager
@@ -44,22 +48,29 @@ def serving(
     model = Model("tiny", "fp_tiny", tokenizer, template, [], stop_tokens)
     server = make_server(engine, model, limits, **options)
     bound = listen(LOOPBACK[0], 0)
+    # Connections hold little of what a client does not read.
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     thread = threading.Thread(target=server.run, args=([bound],))
     thread.start()
     base = f"http://127.0.0.1:{bound.getsockname()[1]}"
     try:
         listening(base)
-        wait_until(lambda: is_ready(base), seconds=120)
+        wait_until(lambda: is_ready(base))
         yield base
     finally:
         server.should_exit = True
-        thread.join(timeout=60)
+        thread.join(timeout=120)
     assert not thread.is_alive(), "the server hangs"
 
 
 @contextmanager
-def serving_process(*options: str) -> Generator[tuple[str, subprocess.Popen[bytes]]]:
-    """The address and the process of `redrafter serve`, which is ready, and killed at the end."""
+def serving_process(
+    *options: str, ready: bool = True
+) -> Generator[tuple[str, subprocess.Popen[bytes]]]:
+    """The address and the process of `redrafter serve`, which is killed at the end.
+
+    Unless it shall be `ready`, its engine compiles still.
+    """
     # A file, for a pipe that nobody reads would fill up and stop the server.
     with tempfile.NamedTemporaryFile() as log:
         process = subprocess.Popen(
@@ -76,10 +87,11 @@ def serving_process(*options: str) -> Generator[tuple[str, subprocess.Popen[byte
             return found and found[1]
 
         try:
-            wait_until(address, seconds=120)
+            wait_until(address)
             base = address()
             assert base is not None
-            wait_until(lambda: is_ready(base), seconds=300)
+            if ready:
+                wait_until(lambda: is_ready(base))
             yield base, process
         finally:
             process.kill()
@@ -96,7 +108,7 @@ def is_ready(base: str) -> bool:
     return status == 200
 
 
-def wait_until(holds: Any, seconds: float = 20) -> None:
+def wait_until(holds: Any, seconds: float = 600) -> None:
     """Until a condition holds."""
     end = time.monotonic() + seconds
     while not holds():

@@ -10,6 +10,11 @@ from redrafter_jax.serving.engine import Engine
 from redrafter_jax.serving.messages import Request
 
 
+@pytest.fixture(scope="module")
+def engine(habitual_target: Target) -> Engine:
+    return Engine(habitual_target, None, slots=4, context_length=64)
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
@@ -22,9 +27,8 @@ from redrafter_jax.serving.messages import Request
     ],
 )
 def test_what_can_never_run_is_refused(
-    habitual_target: Target, changes: dict[str, Any], problem: str
+    engine: Engine, changes: dict[str, Any], problem: str
 ) -> None:
-    engine = Engine(habitual_target, None, slots=4, context_length=64)
     with pytest.raises(InputError, match=problem):
         engine.submit(Request([1, 2, 3], 5, 0)._replace(**changes))
     assert not engine.busy

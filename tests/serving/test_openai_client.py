@@ -1,4 +1,4 @@
-"""OpenAI's own client gets the texts that `generate` gives, from a thread and from a process."""
+"""OpenAI's own client gets from a server process the texts that `generate` gives."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,52 +7,34 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
-from servers import LIMITS, serving, serving_process
-from tiny_folders import add_template, character_tokenizer, decode, encode, write_pair
+from servers import serving_process
+from tiny_folders import add_template, decode, encode, write_pair
 
-from redrafter_jax import DraftConfig, SamplingConfig, generate
+from redrafter_jax import SamplingConfig, generate
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
-from redrafter_jax.serving.engine import Engine
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("quick_compilation")]
 
-DRAFT = DraftConfig(beam_width=2, draft_rounds=2)
 WARM = SamplingConfig(temperature=1.0)
-ROOM = LIMITS.context_length
+ROOM = 120
 
 
-@pytest.fixture(scope="module", params=["thread", pytest.param("process", marks=pytest.mark.long)])
+@pytest.fixture(scope="module")
 def client(
-    request: pytest.FixtureRequest,
-    tmp_path_factory: pytest.TempPathFactory,
-    habitual_target: Target,
-    good_drafter: DraftModel,
+    tmp_path_factory: pytest.TempPathFactory, habitual_target: Target, good_drafter: DraftModel
 ) -> Iterator[openai.OpenAI]:
-    def connected(base: str) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0)
-
-    if request.param == "thread":
-        engine = Engine(
-            habitual_target,
-            good_drafter,
-            draft=DRAFT,
-            slots=4,
-            context_length=ROOM,
-            queue_limit=16,
-            row_counts=[4],  # fewer programs to compile
-            top_log_probs=5,
-        )
-        with serving(engine, character_tokenizer()) as base:
-            yield connected(base)
-        return
     folder = tmp_path_factory.mktemp("models")
     pair = write_pair(folder, habitual_target, good_drafter)
     target = add_template(Path(pair.target), folder)
     sizes = ["--slots", "4", "--queue-limit", "4", "--context-length", str(ROOM)]
     models = ["--target", target, "--drafter", pair.drafter, "--name", "tiny"]
-    with serving_process(*models, *sizes, "--beam-width", "2", "--draft-rounds", "2") as (base, _):
-        yield connected(base)
+    tree = ["--beam-width", "2", "--draft-rounds", "2"]
+    with (
+        serving_process(*models, *sizes, *tree) as (base, _),
+        openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
 
 
 @pytest.fixture(scope="module")
@@ -227,42 +209,7 @@ def test_speculation_can_be_switched_off_and_watched(client: openai.OpenAI) -> N
     assert {token["origin"] for token in told[True][1]} == {None, "recurrent"}
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "field", "words"),
-    [
-        ({"model": "other"}, openai.NotFoundError, "model", "'other' is not served here; .*: tiny"),
-        ({"temperature": -1}, openai.BadRequestError, "temperature", "-1.0; it must be 0 or more"),
-        ({"top_p": 0}, openai.BadRequestError, "top_p", "greater than 0"),
-        ({"presence_penalty": 1}, openai.BadRequestError, "presence_penalty", "is not supported"),
-        ({"extra_body": {"tempo": 1}}, openai.BadRequestError, "tempo", "is not supported; leave"),
-        ({"max_tokens": 500}, openai.BadRequestError, "prompt", "500 new .* have room for 120"),
-        ({"max_tokens": 0}, openai.BadRequestError, "max_tokens", "greater than or equal to 1"),
-        ({"logprobs": 6}, openai.BadRequestError, "logprobs", "less than or equal to 5"),
-        ({"echo": True, "logprobs": 1}, openai.BadRequestError, None, "echo with logprobs"),
-        ({"n": 17}, openai.BadRequestError, "n", "less than or equal to 16"),
-        ({"n": 16, "prompt": ["a", "b"]}, openai.BadRequestError, "n", "32 answers, but"),
-        ({"seed": -1}, openai.BadRequestError, "seed", "greater than or equal to 0"),
-        ({"seed": 2**31 - 1, "n": 2}, openai.BadRequestError, "seed", r"below 2\*\*31"),
-        ({"stop": ""}, openai.BadRequestError, None, "stop holds an empty text"),
-        ({"stop": list("abcde")}, openai.BadRequestError, "stop", "at most 4"),
-        ({"prompt": []}, openai.BadRequestError, "prompt", "none empty"),
-        ({"prompt": ""}, openai.BadRequestError, "prompt", "empty; it needs at least one token"),
-        ({"prompt": [99]}, openai.BadRequestError, "prompt", "outside the vocabulary of 24"),
-        ({"prompt": "a" * 120}, openai.BadRequestError, "prompt", "120 tokens and 16 new ones"),
-    ],
-)
-def test_what_cannot_be_answered_is_one_sentence(
-    client: openai.OpenAI, options: dict[str, Any], error: type[openai.APIStatusError], field: str,
-    words: str,
-) -> None:  # fmt: skip
-    asked: dict[str, Any] = {"model": "tiny", "prompt": "abc\n"} | options
-    with pytest.raises(error, match=words) as raised:
-        client.completions.create(**asked)
-    assert raised.value.param == field
-
-
-def test_models_are_listed(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["tiny"]
-    assert client.models.retrieve("tiny").owned_by == "redrafter-jax"
-    with pytest.raises(openai.NotFoundError, match="'big' is not served here"):
-        client.models.retrieve("big")
+def test_what_the_engine_refuses_is_told(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="outside the vocabulary of 24") as refused:
+        complete(client, [99])
+    assert refused.value.param == "prompt"

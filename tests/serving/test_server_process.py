@@ -4,9 +4,11 @@ import json
 import logging
 import signal
 import subprocess
-import threading
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +25,7 @@ pytestmark = [pytest.mark.long, pytest.mark.usefixtures("quick_compilation")]
 
 ROOM = 120
 CLIENTS = 32
-SIZES = ["--context-length", str(ROOM), "--slots", "8", "--queue-limit", "64"]
+SIZES = ["--context-length", str(ROOM), "--slots", "8", "--queue-limit", "64", "--drain", "600"]
 TREE = ["--beam-width", "2", "--draft-rounds", "2"]
 
 
@@ -83,11 +85,18 @@ def alone(habitual_target: Target) -> list[str]:
 
 
 # Making one takes longer than an answer.
-HTTP = httpx.Client(timeout=120, limits=httpx.Limits(max_connections=None))
+HTTP = httpx.Client(timeout=600, limits=httpx.Limits(max_connections=None))
 
 
-def ask(base: str, asked: Asked) -> str | None:
-    """The text of an answer, or None where the client leaves."""
+@pytest.fixture(autouse=True, scope="module")
+def closed_connections() -> Iterator[None]:
+    with HTTP:
+        yield
+
+
+@contextmanager
+def stream_of(base: str, asked: Asked) -> Generator[Iterator[str]]:
+    """The pieces of an answer; at the start of the block the server has accepted the request."""
     body = {
         "model": "target",
         "prompt": asked.prompt,
@@ -96,17 +105,18 @@ def ask(base: str, asked: Asked) -> str | None:
         "seed": asked.seed,
         "stream": True,
     }
-    text, count = "", 0
     with HTTP.stream("POST", f"{base}/v1/completions", json=body) as answer:
         assert answer.status_code == 200
-        for line in answer.iter_lines():
-            if not line or line.endswith("[DONE]"):
-                continue
-            text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
-            count += 1
-            if count == asked.leaves:
-                return None
-    return text
+        data = (line.removeprefix("data: ") for line in answer.iter_lines() if line)
+        events = (json.loads(one) for one in data if one != "[DONE]")
+        yield (event["choices"][0]["text"] for event in events)
+
+
+def ask(base: str, asked: Asked) -> str | None:
+    """The text of an answer, or None where the client leaves."""
+    with stream_of(base, asked) as pieces:
+        seen = list(islice(pieces, asked.leaves))
+    return None if len(seen) == asked.leaves else "".join(seen)
 
 
 def measured(base: str) -> dict[str, float]:
@@ -144,24 +154,35 @@ def test_under_load_every_text_is_the_one_decoded_alone_and_nothing_leaks(
     assert sizes[-1] < 1.05 * sizes[1]
 
 
+def test_sigterm_ends_a_server_that_compiles_too(folders: PairFolders) -> None:
+    words = ["--target", folders.target, "--no-drafter", *SIZES]
+    with serving_process(*words, ready=False) as (_, process):
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=600) == 0
+
+
 def test_sigterm_under_load_lets_the_answers_end(
     server: tuple[str, subprocess.Popen[bytes]], alone: list[str]
 ) -> None:
     base, process = server
-    chosen = [number for number, asked in enumerate(REQUESTS) if asked.limit > 40][:12]
-    texts: dict[int, str | None] = {}
+    accepted, texts = Counter[int](), defaultdict[int, list[str]](list)
 
-    def run(number: int) -> None:
-        texts[number] = ask(base, REQUESTS[number]._replace(leaves=None))
+    def ask_on(number: int) -> None:
+        with suppress(httpx.TransportError):  # the port is closed
+            while True:
+                with stream_of(base, REQUESTS[number]) as pieces:
+                    accepted[number] += 1
+                    texts[number].append("".join(pieces))
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in chosen]
-    for thread in threads:
-        thread.start()
-    wait_until(lambda: measured(base)["redrafter_waiting_requests"] == len(chosen) - 8)
-    process.send_signal(signal.SIGTERM)
-    for thread in threads:
-        thread.join()
-    assert process.wait(timeout=60) == 0
-    assert {number: alone[number] for number in chosen} == texts
+    # More of them than slots, and none leaves.
+    chosen = [number for number, asked in enumerate(REQUESTS) if not asked.leaves][:CLIENTS]
+    with ThreadPoolExecutor(CLIENTS) as clients:
+        asking = [clients.submit(ask_on, number) for number in chosen]
+        wait_until(lambda: len(accepted) == CLIENTS)
+        process.send_signal(signal.SIGTERM)
+        for client in asking:
+            client.result()
+    assert process.wait(timeout=600) == 0
+    assert {number: [alone[number]] * accepted[number] for number in chosen} == texts
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{base}/health")

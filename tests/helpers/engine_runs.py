@@ -1,0 +1,50 @@
+"""All that an engine tells of its requests, and what `generate` gives them."""
+
+from collections.abc import Sequence
+
+from redrafter_jax import generate
+from redrafter_jax.generation import Generation
+from redrafter_jax.models.target import Target
+from redrafter_jax.serving.engine import Engine
+from redrafter_jax.serving.messages import Event, Request
+
+# Of engines.
+STOPS = (3,)
+# Of `generate`.
+ROWS = 16
+
+
+def generated(target: Target, requests: Sequence[Request]) -> Generation:
+    # As many rows and slots every time, so that all share one program.
+    filled = [*requests, *[Request([0] * 30, 30, 0, stop_tokens=())] * (ROWS - len(requests))]
+    return _generated(target, filled)
+
+
+def _generated(target: Target, requests: Sequence[Request]) -> Generation:
+    return generate(
+        target,
+        None,
+        [request.prompt for request in requests],
+        max_new_tokens=[request.max_new_tokens for request in requests],
+        sampling=[request.sampling for request in requests],
+        seeds=[request.seed for request in requests],
+        eos_token_ids=[
+            STOPS if request.stop_tokens is None else request.stop_tokens for request in requests
+        ],
+        log_probs=True,
+    )
+
+
+def run(engine: Engine) -> dict[int, Event]:
+    """All that is left, each request's events as one."""
+    told: dict[int, Event] = {}
+    while engine.busy:
+        gather(told, engine.advance())
+    return told
+
+
+def gather(told: dict[int, Event], events: Sequence[Event]) -> None:
+    for event in events:
+        before = told.get(event.number)
+        assert before is None or before.ended is None, "nothing follows the end"
+        told[event.number] = event if before is None else before.followed_by(event)

@@ -1,0 +1,107 @@
+"""The bodies of answers, word for word: whole, and as the chunks of a stream."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from asking import HTTP, body, fake_serving, post, streamed
+from fake_engine import FakeEngine
+
+HEAD = {"model": "tiny", "system_fingerprint": "fp_tiny", "seed": 0}
+# In the tokenizer of bytes "!" is the first token, and "a" the 65th.
+OTHER = {"token": "!", "logprob": -1.0, "bytes": [33]}
+TRACE = [
+    {"token": 64, "text": "a", "call": 0, "origin": "lookup"},
+    {"token": 65, "text": "b", "call": 0, "origin": None},
+]
+
+
+@pytest.fixture(scope="module")
+def base() -> Iterator[str]:
+    with fake_serving(FakeEngine()) as base:
+        yield base
+
+
+def without_name(answer: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Without what differs each time."""
+    assert answer.pop("id").startswith(prefix)
+    assert isinstance(answer.pop("created"), int)
+    return answer
+
+
+def chat(base: str, **asked: Any) -> dict[str, Any]:
+    turns = [{"role": "user", "content": [{"type": "text", "text": "ab"}]}]
+    asked = {"model": "tiny", "messages": turns, "seed": 0, **asked}
+    return HTTP.post(f"{base}/v1/chat/completions", json=asked).json()
+
+
+def test_a_chat_with_all_that_can_be_told(base: str) -> None:
+    answer = chat(base, max_tokens=2, logprobs=True, top_logprobs=2, draft_trace=True)
+    entries = [
+        {"token": text, "logprob": -0.5, "bytes": list(text.encode())} for text in ("a", "b")
+    ]
+    assert without_name(answer, "chatcmpl-") == HEAD | {
+        "object": "chat.completion",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "ab", "refusal": None},
+                "logprobs": {
+                    "content": [entry | {"top_logprobs": [entry, OTHER]} for entry in entries],
+                    "refusal": None,
+                },
+                "finish_reason": "length",
+                "draft_trace": TRACE,
+            }
+        ],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
+    }
+
+
+def test_a_completion_up_to_a_stop_string(base: str) -> None:
+    asked = body("abc", 9, stop=["cab"], logprobs=1)
+    assert without_name(post(base, json=asked).json(), "cmpl-") == HEAD | {
+        "object": "text_completion",
+        "choices": [
+            {
+                "index": 0,
+                "text": "ab",
+                "logprobs": {
+                    "tokens": list("abcab"),
+                    "token_logprobs": [-0.5] * 5,
+                    "top_logprobs": [{token: -0.5} for token in "abcab"],
+                    "text_offset": [0, 1, 2, 2, 2],
+                },
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8},
+    }
+
+
+def test_choices_of_a_stream_come_side_by_side(base: str) -> None:
+    options = {"n": 2, "echo": True, "stream_options": {"include_usage": True}}
+    with streamed(base, prompt="abc", limit=3, **options) as events:
+        *chunks, usage, done = events
+
+    def chunk(index: int, text: str, finish: str | None) -> dict[str, Any]:
+        choice = {"index": index, "text": text, "logprobs": None, "finish_reason": finish}
+        return HEAD | {"object": "text_completion", "choices": [choice], "usage": None}
+
+    assert [without_name(one, "cmpl-") for one in chunks] == [
+        chunk(0, "abc", None),
+        chunk(1, "abc", None),
+        chunk(0, "ab", None),
+        chunk(1, "bc", None),  # of seed 1
+        chunk(0, "c", "length"),
+        chunk(1, "a", "length"),
+    ]
+    assert usage["choices"] == []
+    assert usage["usage"] == {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}
+    assert done == "[DONE]"
+
+
+def test_more_likely_tokens_than_the_server_tells_are_refused(base: str) -> None:
+    error = chat(base, logprobs=True, top_logprobs=6)["error"]
+    assert error["param"] == "top_logprobs"
+    assert "6 likeliest tokens are asked for, but this server tells 5 at most" in error["message"]

@@ -1,0 +1,112 @@
+"""Clients that leave, stall or come too late, and texts that cannot be shown: no leak, no hang."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+from asking import ENDLESS, ROOMY, body, fake_serving, outcomes, post, streamed, text_of
+from fake_engine import FakeEngine
+from servers import serving, wait_until
+from tiny_folders import byte_tokenizer
+from tokenizers import decoders
+
+
+def test_characters_of_several_tokens_come_whole() -> None:
+    text = "aé€😀"
+    with fake_serving(FakeEngine()) as base, streamed(base, prompt=text, limit=22) as events:
+        pieces = [event["choices"][0]["text"] for event in events if event != "[DONE]"]
+    # The limit cuts the last character after its first byte.
+    assert "".join(pieces) == text * 2 + "a\N{REPLACEMENT CHARACTER}"
+    assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces[:-1])
+
+
+def test_a_text_that_its_tokenizer_changes_as_it_grows_is_an_error_in_the_stream() -> None:
+    tokenizer = byte_tokenizer()
+    steps = decoders.ByteLevel(), decoders.Fuse(), decoders.Replace("lo", "0")
+    tokenizer.decoder = decoders.Sequence([*steps])
+    with serving(FakeEngine(), tokenizer) as base:
+        with streamed(base, prompt="hello") as events:
+            *_, last = events
+        assert "detokenize spells" in last["error"]["message"]
+        assert outcomes(base) == {"failed": 1}
+
+
+def test_a_full_queue_is_told_with_when_to_come_back() -> None:
+    engine = FakeEngine(slots=1, queue_limit=1, seconds=0.01)
+    with fake_serving(engine, limits=ROOMY) as base:
+        with streamed(base, limit=ENDLESS), streamed(base, limit=ENDLESS):
+            assert (engine.active, engine.waiting) == (1, 1)
+            answer = post(base, json=body())
+            # The engine says 2.1 seconds for each.
+            assert (answer.status_code, answer.headers["retry-after"]) == (429, "3")
+            assert answer.json()["error"]["code"] == "queue_full"
+            assert post(base, json=body(n=2)).headers["retry-after"] == "5"
+        wait_until(lambda: not engine.busy)
+        with streamed(base, limit=ENDLESS):
+            assert post(base, json=body(n=2)).status_code == 429
+            assert len(engine.requests) == 1, "of several that do not all fit none is taken"
+        wait_until(lambda: outcomes(base) == {"client_gone": 3, "queue_full": 3})
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_slot_within_a_step(stream: bool) -> None:
+    engine = FakeEngine(slots=1, gate=threading.Semaphore(2))
+    with fake_serving(engine, limits=ROOMY) as base:
+        assert engine.gate is not None
+        address = base.removeprefix("http://").split(":")
+        asked = json.dumps(body(limit=ENDLESS, stream=stream)).encode()
+        client = socket.create_connection((address[0], int(address[1])))
+        head = f"Host: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(asked)}"
+        client.sendall(f"POST /v1/completions HTTP/1.1\r\n{head}\r\n\r\n".encode() + asked)
+        wait_until(lambda: engine.steps == 2)
+        client.close()
+        wait_until(lambda: outcomes(base) == {"client_gone": 1})
+        engine.gate.release()  # for the step that runs
+        wait_until(lambda: not engine.busy)
+        assert engine.steps == 3
+
+
+def test_a_client_that_is_killed_frees_its_slot() -> None:
+    engine = FakeEngine(slots=1, seconds=0.01)
+    with fake_serving(engine, limits=ROOMY) as base:
+        code = f"""
+from http.client import HTTPConnection
+client = HTTPConnection({base.removeprefix("http://")!r})
+asked = {json.dumps(body(limit=ENDLESS, stream=True))!r}
+client.request("POST", "/v1/completions", asked, {{"Content-Type": "application/json"}})
+answer = client.getresponse()
+while True:
+    print(answer.readline(), flush=True)
+"""
+        client = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        assert client.stdout is not None
+        assert client.stdout.readline().startswith(b"b'data: ")
+        client.send_signal(signal.SIGKILL)
+        client.communicate()
+        wait_until(lambda: not engine.busy)
+
+
+def test_a_reader_that_stalls_delays_nobody_and_frees_its_slot() -> None:
+    engine = FakeEngine(slots=2)
+    # More than the sockets hold.
+    asked = {"limit": 1_500, "draft_trace": True}
+    with fake_serving(engine, limits=ROOMY) as base, streamed(base, **asked) as events:
+        first = next(events)["choices"][0]["text"]
+        assert post(base, json=body()).json()["choices"][0]["text"] == "hellohel"
+        wait_until(lambda: not engine.busy)
+        assert first + text_of(events) == "hello" * 300, "all is there when it reads on"
+
+
+def test_a_deadline_is_an_error_whole_or_streamed() -> None:
+    engine = FakeEngine(slots=1, seconds=0.02)
+    with fake_serving(engine, limits=ROOMY._replace(deadline=0.1)) as base:
+        answer = post(base, json=body(limit=ENDLESS))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+        with streamed(base, limit=ENDLESS) as events:
+            *_, last = events
+        assert "not complete after 0.1 seconds" in last["error"]["message"]
+        assert outcomes(base) == {"deadline": 2}

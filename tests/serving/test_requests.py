@@ -1,0 +1,132 @@
+"""Bodies and routes: what is taken, and what is refused in a sentence."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from asking import HTTP, JSON, body, fake_serving, post
+from fake_engine import FakeEngine
+from pydantic import ValidationError
+
+from redrafter_jax.serving.openai_schema import ChatRequest, CompletionRequest
+
+
+@pytest.fixture(scope="module")
+def base() -> Iterator[str]:
+    with fake_serving(FakeEngine()) as base:
+        yield base
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "words"),
+    [
+        (b'{"model":', 400, "no JSON: Expecting value at character 9"),
+        (b"\xff\xfe", 400, "no JSON"),
+        (b"[" * 5000, 400, "cannot be read"),
+        (b"[]", 400, "Send a JSON object"),
+        (b"", 400, "Send a JSON object"),
+        (b'{"model": "tiny"}', 400, "prompt is missing"),
+        (b'{"model": "tiny", "prompt": "a", "tools": [1]}', 400, "tools is not supported"),
+        (b'{"model": "tiny", "prompt": "a", "\\ud800": 1}', 400, "Send a JSON object"),
+        (b'{"model": "tiny", "prompt": "\\ud800"}', 400, "a lone surrogate"),
+        (b'{"model": "tiny", "prompt": "a", "temperature": NaN}', 400, "it must be finite"),
+        (b'{"model": "tiny", "prompt": "a", "max_tokens": "9"}', 400, "valid integer"),
+        (b'{"model": "tiny", "prompt": "a", "stream_options": {}}', 400, "is for streams"),
+        (b'{"model": "tiny", "prompt": [-1]}', 400, "none empty"),
+        (b'{"model": "tiny", "prompt": {"file": "/etc/passwd"}}', 400, "give a text"),
+        (b"x" * 10_000_000, 413, "larger than 10000 bytes"),
+    ],
+)
+def test_a_body_that_cannot_be_read_is_one_sentence(
+    base: str, content: bytes, status: int, words: str
+) -> None:
+    answer = post(base, content=content, headers=JSON)
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert words in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"), [(ChatRequest, "messages"), (CompletionRequest, "stop")]
+)
+def test_of_a_million_faults_one_is_told(kind: Any, field: str) -> None:
+    # All of them would take seconds, in which nothing is answered, and hundreds of megabytes.
+    with pytest.raises(ValidationError) as refused:
+        kind.model_validate({"model": "tiny", field: [1] * 1_000_000})
+    assert sum(error["loc"][0] == field for error in refused.value.errors()) == 1
+
+
+def test_too_many_prompts_are_refused_unread(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redrafter_jax.serving.openai_api._encode", lambda *_: pytest.fail("read"))
+    answer = post(base, json=body() | {"prompt": ["a"] * 9})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "n")
+
+
+def test_what_asks_for_nothing_is_taken(base: str) -> None:
+    nothing: dict[str, Any] = {
+        "presence_penalty": 0,
+        "logit_bias": {},
+        "user": None,
+        "best_of": 1,
+        "stop": None,
+        "stream_options": None,
+    }
+    assert post(base, json=body(**nothing)).json()["choices"][0]["text"] == "hellohel"
+
+
+def test_unknown_routes_and_methods_are_told(base: str) -> None:
+    for path in ("/v1/files", "/openapi.json"):
+        assert "is no route" in HTTP.get(f"{base}{path}").json()["error"]["message"]
+    answer = HTTP.get(f"{base}/v1/completions")
+    assert (answer.status_code, answer.json()["error"]["message"][-9:]) == (405, "take GET.")
+
+
+@pytest.fixture(scope="module")
+def client(base: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "field", "words"),
+    [
+        ({"model": "other"}, openai.NotFoundError, "model", "'other' is not served here; .*: tiny"),
+        ({"temperature": -1}, openai.BadRequestError, "temperature", "-1.0; it must be 0 or more"),
+        ({"top_p": 0}, openai.BadRequestError, "top_p", "greater than 0"),
+        ({"presence_penalty": 1}, openai.BadRequestError, "presence_penalty", "is not supported"),
+        ({"extra_body": {"tempo": 1}}, openai.BadRequestError, "tempo", "is not supported; leave"),
+        ({"max_tokens": 500}, openai.BadRequestError, "prompt", "500 new .* have room for 120"),
+        ({"max_tokens": 0}, openai.BadRequestError, "max_tokens", "greater than or equal to 1"),
+        ({"logprobs": 6}, openai.BadRequestError, "logprobs", "less than or equal to 5"),
+        ({"echo": True, "logprobs": 1}, openai.BadRequestError, None, "echo with logprobs"),
+        ({"n": 17}, openai.BadRequestError, "n", "less than or equal to 16"),
+        ({"n": 16, "prompt": ["a", "b"]}, openai.BadRequestError, "n", "32 answers, but"),
+        ({"seed": -1}, openai.BadRequestError, "seed", "greater than or equal to 0"),
+        ({"seed": 2**31 - 1, "n": 2}, openai.BadRequestError, "seed", r"below 2\*\*31"),
+        ({"stop": ""}, openai.BadRequestError, None, "stop holds an empty text"),
+        ({"stop": list("abcde")}, openai.BadRequestError, "stop", "at most 4"),
+        ({"prompt": []}, openai.BadRequestError, "prompt", "none empty"),
+        ({"prompt": ""}, openai.BadRequestError, "prompt", "empty; it needs at least one token"),
+        ({"prompt": "a" * 120}, openai.BadRequestError, "prompt", "120 tokens and 16 new ones"),
+    ],
+)
+def test_what_cannot_be_answered_is_one_sentence(
+    client: openai.OpenAI,
+    options: dict[str, Any],
+    error: type[openai.APIStatusError],
+    field: str,
+    words: str,
+) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "prompt": "abc\n"} | options
+    with pytest.raises(error, match=words) as raised:
+        client.completions.create(**asked)
+    assert raised.value.param == field
+
+
+def test_models_are_listed(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").owned_by == "redrafter-jax"
+    with pytest.raises(openai.NotFoundError, match="'big' is not served here"):
+        client.models.retrieve("big")

@@ -1,0 +1,96 @@
+"""A server's start, its log and its end."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import httpx
+import pytest
+from asking import ENDLESS, HTTP, ROOMY, body, fake_serving, post, streamed, text_of
+from fake_engine import FakeEngine
+from servers import wait_until
+
+from redrafter_jax.serving.worker import Worker
+
+
+def test_nothing_is_answered_before_the_engine_is_warm() -> None:
+    warm = threading.Event()
+    seen: list[Any] = []
+
+    def watch(base: str) -> None:
+        seen.append(HTTP.get(f"{base}/health"))
+        seen.append(post(base, json=body()))
+        warm.set()
+
+    with fake_serving(FakeEngine(warm=warm), listening=watch) as base:
+        assert HTTP.get(f"{base}/health").json() == {"status": "ready"}
+    assert [answer.status_code for answer in seen] == [503, 503]
+    assert seen[0].json() == {"status": "warming up"}
+    assert seen[1].headers["retry-after"] == "1"
+
+
+def test_a_server_that_ends_while_it_compiles_waits_for_the_compiler() -> None:
+    worker = Worker(FakeEngine(warm=threading.Event()))
+    worker.start()
+    asyncio.run(worker.close())
+    assert worker.status == "closed"
+
+
+def test_answers_that_run_or_wait_end_before_the_server_does() -> None:
+    engine = FakeEngine(slots=2, seconds=0.02)
+    engine.paused = True
+    with ExitStack() as clients:
+        with fake_serving(engine, limits=ROOMY._replace(drain=60.0)) as base:
+            streams = [clients.enter_context(streamed(base, limit=40)) for _ in range(3)]
+            assert (engine.active, engine.waiting) == (2, 1)
+            engine.paused = False
+        # The end of the block has ended the server.
+        assert [text_of(events) for events in streams] == ["hello" * 8] * 3
+
+
+def test_answers_that_take_longer_than_the_drain_are_told_so() -> None:
+    with ExitStack() as clients:
+        limits = ROOMY._replace(drain=0.2)
+        with fake_serving(FakeEngine(slots=1, seconds=0.02), limits=limits) as base:
+            streams = [clients.enter_context(streamed(base, limit=ENDLESS)) for _ in range(2)]
+        codes = [list(events)[-1]["error"]["code"] for events in streams]
+    assert codes == ["server_ends"] * 2, "one that ran, and one that waited"
+
+
+def test_an_engine_that_fails_ends_every_request_and_the_server(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = FakeEngine(slots=2, fails=10)
+    engine.paused = True
+    with fake_serving(engine, limits=ROOMY) as base, ThreadPoolExecutor() as clients:
+        waiting = [clients.submit(post, base, json=body(limit=ENDLESS)) for _ in range(3)]
+        wait_until(lambda: engine.waiting == 1)
+        engine.paused = False
+        answers = [answer.result() for answer in waiting]
+        # It ends by itself.
+        wait_until(lambda: _refuses(base))
+    assert [answer.status_code for answer in answers] == [503] * 3
+    assert {answer.json()["error"]["code"] for answer in answers} == {"server_ends"}
+    assert "the device is gone" in caplog.text
+
+
+def _refuses(base: str) -> bool:
+    try:
+        HTTP.get(f"{base}/health")
+    except httpx.TransportError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("log_prompts", [False, True])
+def test_logs_tell_what_was_asked_only_if_they_shall(
+    caplog: pytest.LogCaptureFixture, log_prompts: bool
+) -> None:
+    caplog.set_level("INFO")
+    with fake_serving(FakeEngine(), log_prompts=log_prompts) as base:
+        post(base, json=body("a secret"))
+        post(base, json=body("a secret", tempo="a secret"))
+    assert "finished, 8 prompt and 8 new tokens" in caplog.text
+    assert ("a secret" in caplog.text) == log_prompts
