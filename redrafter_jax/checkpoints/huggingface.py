@@ -103,16 +103,21 @@ def load_target_without_layers(
 
 
 def digest_files(found: Found) -> str:
-    """A digest of the contents of a model's files: its weights and, where it has one, config.json.
+    """A digest of the contents of a model's files: its weights, and what describes it.
 
     They are read once from beginning to end; on a terminal a bar shows how far it is.
 
     Args:
       found: from `find_target` or `find_drafter`.
     """
-    config, weights = found.folder / "config.json", {weight.path for weight in found.weights}
+    weights = {part.path for weight in found.weights for part in weight.parts}
+    described = found.folder / "config.json"
+    if is_gguf(found.folder):
+        from redrafter_jax.checkpoints.gguf_header import read_header
+
+        described = read_header(found.folder).path  # the first part, which may hold no weight
     digest = hashlib.sha256()
-    paths = [*sorted(weights), *([config] if config.is_file() else [])]
+    paths = [*sorted(weights), *({described} - weights)]
     for path in tqdm(paths, desc=found.folder.name, leave=False, disable=None):
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())

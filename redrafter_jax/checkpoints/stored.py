@@ -57,6 +57,11 @@ class Stored(NamedTuple):
         """That its numbers take, once they are unpacked."""
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
+    @property
+    def parts(self) -> "tuple[Stored, ...]":
+        """All that is stored of it."""
+        return (self,)
+
 
 def check_shape(stored: Stored, expected: tuple[int, ...]) -> None:
     """Refuse a weight that is no number of the kind or shape that the configuration asks for.

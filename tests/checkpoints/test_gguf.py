@@ -26,8 +26,9 @@ from tokenizers import Tokenizer
 
 from redrafter_jax import InputError, load_drafter, load_target
 from redrafter_jax.checkpoints.convert import convert
+from redrafter_jax.checkpoints.found import find_target
 from redrafter_jax.checkpoints.gguf import SUPPORTED_KINDS
-from redrafter_jax.checkpoints.huggingface import load_target_config
+from redrafter_jax.checkpoints.huggingface import digest_files, load_target_config
 from redrafter_jax.config import LongRopeScaling
 from redrafter_jax.models.rotary import rotary_frequencies
 from redrafter_jax.parallel.mesh import make_mesh
@@ -143,6 +144,19 @@ def test_any_part_stands_for_the_whole_model(tmp_path: Path) -> None:
     assert [part.name for part in parts] == [f"model-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
     for part in parts:
         check_loaded(load_target(part), Q4_K)
+
+
+def test_a_digest_tells_of_a_header_in_a_part_of_its_own(tmp_path: Path) -> None:
+    digests = []
+    for theta in (1e4, 2e4):
+        path = tmp_path / f"{theta:g}" / "model.gguf"
+        path.parent.mkdir()
+        fields = FIELDS | {"llama.rope.freq_base": theta}
+        write_gguf(path, fields, Q4_K, tensors_per_part=99, header_apart=True)
+        first, second = sorted(path.parent.iterdir())
+        digests.append(digest_files(find_target(first)))
+        assert digest_files(find_target(second)) == digests[-1]
+    assert digests[0] != digests[1]
 
 
 def test_factors_of_llama_3_are_those_of_its_configuration(tmp_path: Path) -> None:

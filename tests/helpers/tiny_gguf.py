@@ -110,6 +110,7 @@ def write_gguf(
     tensors: Mapping[str, tuple[np.ndarray, str]],
     architecture: str = "llama",
     tensors_per_part: int = 0,
+    header_apart: bool = False,
 ) -> None:
     """A file, or parts of so many tensors.
 
@@ -119,8 +120,11 @@ def write_gguf(
       tensors: their content as it is stored, and ggml's name of their type.
       architecture: of the model.
       tensors_per_part: 0 is one file.
+      header_apart: whether the first part has no tensors.
     """
-    writer = GGUFWriter(path, architecture, split_max_tensors=tensors_per_part)
+    writer = GGUFWriter(
+        path, architecture, split_max_tensors=tensors_per_part, small_first_shard=header_apart
+    )
     add = {
         bool: writer.add_bool,
         int: writer.add_uint32,
