@@ -244,8 +244,9 @@ def _check_tied_head(stored: Mapping[str, Stored], config: TargetConfig) -> None
     if HEAD not in stored or EMBEDDING not in stored:
         return
     head, embedding = stored[HEAD], stored[EMBEDDING]
-    for weight in (embedding, head):
-        check_shape(weight, (config.vocab_size, config.hidden_size))
+    if head.dtype == embedding.dtype:
+        for weight in (embedding, head):
+            check_shape(weight, (config.vocab_size, config.hidden_size))
     if not same_bytes(head, embedding):
         raise InputError(
             f"{head.path}: {HEAD!r} is not the same as {EMBEDDING!r}, though config.json states "

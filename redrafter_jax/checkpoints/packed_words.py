@@ -71,11 +71,12 @@ def unpacked(stored: dict[str, Stored], packing: Packing) -> dict[str, Stored]:
                     f"{packed.path} holds {packed.name!r}, but no {name!r} is there; the model is "
                     "incomplete."
                 )
-        if f"{layer}.weight" in found:
-            raise InputError(
-                f"{packed.path} holds {packed.name!r}, but {layer + '.weight'!r} is there too; "
-                "take out the one that is not meant."
-            )
+        for name in (f"{layer}.weight{ending}" for ending in ("", SCALE, MINIMUM)):
+            if name in found:
+                raise InputError(
+                    f"{packed.path} holds {packed.name!r}, but {name!r} is there too; take out the "
+                    "one that is not meant."
+                )
         parts = _Layer(packing, *(found.pop(name) for name in names))
         found |= _found(f"{layer}.weight", parts, found.pop(f"{layer}.g_idx", None))
     return found
@@ -115,7 +116,7 @@ def _found(name: str, layer: _Layer, order: Stored | None) -> dict[str, Stored]:
     ]
     if not packing.symmetric:
         minima = partial(_minima, layer)
-        parts.append(scales._replace(name=name + MINIMUM, dtype="F32", shape=shape, unpack=minima))
+        parts.append(zeros._replace(name=name + MINIMUM, dtype="F32", shape=shape, unpack=minima))
     return {part.name: part for part in parts}
 
 

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from redrafter_jax.checkpoints.config_files import field
 from redrafter_jax.checkpoints.fp8_folders import with_scales_of_outputs
 from redrafter_jax.checkpoints.packed_words import Packing, unpacked
 from redrafter_jax.checkpoints.quantized import QUANT_METHOD
@@ -80,12 +81,11 @@ def check_method(
     """The method of quantization that a `config.json` states, if it states any.
 
     Raises:
-      InputError: it is not supported.
+      InputError: it is not supported, or the field is no object.
     """
-    stated = values.get("quantization_config")
-    if stated is None:
+    if values.get("quantization_config") is None:
         return None
-    method = stated.get("quant_method") if isinstance(stated, dict) else stated
+    method = field(values, "quantization_config", path, dict).get("quant_method")
     if method not in supported:
         others = "".join(f", {name!r}" for name in supported if name != QUANT_METHOD)
         raise InputError(

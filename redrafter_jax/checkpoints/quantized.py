@@ -23,6 +23,7 @@ from redrafter_jax.parallel.mesh import check_groups, parameter_spec
 
 QUANT_METHOD = "redrafter"
 SCALE, MINIMUM = "_scale", "_minimum"
+_SCALES = ("F32", "F16", "BF16")
 _CODES = {"I8": jnp.int8, "I4": jnp.int4, "F8_E4M3": jnp.float8_e4m3fn}
 
 
@@ -111,9 +112,13 @@ def stored_weight(stored: Mapping[str, Stored], name: str, shape: tuple[int, ...
             f"{scale.path}: {scale.name!r} has shape {scale.shape}; the scales of a weight of "
             f"shape {shape} are {outputs} rows of groups that divide {inputs}."
         )
-    for part in (scale, minimum):
-        if part is not None:
-            check_shape(part, scale.shape)
+    for part in filter(None, (scale, minimum)):
+        if part.dtype not in _SCALES:
+            raise InputError(
+                f"{part.path}: {part.name!r} is stored as {part.dtype}; supported are "
+                f"{', '.join(_SCALES)}."
+            )
+        check_shape(part, scale.shape)
     return StoredQuantized(codes, scale, minimum)
 
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from redrafter_jax.checkpoints.convert import convert
-from redrafter_jax.checkpoints.huggingface import load_target_config
-from redrafter_jax.commands.quantization_change import read_text, tell_change
+from redrafter_jax.commands.quantization_change import read_windows, tell_change
 from redrafter_jax.config import Quantization
 from redrafter_jax.errors import InputError
 
@@ -19,9 +18,7 @@ def run(arguments: argparse.Namespace) -> None:
         together.
     """
     quantization = _quantization(arguments)
-    text = None if arguments.text is None else read_text(arguments.text)
-    if text is not None:
-        load_target_config(arguments.source)  # a drafter has no text of its own
+    windows = None if arguments.text is None else read_windows(arguments.text, arguments.source)
     told = convert(
         arguments.source,
         arguments.folder,
@@ -32,8 +29,8 @@ def run(arguments: argparse.Namespace) -> None:
     )
     for sentence in told:
         print(sentence)
-    if text is not None:
-        tell_change(arguments.source, arguments.folder, text)
+    if windows is not None:
+        tell_change(arguments.source, arguments.folder, windows)
 
 
 def _quantization(arguments: argparse.Namespace) -> Quantization | None:

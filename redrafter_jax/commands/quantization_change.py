@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from redrafter_jax.checkpoints.huggingface import load_target
+from redrafter_jax.checkpoints.huggingface import load_target, load_target_config
 from redrafter_jax.errors import InputError
 from redrafter_jax.generation import generate_autoregressive
 from redrafter_jax.models.target import Target
@@ -27,11 +27,11 @@ class _Reading(NamedTuple):
     greedy: list[list[int]]
 
 
-def read_text(path: Path) -> str:
-    """The text of a file.
+def read_windows(path: Path, source: str | Path) -> Int[np.ndarray, "windows tokens"]:
+    """A file's text in the tokens of a target; those that fill no whole window are left out.
 
     Raises:
-      InputError: it cannot be read, is no UTF-8, or has no text.
+      InputError: it cannot be read, is no UTF-8 or has too few tokens, or the source is no target.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -39,26 +39,23 @@ def read_text(path: Path) -> str:
         raise InputError(f"Cannot read {path}: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise InputError(f"{path} is no text in UTF-8; convert it, or name another.") from None
-    if not text.strip():
-        raise InputError(f"{path} holds no text; name a file with some hundred words.")
-    return text
-
-
-def tell_change(source: str | Path, quantized: Path, text: str) -> None:
-    """Print what the quantized folder changes against its source, in float32.
-
-    One target is in memory at a time.
-
-    Raises:
-      InputError: the source is a drafter, or its text has too few tokens.
-    """
+    load_target_config(source)  # a drafter has no text of its own
     tokens = np.asarray(load_tokenizer(source).encode(text).ids, np.int32)
     count = len(tokens) // _WINDOW
     if not count:
         raise InputError(
-            f"The text has {len(tokens)} tokens; measuring takes windows of {_WINDOW}, give more."
+            f"{path} has {len(tokens)} tokens; measuring takes windows of {_WINDOW}, give more."
         )
-    windows = tokens[: count * _WINDOW].reshape(count, _WINDOW)
+    return tokens[: count * _WINDOW].reshape(count, _WINDOW)
+
+
+def tell_change(
+    source: str | Path, quantized: Path, windows: Int[np.ndarray, "windows tokens"]
+) -> None:
+    """Print what the quantized folder changes in a text of its source, in float32.
+
+    One target is in memory at a time.
+    """
     before, after = (_read(load_target(path, "float32"), windows) for path in (source, quantized))
     agreement = float(np.mean(before.choices == after.choices))
     loss, new_loss = before.losses.mean(), after.losses.mean()

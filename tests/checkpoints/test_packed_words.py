@@ -154,10 +154,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         (AWQ | {"backend": "llm-awq"}, "backend='llm-awq' of"),
         ({"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes'; supported is 'redrafter'"),
         ({"quant_method": ["gptq"]}, r"quant_method \['gptq'\]; supported is"),
+        ("gptq", r"config\.json states quantization_config='gptq'; it must be an object"),
     ],
 )
 def test_other_layouts_are_refused_by_name(
-    tmp_path: Path, folders: dict[str, Path], stated: dict[str, Any], sentence: str
+    tmp_path: Path, folders: dict[str, Path], stated: Any, sentence: str
 ) -> None:
     (tmp_path / "config.json").write_text((folders["gptq"] / "config.json").read_text())
     change_json(tmp_path / "config.json", quantization_config=stated)
@@ -205,6 +206,7 @@ ACTIVATIONS = (np.arange(64)[::-1] // 32).astype(np.int32)
             r"is I64 of shape \(64, 8\); .* it is I32 of",
         ),
         ("awq", {f"{QUERY}.weight": np.ones((64, 64), np.float16)}, "q_proj.weight' is there too"),
+        ("gptq", {f"{QUERY}.weight_scale": np.ones((64, 1), np.float16)}, "_scale' is there too"),
         ("gptq", {f"{QUERY}.bias": np.ones(64, np.float16)}, r"weight '.*q_proj\.bias', for which"),
     ],
 )
@@ -223,6 +225,13 @@ def test_zero_points_that_are_not_in_the_middle(tmp_path: Path) -> None:
     folder = write_packed(tmp_path, random_target(CONFIG), GPTQ)
     change_json(folder / "config.json", quantization_config=SYMMETRIC)
     with pytest.raises(InputError, match=r"not in the middle, though .* sym=true"):
+        load_target(folder)
+
+
+def test_a_tied_head_of_its_own_in_words_is_refused(tmp_path: Path) -> None:
+    folder = write_packed(tmp_path, random_target(CONFIG), AWQ, plain=("embed_tokens",))
+    change_json(folder / "config.json", tie_word_embeddings=True)
+    with pytest.raises(InputError, match=r"'lm_head\.weight' is not the same .* state false if th"):
         load_target(folder)
 
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from packed_folders import write_packed
 from safetensors.flax import load_file, save_file
 from tiny_folders import change_json
 from tiny_gguf import CONFIG as GGUF_CONFIG
@@ -32,7 +33,9 @@ from redrafter_jax import (
     save_target,
 )
 from redrafter_jax.checkpoints.convert import convert
+from redrafter_jax.checkpoints.found import find_target
 from redrafter_jax.checkpoints.gguf_blocks import BLOCK_KINDS
+from redrafter_jax.checkpoints.huggingface import digest_files
 from redrafter_jax.config import MedusaConfig, Quantization
 from redrafter_jax.models.linear import QuantizedWeight, dequantize
 from redrafter_jax.models.quantize import quantize_model
@@ -142,6 +145,7 @@ def int4_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             r"_scale' has shape \(64, 7\); the scales of a wei",
         ),
         ({f"{QUERY}_scale": jnp.ones((64, 1), jnp.int8)}, "_scale' is stored as I8; supported are"),
+        ({f"{QUERY}_scale": np.ones((64, 1))}, "_scale' is stored as F64; supported are F32, F16,"),
         ({f"{QUERY}_minimum": jnp.ones((64, 2))}, r"_minimum' has shape \(64, 2\), its config"),
         ({QUERY: jnp.ones((64, 31), jnp.uint8)}, r"quantized numbers of shape \(64, 62\), its con"),
         ({QUERY: jnp.ones((64, 64), jnp.int32)}, "has scales and is stored as I32; supported are"),
@@ -157,6 +161,39 @@ def test_damaged_quantized_weights(
     (tmp_path / "config.json").write_text((int4_folder / "config.json").read_text())
     with pytest.raises(InputError, match=sentence):
         load_target(tmp_path)
+
+
+@pytest.mark.parametrize("endings", [(".weight_scale", ".weight_minimum"), (".scales", ".qzeros")])
+def test_parts_of_a_weight_in_files_of_their_own(
+    tmp_path: Path, int4_folder: Path, endings: tuple[str, str]
+) -> None:
+    words = {"quant_method": "awq", "bits": 4, "group_size": 32}
+    is_ours = endings[0].startswith(".weight")
+    whole = int4_folder if is_ours else write_packed(tmp_path, random_target(CONFIG), words)
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    (folder / "config.json").write_text((whole / "config.json").read_text())
+    shards: dict[str, dict[str, Any]] = {}
+    for name, weight in load_file(whole / "model.safetensors").items():
+        apart = [ending for ending in endings if name.endswith(ending)]
+        shards.setdefault(f"{(*apart, 'others')[0]}.safetensors", {})[name] = weight
+    for file, weights in shards.items():
+        save_file(weights, folder / file)
+    placed = {name: file for file, weights in shards.items() for name in weights}
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": placed}))
+    expected = load_target(whole, "float32")
+    assert_same(load_target(folder, "float32"), expected)
+    convert(folder, tmp_path / "new")
+    assert_same(load_target(tmp_path / "new", "float32"), expected)
+    # What is kept for a model goes by its digest.
+    digests = {digest_files(find_target(folder))}
+    for ending in endings:
+        name = QUERY.removesuffix(".weight") + ending
+        weights = shards[f"{ending}.safetensors"]
+        save_file(weights | {name: weights[name] + 1}, folder / f"{ending}.safetensors")
+        digests.add(digest_files(find_target(folder)))
+    assert len(digests) == 3
 
 
 def test_quantizations_of_others_are_refused_by_name(tmp_path: Path) -> None:
@@ -213,6 +250,12 @@ def test_the_command_tells_what_changes(tmp_path: Path, run_redrafter: Any) -> N
     text.write_text("the house of the other is what they have seen there, " * 60)
     folder = tmp_path / "new"
     options = ("--quantize", "int8", "--quantize-head", "none", "--text", str(text))
+    short = tmp_path / "short.txt"
+    short.write_text("the house of the other")
+    code, _, err = run_redrafter("convert", str(source), str(folder), *options[:-1], str(short))
+    assert code == 2
+    assert "short.txt has " in err
+    assert not folder.exists()
     _, out, err = run_redrafter("convert", str(source), str(folder), *options)
     assert not err
     told, written, loss, greedy = out.splitlines()
