@@ -90,6 +90,7 @@ measure-gpu: $(INSTALLED)
 	mkdir -p runs/gpu
 	$(BIN)/python -m pytest -m gpu -n 0
 	$(BIN)/python -m pallas_kernels.bench --output runs/gpu/kernel.json
+	$(BIN)/python -m pallas_kernels.bench_matmul --output runs/gpu/grouped_matmul.json
 	for shape in llama_3_1_8b vicuna_7b; do \
 	  $(BIN)/python -m eval steps --config configs/steps_$$shape.yaml \
 	    report_dir=runs/gpu/steps_$$shape || exit; \

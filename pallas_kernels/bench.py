@@ -17,7 +17,6 @@ is timed:
 import argparse
 import json
 import math
-import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -28,17 +27,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, UInt
+from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.timing import interleave, repeat
+from pallas_kernels import timing
+from pallas_kernels.timing import beside_copy, repeat, timer
 from pallas_kernels.tree_attention import tree_attention
 
 # Query heads, key heads, head dimension.
 HEADS = {"llama-3.1-8b": (32, 8, 128), "vicuna-7b": (32, 32, 128)}
 CANDIDATES = ("mosaic_gpu", "reference")
 CHILDREN = 4  # of every node of the tree that is timed; its shape costs nothing
-# Bytes of all caches together, of the array that is copied, and read by one timed run.
-CACHES, COPIED, RUN = 128 * 2**20, 2**30, 32 * 10**9
+CACHES = 128 * 2**20  # bytes of all of them together
 DEFINITIONS = {
     "cache_bytes": "keys and values of S tokens, once: 2 x B x K x S x H elements",
     "microseconds": "of one call within a program: lower quartile, median, upper quartile",
@@ -112,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def measure(case: Case, repeats: int) -> dict[str, Any]:
     """One row of the report: every candidate on one shape, beside a copy."""
     caches = max(1, math.ceil(CACHES / case.cache_bytes))
-    turns = max(1, round(RUN / (caches * case.cache_bytes)))
+    turns = max(1, round(timing.RUN / (caches * case.cache_bytes)))
     calls = caches * turns
     zero = jnp.int32(0)
     inputs = draw_inputs(case, caches)
@@ -123,7 +122,7 @@ def measure(case: Case, repeats: int) -> dict[str, Any]:
     for name in sorted(CANDIDATES, key="reference".__ne__):
         try:
             output = np.asarray(attention_program(name, 1)(once, zero), np.float64)
-            timers[name] = _timer(attention_program(name, turns), inputs, zero)
+            timers[name] = timer(attention_program(name, turns), inputs, zero)
         except (NotImplementedError, RuntimeError, ValueError) as error:
             found[name] = {"not_run": str(error).partition("\n")[0]}
             continue
@@ -131,33 +130,14 @@ def measure(case: Case, repeats: int) -> dict[str, Any]:
         if expected is not None:
             difference = float(np.linalg.norm(output - expected) / np.linalg.norm(expected))
             found[name] = {"difference": difference if np.isfinite(difference) else None}
-    elements = COPIED // 4
-    copies = max(1, round(RUN / (2 * 4 * elements)))
-    copy, array = copy_program(copies), [jnp.zeros(elements, jnp.uint32)]
-
-    def copy_again() -> Any:
-        """It is given the array that the run before returned: nothing is allocated."""
-        array[0] = copy(array[0], zero)
-        return array[0]
-
-    timers["copy"] = _timer(copy_again)
-
-    seconds = interleave(timers, repeats)
-    copy_rates = 2 * 4 * elements * copies / seconds.pop("copy")
-    for name, times in seconds.items():
-        rates = case.cache_bytes * calls / times
-        found[name] = found.get(name, {}) | {
-            "microseconds": _quartiles(1e6 * times / calls),
-            "gigabytes_per_second": case.cache_bytes * calls / float(np.median(times)) / 1e9,
-            "share_of_copy": _quartiles(rates / copy_rates),
-        }
+    rates, copied = beside_copy(timers, case.cache_bytes, calls, repeats)
     return {
         **case._asdict(),
         "cache_bytes": case.cache_bytes,
         "caches": caches,
         "calls": calls,
-        "copy_gigabytes_per_second": _quartiles(copy_rates / 1e9),
-        "candidates": {name: found[name] for name in CANDIDATES},
+        "copy_gigabytes_per_second": copied,
+        "candidates": {name: found.get(name, {}) | rates.get(name, {}) for name in CANDIDATES},
     }
 
 
@@ -202,33 +182,6 @@ def attention_program(implementation: Any, turns: int) -> Callable[..., Array]:
         return repeat(turn, inputs.q, turns, zero)
 
     return jax.jit(run)
-
-
-def copy_program(turns: int) -> Callable[..., UInt[Array, " n"]]:
-    """Reads and writes the whole array in every turn; the array is donated."""
-
-    def run(array: UInt[Array, " n"], zero: Int[Array, ""]) -> UInt[Array, " n"]:
-        return repeat(
-            lambda array, none: array + (none + 1).astype(array.dtype), array, turns, zero
-        )
-
-    return jax.jit(run, donate_argnums=0)
-
-
-def _timer(program: Callable[..., Any], *arguments: Any) -> Callable[[], float]:
-    """Seconds of one run; compiled and run once here."""
-
-    def run() -> float:
-        started = time.perf_counter()
-        jax.block_until_ready(program(*arguments))
-        return time.perf_counter() - started
-
-    run()
-    return run
-
-
-def _quartiles(values: np.ndarray) -> list[float]:
-    return [float(value) for value in np.quantile(values, (0.25, 0.5, 0.75))]
 
 
 def _show(row: dict[str, Any]) -> None:

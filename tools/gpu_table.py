@@ -17,17 +17,18 @@ from redrafter_jax.errors import InputError
 
 
 def collect(folder: Path) -> dict[str, Any]:
-    """The reports that `make gpu` left in a folder: `kernel`, and decode `steps` by target.
+    """The reports that `make gpu` left in a folder: of each kernel, and decode `steps` by target.
 
     Raises:
       InputError: they were not all measured on one GPU.
     """
     kernel = json.loads((folder / "kernel.json").read_text())
+    products = json.loads((folder / "grouped_matmul.json").read_text())
     steps = {
         path.parent.name.removeprefix("steps_"): json.loads(path.read_text())
         for path in sorted(folder.glob("steps_*/steps.json"))
     }
-    for report in (kernel, *steps.values()):
+    for report in (kernel, products, *steps.values()):
         # `eval steps` puts the number of devices before the name.
         device = report["device"].rpartition(" x ")[2]
         if (report["platform"], device) != ("gpu", kernel["device"]):
@@ -35,20 +36,22 @@ def collect(folder: Path) -> dict[str, Any]:
                 f"{folder} holds measurements on {report['device']!r} ({report['platform']}) and a "
                 f"kernel's on {kernel['device']!r}; run `make gpu` again, on one GPU."
             )
-    return {"kernel": kernel, "steps": steps}
+    return {"kernel": kernel, "products": products, "steps": steps}
 
 
-def markdown(kernel: dict[str, Any], steps: dict[str, Any]) -> Iterator[str]:
+def markdown(
+    kernel: dict[str, Any], products: dict[str, Any], steps: dict[str, Any]
+) -> Iterator[str]:
     """The lines of the page."""
     versions = ", ".join(f"{name} {number}" for name, number in kernel["versions"].items())
     yield f"# {kernel['device']}, {kernel['timestamp'].partition('T')[0]}\n"
     yield f"Written by `make gpu`; {versions}. Medians; the JSON file beside this has the rest.\n"
-    yield "## Tree attention: microseconds, share of a copy's rate, relative error\n"
-    shape, names = ("heads", "batch", "slots", "nodes"), list(kernel["rows"][0]["candidates"])
-    yield from _row(["heads", "B", "S", "N", *names], header=True)
-    for row in kernel["rows"]:
-        cells = [_kernel_cell(row["candidates"][name]) for name in names]
-        yield from _row([*(row[size] for size in shape), *cells])
+    measures = "microseconds, share of a copy's rate, relative error"
+    yield f"## Tree attention: {measures}\n"
+    shape = {"heads": "heads", "batch": "B", "slots": "S", "nodes": "N"}
+    yield from _kernel_table(kernel, shape)
+    yield f"\n## Pairs of products with int4 weights: {measures}\n"
+    yield from _kernel_table(products, {"weights": "weights", "nodes": "N"})
     for name, report in steps.items():
         yield f"\n## A decode step of {name}: milliseconds, and in baseline steps\n"
         parts = list(report["rows"][0]["milliseconds"])
@@ -60,11 +63,22 @@ def markdown(kernel: dict[str, Any], steps: dict[str, Any]) -> Iterator[str]:
             yield from _row([*sizes, row["sampling"], *times, ratio])
 
 
+def _kernel_table(report: dict[str, Any], shape: dict[str, str]) -> Iterator[str]:
+    names = list(report["rows"][0]["candidates"])
+    yield from _row([*shape.values(), *names], header=True)
+    for row in report["rows"]:
+        cells = [_kernel_cell(row["candidates"][name]) for name in names]
+        yield from _row([*(row[size] for size in shape), *cells])
+
+
 def _kernel_cell(one: dict[str, Any]) -> str:
     if "not_run" in one:
         return "not run"
+    cell = f"{one['microseconds'][1]:.1f}, {one['share_of_copy'][1]:.2f}"
+    if "difference" not in one:
+        return cell
     error = "not finite" if one["difference"] is None else f"{one['difference']:.1e}"
-    return f"{one['microseconds'][1]:.1f}, {one['share_of_copy'][1]:.2f}, {error}"
+    return f"{cell}, {error}"
 
 
 def _row(cells: list[Any], *, header: bool = False) -> Iterator[str]:

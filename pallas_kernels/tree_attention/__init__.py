@@ -4,18 +4,13 @@ One contract for every implementation; `reference` is the specification.
 """
 
 import functools
-import logging
-import os
-import re
-from typing import Any, Literal
+from collections.abc import Callable
 
-import jax
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.tree_attention.plan import CORES, why_unsupported
+from pallas_kernels.dispatch import Implementation, run
+from pallas_kernels.tree_attention.plan import why_unsupported
 from pallas_kernels.tree_attention.reference import reference
-
-Implementation = Literal["reference", "mosaic_gpu", "mosaic_gpu_interpret"]
 
 
 def tree_attention(
@@ -62,67 +57,24 @@ def tree_attention(
     # No position lies further back: what follows is the program without a window.
     if window is not None and window >= k_cache.shape[2] + q.shape[1]:
         window = None
-    specified = functools.partial(reference, scale=scale, window=window)
-    if implementation == "reference":
-        return specified(*arrays)
 
-    interpret = implementation == "mosaic_gpu_interpret"
-    device = _device()
-    reason = _too_few_workers() if interpret else _why_not_hopper(device)
-    reason = reason or why_unsupported(q, k_cache, v_cache, k_tree, v_tree, window)
-    if reason and implementation:
-        raise NotImplementedError(
-            f"tree_attention implementation {implementation!r} cannot run here: {reason}; "
-            "use 'reference' or None."
-        )
-    if reason:
-        _log_once(f"tree_attention runs as 'reference'; for 'mosaic_gpu', {reason}.")
-        return specified(*arrays)
+    def kernel() -> Callable[..., Array]:
+        from pallas_kernels.tree_attention.mosaic_gpu import mosaic_gpu
 
-    # Here, because it takes half a second and who has no GPU needs none of it.
-    from pallas_kernels.tree_attention.mosaic_gpu import mosaic_gpu
+        return functools.partial(mosaic_gpu, scale=scale)
 
-    kernel = functools.partial(mosaic_gpu, scale=scale, cores=_cores(device), interpret=interpret)
-    if implementation:
-        return kernel(*arrays)
-    _log_once("tree_attention runs as 'mosaic_gpu'.")
-    # What runs on the CPU beside a GPU keeps the specification.
-    return jax.lax.platform_dependent(*arrays, cuda=kernel, default=specified)
+    def unsupported(*arrays: Array) -> str | None:
+        q, k_cache, v_cache, _, k_tree, v_tree, _ = arrays
+        return why_unsupported(q, k_cache, v_cache, k_tree, v_tree, window)
 
-
-def _device() -> Any:
-    """One of those that the computation is for: of the mesh in use, else the first there is."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return (None if mesh.empty else mesh.abstract_device) or jax.devices()[0]
-
-
-def _why_not_hopper(device: Any) -> str | None:
-    """Half a sentence unless it is a Hopper: later GPUs dropped its matrix instructions."""
-    capability = getattr(device, "compute_capability", None)
-    if capability is None:  # a mesh knows the names of its devices alone
-        named = re.search(r"\bG?H(20|100|200|800)\b", device.device_kind)
-        capability = "9.0" if device.platform == "gpu" and named else "unknown"
-    if capability.startswith("9."):
-        return None
-    return f"it needs a Hopper GPU, of compute capability 9, but this is {device.device_kind!r}"
-
-
-def _cores(device: Any) -> int:
-    return getattr(device, "core_count", None) or getattr(device, "num_cores", None) or CORES
-
-
-def _too_few_workers() -> str | None:
-    """Half a sentence where the warpgroups that wait would hold every thread that XLA has."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    workers = int(os.environ.get("NPROC") or cores or 1)
-    if workers >= 4:
-        return None
-    return f"it needs 4 CPU cores, or NPROC=4 in the environment before JAX starts, not {workers}"
-
-
-@functools.cache
-def _log_once(message: str) -> None:
-    logging.getLogger(__name__).debug(message)
+    return run(
+        "tree_attention",
+        arrays,
+        implementation,
+        specified=functools.partial(reference, scale=scale, window=window),
+        unsupported=unsupported,
+        kernel=kernel,
+    )
 
 
 def _check_shapes(q: Array, k_cache: Array, *others: Array) -> None:

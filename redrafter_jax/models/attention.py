@@ -1,4 +1,4 @@
-"""Attention as the target uses it; the only module that knows the kernels."""
+"""Attention as the target uses it; the only module that knows the attention kernel."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int

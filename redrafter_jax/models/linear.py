@@ -7,13 +7,12 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Num
 
+from pallas_kernels.grouped_matmul import grouped_matmul
 from redrafter_jax.config import WeightFormat
 from redrafter_jax.parallel.collectives import all_reduce_sum, own_rows
 
 # Of int4, the first that divides the inputs.
 GROUP_SIZES = (128, 64, 32)
-# Fewer rows than a tensor core multiplies at once; XLA for GPUs would write the dequantized weight.
-_FEWEST_ROWS = 16
 
 
 class QuantizedWeight(NamedTuple):
@@ -45,7 +44,8 @@ def linear(
     """`x @ weight`.
 
     Of a quantized weight, codes are multiplied as they are, in x's dtype, which holds them exactly;
-    float32 sums of the products are scaled, so that no dequantized weight is made.
+    float32 sums of the products are scaled, so that no dequantized weight is made. On Hopper GPUs a
+    kernel does this for weights of several groups; see `grouped_matmul`.
 
     Args:
       x: float32 or bfloat16.
@@ -54,40 +54,8 @@ def linear(
     """
     if not isinstance(weight, QuantizedWeight):
         return jnp.matmul(x, weight, preferred_element_type=dtype)
-    codes, scale, minimum = weight
-    rows = x.reshape(-1, x.shape[-1])
-    product = jax.lax.platform_dependent(
-        rows, codes, scale.astype(jnp.float32), cpu=_scaled_product, default=_padded_product
-    )
-    if minimum is not None:
-        sums = rows.astype(jnp.float32).reshape(len(rows), len(scale), -1).sum(axis=-1)
-        # The number that code 0 stands for.
-        zeros = minimum.astype(jnp.float32) - jnp.iinfo(codes.dtype).min * scale.astype(jnp.float32)
-        product += jnp.matmul(sums, zeros, precision="highest")
+    product = grouped_matmul(x.reshape(-1, x.shape[-1]), *weight)
     return product.reshape(*x.shape[:-1], -1).astype(dtype or x.dtype)
-
-
-def _scaled_product(
-    x: Float[Array, "N I"], codes: Num[Array, "I O"], scale: Float[Array, "groups O"]
-) -> Float[Array, "N O"]:
-    """`x @ (scale * codes)`, float32: a sum over the groups of their own products."""
-    groups = len(scale)
-    if groups == 1:
-        return jnp.matmul(x, codes.astype(x.dtype), preferred_element_type=jnp.float32) * scale
-    products = jnp.einsum(
-        "NGI,GIO->GNO",
-        x.reshape(len(x), groups, -1),
-        codes.reshape(groups, -1, codes.shape[-1]).astype(x.dtype),
-        preferred_element_type=jnp.float32,
-    )
-    return (products * scale[:, None]).sum(axis=0)
-
-
-def _padded_product(
-    x: Float[Array, "N I"], codes: Num[Array, "I O"], scale: Float[Array, "groups O"]
-) -> Float[Array, "N O"]:
-    padding = max(_FEWEST_ROWS - len(x), 0) if len(scale) > 1 else 0
-    return _scaled_product(jnp.pad(x, ((0, padding), (0, 0))), codes, scale)[: len(x)]
 
 
 def read_rows(

@@ -49,8 +49,8 @@ def test_arguments_shrink_with_the_weights(form: Any, limit: float) -> None:
 def test_no_dequantized_weight_is_written(form: Any) -> None:
     target, head = pair(FEW, form)
     drafter = bind_drafter(head, DRAFT)
-    # With 4096 slots the cache would have as many numbers as a key projection.
-    state = abstract_state(target, drafter, 1, 3072)
+    # 13 times a power of two: no weight and no sums of groups have as many numbers as the cache.
+    state = abstract_state(target, drafter, 1, 3328)
     loop = jax.jit(decode, donate_argnames="state")
     steps = jax.ShapeDtypeStruct((), jnp.int32)
     compiled = compile_on(gpu_mesh("h200"), loop, target, drafter, state, steps)
@@ -60,8 +60,19 @@ def test_no_dequantized_weight_is_written(form: Any) -> None:
     whole, _ = pair(SHAPE, form)
     assert compiled.memory.temporaries < 0.05 * bytes_of(whole)
     plain, heads = pair(FEW, None)
-    weights = {leaf.size for leaf in jax.tree.leaves((plain, heads)) if leaf.ndim == 2}
-    assert not weights & written_sizes(compiled.hlo)
+    shapes = {leaf.shape for leaf in jax.tree.leaves((plain, heads)) if leaf.ndim == 2}
+    written = written_sizes(compiled.hlo)
+    assert not {prod(shape) for shape in shapes} & written
+    if form == "int4":
+        # Nor are the sums of every group of 128 inputs.
+        sums = {inputs // 128 * DRAFT.num_nodes * outputs for inputs, outputs in shapes}
+        assert not sums & written
+    grouped = [kernel for kernel in compiled.kernels if "grouped_matmul" in kernel.name]
+    assert bool(grouped) == (form == "int4")
+    assert all(kernel.spill_stores == kernel.spill_loads == 0 for kernel in grouped)
+    # In each layer attention, and the seven projections of int4.
+    calls = compiled.hlo.count('custom_call_target="mosaic_gpu_v2"')
+    assert calls == FEW.num_hidden_layers * (8 if form == "int4" else 1)
 
 
 def written_sizes(hlo: str) -> set[int]:

@@ -5,15 +5,14 @@ from pathlib import Path
 import jax
 import pytest
 
-from pallas_kernels import aot
-from pallas_kernels import tree_attention as dispatch
+from pallas_kernels import aot, dispatch
 from redrafter_jax import InputError
 from redrafter_jax.checkpoints.real_models import RealModel, fetch
 
 _NO_COMPILER = aot.why_unavailable()
 needs_compiler = pytest.mark.skipif(_NO_COMPILER is not None, reason=_NO_COMPILER or "")
 
-_NO_HOPPER = dispatch._why_not_hopper(jax.devices()[0])
+_NO_HOPPER = dispatch.why_not_hopper(jax.devices()[0])
 needs_hopper = pytest.mark.skipif(_NO_HOPPER is not None, reason=f"of the kernel: {_NO_HOPPER}")
 
 

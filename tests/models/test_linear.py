@@ -123,20 +123,6 @@ def test_fp8_has_four_bits_of_every_number(axis: int) -> None:
     assert (np.abs(linear(x, weight, jnp.float32) - expected) / sizes).max() < 1e-6
 
 
-def test_a_padded_product_for_few_rows_is_the_same() -> None:
-    """What other devices than CPUs run, here on one."""
-    from redrafter_jax.models.linear import _padded_product, _scaled_product
-
-    weight = random_weight(4, 2, False, "float32")
-    x = jnp.asarray(RANDOM.normal(size=(3, 64)), jnp.float32)
-    np.testing.assert_allclose(
-        _padded_product(x, weight.codes, weight.scale),
-        _scaled_product(x, weight.codes, weight.scale),
-        rtol=1e-5,
-        atol=1e-6,
-    )
-
-
 def test_weights_pass_through_jax_as_pytrees() -> None:
     weight = random_weight(4, 2, True, "float32")
     x = jnp.asarray(RANDOM.normal(size=(3, 64)), jnp.float32)

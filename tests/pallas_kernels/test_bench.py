@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import pytest
 from needs import needs_compiler
 
-from pallas_kernels import bench
-from pallas_kernels import tree_attention as dispatch
+from pallas_kernels import bench, dispatch, timing
 from pallas_kernels.aot import compile_on, gpu_mesh
 from pallas_kernels.bench import Case, attention_program, draw_inputs, main, tree_attention
 
@@ -35,8 +34,8 @@ def test_the_report_has_every_combination(
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(bench, "CANDIDATES", ("mosaic_gpu", "reference", "broken"))
     monkeypatch.setattr(bench, "tree_attention", attend)
-    for size in ("CACHES", "COPIED", "RUN"):
-        monkeypatch.setattr(bench, size, 10**5)
+    for module, size in ((bench, "CACHES"), (timing, "COPIED"), (timing, "RUN")):
+        monkeypatch.setattr(module, size, 10**5)
     path = tmp_path / "kernel.json"
     main(["--nodes", "3", "--slots", "64", "--batch", "2", "--repeats", "2", "--output", str(path)])
     report = json.loads(path.read_text())
@@ -98,7 +97,7 @@ class Hopper:
 def test_compiled_for_a_gpu_every_call_stays_in_the_loop(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch, "_device", Hopper)
+    monkeypatch.setattr(dispatch, "current_device", Hopper)
     case = Case(32, 32, 128, batch=1, slots=1024, nodes=32, dtype="bfloat16")
     inputs = jax.eval_shape(lambda: draw_inputs(case, 3))
     zero = jax.ShapeDtypeStruct((), jnp.int32)

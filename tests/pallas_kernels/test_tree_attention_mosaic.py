@@ -1,24 +1,24 @@
 """The Mosaic GPU kernel: in the interpreter with race detection, and lowered for real shapes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.experimental.pallas as pl
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_arrays import Case, expected_output, random_inputs
-from jax._src.dispatch import runtime_tokens
-from jax._src.interpreters.mlir import make_ir_context
-from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
-from jax.experimental.mosaic.gpu import core as mosaic
-from jaxlib.mlir import ir
+from mosaic_kernels import (
+    fenced,
+    races_found,
+    removable_waits,
+    watched_interpreter,
+    without_fence,
+)
 from needs import needs_compiler, needs_hopper
 
-from pallas_kernels import tree_attention as dispatch
+from pallas_kernels import dispatch
 from pallas_kernels.aot import compile_on, gpu_mesh
 from pallas_kernels.tree_attention import mosaic_gpu as kernel_module
 from pallas_kernels.tree_attention import tree_attention
@@ -47,42 +47,20 @@ CASES = {
 SHORT = "two ways, a last block that starts earlier"
 
 
-@pytest.fixture
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The interpreter, made to watch what wgmma reads as well."""
-    wgmma: Callable[[Any, Any, Any], None] = plgpu.wgmma
-
-    def watched(accumulator: Any, a: Any, b: Any) -> None:
-        _ = a[...], b[...]
-        plgpu.commit_smem()
-        wgmma(accumulator, a, b)
-
-    monkeypatch.setattr(plgpu, "wgmma", watched)
-    forget_last_kernel()
-    yield
-    forget_last_kernel()
-
-
-def forget_last_kernel() -> None:
-    """Else one that failed makes the next ones fail, too."""
-    gpu_callbacks.reset_gpu_interpret_mode_state()
-    runtime_tokens.clear()
-
-
 def interpreted(case: Case) -> Callable[..., Any]:
     return partial(mosaic_gpu, scale=case.head_dim**-0.5, cores=case.cores, interpret=True)
 
 
-@pytest.mark.usefixtures("interpreter")
 @pytest.mark.parametrize("name", [SHORT, *(long(name) for name in CASES if name != SHORT)])
 def test_equals_attention_in_float64_without_races(name: str) -> None:
     case = CASES[name]
     inputs = random_inputs(case)
     expected = expected_output(inputs, case.head_dim**-0.5)
-    output = np.asarray(jax.jit(interpreted(case))(**inputs), np.float64)
+    with watched_interpreter():
+        output = np.asarray(jax.jit(interpreted(case))(**inputs), np.float64)
+        assert not races_found()
     error = np.linalg.norm(output - expected, axis=-1)
     assert (error < 1e-2 * np.linalg.norm(expected, axis=-1)).all()
-    assert not gpu_callbacks.get_races().races_found
 
 
 # In the order in which they are traced.
@@ -101,49 +79,23 @@ WAITS = (
 
 
 @cache
-def removable_waits() -> Callable[[str | None], None]:
-    """Runs without the wait of that name; one program for all, which skips it as it runs."""
+def caught_without() -> Callable[[str | None], bool]:
     case = Case((150,), 7, 1, 192, cores=1)
-    inputs = random_inputs(case)
-    waits = iter(WAITS)
-    wait: Callable[[Any], None] = plgpu.barrier_wait
-    removed: str | None = None
 
-    def wait_unless_removed(barrier: Any) -> None:
-        name = next(waits)
-        kept = jax.pure_callback(lambda: np.bool_(name != removed), jax.ShapeDtypeStruct((), bool))
-        pl.when(kept)(lambda: wait(barrier))
+    def two_stages(*shape: int) -> Any:
+        return make_plan(*shape)._replace(stages=2)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plgpu, "barrier_wait", wait_unless_removed)
-        patch.setattr(
-            kernel_module, "make_plan", lambda *shape: make_plan(*shape)._replace(stages=2)
-        )
-        compiled = jax.jit(interpreted(case)).lower(**inputs).compile()
-    assert list(waits) == []
-
-    def run(name: str | None) -> None:
-        nonlocal removed
-        removed = name
-        jax.block_until_ready(compiled(**inputs))
-
-    return run
+        patch.setattr(kernel_module, "make_plan", two_stages)
+        return removable_waits(WAITS, interpreted(case), random_inputs(case))
 
 
-@pytest.mark.usefixtures("interpreter")
 @pytest.mark.parametrize("removed", [WAITS[1], long(WAITS[0]), *map(long, WAITS[2:])])
 def test_a_removed_wait_is_caught(removed: str) -> None:
-    run = removable_waits()
-    caught = False
-    try:
-        run(removed)
-    except jax.errors.JaxRuntimeError:  # a slot or a barrier found in a state that cannot be
-        caught = True
-    assert caught or gpu_callbacks.get_races().races_found
-    # The same program is sound with all its waits, and nothing of the failure stays behind.
-    forget_last_kernel()
-    run(None)
-    assert not gpu_callbacks.get_races().races_found
+    with watched_interpreter():
+        assert caught_without()(removed)
+        # The same program is sound with all its waits, and nothing of the failure stays behind.
+        assert not caught_without()(None)
 
 
 LOWERED = {
@@ -152,52 +104,26 @@ LOWERED = {
     "Vicuna-7B, 64 nodes": VICUNA._replace(nodes=64, slots=8200),
 }
 # What comes right after the fence that orders it behind the stores to shared memory.
-FENCED = ["the copier arrives after clearing", "the output is copied out"]
+FENCED = {
+    "the copier arrives after clearing": "mbarrier.arrive.",
+    "the output is copied out": "global.shared",
+}
 
 
-@pytest.mark.parametrize("case", LOWERED.values(), ids=LOWERED)
-def test_lowered_for_cuda_each_path_has_its_fence(case: Case) -> None:
-    assert fenced(case) == FENCED
+def fenced_of(name: str) -> list[str]:
+    inputs = jax.eval_shape(lambda: empty_inputs(LOWERED[name]))
+    return fenced(partial(mosaic_gpu, scale=0.1), inputs, FENCED)
+
+
+@pytest.mark.parametrize("name", LOWERED)
+def test_lowered_for_cuda_each_path_has_its_fence(name: str) -> None:
+    assert fenced_of(name) == list(FENCED)
 
 
 @pytest.mark.parametrize("removed", [0, 1])
-def test_a_removed_fence_is_noticed(removed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = iter(range(2))
-    commit: Callable[[], None] = plgpu.commit_smem
-    monkeypatch.setattr(plgpu, "commit_smem", lambda: None if next(calls) == removed else commit())
-    assert fenced(LOWERED["Llama-3.1-8B, one node"]) == FENCED[1 - removed :][:1]
-
-
-def fenced(case: Case) -> list[str]:
-    """What the fences of the lowered kernel publish, in the order of the code."""
-    inputs = jax.eval_shape(lambda: empty_inputs(case))
-    traced = jax.jit(partial(mosaic_gpu, scale=0.1)).trace(**inputs)
-    program = traced.lower(lowering_platforms=("cuda",)).compiler_ir("stablehlo")
-    [call] = [one for one in operations(program) if one.name == "stablehlo.custom_call"]
-    context = make_ir_context()
-    context.allow_unregistered_dialects = True
-    mosaic.dialect.register_dialect(context)  # pyright: ignore[reportPrivateImportUsage]
-    with context:
-        kernel = ir.Module.parse(call.attributes["mhlo.backend_config"]["module"].value_bytes)
-        instructions = [
-            one.attributes["asm_string"].value if "asm_string" in one.attributes else one.name
-            for one in operations(kernel)
-        ]
-    found = []
-    fence = False
-    for instruction in instructions:
-        fence |= instruction.endswith("nvvm.fence.proxy")
-        for published, mark in zip(FENCED, ("mbarrier.arrive.", "global.shared"), strict=True):
-            if fence and mark in instruction:
-                found.append(published)
-                fence = False
-    return found
-
-
-def operations(module: Any) -> list[Any]:
-    found: list[Any] = []
-    module.operation.walk(lambda one: found.append(one) or ir.WalkResult.ADVANCE)
-    return found
+def test_a_removed_fence_is_noticed(removed: int) -> None:
+    found = without_fence(removed, lambda: fenced_of("Llama-3.1-8B, one node"))
+    assert found == [list(FENCED)[1 - removed]]
 
 
 def empty_inputs(case: Case) -> dict[str, Any]:
@@ -278,11 +204,11 @@ H200 = Device("gpu", "NVIDIA H200", 132)  # as a mesh describes it
     ],
 )
 def test_hoppers_take_the_kernel(device: Device, kernel: bool) -> None:
-    assert (dispatch._why_not_hopper(device) is None) == kernel
+    assert (dispatch.why_not_hopper(device) is None) == kernel
 
 
 def test_none_is_the_kernel_on_hopper_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "_device", lambda: H200)
+    monkeypatch.setattr(dispatch, "current_device", lambda: H200)
     attend = jax.jit(partial(tree_attention, scale=0.1))
     lowered = attend.trace(**empty_inputs(Case((1,), 2, 2, 64))).lower
     assert "mosaic_gpu" in lowered(lowering_platforms=("cuda",)).as_text()

@@ -32,6 +32,16 @@ KERNEL: dict[str, Any] = COMMON | {
         }
     ],
 }
+OTHER = {name: value for name, value in RIGHT.items() if name != "difference"}
+PRODUCTS: dict[str, Any] = COMMON | {
+    "rows": [
+        {
+            "weights": "vicuna-7b",
+            "nodes": 16,
+            "candidates": {"mosaic_gpu": RIGHT, "bfloat16": OTHER},
+        }
+    ],
+}
 STEP = {
     "beam_width": 8,
     "draft_rounds": 4,
@@ -48,8 +58,9 @@ STEPS = COMMON | {"device": "1 x Imaginary G1 80GB", "rows": [STEP]}
 
 def run(measured: Path, monkeypatch: pytest.MonkeyPatch, **changed: Any) -> tuple[str, Any]:
     """The page and the JSON file beside it."""
-    reports = {"kernel": KERNEL, "steps": STEPS} | changed
+    reports = {"kernel": KERNEL, "products": PRODUCTS, "steps": STEPS} | changed
     (measured / "kernel.json").write_text(json.dumps(reports["kernel"]))
+    (measured / "grouped_matmul.json").write_text(json.dumps(reports["products"]))
     (measured / "steps_some_7b").mkdir()
     (measured / "steps_some_7b" / "steps.json").write_text(json.dumps(reports["steps"]))
     monkeypatch.setattr(sys, "argv", ["gpu_table", str(measured), str(measured / "docs")])
@@ -65,13 +76,15 @@ def test_both_files_have_the_numbers_of_the_reports(
     assert page.startswith("# Imaginary G1 80GB, 2001-02-03\n")
     assert "| vicuna-7b | 8 | 1024 | 32 | 12.3, 0.60, 3.0e-03 | not run |" in page
     assert "| 8 | 4 | 32 | 0 | 1 | 4096 | greedy | 1.500 | 4.250 | 3.500 | 1.20 |" in page
-    assert numbers == {"kernel": KERNEL, "steps": {"some_7b": STEPS}}
+    assert "| vicuna-7b | 16 | 12.3, 0.60, 3.0e-03 | 12.3, 0.60 |" in page
+    assert numbers == {"kernel": KERNEL, "products": PRODUCTS, "steps": {"some_7b": STEPS}}
 
 
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
         ({"kernel": KERNEL | {"platform": "cpu"}}, r"'Imaginary G1 80GB' \(cpu\)"),
+        ({"products": PRODUCTS | {"device": "Other"}}, "measurements on 'Other'"),
         ({"steps": STEPS | {"device": "1 x Other"}}, "measurements on '1 x Other'"),
     ],
 )

@@ -1,0 +1,84 @@
+"""Products of rows with a weight of whole numbers that share scales in groups.
+
+One contract for every implementation; `reference` is the specification.
+"""
+
+from collections.abc import Callable
+
+import jax
+from jaxtyping import Array, Float, Num
+
+from pallas_kernels.dispatch import Implementation, run
+from pallas_kernels.grouped_matmul.plan import why_unsupported
+from pallas_kernels.grouped_matmul.reference import reference
+
+
+def grouped_matmul(
+    x: Float[Array, "N I"],
+    codes: Num[Array, "I O"],
+    scale: Float[Array, "groups O"],
+    minimum: Float[Array, "groups O"] | None = None,
+    *,
+    implementation: Implementation | None = None,
+) -> Float[Array, "N O"]:
+    """Rows times the numbers that codes, scales and minima stand for, summed in float32.
+
+    A number of the weight is `scale * code`, or with a minimum `minimum + scale * (code - lowest)`,
+    lowest being the least that the codes' dtype can hold. Codes are multiplied as they are, in x's
+    dtype; the sums of the products of a group are scaled. The kernel writes neither the numbers nor
+    those sums, and its result for a row has the same bits whatever the other rows are and however
+    many.
+
+    Args:
+      x: rows, float32 or bfloat16.
+      codes: int4, int8 or, without minima, float8_e4m3fn; inputs in as many groups of equal size as
+        there are scales.
+      scale: of every group of an output, in any floating-point dtype.
+      minimum: likewise, the number that the lowest code stands for; None where 0 stands for 0.
+      implementation: a named one, or None for the best that this platform has: "mosaic_gpu" on
+        Hopper GPUs for rows in bfloat16, codes in int4 or int8, and groups of 16, 32, 64 or 128
+        inputs, else "reference". "mosaic_gpu_interpret" is the same kernel on the CPU, slow,
+        watched for races.
+
+    Returns:
+      float32.
+
+    Raises:
+      ValueError: shapes do not fit together.
+      NotImplementedError: the named implementation cannot run here.
+    """
+    _check_shapes(x, codes, scale, minimum)
+
+    def kernel() -> Callable[..., Array]:
+        from pallas_kernels.grouped_matmul.mosaic_gpu import mosaic_gpu
+
+        # Layers of the same shape share one trace.
+        return jax.jit(mosaic_gpu, static_argnames=("cores", "interpret"))
+
+    return run(
+        "grouped_matmul",
+        (x, codes, scale, minimum),
+        implementation,
+        specified=reference,
+        unsupported=why_unsupported,
+        kernel=kernel,
+    )
+
+
+def _check_shapes(x: Array, codes: Array, scale: Array, minimum: Array | None) -> None:
+    for name, array in {"x": x, "codes": codes, "scale": scale}.items():
+        if array.ndim != 2:
+            raise ValueError(f"grouped_matmul: {name} has shape {array.shape}, not 2 axes.")
+    inputs, outputs = codes.shape
+    groups = len(scale)
+    if x.shape[1] != inputs or scale.shape[1] != outputs:
+        raise ValueError(
+            f"grouped_matmul: x {x.shape} and scale {scale.shape} do not fit codes {codes.shape}, "
+            f"which ask for {inputs} columns and {outputs}."
+        )
+    if not groups or inputs % groups:
+        raise ValueError(f"grouped_matmul: {groups} groups do not divide {inputs} inputs.")
+    if minimum is not None and minimum.shape != scale.shape:
+        raise ValueError(
+            f"grouped_matmul: minimum has shape {minimum.shape}, but scale {scale.shape}."
+        )

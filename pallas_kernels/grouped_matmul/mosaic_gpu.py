@@ -1,0 +1,224 @@
+"""Products with grouped codes for Hopper GPUs in Pallas' Mosaic GPU dialect.
+
+Decoding is bound by reading the weight, so a program reads the codes of its 128 outputs and of its
+split of the inputs once, and multiplies them by up to 64 rows. The weight is the left factor: its
+outputs fill the 64 rows that wgmma has, and the few rows of x are its columns, eight or more.
+
+Each program runs one warpgroup that copies blocks of 128 inputs into a ring of shared memory, and
+two that compute, each 64 outputs. These turn the codes of a group into bfloat16 in registers, which
+holds them exactly, and multiply; the group's products are scaled as they are added to the
+total, in float32. With minima, the sums of a row's inputs by group come with it, computed once for
+all outputs.
+
+What is computed of a row has one order, whatever other rows there are: inputs by the matrix
+instruction within a group, groups from first to last within a split, then splits likewise.
+"""
+
+from typing import Any
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.grouped_matmul.plan import (
+    BLOCK,
+    COPIER_REGISTERS,
+    MAX_ROWS,
+    REGISTERS,
+    TILE,
+    WARPGROUPS,
+    WIDTH,
+    Plan,
+    make_plan,
+)
+
+_TILE = plgpu.Layout.WGMMA
+_TURNED = plgpu.Layout.WGMMA_TRANSPOSED
+_OUTPUTS = plgpu.Layout.WGMMA.reduce(1)  # one value per output of a tile
+_ROWS = plgpu.Layout.WGMMA.reduce(0)  # one value per row of x
+
+
+def mosaic_gpu(
+    x: Float[Array, "N I"],
+    codes: Int[Array, "I O"],
+    scale: Float[Array, "groups O"],
+    minimum: Float[Array, "groups O"] | None,
+    *,
+    cores: int,
+    interpret: bool = False,
+) -> Float[Array, "N O"]:
+    """See `pallas_kernels.grouped_matmul.grouped_matmul`; it takes what `why_unsupported` lets by.
+
+    `cores` is the card's number of them; `interpret` runs on the CPU and detects races.
+    """
+    N, inputs = x.shape
+    bits = jnp.iinfo(codes.dtype).bits
+    group = inputs // len(scale)
+    plan = make_plan(N, inputs, codes.shape[1], bits, group, minimum is not None, cores)
+    rows = jnp.pad(x, ((0, plan.padded_rows - N), (0, 0)))
+    arrays = [rows, codes, scale]
+    if minimum is not None:
+        arrays += [minimum, group_sums(rows, len(scale)).T]
+    partial = _make_kernel(plan, codes, scale, minimum, interpret)(*arrays)
+    total = partial[0, :N]
+    for split in range(1, plan.splits):
+        total += partial[split, :N]
+    return total
+
+
+def group_sums(x: Float[Array, "N I"], groups: int) -> Float[Array, "N groups"]:
+    """Of each row, by halves: elementwise sums have one order, which a reduction need not have."""
+    sums = x.astype(jnp.float32).reshape(len(x), groups, -1)
+    while sums.shape[-1] > 1:
+        half = sums.shape[-1] // 2
+        sums = sums[..., :half] + sums[..., half:]
+    return sums[..., 0]
+
+
+def _make_kernel(plan: Plan, codes: Any, scale: Any, minimum: Any, interpret: bool) -> Any:
+    """From rows, codes, scales and perhaps minima and sums to the products of every split."""
+    inputs, outputs = codes.shape
+    group = inputs // len(scale)
+    groups = BLOCK // group  # of a block
+    blocks = pl.cdiv(inputs, BLOCK)
+    lowest = float(jnp.iinfo(codes.dtype).min)
+
+    def body(sources: Any, output_ref: Any, scratch: dict[str, Any], barriers: Any) -> None:
+        split, column = lax.axis_index("split"), lax.axis_index("column")
+        row, warpgroup = lax.axis_index("tile") * plan.rows, lax.axis_index("warpgroup")
+        first = lax.min(split * plan.steps, blocks)
+        steps = lax.min(first + plan.steps, blocks) - first
+
+        @pl.when(warpgroup == WARPGROUPS)
+        def _copy() -> None:
+            plgpu.set_max_registers(COPIER_REGISTERS, action="decrease")
+
+            @pl.loop(0, steps)
+            def _step(step: Any) -> None:
+                slot = lax.rem(step, plan.stages)
+
+                @pl.when(step >= plan.stages)
+                def _() -> None:
+                    plgpu.barrier_wait(barriers["free"].at[slot])
+
+                def copy(name: str, *index: Any, part: tuple[int, ...] = ()) -> None:
+                    target = scratch[name].at[(slot, *part)]
+                    loaded = barriers["loaded"].at[slot]
+                    plgpu.copy_gmem_to_smem(sources[name].at[index], target, loaded)
+
+                block = pl.ds((first + step) * BLOCK, BLOCK)
+                scales = pl.ds((first + step) * groups, groups)
+                own = pl.ds(column * WIDTH, WIDTH)
+                for part in range(WARPGROUPS):
+                    copy("codes", block, pl.ds(column * WIDTH + part * TILE, TILE), part=(part,))
+                copy("rows", pl.ds(row, plan.rows), block)
+                copy("scale", scales, own)
+                if minimum is not None:
+                    copy("minimum", scales, own)
+                    copy("sums", scales, pl.ds(row, MAX_ROWS))
+
+        @pl.when(warpgroup < WARPGROUPS)
+        def _compute() -> None:
+            plgpu.set_max_registers(REGISTERS, action="increase")
+            staged = scratch["weights"].at[warpgroup] if interpret else None
+
+            def per_output(name: str, slot: Any, index: int) -> Any:
+                ref = scratch[name].at[slot, index, pl.ds(warpgroup * TILE, TILE)]
+                values = plgpu.load(ref, layout=_OUTPUTS, optimized=False)
+                return values.astype(jnp.float32)
+
+            def add_block(step: Any, total: Any) -> Any:
+                slot = lax.rem(step, plan.stages)
+                plgpu.barrier_wait(barriers["loaded"].at[slot])
+                for index in range(groups):
+                    own = pl.ds(index * group, group)
+                    weights = plgpu.load(
+                        scratch["codes"].at[slot, warpgroup, own].transpose((1, 0)), layout=_TURNED
+                    )
+                    weights = plgpu.layout_cast(weights.astype(jnp.bfloat16), _TILE)
+                    rows = scratch["rows"].at[slot, :, own].transpose((1, 0))
+                    step_size = per_output("scale", slot, index)
+                    total += _product(weights, rows, staged) * _spread(step_size, plan.rows, 0)
+                    if minimum is not None:
+                        # The number that code 0 stands for.
+                        zero = per_output("minimum", slot, index) - lowest * step_size
+                        sums = scratch["sums"].at[slot, index, pl.ds(0, plan.rows)]
+                        sums = plgpu.load(sums, layout=_ROWS, optimized=False)
+                        total += _spread(zero, plan.rows, 0) * _spread(sums, plan.rows, 1)
+
+                # Only where a copy waits for it: no phase of a barrier may go by unobserved.
+                @pl.when(step + plan.stages < steps)
+                def _() -> None:
+                    plgpu.commit_smem()  # orders the copy behind what was read here
+                    plgpu.barrier_arrive(barriers["free"].at[slot])
+
+                return total
+
+            zeros = plgpu.layout_cast(jnp.zeros((TILE, plan.rows), jnp.float32), _TILE)
+            total = lax.fori_loop(0, steps, add_block, zeros)
+            output = scratch["output"].at[warpgroup]
+            output.transpose((1, 0))[...] = plgpu.layout_cast(total, _TURNED)
+            plgpu.commit_smem()
+            own = pl.ds(column * WIDTH + warpgroup * TILE, TILE)
+            plgpu.copy_smem_to_gmem(output, output_ref.at[split, pl.ds(row, plan.rows), own])
+            plgpu.wait_smem_to_gmem(0)
+
+    def entry(*refs: Any) -> None:
+        *sources, output_ref = refs
+        names = ("rows", "codes", "scale", "minimum", "sums")[: len(sources)]
+        scratch = {
+            "rows": plgpu.SMEM((plan.stages, plan.rows, BLOCK), jnp.bfloat16),
+            "codes": plgpu.SMEM((plan.stages, WARPGROUPS, BLOCK, TILE), codes.dtype),
+            "scale": plgpu.SMEM((plan.stages, groups, WIDTH), scale.dtype),
+            "output": plgpu.SMEM((WARPGROUPS, plan.rows, TILE), jnp.float32),
+        }
+        if minimum is not None:
+            scratch["minimum"] = plgpu.SMEM((plan.stages, groups, WIDTH), minimum.dtype)
+            # Copies go to multiples of 128 bytes, which sums of fewer rows do not fill.
+            scratch["sums"] = plgpu.SMEM((plan.stages, groups, MAX_ROWS), jnp.float32)
+        if interpret:
+            scratch["weights"] = plgpu.SMEM((WARPGROUPS, TILE, group), jnp.bfloat16)
+        copies = len(sources) + WARPGROUPS - 1
+        barriers = {
+            "loaded": plgpu.Barrier(num_arrivals=copies, num_barriers=plan.stages),
+            "free": plgpu.Barrier(num_arrivals=WARPGROUPS, num_barriers=plan.stages),
+        }
+        pl.run_scoped(
+            lambda *scoped: body(dict(zip(names, sources, strict=True)), output_ref, *scoped),
+            scratch,
+            barriers,
+            collective_axes="warpgroup",
+        )
+
+    return plgpu.kernel(
+        entry,
+        out_type=jax.ShapeDtypeStruct((plan.splits, plan.padded_rows, outputs), jnp.float32),
+        # The last axis runs fastest: programs that read the same codes start together.
+        grid=(plan.splits, plan.columns, plan.tiles),
+        grid_names=("split", "column", "tile"),
+        num_threads=WARPGROUPS + 1,
+        thread_name="warpgroup",
+        kernel_name="grouped_matmul",
+        interpret=plgpu.InterpretGPUParams(detect_races=True) if interpret else None,
+    )
+
+
+def _product(weights: Any, rows: Any, staged: Any) -> Any:
+    """weights @ rows; the interpreter takes weights from shared memory alone."""
+    if staged is not None:
+        staged[...] = weights
+        plgpu.commit_smem()
+        weights = staged
+
+    def product(product_ref: Any) -> Any:
+        plgpu.wgmma(product_ref, weights, rows)
+        return product_ref[...]
+
+    return pl.run_scoped(product, plgpu.WGMMAAccumulatorRef((TILE, rows.shape[1]), jnp.float32))
+
+
+def _spread(values: Any, rows: int, axis: int) -> Any:
+    return lax.broadcast_in_dim(values, (TILE, rows), [axis])

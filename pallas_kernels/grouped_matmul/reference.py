@@ -1,0 +1,53 @@
+"""The specification in jnp: the path of other platforms and the oracle of the kernel's tests."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Num
+
+# Fewer rows than a tensor core multiplies at once; XLA for GPUs would write the dequantized weight.
+_FEWEST_ROWS = 16
+
+
+def reference(
+    x: Float[Array, "N I"],
+    codes: Num[Array, "I O"],
+    scale: Float[Array, "groups O"],
+    minimum: Float[Array, "groups O"] | None,
+) -> Float[Array, "N O"]:
+    """See `pallas_kernels.grouped_matmul.grouped_matmul`.
+
+    The sums of products of more than one group are an array [groups, N, O] on the way.
+    """
+    scale = scale.astype(jnp.float32)
+    product = jax.lax.platform_dependent(
+        x, codes, scale, cpu=_scaled_product, default=_padded_product
+    )
+    if minimum is not None:
+        sums = x.astype(jnp.float32).reshape(len(x), len(scale), -1).sum(axis=-1)
+        # The number that code 0 stands for.
+        zeros = minimum.astype(jnp.float32) - jnp.iinfo(codes.dtype).min * scale
+        product += jnp.matmul(sums, zeros, precision="highest")
+    return product
+
+
+def _scaled_product(
+    x: Float[Array, "N I"], codes: Num[Array, "I O"], scale: Float[Array, "groups O"]
+) -> Float[Array, "N O"]:
+    """`x @ (scale * codes)`, float32: a sum over the groups of their own products."""
+    groups = len(scale)
+    if groups == 1:
+        return jnp.matmul(x, codes.astype(x.dtype), preferred_element_type=jnp.float32) * scale
+    products = jnp.einsum(
+        "NGI,GIO->GNO",
+        x.reshape(len(x), groups, -1),
+        codes.reshape(groups, -1, codes.shape[-1]).astype(x.dtype),
+        preferred_element_type=jnp.float32,
+    )
+    return (products * scale[:, None]).sum(axis=0)
+
+
+def _padded_product(
+    x: Float[Array, "N I"], codes: Num[Array, "I O"], scale: Float[Array, "groups O"]
+) -> Float[Array, "N O"]:
+    padding = max(_FEWEST_ROWS - len(x), 0) if len(scale) > 1 else 0
+    return _scaled_product(jnp.pad(x, ((0, padding), (0, 0))), codes, scale)[: len(x)]
