@@ -8,7 +8,7 @@ from redrafter_jax.config import DrafterConfig, MedusaConfig, TargetConfig
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 # Of a model that reads images too: what is no part of its text model.
 IMAGE_WEIGHTS = r"(model\.)?(vision_tower|multi_modal_projector)\..*"
-ACTIVATION_SCALES = r".*_proj\.input_scale"
+ACTIVATION_SCALES = r".*\.input_scale"
 # A layer's norms, by whether attention and feed-forward have one behind them.
 _NORMS = {
     False: {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},

@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from redrafter_jax.checkpoints.quantized import MINIMUM, SCALE, StoredQuantized,
 from redrafter_jax.checkpoints.stored import ITEM_BYTES, Stored, dtype_of, pieces, read_weight
 from redrafter_jax.config import WeightFormat
 from redrafter_jax.errors import InputError
-from redrafter_jax.models.linear import quantize
+from redrafter_jax.models.quantize import compiled_quantize
 
 # Safetensors' names of the dtypes that can be asked for.
 DTYPES = {"float32": "F32", "bfloat16": "BF16"}
@@ -135,7 +134,7 @@ def _rows(
                 f"{weight.path}: weight {weight.name!r} holds numbers that are not finite, which "
                 f"{form} cannot stand for."
             )
-        codes, *groups = jax.device_get(_quantize(jnp.asarray(numbers), form, 1))
+        codes, *groups = jax.device_get(compiled_quantize(jnp.asarray(numbers), form, 1))
         packed = pack(codes) if form == "int4" else codes
         yield packed, *(part for part in groups if part is not None)
 
@@ -148,6 +147,3 @@ def _cast(weight: Stored, numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
             f"{weight.path}: weight {weight.name!r} holds numbers beyond the range of {dtype}."
         )
     return cast
-
-
-_quantize = partial(jax.jit, static_argnums=(1, 2))(quantize)

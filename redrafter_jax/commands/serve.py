@@ -89,8 +89,8 @@ def run(arguments: argparse.Namespace) -> None:
 
 def fingerprint(target: Target) -> str:
     """Of what may change how numbers are rounded, and with them a text, besides the request."""
-    # All of them: of a quantized target only the norms have the activations' dtype.
-    dtypes = sorted({str(leaf.dtype) for leaf in jax.tree.leaves(target)})
+    # Of a quantized target the norms alone have the activations' dtype.
+    arrays = [(str(leaf.dtype), leaf.shape) for leaf in jax.tree.leaves(target)]
     shape, versions = target.mesh and target.mesh.shape, (version("redrafter-jax"), version("jax"))
-    told = repr((*versions, target.config, dtypes, shape, jax.default_backend())).encode()
+    told = repr((*versions, target.config, arrays, shape, jax.default_backend())).encode()
     return "fp_" + hashlib.sha256(told).hexdigest()[:10]

@@ -31,13 +31,14 @@ def quantize_model(model: AnyModel, quantization: Quantization) -> AnyModel:
             return variable
         axis = 1 if "embed_tokens" in name else 0
         check_format(name, form, value.shape[axis])
-        return variable.replace(_quantize(value, form, axis))
+        return variable.replace(compiled_quantize(value, form, axis))
 
     flat = [(path, quantized(path, leaf)) for path, leaf in nnx.to_flat_state(model.params)]
     return replace(model, params=nnx.from_flat_state(flat))
 
 
-_quantize = partial(jax.jit, static_argnums=(1, 2))(quantize)
+# One for all callers, that they round alike: XLA may round differently what is not compiled.
+compiled_quantize = partial(jax.jit, static_argnums=(1, 2))(quantize)
 
 
 def check_format(name: str, form: WeightFormat, inputs: int) -> None:

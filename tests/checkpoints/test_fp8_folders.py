@@ -27,16 +27,16 @@ def write_fp8(
 
     Args:
       folder: of both.
-      stated: as `quantization_config`.
+      stated: as `quantization_config`; `ignored_layers` and the embedding are plain.
       shape: of the scales of so many outputs.
       changes: weights that are stored instead, None being none.
     """
     save_target(random_target(tiny_config()), folder / "numbers")
     weights = load_file(folder / "numbers" / "model.safetensors")
-    stored = {}
+    stored, plain = {}, ["norm", "embed_tokens", *stated.get("ignored_layers", [])]
     for name, weight in list(weights.items()):
         stored[name] = weight
-        if not name.endswith("_proj.weight"):
+        if any(part in name for part in plain):
             continue
         outputs = len(weight)
         per_output = np.prod(shape(outputs), dtype=int) == outputs

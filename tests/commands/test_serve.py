@@ -70,13 +70,20 @@ def test_a_package_that_is_missing_is_named(
     assert "redrafter serve needs the package uvicorn, which is not installed" in err
 
 
-def test_the_fingerprint_of_a_quantized_target_tells_its_activations(tmp_path: Any) -> None:
+def test_the_fingerprint_of_a_quantized_target_tells_its_formats(tmp_path: Any) -> None:
     save_target(random_target(tiny_config()), tmp_path / "plain")
-    convert(tmp_path / "plain", tmp_path / "int8", quantization=Quantization.of("int8"))
+    forms = {
+        "int8": Quantization.of("int8"),
+        "head": Quantization("int8", "int8", "fp8"),
+        "embedding": Quantization("int8", "fp8", "int8"),
+    }
+    for folder, form in forms.items():
+        convert(tmp_path / "plain", tmp_path / folder, quantization=form)
 
     def told(folder: str, dtype: str) -> str:
         return fingerprint(load_target(tmp_path / folder, dtype))
 
-    kinds = [(folder, dtype) for folder in ("plain", "int8") for dtype in ("float32", "bfloat16")]
-    assert len({told(*kind) for kind in kinds}) == 4
+    dtypes = ("float32", "bfloat16")
+    kinds = [(folder, dtype) for folder in ("plain", *forms) for dtype in dtypes]
+    assert len({told(*kind) for kind in kinds}) == 8
     assert told("int8", "float32") == told("int8", "float32")

@@ -1,6 +1,8 @@
 """What tells that a run goes on with what it began with."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -8,8 +10,9 @@ from rich.console import Console
 from tiny_folders import write_untrained_target
 from train_runs import settings
 
-from redrafter_jax.config import TargetConfig
+from redrafter_jax.config import Quantization, TargetConfig
 from redrafter_jax.errors import InputError
+from redrafter_jax.models.quantize import quantize_model
 from redrafter_jax.models.target import init_target
 from redrafter_jax.parallel.mesh import make_mesh, place
 from train.config import TrainSettings
@@ -32,6 +35,20 @@ def test_a_digest_tells_of_one_changed_or_moved_weight(dtype: str) -> None:
             digest = digest_weights(jax.tree.unflatten(structure, swapped))
             assert digest not in digests
             digests.add(digest)
+
+
+@pytest.mark.parametrize("form", ["int8", "int4", "fp8"])
+def test_a_digest_tells_of_codes_and_of_their_scales(form: Any) -> None:
+    config = replace(CONFIG, hidden_size=32, intermediate_size=64, head_dim=16)
+    target = quantize_model(init_target(config, 0), Quantization.of(form))
+    leaves, structure = jax.tree.flatten(target)
+    digests = {digest_weights(target)}
+    turned = [index for index, leaf in enumerate(leaves) if leaf.ndim == 2 and leaf.shape[1] > 1]
+    for index in turned:
+        others = [*leaves[:index], leaves[index][:, ::-1], *leaves[index + 1 :]]
+        digests.add(digest_weights(jax.tree.unflatten(structure, others)))
+    # Seven matrices and the head with their scales, two of int4, and the embedding's codes.
+    assert len(digests) == 1 + len(turned) == 1 + 17 + 7 * (form == "int4")
 
 
 def test_a_digest_is_the_same_on_a_mesh() -> None:
