@@ -22,6 +22,7 @@ from redrafter_jax.serving.openai_errors import ApiError, error_response
 from redrafter_jax.serving.openai_schema import Asked, ChatRequest, CompletionRequest
 from redrafter_jax.serving.service import Service
 from redrafter_jax.text.chat_template import NO_TEMPLATE, encode_turns
+from redrafter_jax.text.tokenizer import encode
 
 _log = logging.getLogger(__name__)
 
@@ -145,7 +146,7 @@ def _encode_chat(service: Service, asked: ChatRequest) -> list[int]:
 
 def _encode(service: Service, prompts: Sequence[str | list[int]]) -> list[list[int]]:
     return [
-        service.model.tokenizer.encode(prompt).ids if isinstance(prompt, str) else prompt
+        encode(service.model.tokenizer, prompt) if isinstance(prompt, str) else prompt
         for prompt in prompts
     ]
 

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 from redrafter_jax.checkpoints.download import is_gguf
 from redrafter_jax.errors import InputError
+from redrafter_jax.text.tokenizer import encode
 
 TemplateName = Literal["tokenizer", "vicuna_v1.1"]
 
@@ -185,7 +186,7 @@ def encode_turns(template: ChatTemplate, tokenizer: Tokenizer, turns: Sequence[T
             f"The chat template of {template.name} refuses the turns: "
             f"{' '.join(str(error).split())}"
         ) from None
-    return tokenizer.encode(text, add_special_tokens=template.adds_special_tokens).ids
+    return encode(tokenizer, text, add_special_tokens=template.adds_special_tokens)
 
 
 def answer_text(tokenizer: Tokenizer, answer: Sequence[int], stop_tokens: Sequence[int]) -> str:

@@ -60,6 +60,11 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
     return tokenizer
 
 
+def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    """The tokens of a text; other threads go on meanwhile, unlike with `Tokenizer.encode`."""
+    return tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+
 def split_stops(tokenizer: Tokenizer, strings: Sequence[str]) -> tuple[tuple[int, ...], list[str]]:
     """Strings that end a text: those that are special tokens, as tokens, and the others.
 

@@ -1,12 +1,14 @@
 """The tokenizer beside a target."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from tiny_folders import byte_tokenizer
 
 from redrafter_jax import InputError
-from redrafter_jax.text.tokenizer import load_tokenizer, split_stops
+from redrafter_jax.text.tokenizer import encode, load_tokenizer, split_stops
 
 
 def test_a_tokenizer_never_truncates_or_pads(tmp_path: Path) -> None:
@@ -15,6 +17,19 @@ def test_a_tokenizer_never_truncates_or_pads(tmp_path: Path) -> None:
     tokenizer.enable_padding(length=8)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     assert len(load_tokenizer(tmp_path).encode("abcde").ids) == 5
+
+
+def test_other_threads_go_on_while_a_long_text_is_encoded() -> None:
+    # A server would answer nobody for as long.
+    tokenizer, text = byte_tokenizer(), "word " * 50_000
+    with ThreadPoolExecutor(1) as threads:
+        encoding = threads.submit(encode, tokenizer, text)
+        turns = 0
+        while not encoding.done():
+            time.sleep(0.001)
+            turns += 1
+    assert turns > 20
+    assert encoding.result() == tokenizer.encode(text).ids
 
 
 BPE = '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": %s}}'
