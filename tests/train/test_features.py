@@ -12,7 +12,7 @@ import pytest
 from chat_folders import write_lines
 from rich.filesize import decimal
 from safetensors.numpy import load_file, save_file
-from tiny_folders import write_untrained_target
+from tiny_folders import change_json, write_untrained_target
 from train_runs import Start, assert_same_weights, rows, run_train, settings
 
 from redrafter_jax.checkpoints.found import find_target
@@ -144,8 +144,7 @@ def test_a_run_from_features_resumes_tries_and_refuses_other_features(
     shutil.rmtree(again / "checkpoints" / "6")
     assert "resumed from step 3" in start(stated | {"output_dir": str(again)}).out
     assert_same_weights(again, tmp_path / "run")
-    shutil.rmtree(tmp_path / "features")
-    start(stated, "features", "top_k=6")
+    change_json(tmp_path / "features" / "index.json", rows_per_pass=3)
     assert "a run with other contents of features;" in start(stated, code=2).err
 
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from places import ROOT
@@ -74,10 +75,9 @@ def test_a_fit_that_is_killed_three_times_ends_with_the_same_head(tmp_path: Path
         assert [ours["identical"] for ours in case["methods"].values()] == [1.0, 1.0, 1.0]
 
 
-def test_a_folder_of_another_fit_is_refused(tmp_path: Path) -> None:
+def test_a_folder_of_another_fit_is_refused(tmp_path: Path, run_redrafter: Any) -> None:
     write_untrained_target(tmp_path / "target", functions=4)
-    _, command = prepare(tmp_path, "other")
-    refused = run_module(*command[:-1], "30")
-    assert refused.returncode == 2
-    assert "holds a fit with minutes 3.0 (now 30.0)" in refused.stderr
-    assert "Traceback" not in refused.stderr
+    _, (_, *words) = prepare(tmp_path, "other")
+    code, _, told = run_redrafter(*words[:-1], "30")
+    assert code == 2
+    assert "holds a fit with minutes 3.0 (now 30.0)" in told
