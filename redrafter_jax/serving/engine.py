@@ -53,6 +53,7 @@ class Engine:
 
     Attributes:
       counters: sums over all requests.
+      admitted: called with a request's number when it gets its slot, before its prompt is read.
 
     Args:
       target: the target model.
@@ -108,6 +109,7 @@ class Engine:
         check_same_mesh(target, *one_of.models)
 
         self.counters = Counters()
+        self.admitted: Callable[[int], object] = lambda number: None
         self._target = target
         self._context_length = context_length
         self._queue_limit = queue_limit
@@ -131,7 +133,6 @@ class Engine:
         self._idle = make_row(target, -1, Request([0], 1, 0), self._stop_tokens)
         self._stop_width = self._idle.arrays.stop_tokens.shape[1]
         self._state = empty_rows(target, one_of, slots, cache_slots, self._stop_width)
-        count_compilations(self, self.counters)
 
     @property
     def slots(self) -> int:
@@ -175,7 +176,8 @@ class Engine:
                 seconds = (time.perf_counter() - started) / self._steps
                 if turn:
                     self._budgets.time(rows, chosen, seconds)
-        self.counters.prefill_passes = self.counters.compiled = 0
+        self.counters.prefill_passes = 0
+        count_compilations(self, self.counters)
 
     def submit(self, request: Request) -> int:
         """Let a request wait for a slot, behind those that came before.
@@ -228,8 +230,9 @@ class Engine:
             places, admitted = admit(self._slots, self._queue, self._parts, self._prefill_rows)
             if not places:
                 break
-            self.counters.prompt_tokens += sum(slot.prompt_length for slot in admitted)
-            self.counters.reused_tokens += sum(slot.cached for slot in admitted)
+            for slot in admitted:
+                self.counters.admit(slot.prompt_length, slot.cached)
+                self.admitted(slot.number)
             runs.append(self._read(places))
         active = [index for index, slot in enumerate(self._slots) if slot.decoding]
         if active:

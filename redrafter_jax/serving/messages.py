@@ -127,6 +127,11 @@ class Counters:
     prefill_passes: int = 0
     compiled: int = 0
 
+    def admit(self, prompt_tokens: int, reused_tokens: int) -> None:
+        """Count a request that has got its slot."""
+        self.prompt_tokens += prompt_tokens
+        self.reused_tokens += reused_tokens
+
     def add(self, event: Event, drafted: dict[str, int]) -> None:
         """Count what a decode call gained a request."""
         self.target_calls += len(event.calls)

@@ -26,9 +26,9 @@ class Worker:
     """The thread that alone touches the engine; what others want of it is done between its steps.
 
     Args:
-      engine: that decodes.
+      engine: that decodes; its `admitted` is set.
       failed: called in that thread when the engine has raised.
-      waited: told, in that thread, for how many seconds a request has waited for its slot.
+      waited: told, in that thread, how many seconds after `submit` a request got its slot.
 
     Attributes:
       status: "ready" once the engine is warmed up.
@@ -42,6 +42,7 @@ class Worker:
     ) -> None:
         self.status: Status = "warming up"
         self._engine = engine
+        engine.admitted = self._tell_wait
         self._failed = failed
         self._waited = waited
         self._calls: list[Callable[[], None]] = []
@@ -49,7 +50,7 @@ class Worker:
         self._closing = False
         # By number in the engine: whose request it is, and which of theirs.
         self._running: dict[int, tuple[Submission, int]] = {}
-        # By number, first come first, when those came that have no slot yet.
+        # By number, when those came that have no slot yet.
         self._waiting: dict[int, float] = {}
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -65,6 +66,7 @@ class Worker:
           InputError: one does not fit the engine.
           EngineFailedError: there is no engine any more.
         """
+        came = time.monotonic()  # the engine may be in the middle of a step
         submission = Submission(self, asyncio.get_running_loop())
         accepted: Future[None] = Future()
 
@@ -76,7 +78,7 @@ class Worker:
                 for place, request in enumerate(requests):
                     number = self._engine.submit(request)
                     self._running[number] = submission, place
-                    self._waiting[number] = time.monotonic()
+                    self._waiting[number] = came
             except Exception as error:
                 self._free(submission)
                 accepted.set_exception(error)
@@ -135,19 +137,14 @@ class Worker:
                 for call in calls:
                     call()
                 if self.status == "ready" and self._engine.busy:
-                    events = self._engine.advance()
-                    self._tell_waits()
-                    self._deliver(events)
+                    self._deliver(self._engine.advance())
         except Exception:
             _log.exception("The engine failed; the server ends.")
             self._end("failed")
             self._failed()
 
-    def _tell_waits(self) -> None:
-        """Of those that have got a slot: first come, first served."""
-        admitted = len(self._waiting) - self._engine.waiting
-        for number in list(self._waiting)[: max(admitted, 0)]:
-            self._waited(time.monotonic() - self._waiting.pop(number))
+    def _tell_wait(self, number: int) -> None:
+        self._waited(time.monotonic() - self._waiting.pop(number))
 
     def _deliver(self, events: Sequence[Event]) -> None:
         arrived: dict[Submission, list[tuple[int, Event]]] = defaultdict(list)
@@ -158,6 +155,7 @@ class Worker:
             arrived[submission].append((place, event))
             if event.ended:
                 del self._running[event.number]
+                self._waiting.pop(event.number, None)  # its deadline came before a slot
         for submission, own in arrived.items():
             submission.post(own)
 

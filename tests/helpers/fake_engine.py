@@ -35,12 +35,14 @@ class FakeEngine(Engine):
     ) -> None:
         # Nothing of a real one is made.
         self.counters = Counters()
+        self.admitted = lambda number: None
         self.places, self.queue_limit = slots, queue_limit
         self.seconds, self.fails, self.warm, self.gate = seconds, fails, warm, gate
         self.paused = False
         self.steps = self.submitted = 0
         # By number, a request and how many of its tokens are decided; the first ones are decoded.
         self.requests: dict[int, tuple[Request, int]] = {}
+        self.told = 0
 
     def warm_up(self, ends: Callable[[], bool] = lambda: False) -> None:
         while self.warm is not None and not self.warm.wait(timeout=0.01) and not ends():
@@ -72,6 +74,10 @@ class FakeEngine(Engine):
 
     def advance(self, passes: int | None = 1) -> list[Event]:
         del passes
+        for number in list(self.requests)[: self.places]:
+            if number > self.told:
+                self.told = number
+                self.admitted(number)
         time.sleep(self.seconds)
         if self.paused:
             return []

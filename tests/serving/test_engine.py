@@ -15,6 +15,7 @@ from redrafter_jax.checkpoints.draft_table import DraftTable, TunedTree
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import place
+from redrafter_jax.serving.compilations import count_compilations
 from redrafter_jax.serving.engine import Engine, Event, QueueFull, Request
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -215,6 +216,17 @@ def test_a_long_prompt_stops_nobody_for_more_than_a_chunk(
         assert (long in events) == (passes == 7), "50 tokens are seven chunks of 8"
 
 
+def test_a_request_is_admitted_before_its_prompt_is_read(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine()
+    calls: list[Any] = watch_device_calls(monkeypatch)
+    engine.admitted = calls.append
+    number = engine.submit(Request([1] * 17, 2, 0))
+    run(engine)
+    assert calls[:4] == [number, "read_chunk", "read_chunk", "read_chunk"]
+
+
 class Clock:
     now = 0.0
 
@@ -292,6 +304,7 @@ def test_on_a_mesh_too(
         prefill_rows=2,
         row_counts=(),
     )
+    count_compilations(engine, engine.counters)  # there is no warm-up
     requests = [request._replace(speculate=True) for request in make_requests(0, ROWS)]
     told = {}
     for half in (requests[:8], requests[8:]):

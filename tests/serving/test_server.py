@@ -31,6 +31,16 @@ def test_nothing_is_answered_before_the_engine_is_warm() -> None:
     assert seen[1].headers["retry-after"] == "1"
 
 
+def test_the_queues_time_ends_where_the_prompt_is_admitted() -> None:
+    with fake_serving(FakeEngine(slots=1, seconds=0.5)) as base:
+        post(base, json=body(limit=2))
+        lines = HTTP.get(f"{base}/metrics").text.splitlines()
+    told = dict(line.rsplit(" ", 1) for line in lines)
+    assert float(told["redrafter_queue_seconds_count"]) == 1
+    # The step that reads the prompt takes longer.
+    assert float(told["redrafter_queue_seconds_sum"]) < 0.4
+
+
 def test_a_server_that_ends_while_it_compiles_waits_for_the_compiler() -> None:
     worker = Worker(FakeEngine(warm=threading.Event()))
     worker.start()
