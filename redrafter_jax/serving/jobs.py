@@ -137,9 +137,11 @@ def check(service: Service, asked: Asked, prompts: int, field: str) -> None:
       field: that they come from, for messages.
 
     Raises:
-      ApiError: the engine is not ready, or the request asks for too much.
+      ApiError: the engine is not ready or gone, or the request asks for too much.
     """
     status, limits = service.worker.status, service.limits
+    if status in ("failed", "closed"):
+        raise _gone()
     if status != "ready":
         raise ApiError(
             503,

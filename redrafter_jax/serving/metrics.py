@@ -67,9 +67,9 @@ class Metrics:
         """One more request."""
         self.requests.labels(route, outcome).inc()
 
-    def count_refusal(self, route: str, status: int) -> None:
-        """One more, which got no answer but this status of HTTP."""
-        refused = "refused" if status < 500 else "failed"
+    def count_refusal(self, route: str, status: int, code: str | None) -> None:
+        """One more, which got no answer but this status of HTTP and code of an error object."""
+        refused = "refused" if status < 500 or code == "not_ready" else "failed"
         self.count(route, "queue_full" if status == 429 else refused)
 
     def page(self) -> bytes:

@@ -55,7 +55,8 @@ def make_app(service: Service, *, log_prompts: bool = False) -> FastAPI:
     async def refuse(http: Request, error: Exception) -> Response:
         response = error_response(http.method, http.url.path, error)
         if http.url.path in _ROUTES:
-            service.metrics.count_refusal(http.url.path, response.status_code)
+            code = error.code if isinstance(error, ApiError) else None
+            service.metrics.count_refusal(http.url.path, response.status_code, code)
         return response
 
     for kind in (HTTPException, RequestValidationError, Exception):

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from asking import ENDLESS, HTTP, ROOMY, body, fake_serving, post, streamed, text_of
+from asking import ENDLESS, HTTP, ROOMY, body, fake_serving, outcomes, post, streamed, text_of
 from fake_engine import FakeEngine
 from servers import wait_until
 
@@ -26,6 +26,7 @@ def test_nothing_is_answered_before_the_engine_is_warm() -> None:
 
     with fake_serving(FakeEngine(warm=warm), listening=watch) as base:
         assert HTTP.get(f"{base}/health").json() == {"status": "ready"}
+        assert outcomes(base) == {"refused": 1}
     assert [answer.status_code for answer in seen] == [503, 503]
     assert seen[0].json() == {"status": "warming up"}
     assert seen[1].headers["retry-after"] == "1"
