@@ -47,6 +47,10 @@ def _whole(text: str) -> str:
 Text = Annotated[str, AfterValidator(_whole)]
 
 
+def _none_if_off(top_k: int | None) -> int | None:
+    return None if top_k in (0, -1) else top_k
+
+
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
@@ -97,12 +101,14 @@ class Asked(_Fields):
 
     Attributes:
       model: the name that /v1/models gives.
-      temperature: as in `SamplingConfig`, but 1 by default, as in OpenAI's API; so the filters.
+      temperature: as in `SamplingConfig`, but 1 by default, as in OpenAI's API; so the filters. A
+        `top_k` of 0 or -1 is none, as many clients write it.
       seed: of the first choice's noise; choice i is drawn with seed + i. Random by default.
       stop: texts that end an answer; one that is a special token ends it too.
       n: choices for each prompt.
       max_tokens: limit on new tokens; None for as many as there is room for.
       stream: send the answer as it is decided, by server-sent events.
+      user, metadata, parallel_tool_calls: change no answer; clients send them.
       speculation: False decodes without a drafter; the text is the same. Not OpenAI's.
       draft_trace: tell of every token which target call it came from, and who proposed it. Not
         OpenAI's.
@@ -111,7 +117,7 @@ class Asked(_Fields):
     model: str
     temperature: float = 1.0
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Annotated[int | None, AfterValidator(_none_if_off)] = None
     min_p: float | None = None
     seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     stop: Annotated[list[Text], Field(max_length=4, fail_fast=True), BeforeValidator(_as_list)] = []
@@ -119,6 +125,9 @@ class Asked(_Fields):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    parallel_tool_calls: bool | None = None
     speculation: bool = True
     draft_trace: bool = False
 

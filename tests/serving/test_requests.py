@@ -68,12 +68,18 @@ def test_what_asks_for_nothing_is_taken(base: str) -> None:
     nothing: dict[str, Any] = {
         "presence_penalty": 0,
         "logit_bias": {},
-        "user": None,
+        "user": "somebody",
+        "metadata": {"session": "7"},
+        "store": False,
+        "parallel_tool_calls": True,
+        "top_k": 0,
         "best_of": 1,
         "stop": None,
         "stream_options": None,
     }
-    assert post(base, json=body(**nothing)).json()["choices"][0]["text"] == "hellohel"
+    for more in ({}, {"top_k": -1, "user": None}):
+        answer = post(base, json=body(**nothing | more))
+        assert answer.json()["choices"][0]["text"] == "hellohel"
 
 
 def test_unknown_routes_and_methods_are_told(base: str) -> None:
