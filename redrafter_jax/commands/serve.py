@@ -39,8 +39,9 @@ def run(arguments: argparse.Namespace) -> None:
     logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
     logging.getLogger("redrafter_jax").setLevel(logging.INFO)
     draft = draft_of(arguments)
-    spelling = open_spelling(arguments)
+    # First: what follows takes long.
     listening = listen(arguments.host, arguments.port)
+    spelling = open_spelling(arguments)
     target, drafter = load_models(arguments)
     if arguments.no_drafter:
         assert isinstance(draft, DraftConfig), "tables are of drafters"

@@ -154,22 +154,25 @@ class Engine:
         """Whether the next `advance` has something to do or to tell."""
         return bool(self._queue or self._ended or self.active)
 
-    def warm_up(self, ends: Callable[[], bool] = lambda: False) -> None:
+    def warm_up(self, goes_on: Callable[[int, int], bool] = lambda ready, programs: True) -> None:
         """Compile everything, and time a step of each program.
 
         Args:
-          ends: asked between two programs; once it says so, the others are left out.
+          goes_on: told before each program how many are ready, and of how many; once it is false,
+            the others are left out.
 
         Raises:
           InputError: a request has been submitted.
         """
         if self._submitted:
             raise InputError("warm_up comes before the first request; make another engine.")
+        programs = list(self._budgets.programs)
         # From the second turn on the state is what these programs leave behind.
         for turn in range(_TURNS):
             jax.block_until_ready(self._read({}).gains)
-            for rows, chosen in self._budgets.programs:
-                if ends():
+            for compiled, (rows, chosen) in enumerate(programs, start=1):  # prefill was first
+                count = len(programs) + 1
+                if not goes_on(count if turn else compiled, count):
                     return
                 started = time.perf_counter()
                 jax.block_until_ready(self._decode([], rows, chosen).gains)

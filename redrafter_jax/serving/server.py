@@ -1,6 +1,7 @@
 """The HTTP server around the application: its socket, its start and its end."""
 
 import asyncio
+import logging
 import socket
 
 import uvicorn
@@ -12,6 +13,8 @@ from redrafter_jax.serving.worker import Worker
 # After the last answers are cut off, for their clients to read that.
 _GRACE = 2
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+_log = logging.getLogger(__name__)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -64,9 +67,13 @@ class Server(uvicorn.Server):
             await asyncio.sleep(self._drain_seconds)
             await self._worker.close()
 
+        _log.info(
+            "Ending: nothing more is accepted, answers that run have %g s.", self._drain_seconds
+        )
         cutting = asyncio.ensure_future(cut_off())
         await super().shutdown(sockets)
         cutting.cancel()
+        _log.info("Ended.")
 
     def fail(self) -> None:
         """Shut down, because the engine is gone; from any thread."""

@@ -126,7 +126,7 @@ class Worker:
     def _run(self) -> None:
         try:
             began = time.monotonic()
-            self._engine.warm_up(lambda: self._closing)
+            self._engine.warm_up(self._warms_up)
             if not self._closing:
                 _log.info("Ready after %.0f s of compiling.", time.monotonic() - began)
             self.status = "ready"
@@ -142,6 +142,11 @@ class Worker:
             _log.exception("The engine failed; the server ends.")
             self._end("failed")
             self._failed()
+
+    def _warms_up(self, ready: int, programs: int) -> bool:
+        if ready < programs:
+            _log.info("Compiled %d of %d programs.", ready, programs)
+        return not self._closing
 
     def _tell_wait(self, number: int) -> None:
         self._waited(time.monotonic() - self._waiting.pop(number))

@@ -44,8 +44,8 @@ class FakeEngine(Engine):
         self.requests: dict[int, tuple[Request, int]] = {}
         self.told = 0
 
-    def warm_up(self, ends: Callable[[], bool] = lambda: False) -> None:
-        while self.warm is not None and not self.warm.wait(timeout=0.01) and not ends():
+    def warm_up(self, goes_on: Callable[[int, int], bool] = lambda ready, programs: True) -> None:
+        while self.warm is not None and not self.warm.wait(timeout=0.01) and goes_on(1, 1):
             pass
 
     @property

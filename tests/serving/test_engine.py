@@ -78,6 +78,18 @@ def make_engine(shallow_target: Target) -> MakeEngine:
     return make
 
 
+def test_a_warm_up_tells_how_many_programs_are_ready(make_engine: MakeEngine) -> None:
+    told: list[tuple[int, int]] = []
+
+    def tell(ready: int, programs: int) -> bool:
+        told.append((ready, programs))
+        return len(told) < 5
+
+    make_engine().warm_up(tell)
+    # Before all of the first turn and two of the second, where it ends.
+    assert told == [(1, 4), (2, 4), (3, 4), (4, 4), (4, 4)]
+
+
 LARGER = DraftConfig(beam_width=3, draft_rounds=5)
 
 
