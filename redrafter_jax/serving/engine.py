@@ -158,20 +158,18 @@ class Engine:
         """Compile everything, and time a step of each program.
 
         Args:
-          goes_on: told before each program how many are ready, and of how many; once it is false,
-            the others are left out.
+          goes_on: told before each program how many are ready, and of how many; False ends it.
 
         Raises:
           InputError: a request has been submitted.
         """
         if self._submitted:
             raise InputError("warm_up comes before the first request; make another engine.")
-        programs = list(self._budgets.programs)
+        count = len(self._budgets.programs) + 1  # prefill, too
         # From the second turn on the state is what these programs leave behind.
         for turn in range(_TURNS):
             jax.block_until_ready(self._read({}).gains)
-            for compiled, (rows, chosen) in enumerate(programs, start=1):  # prefill was first
-                count = len(programs) + 1
+            for compiled, (rows, chosen) in enumerate(self._budgets.programs, start=1):
                 if not goes_on(count if turn else compiled, count):
                     return
                 started = time.perf_counter()
@@ -203,8 +201,7 @@ class Engine:
         free = self.slots - self.active
         if self._queue_limit is not None and self.waiting - free >= self._queue_limit:
             seconds = (self._clock() - self._ends[0]) / max(1, len(self._ends) - 1)
-            told = f"{self.waiting} requests wait, as many as may; ask again later."
-            raise QueueFull(told, seconds)
+            raise QueueFull(f"{self.waiting} requests wait, as many as may; ask later.", seconds)
         if not self.busy:
             self._ends.clear()
             self._ends.append(self._clock())
