@@ -18,7 +18,12 @@ def test_what_the_warm_up_compiles_is_not_counted() -> None:
         context_length=40,
     )
     counts: list[int] = []
-    engine.warm_up(lambda: counts.append(engine.counters.compiled))
+
+    def count(ready: int, programs: int) -> bool:
+        counts.append(engine.counters.compiled)
+        return True
+
+    engine.warm_up(count)
     assert set(counts) == {0}
     jax.jit(lambda value: value + 1)(np.arange(3))
     assert engine.counters.compiled > 0
