@@ -238,11 +238,14 @@ def _limit(service: Service, asked: Asked, prompt: Sequence[int], field: str) ->
     most = service.limits.context_length
     limit = asked.max_tokens or max(1, most - len(prompt))
     if len(prompt) + limit > most:
+        # The prompt alone would fit; the limit is to blame if the client gave it.
+        names = [] if len(prompt) >= most else ["max_completion_tokens", "max_tokens"]
+        blamed = next((name for name in names if name in asked.model_fields_set), field)
         raise ApiError(
             400,
             f"{field} has {len(prompt)} tokens and {limit} new ones are asked for, but an answer "
             f"and its prompt have room for {most}; shorten the prompt, or ask for fewer.",
-            field=field,
+            field=blamed,
             code="context_length_exceeded",
         )
     return limit

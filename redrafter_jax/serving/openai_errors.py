@@ -89,8 +89,12 @@ def _refusal(error: RequestValidationError) -> ApiError:
         return ApiError(400, f"The body is no JSON: {why} at character {at}.", code="invalid_json")
     told = first["msg"].removeprefix("Value error, ").rstrip(".") + "."
     if not place:
-        together = kind == "value_error"  # fields that do not go with each other
-        return ApiError(400, told if together else "Send a JSON object, as application/json.")
+        if isinstance(error.body, bytes):  # FastAPI reads no other type
+            return ApiError(
+                400,
+                "Send the body with the header Content-Type: application/json, which is missing.",
+            )
+        return ApiError(400, "Send a JSON object, as application/json.")
     field = ".".join(map(str, place))
     problem = {
         "extra_forbidden": " is not supported; leave it out.",

@@ -3,7 +3,15 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 
 from redrafter_jax.text.tokenizer import require_text
 
@@ -131,13 +139,21 @@ class Asked(_Fields):
     speculation: bool = True
     draft_trace: bool = False
 
-    @model_validator(mode="after")
-    def _check_together(self) -> "Asked":
-        if "" in self.stop:
-            raise ValueError("stop holds an empty text; leave it out")
-        if "stream_options" in self.model_fields_set and not self.stream:
-            raise ValueError("stream_options is for streams; give stream too, or leave it out")
-        return self
+    @field_validator("stop")
+    @classmethod
+    def _check_stop(cls, stop: list[str]) -> list[str]:
+        if "" in stop:
+            raise ValueError("it holds an empty text; leave that out")
+        return stop
+
+    # Called for a field that is given. The fields above it are in `others.data`, a ValidationInfo,
+    # whose protocol cannot be checked at run time.
+    @field_validator("stream_options")
+    @classmethod
+    def _check_stream(cls, options: StreamOptions, others: Any) -> StreamOptions:
+        if not others.data.get("stream"):
+            raise ValueError("it is for streams; give stream too, or leave it out")
+        return options
 
     @property
     def top(self) -> int | None:
@@ -160,13 +176,23 @@ class ChatRequest(Asked):
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
 
+    @field_validator("max_completion_tokens")
+    @classmethod
+    def _check_limit(cls, limit: int, others: Any) -> int:
+        if others.data.get("max_tokens") is not None:
+            raise ValueError("max_tokens means the same; give one of them")
+        return limit
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _check_top(cls, top: int, others: Any) -> int:
+        if top and not others.data.get("logprobs"):
+            raise ValueError("it needs logprobs; give it too, or leave both out")
+        return top
+
     @model_validator(mode="after")
-    def _check_pairs(self) -> "ChatRequest":
-        if self.max_tokens is not None and self.max_completion_tokens is not None:
-            raise ValueError("max_completion_tokens and max_tokens mean the same; give one of them")
+    def _take_later_name(self) -> "ChatRequest":
         self.max_tokens = self.max_completion_tokens or self.max_tokens
-        if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs; give it too, or leave both out")
         return self
 
     @property
@@ -189,14 +215,15 @@ class CompletionRequest(Asked):
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 
-    @model_validator(mode="after")
-    def _check_echo(self) -> "CompletionRequest":
-        if self.echo and self.logprobs is not None:
+    @field_validator("logprobs")
+    @classmethod
+    def _check_echo(cls, log_probs: int, others: Any) -> int:
+        if others.data.get("echo"):
             raise ValueError(
                 "echo with logprobs asks for the prompt's own, which are not computed; give one of "
                 "them"
             )
-        return self
+        return log_probs
 
     @property
     def top(self) -> int | None:

@@ -103,15 +103,15 @@ def client(base: str) -> Iterator[openai.OpenAI]:
         ({"top_p": 0}, openai.BadRequestError, "top_p", "greater than 0"),
         ({"presence_penalty": 1}, openai.BadRequestError, "presence_penalty", "is not supported"),
         ({"extra_body": {"tempo": 1}}, openai.BadRequestError, "tempo", "is not supported; leave"),
-        ({"max_tokens": 500}, openai.BadRequestError, "prompt", "500 new .* have room for 120"),
+        ({"max_tokens": 500}, openai.BadRequestError, "max_tokens", "500 new .* have room for 120"),
         ({"max_tokens": 0}, openai.BadRequestError, "max_tokens", "greater than or equal to 1"),
         ({"logprobs": 6}, openai.BadRequestError, "logprobs", "less than or equal to 5"),
-        ({"echo": True, "logprobs": 1}, openai.BadRequestError, None, "echo with logprobs"),
+        ({"echo": True, "logprobs": 1}, openai.BadRequestError, "logprobs", "echo with logprobs"),
         ({"n": 17}, openai.BadRequestError, "n", "less than or equal to 16"),
         ({"n": 16, "prompt": ["a", "b"]}, openai.BadRequestError, "n", "32 answers, but"),
         ({"seed": -1}, openai.BadRequestError, "seed", "greater than or equal to 0"),
         ({"seed": 2**31 - 1, "n": 2}, openai.BadRequestError, "seed", r"below 2\*\*31"),
-        ({"stop": ""}, openai.BadRequestError, None, "stop holds an empty text"),
+        ({"stop": ""}, openai.BadRequestError, "stop", "holds an empty text"),
         ({"stop": list("abcde")}, openai.BadRequestError, "stop", "at most 4"),
         ({"prompt": []}, openai.BadRequestError, "prompt", "none empty"),
         ({"prompt": ""}, openai.BadRequestError, "prompt", "empty; it needs at least one token"),
@@ -128,6 +128,25 @@ def test_what_cannot_be_answered_is_one_sentence(
     asked: dict[str, Any] = {"model": "tiny", "prompt": "abc\n"} | options
     with pytest.raises(error, match=words) as raised:
         client.completions.create(**asked)
+    assert raised.value.param == field
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "words"),
+    [
+        ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
+        ({"max_tokens": 3, "max_completion_tokens": 3}, "max_completion_tokens", "the same"),
+        ({"max_completion_tokens": 500}, "max_completion_tokens", "500 new .* have room for 120"),
+        ({"max_tokens": 500}, "max_tokens", "500 new .* have room for 120"),
+        ({"stream_options": {}}, "stream_options", "is for streams"),
+    ],
+)
+def test_a_chat_that_cannot_be_answered_names_the_field(
+    client: openai.OpenAI, options: dict[str, Any], field: str, words: str
+) -> None:
+    turns: Any = [{"role": "user", "content": "abc"}]
+    with pytest.raises(openai.BadRequestError, match=words) as raised:
+        client.chat.completions.create(model="tiny", messages=turns, **options)
     assert raised.value.param == field
 
 
