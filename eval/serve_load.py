@@ -7,6 +7,7 @@ users who know nothing of each other. So a server that is too slow gets a queue,
 import asyncio
 import json
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -40,6 +41,9 @@ DEFINITIONS = {
     "device": "of this side, that asked; the server's is not known",
 }
 _PERCENTILES = (50, 90, 99)
+# That a server may take to compile, and between two lines that say so.
+_WARM_UP_SECONDS = 600.0
+_TOLD_SECONDS = 10.0
 
 
 @dataclass
@@ -65,10 +69,12 @@ def measure_load(settings: ServeLoadSettings) -> None:
     """Ask at every rate, with and without speculation in turns; write a report and a chart.
 
     Raises:
-      InputError: the server cannot be reached, or the prompts cannot be read.
+      InputError: the server cannot be reached, does not become ready or answers no request, or the
+        prompts cannot be read.
     """
     prompts = [prompt.turns[0] for prompt in read_prompts(settings.prompts, settings.prompt_count)]
     model = _find_model(settings)
+    _wait_until_ready(settings)
     make_folder(settings.report_dir, "report_dir")
     cases = [(rate, name) for rate in settings.rates for name in METHODS]
     runs = []
@@ -82,11 +88,18 @@ def measure_load(settings: ServeLoadSettings) -> None:
         runs.append(
             {"rate": rate, "method": name, **measures, "answers": list(map(asdict, answers))}
         )
+    if not any(run["latency"] for run in runs):
+        kinds = sum((Counter(run["errors"]) for run in runs), Counter[str]())
+        told = ", ".join(f"{kind} {count} times" for kind, count in kinds.most_common())
+        raise InputError(
+            f"url={settings.url} answered none of {sum(kinds.values())} requests ({told}); the "
+            "server's log says why."
+        )
     path = settings.report_dir / "serve_load.json"
     report = write_report(path, {"model": model, "runs": runs}, settings, DEFINITIONS)
     title = f"{model['id']}, {describe_sampling(settings.sampling)}"
     write_load_chart(report, title, settings.report_dir / "serve_load.png")
-    show(path, _table(title, runs))
+    show(path, _table(title, runs), *_error_tables(runs))
 
 
 def arrival_times(rate: float, seconds: float, most: int, seed: int) -> list[float]:
@@ -145,6 +158,31 @@ def _find_model(settings: ServeLoadSettings) -> dict[str, Any]:
             f"url={settings.url} is no server that answers /v1/models ({error}); start one with "
             "`redrafter serve`, and give its address as url, and its key as REDRAFTER_API_KEY."
         ) from None
+
+
+def _wait_until_ready(settings: ServeLoadSettings) -> None:
+    """Until `/health` is 200: a server that warms up refuses every request."""
+    began = told = time.monotonic()
+    try:
+        with _client(settings, httpx.Client) as client:
+            while (status := client.get("/health").status_code) == 503:
+                now = time.monotonic()
+                if now - began > _WARM_UP_SECONDS:
+                    break
+                if told == began or now - told > _TOLD_SECONDS:
+                    print(f"the server warms up: {now - began:.0f} s", file=sys.stderr, flush=True)
+                    told = now
+                time.sleep(0.5)
+    except httpx.HTTPError as error:
+        raise InputError(
+            f"url={settings.url} went away before /health was 200 ({error}); see its log."
+        ) from None
+    if status != 200:
+        raise InputError(
+            f"url={settings.url} answers /health with {status} after "
+            f"{time.monotonic() - began:.0f} s, but a load needs 200 within {_WARM_UP_SECONDS:g} "
+            "s; wait until the server is ready, or see its log."
+        )
 
 
 def _client[Client: (httpx.Client, httpx.AsyncClient)](
@@ -264,3 +302,14 @@ def _table(title: str, runs: Sequence[dict[str, Any]]) -> Table:
         ),
         text_columns=2,
     )
+
+
+def _error_tables(runs: Sequence[dict[str, Any]]) -> list[Table]:
+    """What the errors were; none where there were none."""
+    rows = [
+        (f"{run['rate']:g}", run["method"], kind, str(count))
+        for run in runs
+        for kind, count in run["errors"].items()
+    ]
+    columns = ("rate", "method", "error", "requests")
+    return [make_table("Requests without a whole answer", columns, rows, 3)] if rows else []

@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 from fake_engine import FakeEngine
-from servers import serving
+from servers import LIMITS, serving
 from tiny_folders import byte_tokenizer
 
 from eval.commands import evaluate
@@ -66,7 +67,50 @@ def test_the_report_states_what_the_server_did(
         assert run["errors"].get("queue_full", 0) == 8 - len(whole)
     assert report["runs"][-1]["errors"]["queue_full"] >= 1
     assert (tmp_path / "report" / "serve_load.png").read_bytes().startswith(b"\x89PNG")
-    assert "tiny, greedy" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "tiny, greedy" in told
+    assert "queue_full" in told
+
+
+def test_the_load_waits_for_a_server_that_warms_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    warm = threading.Event()
+
+    def ask(base: str) -> None:
+        threading.Timer(1.0, warm.set).start()
+        evaluate(words(tmp_path, base))
+
+    with serving(FakeEngine(8, 8, warm=warm), byte_tokenizer(), listening=ask):
+        pass
+    report = json.loads((tmp_path / "report" / "serve_load.json").read_text())
+    assert [run["errors"] for run in report["runs"]] == [{}] * 4
+    told = capsys.readouterr()
+    assert "the server warms up: 0 s" in told.err
+    assert "without a whole answer" not in told.out
+
+
+def test_a_warm_up_without_end_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eval.serve_load._WARM_UP_SECONDS", 0.2)
+    warm = threading.Event()
+
+    def ask(base: str) -> None:
+        with pytest.raises(InputError, match=r"/health with 503 after 1 s, .* within 0.2 s"):
+            evaluate(words(tmp_path, base))
+        warm.set()
+
+    with serving(FakeEngine(warm=warm), byte_tokenizer(), listening=ask):
+        pass
+
+
+def test_a_run_without_an_answer_is_one_sentence(tmp_path: Path) -> None:
+    with (
+        serving(FakeEngine(), byte_tokenizer(), limits=LIMITS._replace(deadline=0.0)) as base,
+        pytest.raises(InputError, match=r"none of 32 requests \((deadline_exceeded|queue_full) "),
+    ):
+        evaluate(words(tmp_path, base))
 
 
 def test_where_no_server_is_the_way_out_is_told(tmp_path: Path) -> None:
