@@ -77,8 +77,9 @@ def test_what_asks_for_nothing_is_taken(base: str) -> None:
         "stop": None,
         "stream_options": None,
     }
-    for more in ({}, {"top_k": -1, "user": None}):
-        answer = post(base, json=body(**nothing | more))
+    off: dict[str, Any] = nothing | {"top_k": -1, "user": None}
+    for asked in (nothing, off):
+        answer = post(base, json=body(**asked))
         assert answer.json()["choices"][0]["text"] == "hellohel"
 
 
