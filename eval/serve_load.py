@@ -7,7 +7,6 @@ users who know nothing of each other. So a server that is too slow gets a queue,
 import asyncio
 import json
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ import numpy as np
 from rich.table import Table
 
 from redrafter_jax.command_line import make_folder
+from redrafter_jax.commands.terminal import tell
 from redrafter_jax.errors import InputError
 from redrafter_jax.progress import track
 from redrafter_jax.text.prompts import read_prompts
@@ -170,7 +170,7 @@ def _wait_until_ready(settings: ServeLoadSettings) -> None:
                 if now - began > _WARM_UP_SECONDS:
                     break
                 if told == began or now - told > _TOLD_SECONDS:
-                    print(f"the server warms up: {now - began:.0f} s", file=sys.stderr, flush=True)
+                    tell(f"the server warms up: {now - began:.0f} s")
                     told = now
                 time.sleep(0.5)
     except httpx.HTTPError as error:

@@ -1,8 +1,9 @@
-"""All that an engine tells of its requests, and what `generate` gives them."""
+"""Requests, all that an engine tells of them, and what `generate` gives them."""
 
+import random
 from collections.abc import Sequence
 
-from redrafter_jax import generate
+from redrafter_jax import SamplingConfig, generate
 from redrafter_jax.generation import Generation
 from redrafter_jax.models.target import Target
 from redrafter_jax.serving.engine import Engine
@@ -12,6 +13,23 @@ from redrafter_jax.serving.messages import Event, Request
 STOPS = (3,)
 # Of `generate`.
 ROWS = 16
+
+
+def make_requests(seed: int, count: int) -> list[Request]:
+    """Of many lengths and limits, greedy and sampled; some begin alike."""
+    chance = random.Random(seed)
+    beginnings = [[chance.randrange(24) for _ in range(length)] for length in (0, 5, 20)]
+    return [
+        Request(
+            chance.choice(beginnings) + [chance.randrange(24) for _ in range(chance.randint(1, 9))],
+            chance.choice([1, 4, 11, 30]),
+            chance.randrange(2**31),
+            chance.choice([SamplingConfig(), SamplingConfig(0.8, top_p=0.9)]),
+            stop_tokens=chance.choice([None, (), (5, 7)]),
+            speculate=chance.random() < 0.8,
+        )
+        for _ in range(count)
+    ]
 
 
 def generated(target: Target, requests: Sequence[Request]) -> Generation:

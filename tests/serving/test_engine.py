@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from device_calls import watch_device_calls
-from engine_runs import ROWS, STOPS, gather, generated, run
+from engine_runs import ROWS, STOPS, gather, generated, make_requests, run
 from tiny_models import forgetful_target, imitating_drafter, tiny_config
 
-from redrafter_jax import DraftConfig, SamplingConfig, make_mesh
+from redrafter_jax import DraftConfig, make_mesh
 from redrafter_jax.checkpoints.draft_table import DraftTable, TunedTree
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
@@ -28,23 +28,6 @@ COMBINED = DraftConfig(beam_width=2, draft_rounds=2, lookup_tokens=2)
 def table_of(few: DraftConfig | None) -> DraftTable:
     trees = TunedTree(1, 0.0, few, 1.0, 1.0), TunedTree(4, 0.0, COMBINED, 1.5, 1.5)
     return DraftTable("cpu", "float32", trees)
-
-
-def make_requests(seed: int, count: int) -> list[Request]:
-    """Of many lengths and limits, greedy and sampled; some begin alike."""
-    chance = random.Random(seed)
-    beginnings = [[chance.randrange(24) for _ in range(length)] for length in (0, 5, 20)]
-    return [
-        Request(
-            chance.choice(beginnings) + [chance.randrange(24) for _ in range(chance.randint(1, 9))],
-            chance.choice([1, 4, 11, 30]),
-            chance.randrange(2**31),
-            chance.choice([SamplingConfig(), SamplingConfig(0.8, top_p=0.9)]),
-            stop_tokens=chance.choice([None, (), (5, 7)]),
-            speculate=chance.random() < 0.8,
-        )
-        for _ in range(count)
-    ]
 
 
 MakeEngine = Callable[..., Engine]
