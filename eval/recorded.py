@@ -5,27 +5,34 @@ target saw at each of its tokens, a step needs its drafts alone to tell how far 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from redrafter_jax.config import SamplingConfig
+from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.decoding.accept import accept
 from redrafter_jax.decoding.step import step_noise
 from redrafter_jax.drafters.base import Drafter, RootOnly
+from redrafter_jax.drafters.bind import bind_drafter
+from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.models.target import Target
+from redrafter_jax.progress import track
 from redrafter_jax.text.prompts import Asked
 from redrafter_jax.types import DecodeState, DecodeStats, KVCache, Sampling
 
 from .benchmark import Batch, Method, decode_batch, make_batches, prepare_batch
 from .config import RowSettings
 
-# Texts that are walked together: a beam search holds W * V scores for each.
+# Texts that are read together: a beam search holds W * V scores for each.
 _ROWS = 32
+# More nodes than any tree has.
+_NOWHERE = np.iinfo(np.int32).max
 
 
 class Recorded(NamedTuple):
@@ -132,23 +139,90 @@ def _hidden_states(
 
 
 def count_calls(
-    target: Target, drafter: Drafter, recording: Recording
-) -> Int[np.ndarray, "prompts P"]:
+    target: Target,
+    drafter: DraftModel,
+    drafts: Sequence[DraftConfig],
+    recordings: Sequence[Recording],
+) -> dict[DraftConfig, list[Int[np.ndarray, "prompts P"]]]:
     """What decoding the recorded texts would count: entry (i, c - 1), calls that gain c tokens.
+
+    A budget of N keeps the N best nodes of a beam search, and lookup adds its tokens below those.
+    So one pass over the texts serves all trees of the same beams, and one more all lookups.
 
     Args:
       target: that wrote them.
-      drafter: from `bind_drafter`; one whose state follows from the hidden states before the root,
-        and that reads no keys or values.
+      drafter: from `load_drafter`.
+      drafts: the trees; none static.
+      recordings: of each sampling.
+
+    Returns:
+      For every tree the counts under each sampling.
+    """
+    families: dict[DraftConfig, list[DraftConfig]] = {}
+    for draft in drafts:
+        family = replace(draft, num_nodes=None, lookup_tokens=0)
+        families.setdefault(family, []).append(draft)
+    looked_up = [draft.max_path - 1 for draft in drafts if draft.lookup_tokens]
+    lookup = PromptLookup(max(looked_up, default=1))
+    copied = [_nodes_needed(target, lookup, one) if looked_up else [] for one in recordings]
+    counts = {}
+    for family, own in track(families.items(), len(families), "count target calls"):
+        bound = bind_drafter(drafter, family)
+        needed = [_nodes_needed(target, bound, one) for one in recordings]
+        for draft in own:
+            counts[draft] = [
+                _walk(draft, *known) for known in zip(recordings, needed, copied, strict=True)
+            ]
+    return counts
+
+
+def _walk(
+    draft: DraftConfig,
+    recording: Recording,
+    needed: Sequence[Int[np.ndarray, "new D"]],
+    copied: Sequence[Int[np.ndarray, "new L"]],
+) -> Int[np.ndarray, "prompts P"]:
+    """Decode steps of a tree, from each text's first new token to its end."""
+    counts = np.zeros((len(recording.answers), draft.max_path), np.int64)
+    for row, answer in enumerate(recording.answers):
+        drafted = (needed[row] <= draft.beam_nodes).sum(axis=1)
+        if draft.lookup_tokens:
+            found = (copied[row] < _NOWHERE).sum(axis=1)
+            drafted = np.maximum(drafted, np.minimum(found, drafted + draft.lookup_tokens))
+        root, last = 0, len(answer) - 1
+        while root < last:
+            gained = min(1 + drafted[root], last - root)
+            counts[row, gained - 1] += 1
+            root += gained
+    return counts
+
+
+def _nodes_needed(
+    target: Target, drafter: Drafter, recording: Recording
+) -> list[Int[np.ndarray, "new D"]]:
+    """For each prompt, new token as the root, and depth: how many of the best nodes must be kept.
+
+    Of so many, in the tree that is drafted there, one spells the text down to that depth. Where
+    none does it is `_NOWHERE`.
+
+    Args:
+      target: that wrote the texts.
+      drafter: one whose state follows from the hidden states before the root, and that reads no
+        keys or values.
       recording: of a sampling.
     """
-    counts = [np.asarray(_walk(target, drafter, batch)) for batch in recording.batches]
-    return np.concatenate(counts)[: len(recording.answers)]
+    longest = max(map(len, recording.answers))
+    needed = [
+        np.moveaxis(np.asarray(_read_drafts(target, drafter, batch, longest)), 0, 1)
+        for batch in recording.batches
+    ]
+    return list(np.concatenate(needed)[: len(recording.answers)])
 
 
-@jax.jit
-def _walk(target: Target, drafter: Drafter, recorded: Recorded) -> Int[Array, "B P"]:
-    """Decode steps without their target calls, from each text's first new token to its end."""
+@partial(jax.jit, static_argnames="count")
+def _read_drafts(
+    target: Target, drafter: Drafter, recorded: Recorded, count: int
+) -> Int[Array, "new B D"]:
     decoder, P = target.merge(), drafter.max_path
     prepared = drafter.prepare(decoder)
     tokens, B = recorded.tokens, len(recorded.tokens)
@@ -156,33 +230,30 @@ def _walk(target: Target, drafter: Drafter, recorded: Recorded) -> Int[Array, "B
     def take(values: Array, at: Int[Array, " B"]) -> Array:
         return values[jnp.arange(B), at]
 
-    def unfinished(carry: tuple[Int[Array, " B"], Int[Array, "B P"]]) -> Bool[Array, ""]:
-        root, _ = carry
-        return (root + 1 < recorded.ends).any()
-
-    def step(
-        carry: tuple[Int[Array, " B"], Int[Array, "B P"]],
-    ) -> tuple[Int[Array, " B"], Int[Array, "B P"]]:
-        root, counts = carry
+    def read(new: Int[Array, ""]) -> Int[Array, "B D"]:
+        # Rows whose answers are shorter stay at their last token.
+        root = jnp.minimum(recorded.prompts + new, recorded.ends - 1)
+        counts = jnp.zeros((B, P), jnp.int32)
         state = DecodeState(
             tokens=tokens,
             cache=KVCache((), (), root),
             drafter=prepared.init(take(recorded.hidden, root - 1)),
             root=take(tokens, root),
-            done=root + 1 >= recorded.ends,
+            done=jnp.zeros(B, bool),
             limits=recorded.ends,
             stop_tokens=jnp.zeros((B, 0), jnp.int32),
             sampling=recorded.sampling,
             stats=DecodeStats(counts, None, counts.sum(axis=1)),
             log_probs=None,
         )
-        noise = step_noise(state, P, target.config.vocab_size)
-        tree = prepared.propose(decoder, state, noise)
+        tree = prepared.propose(decoder, state, step_noise(state, P, target.config.vocab_size))
         # At every depth the target chooses the text's next token, if all above it did.
         chosen = jnp.take_along_axis(tokens, root[:, None] + 1 + tree.depth, axis=1)
-        gained = jnp.minimum(accept(tree, chosen, P).count, recorded.ends - 1 - root)
-        return root + gained, counts + (jnp.arange(P) == gained[:, None] - 1)
+        path, length = accept(tree, chosen, P)
+        scores, own = tree.log_probs[:, None], jnp.take_along_axis(tree.log_probs, path, axis=1)
+        before = jnp.arange(scores.shape[-1]) <= path[..., None]
+        kept = (scores > own[..., None]) | ((scores == own[..., None]) & before)
+        needed = jnp.where(jnp.arange(P) < length[:, None], kept.sum(axis=2), _NOWHERE)
+        return needed[:, 1:]
 
-    start = recorded.prompts, jnp.zeros((B, P), jnp.int32)
-    _, counts = jax.lax.while_loop(unfinished, step, start)
-    return counts
+    return jax.lax.map(read, jnp.arange(count))

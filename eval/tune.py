@@ -86,10 +86,7 @@ def tune(settings: TuneSettings) -> None:
     drafter = load_drafter(settings.drafter, settings.dtype, target.mesh)
     asked = [ask(sampling) for sampling in settings.samplings]
     recordings = _record(target, drafter, asked, settings)
-    counts = {
-        draft: [count_calls(target, bind_drafter(drafter, draft), one) for one in recordings]
-        for draft in track(drafts, len(drafts), "count target calls")
-    }
+    counts = count_calls(target, drafter, drafts, recordings)
     few = list(product(settings.batch_sizes, spread(drafts, settings.timed_trees)))
     batches = [batch for one in recordings for batch in one.batches]
     cached = Cached(
