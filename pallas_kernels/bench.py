@@ -15,13 +15,8 @@ is timed:
 """
 
 import argparse
-import json
-import math
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
-from importlib.metadata import version
 from itertools import product
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -29,26 +24,27 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels import timing
-from pallas_kernels.timing import beside_copy, repeat, timer
+from pallas_kernels.bench_report import (
+    measure_candidates,
+    need_gpu,
+    parse,
+    show_candidates,
+    show_columns,
+    write_report,
+)
+from pallas_kernels.timing import repeat
 from pallas_kernels.tree_attention import tree_attention
 
 # Query heads, key heads, head dimension.
 HEADS = {"llama-3.1-8b": (32, 8, 128), "vicuna-7b": (32, 32, 128)}
 CANDIDATES = ("mosaic_gpu", "reference")
 CHILDREN = 4  # of every node of the tree that is timed; its shape costs nothing
-CACHES = 128 * 2**20  # bytes of all of them together
 DEFINITIONS = {
     "cache_bytes": "keys and values of S tokens, once: 2 x B x K x S x H elements",
     "microseconds": "of one call within a program: lower quartile, median, upper quartile",
     "gigabytes_per_second": "cache_bytes / median time",
-    "share_of_copy": "rate / copy_gigabytes_per_second of the same repeat; quartiles",
-    "difference": "norm of the difference to the reference's outputs / norm of those; null where "
-    "it is not finite, absent where the reference did not run",
-    "not_run": "why there is no number",
-    "copy_gigabytes_per_second": "bytes read and written per second by the copy; quartiles",
 }
-_COLUMNS = "{:<14}{:>3}{:>7}{:>4}  {:<12}{:>10}{:>10}{:>8}{:>12}"
+_SHAPE = "{:<14}{:>3}{:>7}{:>4}"
 
 
 class Case(NamedTuple):
@@ -81,64 +77,24 @@ class Inputs(NamedTuple):
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command: exit code 2 and one sentence for values that cannot be used."""
     settings = _parse(arguments)
-    device = jax.devices()[0]
-    print(f"{device.device_kind}; {settings.dtype}, medians of {settings.repeats} repeats")
-    print("share: of the copy's rate; difference: from the reference\n")
-    print(_COLUMNS.format("heads", "B", "S", "N", "", "us", "GB/s", "share", "difference"))
+    show_columns(_SHAPE.format("heads", "B", "S", "N"), settings)
     rows = []
     shapes = product(settings.heads, settings.batch, settings.slots, settings.nodes)
-    for heads, batch, slots, nodes in shapes:
-        case = Case(*HEADS[heads], batch, slots, nodes, settings.dtype)
-        rows.append({"heads": heads, **measure(case, settings.repeats)})
-        _show(rows[-1])
-    candidates = [one for row in rows for one in row["candidates"].items()]
-    reasons = {f"{name}: not run: {one['not_run']}" for name, one in candidates if "not_run" in one}
-    print("", *sorted(reasons), sep="\n")
-    if settings.output:
-        report = {
-            "rows": rows,
-            "platform": device.platform,
-            "device": device.device_kind,
-            "versions": {package: version(package) for package in ("jax", "jaxlib")},
-            "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
-            "settings": {name: value for name, value in vars(settings).items() if name != "output"},
-            "definitions": DEFINITIONS,
-        }
-        settings.output.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
-        print(f"The report: {settings.output}")
+    for shape in shapes:
+        case = Case(*HEADS[shape[0]], *shape[1:], settings.dtype)
+        rows.append({"heads": shape[0], **measure(case, settings.repeats)})
+        show_candidates(_SHAPE.format(*shape), rows[-1])
+    write_report(rows, settings, DEFINITIONS)
 
 
 def measure(case: Case, repeats: int) -> dict[str, Any]:
     """One row of the report: every candidate on one shape, beside a copy."""
-    caches = max(1, math.ceil(CACHES / case.cache_bytes))
-    turns = max(1, round(timing.RUN / (caches * case.cache_bytes)))
-    calls = caches * turns
-    zero = jnp.int32(0)
-    inputs = draw_inputs(case, caches)
-    once = inputs._replace(caches=inputs.caches[:1])
-    timers: dict[str, Callable[[], float]] = {}
-    found: dict[str, dict[str, Any]] = {}
-    expected: Any = None
-    for name in sorted(CANDIDATES, key="reference".__ne__):
-        try:
-            output = np.asarray(attention_program(name, 1)(once, zero), np.float64)
-            timers[name] = timer(attention_program(name, turns), inputs, zero)
-        except (NotImplementedError, RuntimeError, ValueError) as error:
-            found[name] = {"not_run": str(error).partition("\n")[0]}
-            continue
-        expected = output if name == "reference" else expected
-        if expected is not None:
-            difference = float(np.linalg.norm(output - expected) / np.linalg.norm(expected))
-            found[name] = {"difference": difference if np.isfinite(difference) else None}
-    rates, copied = beside_copy(timers, case.cache_bytes, calls, repeats)
-    return {
-        **case._asdict(),
-        "cache_bytes": case.cache_bytes,
-        "caches": caches,
-        "calls": calls,
-        "copy_gigabytes_per_second": copied,
-        "candidates": {name: found.get(name, {}) | rates.get(name, {}) for name in CANDIDATES},
-    }
+
+    def prepare(name: str, caches: int, turns: int) -> tuple[Callable[..., Array], tuple[Any, ...]]:
+        return attention_program(name, turns), (draw_inputs(case, caches),)
+
+    measured = measure_candidates(CANDIDATES, prepare, case.cache_bytes, repeats)
+    return {**case._asdict(), "cache_bytes": case.cache_bytes, **measured}
 
 
 def draw_inputs(case: Case, caches: int) -> Inputs:
@@ -184,23 +140,6 @@ def attention_program(implementation: Any, turns: int) -> Callable[..., Array]:
     return jax.jit(run)
 
 
-def _show(row: dict[str, Any]) -> None:
-    shape = row["heads"], row["batch"], row["slots"], row["nodes"]
-    for name, one in row["candidates"].items():
-        cells = ["not run", "", "", ""]
-        if "not_run" not in one:
-            difference = one.get("difference", math.nan)
-            cells = [
-                f"{one['microseconds'][1]:.1f}",
-                f"{one['gigabytes_per_second']:.1f}",
-                f"{one['share_of_copy'][1]:.2f}",
-                "not finite" if difference is None else f"{difference:.1e}",
-            ]
-        print(_COLUMNS.format(*shape, name, *cells))
-    copied = f"{row['copy_gigabytes_per_second'][1]:.1f}"
-    print(_COLUMNS.format(*shape, "copy", "", copied, "", ""), flush=True)
-
-
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m pallas_kernels.bench",
@@ -214,21 +153,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     ):
         parser.add_argument(name, type=int, nargs="+", default=default, help=words)
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    parser.add_argument("--repeats", type=int, default=10)
-    parser.add_argument("--output", type=Path, help="JSON file to write")
-    settings = parser.parse_args(arguments)
-    for name in ("nodes", "slots", "batch", "repeats"):
-        if (least := np.min(getattr(settings, name))) < 1:
-            parser.error(f"--{name} {least} must be 1 or more.")
+    settings = parse(parser, arguments, ("nodes", "slots", "batch"))
     if max(settings.nodes) > min(settings.slots):
         parser.error(
             f"--nodes {max(settings.nodes)} is more than --slots {min(settings.slots)}, which "
             "counts the nodes; give fewer nodes or more slots."
         )
-    if settings.output and not settings.output.parent.is_dir():
-        parser.error(f"--output {settings.output}: there is no folder {settings.output.parent}.")
-    if (platform := jax.default_backend()) != "gpu":
-        parser.error(f"It measures an NVIDIA GPU, and JAX runs on {platform} here.")
+    need_gpu(parser)
     return settings
 
 

@@ -9,39 +9,34 @@ rate is the bytes of both int4 weights over the time of a pair, for every candid
 """
 
 import argparse
-import json
-import math
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
-from functools import partial
-from importlib.metadata import version
-from pathlib import Path
+from itertools import product
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels import timing
+from pallas_kernels.bench_report import (
+    measure_candidates,
+    need_gpu,
+    parse,
+    show_candidates,
+    show_columns,
+    write_report,
+)
 from pallas_kernels.grouped_matmul import grouped_matmul
-from pallas_kernels.timing import beside_copy, repeat, timer
+from pallas_kernels.timing import repeat
 
 # The model's width, and that inside of its feed-forward block.
 WIDTHS = {"llama-3.1-8b": (4096, 14336), "vicuna-7b": (4096, 11008)}
 CANDIDATES = ("mosaic_gpu", "reference", "bfloat16")
-WEIGHTS = 128 * 2**20  # bytes of all of them together
 DEFINITIONS = {
     "weight_bytes": "codes, scales and minima of both int4 weights of a pair",
     "microseconds": "of a pair of products: lower quartile, median, upper quartile",
     "gigabytes_per_second": "weight_bytes / median time, of the bfloat16 weights too",
-    "share_of_copy": "rate / copy_gigabytes_per_second of the same repeat; quartiles",
-    "difference": "norm of the difference to the reference's outputs / norm of those; null where "
-    "it is not finite, absent for other weights",
-    "not_run": "why there is no number",
-    "copy_gigabytes_per_second": "bytes read and written per second by the copy; quartiles",
 }
-_COLUMNS = "{:<14}{:>5}  {:<12}{:>10}{:>10}{:>8}{:>12}"
+_SHAPE = "{:<14}{:>5}"
 
 
 class Case(NamedTuple):
@@ -62,56 +57,24 @@ class Case(NamedTuple):
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command: exit code 2 and one sentence for values that cannot be used."""
     settings = _parse(arguments)
-    device = jax.devices()[0]
-    print(f"{device.device_kind}; medians of {settings.repeats} repeats\n")
-    print(_COLUMNS.format("weights", "N", "", "us", "GB/s", "share", "difference"))
+    show_columns(_SHAPE.format("weights", "N"), settings)
     rows = []
-    for name in settings.weights:
-        for nodes in settings.nodes:
-            case = Case(*WIDTHS[name], nodes, settings.group)
-            rows.append({"weights": name, **measure(case, settings.repeats)})
-            _show(rows[-1])
-    if settings.output:
-        report = {
-            "rows": rows,
-            "platform": device.platform,
-            "device": device.device_kind,
-            "versions": {package: version(package) for package in ("jax", "jaxlib")},
-            "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
-            "settings": {name: value for name, value in vars(settings).items() if name != "output"},
-            "definitions": DEFINITIONS,
-        }
-        settings.output.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
-        print(f"The report: {settings.output}")
+    for name, nodes in product(settings.weights, settings.nodes):
+        case = Case(*WIDTHS[name], nodes, settings.group)
+        rows.append({"weights": name, **measure(case, settings.repeats)})
+        show_candidates(_SHAPE.format(name, nodes), rows[-1])
+    write_report(rows, settings, DEFINITIONS)
 
 
 def measure(case: Case, repeats: int) -> dict[str, Any]:
     """One row of the report: every candidate on one shape, beside a copy."""
-    count = max(1, math.ceil(WEIGHTS / case.weight_bytes))
-    turns = max(1, round(timing.RUN / (count * case.weight_bytes)))
-    zero = jnp.int32(0)
-    timers: dict[str, Callable[[], float]] = {}
-    found: dict[str, dict[str, Any]] = {}
-    expected: Any = None
-    for name in sorted(CANDIDATES, key="reference".__ne__):
-        x, pairs = draw_inputs(case, count, plain=name == "bfloat16")
-        try:
-            output = np.asarray(pair_program(name, 1)(x, pairs[:1], zero), np.float64)
-            timers[name] = timer(pair_program(name, turns), x, pairs, zero)
-        except (NotImplementedError, RuntimeError, ValueError) as error:
-            found[name] = {"not_run": str(error).partition("\n")[0]}
-            continue
-        expected = output if name == "reference" else expected
-        if expected is not None and name != "bfloat16":
-            difference = float(np.linalg.norm(output - expected) / np.linalg.norm(expected))
-            found[name] = {"difference": difference if np.isfinite(difference) else None}
-    rates, copied = beside_copy(timers, case.weight_bytes, count * turns, repeats)
-    return {
-        **case._asdict(),
-        "weight_bytes": case.weight_bytes,
-        "copy_gigabytes_per_second": copied,
-        "candidates": {name: found.get(name, {}) | rates.get(name, {}) for name in CANDIDATES},
-    }
+
+    def prepare(name: str, count: int, turns: int) -> tuple[Callable[..., Array], tuple[Any, ...]]:
+        return pair_program(name, turns), draw_inputs(case, count, plain=name == "bfloat16")
+
+    size, other = case.weight_bytes, ("bfloat16",)
+    measured = measure_candidates(CANDIDATES, prepare, size, repeats, other)
+    return {**case._asdict(), "weight_bytes": size, **measured}
 
 
 def draw_inputs(
@@ -154,19 +117,6 @@ def pair_program(name: str, turns: int) -> Callable[..., Array]:
     return jax.jit(run)
 
 
-def _show(row: dict[str, Any]) -> None:
-    show = partial(_COLUMNS.format, row["weights"], row["nodes"])
-    for name, one in row["candidates"].items():
-        if "not_run" in one:
-            print(show(name, "not run", "", "", ""), one["not_run"])
-            continue
-        difference = one.get("difference", math.nan)
-        rate, share = one["gigabytes_per_second"], one["share_of_copy"][1]
-        error = "not finite" if difference is None else f"{difference:.1e}"
-        print(show(name, f"{one['microseconds'][1]:.1f}", f"{rate:.1f}", f"{share:.2f}", error))
-    print(show("copy", "", f"{row['copy_gigabytes_per_second'][1]:.1f}", "", ""), flush=True)
-
-
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m pallas_kernels.bench_matmul",
@@ -175,16 +125,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--weights", nargs="+", choices=WIDTHS, default=list(WIDTHS))
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 8, 32, 64], help="N, rows")
     parser.add_argument("--group", type=int, choices=(16, 32, 64, 128), default=128)
-    parser.add_argument("--repeats", type=int, default=10)
-    parser.add_argument("--output", type=Path, help="JSON file to write")
-    settings = parser.parse_args(arguments)
-    for name in ("nodes", "repeats"):
-        if (least := np.min(getattr(settings, name))) < 1:
-            parser.error(f"--{name} {least} must be 1 or more.")
-    if settings.output and not settings.output.parent.is_dir():
-        parser.error(f"--output {settings.output}: there is no folder {settings.output.parent}.")
-    if (platform := jax.default_backend()) != "gpu":
-        parser.error(f"It measures an NVIDIA GPU, and JAX runs on {platform} here.")
+    settings = parse(parser, arguments, ("nodes",))
+    need_gpu(parser)
     return settings
 
 
