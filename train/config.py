@@ -140,15 +140,27 @@ class RegenerateSettings(Settings):
 
 
 class DrafterSettings(DrafterShape):
-    """Shape of the drafter, and where its head starts.
+    """Shape of the drafter, and where it starts.
 
-    `initial_head: target` starts the head from the target's own, or from its strongest directions
-    where `exit_dim` or `head_rank` is less than the target's width; every Medusa head as a whole.
+    `initial_drafter` is a trained drafter, of this shape, whose parameters it starts with. Without
+    one `initial_head: target` starts the head from the target's own, or from its strongest
+    directions where `exit_dim` or `head_rank` is less than the target's width; every Medusa head as
+    a whole.
 
-    Of `draft_vocab_size` tokens the head knows those that the training data asks for most often.
+    Of `draft_vocab_size` tokens the head knows those that the training data asks for most often, or
+    those of `initial_drafter`.
     """
 
     initial_head: Literal["random", "target"] = "random"
+    initial_drafter: str | None = None
+
+    @model_validator(mode="after")
+    def _one_start(self) -> "DrafterSettings":
+        if self.initial_drafter and self.initial_head == "target":
+            raise ValueError(
+                "initial_drafter gives the head too; leave initial_head out, or initial_drafter"
+            )
+        return self
 
 
 class LossSettings(Settings):

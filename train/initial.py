@@ -1,12 +1,14 @@
 """The drafter that training starts from."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import asdict
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from redrafter_jax.config import DrafterConfig, MedusaConfig
+from redrafter_jax.checkpoints.huggingface import load_drafter
+from redrafter_jax.config import DrafterConfig, MedusaConfig, TargetConfig
 from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.drafters.medusa_head import MedusaHeads
@@ -36,9 +38,11 @@ def new_drafter(
       seed: of its random parameters.
 
     Raises:
-      InputError: the head is to start from the target's, but is wider; or the target has fewer
-        tokens or layers than are asked for.
+      InputError: the head is to start from the target's, but is wider; the target has fewer tokens
+        or layers than are asked for; or a trained drafter to start from is of another shape.
     """
+    if settings.initial_drafter is not None:
+        return _trained(settings.initial_drafter, settings, target.config, rounds)
     drafted = None
     if settings.draft_vocab_size is not None:
         # Where a draft can end no text, every text ends with a call for its end alone.
@@ -56,6 +60,27 @@ def new_drafter(
     else:
         _start_with_head(start, config, head)
     return Model.split(config, start)
+
+
+def _trained(
+    folder: str, settings: DrafterSettings, target: TargetConfig, rounds: int
+) -> DraftModel:
+    drafter = load_drafter(folder, "float32")
+    drafted = drafter.config.draft_tokens
+    count = len(drafted or ()) or None
+    if settings.draft_vocab_size != count:
+        raise InputError(
+            f"drafter.draft_vocab_size is {settings.draft_vocab_size}, and that of {folder} is "
+            f"{count}; state the same, or another drafter.initial_drafter."
+        )
+    stated, found = asdict(settings.build_for(target, rounds, drafted)), asdict(drafter.config)
+    for name in stated | found:
+        if stated.get(name) != found.get(name):
+            raise InputError(
+                f"drafter.initial_drafter is {folder}, whose {name} is {found.get(name)} and not "
+                f"{stated.get(name)}; state the same shape."
+            )
+    return drafter
 
 
 def _start_as_target(medusa: MedusaHeads, projection: Float[Array, "D U"]) -> None:

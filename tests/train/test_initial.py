@@ -1,12 +1,17 @@
 """Where a drafter starts: its head, and the tokens that it knows."""
 
+from pathlib import Path
 from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pydantic import ValidationError
+from tiny_models import assert_same
 
+from redrafter_jax import save_drafter
 from redrafter_jax.config import MedusaConfig, TargetConfig
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import init_target
 from train.config import DrafterSettings
@@ -63,6 +68,32 @@ def test_other_heads_start_as_the_best_of_their_rank_too() -> None:
     product = np.asarray(head.head_proj.kernel[...]) @ np.asarray(head.lm_head.kernel[...])
     check_strongest(product[:4], HEAD)
     assert not product[4:].any()
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "medusa"])
+def test_a_run_can_start_with_a_trained_drafter(
+    kind: Literal["recurrent", "medusa"], tmp_path: Path
+) -> None:
+    shape: dict[str, Any] = {"kind": kind, "draft_vocab_size": 3}
+    trained = new_drafter(TARGET, DrafterSettings(**shape), 2, [(ROWS, 1.0)], 7)
+    save_drafter(trained, tmp_path)
+    # Data of which three other tokens would be the most frequent.
+    others = [(ROWS._replace(tokens=ROWS.tokens + 1), 1.0)]
+
+    def start_with(rounds: int, **changes: Any) -> DraftModel:
+        settings = DrafterSettings(**shape | changes, initial_drafter=str(tmp_path))
+        return new_drafter(TARGET, settings, rounds, others, 0)
+
+    assert_same(start_with(2), trained)
+    with pytest.raises(InputError, match=r"draft_vocab_size is None, and that of .* is 3; state"):
+        start_with(2, draft_vocab_size=None)
+    with pytest.raises(InputError, match=r"whose num_draft_layers is . and not 5; state the same"):
+        start_with(2, num_draft_layers=5)
+    if kind == "medusa":
+        with pytest.raises(InputError, match="whose num_heads is 2 and not 3"):
+            start_with(3)
+    with pytest.raises(ValidationError, match="initial_drafter gives the head too; leave initial_"):
+        start_with(2, initial_head="target")
 
 
 WIDE: dict[str, Any] = {"exit_dim": 20, "initial_head": "target"}
