@@ -108,7 +108,8 @@ def test_converted_it_loads_the_same(tmp_path: Path, stated: dict[str, Any]) -> 
         convert(folder, tmp_path / "kept", keep_quantized=True)
 
 
-@pytest.mark.parametrize("stated", [GPTQ, pytest.param(AWQ, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("stated", [GPTQ, AWQ])
 def test_the_text_is_its_own_with_a_drafter_and_on_a_mesh(
     tmp_path: Path, stated: dict[str, Any]
 ) -> None:

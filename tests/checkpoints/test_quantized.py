@@ -242,6 +242,7 @@ def test_blocks_that_cannot_be_kept_are_refused_by_name(tmp_path: Path) -> None:
         load_target(path, keep_quantized=True)
 
 
+@pytest.mark.long
 def test_the_command_tells_what_changes(tmp_path: Path, run_redrafter: Any) -> None:
     config = dataclasses.replace(GGUF_CONFIG, vocab_size=900, max_position_embeddings=512)
     source, text = tmp_path / "model.gguf", tmp_path / "text.txt"

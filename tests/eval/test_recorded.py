@@ -20,10 +20,8 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 NEW_TOKENS = 40
 SAMPLINGS = [SamplingConfig(), SamplingConfig(1.0, top_p=0.95)]
 TREES = [
-    DraftConfig(beam_width=1, draft_rounds=3),
     DraftConfig(beam_width=3, draft_rounds=3, num_nodes=6, sharpness=1.5),
-    DraftConfig(beam_width=2, draft_rounds=2, num_nodes=8, lookup_tokens=4),
-    DraftConfig(beam_width=3, draft_rounds=3, num_nodes=7, sharpness=1.5, lookup_tokens=2),
+    DraftConfig(beam_width=3, draft_rounds=3, num_nodes=8, sharpness=1.5, lookup_tokens=3),
 ]
 
 

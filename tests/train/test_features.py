@@ -98,13 +98,14 @@ def test_a_row_of_features_is_what_the_target_says_of_it(
             },
         ),
         # As much of it as the loss reads.
-        (
+        pytest.param(
             9,
             {
                 "loss": {"soft_top_k": 9, "soft_temperature": 2.0, "chunk_length": 8},
                 "drafter": {"exit_dim": 16, "head": "target", "initial_head": "target"},
                 "target_dtype": "bfloat16",
             },
+            marks=pytest.mark.long,
         ),
     ],
 )
@@ -130,6 +131,7 @@ def test_training_from_features_is_training_online_to_bfloat16_rounding(
         )
 
 
+@pytest.mark.long
 def test_a_run_from_features_resumes_tries_and_refuses_other_features(
     target: Path, tmp_path: Path, start: Start
 ) -> None:

@@ -51,6 +51,7 @@ def test_a_plan_is_kept_for_the_same_request_alone(tmp_path: Path) -> None:
         read_plan(tmp_path, ASKED)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quick_compilation")
 def test_rates_are_tokens_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock by which every timed call takes a quarter of a second."""
