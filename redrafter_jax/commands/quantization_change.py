@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
+from tqdm import tqdm
 
 from redrafter_jax.checkpoints.huggingface import load_target, load_target_config
 from redrafter_jax.errors import InputError
@@ -83,7 +84,7 @@ def _read(target: Target, windows: Int[np.ndarray, "windows tokens"]) -> _Readin
 def _scores(
     target: Target, windows: Int[np.ndarray, "windows tokens"]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    for window in windows:
+    for window in tqdm(windows, desc="held-out text", leave=False, disable=None):
         yield jax.device_get(_score(target, jnp.asarray(window[None])))
 
 
