@@ -41,6 +41,16 @@ os.environ["XLA_FLAGS"] = " ".join(
     )
 )
 
+# Compiling is most of what tests do: a program that the other worker, a process that a test started
+# or an earlier run has compiled is read from here.
+PROGRAMS = Path(__file__).parents[1] / ".pytest_cache" / "programs"
+for name, value in {
+    "jax_compilation_cache_dir": str(PROGRAMS),
+    "jax_persistent_cache_min_compile_time_secs": 0.0,
+}.items():
+    jax.config.update(name, value)
+    os.environ[name.upper()] = str(value)
+
 settings.register_profile(
     "reproducible", derandomize=True, deadline=None, database=None, max_examples=25
 )

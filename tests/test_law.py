@@ -139,7 +139,14 @@ def distance_and_bound(counts: np.ndarray, law: np.ndarray) -> tuple[float, floa
     return distance, oracles.CHI_SQUARE_BOUND[int(possible.sum()) - 1]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "chain",
+        "deep and sharp, 0.8 top-p",
+        pytest.param("final beams under a budget, top-k", marks=pytest.mark.long),
+    ],
+)
 def test_sequences_are_drawn_as_often_as_the_target_says(name: str) -> None:
     case = CASES[name]
     # Each case has its own seeds: the same ones would draw the same text once more.
@@ -214,7 +221,11 @@ def choose_with_the_noise_of_the_step(
 
 
 @pytest.mark.parametrize(
-    "rule", [accept_by_the_ratio_of_probabilities, choose_with_the_noise_of_the_step]
+    "rule",
+    [
+        accept_by_the_ratio_of_probabilities,
+        pytest.param(choose_with_the_noise_of_the_step, marks=pytest.mark.long),
+    ],
 )
 def test_a_wrong_rule_breaks_the_law(monkeypatch: pytest.MonkeyPatch, rule: Rule) -> None:
     def decide(

@@ -45,6 +45,7 @@ TREES = {
         beam_width=4, draft_rounds=3, num_nodes=10, lookup_tokens=2
     ),
 }
+SLOWER = ("root alone", "whole vocabulary")
 # One batch holds all of them: temperatures and filters differ row by row.
 SAMPLINGS = [
     SamplingConfig(),
@@ -103,7 +104,13 @@ def plain_and_speculative(
 
 # The first example's beams scored 1e-7 above their root by rounding, and a budget of one node took
 # them; the second's scored NaN.
-@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize(
+    "tree",
+    [
+        *(name for name in TREES if name not in SLOWER),
+        *(pytest.param(name, marks=pytest.mark.long) for name in SLOWER),
+    ],
+)
 @example(seed=0, pair="fair")
 @example(seed=0, pair="broken")
 @settings(max_examples=12)

@@ -139,7 +139,12 @@ def whole_golden(name: str) -> tuple[Path, list[int], list[int]]:
 
 @pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize(
-    ("name", "devices"), [("qwen2_window_yarn", None), ("gemma3", None), ("gemma3", 2)]
+    ("name", "devices"),
+    [
+        ("qwen2_window_yarn", None),
+        ("gemma3", None),
+        pytest.param("gemma3", 2, marks=pytest.mark.long),
+    ],
 )
 def test_generate_writes_hugging_faces_text_past_windows_and_thresholds(
     name: str, devices: int | None

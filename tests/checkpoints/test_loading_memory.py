@@ -76,7 +76,7 @@ def write_words(folder: Path) -> Path:
     ("write", "bits"),
     [
         (write_folder, 16),
-        (write_quantized, 16),
+        pytest.param(write_quantized, 16, marks=pytest.mark.long),
         pytest.param(write_codes, 4.25, marks=pytest.mark.long),
         # The embedding, one number of 73, has 16.
         pytest.param(write_words, 4.375 + (16 - 4.375) / 73, marks=pytest.mark.long),

@@ -78,6 +78,7 @@ def test_the_text_needs_no_drafter_and_its_prompt_may_come_from_stdin_as_it_stan
     )
 
 
+@pytest.mark.long
 def test_sampled_text_is_the_seeds_whatever_the_tree_and_the_devices(
     run_redrafter: Any,
     folders: PairFolders,

@@ -52,7 +52,10 @@ def assert_same_step(ours: Step, apple: dict[str, Any]) -> None:
     assert ours.paths == apples_paths(packed, apple["tree"]["parents"])
 
 
-@pytest.mark.parametrize(("beam_width", "draft_rounds"), [(1, 3), (16, 4), (45, 7)])
+@pytest.mark.parametrize(
+    ("beam_width", "draft_rounds"),
+    [(1, 3), pytest.param(16, 4, marks=pytest.mark.long), (45, 7)],
+)
 def test_every_step_drafts_apples_beams_and_verifies_its_tree(
     pair: tuple[Target, DraftModel], beam_width: int, draft_rounds: int
 ) -> None:

@@ -208,8 +208,12 @@ SAMPLINGS = [SamplingConfig(), SamplingConfig(temperature=1.0), SamplingConfig(0
     ("draft", "variant"),
     [
         (DraftConfig(4, 3), {}),
-        (DraftConfig(4, 2, num_nodes=6, sharpness=1.5, candidates=9), {"corruption": 0.5}),
-        (DraftConfig(4, 3, static_tree=True), {}),
+        pytest.param(
+            DraftConfig(4, 2, num_nodes=6, sharpness=1.5, candidates=9),
+            {"corruption": 0.5},
+            marks=pytest.mark.long,
+        ),
+        pytest.param(DraftConfig(4, 3, static_tree=True), {}, marks=pytest.mark.long),
         (DraftConfig(4, 3, static_tree=PATHS, lookup_tokens=3), {}),
         (DraftConfig(3, 3, num_nodes=9, lookup_tokens=3), {"draft_tokens": tuple(range(0, 24, 2))}),
     ],

@@ -29,6 +29,8 @@ from redrafter_jax.decoding.step import decode_step
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.requests import prepare
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 PARTS = ["propose", "verify", "finish", "noise", "step", "baseline"]
 VALUES: dict[str, Any] = {
     "target": TARGET | {"num_hidden_layers": 2},

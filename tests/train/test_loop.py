@@ -7,16 +7,13 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 import yaml
-from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from places import ROOT
 from tiny_folders import write_untrained_target
 from train_runs import (
@@ -38,26 +35,7 @@ from redrafter_jax.text.tokenizer import load_tokenizer
 from train.step import train_step
 from train.trial import Trial
 
-pytestmark = pytest.mark.usefixtures("quick_compilation", "programs_on_disk")
-
-
-@pytest.fixture(scope="module")
-def programs_on_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What one run compiled the next one finds, in this process or another."""
-    values = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("programs")),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-    }
-    before = {name: getattr(jax.config, name) for name in values}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in values.items():
-            jax.config.update(name, value)
-            patch.setenv(name.upper(), str(value))
-        reset_cache()
-        yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    reset_cache()
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 @pytest.fixture(scope="module")
@@ -214,6 +192,7 @@ def test_the_drafter_is_tried_and_the_best_is_kept(
     assert tried[16]["acceptance_calls/depth_1"] == 12
 
 
+@pytest.mark.long
 def test_the_drafter_that_is_tried_and_kept_is_the_one_of_that_step(
     target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Start
 ) -> None:
