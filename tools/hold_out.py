@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 from tokenizers import Tokenizer
 
 from redrafter_jax.command_line import make_folder, run
@@ -39,7 +39,7 @@ class HoldOutSettings(Settings):
     tokenizer: Path
     count: PositiveInt = 24
     prompt_tokens: PositiveInt = 64
-    seed: int = 0
+    seed: NonNegativeInt = 0
     output: Path
 
 

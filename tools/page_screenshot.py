@@ -14,6 +14,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
 
+from redrafter_jax.command_line import run
 from redrafter_jax.errors import InputError
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -84,4 +85,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

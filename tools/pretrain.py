@@ -138,7 +138,7 @@ def main() -> None:
     target = init_target(config, settings.seed)
     rule = settings.optimizer
     optimizer = optax.MultiSteps(
-        make_optimizer(rule, settings.steps, lambda name: name.startswith("layers")),
+        make_optimizer(rule, settings.steps),
         rule.accumulation_steps,
     )
     params, state = target.params, optimizer.init(target.params)

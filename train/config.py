@@ -29,7 +29,7 @@ class OptimizerSettings(Settings):
 
     rule: Literal["adamw", "muon"] = "adamw"
     learning_rate: PositiveFloat
-    warmup_fraction: float = Field(default=0.1, ge=0, le=1)
+    warmup_fraction: float = Field(default=0.1, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0)
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.95, ge=0, lt=1)

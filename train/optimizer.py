@@ -1,6 +1,5 @@
 """The optimizers of training and pre-training: clipping, then AdamW or Muon, one schedule."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,16 +12,18 @@ from .config import OptimizerSettings
 _MUON_RMS = 0.2
 
 
-def make_optimizer(
-    settings: OptimizerSettings, steps: int, is_hidden: Callable[[str], bool]
-) -> optax.GradientTransformation:
+# Matrices with an axis of the vocabulary.
+_EMBEDDINGS = {"embed_tokens", "lm_head"}
+
+
+def make_optimizer(settings: OptimizerSettings, steps: int) -> optax.GradientTransformation:
     """Clipping by global norm, then the chosen rule under a warm-up cosine schedule.
+
+    Muon updates hidden matrices; embeddings, heads and vectors are AdamW's.
 
     Args:
       settings: rule, rates and clipping.
       steps: length of the schedule, which falls to zero.
-      is_hidden: given the dotted name of a two-dimensional parameter, whether it is a hidden
-        matrix; Muon updates those, AdamW all other parameters.
     """
     schedule = make_schedule(settings, steps)
     clip = optax.clip_by_global_norm(settings.clip_norm)
@@ -36,8 +37,8 @@ def make_optimizer(
         matrix = optax.contrib.MuonDimensionNumbers(reduction_axis=0, output_axis=1)
 
         def choose(path: tuple[Any, ...], leaf: jax.Array) -> Any:
-            name = jax.tree_util.keystr(path, simple=True, separator=".")
-            return matrix if leaf.ndim == 2 and is_hidden(name) else None
+            names = jax.tree_util.keystr(path, simple=True, separator=".").split(".")
+            return matrix if leaf.ndim == 2 and _EMBEDDINGS.isdisjoint(names) else None
 
         return jax.tree.map_with_path(choose, params)
 

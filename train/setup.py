@@ -25,6 +25,7 @@ from redrafter_jax.config import TargetConfig
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.model import Model
 from redrafter_jax.parallel.processes import rows_of_process
 from redrafter_jax.settings.sections import check_batch
 
@@ -106,9 +107,9 @@ def set_up(settings: TrainSettings, console: Console) -> Run:
         target = load(settings.target, settings.target_dtype, mesh)
     mixture = [(made.windows, source.weight) for source, made in sources]
     drafter = new_drafter(target, settings.drafter, settings.draft_rounds, mixture, settings.seed)
-    optimizer = make_optimizer(
-        settings.optimizer, settings.steps, lambda name: "lm_head" not in name
-    )
+    if settings.drafter.initial_drafter is not None:
+        digests |= {"drafter.initial_drafter": digest_weights(drafter)}
+    optimizer = make_optimizer(settings.optimizer, settings.steps)
     rows = settings.optimizer.batch_size * settings.optimizer.accumulation_steps
     part = rows_of_process(mesh)
     batches = make_batches(mixture, rows, settings.data.shuffle_seed, part, readers)
@@ -210,13 +211,13 @@ def check_same_inputs(
         )
 
 
-def digest_weights(target: Target) -> str:
-    """A digest of a target's configuration and weights, the same on any mesh.
+def digest_weights(model: Model[Any, Any]) -> str:
+    """A digest of a model's configuration and weights, the same on any mesh.
 
     Every device reads its own share; no weight leaves a device.
     """
-    sums = [int(_fingerprint(leaf)) for leaf in jax.tree.leaves(target.params)]
-    return hashlib.sha256(repr((target.config, sums)).encode()).hexdigest()
+    sums = [int(_fingerprint(leaf)) for leaf in jax.tree.leaves(model.params)]
+    return hashlib.sha256(repr((model.config, sums)).encode()).hexdigest()
 
 
 @jax.jit

@@ -20,7 +20,14 @@ from redrafter_jax.parallel.mesh import check_rows, to_host
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.text.chat_template import NO_TEMPLATE, brings_template
-from redrafter_jax.text.prompts import Asked, Asking, ask, ask_later_turns, read_prompts
+from redrafter_jax.text.prompts import (
+    Asked,
+    Asking,
+    ask,
+    ask_later_turns,
+    read_prompts,
+    rows_decoded,
+)
 from redrafter_jax.text.tokenizer import load_tokenizer
 
 from .config import AcceptanceSettings, TrainSettings
@@ -87,8 +94,9 @@ def prepare_trial(
         eos = target.config.eos_token_ids
     new = trial.max_new_tokens
     how = Asking(template, tokenizer, eos, new, target.config.position_limit)
+    for count in rows_decoded(prompts):
+        check_rows(count, target.mesh)
     asked = ask(how, prompts)
-    check_rows(len(asked.rows), target.mesh)
 
     def answer(asked: Asked) -> list[list[int]]:
         return [
@@ -100,7 +108,6 @@ def prepare_trial(
         ]
 
     asked = ask_later_turns(how, asked, answer)
-    check_rows(len(asked.rows), target.mesh)
     decisive = [asked.rows, asked.stop_tokens, new, asdict(trial.draft)]
     digest = hashlib.sha256(json.dumps(decisive).encode()).hexdigest()
     return Trial(trial, asked.rows, asked.stop_tokens, settings.output_dir / "best", digest)

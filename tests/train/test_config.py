@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import regenerated
 
-from train.config import DrafterSettings, LossSettings, RegenerateSettings
+from train.config import DrafterSettings, LossSettings, OptimizerSettings, RegenerateSettings
 
 DATA = {"sources": [{"hub": "x"}], "sequence_length": 16}
 CHATS: dict[str, Any] = {"data": DATA}
@@ -54,6 +54,18 @@ def test_regeneration_is_of_one_kind(changes: dict[str, Any], sentence: str) -> 
 def test_a_drafter_has_the_settings_of_its_kind(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         DrafterSettings.model_validate({"kind": "medusa"} | settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"warmup_fraction": 1}, "warmup_fraction\n.*less than 1"),
+        ({"warmup_fraction": -0.1}, "warmup_fraction\n.*greater than or equal to 0"),
+    ],
+)
+def test_a_schedule_falls_after_its_warm_up(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        OptimizerSettings.model_validate({"learning_rate": 0.1, "batch_size": 1} | settings)
 
 
 def test_some_loss_has_a_weight() -> None:

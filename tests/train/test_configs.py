@@ -32,9 +32,7 @@ def test_a_step_can_be_traced_and_keeps_the_state(
     drafter = abstract_drafter(
         settings.drafter.build_for(config, settings.draft_rounds), jnp.float32
     )
-    optimizer = make_optimizer(
-        settings.optimizer, settings.steps, lambda name: "lm_head" not in name
-    )
+    optimizer = make_optimizer(settings.optimizer, settings.steps)
     state = jax.eval_shape(lambda drafter: init_state(drafter, optimizer), drafter)
     rows = settings.optimizer.accumulation_steps, settings.optimizer.batch_size
     tokens = jax.ShapeDtypeStruct((*rows, settings.data.sequence_length), jnp.int32)

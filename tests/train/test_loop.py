@@ -11,6 +11,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import yaml
@@ -26,7 +27,12 @@ from train_runs import (
     weights,
 )
 
-from redrafter_jax.checkpoints.huggingface import load_drafter, load_target, save_target
+from redrafter_jax.checkpoints.huggingface import (
+    load_drafter,
+    load_target,
+    save_drafter,
+    save_target,
+)
 from redrafter_jax.config import DraftConfig, DrafterConfig, TargetConfig
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.generation import generate
@@ -257,3 +263,17 @@ def test_a_run_does_not_go_on_with_another_target_or_other_data(
     assert "a run with other contents of target;" in start(values, code=2).err
     shutil.copy(target_folder / "model.safetensors", folder)
     start(values)
+
+
+def test_a_run_goes_on_from_a_trained_drafter_and_does_not_resume_from_another(
+    finished: Path, target_folder: Path, tmp_path: Path, start: Start
+) -> None:
+    trained = tmp_path / "trained"
+    shutil.copytree(finished / "drafter", trained)
+    shape = {"exit_dim": 16, "num_draft_layers": 1, "initial_drafter": str(trained)}
+    values = settings(target_folder, tmp_path / "out", drafter=shape)
+    start(values)
+    assert rows(tmp_path / "out")[0]["loss"] < rows(finished)[0]["loss"]
+    drafter = load_drafter(trained, "float32")
+    save_drafter(jax.tree.map(lambda leaf: 2 * leaf, drafter), trained)
+    assert "other contents of drafter.initial_drafter;" in start(values, code=2).err

@@ -31,7 +31,6 @@ LOSS = LossSettings(hard=0.5, soft=1.0, chunk_length=8)
 OPTIMIZER = make_optimizer(
     OptimizerSettings(rule="adamw", learning_rate=0.01, batch_size=8, accumulation_steps=2),
     STEPS,
-    lambda name: True,
 )
 
 

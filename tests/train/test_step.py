@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 CONFIG = TargetConfig(31, 16, 24, 2, 2, 1, 8, 1e4, 1e-5, 64, True, (0,))
 LOSS = LossSettings(hard=0.5, soft=2.0, lk=3.0, round_decay=0.8, chunk_length=8)
 OPTIMIZER = make_optimizer(
-    OptimizerSettings(learning_rate=1e-2, batch_size=1, warmup_fraction=0), 10, bool
+    OptimizerSettings(learning_rate=1e-2, batch_size=1, warmup_fraction=0), 10
 )
 
 
@@ -64,7 +64,7 @@ def test_the_loss_is_the_weighted_sum_of_its_parts() -> None:
 def test_no_value_grows_with_rounds_times_positions_times_vocabulary() -> None:
     config = TargetConfig(512, 8, 8, 1, 1, 1, 8, 1e4, 1e-5, 512, True, (0,))
     target, drafter = init_target(config, 0), init_drafter(DrafterConfig(512, 8, 8, 1), 0)
-    optimizer = make_optimizer(OptimizerSettings(learning_rate=1e-2, batch_size=1), 10, bool)
+    optimizer = make_optimizer(OptimizerSettings(learning_rate=1e-2, batch_size=1), 10)
     rounds, positions, window = 3, 256, 16
 
     def sizes(jaxpr: jax.extend.core.Jaxpr) -> Iterator[int]:
@@ -92,7 +92,7 @@ def test_no_value_grows_with_rounds_times_positions_times_vocabulary() -> None:
 
 def test_the_schedule_warms_up_then_falls_to_zero_and_gradients_are_clipped() -> None:
     optimizer = make_optimizer(
-        OptimizerSettings(learning_rate=0.1, batch_size=1, warmup_fraction=0.5), 10, bool
+        OptimizerSettings(learning_rate=0.1, batch_size=1, warmup_fraction=0.5), 10
     )
     weight = jnp.ones(1)
     state = optimizer.init(weight)

@@ -27,11 +27,9 @@ from redrafter_jax.models.target import Target
 from tools.apple.worker import serve, take_steps
 from train.config import LossSettings, OptimizerSettings
 from train.data.types import Windows
+from train.loss import TOP
 from train.optimizer import make_optimizer, make_schedule
 from train.step import init_state, train_step
-
-# How many of the best tokens Apple's trainer counts as right, from the first on; ours has as many.
-ACCURACIES = 5
 
 
 def write_case(
@@ -53,7 +51,7 @@ def write_case(
     schedule = make_schedule(optimizer, len(steps))
     numbers = {
         "rounds": rounds,
-        "accuracies": ACCURACIES,
+        "accuracies": TOP,
         "optimizer": optimizer.model_dump(mode="json"),
         "learning_rates": np.asarray([schedule(step) for step in range(len(steps))]).tolist(),
     }
@@ -67,7 +65,7 @@ def load_case(case: Path) -> Callable[[int], tuple[float, float]]:
     target = load_target(case / "target", "float32")
     drafter = load_drafter(case / "drafter", "float32")
     settings = OptimizerSettings(**numbers["optimizer"])
-    optimizer = make_optimizer(settings, len(numbers["learning_rates"]), lambda _: True)
+    optimizer = make_optimizer(settings, len(numbers["learning_rates"]))
     state = init_state(drafter, optimizer)
 
     def take_step(number: int) -> tuple[float, float]:

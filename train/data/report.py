@@ -7,8 +7,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from redrafter_jax.errors import InputError
-
 from .documents import SourceDocuments
 from .rows import Rows, Sources
 from .types import count_reasons, describe_skips
@@ -41,11 +39,7 @@ def print_report(loaded: Sources, console: Console) -> None:
 
 
 def write_report(loaded: Sources, path: Path) -> None:
-    """The counts and every skip, as JSON.
-
-    Raises:
-      InputError: the file cannot be written.
-    """
+    """The counts and every skip, as JSON."""
     report = [
         {
             "source": source.name,
@@ -59,10 +53,7 @@ def write_report(loaded: Sources, path: Path) -> None:
         }
         for source, rows in loaded
     ]
-    try:
-        path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"Cannot write {path}: {error.strerror}.") from None
+    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 def _warn_of_little_loss(loaded: Sources, console: Console) -> None:

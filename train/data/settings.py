@@ -3,7 +3,7 @@
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from redrafter_jax.settings.files import Settings
 from redrafter_jax.text.chat_template import TemplateName
@@ -52,11 +52,6 @@ class SourceSettings(Settings):
     format: Format | None = None
     full_masks: Literal["refuse", "allow"] = "refuse"
     weight: float = Field(default=1.0, ge=1e-4, le=1e4)
-
-    @property
-    def kind(self) -> str:
-        """Which of `folder`, `files` and `hub` it is."""
-        return next(kind for kind in _KINDS if getattr(self, kind) is not None)
 
     @property
     def title(self) -> str:
@@ -112,7 +107,7 @@ class DataSettings(Settings):
 
     sources: list[SourceSettings] = Field(min_length=1)
     sequence_length: PositiveInt
-    shuffle_seed: int = 0
+    shuffle_seed: NonNegativeInt = 0
     chat_template: TemplateName = "tokenizer"
     template_arguments: dict[str, Any] = {}
     train_turns: Literal["all", "last"] = "all"

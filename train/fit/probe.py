@@ -54,7 +54,7 @@ def measure_rates(target: Target, settings: TrainSettings, rows: int, top_k: int
     segments, mask = np.ones((B, T), np.int32), np.ones((B, T), bool)
     sources = [(Windows(tokens, mask, segments), 1.0)]
     drafter = new_drafter(target, settings.drafter, settings.draft_rounds, sources, 0)
-    optimizer = make_optimizer(settings.optimizer, settings.steps, lambda _: True)
+    optimizer = make_optimizer(settings.optimizer, settings.steps)
     layers = settings.drafter.context_layers
     chunk = settings.loss.chunk_length
 

@@ -6,7 +6,6 @@ is measured beside the baseline. A short probe of the device decides the sizes, 
 killed goes on where it was, to the same head.
 """
 
-import json
 import shlex
 import sys
 import time
@@ -29,7 +28,7 @@ from ..data.report import say
 from ..features import features
 from ..loop import train
 from ..regenerate.__main__ import regenerate
-from ..regenerate.output import read_rows
+from ..regenerate.output import format_rows, read_rows
 from .plan import EPOCHS, Asked, FitPlan, make_plan, read_plan, write_plan
 from .probe import measure_rates
 
@@ -228,13 +227,10 @@ def _hold_out(plan: FitPlan, folder: Path) -> int:
             f"The target wrote {len(seeds)} texts, no more than the {plan.prompts} that are held "
             "out; give more --minutes."
         )
-    _write_lines(folder / "held_out.jsonl", [{"prompt": prompt} for prompt in prompts])
-    _write_lines(folder / "training.jsonl", left)
+    held_out = format_rows({"prompt": prompt} for prompt in prompts)
+    (folder / "held_out.jsonl").write_text(held_out, encoding="utf-8")
+    (folder / "training.jsonl").write_text(format_rows(left), encoding="utf-8")
     return sum(len(row["input_ids"]) for row in left)
-
-
-def _write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def _write_yaml(path: Path, values: dict[str, Any]) -> None:

@@ -146,7 +146,7 @@ def _invent(settings: RegenerateSettings, mesh: Mesh | None, console: Console) -
 
     def item(seed: int) -> Item:
         stated = {"seed": seed, "temperature": settings.temperature_of(seed)}
-        return Item(seed, stated | author.identity | {"target": digest[:16]}, [], [0])
+        return Item(seed, stated | author.identity | {"target": digest[:16]}, [])
 
     rows = read_rows(settings.output)
     seeds = [row["seed"] for row in rows if type(row.get("seed")) is int]
@@ -187,7 +187,8 @@ def _append(results: Iterable[Rows], have: int, goal: int, settings: RegenerateS
     """Write the rows as they come, until there are enough."""
     # What all processes decode together, the first one writes.
     path = settings.output if is_first() else Path(os.devnull)
-    unit = "texts" if settings.tokens is None else "tokens"
+    unit = "conversations" if settings.prompt_tokens is None else "texts"
+    unit = unit if settings.tokens is None else "tokens"
     with (
         progress(goal, f"{unit} written", have) as advance,
         path.open("a", encoding="utf-8") as file,

@@ -16,7 +16,7 @@ has none: the end that the template writes behind it in the next prompt carries 
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -150,6 +150,14 @@ def hold(
         turns = [*asked, {"role": "assistant", "content": text}]
 
 
+def limits_of(settings: RegenerateSettings) -> dict[str, Any]:
+    """How long answers and rows may be, for the identity of an item."""
+    return {
+        "max_new_tokens": settings.max_new_tokens,
+        "sequence_length": settings.data.sequence_length,
+    }
+
+
 def add_answer(rows: Sequence[Row], prompt: list[int], answer: list[int], cut: bool) -> list[Row]:
     """The rows with one more answer, in the last of them if the prompt goes on from it."""
     before = rows[-1] if rows else None
@@ -190,10 +198,9 @@ class Recorded(NamedTuple):
             "record": self.place,
             "seed": seed,
             "temperature": settings.temperature_of(seed),
-            "max_new_tokens": settings.max_new_tokens,
-            "sequence_length": settings.data.sequence_length,
+            **limits_of(settings),
         }
-        return Item(seed, identity, self.opening, [0] * len(self.opening) + [1])
+        return Item(seed, identity, self.opening)
 
     def next_question(self, turns: list[Turn]) -> Session[list[Turn] | str | None]:
         """The turns that are recorded before the next answer."""

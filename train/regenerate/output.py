@@ -20,14 +20,12 @@ class Item(NamedTuple):
     Attributes:
       seed: which is its number too.
       identity: what each of its rows begins with: all that they depend on but the models.
-      opening: tokens that its first row begins with.
-      mask: which of its tokens carry loss, from the first on.
+      opening: tokens that its first row begins with, which carry no loss; all after them do.
     """
 
     seed: int
     identity: dict[str, Any]
     opening: list[int]
-    mask: list[int]
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -106,10 +104,11 @@ def _count_rows(value: dict[str, Any], by_seed: Mapping[int, Item]) -> int:
     """How many rows the item has that starts with this one; 0 if none of this run does."""
     try:
         item = by_seed[value["seed"]]
+        mask = [0] * len(item.opening) + [1] * bool(item.opening)
         starts = (
             value.get("row", 0) == 0
             and value["input_ids"][: len(item.opening)] == item.opening
-            and value["loss_mask"][: len(item.mask)] == item.mask
+            and value["loss_mask"][: len(mask)] == mask
             and item.identity.items() <= value.items()
         )
         return int(value.get("rows", 1)) if starts else 0

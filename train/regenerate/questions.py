@@ -21,10 +21,10 @@ from tokenizers import Tokenizer
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.serving.messages import Request
-from redrafter_jax.text.chat_template import ChatTemplate, Turn, end_tokens
+from redrafter_jax.text.chat_template import ChatTemplate, Turn, end_tokens, user_turn
 
 from ..config import RegenerateSettings
-from .conversations import Exchange, Held, Row, Speaker, hold, rows_of
+from .conversations import Exchange, Held, Speaker, add_answer, hold, limits_of, rows_of
 from .output import Item
 from .session import Rows, Session
 
@@ -68,7 +68,7 @@ def find_user_turn(
     cuts = set()
     for words in _WORDS:
         try:
-            text = template.render([*turns, {"role": "user", "content": words}], True)
+            text = template.render([*turns, user_turn(words)], True)
         except Exception:  # a template is a program of its own
             return None
         before, _, after = text.rpartition(words)
@@ -165,7 +165,7 @@ def open_chats(
         "turns": settings.turns,
         "max_user_tokens": settings.max_user_tokens,
     }
-    return Author(write, stops, first.opening + first.closing, identity | _limits(settings), True)
+    return Author(write, stops, first.opening + first.closing, identity | limits_of(settings), True)
 
 
 def open_texts(
@@ -186,11 +186,11 @@ def open_texts(
         limit = min(settings.max_new_tokens or room, room)
         sampling = SamplingConfig(settings.temperature_of(seed))
         written = yield Request(prompt, limit, seed, sampling)
-        row = Row(prompt + written, [0] * len(prompt) + [1] * len(written), 1, 0)
+        rows = add_answer([], prompt, written, False)
         fault = "a text that repeats itself" if repeats_itself(written) else None
-        return Held([Exchange(_spell(row.tokens), None if fault else [row])], fault)
+        return Held([Exchange(_spell(prompt + written), None if fault else rows)], fault)
 
-    identity = _limits(settings) | {"shuffle_seed": settings.data.shuffle_seed}
+    identity = limits_of(settings) | {"shuffle_seed": settings.data.shuffle_seed}
     return Author(write, tuple(eos_token_ids), _spell(prefix), identity, False)
 
 
@@ -215,10 +215,13 @@ def new_rows(
         if rows is None:
             dropped[kept.left_out or ""] += 1
             if dropped.total() == MOST_DROPPED:
+                what, raised = "texts", "temperatures"
+                if author.is_chat:
+                    what = "conversations"
+                    raised = "max_user_tokens or user_sampling.temperature"
                 raise InputError(
-                    f"{MOST_DROPPED} conversations in a row are left out "
-                    f"({describe_counts(dropped)}); look at what the target says with `redrafter "
-                    "generate`, and raise max_user_tokens or user_sampling.temperature."
+                    f"{MOST_DROPPED} {what} in a row are left out ({describe_counts(dropped)}); "
+                    f"look at what the target says with `redrafter generate`, and raise {raised}."
                 )
             continue
         if author.is_chat:
@@ -293,13 +296,6 @@ def repeats_itself(tokens: Sequence[int]) -> bool:
         return False
     ngrams = list(zip(*(tokens[start:] for start in range(_NGRAM)), strict=False))
     return len(set(ngrams)) < _DISTINCT * len(ngrams)
-
-
-def _limits(settings: RegenerateSettings) -> dict[str, Any]:
-    return {
-        "max_new_tokens": settings.max_new_tokens,
-        "sequence_length": settings.data.sequence_length,
-    }
 
 
 def _spell(tokens: Sequence[int]) -> str:

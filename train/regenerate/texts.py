@@ -34,8 +34,12 @@ def choose_prompts(
 
 def text_item(prompt: list[int], seed: int, settings: RegenerateSettings) -> Item:
     """The continuation of a prompt as the output knows it."""
-    identity = {"seed": seed, "temperature": settings.temperature_of(seed)}
-    return Item(seed, identity, prompt, [0] * len(prompt) + [1])
+    identity = {
+        "seed": seed,
+        "temperature": settings.temperature_of(seed),
+        "sequence_length": settings.data.sequence_length,
+    }
+    return Item(seed, identity, prompt)
 
 
 def continue_text(item: Item, length: int) -> Session[Rows]:
