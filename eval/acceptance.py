@@ -25,7 +25,7 @@ from .config import AcceptanceSettings
 from .loading import load
 from .metrics import count_accepted, describe_answers, tell_answers
 from .rankings import RANKINGS, Ranking, rank
-from .report import describe_sampling, make_table, show, write_report
+from .report import describe_sampling, make_table, show, tree_columns, write_report
 
 DEFINITIONS = metrics.DEFINITIONS | {
     "lookup_tokens": "nodes of num_nodes that prompt lookup proposes",
@@ -85,7 +85,7 @@ def _decode(
     method: Method, asked: Asked, sampling: SamplingConfig, settings: AcceptanceSettings
 ) -> list[Run]:
     """All prompts, batch by batch."""
-    batches = make_batches(asked, settings.batch_size or len(asked.rows), sampling, settings)
+    batches = make_batches(asked, settings.batch_size, sampling, settings)
     return [decode_batch(method, batch) for batch in batches]
 
 
@@ -112,16 +112,9 @@ def _row(cell: Cell, measures: dict[Cell, dict[str, Any]]) -> dict[str, Any]:
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
     """A row per tree and ranking, a column per sampling."""
     samplings = list(dict.fromkeys(row["sampling"] for row in rows))
-    sizes = {"num_nodes": "N", "lookup_tokens": "C", "sharpness": "sharp"}
-    lines: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    tree, lines = tree_columns(rows), dict[tuple[Any, ...], list[dict[str, Any]]]()
     for row in rows:
-        tree = (
-            row["ranking"],
-            row["beam_width"],
-            row["draft_rounds"],
-            *(row[key] for key in sizes),
-        )
-        lines.setdefault(tree, []).append(row)
+        lines.setdefault((row["ranking"], *(row[name] for name in tree)), []).append(row)
 
     def cell(row: dict[str, Any]) -> str:
         share = row["share_of_greedy"]
@@ -130,13 +123,13 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
 
     return make_table(
         "acceptance length; below it, the share of greedy",
-        ["ranking", "W", "R", *sizes.values(), *samplings, "same"],
+        ["ranking", *tree.values(), *samplings, "same"],
         [
             [
-                *(f"{part:g}" if isinstance(part, float) else str(part) for part in tree),
+                *(f"{part:g}" if isinstance(part, float) else str(part) for part in parts),
                 *map(cell, own),
                 f"{min(row['identical'] for row in own):.0%}",
             ]
-            for tree, own in lines.items()
+            for parts, own in lines.items()
         ],
     )

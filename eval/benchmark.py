@@ -95,9 +95,12 @@ class Turn(NamedTuple):
 
 
 def make_batches(
-    asked: Asked, batch_size: int, sampling: SamplingConfig, rows: RowSettings
+    asked: Asked, batch_size: int | None, sampling: SamplingConfig, rows: RowSettings
 ) -> list[Batch]:
-    """The rows in their order, the last batch as small as it comes; seeds count prompts."""
+    """The rows in their order, the last batch as small as it comes; seeds count prompts.
+
+    Without a `batch_size` all of them are one batch.
+    """
     return [
         Batch(
             prompts=[row for _, row in own],
@@ -106,7 +109,9 @@ def make_batches(
             seeds=[rows.first_seed + prompt.number for prompt, _ in own],
             eos_token_ids=asked.stop_tokens,
         )
-        for own in batched(zip(asked.prompts, asked.rows, strict=True), batch_size)
+        for own in batched(
+            zip(asked.prompts, asked.rows, strict=True), batch_size or len(asked.rows)
+        )
     ]
 
 
@@ -123,7 +128,7 @@ def answer_plainly(
     """
 
     def answer(asked: Asked) -> list[list[int]]:
-        batches = make_batches(asked, batch_size or len(asked.rows), sampling, rows)
+        batches = make_batches(asked, batch_size, sampling, rows)
         work = track(batches, len(batches), f"answer turn {asked.turns[0]} for the next")
         method = Method(target, RootOnly())
         return [row for batch in work for row in decode_batch(method, batch).tokens]

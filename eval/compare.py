@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -15,8 +15,9 @@ from redrafter_jax.checkpoints.found import Found as FoundModel
 from redrafter_jax.checkpoints.found import find_drafter, find_target
 from redrafter_jax.checkpoints.huggingface import digest_files, load_drafter, load_target
 from redrafter_jax.command_line import make_folder
+from redrafter_jax.config import DraftConfig
 from redrafter_jax.drafters.base import RootOnly
-from redrafter_jax.drafters.head_drafter import check_pair
+from redrafter_jax.drafters.head_drafter import DraftModel, check_pair
 from redrafter_jax.models.cache import init_cache
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import MODEL
@@ -30,7 +31,7 @@ from .abstract import bytes_of
 from .benchmark import Batch, Method, answer_plainly, make_batches, measure, warm_up
 from .charts import write_comparison_chart
 from .compare_tables import LEGEND, markdown, prompts_of, tables
-from .config import CompareSettings, DraftingSettings
+from .config import CompareSettings
 from .loading import Found, ask_all_turns, ask_target, bind, find
 from .measured import Measured, open_measured
 from .metrics import tell_answers
@@ -71,8 +72,9 @@ def compare(settings: CompareSettings) -> None:
         holds measurements of something else.
     """
     found = find(settings)
+    find_once = cache(find_drafter)
     models = {
-        name: find_drafter(drafting.drafter)
+        name: find_once(drafting.drafter)
         for name, drafting in settings.drafters.items()
         if drafting.drafter is not None
     }
@@ -89,8 +91,11 @@ def compare(settings: CompareSettings) -> None:
     methods = {speed.BASELINE: Method(target, RootOnly())}
     row_bytes = embedding_bytes(target, rows)
     costs = {speed.BASELINE: Cost(0, call_bytes(target, 1, row_bytes))}
+    # Several ways of drafting may share a drafter.
+    load_once = cache(partial(load_drafter, dtype=settings.dtype, mesh=target.mesh))
     for name, drafting in settings.drafters.items():
-        methods[name], costs[name] = _load_method(target, drafting, settings.dtype, row_bytes)
+        model = None if drafting.drafter is None else load_once(drafting.drafter)
+        methods[name], costs[name] = _method(target, model, drafting.draft, row_bytes)
 
     cases = [
         _ask(settings, found, target, first, measured, at)
@@ -156,18 +161,16 @@ def _identify(
     }
 
 
-def _load_method(
-    target: Target, drafting: DraftingSettings, dtype: str, row_bytes: int
+def _method(
+    target: Target, model: DraftModel | None, draft: DraftConfig, row_bytes: int
 ) -> tuple[Method, Cost]:
-    """A way of drafting, with its drafter loaded, and what a step of it takes.
+    """A way of drafting, and what a step of it takes.
 
     Raises:
-      InputError: a file cannot be read, or trees are deeper than the target has positions.
+      InputError: trees are deeper than the target has positions.
     """
-    name = drafting.drafter
-    model = None if name is None else load_drafter(name, dtype, target.mesh)
-    weights = 0 if model is None else draft_bytes(target, model, drafting.draft, row_bytes)
-    drafter = bind(model, drafting.draft)
+    weights = 0 if model is None else draft_bytes(target, model, draft, row_bytes)
+    drafter = bind(model, draft)
     drafter.check(target.config)
     nodes = drafter.num_nodes
     return Method(target, drafter), Cost(nodes - 1, weights + call_bytes(target, nodes, row_bytes))

@@ -1,6 +1,5 @@
 """What a command that decodes prompts begins with: what the target is asked, and both models."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -27,6 +26,7 @@ from redrafter_jax.text.prompts import (
     ask,
     ask_later_turns,
     read_prompts,
+    rows_decoded,
     tokenize_to_length,
 )
 from redrafter_jax.text.tokenizer import load_tokenizer
@@ -52,9 +52,10 @@ def find(settings: TargetSettings) -> Found:
       InputError: a file cannot be used, or there are not as many devices.
     """
     mesh, name = settings.mesh.build(), settings.target
+    config = find_target(name).config  # a folder of another kind is told as that
     tokenizer = load_tokenizer(name)
     template = choose_template(settings.chat_template, name, tokenizer, "chat_template=")
-    return Found(settings, mesh, tokenizer, template, find_target(name).config)
+    return Found(settings, mesh, tokenizer, template, config)
 
 
 def ask_target(
@@ -76,8 +77,7 @@ def ask_target(
     """
     path, positions = found.settings.prompts, found.target.position_limit
     prompts = read_prompts(path, rows.prompt_count, rows.turns if lengths is None else 1)
-    turns = Counter(turn for prompt in prompts for turn, _ in enumerate(prompt.turns))
-    for count in (*turns.values(), turns.total()):
+    for count in rows_decoded(prompts):
         _check_batches(count, batch_size, found.mesh)
     limit = rows.max_new_tokens
     if lengths is None:

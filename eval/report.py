@@ -3,7 +3,7 @@
 import json
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,6 +16,22 @@ from rich.table import Table
 
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.settings.files import Settings
+
+# What tells trees apart, and how tables call it.
+TREE = {
+    "beam_width": "W",
+    "draft_rounds": "R",
+    "num_nodes": "N",
+    "lookup_tokens": "C",
+    "sharpness": "sharp",
+    "final_beams_only": "final",
+}
+
+
+def tree_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Of `TREE` the sizes, and of the rest what is not the same in all rows."""
+    own = {name: len({row[name] for row in rows}) > 1 for name in TREE}
+    return {name: word for name, word in TREE.items() if own[name] or len(word) == 1}
 
 
 def write_report(

@@ -26,7 +26,7 @@ from redrafter_jax.progress import track
 from .abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
 from .metrics import quartiles
 from .random_pair import random_drafter, random_state, random_target
-from .report import describe_device, describe_sampling, make_table, show, write_report
+from .report import TREE, describe_device, describe_sampling, make_table, show, write_report
 from .shapes import StepsSettings
 from .step_parts import make_timers
 
@@ -48,14 +48,7 @@ DEFINITIONS = {
     "cached": "tokens in every row's cache when a timed run begins; whole steps add their own",
 }
 # What tells the rows of the report apart, and how the table calls it.
-SIZES = {
-    "beam_width": "W",
-    "draft_rounds": "R",
-    "num_nodes": "N",
-    "lookup_tokens": "C",
-    "batch_size": "B",
-    "slots": "S",
-}
+SIZES = TREE | {"batch_size": "B", "slots": "S"}
 
 
 class Combination(NamedTuple):

@@ -31,7 +31,14 @@ from .benchmark import Method
 from .config import TuneSettings
 from .loading import load
 from .recorded import Recording, count_calls, record
-from .report import describe_device, describe_sampling, make_table, show, write_report
+from .report import (
+    describe_device,
+    describe_sampling,
+    make_table,
+    show,
+    tree_columns,
+    write_report,
+)
 from .speed import BASELINE, time_methods
 from .step_costs import Cached, Timed, predict, spread, time_steps
 
@@ -225,7 +232,7 @@ def _measure(
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """A row per finalist, and what was chosen of them."""
-    sizes = {"beam_width": "W", "draft_rounds": "R", "num_nodes": "N", "lookup_tokens": "C"}
+    sizes = tree_columns(rows)
     numbers = {"acceptance_length": "length", "cost": "step", "predicted": "predicted"}
     cells = []
     measured = [row for row in rows if row["measured"]]

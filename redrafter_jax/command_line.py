@@ -27,8 +27,8 @@ _DEBUG = "--debug"
 class Parser(argparse.ArgumentParser):
     """Errors as one sentence, without the usage; `--debug` beside `--help`."""
 
-    def __init__(self, *, prog: str, description: str) -> None:
-        super().__init__(prog=prog, description=description)
+    def __init__(self, **options: Any) -> None:  # argparse makes those of subcommands itself
+        super().__init__(**options)
         self.add_argument(_DEBUG, action="store_true", help="show the traceback of any error")
 
     def error(self, message: str) -> NoReturn:

@@ -127,13 +127,11 @@ def start(
     *,
     log_probs: bool = False,
     memory: Memory | None = None,
-    slots: int | None = None,
-    chunk: int | None = None,
 ) -> tuple[DecodeState, int]:
     """Check and prefill the prompts; arguments as in `generate` and `prefill`.
 
     Where the prompts begin with the texts of a `memory`, row by row, only the rest is read. It is
-    donated, and its slots become the state's. Without one, `slots` per row, or as many as needed.
+    donated, and its slots become the state's.
 
     Returns:
       The state, and a number of decode steps that suffices for every row.
@@ -145,9 +143,7 @@ def start(
         raise InputError(f"target is {target!r:.40}; give one of load_target, then its drafter.")
     drafter.check(target.config)
     check_same_mesh(target, *drafter.models)
-    shape = None if slots is None else (len(prompts), slots)
-    if memory is not None:
-        shape = memory.tokens.shape
+    shape = None if memory is None else memory.tokens.shape
     requests, slots = prepare(
         target.config,
         prompts,
@@ -165,7 +161,6 @@ def start(
         memory,
         max_path=drafter.max_path,
         sources=len(drafter.names),
-        chunk=chunk,
         log_probs=log_probs,
         context_layers=drafter.context_layers,
     )

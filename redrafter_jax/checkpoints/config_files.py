@@ -68,12 +68,12 @@ def whole_numbers(values: Mapping[str, Any], name: str, path: Path) -> tuple[int
 
 
 @contextmanager
-def naming(path: Path) -> Generator[None]:
-    """Within it, a value that a configuration refuses is blamed on the file that states it."""
+def naming(place: Path | str) -> Generator[None]:
+    """Within it, a value that a configuration refuses is blamed on the place that states it."""
     try:
         yield
     except FieldError as error:
-        raise InputError(f"{path}: {error.field} {error.problem}") from None
+        raise InputError(f"{place}: {error.field} {error.problem}") from None
 
 
 def drafter_fields(config: DrafterConfig) -> dict[str, Any]:
@@ -92,6 +92,20 @@ def drafter_fields(config: DrafterConfig) -> dict[str, Any]:
         "rnn": config.cell != "sum",
         **config.beyond_apple,
     }
+
+
+def read_text(path: Path) -> str:
+    """A file's text.
+
+    Raises:
+      InputError: it cannot be read, or is no UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"Cannot read {path}: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text at byte {error.start}.") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def locate(name: str | Path) -> Path:
     if is_gguf(folder):
         return folder
     if not folder.is_dir():
-        return _download(str(name), "*.json", DRAFT_TABLE)
+        return _download(str(name), "*.json", "*.jinja", DRAFT_TABLE)
     refuse_outer_folder(folder, "config.json")
     return folder
 

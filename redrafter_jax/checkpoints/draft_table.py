@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 from annotated_types import Ge
 
-from redrafter_jax.checkpoints.config_files import field
+from redrafter_jax.checkpoints.config_files import field, naming, read_text
 from redrafter_jax.checkpoints.download import DRAFT_TABLE, locate
 from redrafter_jax.config import DraftConfig
-from redrafter_jax.config.limits import Count, FieldError, Positive, check_fields
+from redrafter_jax.config.limits import Count, Positive, check_fields
 from redrafter_jax.errors import InputError
 
 _HEADER = """\
@@ -20,8 +20,8 @@ _HEADER = """\
 # For each batch size and temperature: the tree, or null where none was faster than the baseline,
 # decoding without the drafter; and its speed-up over the baseline, as predicted and as measured.
 # Read by `redrafter_jax.load_draft`, by `draft: auto` in the settings of `python -m eval`, and by
-# `generate` and `chat` without options for the tree: the smallest batch size that is no smaller
-# than theirs, or else the largest; of it the nearest temperature.
+# `generate`, `chat` and `serve` without options for the tree: the smallest batch size that is no
+# smaller than theirs, or else the largest; of it the nearest temperature.
 """
 
 
@@ -111,13 +111,11 @@ def find_draft_table(drafter: str | Path) -> DraftTable | None:
     import yaml  # takes 20 ms, for the few who need it
 
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
         # A few of them may stand for more than fits in memory.
         if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
             raise InputError(f"{path} has YAML aliases; write out what they stand for.")
         values = yaml.safe_load(text)
-    except OSError as error:
-        raise InputError(f"Cannot read {path}: {error.strerror}.") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split()) or "nested too deeply"
         raise InputError(f"{path} is not valid YAML: {reason}.") from None
@@ -149,14 +147,12 @@ def write_draft_table(path: Path, table: DraftTable) -> None:
 
 def _read_tree(values: Any, place: str) -> TunedTree:
     values = _mapping(TunedTree, values, place)
-    try:
+    with naming(place):
         if values["draft"] is not None:
             stated = _mapping(DraftConfig, values["draft"], f"{place}.draft")
             draft = DraftConfig(**{name: _tuples(value) for name, value in stated.items()})
             values = values | {"draft": draft}
         return TunedTree(**values)
-    except FieldError as error:
-        raise InputError(f"{place}: {error.field} {error.problem}") from None
 
 
 def _tuples(value: Any) -> Any:

@@ -27,7 +27,7 @@ _DTYPES = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(jnp.bfloat16),
 }
-_READ_DTYPES = _DTYPES | _CODES
+READ_DTYPES = _DTYPES | _CODES
 # Bytes of a weight that are compared at a time, and numbers that are read at a time.
 _PIECE, _NUMBERS = 1 << 22, 1 << 20
 
@@ -83,7 +83,7 @@ def check_shape(stored: Stored, expected: tuple[int, ...]) -> None:
 
 def dtype_of(stored: Stored) -> np.dtype:
     """Of its numbers, floating-point or codes of 8 bits."""
-    return _READ_DTYPES[stored.dtype]
+    return READ_DTYPES[stored.dtype]
 
 
 def same_bytes(first: Stored, second: Stored) -> bool:

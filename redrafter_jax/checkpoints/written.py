@@ -11,19 +11,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from redrafter_jax.checkpoints.quantized import MINIMUM, SCALE, StoredQuantized, StoredWeight, pack
-from redrafter_jax.checkpoints.stored import ITEM_BYTES, Stored, dtype_of, pieces, read_weight
+from redrafter_jax.checkpoints.stored import (
+    ITEM_BYTES,
+    READ_DTYPES,
+    Stored,
+    dtype_of,
+    pieces,
+    read_weight,
+)
 from redrafter_jax.config import WeightFormat
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.quantize import compiled_quantize
 
 # Safetensors' names of the dtypes that can be asked for.
 DTYPES = {"float32": "F32", "bfloat16": "BF16"}
-_DTYPE_NAMES = {
-    "int8": "I8",
-    "uint8": "U8",
-    "float8_e4m3fn": "F8_E4M3",
-    "float16": "F16",
-    **DTYPES,
+_DTYPE_NAMES = {str(dtype): name for name, dtype in READ_DTYPES.items() if name != "I4"} | {
+    "uint8": "U8"
 }
 
 

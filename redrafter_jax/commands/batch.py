@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from redrafter_jax.acceptance import acceptance_length
+from redrafter_jax.command_line import make_folder
 from redrafter_jax.commands.option_groups import config_of, option_of
-from redrafter_jax.commands.options import Session, open_session
+from redrafter_jax.commands.options import Session, dtype_of, open_session
 from redrafter_jax.commands.terminal import tell
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.errors import InputError
@@ -22,14 +23,14 @@ _BATCH_SIZE = 8
 # Between two looks at what is decided. Where strings end a row the host looks at every step.
 _STEPS_PER_UPDATE = 16
 # What decides a row's text beside its prompt, its seed and the sampling.
-_DECIDING = ("target", "dtype", "max_new_tokens", "stop", "chat", "chat_template", "system")
+_DECIDING = ("target", "max_new_tokens", "stop", "chat", "chat_template", "system")
 
 
 def continue_file(arguments: argparse.Namespace) -> None:
     """Write a row for each prompt after those that are written already; progress on stderr.
 
-    A row holds the prompt's `id`, its `seed`, the `text` and its `tokens`, the target calls after
-    prefill (`steps`), their `acceptance_length`, what it was `ended_by`, "stop_token",
+    A row holds the `prompt` and its `id` and `seed`, the `text` and its `tokens`, the target calls
+    after prefill (`steps`), their `acceptance_length`, what it was `ended_by`, "stop_token",
     "stop_string" or "max_new_tokens", and the `options` that decide the text.
 
     Raises:
@@ -48,10 +49,12 @@ def continue_file(arguments: argparse.Namespace) -> None:
     seeds = range(arguments.seed, arguments.seed + len(prompts))
     sampling = config_of(SamplingConfig, arguments)
     options = {name: getattr(arguments, name) for name in _DECIDING} | asdict(sampling)
+    options["dtype"] = dtype_of(arguments)
     done = _rows_written(output, prompts, seeds, options)
     if done == len(prompts):
         tell(f"{output} has the rows of all {done} prompts already.")
         return
+    make_folder(output.parent, "the folder of --output")
     size = min(arguments.batch_size or _BATCH_SIZE, len(prompts) - done)
     session = open_session(arguments, [prompt.text for prompt in prompts], size)
     rows = [_encode(prompt, session, limit) for prompt in prompts]
@@ -78,6 +81,7 @@ def continue_file(arguments: argparse.Namespace) -> None:
             for row, index in enumerate(batch):
                 said = {
                     "id": prompts[index].name,
+                    "prompt": prompts[index].text,
                     "seed": seeds[index],
                     "text": texts[row].removeprefix(session.template.gap),
                     "tokens": result.tokens[row],
@@ -132,7 +136,8 @@ def _rows_written(
     for number, (line, prompt, seed) in enumerate(zip(lines, prompts, seeds, strict=False), 1):
         try:
             row = json.loads(line)
-            same = row["id"] == prompt.name and row["seed"] == seed
+            ours = (prompt.name, prompt.text, seed)
+            same = (row["id"], row["prompt"], row["seed"]) == ours
             before = dict(row["options"])
         except (ValueError, TypeError, KeyError):
             same, before = False, {}

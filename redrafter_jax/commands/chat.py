@@ -6,7 +6,7 @@ import time
 from itertools import islice
 
 from redrafter_jax.checkpoints.huggingface import load_target_config
-from redrafter_jax.commands.options import open_session
+from redrafter_jax.commands.options import context_length, open_session
 from redrafter_jax.commands.speed import (
     baseline_seconds,
     describe_cost,
@@ -20,9 +20,6 @@ from redrafter_jax.generation import Generation
 from redrafter_jax.streaming import KeptCache
 from redrafter_jax.text.chat_template import encode_turns, user_turn
 from redrafter_jax.text.tokenizer import require_text
-
-# Where the target has more: a cache for its limit may take more memory than its weights.
-_CONTEXT_LENGTH = 4096
 
 _COMMANDS = ("/reset", "/temperature", "/help", "/quit")
 _HELP = """\
@@ -57,7 +54,7 @@ class _Conversation:
         self._screen = Screen(arguments.color)
         self._seed, self._longest_answer = arguments.seed, arguments.max_new_tokens
         most = load_target_config(arguments.target).position_limit
-        self._context_length = arguments.context_length or min(most, _CONTEXT_LENGTH)
+        self._context_length = context_length(arguments, most)
         if not 3 <= self._context_length <= most:
             raise InputError(
                 f"--context-length is {self._context_length}; it must be from 3 to the target's "

@@ -1,4 +1,4 @@
-"""`fetch`: SmolLM2, the target of `generate` and `chat` where none is named."""
+"""`fetch`: SmolLM2, the target of `generate`, `chat` and `serve` where none is named."""
 
 import argparse
 

@@ -33,6 +33,8 @@ from redrafter_jax.text.chat_template import (
 )
 from redrafter_jax.text.tokenizer import load_tokenizer, require_text, split_stops
 
+_CONTEXT_LENGTH = 4096
+
 
 class Session(NamedTuple):
     """What decodes the texts of a command.
@@ -226,10 +228,23 @@ def load_models(
             f"--mesh-model is {parts}; it must be from 1 to the {jax.device_count()} devices here."
         )
     mesh = None if parts == 1 else make_mesh(model=parts)
-    dtype = arguments.dtype or ("bfloat16" if jax.default_backend() == "gpu" else "float32")
+    dtype = dtype_of(arguments)
     target = load_target(arguments.target, dtype, mesh)
     named = with_drafter and not arguments.no_drafter
     return target, load_drafter(arguments.drafter, dtype, mesh) if named else None
+
+
+def context_length(arguments: argparse.Namespace, limit: int) -> int:
+    """The tokens that a conversation may have: as the options say, or the target's limit.
+
+    Of a limit that is high only a part: a cache for it may take more memory than the weights.
+    """
+    return arguments.context_length or min(limit, _CONTEXT_LENGTH)
+
+
+def dtype_of(arguments: argparse.Namespace) -> str:
+    """The dtype that the options name, or this device's."""
+    return arguments.dtype or ("bfloat16" if jax.default_backend() == "gpu" else "float32")
 
 
 def without_drafter(draft: DraftConfig | None) -> Drafter | None:

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from tqdm import tqdm
 
+from redrafter_jax.checkpoints.config_files import read_text
 from redrafter_jax.checkpoints.huggingface import load_target, load_target_config
 from redrafter_jax.errors import InputError
 from redrafter_jax.generation import generate_autoregressive
@@ -34,12 +35,7 @@ def read_windows(path: Path, source: str | Path) -> Int[np.ndarray, "windows tok
     Raises:
       InputError: it cannot be read, is no UTF-8 or has too few tokens, or the source is no target.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"Cannot read {path}: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is no text in UTF-8; convert it, or name another.") from None
+    text = read_text(path)
     load_target_config(source)  # a drafter has no text of its own
     tokens = np.asarray(load_tokenizer(source).encode(text).ids, np.int32)
     count = len(tokens) // _WINDOW

@@ -10,14 +10,17 @@ from pathlib import Path
 
 import jax
 
-from redrafter_jax.commands.options import draft_of, load_models, open_spelling, without_drafter
+from redrafter_jax.commands.options import (
+    context_length,
+    draft_of,
+    load_models,
+    open_spelling,
+    without_drafter,
+)
 from redrafter_jax.commands.terminal import tell
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
-
-# Where the target has more: the caches for its limit may take more memory than its weights.
-_CONTEXT_LENGTH = 4096
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -46,7 +49,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.no_drafter:
         assert isinstance(draft, DraftConfig), "tables are of drafters"
         drafter, draft = without_drafter(draft), None
-    length = arguments.context_length or min(target.config.position_limit, _CONTEXT_LENGTH)
+    length = context_length(arguments, target.config.position_limit)
     stop_tokens = spelling.stop_tokens(target, ["Hello"])
     engine = Engine(
         target,

@@ -57,7 +57,6 @@ class Combined(Drafter):
           InputError: as said.
         """
         check_fields(self)
-        super().check(target)
         check_together((self.first, self.second), target)
 
     def prepare(self, decoder: Decoder) -> "Combined":

@@ -1,6 +1,7 @@
 """A decoder layer: attention and feed-forward, their projections and norms."""
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from redrafter_jax.config import TargetConfig
-from redrafter_jax.models.layers import gated_feed_forward, rms_norm, rotate
+from redrafter_jax.models.layers import rms_norm, rotate
 from redrafter_jax.models.linear import linear
 from redrafter_jax.parallel.collectives import all_reduce_sum
 
@@ -17,6 +18,8 @@ Attend = Callable[
     Float[Array, "B T Q H"],
 ]
 Angles = tuple[Float[Array, "B T 1 half"], Float[Array, "B T 1 half"]]
+
+_ACTIVATIONS = {"silu": jax.nn.silu, "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True)}
 
 WEIGHT_INIT = nnx.initializers.normal(0.02)
 
@@ -72,7 +75,7 @@ def _zeros(size: int) -> nnx.Param:
 
 
 class FeedForward(nnx.Module):
-    """The gated feed-forward block, stored [in, out]."""
+    """The gated feed-forward block, SwiGLU or GeGLU (arXiv 2002.05202), stored [in, out]."""
 
     def __init__(self, config: TargetConfig, *, rngs: nnx.Rngs) -> None:
         width, inner = config.hidden_size, config.intermediate_size
@@ -82,8 +85,9 @@ class FeedForward(nnx.Module):
         self.down_proj = nnx.Param(WEIGHT_INIT(rngs.params(), (inner, width)))
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        weights = [weight.get_value() for weight in (self.gate_proj, self.up_proj, self.down_proj)]
-        return all_reduce_sum(gated_feed_forward(x, *weights, activation=self.config.hidden_act))
+        gate = _ACTIVATIONS[self.config.hidden_act](linear(x, self.gate_proj.get_value()))
+        gated = gate * linear(x, self.up_proj.get_value())
+        return all_reduce_sum(linear(gated, self.down_proj.get_value()))
 
 
 class DecoderLayer(nnx.Module):

@@ -1,16 +1,9 @@
 """The small functions that a decoder layer is made of."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
-
-from redrafter_jax.config import Activation
-from redrafter_jax.models.linear import Weight, linear
-
-_ACTIVATIONS = {"silu": jax.nn.silu, "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True)}
 
 
 def rms_norm(
@@ -64,15 +57,3 @@ def rotate(
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     rotated = (first * cosine - second * sine, second * cosine + first * sine)
     return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
-
-
-def gated_feed_forward(
-    x: Float[Array, "... D"],
-    gate: Weight,
-    up: Weight,
-    down: Weight,
-    activation: Activation,
-) -> Float[Array, "... D"]:
-    """The gated feed-forward block, SwiGLU or GeGLU (arXiv 2002.05202)."""
-    gated = _ACTIVATIONS[activation](linear(x, gate)) * linear(x, up)
-    return linear(gated, down)

@@ -5,8 +5,7 @@ should be is this device's part of it.
 """
 
 import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Float, Int, Shaped
 
 # The axis of a mesh over which heads, the feed-forward width and the vocabulary are split.
 MODEL = "model"
@@ -49,24 +48,6 @@ def shard_size(whole: int) -> int:
 def shard_start(size: int, whole: int) -> Int[Array, ""] | int:
     """Where this device's part, of the given size, begins in an axis."""
     return 0 if size == whole else jax.lax.axis_index(MODEL) * size
-
-
-def own_rows(
-    rows: Int[Array, "..."], part: int, size: int
-) -> tuple[Int[Array, "..."], Bool[Array, "..."]]:
-    """Where rows of a table lie in this device's part of it, and which of them do.
-
-    Args:
-      rows: their numbers in the whole table.
-      part: rows of this device's part.
-      size: of the whole table.
-
-    Returns:
-      The number of each in the part, 0 of those that lie elsewhere, and whether it lies here.
-    """
-    local = rows - shard_start(part, size)
-    own = (local >= 0) & (local < part)
-    return jnp.where(own, local, 0), own
 
 
 def _has_others() -> bool:

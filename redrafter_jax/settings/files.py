@@ -1,7 +1,7 @@
 """Settings from a YAML file with dotted overrides, validated; every problem told at once.
 
-A section may be a pydantic model or one of the library's dataclasses. The library itself needs
-neither pydantic nor YAML.
+A section may be a pydantic model or one of the library's dataclasses. The library itself needs no
+pydantic.
 """
 
 import dataclasses
@@ -17,6 +17,7 @@ from typing import Any, TypeVar, get_args, get_origin
 import pydantic
 import yaml
 
+from redrafter_jax.checkpoints.config_files import read_text
 from redrafter_jax.config.limits import FieldError, unfold
 from redrafter_jax.errors import InputError
 
@@ -70,11 +71,7 @@ def dump_settings(settings: Settings) -> str:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
-    except OSError as error:
-        raise InputError(f"Cannot read {path}: {error.strerror}.") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text at byte {error.start}.") from None
+        values = yaml.load(read_text(path), Loader=_Loader)
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a number such as 0x_
         raise InputError(f"{path} is not valid YAML: {error}") from None
     if not isinstance(values, dict):

@@ -75,9 +75,20 @@ def choose_template(
     Raises:
       InputError: as in `load_template`.
     """
-    if name == "none" or (name is None and not brings_template(target, tokenizer)):
+    if name == "none":
         return NO_TEMPLATE
-    return load_template(name or "tokenizer", target, tokenizer, setting)
+    if name is not None:
+        return load_template(name, target, tokenizer, setting)
+    folder = Path(target)
+    if folder.is_dir() and not (folder / "chat_template.jinja").exists():
+        settings = folder / "tokenizer_config.json"
+        # transformers, which would tell, is slow to import.
+        if not settings.exists() or b'"chat_template"' not in settings.read_bytes():
+            return NO_TEMPLATE
+    try:
+        return load_template("tokenizer", target, tokenizer, setting)
+    except NoTemplateError:
+        return NO_TEMPLATE
 
 
 def brings_template(target: str | Path, tokenizer: Tokenizer) -> bool:
@@ -90,17 +101,7 @@ def brings_template(target: str | Path, tokenizer: Tokenizer) -> bool:
     Raises:
       InputError: it cannot be loaded.
     """
-    folder = Path(target)
-    if folder.is_dir() and not (folder / "chat_template.jinja").exists():
-        settings = folder / "tokenizer_config.json"
-        # transformers, which would tell, is slow to import.
-        if not settings.exists() or b'"chat_template"' not in settings.read_bytes():
-            return False
-    try:
-        load_template("tokenizer", target, tokenizer, "")
-    except NoTemplateError:
-        return False
-    return True
+    return choose_template(None, target, tokenizer, "") is not NO_TEMPLATE
 
 
 def load_template(

@@ -9,6 +9,7 @@ Spec-Bench and MT-bench.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import cycle, islice
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 
 from tokenizers import Tokenizer
 
+from redrafter_jax.checkpoints.config_files import read_text
 from redrafter_jax.errors import InputError
 from redrafter_jax.text.chat_template import (
     NO_TEMPLATE,
@@ -103,14 +105,8 @@ def read_prompts(path: Path, count: int | None = None, turns: Turns = "all") -> 
       InputError: the file cannot be read, a row is malformed (the message names its line), or
         there are fewer than `count` rows.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"Cannot read the prompts {path}: {error.strerror}.") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text at byte {error.start}.") from None
     # Not splitlines: JSON strings may hold separators that it would split at.
-    lines = text.removesuffix("\n").split("\n")
+    lines = read_text(path).removesuffix("\n").split("\n")
     prompts = [
         _parse_row(line, number, f"{path}, line {number + 1}") for number, line in enumerate(lines)
     ]
@@ -121,6 +117,12 @@ def read_prompts(path: Path, count: int | None = None, turns: Turns = "all") -> 
         )
     kept = None if turns == "all" else turns
     return [prompt._replace(turns=prompt.turns[:kept]) for prompt in prompts[:count]]
+
+
+def rows_decoded(prompts: Sequence[Prompt]) -> list[int]:
+    """How many rows are decoded together: those of each turn in turn, then all of them."""
+    turns = Counter(turn for prompt in prompts for turn, _ in enumerate(prompt.turns))
+    return [*turns.values(), turns.total()]
 
 
 def ask(how: Asking, prompts: Sequence[Prompt]) -> Asked:

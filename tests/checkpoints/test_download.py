@@ -16,6 +16,7 @@ from torch_archives import write_archive
 
 from redrafter_jax import InputError, load_target, save_target
 from redrafter_jax.checkpoints import download
+from redrafter_jax.checkpoints.convert import convert
 
 CONFIG = tiny_config(num_hidden_layers=1)
 
@@ -57,6 +58,15 @@ def test_the_hubs_description_comes_before_its_weights(
     of_commit = [("some/body", "0123abc")] * (2 if stored == "bin" else 1)
     assert asked == [("some/body", None), *of_commit]
     assert not list(target_folder.parent.glob("snapshots/*/consolidated*"))
+
+
+def test_a_chat_template_comes_with_the_description(
+    target_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (target_folder / "chat_template.jinja").write_text("{{ messages }}")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", hub_with(target_folder, []))
+    convert("some/body", target_folder.parent / "new")
+    assert (target_folder.parent / "new" / "chat_template.jinja").read_text() == "{{ messages }}"
 
 
 def test_what_the_hub_gave_before_serves_offline(

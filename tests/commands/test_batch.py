@@ -135,7 +135,8 @@ def test_rows_of_other_prompts_and_bad_values_are_refused(
     continue_all: Continue, output: Path, tmp_path: Path
 ) -> None:
     continue_all()
-    first, _, *rest = output.read_text().splitlines()
+    whole = output.read_text()
+    first, _, *rest = whole.splitlines()
     output.write_text("\n".join([first, first, *rest]) + "\n")
     other = tmp_path / "other.jsonl"
     other.write_text('{"prompt": ""}\n')
@@ -156,3 +157,12 @@ def test_rows_of_other_prompts_and_bad_values_are_refused(
         code, _, told = continue_all(*more)
         assert code == 2
         assert reason in told
+    # The file of prompts was edited meanwhile, or another device would choose another dtype.
+    for ours, theirs, reason in (
+        (f'"prompt": {json.dumps(TEXTS[0])}', '"prompt": "another"', "line 1 is not the row of "),
+        ('"dtype": "float32"', '"dtype": "bfloat16"', "--dtype 'bfloat16' (now 'float32');"),
+    ):
+        assert ours in whole
+        output.write_text(whole.replace(ours, theirs, 1))
+        assert reason in continue_all()[2]
+    assert "the folder of --output" in continue_all("--output", str(other / "rows.jsonl"))[2]

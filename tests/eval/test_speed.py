@@ -215,7 +215,7 @@ def test_folders_that_cannot_be_used_are_refused(
     )
     with pytest.raises(InputError, match="drafter's hidden_size is 16 and the target's is 32"):
         evaluate_with(config, tmp_path, f"drafter={tmp_path / 'other'}")
-    with pytest.raises(InputError, match=r"tokenizer.json is missing"):
+    with pytest.raises(InputError, match="states model_type 'recurrent_drafting_drafter'"):
         evaluate_with(config, tmp_path, f"target={pair_settings['drafter']}")
     (tmp_path / "taken").write_text("")
     with pytest.raises(InputError, match=r"Cannot make report_dir .*taken: File exists"):
