@@ -15,7 +15,8 @@ from redrafter_jax import DraftConfig, SamplingConfig, generate
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+# Every tree of both kinds is compiled twice: to count, and to decode.
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("quick_compilation")]
 
 NEW_TOKENS = 40
 SAMPLINGS = [SamplingConfig(), SamplingConfig(1.0, top_p=0.95)]
@@ -32,7 +33,7 @@ TREES = [
             partial(imitating_drafter, context_layers=(0,)),
             [DraftConfig(beam_width=2, draft_rounds=2, final_beams_only=True)],
         ),
-        pytest.param(imitating_medusa, [], marks=pytest.mark.long),
+        (imitating_medusa, []),
     ],
 )
 def test_the_calls_of_every_tree_are_those_of_decoding(

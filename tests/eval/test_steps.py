@@ -54,6 +54,7 @@ def config(tmp_path: Path) -> Path:
 
 
 # Both tests of real programs have the same shapes, so that the second finds them compiled.
+@pytest.mark.long
 def test_the_parts_in_a_row_are_a_decode_step() -> None:
     settings = StepsSettings.model_validate(VALUES | {"report_dir": "unused"})
     target = random_target(settings.target.build(), jnp.float32)
