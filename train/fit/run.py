@@ -129,10 +129,14 @@ def _run_stages(plan: FitPlan, folder: Path, config: TargetConfig, console: Cons
     announce("measure", f"{plan.prompts} prompts that it was not trained on", words)
     call_program("eval", "commands:evaluate", words[1:])
     minutes = (time.perf_counter() - started) / 60
-    head = folder / "run" / "drafter"
+    head, tuning = folder / "run" / "drafter", folder / "tune.yaml"
     say(console, f"the head: {head}, {minutes:.1f} min after the probe; to talk with it:")
     talk = ["redrafter_jax", "chat", "--target", plan.asked.target, "--drafter", str(head)]
     say(console, f"  python -m {shlex.join([*talk, '--beam-width', str(_TREE['beam_width'])])}")
+    _write_yaml(tuning, _tuning(plan, folder))
+    words = ["eval", "tune", "--config", str(tuning)]
+    say(console, "to find the fastest tree on this device, which chat takes without --beam-width:")
+    say(console, f"  python -m {_PROGRAMS}{shlex.join(words)}")
 
 
 def length_of(config: TargetConfig) -> int:
@@ -188,13 +192,27 @@ def training_settings(
     }
 
 
-def _comparison(plan: FitPlan, folder: Path) -> dict[str, Any]:
-    """Settings of `eval compare`."""
-    drafter = str(folder / "run" / "drafter")
+def _measuring(plan: FitPlan, folder: Path, report: str) -> dict[str, Any]:
+    """Settings of everything that decodes the held-out prompts."""
     return {
         "target": plan.asked.target,
         "dtype": plan.asked.target_dtype,
         "prompts": str(folder / "held_out.jsonl"),
+        "samplings": [{"temperature": 0.0}, {"temperature": 0.7}],
+        "max_new_tokens": plan.new_tokens,
+        "report_dir": str(folder / report),
+    }
+
+
+def _tuning(plan: FitPlan, folder: Path) -> dict[str, Any]:
+    """Settings of `eval tune`."""
+    return _measuring(plan, folder, "tune") | {"drafter": str(folder / "run" / "drafter")}
+
+
+def _comparison(plan: FitPlan, folder: Path) -> dict[str, Any]:
+    """Settings of `eval compare`."""
+    drafter = str(folder / "run" / "drafter")
+    return _measuring(plan, folder, "report") | {
         "drafters": {
             "head": {"drafter": drafter, "draft": _TREE},
             "head and lookup": {
@@ -202,9 +220,6 @@ def _comparison(plan: FitPlan, folder: Path) -> dict[str, Any]:
                 "draft": _TREE | {"lookup_tokens": _LOOKUP},
             },
         },
-        "samplings": [{"temperature": 0.0}, {"temperature": 0.7}],
-        "max_new_tokens": plan.new_tokens,
-        "report_dir": str(folder / "report"),
     }
 
 

@@ -14,6 +14,8 @@ import pytest
 from places import ROOT
 from tiny_folders import run_module, write_untrained_target
 
+from eval.config import TuneSettings
+from redrafter_jax.settings.files import load_settings
 from train.fit.plan import Asked, make_plan, write_plan
 from train.fit.probe import Rates
 
@@ -55,7 +57,7 @@ def test_a_fit_that_is_killed_three_times_ends_with_the_same_head(tmp_path: Path
     whole, command = prepare(tmp_path, "whole")
     finished = run_module(*command)
     assert finished.returncode == 0, finished.stderr
-    for stage in ("regenerate", "features", "train --config", "eval compare"):
+    for stage in ("regenerate", "features", "train --config", "eval compare", "eval tune"):
         assert f"{stage}" in finished.stderr
 
     killed, command = prepare(tmp_path, "killed")
@@ -70,6 +72,7 @@ def test_a_fit_that_is_killed_three_times_ends_with_the_same_head(tmp_path: Path
     for name in ("written.jsonl", "held_out.jsonl", "run/drafter/model.safetensors"):
         assert (killed / name).read_bytes() == (whole / name).read_bytes()
 
+    load_settings(TuneSettings, whole / "tune.yaml")
     report = json.loads((killed / "report" / "compare.json").read_text())
     for case in report["samplings"]:
         assert [ours["identical"] for ours in case["methods"].values()] == [1.0, 1.0, 1.0]
