@@ -77,7 +77,7 @@ class Inputs(NamedTuple):
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command: exit code 2 and one sentence for values that cannot be used."""
     settings = _parse(arguments)
-    show_columns(_SHAPE.format("heads", "B", "S", "N"), settings)
+    show_columns(_SHAPE.format("heads", "B", "S", "N"), settings.dtype, settings)
     rows = []
     shapes = product(settings.heads, settings.batch, settings.slots, settings.nodes)
     for shape in shapes:

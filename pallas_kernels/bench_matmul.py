@@ -57,7 +57,7 @@ class Case(NamedTuple):
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command: exit code 2 and one sentence for values that cannot be used."""
     settings = _parse(arguments)
-    show_columns(_SHAPE.format("weights", "N"), settings)
+    show_columns(_SHAPE.format("weights", "N"), f"int4 in groups of {settings.group}", settings)
     rows = []
     for name, nodes in product(settings.weights, settings.nodes):
         case = Case(*WIDTHS[name], nodes, settings.group)

@@ -10,8 +10,6 @@ from .config import OptimizerSettings
 # Muon's updates scaled to the size of AdamW's, so that one learning rate suits both
 # (arXiv 2502.16982, section 2.2).
 _MUON_RMS = 0.2
-
-
 # Matrices with an axis of the vocabulary.
 _EMBEDDINGS = {"embed_tokens", "lm_head"}
 

@@ -54,6 +54,7 @@ def test_the_report_has_every_combination(
         assert one["difference"] == 0
     table = capsys.readouterr().out
     assert "not finite" in table
+    assert "; bfloat16, medians of 2 repeats" in table
     if report["platform"] == "cpu":
         kernel = report["rows"][0]["candidates"]["mosaic_gpu"]
         assert list(kernel) == ["not_run"]

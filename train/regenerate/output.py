@@ -20,7 +20,8 @@ class Item(NamedTuple):
     Attributes:
       seed: which is its number too.
       identity: what each of its rows begins with: all that they depend on but the models.
-      opening: tokens that its first row begins with, which carry no loss; all after them do.
+      opening: tokens that its first row begins with, where they are known: none of them carries
+        loss, and the next one does.
     """
 
     seed: int
@@ -104,7 +105,7 @@ def _count_rows(value: dict[str, Any], by_seed: Mapping[int, Item]) -> int:
     """How many rows the item has that starts with this one; 0 if none of this run does."""
     try:
         item = by_seed[value["seed"]]
-        mask = [0] * len(item.opening) + [1] * bool(item.opening)
+        mask = [*[0] * len(item.opening), 1] if item.opening else [0]
         starts = (
             value.get("row", 0) == 0
             and value["input_ids"][: len(item.opening)] == item.opening
