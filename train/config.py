@@ -1,7 +1,7 @@
 """Settings of the training commands, validated by pydantic at the edge."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     Field,
@@ -9,6 +9,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    StringConstraints,
     model_validator,
 )
 
@@ -18,6 +19,9 @@ from redrafter_jax.settings.sections import DrafterShape, MeshSettings, Sampling
 from redrafter_jax.text.prompts import Turns
 
 from .data.settings import DataSettings, SourceSettings
+
+# What is said of users, for whom the target writes.
+OF_USERS = ("turns", "max_user_tokens", "user_sampling", "user_openings")
 
 
 class OptimizerSettings(Settings):
@@ -56,8 +60,9 @@ class RegenerateSettings(Settings):
 
     With `prompts: self` there is no data: the target writes the user's turns too, `turns` of them,
     each drawn by `user_sampling` in at most `max_user_tokens`, until there are `count`
-    conversations or `tokens` tokens that carry loss. A target without a chat template continues
-    single tokens.
+    conversations or `tokens` tokens that carry loss. It is given the words of `user_openings` in
+    turns, as the beginning of the first question, so that questions are of many kinds. A target
+    without a chat template continues single tokens.
 
     Text or conversation i is drawn with seed i at `temperatures[i % len(temperatures)]`,
     `batch_size` together. With `prompts: self` i counts from `first_seed`, so that several machines
@@ -81,6 +86,7 @@ class RegenerateSettings(Settings):
     turns: PositiveInt = 1
     max_user_tokens: PositiveInt = 256
     user_sampling: SamplingSettings = SamplingConfig(temperature=1.0, top_p=0.95)
+    user_openings: list[Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]] = []
     batch_size: PositiveInt
     temperatures: list[NonNegativeFloat] = Field(default=[0.0], min_length=1)
     output: Path
@@ -88,6 +94,13 @@ class RegenerateSettings(Settings):
     def temperature_of(self, seed: int) -> float:
         """Of the text or conversation with that seed."""
         return self.temperatures[seed % len(self.temperatures)]
+
+    def opening_of(self, seed: int) -> str:
+        """How the first question of the conversation with that seed begins; empty if freely."""
+        if not self.user_openings:
+            return ""
+        # Each of them at every temperature.
+        return self.user_openings[seed // len(self.temperatures) % len(self.user_openings)]
 
     @model_validator(mode="after")
     def _rows_of_one_document(self) -> "RegenerateSettings":
@@ -115,7 +128,7 @@ class RegenerateSettings(Settings):
             return self
         if not self.data.sources:
             raise ValueError("data.sources is empty; name sources, or set prompts: self")
-        for name in ("tokens", "first_seed", "turns", "max_user_tokens", "user_sampling"):
+        for name in ("tokens", "first_seed", *OF_USERS):
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} is for prompts: self; leave it out")
         if self.prompt_tokens is None:

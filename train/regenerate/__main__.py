@@ -14,12 +14,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from jax.sharding import Mesh
 from rich.console import Console
 
 from redrafter_jax.checkpoints.huggingface import load_drafter, load_target, load_target_config
 from redrafter_jax.command_line import make_folder, run
+from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.progress import progress
@@ -28,7 +30,7 @@ from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.settings.sections import check_batch
 from redrafter_jax.text.chat_template import NoTemplateError, end_tokens
 
-from ..config import RegenerateSettings
+from ..config import OF_USERS, RegenerateSettings
 from ..data.chat import load_template
 from ..data.documents import load_documents, load_own_tokenizer
 from ..data.report import say
@@ -138,6 +140,12 @@ def _invent(settings: RegenerateSettings, mesh: Mesh | None, console: Console) -
     try:
         template = load_template(settings.data, settings.target, tokenizer)
     except NoTemplateError:
+        for name in OF_USERS:
+            if getattr(settings, name) != type(settings).model_fields[name].default:
+                raise InputError(
+                    f"{name} is for chat models, and {settings.target} has no chat template; leave "
+                    "it out, or give data.chat_template."
+                ) from None
         author = open_texts(tokenizer, config.eos_token_ids, settings)
     else:
         author = open_chats(tokenizer, template, config.eos_token_ids, asked, settings)
@@ -145,7 +153,9 @@ def _invent(settings: RegenerateSettings, mesh: Mesh | None, console: Console) -
     digest = hashlib.sha256(f"{digest_weights(target)} {author.opening}".encode()).hexdigest()
 
     def item(seed: int) -> Item:
-        stated = {"seed": seed, "temperature": settings.temperature_of(seed)}
+        stated: dict[str, Any] = {"seed": seed, "temperature": settings.temperature_of(seed)}
+        if settings.user_openings:
+            stated["user_opening"] = settings.opening_of(seed)
         return Item(seed, stated | author.identity | {"target": digest[:16]}, [])
 
     rows = read_rows(settings.output)

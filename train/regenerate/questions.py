@@ -147,12 +147,13 @@ def open_chats(
         turn = find_user_turn(template, tokenizer, turns)
         if turn is None:
             return "the chat template refuses the turns"
-        prompt = speaker.encode(turn.opening)
+        begun = "" if turns else settings.opening_of(seed)
+        prompt = speaker.encode(turn.opening + begun)
         limit = min(settings.max_user_tokens, speaker.room - len(prompt))
         if limit < 1:
             return "no room for a question in data.sequence_length"
         written = yield Request(prompt, limit, seed, settings.user_sampling)
-        question, fault = read_question(written, speaker, turn)
+        question, fault = read_question(written, speaker, turn, begun)
         if fault is None and question in asked:
             fault = _REPEATED
         return fault or [*turns, {"role": "user", "content": question}]
@@ -259,7 +260,7 @@ def describe_counts(counts: Counter[str]) -> str:
 
 
 def read_question(
-    written: Sequence[int], speaker: Speaker, turn: UserTurn
+    written: Sequence[int], speaker: Speaker, turn: UserTurn, begun: str = ""
 ) -> tuple[str, str | None]:
     """The user's words, and what is wrong with them.
 
@@ -267,10 +268,15 @@ def read_question(
       written: what the target wrote behind the opening.
       speaker: for the target.
       turn: what the template writes around the words.
+      begun: the words that the target was given to go on from.
     """
     tokenizer = speaker.tokenizer
     ended = written[-1] in speaker.stop_tokens
-    words = tokenizer.decode(written[:-1] if ended else written, skip_special_tokens=False)
+    given = tokenizer.encode(begun, add_special_tokens=False).ids
+    # In one piece: some tokenizers spell a token otherwise at the beginning of a text.
+    words = tokenizer.decode(
+        [*given, *(written[:-1] if ended else written)], skip_special_tokens=False
+    )
     if turn.token is None:
         words, closed, _ = words.partition(turn.closing)
         ended |= bool(closed)

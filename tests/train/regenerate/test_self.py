@@ -109,6 +109,26 @@ def test_tokens_end_a_run_too(target_folder: Path, finished: Path, tmp_path: Pat
     assert sum(carry) >= 60 > sum(carry[:-1]) - carry[-1]
 
 
+def test_questions_begin_with_the_openings_in_turns(target_folder: Path, tmp_path: Path) -> None:
+    openings = ["How", "Why is the"]
+    changes = {"turns": 1, "user_openings": openings, "max_user_tokens": 20, "count": 6}
+    rows = invent(target_folder, tmp_path / "rows.jsonl", **changes)
+    target = load_target(target_folder, "float32")
+    for row in rows:
+        # Two temperatures: seeds 0 and 1 begin alike.
+        opening = openings[row["seed"] // 2 % 2]
+        assert row["user_opening"] == opening
+        prompt = TOKENIZER.encode(f"<|im_start|>user\n{opening}", add_special_tokens=False).ids
+        said = generate(
+            target, None, [prompt], max_new_tokens=20, sampling=SamplingConfig(1.0, top_p=0.95),
+            seeds=[row["seed"]], eos_token_ids=(IM_END, END),
+        )  # fmt: skip
+        assert row["questions"] == [(opening + TOKENIZER.decode(said.tokens[0][:-1])).strip()]
+    assert {row["user_opening"] for row in rows} == {*openings}
+    with pytest.raises(InputError, match="is no row of this run"):
+        invent(target_folder, tmp_path / "rows.jsonl", **(changes | {"user_openings": ["How"]}))
+
+
 def test_no_question_is_asked_twice_and_what_is_dropped_is_told(
     target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,8 +193,11 @@ def test_a_base_model_writes_texts(tmp_path: Path) -> None:
     folder = tmp_path / "target"
     folder.mkdir()
     write_untrained_target(folder, functions=50)
-    base = {"turns": 1, "data": {"sequence_length": 32}, "max_new_tokens": None}
+    base = {"turns": 1, "max_user_tokens": 256, "data": {"sequence_length": 32}}
+    base |= {"max_new_tokens": None}
     output = tmp_path / "rows.jsonl"
+    with pytest.raises(InputError, match=r"user_openings is for chat models, and .* has no chat"):
+        invent(folder, output, **(base | {"user_openings": ["Why"]}))
     rows = invent(folder, output, **base)
     assert [row["input_ids"][0] for row in rows] == [*{row["input_ids"][0]: 0 for row in rows}]
     target = load_target(folder, "float32")
