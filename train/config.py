@@ -161,7 +161,7 @@ class DrafterSettings(DrafterShape):
     a whole.
 
     Of `draft_vocab_size` tokens the head knows those that the training data asks for most often, or
-    those of `initial_drafter`.
+    those of an `initial_drafter` that has parameters for each, which one with `head: target` lacks.
     """
 
     initial_head: Literal["random", "target"] = "random"

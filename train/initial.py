@@ -1,7 +1,7 @@
 """The drafter that training starts from."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import jax.numpy as jnp
 import numpy as np
@@ -41,13 +41,13 @@ def new_drafter(
       InputError: the head is to start from the target's, but is wider; the target has fewer tokens
         or layers than are asked for; or a trained drafter to start from is of another shape.
     """
-    if settings.initial_drafter is not None:
-        return _trained(settings.initial_drafter, settings, target.config, rounds)
     drafted = None
     if settings.draft_vocab_size is not None:
         # Where a draft can end no text, every text ends with a call for its end alone.
         ends = set(target.config.eos_token_ids)
         drafted = most_frequent(sources, settings.draft_vocab_size, target.config.vocab_size, ends)
+    if settings.initial_drafter is not None:
+        return _trained(settings.initial_drafter, settings, target.config, rounds, drafted)
     config = settings.build_for(target.config, rounds, drafted)
     drafter = init_drafter(config, seed)
     if settings.initial_head == "random":
@@ -63,9 +63,18 @@ def new_drafter(
 
 
 def _trained(
-    folder: str, settings: DrafterSettings, target: TargetConfig, rounds: int
+    folder: str,
+    settings: DrafterSettings,
+    target: TargetConfig,
+    rounds: int,
+    chosen: tuple[int, ...] | None,
 ) -> DraftModel:
     drafter = load_drafter(folder, "float32")
+    if drafter.config.head == "target":
+        # None of its parameters belongs to a token, so that the data may choose them anew.
+        module = drafter.merge()
+        module.config = replace(module.config, draft_tokens=chosen)
+        drafter = Model.split(module.config, module)
     drafted = drafter.config.draft_tokens
     count = len(drafted or ()) or None
     if settings.draft_vocab_size != count:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -94,6 +95,17 @@ def test_a_run_can_start_with_a_trained_drafter(
             start_with(3)
     with pytest.raises(ValidationError, match="initial_drafter gives the head too; leave initial_"):
         start_with(2, initial_head="target")
+
+
+def test_a_trained_drafter_without_parameters_of_tokens_drafts_others(tmp_path: Path) -> None:
+    lent = DrafterSettings(head="target", draft_vocab_size=3)
+    trained = new_drafter(TARGET, lent, 2, [(ROWS, 1.0)], 7)
+    save_drafter(trained, tmp_path)
+    more = lent.model_copy(update={"initial_drafter": str(tmp_path), "draft_vocab_size": 5})
+    drafter = new_drafter(TARGET, more, 2, [(ROWS, 1.0)], 0)
+    assert drafter.config.draft_tokens == most_frequent([(ROWS, 1.0)], 5, 31)
+    assert drafter.merge().draft_token_ids.tolist() == list(drafter.config.draft_tokens)
+    jax.tree.map(np.testing.assert_array_equal, drafter.params, trained.params)
 
 
 WIDE: dict[str, Any] = {"exit_dim": 20, "initial_head": "target"}
