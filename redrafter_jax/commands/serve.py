@@ -62,7 +62,8 @@ def run(arguments: argparse.Namespace) -> None:
         steps_per_call=arguments.steps_per_call,
         top_log_probs=arguments.max_logprobs,
     )
-    name = arguments.name or Path(arguments.target).name
+    given = Path(arguments.target)
+    name = arguments.name or (given.resolve() if given.name in ("", "..") else given).name
     server = make_server(
         engine,
         Model(name, fingerprint(target), *spelling, stop_tokens),
@@ -95,6 +96,7 @@ def fingerprint(target: Target) -> str:
     """Of what may change how numbers are rounded, and with them a text, besides the request."""
     # Of a quantized target the norms alone have the activations' dtype.
     arrays = [(str(leaf.dtype), leaf.shape) for leaf in jax.tree.leaves(target)]
-    shape, versions = target.mesh and target.mesh.shape, (version("redrafter-jax"), version("jax"))
-    told = repr((*versions, target.config, arrays, shape, jax.default_backend())).encode()
+    versions = [version(package) for package in ("redrafter-jax", "jax", "jaxlib")]
+    devices = target.mesh and target.mesh.shape, jax.devices()[0].device_kind
+    told = repr((versions, target.config, arrays, devices)).encode()
     return "fp_" + hashlib.sha256(told).hexdigest()[:10]

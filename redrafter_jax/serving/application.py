@@ -37,6 +37,7 @@ def make_server(
         api_key=api_key,
         hosts=LOOPBACK if host in LOOPBACK else None,
         max_body=limits.body,
+        refused=metrics.count_refusal,
     )
     server = Server(guarded, worker, limits.drain)
     return server

@@ -82,6 +82,8 @@ class Choice:
             finish = event.ended
             held = self._without_gap(self._stream.finish())
             tokens[-1] = tokens[-1]._replace(text=tokens[-1].text + held)
+            if self._stream.stopped:  # by what had been held back
+                finish = "stop"
         self.ended = finish is not None
         return Piece("".join(token.text for token in tokens), tokens, finish)
 

@@ -1,7 +1,7 @@
 """What every request passes before it is read: the host it names, its key and its size."""
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,15 +21,23 @@ class Guard:
       hosts: names that requests may call the server by, without a port; None for any. A page of
         another site that has its own name point to this machine is kept out so.
       max_body: bytes of a request's body.
+      refused: told the path, the status and the error's code of what does not pass.
     """
 
     def __init__(
-        self, app: ASGIApp, *, api_key: str | None, hosts: Sequence[str] | None, max_body: int
+        self,
+        app: ASGIApp,
+        *,
+        api_key: str | None,
+        hosts: Sequence[str] | None,
+        max_body: int,
+        refused: Callable[[str, int, str | None], None] = lambda path, status, code: None,
     ) -> None:
         self._app = app
         self._api_key = None if api_key is None else api_key.encode()
         self._hosts = hosts
         self._max_body = max_body
+        self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -40,6 +48,7 @@ class Guard:
             return
         headers = Headers(scope=scope)
         if refusal := self._refusal(scope["path"], headers):
+            self._refused(scope["path"], refusal.status_code, refusal.code)
             await refusal.response()(scope, receive, send)
             return
         size = 0

@@ -66,7 +66,7 @@ class Job:
                         continue
                     piece = choice.take(event)
                     self.completion_tokens += len(piece.tokens)
-                    self._times[index].add(piece)
+                    self._times[index].add(piece, self._metrics)
                     if event.ended == "deadline":
                         self.outcome = "deadline"
                         raise ApiError(
@@ -95,7 +95,6 @@ class Job:
     def end(self) -> None:
         """Free what is not ended; count the tokens."""
         self._submission.cancel()
-        self._metrics.prompt_tokens.inc(self.prompt_tokens)
         self._metrics.completion_tokens.inc(self.completion_tokens)
 
 
@@ -107,12 +106,13 @@ class _Times:
         self._first = self._last = 0.0
         self._tokens = self._calls = self._after_first = 0
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: Piece, metrics: Metrics) -> None:
         if not piece.tokens:
             return
         self._last = time.monotonic()
         if not self._tokens:
             self._first = self._last
+            metrics.first_token.observe(self._first - self._began)
         else:
             self._after_first += len(piece.tokens)
         self._tokens += len(piece.tokens)
@@ -120,7 +120,6 @@ class _Times:
 
     def tell(self, metrics: Metrics) -> None:
         """Once the choice has ended."""
-        metrics.first_token.observe(self._first - self._began)
         if self._after_first:
             metrics.output_token.observe((self._last - self._first) / self._after_first)
         if self._calls:
@@ -166,7 +165,12 @@ def check(service: Service, asked: Asked, prompts: int, field: str) -> None:
 
 
 async def start_job(
-    service: Service, asked: Asked, prompts: Sequence[Sequence[int]], field: str, gap: str = ""
+    service: Service,
+    asked: Asked,
+    prompts: Sequence[Sequence[int]],
+    field: str,
+    began: float,
+    gap: str = "",
 ) -> Job:
     """Let a request that passed `check` wait for the engine.
 
@@ -175,12 +179,12 @@ async def start_job(
       asked: the request.
       prompts: its prompts as token ids; each is answered `asked.n` times.
       field: that the prompts come from, for messages.
+      began: when it came, by the monotonic clock; its deadline counts from then on.
       gap: as in `Choice`.
 
     Raises:
       ApiError: it does not fit, there is no room in the queue, or the engine is gone.
     """
-    began = time.monotonic()
     seed = _first_seed(asked, len(prompts) * asked.n)
     try:
         ends, strings = split_stops(service.model.tokenizer, asked.stop)

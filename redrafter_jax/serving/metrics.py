@@ -9,6 +9,9 @@ from prometheus_client.registry import Collector
 
 from redrafter_jax.serving.engine import Engine
 
+# Whose requests are counted.
+ROUTES = ("/v1/chat/completions", "/v1/completions")
+
 Outcome = Literal["finished", "refused", "queue_full", "deadline", "client_gone", "failed"]
 
 # From one decode step of a small model to the minutes of a long answer.
@@ -30,9 +33,6 @@ class Metrics:
             "HTTP requests by outcome.",
             ["route", "outcome"],
             registry=registry,
-        )
-        self.prompt_tokens = Counter(
-            "redrafter_prompt_tokens", "Tokens of prompts.", registry=registry
         )
         self.completion_tokens = Counter(
             "redrafter_completion_tokens", "Tokens of answers.", registry=registry
@@ -69,6 +69,8 @@ class Metrics:
 
     def count_refusal(self, route: str, status: int, code: str | None) -> None:
         """One more, which got no answer but this status of HTTP and code of an error object."""
+        if route not in ROUTES:
+            return
         refused = "refused" if status < 500 or code == "not_ready" else "failed"
         self.count(route, "queue_full" if status == 429 else refused)
 
@@ -106,9 +108,10 @@ class _EngineCollector(Collector):
                 "Tokens gained by them; the ratio is the acceptance length.",
                 sums.gained,
             ),
+            ("prompt_tokens", "Of the prompts that got a slot.", sums.prompt_tokens),
             (
                 "reused_prompt_tokens",
-                "Prompt tokens that a cache held already.",
+                "Those of them that a cache held already.",
                 sums.reused_tokens,
             ),
         ):

@@ -144,7 +144,9 @@ class CompletionAnswer(Answer):
             "tokens": [self._read(token.id) for token in tokens],
             "token_logprobs": [token.log_prob for token in tokens],
             "top_logprobs": [
-                {self._read(other): log_prob for other, log_prob in token.top[: self._top]}
+                # The more likely last: parts of characters read alike.
+                {self._read(other): log_prob for other, log_prob in token.top[: self._top][::-1]}
+                | {self._read(token.id): token.log_prob}
                 for token in tokens
             ],
             "text_offset": offsets,

@@ -17,6 +17,7 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.serving.choices import Piece
 from redrafter_jax.serving.event_stream import EventStream
 from redrafter_jax.serving.jobs import Job, check, start_job
+from redrafter_jax.serving.metrics import ROUTES
 from redrafter_jax.serving.openai_answers import Answer, ChatAnswer, CompletionAnswer, usage_of
 from redrafter_jax.serving.openai_errors import ApiError, error_response
 from redrafter_jax.serving.openai_schema import Asked, ChatRequest, CompletionRequest
@@ -26,7 +27,6 @@ from redrafter_jax.text.tokenizer import encode
 
 _log = logging.getLogger(__name__)
 
-_ROUTES = ("/v1/chat/completions", "/v1/completions")
 # The page loads nothing from elsewhere, and sends nothing elsewhere.
 _PAGE_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
@@ -54,9 +54,8 @@ def make_app(service: Service, *, log_prompts: bool = False) -> FastAPI:
 
     async def refuse(http: Request, error: Exception) -> Response:
         response = error_response(http.method, http.url.path, error)
-        if http.url.path in _ROUTES:
-            code = error.code if isinstance(error, ApiError) else None
-            service.metrics.count_refusal(http.url.path, response.status_code, code)
+        code = error.code if isinstance(error, ApiError) else None
+        service.metrics.count_refusal(http.url.path, response.status_code, code)
         return response
 
     for kind in (HTTPException, RequestValidationError, Exception):
@@ -84,27 +83,29 @@ def make_app(service: Service, *, log_prompts: bool = False) -> FastAPI:
         _check_model(service, name)
         return _model(service, created)
 
-    @app.post(_ROUTES[0])
+    @app.post(ROUTES[0])
     async def chat(asked: ChatRequest, http: Request) -> Response:
+        began = time.monotonic()
         _check_model(service, asked.model)
         if log_prompts:
             _log.info("chat: %r", [(turn.role, turn.content) for turn in asked.messages])
         check(service, asked, 1, "messages")
         prompt = await asyncio.to_thread(_encode_chat, service, asked)
-        job = await start_job(service, asked, [prompt], "messages", service.model.template.gap)
+        gap = service.model.template.gap
+        job = await start_job(service, asked, [prompt], "messages", began, gap)
         return await _answer(service, job, asked, ChatAnswer, [], http)
 
-    @app.post(_ROUTES[1])
+    @app.post(ROUTES[1])
     async def completions(asked: CompletionRequest, http: Request) -> Response:
+        began = time.monotonic()
         _check_model(service, asked.model)
         if log_prompts:
             _log.info("completion: %r", asked.prompt)
         check(service, asked, len(asked.prompt), "prompt")
         prompts = await asyncio.to_thread(_encode, service, asked.prompt)
-        echoes = []
-        if asked.echo:
-            echoes = [_text(service, given) for given in asked.prompt for _ in range(asked.n)]
-        job = await start_job(service, asked, prompts, "prompt")
+        job = await start_job(service, asked, prompts, "prompt", began)
+        given = [_text(service, prompt) for prompt in asked.prompt] if asked.echo else []
+        echoes = [text for text in given for _ in range(asked.n)]
         return await _answer(service, job, asked, CompletionAnswer, echoes, http)
 
     return app

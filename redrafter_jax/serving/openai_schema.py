@@ -15,17 +15,24 @@ from pydantic import (
 
 from redrafter_jax.text.tokenizer import require_text
 
-# Fields of the API whose given value asks for nothing: clients send them unasked. With any other
-# value they are refused.
-_ASKS_FOR_NOTHING: Mapping[str, Any] = {
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
-    "logit_bias": {},
-    "response_format": {"type": "text"},
-    "best_of": 1,
-    "suffix": "",
-    "tools": [],
-    "store": False,
+# Fields of requests and messages, with the values that ask for nothing: clients send them unasked.
+# With any other value they are refused.
+_ASKS_FOR_NOTHING: Mapping[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "best_of": (1,),
+    "suffix": ("",),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "tool_calls": ([],),
+    "functions": ([],),
+    "annotations": ([],),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
 }
 
 
@@ -42,8 +49,7 @@ class _Fields(BaseModel):
         return {
             name: value
             for name, value in given.items()
-            if value is not None
-            and (name not in _ASKS_FOR_NOTHING or value != _ASKS_FOR_NOTHING[name])
+            if value is not None and value not in _ASKS_FOR_NOTHING.get(name, ())
         }
 
 
@@ -92,9 +98,12 @@ def _as_text(content: Any) -> Any:
 
 
 class Message(_Fields):
-    """A turn of a conversation."""
+    """A turn of a conversation; "developer" is OpenAI's later name of the system."""
 
-    role: Literal["system", "user", "assistant"]
+    role: Annotated[
+        Literal["system", "user", "assistant"],
+        BeforeValidator(lambda role: "system" if role == "developer" else role),
+    ]
     content: Annotated[Text, BeforeValidator(_as_text)]
 
 
@@ -151,7 +160,7 @@ class Asked(_Fields):
     @field_validator("stream_options")
     @classmethod
     def _check_stream(cls, options: StreamOptions, others: Any) -> StreamOptions:
-        if not others.data.get("stream"):
+        if options.include_usage and not others.data.get("stream"):
             raise ValueError("it is for streams; give stream too, or leave it out")
         return options
 

@@ -12,6 +12,8 @@ from redrafter_jax.serving.worker import Worker
 
 # After the last answers are cut off, for their clients to read that.
 _GRACE = 2
+# Seconds that an idle connection stays open.
+_KEEP_ALIVE = 75
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 _log = logging.getLogger(__name__)
@@ -55,7 +57,8 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                timeout_graceful_shutdown=int(drain_seconds) + _GRACE,
+                # Longer than proxies keep their connections: one that they use again is open.
+                timeout_keep_alive=_KEEP_ALIVE,
             )
         )
         self.failed = False
@@ -66,6 +69,9 @@ class Server(uvicorn.Server):
         async def cut_off() -> None:
             await asyncio.sleep(self._drain_seconds)
             await self._worker.close()
+            await asyncio.sleep(_GRACE)
+            for task in self.server_state.tasks:
+                task.cancel()
 
         _log.info(
             "Ending: nothing more is accepted, answers that run have %g s.", self._drain_seconds

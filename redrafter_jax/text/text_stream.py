@@ -89,6 +89,9 @@ class TextStream:
 
     def _settle(self, text: str, broken: bool) -> None:
         """Forget the tokens that later ones need not be decoded with."""
+        if text == self._base:  # special tokens, which spell nothing
+            del self._tokens[self._settled :]
+            return
         new = self._tokens[self._settled :]
         alone = self._detokenize(new)
         # New tokens that begin within a character still need those before it.

@@ -58,6 +58,24 @@ def test_a_chat_with_all_that_can_be_told(base: str) -> None:
     }
 
 
+def test_turns_as_openai_writes_them_itself_are_taken(base: str) -> None:
+    turns = [
+        {"role": "developer", "content": "a"},
+        {"role": "user", "content": "b"},
+        {"role": "assistant", "content": "c", "annotations": [], "refusal": None, "tool_calls": []},
+        {"role": "user", "content": "a"},
+    ]
+    plain = [{"role": turn["role"], "content": turn["content"]} for turn in turns]
+    plain[0]["role"] = "system"
+    answers = [chat(base, messages=messages, max_tokens=9) for messages in (turns, plain)]
+    assert answers[0]["choices"] == answers[1]["choices"]
+
+
+def test_a_completions_likeliest_tokens_hold_the_drawn_one(base: str) -> None:
+    told = post(base, json=body("abc", 1, logprobs=0)).json()["choices"][0]["logprobs"]
+    assert told["top_logprobs"] == [{"a": -0.5}]
+
+
 def test_a_completion_up_to_a_stop_string(base: str) -> None:
     asked = body("abc", 9, stop=["cab"], logprobs=1)
     assert without_name(post(base, json=asked).json(), "cmpl-") == HEAD | {

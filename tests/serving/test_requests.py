@@ -32,7 +32,11 @@ def base() -> Iterator[str]:
         (b'{"model": "tiny", "prompt": "\\ud800"}', 400, "a lone surrogate"),
         (b'{"model": "tiny", "prompt": "a", "temperature": NaN}', 400, "it must be finite"),
         (b'{"model": "tiny", "prompt": "a", "max_tokens": "9"}', 400, "valid integer"),
-        (b'{"model": "tiny", "prompt": "a", "stream_options": {}}', 400, "is for streams"),
+        (
+            b'{"model": "tiny", "prompt": "a", "stream_options": {"include_usage": true}}',
+            400,
+            "is for streams",
+        ),
         (b'{"model": "tiny", "prompt": [-1]}', 400, "none empty"),
         (b'{"model": "tiny", "prompt": {"file": "/etc/passwd"}}', 400, "give a text"),
         (b"x" * 10_000_000, 413, "larger than 10000 bytes"),
@@ -76,8 +80,14 @@ def test_what_asks_for_nothing_is_taken(base: str) -> None:
         "best_of": 1,
         "stop": None,
         "stream_options": None,
+        "tool_choice": "none",
+        "functions": [],
+        "modalities": ["text"],
+        "service_tier": "auto",
+        "repetition_penalty": 1.0,
     }
-    off: dict[str, Any] = nothing | {"top_k": -1, "user": None}
+    off: dict[str, Any] = nothing | {"top_k": -1, "user": None, "tool_choice": "auto"}
+    off |= {"stream_options": {"include_usage": False}}
     for asked in (nothing, off):
         answer = post(base, json=body(**asked))
         assert answer.json()["choices"][0]["text"] == "hellohel"
@@ -139,7 +149,7 @@ def test_what_cannot_be_answered_is_one_sentence(
         ({"max_tokens": 3, "max_completion_tokens": 3}, "max_completion_tokens", "the same"),
         ({"max_completion_tokens": 500}, "max_completion_tokens", "500 new .* have room for 120"),
         ({"max_tokens": 500}, "max_tokens", "500 new .* have room for 120"),
-        ({"stream_options": {}}, "stream_options", "is for streams"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "is for streams"),
     ],
 )
 def test_a_chat_that_cannot_be_answered_names_the_field(

@@ -38,6 +38,7 @@ def test_the_queues_time_ends_where_the_prompt_is_admitted() -> None:
         lines = HTTP.get(f"{base}/metrics").text.splitlines()
     told = dict(line.rsplit(" ", 1) for line in lines)
     assert float(told["redrafter_queue_seconds_count"]) == 1
+    assert float(told["redrafter_time_to_first_token_seconds_count"]) == 1
     # The step that reads the prompt takes longer.
     assert float(told["redrafter_queue_seconds_sum"]) < 0.4
 
@@ -68,6 +69,20 @@ def test_answers_that_take_longer_than_the_drain_are_told_so() -> None:
             streams = [clients.enter_context(streamed(base, limit=ENDLESS)) for _ in range(2)]
         codes = [list(events)[-1]["error"]["code"] for events in streams]
     assert codes == ["server_ends"] * 2, "one that ran, and one that waited"
+
+
+@pytest.mark.long
+def test_the_end_of_the_drain_is_told_after_a_step_that_takes_longer() -> None:
+    answers = []
+    with fake_serving(FakeEngine(seconds=3.5), limits=ROOMY._replace(drain=0.2)) as base:
+        asking = threading.Thread(
+            target=lambda: answers.append(post(base, json=body(limit=ENDLESS)))
+        )
+        asking.start()
+        while "redrafter_active_slots 1.0" not in HTTP.get(f"{base}/metrics").text:
+            pass
+    asking.join()
+    assert [answer.json()["error"]["code"] for answer in answers] == ["server_ends"]
 
 
 def test_an_engine_that_fails_ends_every_request_and_the_server(

@@ -121,6 +121,18 @@ def test_a_space_that_starts_a_word_is_kept_and_special_tokens_are_left_out() ->
     assert stream.finish() == ""
 
 
+def test_tokens_that_spell_nothing_are_not_decoded_again_and_again() -> None:
+    lengths = []
+
+    def detokenize(tokens: list[int]) -> str:
+        lengths.append(len(tokens))
+        return "a" * tokens.count(1)
+
+    stream = TextStream(detokenize, [1, 1])
+    assert "".join(stream.push(token) for token in [0] * 50 + [1]) == "a"
+    assert max(lengths) <= 4
+
+
 @pytest.mark.parametrize(
     ("prompt", "pushed", "expected"),
     [
