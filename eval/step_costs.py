@@ -32,10 +32,21 @@ class Timed(NamedTuple):
 
 
 class Cached(NamedTuple):
-    """Slots of each row's cache, and how many of them are filled."""
+    """Slots of each row's cache, and how many of them are filled.
+
+    One for all trees, so that the baseline beside them is one program.
+    """
 
     slots: int
     tokens: int
+
+    @classmethod
+    def with_room(cls, slots: int, tokens: int, max_path: int, steps: int) -> "Cached":
+        """Such as were asked for, but with room for so many steps of paths up to `max_path`."""
+        # The last step writes P slots past its own, and the token buffer is one ahead of the cache.
+        room = (steps + 1) * max_path + 1
+        slots = max(slots, 32 * (room // 32 + 1))
+        return cls(slots, min(tokens, slots - room))
 
 
 def spread(drafts: Sequence[DraftConfig], count: int) -> list[DraftConfig]:
@@ -70,10 +81,7 @@ def time_steps(
 ) -> list[Timed]:
     """The tree's step under every sampling of the settings, on a cache as decoding has it."""
     bound = bind_drafter(drafter, draft)
-    # The last step writes P slots past its own, and the token buffer is one ahead of the cache.
-    room = (settings.steps + 1) * bound.max_path + 1
-    slots = max(cached.slots, 32 * (room // 32 + 1))
-    held = [random_state(target, bound, batch_size, slots)]
+    held = [random_state(target, bound, batch_size, cached.slots)]
     timers = {}
     for place, sampling in enumerate(settings.samplings):
         parts = make_timers(
@@ -81,7 +89,7 @@ def time_steps(
             bound,
             held,
             sampling,
-            cached=min(cached.tokens, slots - room),
+            cached=cached.tokens,
             turns=settings.steps,
             short_turns=settings.steps,
         )

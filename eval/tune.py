@@ -96,10 +96,12 @@ def tune(settings: TuneSettings) -> None:
     counts = count_calls(target, drafter, drafts, recordings)
     few = list(product(settings.batch_sizes, spread(drafts, settings.timed_trees)))
     batches = [batch for one in recordings for batch in one.batches]
-    cached = Cached(
+    cached = Cached.with_room(
         slots=max(batch.tokens.shape[1] for batch in batches),
         # With half of the answer written.
         tokens=int(np.median([(batch.prompts + batch.ends) // 2 for batch in batches])),
+        max_path=max(draft.max_path for draft in drafts),
+        steps=settings.steps,
     )
     timed = {
         (batch_size, draft): time_steps(target, drafter, draft, batch_size, cached, settings)
