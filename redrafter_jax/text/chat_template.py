@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from redrafter_jax.checkpoints.download import is_gguf
 from redrafter_jax.errors import InputError
-from redrafter_jax.text.tokenizer import encode
+from redrafter_jax.text.tokenizer import encode, special_tokens
 
 TemplateName = Literal["tokenizer", "vicuna_v1.1"]
 
@@ -237,7 +237,7 @@ def _closing_token(
     _, found, closing = text.rpartition(_ANSWER)
     if not found:
         return None
-    special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    special = special_tokens(tokenizer)
     ids = tokenizer.encode(closing, add_special_tokens=False).ids
     return [token for token in ids if token in special][:1]
 

@@ -65,6 +65,12 @@ def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) 
     return tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
 
+def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
+    """By id, how the special tokens are spelt."""
+    added = tokenizer.get_added_tokens_decoder()
+    return {token: spelt.content for token, spelt in added.items() if spelt.special}
+
+
 def split_stops(tokenizer: Tokenizer, strings: Sequence[str]) -> tuple[tuple[int, ...], list[str]]:
     """Strings that end a text: those that are special tokens, as tokens, and the others.
 
@@ -74,12 +80,9 @@ def split_stops(tokenizer: Tokenizer, strings: Sequence[str]) -> tuple[tuple[int
       InputError: a string holds a special token and more.
     """
     tokens, others = [], []
+    special = special_tokens(tokenizer)
     for string in strings:
-        held = [
-            (token, added.content)
-            for token, added in tokenizer.get_added_tokens_decoder().items()
-            if added.special and added.content in string
-        ]
+        held = [(token, spelt) for token, spelt in special.items() if spelt in string]
         if not held:
             others.append(string)
         elif held[0][1] == string:

@@ -22,6 +22,7 @@ from redrafter_jax.config import SamplingConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.serving.messages import Request
 from redrafter_jax.text.chat_template import ChatTemplate, Turn, end_tokens, user_turn
+from redrafter_jax.text.tokenizer import special_tokens
 
 from ..config import RegenerateSettings
 from .conversations import Exchange, Held, Speaker, add_answer, hold, limits_of, rows_of
@@ -84,12 +85,6 @@ def find_user_turn(
     for marker in special.values():
         plain = plain.replace(marker, " ")
     return UserTurn(opening, after.split()[0], None, (*special.values(), *plain.split()[-1:]))
-
-
-def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
-    """By id, how the special tokens are spelt."""
-    added = tokenizer.get_added_tokens_decoder()
-    return {token: spelt.content for token, spelt in added.items() if spelt.special}
 
 
 class Author(NamedTuple):
