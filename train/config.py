@@ -19,6 +19,7 @@ from redrafter_jax.settings.sections import DrafterShape, MeshSettings, Sampling
 from redrafter_jax.text.prompts import Turns
 
 from .data.settings import DataSettings, SourceSettings
+from .regenerate.openings import VARIED
 
 # What is said of users, for whom the target writes.
 OF_USERS = ("turns", "max_user_tokens", "user_sampling", "user_openings")
@@ -61,8 +62,9 @@ class RegenerateSettings(Settings):
     With `prompts: self` there is no data: the target writes the user's turns too, `turns` of them,
     each drawn by `user_sampling` in at most `max_user_tokens`, until there are `count`
     conversations or `tokens` tokens that carry loss. It is given the words of `user_openings` in
-    turns, as the beginning of the first question, so that questions are of many kinds. A target
-    without a chat template continues single tokens.
+    turns, as the beginning of the first question, so that questions are of many kinds; where they
+    are empty, and by default, a question begins freely. `varied` are those of
+    `train.regenerate.openings`. A target without a chat template continues single tokens.
 
     Text or conversation i is drawn with seed i at `temperatures[i % len(temperatures)]`,
     `batch_size` together. With `prompts: self` i counts from `first_seed`, so that several machines
@@ -86,7 +88,9 @@ class RegenerateSettings(Settings):
     turns: PositiveInt = 1
     max_user_tokens: PositiveInt = 256
     user_sampling: SamplingSettings = SamplingConfig(temperature=1.0, top_p=0.95)
-    user_openings: list[Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]] = []
+    user_openings: (
+        Literal["varied"] | list[Annotated[str, StringConstraints(strip_whitespace=True)]]
+    ) = []
     batch_size: PositiveInt
     temperatures: list[NonNegativeFloat] = Field(default=[0.0], min_length=1)
     output: Path
@@ -97,10 +101,9 @@ class RegenerateSettings(Settings):
 
     def opening_of(self, seed: int) -> str:
         """How the first question of the conversation with that seed begins; empty if freely."""
-        if not self.user_openings:
-            return ""
+        openings = VARIED if self.user_openings == "varied" else self.user_openings or [""]
         # Each of them at every temperature.
-        return self.user_openings[seed // len(self.temperatures) % len(self.user_openings)]
+        return openings[seed // len(self.temperatures) % len(openings)]
 
     @model_validator(mode="after")
     def _rows_of_one_document(self) -> "RegenerateSettings":

@@ -7,6 +7,7 @@ import pytest
 import regenerated
 
 from train.config import DrafterSettings, LossSettings, OptimizerSettings, RegenerateSettings
+from train.regenerate.openings import OPENINGS
 
 DATA = {"sources": [{"hub": "x"}], "sequence_length": 16}
 CHATS: dict[str, Any] = {"data": DATA}
@@ -71,3 +72,14 @@ def test_a_schedule_falls_after_its_warm_up(settings: dict[str, Any], sentence: 
 def test_some_loss_has_a_weight() -> None:
     with pytest.raises(ValueError, match="hard, soft and lk are all 0"):
         LossSettings(hard=0, soft=0, lk=0)
+
+
+def test_varied_openings_take_turns_with_none_at_every_temperature() -> None:
+    changes = SELF | {"user_openings": "varied", "temperatures": [0.0, 1.0]}
+    settings = RegenerateSettings.model_validate(
+        regenerated.settings(Path("x"), Path("y"), **changes)
+    )
+    given = [settings.opening_of(seed) for seed in range(4 * len(OPENINGS))]
+    assert given[::4] == given[1::4] == [*OPENINGS]
+    assert not any(given[2::4] + given[3::4])
+    assert len({*OPENINGS}) == len(OPENINGS)

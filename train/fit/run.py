@@ -151,6 +151,7 @@ def _regeneration(plan: FitPlan, folder: Path, length: int) -> dict[str, Any]:
         "target_dtype": plan.asked.target_dtype,
         "data": {"sequence_length": length},
         "prompts": "self",
+        "user_openings": "varied",
         "tokens": plan.tokens,
         "batch_size": plan.rows,
         "temperatures": [0.0, 1.0],

@@ -141,7 +141,7 @@ def _invent(settings: RegenerateSettings, mesh: Mesh | None, console: Console) -
         template = load_template(settings.data, settings.target, tokenizer)
     except NoTemplateError:
         for name in OF_USERS:
-            if getattr(settings, name) != type(settings).model_fields[name].default:
+            if getattr(settings, name) not in (type(settings).model_fields[name].default, "varied"):
                 raise InputError(
                     f"{name} is for chat models, and {settings.target} has no chat template; leave "
                     "it out, or give data.chat_template."
@@ -154,7 +154,7 @@ def _invent(settings: RegenerateSettings, mesh: Mesh | None, console: Console) -
 
     def item(seed: int) -> Item:
         stated: dict[str, Any] = {"seed": seed, "temperature": settings.temperature_of(seed)}
-        if settings.user_openings:
+        if settings.user_openings and author.is_chat:
             stated["user_opening"] = settings.opening_of(seed)
         return Item(seed, stated | author.identity | {"target": digest[:16]}, [])
 
