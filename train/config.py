@@ -164,7 +164,8 @@ class DrafterSettings(DrafterShape):
     a whole.
 
     Of `draft_vocab_size` tokens the head knows those that the training data asks for most often, or
-    those of an `initial_drafter` that has parameters for each, which one with `head: target` lacks.
+    those of `initial_drafter`, whose number must be stated. One with `head: target` has no
+    parameters of its tokens, so that another number is chosen from the data.
     """
 
     initial_head: Literal["random", "target"] = "random"

@@ -70,14 +70,14 @@ def _trained(
     chosen: tuple[int, ...] | None,
 ) -> DraftModel:
     drafter = load_drafter(folder, "float32")
-    if drafter.config.head == "target":
-        # None of its parameters belongs to a token, so that the data may choose them anew.
-        module = drafter.merge()
-        module.config = replace(module.config, draft_tokens=chosen)
-        drafter = Model.split(module.config, module)
     drafted = drafter.config.draft_tokens
     count = len(drafted or ()) or None
-    if settings.draft_vocab_size != count:
+    if settings.draft_vocab_size != count and drafter.config.head == "target":
+        # None of its parameters belongs to a token, so that the data may choose others.
+        module, drafted = drafter.merge(), chosen
+        module.config = replace(module.config, draft_tokens=chosen)
+        drafter = Model.split(module.config, module)
+    elif settings.draft_vocab_size != count:
         raise InputError(
             f"drafter.draft_vocab_size is {settings.draft_vocab_size}, and that of {folder} is "
             f"{count}; state the same, or another drafter.initial_drafter."

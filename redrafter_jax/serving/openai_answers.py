@@ -143,14 +143,16 @@ class CompletionAnswer(Answer):
         return {
             "tokens": [self._read(token.id) for token in tokens],
             "token_logprobs": [token.log_prob for token in tokens],
-            "top_logprobs": [
-                # The more likely last: parts of characters read alike.
-                {self._read(other): log_prob for other, log_prob in token.top[: self._top][::-1]}
-                | {self._read(token.id): token.log_prob}
-                for token in tokens
-            ],
+            "top_logprobs": [self._top_log_probs(token) for token in tokens],
             "text_offset": offsets,
         }
+
+    def _top_log_probs(self, token: Token) -> dict[str, float]:
+        """The likeliest tokens, best first, and the decided one."""
+        told: dict[str, float] = {}
+        for other, log_prob in [*token.top[: self._top], (token.id, token.log_prob)]:
+            told.setdefault(self._read(other), log_prob)  # parts of characters read alike
+        return told
 
 
 def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:

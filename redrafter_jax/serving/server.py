@@ -72,6 +72,8 @@ class Server(uvicorn.Server):
             await asyncio.sleep(_GRACE)
             for task in self.server_state.tasks:
                 task.cancel()
+            for connection in list(self.server_state.connections):  # of those who do not read
+                connection.transport.abort()
 
         _log.info(
             "Ending: nothing more is accepted, answers that run have %g s.", self._drain_seconds

@@ -89,7 +89,7 @@ class TextStream:
 
     def _settle(self, text: str, broken: bool) -> None:
         """Forget the tokens that later ones need not be decoded with."""
-        if text == self._base:  # special tokens, which spell nothing
+        if text and text == self._base:  # special tokens, which spell nothing
             del self._tokens[self._settled :]
             return
         new = self._tokens[self._settled :]

@@ -72,6 +72,18 @@ def test_answers_that_take_longer_than_the_drain_are_told_so() -> None:
 
 
 @pytest.mark.long
+def test_a_reader_that_stalls_does_not_keep_the_server() -> None:
+    with ExitStack() as clients:
+        with fake_serving(FakeEngine(), limits=ROOMY._replace(drain=3.0)) as base:
+            asked = {"limit": ENDLESS, "draft_trace": True}
+            events = clients.enter_context(streamed(base, **asked))
+            next(events)
+        # The end of the block has ended the server.
+        with pytest.raises(httpx.TransportError):
+            list(events)
+
+
+@pytest.mark.long
 def test_the_end_of_the_drain_is_told_after_a_step_that_takes_longer() -> None:
     answers = []
     with fake_serving(FakeEngine(seconds=3.5), limits=ROOMY._replace(drain=0.2)) as base:
@@ -79,8 +91,7 @@ def test_the_end_of_the_drain_is_told_after_a_step_that_takes_longer() -> None:
             target=lambda: answers.append(post(base, json=body(limit=ENDLESS)))
         )
         asking.start()
-        while "redrafter_active_slots 1.0" not in HTTP.get(f"{base}/metrics").text:
-            pass
+        wait_until(lambda: "redrafter_active_slots 1.0" in HTTP.get(f"{base}/metrics").text)
     asking.join()
     assert [answer.json()["error"]["code"] for answer in answers] == ["server_ends"]
 

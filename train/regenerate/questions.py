@@ -47,6 +47,7 @@ class UserTurn(NamedTuple):
     Attributes:
       opening: the text before them, without spaces at its end: most tokens that begin a word hold
         the space themselves.
+      gap: those spaces, which stand before words that are given.
       closing: what ends them: a special token, or the first word that follows.
       token: the special token's id; None for a word.
       markers: what the words may not hold, for it would be read as the template's: special tokens,
@@ -57,6 +58,7 @@ class UserTurn(NamedTuple):
     closing: str
     token: int | None
     markers: tuple[str, ...]
+    gap: str = ""
 
 
 def find_user_turn(
@@ -73,18 +75,21 @@ def find_user_turn(
         except Exception:  # a template is a program of its own
             return None
         before, _, after = text.rpartition(words)
-        cuts.add((before.rstrip(" "), after.strip()))
-    opening, after = cuts.pop()
+        cuts.add((before, after.strip()))
+    before, after = cuts.pop()
+    opening = before.rstrip(" ")
+    gap = before[len(opening) :]
     if cuts or not opening or not after:
         return None
     special = special_tokens(tokenizer)
     first = tokenizer.encode(after, add_special_tokens=False).ids[0]
     if first in special:
-        return UserTurn(opening, special[first], first, tuple(special.values()))
+        return UserTurn(opening, special[first], first, tuple(special.values()), gap)
     plain = opening
     for marker in special.values():
         plain = plain.replace(marker, " ")
-    return UserTurn(opening, after.split()[0], None, (*special.values(), *plain.split()[-1:]))
+    markers = (*special.values(), *plain.split()[-1:])
+    return UserTurn(opening, after.split()[0], None, markers, gap)
 
 
 class Author(NamedTuple):
@@ -143,7 +148,7 @@ def open_chats(
         if turn is None:
             return "the chat template refuses the turns"
         begun = "" if turns else settings.opening_of(seed)
-        prompt = speaker.encode(turn.opening + begun)
+        prompt = speaker.encode(turn.opening + (begun and turn.gap + begun))
         limit = min(settings.max_user_tokens, speaker.room - len(prompt))
         if limit < 1:
             return "no room for a question in data.sequence_length"
@@ -279,7 +284,7 @@ def read_question(
     tokens = tokenizer.encode(words, add_special_tokens=False).ids
     faults = {
         "a question without an end": not ended,
-        "an empty or short question": len(tokens) < _FEWEST_TOKENS,
+        "an empty or short question": len(tokens) < _FEWEST_TOKENS or words == begun,
         "a question with a marker of the template": any(marker in words for marker in turn.markers),
         "a question that repeats itself": repeats_itself(tokens),
     }

@@ -42,7 +42,7 @@ def strict(turns: list[Turn], asks: bool) -> str:
     ("render", "expected"),
     [
         (chatml, UserTurn("<s><|im_start|>user\n", "<|im_end|>", IM_END, SPECIAL)),
-        (llama_2, UserTurn("<s>[INST]", "[/INST]", None, (*SPECIAL, "[INST]"))),
+        (llama_2, UserTurn("<s>[INST]", "[/INST]", None, (*SPECIAL, "[INST]"), " ")),
         (
             render_vicuna,
             UserTurn(
@@ -52,6 +52,7 @@ def strict(turns: list[Turn], asks: bool) -> str:
                 "ASSISTANT:",
                 None,
                 (*SPECIAL, "USER:"),
+                " ",
             ),
         ),
         (shouting, None),
@@ -110,6 +111,18 @@ def test_questions_that_are_none_are_left_out(
     speaker = Speaker(TOKENIZER, ChatTemplate("a test", chatml, False), stops, 64)
     tokens = TOKENIZER.encode(written, add_special_tokens=False).ids
     assert read_question(tokens, speaker, turn) == (words, fault)
+
+
+def test_an_opening_is_the_beginning_of_a_question_and_none_alone() -> None:
+    speaker = Speaker(TOKENIZER, ChatTemplate("a test", chatml, False), (IM_END, END), 64)
+    opening = "Write a function that"
+    for written, fault in (
+        (" sums.<|im_end|>", None),
+        ("<|im_end|>", "an empty or short question"),
+    ):
+        tokens = TOKENIZER.encode(written, add_special_tokens=False).ids
+        question = opening + written.removesuffix("<|im_end|>")
+        assert read_question(tokens, speaker, TOKEN, opening) == (question, fault)
 
 
 @pytest.mark.parametrize(
