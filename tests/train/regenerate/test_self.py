@@ -110,7 +110,7 @@ def test_tokens_end_a_run_too(target_folder: Path, finished: Path, tmp_path: Pat
 
 
 def test_questions_begin_with_the_openings_in_turns(target_folder: Path, tmp_path: Path) -> None:
-    openings = ["How", "Why is the"]
+    openings = ["How", "Why"]
     changes = {"turns": 1, "user_openings": openings, "max_user_tokens": 20, "count": 6}
     rows = invent(target_folder, tmp_path / "rows.jsonl", **changes)
     target = load_target(target_folder, "float32")
