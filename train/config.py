@@ -19,9 +19,9 @@ from redrafter_jax.settings.sections import DrafterShape, MeshSettings, Sampling
 from redrafter_jax.text.prompts import Turns
 
 from .data.settings import DataSettings, SourceSettings
-from .regenerate.openings import VARIED
+from .openings import VARIED
 
-# What is said of users, for whom the target writes.
+# Settings of `prompts: self` that a target without a chat template has no use for.
 OF_USERS = ("turns", "max_user_tokens", "user_sampling", "user_openings")
 
 
@@ -64,7 +64,7 @@ class RegenerateSettings(Settings):
     conversations or `tokens` tokens that carry loss. It is given the words of `user_openings` in
     turns, as the beginning of the first question, so that questions are of many kinds; where they
     are empty, and by default, a question begins freely. `varied` are those of
-    `train.regenerate.openings`. A target without a chat template continues single tokens.
+    `train.openings`. A target without a chat template continues single tokens.
 
     Text or conversation i is drawn with seed i at `temperatures[i % len(temperatures)]`,
     `batch_size` together. With `prompts: self` i counts from `first_seed`, so that several machines

@@ -7,7 +7,7 @@ import pytest
 import regenerated
 
 from train.config import DrafterSettings, LossSettings, OptimizerSettings, RegenerateSettings
-from train.regenerate.openings import OPENINGS
+from train.openings import OPENINGS
 
 DATA = {"sources": [{"hub": "x"}], "sequence_length": 16}
 CHATS: dict[str, Any] = {"data": DATA}
