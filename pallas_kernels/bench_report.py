@@ -93,9 +93,10 @@ def show_candidates(shape: str, row: Mapping[str, Any]) -> None:
     print(shape + _CELLS.format("copy", "", copied, "", ""), flush=True)
 
 
-def show_columns(shape: str, numbers: str, settings: argparse.Namespace) -> None:
-    """What is measured, of which numbers, and the heads of the columns."""
-    print(f"{jax.devices()[0].device_kind}; {numbers}, medians of {settings.repeats} repeats")
+def show_columns(shape: str, number_format: str, settings: argparse.Namespace) -> None:
+    """The device, the format of what is read, and the heads of the columns."""
+    device = jax.devices()[0].device_kind
+    print(f"{device}; {number_format}, medians of {settings.repeats} repeats")
     print("share: of the copy's rate; difference: from the reference\n")
     print(shape + _CELLS.format("", "us", "GB/s", "share", "difference"))
 

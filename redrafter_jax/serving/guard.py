@@ -31,7 +31,7 @@ class Guard:
         api_key: str | None,
         hosts: Sequence[str] | None,
         max_body: int,
-        refused: Callable[[str, int, str | None], None] = lambda path, status, code: None,
+        refused: Callable[[str, int, str | None], None],
     ) -> None:
         self._app = app
         self._api_key = None if api_key is None else api_key.encode()

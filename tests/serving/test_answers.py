@@ -74,6 +74,8 @@ def test_turns_as_openai_writes_them_itself_are_taken(base: str) -> None:
 def test_a_completions_likeliest_tokens_hold_the_drawn_one(base: str) -> None:
     told = post(base, json=body("abc", 1, logprobs=0)).json()["choices"][0]["logprobs"]
     assert told["top_logprobs"] == [{"a": -0.5}]
+    told = post(base, json=body("abc", 1, logprobs=2)).json()["choices"][0]["logprobs"]
+    assert [list(tops.items()) for tops in told["top_logprobs"]] == [[("a", -0.5), ("!", -1.0)]]
 
 
 def test_a_completion_up_to_a_stop_string(base: str) -> None:

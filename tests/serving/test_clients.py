@@ -14,6 +14,9 @@ from servers import serving, wait_until
 from tiny_folders import byte_tokenizer
 from tokenizers import decoders
 
+from redrafter_jax.serving.choices import Choice
+from redrafter_jax.serving.messages import Event
+
 
 def test_characters_of_several_tokens_come_whole() -> None:
     text = "aé€😀"
@@ -22,6 +25,15 @@ def test_characters_of_several_tokens_come_whole() -> None:
     # The limit cuts the last character after its first byte.
     assert "".join(pieces) == text * 2 + "a\N{REPLACEMENT CHARACTER}"
     assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces[:-1])
+
+
+def test_a_stop_string_that_the_limit_completes_ends_the_answer() -> None:
+    tokenizer = byte_tokenizer()
+    first, part, *_ = tokenizer.encode("x\N{EURO SIGN}").ids
+    choice = Choice(tokenizer, tokenizer.encode("a").ids, ["x\N{REPLACEMENT CHARACTER}"])
+    tops: list[list[tuple[int, float]]] = [[], []]
+    piece = choice.take(Event(0, [first, part], [-1.0, -1.0], tops, [2], [None, None], "length"))
+    assert (piece.text, piece.finish) == ("", "stop")
 
 
 def test_a_text_that_its_tokenizer_changes_as_it_grows_is_an_error_in_the_stream() -> None:

@@ -121,6 +121,16 @@ def test_a_space_that_starts_a_word_is_kept_and_special_tokens_are_left_out() ->
     assert stream.finish() == ""
 
 
+def test_a_space_that_begins_a_text_is_not_lost_behind_a_prompt_that_spells_nothing() -> None:
+    tokenizer = Tokenizer(models.BPE({"▁": 0, "▁a": 1, "<s>": 2}, merges=[]))
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_special_tokens(["<s>"])
+    stream = TextStream(tokenizer.decode, [2])
+    assert "".join(map(stream.push, [0, 1])) + stream.finish() == tokenizer.decode([2, 0, 1])
+
+
 def test_tokens_that_spell_nothing_are_not_decoded_again_and_again() -> None:
     lengths = []
 

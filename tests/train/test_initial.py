@@ -106,6 +106,10 @@ def test_a_trained_drafter_without_parameters_of_tokens_drafts_others(tmp_path: 
     assert drafter.config.draft_tokens == most_frequent([(ROWS, 1.0)], 5, 31)
     assert drafter.merge().draft_token_ids.tolist() == list(drafter.config.draft_tokens)
     jax.tree.map(np.testing.assert_array_equal, drafter.params, trained.params)
+    # As many as it has stay those that it has.
+    others = [(ROWS._replace(tokens=ROWS.tokens + 1), 1.0)]
+    same = more.model_copy(update={"draft_vocab_size": 3})
+    assert_same(new_drafter(TARGET, same, 2, others, 0), trained)
 
 
 WIDE: dict[str, Any] = {"exit_dim": 20, "initial_head": "target"}

@@ -1,15 +1,19 @@
 """The user's turns: where a template has them, and which of them are none."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import regenerated
 from chat_folders import END, IM_END, SPECIAL, chat_tokenizer
 
 from redrafter_jax.text.chat_template import ChatTemplate, Turn, render_vicuna
+from train.config import RegenerateSettings
 from train.regenerate.conversations import Exchange, Held, Row, Speaker
 from train.regenerate.questions import (
     UserTurn,
     find_user_turn,
+    open_chats,
     read_question,
     repeats_itself,
     settle,
@@ -111,6 +115,22 @@ def test_questions_that_are_none_are_left_out(
     speaker = Speaker(TOKENIZER, ChatTemplate("a test", chatml, False), stops, 64)
     tokens = TOKENIZER.encode(written, add_special_tokens=False).ids
     assert read_question(tokens, speaker, turn) == (words, fault)
+
+
+@pytest.mark.parametrize(
+    ("render", "opening"), [(chatml, "<s><|im_start|>user\nWhy"), (llama_2, "<s>[INST] Why")]
+)
+def test_an_opening_stands_where_the_template_has_the_users_words(
+    render: Callable[[list[Turn], bool], str], opening: str
+) -> None:
+    template = ChatTemplate("a test", render, adds_special_tokens=False)
+    values = {"prompts": "self", "count": 1, "data": {"sequence_length": 64}}
+    settings = RegenerateSettings.model_validate(
+        regenerated.settings(Path("x"), Path("y"), **values, user_openings=["Why"])
+    )
+    author = open_chats(TOKENIZER, template, (END,), set(), settings)
+    request = next(author.write(0))
+    assert request.prompt == TOKENIZER.encode(opening, add_special_tokens=False).ids
 
 
 def test_an_opening_is_the_beginning_of_a_question_and_none_alone() -> None:
