@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from redrafter_jax.checkpoints.config_files import read_json
-from redrafter_jax.checkpoints.download import is_gguf, locate
+from redrafter_jax.checkpoints.download import DRAFT_TABLE, is_gguf, locate
 from redrafter_jax.checkpoints.families import text_fields
 from redrafter_jax.checkpoints.found import (
     Found,
@@ -93,7 +93,10 @@ def convert(
     try:
         partial.mkdir(parents=True)
     except FileExistsError:
-        raise InputError(f"{partial} is left of a conversion that was ended; remove it.") from None
+        raise InputError(
+            f"{partial} is there: another conversion is running, or one was killed; remove it if "
+            "none is running."
+        ) from None
     except OSError as error:
         raise InputError(f"Cannot make {partial}: {error.strerror}.") from None
     try:
@@ -197,7 +200,8 @@ def _write_companions(
     written = ["config.json"]
     for path in sorted(found.folder.iterdir()):
         known = path.name in _DESCRIPTIONS or path.name.endswith(".index.json")
-        if path.suffix in _COMPANIONS and path.is_file() and not known:
+        goes_along = path.suffix in _COMPANIONS or path.name == DRAFT_TABLE
+        if goes_along and path.is_file() and not known:
             shutil.copyfile(path, folder / path.name)
             written.append(path.name)
     return written
@@ -232,7 +236,7 @@ def _write_tokenizer(path: Path, folder: Path) -> list[str]:
 def _check_same(
     found: Found, written: Found, dtype: str | None, forms: Mapping[str, WeightFormat]
 ) -> None:
-    """That both load to the same parameters, bit for bit; two weights are in memory at a time."""
+    """That both load to the same parameters, bit for bit."""
     for ours, theirs in zip(written.weights, found.weights, strict=True):
         if ours.name != theirs.name or not same_weight(ours, theirs, dtype, forms.get(theirs.name)):
             raise InputError(

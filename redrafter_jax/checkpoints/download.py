@@ -104,7 +104,11 @@ def from_hub(fetch: Callable[[str], str], repository: str, needed: str) -> Path:
     Raises:
       InputError: it could not be downloaded, for whatever reason.
     """
-    from huggingface_hub.errors import GatedRepoError, HFValidationError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        RemoteEntryNotFoundError,
+    )
     from huggingface_hub.utils import validate_repo_id
 
     folder = f"give the path of a folder with {needed}"
@@ -117,6 +121,10 @@ def from_hub(fetch: Callable[[str], str], repository: str, needed: str) -> Path:
         raise InputError(
             f"{repository!r} is gated, and the Hugging Face hub does not give it to you; accept "
             "the licence on its page there and log in with `hf auth login`."
+        ) from None
+    except RemoteEntryNotFoundError:
+        raise InputError(
+            f"{repository!r} on the Hugging Face hub has no {needed}; {folder}."
         ) from None
     # The clients below raise errors of their own, which have no base in common.
     except Exception as error:

@@ -139,8 +139,10 @@ def write_draft_table(path: Path, table: DraftTable) -> None:
     import yaml
 
     text = yaml.safe_dump(asdict(table), sort_keys=False, allow_unicode=True)
+    fresh = path.with_name(f"{path.name}.new")
     try:
-        path.write_text(_HEADER + text, encoding="utf-8")
+        fresh.write_text(_HEADER + text, encoding="utf-8")
+        fresh.replace(path)
     except OSError as error:
         raise InputError(f"Cannot write {path}: {error.strerror}.") from None
 

@@ -10,12 +10,13 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 from jaxtyping import Float, Int, UInt8
 
+from redrafter_jax.checkpoints.families import target_config
 from redrafter_jax.checkpoints.gguf_blocks import BLOCK_KINDS, kept_blocks
 from redrafter_jax.checkpoints.gguf_fields import (
     OUTER_TENSORS,
     ROTARY_TENSORS,
     gguf_architecture,
-    gguf_config,
+    gguf_fields,
 )
 from redrafter_jax.checkpoints.gguf_header import Tensor, read_header, stored_bytes
 from redrafter_jax.checkpoints.stored import ITEM_BYTES, Stored
@@ -45,7 +46,8 @@ def find_gguf(
     """
     header = read_header(path)
     architecture = gguf_architecture(header)
-    config = gguf_config(header)
+    fields = gguf_fields(header)
+    config = target_config(fields, path, tuple(fields["eos_token_id"]))
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     stored = {}
     for name, tensor in header.tensors.items():

@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from redrafter_jax.checkpoints.families import target_config
 from redrafter_jax.checkpoints.gguf_header import Header
-from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
 
 # As llama.cpp has it where a file leaves it out.
@@ -136,17 +134,6 @@ _KNOWN = {
 }
 # Fields that say nothing where they have these values.
 _NEUTRAL = {"expert_count": 0, "expert_used_count": 0, "attention.causal": True}
-
-
-def gguf_config(header: Header) -> TargetConfig:
-    """What the header states of a target.
-
-    Raises:
-      InputError: a field is missing or not supported.
-    """
-    values = gguf_fields(header)
-    ends = values["eos_token_id"]
-    return target_config(values, header.path, tuple(ends))
 
 
 def gguf_fields(header: Header) -> dict[str, Any]:

@@ -25,7 +25,7 @@ _LONGEST = 1 << 24
 _MOST_AXES = 4
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
 # Types of values by their number: struct's letters.
-_STRING, _ARRAY, _BOOL, _FLOAT32 = 8, 9, 7, 6
+_STRING, _ARRAY, _FLOAT32 = 8, 9, 6
 _SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 
 

@@ -167,7 +167,7 @@ def _sentencepiece(
     model = models.BPE(
         vocab=vocabulary,
         merges=merges,
-        unk_token=unknown[0] if unknown else None,
+        unk_token=unknown,
         fuse_unk=True,
         byte_fallback=_BYTE in types,
     )

@@ -220,6 +220,8 @@ def _save(folder: Path, model: Model[Any, Any], kind: Kind) -> None:
             for ending, part in zip(endings, stored, strict=True)
             if part is not None
         }
+    # If this ends before its end, the folder holds no model, rather than parts of two.
+    (folder / "config.json").unlink(missing_ok=True)
     try:
         save_file(tensors, folder / SINGLE_FILE, metadata={"format": "pt"})
     except SafetensorError as error:  # a full disk, for example

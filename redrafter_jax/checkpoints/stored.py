@@ -28,8 +28,8 @@ _DTYPES = {
     "BF16": np.dtype(jnp.bfloat16),
 }
 READ_DTYPES = _DTYPES | _CODES
-# Bytes of a weight that are compared at a time, and numbers that are read at a time.
-_PIECE, _NUMBERS = 1 << 22, 1 << 20
+# Of a weight that are read at a time.
+_NUMBERS = 1 << 20
 
 
 class Stored(NamedTuple):
@@ -90,11 +90,8 @@ def same_bytes(first: Stored, second: Stored) -> bool:
     """Whether two weights are the same numbers, stored alike."""
     if (first.dtype, first.shape) != (second.dtype, second.shape):
         return False
-    with first.path.open("rb") as one, second.path.open("rb") as other:
-        one.seek(first.offset)
-        other.seek(second.offset)
-        sizes = [_PIECE] * (first.bytes // _PIECE) + [first.bytes % _PIECE]
-        return all(one.read(size) == other.read(size) for size in sizes)
+    numbers = zip(pieces(first), pieces(second), strict=True)
+    return all(one.tobytes() == other.tobytes() for one, other in numbers)
 
 
 def is_zero(stored: Stored) -> bool:

@@ -17,7 +17,6 @@ from redrafter_jax.checkpoints.stored import (
     Stored,
     dtype_of,
     pieces,
-    read_weight,
 )
 from redrafter_jax.config import WeightFormat
 from redrafter_jax.errors import InputError
@@ -77,7 +76,7 @@ def write_shard(
 def same_weight(
     ours: StoredWeight, theirs: StoredWeight, dtype: str | None, form: WeightFormat | None
 ) -> bool:
-    """Whether a weight loads as its source does, bit for bit; both are in memory meanwhile.
+    """Whether a weight loads as its source does, bit for bit.
 
     Args:
       ours: as it was written.
@@ -85,19 +84,12 @@ def same_weight(
       dtype: as in `write_shard`.
       form: that it was quantized to, if it was.
     """
-    if isinstance(ours, StoredQuantized):
-        rows = zip(_rows(ours, None, None), _rows(theirs, None, form), strict=True)
-        return all(
-            new.dtype == old.dtype and new.tobytes() == old.tobytes()
-            for parts in rows
-            for new, old in zip(*parts, strict=True)
-        )
-    assert isinstance(theirs, Stored)
-    new, old = (
-        np.asarray(read_weight(weight, dtype or "float32", transpose=False))
-        for weight in (ours, theirs)
+    rows = zip(_rows(ours, None, None), _rows(theirs, dtype, form), strict=True)
+    return all(
+        new.dtype == old.dtype and new.tobytes() == old.tobytes()
+        for parts in rows
+        for new, old in zip(*parts, strict=True)
     )
-    return new.tobytes() == old.tobytes()
 
 
 def _entries(

@@ -91,19 +91,6 @@ def choose_template(
         return NO_TEMPLATE
 
 
-def brings_template(target: str | Path, tokenizer: Tokenizer) -> bool:
-    """Whether the tokenizer of a target has a chat template of its own.
-
-    Args:
-      target: folder, GGUF file or hub id that the tokenizer comes from.
-      tokenizer: the target's.
-
-    Raises:
-      InputError: it cannot be loaded.
-    """
-    return choose_template(None, target, tokenizer, "") is not NO_TEMPLATE
-
-
 def load_template(
     name: TemplateName,
     target: str | Path,

@@ -243,7 +243,7 @@ def _parse_row(line: str, number: int, place: str) -> Prompt:
         _refuse(place, "the row is empty; remove it")
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         _refuse(place, f"not valid JSON: {error}")
     if not isinstance(row, dict):
         _refuse(place, f"the row is a {type(row).__name__}; it must be a JSON object")

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,10 @@ from tiny_models import assert_same, stored_shapes, tiny_config
 from torch_archives import write_archive
 
 from redrafter_jax import DrafterConfig, InputError, load_target
-from redrafter_jax.checkpoints import written
 from redrafter_jax.checkpoints.config_files import drafter_fields
 from redrafter_jax.checkpoints.convert import convert as convert_folder
 from redrafter_jax.checkpoints.families import target_fields
+from redrafter_jax.checkpoints.written import write_shard
 
 CONFIG = DrafterConfig(vocab_size=13, hidden_size=8, exit_dim=5, num_draft_layers=1)
 SHAPES = {
@@ -158,15 +160,17 @@ def test_ours_come_out_byte_for_byte_and_nothing_is_overwritten(
     tmp_path: Path, saved: Path
 ) -> None:
     (tmp_path / "new").mkdir()
-    convert_folder(saved / "drafter", tmp_path / "new")
-    for file in ("model.safetensors", "config.json"):
-        assert (tmp_path / "new" / file).read_bytes() == (saved / "drafter" / file).read_bytes()
+    source = shutil.copytree(saved / "drafter", tmp_path / "drafter")
+    (source / "draft.yaml").write_text("device: a\n")
+    convert_folder(source, tmp_path / "new")
+    for file in ("model.safetensors", "config.json", "draft.yaml"):
+        assert (tmp_path / "new" / file).read_bytes() == (source / file).read_bytes()
     with pytest.raises(InputError, match="dtype 'int8' is not supported; use float32, bfloat16"):
         convert_folder(saved / "drafter", tmp_path / "other", "int8")
     with pytest.raises(InputError, match="new exists already; name a folder that does not, or"):
         convert_folder(saved / "target", tmp_path / "new")
     (tmp_path / "other.partial").mkdir()
-    with pytest.raises(InputError, match=r"other\.partial is left of a conversion that was ended"):
+    with pytest.raises(InputError, match=r"other\.partial is there: another conversion is running"):
         convert_folder(saved / "target", tmp_path / "other")
     assert (tmp_path / "other.partial").exists()
 
@@ -183,9 +187,14 @@ def test_a_folder_appears_whole_or_not_at_all(
     ):
         convert_folder(source, tmp_path / "new", "float32")
 
-    # A disk that changes what is written.
-    pieces = written.pieces
-    monkeypatch.setattr(written, "pieces", lambda weight: (0 * part for part in pieces(weight)))
+    def write_to_a_faulty_disk(path: Path, *weights: Any) -> Any:
+        told = write_shard(path, *weights)
+        with path.open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(b"\0")
+        return told
+
+    monkeypatch.setattr("redrafter_jax.checkpoints.convert.write_shard", write_to_a_faulty_disk)
     with pytest.raises(InputError, match=r"does not load the same once it is written; .* faulty"):
         convert_folder(saved / "drafter", tmp_path / "new")
     monkeypatch.undo()

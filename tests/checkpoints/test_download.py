@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 from httpx2 import ProxyError, Request, Response
-from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    LocalEntryNotFoundError,
+    RemoteEntryNotFoundError,
+)
 from safetensors.numpy import load_file
 from tiny_folders import change_json
 from tiny_models import assert_same, random_target, tiny_config
@@ -148,9 +152,15 @@ GATED = GatedRepoError(
 )
 
 
+WITHOUT = RemoteEntryNotFoundError(
+    "404 Client Error", response=Response(404, request=Request("GET", "http://h"))
+)
+
+
 @pytest.mark.parametrize(
     ("error", "sentence"),
     [
+        (WITHOUT, r"^'a/b' on the Hugging Face hub has no config\.json; give the path"),
         (ProxyError("407 Proxy\nmore"), r"neither a folder nor .* gave \(407 Proxy\); give the"),
         (RuntimeError(), r"neither a folder nor .* gave \(RuntimeError\); give the path"),
         (OSError(28, "No space left", "/c"), r"'a/b' was not .* No space left \(/c\); mend that"),

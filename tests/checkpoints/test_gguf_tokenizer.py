@@ -90,6 +90,13 @@ def test_headers_without_a_whole_tokenizer(changes: dict[str, Any], sentence: st
         build("smollm", **changes)
 
 
+def test_what_no_piece_spells_is_the_unknown_token_where_there_are_no_bytes() -> None:
+    tokens, unknown, normal = ["<unk>", "\N{LOWER ONE EIGHTH BLOCK}", "a", "<"], 2, 1
+    vocabulary = {"tokens": tokens, "scores": [0.0] * 4, "token_type": [unknown, *[normal] * 3]}
+    tokenizer = build("llama", **vocabulary)
+    assert tokenizer.encode("a\N{EURO SIGN}").ids == [1, 2, 0]
+
+
 def test_scores_are_as_many_as_tokens() -> None:
     with pytest.raises(InputError, match="states 900 tokens, but 1 scores; it is damaged"):
         build("llama", scores=[0.0])

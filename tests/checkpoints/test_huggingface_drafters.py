@@ -150,6 +150,22 @@ def test_arrays_of_numpy_are_written_as_those_of_jax(tmp_path: Path) -> None:
     assert_same(load_drafter(tmp_path, dtype="float32"), drafter)
 
 
+def test_a_folder_that_was_half_replaced_holds_no_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = random_drafter(DrafterConfig(V, D, exit_dim=5, num_draft_layers=1))
+    save_drafter(drafter, tmp_path)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", killed)
+    with pytest.raises(KeyboardInterrupt):
+        save_drafter(drafter, tmp_path)
+    with pytest.raises(InputError, match=r"config\.json"):
+        load_drafter(tmp_path)
+
+
 def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))

@@ -24,7 +24,6 @@ from redrafter_jax.text.chat_template import (
     ChatTemplate,
     TemplateName,
     Turn,
-    brings_template,
     choose_template,
     encode_turns,
     end_tokens,
@@ -74,8 +73,8 @@ def test_a_template_is_taken_where_the_tokenizer_brings_one(tmp_path: Path) -> N
         choose("tokenizer", without)
     # A file of its own, as newer tokenizers are saved; nothing at all; and what is damaged.
     (without / "chat_template.jinja").write_text(CHATML)
-    assert brings_template(without, chat_tokenizer())
-    assert not brings_template(tmp_path, chat_tokenizer())
+    assert choose(None, without) is not NO_TEMPLATE
+    assert choose(None, tmp_path) is NO_TEMPLATE
     settings = own / "tokenizer_config.json"
     settings.write_text(settings.read_text()[:-1])
     with pytest.raises(InputError, match="transformers cannot load the tokenizer"):

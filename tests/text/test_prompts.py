@@ -49,6 +49,8 @@ def test_of_a_spec_bench_row_every_turn_is_kept_unless_the_first_alone_is_asked_
     [
         ("", "the row is empty"),
         ("{'prompt': 'x'}", "not valid JSON"),
+        ('{"prompt": ' + "9" * 5000 + "}", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
         ('["x"]', "must be a JSON object"),
         ('{"question_id": 1}', "holds neither"),
         ('{"prompt": "x", "turns": ["x"]}', "holds both"),
