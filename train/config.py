@@ -259,7 +259,7 @@ class TrainSettings(Settings):
     optimizer: OptimizerSettings
     mesh: TrainMeshSettings = TrainMeshSettings()
     steps: PositiveInt
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=2**32)
     log_every: PositiveInt = 10
     checkpoint_every: PositiveInt = 500
     checkpoints_kept: PositiveInt = 2

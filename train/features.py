@@ -20,6 +20,7 @@ from rich.filesize import decimal
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from redrafter_jax.checkpoints.config_files import write_whole
 from redrafter_jax.checkpoints.found import find_target
 from redrafter_jax.checkpoints.huggingface import digest_files, load_target, load_target_config
 from redrafter_jax.command_line import make_folder
@@ -141,15 +142,13 @@ def begin(folder: Path, index: FeatureIndex) -> None:
     there = read_index(folder)
     if there is None:
         if is_first():
-            fresh = folder / "index.new"
-            fresh.write_text(index.model_dump_json(indent=2) + "\n")
-            fresh.replace(folder / "index.json")
+            write_whole(folder / "index.json", index.model_dump_json(indent=2) + "\n")
         return
     stated, found = index.model_dump(), there.model_dump()
     if changed := [name for name in stated if stated[name] != found[name]]:
         raise InputError(
-            f"{folder} holds features of another {', '.join(changed)}; use another folder or "
-            "remove that one."
+            f"{folder} holds features with other settings for {', '.join(changed)}; use another "
+            "folder or remove that one."
         )
 
 
@@ -198,6 +197,8 @@ def write_shards(
       InputError: a shard cannot be written.
     """
     total = sum(index.shards[shard + 1] - index.shards[shard] for shard in left)
+    for half in folder.glob(".tmp*") if is_first() else ():  # of a killed run
+        half.unlink()
     with progress(total, "rows read") as advance:
         for shard in left:
             bounds = range(index.shards[shard], index.shards[shard + 1])
@@ -256,6 +257,7 @@ def run_pass(
         return TopTokens(log_probs.astype(jnp.bfloat16), ids)
 
     B, T, Z = hidden.shape
+    chunk_length = min(chunk_length, T)
     padded = jnp.pad(hidden, ((0, 0), (0, -T % chunk_length), (0, 0)))
     chunks = padded.reshape(B, -1, chunk_length, Z).swapaxes(0, 1)
     top = jax.lax.map(best, chunks)
@@ -265,12 +267,10 @@ def run_pass(
 
 def _write(path: Path, parts: Sequence[dict[str, np.ndarray]], starts: np.ndarray) -> None:
     arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    fresh = path.with_suffix(".new")
     try:
-        save_file(arrays | {"starts": starts}, fresh)
+        save_file(arrays | {"starts": starts}, path)  # whole or not at all
         # safetensors leaves a file that its owner alone may read.
-        shutil.copymode(path.with_name("index.json"), fresh)
-        fresh.replace(path)
+        shutil.copymode(path.with_name("index.json"), path)
     except SafetensorError as error:  # a full disk, for example
         raise InputError(f"{path} could not be written ({error}).") from None
 

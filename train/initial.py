@@ -135,8 +135,8 @@ def most_frequent(
 ) -> tuple[int, ...]:
     """The `count` tokens that most often carry loss, in rising order.
 
-    Each source counts by its part of the mixture, whatever its size. Of equally frequent tokens the
-    lower comes first.
+    Each source counts by its part of the rows that are trained on, whatever its size. Of equally
+    frequent tokens the lower comes first.
 
     Args:
       sources: rows of every source and its weight.
@@ -156,7 +156,7 @@ def most_frequent(
     frequency = np.zeros(vocab_size)
     for windows, weight in sources:
         counts = np.bincount(windows.tokens[windows.loss_mask], minlength=vocab_size)
-        frequency += weight * counts / max(counts.sum(), 1)
+        frequency += weight * counts / len(windows.tokens)
     frequency[list(always)] = np.inf
     best = np.argsort(-frequency, kind="stable")[:count]
     return tuple(np.sort(best).tolist())

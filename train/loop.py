@@ -14,7 +14,7 @@ from rich.console import Console
 from redrafter_jax.checkpoints.huggingface import save_drafter
 from redrafter_jax.parallel.mesh import FULLY_SHARDED, RULES, place, to_host
 from redrafter_jax.parallel.model import Model
-from redrafter_jax.parallel.processes import is_first, wait_for_all
+from redrafter_jax.parallel.processes import is_first, rows_of_process, wait_for_all
 from redrafter_jax.settings.files import dump_settings
 
 from . import checkpoint
@@ -157,13 +157,15 @@ def run_interval(
       InputError: the run has diverged.
     """
     settings = run.settings
-    step, state, metrics, waited = position.step, position.state, None, 0.0
+    step, state, metrics, waited, tokens = position.step, position.state, None, 0.0, 0
+    _, parts = rows_of_process(run.mesh)
     started = time.perf_counter()
     while True:
         step += 1
         asked = time.perf_counter()
         batch = next(run.batches)
         waited += time.perf_counter() - asked
+        tokens += parts * int((batch["segments"] > 0).sum())
         before = metrics
         state, metrics = train_step(
             state,
@@ -183,13 +185,11 @@ def run_interval(
             break
     scalars = to_scalars(metrics)
     elapsed = time.perf_counter() - started
-    optimizer = settings.optimizer
-    rows = (step - position.step) * optimizer.batch_size * optimizer.accumulation_steps
-    scalars["tokens_per_second"] = rows * settings.data.sequence_length / elapsed
+    scalars["tokens_per_second"] = tokens / elapsed
     scalars["data_wait_fraction"] = waited / elapsed
     check_finite(
         step,
-        optimizer.learning_rate,
+        settings.optimizer.learning_rate,
         loss=scalars["loss"],
         gradient_norm=scalars["gradient_norm"],
     )

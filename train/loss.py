@@ -58,9 +58,6 @@ class Softening(NamedTuple):
     top_k: int | None = None
 
 
-UNSOFTENED = Softening()
-
-
 def count_positions(
     loss_mask: Bool[Array, "B T"], segments: Int[Array, "B T"], rounds: int
 ) -> Int[Array, " R"]:
@@ -150,6 +147,7 @@ def split_windows(
     most [B, C + R, V] of the target and [R, B, C, V] of the drafter, whatever T.
     """
     T = tokens.shape[1]
+    chunk_length = min(chunk_length, T)
     starts = range(0, T, chunk_length)
 
     def stack(values: Array, length: int) -> Array:
@@ -172,7 +170,7 @@ def round_sums(
     window: Window,
     *,
     rounds: int,
-    softening: Softening = UNSOFTENED,
+    softening: Softening,
 ) -> RoundSums:
     """Unroll the drafter R rounds at every position of a window and sum its losses.
 

@@ -7,17 +7,23 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from tensorboardX import SummaryWriter
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto import event_pb2
+from tensorboardX.summary import scalar
 
+from redrafter_jax.checkpoints.config_files import write_whole
 from redrafter_jax.errors import InputError
 
 from .data.report import say
 from .step import StepMetrics
 
+# Generated code, whose names type checkers do not see.
+_PROTO: Any = event_pb2
 # Seconds between two lines of a run that no terminal shows.
 _QUIET = 30
 
@@ -117,14 +123,23 @@ def open_log(folder: Path, resumed_step: int) -> Generator[Callable[[int, dict[s
     for row in path.read_text().splitlines() if path.is_file() else []:
         with suppress(json.JSONDecodeError):  # a killed run may leave a line half written
             kept += [f"{row}\n"] * (json.loads(row)["step"] <= resumed_step)
-    path.write_text("".join(kept))
-    board = SummaryWriter(str(folder / "tensorboard"), purge_step=resumed_step + 1)
-    with path.open("a") as file, closing(board):
+    write_whole(path, "".join(kept))
+    board = folder / "tensorboard"
+    board.mkdir(exist_ok=True)
+    # In this thread: a full disk ends the run, where a `SummaryWriter` would wait for its own.
+    with path.open("a") as file, closing(EventsWriter(str(board / "events"))) as events:
+        start = _PROTO.SessionLog(status=_PROTO.SessionLog.START)
+        events.write_event(_event(resumed_step + 1, session_log=start))
 
         def write(step: int, scalars: dict[str, float]) -> None:
             file.write(json.dumps({"step": step, **scalars}) + "\n")
             file.flush()
             for name, value in scalars.items():
-                board.add_scalar(name, value, step)
+                events.write_event(_event(step, summary=scalar(name, value)))
+            events.flush()
 
         yield write
+
+
+def _event(step: int, **content: Any) -> Any:
+    return _PROTO.Event(wall_time=time.time(), step=step, **content)

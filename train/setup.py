@@ -160,6 +160,12 @@ def _open_features(
             f"loss.soft_temperature is {loss.soft_temperature:g}, which needs probabilities that "
             f"{settings.features} does not keep; give loss.soft_top_k, {kept} at most."
         )
+    if loss.soft and loss.soft_temperature != 1 and settings.drafter.draft_vocab_size:
+        raise InputError(
+            f"loss.soft_temperature is {loss.soft_temperature:g}, which needs the probabilities of "
+            f"more draft tokens than {settings.features} keeps; leave drafter.draft_vocab_size "
+            "out, or train without features."
+        )
     return index, readers
 
 
@@ -236,8 +242,8 @@ def _fingerprint(array: Array) -> UInt32[Array, ""]:
 
 
 def digest_rows(windows: Windows) -> str:
-    """A digest of all tokens, masks and segments."""
-    digest = hashlib.sha256()
+    """A digest of all tokens, masks and segments, and of the length of the rows."""
+    digest = hashlib.sha256(repr(windows.tokens.shape).encode())
     for array in windows:
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()

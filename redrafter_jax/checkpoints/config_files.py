@@ -67,6 +67,13 @@ def whole_numbers(values: Mapping[str, Any], name: str, path: Path) -> tuple[int
     return tuple(numbers)
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write a small file, or leave the one that is there as it is."""
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(path)
+
+
 @contextmanager
 def naming(place: Path | str) -> Generator[None]:
     """Within it, a value that a configuration refuses is blamed on the place that states it."""

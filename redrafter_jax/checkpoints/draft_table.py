@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from annotated_types import Ge
 
-from redrafter_jax.checkpoints.config_files import field, naming, read_text
+from redrafter_jax.checkpoints.config_files import field, naming, read_text, write_whole
 from redrafter_jax.checkpoints.download import DRAFT_TABLE, locate
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.config.limits import Count, Positive, check_fields
@@ -139,10 +139,8 @@ def write_draft_table(path: Path, table: DraftTable) -> None:
     import yaml
 
     text = yaml.safe_dump(asdict(table), sort_keys=False, allow_unicode=True)
-    fresh = path.with_name(f"{path.name}.new")
     try:
-        fresh.write_text(_HEADER + text, encoding="utf-8")
-        fresh.replace(path)
+        write_whole(path, _HEADER + text)
     except OSError as error:
         raise InputError(f"Cannot write {path}: {error.strerror}.") from None
 

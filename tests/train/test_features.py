@@ -161,8 +161,8 @@ def test_features_that_were_killed_go_on_to_the_same_bits(
     assert len(expected) > 4
 
     def killed_in_the_third(arrays: dict[str, np.ndarray], path: Path) -> None:
-        if path.name == "00002.new":
-            path.write_bytes(b"half")
+        if path.name == "00002.safetensors":
+            path.with_name(".tmpAbCd").write_bytes(b"half")
             raise OSError(errno.ENOSPC, "No space left on device")
         save_file(arrays, path)
 
@@ -187,10 +187,15 @@ def test_features_that_were_killed_go_on_to_the_same_bits(
         ({}, ("data.pack=false",), "holds no features of the rows of data.sources.1 ("),
         ({"loss": {"soft_top_k": 6}}, (), "loss.soft_top_k is 6, and "),
         ({"loss": {"soft_temperature": 2.0}}, (), "loss.soft_temperature is 2, which needs"),
+        (
+            {"drafter": {"exit_dim": 16, "draft_vocab_size": 9}},
+            ("loss.soft_temperature=2", "loss.soft_top_k=4"),
+            "leave drafter.draft_vocab_size out",
+        ),
         ({"features": "nowhere"}, (), "nowhere holds no features; make them by `python -m train"),
         ({"features": None}, ("features",), "features is missing; name the folder to write"),
         ({}, ("features", "top_k=301"), "top_k is 301; the target has 300 tokens"),
-        ({}, ("features", "top_k=6"), "holds features of another top_k; use another folder"),
+        ({}, ("features", "top_k=6"), "holds features with other settings for top_k; use another"),
     ],
 )
 def test_features_that_do_not_fit_are_refused(

@@ -143,6 +143,7 @@ def windows(tokens: list[list[int]], mask: list[list[int]]) -> Windows:
 # Token 5 carries loss three times, 2 twice, 7 once; 1 is there four times and never does.
 TEXT = windows([[5, 2, 1, 1], [5, 7, 1, 1], [5, 2, 9, 9]], [[1, 1, 0, 0]] * 3)
 SMALL = windows([[8, 8]], [[1, 1]])
+SHORT, LONG = windows([[3, 1]], [[1, 0]]), windows([[6, 6, 7, 7]], [[1] * 4])
 
 
 @pytest.mark.parametrize(
@@ -153,9 +154,11 @@ SMALL = windows([[8, 8]], [[1, 1]])
         # Of equally rare tokens the lower.
         ([(TEXT, 1.0)], 5, (), (0, 1, 2, 5, 7)),
         ([(TEXT, 1.0)], 2, (9,), (5, 9)),
-        # A source counts by its weight, not its size: 5 is half of what TEXT teaches.
+        # A source counts by its weight, not its size: 5 stands in each row of TEXT.
         ([(TEXT, 1.0), (SMALL, 1.0)], 1, (), (8,)),
         ([(TEXT, 9.0), (SMALL, 1.0)], 1, (), (5,)),
+        # The weights are of rows: one that teaches more tokens counts for more.
+        ([(SHORT, 1.0), (LONG, 1.0)], 1, (), (6,)),
     ],
 )
 def test_the_tokens_that_carry_loss_most_often_come_in_rising_order(

@@ -13,7 +13,6 @@ from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target, init_target
 from train.loss import (
-    UNSOFTENED,
     RoundSums,
     Softening,
     count_positions,
@@ -23,6 +22,7 @@ from train.loss import (
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
+UNSOFTENED = Softening()
 ROUNDS = 3
 B, T = 2, 11
 SOME = (1, 2, 3, 5, 7, 8, 11, 13, 17, 19, 20, 23, 27)

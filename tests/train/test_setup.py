@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 from rich.console import Console
 from tiny_folders import write_untrained_target
@@ -16,7 +17,8 @@ from redrafter_jax.models.quantize import quantize_model
 from redrafter_jax.models.target import init_target
 from redrafter_jax.parallel.mesh import make_mesh, place
 from train.config import TrainSettings
-from train.setup import check_same_inputs, digest_weights, set_up
+from train.data.types import Windows
+from train.setup import check_same_inputs, digest_rows, digest_weights, set_up
 
 CONFIG = TargetConfig(32, 16, 24, 1, 2, 2, 8, 1e4, 1e-5, 64, False, (0,))
 
@@ -49,6 +51,12 @@ def test_a_digest_tells_of_codes_and_of_their_scales(form: Any) -> None:
         digests.add(digest_weights(jax.tree.unflatten(structure, others)))
     # Seven matrices and the head with their scales, two of int4, and the embedding's codes.
     assert len(digests) == 1 + len(turned) == 1 + 17 + 7 * (form == "int4")
+
+
+def test_a_digest_of_rows_tells_of_their_length() -> None:
+    flat = (np.arange(8, dtype=np.int32), np.ones(8, bool), np.ones(8, np.int32))
+    digests = {digest_rows(Windows(*(x.reshape(rows, -1) for x in flat))) for rows in (1, 2, 4)}
+    assert len(digests) == 3
 
 
 def test_a_digest_is_the_same_on_a_mesh() -> None:

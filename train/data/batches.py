@@ -17,6 +17,8 @@ from redrafter_jax.parallel.mesh import DATA
 from .features import ReadRow
 from .types import Windows
 
+# Batches that are read ahead: with features each may take gigabytes.
+_AHEAD = grain.ReadOptions(num_threads=4, prefetch_buffer_size=4)
 # Examples of a source before it ends. More than any run takes; grain's own endless repetition is as
 # long as a length can be, and batches of one example would be longer.
 _ENDLESS = 2**48
@@ -58,9 +60,9 @@ def make_batches(
         count, needed = len(windows.tokens), math.ceil(batch_size * weight / total)
         if count < needed:
             raise InputError(
-                f"data.sources.{index} gives {count} windows, fewer than the {needed} of a batch "
-                "that are to come from it; lower optimizer.batch_size, data.sequence_length or the "
-                "source's weight."
+                f"data.sources.{index} gives {count} windows, fewer than the {needed} of a step "
+                "that are to come from it; lower optimizer.batch_size, "
+                "optimizer.accumulation_steps, data.sequence_length or the source's weight."
             )
     readers = features or [None] * len(sources)
     datasets = [
@@ -68,7 +70,7 @@ def make_batches(
     ]
     mixed = grain.MapDataset.mix(datasets, weights=[weight for _, weight in sources])
     index, parts = part
-    return iter(mixed[index::parts].batch(batch_size // parts).to_iter_dataset())
+    return iter(mixed[index::parts].batch(batch_size // parts).to_iter_dataset(_AHEAD))
 
 
 def place_batch(batch: Batch, accumulation: int, mesh: Mesh | None) -> dict[str, Array]:
@@ -81,7 +83,7 @@ def place_batch(batch: Batch, accumulation: int, mesh: Mesh | None) -> dict[str,
         parts = NamedSharding(mesh, PartitionSpec(None, DATA))
         return jax.make_array_from_process_local_data(parts, split)
 
-    return {name: place(rows) for name, rows in batch.items() if isinstance(rows, np.ndarray)}
+    return {name: place(np.asarray(rows)) for name, rows in batch.items()}
 
 
 def _examples(windows: Windows, seed: int, read: ReadRow | None) -> grain.MapDataset[Batch]:

@@ -20,7 +20,7 @@ def read_folder(settings: SourceSettings, *, held_out: bool = False) -> list[Tex
     files = []
     for name, path in find_texts(settings, held_out=held_out):
         try:
-            files.append(Text(name, path.read_text(encoding="utf-8")))
+            files.append(Text(name, path.read_bytes().decode("utf-8")))
         except UnicodeDecodeError as error:
             raise InputError(
                 f"{path} is not UTF-8 text at byte {error.start}; add it to the source's exclude."

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
+from redrafter_jax.checkpoints.config_files import write_whole
 from redrafter_jax.config import Dtype
 from redrafter_jax.errors import InputError
 from redrafter_jax.settings.files import Settings
@@ -18,8 +19,8 @@ EPOCHS = 4
 _STARTS, _MEASURING = 0.10, 0.12
 # Below so many tokens a head learns hardly more than what its initial head knows.
 _FEWEST_TOKENS = 4096
-# Prompts that the finished head is measured with, at most.
-_MOST_PROMPTS = 24
+# Prompts that the finished head is measured with, at most; of tokens, so that few are held out.
+_MOST_PROMPTS, _TOKENS_PER_PROMPT = 24, 2048
 # Of every prompt: the baseline, the head, and the head with lookup, each at two temperatures.
 _RUNS = 6
 
@@ -67,8 +68,6 @@ def make_plan(asked: Asked, spent: float, rows: int, rates: Rates, new_tokens: i
     """
     whole = 60 * max(asked.minutes - spent, 0.0)
     measuring = _MEASURING * whole
-    prompts = int(measuring * rates.alone / (_RUNS * new_tokens))
-    prompts = min(max(prompts, 2), _MOST_PROMPTS)
     per_token = 1 / rates.written + 1 / rates.read + EPOCHS / rates.trained
     left = whole * (1 - _STARTS - _MEASURING)
     tokens = int(left / per_token)
@@ -79,6 +78,8 @@ def make_plan(asked: Asked, spent: float, rows: int, rates: Rates, new_tokens: i
             f"In {asked.minutes:g} minutes this device writes and learns {tokens} tokens, and "
             f"{_FEWEST_TOKENS} are needed; give --minutes {math.ceil(needed)} or more."
         )
+    prompts = int(measuring * rates.alone / (_RUNS * new_tokens))
+    prompts = max(min(prompts, _MOST_PROMPTS, tokens // _TOKENS_PER_PROMPT), 2)
     return FitPlan(
         asked=asked,
         rows=rows,
@@ -119,6 +120,4 @@ def read_plan(folder: Path, asked: Asked) -> FitPlan | None:
 
 def write_plan(plan: FitPlan, folder: Path) -> None:
     """Keep the plan, whole or not at all."""
-    fresh = folder / "plan.json.new"
-    fresh.write_text(plan.model_dump_json(indent=2) + "\n")
-    fresh.replace(folder / "plan.json")
+    write_whole(folder / "plan.json", plan.model_dump_json(indent=2) + "\n")

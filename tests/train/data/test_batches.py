@@ -1,5 +1,7 @@
 """Batches are shuffled, mixed by weight, the same every time, and go on from a saved position."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -22,6 +24,18 @@ def test_an_epoch_sees_every_window_once_in_a_shuffled_order() -> None:
     np.testing.assert_array_equal(next(again)["tokens"][:, 0], epoch[:4])
 
 
+def test_a_few_batches_are_read_ahead_however_large_they_are() -> None:
+    read: list[int] = []
+
+    def read_row(row: int) -> dict[str, np.ndarray]:
+        read.append(row)
+        return {}
+
+    next(make_batches([(examples(1000), 1.0)], 4, seed=0, features=[read_row]))
+    time.sleep(0.2)
+    assert len(read) <= 4 * 10
+
+
 def test_a_saved_position_goes_on_with_the_next_batch() -> None:
     sources = [(examples(10), 1.0), (examples(7), 0.4)]
     batches = make_batches(sources, 4, seed=0)
@@ -37,8 +51,8 @@ def test_a_saved_position_goes_on_with_the_next_batch() -> None:
 @pytest.mark.parametrize(
     ("sources", "sentence"),
     [
-        ([(3, 1.0)], r"sources\.0 gives 3 windows, fewer than the 4 of a batch"),
-        ([(3, 1.0), (2, 3.0)], r"sources\.1 gives 2 windows, fewer than the 3 of a batch"),
+        ([(3, 1.0)], r"sources\.0 gives 3 windows, fewer than the 4 of a step"),
+        ([(3, 1.0), (2, 3.0)], r"sources\.1 gives 2 windows, fewer than the 3 of a step"),
     ],
 )
 def test_too_few_windows_are_refused(sources: list[tuple[int, float]], sentence: str) -> None:

@@ -27,6 +27,9 @@ def test_the_time_is_divided_among_writing_reading_and_four_passes_of_training()
     assert plan.seconds["train"] == pytest.approx(plan.tokens / 100)
     # 12% of 18 minutes are 1296 tokens at 10 a second, of 6 runs of 96 each: two prompts.
     assert plan.prompts == 2
+    # However fast it measures, few of the texts are held out.
+    quick = RATES._replace(alone=1000.0)
+    assert make_plan(ASKED, spent=17.0, rows=48, rates=quick, new_tokens=96).prompts == 3
 
 
 def test_too_little_time_is_refused_with_what_is_enough() -> None:
