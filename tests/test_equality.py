@@ -55,7 +55,7 @@ def compiled_as_users_compile() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("tree", "corruption"),
     [
-        ("deep and sharp", 0.5),
+        pytest.param("deep and sharp", 0.5, marks=pytest.mark.long),
         pytest.param("wide beam", 0.0, marks=pytest.mark.long),
         ("prompt lookup", 0.5),
     ],

@@ -23,6 +23,7 @@ from redrafter_jax import DraftConfig, Generation, SamplingConfig, generate
 from redrafter_jax.decoding import step
 from redrafter_jax.decoding.accept import accept, choose_tokens
 from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.types import Accepted, Sampling, TokenTree
 
@@ -47,11 +48,10 @@ def contrary(drafter: DraftModel) -> DraftModel:
     return Model.split(drafter.config, head)
 
 
-# The seed is one of a law without very rare sequences: chi-square wants some of each.
-TARGET = forgetful_target(
-    memory=0.5,
-    seed=10,
-    config=tiny_config(
+@cache
+def target() -> Target:
+    # The seed is one of a law without very rare sequences: chi-square wants some of each.
+    config = tiny_config(
         vocab_size=V,
         hidden_size=8,
         intermediate_size=12,
@@ -59,15 +59,15 @@ TARGET = forgetful_target(
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=4,
-    ),
-    contrast=1.0,
-)
-GOOD = imitating_drafter(TARGET)
-DRAFTERS = {
-    "good": GOOD,
-    "fair": imitating_drafter(TARGET, corruption=1.0),
-    "adversarial": contrary(GOOD),
-}
+    )
+    return forgetful_target(memory=0.5, seed=10, config=config, contrast=1.0)
+
+
+@cache
+def drafters() -> dict[str, DraftModel]:
+    good = imitating_drafter(target())
+    fair = imitating_drafter(target(), corruption=1.0)
+    return {"good": good, "fair": fair, "adversarial": contrary(good)}
 
 
 class Case(NamedTuple):
@@ -95,7 +95,7 @@ CASES = {
 @cache
 def exact_law(sampling: SamplingConfig) -> np.ndarray:
     """Probability of each of `SEQUENCES` after the prompt."""
-    module = TARGET.merge()
+    module = target().merge()
     tokens = jnp.asarray([PROMPT + list(sequence) for sequence in SEQUENCES])
     logits = np.asarray(module.logits(module.forward(tokens)[0]), np.float64)
     law = np.ones(len(SEQUENCES))
@@ -111,8 +111,8 @@ def exact_law(sampling: SamplingConfig) -> np.ndarray:
 def sample(case: Case, first_seed: int = 0) -> Generation:
     """One batch."""
     return generate(
-        TARGET,
-        DRAFTERS[case.drafter],
+        target(),
+        drafters()[case.drafter],
         [PROMPT] * ROWS,
         max_new_tokens=LENGTH,
         draft=case.draft,
@@ -220,12 +220,9 @@ def choose_with_the_noise_of_the_step(
     return choose_tokens(logits, jnp.zeros_like(tree.depth), noise, sampling)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    "rule",
-    [
-        accept_by_the_ratio_of_probabilities,
-        pytest.param(choose_with_the_noise_of_the_step, marks=pytest.mark.long),
-    ],
+    "rule", [accept_by_the_ratio_of_probabilities, choose_with_the_noise_of_the_step]
 )
 def test_a_wrong_rule_breaks_the_law(monkeypatch: pytest.MonkeyPatch, rule: Rule) -> None:
     def decide(

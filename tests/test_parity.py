@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import inspect
 from collections.abc import Callable
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -42,7 +43,7 @@ TREES = {
     "root alone": DraftConfig(beam_width=2, draft_rounds=2, num_nodes=1),
     "whole vocabulary": DraftConfig(beam_width=V, draft_rounds=1),
     "copied tokens under a budget": DraftConfig(
-        beam_width=4, draft_rounds=3, num_nodes=10, lookup_tokens=2
+        beam_width=4, draft_rounds=3, num_nodes=12, lookup_tokens=4
     ),
 }
 SLOWER = ("root alone", "whole vocabulary")
@@ -59,6 +60,7 @@ SAMPLINGS = [
 ]
 
 
+@cache
 def pairs() -> dict[str, tuple[Target, DraftModel]]:
     """Drafters that are nearly always, often and nearly never right; all of one structure.
 
@@ -73,9 +75,6 @@ def pairs() -> dict[str, tuple[Target, DraftModel]]:
         "fair": (habitual, imitating_drafter(habitual, corruption=0.5)),
         "random": (random_target(), random_drafter(right.config)),
     }
-
-
-PAIRS = pairs()
 
 
 def draw_requests(seed: int) -> dict[str, Any]:
@@ -114,9 +113,9 @@ def plain_and_speculative(
 @example(seed=0, pair="fair")
 @example(seed=0, pair="broken")
 @settings(max_examples=12)
-@given(seed=st.integers(0, 2**32 - 1), pair=st.sampled_from(sorted(PAIRS)))
+@given(seed=st.integers(0, 2**32 - 1), pair=st.sampled_from(["broken", "fair", "good", "random"]))
 def test_speculative_text_is_plain_text(tree: str, seed: int, pair: str) -> None:
-    plain, speculative = plain_and_speculative(*PAIRS[pair], TREES[tree], draw_requests(seed))
+    plain, speculative = plain_and_speculative(*pairs()[pair], TREES[tree], draw_requests(seed))
     assert speculative.tokens == plain.tokens
 
 
@@ -137,7 +136,7 @@ def test_long_accepted_paths_do_occur(sampling: SamplingConfig) -> None:
     requests = full_requests(sampling=sampling)
     counts = np.zeros(TREES["all nodes"].max_path, int)
     for pair in ("good", "fair"):
-        plain, speculative = plain_and_speculative(*PAIRS[pair], TREES["all nodes"], requests)
+        plain, speculative = plain_and_speculative(*pairs()[pair], TREES["all nodes"], requests)
         assert speculative.tokens == plain.tokens
         counts += speculative.accept_counts.sum(axis=0)
     assert (counts > 0).all(), "paths of every length occur"
@@ -153,7 +152,7 @@ def test_long_accepted_paths_do_occur(sampling: SamplingConfig) -> None:
     ids=["gated, in two factors", "the target's head for some tokens, two layers"],
 )
 def test_every_kind_of_drafter_leaves_the_text_and_is_accepted(variant: dict[str, Any]) -> None:
-    target, _ = PAIRS["good"]
+    target, _ = pairs()["good"]
     requests = full_requests(sampling=SAMPLINGS[:4])
     drafter = imitating_drafter(target, **variant)
     plain, speculative = plain_and_speculative(target, drafter, TREES["all nodes"], requests)
@@ -162,37 +161,26 @@ def test_every_kind_of_drafter_leaves_the_text_and_is_accepted(variant: dict[str
 
 
 def test_copied_tokens_come_true_where_a_text_repeats_itself() -> None:
-    target, right = PAIRS["good"]
-    tree = DraftConfig(beam_width=2, draft_rounds=2, lookup_tokens=6)
+    target, right = pairs()["good"]
+    tree, alone = TREES["copied tokens under a budget"], TREES["final beams under a budget"]
     drafter = random_drafter(right.config)
     plain, speculative = plain_and_speculative(target, drafter, tree, full_requests())
     assert speculative.tokens == plain.tokens
     assert speculative.accept_counts[:, tree.draft_rounds + 1 :].any(), "further than beams reach"
-    alone = dataclasses.replace(tree, lookup_tokens=0)
     without = generate(target, drafter, draft=alone, **full_requests())
     assert speculative.acceptance_length > 1.5 * without.acceptance_length
     assert without.copied_tokens == [0] * len(without.tokens)
 
 
-def test_drafts_under_shared_noise_guess_what_will_be_drawn() -> None:
-    # Alone against the noise, a single beam would be right once in a few tokens.
-    requests = full_requests(sampling=SamplingConfig(temperature=1.0))
-    plain, speculative = plain_and_speculative(
-        *PAIRS["good"], DraftConfig(beam_width=1, draft_rounds=4), requests
-    )
-    assert speculative.tokens == plain.tokens
-    assert speculative.acceptance_length > 3
-
-
 def test_a_row_says_the_same_alone_as_in_a_batch() -> None:
     requests = full_requests(sampling=SAMPLINGS[2:6])
-    together = generate(*PAIRS["good"], draft=TREES["final beams under a budget"], **requests)
+    together = generate(*pairs()["good"], draft=TREES["final beams under a budget"], **requests)
     for row in range(4):
         changed: dict[str, Any] = {
             name: [requests[name][row]] for name in ("prompts", "sampling", "seeds")
         }
         alone = generate(
-            *PAIRS["good"], draft=TREES["final beams under a budget"], **requests | changed
+            *pairs()["good"], draft=TREES["final beams under a budget"], **requests | changed
         )
         assert alone.tokens == [together.tokens[row]]
         assert alone.steps == [together.steps[row]]
@@ -202,7 +190,8 @@ def test_equal_seeds_say_the_same_and_other_seeds_do_not() -> None:
     requests = full_requests(
         prompts=[[3, 1, 4]] * 4, sampling=SamplingConfig(temperature=1.0), seeds=[5, 5, 6, 7]
     )
-    tokens = generate(*PAIRS["good"], draft=TREES["final beams under a budget"], **requests).tokens
+    tree = TREES["final beams under a budget"]
+    tokens = generate(*pairs()["good"], draft=tree, **requests).tokens
     assert tokens[0] == tokens[1]
     assert tokens[0] != tokens[2] != tokens[3]
 
@@ -240,19 +229,19 @@ def draw_for_the_step(draw_noise: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("module", "name", "mutate"),
     [
-        (acceptance, "accept", accept_the_first_draft),
+        pytest.param(acceptance, "accept", accept_the_first_draft, marks=pytest.mark.long),
         (step, "commit", commit_the_first_nodes),
-        (step, "draw_noise", draw_for_the_step),
+        pytest.param(step, "draw_noise", draw_for_the_step, marks=pytest.mark.long),
     ],
 )
 def test_a_wrong_rule_changes_the_text(
     monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, mutate: Callable[..., Any]
 ) -> None:
     requests = full_requests(sampling=SAMPLINGS[:4])
-    plain = generate_autoregressive(PAIRS["good"][0], **requests)
+    plain = generate_autoregressive(pairs()["good"][0], **requests)
     monkeypatch.setattr(module, name, mutate(getattr(module, name)))
     inner = inspect.unwrap(step.decode)
     # A function of its own, so that no trace of the right rule is reused.
     monkeypatch.setattr(GENERATE, "decode", jax.jit(lambda *arguments: inner(*arguments)))
-    speculative = generate(*PAIRS["fair"], draft=TREES["all nodes"], **requests)
+    speculative = generate(*pairs()["fair"], draft=TREES["all nodes"], **requests)
     assert speculative.tokens != plain.tokens

@@ -1,5 +1,6 @@
 """Speculation over a quantized target: its own text, with every drafter and on a mesh."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,13 @@ from redrafter_jax import (
 from redrafter_jax.config import Quantization
 from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.models.quantize import quantize_model
+from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import make_mesh, place
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 V = 24
-# 64 is a group of int4, 48 is none.
-TARGET = forgetful_target(memory=0.15, config=tiny_config(intermediate_size=64))
+KINDS = ["recurrent", "recurrent, the target's head", "Medusa", "lookup", "combined"]
 TREE = DraftConfig(beam_width=4, draft_rounds=3, num_nodes=8)
 REQUESTS: dict[str, Any] = {
     "prompts": [[3, 1, 4], [1], [5, 9, 2, 6, 5, 3, 5], [8, 9]],
@@ -48,41 +49,45 @@ REQUESTS: dict[str, Any] = {
 }
 
 
+@cache
+def plain_target() -> Target:
+    # 64 is a group of int4, 48 is none.
+    return forgetful_target(memory=0.15, config=tiny_config(intermediate_size=64))
+
+
+@cache
 def drafters() -> dict[str, Any]:
     """Every kind, with its heads quantized where it has one."""
-    eight = Quantization.of("int8")
-    recurrent = quantize_model(imitating_drafter(TARGET), eight)
-    borrowing = imitating_drafter(TARGET, head="target", draft_tokens=tuple(range(1, V)))
+    eight, target = Quantization.of("int8"), plain_target()
+    recurrent = quantize_model(imitating_drafter(target), eight)
+    borrowing = imitating_drafter(target, head="target", draft_tokens=tuple(range(1, V)))
     return {
         "recurrent": (recurrent, TREE),
         "recurrent, the target's head": (quantize_model(borrowing, eight), TREE),
-        "Medusa": (quantize_model(imitating_medusa(TARGET), eight), TREE),
+        "Medusa": (quantize_model(imitating_medusa(target), eight), TREE),
         "lookup": (PromptLookup(3), None),
         "combined": (recurrent, DraftConfig(4, 3, num_nodes=10, lookup_tokens=3)),
     }
-
-
-DRAFTERS = drafters()
 
 
 @pytest.mark.parametrize(
     ("form", "kinds"),
     [
         ("int4", ["combined"]),
-        *(pytest.param(form, DRAFTERS, marks=pytest.mark.long) for form in ("int8", "int4", "fp8")),
+        *(pytest.param(form, KINDS, marks=pytest.mark.long) for form in ("int8", "int4", "fp8")),
     ],
 )
 def test_the_text_is_the_quantized_targets_own(form: Any, kinds: Any) -> None:
-    target = quantize_model(TARGET, Quantization.of(form))
+    target = quantize_model(plain_target(), Quantization.of(form))
     expected = generate_autoregressive(target, **REQUESTS).tokens
     for kind in kinds:
-        drafter, draft = DRAFTERS[kind]
+        drafter, draft = drafters()[kind]
         drafted: dict[str, Any] = {} if draft is None else {"draft": draft}
         result = generate(target, drafter, **drafted, **REQUESTS)
         assert result.tokens == expected, kind
         assert result.acceptance_length > (1.0 if kind == "lookup" else 1.5), kind
     if form == "int4":  # the numbers did change
-        assert generate_autoregressive(TARGET, **REQUESTS).tokens != expected
+        assert generate_autoregressive(plain_target(), **REQUESTS).tokens != expected
 
 
 @pytest.mark.long

@@ -112,9 +112,9 @@ def test_greedy_text_is_hugging_faces(
 @pytest.mark.parametrize(
     ("name", "share"),
     [
-        ("llama_bias", 0.05),
+        pytest.param("llama_bias", 0.05, marks=pytest.mark.long),
         ("qwen2_window_yarn", 0.05),
-        ("qwen3", 0.05),
+        pytest.param("qwen3", 0.05, marks=pytest.mark.long),
         # Seven layers: transformers' own bfloat16 logits are off by 0.094.
         ("gemma3", 0.12),
     ],
@@ -141,7 +141,7 @@ def whole_golden(name: str) -> tuple[Path, list[int], list[int]]:
 @pytest.mark.parametrize(
     ("name", "devices"),
     [
-        ("qwen2_window_yarn", None),
+        pytest.param("qwen2_window_yarn", None, marks=pytest.mark.long),
         ("gemma3", None),
         pytest.param("gemma3", 2, marks=pytest.mark.long),
     ],

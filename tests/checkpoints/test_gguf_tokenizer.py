@@ -41,8 +41,8 @@ def test_text_comes_back(kind: str) -> None:
     special = [
         token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special
     ]
-    lines = [line for line in LINES if not any(token in line for token in special)]
-    assert len(lines) > 8000
+    lines = [line for line in LINES[::5] if not any(token in line for token in special)]
+    assert len(lines) > 1600
     encoded = [line.ids for line in tokenizer.encode_batch(lines)]
     for line, text in zip(lines, tokenizer.decode_batch(encoded), strict=True):
         assert text == line

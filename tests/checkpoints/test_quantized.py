@@ -207,7 +207,13 @@ def test_quantizations_of_others_are_refused_by_name(tmp_path: Path) -> None:
             load(tmp_path / name)
 
 
-@pytest.mark.parametrize("kind", BLOCK_KINDS)
+SHORT = ("Q4_1", "Q8_0", "Q4_K", "Q6_K")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[pytest.mark.long] * (kind not in SHORT)) for kind in BLOCK_KINDS],
+)
 def test_blocks_of_gguf_are_kept(tmp_path: Path, kind: str) -> None:
     """Against a target of the numbers that the `gguf` package makes of the same blocks."""
     path = tmp_path / "model.gguf"

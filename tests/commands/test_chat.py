@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tiny_folders import PairFolders, add_template, decode, encode, write_pair
+from tiny_models import random_drafter
 
 from redrafter_jax import (
     DrafterConfig,
@@ -19,7 +20,6 @@ from redrafter_jax import (
     save_drafter,
 )
 from redrafter_jax.commands.terminal import Screen
-from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 
@@ -135,7 +135,7 @@ def test_what_meets_the_end_of_the_room_or_its_limit_says_so(
 def test_a_bad_argument_is_one_sentence_before_anything_is_compiled(
     talk: Any, tmp_path: Path
 ) -> None:
-    save_drafter(init_drafter(DrafterConfig(9, 8, 16, 1), 0), tmp_path / "other")
+    save_drafter(random_drafter(DrafterConfig(9, 8, 16, 1)), tmp_path / "other")
     for more, reason in (
         (["--context-length", "513"], "must be from 3 to the target's 512 positions"),
         (["--max-new-tokens", "0"], "--max-new-tokens: 0 is too few; give 1 or more"),

@@ -26,7 +26,8 @@ from redrafter_jax.models.target import Target
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 PROMPT = "abc\ndef"
-NEW_TOKENS = 40
+# As many as test_chat.py has room for, so that both compile the same programs.
+NEW_TOKENS = 100
 
 
 @pytest.fixture(scope="module")

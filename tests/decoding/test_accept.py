@@ -97,7 +97,7 @@ def test_a_node_chooses_with_the_noise_of_its_depth() -> None:
     logits = jnp.zeros((1, 4, 5))
     noise = jnp.asarray([[[0, 9, 0, 0, 0], [0, 0, 0, 9, 0], [9, 0, 0, 0, 0]]], jnp.float32)
     sampling = oracles.sampling_arrays([SamplingConfig(temperature=1.0)], [0], 5)
-    chosen = choose_tokens(logits, jnp.asarray([[0, 1, 1, 2]]), noise, sampling)
+    chosen = jax.jit(choose_tokens)(logits, jnp.asarray([[0, 1, 1, 2]]), noise, sampling)
     assert chosen.tolist() == [[1, 3, 3, 0]]
 
 
@@ -114,5 +114,5 @@ def test_choices_weigh_filtered_scores_over_temperature_against_noise() -> None:
     noise[0] = 0
     noise[3] = [0, 100, 100]
     sampling = oracles.sampling_arrays(configs, [0] * 4, 3)
-    chosen = choose_tokens(logits, jnp.zeros((4, 1), jnp.int32), jnp.asarray(noise), sampling)
+    chosen = jax.jit(choose_tokens)(logits, jnp.zeros((4, 1), jnp.int32), noise, sampling)
     assert chosen.tolist() == [[0], [0], [1], [0]]

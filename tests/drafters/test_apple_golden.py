@@ -54,7 +54,11 @@ def assert_same_step(ours: Step, apple: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("beam_width", "draft_rounds"),
-    [(1, 3), pytest.param(16, 4, marks=pytest.mark.long), (45, 7)],
+    [
+        pytest.param(1, 3, marks=pytest.mark.long),
+        pytest.param(16, 4, marks=pytest.mark.long),
+        (45, 7),
+    ],
 )
 def test_every_step_drafts_apples_beams_and_verifies_its_tree(
     pair: tuple[Target, DraftModel], beam_width: int, draft_rounds: int

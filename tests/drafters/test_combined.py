@@ -3,7 +3,6 @@
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
@@ -25,7 +24,7 @@ def merged(tree: TokenTree, other: TokenTree, count: int) -> TokenTree:
 
 
 def test_a_chain_goes_on_from_the_nodes_that_the_tree_has_of_it() -> None:
-    chain = chain_tree(jnp.asarray(ROOT), jnp.asarray([[3, 6, 8, 3]]), jnp.asarray([True]))
+    chain = jax.jit(chain_tree)(np.asarray(ROOT), np.asarray([[3, 6, 8, 3]]), np.asarray([True]))
     tree = merged(numpy_tree(ROOT, DRAWN, DraftConfig(2, 2)), chain, 2)
     assert tree.tokens.tolist() == [[7, 3, 5, 4, 6, 8, 3]]
     assert tree.parents.tolist() == [[0, 0, 0, 1, 1, 4, 5]]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ def looked_up(texts: Sequence[Sequence[int]], count: int) -> list[list[int] | No
     for row, text in enumerate(texts):
         tokens[row, : len(text)] = text
     last = jnp.asarray([len(text) - 1 for text in texts], jnp.int32)
-    copied, found = prompt_lookup(jnp.asarray(tokens), last, count)
+    copied, found = jax.jit(prompt_lookup, static_argnums=2)(tokens, last, count)
     pairs = zip(copied.tolist(), found.tolist(), strict=True)
     return [one if there else None for one, there in pairs]
 

@@ -207,7 +207,7 @@ SAMPLINGS = [SamplingConfig(), SamplingConfig(temperature=1.0), SamplingConfig(0
 @pytest.mark.parametrize(
     ("draft", "variant"),
     [
-        (DraftConfig(4, 3), {}),
+        pytest.param(DraftConfig(4, 3), {}, marks=pytest.mark.long),
         pytest.param(
             DraftConfig(4, 2, num_nodes=6, sharpness=1.5, candidates=9),
             {"corruption": 0.5},
@@ -247,6 +247,7 @@ def test_parts_of_the_heads_on_a_mesh_draft_the_same(habitual_target: Target) ->
     assert split.steps == alone.steps
 
 
+@pytest.mark.long
 def test_heads_without_a_projection_change_no_text_either(habitual_target: Target) -> None:
     config = habitual_target.config
     shape = MedusaConfig(config.vocab_size, config.hidden_size, 2, 1, (0, 3, 7, 20), "target")

@@ -9,7 +9,6 @@ import pytest
 import tiny_shapes
 import yaml
 from places import CONFIGS
-from tiny_folders import run_module
 
 from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
 from eval.commands import evaluate
@@ -102,11 +101,12 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_command_prints_needs_and_bounds(config: Path) -> None:
-    finished = run_module(
-        "eval", "plan", "--config", str(config), "--gpu", "b200", "--batch", "1", "--cache", "128"
-    )
-    assert finished.returncode == 0, finished.stderr
+def test_the_command_prints_needs_and_bounds(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--gpu", "b200", "--batch", "1", "--cache", "128")
+    evaluate(["plan", "--config", str(config), *flags])
+    told = capsys.readouterr().out
     report = json.loads((config.parent / "report" / "plan.json").read_text())
     assert report["config"]["gpu"] == "b200"
     needs = report["needs_bytes"]
@@ -119,11 +119,11 @@ def test_the_command_prints_needs_and_bounds(config: Path) -> None:
     assert report["fits"] is True
     for name, read in report["reads_bytes"].items():
         assert report["bound_milliseconds"][name] == pytest.approx(1000 * read / 8e12)
-    assert "It fits." in finished.stdout
-    assert "not measurements" in finished.stdout
+    assert "It fits." in told
+    assert "not measurements" in told
     if needs["temporaries"] is None:
-        assert "temporaries are not computed: " in finished.stdout
-        assert "Without them: It fits." in finished.stdout
+        assert "temporaries are not computed: " in told
+        assert "Without them: It fits." in told
     else:
         assert needs["temporaries"] > 0
 

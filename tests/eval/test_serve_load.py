@@ -78,7 +78,7 @@ def test_the_load_waits_for_a_server_that_warms_up(
     warm = threading.Event()
 
     def ask(base: str) -> None:
-        threading.Timer(1.0, warm.set).start()
+        threading.Timer(0.3, warm.set).start()
         evaluate(words(tmp_path, base))
 
     with serving(FakeEngine(8, 8, warm=warm), byte_tokenizer(), listening=ask):

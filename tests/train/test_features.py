@@ -2,6 +2,7 @@
 
 import errno
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +69,11 @@ def test_a_row_of_features_is_what_the_target_says_of_it(
     size = decimal(tokens * (3 * 16 * 2 + 5 * 4) + 8 * (count + 1))
     assert f"{tokens:,} tokens take {size} in {folder}, of which {size} are to be" in said
     decoder = load_target(target, "float32").merge()
+    forward = jax.jit(partial(decoder.forward, context_layers=(1,)))
     for (_, made), read in zip(sources, readers, strict=True):
         last = len(made.windows.tokens) - 1
         text, segments = made.windows.tokens[[last]], made.windows.segments[[last]]
-        hidden, _, _ = decoder.forward(jnp.asarray(text), jnp.asarray(segments), (1,))
+        hidden, _, _ = forward(text, segments)
         scores = np.asarray(jax.nn.log_softmax(decoder.logits(hidden)))[0]
         kept, length = read(last), int((segments > 0).sum())
         assert not any(part[length:].any() for part in kept.values())

@@ -8,20 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from pydantic import ValidationError
-from tiny_models import assert_same
+from tiny_models import assert_same, random_target
 
 from redrafter_jax import save_drafter
 from redrafter_jax.config import MedusaConfig, TargetConfig
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.errors import InputError
-from redrafter_jax.models.target import init_target
 from train.config import DrafterSettings
 from train.data.types import Windows
 from train.initial import most_frequent, new_drafter
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-TARGET = init_target(TargetConfig(31, 16, 24, 1, 2, 1, 8, 1e4, 1e-5, 64, True, (0,)), 3)
+TARGET = random_target(TargetConfig(31, 16, 24, 1, 2, 1, 8, 1e4, 1e-5, 64, True, (0,)), 3)
 ROWS = Windows(
     np.asarray([[4, 4, 7, 9]], np.int32), np.ones((1, 4), bool), np.ones((1, 4), np.int32)
 )

@@ -89,6 +89,7 @@ def test_a_run_leaves_a_drafter_metrics_and_its_settings(finished: Path) -> None
     assert source["rows"] == -(-source["tokens"] // 16)
 
 
+@pytest.mark.long
 def test_a_killed_run_resumes_to_the_same_parameters_bit_for_bit(
     finished: Path, target_folder: Path, tmp_path: Path, start: Start
 ) -> None:

@@ -153,9 +153,9 @@ def sums_over_windows(
     ("variant", "chunk_length", "softening"),
     [
         ({}, 1, UNSOFTENED),
-        ({}, 11, UNSOFTENED),
+        pytest.param({}, 11, UNSOFTENED, marks=pytest.mark.long),
         ({}, 64, Softening(2.0)),
-        ({}, 4, Softening(0.5, 5)),
+        pytest.param({}, 4, Softening(0.5, 5), marks=pytest.mark.long),
         ({"cell": "gru", "head": "low_rank", "head_rank": 5}, 4, UNSOFTENED),
         ({"head": "target", "draft_tokens": SOME, "context_layers": (0,)}, 4, UNSOFTENED),
         ({"draft_tokens": SOME}, 4, Softening(2.0, 3)),

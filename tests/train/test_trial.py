@@ -15,12 +15,11 @@ from chat_folders import (
     write_lines,
     write_tokenizer,
 )
+from tiny_models import random_drafter, random_target
 
 from redrafter_jax.checkpoints.huggingface import load_drafter
 from redrafter_jax.config import DrafterConfig
-from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.generation import generate_autoregressive
-from redrafter_jax.models.target import init_target
 from train.config import AcceptanceSettings, TrainSettings
 from train.trial import Best, Trial, keep_best, prepare_trial
 
@@ -39,8 +38,8 @@ def trial(folder: Path, chats: bool, template: str | None = CHATML, **changes: A
             "output_dir": str(folder),
         }
     )
-    drafter = init_drafter(DrafterConfig(VOCABULARY, 16, 16, 1), 0)
-    prepared = prepare_trial(settings, init_target(CONFIG, 0), drafter, chats)
+    drafter = random_drafter(DrafterConfig(VOCABULARY, 16, 16, 1))
+    prepared = prepare_trial(settings, random_target(CONFIG), drafter, chats)
     assert prepared is not None
     return prepared
 
@@ -75,7 +74,7 @@ def test_a_second_turn_stands_behind_the_targets_own_answer(tmp_path: Path, turn
     assert first == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     second = "<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n"
     answers = generate_autoregressive(
-        init_target(CONFIG, 0), tried.rows[:1], max_new_tokens=4, eos_token_ids=(END, IM_END)
+        random_target(CONFIG), tried.rows[:1], max_new_tokens=4, eos_token_ids=(END, IM_END)
     ).tokens
     said = chat_tokenizer().decode(answers[0]).strip()
     assert later == ([] if turns == 1 else [first + said + second])
@@ -83,7 +82,7 @@ def test_a_second_turn_stands_behind_the_targets_own_answer(tmp_path: Path, turn
 
 def test_a_better_drafter_takes_the_place_of_the_best(tmp_path: Path) -> None:
     tried = Trial(AcceptanceSettings(every=1, prompts=tmp_path), [], (), tmp_path / "best", "a")
-    drafters = {step: init_drafter(DrafterConfig(31, 16, 16, 1), step) for step in (1, 2, 3)}
+    drafters = {step: random_drafter(DrafterConfig(31, 16, 16, 1), step) for step in (1, 2, 3)}
     best = None
     for step, measured in ((1, 2.0), (2, 2.5), (3, 2.5)):
         best = keep_best(tried, best, step, measured, drafters[step])
