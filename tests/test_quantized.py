@@ -10,6 +10,7 @@ from tiny_models import (
     forgetful_target,
     imitating_drafter,
     imitating_medusa,
+    logits_error,
     random_target,
     tiny_config,
 )
@@ -79,6 +80,7 @@ def drafters() -> dict[str, Any]:
 )
 def test_the_text_is_the_quantized_targets_own(form: Any, kinds: Any) -> None:
     target = quantize_model(plain_target(), Quantization.of(form))
+    assert logits_error(target, plain_target()) > 1e-4, "the numbers did change"
     expected = generate_autoregressive(target, **REQUESTS).tokens
     for kind in kinds:
         drafter, draft = drafters()[kind]
@@ -86,8 +88,6 @@ def test_the_text_is_the_quantized_targets_own(form: Any, kinds: Any) -> None:
         result = generate(target, drafter, **drafted, **REQUESTS)
         assert result.tokens == expected, kind
         assert result.acceptance_length > (1.0 if kind == "lookup" else 1.5), kind
-    if form == "int4":  # the numbers did change
-        assert generate_autoregressive(plain_target(), **REQUESTS).tokens != expected
 
 
 @pytest.mark.long

@@ -177,7 +177,7 @@ def test_the_drafter_is_tried_and_the_best_is_kept(
     # An untrained target says what no drafter of 40 steps knows: here every token is drafted.
     trial["draft"] = {"beam_width": 300, "draft_rounds": 1}
     output = tmp_path / "tried"
-    said = start(settings(target_folder, output, acceptance=trial))
+    said = start(settings(target_folder, output, acceptance=trial, checkpoint_every=40))
 
     tried = {row["step"]: row for row in rows(output) if "acceptance_length" in row}
     assert list(tried) == [16, 32, 40]
@@ -272,7 +272,7 @@ def test_a_run_goes_on_from_a_trained_drafter_and_does_not_resume_from_another(
     trained = tmp_path / "trained"
     shutil.copytree(finished / "drafter", trained)
     shape = {"exit_dim": 16, "num_draft_layers": 1, "initial_drafter": str(trained)}
-    values = settings(target_folder, tmp_path / "out", drafter=shape)
+    values = settings(target_folder, tmp_path / "out", drafter=shape, checkpoint_every=40)
     start(values)
     assert rows(tmp_path / "out")[0]["loss"] < rows(finished)[0]["loss"]
     drafter = load_drafter(trained, "float32")
