@@ -197,7 +197,7 @@ def write_shards(
       InputError: a shard cannot be written.
     """
     total = sum(index.shards[shard + 1] - index.shards[shard] for shard in left)
-    for half in folder.glob(".tmp*") if is_first() else ():  # of a killed run
+    for half in folder.glob(".tmp??????") if is_first() else ():  # safetensors', of a killed run
         half.unlink()
     with progress(total, "rows read") as advance:
         for shard in left:

@@ -150,8 +150,9 @@ def run_interval(
       advance: called after every step.
 
     Returns:
-      Where the run is then; the scalars of the last step, with `tokens_per_second` and
-      `data_wait_fraction` of all of them; and the signal that ended the interval, if one did.
+      Where the run is then; the scalars of the last step, with `data_wait_fraction` of all steps
+      and `tokens_per_second`, padding left out, as if all processes had rows like this one's; and
+      the signal that ended the interval, if one did.
 
     Raises:
       InputError: the run has diverged.

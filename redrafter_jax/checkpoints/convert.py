@@ -236,7 +236,7 @@ def _write_tokenizer(path: Path, folder: Path) -> list[str]:
 def _check_same(
     found: Found, written: Found, dtype: str | None, forms: Mapping[str, WeightFormat]
 ) -> None:
-    """That both load to the same parameters, bit for bit."""
+    """Read back what was written, and compare it with the source, bit for bit."""
     for ours, theirs in zip(written.weights, found.weights, strict=True):
         if ours.name != theirs.name or not same_weight(ours, theirs, dtype, forms.get(theirs.name)):
             raise InputError(

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.flax import save_file
 from tqdm import tqdm
 
+from redrafter_jax.checkpoints.config_files import write_whole
 from redrafter_jax.checkpoints.download import is_gguf, locate
 from redrafter_jax.checkpoints.families import read_target_config
 from redrafter_jax.checkpoints.found import (
@@ -220,13 +221,15 @@ def _save(folder: Path, model: Model[Any, Any], kind: Kind) -> None:
             for ending, part in zip(endings, stored, strict=True)
             if part is not None
         }
-    # If this ends before its end, the folder holds no model, rather than parts of two.
-    (folder / "config.json").unlink(missing_ok=True)
+    fresh = folder / f"{SINGLE_FILE}.new"
     try:
-        save_file(tensors, folder / SINGLE_FILE, metadata={"format": "pt"})
+        save_file(tensors, fresh, metadata={"format": "pt"})
     except SafetensorError as error:  # a full disk, for example
         raise InputError(f"{folder / SINGLE_FILE} could not be written ({error}).") from None
+    # Killed between these, the folder holds no model, rather than parts of two.
+    (folder / "config.json").unlink(missing_ok=True)
+    fresh.replace(folder / SINGLE_FILE)
     stated = {**config, "torch_dtype": str(dtype)}
-    (folder / "config.json").write_text(json.dumps(stated, indent=2) + "\n")
+    write_whole(folder / "config.json", json.dumps(stated, indent=2) + "\n")
     # safetensors leaves a file that its owner alone may read.
     shutil.copymode(folder / "config.json", folder / SINGLE_FILE)

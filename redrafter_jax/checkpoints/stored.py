@@ -28,7 +28,7 @@ _DTYPES = {
     "BF16": np.dtype(jnp.bfloat16),
 }
 READ_DTYPES = _DTYPES | _CODES
-# Of a weight that are read at a time.
+# Numbers of a weight that are read at a time.
 _NUMBERS = 1 << 20
 
 

@@ -76,7 +76,7 @@ def write_shard(
 def same_weight(
     ours: StoredWeight, theirs: StoredWeight, dtype: str | None, form: WeightFormat | None
 ) -> bool:
-    """Whether a weight loads as its source does, bit for bit.
+    """Whether what was written is what is read of the source, bit for bit.
 
     Args:
       ours: as it was written.

@@ -156,7 +156,7 @@ def test_a_folder_that_was_half_replaced_holds_no_model(
     drafter = random_drafter(DrafterConfig(V, D, exit_dim=5, num_draft_layers=1))
     save_drafter(drafter, tmp_path)
 
-    def killed(*_: object) -> None:
+    def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Path, "write_text", killed)
@@ -166,7 +166,9 @@ def test_a_folder_that_was_half_replaced_holds_no_model(
         load_drafter(tmp_path)
 
 
-def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
+def test_a_full_disk_is_one_sentence_and_keeps_what_was_there(tmp_path: Path) -> None:
+    earlier = random_drafter(DrafterConfig(V, D, exit_dim=5, num_draft_layers=1))
+    save_drafter(earlier, tmp_path)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
     try:
@@ -174,6 +176,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
             save_drafter(random_drafter(DrafterConfig(100, 50, 40, 1)), tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert_same(load_drafter(tmp_path, "float32"), earlier)
 
 
 @pytest.mark.parametrize(

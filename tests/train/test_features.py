@@ -164,7 +164,7 @@ def test_features_that_were_killed_go_on_to_the_same_bits(
 
     def killed_in_the_third(arrays: dict[str, np.ndarray], path: Path) -> None:
         if path.name == "00002.safetensors":
-            path.with_name(".tmpAbCd").write_bytes(b"half")
+            path.with_name(".tmpAbCdEf").write_bytes(b"half")
             raise OSError(errno.ENOSPC, "No space left on device")
         save_file(arrays, path)
 

@@ -200,3 +200,9 @@ def test_documents_that_share_a_row_are_as_if_alone(pair, batch) -> None:
         np.testing.assert_allclose(getattr(together, name), expected, rtol=2e-4, atol=1e-4)
     labels = [sum(mask[part][i + 2 :].sum() for part in parts) for i in range(ROUNDS)]
     np.testing.assert_array_equal(count, labels)
+
+
+def test_a_chunk_is_no_longer_than_the_rows() -> None:
+    rows, hidden = jnp.ones((B, T), jnp.int32), jnp.zeros((B, T, 4))
+    windows = split_windows(hidden, rows, rows > 0, rows, rounds=ROUNDS, chunk_length=64)
+    assert windows.hidden.shape == (1, B, T + ROUNDS, 4)

@@ -80,7 +80,7 @@ def on_one_device(pair: Pair) -> Trained:
 @pytest.mark.parametrize(
     ("sizes", "fully_sharded"),
     [
-        pytest.param((1, 2), False, marks=pytest.mark.long),
+        ((1, 2), False),
         pytest.param((4, 2), False, marks=pytest.mark.long),
         pytest.param((2, 4), True, marks=pytest.mark.long),
     ],

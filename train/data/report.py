@@ -68,13 +68,12 @@ def _warn_of_little_loss(loaded: Sources, console: Console) -> None:
 
 
 def _counts(source: SourceDocuments, rows: Rows) -> dict[str, int]:
-    tokens, loss_mask, segments = rows.windows
     return {
         "records": len(source.documents) + len(source.skips),
         "skipped": len(source.skips),
         "tokens": sum(len(document.tokens) for document in source.documents),
-        "learnt": int((loss_mask[:, 2:] & (segments[:, 2:] == segments[:, :-2])).sum()),
-        "rows": len(tokens),
+        "learnt": sum(int(document.loss_mask.sum()) for document in source.documents),
+        "rows": len(rows.windows.tokens),
     }
 
 

@@ -19,7 +19,8 @@ EPOCHS = 4
 _STARTS, _MEASURING = 0.10, 0.12
 # Below so many tokens a head learns hardly more than what its initial head knows.
 _FEWEST_TOKENS = 4096
-# Prompts that the finished head is measured with, at most; of tokens, so that few are held out.
+# Prompts that the finished head is measured with: at most so many, and one for each so many tokens
+# that are written, so that few of them are held out.
 _MOST_PROMPTS, _TOKENS_PER_PROMPT = 24, 2048
 # Of every prompt: the baseline, the head, and the head with lookup, each at two temperatures.
 _RUNS = 6

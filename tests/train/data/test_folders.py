@@ -25,9 +25,10 @@ def settings(root: Path, **changes: object) -> SourceSettings:
 
 
 def test_include_exclude_and_held_out_divide_the_files(folder: Path) -> None:
+    (folder / "a.py").write_bytes(b"# a.py\r\n")
     training = read_folder(settings(folder))
     assert [file.place for file in training] == ["a.py", "pkg/b.py"]
-    assert training[0].text == "# a.py\n"
+    assert training[0].text == "# a.py\r\n", "the file as it is"
     held_out = read_folder(settings(folder), held_out=True)
     assert [file.place for file in held_out] == ["held/c.py"]
     # A folder whose name matches is no document.
