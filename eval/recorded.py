@@ -15,12 +15,12 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from redrafter_jax.config import DraftConfig, SamplingConfig
-from redrafter_jax.decoding.accept import accept
 from redrafter_jax.decoding.step import step_noise
 from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.drafters.lookup import PromptLookup
+from redrafter_jax.drafters.tree import matching_paths
 from redrafter_jax.models.target import Target
 from redrafter_jax.progress import track
 from redrafter_jax.text.prompts import Asked
@@ -247,13 +247,12 @@ def _read_drafts(
             log_probs=None,
         )
         tree = prepared.propose(decoder, state, step_noise(state, P, target.config.vocab_size))
-        # At every depth the target chooses the text's next token, if all above it did.
-        chosen = jnp.take_along_axis(tokens, root[:, None] + 1 + tree.depth, axis=1)
-        path, length = accept(tree, chosen, P)
-        scores, own = tree.log_probs[:, None], jnp.take_along_axis(tree.log_probs, path, axis=1)
-        before = jnp.arange(scores.shape[-1]) <= path[..., None]
-        kept = (scores > own[..., None]) | ((scores == own[..., None]) & before)
-        needed = jnp.where(jnp.arange(P) < length[:, None], kept.sum(axis=2), _NOWHERE)
-        return needed[:, 1:]
+        text = jnp.take_along_axis(tokens, root[:, None] + tree.depth, axis=1)
+        spelled = matching_paths(tree, tree.tokens == text)
+        mine, others = tree.log_probs[:, :, None], tree.log_probs[:, None]
+        before = jnp.tri(others.shape[-1], dtype=bool)
+        rank = ((others > mine) | ((others == mine) & before)).sum(axis=2)
+        reaches = spelled[:, None] & (tree.depth[:, None] == jnp.arange(1, P)[:, None])
+        return jnp.where(reaches, rank[:, None], _NOWHERE).min(axis=2)
 
     return jax.lax.map(read, jnp.arange(count))

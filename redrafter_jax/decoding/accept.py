@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from redrafter_jax.drafters.tree import matching_paths
 from redrafter_jax.parallel.collectives import (
     all_reduce_max,
     all_reduce_min,
@@ -74,8 +75,7 @@ def accept(tree: TokenTree, chosen: Int[Array, "B N"], max_path: int) -> Accepte
     """
     matches = tree.tokens == jnp.take_along_axis(chosen, tree.parents, axis=1)
     matches = matches.at[:, 0].set(True)
-    accepted = ~(tree.mask & ~matches[:, None, :]).any(axis=-1)
-    reached = jnp.where(accepted, tree.depth, -1)
+    reached = jnp.where(matching_paths(tree, matches), tree.depth, -1)
     last = jnp.argmax(reached, axis=1)
     count = jnp.max(reached, axis=1) + 1
 

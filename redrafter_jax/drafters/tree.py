@@ -122,6 +122,11 @@ def _padded(
     return pad_nodes(TokenTree(tokens, parents, depth, mask, log_probs, origin), live)
 
 
+def matching_paths(tree: TokenTree, matches: Bool[Array, "B N"]) -> Bool[Array, "B N"]:
+    """Which nodes match together with all their ancestors."""
+    return ~(tree.mask & ~matches[:, None, :]).any(axis=-1)
+
+
 def ancestor_mask(parents: Int[Array, "B N"], max_depth: int) -> Bool[Array, "B N N"]:
     """mask[b, i, j]: node j is node i or above it; looks `max_depth` parents up from every node."""
     B, N = parents.shape
