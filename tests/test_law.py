@@ -142,7 +142,7 @@ def distance_and_bound(counts: np.ndarray, law: np.ndarray) -> tuple[float, floa
 @pytest.mark.parametrize(
     "name",
     [
-        "chain",
+        pytest.param("chain", marks=pytest.mark.long),
         "deep and sharp, 0.8 top-p",
         pytest.param("final beams under a budget, top-k", marks=pytest.mark.long),
     ],

@@ -46,7 +46,7 @@ TREES = {
         beam_width=4, draft_rounds=3, num_nodes=12, lookup_tokens=4
     ),
 }
-SLOWER = ("root alone", "whole vocabulary")
+SLOWER = ("deep and sharp", "root alone", "whole vocabulary")
 # One batch holds all of them: temperatures and filters differ row by row.
 SAMPLINGS = [
     SamplingConfig(),

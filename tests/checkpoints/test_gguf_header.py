@@ -175,7 +175,7 @@ def test_bits_that_flip_are_told_in_a_sentence_or_change_nothing_that_is_read(
     first = min(one.offset for one in read_header(path).tensors.values())
     random = np.random.default_rng(0)
     refused = 0
-    for _ in range(100):
+    for _ in range(40):
         damaged = bytearray(content)
         # The fields in front of the vocabulary, and the tensors' descriptions behind it.
         place = random.choice([random.integers(0, 1200), random.integers(first - 700, first)])
@@ -186,4 +186,4 @@ def test_bits_that_flip_are_told_in_a_sentence_or_change_nothing_that_is_read(
                 use(path)
             except InputError:
                 refused += 1
-    assert refused > 50
+    assert refused > 20

@@ -75,7 +75,7 @@ def write_words(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("write", "bits"),
     [
-        (write_folder, 16),
+        pytest.param(write_folder, 16, marks=pytest.mark.long),
         pytest.param(write_quantized, 16, marks=pytest.mark.long),
         pytest.param(write_codes, 4.25, marks=pytest.mark.long),
         # The embedding, one number of 73, has 16.

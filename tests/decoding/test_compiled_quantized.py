@@ -34,7 +34,14 @@ def pair(shape: Any, form: Any) -> tuple[Any, Any]:
     return abstract_target(shape, jnp.bfloat16, form), heads
 
 
-@pytest.mark.parametrize(("form", "limit"), [("int8", 0.55), ("int4", 0.32), ("fp8", 0.55)])
+@pytest.mark.parametrize(
+    ("form", "limit"),
+    [
+        pytest.param("int8", 0.55, marks=pytest.mark.long),
+        ("int4", 0.32),
+        pytest.param("fp8", 0.55, marks=pytest.mark.long),
+    ],
+)
 def test_arguments_shrink_with_the_weights(form: Any, limit: float) -> None:
     """Of a whole step without a drafter; what compiles has these bytes, as the test below sees."""
     assert bytes_of_a_step(form) < limit * bytes_of_a_step(None)

@@ -77,7 +77,11 @@ def expected(habitual_target: Target) -> list[list[int]]:
     [
         (RepeatLast(3), ["repeat"]),
         (PromptLookup(tokens=3), ["lookup"]),
-        (Combined(RepeatLast(2), PromptLookup(4), nodes=3), ["repeat", "lookup"]),
+        pytest.param(
+            Combined(RepeatLast(2), PromptLookup(4), nodes=3),
+            ["repeat", "lookup"],
+            marks=pytest.mark.long,
+        ),
         pytest.param(
             Combined(PromptLookup(4), RepeatLast(2), nodes=2),
             ["lookup", "repeat"],

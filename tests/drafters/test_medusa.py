@@ -215,7 +215,11 @@ SAMPLINGS = [SamplingConfig(), SamplingConfig(temperature=1.0), SamplingConfig(0
         ),
         pytest.param(DraftConfig(4, 3, static_tree=True), {}, marks=pytest.mark.long),
         (DraftConfig(4, 3, static_tree=PATHS, lookup_tokens=3), {}),
-        (DraftConfig(3, 3, num_nodes=9, lookup_tokens=3), {"draft_tokens": tuple(range(0, 24, 2))}),
+        pytest.param(
+            DraftConfig(3, 3, num_nodes=9, lookup_tokens=3),
+            {"draft_tokens": tuple(range(0, 24, 2))},
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["dynamic", "budget", "static", "paths and lookup", "few tokens and lookup"],
 )

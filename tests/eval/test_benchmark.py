@@ -25,6 +25,7 @@ def methods(habitual_target: Target) -> dict[str, Method]:
     }
 
 
+@pytest.mark.long
 def test_nothing_compiles_inside_the_timers(
     methods: dict[str, Method], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -64,10 +64,12 @@ def run(config: Path, folder: Path, *overrides: str) -> tuple[int, dict[str, Any
     return code, json.loads((folder / "parity.json").read_text())
 
 
+@pytest.mark.parametrize(
+    "dtypes", [["float32"], pytest.param(["bfloat16", "float32"], marks=pytest.mark.long)]
+)
 def test_texts_of_a_sound_pair_are_identical_in_every_dtype_and_told_so(
-    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], dtypes: list[str]
 ) -> None:
-    dtypes = ["bfloat16", "float32"]
     sampled = {**CASE, "sampling": {"temperature": 1.0, "top_p": 0.9}, "prompt_tokens": [4, 3]}
     code, report = run(config, tmp_path, f"cases.sampled={sampled}", f"dtypes={dtypes}")
     assert code == 0
@@ -138,7 +140,8 @@ def run_uneven(
     return run_with
 
 
-@pytest.mark.parametrize("model", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("model", [1, 2])
 def test_two_equal_scores_that_rounding_orders_are_a_tie(
     run_uneven: Callable[..., tuple[int, dict[str, Any]]], model: int
 ) -> None:
@@ -159,6 +162,7 @@ def test_two_equal_scores_that_rounding_orders_are_a_tie(
     assert report["verdict"].endswith("divergences are numerical ties.")
 
 
+@pytest.mark.long
 def test_scores_that_differ_by_more_than_rounding_are_no_tie(
     run_uneven: Callable[..., tuple[int, dict[str, Any]]], capsys: Any
 ) -> None:

@@ -72,6 +72,7 @@ def test_the_report_states_what_the_server_did(
     assert "queue_full" in told
 
 
+@pytest.mark.long
 def test_the_load_waits_for_a_server_that_warms_up(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -180,6 +180,7 @@ def test_a_text_that_prefill_ends_leaves_decode_rates_unknown(config: Path, tmp_
     assert ours["acceptance_rate_per_depth"] == [None, None, None]
 
 
+@pytest.mark.long
 def test_without_a_drafter_prompt_lookup_is_measured(
     config: Path, tmp_path: Path, habitual_target: Target
 ) -> None:

@@ -82,6 +82,7 @@ def test_the_parts_in_a_row_are_a_decode_step() -> None:
     assert ended.cache.lengths.tolist() == [9, 9]
 
 
+@pytest.mark.long
 def test_every_part_is_timed_under_every_sampling(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -45,6 +45,7 @@ def config(tmp_path: Path, pair_settings: dict[str, Any], drafter: DraftModel) -
     return tmp_path / "tune.yaml"
 
 
+@pytest.mark.long
 def test_with_a_random_drafter_the_baseline_is_chosen_and_auto_obeys_the_table(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

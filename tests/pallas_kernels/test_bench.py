@@ -23,6 +23,7 @@ def test_the_cache_is_counted_once() -> None:
     assert llama._replace(key_heads=32, batch=8).cache_bytes == 128 * 2**20
 
 
+@pytest.mark.long
 def test_the_report_has_every_combination(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,6 +18,7 @@ def test_weights_are_counted_with_their_scales() -> None:
     assert Case(4096, 14336, 1, 128).weight_bytes == 58720256 + 3670016
 
 
+@pytest.mark.long
 def test_the_report_has_every_combination(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

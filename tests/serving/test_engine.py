@@ -61,6 +61,7 @@ def make_engine(shallow_target: Target) -> MakeEngine:
     return make
 
 
+@pytest.mark.long
 def test_a_warm_up_tells_how_many_programs_are_ready(make_engine: MakeEngine) -> None:
     told: list[tuple[int, int]] = []
 

@@ -39,6 +39,7 @@ def curve(folder: Path, **data: Any) -> RealSettings:
     )
 
 
+@pytest.mark.long
 def test_our_side_takes_the_steps_of_a_case_and_learns(tmp_path: Path) -> None:
     write_untrained_target(tmp_path, functions=50)
     target, steps = curve(tmp_path).make()

@@ -18,7 +18,7 @@ from redrafter_jax.settings.files import load_settings
 from tools.pretrain import PretrainSettings, held_out_loss, main, next_token_loss
 from train.data.types import Windows
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.long]
 
 SHAPE = {
     "vocab_size": 300,

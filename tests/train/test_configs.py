@@ -18,7 +18,11 @@ from train.step import TrainState, init_state, train_step
 
 @pytest.mark.parametrize(
     ("name", "vocab_size", "positions"),
-    [("vicuna_7b", 32000, 2048), ("llama_3_1_8b", 128256, 131072), ("qwen3_8b", 151936, 40960)],
+    [
+        pytest.param("vicuna_7b", 32000, 2048, marks=pytest.mark.long),
+        ("llama_3_1_8b", 128256, 131072),
+        pytest.param("qwen3_8b", 151936, 40960, marks=pytest.mark.long),
+    ],
 )
 def test_a_step_can_be_traced_and_keeps_the_state(
     name: str, vocab_size: int, positions: int

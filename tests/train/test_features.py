@@ -235,6 +235,7 @@ def test_another_target_a_full_disk_and_a_foreign_index_are_refused(
     assert "index.json is no index of features" in start(stated, code=2).err
 
 
+@pytest.mark.long
 def test_features_made_on_a_mesh_are_those_of_one_device(
     target: Path, kept: Path, tmp_path: Path, start: Start
 ) -> None:

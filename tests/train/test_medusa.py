@@ -50,6 +50,7 @@ def test_head_i_learns_the_token_that_comes_i_places_after_the_next() -> None:
     np.testing.assert_allclose(hard, expected, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_a_run_is_tried_and_exported(tmp_path: Path) -> None:
     write_untrained_target(tmp_path / "target", functions=100)
     (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "def f1(x):"}) + "\n")

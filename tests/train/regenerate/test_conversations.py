@@ -93,7 +93,8 @@ def test_answers_end_with_their_turn_or_are_counted_as_cut(finished: Path) -> No
     assert 0 < sum(row["cut"] for row in rows) < 5
 
 
-@pytest.mark.parametrize("data", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("data", [1, 2])
 def test_neither_a_drafter_nor_a_mesh_changes_a_byte(
     folder: Path, finished: Path, tmp_path: Path, data: int
 ) -> None:

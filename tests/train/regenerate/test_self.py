@@ -189,6 +189,7 @@ def test_a_template_without_a_users_turn_is_refused(target_folder: Path, tmp_pat
         invent(folder, tmp_path / "rows.jsonl")
 
 
+@pytest.mark.long
 def test_a_base_model_writes_texts(tmp_path: Path) -> None:
     folder = tmp_path / "target"
     folder.mkdir()
