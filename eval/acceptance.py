@@ -100,7 +100,6 @@ def _row(cell: Cell, measures: dict[Cell, dict[str, Any]]) -> dict[str, Any]:
     greedy = measures.get(cell._replace(sampling=SamplingConfig()))
     return {
         **asdict(cell.draft),
-        "num_nodes": cell.draft.budget,
         "ranking": cell.ranking,
         "sampling": describe_sampling(cell.sampling),
         "temperature": cell.sampling.temperature,

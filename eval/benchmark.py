@@ -136,29 +136,22 @@ def answer_plainly(
     return answer
 
 
-def one_per_shape(
-    methods: Mapping[str, Method], batches: Sequence[Batch]
-) -> list[tuple[Method, Batch]]:
-    """For each method the first batch of every array shape: running these compiles everything."""
-    chosen = {}
-    for name, method in methods.items():
-        for batch in batches:
-            shape = prepare_batch(method, batch).tokens.shape
-            chosen.setdefault((name, shape), (method, batch))
-    return list(chosen.values())
-
-
-def warm_up(methods: Mapping[str, Method], batches: Sequence[Batch], times: int, name: str) -> None:
+def warm_up(methods: Mapping[str, Method], batches: Sequence[Batch], times: int, what: str) -> None:
     """Decode one batch of every array shape by every method, untimed; the first time compiles.
 
     Args:
       methods: by name.
       batches: what they will decode.
       times: how often.
-      name: of the measurement, for the progress.
+      what: the name of the measurement, for the progress.
     """
-    warming = one_per_shape(methods, batches) * times
-    for method, batch in track(warming, len(warming), f"{name}: compile and warm up"):
+    chosen = {}
+    for name, method in methods.items():
+        for batch in batches:
+            shape = prepare_batch(method, batch).tokens.shape
+            chosen.setdefault((name, shape), (method, batch))
+    warming = list(chosen.values()) * times
+    for method, batch in track(warming, len(warming), f"{what}: compile and warm up"):
         decode_batch(method, batch)
 
 

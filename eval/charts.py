@@ -34,7 +34,9 @@ def write_speed_chart(report: Mapping[str, Any], title: str, path: Path) -> None
         middle = measures["tokens_per_second"]
         speeds.hlines(middle, place - 0.2, place + 0.2, color=color, linewidth=3)
         speeds.annotate(f"{middle:.0f}", (place + 0.24, middle), va="center", fontsize=9)
-        rates = [rate or 0.0 for rate in measures["acceptance_rate_per_depth"]]
+        # A depth that no call reached leaves a gap.
+        given = measures["acceptance_rate_per_depth"]
+        rates = [np.nan if rate is None else rate for rate in given]
         label = f"{name}, acceptance length {measures['acceptance_length']:.2f}"
         depths.plot(range(1, len(rates) + 1), rates, color=color, marker="o", label=label)
     speeds.set_xticks(range(len(report["methods"])), list(report["methods"]))

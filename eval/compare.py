@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from redrafter_jax.checkpoints.found import Found as FoundModel
-from redrafter_jax.checkpoints.found import find_drafter, find_target
+from redrafter_jax.checkpoints.found import Found, find_drafter, find_target
 from redrafter_jax.checkpoints.huggingface import digest_files, load_drafter, load_target
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import DraftConfig
@@ -32,7 +31,7 @@ from .benchmark import Batch, Method, answer_plainly, make_batches, measure, war
 from .charts import write_comparison_chart
 from .compare_tables import LEGEND, markdown, prompts_of, tables
 from .config import CompareSettings
-from .loading import Found, ask_all_turns, ask_target, bind, find
+from .loading import FoundTarget, ask_all_turns, ask_target, bind, find
 from .measured import Measured, open_measured
 from .metrics import tell_answers
 from .plan import call_bytes, draft_bytes, embedding_bytes
@@ -125,7 +124,7 @@ def compare(settings: CompareSettings) -> None:
         f"up to {settings.max_new_tokens} new tokens; {report['device']}"
     )
     page, chart = path.with_suffix(".md"), path.with_suffix(".png")
-    page.write_text(markdown(report, title))
+    page.write_text(markdown(report, title), encoding="utf-8")
     write_comparison_chart(report, title, chart)
     told = [
         f"{case['described']}: {line}"
@@ -139,7 +138,7 @@ def compare(settings: CompareSettings) -> None:
 
 
 def _identify(
-    settings: CompareSettings, asked: Asked, models: Mapping[str, FoundModel]
+    settings: CompareSettings, asked: Asked, models: Mapping[str, Found]
 ) -> dict[str, Any]:
     """All that measurements depend on: digests of prompts and models, settings, the machine."""
     given = {"target", "drafters", "prompts", "prompt_count", "report_dir", "repeats", "warm_ups"}
@@ -170,15 +169,14 @@ def _method(
       InputError: trees are deeper than the target has positions.
     """
     weights = 0 if model is None else draft_bytes(target, model, draft, row_bytes)
-    drafter = bind(model, draft)
-    drafter.check(target.config)
+    drafter = bind(target.config, model, draft)
     nodes = drafter.num_nodes
     return Method(target, drafter), Cost(nodes - 1, weights + call_bytes(target, nodes, row_bytes))
 
 
 def _ask(
     settings: CompareSettings,
-    found: Found,
+    found: FoundTarget,
     target: Target,
     first: Asked,
     measured: Measured,

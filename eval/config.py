@@ -263,7 +263,9 @@ class ServeLoadSettings(Settings):
     Attributes:
       url: of a server that runs, see `redrafter serve`; its key, if it asks for one, is taken from
         the environment's REDRAFTER_API_KEY.
-      prompts: JSONL file, of which the first turns are asked; they go round.
+      prompts: JSONL file; the first turn of each prompt is asked, and after the last prompt the
+        first follows again. A server may still hold what it read of a prompt: give it more prompts
+        than it has slots.
       prompt_count: how many, from the top of the file; None takes all.
       rates: requests per second, each in turn.
       seconds: in which they arrive, for each rate.

@@ -35,7 +35,7 @@ from .benchmark import answer_plainly
 from .config import AcceptanceSettings, EvalSettings, RowSettings, TargetSettings, TuneSettings
 
 
-class Found(NamedTuple):
+class FoundTarget(NamedTuple):
     """A target whose weights are not read yet, and what prompts are written with."""
 
     settings: TargetSettings
@@ -45,7 +45,7 @@ class Found(NamedTuple):
     target: TargetConfig
 
 
-def find(settings: TargetSettings) -> Found:
+def find(settings: TargetSettings) -> FoundTarget:
     """Read what describes the target that the settings name.
 
     Raises:
@@ -55,11 +55,11 @@ def find(settings: TargetSettings) -> Found:
     config = find_target(name).config  # a folder of another kind is told as that
     tokenizer = load_tokenizer(name)
     template = choose_template(settings.chat_template, name, tokenizer, "chat_template=")
-    return Found(settings, mesh, tokenizer, template, config)
+    return FoundTarget(settings, mesh, tokenizer, template, config)
 
 
 def ask_target(
-    found: Found,
+    found: FoundTarget,
     rows: RowSettings,
     batch_size: int | None,
     lengths: Sequence[int] | None = None,
@@ -97,7 +97,7 @@ def ask_target(
 
 
 def ask_all_turns(
-    found: Found,
+    found: FoundTarget,
     rows: RowSettings,
     asked: Asked,
     answer: Callable[[Asked], Sequence[Sequence[int]]],
@@ -152,14 +152,21 @@ def load(
     return target, ask_under
 
 
-def bind(drafter: DraftModel | None, draft: DraftConfig) -> Drafter:
-    """The drafter of these trees; without a model prompt lookup alone."""
+def bind(target: TargetConfig, drafter: DraftModel | None, draft: DraftConfig) -> Drafter:
+    """The drafter of these trees; without a model prompt lookup alone.
+
+    Raises:
+      InputError: the target cannot be drafted for, as when trees are deeper than it has positions.
+    """
     if drafter is None:
-        return bind_drafter(PromptLookup(draft.lookup_tokens))
-    return bind_drafter(drafter, draft)
+        bound = bind_drafter(PromptLookup(draft.lookup_tokens))
+    else:
+        bound = bind_drafter(drafter, draft)
+    bound.check(target)
+    return bound
 
 
-def _asking(found: Found, rows: RowSettings) -> Asking:
+def _asking(found: FoundTarget, rows: RowSettings) -> Asking:
     return Asking(
         found.template,
         found.tokenizer,

@@ -1,7 +1,8 @@
 """What `python -m eval compare` has measured, line by line, so that a killed run goes on.
 
-The first line says what is measured; the others hold what was, whole turns alone, for the runs of a
-turn are compared with each other and must have followed each other at once.
+The first line states what is measured. Each other line holds the answers to one turn of the
+questions, or all runs of one timed turn: these are compared with each other, so they must have
+followed each other at once.
 """
 
 import json

@@ -22,7 +22,7 @@ from redrafter_jax.text.prompts import Asked
 from . import metrics
 from .benchmark import Batch, Method, Run, answer_plainly, decode_batch, make_batches
 from .config import CaseSettings, ParitySettings
-from .loading import Found, ask_all_turns, ask_target, find
+from .loading import FoundTarget, ask_all_turns, ask_target, find
 from .metrics import count_accepted, describe_answers, first_divergence, tell_answers
 from .replay import EXPLANATION, Place, explain, replay
 from .report import make_table, number, show, write_report
@@ -112,7 +112,7 @@ def check_parity(settings: ParitySettings) -> None:
         sys.exit(1)
 
 
-def _with_later_turns(case: Case, found: Found, target: Target) -> Case:
+def _with_later_turns(case: Case, found: FoundTarget, target: Target) -> Case:
     """The case with the turns that stand behind this target's answers.
 
     Raises:

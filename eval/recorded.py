@@ -200,10 +200,10 @@ def _walk(
 def _nodes_needed(
     target: Target, drafter: Drafter, recording: Recording
 ) -> list[Int[np.ndarray, "new D"]]:
-    """For each prompt, new token as the root, and depth: how many of the best nodes must be kept.
+    """Of each prompt, entry (i, d - 1): how many of the best nodes must be kept at new token i.
 
-    Of so many, in the tree that is drafted there, one spells the text down to that depth. Where
-    none does it is `_NOWHERE`.
+    Of the tree drafted there one of them then spells the text down to depth d. `_NOWHERE` where no
+    node does.
 
     Args:
       target: that wrote the texts.

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from redrafter_jax.decoding.prefill import read_requests
-from redrafter_jax.decoding.step import decode, step_noise, verify
+from redrafter_jax.decoding.step import decode
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.tree import root_tree
 from redrafter_jax.generation import start
@@ -20,6 +20,7 @@ from redrafter_jax.sampling import draw_noise, filter_logits
 from redrafter_jax.types import DecodeState, Requests, Sampling, TokenTree
 
 from .benchmark import Batch, Method, prepare_batch
+from .step_parts import begin
 
 
 class Place(NamedTuple):
@@ -174,10 +175,7 @@ class _Looked(NamedTuple):
 @per_shard
 def _look(target: Target, drafter: Drafter, state: DecodeState) -> _Looked:
     """A decode step up to its choice."""
-    decoder = target.merge()
-    noise = step_noise(state, drafter.max_path, target.config.vocab_size)
-    tree = drafter.propose(decoder, state, noise)
-    verified = verify(decoder, tree, state.cache, drafter.context_layers)
+    noise, tree, verified = begin(target, drafter, state)
     return _score(tree, verified.logits, noise, state.sampling)
 
 

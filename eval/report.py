@@ -100,8 +100,8 @@ def describe_sampling(sampling: SamplingConfig) -> str:
     if sampling.temperature == 0:
         return "greedy"
     filters = {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p}
-    given = [f"{name} {value:g}" for name, value in filters.items() if value is not None]
-    return ", ".join([f"T {sampling.temperature:g}", *given])
+    given = [f"{name} {value:.15g}" for name, value in filters.items() if value is not None]
+    return ", ".join([f"T {sampling.temperature:.15g}", *given])
 
 
 def describe_versions() -> dict[str, str | None]:

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import cycle, islice
 from typing import Any
 
 import httpx
@@ -73,14 +74,19 @@ def measure_load(settings: ServeLoadSettings) -> None:
         prompts cannot be read.
     """
     prompts = [prompt.turns[0] for prompt in read_prompts(settings.prompts, settings.prompt_count)]
+    make_folder(settings.report_dir, "report_dir")
     model = _find_model(settings)
     _wait_until_ready(settings)
-    make_folder(settings.report_dir, "report_dir")
-    cases = [(rate, name) for rate in settings.rates for name in METHODS]
+    # What goes second may find the server's memory warm: each does at every other rate.
+    orders = cycle([list(METHODS), list(METHODS)[::-1]])
+    cases = [(rate, name) for rate in settings.rates for name in next(orders)]
     runs = []
+    # The next prompt. One that was asked just before may still lie in the server's caches.
+    following = cycle(prompts)
     for rate, name in track(cases, len(cases), "rates"):
         arrivals = arrival_times(rate, settings.seconds, settings.max_requests, settings.first_seed)
-        answers = asyncio.run(_ask_all(settings, model, prompts, arrivals, METHODS[name]))
+        asked = list(islice(following, len(arrivals)))
+        answers = asyncio.run(_ask_all(settings, model, asked, arrivals, METHODS[name]))
         seconds = max(
             at + answer.latency for at, answer in zip(arrivals, answers, strict=True)
         ) - min(arrivals)
@@ -152,8 +158,9 @@ def _find_model(settings: ServeLoadSettings) -> dict[str, Any]:
         with _client(settings, httpx.Client) as client:
             answer = client.get("/v1/models")
             answer.raise_for_status()
-            return answer.json()["data"][0]
-    except (httpx.HTTPError, httpx.InvalidURL, KeyError, ValueError) as error:
+            model = answer.json()["data"][0]
+            return {"id": model["id"], "chat": model.get("chat")}
+    except (httpx.HTTPError, httpx.InvalidURL, LookupError, TypeError, ValueError) as error:
         raise InputError(
             f"url={settings.url} is no server that answers /v1/models ({error}); start one with "
             "`redrafter serve`, and give its address as url, and its key as REDRAFTER_API_KEY."
@@ -210,9 +217,9 @@ async def _ask_all(
 
         async def arrive(number: int, at: float) -> Answered:
             await asyncio.sleep(at - (time.monotonic() - began))
-            prompt = prompts[number % len(prompts)]
-            body = _body(settings, model, prompt, settings.first_seed + number, speculation)
-            path = "/v1/chat/completions" if model.get("chat") else "/v1/completions"
+            seed = settings.first_seed + number
+            body = _body(settings, model, prompts[number], seed, speculation)
+            path = "/v1/chat/completions" if model["chat"] else "/v1/completions"
             return await _ask(client, path, body, began + at)
 
         return await asyncio.gather(*map(arrive, range(len(arrivals)), arrivals))
@@ -222,7 +229,7 @@ def _body(
     settings: ServeLoadSettings, model: dict[str, Any], prompt: str, seed: int, speculation: bool
 ) -> dict[str, Any]:
     turn = {"role": "user", "content": prompt}
-    asked = {"messages": [turn]} if model.get("chat") else {"prompt": prompt}
+    asked = {"messages": [turn]} if model["chat"] else {"prompt": prompt}
     sampling = {
         name: value for name, value in asdict(settings.sampling).items() if value is not None
     }

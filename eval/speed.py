@@ -66,8 +66,8 @@ def measure_speed(settings: EvalSettings) -> None:
         draft = load_draft(name, settings.batch_size, settings.sampling.temperature)
     target, ask = load(settings, [draft] if draft else [], settings.batch_size)
     drafter = None if name is None else load_drafter(name, settings.dtype, target.mesh)
+    bound = RootOnly() if draft is None else bind(target.config, drafter, draft)
     asked = ask(settings.sampling)
-    bound = RootOnly() if draft is None else bind(drafter, draft)
     methods = {BASELINE: Method(target, RootOnly()), "speculative": Method(target, bound)}
     timed = time_methods(
         methods, asked, settings.sampling, settings.batch_size, settings, "measure"
@@ -127,8 +127,10 @@ def summarize(asked: Asked, batch_size: int, turns: Sequence[Turn]) -> dict[str,
     prompts = asked.prompts
 
     def measures(indices: Sequence[int]) -> dict[str, dict[str, Any]]:
-        own = list(_restrict(turns, indices, batch_size))
-        return {name: _measure(name, own) for name in turns[0].runs}
+        batches = {index // batch_size for index in indices}
+        whole = [turn for turn in turns if turn.batch in batches]
+        own = list(_restrict(whole, indices, batch_size))
+        return {name: _measure(name, own, whole) for name in turns[0].runs}
 
     def all_of(category: str) -> list[int]:
         return [index for index, prompt in enumerate(prompts) if prompt.category == category]
@@ -166,13 +168,18 @@ def _restrict(turns: Sequence[Turn], indices: Sequence[int], batch_size: int) ->
     """The turns as if only these prompts had been in their batches."""
     for turn in turns:
         rows = [index % batch_size for index in indices if index // batch_size == turn.batch]
-        if rows:
-            yield turn._replace(runs={name: run.select(rows) for name, run in turn.runs.items()})
+        yield turn._replace(runs={name: run.select(rows) for name, run in turn.runs.items()})
 
 
-def _measure(name: str, turns: Sequence[Turn]) -> dict[str, Any]:
-    """What the report says of a method; `DEFINITIONS` explains it."""
-    calls = _rates(name, turns, lambda run: max(run.steps), lambda run: run.decode_seconds)
+def _measure(name: str, turns: Sequence[Turn], whole: Sequence[Turn]) -> dict[str, Any]:
+    """What the report says of a method; `DEFINITIONS` explains it.
+
+    Args:
+      name: of the method.
+      turns: cut to the prompts that the report speaks of.
+      whole: with all prompts of their batches, which took the decode steps together.
+    """
+    calls = _rates(name, whole, lambda run: max(run.steps), lambda run: run.decode_seconds)
     milliseconds = quartiles(1000 / calls)
     texts = [
         pair

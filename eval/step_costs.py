@@ -1,20 +1,18 @@
 """What a decode step of any tree costs, from the steps of a few that are timed."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from pallas_kernels.timing import interleave
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 
 from .config import TuneSettings
-from .random_pair import random_state
-from .step_parts import make_timers
+from .step_parts import Part, room_for, time_parts
 
 
 class Timed(NamedTuple):
@@ -43,8 +41,7 @@ class Cached(NamedTuple):
     @classmethod
     def with_room(cls, slots: int, tokens: int, max_path: int, steps: int) -> "Cached":
         """Such as were asked for, but with room for so many steps of paths up to `max_path`."""
-        # The last step writes P slots past its own, and the token buffer is one ahead of the cache.
-        room = (steps + 1) * max_path + 1
+        room = room_for(steps, max_path)
         slots = max(slots, 32 * (room // 32 + 1))
         return cls(slots, min(tokens, slots - room))
 
@@ -80,33 +77,26 @@ def time_steps(
     settings: TuneSettings,
 ) -> list[Timed]:
     """The tree's step under every sampling of the settings, on a cache as decoding has it."""
-    bound = bind_drafter(drafter, draft)
-    held = [random_state(target, bound, batch_size, cached.slots)]
-    timers = {}
-    for place, sampling in enumerate(settings.samplings):
-        parts = make_timers(
-            target,
-            bound,
-            held,
-            sampling,
-            cached=cached.tokens,
-            turns=settings.steps,
-            short_turns=settings.steps,
-        )
-        timers |= {f"{place} {part}": parts[part] for part in ("propose", "step", "baseline")}
-    for timer in timers.values():
-        timer()  # compiles
-    seconds = interleave(timers, settings.step_repeats)
+    timed = time_parts(
+        target,
+        bind_drafter(drafter, draft),
+        settings.samplings,
+        batch_size,
+        cached.slots,
+        parts=("propose", "step", "baseline"),
+        cached=cached.tokens,
+        turns=settings.steps,
+        short_turns=settings.steps,
+        repeats=settings.step_repeats,
+    )
     return [
-        Timed(
-            draft,
-            *(
-                float(np.median(seconds[f"{place} {part}"] / seconds[f"{place} baseline"]))
-                for part in ("propose", "step")
-            ),
-        )
-        for place in range(len(settings.samplings))
+        Timed(draft, _in_baseline_steps(seconds, "propose"), _in_baseline_steps(seconds, "step"))
+        for seconds in timed
     ]
+
+
+def _in_baseline_steps(seconds: Mapping[Part, Float[np.ndarray, " repeats"]], part: Part) -> float:
+    return float(np.median(seconds[part] / seconds["baseline"]))
 
 
 def predict(timed: Sequence[Timed], draft: DraftConfig) -> float:

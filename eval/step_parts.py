@@ -4,15 +4,16 @@ They are propose, verify and finish of `redrafter_jax.decoding.step`, on the arr
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.timing import empty_like, repeat
+from pallas_kernels.timing import empty_like, interleave, repeat
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.decoding.step import decode, finish, step_noise, verify
 from redrafter_jax.drafters.base import Drafter, RootOnly
@@ -20,7 +21,10 @@ from redrafter_jax.models.target import Target
 from redrafter_jax.requests import prepare
 from redrafter_jax.types import DecodeState, DecodeStats, Sampling, TokenTree, Verified
 
-Part = Literal["propose", "verify", "finish", "noise"]
+from .random_pair import random_state
+
+OwnProgram = Literal["propose", "verify", "finish", "noise"]
+Part = Literal[OwnProgram, "step", "baseline"]
 
 
 class Between(NamedTuple):
@@ -48,7 +52,7 @@ def run_part(
     between: Between,
     zero: Int[Array, ""],
     *,
-    part: Part,
+    part: OwnProgram,
     turns: int,
 ) -> tuple[DecodeState, Between]:
     """The part so many times on the same arrays, which come back with what its last turn wrote.
@@ -93,6 +97,54 @@ def run_part(
     return repeat(turn, (state, between), turns, zero)
 
 
+def time_parts(
+    target: Target,
+    drafter: Drafter,
+    samplings: Sequence[SamplingConfig],
+    batch_size: int,
+    slots: int,
+    *,
+    parts: Sequence[Part],
+    cached: int,
+    turns: int,
+    short_turns: int,
+    repeats: int,
+) -> list[dict[Part, Float[np.ndarray, " repeats"]]]:
+    """Seconds of one turn of each part under every sampling, all of them timed in turns.
+
+    Args:
+      target: the target.
+      drafter: from `bind_drafter`.
+      samplings: how tokens are chosen.
+      batch_size: B.
+      slots: S, cache slots per row.
+      parts: which.
+      cached: tokens in every row's cache when a run begins; `room_for` says what must be left.
+      turns: of propose, verify and whole steps in a run.
+      short_turns: of finish and of the noise, which may take microseconds.
+      repeats: runs of each.
+    """
+    held = [random_state(target, drafter, batch_size, slots)]
+    timers = {}
+    for place, config in enumerate(samplings):
+        own = make_timers(
+            target, drafter, held, config, cached=cached, turns=turns, short_turns=short_turns
+        )
+        timers |= {f"{place} {part}": own[part] for part in parts}
+    for timer in timers.values():
+        timer()  # compiles
+    seconds = interleave(timers, repeats)
+    return [{part: seconds[f"{place} {part}"] for part in parts} for place in range(len(samplings))]
+
+
+def room_for(steps: int, max_path: int) -> int:
+    """Slots that a row must have left for so many steps of paths up to `max_path`.
+
+    The last step writes P slots past its own, and the token buffer is one ahead of the cache.
+    """
+    return (steps + 1) * max_path + 1
+
+
 def make_timers(
     target: Target,
     drafter: Drafter,
@@ -102,7 +154,7 @@ def make_timers(
     cached: int,
     turns: int,
     short_turns: int,
-) -> dict[str, Callable[[], float]]:
+) -> dict[Part, Callable[[], float]]:
     """Seconds of one turn of each part, of the whole step and of the baseline's.
 
     Args:
@@ -119,7 +171,7 @@ def make_timers(
     # The first run of every part fills it in.
     between = [empty_like(begin, target, drafter, held[0])]
 
-    def run_turns(state: DecodeState, part: Part, turns: int) -> DecodeState:
+    def run_turns(state: DecodeState, part: OwnProgram, turns: int) -> DecodeState:
         state, between[0] = run_part(
             target, drafter, state, between[0], zero, part=part, turns=turns
         )
@@ -145,7 +197,7 @@ def make_timers(
 
         return seconds
 
-    def part(name: Part, turns: int) -> Callable[[], float]:
+    def part(name: OwnProgram, turns: int) -> Callable[[], float]:
         return timer(partial(run_turns, part=name, turns=turns), turns, done=name == "finish")
 
     return {

@@ -8,13 +8,12 @@ moment of the machine hits them all.
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 from rich.table import Table
 
-from pallas_kernels.timing import interleave
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.drafters.bind import bind_drafter
@@ -25,10 +24,11 @@ from redrafter_jax.progress import track
 
 from .abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
 from .metrics import quartiles
-from .random_pair import random_drafter, random_state, random_target
+from .random_pair import random_drafter, random_target
 from .report import TREE, describe_device, describe_sampling, make_table, show, write_report
 from .shapes import StepsSettings
-from .step_parts import make_timers
+from .step_parts import Part, room_for, time_parts
+from .tree_grid import build_all
 
 DEFINITIONS = {
     "milliseconds": "lower quartile, median and upper quartile over repeats, of one turn",
@@ -59,11 +59,8 @@ class Combination(NamedTuple):
     slots: int
 
     def cached(self, steps: int) -> int:
-        """The fullest that a row may be before a run of so many steps: a step may add P tokens.
-
-        The last writes P slots past its own, and the token buffer is one ahead of the cache.
-        """
-        return self.slots - (steps + 1) * self.draft.max_path - 1
+        """The fullest that a row may be before a run of so many steps."""
+        return self.slots - room_for(steps, self.draft.max_path)
 
 
 def measure_steps(settings: StepsSettings) -> None:
@@ -72,8 +69,8 @@ def measure_steps(settings: StepsSettings) -> None:
     Raises:
       InputError: a setting cannot be used, or it does not fit the device.
     """
-    drafts = [draft for trees in settings.trees for draft in trees.build()]
-    grid = [Combination(*one) for one in product(drafts, settings.batch_sizes, settings.slots)]
+    sizes = build_all(settings.trees), settings.batch_sizes, settings.slots
+    grid = [Combination(*one) for one in product(*sizes)]
     _check(settings, grid)
     make_folder(settings.report_dir, "report_dir")
     dtype = jnp.dtype(settings.dtype)
@@ -99,41 +96,29 @@ def measure(
     target: Target, drafter: DraftModel, one: Combination, settings: StepsSettings
 ) -> Iterator[dict[str, Any]]:
     """A row of the report for each sampling: every part and both whole steps, in turns."""
-    bound, cached = bind_drafter(drafter, one.draft), one.cached(settings.steps)
-    held = [random_state(target, bound, one.batch_size, one.slots)]
-    samplings = {
-        describe_sampling(config): make_timers(
-            target,
-            bound,
-            held,
-            config,
-            cached=cached,
-            turns=settings.steps,
-            short_turns=settings.short_turns,
-        )
-        for config in settings.samplings
-    }
-    timers = {
-        f"{name}: {part}": timer
-        for name, parts in samplings.items()
-        for part, timer in parts.items()
-    }
-    for timer in timers.values():
-        timer()  # compiles
-    times = interleave(timers, settings.repeats)
-    first = times[f"{next(iter(samplings))}: step"]
-    for name, parts in samplings.items():
-        own = {part: times[f"{name}: {part}"] for part in parts}
+    cached = one.cached(settings.steps)
+    timed = time_parts(
+        target,
+        bind_drafter(drafter, one.draft),
+        settings.samplings,
+        one.batch_size,
+        one.slots,
+        parts=get_args(Part),
+        cached=cached,
+        turns=settings.steps,
+        short_turns=settings.short_turns,
+        repeats=settings.repeats,
+    )
+    for sampling, own in zip(settings.samplings, timed, strict=True):
         yield {
             **asdict(one.draft),
-            "num_nodes": one.draft.budget,
             "batch_size": one.batch_size,
             "slots": one.slots,
-            "sampling": name,
+            "sampling": describe_sampling(sampling),
             "cached": cached,
             "milliseconds": {part: quartiles(1000 * own[part]) for part in own},
             "in_baseline_steps": {part: quartiles(own[part] / own["baseline"]) for part in own},
-            "over_first_sampling": quartiles(own["step"] / first),
+            "over_first_sampling": quartiles(own["step"] / timed[0]["step"]),
         }
 
 
@@ -179,11 +164,7 @@ def _check(settings: StepsSettings, grid: Sequence[Combination]) -> None:
     drafter = abstract_drafter(drafter_config, dtype)
     for one in grid:
         check_pair(config, drafter_config, one.draft)
-        if one.slots > config.max_position_embeddings:
-            raise InputError(
-                f"slots is {one.slots}, but the target has {config.max_position_embeddings} "
-                "positions; give fewer."
-            )
+        settings.check_slots(one.slots)
         if one.cached(settings.steps) < 1:
             raise InputError(
                 f"slots is {one.slots}, which {settings.steps} steps of up to "

@@ -1,5 +1,7 @@
 """Grids of trees: every combination of some fields' values."""
 
+from collections.abc import Iterable
+from dataclasses import replace
 from itertools import product
 from typing import Annotated, Any
 
@@ -30,6 +32,12 @@ class TreeGrid(BuildableSettings):
     sharpness: Values[float] = [DraftConfig.sharpness]
 
     def build(self) -> list[DraftConfig]:
-        """The library's configuration of every tree."""
+        """The library's configuration of every tree, its budget written out; none comes twice."""
         names, values = zip(*self, strict=True)
-        return [DraftConfig(**dict(zip(names, one, strict=True))) for one in product(*values)]
+        trees = (DraftConfig(**dict(zip(names, one, strict=True))) for one in product(*values))
+        return list(dict.fromkeys(replace(tree, num_nodes=tree.budget) for tree in trees))
+
+
+def build_all(grids: Iterable[TreeGrid]) -> list[DraftConfig]:
+    """The trees of all grids, in their order; none comes twice."""
+    return list(dict.fromkeys(tree for grid in grids for tree in grid.build()))

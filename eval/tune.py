@@ -5,7 +5,7 @@ trees that are timed. The best by their ratio then decode the prompts beside the
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import batched, groupby, product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,6 +41,7 @@ from .report import (
 )
 from .speed import BASELINE, time_methods
 from .step_costs import Cached, Timed, predict, spread, time_steps
+from .tree_grid import build_all
 
 DEFINITIONS = {
     "acceptance_length": "mean tokens gained per target call, bonus token included, counted on the "
@@ -86,8 +87,7 @@ def tune(settings: TuneSettings) -> None:
     """
     if settings.mesh.build() is not None:
         raise InputError("eval tune measures one device; leave mesh out, and start one process.")
-    grid = (draft for trees in settings.trees for draft in trees.build())
-    drafts = list(dict.fromkeys(replace(draft, num_nodes=draft.budget) for draft in grid))
+    drafts = build_all(settings.trees)
     output = _output(settings)
     target, ask = load(settings, drafts, max(settings.batch_sizes))
     drafter = load_drafter(settings.drafter, settings.dtype, target.mesh)

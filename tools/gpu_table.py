@@ -98,7 +98,7 @@ def main() -> None:
     kernel = reports["kernel"]
     name = re.sub(r"[^a-z0-9]+", "-", kernel["device"].lower()).strip("-")
     path = arguments.output / f"{name}-{kernel['timestamp'].partition('T')[0]}.md"
-    path.write_text("\n".join(markdown(**reports)) + "\n")
+    path.write_text("\n".join(markdown(**reports)) + "\n", encoding="utf-8")
     path.with_suffix(".json").write_text(json.dumps(reports, indent=2, allow_nan=False) + "\n")
     print(f"{path} and {path.with_suffix('.json')}")
 

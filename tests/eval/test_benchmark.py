@@ -8,7 +8,7 @@ from pair_prompts import asked_with
 from tiny_folders import encode
 
 from eval import benchmark
-from eval.benchmark import Method, Run, decode_batch, make_batches, measure, one_per_shape
+from eval.benchmark import Method, Run, decode_batch, make_batches, measure, warm_up
 from eval.config import RowSettings
 from redrafter_jax import PromptLookup, SamplingConfig
 from redrafter_jax.drafters.base import RootOnly
@@ -32,11 +32,8 @@ def test_nothing_compiles_inside_the_timers(
     # Prompts of two sizes of cache; no other test has the longer one.
     rows = RowSettings(max_new_tokens=11)
     batches = make_batches(asked_with([encode("a" * 90), encode("b")]), 1, SamplingConfig(), rows)
-    shapes = one_per_shape(methods, [*batches, *batches])
-    assert len(shapes) == 2 * 2
     with caplog.at_level(logging.WARNING), jax.log_compiles():
-        for method, batch in shapes:
-            decode_batch(method, batch)
+        warm_up(methods, [*batches, *batches], 1, "test")
         assert sum("Compiling jit(prefill)" in message for message in caplog.messages) >= 2
         caplog.clear()
         list(measure(methods, batches, 2))

@@ -40,10 +40,12 @@ def test_a_grid_has_every_tree_of_its_lists() -> None:
     )
     assert grid.build() == [
         DraftConfig(2, 3, 4, sharpness=1.5),
-        DraftConfig(2, 3, None, sharpness=1.5),
+        DraftConfig(2, 3, 7, sharpness=1.5),
         DraftConfig(2, 3, 4, sharpness=1.5, lookup_tokens=2),
-        DraftConfig(2, 3, None, sharpness=1.5, lookup_tokens=2),
+        DraftConfig(2, 3, 9, sharpness=1.5, lookup_tokens=2),
     ]
+    # None and 33 nodes are one tree.
+    assert TreeGrid(num_nodes=[33, None]).build() == [DraftConfig(num_nodes=33)]
     with pytest.raises(pydantic.ValidationError, match=r"num_nodes is 2; .* give 3 to 9 nodes"):
         TreeGrid(beam_width=[2], draft_rounds=[3], num_nodes=[2], lookup_tokens=[2])
 

@@ -54,7 +54,8 @@ def test_the_report_states_what_the_server_did(
     report = json.loads((tmp_path / "report" / "serve_load.json").read_text())
     cases = [(run["rate"], run["method"]) for run in report["runs"]]
     methods = ["speculative", "baseline"]
-    assert cases == [(rate, method) for rate in (20, 200) for method in methods]
+    # At every other rate the other method goes first.
+    assert cases == [*((20, name) for name in methods), *((200, name) for name in methods[::-1])]
     for run in report["runs"]:
         assert run["sent"] == len(run["answers"]) == 8
         whole = [answer for answer in run["answers"] if answer["error"] is None]
@@ -65,7 +66,7 @@ def test_the_report_states_what_the_server_did(
         assert run["latency"][0] > 0.2
         assert run["latency"][0] > run["first_token"][0] >= 0.02
         assert run["errors"].get("queue_full", 0) == 8 - len(whole)
-    assert report["runs"][-1]["errors"]["queue_full"] >= 1
+    assert any("queue_full" in run["errors"] for run in report["runs"][2:])
     assert (tmp_path / "report" / "serve_load.png").read_bytes().startswith(b"\x89PNG")
     told = capsys.readouterr().out
     assert "tiny, greedy" in told

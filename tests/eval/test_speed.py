@@ -141,6 +141,10 @@ def test_measures_are_medians_of_pairs_and_counts_over_any_prompts() -> None:
     assert report["methods"]["baseline"]["speedup"] == 1.0
     assert report["answers"]["answer_tokens"] == [4.0, 5.0, 7.0]
 
+    # The shorter text of a batch waits for the longer one's calls.
+    of_q = report["categories"]["q"]["methods"]["speculative"]["decode_only"]
+    assert of_q["milliseconds_per_target_call"] == pytest.approx((500 + 875) / 2)
+
     second = report["prompts"][1]
     assert (second["id"], second["batch"], second["prompt_tokens"]) == ("b", 0, 2)
     assert second["methods"]["speculative"]["accept_counts"] == [2, 1]

@@ -4,6 +4,7 @@ import pytest
 
 from eval.config import TuneSettings
 from eval.step_costs import Timed, predict, spread
+from eval.tree_grid import build_all
 from redrafter_jax import DraftConfig
 
 SIZES = [(1, 1, 0), (1, 4, 0), (2, 2, 0), (4, 4, 0), (8, 2, 0), (8, 4, 0), (1, 4, 8), (4, 2, 8)]
@@ -40,9 +41,9 @@ def test_the_timed_trees_are_the_extremes_and_those_most_unlike_the_others() -> 
     settings = TuneSettings.model_validate(
         {"target": "", "drafter": "", "prompts": "", "report_dir": "", "max_new_tokens": 1}
     )
-    drafts = [draft for trees in settings.trees for draft in trees.build()]
+    drafts = build_all(settings.trees)
     few = spread(drafts, settings.timed_trees)
-    assert few[0] == DraftConfig(1, 1)
+    assert few[0] == DraftConfig(1, 1, 2)
     assert {8} <= {draft.beam_width for draft in few}
     assert {33} <= {draft.budget for draft in few}
     assert {0, 8} <= {draft.lookup_tokens for draft in few}
