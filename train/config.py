@@ -50,7 +50,7 @@ class RegenerateData(DataSettings):
 
 
 class RegenerateSettings(Settings):
-    """`python -m train.regenerate`: training data in the target's own words.
+    """`python -m train regenerate`: training data in the target's own words.
 
     With `prompt_tokens` texts are continued: `count` pieces of so many tokens, each the beginning
     of a row all of which carries loss, drawn from all sources alike, whatever their weights. Each

@@ -29,7 +29,7 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import to_host
 from redrafter_jax.parallel.processes import (
-    as_first_has_it,
+    broadcast_from_first,
     is_first,
     rows_of_process,
     wait_for_all,
@@ -96,7 +96,7 @@ def features(arguments: Sequence[str]) -> None:
     index = plan(settings, config, windows)
     begin(folder, index)
     there = [shard_path(folder, shard).exists() for shard in range(len(index.shards) - 1)]
-    left = np.flatnonzero(~as_first_has_it(np.asarray(there))).tolist()
+    left = np.flatnonzero(~broadcast_from_first(np.asarray(there))).tolist()
     lengths = np.concatenate([(each.segments > 0).sum(axis=1) for each in windows])
     tell_size(folder, index, config, lengths, left, console)
     if left:

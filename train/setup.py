@@ -38,7 +38,7 @@ from .data.rows import Sources, make_rows
 from .data.types import Windows
 from .initial import new_drafter
 from .optimizer import make_optimizer
-from .trial import Trial, prepare_trial
+from .trial import Trial, plan_trial, prepare_trial
 
 # Settings that may change between a run and its continuation: they do not touch the parameters.
 # Features are compared by their digest, wherever they lie.
@@ -94,27 +94,31 @@ def set_up(settings: TrainSettings, console: Console) -> Run:
     check_batch("optimizer.batch_size", settings.optimizer.batch_size, mesh)
     if settings.acceptance:
         check_batch("acceptance.batch_size", settings.acceptance.batch_size, mesh)
-    sources = load_sources(settings, load_target_config(settings.target))
+    config = load_target_config(settings.target)
+    sources = load_sources(settings, config)
     print_report(sources, console)
+    chats = any(document.is_chat for source, _ in sources for document in source.documents)
+    planned = plan_trial(settings, config, mesh, chats)
     digests = {source.name: digest_rows(made.windows) for source, made in sources}
-    if settings.features is None:
-        target, readers = load_target(settings.target, settings.target_dtype, mesh), None
-        digests |= {"target": digest_weights(target)}
-    else:
+    readers = None
+    if settings.features is not None:
         index, readers = _open_features(settings, digests)
         digests |= {"features": index.digest}
-        load = load_target if settings.acceptance else load_target_without_layers
-        target = load(settings.target, settings.target_dtype, mesh)
     mixture = [(made.windows, source.weight) for source, made in sources]
+    rows = settings.optimizer.batch_size * settings.optimizer.accumulation_steps
+    part = rows_of_process(mesh)
+    batches = make_batches(mixture, rows, settings.data.shuffle_seed, part, readers)
+    # All that can be refused without the models has been.
+    layers = settings.features is None or settings.acceptance
+    load = load_target if layers else load_target_without_layers
+    target = load(settings.target, settings.target_dtype, mesh)
+    if settings.features is None:
+        digests |= {"target": digest_weights(target)}
     drafter = new_drafter(target, settings.drafter, settings.draft_rounds, mixture, settings.seed)
     if settings.drafter.initial_drafter is not None:
         digests |= {"drafter.initial_drafter": digest_weights(drafter)}
     optimizer = make_optimizer(settings.optimizer, settings.steps)
-    rows = settings.optimizer.batch_size * settings.optimizer.accumulation_steps
-    part = rows_of_process(mesh)
-    batches = make_batches(mixture, rows, settings.data.shuffle_seed, part, readers)
-    chats = any(document.is_chat for source, _ in sources for document in source.documents)
-    trial = prepare_trial(settings, target, drafter, chats)
+    trial = prepare_trial(settings, planned, target, drafter)
     return Run(settings, mesh, target, drafter, sources, batches, optimizer, trial, digests)
 
 

@@ -10,9 +10,11 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from redrafter_jax.acceptance import acceptance_length, acceptance_rate_per_depth
 from redrafter_jax.checkpoints.huggingface import save_drafter
+from redrafter_jax.config import TargetConfig
 from redrafter_jax.drafters.head_drafter import DraftModel, check_pair
 from redrafter_jax.generation import generate, generate_autoregressive
 from redrafter_jax.models.target import Target
@@ -52,6 +54,18 @@ class Trial(NamedTuple):
     measured_on: str
 
 
+class Planned(NamedTuple):
+    """A trial before the target has answered anything.
+
+    Attributes:
+      how: how prompts are written.
+      asked: their first turns.
+    """
+
+    how: Asking
+    asked: Asked
+
+
 class Best(NamedTuple):
     """The drafter that did best so far.
 
@@ -66,25 +80,24 @@ class Best(NamedTuple):
     measured_on: str
 
 
-def prepare_trial(
-    settings: TrainSettings, target: Target, drafter: DraftModel, chats: bool
-) -> Trial | None:
-    """Read the prompts that the settings name; None where they name none.
+def plan_trial(
+    settings: TrainSettings, target: TargetConfig, mesh: Mesh | None, chats: bool
+) -> Planned | None:
+    """Read the prompts that the settings name, before any model; None where they name none.
 
     Args:
       settings: of the run.
       target: that will verify.
-      drafter: one of the shape that will be tried.
+      mesh: that it will lie on.
       chats: whether conversations are trained on. Then, and where the tokenizer brings a chat
         template, the prompts are a user's turns; `acceptance.chat` may say otherwise.
 
     Raises:
-      InputError: the prompts cannot be used, or the tree does not fit the models.
+      InputError: the prompts cannot be used, or the tree does not fit the target.
     """
     trial = settings.acceptance
     if trial is None:
         return None
-    check_pair(target.config, drafter.config, trial.draft)
     prompts = read_prompts(trial.prompts, trial.prompt_count, trial.turns)
     tokenizer = load_tokenizer(settings.target)
     template, eos = NO_TEMPLATE, ()
@@ -92,12 +105,32 @@ def prepare_trial(
     chats = chats or own is not NO_TEMPLATE
     if chats if trial.chat is None else trial.chat:
         template = load_template(settings.data, settings.target, tokenizer)
-        eos = target.config.eos_token_ids
-    new = trial.max_new_tokens
-    how = Asking(template, tokenizer, eos, new, target.config.position_limit)
+        eos = target.eos_token_ids
+    how = Asking(template, tokenizer, eos, trial.max_new_tokens, target.position_limit)
     for count in rows_decoded(prompts):
-        check_rows(count, target.mesh)
-    asked = ask(how, prompts)
+        check_rows(count, mesh)
+    return Planned(how, ask(how, prompts))
+
+
+def prepare_trial(
+    settings: TrainSettings, planned: Planned | None, target: Target, drafter: DraftModel
+) -> Trial | None:
+    """What the drafter is tried on: later turns stand behind the target's own answers.
+
+    Args:
+      settings: of the run.
+      planned: from `plan_trial`.
+      target: that will verify.
+      drafter: one of the shape that will be tried.
+
+    Raises:
+      InputError: the tree does not fit the models, or a later turn the target.
+    """
+    trial = settings.acceptance
+    if trial is None or planned is None:
+        return None
+    check_pair(target.config, drafter.config, trial.draft)
+    new = trial.max_new_tokens
 
     def answer(asked: Asked) -> list[list[int]]:
         return [
@@ -108,7 +141,7 @@ def prepare_trial(
             ).tokens
         ]
 
-    asked = ask_later_turns(how, asked, answer)
+    asked = ask_later_turns(planned.how, planned.asked, answer)
     decisive = [asked.rows, asked.stop_tokens, new, asdict(trial.draft)]
     digest = hashlib.sha256(json.dumps(decisive).encode()).hexdigest()
     return Trial(trial, asked.rows, asked.stop_tokens, settings.output_dir / "best", digest)

@@ -21,7 +21,7 @@ from redrafter_jax.checkpoints.huggingface import load_drafter
 from redrafter_jax.config import DrafterConfig
 from redrafter_jax.generation import generate_autoregressive
 from train.config import AcceptanceSettings, TrainSettings
-from train.trial import Best, Trial, keep_best, prepare_trial
+from train.trial import Best, Trial, keep_best, plan_trial, prepare_trial
 
 
 def trial(folder: Path, chats: bool, template: str | None = CHATML, **changes: Any) -> Trial:
@@ -39,7 +39,8 @@ def trial(folder: Path, chats: bool, template: str | None = CHATML, **changes: A
         }
     )
     drafter = random_drafter(DrafterConfig(VOCABULARY, 16, 16, 1))
-    prepared = prepare_trial(settings, random_target(CONFIG), drafter, chats)
+    planned = plan_trial(settings, CONFIG, None, chats)
+    prepared = prepare_trial(settings, planned, random_target(CONFIG), drafter)
     assert prepared is not None
     return prepared
 

@@ -97,10 +97,10 @@ def render_chat(
 def mask_answers(
     whole: Sequence[int], turns: Sequence[tuple[Sequence[int], Sequence[int]]]
 ) -> tuple[Bool[np.ndarray, " t"], int]:
-    """True where a token carries loss; and how many of the turns do not after all.
+    """Which tokens carry loss, and how many of the given turns carry none.
 
-    A turn is not where a token runs across its edge: decoding, which starts there, would have
-    others. The turns after it do: for them it is text like any other.
+    A turn carries none if a token runs across its edge, because decoding, which starts at that
+    edge, would see other tokens. Later turns are not affected.
 
     Args:
       whole: tokens of the conversation.

@@ -101,8 +101,8 @@ class DataSettings(Settings):
     there.
 
     `long_records` are cut into pieces of `sequence_length`, or refused. `pack` puts several
-    documents into a row where they fit; none of them sees another. `skips: refuse` stops at a
-    record that cannot be used, which is else left out, counted and listed.
+    documents into a row where they fit; none of them sees another. A record that cannot be
+    used is left out, counted and listed; with `skips: refuse` the run stops instead.
     """
 
     sources: list[SourceSettings] = Field(min_length=1)

@@ -26,7 +26,7 @@ _MOST_PROMPTS, _TOKENS_PER_PROMPT = 24, 2048
 _RUNS = 6
 
 
-class Asked(NamedTuple):
+class FitRequest(NamedTuple):
     """What a fit is asked for: a target, the dtype of its parameters, how many minutes."""
 
     target: str
@@ -46,7 +46,7 @@ class FitPlan(Settings):
       seconds: that each stage is expected to take.
     """
 
-    asked: Asked
+    asked: FitRequest
     rows: int
     tokens: int
     prompts: int
@@ -54,7 +54,7 @@ class FitPlan(Settings):
     seconds: dict[str, float]
 
 
-def make_plan(asked: Asked, spent: float, rows: int, rates: Rates, new_tokens: int) -> FitPlan:
+def make_plan(asked: FitRequest, spent: float, rows: int, rates: Rates, new_tokens: int) -> FitPlan:
     """Divide the time: every token is written once, read once and trained on `EPOCHS` times.
 
     Args:
@@ -96,7 +96,7 @@ def make_plan(asked: Asked, spent: float, rows: int, rates: Rates, new_tokens: i
     )
 
 
-def read_plan(folder: Path, asked: Asked) -> FitPlan | None:
+def read_plan(folder: Path, asked: FitRequest) -> FitPlan | None:
     """The plan that a run in this folder began with; None where there is none.
 
     Raises:
@@ -109,7 +109,7 @@ def read_plan(folder: Path, asked: Asked) -> FitPlan | None:
         plan = FitPlan.model_validate_json(path.read_bytes())
     except ValidationError:
         raise InputError(f"{path} is no plan of a fit; use another folder.") from None
-    pairs = zip(Asked._fields, plan.asked, asked, strict=True)
+    pairs = zip(FitRequest._fields, plan.asked, asked, strict=True)
     changed = [f"{name} {old} (now {new})" for name, old, new in pairs if old != new]
     if changed:
         raise InputError(

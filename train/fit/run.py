@@ -29,7 +29,7 @@ from ..features import features
 from ..loop import train
 from ..regenerate.__main__ import regenerate
 from ..regenerate.output import format_rows, read_rows
-from .plan import EPOCHS, Asked, FitPlan, make_plan, read_plan, write_plan
+from .plan import EPOCHS, FitPlan, FitRequest, make_plan, read_plan, write_plan
 from .probe import measure_rates
 
 # In a wheel the programs `train` and `eval` lie below `redrafter_jax`.
@@ -62,7 +62,7 @@ def fit(target: str, output: Path, minutes: float, dtype: Dtype | None) -> None:
         time.
     """
     on_cpu = jax.default_backend() == "cpu"
-    asked = Asked(target, dtype or ("float32" if on_cpu else "bfloat16"), minutes)
+    asked = FitRequest(target, dtype or ("float32" if on_cpu else "bfloat16"), minutes)
     console = Console(stderr=True)
     make_folder(output, "the output folder")
     config = load_target_config(target)
@@ -74,7 +74,7 @@ def fit(target: str, output: Path, minutes: float, dtype: Dtype | None) -> None:
     _run_stages(plan, output, config, console)
 
 
-def _probe(asked: Asked, folder: Path, config: TargetConfig, console: Console) -> FitPlan:
+def _probe(asked: FitRequest, folder: Path, config: TargetConfig, console: Console) -> FitPlan:
     """Measure the device and decide the sizes."""
     say(console, "measuring how fast this device writes, reads and trains: a minute or two")
     started = time.perf_counter()
@@ -133,7 +133,7 @@ def _run_stages(plan: FitPlan, folder: Path, config: TargetConfig, console: Cons
     say(console, f"the head: {head}, {minutes:.1f} min after the probe; to talk with it:")
     talk = ["redrafter_jax", "chat", "--target", plan.asked.target, "--drafter", str(head)]
     say(console, f"  python -m {shlex.join([*talk, '--beam-width', str(_TREE['beam_width'])])}")
-    _write_yaml(tuning, _tuning(plan, folder))
+    _write_yaml(tuning, _measuring(plan, folder, "tune") | {"drafter": str(head)})
     words = ["eval", "tune", "--config", str(tuning)]
     say(console, "to find the fastest tree on this device, which chat takes without --beam-width:")
     say(console, f"  python -m {_PROGRAMS}{shlex.join(words)}")
@@ -145,7 +145,7 @@ def length_of(config: TargetConfig) -> int:
 
 
 def _regeneration(plan: FitPlan, folder: Path, length: int) -> dict[str, Any]:
-    """Settings of `train.regenerate`: half of the answers greedy, half sampled."""
+    """Settings of `train regenerate`: half of the answers greedy, half sampled."""
     return {
         "target": plan.asked.target,
         "target_dtype": plan.asked.target_dtype,
@@ -160,7 +160,7 @@ def _regeneration(plan: FitPlan, folder: Path, length: int) -> dict[str, Any]:
 
 
 def training_settings(
-    asked: Asked, folder: Path, config: TargetConfig, steps: int
+    asked: FitRequest, folder: Path, config: TargetConfig, steps: int
 ) -> dict[str, Any]:
     """Settings of training: the recurrent head of the paper, over the most frequent tokens."""
     return {
@@ -203,11 +203,6 @@ def _measuring(plan: FitPlan, folder: Path, report: str) -> dict[str, Any]:
         "max_new_tokens": plan.new_tokens,
         "report_dir": str(folder / report),
     }
-
-
-def _tuning(plan: FitPlan, folder: Path) -> dict[str, Any]:
-    """Settings of `eval tune`."""
-    return _measuring(plan, folder, "tune") | {"drafter": str(folder / "run" / "drafter")}
 
 
 def _comparison(plan: FitPlan, folder: Path) -> dict[str, Any]:

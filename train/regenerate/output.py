@@ -112,7 +112,8 @@ def _count_rows(value: dict[str, Any], by_seed: Mapping[int, Item]) -> int:
             and value["loss_mask"][: len(mask)] == mask
             and item.identity.items() <= value.items()
         )
-        return int(value.get("rows", 1)) if starts else 0
+        count = value.get("rows", 1)
+        return count if starts and type(count) is int and count > 0 else 0
     except (KeyError, TypeError):
         return 0
 

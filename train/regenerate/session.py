@@ -62,7 +62,8 @@ def open_engine(
 def run_sessions(engine: Engine, sessions: Iterator[Session[Result]]) -> Iterator[Result]:
     """What the sessions return, in their order; later ones go on while earlier ones are decoded.
 
-    Of twice as many sessions as there are rows requests wait, so that no row is idle for long.
+    Up to twice as many sessions as rows are open at once, so that a row that ends finds a request
+    waiting.
     """
     # By the number of its request, a session's own number and what it has been given so far.
     running: dict[int, tuple[int, Session[Result], list[int]]] = {}

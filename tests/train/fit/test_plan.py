@@ -11,12 +11,12 @@ from redrafter_jax.checkpoints.huggingface import load_target_config
 from redrafter_jax.errors import InputError
 from train.config import TrainSettings
 from train.fit import probe
-from train.fit.plan import Asked, make_plan, read_plan, write_plan
+from train.fit.plan import FitRequest, make_plan, read_plan, write_plan
 from train.fit.probe import Rates, measure_rates
 from train.fit.run import training_settings
 
 RATES = Rates(alone=10.0, written=100.0, read=1000.0, trained=400.0)
-ASKED = Asked("model", "float32", 20.0)
+ASKED = FitRequest("model", "float32", 20.0)
 
 
 def test_the_time_is_divided_among_writing_reading_and_four_passes_of_training() -> None:
@@ -60,7 +60,7 @@ def test_rates_are_tokens_by_the_clock(tmp_path: Path, monkeypatch: pytest.Monke
     """On a clock by which every timed call takes a quarter of a second."""
     write_untrained_target(tmp_path, functions=4)
     config = load_target_config(tmp_path)
-    values = training_settings(Asked(str(tmp_path), "float32", 1.0), tmp_path, config, 1)
+    values = training_settings(FitRequest(str(tmp_path), "float32", 1.0), tmp_path, config, 1)
     settings = TrainSettings.model_validate(values)
     times = iter(range(1000))
     monkeypatch.setattr(probe.time, "perf_counter", lambda: next(times) / 4)

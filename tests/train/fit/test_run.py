@@ -16,7 +16,7 @@ from tiny_folders import run_module, write_untrained_target
 
 from eval.config import TuneSettings
 from redrafter_jax.settings.files import load_settings
-from train.fit.plan import Asked, make_plan, write_plan
+from train.fit.plan import FitRequest, make_plan, write_plan
 from train.fit.probe import Rates
 
 MINUTES = 3.0
@@ -26,7 +26,7 @@ def prepare(tmp_path: Path, name: str) -> tuple[Path, list[str]]:
     """A folder with a small plan, as a probe leaves it, and the command that goes on with it."""
     target, folder = tmp_path / "target", tmp_path / name
     folder.mkdir()
-    asked = Asked(str(target), "float32", MINUTES)
+    asked = FitRequest(str(target), "float32", MINUTES)
     plan = make_plan(asked, 0.0, rows=4, rates=Rates(50.0, 60.0, 500.0, 500.0), new_tokens=8)
     write_plan(plan.model_copy(update={"prompts": 2}), folder)
     return folder, ["redrafter_jax", "fit", str(target), str(folder), "--minutes", str(MINUTES)]
