@@ -51,6 +51,15 @@ class Job:
         self._choices = choices
         self._times = [_Times(began) for _ in choices]
 
+    @property
+    def usage(self) -> dict[str, int]:
+        """Counts of tokens, as answers state them."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+        }
+
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
         """Which choice, and what a step adds to it, until all have ended.
 

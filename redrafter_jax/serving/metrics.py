@@ -105,20 +105,20 @@ class _EngineCollector(Collector):
             ),
             (
                 "gained_tokens",
-                "Tokens gained by them; the ratio is the acceptance length.",
+                "Tokens gained by target calls; over target_calls it is the acceptance length.",
                 sums.gained,
             ),
-            ("prompt_tokens", "Of the prompts that got a slot.", sums.prompt_tokens),
+            ("prompt_tokens", "Prompt tokens of requests that got a slot.", sums.prompt_tokens),
             (
                 "reused_prompt_tokens",
-                "Those of them that a cache held already.",
+                "Prompt tokens that were in a cache already.",
                 sums.reused_tokens,
             ),
         ):
             yield CounterMetricFamily(f"redrafter_{name}", told, value)
         for name, told, counts in (
             ("drafted_tokens", "Nodes that a drafter proposed.", sums.drafted),
-            ("accepted_tokens", "Of them, those that the target chose as well.", sums.accepted),
+            ("accepted_tokens", "Drafted tokens that the target chose too.", sums.accepted),
         ):
             family = CounterMetricFamily(f"redrafter_{name}", told, labels=["drafter"])
             for drafter, count in dict(counts).items():

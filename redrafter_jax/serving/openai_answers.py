@@ -153,12 +153,3 @@ class CompletionAnswer(Answer):
         for other, log_prob in [*token.top[: self._top], (token.id, token.log_prob)]:
             told.setdefault(self._read(other), log_prob)  # parts of characters read alike
         return told
-
-
-def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """Counts of tokens."""
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-    }

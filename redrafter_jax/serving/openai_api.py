@@ -18,7 +18,7 @@ from redrafter_jax.serving.choices import Piece
 from redrafter_jax.serving.event_stream import EventStream
 from redrafter_jax.serving.jobs import Job, check, start_job
 from redrafter_jax.serving.metrics import ROUTES
-from redrafter_jax.serving.openai_answers import Answer, ChatAnswer, CompletionAnswer, usage_of
+from redrafter_jax.serving.openai_answers import Answer, ChatAnswer, CompletionAnswer
 from redrafter_jax.serving.openai_errors import ApiError, error_response
 from redrafter_jax.serving.openai_schema import Asked, ChatRequest, CompletionRequest
 from redrafter_jax.serving.service import Service
@@ -209,8 +209,7 @@ async def _collect(job: Job, answer: Answer, echoes: Sequence[str]) -> Response:
             choices[index].append(piece)
     except ApiError as error:
         return error.response()
-    usage = usage_of(job.prompt_tokens, job.completion_tokens)
-    return JSONResponse(answer.whole(choices, usage))
+    return JSONResponse(answer.whole(choices, job.usage))
 
 
 async def _events(
@@ -230,6 +229,6 @@ async def _events(
     except ApiError as error:
         yield error.body()
         return
-    if usage := answer.usage_chunk(usage_of(job.prompt_tokens, job.completion_tokens)):
+    if usage := answer.usage_chunk(job.usage):
         yield usage
     yield "[DONE]"
