@@ -32,8 +32,8 @@ def run(
       implementation: a named one, or None for the kernel where it can run, else the reference.
       specified: the reference.
       unsupported: from the arrays to why the kernel cannot take them, half a sentence, or None.
-      kernel: imports the kernel, which takes half a second that who has no GPU need not spend; it
-        takes the arrays, `cores` and `interpret`.
+      kernel: imports and returns the kernel, which takes the arrays, `cores` and `interpret`;
+        deferred, since the import costs half a second and only GPUs need it.
 
     Raises:
       NotImplementedError: the named implementation cannot run here.

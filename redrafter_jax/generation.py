@@ -116,6 +116,18 @@ def generate_autoregressive(
     )
 
 
+def check_models(target: Target, drafter: Drafter) -> None:
+    """Refuse what is no target, and a drafter that does not fit it.
+
+    Raises:
+      InputError: as said, or the two lie on different meshes.
+    """
+    if not (isinstance(target, Model) and isinstance(target.config, TargetConfig)):
+        raise InputError(f"target is {target!r:.40}; give one of load_target, then its drafter.")
+    drafter.check(target.config)
+    check_same_mesh(target, *drafter.models)
+
+
 def start(
     target: Target,
     drafter: Drafter,
@@ -139,10 +151,7 @@ def start(
     Raises:
       InputError: as `generate`, or the memory has too few slots or other rows.
     """
-    if not (isinstance(target, Model) and isinstance(target.config, TargetConfig)):
-        raise InputError(f"target is {target!r:.40}; give one of load_target, then its drafter.")
-    drafter.check(target.config)
-    check_same_mesh(target, *drafter.models)
+    check_models(target, drafter)
     shape = None if memory is None else memory.tokens.shape
     requests, slots = prepare(
         target.config,

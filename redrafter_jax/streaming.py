@@ -20,7 +20,7 @@ from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.errors import InputError
-from redrafter_jax.generation import Generation, collect, start
+from redrafter_jax.generation import Generation, check_models, collect, start
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import place, shardings, to_host
 from redrafter_jax.requests import (
@@ -154,6 +154,9 @@ def stream(
     check_size(steps_per_yield, "steps_per_yield")
     bound, prompts = bind_drafter(drafter, draft), token_lists(prompts)
     stops = _stop_strings(stop_strings, len(prompts), detokenize)
+    check_models(target, bound)
+    if not isinstance(kept_cache, KeptCache | None):
+        raise InputError(f"kept_cache is {kept_cache!r:.40}; give a KeptCache, or leave it out.")
     state, _ = start(
         target,
         bound,

@@ -183,6 +183,17 @@ def test_a_kept_cache_has_room_for_a_text(length: Any, problem: str) -> None:
         KeptCache(context_length=length)
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_what_is_no_target_or_no_kept_cache_is_refused(target: Target) -> None:
+    cases: list[Any] = [
+        ("x", KeptCache(context_length=60), r"^target is 'x'; give one of load_target"),
+        (target, 60, r"^kept_cache is 60; give a KeptCache"),
+    ]
+    for wrong, given, problem in cases:
+        with pytest.raises(InputError, match=problem):
+            next(stream(wrong, None, [[1]], max_new_tokens=4, kept_cache=given))
+
+
 def test_a_kept_cache_is_of_one_target(target: Target) -> None:
     kept = KeptCache(context_length=60)
     next(stream(target, None, [[1]], max_new_tokens=4, kept_cache=kept))

@@ -50,7 +50,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def refuse_outer_folder(folder: Path, needed: str) -> None:
-    """Refuse a folder of folders that hold the needed file, or of GGUF files, that holds none.
+    """Refuse a folder that lacks the needed file, but whose subfolders or GGUF files are models.
 
     Raises:
       InputError: it is one; the sentence names those in it.

@@ -110,12 +110,14 @@ def find_draft_table(drafter: str | Path) -> DraftTable | None:
         return None
     import yaml  # takes 20 ms, for the few who need it
 
+    text = read_text(path)
     try:
-        text = read_text(path)
         # A few of them may stand for more than fits in memory.
         if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
             raise InputError(f"{path} has YAML aliases; write out what they stand for.")
         values = yaml.safe_load(text)
+    except InputError:
+        raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split()) or "nested too deeply"
         raise InputError(f"{path} is not valid YAML: {reason}.") from None
@@ -150,14 +152,16 @@ def _read_tree(values: Any, place: str) -> TunedTree:
     with naming(place):
         if values["draft"] is not None:
             stated = _mapping(DraftConfig, values["draft"], f"{place}.draft")
-            draft = DraftConfig(**{name: _tuples(value) for name, value in stated.items()})
+            draft = DraftConfig(**tuples(stated))
             values = values | {"draft": draft}
         return TunedTree(**values)
 
 
-def _tuples(value: Any) -> Any:
-    """Lists, of lists maybe, as the tuples that configurations hold."""
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+def tuples(value: Any) -> Any:
+    """Lists, also those within others or in a mapping, as the tuples that configurations hold."""
+    if isinstance(value, dict):
+        return {name: tuples(one) for name, one in value.items()}
+    return tuple(map(tuples, value)) if isinstance(value, list) else value
 
 
 def _mapping(kind: type, values: Any, place: str) -> dict[str, Any]:

@@ -180,7 +180,7 @@ def _describe(
 
 
 def _parameters(config: Any, kind: Kind) -> tuple[Any, list[_Parameter]]:
-    """The structure of the module, and its parameters; none is made."""
+    """The structure of the module, and its parameters, as shapes; no array is allocated."""
     skeleton = nnx.eval_shape(lambda: kind.module(config, rngs=nnx.Rngs(0)))
     graphdef, abstract = nnx.split(skeleton)
     parameters = []

@@ -15,7 +15,7 @@ from redrafter_jax.checkpoints.quantized import SCALE
 from redrafter_jax.checkpoints.stored import Stored, dtype_of, mapped
 
 
-def with_scales_of_outputs(stored: dict[str, Stored]) -> dict[str, Stored]:
+def with_output_scales(stored: dict[str, Stored]) -> dict[str, Stored]:
     """The same weights, the scales of those in float8 [out, 1]; others are as they are."""
     found = dict(stored)
     for weight in stored.values():

@@ -19,7 +19,7 @@ from redrafter_jax.checkpoints.gguf_fields import (
     gguf_fields,
 )
 from redrafter_jax.checkpoints.gguf_header import Tensor, read_header, stored_bytes
-from redrafter_jax.checkpoints.stored import ITEM_BYTES, Stored
+from redrafter_jax.checkpoints.stored import ITEM_BYTES, Stored, mapped
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
 
@@ -142,10 +142,7 @@ def _content(tensor: Tensor) -> UInt8[np.ndarray, "..."]:
     """The bytes of a tensor, of which those are read that are looked at."""
     *rest, length = tensor.shape
     shape = (*rest, stored_bytes(tensor.kind, (length,)))
-    try:
-        return np.memmap(tensor.path, np.uint8, "r", tensor.offset, shape)
-    except ValueError:
-        raise InputError(f"{tensor.path} was cut short while it was read; load it again.") from None
+    return mapped(Stored(tensor.path, "", "U8", shape, tensor.offset), np.uint8)
 
 
 def _rows(count: int, alternating: int) -> Int[np.ndarray, " rows"]:

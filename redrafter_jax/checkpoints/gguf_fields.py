@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from redrafter_jax.checkpoints.family_table import FAMILIES
 from redrafter_jax.checkpoints.gguf_header import Header
+from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
 
 # As llama.cpp has it where a file leaves it out.
@@ -22,17 +24,17 @@ class Architecture(NamedTuple):
     """How an architecture of GGUF becomes a family of transformers.
 
     Attributes:
-      fields: of `config.json`, the same in every model.
+      model_type: the family's.
       names: of tensors to names of weights; those of a layer stand below `blk.0.` and
         `model.layers.0.`.
       interleaved: weights in whose heads the two halves that rotary embedding pairs alternate,
         row by row, where transformers has one half after the other.
-      norms_from_one: norms are stored with the one that the model adds to them.
+      norms_from_one: stored norm weights already include the 1 that the model adds.
       known: fields of the header that it has beside `_KNOWN`.
       further: fields of `config.json` from a function that reads the header's.
     """
 
-    fields: Mapping[str, Any]
+    model_type: str
     names: Mapping[str, str]
     interleaved: tuple[str, ...] = ()
     norms_from_one: bool = False
@@ -75,24 +77,20 @@ _LARGEST_GEMMA3 = 62
 _QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _ARCHITECTURES = {
     "llama": Architecture(
-        {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"},
+        "llama",
         _LLAMA,
         interleaved=("attn_q", "attn_k"),
     ),
     "qwen2": Architecture(
-        {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu"},
+        "qwen2",
         _LLAMA,
     ),
     "qwen3": Architecture(
-        {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_act": "silu"},
+        "qwen3",
         _LLAMA | _QK_NORMS,
     ),
     "gemma3": Architecture(
-        {
-            "architectures": ["Gemma3ForCausalLM"],
-            "model_type": "gemma3_text",
-            "hidden_activation": "gelu_pytorch_tanh",
-        },
+        "gemma3_text",
         _LLAMA
         | _QK_NORMS
         | {
@@ -143,6 +141,7 @@ def gguf_fields(header: Header) -> dict[str, Any]:
       InputError: a field is missing or not supported.
     """
     architecture = gguf_architecture(header)
+    family = FAMILIES[architecture.model_type]
     prefix = f"{header.values['general.architecture']}."
     _refuse_unknown(header, prefix, architecture)
 
@@ -166,7 +165,9 @@ def gguf_fields(header: Header) -> dict[str, Any]:
         header.get(f"tokenizer.ggml.{name}_token_id", int, -1) for name in ("eos", "eot", "eom")
     ]
     return {
-        **architecture.fields,
+        "architectures": [family.architecture],
+        "model_type": architecture.model_type,
+        family.activation: family.variations.get("hidden_act", TargetConfig.hidden_act),
         "vocab_size": embedding.shape[0],
         "hidden_size": width,
         "intermediate_size": stated("feed_forward_length", int),

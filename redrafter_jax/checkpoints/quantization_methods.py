@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from redrafter_jax.checkpoints.config_files import field
-from redrafter_jax.checkpoints.fp8_folders import with_scales_of_outputs
+from redrafter_jax.checkpoints.fp8_folders import with_output_scales
 from redrafter_jax.checkpoints.packed_words import Packing, unpacked
 from redrafter_jax.checkpoints.quantized import QUANT_METHOD
 from redrafter_jax.checkpoints.stored import Stored
@@ -65,7 +65,7 @@ def read_method(values: Mapping[str, Any], path: Path) -> FindQuantized:
             )
         found[names[0]] = value
     if "group_size" not in found:
-        return with_scales_of_outputs
+        return with_output_scales
     packing = Packing(
         by_inputs=method == "gptq",
         group_size=found["group_size"],

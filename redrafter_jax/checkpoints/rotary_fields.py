@@ -102,11 +102,12 @@ def _stated(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
             name = "rope_type" if label == "type" else label
             if value is None:
                 continue
-            if stated.setdefault(name, value) != value:
+            if name in stated and stated[name] != value:
                 raise InputError(
                     f"{path} states {labels[name]}={stated[name]!r} and {place}{label}={value!r}, "
                     "which contradict each other; remove one."
                 )
+            stated[name] = value
             labels.setdefault(name, place + label)
     return stated
 

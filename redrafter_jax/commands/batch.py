@@ -112,10 +112,14 @@ def _ending(prompt: list[int], tokens: list[int], session: Session) -> str:
 
 def _encode(prompt: Prompt, session: Session, limit: int) -> list[int]:
     tokens, positions = session.encode(prompt.text), session.target.config.position_limit
-    if not 1 <= len(tokens) <= positions - limit:
+    if not tokens:
+        raise InputError(f"{prompt.place}: the prompt is empty; it needs at least one token.")
+    if len(tokens) + limit > positions:
+        room = positions - len(tokens)
+        fewer = f"lower --max-new-tokens to {room} at most, or " if room > 0 else ""
         raise InputError(
-            f"{prompt.place}: the prompt has {len(tokens)} tokens; with --max-new-tokens {limit} "
-            f"it must have from 1 to {positions - limit}, for the target has {positions} positions."
+            f"{prompt.place}: the prompt has {len(tokens)} tokens and --max-new-tokens is {limit}, "
+            f"but the target has {positions} positions; {fewer}shorten the prompt."
         )
     return tokens
 
@@ -139,7 +143,7 @@ def _rows_written(
             ours = (prompt.name, prompt.text, seed)
             same = (row["id"], row["prompt"], row["seed"]) == ours
             before = dict(row["options"])
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             same, before = False, {}
         if not same:
             raise InputError(

@@ -8,6 +8,7 @@ import inspect
 import math
 import re
 from dataclasses import fields
+from functools import partial
 from typing import Any, get_args
 
 from redrafter_jax.config import DraftConfig, Dtype, SamplingConfig
@@ -89,16 +90,6 @@ def _add_fields(group: Any, config: type) -> None:
         group.add_argument(option_of(field.name), type=kind, help=text + shown)
 
 
-def count(text: str) -> int:
-    """A whole number from 1."""
-    return _whole(text, 1)
-
-
-def natural(text: str) -> int:
-    """A whole number from 0."""
-    return _whole(text, 0)
-
-
 def _whole(text: str, least: int) -> int:
     try:
         value = int(text)
@@ -110,6 +101,9 @@ def _whole(text: str, least: int) -> int:
     return value
 
 
+count, natural = partial(_whole, least=1), partial(_whole, least=0)
+
+
 def secret(text: str) -> str:
     """A key that is not empty."""
     if not text:
@@ -117,16 +111,6 @@ def secret(text: str) -> str:
             "the key is empty, and keeps nobody out; give a longer one"
         )
     return text
-
-
-def minutes(text: str) -> float:
-    """A time above 0."""
-    return _time(text, "minutes")
-
-
-def seconds(text: str) -> float:
-    """A time above 0."""
-    return _time(text, "seconds")
 
 
 def _time(text: str, unit: str) -> float:
@@ -137,6 +121,9 @@ def _time(text: str, unit: str) -> float:
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is no time; give {unit} above 0")
     return value
+
+
+minutes, seconds = partial(_time, unit="minutes"), partial(_time, unit="seconds")
 
 
 def option_of(field: str) -> str:

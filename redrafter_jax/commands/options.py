@@ -103,19 +103,19 @@ def open_session(
     """
     sampling = config_of(SamplingConfig, arguments)
     draft = _nearest_tree(draft_of(arguments), batch_size, sampling.temperature)
-    spelling = open_spelling(arguments)
-    ends, stop_strings = split_stops(spelling.tokenizer, arguments.stop or ())
+    prompt_format = load_prompt_format(arguments)
+    ends, stop_strings = split_stops(prompt_format.tokenizer, arguments.stop or ())
     target, model = load_models(arguments, with_drafter=draft is not None)
     if draft is None or arguments.no_drafter:
         drafter = without_drafter(draft) or RootOnly()
     else:
         drafter = bind_drafter(model, draft)
     drafter.check(target.config)
-    stops = spelling.stop_tokens(target, texts, ends)
-    return Session(target, drafter, sampling, *spelling, stops, stop_strings)
+    stops = prompt_format.stop_tokens(target, texts, ends)
+    return Session(target, drafter, sampling, *prompt_format, stops, stop_strings)
 
 
-class Spelling(NamedTuple):
+class PromptFormat(NamedTuple):
     """How what is asked becomes tokens.
 
     Attributes:
@@ -143,7 +143,7 @@ class Spelling(NamedTuple):
         return end_tokens(self.template, self.tokenizer, eos, asked)
 
 
-def open_spelling(arguments: argparse.Namespace) -> Spelling:
+def load_prompt_format(arguments: argparse.Namespace) -> PromptFormat:
     """The target's tokenizer, and the chat template that the options name.
 
     Raises:
@@ -155,7 +155,7 @@ def open_spelling(arguments: argparse.Namespace) -> Spelling:
     if arguments.system is not None:
         require_text(arguments.system, "--system")
         opening = [{"role": "system", "content": arguments.system}]
-    return Spelling(tokenizer, template, opening)
+    return PromptFormat(tokenizer, template, opening)
 
 
 def _template_of(arguments: argparse.Namespace, tokenizer: Tokenizer) -> ChatTemplate:

@@ -14,7 +14,7 @@ from redrafter_jax.commands.options import (
     context_length,
     draft_of,
     load_models,
-    open_spelling,
+    load_prompt_format,
     without_drafter,
 )
 from redrafter_jax.commands.terminal import tell
@@ -44,13 +44,13 @@ def run(arguments: argparse.Namespace) -> None:
     draft = draft_of(arguments)
     # First: what follows takes long.
     listening = listen(arguments.host, arguments.port)
-    spelling = open_spelling(arguments)
+    prompt_format = load_prompt_format(arguments)
     target, drafter = load_models(arguments)
     if arguments.no_drafter:
         assert isinstance(draft, DraftConfig), "tables are of drafters"
         drafter, draft = without_drafter(draft), None
     length = context_length(arguments, target.config.position_limit)
-    stop_tokens = spelling.stop_tokens(target, ["Hello"])
+    stop_tokens = prompt_format.stop_tokens(target, ["Hello"])
     engine = Engine(
         target,
         drafter,
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> None:
     name = arguments.name or (given.resolve() if given.name in ("", "..") else given).name
     server = make_server(
         engine,
-        Model(name, fingerprint(target), *spelling, stop_tokens),
+        Model(name, fingerprint(target), *prompt_format, stop_tokens),
         Limits(
             context_length=length,
             choices=arguments.slots + arguments.queue_limit,

@@ -73,7 +73,7 @@ def unfold(annotation: Any) -> tuple[list[Any], list[Any]]:
 
 
 def _unmet(value: Any, kinds: list[Any], limits: list[Any]) -> str | None:
-    """What the value must be and is not; of numbers, truth values and choices."""
+    """What the value should be, if it is not; of numbers, bools, choices and tuples of these."""
     if value is None and NoneType in kinds:
         return None
     if get_origin(kinds[0]) is Literal:
@@ -81,6 +81,10 @@ def _unmet(value: Any, kinds: list[Any], limits: list[Any]) -> str | None:
         return None if value in choices else f"one of {', '.join(choices)}"
     if kinds == [bool]:
         return None if isinstance(value, bool) else "true or false, a bool"
+    if get_origin(kinds[0]) is tuple:
+        kind, *_ = get_args(kinds[0])
+        fits = isinstance(value, tuple) and all(type(one) in (int, kind) for one in value)
+        return None if fits else "a tuple of " + ("whole numbers" if kind is int else "numbers")
     if kinds[0] not in (int, float):
         return None
     if isinstance(value, bool) or not isinstance(value, int | kinds[0]):

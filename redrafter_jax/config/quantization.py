@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from redrafter_jax.config.limits import check_fields
+
 WeightFormat = Literal["int8", "int4", "fp8"]
 
 
@@ -21,6 +23,9 @@ class Quantization:
     layers: WeightFormat | None = None
     embedding: WeightFormat | None = None
     head: WeightFormat | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @classmethod
     def of(cls, form: WeightFormat) -> "Quantization":

@@ -105,8 +105,7 @@ class LongRopeScaling:
         for name in ("short_factor", "long_factor"):
             for factor in getattr(self, name):
                 problem = f"holds {factor!r}; they must be numbers greater than 0."
-                positive = type(factor) in (int, float) and 0 < factor < math.inf
-                require(positive, self, name, problem)
+                require(0 < factor < math.inf, self, name, problem)
         short, long = len(self.short_factor), len(self.long_factor)
         problem = f"holds {long} numbers, short_factor {short}; they must be as many."
         require(short == long, self, "long_factor", problem)

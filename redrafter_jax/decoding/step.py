@@ -134,9 +134,7 @@ def finish(
 def _write(
     rows: Shaped[Array, "B S"], fresh: Shaped[Array, "B M"], start: Int[Array, " B"]
 ) -> Shaped[Array, "B S"]:
-    return jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))(
-        rows, fresh, start
-    )
+    return jax.vmap(partial(jax.lax.dynamic_update_slice_in_dim, axis=0))(rows, fresh, start)
 
 
 @partial(jax.jit, donate_argnames="state")

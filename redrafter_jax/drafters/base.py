@@ -136,6 +136,10 @@ def check_together(drafters: Sequence[Drafter], target: TargetConfig) -> None:
     """
     layers: tuple[int, ...] = ()
     for drafter in drafters:
+        if not isinstance(drafter, Drafter):
+            raise InputError(
+                f"{drafter!r:.40} is no Drafter; bind_drafter makes one of a loaded head."
+            )
         drafter.check(target)
         if layers and drafter.context_layers not in ((), layers):
             raise InputError(

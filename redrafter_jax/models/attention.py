@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.tree_attention import tree_attention as tree_attention_kernel
+from pallas_kernels.tree_attention import tree_attention as tree_attention
 
 # Queries per block: bounds the scores to [B, Q, 128, T] and skips the keys after the block.
 _BLOCK = 128
@@ -70,24 +70,3 @@ def _causal_block(
     )
     total = weights.sum(axis=-1).transpose(0, 3, 1, 2)[..., None]
     return (weighted / total).reshape(B, block, Q, H).astype(q.dtype)
-
-
-def tree_attention(
-    q: Float[Array, "B N Q H"],
-    k: Float[Array, "B N K H"],
-    v: Float[Array, "B N K H"],
-    k_cache: Float[Array, "B K S H"],
-    v_cache: Float[Array, "B K S H"],
-    lengths: Int[Array, " B"],
-    mask: Bool[Array, "B N N"],
-    *,
-    scale: float,
-    window: int | None = None,
-) -> Float[Array, "B N Q H"]:
-    """Each node attends to the first `lengths` cached tokens and to the nodes its mask shows.
-
-    With a window, only to those of them among the `window` last positions, its own included.
-    """
-    return tree_attention_kernel(
-        q, k_cache, v_cache, lengths, k, v, mask, scale=scale, window=window
-    )

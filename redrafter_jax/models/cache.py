@@ -1,5 +1,7 @@
 """The key-value cache: made once, written in place, rolled back by its lengths."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
@@ -38,7 +40,8 @@ def append(
     """
 
     def write(slots: Float[Array, "B K S H"], fresh: Float[Array, "B T K H"]) -> Array:
-        return jax.vmap(_write_row)(slots, fresh.transpose(0, 2, 1, 3), cache.lengths)
+        write_row = partial(jax.lax.dynamic_update_slice_in_dim, axis=1)
+        return jax.vmap(write_row)(slots, fresh.transpose(0, 2, 1, 3), cache.lengths)
 
     return KVCache(
         keys=tuple(map(write, cache.keys, keys)),
@@ -60,9 +63,3 @@ def commit(
         return jnp.take_along_axis(nodes, path[:, :, None, None], axis=1)
 
     return append(cache, tuple(map(pick, keys)), tuple(map(pick, values)), count)
-
-
-def _write_row(
-    slots: Float[Array, "K S H"], fresh: Float[Array, "K P H"], start: Int[Array, ""]
-) -> Float[Array, "K S H"]:
-    return jax.lax.dynamic_update_slice(slots, fresh, (0, start, 0))

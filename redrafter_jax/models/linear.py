@@ -20,8 +20,8 @@ class QuantizedWeight(NamedTuple):
 
     A matrix lies [in, out], and its numbers are quantized in groups along the inputs; a table of
     embeddings lies [V, D], in groups along D. Each group has a scale: one group is all inputs of an
-    output channel. The scales, and the minima where there are any, have the matrix's axes, that of
-    the groups as long as there are groups.
+    output channel. Scales and minima have the matrix's axes; along the grouped one they have one
+    entry per group.
 
     Attributes:
       codes: int8, int4 or float8_e4m3fn. A number is `scale * code`, or of whole numbers with a

@@ -210,12 +210,14 @@ class Decoder(nnx.Module):
         """As `_layers`, at positions `lengths + depth`; sees the cache, and what the mask shows."""
 
         def attend_in(layer: int) -> Attend:
-            return partial(
-                tree_attention,
-                k_cache=cache.keys[layer],
-                v_cache=cache.values[layer],
-                lengths=cache.lengths,
-                mask=mask,
+            return lambda q, k, v: tree_attention(
+                q,
+                cache.keys[layer],
+                cache.values[layer],
+                cache.lengths,
+                k,
+                v,
+                mask,
                 scale=self.config.attention_scale,
                 window=self.config.window_of(layer),
             )

@@ -125,7 +125,8 @@ def partition(
 ) -> PartitionSpec:
     """The spec of an array by the kinds of its leading axes, None for one that is never split.
 
-    A length that the mesh does not divide lies whole. `rules` name the mesh axis of each kind.
+    An axis whose length the mesh does not divide is not split. `rules` name the mesh axis of each
+    kind.
     """
     mesh_axes = [rules.get(kind or "") for kind in axes]
     return PartitionSpec(

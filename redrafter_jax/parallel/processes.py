@@ -56,6 +56,8 @@ def join(
             f"A job of several processes needs {flags} too, or the variables "
             "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."
         )
+    if count is not None and count < 1:
+        raise InputError(f"num_processes is {count}; it must be 1 or more.")
     if count is not None and own is not None and not 0 <= own < count:
         raise InputError(f"process_id is {own}; of {count} processes it must be 0 to {count - 1}.")
     try:
@@ -81,7 +83,7 @@ def wait_for_all(what: str) -> None:
         multihost_utils.sync_global_devices(what)
 
 
-def as_first_has_it(values: np.ndarray) -> np.ndarray:
+def broadcast_from_first(values: np.ndarray) -> np.ndarray:
     """The first process's array, on all of them; the others give one of its shape and dtype."""
     if not jax.distributed.is_initialized():
         return values
@@ -94,9 +96,9 @@ def read_lines(path: Path) -> tuple[list[bytes], bytes]:
     All processes get what the first one reads; nothing where it has no such file.
     """
     content = path.read_bytes() if is_first() and path.is_file() else b""
-    size = as_first_has_it(np.asarray(len(content)))
+    size = broadcast_from_first(np.asarray(len(content)))
     read = np.frombuffer(content.ljust(int(size), b"\0"), np.uint8)
-    *lines, tail = as_first_has_it(read).tobytes().split(b"\n")
+    *lines, tail = broadcast_from_first(read).tobytes().split(b"\n")
     return lines, tail
 
 

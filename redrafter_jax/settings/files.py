@@ -22,6 +22,8 @@ from redrafter_jax.config.limits import FieldError, unfold
 from redrafter_jax.errors import InputError
 
 _UNKNOWN_KEYS = ("extra_forbidden", "unexpected_keyword_argument")
+# What reading YAML may raise: ValueError for a number such as 0x_, TypeError for an unhashable key.
+_UNREADABLE = (yaml.YAMLError, ValueError, TypeError, RecursionError)
 
 
 class Settings(pydantic.BaseModel):
@@ -45,8 +47,12 @@ def load_settings(model: type[SettingsT], path: Path, overrides: Sequence[str] =
     for override in overrides:
         _apply(values, override)
     try:
+        text = json.dumps(values, default=str)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InputError(f"{path} holds what no setting can be ({error}); take it out.") from None
+    try:
         # Of JSON, strict, pydantic takes lists for tuples and strings for paths, but no true for 1.
-        return model.model_validate_json(json.dumps(values, default=str), strict=True)
+        return model.model_validate_json(text, strict=True)
     except pydantic.ValidationError as error:
         raise InputError(_report(error, model, path, overrides)) from None
 
@@ -70,9 +76,10 @@ def dump_settings(settings: Settings) -> str:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
+    text = read_text(path)
     try:
-        values = yaml.load(read_text(path), Loader=_Loader)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a number such as 0x_
+        values = yaml.load(text, Loader=_Loader)
+    except _UNREADABLE as error:
         raise InputError(f"{path} is not valid YAML: {error}") from None
     if not isinstance(values, dict):
         raise InputError(f"{path} holds no mapping of settings.")
@@ -80,7 +87,10 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that reads 3e-4 as a number and 2024-01-31 as a string, as YAML 1.2 does."""
+    """SafeLoader that reads 3e-4 as a number and 2024-01-31 as a string, as YAML 1.2 does.
+
+    A key that stands twice is refused: of two sections of one name the first would be lost.
+    """
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - the name and the place are YAML's
         first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
@@ -91,6 +101,16 @@ class _Loader(yaml.SafeLoader):
         """A whole one as an int: steps may be 1e4."""
         number = self.construct_yaml_float(node)
         return int(number) if number.is_integer() else number
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The mapping, whose keys must differ."""
+        seen = set[str]()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                problem = f"the key {key.value!r} stands twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else "")
+        return super().construct_mapping(node, deep)
 
 
 _Loader.add_implicit_resolver(
@@ -107,7 +127,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
         raise InputError(f"Override {override!r} is not of the form key.path=value.")
     try:
         value = yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError):
+    except _UNREADABLE:
         raise InputError(f"Override {override!r}: {text!r} is not a YAML value.") from None
     holder: Any = values
     *parents, leaf = path.split(".")

@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from redrafter_jax.checkpoints.draft_table import tuples
 from redrafter_jax.config import (
     Cell,
     DraftConfig,
@@ -50,8 +51,13 @@ class BuildableSettings(Settings):
         """
 
 
-def _or_auto(value: Any, otherwise: Callable[[Any], Any]) -> Any:
-    return value if value == "auto" else otherwise(value)
+def _read_draft(value: Any, read: Callable[[Any], Any]) -> Any:
+    # Here pydantic has Python's lists at hand, which it does not take for tuples.
+    return value if value == "auto" else read(tuples(value))
+
+
+def _write_draft(value: Any, write: Callable[[Any], Any]) -> Any:
+    return value if value == "auto" else write(value)
 
 
 # "auto" stands for the tree of `redrafter_jax.load_draft`. It is no member of a union here, whose
@@ -59,8 +65,8 @@ def _or_auto(value: Any, otherwise: Callable[[Any], Any]) -> Any:
 DraftSettings = Annotated[
     DraftConfig | Literal["auto"],
     GetPydanticSchema(lambda _, handler: handler(DraftConfig)),
-    WrapValidator(_or_auto),
-    WrapSerializer(_or_auto),
+    WrapValidator(_read_draft),
+    WrapSerializer(_write_draft),
 ]
 SamplingSettings = Annotated[SamplingConfig, AfterValidator(SamplingConfig.refuse_idle_filters)]
 

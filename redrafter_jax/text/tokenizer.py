@@ -82,14 +82,14 @@ def split_stops(tokenizer: Tokenizer, strings: Sequence[str]) -> tuple[tuple[int
     tokens, others = [], []
     special = special_tokens(tokenizer)
     for string in strings:
-        held = [(token, spelt) for token, spelt in special.items() if spelt in string]
+        held = {spelt: token for token, spelt in special.items() if spelt in string}
         if not held:
             others.append(string)
-        elif held[0][1] == string:
-            tokens.append(held[0][0])
+        elif string in held:
+            tokens.append(held[string])
         else:
             raise InputError(
-                f"The stop string {string!r} holds the special token {held[0][1]!r}, which "
+                f"The stop string {string!r} holds the special token {next(iter(held))!r}, which "
                 "decoded text leaves out; give the token alone."
             )
     return tuple(tokens), others

@@ -94,7 +94,7 @@ def entry(**changes: str) -> str:
     [
         ("a: [", "is not valid YAML: "),
         ("when: 2024-99-99", "is not valid YAML: "),
-        ("a: &b [1]\nc: *b", "has YAML aliases; write out what they stand for."),
+        ("a: &b [1]\nc: *b", "draft.yaml has YAML aliases; write out what they stand for."),
         ("[1, 2]", "draft.yaml holds [1, 2]; it must hold device, dtype, trees."),
         ("device: a\ntrees: []", "holds device, trees; it must hold device, dtype, trees."),
         ("device: 3\ndtype: b\ntrees: [1]", "states device=3; it must be a string."),

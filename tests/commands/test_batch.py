@@ -150,8 +150,9 @@ def test_rows_of_other_prompts_and_bad_values_are_refused(
         (["--prompts", str(other)], "other.jsonl, line 1: 'prompt' is ''; it must be a string"),
         (
             ["--prompts", str(long), "--output", str(tmp_path / "new")],
-            "long.jsonl, line 1: the prompt has 501 tokens; with --max-new-tokens 12 it must have "
-            "from 1 to 500, for the target has 512 positions.",
+            "long.jsonl, line 1: the prompt has 501 tokens and --max-new-tokens is 12, but the "
+            "target has 512 positions; lower --max-new-tokens to 11 at most, or shorten the "
+            "prompt.",
         ),
     ):
         code, _, told = continue_all(*more)

@@ -8,7 +8,7 @@ import pytest
 from tiny_models import tiny_config
 
 from redrafter_jax import DraftConfig, DrafterConfig, InputError, PromptLookup, SamplingConfig
-from redrafter_jax.config import LinearScaling
+from redrafter_jax.config import LinearScaling, Quantization
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 
@@ -50,6 +50,9 @@ BAD_CONSTANTS = [(-1.0, "greater than 0"), (NAN, "finite"), (INFINITY, "finite")
         (DraftConfig, "lookup_tokens", -1, "0 or more"),
         (drafter, "num_draft_layers", -1, "0 or more"),
         (drafter, "cell", "lstm", "one of simple, gru, sum"),
+        (drafter, "context_layers", [1], "a tuple of whole numbers"),
+        (tiny_config, "eos_token_ids", (3.5,), "a tuple of whole numbers"),
+        (Quantization, "layers", "int9", "one of int8, int4, fp8"),
         (SamplingConfig, "temperature", -0.5, "0 or more"),
         (SamplingConfig, "top_p", 0.0, "greater than 0 and at most 1"),
         (SamplingConfig, "top_p", 1.5, "greater than 0 and at most 1"),

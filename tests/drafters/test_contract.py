@@ -142,6 +142,15 @@ def test_what_does_not_fit_is_refused(
         generate(habitual_target, drafter, PROMPTS, max_new_tokens=2, draft=draft)
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_a_part_that_is_no_drafter_is_refused(
+    habitual_target: Target, good_drafter: DraftModel
+) -> None:
+    part: Any = good_drafter
+    with pytest.raises(InputError, match=r" is no Drafter; bind_drafter makes one of a"):
+        generate(habitual_target, Combined(part, PromptLookup(2), 2), PROMPTS, max_new_tokens=2)
+
+
 def test_a_state_of_another_drafter_is_refused(habitual_target: Target) -> None:
     state, _ = start(habitual_target, PromptLookup(3), PROMPTS, 20, None, None, ())
     with pytest.raises(InputError, match=r"for paths of 4 nodes and the drafter's have 6; start"):

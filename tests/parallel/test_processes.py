@@ -69,6 +69,11 @@ def test_schedulers_are_left_to_jax(joined: list[Any], name: str) -> None:
             {},
             "process_id is 2; of 2 processes it must be 0 to 1",
         ),
+        (
+            {"coordinator_address": "a:1", "num_processes": 0, "process_id": 0},
+            {},
+            "num_processes is 0; it must be 1 or more",
+        ),
         ({"process_id": 0}, {"JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES is 'two'"),
         ({}, {"SLURM_STEP_NUM_TASKS": "all"}, "SLURM_STEP_NUM_TASKS is 'all'"),
     ],

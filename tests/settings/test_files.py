@@ -7,6 +7,7 @@ import pytest
 
 from redrafter_jax import DraftConfig, InputError
 from redrafter_jax.settings.files import Settings, dump_settings, load_settings
+from redrafter_jax.settings.sections import DraftSettings
 
 
 class Inner(Settings):
@@ -54,6 +55,15 @@ def test_a_tree_may_be_given_as_paths(config: Path) -> None:
     assert load_settings(Outer, config, ["draft.static_tree=yes"]).draft.static_tree is True
     with pytest.raises(InputError, match=r"draft.static_tree holds \(1, 0\) and not \(1,\), where"):
         load_settings(Outer, config, ["draft.static_tree=[[0], [1, 0]]"])
+
+    class OrAuto(Settings):
+        draft: DraftSettings
+
+    config.write_text("draft: {static_tree: [[0], [1], [0, 0]]}\n")
+    draft = load_settings(OrAuto, config).draft
+    assert isinstance(draft, DraftConfig)
+    assert draft.static_tree == ((0,), (1,), (0, 0))
+    assert load_settings(OrAuto, config, ["draft=auto"]).draft == "auto"
 
 
 def test_a_date_is_a_string_and_yes_is_true_where_that_is_asked_for(tmp_path: Path) -> None:
@@ -152,15 +162,21 @@ def test_known_keys_are_listed_once(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
-    with pytest.raises(InputError, match=r"Cannot read .*bad.yaml: No such file"):
+    with pytest.raises(InputError, match=r"^Cannot read .*bad.yaml: No such file"):
         load_settings(Outer, path)
     path.write_text("- a list\n")
     with pytest.raises(InputError, match="holds no mapping"):
         load_settings(Outer, path)
-    for text in ("size: [\n", "size: 0x_\n"):
+    for text in ("size: [\n", "size: 0x_\n", "size: " + "[" * 3000, "? [a]\n: 1\n"):
         path.write_text(text)
-        with pytest.raises(InputError, match="not valid YAML"):
+        with pytest.raises(InputError, match=r"^[^ ]*bad.yaml is not valid YAML"):
             load_settings(Outer, path)
+    path.write_text("size: &a [*a]\n")
+    with pytest.raises(InputError, match="holds what no setting can be"):
+        load_settings(Outer, path)
+    path.write_text("inner: {rate: 1}\nsize: 1\ninner: {fast: true}\n")
+    with pytest.raises(InputError, match="the key 'inner' stands twice"):
+        load_settings(Outer, path)
     path.write_bytes(b"size: \xff\n")
     with pytest.raises(InputError, match="not UTF-8 text at byte 6"):
         load_settings(Outer, path)

@@ -65,3 +65,6 @@ def test_stop_strings_that_are_special_tokens_become_tokens() -> None:
     assert "<|end|>" not in tokenizer.decode([97, end]), "no text holds it"
     with pytest.raises(InputError, match=r"'<\|end\|>user' holds the special token '<\|end\|>', "):
         split_stops(tokenizer, ["<|end|>user"])
+    # A special token that holds another is one token still.
+    tokenizer.add_special_tokens(["<|end|>user"])
+    assert split_stops(tokenizer, ["<|end|>user"]) == ((end + 1,), [])
