@@ -159,7 +159,7 @@ def _find_model(settings: ServeLoadSettings) -> dict[str, Any]:
             answer = client.get("/v1/models")
             answer.raise_for_status()
             model = answer.json()["data"][0]
-            return {"id": model["id"], "chat": model.get("chat")}
+            return {"chat": False, **model, "id": model["id"]}
     except (httpx.HTTPError, httpx.InvalidURL, LookupError, TypeError, ValueError) as error:
         raise InputError(
             f"url={settings.url} is no server that answers /v1/models ({error}); start one with "
