@@ -67,7 +67,6 @@ def plan(settings: PlanSettings) -> None:
     target_config = settings.target.build()
     drafter_config = settings.drafter_config(draft.draft_rounds)
     check_pair(target_config, drafter_config, draft)
-    settings.check_slots(settings.slots)
     make_folder(settings.report_dir, "report_dir")
     # Planning needs no device, and asking JAX for one may log what is wrong with CUDA.
     jax.config.update("jax_platforms", "cpu")

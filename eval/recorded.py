@@ -200,10 +200,10 @@ def _walk(
 def _nodes_needed(
     target: Target, drafter: Drafter, recording: Recording
 ) -> list[Int[np.ndarray, "new D"]]:
-    """Of each prompt, entry (i, d - 1): how many of the best nodes must be kept at new token i.
+    """One array per prompt: how many of the best nodes must be kept for one to spell the text.
 
-    Of the tree drafted there one of them then spells the text down to depth d. `_NOWHERE` where no
-    node does.
+    Entry [i, d - 1] is of the tree drafted at new token i, down to depth d. `_NOWHERE` where no
+    node of it does.
 
     Args:
       target: that wrote the texts.

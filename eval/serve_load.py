@@ -30,6 +30,8 @@ from .report import describe_sampling, make_table, number, show, write_report
 
 METHODS = {"speculative": True, "baseline": False}
 DEFINITIONS = {
+    "prompts": "every rate and method asks those that follow in the file, so that no cache of the "
+    "server holds them: methods are compared over many prompts, not prompt by prompt",
     "rate": "requests per second, of a Poisson process: the gaps between two are independent",
     "sent": "requests that arrived",
     "errors": "those without a whole answer, by the server's code or by what broke",
@@ -77,11 +79,11 @@ def measure_load(settings: ServeLoadSettings) -> None:
     make_folder(settings.report_dir, "report_dir")
     model = _find_model(settings)
     _wait_until_ready(settings)
-    # What goes second may find the server's memory warm: each does at every other rate.
+    # Each method goes first at every other rate.
     orders = cycle([list(METHODS), list(METHODS)[::-1]])
     cases = [(rate, name) for rate in settings.rates for name in next(orders)]
     runs = []
-    # The next prompt. One that was asked just before may still lie in the server's caches.
+    # A prompt that was asked just before may still lie in a cache of the server.
     following = cycle(prompts)
     for rate, name in track(cases, len(cases), "rates"):
         arrivals = arrival_times(rate, settings.seconds, settings.max_requests, settings.first_seed)

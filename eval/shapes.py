@@ -81,18 +81,6 @@ class PairShape(Settings):
         """The library's configuration of a drafter for this target, that drafts so many tokens."""
         return self.drafter.build_for(self.target.build(), rounds)
 
-    def check_slots(self, slots: int) -> None:
-        """Refuse more cache slots than the target can fill.
-
-        Raises:
-          InputError: as said.
-        """
-        positions = self.target.max_position_embeddings
-        if slots > positions:
-            raise InputError(
-                f"slots is {slots}, but the target has {positions} positions; give fewer."
-            )
-
 
 class PlanSettings(PairShape):
     """`python -m eval plan`: what the pair is meant for.

@@ -12,7 +12,7 @@ from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 
 from .config import TuneSettings
-from .step_parts import Part, room_for, time_parts
+from .step_parts import Timing, room_for, time_parts
 
 
 class Timed(NamedTuple):
@@ -95,7 +95,9 @@ def time_steps(
     ]
 
 
-def _in_baseline_steps(seconds: Mapping[Part, Float[np.ndarray, " repeats"]], part: Part) -> float:
+def _in_baseline_steps(
+    seconds: Mapping[Timing, Float[np.ndarray, " repeats"]], part: Timing
+) -> float:
     return float(np.median(seconds[part] / seconds["baseline"]))
 
 

@@ -1,6 +1,7 @@
 """The parts of a decode step as programs that a clock can time: each many times in a row.
 
-They are propose, verify and finish of `redrafter_jax.decoding.step`, on the arrays of a real step.
+They are propose, verify, finish and the noise of `redrafter_jax.decoding.step`, on the arrays of a
+real step; beside them the whole step and the baseline's.
 """
 
 import time
@@ -23,8 +24,8 @@ from redrafter_jax.types import DecodeState, DecodeStats, Sampling, TokenTree, V
 
 from .random_pair import random_state
 
-OwnProgram = Literal["propose", "verify", "finish", "noise"]
-Part = Literal[OwnProgram, "step", "baseline"]
+StepPart = Literal["propose", "verify", "finish", "noise"]
+Timing = Literal[StepPart, "step", "baseline"]
 
 
 class Between(NamedTuple):
@@ -52,7 +53,7 @@ def run_part(
     between: Between,
     zero: Int[Array, ""],
     *,
-    part: OwnProgram,
+    part: StepPart,
     turns: int,
 ) -> tuple[DecodeState, Between]:
     """The part so many times on the same arrays, which come back with what its last turn wrote.
@@ -104,12 +105,12 @@ def time_parts(
     batch_size: int,
     slots: int,
     *,
-    parts: Sequence[Part],
+    parts: Sequence[Timing],
     cached: int,
     turns: int,
     short_turns: int,
     repeats: int,
-) -> list[dict[Part, Float[np.ndarray, " repeats"]]]:
+) -> list[dict[Timing, Float[np.ndarray, " repeats"]]]:
     """Seconds of one turn of each part under every sampling, all of them timed in turns.
 
     Args:
@@ -154,7 +155,7 @@ def make_timers(
     cached: int,
     turns: int,
     short_turns: int,
-) -> dict[Part, Callable[[], float]]:
+) -> dict[Timing, Callable[[], float]]:
     """Seconds of one turn of each part, of the whole step and of the baseline's.
 
     Args:
@@ -171,7 +172,7 @@ def make_timers(
     # The first run of every part fills it in.
     between = [empty_like(begin, target, drafter, held[0])]
 
-    def run_turns(state: DecodeState, part: OwnProgram, turns: int) -> DecodeState:
+    def run_turns(state: DecodeState, part: StepPart, turns: int) -> DecodeState:
         state, between[0] = run_part(
             target, drafter, state, between[0], zero, part=part, turns=turns
         )
@@ -197,7 +198,7 @@ def make_timers(
 
         return seconds
 
-    def part(name: OwnProgram, turns: int) -> Callable[[], float]:
+    def part(name: StepPart, turns: int) -> Callable[[], float]:
         return timer(partial(run_turns, part=name, turns=turns), turns, done=name == "finish")
 
     return {

@@ -27,7 +27,7 @@ from .metrics import quartiles
 from .random_pair import random_drafter, random_target
 from .report import TREE, describe_device, describe_sampling, make_table, show, write_report
 from .shapes import StepsSettings
-from .step_parts import Part, room_for, time_parts
+from .step_parts import Timing, room_for, time_parts
 from .tree_grid import build_all
 
 DEFINITIONS = {
@@ -103,7 +103,7 @@ def measure(
         settings.samplings,
         one.batch_size,
         one.slots,
-        parts=get_args(Part),
+        parts=get_args(Timing),
         cached=cached,
         turns=settings.steps,
         short_turns=settings.short_turns,
@@ -164,7 +164,11 @@ def _check(settings: StepsSettings, grid: Sequence[Combination]) -> None:
     drafter = abstract_drafter(drafter_config, dtype)
     for one in grid:
         check_pair(config, drafter_config, one.draft)
-        settings.check_slots(one.slots)
+        if one.slots > config.max_position_embeddings:
+            raise InputError(
+                f"slots is {one.slots}, but the target has {config.max_position_embeddings} "
+                "positions; give fewer."
+            )
         if one.cached(settings.steps) < 1:
             raise InputError(
                 f"slots is {one.slots}, which {settings.steps} steps of up to "

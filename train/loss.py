@@ -102,7 +102,9 @@ def spread(
     log_probs = top.log_probs.astype(jnp.float32)
     left = 1 - jnp.exp(log_probs).sum(axis=-1, keepdims=True)
     others = max(vocab_size - log_probs.shape[-1], 1)
-    each = jnp.log(jnp.maximum(left, jnp.finfo(jnp.float32).tiny) / others)
+    # Not the logarithm of the ratio: where nothing is left, as of padding, that is -inf in float32,
+    # and -inf for every known token is no distribution.
+    each = jnp.log(jnp.maximum(left, jnp.finfo(jnp.float32).tiny)) - jnp.log(others)
     each = jnp.minimum(each, log_probs[..., -1:])
     size, places = vocab_size, top.token_ids
     if known is not None:

@@ -108,9 +108,8 @@ def set_up(settings: TrainSettings, console: Console) -> Run:
     rows = settings.optimizer.batch_size * settings.optimizer.accumulation_steps
     part = rows_of_process(mesh)
     batches = make_batches(mixture, rows, settings.data.shuffle_seed, part, readers)
-    # All that can be refused without the models has been.
-    layers = settings.features is None or settings.acceptance
-    load = load_target if layers else load_target_without_layers
+    needs_layers = settings.features is None or settings.acceptance is not None
+    load = load_target if needs_layers else load_target_without_layers
     target = load(settings.target, settings.target_dtype, mesh)
     if settings.features is None:
         digests |= {"target": digest_weights(target)}
@@ -118,7 +117,7 @@ def set_up(settings: TrainSettings, console: Console) -> Run:
     if settings.drafter.initial_drafter is not None:
         digests |= {"drafter.initial_drafter": digest_weights(drafter)}
     optimizer = make_optimizer(settings.optimizer, settings.steps)
-    trial = prepare_trial(settings, planned, target, drafter)
+    trial = prepare_trial(settings, planned, target)
     return Run(settings, mesh, target, drafter, sources, batches, optimizer, trial, digests)
 
 

@@ -54,7 +54,7 @@ class Trial(NamedTuple):
     measured_on: str
 
 
-class Planned(NamedTuple):
+class PlannedTrial(NamedTuple):
     """A trial before the target has answered anything.
 
     Attributes:
@@ -82,7 +82,7 @@ class Best(NamedTuple):
 
 def plan_trial(
     settings: TrainSettings, target: TargetConfig, mesh: Mesh | None, chats: bool
-) -> Planned | None:
+) -> PlannedTrial | None:
     """Read the prompts that the settings name, before any model; None where they name none.
 
     Args:
@@ -93,11 +93,13 @@ def plan_trial(
         template, the prompts are a user's turns; `acceptance.chat` may say otherwise.
 
     Raises:
-      InputError: the prompts cannot be used, or the tree does not fit the target.
+      InputError: the prompts cannot be used, or the tree does not fit the models.
     """
     trial = settings.acceptance
     if trial is None:
         return None
+    drafter = settings.drafter.build_for(target, settings.draft_rounds)
+    check_pair(target, drafter, trial.draft)
     prompts = read_prompts(trial.prompts, trial.prompt_count, trial.turns)
     tokenizer = load_tokenizer(settings.target)
     template, eos = NO_TEMPLATE, ()
@@ -109,11 +111,11 @@ def plan_trial(
     how = Asking(template, tokenizer, eos, trial.max_new_tokens, target.position_limit)
     for count in rows_decoded(prompts):
         check_rows(count, mesh)
-    return Planned(how, ask(how, prompts))
+    return PlannedTrial(how, ask(how, prompts))
 
 
 def prepare_trial(
-    settings: TrainSettings, planned: Planned | None, target: Target, drafter: DraftModel
+    settings: TrainSettings, planned: PlannedTrial | None, target: Target
 ) -> Trial | None:
     """What the drafter is tried on: later turns stand behind the target's own answers.
 
@@ -121,15 +123,13 @@ def prepare_trial(
       settings: of the run.
       planned: from `plan_trial`.
       target: that will verify.
-      drafter: one of the shape that will be tried.
 
     Raises:
-      InputError: the tree does not fit the models, or a later turn the target.
+      InputError: a later turn does not fit the target.
     """
     trial = settings.acceptance
     if trial is None or planned is None:
         return None
-    check_pair(target.config, drafter.config, trial.draft)
     new = trial.max_new_tokens
 
     def answer(asked: Asked) -> list[list[int]]:

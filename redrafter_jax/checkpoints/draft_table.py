@@ -152,16 +152,16 @@ def _read_tree(values: Any, place: str) -> TunedTree:
     with naming(place):
         if values["draft"] is not None:
             stated = _mapping(DraftConfig, values["draft"], f"{place}.draft")
-            draft = DraftConfig(**tuples(stated))
+            draft = DraftConfig(**as_tuples(stated))
             values = values | {"draft": draft}
         return TunedTree(**values)
 
 
-def tuples(value: Any) -> Any:
+def as_tuples(value: Any) -> Any:
     """Lists, also those within others or in a mapping, as the tuples that configurations hold."""
     if isinstance(value, dict):
-        return {name: tuples(one) for name, one in value.items()}
-    return tuple(map(tuples, value)) if isinstance(value, list) else value
+        return {name: as_tuples(one) for name, one in value.items()}
+    return tuple(map(as_tuples, value)) if isinstance(value, list) else value
 
 
 def _mapping(kind: type, values: Any, place: str) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class DrafterConfig:
         rank, low = self.head_rank, self.head == "low_rank"
         problem = f"is {rank} and head is {self.head!r}; give it to head='low_rank' alone."
         require(low or rank is None, self, "head_rank", problem)
-        problem = f"is {rank}; head='low_rank' needs one, less than exit_dim."
+        problem = f"is {rank}; head='low_rank' needs one, less than exit_dim={self.exit_dim}."
         fits = rank is not None and rank < self.exit_dim
         require(fits or not low, self, "head_rank", problem)
         for before, layer in pairwise((-1, *self.context_layers)):

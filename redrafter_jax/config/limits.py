@@ -58,7 +58,7 @@ def check_fields(config: Any) -> None:
     for field in fields(config):
         value = getattr(config, field.name)
         if needed := _unmet(value, *unfold(field.type)):
-            raise FieldError(config, field.name, f"is {value!r}; it must be {needed}.")
+            raise FieldError(config, field.name, f"is {value!r:.200}; it must be {needed}.")
 
 
 def unfold(annotation: Any) -> tuple[list[Any], list[Any]]:
@@ -84,7 +84,7 @@ def _unmet(value: Any, kinds: list[Any], limits: list[Any]) -> str | None:
     if get_origin(kinds[0]) is tuple:
         kind, *_ = get_args(kinds[0])
         fits = isinstance(value, tuple) and all(type(one) in (int, kind) for one in value)
-        return None if fits else "a tuple of " + ("whole numbers" if kind is int else "numbers")
+        return None if fits else "a tuple of " + ("ints" if kind is int else "floats")
     if kinds[0] not in (int, float):
         return None
     if isinstance(value, bool) or not isinstance(value, int | kinds[0]):

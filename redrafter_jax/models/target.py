@@ -212,12 +212,12 @@ class Decoder(nnx.Module):
         def attend_in(layer: int) -> Attend:
             return lambda q, k, v: tree_attention(
                 q,
-                cache.keys[layer],
-                cache.values[layer],
-                cache.lengths,
-                k,
-                v,
-                mask,
+                k_cache=cache.keys[layer],
+                v_cache=cache.values[layer],
+                lengths=cache.lengths,
+                k_tree=k,
+                v_tree=v,
+                mask=mask,
                 scale=self.config.attention_scale,
                 window=self.config.window_of(layer),
             )

@@ -47,12 +47,8 @@ def load_settings(model: type[SettingsT], path: Path, overrides: Sequence[str] =
     for override in overrides:
         _apply(values, override)
     try:
-        text = json.dumps(values, default=str)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise InputError(f"{path} holds what no setting can be ({error}); take it out.") from None
-    try:
         # Of JSON, strict, pydantic takes lists for tuples and strings for paths, but no true for 1.
-        return model.model_validate_json(text, strict=True)
+        return model.model_validate_json(json.dumps(values, default=str), strict=True)
     except pydantic.ValidationError as error:
         raise InputError(_report(error, model, path, overrides)) from None
 
@@ -78,7 +74,7 @@ def dump_settings(settings: Settings) -> str:
 def _read_yaml(path: Path) -> dict[str, Any]:
     text = read_text(path)
     try:
-        values = yaml.load(text, Loader=_Loader)
+        values = _parse(text)
     except _UNREADABLE as error:
         raise InputError(f"{path} is not valid YAML: {error}") from None
     if not isinstance(values, dict):
@@ -102,15 +98,16 @@ class _Loader(yaml.SafeLoader):
         number = self.construct_yaml_float(node)
         return int(number) if number.is_integer() else number
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """The mapping, whose keys must differ."""
-        seen = set[str]()
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """The mapping, whose keys must differ; what is merged into it comes later."""
+        node = super().compose_mapping_node(anchor)
+        seen = set[tuple[str, str]]()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in seen:
+            if (key.tag, key.value) in seen:
                 problem = f"the key {key.value!r} stands twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
+            seen.add((key.tag, key.value))
+        return node
 
 
 _Loader.add_implicit_resolver(
@@ -121,12 +118,18 @@ _Loader.add_implicit_resolver(
 _Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_number)
 
 
+def _parse(text: str) -> Any:
+    values = yaml.load(text, Loader=_Loader)
+    json.dumps(values, default=str)  # refuses what refers to itself
+    return values
+
+
 def _apply(values: dict[str, Any], override: str) -> None:
     path, separator, text = override.partition("=")
     if not separator or not path:
         raise InputError(f"Override {override!r} is not of the form key.path=value.")
     try:
-        value = yaml.load(text, Loader=_Loader)
+        value = _parse(text)
     except _UNREADABLE:
         raise InputError(f"Override {override!r}: {text!r} is not a YAML value.") from None
     holder: Any = values

@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from redrafter_jax.checkpoints.draft_table import tuples
+from redrafter_jax.checkpoints.draft_table import as_tuples
 from redrafter_jax.config import (
     Cell,
     DraftConfig,
@@ -52,8 +52,8 @@ class BuildableSettings(Settings):
 
 
 def _read_draft(value: Any, read: Callable[[Any], Any]) -> Any:
-    # Here pydantic has Python's lists at hand, which it does not take for tuples.
-    return value if value == "auto" else read(tuples(value))
+    # Here pydantic has Python's lists at hand, which it does not take for as_tuples.
+    return value if value == "auto" else read(as_tuples(value))
 
 
 def _write_draft(value: Any, write: Callable[[Any], Any]) -> Any:
@@ -147,6 +147,8 @@ class DrafterShape(BuildableSettings):
                     )
             layers, head = 1 if layers is None else layers, cast(Any, self.head)
             return MedusaConfig(vocab_size, hidden_size, rounds, layers, draft_tokens, head)
+        if self.head == "low_rank" and self.head_rank is None:
+            raise ValueError("head_rank is missing; head: low_rank needs one, less than exit_dim")
         own = self.model_dump(include={field.name for field in fields(DrafterConfig)})
         own["exit_dim"] = self.exit_dim or 2 * hidden_size
         own["num_draft_layers"] = 2 if layers is None else layers

@@ -123,7 +123,7 @@ def _context(detokenize: Detokenize, prompt: Sequence[int]) -> list[int]:
 
 
 def _whole(detokenize: Detokenize, tokens: list[int]) -> int:
-    """How many leading tokens end on a complete character."""
+    """The length of the longest beginning that ends on a complete character."""
     fewest = max(0, len(tokens) - _MOST_PENDING)
     for count in range(len(tokens), fewest, -1):
         if not detokenize(tokens[:count]).endswith(_UNDECODABLE):

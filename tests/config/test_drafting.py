@@ -21,7 +21,7 @@ TREE: dict[str, Any] = {"beam_width": 4, "draft_rounds": 3}
         (
             DrafterConfig,
             {"head": "low_rank", "head_rank": 8},
-            "is 8; head='low_rank' needs one, less than exit_dim.",
+            "is 8; head='low_rank' needs one, less than exit_dim=8.",
         ),
         (DrafterConfig, {"head_rank": 2}, "is 2 and head is 'own'; give it to head='low_rank' al"),
         (DrafterConfig, {"context_layers": (3, 1)}, "context_layers holds 1 after 3; they must"),

@@ -8,7 +8,7 @@ from pair_prompts import asked_with
 from tiny_folders import encode
 
 from eval import benchmark
-from eval.benchmark import Method, Run, decode_batch, make_batches, measure, warm_up
+from eval.benchmark import Batch, Method, Run, decode_batch, make_batches, measure, warm_up
 from eval.config import RowSettings
 from redrafter_jax import PromptLookup, SamplingConfig
 from redrafter_jax.drafters.base import RootOnly
@@ -27,13 +27,23 @@ def methods(habitual_target: Target) -> dict[str, Method]:
 
 @pytest.mark.long
 def test_nothing_compiles_inside_the_timers(
-    methods: dict[str, Method], caplog: pytest.LogCaptureFixture
+    methods: dict[str, Method],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Prompts of two sizes of cache; no other test has the longer one.
     rows = RowSettings(max_new_tokens=11)
     batches = make_batches(asked_with([encode("a" * 90), encode("b")]), 1, SamplingConfig(), rows)
+    decoded = []
+
+    def spy(method: Method, batch: Batch) -> Run:
+        decoded.append(batch)
+        return decode_batch(method, batch)
+
+    monkeypatch.setattr(benchmark, "decode_batch", spy)
     with caplog.at_level(logging.WARNING), jax.log_compiles():
         warm_up(methods, [*batches, *batches], 1, "test")
+        assert len(decoded) == 2 * 2, "of each shape one, by each method"
         assert sum("Compiling jit(prefill)" in message for message in caplog.messages) >= 2
         caplog.clear()
         list(measure(methods, batches, 2))

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from itertools import pairwise
 from pathlib import Path
 
 import httpx
@@ -12,6 +13,7 @@ from fake_engine import FakeEngine
 from servers import LIMITS, serving
 from tiny_folders import byte_tokenizer
 
+from eval import serve_load
 from eval.commands import evaluate
 from eval.serve_load import Answered, _ask, arrival_times
 from redrafter_jax.errors import InputError
@@ -71,6 +73,30 @@ def test_the_report_states_what_the_server_did(
     told = capsys.readouterr().out
     assert "tiny, greedy" in told
     assert "queue_full" in told
+
+
+def test_no_prompt_is_asked_again_by_the_next_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    async def record(
+        settings: object, model: object, prompts: list[str], arrivals: list[float], _: bool
+    ) -> list[Answered]:
+        asked.append(prompts)
+        return [Answered(1.0, 0.5, 2, 1)] * len(arrivals)
+
+    monkeypatch.setattr(serve_load, "_ask_all", record)
+    monkeypatch.setattr(serve_load, "_find_model", lambda _: {"id": "m", "chat": False})
+    monkeypatch.setattr(serve_load, "_wait_until_ready", lambda _: None)
+    command = words(tmp_path, "http://nowhere")
+    rows = "".join(json.dumps({"prompt": f"number {n}"}) + "\n" for n in range(20))
+    (tmp_path / "prompts.jsonl").write_text(rows)
+    evaluate(command)
+    assert len(asked) == 4
+    for before, after in pairwise(asked):
+        assert len(before) == len(after) == 8
+        assert not {*before} & {*after}
 
 
 @pytest.mark.long

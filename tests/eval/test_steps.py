@@ -20,7 +20,7 @@ from eval.abstract import abstract_drafter, abstract_state, abstract_target, byt
 from eval.commands import evaluate
 from eval.random_pair import random_drafter, random_state, random_target
 from eval.shapes import StepsSettings
-from eval.step_parts import OwnProgram, begin, run_part, set_back
+from eval.step_parts import StepPart, begin, run_part, set_back
 from pallas_kernels.aot import compile_on, gpu_mesh
 from pallas_kernels.timing import empty_like
 from redrafter_jax import DraftConfig, InputError, SamplingConfig
@@ -69,7 +69,7 @@ def test_the_parts_in_a_row_are_a_decode_step() -> None:
 
     between, zero = empty_like(begin, target, bound, state), jnp.int32(0)
     # A turn does the same again, whatever their number; finish alone changes the state.
-    parts: list[tuple[OwnProgram, int]] = [
+    parts: list[tuple[StepPart, int]] = [
         ("noise", 1),
         ("propose", 2),
         ("verify", 2),
@@ -133,7 +133,7 @@ def test_compiled_for_a_gpu_every_loop_has_its_turns_and_verify_its_kernel() -> 
     state = abstract_state(target, drafter, 2, 64)
     between = jax.eval_shape(begin, target, drafter, state)
     zero = jax.ShapeDtypeStruct((), jnp.int32)
-    turns: dict[OwnProgram, int] = {"propose": 20, "verify": 30, "finish": 50}
+    turns: dict[StepPart, int] = {"propose": 20, "verify": 30, "finish": 50}
     compiled = {
         part: compile_on(
             gpu_mesh("h200"),

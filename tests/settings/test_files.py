@@ -167,16 +167,20 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
     path.write_text("- a list\n")
     with pytest.raises(InputError, match="holds no mapping"):
         load_settings(Outer, path)
-    for text in ("size: [\n", "size: 0x_\n", "size: " + "[" * 3000, "? [a]\n: 1\n"):
+    bad = ("size: [\n", "size: 0x_\n", "size: " + "[" * 3000, "? [a]\n: 1\n", "size: &a [*a]\n")
+    for text in bad:
         path.write_text(text)
         with pytest.raises(InputError, match=r"^[^ ]*bad.yaml is not valid YAML"):
             load_settings(Outer, path)
-    path.write_text("size: &a [*a]\n")
-    with pytest.raises(InputError, match="holds what no setting can be"):
-        load_settings(Outer, path)
+    path.write_text("size: 1\n")
+    with pytest.raises(InputError, match=r"^Override 'size=&a \[\*a\]': .* is not a YAML value"):
+        load_settings(Outer, path, ["size=&a [*a]"])
     path.write_text("inner: {rate: 1}\nsize: 1\ninner: {fast: true}\n")
     with pytest.raises(InputError, match="the key 'inner' stands twice"):
         load_settings(Outer, path)
+    # What is merged into a mapping may be stated again.
+    path.write_text("size: 1\nspare: &m {<<: {rate: 1}, rate: 2}\ninner: {<<: *m}\n")
+    assert load_settings(Outer, path).inner == Inner(rate=2.0)
     path.write_bytes(b"size: \xff\n")
     with pytest.raises(InputError, match="not UTF-8 text at byte 6"):
         load_settings(Outer, path)

@@ -18,7 +18,7 @@ from redrafter_jax.settings.files import load_settings
 from tools.pretrain import PretrainSettings, held_out_loss, main, next_token_loss
 from train.data.types import Windows
 
-pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.long]
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 SHAPE = {
     "vocab_size": 300,
@@ -37,7 +37,7 @@ SHAPE = {
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pretrain")
     for name in ("train.py", "held.py"):
         lines = [f"def {name[0]}{n}(x):\n    return x + {n}\n" for n in range(300)]
@@ -52,13 +52,20 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "steps": 40,
         "output_dir": str(folder / "target"),
     }
-    (folder / "pretrain.yaml").write_text(yaml.safe_dump(settings))
+    path = folder / "pretrain.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
+@pytest.fixture(scope="module")
+def exported(config: Path) -> Path:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["pretrain", "--config", str(folder / "pretrain.yaml")])
+        patch.setattr(sys, "argv", ["pretrain", "--config", str(config)])
         main()
-    return folder / "target"
+    return config.parent / "target"
 
 
+@pytest.mark.long
 def test_the_target_learns_what_it_never_saw(exported: Path) -> None:
     report = json.loads((exported / "pretrain_report.json").read_text())
     assert report["held_out_loss_nats_per_token"] < 0.7 * math.log(300)
@@ -70,6 +77,7 @@ def test_the_target_learns_what_it_never_saw(exported: Path) -> None:
     assert report["held_out_tokens"] == tokens - math.ceil(tokens / 32)
 
 
+@pytest.mark.long
 def test_the_folder_is_in_hugging_face_layout(exported: Path) -> None:
     theirs = AutoConfig.from_pretrained(exported)
     assert (theirs.model_type, theirs.num_key_value_heads, theirs.head_dim) == ("llama", 1, 8)
@@ -77,6 +85,7 @@ def test_the_folder_is_in_hugging_face_layout(exported: Path) -> None:
     assert target.config.eos_token_ids == (0,)
 
 
+@pytest.mark.long
 def test_the_loss_is_the_cross_entropy_of_counted_tokens(exported: Path) -> None:
     target = load_target(exported, "float32")
     generator = np.random.default_rng(0)
@@ -98,6 +107,7 @@ def test_the_loss_is_the_cross_entropy_of_counted_tokens(exported: Path) -> None
 
 
 # Four windows make a batch.
+@pytest.mark.long
 @pytest.mark.parametrize("count", [3, 6])
 def test_the_held_out_loss_is_the_mean_over_every_window(exported: Path, count: int) -> None:
     target = load_target(exported, "float32")
@@ -123,8 +133,6 @@ def test_the_held_out_loss_is_the_mean_over_every_window(exported: Path, count: 
         ("data.sequence_length=33", "data.sequence_length is 33; give it 2 to 32"),
     ],
 )
-def test_settings_that_cannot_train_are_refused(
-    exported: Path, override: str, sentence: str
-) -> None:
+def test_settings_that_cannot_train_are_refused(config: Path, override: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        load_settings(PretrainSettings, exported.parent / "pretrain.yaml", [override])
+        load_settings(PretrainSettings, config, [override])

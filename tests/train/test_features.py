@@ -271,3 +271,6 @@ def test_the_tokens_beyond_the_k_share_what_is_left() -> None:
     np.testing.assert_allclose(np.exp(spread(rounded, 4))[0], [0.1, 0.1, 0.1, 0.5], atol=1e-6)
     whole = TopTokens(jnp.log(probabilities[:1]), jnp.asarray([[1, 0]]))
     np.testing.assert_allclose(np.exp(spread(whole, 2)), [[0.25, 0.5]], atol=1e-6)
+    # Padding, of which zeros are kept: nothing is left for the tokens that the drafter knows.
+    padding = TopTokens(jnp.zeros((1, 64)), jnp.zeros((1, 64), int))
+    assert jnp.isfinite(spread(padding, 50_000, jnp.asarray([1, 2, 4]))).all()

@@ -168,6 +168,22 @@ def test_sigterm_and_ctrl_c_save_and_the_same_command_goes_on(
     assert_same_weights(output, finished)
 
 
+def test_trials_that_cannot_be_are_refused_before_the_target_is_loaded(
+    target_folder: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("train.setup.load_target")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "def "}\n')
+    for changes, sentence in (
+        ({"prompts": str(tmp_path / "nowhere.jsonl")}, "Cannot read "),
+        ({"draft": {"beam_width": 5000}}, "beam_width is 5000, more than "),
+        ({"max_new_tokens": 5000}, "max_new_tokens is 5000, but the target has 64 positions"),
+    ):
+        trial = {"every": 1, "prompts": str(prompts)} | changes
+        values = settings(target_folder, tmp_path / "refused", acceptance=trial)
+        assert sentence in start(values, code=2).err
+
+
 def test_the_drafter_is_tried_and_the_best_is_kept(
     target_folder: Path, tmp_path: Path, start: Start
 ) -> None:

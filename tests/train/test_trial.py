@@ -10,7 +10,6 @@ from chat_folders import (
     CONFIG,
     END,
     IM_END,
-    VOCABULARY,
     chat_tokenizer,
     write_lines,
     write_tokenizer,
@@ -38,9 +37,8 @@ def trial(folder: Path, chats: bool, template: str | None = CHATML, **changes: A
             "output_dir": str(folder),
         }
     )
-    drafter = random_drafter(DrafterConfig(VOCABULARY, 16, 16, 1))
     planned = plan_trial(settings, CONFIG, None, chats)
-    prepared = prepare_trial(settings, planned, random_target(CONFIG), drafter)
+    prepared = prepare_trial(settings, planned, random_target(CONFIG))
     assert prepared is not None
     return prepared
 

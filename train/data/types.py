@@ -44,7 +44,7 @@ class Chat(NamedTuple):
 class Tokens(NamedTuple):
     """Tokens that state themselves which carry loss: `mask` holds 0 and 1, as many as `ids`.
 
-    `is_chat` is True of a conversation that `train.regenerate` wrote.
+    `is_chat` is True of a conversation that `train regenerate` wrote.
     """
 
     place: str

@@ -1,4 +1,4 @@
-"""`python -m train.regenerate` on conversations: the target's own answers."""
+"""`python -m train regenerate` on conversations: the target's own answers."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`python -m train.regenerate`: the target's own words, row by row, resumable."""
+"""`python -m train regenerate`: the target's own words, row by row, resumable."""
 
 from pathlib import Path
 from typing import Any
