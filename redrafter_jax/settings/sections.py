@@ -148,7 +148,7 @@ class DrafterShape(BuildableSettings):
             layers, head = 1 if layers is None else layers, cast(Any, self.head)
             return MedusaConfig(vocab_size, hidden_size, rounds, layers, draft_tokens, head)
         if self.head == "low_rank" and self.head_rank is None:
-            raise ValueError("head_rank is missing; head: low_rank needs one, less than exit_dim")
+            raise ValueError("head_rank is None; head: low_rank needs one, less than exit_dim")
         own = self.model_dump(include={field.name for field in fields(DrafterConfig)})
         own["exit_dim"] = self.exit_dim or 2 * hidden_size
         own["num_draft_layers"] = 2 if layers is None else layers
