@@ -15,7 +15,7 @@ _COLUMNS = (
     *("category", "method", "prompts", "speedup", "quartiles", "acceptance"),
     *("rate per depth", "lookup", "drafted", "MB", "calls", "identical"),
 )
-_SCREEN = ("method", "speedup", "quartiles", "acceptance", "lookup", "drafted", "MB", "identical")
+_SCREEN = ("method", "speedup", "quartiles", "acceptance", "lookup", "MB", "identical")
 _BY_CATEGORY = ("category", "method", "speedup", "quartiles", "acceptance", "identical")
 LEGEND = (
     "speedup: median of the pairs with the baseline. acceptance: tokens per target call; lookup: "

@@ -67,7 +67,7 @@ def show(path: Path, *parts: RenderableType) -> None:
 def make_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1
 ) -> Table:
-    """A table without edges, narrow enough for 80 columns; numbers are set to the right.
+    """A table without edges; numbers are set to the right, and where it is narrow text is broken.
 
     Args:
       title: above it.
@@ -84,7 +84,8 @@ def make_table(
         show_edge=False,
     )
     for index, name in enumerate(columns):
-        table.add_column(name, justify="left" if index < text_columns else "right", no_wrap=True)
+        is_text = index < text_columns
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=not is_text)
     for cells in rows:
         table.add_row(*cells)
     return table
