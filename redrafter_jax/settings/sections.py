@@ -52,7 +52,7 @@ class BuildableSettings(Settings):
 
 
 def _read_draft(value: Any, read: Callable[[Any], Any]) -> Any:
-    # Here pydantic has Python's lists at hand, which it does not take for as_tuples.
+    # Here pydantic has Python's lists at hand, which it does not take for tuples.
     return value if value == "auto" else read(as_tuples(value))
 
 
