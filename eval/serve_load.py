@@ -281,18 +281,8 @@ def _read_event(answer: Answered, line: str, now: float) -> None:
 
 
 def _table(title: str, runs: Sequence[dict[str, Any]]) -> Table:
-    columns = (
-        "rate",
-        "method",
-        "sent",
-        "errors",
-        "tok/s",
-        "p50 s",
-        "p90 s",
-        "p99 s",
-        "first",
-        "len",
-    )
+    latencies = [f"p{share} s" for share in _PERCENTILES]
+    columns = ["rate", "method", "sent", "errors", "tok/s", *latencies, "first", "len"]
     return make_table(
         f"{title}: latency, median time to the first token, acceptance length",
         columns,

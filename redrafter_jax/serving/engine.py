@@ -62,8 +62,7 @@ class Engine:
         is taken for the number of rows that decode and their temperature.
       slots: B, rows that decode together; a multiple of the mesh's `data`.
       context_length: tokens that a request may come to, its prompt included.
-      queue_limit: how many requests may wait, beyond those that free slots can take at once; None
-        for no limit.
+      queue_limit: requests that may wait beyond those that free slots can take; None for no limit.
       stop_tokens: that end a row; None takes the target's.
       steps_per_call: decode steps between two looks at what has ended.
       prefill_chunk: tokens of a prompt that are read in one pass; None takes what suits the
