@@ -12,6 +12,7 @@ A drafter may know U of the V tokens only. The soft loss then compares with the 
 distribution among those; a label that it does not know has no hard loss and counts as missed.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -20,6 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from redrafter_jax.drafters.head import DraftHead
 from redrafter_jax.models.target import Decoder
+from redrafter_jax.types import Scorer
 
 # Accuracy is reported for the true token among the 1 to 5 best.
 TOP = 5
@@ -186,7 +188,7 @@ def round_sums(
     """
     C = window.hidden.shape[1] - rounds
     known = drafter.draft_token_ids
-    scorer = target.scorer(known) if drafter.config.head == "target" else None
+    scorer = _frozen_scorer(target, known) if drafter.config.head == "target" else None
     vocab_size = target.config.vocab_size
     if window.top is None:
         scores = jax.lax.stop_gradient(target.logits(window.hidden[:, 1:]))
@@ -207,6 +209,32 @@ def round_sums(
         mask = (window.loss_mask & _same(window.segments, 2 + i))[:, ahead]
         sums.append(_prediction_sums(logits, taught, labels[:, ahead], mask, softening.temperature))
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *sums)
+
+
+def _frozen_scorer(target: Decoder, known: Int[Array, " U"] | None) -> Scorer:
+    """The target's vocabulary projection, and its gradient, in the dtype of its weights.
+
+    Not `target.scorer`, which is laid out for the few columns of a decode step.
+    """
+    head = target.head if known is None else target.head[:, known]
+    return partial(_project, head=head)
+
+
+@jax.custom_vjp
+def _project(features: Float[Array, "... D"], head: Float[Array, "D U"]) -> Float[Array, "... U"]:
+    return jnp.matmul(features.astype(head.dtype), head, preferred_element_type=jnp.float32)
+
+
+def _project_forward(features: Array, head: Array) -> tuple[Array, Array]:
+    return _project(features, head), head
+
+
+def _project_backward(head: Array, gradient: Array) -> tuple[Array, None]:
+    rounded = gradient.astype(head.dtype)
+    return jnp.matmul(rounded, head.T, preferred_element_type=jnp.float32), None
+
+
+_project.defvjp(_project_forward, _project_backward)
 
 
 def _index_of(known: Int[Array, " U"], vocab_size: int) -> Int[Array, " V"]:

@@ -1,5 +1,6 @@
 """The drafter's losses against a plain loop over positions, rounds and tokens."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -7,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.flatten_util import ravel_pytree
+from jax.test_util import check_grads
 
 from redrafter_jax.config import DrafterConfig, TargetConfig
 from redrafter_jax.drafters.bind import init_drafter
@@ -171,6 +174,24 @@ def test_sums_equal_a_loop_over_positions(
     expected = brute_force(target, drafter, tokens, mask, softening)
     for name, value in expected.items():
         np.testing.assert_allclose(getattr(sums, name), value, rtol=2e-4, atol=1e-4, err_msg=name)
+
+
+def test_gradients_through_the_targets_projection_are_true_and_near_in_bfloat16(batch) -> None:
+    tokens, mask = batch
+    target, drafter = make_pair(head="target", draft_tokens=SOME)
+    hidden, _ = forward(target, tokens)
+
+    def loss(params: Any, weights: Any) -> jax.Array:
+        pair = replace(target, params=weights), replace(drafter, params=params)
+        return sums_over_windows(pair, hidden, tokens, mask, 4).hard.sum() / mask.sum()
+
+    rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), target.params)
+    widened = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), rounded)
+    check_grads(partial(loss, weights=widened), (drafter.params,), order=1, modes=["rev"])
+    near, true = (
+        ravel_pytree(jax.grad(loss)(drafter.params, weights))[0] for weights in (rounded, widened)
+    )
+    assert 0 < jnp.linalg.norm(near - true) < 0.02 * jnp.linalg.norm(true)
 
 
 def test_counted_positions_are_those_whose_label_is_real_text() -> None:
