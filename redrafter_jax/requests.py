@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
@@ -87,23 +86,6 @@ def _short(value: Any) -> str:
 
 
 def prepare(
-    config: TargetConfig,
-    prompts: Sequence[Sequence[int]],
-    max_new_tokens: PerRow[int],
-    sampling: PerRow[SamplingConfig] | None,
-    seeds: Sequence[int] | None,
-    eos_token_ids: StopTokens | None,
-    max_path: int,
-    remembered: tuple[int, ...] | None = None,
-) -> tuple[Requests, int]:
-    """The batch on the device, and its cache slots per row; see `pack`."""
-    requests, slots = pack(
-        config, prompts, max_new_tokens, sampling, seeds, eos_token_ids, max_path, remembered
-    )
-    return jax.tree.map(jnp.asarray, requests), slots
-
-
-def pack(
     config: TargetConfig,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: PerRow[int],
