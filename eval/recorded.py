@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from redrafter_jax.config import DraftConfig, SamplingConfig
+from redrafter_jax.config import DraftConfig, DrafterConfig, SamplingConfig
 from redrafter_jax.decoding.step import step_noise
 from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
@@ -146,8 +146,9 @@ def count_calls(
 ) -> dict[DraftConfig, list[Int[np.ndarray, "prompts P"]]]:
     """What decoding the recorded texts would count: entry (i, c - 1), calls that gain c tokens.
 
-    A budget of N keeps the N best nodes of a beam search, and lookup adds its tokens below those.
-    So one pass over the texts serves all trees of the same beams, and one more all lookups.
+    A beam search begins like one of fewer rounds, a budget of N keeps its N best nodes, and lookup
+    adds its tokens below those. So one pass over the texts serves all trees of the same beam width,
+    and one more all lookups.
 
     Args:
       target: that wrote them.
@@ -161,13 +162,17 @@ def count_calls(
     families: dict[DraftConfig, list[DraftConfig]] = {}
     for draft in drafts:
         family = replace(draft, num_nodes=None, lookup_tokens=0)
+        # Medusa's most probable paths and the final beams change with every round.
+        if isinstance(drafter.config, DrafterConfig) and not draft.final_beams_only:
+            family = replace(family, draft_rounds=1)
         families.setdefault(family, []).append(draft)
     looked_up = [draft.max_path - 1 for draft in drafts if draft.lookup_tokens]
     lookup = PromptLookup(max(looked_up, default=1))
     copied = [_nodes_needed(target, lookup, one) if looked_up else [] for one in recordings]
     counts = {}
     for family, own in track(families.items(), len(families), "count target calls"):
-        bound = bind_drafter(drafter, family)
+        rounds = max(draft.draft_rounds for draft in own)
+        bound = bind_drafter(drafter, replace(family, draft_rounds=rounds))
         needed = [_nodes_needed(target, bound, one) for one in recordings]
         for draft in own:
             counts[draft] = [
@@ -179,15 +184,15 @@ def count_calls(
 def _walk(
     draft: DraftConfig,
     recording: Recording,
-    needed: Sequence[Int[np.ndarray, "new D"]],
-    copied: Sequence[Int[np.ndarray, "new L"]],
+    needed: Sequence[Int[np.ndarray, "new D D"]],
+    copied: Sequence[Int[np.ndarray, "new L L"]],
 ) -> Int[np.ndarray, "prompts P"]:
     """Decode steps of a tree, from each text's first new token to its end."""
     counts = np.zeros((len(recording.answers), draft.max_path), np.int64)
     for row, answer in enumerate(recording.answers):
-        drafted = (needed[row] <= draft.beam_nodes).sum(axis=1)
+        drafted = (needed[row][:, draft.draft_rounds - 1] <= draft.beam_nodes).sum(axis=1)
         if draft.lookup_tokens:
-            found = (copied[row] < _NOWHERE).sum(axis=1)
+            found = (copied[row][:, -1] < _NOWHERE).sum(axis=1)
             drafted = np.maximum(drafted, np.minimum(found, drafted + draft.lookup_tokens))
         root, last = 0, len(answer) - 1
         while root < last:
@@ -199,11 +204,11 @@ def _walk(
 
 def _nodes_needed(
     target: Target, drafter: Drafter, recording: Recording
-) -> list[Int[np.ndarray, "new D"]]:
+) -> list[Int[np.ndarray, "new D D"]]:
     """One array per prompt: how many of the best nodes must be kept for one to spell the text.
 
-    Entry [i, d - 1] is of the tree drafted at new token i, down to depth d. `_NOWHERE` where no
-    node of it does.
+    Entry [i, r - 1, d - 1] is of the first r rounds of the tree drafted at new token i, down to
+    depth d. `_NOWHERE` where no node of them does.
 
     Args:
       target: that wrote the texts.
@@ -222,7 +227,7 @@ def _nodes_needed(
 @partial(jax.jit, static_argnames="count")
 def _read_drafts(
     target: Target, drafter: Drafter, recorded: Recorded, count: int
-) -> Int[Array, "new B D"]:
+) -> Int[Array, "new B D D"]:
     decoder, P = target.merge(), drafter.max_path
     prepared = drafter.prepare(decoder)
     tokens, B = recorded.tokens, len(recorded.tokens)
@@ -230,7 +235,7 @@ def _read_drafts(
     def take(values: Array, at: Int[Array, " B"]) -> Array:
         return values[jnp.arange(B), at]
 
-    def read(new: Int[Array, ""]) -> Int[Array, "B D"]:
+    def read(new: Int[Array, ""]) -> Int[Array, "B D D"]:
         # Rows whose answers are shorter stay at their last token.
         root = jnp.minimum(recorded.prompts + new, recorded.ends - 1)
         counts = jnp.zeros((B, P), jnp.int32)
@@ -249,10 +254,14 @@ def _read_drafts(
         tree = prepared.propose(decoder, state, step_noise(state, P, target.config.vocab_size))
         text = jnp.take_along_axis(tokens, root[:, None] + tree.depth, axis=1)
         spelled = matching_paths(tree, tree.tokens == text)
+        depths = jnp.arange(1, P)
         mine, others = tree.log_probs[:, :, None], tree.log_probs[:, None]
         before = jnp.tri(others.shape[-1], dtype=bool)
-        rank = ((others > mine) | ((others == mine) & before)).sum(axis=2)
-        reaches = spelled[:, None] & (tree.depth[:, None] == jnp.arange(1, P)[:, None])
-        return jnp.where(reaches, rank[:, None], _NOWHERE).min(axis=2)
+        better = (others > mine) | ((others == mine) & before)
+        drafted = tree.depth[:, None] <= depths[:, None]
+        rank = jnp.einsum("bij,brj->bri", better, drafted, preferred_element_type=jnp.int32)
+        reaches = spelled[:, None] & (tree.depth[:, None] == depths[:, None])
+        needed = jnp.where(reaches[:, None], rank[:, :, None], _NOWHERE).min(axis=3)
+        return jnp.where(depths <= depths[:, None], needed, _NOWHERE)
 
     return jax.lax.map(read, jnp.arange(count))
