@@ -1,5 +1,6 @@
 """Training on meshes: the losses and the drafter of one device."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -92,6 +93,13 @@ def test_losses_and_parameters_are_those_of_one_device(
     fully_sharded: bool,
 ) -> None:
     check_run(train(pair, sizes, fully_sharded=fully_sharded), on_one_device)
+
+
+def test_a_head_that_the_targets_projection_scores_trains_as_on_one_device() -> None:
+    own = DrafterConfig(CONFIG.vocab_size, CONFIG.hidden_size, 40, 1)
+    shape = replace(own, head="target", draft_tokens=tuple(range(0, CONFIG.vocab_size, 2)))
+    shared = random_target(CONFIG), random_drafter(shape)
+    check_run(train(shared, (1, 2)), train(shared, None))
 
 
 @pytest.fixture(scope="module")
