@@ -148,7 +148,7 @@ def count_calls(
 
     A beam search begins like one of fewer rounds, a budget of N keeps its N best nodes, and lookup
     adds its tokens below those. So one pass over the texts serves all trees of the same beam width,
-    and one more all lookups.
+    and one more all lookups. Of Medusa heads and final beams each number of rounds takes its own.
 
     Args:
       target: that wrote them.

@@ -32,7 +32,10 @@ TREES = [
     [
         (
             partial(imitating_drafter, context_layers=(0,)),
-            [DraftConfig(beam_width=2, draft_rounds=2, final_beams_only=True)],
+            [
+                DraftConfig(beam_width=2, draft_rounds=rounds, final_beams_only=True)
+                for rounds in (2, 3)
+            ],
         ),
         (imitating_medusa, []),
     ],
