@@ -255,13 +255,16 @@ def _read_drafts(
         text = jnp.take_along_axis(tokens, root[:, None] + tree.depth, axis=1)
         spelled = matching_paths(tree, tree.tokens == text)
         depths = jnp.arange(1, P)
+        rounds = depths[:, None]
         mine, others = tree.log_probs[:, :, None], tree.log_probs[:, None]
         before = jnp.tri(others.shape[-1], dtype=bool)
         better = (others > mine) | ((others == mine) & before)
-        drafted = tree.depth[:, None] <= depths[:, None]
-        rank = jnp.einsum("bij,brj->bri", better, drafted, preferred_element_type=jnp.int32)
-        reaches = spelled[:, None] & (tree.depth[:, None] == depths[:, None])
+        within = tree.depth[:, None] <= rounds
+        # Small counts, which float32 holds exactly.
+        rank = jnp.einsum("bij,brj->bri", better.astype(jnp.float32), within.astype(jnp.float32))
+        rank = rank.astype(jnp.int32)
+        reaches = spelled[:, None] & (tree.depth[:, None] == rounds)
         needed = jnp.where(reaches[:, None], rank[:, :, None], _NOWHERE).min(axis=3)
-        return jnp.where(depths <= depths[:, None], needed, _NOWHERE)
+        return jnp.where(depths <= rounds, needed, _NOWHERE)
 
     return jax.lax.map(read, jnp.arange(count))

@@ -15,7 +15,7 @@ from redrafter_jax import DraftConfig, SamplingConfig, generate
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel
 
-# Every tree of both kinds is compiled twice: to count, and to decode.
+# Every tree is compiled to decode, and every beam width to count.
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("quick_compilation")]
 
 NEW_TOKENS = 40
