@@ -168,15 +168,20 @@ def count_calls(
         families.setdefault(family, []).append(draft)
     looked_up = [draft.max_path - 1 for draft in drafts if draft.lookup_tokens]
     lookup = PromptLookup(max(looked_up, default=1))
-    copied = [_nodes_needed(target, lookup, one) if looked_up else [] for one in recordings]
+    deepest = (lookup.max_path - 1,)
+    copied = [
+        _nodes_needed(target, lookup, one, deepest) if looked_up else [] for one in recordings
+    ]
     counts = {}
     for family, own in track(families.items(), len(families), "count target calls"):
-        rounds = max(draft.draft_rounds for draft in own)
-        bound = bind_drafter(drafter, replace(family, draft_rounds=rounds))
-        needed = [_nodes_needed(target, bound, one) for one in recordings]
+        rounds = tuple(sorted({draft.draft_rounds for draft in own}))
+        bound = bind_drafter(drafter, replace(family, draft_rounds=rounds[-1]))
+        needed = [_nodes_needed(target, bound, one, rounds) for one in recordings]
         for draft in own:
+            place = rounds.index(draft.draft_rounds)
             counts[draft] = [
-                _walk(draft, *known) for known in zip(recordings, needed, copied, strict=True)
+                _walk(draft, recording, [row[:, place] for row in rows], looked)
+                for recording, rows, looked in zip(recordings, needed, copied, strict=True)
             ]
     return counts
 
@@ -184,15 +189,15 @@ def count_calls(
 def _walk(
     draft: DraftConfig,
     recording: Recording,
-    needed: Sequence[Int[np.ndarray, "new D D"]],
-    copied: Sequence[Int[np.ndarray, "new L L"]],
+    needed: Sequence[Int[np.ndarray, "new D"]],
+    copied: Sequence[Int[np.ndarray, "new 1 L"]],
 ) -> Int[np.ndarray, "prompts P"]:
     """Decode steps of a tree, from each text's first new token to its end."""
     counts = np.zeros((len(recording.answers), draft.max_path), np.int64)
     for row, answer in enumerate(recording.answers):
-        drafted = (needed[row][:, draft.draft_rounds - 1] <= draft.beam_nodes).sum(axis=1)
+        drafted = (needed[row] <= draft.beam_nodes).sum(axis=1)
         if draft.lookup_tokens:
-            found = (copied[row][:, -1] < _NOWHERE).sum(axis=1)
+            found = (copied[row][:, 0] < _NOWHERE).sum(axis=1)
             drafted = np.maximum(drafted, np.minimum(found, drafted + draft.lookup_tokens))
         root, last = 0, len(answer) - 1
         while root < last:
@@ -203,11 +208,11 @@ def _walk(
 
 
 def _nodes_needed(
-    target: Target, drafter: Drafter, recording: Recording
-) -> list[Int[np.ndarray, "new D D"]]:
+    target: Target, drafter: Drafter, recording: Recording, rounds: tuple[int, ...]
+) -> list[Int[np.ndarray, "new X D"]]:
     """One array per prompt: how many of the best nodes must be kept for one to spell the text.
 
-    Entry [i, r - 1, d - 1] is of the first r rounds of the tree drafted at new token i, down to
+    Entry [i, x, d - 1] is of the first rounds[x] rounds of the tree drafted at new token i, down to
     depth d. `_NOWHERE` where no node of them does.
 
     Args:
@@ -215,19 +220,20 @@ def _nodes_needed(
       drafter: one whose state follows from the hidden states before the root, and that reads no
         keys or values.
       recording: of a sampling.
+      rounds: how many, at most the tree's; X counts.
     """
     longest = max(map(len, recording.answers))
     needed = [
-        np.moveaxis(np.asarray(_read_drafts(target, drafter, batch, longest)), 0, 1)
+        np.moveaxis(np.asarray(_read_drafts(target, drafter, batch, longest, rounds)), 0, 1)
         for batch in recording.batches
     ]
     return list(np.concatenate(needed)[: len(recording.answers)])
 
 
-@partial(jax.jit, static_argnames="count")
+@partial(jax.jit, static_argnames=("count", "rounds"))
 def _read_drafts(
-    target: Target, drafter: Drafter, recorded: Recorded, count: int
-) -> Int[Array, "new B D D"]:
+    target: Target, drafter: Drafter, recorded: Recorded, count: int, rounds: tuple[int, ...]
+) -> Int[Array, "new B X D"]:
     decoder, P = target.merge(), drafter.max_path
     prepared = drafter.prepare(decoder)
     tokens, B = recorded.tokens, len(recorded.tokens)
@@ -235,7 +241,7 @@ def _read_drafts(
     def take(values: Array, at: Int[Array, " B"]) -> Array:
         return values[jnp.arange(B), at]
 
-    def read(new: Int[Array, ""]) -> Int[Array, "B D D"]:
+    def read(new: Int[Array, ""]) -> Int[Array, "B X D"]:
         # Rows whose answers are shorter stay at their last token.
         root = jnp.minimum(recorded.prompts + new, recorded.ends - 1)
         counts = jnp.zeros((B, P), jnp.int32)
@@ -254,17 +260,16 @@ def _read_drafts(
         tree = prepared.propose(decoder, state, step_noise(state, P, target.config.vocab_size))
         text = jnp.take_along_axis(tokens, root[:, None] + tree.depth, axis=1)
         spelled = matching_paths(tree, tree.tokens == text)
-        depths = jnp.arange(1, P)
-        rounds = depths[:, None]
+        depths, ends = jnp.arange(1, P), jnp.asarray(rounds)[:, None]
         mine, others = tree.log_probs[:, :, None], tree.log_probs[:, None]
         before = jnp.tri(others.shape[-1], dtype=bool)
         better = (others > mine) | ((others == mine) & before)
-        within = tree.depth[:, None] <= rounds
+        within = tree.depth[:, None] <= ends
         # Small counts, which float32 holds exactly.
-        rank = jnp.einsum("bij,brj->bri", better.astype(jnp.float32), within.astype(jnp.float32))
+        rank = jnp.einsum("bij,bxj->bxi", better.astype(jnp.float32), within.astype(jnp.float32))
         rank = rank.astype(jnp.int32)
-        reaches = spelled[:, None] & (tree.depth[:, None] == rounds)
+        reaches = spelled[:, None] & (tree.depth[:, None] == depths[:, None])
         needed = jnp.where(reaches[:, None], rank[:, :, None], _NOWHERE).min(axis=3)
-        return jnp.where(depths <= rounds, needed, _NOWHERE)
+        return jnp.where(depths <= ends, needed, _NOWHERE)
 
     return jax.lax.map(read, jnp.arange(count))

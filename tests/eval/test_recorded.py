@@ -22,6 +22,7 @@ NEW_TOKENS = 40
 SAMPLINGS = [SamplingConfig(), SamplingConfig(1.0, top_p=0.95)]
 TREES = [
     DraftConfig(beam_width=3, draft_rounds=3, num_nodes=6, sharpness=1.5),
+    DraftConfig(beam_width=3, draft_rounds=1, sharpness=1.5),
     DraftConfig(beam_width=3, draft_rounds=2, num_nodes=5, sharpness=1.5),
     DraftConfig(beam_width=3, draft_rounds=3, num_nodes=8, sharpness=1.5, lookup_tokens=3),
 ]
