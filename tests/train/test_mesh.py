@@ -95,6 +95,7 @@ def test_losses_and_parameters_are_those_of_one_device(
     check_run(train(pair, sizes, fully_sharded=fully_sharded), on_one_device)
 
 
+@pytest.mark.long
 def test_a_head_that_the_targets_projection_scores_trains_as_on_one_device() -> None:
     own = DrafterConfig(CONFIG.vocab_size, CONFIG.hidden_size, 40, 1)
     shape = replace(own, head="target", draft_tokens=tuple(range(0, CONFIG.vocab_size, 2)))
