@@ -148,7 +148,8 @@ def count_calls(
 
     A beam search begins like one of fewer rounds, a budget of N keeps its N best nodes, and lookup
     adds its tokens below those. So one pass over the texts serves all trees of the same beam width,
-    and one more all lookups. Of Medusa heads and final beams each number of rounds takes its own.
+    and one more all lookups. Of Medusa heads, final beams and reranked trees each number of rounds
+    takes its own.
 
     Args:
       target: that wrote them.
@@ -162,8 +163,10 @@ def count_calls(
     families: dict[DraftConfig, list[DraftConfig]] = {}
     for draft in drafts:
         family = replace(draft, num_nodes=None, lookup_tokens=0)
-        # Medusa's most probable paths and the final beams change with every round.
-        if isinstance(drafter.config, DrafterConfig) and not draft.final_beams_only:
+        # Medusa's most probable paths, the final beams and the best extensions change with every
+        # round.
+        beams_alone = not (draft.final_beams_only or draft.rerank)
+        if isinstance(drafter.config, DrafterConfig) and beams_alone:
             family = replace(family, draft_rounds=1)
         families.setdefault(family, []).append(draft)
     looked_up = [draft.max_path - 1 for draft in drafts if draft.lookup_tokens]
@@ -175,7 +178,9 @@ def count_calls(
     counts = {}
     for family, own in track(families.items(), len(families), "count target calls"):
         rounds = tuple(sorted({draft.draft_rounds for draft in own}))
-        bound = bind_drafter(drafter, replace(family, draft_rounds=rounds[-1]))
+        # Extensions have no whole tree: that of the largest budget holds those of the others.
+        nodes = max(draft.beam_nodes for draft in own) if family.rerank else None
+        bound = bind_drafter(drafter, replace(family, draft_rounds=rounds[-1], num_nodes=nodes))
         needed = [_nodes_needed(target, bound, one, rounds) for one in recordings]
         for draft in own:
             place = rounds.index(draft.draft_rounds)

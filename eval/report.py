@@ -25,6 +25,7 @@ TREE = {
     "lookup_tokens": "C",
     "sharpness": "sharp",
     "final_beams_only": "final",
+    "rerank": "rerank",
 }
 
 

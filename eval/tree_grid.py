@@ -27,6 +27,7 @@ class TreeGrid(BuildableSettings):
     beam_width: Values[int] = [DraftConfig.beam_width]
     draft_rounds: Values[int] = [DraftConfig.draft_rounds]
     final_beams_only: Values[bool] = [DraftConfig.final_beams_only]
+    rerank: Values[bool] = [DraftConfig.rerank]
     lookup_tokens: Values[int] = [DraftConfig.lookup_tokens]
     num_nodes: Values[int | None] = [DraftConfig.num_nodes]
     sharpness: Values[float] = [DraftConfig.sharpness]

@@ -60,14 +60,15 @@ class Beams(NamedTuple):
     """The trace of a beam search.
 
     Attributes:
-      tokens: token appended in round r to beam w.
+      tokens: of each round the tokens of its X best extensions; the first W stay beams, and X is W
+        unless the tree is reranked.
       parents: beam of round r - 1 that it extends (0 in round 0).
       log_probs: score of the whole beam, summed from the root; never above 0, nor NaN.
     """
 
-    tokens: Int[Array, "B R W"]
-    parents: Int[Array, "B R W"]
-    log_probs: Float[Array, "B R W"]
+    tokens: Int[Array, "B R X"]
+    parents: Int[Array, "B R X"]
+    log_probs: Float[Array, "B R X"]
 
 
 class TokenTree(NamedTuple):

@@ -40,6 +40,7 @@ TREES = {
         beam_width=4, draft_rounds=3, num_nodes=6, final_beams_only=True
     ),
     "deep and sharp": DraftConfig(beam_width=2, draft_rounds=6, num_nodes=9, sharpness=2.5),
+    "reranked": DraftConfig(beam_width=2, draft_rounds=3, num_nodes=9, rerank=True),
     "root alone": DraftConfig(beam_width=2, draft_rounds=2, num_nodes=1),
     "whole vocabulary": DraftConfig(beam_width=V, draft_rounds=1),
     "copied tokens under a budget": DraftConfig(

@@ -139,11 +139,12 @@ class MedusaConfig:
                 f"DraftConfig.draft_rounds is {draft.draft_rounds}, more than the {self.num_heads} "
                 "Medusa heads that the drafter has; draft fewer."
             )
-        if draft.final_beams_only:
-            raise InputError(
-                "DraftConfig.final_beams_only is for a recurrent head, and Medusa heads draft "
-                "without beams; leave it out."
-            )
+        for name in ("final_beams_only", "rerank"):
+            if getattr(draft, name):
+                raise InputError(
+                    f"DraftConfig.{name} is for a recurrent head, and Medusa heads draft without "
+                    "beams; leave it out."
+                )
         _check_width(self, draft)
 
     @property
@@ -179,3 +180,9 @@ def _check_width(config: DrafterConfig | MedusaConfig, draft: DraftConfig) -> No
                 f"DraftConfig.{name} is {asked}, more than the {config.draft_vocab_size} tokens "
                 "that the drafter can draft."
             )
+    if draft.rerank and draft.extensions > config.draft_vocab_size:
+        raise InputError(
+            f"DraftConfig.num_nodes is {draft.num_nodes}; with rerank a beam takes "
+            f"{draft.extensions} tokens, more than the {config.draft_vocab_size} that the drafter "
+            "can draft."
+        )

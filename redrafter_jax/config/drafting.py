@@ -21,7 +21,7 @@ class DraftConfig:
       draft_rounds: R, tokens drafted per beam (Apple's "beam length" is R + 1); of Medusa heads how
         many are used.
       num_nodes: N, tree nodes that the target verifies, root and lookup tokens included; by default
-        all `1 + R * W + lookup_tokens`.
+        `1 + R * W + lookup_tokens`, all that the beams give.
       final_beams_only: keep only nodes that a final beam descends from, the paper's tree.
       sharpness: factor on the draft scores before they are normalised and summed along a beam; 1.0
         ranks beams by the drafter's own log-probabilities.
@@ -33,6 +33,9 @@ class DraftConfig:
         paths of the step: True for the N - 1 paths that are likeliest in general, or the paths
         themselves, such as ((0,), (1,), (0, 0)) for the two best tokens of the first head and below
         the best one the best of the second.
+      rerank: choose the N nodes among all extensions of the beams, not only among the beams: those
+        that no round goes on from are leaves (EAGLE-2, arXiv 2406.16858, section 4.2). N may then
+        be above `1 + R * W`.
     """
 
     beam_width: Count = 8
@@ -43,6 +46,7 @@ class DraftConfig:
     candidates: Count | None = None
     lookup_tokens: Natural = 0
     static_tree: bool | tuple[tuple[int, ...], ...] = False
+    rerank: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -54,9 +58,15 @@ class DraftConfig:
             f"is {self.num_nodes}; beam_width={width} and draft_rounds={self.draft_rounds} give "
             f"{least} to {self.max_nodes} nodes{lookup}."
         )
-        require(least <= self.budget <= self.max_nodes, self, "num_nodes", problem)
+        most = self.budget if self.rerank else self.max_nodes
+        require(least <= self.budget <= most, self, "num_nodes", problem)
+        problem = "is True beside rerank, which keeps nodes of no beam; leave one of them out."
+        require(not (self.final_beams_only and self.rerank), self, "final_beams_only", problem)
+        taken = self.extensions
         problem = f"is {self.candidates}; a beam of beam_width={width} needs that many or more."
-        require((self.candidates or width) >= width, self, "candidates", problem)
+        if taken > width:
+            problem = f"is {self.candidates}; reranking {self.budget} nodes needs {taken} or more."
+        require((self.candidates or taken) >= taken, self, "candidates", problem)
 
     def _check_paths(self, paths: tuple[tuple[int, ...], ...]) -> None:
         def check(holds: bool, problem: str) -> None:
@@ -96,6 +106,11 @@ class DraftConfig:
     def beam_nodes(self) -> int:
         """How many of the N nodes the beam search drafts, root included."""
         return self.budget - self.lookup_tokens
+
+    @property
+    def extensions(self) -> int:
+        """X, how many of the best extensions of a round may be nodes; the first W stay beams."""
+        return max(self.beam_width, self.beam_nodes - 1) if self.rerank else self.beam_width
 
     @property
     def max_path(self) -> int:

@@ -34,8 +34,9 @@ def beam_search(
     """Draft R tokens on each of W beams below the root.
 
     Beams rank by the summed log-probabilities of their tokens, those of `rank_tokens`. Each round
-    keeps W of the pairs (beam, token) in two stages: the W best tokens of every beam over U, then
-    the W best of those W * W.
+    keeps X of the pairs (beam, token) in two stages: the X best tokens of every beam over U, then
+    the X best of those W * X. The first W of them are the beams that the next round goes on from;
+    X is W, or with `draft.rerank` as many as the tree can take.
 
     Args:
       drafter: the recurrent head.
@@ -44,10 +45,11 @@ def beam_search(
       root: the last decided token.
       noise: noise of the tokens after the root, from `draw_noise`; the first R are used.
       sampling: the rows' temperature and filters.
-      draft: W, R, sharpness and candidates; neither W nor candidates may exceed U.
+      draft: W, R, X, sharpness and candidates; neither X nor candidates may exceed U.
       scorer: the target's vocabulary projection of the U tokens, where the drafter has none.
     """
     drafted, U = drafter.draft_token_ids, drafter.config.draft_vocab_size
+    W = draft.beam_width
     context = drafter.read_context(context)
 
     def draft_round(
@@ -59,12 +61,12 @@ def beam_search(
         logits = drafter.logits(context[:, None], states, scorer)
         best, tokens = rank_tokens(logits, round_noise[:, None], sampling, draft, U)
         totals = (frontier.log_probs[..., None] + best).reshape(len(root), -1)
-        log_probs, winners = highest(totals, draft.beam_width)
-        parents = winners // draft.beam_width
+        log_probs, winners = highest(totals, draft.extensions)
+        parents = winners // draft.extensions
         tokens = jnp.take_along_axis(tokens.reshape(totals.shape), winners, axis=1)
         tokens = tokens if drafted is None else drafted[tokens]
-        states = jnp.take_along_axis(states, parents[..., None], axis=1)
-        return _Frontier(tokens, states, log_probs), (tokens, parents, log_probs)
+        states = jnp.take_along_axis(states, parents[:, :W, None], axis=1)
+        return _Frontier(tokens[:, :W], states, log_probs[:, :W]), (tokens, parents, log_probs)
 
     start = _Frontier(
         root[:, None],

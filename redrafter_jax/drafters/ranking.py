@@ -16,8 +16,8 @@ def rank_tokens(
     sampling: Sampling,
     draft: DraftConfig,
     size: int,
-) -> tuple[Float[Array, "B M W"], Int[Array, "B M W"]]:
-    """The W best tokens at M positions in falling order: their log-probabilities, and places in U.
+) -> tuple[Float[Array, "B M X"], Int[Array, "B M X"]]:
+    """The X best tokens at M positions in falling order: their log-probabilities, and places in U.
 
     They are the probabilities of the tokens that the target would draw if the drafter were right:
     `log_softmax(sharpness * (filtered logits + temperature * noise))`. The drafter errs in the
@@ -28,23 +28,23 @@ def rank_tokens(
       logits: of the U tokens that can be drafted; on a mesh of this device's part of them.
       noise: that the target will choose with, of the same tokens.
       sampling: the rows' temperature and filters.
-      draft: W, sharpness and candidates; neither W nor candidates may exceed U.
+      draft: X, sharpness and candidates; neither X nor candidates may exceed U.
       size: U.
     """
     unit = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
     factor = (draft.sharpness * unit)[:, None, None]
     noise = own_shard(noise, logits.shape[-1])
     scores = factor * (filter_logits(logits, sampling, size) + noise)
-    best, tokens = _highest_of_shards(scores, draft.candidates or draft.beam_width, size)
+    best, tokens = _highest_of_shards(scores, draft.candidates or draft.extensions, size)
     if draft.candidates:
-        # Held together: on the CPU XLA sorts the whole vocabulary when it sees both cut to W.
+        # Held together: on the CPU XLA sorts the whole vocabulary when it sees both cut to X.
         best, tokens = jax.lax.optimization_barrier((best, tokens))
     total = _logsumexp(best, best.shape[-1]) if draft.candidates else _logsumexp(scores, size)
     best = best - total
     # Never above 0, not even by rounding: or a child would outrank its parent in the budget.
     # Nor may a broken drafter's NaN, which ranks above all numbers: it drafts nothing.
     best = jnp.where(jnp.isnan(best), -jnp.inf, jnp.minimum(best, 0.0))
-    return best[..., : draft.beam_width], tokens[..., : draft.beam_width]
+    return best[..., : draft.extensions], tokens[..., : draft.extensions]
 
 
 def highest(

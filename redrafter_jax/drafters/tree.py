@@ -15,7 +15,7 @@ def build_tree(root: Int[Array, " B"], beams: Beams, draft: DraftConfig) -> Toke
     """The tree of a beam trace, cut to the node budget that the beams have.
 
     The (parent beam, token) pairs of a round are all distinct, so the trace is a tree without any
-    search for shared prefixes: pair w of round r is node `1 + r * W + w`. Its N best nodes in
+    search for shared prefixes: pair x of round r is node `1 + r * X + x`. Its N best nodes in
     their old order keep parents before children and hold every node's ancestors, for a child never
     scores above its parent and ties go to the lower index. With `final_beams_only` the nodes that
     are left come first, so that padding nodes are the last ones.
@@ -149,13 +149,13 @@ _Kept = tuple[Int[Array, "B N"], Int[Array, "B N"], Int[Array, "B N"], Float[Arr
 
 def _trace_nodes(root: Int[Array, " B"], beams: Beams) -> _Nodes:
     """Tokens, parents, depth and log-probabilities of the whole trace below the root."""
-    B, R, W = beams.tokens.shape
+    B, R, X = beams.tokens.shape
     rounds = jnp.arange(R, dtype=jnp.int32)[:, None]
-    parents = jnp.where(rounds == 0, 0, 1 + (rounds - 1) * W + beams.parents)
-    depth = jnp.broadcast_to(rounds + 1, (B, R, W))
+    parents = jnp.where(rounds == 0, 0, 1 + (rounds - 1) * X + beams.parents)
+    depth = jnp.broadcast_to(rounds + 1, (B, R, X))
 
     def below(first: Array, rest: Array) -> Array:
-        return jnp.concatenate([first[:, None], rest.reshape(B, R * W)], axis=1)
+        return jnp.concatenate([first[:, None], rest.reshape(B, R * X)], axis=1)
 
     zeros = jnp.zeros_like(root)
     return (

@@ -26,6 +26,16 @@ TREE: dict[str, Any] = {"beam_width": 4, "draft_rounds": 3}
         (DrafterConfig, {"head_rank": 2}, "is 2 and head is 'own'; give it to head='low_rank' al"),
         (DrafterConfig, {"context_layers": (3, 1)}, "context_layers holds 1 after 3; they must"),
         (DraftConfig, {"candidates": 3}, "candidates is 3; a beam of beam_width=4 needs that many"),
+        (
+            DraftConfig,
+            {"candidates": 6, "num_nodes": 8, "rerank": True},
+            "candidates is 6; reranking 8 nodes needs 7 or more.",
+        ),
+        (
+            DraftConfig,
+            {"final_beams_only": True, "rerank": True},
+            "final_beams_only is True beside rerank, which keeps nodes of no beam; leave one",
+        ),
         (DraftConfig, {"num_nodes": 14}, "give 1 to 13 nodes."),
         (DraftConfig, {"lookup_tokens": 5, "num_nodes": 5}, "6 to 18 nodes, lookup_tokens=5 incl"),
         (DraftConfig, {"static_tree": [[0]]}, "static_tree is [[0]]; it must be True, False or a"),

@@ -8,6 +8,7 @@ import oracles
 import pytest
 from flax import nnx
 from tiny_models import random_drafter
+from trees import numpy_tree
 
 from redrafter_jax.config import DraftConfig, DrafterConfig, SamplingConfig
 from redrafter_jax.drafters.beam import beam_search
@@ -55,7 +56,7 @@ def search(noise: jax.Array, sampling: oracles.Sampling, draft: DraftConfig) -> 
 
 
 def brute_force(
-    noise: np.ndarray, configs: tuple[SamplingConfig, ...], draft: DraftConfig
+    noise: np.ndarray, configs: tuple[SamplingConfig, ...], draft: DraftConfig, traced: int
 ) -> list[list[list[oracles.Beam]]]:
     return [
         oracles.beam_search(
@@ -69,6 +70,7 @@ def brute_force(
             draft.draft_rounds,
             draft.sharpness,
             draft.candidates,
+            traced,
         )
         for row in range(B)
     ]
@@ -88,19 +90,24 @@ DRAFTS = [
     DraftConfig(4, 3, sharpness=2.5, candidates=9),
     DraftConfig(V, 2, candidates=V),
     DraftConfig(4, 1, sharpness=2.5),
+    # A beam's X best tokens are N - 1, more than there are beams; or W, which is more than N - 1.
+    DraftConfig(2, 3, num_nodes=8, rerank=True),
+    DraftConfig(1, 3, num_nodes=V + 1, rerank=True, candidates=V),
+    DraftConfig(4, 2, num_nodes=3, rerank=True),
 ]
+EXTENSIONS = [1, 6, 4, V, 4, 7, V, 4]
 
 
-@pytest.mark.parametrize("draft", DRAFTS, ids=str)
+@pytest.mark.parametrize(("draft", "width"), [*zip(DRAFTS, EXTENSIONS, strict=True)], ids=str)
 @pytest.mark.parametrize(
     "configs", [(GREEDY,) * 3, MIXED, NARROW], ids=["greedy", "mixed", "beams without a token"]
 )
 def test_equals_a_search_that_sorts_every_extension(
-    configs: tuple[SamplingConfig, ...], draft: DraftConfig
+    configs: tuple[SamplingConfig, ...], draft: DraftConfig, width: int
 ) -> None:
     beams, noise = run(configs, draft)
-    assert beams.tokens.shape == (B, draft.draft_rounds, draft.beam_width)
-    for row, trace in enumerate(brute_force(noise, configs, draft)):
+    assert beams.tokens.shape == (B, draft.draft_rounds, width)
+    for row, trace in enumerate(brute_force(noise, configs, draft, width)):
         for step, expected in enumerate(trace):
             live = [beam for beam in expected if beam.log_prob > -np.inf]
             got = slice(len(live))
@@ -112,6 +119,31 @@ def test_equals_a_search_that_sorts_every_extension(
                 rtol=1e-4,
                 atol=1e-4,
             )
+
+
+@pytest.mark.parametrize("configs", [(GREEDY,) * 3, MIXED], ids=["greedy", "mixed"])
+@pytest.mark.parametrize("width", [1, 2, 5])
+def test_a_reranked_tree_is_the_best_of_all_extensions_of_its_beams(
+    width: int, configs: tuple[SamplingConfig, ...]
+) -> None:
+    draft = DraftConfig(width, 3, num_nodes=10, rerank=True, sharpness=1.5)
+    beams, noise = run(configs, draft)
+    tree = numpy_tree(ROOT, beams, draft)
+    for row, trace in enumerate(brute_force(noise, configs, draft, traced=width * V)):
+        # Every extension of every round, by the tokens below the root.
+        expected: dict[tuple[int, ...], float] = {}
+        above: list[tuple[int, ...]] = [()]
+        for extensions in trace:
+            paths = [(*above[one.parent], one.token) for one in extensions]
+            expected |= {p: e.log_prob for p, e in zip(paths, extensions, strict=True)}
+            above = paths[:width]
+        best = sorted(expected, key=lambda path: -expected[path])[:9]
+        drafted: list[tuple[int, ...]] = []
+        for token, parent in zip(tree.tokens[row], tree.parents[row], strict=True):
+            drafted.append((*drafted[parent], int(token)) if drafted else ())
+        assert set(drafted[1:]) == set(best)
+        scores = [expected[path] for path in drafted[1:]]
+        np.testing.assert_allclose(tree.log_probs[row, 1:], scores, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("configs", [(GREEDY,) * 3, (*MIXED[:2], GREEDY)], ids=["greedy", "mixed"])

@@ -269,6 +269,7 @@ def test_heads_without_a_projection_change_no_text_either(habitual_target: Targe
     [
         ({"draft_rounds": 4}, r"draft_rounds is 4, more than the 3 Medusa heads that the drafter"),
         ({"final_beams_only": True}, "final_beams_only is for a recurrent head, and Medusa heads"),
+        ({"rerank": True}, "rerank is for a recurrent head, and Medusa heads"),
         ({"beam_width": 30}, "beam_width is 30, more than the 24 tokens that the drafter can"),
     ],
 )

@@ -219,8 +219,12 @@ def beam_search(
     rounds: int,
     sharpness: float,
     candidates: int | None = None,
+    traced: int | None = None,
 ) -> list[list[Beam]]:
-    """All extensions of all beams scored and sorted whole; one row, noise [R V]."""
+    """All extensions of all beams scored and sorted whole; one row, noise [R V].
+
+    The best `width` of a round are its beams, the best `traced` are returned: by default the beams.
+    """
     beams = [Beam(0.0, 0, root, np.zeros(embedding.shape[1]))]
     trace = []
     for step in range(rounds):
@@ -238,7 +242,7 @@ def beam_search(
             ]
         extensions.sort(key=lambda beam: -beam.log_prob)
         beams = extensions[:width]
-        trace.append(beams)
+        trace.append(extensions[: traced or width])
     return trace
 
 
