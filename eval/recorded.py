@@ -162,7 +162,7 @@ def count_calls(
     """
     families: dict[DraftConfig, list[DraftConfig]] = {}
     for draft in drafts:
-        family = replace(draft, num_nodes=None, lookup_tokens=0)
+        family = replace(draft, num_nodes=1 if draft.rerank else None, lookup_tokens=0)
         # Medusa's most probable paths, the final beams and the best extensions change with every
         # round.
         beams_alone = not (draft.final_beams_only or draft.rerank)
