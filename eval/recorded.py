@@ -163,10 +163,10 @@ def count_calls(
     families: dict[DraftConfig, list[DraftConfig]] = {}
     for draft in drafts:
         family = replace(draft, num_nodes=1 if draft.rerank else None, lookup_tokens=0)
-        # Medusa's most probable paths, the final beams and the best extensions change with every
-        # round.
-        beams_alone = not (draft.final_beams_only or draft.rerank)
-        if isinstance(drafter.config, DrafterConfig) and beams_alone:
+        # Medusa's most probable paths and the final beams change with every round, and a reranked
+        # tree is cut to its nodes whatever their round.
+        nested = not (draft.final_beams_only or draft.rerank)
+        if isinstance(drafter.config, DrafterConfig) and nested:
             family = replace(family, draft_rounds=1)
         families.setdefault(family, []).append(draft)
     looked_up = [draft.max_path - 1 for draft in drafts if draft.lookup_tokens]
@@ -178,7 +178,7 @@ def count_calls(
     counts = {}
     for family, own in track(families.items(), len(families), "count target calls"):
         rounds = tuple(sorted({draft.draft_rounds for draft in own}))
-        # Extensions have no whole tree: that of the largest budget holds those of the others.
+        # Of reranked trees that of the largest budget holds the others.
         nodes = max(draft.beam_nodes for draft in own) if family.rerank else None
         bound = bind_drafter(drafter, replace(family, draft_rounds=rounds[-1], num_nodes=nodes))
         needed = [_nodes_needed(target, bound, one, rounds) for one in recordings]

@@ -105,8 +105,9 @@ def predict(timed: Sequence[Timed], draft: DraftConfig) -> float:
     """A tree's step in baseline steps.
 
     What a drafter proposes costs something once, something per round and something per beam of a
-    round, and prompt lookup something more: fitted to the timed trees. The rest of a step, verify
-    and finish, depends on the nodes alone: between two timed trees it lies on a line.
+    round, and prompt lookup something more: fitted to the timed trees. How many tokens of a beam
+    are ranked, more with `rerank`, is left out. The rest of a step, verify and finish, depends on
+    the nodes alone: between two timed trees it lies on a line.
     """
     for one in timed:
         if one.draft == draft:

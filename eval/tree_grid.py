@@ -36,7 +36,13 @@ class TreeGrid(BuildableSettings):
         """The library's configuration of every tree, its budget written out; none comes twice."""
         names, values = zip(*self, strict=True)
         trees = (DraftConfig(**dict(zip(names, one, strict=True))) for one in product(*values))
-        return list(dict.fromkeys(replace(tree, num_nodes=tree.budget) for tree in trees))
+        return list(dict.fromkeys(_plain(tree) for tree in trees))
+
+
+def _plain(tree: DraftConfig) -> DraftConfig:
+    """The same tree, its budget written out, and `rerank` only if it adds extensions."""
+    rerank = tree.extensions > tree.beam_width
+    return replace(tree, num_nodes=tree.budget, rerank=rerank)
 
 
 def build_all(grids: Iterable[TreeGrid]) -> list[DraftConfig]:

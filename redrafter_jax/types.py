@@ -6,7 +6,7 @@ S cache slots    H head dimension           N tree nodes, root included
 V vocabulary     D model width              P longest accepted path, root included
 E stop tokens    U tokens that can be drafted, V or fewer
 Z context width, D for every hidden state in it            C nodes that a second drafter adds
-O sources of nodes, one or more per drafter
+O sources of nodes, one or more per drafter                  X extensions of a round, W or more
 
 All of them are `NamedTuple`s: pytrees that pass through every JAX transform.
 """

@@ -182,7 +182,7 @@ def _check_width(config: DrafterConfig | MedusaConfig, draft: DraftConfig) -> No
             )
     if draft.rerank and draft.extensions > config.draft_vocab_size:
         raise InputError(
-            f"DraftConfig.num_nodes is {draft.num_nodes}; with rerank a beam takes "
-            f"{draft.extensions} tokens, more than the {config.draft_vocab_size} that the drafter "
-            "can draft."
+            f"DraftConfig.num_nodes is {draft.budget}; with rerank it may be at most "
+            f"{config.draft_vocab_size + 1 + draft.lookup_tokens}, for the drafter can draft "
+            f"{config.draft_vocab_size} tokens."
         )

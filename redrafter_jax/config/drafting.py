@@ -34,8 +34,8 @@ class DraftConfig:
         themselves, such as ((0,), (1,), (0, 0)) for the two best tokens of the first head and below
         the best one the best of the second.
       rerank: choose the N nodes among all extensions of the beams, not only among the beams: those
-        that no round goes on from are leaves (EAGLE-2, arXiv 2406.16858, section 4.2). N may then
-        be above `1 + R * W`.
+        that no round goes on from are leaves (after EAGLE-2, arXiv 2406.16858, section 4.2). N may
+        then be above `1 + R * W`, up to one more than the tokens that can be drafted.
     """
 
     beam_width: Count = 8
@@ -56,16 +56,18 @@ class DraftConfig:
         lookup = f", lookup_tokens={self.lookup_tokens} included" if self.lookup_tokens else ""
         problem = (
             f"is {self.num_nodes}; beam_width={width} and draft_rounds={self.draft_rounds} give "
-            f"{least} to {self.max_nodes} nodes{lookup}."
+            f"{least} to {self.max_nodes} nodes{lookup}{', and more with rerank' * self.rerank}."
         )
-        most = self.budget if self.rerank else self.max_nodes
-        require(least <= self.budget <= most, self, "num_nodes", problem)
+        fits = least <= self.budget and (self.rerank or self.budget <= self.max_nodes)
+        require(fits, self, "num_nodes", problem)
         problem = "is True beside rerank, which keeps nodes of no beam; leave one of them out."
         require(not (self.final_beams_only and self.rerank), self, "final_beams_only", problem)
         taken = self.extensions
         problem = f"is {self.candidates}; a beam of beam_width={width} needs that many or more."
         if taken > width:
-            problem = f"is {self.candidates}; reranking {self.budget} nodes needs {taken} or more."
+            problem = (
+                f"is {self.candidates}; rerank of {self.beam_nodes} nodes needs {taken} or more."
+            )
         require((self.candidates or taken) >= taken, self, "candidates", problem)
 
     def _check_paths(self, paths: tuple[tuple[int, ...], ...]) -> None:

@@ -14,11 +14,11 @@ from redrafter_jax.types import Beams, Sampling, Scorer
 
 
 class _Frontier(NamedTuple):
-    """Beams after a round: X is 1 before the first round and W after it."""
+    """Beams after a round: one before the first round and W after it."""
 
-    tokens: Int[Array, "B X"]
-    states: Float[Array, "B X D"]
-    log_probs: Float[Array, "B X"]
+    tokens: Int[Array, "B beams"]
+    states: Float[Array, "B beams D"]
+    log_probs: Float[Array, "B beams"]
 
 
 def beam_search(

@@ -7,7 +7,7 @@ import pytest
 from redrafter_jax import DraftConfig, InputError, load_draft
 from redrafter_jax.checkpoints.draft_table import DraftTable, TunedTree, write_draft_table
 
-CHAIN = DraftConfig(beam_width=1, draft_rounds=2)
+CHAIN = DraftConfig(beam_width=1, draft_rounds=2, num_nodes=6, rerank=True)
 WIDE = DraftConfig(beam_width=4, draft_rounds=3, num_nodes=9, sharpness=1.2)
 LOOKUP = DraftConfig(beam_width=1, draft_rounds=2, lookup_tokens=8)
 PATHS = DraftConfig(beam_width=2, draft_rounds=2, static_tree=((0,), (1,), (0, 0)))

@@ -29,7 +29,7 @@ TREE: dict[str, Any] = {"beam_width": 4, "draft_rounds": 3}
         (
             DraftConfig,
             {"candidates": 6, "num_nodes": 8, "rerank": True},
-            "candidates is 6; reranking 8 nodes needs 7 or more.",
+            "candidates is 6; rerank of 8 nodes needs 7 or more.",
         ),
         (
             DraftConfig,
@@ -37,6 +37,11 @@ TREE: dict[str, Any] = {"beam_width": 4, "draft_rounds": 3}
             "final_beams_only is True beside rerank, which keeps nodes of no beam; leave one",
         ),
         (DraftConfig, {"num_nodes": 14}, "give 1 to 13 nodes."),
+        (
+            DraftConfig,
+            {"lookup_tokens": 2, "num_nodes": 2, "rerank": True},
+            "give 3 to 15 nodes, lookup_tokens=2 included, and more with rerank.",
+        ),
         (DraftConfig, {"lookup_tokens": 5, "num_nodes": 5}, "6 to 18 nodes, lookup_tokens=5 incl"),
         (DraftConfig, {"static_tree": [[0]]}, "static_tree is [[0]]; it must be True, False or a"),
         (DraftConfig, {"static_tree": ()}, "static_tree is empty; give paths, or True for those"),
@@ -95,6 +100,31 @@ def test_a_draft_counts_its_nodes_and_its_longest_path(
 ) -> None:
     counted = (draft.max_nodes, draft.budget, draft.beam_nodes, draft.max_path)
     assert counted == (all_nodes, budget, beam_nodes, max_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "extensions"),
+    [
+        ({"num_nodes": 12}, 4),
+        # Of N nodes one is the root and C are looked up.
+        ({"num_nodes": 12, "lookup_tokens": 2, "rerank": True}, 9),
+        ({"num_nodes": 30, "rerank": True}, 29),
+        ({"num_nodes": 2, "rerank": True}, 4),
+    ],
+)
+def test_a_round_keeps_as_many_extensions_as_its_tree_can_take(
+    changes: dict[str, Any], extensions: int
+) -> None:
+    assert DraftConfig(**TREE, **changes).extensions == extensions
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_a_beam_has_no_more_extensions_than_tokens_to_draft() -> None:
+    config = DrafterConfig(**SHAPE)
+    config.check_draft(DraftConfig(1, 2, num_nodes=8, lookup_tokens=2, rerank=True))
+    sentence = "num_nodes is 9; with rerank it may be at most 8, for the drafter can draft 5 tokens"
+    with pytest.raises(InputError, match=sentence):
+        config.check_draft(DraftConfig(1, 2, num_nodes=9, lookup_tokens=2, rerank=True))
 
 
 def test_a_recurrent_head_has_no_static_tree() -> None:

@@ -125,13 +125,16 @@ def test_kernels_are_launched_from_command_buffers(step: Step) -> None:
     assert sum(thunk.in_command_buffer for thunk in launched) > 100
 
 
-@pytest.mark.parametrize("beam_width", [8, 64])
+@pytest.mark.parametrize(
+    "draft",
+    [DraftConfig(8), DraftConfig(64), DraftConfig(1, num_nodes=64, rerank=True)],
+    ids=["8 beams", "64 beams", "one beam, 64 nodes"],
+)
 @pytest.mark.parametrize("batch_size", [1, 8])
-def test_no_vocabulary_is_sorted(beam_width: int, batch_size: int) -> None:
+def test_no_vocabulary_is_sorted(draft: DraftConfig, batch_size: int) -> None:
     settings = load_settings(PlanSettings, CONFIGS / "plan_llama_3_1_8b.yaml")
     drafter = abstract_drafter(settings.drafter_config(settings.draft.draft_rounds), jnp.bfloat16)
     V, D = drafter.config.vocab_size, drafter.config.hidden_size
-    draft = DraftConfig(beam_width=beam_width, draft_rounds=4)
 
     def search(
         drafter: DraftModel,

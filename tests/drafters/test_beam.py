@@ -146,12 +146,19 @@ def test_a_reranked_tree_is_the_best_of_all_extensions_of_its_beams(
         np.testing.assert_allclose(tree.log_probs[row, 1:], scores, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    "draft",
+    [
+        DraftConfig(beam_width=3, draft_rounds=3, sharpness=1.5),
+        DraftConfig(beam_width=2, draft_rounds=3, sharpness=1.5, num_nodes=6, rerank=True),
+    ],
+    ids=["beams", "reranked"],
+)
 @pytest.mark.parametrize("configs", [(GREEDY,) * 3, (*MIXED[:2], GREEDY)], ids=["greedy", "mixed"])
 def test_a_small_head_drafts_what_a_whole_one_would_draft_among_its_tokens(
-    configs: tuple[SamplingConfig, ...],
+    configs: tuple[SamplingConfig, ...], draft: DraftConfig
 ) -> None:
     draft_tokens = (0, 2, 3, 7, 10)
-    draft = DraftConfig(beam_width=3, draft_rounds=3, sharpness=1.5)
     noise = noise_for(configs, draft.draft_rounds)
     sampling = oracles.sampling_arrays(configs, [0] * B, V)
     # To the whole head the other tokens are forbidden by their noise.

@@ -38,9 +38,9 @@ TREES = [
                 for rounds in (2, 3)
             ]
             + [
-                DraftConfig(beam_width=2, draft_rounds=3, num_nodes=4, rerank=True, candidates=7),
-                DraftConfig(beam_width=2, draft_rounds=2, num_nodes=9, rerank=True),
-                DraftConfig(beam_width=2, draft_rounds=3, num_nodes=8, rerank=True, candidates=7),
+                # Fewer candidates than all nodes of such beams would need.
+                DraftConfig(2, 5, num_nodes=4, rerank=True, candidates=8),
+                DraftConfig(2, 2, num_nodes=9, rerank=True, candidates=8),
                 DraftConfig(1, 3, num_nodes=8, lookup_tokens=3, rerank=True),
             ],
         ),

@@ -78,13 +78,24 @@ def on_one_device(pair: tuple[Target, DraftModel]) -> Generation:
     return generate_autoregressive(pair[0], PROMPTS, **ASKED)
 
 
-@pytest.mark.parametrize("sizes", [(1, 2), pytest.param((2, 4), marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("sizes", "draft"),
+    [
+        ((1, 2), DRAFT),
+        # More extensions of a beam than a device has tokens.
+        pytest.param((2, 4), replace(DRAFT, num_nodes=12, rerank=True), marks=pytest.mark.long),
+    ],
+    ids=["two devices", "eight devices, reranked"],
+)
 def test_the_text_is_that_of_one_device(
-    pair: tuple[Target, DraftModel], on_one_device: Generation, sizes: tuple[int, int]
+    pair: tuple[Target, DraftModel],
+    on_one_device: Generation,
+    sizes: tuple[int, int],
+    draft: DraftConfig,
 ) -> None:
     mesh = make_mesh(*sizes)
     target, drafter = place(pair[0], mesh), place(pair[1], mesh)
-    result = generate(target, drafter, PROMPTS, draft=DRAFT, **ASKED)
+    result = generate(target, drafter, PROMPTS, draft=draft, **ASKED)
     assert result.tokens == on_one_device.tokens
     assert result.acceptance_length > 1.5
     for ours, theirs in zip(result.log_probs or (), on_one_device.log_probs or (), strict=True):
