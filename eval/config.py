@@ -194,10 +194,10 @@ class TuneSettings(RowSettings, PairSettings):
     trees: list[TreeGrid] = Field(default=_CANDIDATES, min_length=1)
     batch_sizes: list[PositiveInt] = Field(default=[1], min_length=1)
     samplings: list[SamplingSettings] = Field(default=[SamplingConfig()], min_length=1)
-    timed_trees: PositiveInt = 6
+    timed_trees: PositiveInt = 5
     steps: PositiveInt = 8
-    step_repeats: PositiveInt = 5
-    finalists: PositiveInt = 2
+    step_repeats: PositiveInt = 9
+    finalists: PositiveInt = 3
     repeats: PositiveInt = 2
     warm_ups: PositiveInt = 1
     output: Path | None = None

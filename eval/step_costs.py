@@ -104,10 +104,11 @@ def _in_baseline_steps(
 def predict(timed: Sequence[Timed], draft: DraftConfig) -> float:
     """A tree's step in baseline steps.
 
-    What a drafter proposes costs something once, something per round and something per beam of a
-    round, and prompt lookup something more: fitted to the timed trees. How many tokens of a beam
-    are ranked, more with `rerank`, is left out. The rest of a step, verify and finish, depends on
-    the nodes alone: between two timed trees it lies on a line.
+    What a drafter proposes costs something once, with the first round, which has one beam;
+    something per later round and per beam of it; and prompt lookup something more: fitted to the
+    timed trees. How many tokens of a beam are ranked, more with `rerank`, is left out. The rest of
+    a step, verify and finish, depends on the nodes alone: between two timed trees it lies on a
+    line.
     """
     for one in timed:
         if one.draft == draft:
@@ -125,5 +126,5 @@ def predict(timed: Sequence[Timed], draft: DraftConfig) -> float:
 
 
 def _features(draft: DraftConfig) -> Float[np.ndarray, " features"]:
-    rounds = draft.draft_rounds
-    return np.asarray([1.0, rounds, rounds * draft.beam_width, float(draft.lookup_tokens > 0)])
+    later = draft.draft_rounds - 1
+    return np.asarray([1.0, later, later * draft.beam_width, float(draft.lookup_tokens > 0)])

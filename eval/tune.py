@@ -48,8 +48,8 @@ DEFINITIONS = {
     "target's answers: the drafter alone ran",
     "cost": "of a decode step in baseline steps; `timed_trees` by the clock, the others between "
     "them: propose by rounds and beams, the rest by nodes",
-    "predicted": "speed-up: target calls of the baseline / those with the tree, of each batch its "
-    "longest row's, / cost",
+    "predicted": "speed-up: median over batches of target calls of the baseline / those with the "
+    "tree, of both the longest row's, / cost",
     "measured": "quartiles over (batch, repeat) turns of the ratio to the baseline's tokens per "
     "second without prefill, of real decoding; empty for trees that were no finalists",
     "chosen": "the finalist of the largest median, if its lower quartile is above 1; where there "
@@ -151,17 +151,22 @@ def rank(
 ) -> list[Candidate]:
     """Every tree with its predicted speed-up, the fastest first."""
     baseline = _batch_calls(recording.baseline_calls, batch_size)
+    goes_on = baseline > 0
     candidates = []
     for draft, own in counts.items():
         cost = predict(timed, draft)
-        gain = baseline / _batch_calls(own.sum(axis=1), batch_size)
+        calls = _batch_calls(own.sum(axis=1), batch_size)
+        # As `measured`, which a few texts that gain much do not move.
+        gain = float(np.median(baseline[goes_on] / calls[goes_on]))
         candidates.append(Candidate(draft, acceptance_length(own), cost, gain / cost))
     return sorted(candidates, key=lambda one: one.predicted, reverse=True)
 
 
-def _batch_calls(calls: Int[np.ndarray, " prompts"], batch_size: int) -> int:
-    """Target calls of all batches: each takes as many as its longest row."""
-    return sum(max(batch) for batch in batched(calls.tolist(), batch_size))
+def _batch_calls(
+    calls: Int[np.ndarray, " prompts"], batch_size: int
+) -> Int[np.ndarray, " batches"]:
+    """Target calls of each batch, which takes as many as its longest row."""
+    return np.asarray([max(batch) for batch in batched(calls.tolist(), batch_size)])
 
 
 def choose(finalists: Sequence[Candidate]) -> Candidate | None:

@@ -13,9 +13,11 @@ TREES = [DraftConfig(width, rounds, lookup_tokens=lookup) for width, rounds, loo
 
 def law(draft: DraftConfig) -> tuple[float, float]:
     """What propose costs, and the rest of a step."""
-    rounds, beams = draft.draft_rounds, draft.draft_rounds * draft.beam_width
+    # The first round has one beam, whatever the width.
+    later = draft.draft_rounds - 1
     lookup = 0.05 if draft.lookup_tokens else 0.0
-    return 0.1 + 0.2 * rounds + 0.01 * beams + lookup, 1 + 0.03 * draft.budget
+    propose = 0.3 + 0.2 * later + 0.01 * later * draft.beam_width + lookup
+    return propose, 1 + 0.03 * draft.budget
 
 
 def timed(draft: DraftConfig) -> Timed:

@@ -76,20 +76,20 @@ def test_with_a_random_drafter_the_baseline_is_chosen_and_auto_obeys_the_table(
     assert speculative["acceptance_length"] == row["acceptance_length"] > 1
 
 
-def test_trees_rank_by_the_calls_of_the_longest_rows_over_the_cost_of_a_step() -> None:
-    # Three prompts in batches of two: the baseline needs 8 + 6 calls.
-    recording = Recording([], [[0] * 7, [0] * 9, [0] * 7])
+def test_trees_rank_by_the_median_batch_over_the_cost_of_a_step() -> None:
+    # In batches of two the baseline needs 8, 6 and 2 calls; the last batch ends with prefill.
+    recording = Recording([], [[0] * tokens for tokens in (7, 9, 7, 7, 3, 1, 1, 1)])
     counts = {
-        # Rows of calls that gain 1 and 2 tokens: 6, 4 and 5 calls, of batches 6 + 5.
-        SMALL: np.asarray([[6, 0], [0, 4], [4, 1]]),
-        # Calls that gain up to 3 tokens: 2, 4 and 3, of batches 4 + 3.
-        LARGE: np.asarray([[0, 0, 2], [2, 0, 2], [1, 1, 1]]),
+        # Rows of calls that gain one and two tokens: 6, 6 and 2 calls.
+        SMALL: np.asarray([[6, 0], [0, 4], [4, 1], [6, 0], [2, 0], *[[0, 0]] * 3]),
+        # Up to three tokens: 4, 3 and 2 calls.
+        LARGE: np.asarray([[0, 0, 2], [2, 0, 2], [1, 1, 1], [0, 0, 2], [2, 0, 0], *[[0] * 3] * 3]),
     }
     timed = [Timed(SMALL, 0.1, 1.1), Timed(LARGE, 0.5, 1.6)]
     first, second = rank(recording, counts, timed, 2)
     assert (first.draft, second.draft) == (LARGE, SMALL)
-    assert first[1:4] == pytest.approx((20 / 9, 1.6, 14 / 7 / 1.6))
-    assert second[1:4] == pytest.approx((20 / 15, 1.1, 14 / 11 / 1.1))
+    assert first[1:4] == pytest.approx((28 / 13, 1.6, 2 / 1.6))
+    assert second[1:4] == pytest.approx((28 / 23, 1.1, 1 / 1.1))
 
 
 @pytest.mark.parametrize(
