@@ -156,7 +156,7 @@ def rank(
     for draft, own in counts.items():
         cost = predict(timed, draft)
         calls = _batch_calls(own.sum(axis=1), batch_size)
-        # As `measured`, which a few texts that gain much do not move.
+        # A median, as `measured` is: a few texts that gain much do not move it.
         gain = float(np.median(baseline[goes_on] / calls[goes_on]))
         candidates.append(Candidate(draft, acceptance_length(own), cost, gain / cost))
     return sorted(candidates, key=lambda one: one.predicted, reverse=True)
