@@ -104,11 +104,10 @@ def _in_baseline_steps(
 def predict(timed: Sequence[Timed], draft: DraftConfig) -> float:
     """A tree's step in baseline steps.
 
-    What a drafter proposes costs something once, with the first round, which has one beam;
-    something per later round and per beam of it; and prompt lookup something more: fitted to the
-    timed trees. How many tokens of a beam are ranked, more with `rerank`, is left out. The rest of
-    a step, verify and finish, depends on the nodes alone: between two timed trees it lies on a
-    line.
+    Drafting costs a constant, in which the first round is, for it has one beam; an amount per later
+    round, and per beam of it; and an amount for prompt lookup. All four are fitted to the timed
+    trees. How many tokens of a beam are ranked, more with `rerank`, is left out. The rest of a
+    step, verify and finish, depends on the nodes alone: between two timed trees it lies on a line.
     """
     for one in timed:
         if one.draft == draft:

@@ -48,8 +48,8 @@ DEFINITIONS = {
     "target's answers: the drafter alone ran",
     "cost": "of a decode step in baseline steps; `timed_trees` by the clock, the others between "
     "them: propose by rounds and beams, the rest by nodes",
-    "predicted": "speed-up: median over batches of target calls of the baseline / those with the "
-    "tree, of both the longest row's, / cost",
+    "predicted": "speed-up: in each batch that goes on after prefill target calls of the baseline "
+    "/ those with the tree, each of its longest row; the median of these / cost",
     "measured": "quartiles over (batch, repeat) turns of the ratio to the baseline's tokens per "
     "second without prefill, of real decoding; empty for trees that were no finalists",
     "chosen": "the finalist of the largest median, if its lower quartile is above 1; where there "
