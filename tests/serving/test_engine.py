@@ -193,22 +193,6 @@ def test_a_beginning_is_copied_from_a_row_that_goes_on(
     assert [told[number].tokens for number in range(3)] == texts
 
 
-@pytest.mark.parametrize(("together", "decode_calls"), [(False, 8 * 4), (True, 8 + 3)])
-def test_all_slots_decode_in_one_call(
-    together: bool, decode_calls: int, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Four slots. Before a call one prompt is read, which gives a token; four calls give the other
-    # twelve, so that together the last prompt is read before the eighth and needs three more.
-    requests = [Request([n], 13, n, stop_tokens=(), speculate=False) for n in range(8)]
-    engine = make_engine()
-    calls = watch_device_calls(monkeypatch)
-    for group in [requests] if together else [[request] for request in requests]:
-        for request in group:
-            engine.submit(request)
-        assert all(len(event.tokens) == 13 for event in run(engine).values())
-    assert calls.count("decode_rows") == decode_calls
-
-
 def test_a_long_prompt_stops_nobody_for_more_than_a_chunk(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
