@@ -1,7 +1,8 @@
 """`python -m eval tune`: the fastest tree for each batch size and temperature, into `draft.yaml`.
 
 What a tree gains is counted on recorded answers, what it costs lies between the steps of a few
-trees that are timed. The best by their ratio then decode the prompts beside the baseline.
+trees that are timed. The best by their ratio, each of another number of nodes, then decode the
+prompts beside the baseline.
 """
 
 from collections.abc import Mapping, Sequence
@@ -117,9 +118,15 @@ def tune(settings: TuneSettings) -> None:
             [own[place] for (size, _), own in timed.items() if size == batch_size],
             batch_size,
         )
-        finalists = candidates[: settings.finalists]
+        candidates = leaders_first(candidates)
         finalists = _measure(
-            target, drafter, asked[place], finalists, batch_size, sampling, settings
+            target,
+            drafter,
+            asked[place],
+            candidates[: settings.finalists],
+            batch_size,
+            sampling,
+            settings,
         )
         best = choose(finalists)
         rows += [
@@ -160,6 +167,19 @@ def rank(
         gain = float(np.median(baseline[goes_on] / calls[goes_on]))
         candidates.append(Candidate(draft, acceptance_length(own), cost, gain / cost))
     return sorted(candidates, key=lambda one: one.predicted, reverse=True)
+
+
+def leaders_first(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The first tree of each number of nodes, then the rest, else in the order that they have.
+
+    What the nodes cost is the least certain part of a prediction: it errs alike for all trees of
+    one number of nodes, so trees of several numbers are measured.
+    """
+    leaders: dict[int, Candidate] = {}
+    for one in candidates:
+        leaders.setdefault(one.draft.budget, one)
+    first = list(leaders.values())
+    return [*first, *(one for one in candidates if one not in first)]
 
 
 def _batch_calls(

@@ -11,7 +11,7 @@ import yaml
 from eval.commands import evaluate
 from eval.recorded import Recording
 from eval.step_costs import Timed
-from eval.tune import Candidate, choose, rank
+from eval.tune import Candidate, choose, leaders_first, rank
 from redrafter_jax import DraftConfig, InputError, load_draft, save_drafter
 from redrafter_jax.checkpoints.draft_table import DraftTable, TunedTree, write_draft_table
 from redrafter_jax.drafters.head_drafter import DraftModel
@@ -90,6 +90,18 @@ def test_trees_rank_by_the_median_batch_over_the_cost_of_a_step() -> None:
     assert (first.draft, second.draft) == (LARGE, SMALL)
     assert first[1:4] == pytest.approx((28 / 13, 1.6, 2 / 1.6))
     assert second[1:4] == pytest.approx((28 / 23, 1.1, 1 / 1.1))
+
+
+def test_the_fastest_tree_of_each_number_of_nodes_is_measured_first() -> None:
+    sizes = [(4, 8), (4, 7), (3, 8), (3, None), (2, 4), (2, 7)]
+    candidates = [
+        Candidate(DraftConfig(beams, 3, num_nodes=nodes), 2.0, 1.0, 2.0 - place)
+        for place, (beams, nodes) in enumerate(sizes)
+    ]
+    # Three beams of three rounds have ten nodes in all.
+    order = [8, 7, 10, 4, 8, 7]
+    assert [one.draft.budget for one in leaders_first(candidates)] == order
+    assert leaders_first(candidates)[4:] == [candidates[2], candidates[5]]
 
 
 @pytest.mark.parametrize(
