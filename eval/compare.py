@@ -28,7 +28,6 @@ from redrafter_jax.text.prompts import Asked
 from . import speed
 from .abstract import bytes_of
 from .benchmark import Batch, Method, answer_plainly, make_batches, measure, warm_up
-from .charts import write_comparison_chart
 from .compare_tables import LEGEND, markdown, prompts_of, tables
 from .config import CompareSettings
 from .loading import FoundTarget, ask_all_turns, ask_target, bind, find
@@ -125,6 +124,8 @@ def compare(settings: CompareSettings) -> None:
     )
     page, chart = path.with_suffix(".md"), path.with_suffix(".png")
     page.write_text(markdown(report, title), encoding="utf-8")
+    from .charts import write_comparison_chart  # matplotlib is slow to import
+
     write_comparison_chart(report, title, chart)
     told = [
         f"{case['described']}: {line}"

@@ -24,7 +24,6 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.progress import track
 from redrafter_jax.text.prompts import read_prompts
 
-from .charts import write_load_chart
 from .config import ServeLoadSettings
 from .report import describe_sampling, make_table, number, show, write_report
 
@@ -106,6 +105,8 @@ def measure_load(settings: ServeLoadSettings) -> None:
     path = settings.report_dir / "serve_load.json"
     report = write_report(path, {"model": model, "runs": runs}, settings, DEFINITIONS)
     title = f"{model['id']}, {describe_sampling(settings.sampling)}"
+    from .charts import write_load_chart  # matplotlib is slow to import
+
     write_load_chart(report, title, settings.report_dir / "serve_load.png")
     show(path, _table(title, runs), *_error_tables(runs))
 

@@ -19,7 +19,6 @@ from redrafter_jax.text.prompts import Asked
 
 from . import metrics
 from .benchmark import Method, Run, Turn, make_batches, measure, warm_up
-from .charts import write_speed_chart
 from .config import EvalSettings, TuneSettings
 from .loading import bind, load
 from .metrics import count_accepted, describe_answers, quartiles, tell_answers
@@ -85,6 +84,8 @@ def measure_speed(settings: EvalSettings) -> None:
     report = write_report(path, measures, settings, DEFINITIONS)
     setting = _describe(settings, report)
     chart = path.with_suffix(".png")
+    from .charts import write_speed_chart  # matplotlib is slow to import
+
     write_speed_chart(report, setting, chart)
     said = tell_answers(report["answers"])
     show(path, setting, *said, *_tables(report), f"The chart: {chart}")

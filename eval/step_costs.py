@@ -71,15 +71,18 @@ def _sizes(draft: DraftConfig) -> Float[np.ndarray, " sizes"]:
 def time_steps(
     target: Target,
     drafter: DraftModel,
-    draft: DraftConfig,
+    drafts: Sequence[DraftConfig],
     batch_size: int,
     cached: Cached,
     settings: TuneSettings,
-) -> list[Timed]:
-    """The tree's step under every sampling of the settings, on a cache as decoding has it."""
+) -> list[list[Timed]]:
+    """The trees' steps on a cache as decoding has it; for every sampling of the settings a list.
+
+    All are timed in turns: a slow second of the machine does not fall upon one tree alone.
+    """
     timed = time_parts(
         target,
-        bind_drafter(drafter, draft),
+        [bind_drafter(drafter, draft) for draft in drafts],
         settings.samplings,
         batch_size,
         cached.slots,
@@ -88,10 +91,16 @@ def time_steps(
         turns=settings.steps,
         short_turns=settings.steps,
         repeats=settings.step_repeats,
+        name=f"time steps, batch size {batch_size}",
     )
     return [
-        Timed(draft, _in_baseline_steps(seconds, "propose"), _in_baseline_steps(seconds, "step"))
-        for seconds in timed
+        [
+            Timed(
+                draft, _in_baseline_steps(seconds, "propose"), _in_baseline_steps(seconds, "step")
+            )
+            for draft, seconds in zip(drafts, own, strict=True)
+        ]
+        for own in zip(*timed, strict=True)
     ]
 
 

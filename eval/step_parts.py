@@ -7,7 +7,8 @@ real step; beside them the whole step and the baseline's.
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal, NamedTuple
+from itertools import product
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from redrafter_jax.config import SamplingConfig
 from redrafter_jax.decoding.step import decode, finish, step_noise, verify
 from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.models.target import Target
+from redrafter_jax.progress import track
 from redrafter_jax.requests import prepare
 from redrafter_jax.types import DecodeState, DecodeStats, Sampling, TokenTree, Verified
 
@@ -100,7 +102,7 @@ def run_part(
 
 def time_parts(
     target: Target,
-    drafter: Drafter,
+    drafters: Sequence[Drafter],
     samplings: Sequence[SamplingConfig],
     batch_size: int,
     slots: int,
@@ -110,12 +112,13 @@ def time_parts(
     turns: int,
     short_turns: int,
     repeats: int,
-) -> list[dict[Timing, Float[np.ndarray, " repeats"]]]:
-    """Seconds of one turn of each part under every sampling, all of them timed in turns.
+    name: str | None = None,
+) -> list[list[dict[Timing, Float[np.ndarray, " repeats"]]]]:
+    """Seconds of one turn of each part, all of them timed in turns.
 
     Args:
       target: the target.
-      drafter: from `bind_drafter`.
+      drafters: from `bind_drafter`, of one head.
       samplings: how tokens are chosen.
       batch_size: B.
       slots: S, cache slots per row.
@@ -124,18 +127,46 @@ def time_parts(
       turns: of propose, verify and whole steps in a run.
       short_turns: of finish and of the noise, which may take microseconds.
       repeats: runs of each.
+      name: of the progress while the programs compile; None shows none.
+
+    Returns:
+      For every drafter, under every sampling.
     """
-    held = [random_state(target, drafter, batch_size, slots)]
-    timers = {}
-    for place, config in enumerate(samplings):
-        own = make_timers(
-            target, drafter, held, config, cached=cached, turns=turns, short_turns=short_turns
+    held = [random_state(target, drafters[0], batch_size, slots)]
+    width = (len(drafters[0].context_layers) + 1) * target.config.hidden_size
+    dtype = held[0].cache.keys[0].dtype
+    hidden = jax.random.normal(jax.random.key(3), (batch_size, width), dtype)
+    # Copied, because the state is donated.
+    own = [[jax.tree.map(jnp.copy, drafter.init(hidden))] for drafter in drafters]
+
+    def key(place: int, row: int, part: Timing) -> tuple[int, int, Timing]:
+        # The baseline beside all drafters is one.
+        return place, row * (part != "baseline"), part
+
+    timers: dict[tuple[int, int, Timing], Callable[[], float]] = {}
+    for (place, config), (row, drafter) in product(enumerate(samplings), enumerate(drafters)):
+        made = make_timers(
+            target,
+            drafter,
+            held,
+            own[row],
+            config,
+            cached=cached,
+            turns=turns,
+            short_turns=short_turns,
         )
-        timers |= {f"{place} {part}": own[part] for part in parts}
-    for timer in timers.values():
-        timer()  # compiles
+        timers |= {key(place, row, part): made[part] for part in parts}
+    compiling = timers.values()
+    for timer in track(compiling, len(compiling), name) if name else compiling:
+        timer()
     seconds = interleave(timers, repeats)
-    return [{part: seconds[f"{place} {part}"] for part in parts} for place in range(len(samplings))]
+    return [
+        [
+            {part: seconds[key(place, row, part)] for part in parts}
+            for place in range(len(samplings))
+        ]
+        for row in range(len(drafters))
+    ]
 
 
 def room_for(steps: int, max_path: int) -> int:
@@ -150,6 +181,7 @@ def make_timers(
     target: Target,
     drafter: Drafter,
     held: list[DecodeState],
+    own: list[Any],
     config: SamplingConfig,
     *,
     cached: int,
@@ -161,7 +193,8 @@ def make_timers(
     Args:
       target: the target.
       drafter: from `bind_drafter`.
-      held: the only state, which every run hands on to the next.
+      held: the only state, which every run hands on to the next; but for its `drafter`.
+      own: the drafter's state, which its runs hand on in the same way.
       config: how tokens are chosen.
       cached: tokens in every row's cache when a run begins.
       turns: of propose, verify and whole steps in a run.
@@ -170,7 +203,7 @@ def make_timers(
     zero, rows = jnp.int32(0), [[0]] * len(held[0].root)
     sampling = prepare(target.config, rows, 1, config, None, (), 1)[0].sampling
     # The first run of every part fills it in.
-    between = [empty_like(begin, target, drafter, held[0])]
+    between = [empty_like(begin, target, drafter, held[0]._replace(drafter=own[0]))]
 
     def run_turns(state: DecodeState, part: StepPart, turns: int) -> DecodeState:
         state, between[0] = run_part(
@@ -178,25 +211,27 @@ def make_timers(
         )
         return state
 
-    def run_baseline(state: DecodeState) -> DecodeState:
-        ended = decode(target, RootOnly(), state._replace(drafter=()), turns)
-        return ended._replace(drafter=state.drafter)
-
     def timer(
         run: Callable[[DecodeState], DecodeState],
         turns: int,
         drafter: Drafter = drafter,
+        own: list[Any] = own,
         *,
         done: bool = False,
     ) -> Callable[[], float]:
         def seconds() -> float:
             state = set_back(held[0], cached, drafter, sampling, done=done)
-            state = jax.block_until_ready(state)
+            state = jax.block_until_ready(state._replace(drafter=own[0]))
             started = time.perf_counter()
-            held[0] = jax.block_until_ready(run(state))
-            return (time.perf_counter() - started) / turns
+            ended = jax.block_until_ready(run(state))
+            taken = time.perf_counter() - started
+            own[0], held[0] = ended.drafter, ended._replace(drafter=())
+            return taken / turns
 
         return seconds
+
+    def whole(drafter: Drafter, own: list[Any]) -> Callable[[], float]:
+        return timer(lambda state: decode(target, drafter, state, turns), turns, drafter, own)
 
     def part(name: StepPart, turns: int) -> Callable[[], float]:
         return timer(partial(run_turns, part=name, turns=turns), turns, done=name == "finish")
@@ -206,8 +241,8 @@ def make_timers(
         "verify": part("verify", turns),
         "finish": part("finish", short_turns),
         "noise": part("noise", short_turns),
-        "step": timer(lambda state: decode(target, drafter, state, turns), turns),
-        "baseline": timer(run_baseline, turns, RootOnly()),
+        "step": whole(drafter, own),
+        "baseline": whole(RootOnly(), [()]),
     }
 
 

@@ -97,9 +97,9 @@ def measure(
 ) -> Iterator[dict[str, Any]]:
     """A row of the report for each sampling: every part and both whole steps, in turns."""
     cached = one.cached(settings.steps)
-    timed = time_parts(
+    (timed,) = time_parts(
         target,
-        bind_drafter(drafter, one.draft),
+        [bind_drafter(drafter, one.draft)],
         settings.samplings,
         one.batch_size,
         one.slots,

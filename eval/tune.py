@@ -95,7 +95,7 @@ def tune(settings: TuneSettings) -> None:
     asked = [ask(sampling) for sampling in settings.samplings]
     recordings = _record(target, drafter, asked, settings)
     counts = count_calls(target, drafter, drafts, recordings)
-    few = list(product(settings.batch_sizes, spread(drafts, settings.timed_trees)))
+    few = spread(drafts, settings.timed_trees)
     batches = [batch for one in recordings for batch in one.batches]
     cached = Cached.with_room(
         slots=max(batch.tokens.shape[1] for batch in batches),
@@ -105,8 +105,8 @@ def tune(settings: TuneSettings) -> None:
         steps=settings.steps,
     )
     timed = {
-        (batch_size, draft): time_steps(target, drafter, draft, batch_size, cached, settings)
-        for batch_size, draft in track(few, len(few), "time steps")
+        batch_size: time_steps(target, drafter, few, batch_size, cached, settings)
+        for batch_size in settings.batch_sizes
     }
     rows, entries = [], []
     for batch_size, (place, sampling) in product(
@@ -115,7 +115,7 @@ def tune(settings: TuneSettings) -> None:
         candidates = rank(
             recordings[place],
             {draft: own[place] for draft, own in counts.items()},
-            [own[place] for (size, _), own in timed.items() if size == batch_size],
+            timed[batch_size][place],
             batch_size,
         )
         candidates = leaders_first(candidates)

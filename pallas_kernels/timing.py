@@ -5,7 +5,7 @@ inside the program, of a constant number of turns: the GPU need not ask the host
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int, UInt
 COPIED, RUN = 2**30, 32 * 10**9
 
 Carry = TypeVar("Carry")
+Name = TypeVar("Name", bound=Hashable)
 
 
 def repeat(
@@ -44,14 +45,14 @@ def empty_like(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def interleave(
-    timers: dict[str, Callable[[], float]], repeats: int
-) -> dict[str, Float[np.ndarray, " repeats"]]:
+    timers: Mapping[Name, Callable[[], float]], repeats: int
+) -> dict[Name, Float[np.ndarray, " repeats"]]:
     """Seconds of every timer in every repeat; each repeat begins with the next of them.
 
     A slow moment of the machine then hits all of them, and none always follows the same one.
     """
     names = list(timers)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
+    seconds: dict[Name, list[float]] = {name: [] for name in names}
     for repeat in range(repeats):
         first = repeat % len(names)
         for name in names[first:] + names[:first]:
