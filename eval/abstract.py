@@ -17,7 +17,7 @@ from redrafter_jax.config import (
     TargetConfig,
     WeightFormat,
 )
-from redrafter_jax.decoding.prefill import prefill
+from redrafter_jax.decoding.prefill import begin_drafting, prefill
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel
@@ -58,14 +58,9 @@ def abstract_state(target: Target, drafter: Drafter, batch_size: int, slots: int
     requests, _ = prepare(target.config, [[0]] * batch_size, 1, None, None, (), drafter.max_path)
     tokens = jax.ShapeDtypeStruct((batch_size, slots), requests.tokens.dtype)
     requests = requests._replace(tokens=cast(Any, tokens))
-    fill = partial(
-        prefill,
-        max_path=drafter.max_path,
-        sources=len(drafter.names),
-        context_layers=drafter.context_layers,
-    )
+    fill = partial(prefill, context_layers=drafter.context_layers)
     state = jax.eval_shape(fill, target, requests)
-    return state._replace(drafter=jax.eval_shape(drafter.init, state.drafter))
+    return jax.eval_shape(partial(begin_drafting, drafter=drafter), state)
 
 
 def on_mesh(tree: Tree, mesh: Mesh) -> Tree:

@@ -17,12 +17,13 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.timing import empty_like, interleave, repeat
 from redrafter_jax.config import SamplingConfig
+from redrafter_jax.decoding.prefill import no_counts
 from redrafter_jax.decoding.step import decode, finish, step_noise, verify
 from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.models.target import Target
 from redrafter_jax.progress import track
 from redrafter_jax.requests import prepare
-from redrafter_jax.types import DecodeState, DecodeStats, Sampling, TokenTree, Verified
+from redrafter_jax.types import DecodeState, Sampling, TokenTree, Verified
 
 from .random_pair import random_state
 
@@ -250,15 +251,11 @@ def set_back(
     state: DecodeState, cached: int, drafter: Drafter, sampling: Sampling, *, done: bool
 ) -> DecodeState:
     """The state with `cached` tokens in every row and no counts; its other arrays are reused."""
-    B, sources = len(state.root), len(drafter.names)
+    B = len(state.root)
     return state._replace(
         cache=state.cache._replace(lengths=jnp.full(B, cached, jnp.int32)),
         done=jnp.full(B, done),
         # Copied, because the state is donated.
         sampling=jax.tree.map(jnp.copy, sampling),
-        stats=DecodeStats(
-            accept_counts=jnp.zeros((B, drafter.max_path), jnp.int32),
-            accepted_by=jnp.zeros((B, sources), jnp.int32) if sources else None,
-            steps=jnp.zeros(B, jnp.int32),
-        ),
+        stats=no_counts(state.root, drafter.max_path, len(drafter.names)),
     )

@@ -7,7 +7,7 @@ import numpy as np
 
 from redrafter_jax.acceptance import acceptance_length
 from redrafter_jax.config import DraftConfig, SamplingConfig, TargetConfig
-from redrafter_jax.decoding.prefill import Memory, prefill
+from redrafter_jax.decoding.prefill import Memory, begin_drafting, prefill
 from redrafter_jax.decoding.step import decode
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.bind import bind_drafter
@@ -168,12 +168,10 @@ def start(
         target,
         place(requests, target.mesh),
         memory,
-        max_path=drafter.max_path,
-        sources=len(drafter.names),
         log_probs=log_probs,
         context_layers=drafter.context_layers,
     )
-    return state._replace(drafter=drafter.init(state.drafter)), slots
+    return begin_drafting(state, drafter), slots
 
 
 def collect(state: DecodeState, prompts: Sequence[Sequence[int]], drafter: Drafter) -> Generation:

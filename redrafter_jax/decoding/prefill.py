@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from redrafter_jax.decoding.accept import decide, is_stop, log_probs_of
+from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.tree import root_tree
 from redrafter_jax.models.cache import init_cache
 from redrafter_jax.models.target import Target
@@ -47,7 +48,7 @@ def empty_memory(target: Target, batch: int, slots: int) -> Memory:
 
 @partial(
     jax.jit,
-    static_argnames=("max_path", "sources", "chunk", "log_probs", "context_layers"),
+    static_argnames=("chunk", "log_probs", "context_layers"),
     donate_argnames="memory",
 )
 @per_shard
@@ -56,30 +57,27 @@ def prefill(
     requests: Requests,
     memory: Memory | None = None,
     *,
-    max_path: int,
-    sources: int = 0,
     chunk: int | None = None,
     log_probs: bool = False,
     context_layers: tuple[int, ...] = (),
 ) -> DecodeState:
     """Run the target over the prompts and choose each row's first token.
 
-    The state's `drafter` is the hidden states at each prompt's last token, for `Drafter.init`.
-    What compiles depends on the slots, not on how long the prompts are or how much is remembered.
+    The state's `drafter` is the hidden states at each prompt's last token, for `begin_drafting`.
+    What compiles depends on the slots and the context layers, not on the tree to come, on how long
+    the prompts are, or on how much is remembered.
 
     Args:
       target: the target model.
       requests: the checked and padded prompts.
       memory: of the same rows and slots, donated. Where a prompt begins with the same tokens,
         their keys and values are taken from it; None starts from nothing.
-      max_path: P of the decode steps to come.
-      sources: O, the number of the drafter's `names`.
       chunk: tokens per pass; None takes what suits the platform.
       log_probs: keep the log-probability of every new token.
       context_layers: of the drafter that will read the state.
     """
     last, cache = read_requests(target, requests, memory, chunk, context_layers)
-    state, logits = choose_first(target, requests, last, cache, max_path, sources)
+    state, logits = choose_first(target, requests, last, cache, max_path=1)
     if not log_probs:
         return state
     B, S = requests.tokens.shape
@@ -95,7 +93,6 @@ def choose_first(
     last: Float[Array, "B Z"],
     cache: KVCache,
     max_path: int,
-    sources: int = 0,
 ) -> tuple[DecodeState, Float[Array, "B 1 part"]]:
     """Each row's first token, when its prompt has been read.
 
@@ -104,8 +101,7 @@ def choose_first(
       requests: the prompts.
       last: hidden states at the end of each prompt, from `read_requests`.
       cache: with all prompts in it.
-      max_path: as in `prefill`.
-      sources: as in `prefill`.
+      max_path: P of the decode steps to come.
 
     Returns:
       The state after prefill, without log-probabilities, and the scores that the first tokens were
@@ -129,14 +125,31 @@ def choose_first(
         limits=requests.limits,
         stop_tokens=requests.stop_tokens,
         sampling=requests.sampling,
-        stats=DecodeStats(
-            accept_counts=jnp.zeros((B, max_path), jnp.int32),
-            accepted_by=jnp.zeros((B, sources), jnp.int32) if sources else None,
-            steps=jnp.zeros(B, jnp.int32),
-        ),
+        stats=no_counts(lengths, max_path),
         log_probs=None,
     )
     return state, logits
+
+
+def begin_drafting(state: DecodeState, drafter: Drafter) -> DecodeState:
+    """The state of `prefill` with the drafter's own, and with counts for its trees."""
+    stats = no_counts(state.root, drafter.max_path, len(drafter.names))
+    return state._replace(drafter=drafter.init(state.drafter), stats=stats)
+
+
+def no_counts(like: Int[Array, " B"], max_path: int, sources: int = 0) -> DecodeStats:
+    """Zeros for rows that lie on the devices as `like` does.
+
+    Args:
+      like: any numbers of the rows.
+      max_path: P.
+      sources: O, the number of the drafter's `names`; 0 counts for none.
+    """
+
+    def zeros(width: int) -> Int[Array, "B width"]:
+        return jnp.repeat(like[:, None] * 0, width, axis=1)
+
+    return DecodeStats(zeros(max_path), zeros(sources) if sources else None, like * 0)
 
 
 def read_requests(

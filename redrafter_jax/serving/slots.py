@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from redrafter_jax.decoding.accept import log_probs_of
-from redrafter_jax.decoding.prefill import choose_first, prefill
+from redrafter_jax.decoding.prefill import choose_first, no_counts, prefill
 from redrafter_jax.decoding.step import verified_step
 from redrafter_jax.drafters.one_of import OneOf
 from redrafter_jax.models.target import Target
@@ -111,10 +111,9 @@ def _some_rows(
         jnp.zeros((rows, stop_width), jnp.int32),
         Sampling(ones, numbers, ones, ones, numbers),
     )
-    state = prefill(
-        target, requests, max_path=drafter.longest_path, context_layers=drafter.context_layers
-    )
-    return state._replace(drafter=drafter.init(state.drafter))
+    state = prefill(target, requests, context_layers=drafter.context_layers)
+    stats = no_counts(state.root, drafter.longest_path)
+    return state._replace(drafter=drafter.init(state.drafter), stats=stats)
 
 
 @partial(jax.jit, donate_argnames="state", static_argnames="top")

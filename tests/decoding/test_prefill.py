@@ -38,7 +38,7 @@ def run() -> Any:
     """`prefill` that may be traced once by all tests together, whatever the prompts' lengths."""
     chex.clear_trace_counter()
     counted = chex.assert_max_traces(inspect.unwrap(prefill), n=1)
-    return jax.jit(counted, static_argnames=("max_path", "chunk"))
+    return jax.jit(counted, static_argnames="chunk")
 
 
 def requests_of(prompts: Sequence[Sequence[int]], shape: tuple[int, int] = SHAPE) -> Requests:
@@ -49,7 +49,7 @@ def requests_of(prompts: Sequence[Sequence[int]], shape: tuple[int, int] = SHAPE
 def read(run: Any, target: Target) -> Any:
     def read(prompts: Sequence[Sequence[int]], memory: Memory | None = None) -> DecodeState:
         memory = memory or empty_memory(target, *SHAPE)
-        return run(target, requests_of(prompts), memory, max_path=3, chunk=C)
+        return run(target, requests_of(prompts), memory, chunk=C)
 
     return read
 

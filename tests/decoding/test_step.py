@@ -23,8 +23,9 @@ from redrafter_jax import (
     generate,
     generate_autoregressive,
 )
-from redrafter_jax.decoding.prefill import prefill
+from redrafter_jax.decoding.prefill import begin_drafting, no_counts, prefill
 from redrafter_jax.decoding.step import decode, finish
+from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.errors import InputError
@@ -32,7 +33,7 @@ from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.requests import prepare
 from redrafter_jax.sampling import draw_noise
-from redrafter_jax.types import Sampling, Verified
+from redrafter_jax.types import DecodeState, Requests, Sampling, Verified
 
 GENERATE = importlib.import_module("redrafter_jax.generation")
 
@@ -86,14 +87,18 @@ def test_plain_decoding_is_one_whole_pass_per_token(
         assert plain.tokens[row] == expected
 
 
+def _begin(drafter: Drafter, target: Target, requests: Requests) -> DecodeState:
+    return begin_drafting(prefill(target, requests), drafter)
+
+
 def test_the_context_holds_the_layers_that_the_drafter_reads(habitual_target: Target) -> None:
     drafter = imitating_drafter(habitual_target, context_layers=(0,))
     requests, _ = prepare(PARITY_CONFIG, PROMPTS, [24] * 4, None, None, (), 4)
-    fill = partial(prefill, habitual_target, requests, max_path=4)
     bound = bind_drafter(drafter, DRAFT)
     with pytest.raises(InputError, match=r"are 32 wide and .* 64; .*context_layers=\(0,\)"):
         bound.init(jnp.zeros((4, 32)))
-    state = decode(habitual_target, bound, fill(context_layers=(0,)), 3)
+    state = begin_drafting(prefill(habitual_target, requests, context_layers=(0,)), bound)
+    state = decode(habitual_target, bound, state, 3)
     assert int(state.stats.accept_counts[:, 1:].sum()) > 0, "some drafts came true"
     # The first layer's hidden states are the last ones of the target that ends there.
     decoder = habitual_target.merge()
@@ -112,8 +117,9 @@ def test_a_smaller_head_of_the_targets_is_gathered_once_and_not_in_every_step(
 ) -> None:
     drafter = imitating_drafter(habitual_target, head="target", draft_tokens=tuple(range(1, V)))
     requests, _ = prepare(PARITY_CONFIG, PROMPTS, [24] * 4, None, None, (), 4)
-    state = jax.eval_shape(partial(prefill, max_path=4), habitual_target, requests)
-    loop = jax.make_jaxpr(decode)(habitual_target, bind_drafter(drafter, DRAFT), state, 3)
+    bound = bind_drafter(drafter, DRAFT)
+    state = jax.eval_shape(partial(_begin, bound), habitual_target, requests)
+    loop = jax.make_jaxpr(decode)(habitual_target, bound, state, 3)
 
     def shapes(jaxpr: jax.extend.core.Jaxpr, *, within: bool) -> Iterator[tuple[bool, Any]]:
         for equation in jaxpr.eqns:
@@ -144,9 +150,7 @@ def test_no_step_copies_the_cache(
 ) -> None:
     drafter = bind_drafter(good_drafter if draft else None, draft)
     requests, _ = prepare(PARITY_CONFIG, PROMPTS, [24] * 4, None, None, (), drafter.max_path)
-    fill = partial(prefill, max_path=drafter.max_path, sources=len(drafter.names))
-    state = jax.eval_shape(fill, habitual_target, requests)
-    state = state._replace(drafter=jax.eval_shape(drafter.init, state.drafter))
+    state = jax.eval_shape(partial(_begin, drafter), habitual_target, requests)
     loop = jax.jit(decode, donate_argnums=2)
     lowered = loop.lower(habitual_target, drafter, state, jnp.int32(3))
     program = str(lowered.compile().as_text())
@@ -157,10 +161,11 @@ def test_no_step_copies_the_cache(
 
 def test_a_done_row_never_changes_again(habitual_target: Target, good_drafter: DraftModel) -> None:
     requests, _ = prepare(PARITY_CONFIG, PROMPTS, [1, 24, 24, 24], None, None, (), 4)
-    start = prefill(habitual_target, requests, max_path=4)
+    drafter = bind_drafter(good_drafter, DRAFT)
+    start = prefill(habitual_target, requests)
     # Another, for a state is donated.
-    state = prefill(habitual_target, requests, max_path=4)
-    state = decode(habitual_target, bind_drafter(good_drafter, DRAFT), state, 3)
+    state = begin_drafting(prefill(habitual_target, requests), drafter)
+    state = decode(habitual_target, drafter, state, 3)
     length = int(start.cache.lengths[0])
     assert int(state.cache.lengths[0]) == length
     assert state.tokens[0, : length + 1].tolist() == start.tokens[0, : length + 1].tolist()
@@ -260,7 +265,8 @@ def test_accepted_nodes_are_counted_by_the_drafter_that_proposed_them(target: Ta
     # Root, two nodes of the first drafter and three of the second. Row 0 is done, row 1 has room
     # for two tokens, row 2 accepts one of the first and all of the second, row 3 the first two.
     requests, _ = prepare(PARITY_CONFIG, PROMPTS, [1, 3, 9, 9], None, None, (), 5)
-    state = prefill(target, requests, max_path=5, sources=2)
+    state = prefill(target, requests)
+    state = state._replace(stats=no_counts(state.root, 5, 2))
     from_root, below_first, longer = [0, 0, 0, 0, 3, 4], [0, 0, 0, 1, 3, 4], [0, 0, 1, 0, 3, 4]
     tree = tree_of([[9, 1, 2, 3, 3, 3]] * 4, [from_root, from_root, below_first, longer])
     tree = tree._replace(origin=jnp.broadcast_to(jnp.asarray([-1, 0, 0, 1, 1, 1]), (4, 6)))
