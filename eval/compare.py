@@ -69,6 +69,8 @@ def compare(settings: CompareSettings) -> None:
       InputError: a file or a prompt cannot be used, a drafter does not fit the target, or the file
         holds measurements of something else.
     """
+    from .charts import write_comparison_chart  # matplotlib is slow to import
+
     found = find(settings)
     find_once = cache(find_drafter)
     models = {
@@ -124,8 +126,6 @@ def compare(settings: CompareSettings) -> None:
     )
     page, chart = path.with_suffix(".md"), path.with_suffix(".png")
     page.write_text(markdown(report, title), encoding="utf-8")
-    from .charts import write_comparison_chart  # matplotlib is slow to import
-
     write_comparison_chart(report, title, chart)
     told = [
         f"{case['described']}: {line}"

@@ -184,9 +184,10 @@ class TuneSettings(RowSettings, PairSettings):
         of the others lies between theirs.
       steps: decode steps per timed run.
       step_repeats: timed runs of these steps and of the baseline's, in turns.
-      finalists: how many trees decode the prompts beside the baseline: of each number of nodes the
-        fastest by prediction.
-      repeats: timed runs of each of these per batch, in turns.
+      finalists: how many trees decode the prompts beside the baseline: the best prediction of each
+        number of nodes, then the next best.
+      repeats: timed runs of each of these per batch, in turns; more where this makes fewer than
+        eight.
       warm_ups: untimed runs of each per array shape, the one that compiles included.
       output: file to write; None is `draft.yaml` in the drafter's folder.
     """

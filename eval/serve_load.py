@@ -74,6 +74,8 @@ def measure_load(settings: ServeLoadSettings) -> None:
       InputError: the server cannot be reached, does not become ready or answers no request, or the
         prompts cannot be read.
     """
+    from .charts import write_load_chart  # matplotlib is slow to import
+
     prompts = [prompt.turns[0] for prompt in read_prompts(settings.prompts, settings.prompt_count)]
     make_folder(settings.report_dir, "report_dir")
     model = _find_model(settings)
@@ -105,8 +107,6 @@ def measure_load(settings: ServeLoadSettings) -> None:
     path = settings.report_dir / "serve_load.json"
     report = write_report(path, {"model": model, "runs": runs}, settings, DEFINITIONS)
     title = f"{model['id']}, {describe_sampling(settings.sampling)}"
-    from .charts import write_load_chart  # matplotlib is slow to import
-
     write_load_chart(report, title, settings.report_dir / "serve_load.png")
     show(path, _table(title, runs), *_error_tables(runs))
 

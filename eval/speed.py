@@ -59,6 +59,8 @@ def measure_speed(settings: EvalSettings) -> None:
     Raises:
       InputError: a file or a prompt cannot be used.
     """
+    from .charts import write_speed_chart  # matplotlib is slow to import
+
     draft, name = settings.draft, settings.drafter
     if draft == "auto":
         assert name is not None
@@ -84,8 +86,6 @@ def measure_speed(settings: EvalSettings) -> None:
     report = write_report(path, measures, settings, DEFINITIONS)
     setting = _describe(settings, report)
     chart = path.with_suffix(".png")
-    from .charts import write_speed_chart  # matplotlib is slow to import
-
     write_speed_chart(report, setting, chart)
     said = tell_answers(report["answers"])
     show(path, setting, *said, *_tables(report), f"The chart: {chart}")

@@ -5,7 +5,9 @@ real step; beside them the whole step and the baseline's.
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Any, Literal, NamedTuple
@@ -15,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.timing import empty_like, interleave, repeat
+from pallas_kernels.timing import empty_like, repeat, take_turns
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.decoding.prefill import no_counts
 from redrafter_jax.decoding.step import decode, finish, step_noise, verify
@@ -46,6 +48,19 @@ def begin(target: Target, drafter: Drafter, state: DecodeState) -> Between:
     tree = drafter.prepare(decoder).propose(decoder, state, noise)
     verified = verify(decoder, tree, state.cache, drafter.context_layers)
     return Between(noise, tree, verified)
+
+
+@dataclass
+class HandedOn:
+    """What the runs of one drafter hand on to each other: it is donated to each of them.
+
+    Attributes:
+      drafter: the drafter's state.
+      between: what passes between the parts; None where whole steps alone are run.
+    """
+
+    drafter: Any
+    between: Between | None = None
 
 
 @partial(jax.jit, static_argnames=("part", "turns"), donate_argnames=("state", "between"))
@@ -128,7 +143,7 @@ def time_parts(
       turns: of propose, verify and whole steps in a run.
       short_turns: of finish and of the noise, which may take microseconds.
       repeats: runs of each.
-      name: of the progress while the programs compile; None shows none.
+      name: of the progress; None shows none.
 
     Returns:
       For every drafter, under every sampling.
@@ -137,8 +152,12 @@ def time_parts(
     width = (len(drafters[0].context_layers) + 1) * target.config.hidden_size
     dtype = held[0].cache.keys[0].dtype
     hidden = jax.random.normal(jax.random.key(3), (batch_size, width), dtype)
-    # Copied, because the state is donated.
-    own = [[jax.tree.map(jnp.copy, drafter.init(hidden))] for drafter in drafters]
+    handed = []
+    for drafter in drafters:
+        # Copied, because the state is donated.
+        own = jax.tree.map(jnp.copy, drafter.init(hidden))
+        between = empty_like(begin, target, drafter, held[0]._replace(drafter=own))
+        handed.append(HandedOn(own, between))
 
     def key(place: int, row: int, part: Timing) -> tuple[int, int, Timing]:
         # The baseline beside all drafters is one.
@@ -150,20 +169,25 @@ def time_parts(
             target,
             drafter,
             held,
-            own[row],
+            handed[row],
             config,
             cached=cached,
             turns=turns,
             short_turns=short_turns,
         )
         timers |= {key(place, row, part): made[part] for part in parts}
-    compiling = timers.values()
-    for timer in track(compiling, len(compiling), name) if name else compiling:
-        timer()
-    seconds = interleave(timers, repeats)
+    first, others = take_turns(timers, 1), take_turns(timers, repeats)
+    if name is not None:
+        first = track(first, len(timers), f"{name}: compile and warm up")
+        others = track(others, len(timers) * repeats, name)
+    for _ in first:
+        pass
+    seconds = defaultdict(list)
+    for which, taken in others:
+        seconds[which].append(taken)
     return [
         [
-            {part: seconds[key(place, row, part)] for part in parts}
+            {part: np.asarray(seconds[key(place, row, part)]) for part in parts}
             for place in range(len(samplings))
         ]
         for row in range(len(drafters))
@@ -182,7 +206,7 @@ def make_timers(
     target: Target,
     drafter: Drafter,
     held: list[DecodeState],
-    own: list[Any],
+    handed: HandedOn,
     config: SamplingConfig,
     *,
     cached: int,
@@ -195,7 +219,7 @@ def make_timers(
       target: the target.
       drafter: from `bind_drafter`.
       held: the only state, which every run hands on to the next; but for its `drafter`.
-      own: the drafter's state, which its runs hand on in the same way.
+      handed: by the drafter's runs in the same way.
       config: how tokens are chosen.
       cached: tokens in every row's cache when a run begins.
       turns: of propose, verify and whole steps in a run.
@@ -203,12 +227,11 @@ def make_timers(
     """
     zero, rows = jnp.int32(0), [[0]] * len(held[0].root)
     sampling = prepare(target.config, rows, 1, config, None, (), 1)[0].sampling
-    # The first run of every part fills it in.
-    between = [empty_like(begin, target, drafter, held[0]._replace(drafter=own[0]))]
 
     def run_turns(state: DecodeState, part: StepPart, turns: int) -> DecodeState:
-        state, between[0] = run_part(
-            target, drafter, state, between[0], zero, part=part, turns=turns
+        assert handed.between is not None
+        state, handed.between = run_part(
+            target, drafter, state, handed.between, zero, part=part, turns=turns
         )
         return state
 
@@ -216,23 +239,23 @@ def make_timers(
         run: Callable[[DecodeState], DecodeState],
         turns: int,
         drafter: Drafter = drafter,
-        own: list[Any] = own,
+        handed: HandedOn = handed,
         *,
         done: bool = False,
     ) -> Callable[[], float]:
         def seconds() -> float:
             state = set_back(held[0], cached, drafter, sampling, done=done)
-            state = jax.block_until_ready(state._replace(drafter=own[0]))
+            state = jax.block_until_ready(state._replace(drafter=handed.drafter))
             started = time.perf_counter()
             ended = jax.block_until_ready(run(state))
             taken = time.perf_counter() - started
-            own[0], held[0] = ended.drafter, ended._replace(drafter=())
+            handed.drafter, held[0] = ended.drafter, ended._replace(drafter=())
             return taken / turns
 
         return seconds
 
-    def whole(drafter: Drafter, own: list[Any]) -> Callable[[], float]:
-        return timer(lambda state: decode(target, drafter, state, turns), turns, drafter, own)
+    def whole(drafter: Drafter, handed: HandedOn) -> Callable[[], float]:
+        return timer(lambda state: decode(target, drafter, state, turns), turns, drafter, handed)
 
     def part(name: StepPart, turns: int) -> Callable[[], float]:
         return timer(partial(run_turns, part=name, turns=turns), turns, done=name == "finish")
@@ -242,8 +265,8 @@ def make_timers(
         "verify": part("verify", turns),
         "finish": part("finish", short_turns),
         "noise": part("noise", short_turns),
-        "step": whole(drafter, own),
-        "baseline": whole(RootOnly(), [()]),
+        "step": whole(drafter, handed),
+        "baseline": whole(RootOnly(), HandedOn(())),
     }
 
 

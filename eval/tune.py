@@ -61,6 +61,9 @@ _LEGEND = (
     "baseline steps. predicted, measured: speed-up over the baseline, without prefill."
 )
 
+# Timed runs of a finalist, at least: of fewer a quartile tells little.
+_TURNS = 8
+
 
 class Candidate(NamedTuple):
     """A tree at one batch size and sampling.
@@ -172,8 +175,8 @@ def rank(
 def leaders_first(candidates: Sequence[Candidate]) -> list[Candidate]:
     """The first tree of each number of nodes, then the rest, else in the order that they have.
 
-    What the nodes cost is the least certain part of a prediction: it errs alike for all trees of
-    one number of nodes, so trees of several numbers are measured.
+    What the nodes cost is the least certain part of a prediction. It errs much alike for trees of
+    the same number of nodes, so trees of several numbers are measured.
     """
     leaders: dict[int, Candidate] = {}
     for one in candidates:
@@ -243,12 +246,15 @@ def _measure(
     settings: TuneSettings,
 ) -> list[Candidate]:
     """The finalists with their real speed-ups, decoding in turns with the baseline."""
+    batches = -(-len(asked.rows) // batch_size)
+    repeats = max(settings.repeats, -(-_TURNS // batches))
     methods = {BASELINE: Method(target, RootOnly())} | {
         str(place): Method(target, bind_drafter(drafter, one.draft))
         for place, one in enumerate(finalists)
     }
     name = f"measure batch size {batch_size}, {describe_sampling(sampling)}"
-    measures = time_methods(methods, asked, sampling, batch_size, settings, name)["methods"]
+    often = settings.model_copy(update={"repeats": repeats})
+    measures = time_methods(methods, asked, sampling, batch_size, often, name)["methods"]
     speeds = [measures[str(place)]["decode_only"] for place in range(len(finalists))]
     return [
         one._replace(measured=(own[0], speed["speedup"], own[1]))

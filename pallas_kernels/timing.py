@@ -5,7 +5,7 @@ inside the program, of a constant number of turns: the GPU need not ask the host
 """
 
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -47,17 +47,24 @@ def empty_like(function: Callable[..., Any], *arguments: Any) -> Any:
 def interleave(
     timers: Mapping[Name, Callable[[], float]], repeats: int
 ) -> dict[Name, Float[np.ndarray, " repeats"]]:
-    """Seconds of every timer in every repeat; each repeat begins with the next of them.
+    """Seconds of every timer in every repeat; see `take_turns`."""
+    seconds: dict[Name, list[float]] = {name: [] for name in timers}
+    for name, taken in take_turns(timers, repeats):
+        seconds[name].append(taken)
+    return {name: np.asarray(times) for name, times in seconds.items()}
+
+
+def take_turns(
+    timers: Mapping[Name, Callable[[], float]], repeats: int
+) -> Iterator[tuple[Name, float]]:
+    """Every timer's seconds, all of them once in a repeat, each time in another order.
 
     A slow moment of the machine then hits all of them, and none always follows the same one.
     """
     names = list(timers)
-    seconds: dict[Name, list[float]] = {name: [] for name in names}
     for repeat in range(repeats):
-        first = repeat % len(names)
-        for name in names[first:] + names[:first]:
-            seconds[name].append(timers[name]())
-    return {name: np.asarray(times) for name, times in seconds.items()}
+        for place in np.random.default_rng(repeat).permutation(len(names)):
+            yield names[place], timers[names[place]]()
 
 
 def beside_copy(

@@ -64,8 +64,8 @@ def prefill(
     """Run the target over the prompts and choose each row's first token.
 
     The state's `drafter` is the hidden states at each prompt's last token, for `begin_drafting`.
-    What compiles depends on the slots and the context layers, not on the tree to come, on how long
-    the prompts are, or on how much is remembered.
+    What compiles depends on the rows, their slots and the context layers, but for its slots not on
+    the tree to come, nor on how long the prompts are or how much is remembered.
 
     Args:
       target: the target model.
@@ -137,6 +137,7 @@ def begin_drafting(state: DecodeState, drafter: Drafter) -> DecodeState:
     return state._replace(drafter=drafter.init(state.drafter), stats=stats)
 
 
+@partial(jax.jit, static_argnames=("max_path", "sources"))
 def no_counts(like: Int[Array, " B"], max_path: int, sources: int = 0) -> DecodeStats:
     """Zeros for rows that lie on the devices as `like` does.
 

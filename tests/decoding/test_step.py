@@ -2,6 +2,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -222,12 +223,12 @@ def test_statistics_add_up(habitual_target: Target, good_drafter: DraftModel) ->
     assert result.acceptance_length == pytest.approx(gained.sum() / sum(result.steps))
 
 
-def test_values_never_recompile(
-    monkeypatch: pytest.MonkeyPatch, target: Target, drafter: DraftModel
-) -> None:
+@pytest.fixture
+def traced_once(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Let a function of generation be traced once, from here on; its name and options of `jit`."""
     chex.clear_trace_counter()
 
-    def counted(name: str, **options: Any) -> None:
+    def traced_once(name: str, **options: Any) -> None:
         inner = inspect.unwrap(getattr(GENERATE, name))
 
         def traced(*arguments: Any, **keywords: Any) -> Any:
@@ -238,14 +239,27 @@ def test_values_never_recompile(
         function = jax.jit(chex.assert_max_traces(traced, n=1), **options)
         monkeypatch.setattr(GENERATE, name, function)
 
-    counted("prefill", static_argnames=("max_path", "sources", "log_probs", "context_layers"))
-    counted("decode", donate_argnames="state")
+    return traced_once
+
+
+def test_values_never_recompile(traced_once: Any, target: Target, drafter: DraftModel) -> None:
+    traced_once("prefill", static_argnames=("log_probs", "context_layers"))
+    traced_once("decode", donate_argnames="state")
     run = partial(generate, target, drafter, draft=DRAFT)
     run(PROMPTS, max_new_tokens=10)
     run([[1], [2, 3], [4] * 16, [5]], max_new_tokens=[1, 12, 2, 7], seeds=[9, 9, 1, 0])
     run(PROMPTS, max_new_tokens=10, sampling=MIXED, eos_token_ids=[5])
     run(PROMPTS, max_new_tokens=10, eos_token_ids=[[5, 6, 7], [], [1], [2, 3]])
     run(PROMPTS, max_new_tokens=3, sampling=SamplingConfig(0.31, 3, 0.5, 0.01))
+
+
+def test_another_tree_never_compiles_prefill_again(
+    traced_once: Any, target: Target, drafter: DraftModel
+) -> None:
+    traced_once("prefill", static_argnames=("log_probs", "context_layers"))
+    for draft in (DRAFT, DraftConfig(1, 1), replace(DRAFT, lookup_tokens=2)):
+        generate(target, drafter, PROMPTS, max_new_tokens=4, draft=draft)
+    generate(target, None, PROMPTS, max_new_tokens=4)
 
 
 @pytest.mark.parametrize("spare", [-1, 0])

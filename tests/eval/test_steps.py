@@ -20,14 +20,16 @@ from eval.abstract import abstract_drafter, abstract_state, abstract_target, byt
 from eval.commands import evaluate
 from eval.random_pair import random_drafter, random_state, random_target
 from eval.shapes import StepsSettings
-from eval.step_parts import StepPart, begin, run_part, set_back
+from eval.step_parts import StepPart, begin, run_part, set_back, time_parts
 from pallas_kernels.aot import compile_on, gpu_mesh
-from pallas_kernels.timing import empty_like
+from pallas_kernels.timing import empty_like, take_turns
 from redrafter_jax import DraftConfig, InputError, SamplingConfig
 from redrafter_jax.config import DrafterConfig
 from redrafter_jax.decoding.step import decode_step
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.requests import prepare
+from redrafter_jax.serving.compilations import count_compilations
+from redrafter_jax.serving.messages import Counters
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -103,6 +105,42 @@ def test_every_part_is_timed_under_every_sampling(
     assert report["rows"][0]["over_first_sampling"] == [1, 1, 1]
     assert set(PARTS) < set(report["definitions"])
     assert "sum may exceed the whole step" in capsys.readouterr().out
+
+
+def test_trees_of_different_paths_and_states_take_turns_on_one_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = StepsSettings.model_validate(VALUES | {"report_dir": "unused"})
+    target = random_target(settings.target.build(), jnp.float32)
+    drafter = random_drafter(settings.drafter_config(4), jnp.float32)
+    drafts = [DraftConfig(1, 1), DraftConfig(2, 2, lookup_tokens=1), DraftConfig(2, 3)]
+    counters, owner = Counters(), lambda: None
+    compiled: list[int] = []
+
+    def counted(timers: Any, repeats: int) -> Any:
+        before = counters.compiled
+        yield from take_turns(timers, repeats)
+        compiled.append(counters.compiled - before)
+
+    count_compilations(owner, counters)
+    monkeypatch.setattr("eval.step_parts.take_turns", counted)
+    timed = time_parts(
+        target,
+        [bind_drafter(drafter, draft) for draft in drafts],
+        [SamplingConfig(), SamplingConfig(0.7)],
+        batch_size=2,
+        slots=64,
+        parts=("propose", "step", "baseline"),
+        cached=9,
+        turns=2,
+        short_turns=1,
+        repeats=3,
+    )
+    assert compiled[0] > compiled[1] == 0, "what is timed was compiled before"
+    assert {seconds.shape for own in timed for seconds in own[0].values()} == {(3,)}
+    for place in range(2):
+        one, *others = (own[place]["baseline"] for own in timed)
+        assert all((one == other).all() for other in others), "one baseline beside all trees"
 
 
 def test_every_combination_is_a_row(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,12 +42,17 @@ def multiplies_outside(hlo: str) -> bool:
     return " dot(" in entry or any(body is not None and " dot(" in body[0] for body in bodies)
 
 
-def test_repeats_begin_with_each_in_its_turn() -> None:
+def test_in_every_repeat_all_run_once_and_none_always_follows_the_same_one() -> None:
     ran: list[str] = []
 
     def timer(name: str) -> Any:
         return lambda: ran.append(name) or float(len(ran))
 
-    seconds = interleave({name: timer(name) for name in "abc"}, repeats=4)
-    assert "".join(ran) == "abcbcacababc"
-    assert seconds["b"].tolist() == [2, 4, 9, 11]
+    names = "abcdefghijk"
+    seconds = interleave({name: timer(name) for name in names}, repeats=9)
+    repeats = [ran[place : place + 11] for place in range(0, 99, 11)]
+    assert all("".join(sorted(repeat)) == names for repeat in repeats)
+    for name in names:
+        before = {ran[place - 1] for place, other in enumerate(ran) if place and other == name}
+        assert len(before) > 3
+        assert seconds[name].tolist() == [place + 1 for place in range(99) if ran[place] == name]
