@@ -199,7 +199,7 @@ class TuneSettings(RowSettings, PairSettings):
     timed_trees: PositiveInt = 5
     steps: PositiveInt = 8
     step_repeats: PositiveInt = 9
-    finalists: PositiveInt = 3
+    finalists: PositiveInt = 4
     repeats: PositiveInt = 2
     warm_ups: PositiveInt = 1
     output: Path | None = None

@@ -12,6 +12,7 @@ import jax
 import jaxtyping
 import pytest
 from hypothesis import settings
+from tiny_folders import PairFolders, write_pair
 from tiny_models import (
     PARITY_CONFIG,
     forgetful_target,
@@ -104,6 +105,14 @@ def habitual_target() -> Target:
 def good_drafter(habitual_target: Target) -> DraftModel:
     """Mostly right about `habitual_target`."""
     return imitating_drafter(habitual_target)
+
+
+@pytest.fixture(scope="session")
+def folders(
+    tmp_path_factory: pytest.TempPathFactory, habitual_target: Target, good_drafter: DraftModel
+) -> PairFolders:
+    """Where the two lie, for tests that leave them as they are."""
+    return write_pair(tmp_path_factory.mktemp("models"), habitual_target, good_drafter)
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,12 @@ def test_targets_are_stored_as_hugging_face_stores_them(tmp_path: Path, golden: 
     assert ours.keys() == theirs.keys()
     for name, weight in theirs.items():
         np.testing.assert_array_equal(ours[name], weight.astype(jnp.bfloat16), name)
-    assert json.loads((tmp_path / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    written, stated = (
+        json.loads((folder / "config.json").read_text()) for folder in (tmp_path, golden)
+    )
+    assert written["torch_dtype"] == "bfloat16"
+    for name in ("model_type", "architectures"):
+        assert written[name] == stated[name]
     shapes = {name: weight.shape for name, weight in theirs.items()}
     assert stored_shapes(target.config) == shapes
     assert load_target(tmp_path).config == target.config

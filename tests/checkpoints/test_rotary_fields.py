@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 
 from redrafter_jax import InputError
-from redrafter_jax.checkpoints.rotary_fields import read_rotary, rotary_fields
+from redrafter_jax.checkpoints.rotary_fields import read_rotary
 from redrafter_jax.config import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
-    LongRopeScaling,
     RopeScaling,
     YarnScaling,
 )
@@ -65,22 +64,6 @@ def test_yarn_has_the_papers_defaults(fields: dict[str, Any], expected: YarnScal
     assert theta == 5e3
     assert isinstance(scaling, YarnScaling)
     assert vars(scaling) == pytest.approx(vars(expected))
-
-
-@pytest.mark.parametrize(
-    "scaling",
-    [
-        None,
-        LinearScaling(4.0),
-        DynamicScaling(4.0),
-        Llama3Scaling(8.0, 1.0, 4.0, 16),
-        YarnScaling(4.0, 16, 1.2, 32.0, 1.0),
-        LongRopeScaling((1.0, 2.0), (4.0, 8.0), 16, 1.2),
-    ],
-)
-def test_what_is_written_is_read(scaling: RopeScaling | None) -> None:
-    written = rotary_fields(7e3, scaling) | {"max_position_embeddings": 128}
-    assert read_rotary(written, PATH) == (7e3, scaling)
 
 
 @pytest.mark.parametrize(

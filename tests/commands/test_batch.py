@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_folders import PairFolders, decode, encode, write_pair
+from tiny_folders import PairFolders, decode, encode
 
 from redrafter_jax import SamplingConfig, generate_autoregressive
-from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -20,13 +19,6 @@ NEW_TOKENS, SEED = 12, 4
 WARM = SamplingConfig(temperature=1.0)
 
 Continue = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(scope="module")
-def folders(
-    tmp_path_factory: pytest.TempPathFactory, habitual_target: Target, good_drafter: DraftModel
-) -> PairFolders:
-    return write_pair(tmp_path_factory.mktemp("models"), habitual_target, good_drafter)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_folders import PairFolders, add_template, decode, encode, write_pair
+from tiny_folders import PairFolders, add_template, decode, encode
 from tiny_models import random_drafter
 
 from redrafter_jax import (
@@ -20,7 +20,6 @@ from redrafter_jax import (
     save_drafter,
 )
 from redrafter_jax.commands.terminal import Screen
-from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -31,12 +30,9 @@ WARM = SamplingConfig(temperature=1.0)
 
 
 @pytest.fixture(scope="module")
-def folders(
-    tmp_path_factory: pytest.TempPathFactory, habitual_target: Target, good_drafter: DraftModel
-) -> PairFolders:
-    folder = tmp_path_factory.mktemp("models")
-    pair = write_pair(folder, habitual_target, good_drafter)
-    return pair._replace(target=add_template(Path(pair.target), folder))
+def folders(folders: PairFolders, tmp_path_factory: pytest.TempPathFactory) -> PairFolders:
+    target = add_template(Path(folders.target), tmp_path_factory.mktemp("models"))
+    return folders._replace(target=target)
 
 
 def arguments_of(folders: PairFolders, *more: str) -> list[str]:

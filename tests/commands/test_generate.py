@@ -15,12 +15,10 @@ from tiny_folders import (
     decode,
     encode,
     run_module,
-    write_pair,
 )
 
 from redrafter_jax import SamplingConfig, generate_autoregressive
 from redrafter_jax.commands import options
-from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -28,13 +26,6 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 PROMPT = "abc\ndef"
 # As many as test_chat.py has room for, so that both compile the same programs.
 NEW_TOKENS = 100
-
-
-@pytest.fixture(scope="module")
-def folders(
-    tmp_path_factory: pytest.TempPathFactory, habitual_target: Target, good_drafter: DraftModel
-) -> PairFolders:
-    return write_pair(tmp_path_factory.mktemp("models"), habitual_target, good_drafter)
 
 
 def arguments_of(folders: PairFolders, *more: str, prompt: str = PROMPT) -> list[str]:

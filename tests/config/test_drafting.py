@@ -70,19 +70,6 @@ def test_fields_that_contradict_each_other_are_refused(
         config(**{**good, **changes})
 
 
-def test_what_apples_layout_does_not_know_is_named() -> None:
-    assert DrafterConfig(5, 4, 8, 1).beyond_apple == {}
-    assert DrafterConfig(5, 4, 8, 1, cell="sum").beyond_apple == {}
-    other = DrafterConfig(5, 4, 8, 1, "gru", (0, 2), "low_rank", 3, (1,))
-    assert other.beyond_apple == {
-        "cell": "gru",
-        "draft_tokens": (0, 2),
-        "head": "low_rank",
-        "head_rank": 3,
-        "context_layers": (1,),
-    }
-
-
 @pytest.mark.parametrize(
     ("draft", "all_nodes", "budget", "beam_nodes", "max_path"),
     [
@@ -100,22 +87,6 @@ def test_a_draft_counts_its_nodes_and_its_longest_path(
 ) -> None:
     counted = (draft.max_nodes, draft.budget, draft.beam_nodes, draft.max_path)
     assert counted == (all_nodes, budget, beam_nodes, max_path)
-
-
-@pytest.mark.parametrize(
-    ("changes", "extensions"),
-    [
-        ({"num_nodes": 12}, 4),
-        # Of N nodes one is the root and C are looked up.
-        ({"num_nodes": 12, "lookup_tokens": 2, "rerank": True}, 9),
-        ({"num_nodes": 30, "rerank": True}, 29),
-        ({"num_nodes": 2, "rerank": True}, 4),
-    ],
-)
-def test_a_round_keeps_as_many_extensions_as_its_tree_can_take(
-    changes: dict[str, Any], extensions: int
-) -> None:
-    assert DraftConfig(**TREE, **changes).extensions == extensions
 
 
 @pytest.mark.usefixtures("unchecked_shapes")

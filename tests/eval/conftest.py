@@ -5,23 +5,16 @@ from typing import Any
 
 import pytest
 from pair_prompts import PROMPTS
-from tiny_folders import write_pair
-
-from redrafter_jax.drafters.head_drafter import DraftModel
-from redrafter_jax.models.target import Target
+from tiny_folders import PairFolders
 
 
 @pytest.fixture(scope="session")
-def pair_settings(
-    tmp_path_factory: pytest.TempPathFactory, habitual_target: Target, good_drafter: DraftModel
-) -> dict[str, Any]:
+def pair_settings(folders: PairFolders, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the settings of a command say of a good pair and five prompts of two categories."""
-    folder = tmp_path_factory.mktemp("pair")
-    folders = write_pair(folder, habitual_target, good_drafter)
     rows = [
         {"question_id": f"q{i}", "category": "odd" if i % 2 else "even", "prompt": text}
         for i, text in enumerate(PROMPTS)
     ]
-    prompts = folder / "prompts.jsonl"
+    prompts = tmp_path_factory.mktemp("pair") / "prompts.jsonl"
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return {"target": folders.target, "drafter": folders.drafter, "prompts": str(prompts)}

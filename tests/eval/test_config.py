@@ -1,7 +1,6 @@
 """The settings of `python -m eval`: what is accepted, and how everything else is refused."""
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 import yaml
 from places import CONFIGS
 
-from eval.__main__ import main
 from eval.commands import COMMANDS, SPEED, Command
 from eval.config import EvalSettings
 from eval.tree_grid import TreeGrid
@@ -69,30 +67,3 @@ def test_the_tree_may_be_left_to_the_drafters_table(config: Path) -> None:
     settings = load_settings(EvalSettings, config, ["draft=auto"])
     assert settings.draft == "auto"
     assert "\ndraft: auto\n" in dump_settings(settings)
-
-
-@pytest.mark.parametrize(
-    ("override", "reason"),
-    [
-        ("repeat=2", "did you mean 'repeats'?"),
-        ("sampling={temperature: 0, top_k: 5, min_p: 0.1}", "or leave top_k and min_p out"),
-        ("draft.draft_round=3", "did you mean 'draft_rounds'?"),
-        ("draft=wide", "should be an object (got 'wide')"),
-    ],
-)
-def test_a_bad_value_is_refused_with_its_path_and_limit(
-    config: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    override: str,
-    reason: str,
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["eval", "--config", str(config), override])
-    with pytest.raises(SystemExit) as exit:
-        main()
-    assert exit.value.code == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert "Traceback" not in printed.err
-    assert f"\n  {override.partition('=')[0]}: " in printed.err
-    assert reason in printed.err

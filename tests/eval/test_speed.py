@@ -205,6 +205,11 @@ def test_without_a_drafter_prompt_lookup_is_measured(
         (["batch_size=3", "mesh.data=2"], r"batch_size is 3, which mesh.data=2 does not divide;"),
         (["batch_size=2", "mesh.data=2"], r"5 prompts in batches of 2 leave 1 for the last one"),
         (["batch_size=8", "mesh.data=2"], r"the number of prompts is 5, which mesh\.data=2"),
+        (
+            ["sampling={temperature: 0, top_k: 5, min_p: 0.1}"],
+            r"sampling: .*or leave top_k and min_p out",
+        ),
+        (["draft=wide"], r"draft: .*should be an object \(got 'wide'\)"),
         (["max_new_tokens=510"], r"line 1: the prompt has 3 tokens and max_new"),
     ],
 )

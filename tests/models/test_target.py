@@ -70,30 +70,6 @@ def test_each_node_says_what_the_text_that_leads_to_it_says(target: Target) -> N
     )
 
 
-def test_neither_garbage_in_the_cache_nor_dead_slots_reach_a_live_node(target: Target) -> None:
-    tokens, parents = random_trees(9)
-    lengths = np.asarray([7, 3], np.int32)
-    cache = cached_prefix(target, pad(PREFIXES), lengths)
-    before = verify(target, tree_of(tokens, parents), cache)
-
-    past = jnp.arange(S)[None, None, :, None] >= lengths[:, None, None, None]
-    dirty = cache._replace(
-        keys=tuple(jnp.where(past, jnp.nan, slots) for slots in cache.keys),
-        values=tuple(jnp.where(past, jnp.nan, slots) for slots in cache.values),
-    )
-    tree = tree_of(tokens, parents)
-    # The last node of either tree has no child: its slot can die.
-    tree = tree._replace(
-        tokens=tree.tokens.at[:, -1].set(-1),
-        parents=tree.parents.at[:, -1].set(0),
-        depth=tree.depth.at[:, -1].set(0),
-        mask=tree.mask.at[:, -1].set(jnp.arange(9) == 8),
-    )
-    after = verify(target, tree, dirty)
-    np.testing.assert_array_equal(before.logits[:, :-1], after.logits[:, :-1])
-    np.testing.assert_array_equal(before.hidden[:, :-1], after.hidden[:, :-1])
-
-
 def test_sequences_that_share_a_row_do_not_know_of_each_other() -> None:
     # One layer with a window, one without.
     target = random_target(tiny_config(sliding_window=3, windowed_layers=(0,)))

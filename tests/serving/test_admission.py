@@ -34,12 +34,6 @@ def kept(text: list[int], freed: int) -> Slot:
     return Slot(text=text, cached=len(text) - 1, freed=freed)
 
 
-def test_a_text_that_goes_on_takes_its_slot_again(any_target: Target) -> None:
-    slots = [Slot(), kept([1, 2, 3, 4, 5], 7), kept([1, 2, 9, 9], 8)]
-    assert take_slot(slots, ONE_PART, row_of(any_target, [1, 2, 3, 4, 5, 6])) == 1
-    assert (slots[1].cached, slots[1].source) == (4, None)
-
-
 def test_a_common_beginning_is_copied_where_it_is_a_small_part_of_what_is_kept(
     any_target: Target,
 ) -> None:
@@ -82,18 +76,6 @@ def test_a_pass_of_several_prompts_waits_until_it_is_full(any_target: Target) ->
     slots[0].row = None
     assert admit(slots, queue, ONE_PART, 2)[0] == {0: 0, 1: 2}
     assert not queue
-
-
-def test_a_chunk_ends_with_the_prompt(any_target: Target) -> None:
-    slots = [Slot(), Slot(), kept([5, 6, 7, 8, 9], 1)]
-    take_slot(slots, ONE_PART, row_of(any_target, list(range(11))))
-    idle = row_of(any_target, [0])
-    read = []
-    while slots[0].reading:
-        chunk = next_chunk(slots, {1: 0}, 3, (2, 4), idle)
-        assert chunk.rows.tolist() == [3, 0], "3 is past the last row: none"
-        read.append((int(chunk.begins[1]), chunk.tokens[1].tolist()))
-    assert read == [(0, [0, 1, 2, 3]), (4, [4, 5, 6, 7]), (7, [7, 8, 9, 10])]
 
 
 def test_a_batch_holds_every_slot_or_the_active_ones_of_each_part() -> None:

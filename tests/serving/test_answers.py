@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from asking import HTTP, body, fake_serving, post, streamed
+from asking import HTTP, body, fake_serving, post, streamed, text_of
 from fake_engine import FakeEngine
 
 HEAD = {"model": "tiny", "system_fingerprint": "fp_tiny", "seed": 0}
@@ -97,6 +97,8 @@ def test_a_completion_up_to_a_stop_string(base: str) -> None:
         ],
         "usage": {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8},
     }
+    with streamed(base, prompt="abc", limit=9, stop="cab") as events:
+        assert text_of(events) == "ab"
 
 
 def test_choices_of_a_stream_come_side_by_side(base: str) -> None:
@@ -119,6 +121,9 @@ def test_choices_of_a_stream_come_side_by_side(base: str) -> None:
     assert usage["choices"] == []
     assert usage["usage"] == {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}
     assert done == "[DONE]"
+    whole = post(base, json=body("abc", 3, n=2)).json()
+    assert [(one["index"], one["text"]) for one in whole["choices"]] == [(0, "abc"), (1, "bca")]
+    assert whole["usage"] == usage["usage"]
 
 
 def test_more_likely_tokens_than_the_server_tells_are_refused(base: str) -> None:

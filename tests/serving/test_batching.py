@@ -1,5 +1,7 @@
 """Rows in slots share the device calls that decode them."""
 
+import jax
+import numpy as np
 import pytest
 from device_calls import watch_device_calls
 from engine_runs import run
@@ -41,3 +43,5 @@ def test_eight_requests_in_four_slots_share_calls(
         # prompt is read: the fourth starts with the fourth call, and each slot decodes two.
         assert (alone, together) == (8 * 8, 3 + 2 * 8)
     assert engine.counters.compiled == 0
+    jax.jit(lambda value: value + 1)(np.arange(3))
+    assert engine.counters.compiled > 0

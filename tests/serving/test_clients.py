@@ -1,10 +1,7 @@
 """Clients that leave, stall or come too late, and texts that cannot be shown: no leak, no hang."""
 
 import json
-import signal
 import socket
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -80,26 +77,6 @@ def test_a_client_that_leaves_frees_its_slot_within_a_step(stream: bool) -> None
         engine.gate.release()  # for the step that runs
         wait_until(lambda: not engine.busy)
         assert engine.steps == 3
-
-
-def test_a_client_that_is_killed_frees_its_slot() -> None:
-    engine = FakeEngine(slots=1, seconds=0.01)
-    with fake_serving(engine, limits=ROOMY) as base:
-        code = f"""
-from http.client import HTTPConnection
-client = HTTPConnection({base.removeprefix("http://")!r})
-asked = {json.dumps(body(limit=ENDLESS, stream=True))!r}
-client.request("POST", "/v1/completions", asked, {{"Content-Type": "application/json"}})
-answer = client.getresponse()
-while True:
-    print(answer.readline(), flush=True)
-"""
-        client = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-        assert client.stdout is not None
-        assert client.stdout.readline().startswith(b"b'data: ")
-        client.send_signal(signal.SIGKILL)
-        client.communicate()
-        wait_until(lambda: not engine.busy)
 
 
 def test_a_reader_that_stalls_delays_nobody_and_frees_its_slot() -> None:

@@ -8,10 +8,9 @@ import numpy as np
 import openai
 import pytest
 from servers import serving_process
-from tiny_folders import add_template, decode, encode, write_pair
+from tiny_folders import PairFolders, add_template, decode, encode
 
 from redrafter_jax import SamplingConfig, generate
-from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("quick_compilation")]
@@ -22,13 +21,11 @@ ROOM = 120
 
 @pytest.fixture(scope="module")
 def client(
-    tmp_path_factory: pytest.TempPathFactory, habitual_target: Target, good_drafter: DraftModel
+    folders: PairFolders, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[openai.OpenAI]:
-    folder = tmp_path_factory.mktemp("models")
-    pair = write_pair(folder, habitual_target, good_drafter)
-    target = add_template(Path(pair.target), folder)
+    target = add_template(Path(folders.target), tmp_path_factory.mktemp("models"))
     sizes = ["--slots", "4", "--queue-limit", "4", "--context-length", str(ROOM)]
-    models = ["--target", target, "--drafter", pair.drafter, "--name", "tiny"]
+    models = ["--target", target, "--drafter", folders.drafter, "--name", "tiny"]
     tree = ["--beam-width", "2", "--draft-rounds", "2"]
     with (
         serving_process(*models, *sizes, *tree) as (base, _),
@@ -115,21 +112,6 @@ def test_a_stream_brings_the_same_text_in_pieces(client: openai.OpenAI, alone: A
     assert "".join(chunk.choices[0].text for chunk in pieces) == expected
 
 
-def test_a_stop_string_ends_the_text_before_it(client: openai.OpenAI, alone: Any) -> None:
-    whole = decode(alone("abc\n", 60, 3)[0])
-    stop = whole[20:23]
-    expected = whole.partition(stop)[0]
-    answer = complete(client, "abc\n", max_tokens=60, seed=3, stop=["never", stop])
-    assert (answer.choices[0].text, answer.choices[0].finish_reason) == (expected, "stop")
-    assert answer.usage.completion_tokens == len(expected) + len(stop)
-    pieces = [
-        chunk.choices[0]
-        for chunk in chat(client, "abc", max_tokens=60, seed=3, stop=stop, stream=True)
-    ]
-    assert "".join(piece.delta.content or "" for piece in pieces) == expected
-    assert pieces[-1].finish_reason == "stop"
-
-
 def test_without_a_limit_a_chat_goes_on_to_the_end_of_the_room(
     client: openai.OpenAI, alone: Any
 ) -> None:
@@ -162,17 +144,6 @@ def test_log_probabilities_are_the_targets(client: openai.OpenAI, alone: Any) ->
     ):
         assert top[token] == log_prob == max(top.values())
     assert greedy.text_offset == list(range(12))
-
-
-def test_choice_i_is_drawn_with_seed_plus_i(client: openai.OpenAI, alone: Any) -> None:
-    expected = [decode(alone("abc\n", 25, 8 + i)[0]) for i in range(2)]
-    answer = chat(client, "abc", max_tokens=25, seed=8, n=2)
-    assert [choice.message.content for choice in answer.choices] == expected
-    assert answer.usage.completion_tokens == 50
-    texts = ["", ""]
-    for chunk in complete(client, "abc\n", max_tokens=25, seed=8, n=2, stream=True):
-        texts[chunk.choices[0].index] += chunk.choices[0].text
-    assert texts == expected
 
 
 def test_several_prompts_may_be_texts_or_tokens_and_be_echoed(

@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 from servers import serving_process, wait_until
-from tiny_folders import PairFolders, decode, encode, write_pair
+from tiny_folders import PairFolders, decode, encode
 
 from redrafter_jax import SamplingConfig, generate
-from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("quick_compilation")]
@@ -50,13 +49,6 @@ REQUESTS = [
     )
     for number in range(200)
 ]
-
-
-@pytest.fixture(scope="module")
-def folders(
-    tmp_path_factory: pytest.TempPathFactory, habitual_target: Target, good_drafter: DraftModel
-) -> PairFolders:
-    return write_pair(tmp_path_factory.mktemp("models"), habitual_target, good_drafter)
 
 
 @pytest.fixture

@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from tiny_models import random_drafter, random_target
 
@@ -19,33 +21,38 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 CONFIG = TargetConfig(31, 16, 24, 2, 2, 1, 8, 1e4, 1e-5, 64, True, (0,))
 LOSS = LossSettings(hard=0.5, soft=2.0, lk=3.0, round_decay=0.8, chunk_length=8)
-OPTIMIZER = make_optimizer(
-    OptimizerSettings(learning_rate=1e-2, batch_size=1, warmup_fraction=0), 10
+RATE: dict[str, Any] = {"learning_rate": 1e-2, "batch_size": 1, "warmup_fraction": 0}
+ADAMW, MUON = (
+    make_optimizer(OptimizerSettings(rule=rule, **RATE), 10) for rule in ("adamw", "muon")
 )
 
 
 def one_step(
-    accumulation: int, tokens: np.ndarray, mask: np.ndarray
+    accumulation: int,
+    tokens: np.ndarray,
+    mask: np.ndarray,
+    optimizer: optax.GradientTransformation = ADAMW,
 ) -> tuple[TrainState, StepMetrics]:
     target, drafter = random_target(CONFIG), random_drafter(DrafterConfig(31, 16, 16, 1))
     arrays = tokens, mask, np.ones_like(tokens)
     return train_step(
-        init_state(drafter, OPTIMIZER),
+        init_state(drafter, optimizer),
         target,
         drafter.graphdef,
         *(array.reshape(accumulation, -1, tokens.shape[1]) for array in arrays),
         rounds=2,
         loss_settings=LOSS,
-        optimizer=OPTIMIZER,
+        optimizer=optimizer,
     )
 
 
-def test_accumulation_changes_memory_not_the_step() -> None:
+@pytest.mark.parametrize("optimizer", [ADAMW, MUON], ids=["adamw", "muon"])
+def test_accumulation_changes_memory_not_the_step(optimizer: optax.GradientTransformation) -> None:
     generator = np.random.default_rng(0)
     tokens = generator.integers(0, 31, (4, 16)).astype(np.int32)
     mask = generator.random((4, 16)) < 0.5
-    whole, whole_metrics = one_step(1, tokens, mask)
-    split, split_metrics = one_step(4, tokens, mask)
+    whole, whole_metrics = one_step(1, tokens, mask, optimizer)
+    split, split_metrics = one_step(4, tokens, mask, optimizer)
     np.testing.assert_allclose(whole_metrics.loss, split_metrics.loss, rtol=1e-5)
     np.testing.assert_allclose(whole_metrics.gradient_norm, split_metrics.gradient_norm, rtol=1e-4)
     jax.tree.map(
