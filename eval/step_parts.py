@@ -56,7 +56,7 @@ class HandedOn:
 
     Attributes:
       drafter: the drafter's state.
-      between: what passes between the parts; None where whole steps alone are run.
+      between: what passes between the parts; None before the first of them has run.
     """
 
     drafter: Any
@@ -152,12 +152,8 @@ def time_parts(
     width = (len(drafters[0].context_layers) + 1) * target.config.hidden_size
     dtype = held[0].cache.keys[0].dtype
     hidden = jax.random.normal(jax.random.key(3), (batch_size, width), dtype)
-    handed = []
-    for drafter in drafters:
-        # Copied, because the state is donated.
-        own = jax.tree.map(jnp.copy, drafter.init(hidden))
-        between = empty_like(begin, target, drafter, held[0]._replace(drafter=own))
-        handed.append(HandedOn(own, between))
+    # Copied, because the state is donated.
+    handed = [HandedOn(jax.tree.map(jnp.copy, drafter.init(hidden))) for drafter in drafters]
 
     def key(place: int, row: int, part: Timing) -> tuple[int, int, Timing]:
         # The baseline beside all drafters is one.
@@ -229,7 +225,8 @@ def make_timers(
     sampling = prepare(target.config, rows, 1, config, None, (), 1)[0].sampling
 
     def run_turns(state: DecodeState, part: StepPart, turns: int) -> DecodeState:
-        assert handed.between is not None
+        if handed.between is None:
+            handed.between = empty_like(begin, target, drafter, state)
         state, handed.between = run_part(
             target, drafter, state, handed.between, zero, part=part, turns=turns
         )

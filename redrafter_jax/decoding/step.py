@@ -43,7 +43,7 @@ def verified_step(
     if drafter.max_path > P:
         raise InputError(
             f"The state was made for paths of {P} nodes and the drafter's have "
-            f"{drafter.max_path}; give it to begin_drafting with this drafter."
+            f"{drafter.max_path}; start one for this drafter, or call begin_drafting after prefill."
         )
     noise = step_noise(state, drafter.max_path, decoder.config.vocab_size)
     tree = drafter.propose(decoder, state, noise)

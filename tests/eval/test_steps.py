@@ -107,13 +107,14 @@ def test_every_part_is_timed_under_every_sampling(
     assert "sum may exceed the whole step" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_trees_of_different_paths_and_states_take_turns_on_one_cache(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings = StepsSettings.model_validate(VALUES | {"report_dir": "unused"})
     target = random_target(settings.target.build(), jnp.float32)
     drafter = random_drafter(settings.drafter_config(4), jnp.float32)
-    drafts = [DraftConfig(1, 1), DraftConfig(2, 2, lookup_tokens=1), DraftConfig(2, 3)]
+    drafts = [DraftConfig(1, 1), DraftConfig(2, 2, lookup_tokens=1)]
     counters, owner = Counters(), lambda: None
     compiled: list[int] = []
 
