@@ -162,13 +162,14 @@ def slots_for(tokens: int, max_path: int) -> int:
 def _check_memory(remembered: tuple[int, ...], rows: int, tokens: int, max_path: int) -> None:
     if remembered[0] != rows:
         raise InputError(
-            f"The memory has {remembered[0]} rows, but there are {rows} prompts; use a memory for "
-            "as many."
+            f"kept_cache has {remembered[0]} rows, but there are {rows} prompts; give one of as "
+            "many."
         )
     if tokens + max_path > remembered[1]:
         raise InputError(
             f"{tokens} tokens, prompt included, and {max_path} spare ones for decode steps do not "
-            f"fit the memory's {remembered[1]} slots; ask for fewer, or use a larger memory."
+            f"fit the {remembered[1]} slots of kept_cache; ask for fewer, or give KeptCache "
+            "a longer context_length."
         )
 
 

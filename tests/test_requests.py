@@ -256,7 +256,7 @@ def test_a_memory_must_hold_the_rows_and_their_tokens() -> None:
     assert requests.tokens.tolist() == [[1] * 4 + [0] * 6, [2] + [0] * 9]
     with pytest.raises(InputError, match=r"9 tokens, prompt included, and 1 spare .* 9 slots"):
         prepared(**longest, remembered=(2, 9))
-    with pytest.raises(InputError, match="memory has 3 rows, but there are 2 prompts"):
+    with pytest.raises(InputError, match="kept_cache has 3 rows, but there are 2 prompts"):
         prepared(**longest, remembered=(3, 10))
 
 

@@ -112,7 +112,7 @@ def test_a_kept_cache_never_changes_what_is_said(
     memory = kept.take(habitual_target, 1, DRAFT.max_path)
     memory.tokens.delete()
     assert say(second) == alone(second)
-    with pytest.raises(InputError, match="do not fit the memory's 64 slots"):
+    with pytest.raises(InputError, match="do not fit the 64 slots of kept_cache"):
         say(second, limit=60)
     assert say(first) == answer
 

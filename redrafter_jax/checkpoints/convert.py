@@ -6,6 +6,7 @@ in both directions. Weights pass in pieces: a model larger than the memory can b
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +24,7 @@ from redrafter_jax.checkpoints.found import (
 )
 from redrafter_jax.checkpoints.medusa import medusa_fields
 from redrafter_jax.checkpoints.quantized import QUANT_METHOD, StoredQuantized, StoredWeight
+from redrafter_jax.checkpoints.stored import Stored
 from redrafter_jax.checkpoints.weights import INDEX, SINGLE_FILE
 from redrafter_jax.checkpoints.written import DTYPES, same_weight, write_shard
 from redrafter_jax.config import DrafterConfig, MedusaConfig, Quantization, WeightFormat
@@ -191,6 +193,8 @@ def _write_companions(
     found: Found, stated: dict[str, object], folder: Path, dtype: str | None
 ) -> list[str]:
     """`config.json` with the dtype that the weights have now, and what goes with a model."""
+    if is_gguf(found.folder):
+        dtype = dtype or _main_dtype(found)
     if dtype:
         # transformers 5 says it shorter.
         stated = {**stated, ("dtype" if "dtype" in stated else "torch_dtype"): dtype}
@@ -215,7 +219,17 @@ def _stated(path: Path) -> dict[str, Any]:
     from redrafter_jax.checkpoints.gguf_fields import gguf_fields
     from redrafter_jax.checkpoints.gguf_header import read_header
 
-    return {**gguf_fields(read_header(path)), "torch_dtype": "float32"}
+    return gguf_fields(read_header(path))
+
+
+def _main_dtype(found: Found) -> str:
+    """The one that most bytes of the plain weights are of."""
+    sizes = Counter[str]()
+    for weight in found.weights:
+        if isinstance(weight, Stored):
+            sizes[weight.dtype] += weight.bytes
+    ((dtype, _),) = sizes.most_common(1)
+    return {"F16": "float16", "BF16": "bfloat16"}.get(dtype, "float32")
 
 
 def _write_tokenizer(path: Path, folder: Path) -> list[str]:

@@ -82,8 +82,11 @@ def with_weights(name: str | Path, folder: Path) -> Path:
     for pattern in _WEIGHTS:
         folder = _download(str(name), pattern, revision=folder.name)
         if any(folder.glob(pattern)):
-            break
-    return folder
+            return folder
+    raise InputError(
+        f"The hub's {str(name)!r} has no weights as safetensors or .bin; of a repository of GGUF "
+        f"files download one by `hf download {name} FILE.gguf`, and give its path."
+    )
 
 
 def _download(repository: str, *patterns: str, revision: str | None = None) -> Path:

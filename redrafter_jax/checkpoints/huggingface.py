@@ -225,6 +225,7 @@ def _save(folder: Path, model: Model[Any, Any], kind: Kind) -> None:
     try:
         save_file(tensors, fresh, metadata={"format": "pt"})
     except SafetensorError as error:  # a full disk, for example
+        fresh.unlink(missing_ok=True)
         raise InputError(f"{folder / SINGLE_FILE} could not be written ({error}).") from None
     # Killed between these, the folder holds no model, rather than parts of two.
     (folder / "config.json").unlink(missing_ok=True)

@@ -8,7 +8,6 @@ from statistics import median
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.decoding.step import decode
 from redrafter_jax.drafters.base import Drafter, RootOnly
-from redrafter_jax.drafters.combined import Combined
 from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.generation import Generation, collect, start
 from redrafter_jax.models.target import Target
@@ -40,11 +39,7 @@ def describe_cost(acceptance_length: float, cost: float, drafter: Drafter) -> st
         return sentence
     if isinstance(drafter, PromptLookup):
         return f"{sentence}; lower --lookup-tokens, or leave it out"
-    fewer = drafter.num_nodes // 2
-    # Prompt lookup keeps its nodes, and the head needs one beside the root.
-    least = 2 + (drafter.nodes if isinstance(drafter, Combined) else 0)
-    smaller = f"try --num-nodes {fewer}, or " if fewer >= least else "try "
-    return f"{sentence}; {smaller}--no-drafter"
+    return f"{sentence}; try a smaller tree, or --no-drafter"
 
 
 def step_seconds(stamps: Sequence[float]) -> float | None:

@@ -120,8 +120,8 @@ _Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_number)
 
 def _parse(text: str) -> Any:
     values = yaml.load(text, Loader=_Loader)
-    json.dumps(values, default=str)  # refuses what refers to itself
-    return values
+    # A copy without YAML's aliases, so that an override changes one place; refuses cycles.
+    return json.loads(json.dumps(values, default=str))
 
 
 def _apply(values: dict[str, Any], override: str) -> None:

@@ -73,6 +73,15 @@ def test_a_chat_template_comes_with_the_description(
     assert (target_folder.parent / "new" / "chat_template.jinja").read_text() == "{{ messages }}"
 
 
+def test_a_repository_without_weights_is_told_about_gguf(
+    target_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (target_folder / "model.safetensors").rename(target_folder / "tiny-Q8_0.gguf")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", hub_with(target_folder, []))
+    with pytest.raises(InputError, match=r"no weights .* `hf download some/body FILE\.gguf`"):
+        load_target("some/body")
+
+
 def test_what_the_hub_gave_before_serves_offline(
     target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

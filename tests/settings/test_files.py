@@ -49,6 +49,13 @@ def test_overrides_reach_into_sections_and_are_read_as_yaml(config: Path) -> Non
     assert settings.inner == Inner(rate=0.0003, names=("a", "b"))
 
 
+def test_an_override_changes_one_of_the_places_that_share_a_yaml_alias(tmp_path: Path) -> None:
+    path = tmp_path / "outer.yaml"
+    path.write_text("size: 3\ninner: &shared {rate: 1}\nspare: *shared\n")
+    settings = load_settings(Outer, path, ["inner.rate=2"])
+    assert (settings.inner, settings.spare) == (Inner(rate=2.0), Inner(rate=1.0))
+
+
 def test_a_tree_may_be_given_as_paths(config: Path) -> None:
     settings = load_settings(Outer, config, ["draft.static_tree=[[0], [1], [0, 0]]"])
     assert settings.draft.static_tree == ((0,), (1,), (0, 0))
