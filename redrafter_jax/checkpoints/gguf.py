@@ -23,7 +23,7 @@ from redrafter_jax.checkpoints.stored import ITEM_BYTES, Stored, mapped
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
 
-# What the `gguf` package can turn into numbers.
+# What the `gguf` package can turn into numbers, but for NVFP4.
 SUPPORTED_KINDS = (
     *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
     *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "TQ1_0", "TQ2_0", "MXFP4"),

@@ -39,7 +39,7 @@ def describe_cost(acceptance_length: float, cost: float, drafter: Drafter) -> st
         return sentence
     if isinstance(drafter, PromptLookup):
         return f"{sentence}; lower --lookup-tokens, or leave it out"
-    return f"{sentence}; try a smaller tree, or --no-drafter"
+    return f"{sentence}; try --no-drafter, or another tree"
 
 
 def step_seconds(stamps: Sequence[float]) -> float | None:

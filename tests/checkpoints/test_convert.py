@@ -15,6 +15,8 @@ from places import GOLDENS
 from safetensors.flax import load_file as load_arrays
 from safetensors.flax import save_file as save_arrays
 from safetensors.numpy import load_file, save_file
+from tiny_gguf import CONFIG as GGUF_CONFIG
+from tiny_gguf import config_fields, random_tensors, write_gguf
 from tiny_models import assert_same, stored_shapes, tiny_config
 from torch_archives import write_archive
 
@@ -87,6 +89,18 @@ def test_torchs_weights_become_safetensors_as_they_are(
     assert f"a drafter of 8 weights, {size:,} bytes" in told
     assert files == "Written: model.safetensors, config.json"
     assert not (tmp_path / "new.partial").exists()
+
+
+@pytest.mark.parametrize(
+    ("stored", "stated"), [("Q8_0", "float32"), ("F16", "float16"), ("BF16", "bfloat16")]
+)
+def test_the_folder_of_a_gguf_file_states_the_dtype_of_its_weights(
+    tmp_path: Path, stored: str, stated: str
+) -> None:
+    tensors = random_tensors(stored_shapes(GGUF_CONFIG), stored)
+    write_gguf(tmp_path / "model.gguf", config_fields(GGUF_CONFIG, "llama"), tensors)
+    convert_folder(tmp_path / "model.gguf", tmp_path / "new")
+    assert json.loads((tmp_path / "new" / "config.json").read_text())["torch_dtype"] == stated
 
 
 @pytest.mark.parametrize("spelling", ["torch_dtype", "dtype"])

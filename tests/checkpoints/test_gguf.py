@@ -244,18 +244,6 @@ def test_a_converted_file_is_the_same_model(
 
 
 @pytest.mark.parametrize(
-    ("stored", "stated"), [("Q8_0", "float32"), ("F16", "float16"), ("BF16", "bfloat16")]
-)
-def test_a_converted_folder_states_the_dtype_of_its_weights(
-    tmp_path: Path, stored: str, stated: str
-) -> None:
-    path = tmp_path / "model.gguf"
-    write_gguf(path, FIELDS, random_tensors(stored_shapes(CONFIG), stored))
-    convert(path, tmp_path / "folder")
-    assert json.loads((tmp_path / "folder" / "config.json").read_text())["torch_dtype"] == stated
-
-
-@pytest.mark.parametrize(
     ("fields", "tensors", "sentence"),
     [
         ({"llama.block_count": ...}, {}, "does not state 'llama.block_count', and it has no def"),

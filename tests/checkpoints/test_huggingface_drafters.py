@@ -144,6 +144,7 @@ def test_a_folder_that_was_half_replaced_holds_no_model(
 def test_a_full_disk_is_one_sentence_and_keeps_what_was_there(tmp_path: Path) -> None:
     earlier = random_drafter(DrafterConfig(V, D, exit_dim=5, num_draft_layers=1))
     save_drafter(earlier, tmp_path)
+    files = sorted(tmp_path.iterdir())
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
     try:
@@ -151,6 +152,7 @@ def test_a_full_disk_is_one_sentence_and_keeps_what_was_there(tmp_path: Path) ->
             save_drafter(random_drafter(DrafterConfig(100, 50, 40, 1)), tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert sorted(tmp_path.iterdir()) == files
     assert_same(load_drafter(tmp_path, "float32"), earlier)
 
 

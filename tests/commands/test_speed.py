@@ -25,7 +25,7 @@ def test_the_speed_is_the_acceptance_length_over_the_cost_of_a_call(
         "a call takes as long as 2.00 of --no-drafter: 1.50 times its speed"
     )
     slow = "a call takes as long as 4.00 of --no-drafter: 0.75 times its speed; "
-    assert describe_cost(3.0, 4.0, tree) == slow + "try a smaller tree, or --no-drafter"
+    assert describe_cost(3.0, 4.0, tree) == slow + "try --no-drafter, or another tree"
     assert describe_cost(3.0, 4.0, PromptLookup(3)).endswith(
         "lower --lookup-tokens, or leave it out"
     )
