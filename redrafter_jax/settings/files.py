@@ -8,8 +8,8 @@ import dataclasses
 import difflib
 import json
 import re
+import shlex
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin
@@ -50,20 +50,9 @@ def load_settings(model: type[SettingsT], path: Path, overrides: Sequence[str] =
         # Of JSON, strict, pydantic takes lists for tuples and strings for paths, but no true for 1.
         return model.model_validate_json(json.dumps(values, default=str), strict=True)
     except pydantic.ValidationError as error:
-        raise InputError(_report(error, model, path, overrides)) from None
-
-
-def _report(
-    error: pydantic.ValidationError, model: type[Settings], path: Path, overrides: Sequence[str]
-) -> str:
-    """All problems, a line for each; those of overrides are not blamed on the file."""
-    problems = [(line, _origin(place, overrides)) for place, line in _describe(error, model)]
-    if all(origin for _, origin in problems):
-        title = f"Overrides of {path} are not valid:"
-        return "\n  ".join([title, *(line for line, _ in problems)])
-    title = f"{path} is not a valid configuration:"
-    lines = [f"{line} (override {origin})" if origin else line for line, origin in problems]
-    return "\n  ".join([title, *lines])
+        stated = f"{path} with {shlex.join(overrides)}" if overrides else path
+        title = f"{stated} is not a valid configuration:"
+        raise InputError("\n  ".join([title, *_describe(error, model)])) from None
 
 
 def dump_settings(settings: Settings) -> str:
@@ -78,14 +67,14 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     except _UNREADABLE as error:
         raise InputError(f"{path} is not valid YAML: {error}") from None
     if not isinstance(values, dict):
-        raise InputError(f"{path} holds no mapping of settings.")
+        raise InputError(f"{path} must hold `key: value` settings.")
     return values
 
 
 class _Loader(yaml.SafeLoader):
     """SafeLoader that reads 3e-4 as a number and 2024-01-31 as a string, as YAML 1.2 does.
 
-    A key that stands twice is refused: of two sections of one name the first would be lost.
+    A key that appears twice is refused: of two sections of one name the first would be lost.
     """
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - the name and the place are YAML's
@@ -104,7 +93,7 @@ class _Loader(yaml.SafeLoader):
         seen = set[tuple[str, str]]()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if (key.tag, key.value) in seen:
-                problem = f"the key {key.value!r} stands twice"
+                problem = f"the key {key.value!r} appears twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             seen.add((key.tag, key.value))
         return node
@@ -132,39 +121,21 @@ def _apply(values: dict[str, Any], override: str) -> None:
         value = _parse(text)
     except _UNREADABLE:
         raise InputError(f"Override {override!r}: {text!r} is not a YAML value.") from None
-    holder: Any = values
     *parents, leaf = path.split(".")
-    for above, key in pairwise(["", *parents]):
-        place = _place(holder, key, above, override)
-        holder = holder.setdefault(key, {}) if isinstance(holder, dict) else holder[place]
-    holder[_place(holder, leaf, parents[-1] if parents else "", override)] = value
-
-
-def _place(holder: Any, key: str, name: str, override: str) -> str | int:
-    """Where `key` leads in the section or list called `name`."""
-    if isinstance(holder, dict):
-        return key
-    if not isinstance(holder, list):
-        raise InputError(f"Override {override!r}: {name!r} is a value, not a section.")
-    if not key.isdecimal() or int(key) >= len(holder):
+    holder: Any = values
+    try:
+        for key in parents:
+            holder = holder.setdefault(key, {}) if isinstance(holder, dict) else holder[int(key)]
+        holder[leaf if isinstance(holder, dict) else int(leaf)] = value
+    except (IndexError, TypeError, ValueError):
         raise InputError(
-            f"Override {override!r}: {name!r} is a list of {len(holder)} and has no {key!r}; count "
-            "from 0, or give the whole list."
-        )
-    return int(key)
+            f"Override {override!r} leads into a value that is no section, or to an entry that a "
+            "list does not have; the first is 0."
+        ) from None
 
 
-def _origin(place: str, overrides: Sequence[str]) -> str | None:
-    """The override that set what lies at this dotted path, or a part of it."""
-    for override in reversed(overrides):
-        path = override.partition("=")[0]
-        if f"{place}.".startswith(f"{path}.") or path.startswith(f"{place}."):
-            return override
-    return None
-
-
-def _describe(error: pydantic.ValidationError, model: Any) -> list[tuple[str, str]]:
-    """Place and line of each; a section's keys are listed once, where the last has none like it."""
+def _describe(error: pydantic.ValidationError, model: Any) -> list[str]:
+    """A line for each; a section's keys are listed once, where the last has none like it."""
     lines, lists = [], {}
     for problem in error.errors():
         location, context = problem["loc"], problem.get("ctx", {})
@@ -174,17 +145,16 @@ def _describe(error: pydantic.ValidationError, model: Any) -> list[tuple[str, st
             got = "" if isinstance(problem["input"], dict) else f" (got {problem['input']!r})"
             if isinstance(problem["input"], bool):
                 got += "; YAML reads yes, no, on and off as true or false"
-            lines.append((path, _line(path, problem["msg"], context.get("error")) + got))
+            lines.append(_line(path, problem["msg"], context.get("error")) + got)
             continue
         known = _known_keys(model, location[:-1])
         near = difflib.get_close_matches(str(location[-1]), known, n=1)
         if not near:
             lists[location[:-1]] = len(lines), f"; known keys: {', '.join(known)}."
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        lines.append((path, f"{path}: unknown key{hint}"))
+        lines.append(f"{path}: unknown key{hint}")
     for index, known in lists.values():
-        place, line = lines[index]
-        lines[index] = place, line + known
+        lines[index] += known
     return lines
 
 

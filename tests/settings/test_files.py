@@ -92,9 +92,11 @@ def test_the_dump_reads_back_as_the_same_settings(config: Path, tmp_path: Path) 
     ("override", "reason"),
     [
         ("size", "not of the form key.path=value"),
-        ("size.more=3", "'size' is a value, not a section"),
-        ("inner.names.0=a", "'names' is a list of 0 and has no '0'; count from 0, or give the"),
-        ("spares.one.rate=1", "'spares' is a list of 2 and has no 'one'; count from 0"),
+        ("size.more=3", "leads into a value that is no section"),
+        ("size.more.rate=3", "leads into a value that is no section"),
+        ("inner.names.0=a", "to an entry that a list does not have; the first is 0"),
+        ("spares.one.rate=1", "to an entry that a list does not have"),
+        ("spares.2.rate=1", "to an entry that a list does not have"),
         ("size=0x_", "not a YAML value"),
         ("size=yes", "size: Input should be a valid integer (got True); YAML reads yes"),
         (
@@ -118,20 +120,20 @@ def test_a_bad_override_is_refused(config: Path, override: str, reason: str) -> 
     with pytest.raises(InputError) as error:
         load_settings(Outer, config, [override])
     assert reason in str(error.value)
-    assert "is not a valid configuration" not in str(error.value)
+    assert override in str(error.value)
 
 
-def test_the_file_is_blamed_for_its_own_faults_alone(tmp_path: Path) -> None:
+def test_problems_of_a_file_and_of_overrides_are_told_at_once(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text("size: 0\ndraft: {num_nodes: 3}\n")
     with pytest.raises(InputError) as error:
         load_settings(Outer, path, ["inner.rate=fast", "draft.lookup_tokens=3"])
     assert str(error.value).splitlines() == [
-        f"{path} is not a valid configuration:",
+        f"{path} with inner.rate=fast draft.lookup_tokens=3 is not a valid configuration:",
         "  size: Input should be greater than 0 (got 0)",
         "  draft.num_nodes is 3; beam_width=8 and draft_rounds=4 give 4 to 36 nodes, "
-        "lookup_tokens=3 included. (override draft.lookup_tokens=3)",
-        "  inner.rate: Input should be a valid number (got 'fast') (override inner.rate=fast)",
+        "lookup_tokens=3 included.",
+        "  inner.rate: Input should be a valid number (got 'fast')",
     ]
 
 
@@ -151,6 +153,9 @@ def test_a_problem_of_the_whole_is_its_sentence_alone(tmp_path: Path) -> None:
     path.write_text("first: 2\nsecond: 1\n")
     with pytest.raises(InputError, match=r"configuration:\n  second is 1; it must be greater than"):
         load_settings(Pair, path)
+    path.write_text("first: 2\nsecond: 3\n")
+    with pytest.raises(InputError, match=r"pair.yaml with first=5 is not .*\n  second is 3; it"):
+        load_settings(Pair, path, ["first=5"])
 
 
 def test_known_keys_are_listed_once(tmp_path: Path) -> None:
@@ -172,7 +177,7 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^Cannot read .*bad.yaml: No such file"):
         load_settings(Outer, path)
     path.write_text("- a list\n")
-    with pytest.raises(InputError, match="holds no mapping"):
+    with pytest.raises(InputError, match="must hold `key: value`"):
         load_settings(Outer, path)
     bad = ("size: [\n", "size: 0x_\n", "size: " + "[" * 3000, "? [a]\n: 1\n", "size: &a [*a]\n")
     for text in bad:
@@ -183,7 +188,7 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^Override 'size=&a \[\*a\]': .* is not a YAML value"):
         load_settings(Outer, path, ["size=&a [*a]"])
     path.write_text("inner: {rate: 1}\nsize: 1\ninner: {fast: true}\n")
-    with pytest.raises(InputError, match="the key 'inner' stands twice"):
+    with pytest.raises(InputError, match="the key 'inner' appears twice"):
         load_settings(Outer, path)
     # What is merged into a mapping may be stated again.
     path.write_text("size: 1\nspare: &m {<<: {rate: 1}, rate: 2}\ninner: {<<: *m}\n")
