@@ -90,7 +90,7 @@ def generate(
         eos_token_ids,
         log_probs=log_probs,
     )
-    return collect(decode(target, bound, state, max_steps), prompts, bound)
+    return collect(decode(target, bound, state, max_steps), list(map(len, prompts)), bound)
 
 
 def generate_autoregressive(
@@ -174,20 +174,17 @@ def start(
     return begin_drafting(state, drafter), slots
 
 
-def collect(state: DecodeState, prompts: Sequence[Sequence[int]], drafter: Drafter) -> Generation:
-    """What is decided so far, on the host; `prompts` are those the state was made from."""
+def collect(state: DecodeState, starts: Sequence[int], drafter: Drafter) -> Generation:
+    """What row b has decided from its token `starts[b]` on, on the host; counts are the state's."""
     tokens, log_probs, lengths, stats = to_host(
         (state.tokens, state.log_probs, state.cache.lengths, state.stats)
     )
 
     def new(rows: np.ndarray) -> list[list[Any]]:
-        ends = lengths + 1
-        return [
-            row[len(prompt) : end].tolist()
-            for row, prompt, end in zip(rows, prompts, ends, strict=True)
-        ]
+        ends = zip(rows, starts, lengths, strict=True)
+        return [row[start : length + 1].tolist() for row, start, length in ends]
 
-    accepted_by = {name: [0] * len(prompts) for name in drafter.names}
+    accepted_by = {name: [0] * len(starts) for name in drafter.names}
     for source, name in enumerate(drafter.names):
         counts = stats.accepted_by[:, source].tolist()
         accepted_by[name] = [sum(pair) for pair in zip(accepted_by[name], counts, strict=True)]

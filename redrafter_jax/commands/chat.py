@@ -11,12 +11,12 @@ from redrafter_jax.commands.speed import (
     baseline_seconds,
     describe_cost,
     describe_speed,
+    say,
     step_seconds,
 )
 from redrafter_jax.commands.terminal import Screen, ctrl_c_sets, read_lines, tell
 from redrafter_jax.config.limits import FieldError
 from redrafter_jax.errors import InputError
-from redrafter_jax.generation import Generation
 from redrafter_jax.streaming import KeptCache
 from redrafter_jax.text.chat_template import encode_turns, user_turn
 from redrafter_jax.text.tokenizer import require_text
@@ -117,63 +117,37 @@ class _Conversation:
                 "begin anew with /reset."
             )
         limit = min(room, self._longest_answer or room)
-        stamps = [time.perf_counter()]
-        try:
-            text, result, stopped = self._say(prompt, limit, stamps)
-        finally:
-            self._screen.write("\n")
-        seconds = time.perf_counter() - stamps[0]
-        if result is None:
+        started = time.perf_counter()
+        updates = self._session.stream([prompt], limit, [self._seed], kept_cache=self._kept_cache)
+        with ctrl_c_sets() as stop:
+            text, update, stamps = say(updates, self._session.template.gap, self._screen, stop)
+        seconds = time.perf_counter() - started
+        if update is None:
             tell("Stopped before the answer began; the message is not kept.")
             return
         self._turns = [*asked, {"role": "assistant", "content": text}]
+        result, stopped = update.generation, stop.is_set()
         (tokens,) = result.tokens
         told = ("stopped; " if stopped else "") + describe_speed(result, len(tokens) / seconds)
-        own = step_seconds(stamps[1:])
+        own = step_seconds(stamps)
         if own and self._baseline:
             cost = own / self._baseline
             told += "; " + describe_cost(result.acceptance_length, cost, self._session.drafter)
         tell(told)
-        if not stopped and len(tokens) == limit and tokens[-1] not in self._session.stop_tokens:
+        ended = update.stopped[0] or tokens[-1] in self._session.stop_tokens
+        if not stopped and len(tokens) == limit and not ended:
             tell(
                 f"The context of {self._context_length} tokens is full; /reset begins anew."
                 if limit == room
                 else f"The answer ends at --max-new-tokens {limit}."
             )
 
-    def _say(
-        self, prompt: list[int], limit: int, stamps: list[float]
-    ) -> tuple[str, Generation | None, bool]:
-        """Write the answer as it comes: its text, its counts, and whether Ctrl-C stopped it.
-
-        The time of every update is added to `stamps`.
-        """
-        said, text, result = "", "", None
-        updates = self._session.stream([prompt], limit, [self._seed], kept_cache=self._kept_cache)
-        with ctrl_c_sets() as stop:
-            try:
-                for update in updates:
-                    result, before = update.generation, len(text)
-                    said += update.texts[0]
-                    # The gap is the template's to write when it renders the answer.
-                    text = said.removeprefix(self._session.template.gap)
-                    self._screen.write(text[before:], max(1, len(update.tokens[0])))
-                    stamps.append(time.perf_counter())
-                    if stop.is_set():
-                        break
-            except KeyboardInterrupt:
-                stop.set()
-            finally:
-                updates.close()
-        return text, result, stop.is_set()
-
     def _compile(self) -> float | None:
         """Prefill and one step, before the first answer; the seconds of a baseline step."""
         tell(f"Compiling for {self._context_length} tokens of conversation ...")
-        target, drafter, sampling, *_ = session = self._session._replace(stop_tokens=())
-        room, cache = self._context_length, self._kept_cache
+        session, cache = self._session._replace(stop_tokens=()), self._kept_cache
         for _ in islice(session.stream([[0]], 2, [self._seed], kept_cache=cache), 2):
             pass
-        baseline = baseline_seconds(target, drafter, [0], sampling, room, kept_cache=cache)
+        baseline = baseline_seconds(session, [0], self._context_length, cache)
         tell("Ready; /help tells what else may be typed.")
         return baseline

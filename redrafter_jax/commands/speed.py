@@ -1,17 +1,17 @@
-"""What decoding cost: tokens per second, and a target call in calls of the baseline."""
+"""Text as it is decided, and what that cost: tokens per second, and calls of the baseline."""
 
 import time
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Generator, Sequence
+from itertools import islice, pairwise
 from statistics import median
+from threading import Event
 
-from redrafter_jax.config import SamplingConfig
-from redrafter_jax.decoding.step import decode
+from redrafter_jax.commands.options import Session
+from redrafter_jax.commands.terminal import Screen
 from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.drafters.lookup import PromptLookup
-from redrafter_jax.generation import Generation, collect, start
-from redrafter_jax.models.target import Target
-from redrafter_jax.streaming import KeptCache
+from redrafter_jax.generation import Generation
+from redrafter_jax.streaming import KeptCache, Update
 
 # Steps that a median is taken of: at least, and of the baseline.
 _STEPS, _BASELINE_STEPS = 3, 10
@@ -48,40 +48,58 @@ def step_seconds(stamps: Sequence[float]) -> float | None:
     return median(steps) if len(steps) >= _STEPS else None
 
 
+def say(
+    updates: Generator[Update], gap: str, screen: Screen, stop: Event | None = None
+) -> tuple[str, Update | None, list[float]]:
+    """Write the text of row 0 as it comes, without the gap that an answer begins with.
+
+    Args:
+      updates: of a stream, which is closed.
+      gap: of the chat template, whose to write it is when it renders the answer.
+      screen: where the text goes.
+      stop: set by Ctrl-C, ends the text between two steps; without it Ctrl-C is raised.
+
+    Returns:
+      The text, the last update, None where there was none, and the time after each.
+    """
+    said, text, update, stamps = "", "", None, []
+    try:
+        for update in updates:
+            before, said = len(text), said + update.texts[0]
+            text = said.removeprefix(gap)
+            screen.write(text[before:], max(1, len(update.tokens[0])))
+            stamps.append(time.perf_counter())
+            if stop and stop.is_set():
+                break
+    except KeyboardInterrupt:
+        if stop is None:
+            raise
+        stop.set()
+    finally:
+        updates.close()
+        if update or stop:
+            screen.write("\n")
+    return text, update, stamps
+
+
 def baseline_seconds(
-    target: Target,
-    drafter: Drafter,
-    prompt: Sequence[int],
-    sampling: SamplingConfig,
-    tokens: int,
-    *,
-    kept_cache: KeptCache | None = None,
-    clock: Callable[[], float] = time.perf_counter,
+    session: Session, prompt: list[int], room: int, kept_cache: KeptCache | None = None
 ) -> float | None:
     """The median of a baseline step's seconds, compilation left out; None for the baseline itself.
 
     Args:
-      target: the target model.
-      drafter: of the steps to compare with; its prefill, which is compiled, serves once more.
+      session: whose steps are compared with it.
       prompt: of the steps to compare with, for a step's time grows with the text.
-      sampling: how tokens are chosen.
-      tokens: that the cache has room for, prompt included; of too few there is no measurement.
+      room: tokens that the cache is made for, prompt included; of too few there is no measurement.
       kept_cache: to borrow; its text is forgotten.
-      clock: seconds.
     """
-    if drafter.num_nodes == 1 or tokens < len(prompt) + 1 + _BASELINE_STEPS:
+    drafter, limit = session.drafter, session.target.config.position_limit
+    if drafter.num_nodes == 1 or room < len(prompt) + 2 + _BASELINE_STEPS:
         return None
-    memory = kept_cache.take(target, 1, drafter.max_path) if kept_cache else None
-    limit = tokens - len(prompt)
-    state, _ = start(target, drafter, [prompt], limit, sampling, None, (), memory=memory)
-    counts = state.stats.accept_counts[:, :1]
-    stats = state.stats._replace(accept_counts=counts, accepted_by=None)
-    state = state._replace(drafter=(), stats=stats)
-    baseline, stamps = RootOnly(), []
-    for _ in range(_BASELINE_STEPS):
-        state = decode(target, baseline, state, 1)
-        collect(state, [prompt], baseline)
-        stamps.append(clock())
-    if kept_cache:
-        kept_cache.put(state)
-    return step_seconds(stamps)
+    baseline = session._replace(drafter=RootOnly(), stop_tokens=(), stop_strings=[])
+    # As many slots as the drafter's steps have, so that prefill is not compiled again.
+    most = min(room + drafter.max_path - RootOnly().max_path, limit)
+    updates = baseline.stream([prompt], most - len(prompt), [0], kept_cache=kept_cache)
+    stamps = [time.perf_counter() for _ in islice(updates, 2 + _BASELINE_STEPS)]
+    updates.close()
+    return step_seconds(stamps[1:])

@@ -1,15 +1,19 @@
 """What the closing line says of the speed, and how it is measured."""
 
 from itertools import accumulate, chain, repeat
+from types import SimpleNamespace
 
 import pytest
+from tiny_folders import byte_tokenizer
 
 from redrafter_jax import DraftConfig, PromptLookup, SamplingConfig
+from redrafter_jax.commands.options import Session
 from redrafter_jax.commands.speed import baseline_seconds, describe_cost, step_seconds
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
+from redrafter_jax.text.chat_template import NO_TEMPLATE
 
 
 def test_a_step_takes_the_median_of_at_least_three() -> None:
@@ -32,13 +36,23 @@ def test_the_speed_is_the_acceptance_length_over_the_cost_of_a_call(
 
 
 @pytest.mark.usefixtures("quick_compilation")
-def test_the_baseline_is_timed_without_the_step_that_compiles(habitual_target: Target) -> None:
-    times = accumulate(chain([100.0], repeat(2.0)))
-    drafter, greedy = PromptLookup(3), SamplingConfig()
-    measured = baseline_seconds(
-        habitual_target, drafter, [3, 1], greedy, 40, clock=lambda: next(times)
+def test_the_baseline_is_timed_without_the_step_that_compiles(
+    habitual_target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = accumulate(chain([0.0, 1.0, 100.0], repeat(2.0)))
+    clock = SimpleNamespace(perf_counter=lambda: next(times))
+    monkeypatch.setattr("redrafter_jax.commands.speed.time", clock)
+    session = Session(
+        habitual_target,
+        PromptLookup(3),
+        SamplingConfig(),
+        byte_tokenizer(),
+        NO_TEMPLATE,
+        opening=[],
+        stop_tokens=(),
+        stop_strings=[],
     )
-    assert measured == 2.0
+    assert baseline_seconds(session, [3, 1], 40) == 2.0
     # Of few tokens, and of the baseline itself, there is nothing to measure.
-    assert baseline_seconds(habitual_target, drafter, [3, 1], greedy, 8) is None
-    assert baseline_seconds(habitual_target, RootOnly(), [3, 1], greedy, 40) is None
+    assert baseline_seconds(session, [3, 1], 8) is None
+    assert baseline_seconds(session._replace(drafter=RootOnly()), [3, 1], 40) is None
