@@ -19,7 +19,7 @@ from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import data_shards
 from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.settings.sections import check_batch
-from redrafter_jax.text.chat_template import ChatTemplate, choose_template
+from redrafter_jax.text.chat_template import ChatTemplate, load_template
 from redrafter_jax.text.prompts import (
     Asked,
     Asking,
@@ -54,7 +54,7 @@ def find(settings: TargetSettings) -> FoundTarget:
     mesh, name = settings.mesh.build(), settings.target
     config = find_target(name).config  # a folder of another kind is told as that
     tokenizer = load_tokenizer(name)
-    template = choose_template(settings.chat_template, name, tokenizer, "chat_template=")
+    template = load_template(settings.chat_template, name, tokenizer, "chat_template=")
     return FoundTarget(settings, mesh, tokenizer, template, config)
 
 

@@ -21,7 +21,7 @@ from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_rows, to_host
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.parallel.processes import is_first
-from redrafter_jax.text.chat_template import NO_TEMPLATE, choose_template
+from redrafter_jax.text import chat_template
 from redrafter_jax.text.prompts import (
     Asked,
     Asking,
@@ -102,9 +102,9 @@ def plan_trial(
     check_pair(target, drafter, trial.draft)
     prompts = read_prompts(trial.prompts, trial.prompt_count, trial.turns)
     tokenizer = load_tokenizer(settings.target)
-    template, eos = NO_TEMPLATE, ()
-    own = choose_template(None, settings.target, tokenizer, "")
-    chats = chats or own is not NO_TEMPLATE
+    template, eos = chat_template.NO_TEMPLATE, ()
+    own = chat_template.load_template(None, settings.target, tokenizer, "")
+    chats = chats or own is not chat_template.NO_TEMPLATE
     if chats if trial.chat is None else trial.chat:
         template = load_template(settings.data, settings.target, tokenizer)
         eos = target.eos_token_ids

@@ -72,7 +72,7 @@ def continue_file(arguments: argparse.Namespace) -> None:
                 [rows[index] for index in indices],
                 [limit] * len(batch) + [1] * (size - len(batch)),
                 [seeds[index] for index in indices],
-                steps_per_yield=1 if session.stop_strings else _STEPS_PER_UPDATE,
+                steps_per_yield=1 if session.form.stop_strings else _STEPS_PER_UPDATE,
                 kept_cache=kept_cache,
             ):
                 texts = [text + new for text, new in zip(texts, update.texts, strict=True)]
@@ -83,7 +83,7 @@ def continue_file(arguments: argparse.Namespace) -> None:
                     "id": prompts[index].name,
                     "prompt": prompts[index].text,
                     "seed": seeds[index],
-                    "text": texts[row].removeprefix(session.template.gap),
+                    "text": texts[row].removeprefix(session.form.template.gap),
                     "tokens": result.tokens[row],
                     "steps": result.steps[row],
                     "acceptance_length": round(acceptance_length(result.accept_counts[row]), 4),
@@ -101,17 +101,17 @@ def continue_file(arguments: argparse.Namespace) -> None:
 
 
 def _ending(prompt: list[int], tokens: list[int], session: Session) -> str:
-    text = TextStream(session.tokenizer.decode, prompt, session.stop_strings)
-    for token in tokens if session.stop_strings else ():
+    text = TextStream(session.form.tokenizer.decode, prompt, session.form.stop_strings)
+    for token in tokens if session.form.stop_strings else ():
         text.push(token)
     text.finish()
     if text.stopped:
         return "stop_string"
-    return "stop_token" if tokens[-1] in session.stop_tokens else "max_new_tokens"
+    return "stop_token" if tokens[-1] in session.form.stop_tokens else "max_new_tokens"
 
 
 def _encode(prompt: Prompt, session: Session, limit: int) -> list[int]:
-    tokens, positions = session.encode(prompt.text), session.target.config.position_limit
+    tokens, positions = session.form.encode_text(prompt.text), session.target.config.position_limit
     if not tokens:
         raise InputError(f"{prompt.place}: the prompt is empty; it needs at least one token.")
     if len(tokens) + limit > positions:

@@ -18,7 +18,7 @@ from redrafter_jax.commands.terminal import Screen, ctrl_c_sets, read_lines, tel
 from redrafter_jax.config.limits import FieldError
 from redrafter_jax.errors import InputError
 from redrafter_jax.streaming import KeptCache
-from redrafter_jax.text.chat_template import encode_turns, user_turn
+from redrafter_jax.text.chat_template import user_turn
 from redrafter_jax.text.tokenizer import require_text
 
 _COMMANDS = ("/reset", "/temperature", "/help", "/quit")
@@ -61,7 +61,7 @@ class _Conversation:
                 f"{most} positions."
             )
         self._session = open_session(arguments, ["Hello"])
-        self._turns = list(self._session.opening)
+        self._turns = list(self._session.form.opening)
         self._kept_cache = KeptCache(self._context_length)
         self._baseline = self._compile()
 
@@ -86,7 +86,7 @@ class _Conversation:
         elif value:
             raise InputError(f"{command} takes no value, but {value!r} was given; see /help.")
         elif command == "/reset":
-            self._turns = list(self._session.opening)
+            self._turns = list(self._session.form.opening)
             tell("The conversation is forgotten.")
         else:
             tell("\n".join(filter(None, (_HELP, self._screen.legend()))))
@@ -108,7 +108,7 @@ class _Conversation:
 
     def _answer(self, message: str) -> None:
         asked = [*self._turns, user_turn(message)]
-        prompt = encode_turns(self._session.template, self._session.tokenizer, asked)
+        prompt = self._session.form.encode(asked)
         room = self._context_length - len(prompt)
         if room < 1:
             raise InputError(
@@ -120,7 +120,7 @@ class _Conversation:
         started = time.perf_counter()
         updates = self._session.stream([prompt], limit, [self._seed], kept_cache=self._kept_cache)
         with ctrl_c_sets() as stop:
-            text, update, stamps = say(updates, self._session.template.gap, self._screen, stop)
+            text, update, stamps = say(updates, self._session.form.template.gap, self._screen, stop)
         seconds = time.perf_counter() - started
         if update is None:
             tell("Stopped before the answer began; the message is not kept.")
@@ -134,7 +134,7 @@ class _Conversation:
             cost = own / self._baseline
             told += "; " + describe_cost(result.acceptance_length, cost, self._session.drafter)
         tell(told)
-        ended = update.stopped[0] or tokens[-1] in self._session.stop_tokens
+        ended = update.stopped[0] or tokens[-1] in self._session.form.stop_tokens
         if not stopped and len(tokens) == limit and not ended:
             tell(
                 f"The context of {self._context_length} tokens is full; /reset begins anew."
@@ -145,7 +145,8 @@ class _Conversation:
     def _compile(self) -> float | None:
         """Prefill and one step, before the first answer; the seconds of a baseline step."""
         tell(f"Compiling for {self._context_length} tokens of conversation ...")
-        session, cache = self._session._replace(stop_tokens=()), self._kept_cache
+        endless = self._session.form._replace(stop_tokens=())
+        session, cache = self._session._replace(form=endless), self._kept_cache
         for _ in islice(session.stream([[0]], 2, [self._seed], kept_cache=cache), 2):
             pass
         baseline = baseline_seconds(session, [0], self._context_length, cache)

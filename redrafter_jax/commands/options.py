@@ -13,7 +13,7 @@ from redrafter_jax.checkpoints.huggingface import load_drafter, load_target, loa
 from redrafter_jax.commands.option_groups import config_of, given_options, option_of
 from redrafter_jax.commands.terminal import tell
 from redrafter_jax.config import DraftConfig, SamplingConfig
-from redrafter_jax.drafters.base import Drafter, RootOnly
+from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.drafters.lookup import PromptLookup
@@ -25,7 +25,6 @@ from redrafter_jax.text.chat_template import (
     NO_TEMPLATE,
     ChatTemplate,
     Turn,
-    choose_template,
     encode_turns,
     end_tokens,
     load_template,
@@ -36,13 +35,10 @@ from redrafter_jax.text.tokenizer import load_tokenizer, require_text, split_sto
 _CONTEXT_LENGTH = 4096
 
 
-class Session(NamedTuple):
-    """What decodes the texts of a command.
+class PromptFormat(NamedTuple):
+    """How what is asked becomes tokens, and what ends an answer.
 
     Attributes:
-      target: the target.
-      drafter: that is checked for it.
-      sampling: how tokens are chosen.
       tokenizer: the target's.
       template: how turns become text.
       opening: the turns that come before the user's first: the system's, if there is one.
@@ -50,18 +46,35 @@ class Session(NamedTuple):
       stop_strings: that end one too.
     """
 
-    target: Target
-    drafter: Drafter
-    sampling: SamplingConfig
     tokenizer: Tokenizer
     template: ChatTemplate
     opening: list[Turn]
     stop_tokens: tuple[int, ...]
     stop_strings: list[str]
 
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a prompt."""
-        return encode_turns(self.template, self.tokenizer, [*self.opening, user_turn(text)])
+    def encode(self, turns: Sequence[Turn]) -> list[int]:
+        """The tokens of a conversation."""
+        return encode_turns(self.template, self.tokenizer, turns)
+
+    def encode_text(self, text: str) -> list[int]:
+        """The tokens of a conversation's first message, or of a prompt."""
+        return self.encode([*self.opening, user_turn(text)])
+
+
+class Session(NamedTuple):
+    """What decodes the texts of a command.
+
+    Attributes:
+      target: the target.
+      drafter: that is checked for it.
+      sampling: how tokens are chosen.
+      form: how prompts are written, and what ends a continuation.
+    """
+
+    target: Target
+    drafter: Drafter
+    sampling: SamplingConfig
+    form: PromptFormat
 
     def stream(
         self,
@@ -80,9 +93,9 @@ class Session(NamedTuple):
             max_new_tokens=max_new_tokens,
             sampling=self.sampling,
             seeds=seeds,
-            eos_token_ids=self.stop_tokens,
-            detokenize=self.tokenizer.decode,
-            stop_strings=self.stop_strings,
+            eos_token_ids=self.form.stop_tokens,
+            detokenize=self.form.tokenizer.decode,
+            stop_strings=self.form.stop_strings,
             steps_per_yield=steps_per_yield,
             kept_cache=kept_cache,
         )
@@ -103,71 +116,47 @@ def open_session(
     """
     sampling = config_of(SamplingConfig, arguments)
     draft = _nearest_tree(draft_of(arguments), batch_size, sampling.temperature)
-    prompt_format = load_prompt_format(arguments)
-    ends, stop_strings = split_stops(prompt_format.tokenizer, arguments.stop or ())
-    target, model = load_models(arguments, with_drafter=draft is not None)
-    if draft is None or arguments.no_drafter:
-        drafter = without_drafter(draft) or RootOnly()
-    else:
-        drafter = bind_drafter(model, draft)
+    form = load_prompt_format(arguments, texts, arguments.stop or ())
+    target, model = load_models(arguments, draft)
+    drafter = bind_drafter(model, None if arguments.no_drafter else draft)
     drafter.check(target.config)
-    stops = prompt_format.stop_tokens(target, texts, ends)
-    return Session(target, drafter, sampling, *prompt_format, stops, stop_strings)
+    return Session(target, drafter, sampling, form)
 
 
-class PromptFormat(NamedTuple):
-    """How what is asked becomes tokens.
+def load_prompt_format(
+    arguments: argparse.Namespace, texts: Sequence[str], stops: Sequence[str] = ()
+) -> PromptFormat:
+    """The target's tokenizer, the chat template that the options name, and what ends an answer.
 
-    Attributes:
-      tokenizer: the target's.
-      template: how turns become text.
-      opening: the turns that come before the user's first: the system's, if there is one.
-    """
-
-    tokenizer: Tokenizer
-    template: ChatTemplate
-    opening: list[Turn]
-
-    def stop_tokens(
-        self, target: Target, texts: Sequence[str], ends: Sequence[int] = ()
-    ) -> tuple[int, ...]:
-        """The tokens that end a continuation: the target's, the template's, and `ends`.
-
-        Args:
-          target: the target.
-          texts: messages, the first of which that the template writes shows how it ends an answer.
-          ends: more.
-        """
-        asked = ([*self.opening, user_turn(text)] for text in texts)
-        eos = (*target.config.eos_token_ids, *ends)
-        return end_tokens(self.template, self.tokenizer, eos, asked)
-
-
-def load_prompt_format(arguments: argparse.Namespace) -> PromptFormat:
-    """The target's tokenizer, and the chat template that the options name.
+    Args:
+      arguments: of the command.
+      texts: messages, the first of which that the template writes shows how it ends an answer.
+      stops: strings that end a continuation too.
 
     Raises:
       InputError: a file cannot be used, or an option does not go with the template.
     """
-    load_target_config(arguments.target)  # a folder of another kind is told as that
+    config = load_target_config(arguments.target)  # a folder of another kind is told as that
     tokenizer = load_tokenizer(arguments.target)
     template, opening = _template_of(arguments, tokenizer), []
     if arguments.system is not None:
         require_text(arguments.system, "--system")
         opening = [{"role": "system", "content": arguments.system}]
-    return PromptFormat(tokenizer, template, opening)
+    ends, strings = split_stops(tokenizer, stops)
+    asked = ([*opening, user_turn(text)] for text in texts)
+    stop_tokens = end_tokens(template, tokenizer, (*config.eos_token_ids, *ends), asked)
+    return PromptFormat(tokenizer, template, opening, stop_tokens, strings)
 
 
 def _template_of(arguments: argparse.Namespace, tokenizer: Tokenizer) -> ChatTemplate:
     name, option = arguments.chat_template, option_of("chat_template") + " "
-    if arguments.chat:
-        if name == "none":
-            raise InputError(
-                "--chat asks for a chat template, and --chat-template none continues the prompt "
-                "as it stands; leave one of them out."
-            )
-        return load_template(name or "tokenizer", arguments.target, tokenizer, option)
-    template = choose_template(name, arguments.target, tokenizer, option)
+    if arguments.chat and name == "none":
+        raise InputError(
+            "--chat asks for a chat template, and --chat-template none continues the prompt as it "
+            "stands; leave one of them out."
+        )
+    asked = "tokenizer" if arguments.chat and name is None else name
+    template = load_template(asked, arguments.target, tokenizer, option)
     if template is NO_TEMPLATE and arguments.system is not None:
         raise InputError(
             "--system is for conversations, and the prompt is continued as it stands; give "
@@ -215,9 +204,13 @@ def _nearest_tree(
 
 
 def load_models(
-    arguments: argparse.Namespace, *, with_drafter: bool = True
-) -> tuple[Target, DraftModel | None]:
-    """The target, and the drafter if one is named and wanted, on the mesh that the options name.
+    arguments: argparse.Namespace, draft: DraftConfig | DraftTable | None
+) -> tuple[Target, DraftModel | PromptLookup | None]:
+    """The target and what drafts for it, on the mesh that the options name.
+
+    Args:
+      arguments: of the command.
+      draft: how drafts are made; None makes none.
 
     Raises:
       InputError: a file cannot be used, or there are fewer devices.
@@ -230,8 +223,10 @@ def load_models(
     mesh = None if parts == 1 else make_mesh(model=parts)
     dtype = dtype_of(arguments)
     target = load_target(arguments.target, dtype, mesh)
-    named = with_drafter and not arguments.no_drafter
-    return target, load_drafter(arguments.drafter, dtype, mesh) if named else None
+    if draft is None or not arguments.no_drafter:
+        return target, load_drafter(arguments.drafter, dtype, mesh) if draft else None
+    assert isinstance(draft, DraftConfig), "tables are of drafters"
+    return target, PromptLookup(draft.lookup_tokens) if draft.lookup_tokens else None
 
 
 def context_length(arguments: argparse.Namespace, limit: int) -> int:
@@ -245,8 +240,3 @@ def context_length(arguments: argparse.Namespace, limit: int) -> int:
 def dtype_of(arguments: argparse.Namespace) -> str:
     """The dtype that the options name, or this device's."""
     return arguments.dtype or ("bfloat16" if jax.default_backend() == "gpu" else "float32")
-
-
-def without_drafter(draft: DraftConfig | None) -> Drafter | None:
-    """What drafts where no head does: prompt lookup, if the options ask for it."""
-    return PromptLookup(draft.lookup_tokens) if draft and draft.lookup_tokens else None

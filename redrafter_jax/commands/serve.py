@@ -15,10 +15,8 @@ from redrafter_jax.commands.options import (
     draft_of,
     load_models,
     load_prompt_format,
-    without_drafter,
 )
 from redrafter_jax.commands.terminal import tell
-from redrafter_jax.config import DraftConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 
@@ -44,21 +42,17 @@ def run(arguments: argparse.Namespace) -> None:
     draft = draft_of(arguments)
     # First: what follows takes long.
     listening = listen(arguments.host, arguments.port)
-    prompt_format = load_prompt_format(arguments)
-    target, drafter = load_models(arguments)
-    if arguments.no_drafter:
-        assert isinstance(draft, DraftConfig), "tables are of drafters"
-        drafter, draft = without_drafter(draft), None
+    form = load_prompt_format(arguments, ["Hello"])
+    target, drafter = load_models(arguments, draft)
     length = context_length(arguments, target.config.position_limit)
-    stop_tokens = prompt_format.stop_tokens(target, ["Hello"])
     engine = Engine(
         target,
         drafter,
-        draft=draft,
+        draft=None if arguments.no_drafter else draft,
         slots=arguments.slots,
         context_length=length,
         queue_limit=arguments.queue_limit,
-        stop_tokens=stop_tokens,
+        stop_tokens=form.stop_tokens,
         steps_per_call=arguments.steps_per_call,
         top_log_probs=arguments.max_logprobs,
     )
@@ -66,7 +60,7 @@ def run(arguments: argparse.Namespace) -> None:
     name = arguments.name or (given.resolve() if given.name in ("", "..") else given).name
     server = make_server(
         engine,
-        Model(name, fingerprint(target), *prompt_format, stop_tokens),
+        Model(name, fingerprint(target), *form[:4]),
         Limits(
             context_length=length,
             choices=arguments.slots + arguments.queue_limit,

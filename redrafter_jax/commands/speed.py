@@ -96,7 +96,9 @@ def baseline_seconds(
     drafter, limit = session.drafter, session.target.config.position_limit
     if drafter.num_nodes == 1 or room < len(prompt) + 2 + _BASELINE_STEPS:
         return None
-    baseline = session._replace(drafter=RootOnly(), stop_tokens=(), stop_strings=[])
+    baseline = session._replace(
+        drafter=RootOnly(), form=session.form._replace(stop_tokens=(), stop_strings=[])
+    )
     # As many slots as the drafter's steps have, so that prefill is not compiled again.
     most = min(room + drafter.max_path - RootOnly().max_path, limit)
     updates = baseline.stream([prompt], most - len(prompt), [0], kept_cache=kept_cache)

@@ -58,41 +58,8 @@ def user_turn(text: str) -> Turn:
     return {"role": "user", "content": text}
 
 
-def choose_template(
-    name: TemplateName | Literal["none"] | None,
-    target: str | Path,
-    tokenizer: Tokenizer,
-    setting: str,
-) -> ChatTemplate:
-    """The template of that name; by default the tokenizer's own where it brings one, else none.
-
-    Args:
-      name: as in `load_template`; "none" for texts as they stand, None for the default.
-      target: folder, GGUF file or hub id that the tokenizer comes from.
-      tokenizer: the target's.
-      setting: as in `load_template`.
-
-    Raises:
-      InputError: as in `load_template`.
-    """
-    if name == "none":
-        return NO_TEMPLATE
-    if name is not None:
-        return load_template(name, target, tokenizer, setting)
-    folder = Path(target)
-    if folder.is_dir() and not (folder / "chat_template.jinja").exists():
-        settings = folder / "tokenizer_config.json"
-        # transformers, which would tell, is slow to import.
-        if not settings.exists() or b'"chat_template"' not in settings.read_bytes():
-            return NO_TEMPLATE
-    try:
-        return load_template("tokenizer", target, tokenizer, setting)
-    except NoTemplateError:
-        return NO_TEMPLATE
-
-
 def load_template(
-    name: TemplateName,
+    name: TemplateName | Literal["none"] | None,
     target: str | Path,
     tokenizer: Tokenizer,
     setting: str,
@@ -101,7 +68,8 @@ def load_template(
     """The template of that name.
 
     Args:
-      name: the tokenizer's own, or the built-in one.
+      name: the tokenizer's own, the built-in one, or "none" for texts as they stand; None is the
+        tokenizer's own where it brings one, else "none".
       target: folder, GGUF file or hub id that the tokenizer comes from.
       tokenizer: the target's.
       setting: what the user writes in front of a template's name to choose it, for messages.
@@ -111,6 +79,8 @@ def load_template(
       NoTemplateError: the tokenizer has no template.
       InputError: it cannot be loaded, or has no token that Vicuna's template needs.
     """
+    if name == "none" or (name is None and _brings_none(Path(target))):
+        return NO_TEMPLATE
     if name == "vicuna_v1.1":
         if tokenizer.token_to_id(_VICUNA_END) is None:
             raise InputError(
@@ -127,6 +97,8 @@ def load_template(
             f"transformers cannot load the tokenizer of {target} for its chat template: "
             f"{' '.join(str(error).split())}"
         ) from None
+    if loaded.chat_template is None and name is None:
+        return NO_TEMPLATE
     if loaded.chat_template is None:
         way_out = "`redrafter convert` it and save one" if is_gguf(Path(target)) else "save one"
         built_in = f", or use {setting}vicuna_v1.1" if tokenizer.token_to_id(_VICUNA_END) else ""
@@ -142,6 +114,14 @@ def load_template(
 
     end = loaded.eos_token
     return ChatTemplate(f"the tokenizer of {target}", render, adds_special_tokens=False, end=end)
+
+
+def _brings_none(target: Path) -> bool:
+    """Whether a folder surely has no template: transformers, which would tell, imports slowly."""
+    if not target.is_dir() or (target / "chat_template.jinja").exists():
+        return False
+    settings = target / "tokenizer_config.json"
+    return not settings.exists() or b'"chat_template"' not in settings.read_bytes()
 
 
 def _load_with_transformers(target: Path, tokenizer: Tokenizer) -> Any:

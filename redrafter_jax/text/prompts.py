@@ -79,7 +79,7 @@ class Asking(NamedTuple):
     """How a target is asked.
 
     Attributes:
-      template: from `choose_template`.
+      template: from `load_template`.
       tokenizer: the target's.
       eos_token_ids: the target's.
       max_new_tokens: new tokens that must fit behind each prompt.

@@ -7,7 +7,7 @@ import pytest
 from tiny_folders import byte_tokenizer
 
 from redrafter_jax import DraftConfig, PromptLookup, SamplingConfig
-from redrafter_jax.commands.options import Session
+from redrafter_jax.commands.options import PromptFormat, Session
 from redrafter_jax.commands.speed import baseline_seconds, describe_cost, step_seconds
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
@@ -46,11 +46,7 @@ def test_the_baseline_is_timed_without_the_step_that_compiles(
         habitual_target,
         PromptLookup(3),
         SamplingConfig(),
-        byte_tokenizer(),
-        NO_TEMPLATE,
-        opening=[],
-        stop_tokens=(),
-        stop_strings=[],
+        PromptFormat(byte_tokenizer(), NO_TEMPLATE, [], (), []),
     )
     assert baseline_seconds(session, [3, 1], 40) == 2.0
     # Of few tokens, and of the baseline itself, there is nothing to measure.

@@ -24,7 +24,6 @@ from redrafter_jax.text.chat_template import (
     ChatTemplate,
     TemplateName,
     Turn,
-    choose_template,
     encode_turns,
     end_tokens,
     load_template,
@@ -61,7 +60,7 @@ def test_the_tokenizers_own_template_gets_its_arguments(tmp_path: Path) -> None:
 
 def test_a_template_is_taken_where_the_tokenizer_brings_one(tmp_path: Path) -> None:
     def choose(name: Any, folder: Path) -> ChatTemplate:
-        return choose_template(name, folder, chat_tokenizer(), "chat_template=")
+        return load_template(name, folder, chat_tokenizer(), "chat_template=")
 
     own = write_tokenizer(tmp_path / "own")
     assert choose(None, own).name == f"the tokenizer of {own}"
