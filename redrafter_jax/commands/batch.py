@@ -10,14 +10,14 @@ from typing import Any
 
 from redrafter_jax.acceptance import acceptance_length
 from redrafter_jax.command_line import make_folder
-from redrafter_jax.commands.option_groups import config_of, option_of
-from redrafter_jax.commands.options import Session, dtype_of, open_session
+from redrafter_jax.commands.option_groups import config_of
+from redrafter_jax.commands.options import dtype_of, open_session
 from redrafter_jax.commands.terminal import tell
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.errors import InputError
+from redrafter_jax.requests import prepare
 from redrafter_jax.streaming import KeptCache
 from redrafter_jax.text.prompts import Prompt, read_prompts
-from redrafter_jax.text.text_stream import TextStream
 
 _BATCH_SIZE = 8
 # Between two looks at what is decided. Where strings end a row the host looks at every step.
@@ -40,12 +40,6 @@ def continue_file(arguments: argparse.Namespace) -> None:
     if output is None:
         raise InputError("--prompts needs --output, the file that the continuations go to.")
     prompts = read_prompts(arguments.prompts)
-    last_seed = 2**31 - len(prompts)
-    if not 0 <= arguments.seed <= last_seed:  # told now, not when the last batch is due
-        raise InputError(
-            f"--seed is {arguments.seed}; row i is drawn with seed --seed + i, so for "
-            f"{len(prompts)} prompts it must be from 0 to {last_seed}."
-        )
     seeds = range(arguments.seed, arguments.seed + len(prompts))
     sampling = config_of(SamplingConfig, arguments)
     options = {name: getattr(arguments, name) for name in _DECIDING} | asdict(sampling)
@@ -57,7 +51,12 @@ def continue_file(arguments: argparse.Namespace) -> None:
     make_folder(output.parent, "the folder of --output")
     size = min(arguments.batch_size or _BATCH_SIZE, len(prompts) - done)
     session = open_session(arguments, [prompt.text for prompt in prompts], size)
-    rows = [_encode(prompt, session, limit) for prompt in prompts]
+    rows = [session.form.encode_text(prompt.text) for prompt in prompts]
+    for prompt, row, seed in zip(prompts, rows, seeds, strict=True):
+        try:  # told now, not when the last batch is due
+            prepare(session.target.config, [row], limit, None, [seed], None, 1)
+        except InputError as error:
+            raise InputError(f"{prompt.place}: {error}") from None
     # In one size of cache every batch runs what the first one compiled.
     kept_cache = KeptCache(max(map(len, rows)) + limit)
     started, decided = time.perf_counter(), 0
@@ -67,7 +66,7 @@ def continue_file(arguments: argparse.Namespace) -> None:
             batch = range(first, min(first + size, len(rows)))
             # The last batch is filled up with rows that end at once.
             indices = [*batch, *[batch[-1]] * (size - len(batch))]
-            texts, result = [""] * size, None
+            texts, update = [""] * size, None
             for update in session.stream(
                 [rows[index] for index in indices],
                 [limit] * len(batch) + [1] * (size - len(batch)),
@@ -76,9 +75,16 @@ def continue_file(arguments: argparse.Namespace) -> None:
                 kept_cache=kept_cache,
             ):
                 texts = [text + new for text, new in zip(texts, update.texts, strict=True)]
-                result = update.generation
-            assert result is not None, "a stream yields the tokens of prefill at least"
+            assert update is not None, "a stream yields the tokens of prefill at least"
+            result = update.generation
             for row, index in enumerate(batch):
+                ended = (
+                    "stop_string"
+                    if update.stopped[row]
+                    else "stop_token"
+                    if result.tokens[row][-1] in session.form.stop_tokens
+                    else "max_new_tokens"
+                )
                 said = {
                     "id": prompts[index].name,
                     "prompt": prompts[index].text,
@@ -87,7 +93,7 @@ def continue_file(arguments: argparse.Namespace) -> None:
                     "tokens": result.tokens[row],
                     "steps": result.steps[row],
                     "acceptance_length": round(acceptance_length(result.accept_counts[row]), 4),
-                    "ended_by": _ending(rows[index], result.tokens[row], session),
+                    "ended_by": ended,
                     "options": options,
                 }
                 file.write(json.dumps(said, ensure_ascii=False) + "\n")
@@ -98,30 +104,6 @@ def continue_file(arguments: argparse.Namespace) -> None:
                 f"{batch[-1] + 1} of {len(rows)} prompts, {speed:.1f} tokens/s, "
                 f"acceptance length {result.acceptance_length:.2f}"
             )
-
-
-def _ending(prompt: list[int], tokens: list[int], session: Session) -> str:
-    text = TextStream(session.form.tokenizer.decode, prompt, session.form.stop_strings)
-    for token in tokens if session.form.stop_strings else ():
-        text.push(token)
-    text.finish()
-    if text.stopped:
-        return "stop_string"
-    return "stop_token" if tokens[-1] in session.form.stop_tokens else "max_new_tokens"
-
-
-def _encode(prompt: Prompt, session: Session, limit: int) -> list[int]:
-    tokens, positions = session.form.encode_text(prompt.text), session.target.config.position_limit
-    if not tokens:
-        raise InputError(f"{prompt.place}: the prompt is empty; it needs at least one token.")
-    if len(tokens) + limit > positions:
-        room = positions - len(tokens)
-        fewer = f"lower --max-new-tokens to {room} at most, or " if room > 0 else ""
-        raise InputError(
-            f"{prompt.place}: the prompt has {len(tokens)} tokens and --max-new-tokens is {limit}, "
-            f"but the target has {positions} positions; {fewer}shorten the prompt."
-        )
-    return tokens
 
 
 def _rows_written(
@@ -138,27 +120,21 @@ def _rows_written(
     whole = written[: written.rfind(b"\n") + 1]
     lines = whole.splitlines()
     for number, (line, prompt, seed) in enumerate(zip(lines, prompts, seeds, strict=False), 1):
+        now = {"id": prompt.name, "prompt": prompt.text, "seed": seed, **options}
         try:
             row = json.loads(line)
-            ours = (prompt.name, prompt.text, seed)
-            same = (row["id"], row["prompt"], row["seed"]) == ours
-            before = dict(row["options"])
+            before = row | row["options"]
         except (ValueError, TypeError, KeyError, RecursionError):
-            same, before = False, {}
-        if not same:
-            raise InputError(
-                f"{output}, line {number} is not the row of {prompt.place} with seed {seed}; give "
-                "another --output, or the --prompts and --seed that it was begun with."
-            )
+            before = {}
         changed = [
-            f"{option_of(name)} {before.get(name)!r} (now {value!r})"
-            for name, value in options.items()
+            f"{name} {before.get(name)!r:.60} (now {value!r:.60})"
+            for name, value in now.items()
             if before.get(name) != value
         ]
         if changed:
             raise InputError(
-                f"{output}, line {number} was decoded with {', '.join(changed)}; give another "
-                "--output, or the options that it was begun with."
+                f"{output}, line {number} was written with {', '.join(changed)}; give another "
+                "--output, or the prompts and options that it was begun with."
             )
     if len(lines) > len(prompts):
         raise InputError(f"{output} has {len(lines)} rows, more than the {len(prompts)} prompts.")
