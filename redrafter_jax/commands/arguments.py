@@ -1,7 +1,6 @@
 """The words of every command, read without JAX; each command is a module of its name."""
 
 import argparse
-import math
 import os
 from importlib.metadata import version
 from pathlib import Path
@@ -12,18 +11,18 @@ from redrafter_jax.command_line import Parser, program_name, refuse_unknown_comm
 from redrafter_jax.commands.option_groups import (
     add_decoding,
     add_draft,
+    add_fields,
     add_models,
     add_template,
-    count,
-    minutes,
-    natural,
-    seconds,
+    limited,
     secret,
 )
-from redrafter_jax.config import Dtype, WeightFormat
+from redrafter_jax.config import Dtype, ServeConfig, WeightFormat
+from redrafter_jax.config.limits import Count, Positive
 from redrafter_jax.errors import InputError
 
 _API_KEY = "REDRAFTER_API_KEY"
+_count, _minutes = limited(Count), limited(Positive)
 
 
 def read_arguments(words: list[str]) -> argparse.Namespace:
@@ -44,6 +43,7 @@ def read_arguments(words: list[str]) -> argparse.Namespace:
         add(commands)
     if not words:
         raise InputError(f"no command is given; known commands: {', '.join(commands.choices)}.")
+    parser.refuse_mistyped(words[:1])
     refuse_unknown_command(words[0], commands.choices)
     if words[0] in commands.choices:
         commands.choices[words[0]].refuse_mistyped(words[1:])
@@ -58,7 +58,7 @@ def _complete_models(arguments: argparse.Namespace, command: argparse.ArgumentPa
     if arguments.target is None:
         if (path := find()) is None:
             raise InputError(
-                f"no --target is given, and {SMOLLM2.name}, which is taken then, is not in "
+                f"no --target is given, and the default, {SMOLLM2.name}, is not in "
                 f"{cache_folder()}; fetch it with `{program_name('fetch')}`, or give --target."
             )
         arguments.target = str(path)
@@ -92,10 +92,15 @@ def _add_generate(commands: Any) -> None:
         help="with --prompts: JSON lines to write; the same command again goes on after them",
     )
     command.add_argument(
-        "--batch-size", type=count, help="with --prompts: how many are decoded together (8)"
+        "--batch-size",
+        type=_count,
+        help="with --prompts: how many are decoded together (8)",
     )
     command.add_argument(
-        "--max-new-tokens", type=count, default=256, help="limit on new tokens (%(default)s)"
+        "--max-new-tokens",
+        type=_count,
+        default=256,
+        help="limit on new tokens (%(default)s)",
     )
     command.add_argument(
         "--chat",
@@ -119,13 +124,13 @@ def _add_chat(commands: Any) -> None:
     add_template(command)
     command.add_argument(
         "--context-length",
-        type=count,
+        type=_count,
         metavar="TOKENS",
         help="room for the whole conversation (the target's limit, 4096 at most)",
     )
     command.add_argument(
         "--max-new-tokens",
-        type=count,
+        type=_count,
         help="limit on the tokens of an answer (what the room leaves)",
     )
     command.add_argument(
@@ -163,61 +168,8 @@ def _add_serve(commands: Any) -> None:
     group.add_argument(
         "--name", help="what clients call the model (the last part of the target's path)"
     )
-    group.add_argument(
-        "--log-prompts", action="store_true", help="tell in the log what is asked, too"
-    )
-    group = command.add_argument_group("how much")
-    group.add_argument(
-        "--slots", type=count, default=8, help="requests that decode together (%(default)s)"
-    )
-    group.add_argument(
-        "--context-length",
-        type=count,
-        metavar="TOKENS",
-        help="room for a prompt and its answer (the target's limit, 4096 at most)",
-    )
-    group.add_argument(
-        "--queue-limit",
-        type=count,
-        default=64,
-        metavar="REQUESTS",
-        help="that may wait for a slot; more are refused (%(default)s)",
-    )
-    group.add_argument(
-        "--deadline",
-        type=seconds,
-        default=math.inf,
-        metavar="SECONDS",
-        help="that a request may take (any)",
-    )
-    group.add_argument(
-        "--drain",
-        type=seconds,
-        default=30.0,
-        metavar="SECONDS",
-        help="that running answers may take after SIGTERM (%(default)s)",
-    )
-    group.add_argument(
-        "--max-body",
-        type=count,
-        default=1 << 20,
-        metavar="BYTES",
-        help="of a request (%(default)s)",
-    )
-    group.add_argument(
-        "--max-logprobs",
-        type=natural,
-        default=5,
-        metavar="K",
-        help="likeliest tokens that may be asked for; each step computes as many (%(default)s)",
-    )
-    group.add_argument(
-        "--steps-per-call",
-        type=count,
-        default=4,
-        metavar="STEPS",
-        help="decode steps between two looks at who has come and who has left (%(default)s)",
-    )
+    group.add_argument("--log-prompts", action="store_true", help="also log prompts")
+    add_fields(command.add_argument_group("how much"), ServeConfig)
     add_draft(command)
 
 
@@ -231,7 +183,10 @@ def _add_fit(commands: Any) -> None:
     command.add_argument("target", help="folder, GGUF file or hub id of the target")
     command.add_argument("output", type=Path, help="folder for all that is made")
     command.add_argument(
-        "--minutes", type=minutes, default=60.0, help="about how long it may take (%(default)s)"
+        "--minutes",
+        type=_minutes,
+        default=60.0,
+        help="about how long it may take (%(default)s)",
     )
     command.add_argument(
         "--dtype", choices=get_args(Dtype), help="of the target (bfloat16 on a GPU, else float32)"

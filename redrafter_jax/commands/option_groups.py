@@ -5,14 +5,13 @@ Options of decoding are the fields of the library's configurations: types, defau
 
 import argparse
 import inspect
-import math
 import re
+from collections.abc import Callable
 from dataclasses import fields
-from functools import partial
 from typing import Any, get_args
 
-from redrafter_jax.config import DraftConfig, Dtype, SamplingConfig
-from redrafter_jax.config.limits import FieldError, unfold
+from redrafter_jax.config import DraftConfig, Dtype, SamplingConfig, ServeConfig
+from redrafter_jax.config.limits import FieldError, unfold, unmet
 from redrafter_jax.errors import InputError
 
 
@@ -58,7 +57,7 @@ def add_template(command: argparse.ArgumentParser, *others: str) -> None:
 def add_decoding(command: argparse.ArgumentParser) -> None:
     """Options that choose tokens, and those of `add_draft`."""
     group = command.add_argument_group("how tokens are chosen")
-    _add_fields(group, SamplingConfig)
+    add_fields(group, SamplingConfig)
     group.add_argument(
         "--stop", action="append", metavar="STRING", help="end before this text; may be repeated"
     )
@@ -71,11 +70,11 @@ def add_decoding(command: argparse.ArgumentParser) -> None:
 def add_draft(command: argparse.ArgumentParser) -> None:
     """Options that draft trees."""
     title = "how drafts are made, which changes the speed but never the text"
-    told = "Without any of these, as draft.yaml of the drafter's folder says, if there is one."
-    _add_fields(command.add_argument_group(title, told), DraftConfig)
+    told = "Without any of these the tree is that of the drafter's draft.yaml, if it has one."
+    add_fields(command.add_argument_group(title, told), DraftConfig)
 
 
-def _add_fields(group: Any, config: type) -> None:
+def add_fields(group: Any, config: type) -> None:
     """An option for each field of a configuration, None where it is not given."""
     # Of the docstring's entry for a field: its lines, indented below its name.
     _, _, entries = (inspect.getdoc(config) or "").partition("Attributes:\n")
@@ -90,18 +89,18 @@ def _add_fields(group: Any, config: type) -> None:
         group.add_argument(option_of(field.name), type=kind, help=text + shown)
 
 
-def _whole(text: str, least: int) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        told = f"{text!r} is no whole number; give {least} or more"
-        raise argparse.ArgumentTypeError(told) from None
-    if value < least:
-        raise argparse.ArgumentTypeError(f"{value} is too few; give {least} or more")
-    return value
+def limited(annotation: Any) -> Callable[[str], Any]:
+    """The type of an option's value, a number with limits such as `config.limits.Count`."""
+    (kind,), limits = unfold(annotation)
 
+    def read(text: str) -> Any:
+        value = kind(text)
+        if needed := unmet(value, [kind], limits):
+            raise argparse.ArgumentTypeError(f"{text} is given; it must be {needed}")
+        return value
 
-count, natural = partial(_whole, least=1), partial(_whole, least=0)
+    read.__name__ = kind.__name__  # "invalid int value: 'many'"
+    return read
 
 
 def secret(text: str) -> str:
@@ -111,19 +110,6 @@ def secret(text: str) -> str:
             "the key is empty, and keeps nobody out; give a longer one"
         )
     return text
-
-
-def _time(text: str, unit: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is no time; give {unit} above 0")
-    return value
-
-
-minutes, seconds = partial(_time, unit="minutes"), partial(_time, unit="seconds")
 
 
 def option_of(field: str) -> str:
@@ -137,7 +123,7 @@ def given_options(config: type, arguments: argparse.Namespace) -> dict[str, Any]
     return {name: value for name, value in values.items() if value is not None}
 
 
-def config_of[Config: (DraftConfig, SamplingConfig)](
+def config_of[Config: (DraftConfig, SamplingConfig, ServeConfig)](
     config: type[Config], arguments: argparse.Namespace
 ) -> Config:
     """The configuration that the options of its fields give.

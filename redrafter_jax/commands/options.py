@@ -173,9 +173,9 @@ def draft_of(arguments: argparse.Namespace) -> DraftConfig | DraftTable:
     """
     given, draft = given_options(DraftConfig, arguments), config_of(DraftConfig, arguments)
     if arguments.no_drafter:
-        idle = " and ".join(option_of(name) for name in given if name != "lookup_tokens")
+        idle = ", ".join(option_of(name) for name in given if name != "lookup_tokens")
         if idle:
-            raise InputError(f"{idle} is for a drafter's trees; give --drafter, or leave it out.")
+            raise InputError(f"Only a drafter's trees use {idle}; give --drafter, or leave it out.")
         return draft
     return draft if given else find_draft_table(arguments.drafter) or draft
 

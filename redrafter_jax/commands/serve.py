@@ -3,6 +3,7 @@
 import argparse
 import hashlib
 import logging
+import math
 import signal
 import sys
 from importlib.metadata import version
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import jax
 
+from redrafter_jax.commands.option_groups import config_of
 from redrafter_jax.commands.options import (
     context_length,
     draft_of,
@@ -17,6 +19,7 @@ from redrafter_jax.commands.options import (
     load_prompt_format,
 )
 from redrafter_jax.commands.terminal import tell
+from redrafter_jax.config import ServeConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 
@@ -39,7 +42,7 @@ def run(arguments: argparse.Namespace) -> None:
         ) from None
     logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
     logging.getLogger("redrafter_jax").setLevel(logging.INFO)
-    draft = draft_of(arguments)
+    draft, config = draft_of(arguments), config_of(ServeConfig, arguments)
     # First: what follows takes long.
     listening = listen(arguments.host, arguments.port)
     form = load_prompt_format(arguments, ["Hello"])
@@ -49,12 +52,12 @@ def run(arguments: argparse.Namespace) -> None:
         target,
         drafter,
         draft=None if arguments.no_drafter else draft,
-        slots=arguments.slots,
+        slots=config.slots,
         context_length=length,
-        queue_limit=arguments.queue_limit,
+        queue_limit=config.queue_limit,
         stop_tokens=form.stop_tokens,
-        steps_per_call=arguments.steps_per_call,
-        top_log_probs=arguments.max_logprobs,
+        steps_per_call=config.steps_per_call,
+        top_log_probs=config.max_logprobs,
     )
     given = Path(arguments.target)
     name = arguments.name or (given.resolve() if given.name in ("", "..") else given).name
@@ -63,11 +66,11 @@ def run(arguments: argparse.Namespace) -> None:
         Model(name, fingerprint(target), *form[:4]),
         Limits(
             context_length=length,
-            choices=arguments.slots + arguments.queue_limit,
-            log_probs=arguments.max_logprobs,
-            body=arguments.max_body,
-            deadline=arguments.deadline,
-            drain=arguments.drain,
+            choices=config.slots + config.queue_limit,
+            log_probs=config.max_logprobs,
+            body=config.max_body,
+            deadline=config.deadline or math.inf,
+            drain=config.drain,
         ),
         host=arguments.host,
         api_key=arguments.api_key,

@@ -3,6 +3,7 @@
 from redrafter_jax.config.drafter import Cell, DrafterConfig, Head, MedusaConfig
 from redrafter_jax.config.drafting import DraftConfig, SamplingConfig
 from redrafter_jax.config.quantization import Quantization, WeightFormat
+from redrafter_jax.config.serving import ServeConfig
 from redrafter_jax.config.target import (
     Activation,
     Dtype,
@@ -30,6 +31,7 @@ __all__ = [
     "Quantization",
     "RopeScaling",
     "SamplingConfig",
+    "ServeConfig",
     "TargetConfig",
     "WeightFormat",
     "YarnScaling",

@@ -57,7 +57,7 @@ def check_fields(config: Any) -> None:
     """
     for field in fields(config):
         value = getattr(config, field.name)
-        if needed := _unmet(value, *unfold(field.type)):
+        if needed := unmet(value, *unfold(field.type)):
             raise FieldError(config, field.name, f"is {value!r:.200}; it must be {needed}.")
 
 
@@ -72,7 +72,7 @@ def unfold(annotation: Any) -> tuple[list[Any], list[Any]]:
     return [kind for kinds, _ in parts for kind in kinds], [one for _, own in parts for one in own]
 
 
-def _unmet(value: Any, kinds: list[Any], limits: list[Any]) -> str | None:
+def unmet(value: Any, kinds: list[Any], limits: list[Any]) -> str | None:
     """What the value should be, if it is not; of numbers, bools, choices and tuples of these."""
     if value is None and NoneType in kinds:
         return None
@@ -89,7 +89,7 @@ def _unmet(value: Any, kinds: list[Any], limits: list[Any]) -> str | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | kinds[0]):
         return "a whole number, an int" if kinds[0] is int else "a number, a float"
-    if not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         return "finite"
     checks = [(_LIMITS[type(limit)], limit) for limit in limits]
     if all(holds(value, limit) for (holds, _), limit in checks):

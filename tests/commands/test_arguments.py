@@ -33,12 +33,13 @@ def test_a_refusal_names_the_option() -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([*CHAT, "--max-new-tokens", "many"], r"--max-new-tokens: 'many' is no whole number; give"),
-        (["fit", "t", "o", "--minutes", "soon"], r"--minutes: soon is no time; give minutes above"),
-        (["fit", "t", "o", "--minutes", "nan"], r"--minutes: nan is no time; give minutes above"),
+        ([*CHAT, "--max-new-tokens", "many"], r"--max-new-tokens: invalid int value: 'many'"),
+        (["fit", "t", "o", "--minutes", "soon"], r"--minutes: invalid float value: 'soon'"),
+        (["fit", "t", "o", "--minutes", "nan"], r"--minutes: nan is given; it must be finite"),
+        (["--verson"], r"^unrecognized argument: --verson; did you mean --version\?$"),
     ],
 )
-def test_a_word_in_the_place_of_a_number_is_told(words: list[str], sentence: str) -> None:
+def test_a_word_in_the_wrong_place_is_told(words: list[str], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         read_arguments(words)
 

@@ -144,7 +144,7 @@ def test_rows_of_other_prompts_and_bad_values_are_refused(
             ["--seed", str(2**31 - 4), "--output", str(tmp_path / "new")],
             "prompts.jsonl, line 5: The seed is 2147483648; it must be in [0, 2**31).",
         ),
-        (["--batch-size", "0"], "--batch-size: 0 is too few; give 1 or more"),
+        (["--batch-size", "0"], "--batch-size: 0 is given; it must be greater than 0"),
         (["--prompts", str(other)], "other.jsonl, line 1: 'prompt' is ''; it must be a string"),
         (
             ["--prompts", str(long), "--output", str(tmp_path / "new")],

@@ -66,7 +66,7 @@ def test_the_text_needs_no_drafter_and_its_prompt_may_come_from_stdin_as_it_stan
     assert (code, out) == (0, plain_text(habitual_target, "wvu\n") + "\n")
     assert f"acceptance length 1.00, {NEW_TOKENS - 1} target calls" in err
     assert run_redrafter(*arguments, "--prompt", PROMPT, "--num-nodes", "8")[2] == (
-        "error: --num-nodes is for a drafter's trees; give --drafter, or leave it out.\n"
+        "error: Only a drafter's trees use --num-nodes; give --drafter, or leave it out.\n"
     )
 
 
@@ -136,7 +136,7 @@ def test_a_message_is_written_as_the_template_does_and_its_answer_ends_with_its_
             "whatever --top-k and --min-p would keep; give a --te",
         ),
         (["--stop", ""], "stop_strings holds an empty string"),
-        (["--max-new-tokens", "0"], "--max-new-tokens: 0 is too few; give 1 or more"),
+        (["--max-new-tokens", "0"], "--max-new-tokens: 0 is given; it must be greater than 0"),
         (["--max-new-tokens", "9999"], "512 positions; ask for 505 new ones at most, or shorten"),
         (["--beam-width", "25"], "more than the 24 tokens that the drafter can draft"),
         (["--output", "texts.jsonl"], "--output is for --prompts; give that, or leave it out."),

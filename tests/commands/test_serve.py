@@ -34,8 +34,8 @@ def test_by_default_this_machine_alone_may_ask() -> None:
 @pytest.mark.parametrize(
     ("option", "value", "problem"),
     [
-        ("--drain", "soon", "soon is no time; give seconds above 0"),
-        ("--deadline", "0", "0 is no time; give seconds above 0"),
+        ("--drain", "soon", "invalid float value: 'soon'"),
+        ("--deadline", "0", "--deadline is 0.0; it must be greater than 0."),
         ("--api-key", "", "the key is empty"),
     ],
 )

@@ -1,0 +1,34 @@
+"""How much a server takes on."""
+
+from dataclasses import dataclass
+
+from redrafter_jax.config.limits import Count, Natural, Positive, check_fields
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """Limits of `redrafter serve`.
+
+    Attributes:
+      slots: requests that decode together.
+      context_length: tokens of a prompt and its answer; by default the target's limit, 4096 at
+        most.
+      queue_limit: requests that may wait for a slot; more are refused.
+      deadline: seconds that a request may take; by default any.
+      drain: seconds that running answers may take after SIGTERM.
+      max_body: bytes of a request.
+      max_logprobs: likeliest tokens that may be asked for; each step computes as many.
+      steps_per_call: decode steps per call; requests are admitted and cancelled between calls.
+    """
+
+    slots: Count = 8
+    context_length: Count | None = None
+    queue_limit: Count = 64
+    deadline: Positive | None = None
+    drain: Positive = 30.0
+    max_body: Count = 1 << 20
+    max_logprobs: Natural = 5
+    steps_per_call: Count = 4
+
+    def __post_init__(self) -> None:
+        check_fields(self)
