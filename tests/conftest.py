@@ -131,6 +131,18 @@ def quick_compilation() -> Iterator[None]:
 
 
 @pytest.fixture
+def nothing_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails where a refusal comes late."""
+
+    def compiled(*arguments: Any, **options: Any) -> None:
+        pytest.fail("reached a compiled function")
+
+    monkeypatch.setattr("redrafter_jax.generation.prefill", compiled)
+    monkeypatch.setattr("redrafter_jax.generation.decode", compiled)
+    monkeypatch.setattr("redrafter_jax.streaming.decode", compiled)
+
+
+@pytest.fixture
 def ctrl_c() -> Iterator[None]:
     """Ctrl-C as programs have it by default: tests that are started with `&` inherit none."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

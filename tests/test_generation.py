@@ -9,7 +9,6 @@ from tiny_models import PARITY_CONFIG, forgetful_target, tiny_config
 
 from redrafter_jax import generate, generate_autoregressive, stream
 from redrafter_jax.drafters.head_drafter import DraftModel
-from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -17,21 +16,10 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 V = PARITY_CONFIG.vocab_size
 
 
-@pytest.mark.usefixtures("unchecked_shapes")
-def test_models_in_the_wrong_places_are_refused(target: Target, drafter: DraftModel) -> None:
-    decode_with: Any = generate
-    with pytest.raises(InputError, match=r"^drafter is .*; give one of load_drafter, .* or None"):
-        decode_with(target, target, [[1]], max_new_tokens=2)
-    with pytest.raises(InputError, match=r"^target is .*; give one of load_target"):
-        decode_with(drafter, drafter, [[1]], max_new_tokens=2)
-
-
 def test_no_drafter_is_autoregressive_decoding(target: Target) -> None:
     run = partial(generate, target, None, PROMPTS, max_new_tokens=6)
     assert run().tokens == generate_autoregressive(target, PROMPTS, max_new_tokens=6).tokens
     assert run().acceptance_length == 1.0
-    with pytest.raises(InputError, match=r"^draft is .*, but there is no drafter; leave draft out"):
-        run(draft=DRAFT)
 
 
 def cut(text: list[int], stop: int) -> list[int]:

@@ -1,5 +1,4 @@
 import dataclasses
-import importlib
 from collections import UserDict
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -8,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_models import tiny_config
+from tiny_models import random_target, tiny_config
 
 from redrafter_jax import (
     DraftConfig,
@@ -17,15 +16,12 @@ from redrafter_jax import (
     SamplingConfig,
     generate,
     stream,
-    streaming,
 )
 from redrafter_jax.config import DynamicScaling
 from redrafter_jax.drafters.head_drafter import DraftModel, check_pair
 from redrafter_jax.models.target import Target
 from redrafter_jax.requests import prepare, slots_for, token_lists
 from redrafter_jax.types import Requests
-
-GENERATE = importlib.import_module("redrafter_jax.generation")
 
 CONFIG = tiny_config(max_position_embeddings=64, eos_token_ids=(3, 5))
 
@@ -224,16 +220,6 @@ def by_stream(target: Target, drafter: DraftModel, **arguments: Any) -> None:
     next(stream(target, drafter, **arguments))
 
 
-@pytest.fixture
-def nothing_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    def compiled(*arguments: Any, **options: Any) -> None:
-        pytest.fail("reached a compiled function")
-
-    monkeypatch.setattr(GENERATE, "prefill", compiled)
-    monkeypatch.setattr(GENERATE, "decode", compiled)
-    monkeypatch.setattr(streaming, "decode", compiled)
-
-
 def test_long_rows_come_in_few_sizes() -> None:
     assert [slots_for(tokens, 5) for tokens in (1, 27, 28, 251, 507)] == [32, 32, 64, 256, 512]
     assert [slots_for(tokens, 5) for tokens in (508, 1019, 1020, 4000)] == [576, 1024, 1152, 4096]
@@ -260,7 +246,7 @@ def test_a_memory_must_hold_the_rows_and_their_tokens() -> None:
         prepared(**longest, remembered=(3, 10))
 
 
-@pytest.mark.usefixtures("nothing_compiles")
+@pytest.mark.usefixtures("nothing_compiles", "unchecked_shapes")
 @pytest.mark.parametrize("entry", [by_generate, by_stream])
 @pytest.mark.parametrize(
     ("changes", "sentence"),
@@ -268,6 +254,13 @@ def test_a_memory_must_hold_the_rows_and_their_tokens() -> None:
         ({"prompts": {"input_ids": np.array([[24]])}}, "outside the vocabulary"),
         ({"prompts": {"input_ids": [1], "attention_mask": [0]}}, "is padded"),
         ({"draft": DraftConfig(25, 2)}, "beam_width is 25"),
+        ({"draft": 8}, r"^draft is 8; give a DraftConfig\.$"),
+        (
+            {"drafter": None, "draft": DraftConfig()},
+            "but there is no drafter; leave",
+        ),
+        ({"drafter": random_target()}, r"^drafter is .*; give one of load_drafter, .* or None"),
+        ({"target": "x"}, r"^target is 'x'; give one of load_target"),
     ],
 )
 def test_every_entry_refuses_before_it_compiles(
@@ -277,5 +270,6 @@ def test_every_entry_refuses_before_it_compiles(
     changes: dict[str, Any],
     sentence: str,
 ) -> None:
+    asked: dict[str, Any] = {"prompts": [[1, 2]], "max_new_tokens": 4}
     with pytest.raises(InputError, match=sentence):
-        entry(target, drafter, **({"prompts": [[1, 2]], "max_new_tokens": 4} | changes))
+        entry(**({"target": target, "drafter": drafter} | asked | changes))

@@ -1,7 +1,6 @@
 """Decoding as it happens: what is new, its text, and the strings that end a row."""
 
 import gc
-import importlib
 from itertools import islice
 from typing import Any
 
@@ -15,8 +14,6 @@ from tiny_models import random_target
 from redrafter_jax import InputError, KeptCache, generate, generate_autoregressive, stream
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
-
-GENERATE = importlib.import_module("redrafter_jax.generation")
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -139,7 +136,7 @@ def test_rows_stop_each_at_its_own_string_and_the_others_go_on(
     assert last.steps[0] < last.steps[1], "a stopped row takes no more steps"
 
 
-@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.usefixtures("unchecked_shapes", "nothing_compiles")
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -152,23 +149,17 @@ def test_rows_stop_each_at_its_own_string_and_the_others_go_on(
         ({"stop_strings": [["x"]]}, r"^stop_strings has 1 entries for 2 prompts; give one value"),
         ({"stop_strings": [["x"], "y"]}, r"^stop_strings of row 1 is 'y'; where rows differ, give"),
         ({"stop_strings": [[1], [2]]}, r"^stop_strings of row 0 is \[1\]; it must hold strings"),
-        ({"draft": 8}, r"^draft is 8; give a DraftConfig\.$"),
-        ({"drafter": None, "draft": DRAFT}, r"^draft is DraftConfig\(.*, but there is no drafter;"),
         ({"steps_per_yield": 1.5}, r"^steps_per_yield is 1\.5; it must be a whole number\.$"),
         ({"stop_strings": "x"}, r"^stop_strings is 'x'; give a list of strings"),
+        ({"kept_cache": 60}, r"^kept_cache is 60; give a KeptCache"),
     ],
 )
 def test_bad_values_are_one_sentence(
     target: Target,
     drafter: DraftModel,
-    monkeypatch: pytest.MonkeyPatch,
     changes: dict[str, Any],
     sentence: str,
 ) -> None:
-    def compiled(*arguments: Any, **options: Any) -> None:
-        pytest.fail("reached a compiled function")
-
-    monkeypatch.setattr(GENERATE, "prefill", compiled)
     options: dict[str, Any] = {"max_new_tokens": 4, "detokenize": decode, "drafter": drafter}
     with pytest.raises(InputError, match=sentence):
         next(stream(target, prompts=[[1], [2]], **(options | changes)))
@@ -181,17 +172,6 @@ def test_bad_values_are_one_sentence(
 def test_a_kept_cache_has_room_for_a_text(length: Any, problem: str) -> None:
     with pytest.raises(InputError, match=f"^context_length is {problem}"):
         KeptCache(context_length=length)
-
-
-@pytest.mark.usefixtures("unchecked_shapes")
-def test_what_is_no_target_or_no_kept_cache_is_refused(target: Target) -> None:
-    cases: list[Any] = [
-        ("x", KeptCache(context_length=60), r"^target is 'x'; give one of load_target"),
-        (target, 60, r"^kept_cache is 60; give a KeptCache"),
-    ]
-    for wrong, given, problem in cases:
-        with pytest.raises(InputError, match=problem):
-            next(stream(wrong, None, [[1]], max_new_tokens=4, kept_cache=given))
 
 
 def test_a_kept_cache_is_of_one_target(target: Target) -> None:

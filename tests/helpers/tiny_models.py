@@ -113,6 +113,15 @@ def forgetful_target(
     return Model.split(target.config, decoder)
 
 
+def _markov_chain(target: Target) -> tuple[Any, Any, Any]:
+    """Of every token its embedding, its normalised hidden state and its logits, without memory."""
+    decoder = target.merge()
+    embedding = np.asarray(decoder.embed_tokens[...], np.float64)
+    rms = np.sqrt((embedding**2).mean(axis=-1, keepdims=True) + target.config.rms_norm_eps)
+    normalised = embedding / rms * np.asarray(decoder.norm[...], np.float64)
+    return embedding, normalised, normalised @ np.asarray(decoder.lm_head[...], np.float64)
+
+
 def imitating_drafter(
     target: Target, corruption: float = 0.0, seed: int = 0, **variant: Any
 ) -> DraftModel:
@@ -129,12 +138,8 @@ def imitating_drafter(
       variant: fields of `DrafterConfig`.
     """
     random = np.random.default_rng(seed)
-    decoder = target.merge()
-    D, V = target.config.hidden_size, target.config.vocab_size
-    embedding = np.asarray(decoder.embed_tokens[...], np.float64)
-    rms = np.sqrt((embedding**2).mean(axis=-1, keepdims=True) + target.config.rms_norm_eps)
-    normalised = embedding / rms * np.asarray(decoder.norm[...], np.float64)
-    logits = normalised @ np.asarray(decoder.lm_head[...], np.float64)
+    V, D = target.config.vocab_size, target.config.hidden_size
+    embedding, normalised, logits = _markov_chain(target)
 
     mix = random.normal(size=(D, D)) / np.sqrt(D)
     mixed = embedding @ mix
@@ -184,12 +189,8 @@ def imitating_medusa(
       variant: fields of `MedusaConfig`.
     """
     random = np.random.default_rng(seed)
-    decoder = target.merge()
-    D, V = target.config.hidden_size, target.config.vocab_size
-    embedding = np.asarray(decoder.embed_tokens[...], np.float64)
-    rms = np.sqrt((embedding**2).mean(axis=-1, keepdims=True) + target.config.rms_norm_eps)
-    normalised = embedding / rms * np.asarray(decoder.norm[...], np.float64)
-    logits = normalised @ np.asarray(decoder.lm_head[...], np.float64)
+    V, D = target.config.vocab_size, target.config.hidden_size
+    _, normalised, logits = _markov_chain(target)
     config = MedusaConfig(V, D, heads, num_draft_layers=0, **variant)
     medusa = init_drafter(config, 0).merge()
     walked = np.arange(V)
