@@ -1,6 +1,5 @@
 """What quantizing changes in a target: its loss on held-out text, its choices, its greedy text."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,17 +70,14 @@ def tell_change(
 
 
 def _read(target: Target, windows: Int[np.ndarray, "windows tokens"]) -> _Reading:
-    losses, choices = zip(*_scores(target, windows), strict=True)
+    scored = [
+        jax.device_get(_score(target, jnp.asarray(window[None])))
+        for window in tqdm(windows, desc="held-out text", leave=False, disable=None)
+    ]
+    losses, choices = map(np.concatenate, zip(*scored, strict=True))
     prompts = [window[:_PROMPT].tolist() for window in windows[:_TEXTS]]
     greedy = generate_autoregressive(target, prompts, max_new_tokens=_CONTINUED).tokens
-    return _Reading(np.concatenate(losses), np.concatenate(choices), greedy)
-
-
-def _scores(
-    target: Target, windows: Int[np.ndarray, "windows tokens"]
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    for window in tqdm(windows, desc="held-out text", leave=False, disable=None):
-        yield jax.device_get(_score(target, jnp.asarray(window[None])))
+    return _Reading(losses, choices, greedy)
 
 
 @jax.jit
