@@ -123,7 +123,9 @@ def check_models(target: Target, drafter: Drafter) -> None:
       InputError: as said, or the two lie on different meshes.
     """
     if not (isinstance(target, Model) and isinstance(target.config, TargetConfig)):
-        raise InputError(f"target is {target!r:.40}; give one of load_target, then its drafter.")
+        raise InputError(
+            f"target is {target!r:.40}; give what load_target returns, then its drafter."
+        )
     drafter.check(target.config)
     check_same_mesh(target, *drafter.models)
 

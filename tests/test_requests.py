@@ -259,8 +259,11 @@ def test_a_memory_must_hold_the_rows_and_their_tokens() -> None:
             {"drafter": None, "draft": DraftConfig()},
             "but there is no drafter; leave",
         ),
-        ({"drafter": random_target()}, r"^drafter is .*; give one of load_drafter, .* or None"),
-        ({"target": "x"}, r"^target is 'x'; give one of load_target"),
+        (
+            {"drafter": random_target()},
+            r"^drafter is .*; give what load_drafter returns, .* or None",
+        ),
+        ({"target": "x"}, r"^target is 'x'; give what load_target"),
     ],
 )
 def test_every_entry_refuses_before_it_compiles(

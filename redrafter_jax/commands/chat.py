@@ -113,7 +113,7 @@ class _Conversation:
         if room < 1:
             raise InputError(
                 f"With this message the conversation has {len(prompt)} tokens, but only "
-                f"{self._context_length} fit, an answer included; it is not sent. Shorten it, or "
+                f"{self._context_length} fit, an answer included; it was not sent. Shorten it, or "
                 "begin anew with /reset."
             )
         limit = min(room, self._longest_answer or room)

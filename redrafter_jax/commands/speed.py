@@ -34,7 +34,9 @@ def describe_speed(result: Generation, tokens_per_second: float | None) -> str:
 def describe_cost(acceptance_length: float, cost: float, drafter: Drafter) -> str:
     """What a target call costs in calls of the baseline, and what that makes of the speed."""
     speed_up = acceptance_length / cost
-    sentence = f"a call takes as long as {cost:.2f} of --no-drafter: {speed_up:.2f} times its speed"
+    sentence = (
+        f"a call takes {cost:.2f} times as long as with --no-drafter; speed-up {speed_up:.2f}"
+    )
     if speed_up >= 1:
         return sentence
     if isinstance(drafter, PromptLookup):

@@ -70,8 +70,8 @@ def bind_drafter(drafter: DraftModel | Drafter | None, draft: DraftConfig | None
     kind = _KINDS.get(type(drafter.config)) if isinstance(drafter, Model) else None
     if kind is None:
         raise InputError(
-            f"drafter is {drafter!r:.40}; give one of load_drafter, a Drafter such as "
-            "PromptLookup(), or None for autoregressive decoding."
+            f"drafter is {drafter!r:.40}; give what load_drafter returns, a Drafter "
+            "such as PromptLookup(), or None for autoregressive decoding."
         )
     draft = draft or DraftConfig()
     if not draft.lookup_tokens:

@@ -83,7 +83,7 @@ class TextStream:
             self._base = self._shown = text[:same]
             return text, False
         raise InputError(
-            f"detokenize spells {self._shown[-20:]!r} otherwise once more tokens follow; give one "
+            f"detokenize changes {self._shown[-20:]!r} when further tokens follow; give one "
             "that does not clean up spaces, so that text can be shown before the next token."
         )
 

@@ -26,9 +26,9 @@ def test_the_speed_is_the_acceptance_length_over_the_cost_of_a_call(
 ) -> None:
     tree = bind_drafter(good_drafter, DraftConfig(beam_width=8, draft_rounds=4))
     assert describe_cost(3.0, 2.0, tree) == (
-        "a call takes as long as 2.00 of --no-drafter: 1.50 times its speed"
+        "a call takes 2.00 times as long as with --no-drafter; speed-up 1.50"
     )
-    slow = "a call takes as long as 4.00 of --no-drafter: 0.75 times its speed; "
+    slow = "a call takes 4.00 times as long as with --no-drafter; speed-up 0.75; "
     assert describe_cost(3.0, 4.0, tree) == slow + "try --no-drafter, or another tree"
     assert describe_cost(3.0, 4.0, PromptLookup(3)).endswith(
         "lower --lookup-tokens, or leave it out"

@@ -131,7 +131,7 @@ def test_a_call_gains_what_the_toy_guesses(
             None,
             r"^Combined\.nodes is 0; it must be greater than 0\.$",
         ),
-        ("lookup", None, r"^drafter is 'lookup'; give one of load_drafter, a Drafter such as"),
+        ("lookup", None, r"^drafter is 'lookup'; give what load_drafter returns, a Drafter"),
         (Undecorated(2), None, r"^Undecorated is no pytree; decorate the class with"),
     ],
 )
