@@ -126,6 +126,13 @@ def test_what_meets_the_end_of_the_room_or_its_limit_says_so(
     ):
         _, answers, told = talk(f"/temperature 0\n{message}\n", *more)
         assert (len(answers[0]), told[-1]) == (3, sentence)
+    # The last token that is allowed completes a string that ends the answer.
+    answer = answers[0]
+    limit = ["--max-new-tokens", "3", "--stop", answer[2]]
+    assert answer[2] not in answer[:2]
+    _, answers, told = talk("/temperature 0\nabc\n", *limit)
+    assert answers == [answer[:2]]
+    assert not told[-1].startswith("The answer ends at")
 
 
 def test_a_bad_argument_is_one_sentence_before_anything_is_compiled(
