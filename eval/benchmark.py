@@ -16,7 +16,7 @@ from redrafter_jax.generation import collect, start
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import place
 from redrafter_jax.progress import track
-from redrafter_jax.requests import prepare
+from redrafter_jax.requests import Batch, prepare
 from redrafter_jax.text.prompts import Asked
 from redrafter_jax.types import Requests
 
@@ -28,16 +28,6 @@ class Method(NamedTuple):
 
     target: Target
     drafter: Drafter
-
-
-class Batch(NamedTuple):
-    """Prompts decoded together and how; the arguments of `redrafter_jax.generate`."""
-
-    prompts: list[list[int]]
-    max_new_tokens: int
-    sampling: SamplingConfig
-    seeds: list[int]
-    eos_token_ids: tuple[int, ...]
 
 
 class Run(NamedTuple):
@@ -190,7 +180,7 @@ def decode_batch(method: Method, batch: Batch) -> Run:
       InputError: a prompt or a seed does not fit, as in `generate`.
     """
     started = time.perf_counter()
-    state, max_steps = start(*method, *batch)
+    state, max_steps = start(*method, batch)
     state = jax.block_until_ready(state)
     prefilled = time.perf_counter()
     state = decode(method.target, method.drafter, state, max_steps)
@@ -207,5 +197,5 @@ def decode_batch(method: Method, batch: Batch) -> Run:
 
 def prepare_batch(method: Method, batch: Batch) -> Requests:
     """The batch as arrays where the target lies."""
-    requests, _ = prepare(method.target.config, *batch, method.drafter.max_path)
+    requests, _ = prepare(method.target.config, batch, method.drafter.max_path)
     return place(requests, method.target.mesh)

@@ -89,10 +89,10 @@ def record(
     count = len(asked.rows)
     size = min(count, _ROWS)
     batches = make_batches(asked, size, sampling, rows)
-    prompts, missing = batches[-1].prompts, size - len(batches[-1].prompts)
+    prompts, seeds = batches[-1].prompts, list(batches[-1].seeds or ())
+    missing = size - len(prompts)
     batches[-1] = batches[-1]._replace(
-        prompts=prompts + prompts[-1:] * missing,
-        seeds=batches[-1].seeds + batches[-1].seeds[-1:] * missing,
+        prompts=prompts + prompts[-1:] * missing, seeds=seeds + seeds[-1:] * missing
     )
     method = Method(target, RootOnly())
     requests = [prepare_batch(method, batch) for batch in batches]

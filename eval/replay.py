@@ -98,7 +98,7 @@ def replay(
     if not places:
         return []
     prompts = np.asarray([len(prompt) for prompt in batch.prompts])
-    state, steps = start(*method, *batch)
+    state, steps = start(*method, batch)
     sampling = to_host(state.sampling)
     looked = _look_at_first(method.target, prepare_batch(method, batch))
     before = np.zeros_like(prompts)

@@ -24,7 +24,7 @@ from redrafter_jax.decoding.step import decode, finish, step_noise, verify
 from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.models.target import Target
 from redrafter_jax.progress import track
-from redrafter_jax.requests import prepare
+from redrafter_jax.requests import Batch, prepare
 from redrafter_jax.types import DecodeState, Sampling, TokenTree, Verified
 
 from .random_pair import random_state
@@ -222,7 +222,7 @@ def make_timers(
       short_turns: of finish and of the noise, which may take microseconds.
     """
     zero, rows = jnp.int32(0), [[0]] * len(held[0].root)
-    sampling = prepare(target.config, rows, 1, config, None, (), 1)[0].sampling
+    sampling = prepare(target.config, Batch(rows, 1, config), 1)[0].sampling
 
     def run_turns(state: DecodeState, part: StepPart, turns: int) -> DecodeState:
         if handed.between is None:

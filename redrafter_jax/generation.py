@@ -16,7 +16,7 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_rows, check_same_mesh, place, to_host
 from redrafter_jax.parallel.model import Model
-from redrafter_jax.requests import PerRow, Prompts, StopTokens, prepare, token_lists
+from redrafter_jax.requests import Batch, PerRow, Prompts, StopTokens, prepare, token_lists
 from redrafter_jax.types import DecodeState
 
 
@@ -80,16 +80,8 @@ def generate(
       InputError: a prompt, a limit or the drafter does not fit the target.
     """
     bound, prompts = bind_drafter(drafter, draft), token_lists(prompts)
-    state, max_steps = start(
-        target,
-        bound,
-        prompts,
-        max_new_tokens,
-        sampling,
-        seeds,
-        eos_token_ids,
-        log_probs=log_probs,
-    )
+    batch = Batch(prompts, max_new_tokens, sampling, seeds, eos_token_ids)
+    state, max_steps = start(target, bound, batch, log_probs=log_probs)
     return collect(decode(target, bound, state, max_steps), list(map(len, prompts)), bound)
 
 
@@ -133,11 +125,7 @@ def check_models(target: Target, drafter: Drafter) -> None:
 def start(
     target: Target,
     drafter: Drafter,
-    prompts: Sequence[Sequence[int]],
-    max_new_tokens: PerRow[int],
-    sampling: PerRow[SamplingConfig] | None,
-    seeds: Sequence[int] | None,
-    eos_token_ids: StopTokens | None,
+    batch: Batch,
     *,
     log_probs: bool = False,
     memory: Memory | None = None,
@@ -155,17 +143,8 @@ def start(
     """
     check_models(target, drafter)
     shape = None if memory is None else memory.tokens.shape
-    requests, slots = prepare(
-        target.config,
-        prompts,
-        max_new_tokens,
-        sampling,
-        seeds,
-        eos_token_ids,
-        drafter.max_path,
-        shape,
-    )
-    check_rows(len(prompts), target.mesh)
+    requests, slots = prepare(target.config, batch, drafter.max_path, shape)
+    check_rows(len(batch.prompts), target.mesh)
     state = prefill(
         target,
         place(requests, target.mesh),

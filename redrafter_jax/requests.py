@@ -1,7 +1,7 @@
 """Ragged requests of lists and numbers, checked and padded into arrays."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import numpy as np
@@ -23,6 +23,16 @@ PerRow: TypeAlias = Value | Sequence[Value]
 StopTokens: TypeAlias = PerRow[Sequence[int]]
 # A list of token ids per prompt, an array [B T], or what a tokenizer of transformers returns.
 Prompts: TypeAlias = Sequence[Any] | np.ndarray | jax.Array | Mapping[str, Any]
+
+
+class Batch(NamedTuple):
+    """Prompts decoded together, and how; see `redrafter_jax.generate`."""
+
+    prompts: list[list[int]]
+    max_new_tokens: PerRow[int]
+    sampling: PerRow[SamplingConfig] | None = None
+    seeds: Sequence[int] | None = None
+    eos_token_ids: StopTokens | None = None
 
 
 def token_lists(prompts: Prompts) -> list[list[int]]:
@@ -86,26 +96,23 @@ def _short(value: Any) -> str:
 
 
 def prepare(
-    config: TargetConfig,
-    prompts: Sequence[Sequence[int]],
-    max_new_tokens: PerRow[int],
-    sampling: PerRow[SamplingConfig] | None,
-    seeds: Sequence[int] | None,
-    eos_token_ids: StopTokens | None,
-    max_path: int,
-    remembered: tuple[int, ...] | None = None,
+    config: TargetConfig, batch: Batch, max_path: int, remembered: tuple[int, ...] | None = None
 ) -> tuple[Requests, int]:
     """The batch as arrays of NumPy, and its cache slots per row.
 
-    The first six arguments are the target's configuration and what `redrafter_jax.generate` takes;
-    `max_path` is P of the decode steps to come, and `remembered` the rows and slots of the memory
-    that the batch begins with. Without one it takes as many slots as it needs.
+    Args:
+      config: the target's.
+      batch: lists and numbers.
+      max_path: P of the decode steps to come.
+      remembered: rows and slots of the memory that the batch begins with; without one it takes as
+        many slots as it needs.
 
     Raises:
       InputError: no or empty prompts, tokens outside the vocabulary, more tokens than the target
         has positions for or the memory has slots for, or a per-row argument or a memory whose
         rows are not the prompts'.
     """
+    prompts, max_new_tokens, sampling, seeds, eos_token_ids = batch
     rows = len(prompts)
     if rows == 0:
         raise InputError("There are no prompts; give at least one list of token ids.")
@@ -117,9 +124,7 @@ def prepare(
     limits = _per_row(max_new_tokens, rows, "max_new_tokens")
     for row, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
         name = of_row("max_new_tokens", row, rows)
-        check_whole(limit, name)
-        if limit < 1:
-            raise InputError(f"{name} is {limit}; it must be 1 or more.")
+        check_size(limit, name)
         room = config.position_limit - len(prompt)
         if limit > room:
             dynamic = isinstance(config.rope_scaling, DynamicScaling)
@@ -245,10 +250,7 @@ def _sampling_arrays(
         raise InputError(f"seeds is {seeds}; give a list with one whole number per prompt.")
     numbers: list[int] = _per_row(list(range(rows)) if seeds is None else seeds, rows, "seeds")
     for row, seed in enumerate(numbers):
-        name = of_row("The seed", row, rows)
-        check_whole(seed, name)
-        if not 0 <= seed < 2**31:
-            raise InputError(f"{name} is {seed}; it must be in [0, 2**31).")
+        check_size(seed, of_row("The seed", row, rows), 0, 2**31 - 1)
 
     def array(values: list[Any], dtype: Any) -> Any:
         return np.asarray(values, dtype)

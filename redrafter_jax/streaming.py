@@ -21,6 +21,7 @@ from redrafter_jax.generation import Generation, check_models, collect, start
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import place, shardings, to_host
 from redrafter_jax.requests import (
+    Batch,
     PerRow,
     Prompts,
     StopTokens,
@@ -156,17 +157,9 @@ def stream(
     check_models(target, bound)
     if not isinstance(kept_cache, KeptCache | None):
         raise InputError(f"kept_cache is {kept_cache!r:.40}; give a KeptCache, or leave it out.")
-    state, _ = start(
-        target,
-        bound,
-        prompts,
-        max_new_tokens,
-        sampling,
-        seeds,
-        eos_token_ids,
-        log_probs=log_probs,
-        memory=kept_cache.take(target, len(prompts), bound.max_path) if kept_cache else None,
-    )
+    memory = kept_cache.take(target, len(prompts), bound.max_path) if kept_cache else None
+    batch = Batch(prompts, max_new_tokens, sampling, seeds, eos_token_ids)
+    state, _ = start(target, bound, batch, log_probs=log_probs, memory=memory)
     rows = [
         _Row(TextStream(detokenize, prompt, stop) if detokenize else None)
         for prompt, stop in zip(prompts, stops, strict=True)

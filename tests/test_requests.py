@@ -20,22 +20,17 @@ from redrafter_jax import (
 from redrafter_jax.config import DynamicScaling
 from redrafter_jax.drafters.head_drafter import DraftModel, check_pair
 from redrafter_jax.models.target import Target
-from redrafter_jax.requests import prepare, slots_for, token_lists
+from redrafter_jax.requests import Batch, prepare, slots_for, token_lists
 from redrafter_jax.types import Requests
 
 CONFIG = tiny_config(max_position_embeddings=64, eos_token_ids=(3, 5))
 
 
-def prepared(**changes: Any) -> tuple[Requests, int]:
-    arguments: dict[str, Any] = {
-        "prompts": [[1, 2, 3], [4]],
-        "max_new_tokens": 10,
-        "sampling": None,
-        "seeds": None,
-        "eos_token_ids": None,
-        "max_path": 5,
-    }
-    return prepare(CONFIG, **(arguments | changes))
+def prepared(
+    max_path: int = 5, remembered: tuple[int, ...] | None = None, **changes: Any
+) -> tuple[Requests, int]:
+    batch = Batch([[1, 2, 3], [4]], 10)._replace(**changes)
+    return prepare(CONFIG, batch, max_path, remembered)
 
 
 def test_prompts_are_left_aligned_and_rows_have_limits_of_their_own() -> None:
@@ -50,7 +45,7 @@ def test_prompts_are_left_aligned_and_rows_have_limits_of_their_own() -> None:
 def test_dynamic_scaling_says_why_it_ends() -> None:
     dynamic = dataclasses.replace(CONFIG, rope_scaling=DynamicScaling(4.0))
     with pytest.raises(InputError, match=r"64 positions \(its dynamic rotary scaling has no one"):
-        prepare(dynamic, [[1] * 64], 1, None, None, None, 1)
+        prepare(dynamic, Batch([[1] * 64], 1), 1)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +159,10 @@ def test_sampling_is_one_for_all_or_one_per_row() -> None:
         ({"max_new_tokens": [4]}, "max_new_tokens has 1 entries for 2 prompts; "),
         ({"seeds": 5}, "seeds is 5; give a list with one whole number per prompt"),
         ({"seeds": [0, 1.9]}, r"The seed of row 1 is 1\.9; .* whole number"),
-        ({"seeds": [2**31, 0]}, r"The seed of row 0 is 2147483648; it must be in "),
+        (
+            {"seeds": [2**31, 0]},
+            r"The seed of row 0 is 2147483648; it must be from 0 to 2",
+        ),
         ({"sampling": [SamplingConfig(), None]}, "sampling of row 1 is None; give a SamplingConf"),
         ({"eos_token_ids": np.array(5)}, r"eos_token_ids is array\(5\); give a list of token ids"),
         ({"eos_token_ids": 5}, "eos_token_ids is 5; give a list of token ids, or such a list per"),
@@ -236,7 +234,7 @@ def test_long_rows_come_in_few_sizes() -> None:
 
 def test_a_memory_must_hold_the_rows_and_their_tokens() -> None:
     # Of the two rows of `prepared`, 4 + 5 tokens are the most; P = 1.
-    longest = {"prompts": [[1] * 4, [2]], "max_new_tokens": 5, "max_path": 1}
+    longest: dict[str, Any] = {"prompts": [[1] * 4, [2]], "max_new_tokens": 5, "max_path": 1}
     requests, slots = prepared(**longest, remembered=(2, 10))
     assert slots == 10
     assert requests.tokens.tolist() == [[1] * 4 + [0] * 6, [2] + [0] * 9]

@@ -15,7 +15,7 @@ from redrafter_jax.commands.options import dtype_of, open_session
 from redrafter_jax.commands.terminal import tell
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.errors import InputError
-from redrafter_jax.requests import prepare
+from redrafter_jax.requests import Batch, prepare
 from redrafter_jax.streaming import KeptCache
 from redrafter_jax.text.prompts import Prompt, read_prompts
 
@@ -54,7 +54,7 @@ def continue_file(arguments: argparse.Namespace) -> None:
     rows = [session.form.encode_text(prompt.text) for prompt in prompts]
     for prompt, row, seed in zip(prompts, rows, seeds, strict=True):
         try:  # told now, not when the last batch is due
-            prepare(session.target.config, [row], limit, None, [seed], None, 1)
+            prepare(session.target.config, Batch([row], limit, seeds=[seed]), max_path=1)
         except InputError as error:
             raise InputError(f"{prompt.place}: {error}") from None
     # In one size of cache every batch runs what the first one compiled.

@@ -11,7 +11,7 @@ from jaxtyping import Int
 
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
-from redrafter_jax.requests import prepare
+from redrafter_jax.requests import Batch, prepare
 from redrafter_jax.serving.messages import Request
 from redrafter_jax.serving.slots import Reading
 from redrafter_jax.types import Requests
@@ -53,15 +53,10 @@ def make_row(
       InputError: something in it does not fit the target, or it has too many stop tokens.
     """
     stops = stop_tokens if request.stop_tokens is None else request.stop_tokens
-    arrays, _ = prepare(
-        target.config,
-        [request.prompt],
-        request.max_new_tokens,
-        request.sampling,
-        [request.seed],
-        [stops],
-        max_path=1,
+    batch = Batch(
+        [list(request.prompt)], request.max_new_tokens, request.sampling, [request.seed], [stops]
     )
+    arrays, _ = prepare(target.config, batch, max_path=1)
     missing = (stop_width or 0) - arrays.stop_tokens.shape[1]
     if stop_width and missing < 0:
         raise InputError(

@@ -142,7 +142,7 @@ def test_rows_of_other_prompts_and_bad_values_are_refused(
         ),
         (
             ["--seed", str(2**31 - 4), "--output", str(tmp_path / "new")],
-            "prompts.jsonl, line 5: The seed is 2147483648; it must be in [0, 2**31).",
+            "prompts.jsonl, line 5: The seed is 2147483648; it must be from 0 to 2147483647.",
         ),
         (["--batch-size", "0"], "--batch-size: 0 is given; it must be greater than 0"),
         (["--prompts", str(other)], "other.jsonl, line 1: 'prompt' is ''; it must be a string"),

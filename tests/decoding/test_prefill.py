@@ -13,7 +13,7 @@ from tiny_models import random_target, tiny_config
 
 from redrafter_jax.decoding.prefill import Memory, empty_memory, prefill
 from redrafter_jax.models.target import Target
-from redrafter_jax.requests import prepare
+from redrafter_jax.requests import Batch, prepare
 from redrafter_jax.types import DecodeState, Requests
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -41,13 +41,13 @@ def run() -> Any:
     return jax.jit(counted, static_argnames="chunk")
 
 
-def requests_of(prompts: Sequence[Sequence[int]], shape: tuple[int, int] = SHAPE) -> Requests:
-    return prepare(CONFIG, prompts, 4, None, None, (), 3, shape)[0]
+def requests_of(prompts: list[list[int]], shape: tuple[int, int] = SHAPE) -> Requests:
+    return prepare(CONFIG, Batch(prompts, 4, eos_token_ids=()), 3, shape)[0]
 
 
 @pytest.fixture(scope="module")
 def read(run: Any, target: Target) -> Any:
-    def read(prompts: Sequence[Sequence[int]], memory: Memory | None = None) -> DecodeState:
+    def read(prompts: list[list[int]], memory: Memory | None = None) -> DecodeState:
         memory = memory or empty_memory(target, *SHAPE)
         return run(target, requests_of(prompts), memory, chunk=C)
 
@@ -74,7 +74,7 @@ def at_once(target: Target) -> Any:
     )
 
 
-def assert_read(state: DecodeState, prompts: Sequence[Sequence[int]], at_once: Any) -> None:
+def assert_read(state: DecodeState, prompts: list[list[int]], at_once: Any) -> None:
     """The state is that of one causal pass over the prompts."""
     # On the host, for a device compiles every slice.
     state = jax.tree.map(np.asarray, state)

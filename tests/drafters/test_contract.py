@@ -25,6 +25,7 @@ from redrafter_jax.drafters.recurrent import RecurrentDrafter
 from redrafter_jax.drafters.tree import chain_tree
 from redrafter_jax.generation import start
 from redrafter_jax.models.target import Decoder, Target
+from redrafter_jax.requests import Batch
 from redrafter_jax.types import DecodeState, StepTrace, TokenTree, Verified
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -152,7 +153,7 @@ def test_a_part_that_is_no_drafter_is_refused(
 
 
 def test_a_state_of_another_drafter_is_refused(habitual_target: Target) -> None:
-    state, _ = start(habitual_target, PromptLookup(3), PROMPTS, 20, None, None, ())
+    state, _ = start(habitual_target, PromptLookup(3), Batch(PROMPTS, 20, eos_token_ids=()))
     with pytest.raises(InputError, match=r"for paths of 4 nodes and the drafter's have 6; start"):
         decode(habitual_target, PromptLookup(5), state, 1)
 

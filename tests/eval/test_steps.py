@@ -27,7 +27,7 @@ from redrafter_jax import DraftConfig, InputError, SamplingConfig
 from redrafter_jax.config import DrafterConfig
 from redrafter_jax.decoding.step import decode_step
 from redrafter_jax.drafters.bind import bind_drafter
-from redrafter_jax.requests import prepare
+from redrafter_jax.requests import Batch, prepare
 from redrafter_jax.serving.compilations import count_compilations
 from redrafter_jax.serving.messages import Counters
 
@@ -63,7 +63,7 @@ def test_the_parts_in_a_row_are_a_decode_step() -> None:
     drafter = random_drafter(settings.drafter_config(4), jnp.float32)
     bound = bind_drafter(drafter, DraftConfig(beam_width=2, draft_rounds=2, lookup_tokens=1))
     config = SamplingConfig(0.8, top_k=5)
-    sampling = prepare(target.config, [[0]] * 2, 1, config, None, (), 1)[0].sampling
+    sampling = prepare(target.config, Batch([[0]] * 2, 1, config), 1)[0].sampling
     filled = random_state(target, bound, 2, 32)
     state = set_back(filled, 9, bound, sampling, done=False)
     expected, _ = jax.jit(decode_step)(target, bound, state)

@@ -41,6 +41,7 @@ from redrafter_jax.parallel.mesh import (
     place,
     shardings,
 )
+from redrafter_jax.requests import Batch
 from redrafter_jax.streaming import KeptCache, stream
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -143,7 +144,7 @@ def test_other_kinds_of_pair_say_the_same_on_a_mesh(
 
 def test_every_part_of_a_state_lies_on_its_own_device(pair: tuple[Target, DraftModel]) -> None:
     target = place(pair[0], make_mesh(2, 4))
-    state, _ = start(target, PromptLookup(3), PROMPTS, 4, None, None, ())
+    state, _ = start(target, PromptLookup(3), Batch(PROMPTS, 4, eos_token_ids=()))
     B, S = state.tokens.shape
     for layer in (*state.cache.keys, *state.cache.values):
         assert {shard.data.shape for shard in layer.addressable_shards} == {(B // 2, 1, S, 8)}

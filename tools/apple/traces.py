@@ -14,6 +14,7 @@ from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.drafters.recurrent import RecurrentDrafter
 from redrafter_jax.generation import collect, start
 from redrafter_jax.models.target import Target
+from redrafter_jax.requests import Batch
 from redrafter_jax.types import DecodeState, TokenTree
 
 # What Apple's `warp_logits` keeps of a beam's scores.
@@ -108,7 +109,7 @@ def trace_ours(
 ) -> Decoded:
     """Greedy decoding with a tree of Apple's making, step by step."""
     bound = RecurrentDrafter(drafter, apple_tree(target, beam_width, draft_rounds))
-    state, _ = start(target, bound, [prompt], max_new_tokens, None, None, ())
+    state, _ = start(target, bound, Batch([prompt], max_new_tokens, eos_token_ids=()))
     steps = []
     while not bool(state.done[0]):
         length = int(state.cache.lengths[0]) + 1
