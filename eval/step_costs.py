@@ -1,6 +1,6 @@
 """What a decode step of any tree costs, from the steps of a few that are timed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 
 from .config import TuneSettings
-from .step_parts import Timing, room_for, time_parts
+from .step_parts import room_for, time_parts
 
 
 class Timed(NamedTuple):
@@ -86,28 +86,22 @@ def time_steps(
         settings.samplings,
         batch_size,
         cached.slots,
-        parts=("propose", "step", "baseline"),
+        turns={"propose": settings.steps, "step": settings.steps, "baseline": settings.steps},
         cached=cached.tokens,
-        turns=settings.steps,
-        short_turns=settings.steps,
         repeats=settings.step_repeats,
         name=f"time steps, batch size {batch_size}",
     )
     return [
         [
             Timed(
-                draft, _in_baseline_steps(seconds, "propose"), _in_baseline_steps(seconds, "step")
+                draft,
+                propose=float(np.median(seconds["propose"] / seconds["baseline"])),
+                step=float(np.median(seconds["step"] / seconds["baseline"])),
             )
             for draft, seconds in zip(drafts, own, strict=True)
         ]
-        for own in zip(*timed, strict=True)
+        for own in timed
     ]
-
-
-def _in_baseline_steps(
-    seconds: Mapping[Timing, Float[np.ndarray, " repeats"]], part: Timing
-) -> float:
-    return float(np.median(seconds[part] / seconds["baseline"]))
 
 
 def predict(timed: Sequence[Timed], draft: DraftConfig) -> float:

@@ -6,7 +6,7 @@ real step; beside them the whole step and the baseline's.
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -116,6 +116,42 @@ def run_part(
     return repeat(turn, (state, between), turns, zero)
 
 
+@dataclass
+class Runs:
+    """Timed runs on one cache: each hands its state, which is donated, on to the next.
+
+    Attributes:
+      target: of the pair.
+      state: the only one, but for its `drafter`.
+      cached: tokens in every row's cache when a run begins; `room_for` says what must be left.
+    """
+
+    target: Target
+    state: DecodeState
+    cached: int
+
+    def seconds(
+        self, part: Timing, turns: int, drafter: Drafter, handed: HandedOn, sampling: Sampling
+    ) -> float:
+        """Of one turn in a run of so many; `handed` is what the drafter's last run handed on."""
+        state = set_back(self.state, self.cached, drafter, sampling, done=part == "finish")
+        state = jax.block_until_ready(state._replace(drafter=handed.drafter))
+        if part in ("step", "baseline"):
+            started = time.perf_counter()
+            state = decode(self.target, drafter, state, turns)
+        else:
+            if handed.between is None:
+                handed.between = empty_like(begin, self.target, drafter, state)
+            started = time.perf_counter()
+            state, handed.between = run_part(
+                self.target, drafter, state, handed.between, jnp.int32(0), part=part, turns=turns
+            )
+        state = jax.block_until_ready(state)
+        taken = time.perf_counter() - started
+        handed.drafter, self.state = state.drafter, state._replace(drafter=())
+        return taken / turns
+
+
 def time_parts(
     target: Target,
     drafters: Sequence[Drafter],
@@ -123,10 +159,8 @@ def time_parts(
     batch_size: int,
     slots: int,
     *,
-    parts: Sequence[Timing],
+    turns: Mapping[Timing, int],
     cached: int,
-    turns: int,
-    short_turns: int,
     repeats: int,
     name: str | None = None,
 ) -> list[list[dict[Timing, Float[np.ndarray, " repeats"]]]]:
@@ -138,19 +172,17 @@ def time_parts(
       samplings: how tokens are chosen.
       batch_size: B.
       slots: S, cache slots per row.
-      parts: which.
-      cached: tokens in every row's cache when a run begins; `room_for` says what must be left.
-      turns: of propose, verify and whole steps in a run.
-      short_turns: of finish and of the noise, which may take microseconds.
+      turns: which parts, and how many turns a run has.
+      cached: as in `Runs`.
       repeats: runs of each.
       name: of the progress; None shows none.
 
     Returns:
-      For every drafter, under every sampling.
+      Under every sampling, for every drafter.
     """
-    held = [random_state(target, drafters[0], batch_size, slots)]
+    runs = Runs(target, random_state(target, drafters[0], batch_size, slots), cached)
     width = (len(drafters[0].context_layers) + 1) * target.config.hidden_size
-    dtype = held[0].cache.keys[0].dtype
+    dtype = runs.state.cache.keys[0].dtype
     hidden = jax.random.normal(jax.random.key(3), (batch_size, width), dtype)
     # Copied, because the state is donated.
     handed = [HandedOn(jax.tree.map(jnp.copy, drafter.init(hidden))) for drafter in drafters]
@@ -160,33 +192,28 @@ def time_parts(
         return place, row * (part != "baseline"), part
 
     timers: dict[tuple[int, int, Timing], Callable[[], float]] = {}
-    for (place, config), (row, drafter) in product(enumerate(samplings), enumerate(drafters)):
-        made = make_timers(
-            target,
-            drafter,
-            held,
-            handed[row],
-            config,
-            cached=cached,
-            turns=turns,
-            short_turns=short_turns,
-        )
-        timers |= {key(place, row, part): made[part] for part in parts}
-    first, others = take_turns(timers, 1), take_turns(timers, repeats)
-    if name is not None:
-        first = track(first, len(timers), f"{name}: compile and warm up")
-        others = track(others, len(timers) * repeats, name)
-    for _ in first:
+    for (place, config), (row, drafter), part in product(
+        enumerate(samplings), enumerate(drafters), turns
+    ):
+        sampling = prepare(target.config, Batch([[0]] * batch_size, 1, config), 1)[0].sampling
+        own = (RootOnly(), HandedOn(())) if part == "baseline" else (drafter, handed[row])
+        timers[key(place, row, part)] = partial(runs.seconds, part, turns[part], *own, sampling)
+
+    def take(repeats: int, what: str) -> Iterator[tuple[tuple[int, int, Timing], float]]:
+        taken = take_turns(timers, repeats)
+        return taken if name is None else track(taken, len(timers) * repeats, name + what)
+
+    for _ in take(1, ": compile and warm up"):
         pass
     seconds = defaultdict(list)
-    for which, taken in others:
+    for which, taken in take(repeats, ""):
         seconds[which].append(taken)
     return [
         [
-            {part: np.asarray(seconds[key(place, row, part)]) for part in parts}
-            for place in range(len(samplings))
+            {part: np.asarray(seconds[key(place, row, part)]) for part in turns}
+            for row, _ in enumerate(drafters)
         ]
-        for row in range(len(drafters))
+        for place, _ in enumerate(samplings)
     ]
 
 
@@ -196,75 +223,6 @@ def room_for(steps: int, max_path: int) -> int:
     The last step writes P slots past its own, and the token buffer is one ahead of the cache.
     """
     return (steps + 1) * max_path + 1
-
-
-def make_timers(
-    target: Target,
-    drafter: Drafter,
-    held: list[DecodeState],
-    handed: HandedOn,
-    config: SamplingConfig,
-    *,
-    cached: int,
-    turns: int,
-    short_turns: int,
-) -> dict[Timing, Callable[[], float]]:
-    """Seconds of one turn of each part, of the whole step and of the baseline's.
-
-    Args:
-      target: the target.
-      drafter: from `bind_drafter`.
-      held: the only state, which every run hands on to the next; but for its `drafter`.
-      handed: by the drafter's runs in the same way.
-      config: how tokens are chosen.
-      cached: tokens in every row's cache when a run begins.
-      turns: of propose, verify and whole steps in a run.
-      short_turns: of finish and of the noise, which may take microseconds.
-    """
-    zero, rows = jnp.int32(0), [[0]] * len(held[0].root)
-    sampling = prepare(target.config, Batch(rows, 1, config), 1)[0].sampling
-
-    def run_turns(state: DecodeState, part: StepPart, turns: int) -> DecodeState:
-        if handed.between is None:
-            handed.between = empty_like(begin, target, drafter, state)
-        state, handed.between = run_part(
-            target, drafter, state, handed.between, zero, part=part, turns=turns
-        )
-        return state
-
-    def timer(
-        run: Callable[[DecodeState], DecodeState],
-        turns: int,
-        drafter: Drafter = drafter,
-        handed: HandedOn = handed,
-        *,
-        done: bool = False,
-    ) -> Callable[[], float]:
-        def seconds() -> float:
-            state = set_back(held[0], cached, drafter, sampling, done=done)
-            state = jax.block_until_ready(state._replace(drafter=handed.drafter))
-            started = time.perf_counter()
-            ended = jax.block_until_ready(run(state))
-            taken = time.perf_counter() - started
-            handed.drafter, held[0] = ended.drafter, ended._replace(drafter=())
-            return taken / turns
-
-        return seconds
-
-    def whole(drafter: Drafter, handed: HandedOn) -> Callable[[], float]:
-        return timer(lambda state: decode(target, drafter, state, turns), turns, drafter, handed)
-
-    def part(name: StepPart, turns: int) -> Callable[[], float]:
-        return timer(partial(run_turns, part=name, turns=turns), turns, done=name == "finish")
-
-    return {
-        "propose": part("propose", turns),
-        "verify": part("verify", turns),
-        "finish": part("finish", short_turns),
-        "noise": part("noise", short_turns),
-        "step": whole(drafter, handed),
-        "baseline": whole(RootOnly(), HandedOn(())),
-    }
 
 
 def set_back(

@@ -97,19 +97,19 @@ def measure(
 ) -> Iterator[dict[str, Any]]:
     """A row of the report for each sampling: every part and both whole steps, in turns."""
     cached = one.cached(settings.steps)
-    (timed,) = time_parts(
+    short: dict[Timing, int] = dict.fromkeys(("finish", "noise"), settings.short_turns)
+    timed = time_parts(
         target,
         [bind_drafter(drafter, one.draft)],
         settings.samplings,
         one.batch_size,
         one.slots,
-        parts=get_args(Timing),
+        turns=dict.fromkeys(get_args(Timing), settings.steps) | short,
         cached=cached,
-        turns=settings.steps,
-        short_turns=settings.short_turns,
         repeats=settings.repeats,
     )
-    for sampling, own in zip(settings.samplings, timed, strict=True):
+    first = timed[0][0]["step"]
+    for sampling, (own,) in zip(settings.samplings, timed, strict=True):
         yield {
             **asdict(one.draft),
             "batch_size": one.batch_size,
@@ -118,7 +118,7 @@ def measure(
             "cached": cached,
             "milliseconds": {part: quartiles(1000 * own[part]) for part in own},
             "in_baseline_steps": {part: quartiles(own[part] / own["baseline"]) for part in own},
-            "over_first_sampling": quartiles(own["step"] / timed[0]["step"]),
+            "over_first_sampling": quartiles(own["step"] / first),
         }
 
 

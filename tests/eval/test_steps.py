@@ -1,7 +1,6 @@
 """`python -m eval steps`: every combination is timed, and what is timed is a decode step."""
 
 import json
-from collections.abc import Callable
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -20,7 +19,7 @@ from eval.abstract import abstract_drafter, abstract_state, abstract_target, byt
 from eval.commands import evaluate
 from eval.random_pair import random_drafter, random_state, random_target
 from eval.shapes import StepsSettings
-from eval.step_parts import StepPart, begin, run_part, set_back, time_parts
+from eval.step_parts import Runs, StepPart, begin, run_part, set_back, time_parts
 from pallas_kernels.aot import compile_on, gpu_mesh
 from pallas_kernels.timing import empty_like, take_turns
 from redrafter_jax import DraftConfig, InputError, SamplingConfig
@@ -131,24 +130,22 @@ def test_trees_of_different_paths_and_states_take_turns_on_one_cache(
         [SamplingConfig(), SamplingConfig(0.7)],
         batch_size=2,
         slots=64,
-        parts=("propose", "step", "baseline"),
+        turns={"propose": 2, "step": 2, "baseline": 2},
         cached=9,
-        turns=2,
-        short_turns=1,
         repeats=3,
     )
     assert compiled[0] > compiled[1] == 0, "what is timed was compiled before"
-    assert {seconds.shape for own in timed for seconds in own[0].values()} == {(3,)}
-    for place in range(2):
-        one, *others = (own[place]["baseline"] for own in timed)
-        assert all((one == other).all() for other in others), "one baseline beside all trees"
+    assert {seconds.shape for own in timed[0] for seconds in own.values()} == {(3,)}
+    for of_sampling in timed:
+        one, other = (own["baseline"] for own in of_sampling)
+        assert (one == other).all(), "one baseline beside all trees"
 
 
 def test_every_combination_is_a_row(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def make_timers(*arguments: Any, **keywords: Any) -> dict[str, Callable[[], float]]:
-        return dict.fromkeys(PARTS, lambda: 0.125) | {"baseline": lambda: 0.5}
+    def seconds(runs: Runs, part: str, *others: Any) -> float:
+        return 0.5 if part == "baseline" else 0.125
 
-    monkeypatch.setattr("eval.step_parts.make_timers", make_timers)
+    monkeypatch.setattr(Runs, "seconds", seconds)
     lookup = "{draft_rounds: [1], lookup_tokens: [0, 2]}"
     given = f"trees=[{{num_nodes: [3, null], beam_width: [2, 3]}}, {lookup}]"
     sizes = ["batch_sizes=[1, 2]", "slots=[32, 64]", "samplings=[{temperature: 0}]"]
