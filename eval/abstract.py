@@ -1,6 +1,10 @@
-"""Models and decode states as shapes without arrays, for a compiler or to count bytes."""
+"""Models and decode states without files: as shapes without arrays, or of random numbers.
+
+Shapes are for a compiler, or to count bytes. The time of random numbers is that of real ones.
+"""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -9,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
+from jaxtyping import Array, Float
 
 from redrafter_jax.config import (
     DrafterConfig,
@@ -36,14 +41,23 @@ def abstract_target(
     config: TargetConfig, dtype: DTypeLike, form: WeightFormat | None = None
 ) -> Target:
     """A target whose parameters are `jax.ShapeDtypeStruct`s, its matrices quantized if asked."""
-    return _quantized(_shapes(jax.eval_shape(lambda: init_target(config, 0)), dtype), form)
+    return _abstract(lambda: init_target(config, 0), dtype, form)
 
 
 def abstract_drafter(
     config: DrafterConfig | MedusaConfig, dtype: DTypeLike, form: WeightFormat | None = None
 ) -> DraftModel:
     """A drafter whose parameters are `jax.ShapeDtypeStruct`s, its matrices quantized if asked."""
-    return _quantized(_shapes(jax.eval_shape(lambda: init_drafter(config, 0)), dtype), form)
+    return _abstract(lambda: init_drafter(config, 0), dtype, form)
+
+
+def _abstract(
+    init: Callable[[], AnyModel], dtype: DTypeLike, form: WeightFormat | None
+) -> AnyModel:
+    model = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), jax.eval_shape(init))
+    if form is None:
+        return model
+    return jax.eval_shape(partial(quantize_model, quantization=Quantization.of(form)), model)
 
 
 def abstract_state(target: Target, drafter: Drafter, batch_size: int, slots: int) -> DecodeState:
@@ -91,11 +105,43 @@ def item_bits(leaf: Any) -> int:
     return 4 if leaf.dtype == jnp.int4 else 8 * leaf.dtype.itemsize
 
 
-def _quantized(model: AnyModel, form: WeightFormat | None) -> AnyModel:
-    if form is None:
-        return model
-    return jax.eval_shape(partial(quantize_model, quantization=Quantization.of(form)), model)
+def random_weights(model: AnyModel) -> AnyModel:
+    """The model of shapes with random weights: its text means nothing."""
+    return _draw_all(model, 0, lambda key, leaf: _draw(key, leaf.shape, leaf.dtype))
 
 
-def _shapes(model: Tree, dtype: DTypeLike) -> Tree:
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), model)
+def random_state(target: Target, drafter: Drafter, batch_size: int, slots: int) -> DecodeState:
+    """A greedy state whose cache is random, as is the drafter's own, and whose rows never end.
+
+    Args:
+      target: any of its shape, abstract or not.
+      drafter: from `bind_drafter`.
+      batch_size: B.
+      slots: S, cache slots per row.
+    """
+
+    def draw(key: Array, leaf: Any) -> Array:
+        if leaf.ndim > 1 and jnp.issubdtype(leaf.dtype, jnp.floating):
+            return jax.random.normal(key, leaf.shape, leaf.dtype)
+        return jnp.zeros(leaf.shape, leaf.dtype)
+
+    state = _draw_all(abstract_state(target, drafter, batch_size, slots), 2, draw)
+    return state._replace(
+        limits=jnp.full_like(state.limits, jnp.iinfo(jnp.int32).max),
+        stop_tokens=jnp.full_like(state.stop_tokens, -1),
+    )
+
+
+def _draw_all(shapes: Tree, seed: int, draw: Callable[[Array, Any], Array]) -> Tree:
+    leaves, structure = jax.tree.flatten(shapes)
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    return jax.tree.unflatten(structure, list(map(draw, keys, leaves)))
+
+
+# Each weight is drawn in its own dtype: no float32 copy of a large model is ever held.
+@partial(jax.jit, static_argnums=(1, 2))
+def _draw(key: Array, shape: tuple[int, ...], dtype: DTypeLike) -> Float[Array, "..."]:
+    """Activations keep their size: a matrix divides by the root of its inputs, a vector is 1."""
+    if len(shape) == 1:
+        return jnp.ones(shape, dtype)
+    return jax.random.normal(key, shape, dtype) * jnp.asarray(shape[0] ** -0.5, dtype)

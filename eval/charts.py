@@ -10,18 +10,19 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 
-def write_speed_chart(report: Mapping[str, Any], title: str, path: Path) -> None:
-    """A PNG of two panels: tokens/s of every method and batch, acceptance rate per depth.
-
-    Args:
-      report: with the measures of `eval.speed.summarize`.
-      title: printed above the panels.
-      path: the file to write.
-    """
-    # A figure of its own needs no window system and keeps no global state, unlike pyplot.
-    figure = Figure(figsize=(9, 4.4), layout="constrained")
+def _figure(title: str, width: float, height: float, panels: int) -> tuple[Figure, list[Any]]:
+    """A figure of its own: unlike pyplot it needs no window system and keeps no global state."""
+    figure = Figure(figsize=(width, height), layout="constrained")
     figure.suptitle(title, fontsize=9)
-    speeds, depths = figure.subplots(1, 2)
+    axes = list(figure.subplots(1, panels, squeeze=False)[0])
+    for panel in axes:
+        panel.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def write_speed_chart(report: Mapping[str, Any], title: str, path: Path) -> None:
+    """A PNG of two panels: tokens/s of every method and batch, acceptance rate per depth."""
+    figure, (speeds, depths) = _figure(title, 9.0, 4.4, 2)
     for place, (name, measures) in enumerate(report["methods"].items()):
         color = f"C{place}"
         batches = defaultdict(list)
@@ -48,8 +49,6 @@ def write_speed_chart(report: Mapping[str, Any], title: str, path: Path) -> None
     depths.set_ylabel("acceptance rate, parent accepted")
     depths.legend(fontsize=8)
     depths.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for panel in (speeds, depths):
-        panel.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
 
 
@@ -58,16 +57,9 @@ def write_comparison_chart(report: Mapping[str, Any], title: str, path: Path) ->
 
     A large point is a method over all prompts, a small one in a category. On a dashed line a target
     call costs the same number of baseline calls, its draft included.
-
-    Args:
-      report: of `eval.compare`.
-      title: printed above the panels.
-      path: the file to write.
     """
     cases = report["samplings"]
-    figure = Figure(figsize=(1 + 4 * len(cases), 5), layout="constrained")
-    figure.suptitle(title, fontsize=9)
-    panels = figure.subplots(1, len(cases), squeeze=False)[0]
+    figure, panels = _figure(title, 1.0 + 4 * len(cases), 5.0, len(cases))
     for panel, case in zip(panels, cases, strict=True):
         large = _points(case["methods"])
         small = [_points(one["methods"]) for one in case["categories"].values()]
@@ -94,7 +86,6 @@ def write_comparison_chart(report: Mapping[str, Any], title: str, path: Path) ->
         panel.set_ylim(0, top)
         panel.set_title(case["described"], fontsize=9)
         panel.set_xlabel("acceptance length, tokens per target call")
-        panel.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("speed-up over the baseline")
     handles, names = panels[0].get_legend_handles_labels()
     figure.legend(
@@ -110,16 +101,8 @@ def write_comparison_chart(report: Mapping[str, Any], title: str, path: Path) ->
 
 
 def write_load_chart(report: Mapping[str, Any], title: str, path: Path) -> None:
-    """A PNG of latency and of throughput against the rate of requests, a line for each method.
-
-    Args:
-      report: of `eval.serve_load`.
-      title: printed above the panels.
-      path: the file to write.
-    """
-    figure = Figure(figsize=(9, 4.4), layout="constrained")
-    figure.suptitle(title, fontsize=9)
-    latency, throughput = figure.subplots(1, 2)
+    """A PNG of latency and of throughput against the rate of requests, a line for each method."""
+    figure, (latency, throughput) = _figure(title, 9.0, 4.4, 2)
     for place, method in enumerate(dict.fromkeys(run["method"] for run in report["runs"])):
         runs = [run for run in report["runs"] if run["method"] == method and run["latency"]]
         rates, color = [run["rate"] for run in runs], f"C{place}"
@@ -135,7 +118,6 @@ def write_load_chart(report: Mapping[str, Any], title: str, path: Path) -> None:
     for panel in (latency, throughput):
         panel.set_xlabel("requests per second")
         panel.legend(fontsize=8)
-        panel.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
 
 

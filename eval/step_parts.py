@@ -27,7 +27,7 @@ from redrafter_jax.progress import track
 from redrafter_jax.requests import Batch, prepare
 from redrafter_jax.types import DecodeState, Sampling, TokenTree, Verified
 
-from .random_pair import random_state
+from .abstract import random_state
 
 StepPart = Literal["propose", "verify", "finish", "noise"]
 Timing = Literal[StepPart, "step", "baseline"]

@@ -22,9 +22,14 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.progress import track
 
-from .abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
+from .abstract import (
+    abstract_drafter,
+    abstract_state,
+    abstract_target,
+    bytes_of,
+    random_weights,
+)
 from .metrics import quartiles
-from .random_pair import random_drafter, random_target
 from .report import TREE, describe_device, describe_sampling, make_table, show, write_report
 from .shapes import StepsSettings
 from .step_parts import Timing, room_for, time_parts
@@ -71,11 +76,9 @@ def measure_steps(settings: StepsSettings) -> None:
     """
     sizes = build_all(settings.trees), settings.batch_sizes, settings.slots
     grid = [Combination(*one) for one in product(*sizes)]
-    _check(settings, grid)
+    pair = _check(settings, grid)
     make_folder(settings.report_dir, "report_dir")
-    dtype = jnp.dtype(settings.dtype)
-    target = random_target(settings.target.build(), dtype)
-    drafter = random_drafter(settings.drafter_config(_most_rounds(grid)), dtype)
+    target, drafter = map(random_weights, pair)
     rows = [
         row
         for one in track(grid, len(grid), "measure")
@@ -147,18 +150,14 @@ def _tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
         )
 
 
-def _most_rounds(grid: Sequence[Combination]) -> int:
-    return max(one.draft.draft_rounds for one in grid)
-
-
-def _check(settings: StepsSettings, grid: Sequence[Combination]) -> None:
-    """Refuse what could not be run, before anything is drawn or compiled.
+def _check(settings: StepsSettings, grid: Sequence[Combination]) -> tuple[Target, DraftModel]:
+    """The pair as shapes; what could not be run is refused before anything is drawn or compiled.
 
     Raises:
       InputError: a tree, the slots or the memory they need.
     """
     config, dtype = settings.target.build(), jnp.dtype(settings.dtype)
-    drafter_config = settings.drafter_config(_most_rounds(grid))
+    drafter_config = settings.drafter_config(max(one.draft.draft_rounds for one in grid))
     limit = (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
     target = abstract_target(config, dtype)
     drafter = abstract_drafter(drafter_config, dtype)
@@ -182,3 +181,4 @@ def _check(settings: StepsSettings, grid: Sequence[Combination]) -> None:
                 f"slots={one.slots} with batch {one.batch_size} needs {needed / 1e9:.1f} GB for "
                 f"weights and cache and the device has {limit / 1e9:.1f} GB; give fewer of one."
             )
+    return target, drafter

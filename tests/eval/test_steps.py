@@ -15,9 +15,15 @@ from needs import needs_compiler
 from tiny_models import tiny_config
 from tiny_shapes import TARGET
 
-from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
+from eval.abstract import (
+    abstract_drafter,
+    abstract_state,
+    abstract_target,
+    bytes_of,
+    random_state,
+    random_weights,
+)
 from eval.commands import evaluate
-from eval.random_pair import random_drafter, random_state, random_target
 from eval.shapes import StepsSettings
 from eval.step_parts import Runs, StepPart, begin, run_part, set_back, time_parts
 from pallas_kernels.aot import compile_on, gpu_mesh
@@ -26,6 +32,8 @@ from redrafter_jax import DraftConfig, InputError, SamplingConfig
 from redrafter_jax.config import DrafterConfig
 from redrafter_jax.decoding.step import decode_step
 from redrafter_jax.drafters.bind import bind_drafter
+from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.models.target import Target
 from redrafter_jax.requests import Batch, prepare
 from redrafter_jax.serving.compilations import count_compilations
 from redrafter_jax.serving.messages import Counters
@@ -54,12 +62,17 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
+def random_pair() -> tuple[Target, DraftModel]:
+    settings = StepsSettings.model_validate(VALUES | {"report_dir": "unused"})
+    target = abstract_target(settings.target.build(), jnp.float32)
+    drafter = abstract_drafter(settings.drafter_config(4), jnp.float32)
+    return random_weights(target), random_weights(drafter)
+
+
 # Both tests of real programs have the same shapes, so that the second finds them compiled.
 @pytest.mark.long
 def test_the_parts_in_a_row_are_a_decode_step() -> None:
-    settings = StepsSettings.model_validate(VALUES | {"report_dir": "unused"})
-    target = random_target(settings.target.build(), jnp.float32)
-    drafter = random_drafter(settings.drafter_config(4), jnp.float32)
+    target, drafter = random_pair()
     bound = bind_drafter(drafter, DraftConfig(beam_width=2, draft_rounds=2, lookup_tokens=1))
     config = SamplingConfig(0.8, top_k=5)
     sampling = prepare(target.config, Batch([[0]] * 2, 1, config), 1)[0].sampling
@@ -110,9 +123,7 @@ def test_every_part_is_timed_under_every_sampling(
 def test_trees_of_different_paths_and_states_take_turns_on_one_cache(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settings = StepsSettings.model_validate(VALUES | {"report_dir": "unused"})
-    target = random_target(settings.target.build(), jnp.float32)
-    drafter = random_drafter(settings.drafter_config(4), jnp.float32)
+    target, drafter = random_pair()
     drafts = [DraftConfig(1, 1), DraftConfig(2, 2, lookup_tokens=1)]
     counters, owner = Counters(), lambda: None
     compiled: list[int] = []
