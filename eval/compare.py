@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache, partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,9 +14,8 @@ import numpy as np
 from redrafter_jax.checkpoints.found import Found, find_drafter, find_target
 from redrafter_jax.checkpoints.huggingface import digest_files, load_drafter, load_target
 from redrafter_jax.command_line import make_folder
-from redrafter_jax.config import DraftConfig
 from redrafter_jax.drafters.base import RootOnly
-from redrafter_jax.drafters.head_drafter import DraftModel, check_pair
+from redrafter_jax.drafters.head_drafter import check_pair
 from redrafter_jax.models.cache import init_cache
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import MODEL
@@ -27,10 +26,10 @@ from redrafter_jax.text.prompts import Asked
 
 from . import speed
 from .abstract import bytes_of
-from .benchmark import Batch, Method, answer_plainly, make_batches, measure, warm_up
+from .benchmark import Method, answer_plainly, make_batches, measure, warm_up
 from .compare_tables import LEGEND, markdown, prompts_of, tables
 from .config import CompareSettings
-from .loading import FoundTarget, ask_all_turns, ask_target, bind, find
+from .loading import ask_all_turns, ask_target, bind, find
 from .measured import Measured, open_measured
 from .metrics import tell_answers
 from .plan import call_bytes, draft_bytes, embedding_bytes
@@ -43,20 +42,6 @@ DEFINITIONS = speed.DEFINITIONS | {
     "cache of all rows, filled by a prompt and half of its answer on average",
     "identity": "all that the measurements depend on; prompts and files by their digests",
 }
-
-
-class Case(NamedTuple):
-    """What the target is asked under one sampling, in batches."""
-
-    asked: Asked
-    batches: list[Batch]
-
-
-class Cost(NamedTuple):
-    """Tokens that a step drafts, and bytes of the weights that it reads on one device."""
-
-    drafted: int
-    weights: int
 
 
 def compare(settings: CompareSettings) -> None:
@@ -88,28 +73,20 @@ def compare(settings: CompareSettings) -> None:
     measured = open_measured(path.with_suffix(".jsonl"), identity)
     target = load_target(settings.target, settings.dtype, found.mesh)
     rows = min(settings.batch_size, len(first.rows)) // data_shards(found.mesh)
-    methods = {speed.BASELINE: Method(target, RootOnly())}
-    row_bytes = embedding_bytes(target, rows)
-    costs = {speed.BASELINE: Cost(0, call_bytes(target, 1, row_bytes))}
-    # Several ways of drafting may share a drafter.
-    load_once = cache(partial(load_drafter, dtype=settings.dtype, mesh=target.mesh))
-    for name, drafting in settings.drafters.items():
-        model = None if drafting.drafter is None else load_once(drafting.drafter)
-        methods[name], costs[name] = _method(target, model, drafting.draft, row_bytes)
-
-    cases = [
-        _ask(settings, found, target, first, measured, at)
-        for at, _ in enumerate(settings.samplings)
-    ]
-    before = _time_the_rest(settings, methods, cases, measured)
+    methods, weights = _load_methods(settings, target, rows)
+    asked = []
+    for at, sampling in enumerate(settings.samplings):
+        decode = answer_plainly(target, settings.batch_size, sampling, settings)
+        asked.append(ask_all_turns(found, settings, first, partial(measured.answer, at, decode)))
+    before = _time_the_rest(settings, methods, asked, measured)
     if not is_first():
         return
     per_token = rows * _cache_bytes(target, settings.dtype)
     summaries = []
-    for at, (sampling, case) in enumerate(zip(settings.samplings, cases, strict=True)):
+    for at, sampling in enumerate(settings.samplings):
         turns = [turn for turn in measured.turns[at] if turn.repeat < settings.repeats]
-        summary = speed.summarize(case.asked, settings.batch_size, turns)
-        _add_costs(summary, costs, per_token)
+        summary = speed.summarize(asked[at], settings.batch_size, turns)
+        _add_costs(summary, methods, weights, per_token)
         described = describe_sampling(sampling)
         summaries.append({"sampling": asdict(sampling), "described": described, **summary})
     measures = {
@@ -161,72 +138,62 @@ def _identify(
     }
 
 
-def _method(
-    target: Target, model: DraftModel | None, draft: DraftConfig, row_bytes: int
-) -> tuple[Method, Cost]:
-    """A way of drafting, and what a step of it takes.
+def _load_methods(
+    settings: CompareSettings, target: Target, rows: int
+) -> tuple[dict[str, Method], dict[str, int]]:
+    """By name, what is compared, and the bytes of weights that a step reads on one device.
+
+    Args:
+      settings: of the ways of drafting.
+      target: the target.
+      rows: of a batch, on one device.
 
     Raises:
       InputError: trees are deeper than the target has positions.
     """
-    weights = 0 if model is None else draft_bytes(target, model, draft, row_bytes)
-    drafter = bind(target.config, model, draft)
-    nodes = drafter.num_nodes
-    return Method(target, drafter), Cost(nodes - 1, weights + call_bytes(target, nodes, row_bytes))
-
-
-def _ask(
-    settings: CompareSettings,
-    found: FoundTarget,
-    target: Target,
-    first: Asked,
-    measured: Measured,
-    at: int,
-) -> Case:
-    """What the target is asked under sampling `at`; answers that an earlier run kept are taken.
-
-    Raises:
-      InputError: a later turn does not fit.
-    """
-    sampling = settings.samplings[at]
-    decode = answer_plainly(target, settings.batch_size, sampling, settings)
-
-    def answer(asked: Asked) -> list[list[int]]:
-        turn = asked.turns[0]
-        if (at, turn) not in measured.answers:
-            measured.keep_answers(at, turn, decode(asked))
-        return measured.answers[at, turn]
-
-    asked = ask_all_turns(found, settings, first, answer)
-    return Case(asked, make_batches(asked, settings.batch_size, sampling, settings))
+    row_bytes = embedding_bytes(target, rows)
+    methods = {speed.BASELINE: Method(target, RootOnly())}
+    weights = {speed.BASELINE: call_bytes(target, 1, row_bytes)}
+    # Several ways of drafting may share a drafter.
+    load_once = cache(partial(load_drafter, dtype=settings.dtype, mesh=target.mesh))
+    for name, drafting in settings.drafters.items():
+        model = None if drafting.drafter is None else load_once(drafting.drafter)
+        drafter = bind(target.config, model, drafting.draft)
+        methods[name] = Method(target, drafter)
+        weights[name] = call_bytes(target, drafter.num_nodes, row_bytes)
+        if model is not None:
+            weights[name] += draft_bytes(target, model, drafting.draft, row_bytes)
+    return methods, weights
 
 
 def _time_the_rest(
     settings: CompareSettings,
     methods: Mapping[str, Method],
-    cases: Sequence[Case],
+    asked: Sequence[Asked],
     measured: Measured,
 ) -> str:
     """Time the turns that are not measured yet; how many were, in words, "" if none."""
-    due = [set(product(range(len(case.batches)), range(settings.repeats))) for case in cases]
-    done = [
-        {(turn.batch, turn.repeat) for turn in measured.turns.get(at, [])} & turns
-        for at, turns in enumerate(due)
+    batches = [
+        make_batches(one, settings.batch_size, sampling, settings)
+        for one, sampling in zip(asked, settings.samplings, strict=True)
     ]
-    left = [
-        case.batches[batch]
-        for case, turns, over in zip(cases, due, done, strict=True)
-        for batch in sorted({batch for batch, _ in turns - over})
-    ]
-    total, over = sum(map(len, due)), sum(map(len, done))
-    if left:
+    due = {
+        (at, batch, repeat)
+        for at, own in enumerate(batches)
+        for batch, repeat in product(range(len(own)), range(settings.repeats))
+    }
+    done = due & {
+        (at, turn.batch, turn.repeat) for at, own in measured.turns.items() for turn in own
+    }
+    if left := [batches[at][batch] for at, batch, _ in sorted(due - done)]:
         warm_up(methods, left, settings.warm_ups, "measure")
-        with progress(total, "measure", over) as advance:
-            for at, case in enumerate(cases):
-                for turn in measure(methods, case.batches, settings.repeats, done[at]):
+        with progress(len(due), "measure", len(done)) as advance:
+            for at, own in enumerate(batches):
+                over = {(batch, repeat) for of, batch, repeat in done if of == at}
+                for turn in measure(methods, own, settings.repeats, over):
                     measured.keep_turn(at, turn)
                     advance(1)
-    return f"{over} of {total} turns" if over else ""
+    return f"{len(done)} of {len(due)} turns" if done else ""
 
 
 def _cache_bytes(target: Target, dtype: str) -> int:
@@ -236,12 +203,18 @@ def _cache_bytes(target: Target, dtype: str) -> int:
     return bytes_of((cache.keys, cache.values)) // parts
 
 
-def _add_costs(summary: dict[str, Any], costs: Mapping[str, Cost], per_token: int) -> None:
+def _add_costs(
+    summary: dict[str, Any],
+    methods: Mapping[str, Method],
+    weights: Mapping[str, int],
+    per_token: int,
+) -> None:
     """What a step of every method takes, over all prompts and in each category.
 
     Args:
       summary: of `eval.speed.summarize`.
-      costs: of every method.
+      methods: by name.
+      weights: bytes that a step of theirs reads.
       per_token: bytes of the cache for one token of every row.
     """
     for category, part in {None: summary, **summary["categories"]}.items():
@@ -250,6 +223,6 @@ def _add_costs(summary: dict[str, Any], costs: Mapping[str, Cost], per_token: in
             for row in prompts_of(summary, category)
         ]
         cached = round(float(np.mean(tokens)) * per_token)
-        for name, (drafted, weights) in costs.items():
-            part["methods"][name]["drafted_per_step"] = drafted
-            part["methods"][name]["bytes_per_step"] = weights + cached
+        for name, method in methods.items():
+            part["methods"][name]["drafted_per_step"] = method.drafter.num_nodes - 1
+            part["methods"][name]["bytes_per_step"] = weights[name] + cached

@@ -7,7 +7,7 @@ followed each other at once.
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from redrafter_jax.errors import InputError
 from redrafter_jax.parallel.processes import is_first, read_lines
+from redrafter_jax.text.prompts import Asked
 
 from .benchmark import Run, Turn
 
@@ -33,13 +34,18 @@ class Measured(NamedTuple):
     """
 
     path: Path
-    answers: dict[tuple[int, int], list[list[int]]]
+    answers: dict[tuple[int, int], Sequence[Sequence[int]]]
     turns: dict[int, list[Turn]]
 
-    def keep_answers(self, sampling: int, turn: int, answers: list[list[int]]) -> None:
-        """Add a line of answers."""
-        self.answers[sampling, turn] = answers
-        _append(self.path, {"sampling": sampling, "turn": turn, "answers": answers})
+    def answer(
+        self, sampling: int, decode: Callable[[Asked], Any], asked: Asked
+    ) -> Sequence[Sequence[int]]:
+        """The answers to a turn, which are decoded and added to the file if they are new."""
+        turn = asked.turns[0]
+        if (sampling, turn) not in self.answers:
+            answers = self.answers[sampling, turn] = decode(asked)
+            _append(self.path, {"sampling": sampling, "turn": turn, "answers": answers})
+        return self.answers[sampling, turn]
 
     def keep_turn(self, sampling: int, turn: Turn) -> None:
         """Add a line of runs."""
