@@ -1,7 +1,8 @@
 """`python -m eval parity`: is the speculative text the baseline's, token for token?"""
 
+import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from rich.table import Table
 from redrafter_jax.checkpoints.found import find_drafter
 from redrafter_jax.checkpoints.huggingface import load_drafter, load_target
 from redrafter_jax.command_line import make_folder
+from redrafter_jax.config import DraftConfig
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel, check_pair
@@ -21,8 +23,8 @@ from redrafter_jax.text.prompts import Asked
 
 from . import metrics
 from .benchmark import Batch, Method, Run, answer_plainly, decode_batch, make_batches
-from .config import CaseSettings, ParitySettings
-from .loading import FoundTarget, ask_all_turns, ask_target, find
+from .config import ParitySettings
+from .loading import ask_all_turns, ask_target, find
 from .metrics import count_accepted, describe_answers, first_divergence, tell_answers
 from .replay import EXPLANATION, Place, explain, replay
 from .report import make_table, number, show, write_report
@@ -38,18 +40,9 @@ DEFINITIONS = (
 )
 
 
-class Case(NamedTuple):
-    """A case and what the target is asked in it."""
-
-    name: str
-    settings: CaseSettings
-    asked: Asked
-
-
 class Compared(NamedTuple):
     """One batch decoded both ways; `divergences` has an entry per row, None for equal texts."""
 
-    case: str
     speculative: Run
     baseline: Run
     divergences: list[dict[str, Any] | None]
@@ -64,14 +57,11 @@ def check_parity(settings: ParitySettings) -> None:
       InputError: a file or a prompt cannot be used.
     """
     found, drafter_config = find(settings), find_drafter(settings.drafter).config
-    cases = []
+    first: dict[str, Asked] = {}
     for name, case in settings.cases.items():
-        try:
+        with _case(name):
             check_pair(found.target, drafter_config, case.draft)
-            asked = ask_target(found, case, case.batch_size, case.prompt_tokens)
-        except InputError as error:
-            raise InputError(f"Case {name!r}: {error}") from None
-        cases.append(Case(name, case, asked))
+            first[name] = ask_target(found, case, case.batch_size, case.prompt_tokens)
     if is_first():
         make_folder(settings.report_dir, "report_dir")
     measures: list[dict[str, Any]] = []
@@ -79,21 +69,20 @@ def check_parity(settings: ParitySettings) -> None:
         target = load_target(settings.target, dtype, found.mesh)
         drafter = load_drafter(settings.drafter, dtype, found.mesh)
         tolerance = getattr(settings.tolerance, dtype)
-        asked_cases = [_with_later_turns(case, found, target) for case in cases]
-        work = [
-            (case, batch)
-            for case in asked_cases
-            for batch in make_batches(
-                case.asked, case.settings.batch_size, case.settings.sampling, case.settings
-            )
-        ]
-        compared = [
-            compare_batch(target, drafter, case, batch, tolerance)
-            for case, batch in track(work, len(work), f"decode in {dtype}")
-        ]
-        for case in asked_cases:
-            own = [one for one in compared if one.case == case.name]
-            measures.append({"case": case.name, "dtype": dtype, **_measure(case, own)})
+        asked: dict[str, Asked] = {}
+        work: list[tuple[str, Batch]] = []
+        for name, case in settings.cases.items():
+            how = case.batch_size, case.sampling, case
+            with _case(name):
+                asked[name] = ask_all_turns(found, case, first[name], answer_plainly(target, *how))
+            work += [(name, batch) for batch in make_batches(asked[name], *how)]
+        compared: dict[str, list[Compared]] = {name: [] for name in settings.cases}
+        for name, batch in track(work, len(work), f"decode in {dtype}"):
+            draft = settings.cases[name].draft
+            compared[name].append(compare_batch(target, drafter, draft, batch, tolerance))
+        for name, case in settings.cases.items():
+            measured = _measure(asked[name], case.draft, compared[name])
+            measures.append({"case": name, "dtype": dtype, **measured})
 
     if is_first():
         path = settings.report_dir / "parity.json"
@@ -104,7 +93,7 @@ def check_parity(settings: ParitySettings) -> None:
         heading = f"{settings.target} with {settings.drafter}\n{device}"
         told = (
             f"{one['case']}: {line}"
-            for one in measures[: len(cases)]
+            for one in measures[: len(settings.cases)]
             for line in tell_answers(one["answers"])
         )
         show(path, heading, *told, *_tables(measures), verdict)
@@ -112,33 +101,28 @@ def check_parity(settings: ParitySettings) -> None:
         sys.exit(1)
 
 
-def _with_later_turns(case: Case, found: FoundTarget, target: Target) -> Case:
-    """The case with the turns that stand behind this target's answers.
-
-    Raises:
-      InputError: one does not fit.
-    """
-    given = case.settings
-    answer = answer_plainly(target, given.batch_size, given.sampling, given)
+@contextlib.contextmanager
+def _case(name: str) -> Generator[None]:
+    """What cannot be used is told with the name of its case."""
     try:
-        return case._replace(asked=ask_all_turns(found, given, case.asked, answer))
+        yield
     except InputError as error:
-        raise InputError(f"Case {case.name!r}: {error}") from None
+        raise InputError(f"Case {name!r}: {error}") from None
 
 
 def compare_batch(
-    target: Target, drafter: DraftModel, case: Case, batch: Batch, tolerance: float
+    target: Target, drafter: DraftModel, draft: DraftConfig, batch: Batch, tolerance: float
 ) -> Compared:
     """Decode a batch both ways; where texts part, decode it again to see why.
 
     Args:
       target: the target.
       drafter: a drafter for it.
-      case: which draft settings.
+      draft: how it drafts.
       batch: the prompts and their seeds.
       tolerance: as in `eval.replay.explain`.
     """
-    bound = bind_drafter(drafter, case.settings.draft)
+    bound = bind_drafter(drafter, draft)
     methods = (Method(target, RootOnly()), Method(target, bound))
     baseline, speculative = (decode_batch(method, batch) for method in methods)
     places = [
@@ -159,7 +143,7 @@ def compare_batch(
             "speculative_token": other,
             **explain(alone, in_tree, token, other, tolerance)._asdict(),
         }
-    return Compared(case.name, speculative, baseline, divergences)
+    return Compared(speculative, baseline, divergences)
 
 
 def _token_at(run: Run, place: Place) -> int | None:
@@ -167,14 +151,14 @@ def _token_at(run: Run, place: Place) -> int | None:
     return row[place.position] if place.position < len(row) else None
 
 
-def _measure(case: Case, compared: Sequence[Compared]) -> dict[str, Any]:
+def _measure(asked: Asked, draft: DraftConfig, compared: Sequence[Compared]) -> dict[str, Any]:
     """What `parity.json` says of one case in one dtype."""
     rows = [divergence for one in compared for divergence in one.divergences]
     divergences: list[dict[str, Any]] = [
         {
             "row": row,
-            "prompt": case.asked.prompts[row].name,
-            "turn": case.asked.turns[row],
+            "prompt": asked.prompts[row].name,
+            "turn": asked.turns[row],
             **divergence,
         }
         for row, divergence in enumerate(rows)
@@ -189,10 +173,10 @@ def _measure(case: Case, compared: Sequence[Compared]) -> dict[str, Any]:
     ]
     texts = [row for one in compared for row in one.baseline.tokens]
     return {
-        "num_nodes": case.settings.draft.budget,
+        "num_nodes": draft.budget,
         "rows": len(rows),
         "identical": 1 - len(divergences) / len(rows),
-        "answers": describe_answers(case.asked, texts),
+        "answers": describe_answers(asked, texts),
         "ties": sum(row["tie"] for row in divergences),
         "largest_gap": max(gaps, default=None),
         **count_accepted([one.speculative for one in compared]),

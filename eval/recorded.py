@@ -26,7 +26,7 @@ from redrafter_jax.progress import track
 from redrafter_jax.text.prompts import Asked
 from redrafter_jax.types import DecodeState, DecodeStats, KVCache, Sampling
 
-from .benchmark import Batch, Method, decode_batch, make_batches, prepare_batch
+from .benchmark import Method, decode_batch, make_batches, prepare_batch
 from .config import RowSettings
 
 # Texts that are read together: a beam search holds W * V scores for each.
@@ -88,42 +88,29 @@ def record(
     """
     count = len(asked.rows)
     size = min(count, _ROWS)
-    batches = make_batches(asked, size, sampling, rows)
-    prompts, seeds = batches[-1].prompts, list(batches[-1].seeds or ())
-    missing = size - len(prompts)
-    batches[-1] = batches[-1]._replace(
-        prompts=prompts + prompts[-1:] * missing, seeds=seeds + seeds[-1:] * missing
+    filled = [min(row, count - 1) for row in range(-(-count // size) * size)]
+    equal = asked._replace(
+        prompts=[asked.prompts[row] for row in filled], rows=[asked.rows[row] for row in filled]
     )
+    batches = make_batches(equal, size, sampling, rows)
     method = Method(target, RootOnly())
     requests = [prepare_batch(method, batch) for batch in batches]
     slots = max(one.tokens.shape[1] for one in requests)
     recorded, answers = [], []
     for batch, request in zip(batches, requests, strict=True):
         own = decode_batch(method, batch).tokens
-        recorded.append(_read(target, batch, own, request.sampling, slots, context_layers))
+        tokens = np.zeros((size, slots), np.int32)
+        prompts = np.asarray([len(prompt) for prompt in batch.prompts], np.int32)
+        ends = prompts + np.asarray([len(new) for new in own], np.int32)
+        for row, end in enumerate(ends):
+            tokens[row, :end] = batch.prompts[row] + own[row]
+        texts = jnp.asarray(tokens)
+        hidden = _hidden_states(target, texts, context_layers=context_layers)
+        recorded.append(
+            Recorded(texts, jnp.asarray(prompts), jnp.asarray(ends), hidden, request.sampling)
+        )
         answers += own
     return Recording(recorded, answers[:count])
-
-
-def _read(
-    target: Target,
-    batch: Batch,
-    answers: Sequence[Sequence[int]],
-    sampling: Sampling,
-    slots: int,
-    context_layers: tuple[int, ...],
-) -> Recorded:
-    texts = [[*prompt, *new] for prompt, new in zip(batch.prompts, answers, strict=True)]
-    tokens = np.zeros((len(texts), slots), np.int32)
-    for row, text in enumerate(texts):
-        tokens[row, : len(text)] = text
-    return Recorded(
-        tokens=jnp.asarray(tokens),
-        prompts=jnp.asarray([len(prompt) for prompt in batch.prompts], jnp.int32),
-        ends=jnp.asarray([len(text) for text in texts], jnp.int32),
-        hidden=_hidden_states(target, jnp.asarray(tokens), context_layers=context_layers),
-        sampling=sampling,
-    )
 
 
 @partial(jax.jit, static_argnames="context_layers")

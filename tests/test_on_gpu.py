@@ -16,8 +16,7 @@ from trees import tree_of
 
 from eval.abstract import abstract_target, random_state, random_weights
 from eval.benchmark import Batch
-from eval.config import CaseSettings
-from eval.parity import Case, compare_batch
+from eval.parity import compare_batch
 from eval.step_parts import set_back
 from pallas_kernels.bench import Case as Shape
 from pallas_kernels.bench import draw_inputs
@@ -32,7 +31,6 @@ from redrafter_jax.config import TargetConfig
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.models import attention
 from redrafter_jax.models.target import Target
-from redrafter_jax.text.prompts import Asked
 from redrafter_jax.types import KVCache, TokenTree, Verified
 
 pytestmark = pytest.mark.gpu
@@ -107,9 +105,7 @@ def test_texts_are_the_targets_own_but_for_ties(temperature: float) -> None:
         eos_token_ids=(),
     )
     draft = DraftConfig(beam_width=4, draft_rounds=3)
-    asked = Asked([], [], [], "none", ())
-    case = Case("kernel", CaseSettings(max_new_tokens=200, draft=draft), asked)
-    compared = compare_batch(target, drafter, case, batch, tolerance=0.25)
+    compared = compare_batch(target, drafter, draft, batch, tolerance=0.25)
     assert [row for row in compared.divergences if row is not None and not row["tie"]] == []
     # It did speculate.
     assert sum(compared.speculative.steps) < 0.7 * sum(compared.baseline.steps)
