@@ -221,25 +221,3 @@ def test_other_models_and_files_of_something_else_are_refused(tmp_path: Path) ->
         InputError, match=r"compare.jsonl, line 2 is no measurement of eval compare"
     ):
         open_measured(path, {"target": "a" * 64, "jax": "1"})
-
-
-@pytest.mark.parametrize(
-    ("overrides", "sentence"),
-    [
-        (["drafters={lookup: {}}"], "without a drafter there is prompt lookup alone"),
-        (
-            ["drafters={lookup: {draft: {lookup_tokens: 4, beam_width: 2}}}"],
-            "without a drafter there is prompt lookup alone",
-        ),
-        (["drafters={baseline: {draft: {lookup_tokens: 4}}}"], "'baseline' cannot name a way"),
-        (["drafters={head: {drafter: /nowhere}}"], "/nowhere"),
-        (["drafters.head.draft.beam_width=25"], "beam_width is 25, more than the 24 tokens"),
-        (["drafters={}"], "drafters"),
-    ],
-)
-def test_what_cannot_be_compared_is_refused_before_weights_are_read(
-    config: Path, overrides: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr("eval.compare.load_target")
-    with pytest.raises(InputError, match=sentence):
-        evaluate(["compare", "--config", str(config), *overrides])

@@ -157,20 +157,3 @@ def test_what_does_not_fit_is_said(
     said = capsys.readouterr().out
     assert "temporaries are not computed: Not today." in said
     assert "Without them: It does not fit." in said
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--target"], "argument --target: expected one argument; see "),
-        (["--gpu", "h20"], "gpu: Input should be 'h100', 'h200' or 'b200' (got 'h20')"),
-        (["--cache", "31"], "slots: Input should be greater than or equal to 32 (got 31)"),
-        (["--target", "no/model"], "target: "),
-        (["--target", "plan.yaml"], "plan.yaml is a file of settings; give it as --config"),
-        (["draft.beam_width=25"], "beam_width is 25, more than the 24 tokens"),
-    ],
-)
-def test_bad_settings_are_one_sentence(config: Path, arguments: list[str], sentence: str) -> None:
-    with pytest.raises(InputError) as refused:
-        evaluate(["plan", "--config", str(config), *arguments])
-    assert sentence in str(refused.value)

@@ -197,29 +197,6 @@ def test_without_a_drafter_prompt_lookup_is_measured(
     assert (report["drafter"], report["num_nodes"]) == (None, 4)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "sentence"),
-    [
-        (["drafter=null"], "without a drafter there is prompt lookup alone"),
-        (["drafter=null", "draft=auto"], "without a drafter there is prompt lookup alone"),
-        (["batch_size=3", "mesh.data=2"], r"batch_size is 3, which mesh.data=2 does not divide;"),
-        (["batch_size=2", "mesh.data=2"], r"5 prompts in batches of 2 leave 1 for the last one"),
-        (["batch_size=8", "mesh.data=2"], r"the number of prompts is 5, which mesh\.data=2"),
-        (
-            ["sampling={temperature: 0, top_k: 5, min_p: 0.1}"],
-            r"sampling: .*or leave top_k and min_p out",
-        ),
-        (["draft=wide"], r"draft: .*should be an object \(got 'wide'\)"),
-        (["max_new_tokens=510"], r"line 1: the prompt has 3 tokens and max_new"),
-    ],
-)
-def test_what_does_not_fit_is_refused(
-    config: Path, tmp_path: Path, overrides: list[str], sentence: str
-) -> None:
-    with pytest.raises(InputError, match=sentence):
-        evaluate_with(config, tmp_path, *overrides)
-
-
 def test_folders_that_cannot_be_used_are_refused(
     config: Path, tmp_path: Path, pair_settings: dict[str, Any]
 ) -> None:

@@ -198,21 +198,6 @@ def test_compiled_for_a_gpu_every_loop_has_its_turns_and_verify_its_kernel() -> 
     assert finish.temporaries < bytes_of(state.cache.keys[0])
 
 
-@pytest.mark.parametrize(
-    ("override", "sentence"),
-    [
-        ("trees=[{num_nodes: [34]}]", "num_nodes is 34; beam_width=8 and draft_rounds=4 give 1 to"),
-        ("trees=[{beam_width: [25]}]", "beam_width is 25, more than the 24 tokens"),
-        ("slots=[160]", "slots is 160, but the target has 128 positions; give fewer"),
-        ("steps=10", "slots is 32, which 10 steps of up to 4 tokens overrun; give more slots"),
-    ],
-)
-def test_bad_settings_are_one_sentence(config: Path, override: str, sentence: str) -> None:
-    with pytest.raises(InputError) as refused:
-        evaluate(["steps", "--config", str(config), override])
-    assert sentence in str(refused.value)
-
-
 def test_what_does_not_fit_the_device_is_refused(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

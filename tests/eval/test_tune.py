@@ -120,25 +120,6 @@ def test_what_beats_the_baseline_beyond_noise_is_chosen(
     assert choose(finalists) == (None if chosen is None else finalists[chosen])
 
 
-@pytest.mark.parametrize(
-    ("overrides", "sentence"),
-    [
-        (["samplings=[{temperature: 1}, {temperature: 1, top_p: 0.9}]"], "1.0, 1.0; a table holds"),
-        (["output=none/draft.yaml"], "the folder none is missing; give output=FILE"),
-        (["drafter=some/body"], "drafter is some/body, no folder here; give output=FILE"),
-        (["mesh.model=2"], "eval tune measures one device; leave mesh out"),
-        (["trees=[{num_nodes: 99}]"], "num_nodes is 99; beam_width=8 and draft_rounds=4 give 1"),
-        (["max_new_tokens=1"], "every answer ends at its first token (greedy), so that there is"),
-    ],
-)
-def test_what_cannot_be_tuned_is_one_sentence(
-    config: Path, overrides: list[str], sentence: str
-) -> None:
-    with pytest.raises(InputError) as refused:
-        evaluate(["tune", "--config", str(config), *overrides])
-    assert sentence in str(refused.value)
-
-
-def test_auto_needs_a_table(config: Path) -> None:
-    with pytest.raises(InputError, match=r"has no draft\.yaml"):
-        evaluate(["--config", str(config.parent / "eval.yaml")])
+def test_answers_of_one_token_are_nothing_to_tune_on(config: Path) -> None:
+    with pytest.raises(InputError, match=r"every answer ends at its first token \(greedy\), so"):
+        evaluate(["tune", "--config", str(config), "max_new_tokens=1"])

@@ -1,0 +1,102 @@
+"""What `python -m eval` cannot use is refused in one sentence, before weights are read."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tiny_shapes import TARGET
+
+from eval.commands import COMMANDS, evaluate
+from redrafter_jax import InputError
+
+LOOKUP_ALONE = "without a drafter there is prompt lookup alone"
+NODES = "num_nodes is 99; beam_width=8 and draft_rounds=4 give 1 to"
+BEAMS = "beam_width is 25, more than the 24 tokens"
+SAMPLINGS = "samplings=[{temperature: 1}, {temperature: 1, top_p: 0.9}]"
+
+
+@pytest.fixture(scope="module")
+def configs(tmp_path_factory: pytest.TempPathFactory, pair_settings: dict[str, Any]) -> Path:
+    """A file of good settings for every command, "speed" for that without a name."""
+    folder = tmp_path_factory.mktemp("refused")
+    report = {"report_dir": str(folder / "report")}
+    pair, shape = pair_settings | report, {"target": TARGET} | report
+    rows = pair | {"max_new_tokens": 24}
+    head = {"drafter": rows["drafter"]}
+    small = {"beam_width": 3, "draft_rounds": 3}
+    settings: dict[str, dict[str, Any]] = {
+        "speed": rows,
+        "acceptance": rows | {"samplings": [{}]},
+        "compare": {name: rows[name] for name in rows if name != "drafter"}
+        | {"drafters": {"head": head}},
+        "parity": pair | {"cases": {"greedy": {"max_new_tokens": 24, "draft": small}}},
+        "plan": shape,
+        "steps": shape | {"slots": [32], "steps": 2, "trees": [{**small, "beam_width": 2}]},
+        "tune": rows,
+    }
+    for name, values in settings.items():
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(values))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["drafter=null"], LOOKUP_ALONE),
+        (["drafter=null", "draft=auto"], LOOKUP_ALONE),
+        (["draft=auto"], r"has no draft\.yaml"),
+        (["draft=wide"], r"draft: .*should be an object \(got 'wide'\)"),
+        (["batch_size=3", "mesh.data=2"], r"batch_size is 3, which mesh\.data=2 does not divide;"),
+        (["batch_size=2", "mesh.data=2"], "5 prompts in batches of 2 leave 1 for the last one"),
+        (["batch_size=8", "mesh.data=2"], r"the number of prompts is 5, which mesh\.data=2"),
+        (["sampling={temperature: 0, top_k: 5, min_p: 0.1}"], "or leave top_k and min_p out"),
+        (["max_new_tokens=510"], "line 1: the prompt has 3 tokens and max_new"),
+        (["acceptance", "rankings=[loud]"], r"rankings\.0: Input should be"),
+        (["acceptance", "trees.num_nodes=[99]"], NODES),
+        (["acceptance", "trees.width=3"], r"trees\.width: unknown key; did you mean 'beam_width'"),
+        (["acceptance", "trees.beam_width=25"], BEAMS),
+        (["acceptance", "max_new_tokens=600"], "max_new_tokens is 600, but"),
+        (["compare", "drafters={lookup: {}}"], LOOKUP_ALONE),
+        (["compare", "drafters={a: {draft: {lookup_tokens: 4, beam_width: 2}}}"], LOOKUP_ALONE),
+        (["compare", "drafters={baseline: {draft: {lookup_tokens: 4}}}"], "'baseline' cannot name"),
+        (["compare", "drafters={head: {drafter: /nowhere}}"], "/nowhere"),
+        (["compare", "drafters.head.draft.beam_width=25"], BEAMS),
+        (["compare", "drafters={}"], "drafters"),
+        (["parity", "cases.greedy.drafts=3"], r"greedy\.drafts: unknown key; did you mean 'draft'"),
+        (["parity", "cases.greedy.draft.num_nodes=99"], "draft_rounds=3 give 1 to 10 nodes"),
+        (["parity", "tolerance.float32=0"], r"tolerance\.float32: Input should be greater than 0"),
+        (["parity", "cases.greedy.prompt_count=6"], "Case 'greedy': prompt_count is 6, but"),
+        (
+            ["parity", "cases.greedy.prompt_tokens=[9, 500]"],
+            "Case 'greedy': prompt_tokens=500 and max_new_tokens=24 make 524 tokens, but the "
+            "target has 512 positions; lower one of them",
+        ),
+        (["parity", "cases.greedy.max_new_tokens=510"], "Case 'greedy': .*prompt has 3 tokens"),
+        (["parity", "cases.greedy.draft.beam_width=30"], "Case 'greedy': .*more than the 24"),
+        (["plan", "--target"], "argument --target: expected one argument; see "),
+        (["plan", "--gpu", "h20"], r"gpu: Input should be 'h100', .* \(got 'h20'\)"),
+        (["plan", "--cache", "31"], "slots: Input should be greater than or equal to 32 .got 31"),
+        (["plan", "--target", "no/model"], "target: "),
+        (["plan", "--target", "plan.yaml"], "yaml is a file of settings; give it as --config"),
+        (["plan", "draft.beam_width=25"], BEAMS),
+        (["steps", "trees=[{num_nodes: [99]}]"], NODES),
+        (["steps", "trees=[{beam_width: [25]}]"], BEAMS),
+        (["steps", "slots=[160]"], "slots is 160, but the target has 128 positions; give fewer"),
+        (["steps", "steps=10"], "slots is 32, which 10 steps of up to 4 tokens overrun; give more"),
+        (["tune", SAMPLINGS], r"1\.0, 1\.0; a table holds"),
+        (["tune", "output=none/draft.yaml"], "the folder none is missing; give output=FILE"),
+        (["tune", "drafter=some/body"], "drafter is some/body, no folder here; give output=FILE"),
+        (["tune", "mesh.model=2"], "eval tune measures one device; leave mesh out"),
+        (["tune", "trees=[{num_nodes: 99}]"], NODES),
+    ],
+)
+def test_what_cannot_be_used_is_one_sentence(
+    configs: Path, words: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("loading", "compare", "parity"):
+        monkeypatch.delattr(f"eval.{module}.load_target")
+    command = words[:1] if words[0] in COMMANDS else []
+    config = configs / f"{(command or ['speed'])[0]}.yaml"
+    with pytest.raises(InputError, match=sentence):
+        evaluate([*command, "--config", str(config), *words[len(command) :]])
