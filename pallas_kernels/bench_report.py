@@ -84,10 +84,11 @@ def show_candidates(shape: str, row: Mapping[str, Any]) -> None:
         if "not_run" in one:
             print(shape + _CELLS.format(name, "not run", "", "", ""), one["not_run"])
             continue
-        difference = one.get("difference", math.nan)
         time, rate = f"{one['microseconds'][1]:.1f}", f"{one['gigabytes_per_second']:.1f}"
         share = f"{one['share_of_copy'][1]:.2f}"
-        error = "not finite" if difference is None else f"{difference:.1e}"
+        error = ""
+        if "difference" in one:
+            error = "not finite" if one["difference"] is None else f"{one['difference']:.1e}"
         print(shape + _CELLS.format(name, time, rate, share, error))
     copied = f"{row['copy_gigabytes_per_second'][1]:.1f}"
     print(shape + _CELLS.format("copy", "", copied, "", ""), flush=True)
@@ -141,6 +142,8 @@ def parse(
             parser.error(f"--{name} {least} must be 1 or more.")
     if settings.output and not settings.output.parent.is_dir():
         parser.error(f"--output {settings.output}: there is no folder {settings.output.parent}.")
+    if settings.output and settings.output.is_dir():
+        parser.error(f"--output {settings.output} is a folder; name a file in it.")
     return settings
 
 

@@ -245,3 +245,14 @@ def make_folder(folder: Path, name: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"Cannot make {name} {folder}: {error.strerror}.") from None
+
+
+def make_folder_of(file: Path, name: str) -> None:
+    """Make the folder of a file that a command writes in the end, and refuse a folder as the file.
+
+    Raises:
+      InputError: as said; the sentence calls the file by `name`, its setting.
+    """
+    make_folder(file.parent, f"the folder of {name}")
+    if file.is_dir():
+        raise InputError(f"{name} is {file}, a folder; name a file in it.")

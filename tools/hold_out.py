@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
 from tokenizers import Tokenizer
 
-from redrafter_jax.command_line import make_folder, run
+from redrafter_jax.command_line import make_folder_of, run
 from redrafter_jax.errors import InputError
 from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.settings.files import Settings, load_settings
@@ -114,7 +114,7 @@ def _cut(text: str, tokenizer: Tokenizer, prompt_tokens: int) -> str:
 def main() -> None:
     """Choose the prompts and write them."""
     settings = parse_settings(HoldOutSettings, "Write prompts from held-out documents.")
-    make_folder(settings.output.parent, "the folder of output")
+    make_folder_of(settings.output, "output")
     prompts = choose_prompts(
         load_settings(PretrainSettings, settings.pretrain_config).read(held_out=True),
         load_tokenizer(settings.tokenizer),

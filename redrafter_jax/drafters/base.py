@@ -120,7 +120,9 @@ def check_context_layers(target: TargetConfig, layers: Sequence[int], name: str)
     last = target.num_hidden_layers - 1
     for before, layer in pairwise((-1, *layers)):
         if layer <= before:
-            raise InputError(f"{name} holds {layer} after {before}; they must rise from 0.")
+            raise InputError(
+                f"{name} holds {layer}; list layers in increasing order, counted from 0."
+            )
         if layer >= last:
             raise InputError(
                 f"{name} holds {layer}; the target has {last + 1} layers, counted from 0, of which "

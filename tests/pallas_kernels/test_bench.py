@@ -70,6 +70,7 @@ def test_the_report_has_every_combination(
         (main, ["--nodes", "65", "--slots", "64"], "--nodes 65 is more than --slots 64"),
         (main, ["--heads", "llama"], "invalid choice: 'llama'"),
         (main, ["--output", "no/such/folder.json"], "there is no folder no/such"),
+        (main, ["--output", "/"], "--output / is a folder; name a file in it."),
         (bench_matmul.main, ["--nodes", "0"], "--nodes 0 must be 1 or more"),
         (bench_matmul.main, ["--group", "48"], "invalid choice: 48"),
         pytest.param(

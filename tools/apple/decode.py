@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.progress import track
 
 from redrafter_jax import generate, load_drafter, load_target
-from redrafter_jax.command_line import make_folder
+from redrafter_jax.command_line import make_folder_of
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
@@ -161,7 +161,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 def main(words: Sequence[str]) -> None:
     """Compare; write the report and a line for each tree as they come."""
     arguments = parse(words)
-    make_folder(arguments.output.parent, "the folder of --output")
+    make_folder_of(arguments.output, "--output")
     jax.config.update("jax_platforms", "cpu")  # Apple's side runs there as well
     # What else the machine was doing: speeds mean little where this is not near 0.
     load_average = os.getloadavg()[0]

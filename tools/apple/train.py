@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from redrafter_jax.checkpoints.huggingface import load_target
-from redrafter_jax.command_line import make_folder
+from redrafter_jax.command_line import make_folder_of
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target, init_target
@@ -215,7 +215,7 @@ def main(words: Sequence[str]) -> None:
     """Compare, write the report, show the tables."""
     description = "Compare with Apple's PyTorch trainer."
     settings = parse_settings(AppleSettings, description, words, command="train")
-    make_folder(settings.output.parent, "the folder of output")
+    make_folder_of(settings.output, "output")
     report = compare(settings)
     settings.output.write_text(json.dumps(report, indent=1) + "\n")
     for name in ("speed", "curve"):
