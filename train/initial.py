@@ -11,8 +11,8 @@ from redrafter_jax.checkpoints.huggingface import load_drafter
 from redrafter_jax.config import DrafterConfig, MedusaConfig, TargetConfig
 from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel
-from redrafter_jax.drafters.medusa_head import MedusaHeads
-from redrafter_jax.drafters.recurrent_head import RecurrentHead
+from redrafter_jax.drafters.medusa import MedusaHeads
+from redrafter_jax.drafters.recurrent import RecurrentHead
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from redrafter_jax.drafters.head import DraftHead
+from redrafter_jax.drafters.head_drafter import DraftHead
 from redrafter_jax.models.target import Decoder
 from redrafter_jax.types import Scorer
 

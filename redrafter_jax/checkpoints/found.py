@@ -41,8 +41,8 @@ from redrafter_jax.checkpoints.weight_names import (
 )
 from redrafter_jax.checkpoints.weights import find_weights
 from redrafter_jax.config import DrafterConfig, MedusaConfig, TargetConfig
-from redrafter_jax.drafters.medusa_head import MedusaHeads
-from redrafter_jax.drafters.recurrent_head import RecurrentHead
+from redrafter_jax.drafters.medusa import MedusaHeads
+from redrafter_jax.drafters.recurrent import RecurrentHead
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Decoder
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from flax import nnx
@@ -10,28 +10,17 @@ from flax import nnx
 from redrafter_jax.config import DraftConfig, DrafterConfig, MedusaConfig
 from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.drafters.combined import Combined
-from redrafter_jax.drafters.head import DraftHead
 from redrafter_jax.drafters.head_drafter import DraftModel, HeadDrafter
 from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.drafters.medusa import MedusaDrafter
-from redrafter_jax.drafters.medusa_head import MedusaHeads
 from redrafter_jax.drafters.recurrent import RecurrentDrafter
-from redrafter_jax.drafters.recurrent_head import RecurrentHead
 from redrafter_jax.errors import InputError
 from redrafter_jax.parallel.model import Model
 
-
-class _Kind(NamedTuple):
-    """A kind of head: its parameters, and the drafter that it makes."""
-
-    module: type[DraftHead]
-    drafter: type[HeadDrafter]
-
-
 # By the configuration of the head.
-_KINDS: Mapping[type, _Kind] = {
-    DrafterConfig: _Kind(RecurrentHead, RecurrentDrafter),
-    MedusaConfig: _Kind(MedusaHeads, MedusaDrafter),
+_KINDS: Mapping[type, type[HeadDrafter]] = {
+    DrafterConfig: RecurrentDrafter,
+    MedusaConfig: MedusaDrafter,
 }
 
 
@@ -75,9 +64,9 @@ def bind_drafter(drafter: DraftModel | Drafter | None, draft: DraftConfig | None
         )
     draft = draft or DraftConfig()
     if not draft.lookup_tokens:
-        return kind.drafter(drafter, draft)
+        return kind(drafter, draft)
     nodes = None if draft.num_nodes is None else draft.beam_nodes
-    head = kind.drafter(drafter, replace(draft, num_nodes=nodes, lookup_tokens=0))
+    head = kind(drafter, replace(draft, num_nodes=nodes, lookup_tokens=0))
     # The head may propose the first tokens of the lookup too; a longer one still adds C nodes.
     lookup = PromptLookup(head.max_path - 1 + draft.lookup_tokens)
     return Combined(head, lookup, draft.lookup_tokens)

@@ -1,8 +1,8 @@
-"""Medusa heads (arXiv 2401.10774) as a drafter: a tree of the heads' best tokens.
+"""Medusa heads (arXiv 2401.10774): one for every token after the next, and a tree of their best.
 
-The heads do not see what is drafted above them, so that the probability of a path is the product of
-its tokens', one of each head. A path is written as ranks: (0, 2) is the best token of the first
-head, and below it the third best of the second.
+All of them read the target's last hidden state, and nothing of what is drafted, so that the
+probability of a path is the product of its tokens', one of each head. A path is written as ranks:
+(0, 2) is the best token of the first head, and below it the third best of the second.
 """
 
 from collections.abc import Iterator
@@ -10,26 +10,89 @@ from dataclasses import dataclass
 from math import prod
 
 import jax
+import jax.numpy as jnp
+from flax import nnx
 from jaxtyping import Array, Float
 
-from redrafter_jax.config import DraftConfig
-from redrafter_jax.drafters.head_drafter import HeadDrafter
+from redrafter_jax.config import DraftConfig, MedusaConfig
+from redrafter_jax.drafters.head_drafter import (
+    Dense,
+    DraftHead,
+    HeadDrafter,
+    make_blocks,
+    run_blocks,
+    score,
+)
 from redrafter_jax.drafters.ranking import rank_tokens
 from redrafter_jax.drafters.tree import rank_tree
 from redrafter_jax.models.target import Decoder
-from redrafter_jax.types import DecodeState, TokenTree
+from redrafter_jax.types import DecodeState, Scorer, TokenTree
 
 Path = tuple[int, ...]
+
+
+class MedusaHead(nnx.Module):
+    """Residual blocks, and a vocabulary projection unless the target lends its own."""
+
+    def __init__(self, config: MedusaConfig, *, rngs: nnx.Rngs) -> None:
+        D = config.hidden_size
+        self.blocks = make_blocks(D, config.num_draft_layers, rngs)
+        if config.head == "own":
+            self.lm_head = Dense(D, config.draft_vocab_size, bias=False, rngs=rngs)
+
+
+class MedusaHeads(DraftHead):
+    """K heads; head k predicts the token k + 2 places after the one whose hidden state it reads.
+
+    The target itself predicts the token before that of head 0, the root.
+    """
+
+    config: MedusaConfig
+
+    def __init__(self, config: MedusaConfig, *, rngs: nnx.Rngs) -> None:
+        self.config = config
+        self.heads = nnx.List([MedusaHead(config, rngs=rngs) for _ in range(config.num_heads)])
+
+    def logits(
+        self, hidden: Float[Array, "... D"], rounds: int, scorer: Scorer | None = None
+    ) -> Float[Array, "... R U"]:
+        """Scores of the first R heads, float32, for each of the tokens that can be drafted.
+
+        On a mesh, those of this device's part of them. With `head="target"` the scorer makes them,
+        of all heads in one pass over its weights.
+
+        Raises:
+          InputError: there is no scorer, but the projection is the target's.
+        """
+        used = self.heads[:rounds]
+        features = [run_blocks(head.blocks, hidden) for head in used]
+        if self.config.head == "target":
+            return score(jnp.stack(features, axis=-2), None, scorer)
+        own = [score(x, head.lm_head, None) for head, x in zip(used, features, strict=True)]
+        return jnp.stack(own, axis=-2)
+
+    def unroll(
+        self,
+        hidden: Float[Array, "B C D"],
+        embedded: Float[Array, "B M D"],
+        rounds: int,
+        scorer: Scorer | None = None,
+    ) -> Iterator[Float[Array, "B C U"]]:
+        """See `DraftHead`: a head for every round, whatever tokens follow."""
+        del embedded
+        yield from jnp.moveaxis(self.logits(hidden, rounds, scorer), -2, 0)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class MedusaDrafter(HeadDrafter):
-    """Medusa heads, `MedusaHeads`, and the paths that they draft.
+    """Medusa heads, and the paths that they draft.
 
     Those of a step are the most probable ones under its node budget, or with `draft.static_tree`
     the same in every step.
     """
+
+    module = MedusaHeads
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -18,10 +18,10 @@ from pallas_kernels.aot import Compilation, compile_on, gpu_mesh
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.decoding.step import decode
 from redrafter_jax.drafters.base import Drafter, RootOnly
-from redrafter_jax.drafters.beam import beam_search
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.drafters.lookup import PromptLookup
+from redrafter_jax.drafters.recurrent import beam_search
 from redrafter_jax.models.target import Target
 from redrafter_jax.settings.files import load_settings
 from redrafter_jax.types import Beams, DecodeState, Sampling

@@ -11,8 +11,8 @@ from tiny_models import random_drafter
 from trees import numpy_tree
 
 from redrafter_jax.config import DraftConfig, DrafterConfig, SamplingConfig
-from redrafter_jax.drafters.beam import beam_search
 from redrafter_jax.drafters.bind import init_drafter
+from redrafter_jax.drafters.recurrent import beam_search
 from redrafter_jax.types import Beams
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
