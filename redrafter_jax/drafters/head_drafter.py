@@ -51,29 +51,6 @@ def run_blocks(blocks: Sequence[Dense], x: Float[Array, "... E"]) -> Float[Array
     return x
 
 
-def score(
-    features: Float[Array, "... E"], own: Dense | None, scorer: Scorer | None
-) -> Float[Array, "... U"]:
-    """Scores of the tokens that can be drafted, float32; on a mesh those of this device's part.
-
-    Args:
-      features: what is projected to the vocabulary.
-      own: the head's own projection; None where it has head="target".
-      scorer: the target's projection then, of these tokens.
-
-    Raises:
-      InputError: there is neither.
-    """
-    if own is not None:
-        return linear(features, own.kernel.get_value(), jnp.float32)
-    if scorer is None:
-        raise InputError(
-            "The drafter has head='target' and no vocabulary projection of its own; pass "
-            "scorer=, the target's."
-        )
-    return scorer(features)
-
-
 class DraftHead(nnx.Module):
     """Parameters that draft from the target's hidden states; a kind for each configuration.
 

@@ -21,10 +21,10 @@ from redrafter_jax.drafters.head_drafter import (
     HeadDrafter,
     make_blocks,
     run_blocks,
-    score,
 )
 from redrafter_jax.drafters.ranking import rank_tokens
 from redrafter_jax.drafters.tree import rank_tree
+from redrafter_jax.models.linear import linear
 from redrafter_jax.models.target import Decoder
 from redrafter_jax.types import DecodeState, Scorer, TokenTree
 
@@ -60,15 +60,16 @@ class MedusaHeads(DraftHead):
 
         On a mesh, those of this device's part of them. With `head="target"` the scorer makes them,
         of all heads in one pass over its weights.
-
-        Raises:
-          InputError: there is no scorer, but the projection is the target's.
         """
         used = self.heads[:rounds]
         features = [run_blocks(head.blocks, hidden) for head in used]
         if self.config.head == "target":
-            return score(jnp.stack(features, axis=-2), None, scorer)
-        own = [score(x, head.lm_head, None) for head, x in zip(used, features, strict=True)]
+            assert scorer is not None
+            return scorer(jnp.stack(features, axis=-2))
+        own = [
+            linear(x, head.lm_head.kernel.get_value(), jnp.float32)
+            for head, x in zip(used, features, strict=True)
+        ]
         return jnp.stack(own, axis=-2)
 
     def unroll(

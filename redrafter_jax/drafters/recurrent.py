@@ -21,11 +21,10 @@ from redrafter_jax.drafters.head_drafter import (
     HeadDrafter,
     make_blocks,
     run_blocks,
-    score,
 )
 from redrafter_jax.drafters.ranking import highest, rank_tokens
 from redrafter_jax.drafters.tree import build_tree
-from redrafter_jax.models.linear import Weight, read_rows
+from redrafter_jax.models.linear import Weight, linear, read_rows
 from redrafter_jax.models.target import Decoder
 from redrafter_jax.types import Beams, DecodeState, Sampling, Scorer, TokenTree
 
@@ -106,14 +105,14 @@ class RecurrentHead(DraftHead):
         One for each of the tokens that can be drafted, in their order; see `draft_token_ids`. On a
         mesh, those of this device's part of them. With `head="target"` the scorer makes them, of
         these tokens.
-
-        Raises:
-          InputError: there is no scorer, but the head is the target's.
         """
         features = self.features(context, state)
         if self.config.head != "own":
             features = self.head_proj(features)
-        return score(features, getattr(self, "lm_head", None), scorer)
+        if self.config.head != "target":
+            return linear(features, self.lm_head.kernel.get_value(), jnp.float32)
+        assert scorer is not None
+        return scorer(features)
 
     def unroll(
         self,

@@ -1,15 +1,25 @@
+"""The recurrent head against its formulas, and its beams against a search over every extension."""
+
+import dataclasses
+from functools import partial
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+from flax import nnx
 from tiny_models import cast, random_drafter
+from trees import numpy_tree
 
-from redrafter_jax.config import DrafterConfig
+from redrafter_jax.config import DraftConfig, DrafterConfig, SamplingConfig
 from redrafter_jax.drafters.bind import init_drafter
-from redrafter_jax.errors import InputError
-from redrafter_jax.types import Scorer
+from redrafter_jax.drafters.recurrent import beam_search
+from redrafter_jax.types import Beams, Scorer
 
-D, V = 6, 11
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+V, D, B = 11, 6, 3
 CONFIGS = [
     # 2 D needs no projection; the others are narrower and wider.
     DrafterConfig(V, D, exit_dim=2 * D, num_draft_layers=0),
@@ -67,13 +77,6 @@ def test_several_layers_begin_as_the_last_alone() -> None:
     np.testing.assert_array_equal(read, context[-D:])
 
 
-def test_a_borrowed_head_must_be_lent() -> None:
-    head = init_drafter(DrafterConfig(V, D, exit_dim=8, num_draft_layers=0, head="target"), 0)
-    assert "lm_head" not in head.params
-    with pytest.raises(InputError, match=r"head='target' and no vocabulary .*; pass scorer="):
-        head.merge().logits(jnp.zeros(D), jnp.zeros(D))
-
-
 def test_bfloat16_states_stay_bfloat16_and_logits_are_float32() -> None:
     config = DrafterConfig(V, D, exit_dim=16, num_draft_layers=2)
     head = cast(random_drafter(config), jnp.bfloat16).merge()
@@ -85,3 +88,161 @@ def test_bfloat16_states_stay_bfloat16_and_logits_are_float32() -> None:
     assert logits.dtype == jnp.float32
     expected = weights.logits(context.astype(np.float64), state.astype(np.float64))
     np.testing.assert_allclose(logits, expected, rtol=0, atol=0.1)
+
+
+GREEDY = SamplingConfig()
+# Rows of one batch sample differently; two kept tokens are fewer than the wider beams.
+MIXED = (
+    GREEDY,
+    SamplingConfig(temperature=0.7),
+    SamplingConfig(temperature=1.3, top_k=7, top_p=0.9, min_p=0.02),
+)
+NARROW = (SamplingConfig(temperature=1.0, top_k=2),) * 3
+
+RANDOM = np.random.default_rng(5)
+EMBEDDING = RANDOM.normal(size=(V, D)).astype(np.float32)
+CONTEXT = RANDOM.normal(size=(B, D)).astype(np.float32)
+ROOT = np.asarray([4, 0, 10], np.int32)
+HEAD_CONFIG = DrafterConfig(V, D, exit_dim=8, num_draft_layers=1)
+DRAFTER = random_drafter(HEAD_CONFIG, seed=3)
+WEIGHTS = oracles.DrafterWeights.of(DRAFTER.merge())
+
+
+def noise_for(configs: tuple[SamplingConfig, ...], positions: int) -> np.ndarray:
+    noise = np.random.default_rng(6).gumbel(size=(B, positions, V)).astype(np.float32)
+    greedy = np.asarray([config.temperature == 0 for config in configs])
+    return np.where(greedy[:, None, None], np.float32(0), noise)
+
+
+@partial(jax.jit, static_argnames="draft")
+def search(noise: jax.Array, sampling: oracles.Sampling, draft: DraftConfig) -> Beams:
+    return beam_search(
+        DRAFTER.merge(),
+        jnp.asarray(EMBEDDING),
+        jnp.asarray(CONTEXT),
+        jnp.asarray(ROOT),
+        noise,
+        sampling,
+        draft,
+    )
+
+
+def brute_force(
+    noise: np.ndarray, configs: tuple[SamplingConfig, ...], draft: DraftConfig, traced: int
+) -> list[list[list[oracles.Beam]]]:
+    return [
+        oracles.beam_search(
+            WEIGHTS,
+            EMBEDDING.astype(np.float64),
+            CONTEXT[row].astype(np.float64),
+            int(ROOT[row]),
+            noise[row].astype(np.float64),
+            configs[row],
+            draft.beam_width,
+            draft.draft_rounds,
+            draft.sharpness,
+            draft.candidates,
+            traced,
+        )
+        for row in range(B)
+    ]
+
+
+def run(configs: tuple[SamplingConfig, ...], draft: DraftConfig) -> tuple[Beams, np.ndarray]:
+    # One position more than rounds: the bonus token's noise is there, and is not the beam's.
+    noise = noise_for(configs, draft.draft_rounds + 1)
+    sampling = oracles.sampling_arrays(configs, seeds=[0] * B, vocab_size=V)
+    beams = search(jnp.asarray(noise), sampling, draft)
+    return jax.tree.map(np.asarray, beams), noise
+
+
+DRAFTS = [
+    DraftConfig(1, 3),
+    DraftConfig(6, 3),
+    DraftConfig(4, 3, sharpness=2.5, candidates=9),
+    DraftConfig(V, 2, candidates=V),
+    DraftConfig(4, 1, sharpness=2.5),
+    # A beam's X best tokens are N - 1, more than there are beams; or W, which is more than N - 1.
+    DraftConfig(2, 3, num_nodes=8, rerank=True),
+    DraftConfig(1, 3, num_nodes=V + 1, rerank=True, candidates=V),
+    DraftConfig(4, 2, num_nodes=3, rerank=True),
+]
+EXTENSIONS = [1, 6, 4, V, 4, 7, V, 4]
+
+
+@pytest.mark.parametrize(("draft", "width"), [*zip(DRAFTS, EXTENSIONS, strict=True)], ids=str)
+@pytest.mark.parametrize(
+    "configs", [(GREEDY,) * 3, MIXED, NARROW], ids=["greedy", "mixed", "beams without a token"]
+)
+def test_equals_a_search_that_sorts_every_extension(
+    configs: tuple[SamplingConfig, ...], draft: DraftConfig, width: int
+) -> None:
+    beams, noise = run(configs, draft)
+    assert beams.tokens.shape == (B, draft.draft_rounds, width)
+    for row, trace in enumerate(brute_force(noise, configs, draft, width)):
+        for step, expected in enumerate(trace):
+            live = [beam for beam in expected if beam.log_prob > -np.inf]
+            got = slice(len(live))
+            assert beams.tokens[row, step, got].tolist() == [beam.token for beam in live]
+            assert beams.parents[row, step, got].tolist() == [beam.parent for beam in live]
+            np.testing.assert_allclose(
+                beams.log_probs[row, step],
+                [beam.log_prob for beam in expected],
+                rtol=1e-4,
+                atol=1e-4,
+            )
+
+
+@pytest.mark.parametrize("configs", [(GREEDY,) * 3, MIXED], ids=["greedy", "mixed"])
+@pytest.mark.parametrize("width", [1, 2, 5])
+def test_a_reranked_tree_is_the_best_of_all_extensions_of_its_beams(
+    width: int, configs: tuple[SamplingConfig, ...]
+) -> None:
+    draft = DraftConfig(width, 3, num_nodes=10, rerank=True, sharpness=1.5)
+    beams, noise = run(configs, draft)
+    tree = numpy_tree(ROOT, beams, draft)
+    for row, trace in enumerate(brute_force(noise, configs, draft, traced=width * V)):
+        # Every extension of every round, by the tokens below the root.
+        expected: dict[tuple[int, ...], float] = {}
+        above: list[tuple[int, ...]] = [()]
+        for extensions in trace:
+            paths = [(*above[one.parent], one.token) for one in extensions]
+            expected |= {p: e.log_prob for p, e in zip(paths, extensions, strict=True)}
+            above = paths[:width]
+        best = sorted(expected, key=lambda path: -expected[path])[:9]
+        drafted: list[tuple[int, ...]] = []
+        for token, parent in zip(tree.tokens[row], tree.parents[row], strict=True):
+            drafted.append((*drafted[parent], int(token)) if drafted else ())
+        assert set(drafted[1:]) == set(best)
+        scores = [expected[path] for path in drafted[1:]]
+        np.testing.assert_allclose(tree.log_probs[row, 1:], scores, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "draft",
+    [
+        DraftConfig(beam_width=3, draft_rounds=3, sharpness=1.5),
+        DraftConfig(beam_width=2, draft_rounds=3, sharpness=1.5, num_nodes=6, rerank=True),
+    ],
+    ids=["beams", "reranked"],
+)
+@pytest.mark.parametrize("configs", [(GREEDY,) * 3, (*MIXED[:2], GREEDY)], ids=["greedy", "mixed"])
+def test_a_small_head_drafts_what_a_whole_one_would_draft_among_its_tokens(
+    configs: tuple[SamplingConfig, ...], draft: DraftConfig
+) -> None:
+    draft_tokens = (0, 2, 3, 7, 10)
+    noise = noise_for(configs, draft.draft_rounds)
+    sampling = oracles.sampling_arrays(configs, [0] * B, V)
+    # To the whole head the other tokens are forbidden by their noise.
+    forbidden = np.full_like(noise, -np.inf)
+    forbidden[..., draft_tokens] = noise[..., draft_tokens]
+    whole = search(jnp.asarray(forbidden), sampling, draft)
+
+    head = init_drafter(dataclasses.replace(HEAD_CONFIG, draft_tokens=draft_tokens), 0).merge()
+    nnx.update(head, nnx.state(DRAFTER.merge()))
+    head.lm_head.kernel = nnx.Param(DRAFTER.merge().lm_head.kernel[...][:, draft_tokens])
+    search_small = jax.jit(partial(beam_search, head, draft=draft))
+    small = search_small(EMBEDDING, CONTEXT, ROOT, noise, sampling=sampling)
+    np.testing.assert_array_equal(small.tokens, whole.tokens)
+    np.testing.assert_array_equal(small.parents, whole.parents)
+    np.testing.assert_allclose(small.log_probs, whole.log_probs, rtol=1e-5)
