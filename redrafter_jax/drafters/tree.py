@@ -77,8 +77,9 @@ def chain_tree(
     depth = jnp.broadcast_to(jnp.arange(C + 1, dtype=jnp.int32), (B, C + 1))
     tokens = jnp.concatenate([root[:, None], drafted], axis=1)
     above = jnp.broadcast_to(jnp.tri(C + 1, dtype=bool), (B, C + 1, C + 1))
-    live = found[:, None] | (depth == 0)
-    return _padded(tokens, jnp.maximum(depth - 1, 0), depth, above, jnp.zeros((B, C + 1)), live)
+    parents, log_probs = jnp.maximum(depth - 1, 0), jnp.zeros((B, C + 1))
+    tree = TokenTree(tokens, parents, depth, above, log_probs, _of_one_source(tokens))
+    return pad_nodes(tree, found[:, None] | (depth == 0))
 
 
 def root_tree(root: Int[Array, " B"]) -> TokenTree:
@@ -91,7 +92,8 @@ def _with_mask(nodes: "_Kept", max_depth: int) -> TokenTree:
     tokens, parents, depth, log_probs = nodes
     live = log_probs > -jnp.inf
     mask = ancestor_mask(jnp.where(live, parents, 0), max_depth)
-    return _padded(tokens, parents, depth, mask, log_probs, live)
+    tree = TokenTree(tokens, parents, depth, mask, log_probs, _of_one_source(tokens))
+    return pad_nodes(tree, live)
 
 
 def pad_nodes(tree: TokenTree, live: Bool[Array, "B N"]) -> TokenTree:
@@ -109,17 +111,9 @@ def pad_nodes(tree: TokenTree, live: Bool[Array, "B N"]) -> TokenTree:
     )
 
 
-def _padded(
-    tokens: Int[Array, "B N"],
-    parents: Int[Array, "B N"],
-    depth: Int[Array, "B N"],
-    mask: Bool[Array, "B N N"],
-    log_probs: Float[Array, "B N"],
-    live: Bool[Array, "B N"],
-) -> TokenTree:
-    """The tree of one source; its other nodes are padding."""
-    origin = jnp.zeros_like(tokens).at[:, 0].set(-1)
-    return pad_nodes(TokenTree(tokens, parents, depth, mask, log_probs, origin), live)
+def _of_one_source(tokens: Int[Array, "B N"]) -> Int[Array, "B N"]:
+    """The origin of the nodes of a tree of one source."""
+    return jnp.zeros_like(tokens).at[:, 0].set(-1)
 
 
 def matching_paths(tree: TokenTree, matches: Bool[Array, "B N"]) -> Bool[Array, "B N"]:
