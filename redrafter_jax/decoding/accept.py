@@ -5,12 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from redrafter_jax.drafters.tree import matching_paths
-from redrafter_jax.parallel.collectives import (
-    all_reduce_max,
-    all_reduce_min,
-    own_shard,
-    shard_start,
-)
+from redrafter_jax.parallel.collectives import all_reduce, own_shard, shard_start
 from redrafter_jax.sampling import filter_logits
 from redrafter_jax.types import Accepted, Sampling, TokenTree
 
@@ -97,6 +92,6 @@ def _first_best(scores: Float[Array, "B N part"], V: int) -> Int[Array, "B N"]:
     This is `argmax` as two reductions, which the CPU can vectorise.
     """
     part = scores.shape[-1]
-    best = scores == all_reduce_max(jnp.max(scores, axis=-1, keepdims=True))
+    best = scores == all_reduce(jnp.max(scores, axis=-1, keepdims=True), jax.lax.pmax)
     index = shard_start(part, V) + jnp.arange(part, dtype=jnp.int32)
-    return all_reduce_min(jnp.min(jnp.where(best, index, V - 1), axis=-1))
+    return all_reduce(jnp.min(jnp.where(best, index, V - 1), axis=-1), jax.lax.pmin)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.models.layers import rms_norm, rotate
 from redrafter_jax.models.linear import linear
-from redrafter_jax.parallel.collectives import all_reduce_sum
+from redrafter_jax.parallel.collectives import all_reduce
 
 Attend = Callable[
     [Float[Array, "B T Q H"], Float[Array, "B T K H"], Float[Array, "B T K H"]],
@@ -62,7 +62,7 @@ class Attention(nnx.Module):
         # keep their products in float32 parts until then, to add them up a second time.
         k, v = jax.lax.optimization_barrier((k, v))
         attended = attend(q, k, v).reshape(*x.shape[:2], -1)
-        projected = all_reduce_sum(linear(attended, self.o_proj.get_value()))
+        projected = all_reduce(linear(attended, self.o_proj.get_value()))
         return _add(projected, self.o_bias), k, v
 
 
@@ -87,7 +87,7 @@ class FeedForward(nnx.Module):
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         gate = _ACTIVATIONS[self.config.hidden_act](linear(x, self.gate_proj.get_value()))
         gated = gate * linear(x, self.up_proj.get_value())
-        return all_reduce_sum(linear(gated, self.down_proj.get_value()))
+        return all_reduce(linear(gated, self.down_proj.get_value()))
 
 
 class DecoderLayer(nnx.Module):

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int, Num
 
 from pallas_kernels.grouped_matmul import grouped_matmul
 from redrafter_jax.config import WeightFormat
-from redrafter_jax.parallel.collectives import all_reduce_sum, shard_start
+from redrafter_jax.parallel.collectives import all_reduce, shard_start
 
 # Of int4, the first that divides the inputs.
 GROUP_SIZES = (128, 64, 32)
@@ -78,7 +78,7 @@ def read_rows(
         return read(rows)
     local = rows - shard_start(part, size)
     own = (local >= 0) & (local < part)
-    return all_reduce_sum(jnp.where(own[..., None], read(jnp.where(own, local, 0)), 0))
+    return all_reduce(jnp.where(own[..., None], read(jnp.where(own, local, 0)), 0))
 
 
 def table_length(table: Weight) -> int:

@@ -4,26 +4,21 @@
 should be is this device's part of it.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Int, Shaped
 
 # The axis of a mesh over which heads, the feed-forward width and the vocabulary are split.
 MODEL = "model"
 
 
-def all_reduce_sum(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """The sum of what the devices of a `model` group hold: of partial products, for example."""
-    return jax.lax.psum(x, MODEL) if _has_others() else x
-
-
-def all_reduce_max(x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
-    """The elementwise maximum over the `model` group."""
-    return jax.lax.pmax(x, MODEL) if _has_others() else x
-
-
-def all_reduce_min(x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
-    """The elementwise minimum over the `model` group."""
-    return jax.lax.pmin(x, MODEL) if _has_others() else x
+def all_reduce(
+    x: Shaped[Array, "..."], by: Callable[..., Any] = jax.lax.psum
+) -> Shaped[Array, "..."]:
+    """The sum, or `jax.lax.pmax` or `pmin`, of what the devices of a `model` group hold."""
+    return by(x, MODEL) if _has_others() else x
 
 
 def all_gather(x: Shaped[Array, "... part"], size: int) -> Shaped[Array, "... whole"]:

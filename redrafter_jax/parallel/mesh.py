@@ -177,8 +177,6 @@ def specs(tree: Any, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Any:
     """
 
     def of(value: Any) -> Any:
-        if isinstance(value, Model):
-            return replace(value, params=_by_name(value.params, mesh, rules))
         if isinstance(value, nnx.State):
             return _by_name(value, mesh, rules)
         if isinstance(value, KVCache):
@@ -188,7 +186,7 @@ def specs(tree: Any, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Any:
             return KVCache(layers, layers, rows)
         return partition(np.shape(value), ("rows",), mesh, rules)
 
-    return jax.tree.map(of, tree, is_leaf=lambda x: isinstance(x, Model | nnx.State | KVCache))
+    return jax.tree.map(of, tree, is_leaf=lambda x: isinstance(x, nnx.State | KVCache))
 
 
 def _by_name(params: nnx.State, mesh: Mesh, rules: Mapping[str, str]) -> nnx.State:
