@@ -26,7 +26,7 @@ def chromium() -> str | None:
 
 
 @contextmanager
-def browser_page(width: int = 1100, height: int = 760, dark: bool = False) -> Generator[Page]:
+def browser_page(width: int = 1100) -> Generator[Page]:
     """A tab of a Chromium that shows no window.
 
     Raises:
@@ -38,19 +38,14 @@ def browser_page(width: int = 1100, height: int = 760, dark: bool = False) -> Ge
     with sync_playwright() as playwright:
         # The sandbox does not work for root, as which containers run.
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        page = browser.new_page(
-            viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light"
-        )
-        yield page
+        yield browser.new_page(viewport={"width": width, "height": 760})
         browser.close()
 
 
-def ask(
-    page: Page, question: str, *, tokens: int, seed: int, compare: bool, temperature: float = 0.7
-) -> None:
+def ask(page: Page, question: str, *, tokens: int, seed: int, compare: bool) -> None:
     """Type a question and wait for the whole answer."""
     page.fill("#limit", str(tokens))
-    page.fill("#temperature", str(temperature))
+    page.fill("#temperature", "0.7")
     page.fill("#seed", str(seed))
     page.set_checked("#compare", compare)
     page.fill("#question", question)
@@ -63,24 +58,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("url")
     parser.add_argument("picture", type=Path)
-    parser.add_argument("--question", default="Name three uses of a paper clip.")
-    parser.add_argument("--tokens", type=int, default=120)
-    parser.add_argument("--temperature", type=float, default=0.7)
     parser.add_argument("--width", type=int, default=1100)
-    parser.add_argument("--height", type=int, default=760)
-    parser.add_argument("--dark", action="store_true")
     arguments = parser.parse_args()
-    with browser_page(arguments.width, arguments.height, arguments.dark) as page:
+    with browser_page(arguments.width) as page:
         page.goto(arguments.url)
         page.wait_for_selector("#model:not(:text('connecting'))")
-        ask(
-            page,
-            arguments.question,
-            tokens=arguments.tokens,
-            seed=1,
-            compare=True,
-            temperature=arguments.temperature,
-        )
+        ask(page, "Name three uses of a paper clip.", tokens=120, seed=1, compare=True)
         page.screenshot(path=arguments.picture)
 
 
