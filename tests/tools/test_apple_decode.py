@@ -1,5 +1,6 @@
 """Decoding beside Apple's code: traces compared, both sides timed, with stand-ins for Apple's."""
 
+import math
 import sys
 
 import pytest
@@ -55,23 +56,24 @@ def test_apples_answer_is_read_as_the_same_kind_of_trace() -> None:
     assert read_apple(reply) == decoded([ROOT, 1], 1, 0.5, SAME)
 
 
-@pytest.mark.parametrize(("gap", "tie"), [(0.00005, True), (0.5, False)])
-def test_a_difference_is_a_tie_if_the_scores_behind_it_are_near(gap: float, tie: bool) -> None:
+@pytest.mark.parametrize(("gap", "ties"), [(0.00005, 1), (0.5, 0)])
+def test_a_difference_is_a_tie_if_the_scores_behind_it_are_near(gap: float, ties: int) -> None:
     first = {"1": -1.0, "2": -2.0}
     ours = step(4, first, {"13": -1.5, "24": -1.5 - gap})
-    order = find_difference(ours, step(4, first, {"24": -1.5, "13": -1.5}))
+    order = step(4, first, {"24": -1.5, "13": -1.5})
     # Ours scored "24" higher than the last that Apple's kept.
-    beams = find_difference(ours, step(4, first, {"13": -1.5, "25": -1.5 - 2 * gap}))
-    for found, kind in ((order, "order"), (beams, "beams")):
-        assert found is not None
-        assert (found.length, found.round, found.kind, found.tie) == (4, 1, kind, tie)
-        assert found.gap == pytest.approx(gap)
+    beams = step(4, first, {"13": -1.5, "25": -1.5 - 2 * gap})
+    for apples, kind in ((order, "order"), (beams, "beams")):
+        assert find_difference(ours, apples) == (kind, pytest.approx(gap))
+        result = compare_traces(decoded([9], 1, 0, ours), decoded([9], 1, 0, apples), 3)
+        assert (result["ties"], result["unexplained"]) == (ties, 1 - ties)
 
 
 def test_another_tree_of_the_same_beams_is_no_tie() -> None:
-    found = find_difference(SAME, SAME._replace(paths=SAME.paths - {(ROOT, 2, 3)}))
-    assert found is not None
-    assert (found.round, found.kind, found.gap, found.tie) == (None, "tree", None, False)
+    apples = SAME._replace(paths=SAME.paths - {(ROOT, 2, 3)})
+    result = compare_traces(decoded([9], 1, 0, SAME), decoded([9], 1, 0, apples), 3)
+    assert result["differences"] == [{"length": 4, "kind": "tree", "gap": math.inf}]
+    assert (result["same_beams"], result["ties"], result["unexplained"]) == (1, 0, 1)
 
 
 def test_steps_are_compared_as_long_as_the_texts_are_one() -> None:

@@ -1,5 +1,6 @@
 """What either side drafts in every step of decoding a prompt, and where two such traces differ."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -55,24 +56,6 @@ class Decoded(NamedTuple):
     target_calls: int
     seconds: float
     steps: list[Step]
-
-
-class Difference(NamedTuple):
-    """The first place of a step where the two differ.
-
-    Attributes:
-      length: of the text before the step.
-      round: counted from 0; None where beams are the same and the trees differ.
-      kind: "order" of the same beams, other "beams", or another "tree".
-      gap: nats that separate what was taken from what the other side took; of a tree None.
-      tie: the gap is within the tolerance, so rounding decided.
-    """
-
-    length: int
-    round: int | None
-    kind: str
-    gap: float | None
-    tie: bool
 
 
 def apple_tree(target: Target, beam_width: int, draft_rounds: int) -> DraftConfig:
@@ -166,11 +149,15 @@ def compare_traces(ours: Decoded, apple: Decoded, prompt_length: int) -> dict[st
         for step in ours.steps
         if step.length in theirs and step.length - prompt_length <= shared
     ]
-    found = [find_difference(*pair) for pair in pairs]
-    differences = [difference for difference in found if difference is not None]
+    differences = [
+        (step.length, *found)
+        for step, other in pairs
+        if (found := find_difference(step, other)) is not None
+    ]
+    ties = sum(gap <= TOLERANCE for _, _, gap in differences)
     same_text = ours.tokens == apple.tokens
     same_calls = ours.target_calls == apple.target_calls
-    unexplained = sum(not difference.tie for difference in differences) + (not same_text)
+    unexplained = len(differences) - ties + (not same_text)
     unexplained += same_text and not same_calls and not differences
     return {
         "same_text": same_text,
@@ -178,38 +165,37 @@ def compare_traces(ours: Decoded, apple: Decoded, prompt_length: int) -> dict[st
         "same_calls": same_calls,
         "target_calls": {"ours": ours.target_calls, "apple": apple.target_calls},
         "steps": len(pairs),
-        "same_beams": sum(one is None or one.kind == "tree" for one in found),
+        "same_beams": len(pairs) - sum(kind != "tree" for _, kind, _ in differences),
         "same_trees": sum(one.paths == other.paths for one, other in pairs),
         "largest_error": max((largest_error(*pair) for pair in pairs), default=0.0),
-        "ties": sum(difference.tie for difference in differences),
+        "ties": ties,
         "unexplained": unexplained,
-        "differences": [difference._asdict() for difference in differences],
+        "differences": [
+            {"length": length, "kind": kind, "gap": gap} for length, kind, gap in differences
+        ],
     }
 
 
-def find_difference(ours: Step, apple: Step) -> Difference | None:
-    """None where all rounds have the same beams in the same order, and the trees are one."""
-    for index, (one, other) in enumerate(zip(ours.rounds, apple.rounds, strict=True)):
+def find_difference(ours: Step, apple: Step) -> tuple[str, float] | None:
+    """Where two steps first differ, and the nats between what was taken and what the other took.
+
+    The "order" of the same beams, other "beams", or another "tree" of the same ones, which no nats
+    explain. None where all rounds have the same beams in the same order, and the trees are one.
+    """
+    for one, other in zip(ours.rounds, apple.rounds, strict=True):
         if list(one) == list(other):
             continue
         if one.keys() == other.keys():
             # The most that separates, by our scores, two beams of one rank.
-            kind, gaps = "order", [abs(one[a] - one[b]) for a, b in zip(one, other, strict=True)]
-        else:
-            # By how much a beam that one side alone keeps beats the other side's last. That side
-            # scored it no higher, so the two scores of it differ by this much.
-            kind, gaps = (
-                "beams",
-                [
-                    kept[beam] - min(others.values())
-                    for kept, others in ((one, other), (other, one))
-                    for beam in kept.keys() - others.keys()
-                ],
-            )
-        return Difference(ours.length, index, kind, max(gaps), max(gaps) <= TOLERANCE)
-    if ours.paths != apple.paths:
-        return Difference(ours.length, None, "tree", None, tie=False)
-    return None
+            return "order", max(abs(one[a] - one[b]) for a, b in zip(one, other, strict=True))
+        # By how much a beam that one side alone keeps beats the other side's last. That side
+        # scored it no higher, so the two scores of it differ by this much.
+        return "beams", max(
+            kept[beam] - min(others.values())
+            for kept, others in ((one, other), (other, one))
+            for beam in kept.keys() - others.keys()
+        )
+    return None if ours.paths == apple.paths else ("tree", math.inf)
 
 
 def largest_error(ours: Step, apple: Step) -> float:
