@@ -20,8 +20,6 @@ from typing import Any
 
 import numpy as np
 from pydantic import PositiveFloat, PositiveInt
-from rich.console import Console
-from rich.table import Table
 
 from redrafter_jax.checkpoints.huggingface import load_target
 from redrafter_jax.command_line import make_folder_of
@@ -46,14 +44,6 @@ from train.data.rows import make_rows
 from train.data.settings import DataSettings
 from train.data.types import Windows
 
-# Of the report, one number a side.
-FIGURES = (
-    "tokens_per_second",
-    "processor_seconds_per_step",
-    "first_step_seconds",
-    "peak_megabytes",
-    "loaded_megabytes",
-)
 # Steps that each side takes before speed is measured.
 WARM_UP = 2
 
@@ -195,33 +185,17 @@ def compare(settings: AppleSettings) -> dict[str, Any]:
     return report
 
 
-def make_table(name: str, measured: dict[str, Any]) -> Table:
-    """A case's figures, both sides in columns."""
-    table = Table(name, "ours", "Apple's", "ours / Apple's")
-
-    def add(title: str, values: dict[str, float]) -> None:
-        ratio = f"{values['ours'] / values['apple']:.6g}"
-        table.add_row(title, *(f"{values[side]:.6g}" for side in NAMES), ratio)
-
-    for title in FIGURES:
-        add(title.replace("_", " "), measured[title])
-    steps = len(measured["losses"]["ours"])
-    for step in (0, steps // 2, steps - 1):
-        add(f"loss of step {step + 1}", {side: measured["losses"][side][step] for side in NAMES})
-    return table
-
-
 def main(words: Sequence[str]) -> None:
-    """Compare, write the report, show the tables."""
+    """Compare, write the report, print the ratios."""
     description = "Compare with Apple's PyTorch trainer."
     settings = parse_settings(AppleSettings, description, words, command="train")
     make_folder_of(settings.output, "output")
     report = compare(settings)
     settings.output.write_text(json.dumps(report, indent=1) + "\n")
     for name in ("speed", "curve"):
-        Console().print(make_table(name, report[name]))
         ratios, largest = report[name]["ratio_of_turns"], report[name]["largest_loss_difference"]
         print(
-            f"speed, ours / Apple's: {median(ratios):.2f} of the median turn, {min(ratios):.2f} to "
-            f"{max(ratios):.2f}; largest difference of two losses of a step: {100 * largest:.4f}%"
+            f"{name}: speed, ours / Apple's: {median(ratios):.2f} of the median turn, "
+            f"{min(ratios):.2f} to {max(ratios):.2f}; largest difference of two losses of a step: "
+            f"{100 * largest:.4f}%"
         )
