@@ -12,11 +12,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from rich.console import RenderableType
 
-from pallas_kernels.aot import AotUnavailableError, compile_on, gpu_mesh
+from pallas_kernels.aot import AotUnavailableError, Compilation, compile_on, gpu_mesh
 from pallas_kernels.gpus import GPUS
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import DraftConfig, MedusaConfig
 from redrafter_jax.decoding.step import decode
+from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel, check_pair
 from redrafter_jax.errors import InputError
@@ -83,7 +84,8 @@ def plan(settings: PlanSettings) -> None:
             check_rows(settings.batch_size, mesh)
             target, drafter = on_mesh(target, mesh), on_mesh(drafter, mesh)
             state = on_mesh(state, mesh)
-        temporaries = _temporaries(mesh, target, drafter, draft, state)
+        compiled = compile_decode(mesh, target, bind_drafter(drafter, draft), state)
+        temporaries = compiled.memory.temp_size_in_bytes
     except AotUnavailableError as error:
         reason = str(error)
         if settings.mesh.data * settings.mesh.model > 1:
@@ -177,19 +179,9 @@ def draft_bytes(target: Target, drafter: DraftModel, draft: DraftConfig, row_byt
     return once + rounds * (bytes_of(drafter) - once + borrowed) + fed * row_bytes
 
 
-def _temporaries(
-    mesh: Mesh, target: Target, drafter: DraftModel, draft: DraftConfig, state: DecodeState
-) -> int:
-    """Bytes beside arguments and results on one device, compiled for GPUs that need not be there.
-
-    Raises:
-      AotUnavailableError: this installation cannot compile for it.
-    """
-    loop = jax.jit(decode, donate_argnums=2)
-    steps = jax.ShapeDtypeStruct((), jnp.int32)
-    return compile_on(
-        mesh, loop, target, bind_drafter(drafter, draft), state, steps
-    ).memory.temporaries
+def compile_decode(mesh: Mesh, target: Target, drafter: Drafter, state: DecodeState) -> Compilation:
+    """The loop over decode steps, compiled for GPUs that need not be there; see `compile_on`."""
+    return compile_on(mesh, decode, target, drafter, state, jax.ShapeDtypeStruct((), jnp.int32))
 
 
 def _tables(report: dict[str, Any]) -> Iterator[RenderableType]:

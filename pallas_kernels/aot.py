@@ -2,7 +2,7 @@
 
     mesh = gpu_mesh("h200")                       # or ("h200", (2, 4), ("data", "model"))
     compiled = compile_on(mesh, jax.jit(f), x, y)
-    compiled.memory.temporaries, compiled.hlo, compiled.kernels
+    compiled.memory.temp_size_in_bytes, compiled.hlo, compiled.kernels
 
 Needs the packages of the extra `aot` and JAX on the CPU. Nothing is autotuned and nothing is run:
 the matrix products of a real card may be tiled otherwise.
@@ -31,15 +31,6 @@ class AotUnavailableError(RuntimeError):
     """This process cannot compile for a GPU that is not there; the message says why."""
 
 
-class Memory(NamedTuple):
-    """Bytes on one device."""
-
-    arguments: int  # all, the donated ones included
-    outputs: int  # all results
-    aliased: int  # results that take the place of a donated argument
-    temporaries: int  # held during the run beside arguments and results
-
-
 class Kernel(NamedTuple):
     """What ptxas says of one Mosaic kernel: registers per thread, and bytes spilled from them."""
 
@@ -52,7 +43,7 @@ class Kernel(NamedTuple):
 class Compilation(NamedTuple):
     """A compiled program."""
 
-    memory: Memory
+    memory: Any  # JAX's CompiledMemoryStats, of one device; its arguments include donated ones
     hlo: str  # the optimised HLO
     thunks: str  # what the runtime launches, a line each, nested: command buffers, kernels, copies
     kernels: tuple[Kernel, ...]  # its Mosaic kernels; XLA's own are not listed
@@ -134,14 +125,8 @@ def compile_on(
         # The second is written only where command buffers were formed.
         names = "*.thunk_sequence.txt", "*.thunk_sequence_after_*.txt"
         dumps = [dump.read_text() for name in names for dump in Path(folder).glob(name)]
-    analysis = compiled.memory_analysis()
-    memory = Memory(
-        arguments=analysis.argument_size_in_bytes,
-        outputs=analysis.output_size_in_bytes,
-        aliased=analysis.alias_size_in_bytes,
-        temporaries=analysis.temp_size_in_bytes,
-    )
-    return Compilation(memory, compiled.as_text(), (dumps or [""])[-1], read_ptxas("".join(said)))
+    memory, kernels = compiled.memory_analysis(), read_ptxas("".join(said))
+    return Compilation(memory, compiled.as_text(), (dumps or [""])[-1], kernels)
 
 
 _PTXAS = re.compile(

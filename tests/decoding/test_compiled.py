@@ -13,10 +13,10 @@ from needs import needs_compiler
 from places import CONFIGS
 
 from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
+from eval.plan import compile_decode
 from eval.shapes import PlanSettings
 from pallas_kernels.aot import Compilation, compile_on, gpu_mesh
 from redrafter_jax.config import DraftConfig
-from redrafter_jax.decoding.step import decode
 from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel
@@ -53,9 +53,7 @@ def compile_step(config: str, kind: str, batch_size: int, layers: int) -> Step:
         "both": lambda: bind_drafter(model, replace(settings.draft, lookup_tokens=8)),
     }[kind]()
     state = abstract_state(target, drafter, batch_size, 4096)
-    loop = jax.jit(decode, donate_argnames="state")
-    steps = jax.ShapeDtypeStruct((), jnp.int32)
-    compiled = compile_on(gpu_mesh("h200"), loop, target, drafter, state, steps)
+    compiled = compile_decode(gpu_mesh("h200"), target, drafter, state)
     return Step(target, whole_bytes, drafter, state, compiled)
 
 
@@ -82,10 +80,10 @@ def test_the_whole_state_is_updated_in_place(step: Step) -> None:
     memory = step.compiled.memory
     state = bytes_of(step.state)
     # The cache, the token buffer, the context and every counter: all that is donated.
-    assert memory.aliased == state > bytes_of(step.state.cache)
+    assert memory.alias_size_in_bytes == state > bytes_of(step.state.cache)
     # The table of addresses of the results is all that is new.
-    assert memory.outputs - memory.aliased < 1024
-    assert memory.arguments == state + bytes_of((step.target, step.drafter)) + 4
+    assert memory.output_size_in_bytes - memory.alias_size_in_bytes < 1024
+    assert memory.argument_size_in_bytes == state + bytes_of((step.target, step.drafter)) + 4
 
 
 def test_every_layer_attends_by_the_kernel(step: Step) -> None:
@@ -98,7 +96,7 @@ def test_every_layer_attends_by_the_kernel(step: Step) -> None:
 
 
 def test_temporaries_are_small(step: Step) -> None:
-    assert step.compiled.memory.temporaries < 0.05 * step.whole_bytes
+    assert step.compiled.memory.temp_size_in_bytes < 0.05 * step.whole_bytes
 
 
 def test_no_weight_and_no_cache_is_copied_or_transposed(step: Step) -> None:

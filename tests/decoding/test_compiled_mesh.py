@@ -8,17 +8,16 @@ from collections import Counter
 from math import prod
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import pytest
 from needs import needs_compiler
 from places import CONFIGS
 
 from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of, on_mesh
+from eval.plan import compile_decode
 from eval.shapes import PlanSettings
-from pallas_kernels.aot import Compilation, compile_on, gpu_mesh
+from pallas_kernels.aot import Compilation, gpu_mesh
 from pallas_kernels.gpus import GPUS
-from redrafter_jax.decoding.step import decode
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.settings.files import load_settings
 
@@ -65,11 +64,9 @@ def compiled(settings: PlanSettings) -> Compilation:
     )
     drafter = bind_drafter(model, settings.draft)
     state = on_mesh(abstract_state(target, drafter, 1, 4096), mesh)
-    loop = jax.jit(decode, donate_argnames="state")
-    steps = jax.ShapeDtypeStruct((), jnp.int32)
-    compilation = compile_on(mesh, loop, target, drafter, state, steps)
-    assert compilation.memory.aliased == bytes_of(state)
-    assert compilation.memory.arguments == bytes_of((target, drafter, state)) + 4
+    compilation = compile_decode(mesh, target, drafter, state)
+    assert compilation.memory.alias_size_in_bytes == bytes_of(state)
+    assert compilation.memory.argument_size_in_bytes == bytes_of((target, drafter, state)) + 4
     return compilation
 
 
@@ -129,5 +126,6 @@ def test_every_layer_attends_by_the_kernel(compiled: Compilation, settings: Plan
 
 def test_it_fits(compiled: Compilation) -> None:
     memory = compiled.memory
-    assert memory.arguments + memory.temporaries < 0.3 * GPUS["h200"].memory_bytes
-    assert memory.temporaries < 0.05 * memory.arguments
+    arguments, temporaries = memory.argument_size_in_bytes, memory.temp_size_in_bytes
+    assert arguments + temporaries < 0.3 * GPUS["h200"].memory_bytes
+    assert temporaries < 0.05 * arguments

@@ -13,9 +13,9 @@ from needs import needs_compiler
 from places import CONFIGS
 
 from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
+from eval.plan import compile_decode
 from eval.shapes import PlanSettings
 from pallas_kernels.aot import compile_on, gpu_mesh
-from redrafter_jax.decoding.step import decode
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.settings.files import load_settings
 
@@ -60,14 +60,12 @@ def test_no_dequantized_weight_is_written(form: Any) -> None:
     drafter = bind_drafter(head, DRAFT)
     # 13 times a power of two: no weight and no sums of groups have as many numbers as the cache.
     state = abstract_state(target, drafter, 1, 3328)
-    loop = jax.jit(decode, donate_argnames="state")
-    steps = jax.ShapeDtypeStruct((), jnp.int32)
-    compiled = compile_on(gpu_mesh("h200"), loop, target, drafter, state, steps)
+    compiled = compile_decode(gpu_mesh("h200"), target, drafter, state)
     # int4 is packed, and alignment adds some bytes to each argument.
     arguments = bytes_of((target, drafter, state))
-    assert arguments <= compiled.memory.arguments < 1.001 * arguments
+    assert arguments <= compiled.memory.argument_size_in_bytes < 1.001 * arguments
     whole, _ = pair(SHAPE, form)
-    assert compiled.memory.temporaries < 0.05 * bytes_of(whole)
+    assert compiled.memory.temp_size_in_bytes < 0.05 * bytes_of(whole)
     plain, heads = pair(FEW, None)
     shapes = {leaf.shape for leaf in jax.tree.leaves((plain, heads)) if leaf.ndim == 2}
     written = written_sizes(compiled.hlo)

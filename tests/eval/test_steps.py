@@ -194,8 +194,8 @@ def test_compiled_for_a_gpu_every_loop_has_its_turns_and_verify_its_kernel() -> 
     verify, finish = compiled["verify"].hlo, compiled["finish"].memory
     assert "mosaic_gpu" not in verify[verify.index("\nENTRY") :]
     assert verify.count('custom_call_target="mosaic_gpu_v2"') == 3
-    assert finish.aliased == bytes_of((state, between))
-    assert finish.temporaries < bytes_of(state.cache.keys[0])
+    assert finish.alias_size_in_bytes == bytes_of((state, between))
+    assert finish.temp_size_in_bytes < bytes_of(state.cache.keys[0])
 
 
 def test_what_does_not_fit_the_device_is_refused(

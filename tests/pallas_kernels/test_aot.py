@@ -67,8 +67,9 @@ def test_a_function_is_compiled_for_every_gpu(gpu: str) -> None:
     x = jax.ShapeDtypeStruct((256, 512), jnp.bfloat16)
     w = jax.ShapeDtypeStruct((512, 512), jnp.bfloat16)
     compiled = compile_on(gpu_mesh(gpu), step, x, w)
-    assert compiled.memory.arguments == (256 * 512 + 512 * 512) * 2
-    assert compiled.memory.outputs == compiled.memory.aliased == 256 * 512 * 2
+    memory = compiled.memory
+    assert memory.argument_size_in_bytes == (256 * 512 + 512 * 512) * 2
+    assert memory.output_size_in_bytes == memory.alias_size_in_bytes == 256 * 512 * 2
     assert "HloModule jit_step" in compiled.hlo
     assert "kCustomKernel" in compiled.thunks
     assert compiled.kernels == ()

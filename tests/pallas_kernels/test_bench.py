@@ -114,7 +114,7 @@ def test_compiled_for_a_gpu_every_call_stays_in_the_loop(
     compiled = compile_on(gpu_mesh("h200"), attention_program(name, 50), inputs, zero)
     assert '"known_trip_count":{"n":"50"}' in compiled.hlo
     # Of three caches: their values alone, copied before the loop, would be as much.
-    assert compiled.memory.temporaries < 1.5 * case.cache_bytes
+    assert compiled.memory.temp_size_in_bytes < 1.5 * case.cache_bytes
     if name == "mosaic_gpu":
         entry = compiled.hlo[compiled.hlo.index("\nENTRY") :]
         assert "mosaic_gpu" not in entry

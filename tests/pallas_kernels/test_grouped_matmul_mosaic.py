@@ -182,7 +182,7 @@ def test_the_assembler_spills_no_registers_and_nothing_large_is_written(name: st
         case.rows, case.inputs, case.outputs, int(case.codes[3:]), case.group, case.minimum, 132
     )
     parts = plan.splits * plan.padded_rows * case.outputs * 4
-    assert compiled.memory.temporaries <= 1.1 * parts + 4 * plan.padded_rows * case.inputs
+    assert compiled.memory.temp_size_in_bytes <= 1.1 * parts + 4 * plan.padded_rows * case.inputs
 
 
 @needs_compiler
