@@ -9,8 +9,8 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from redrafter_jax.config import TargetConfig
-from redrafter_jax.models.layers import rms_norm, rotate
 from redrafter_jax.models.linear import linear
+from redrafter_jax.models.rotary import rotate
 from redrafter_jax.parallel.collectives import all_reduce
 
 Attend = Callable[
@@ -126,3 +126,25 @@ def normalised(
         return x
     zero_centered = config.zero_centered_norms
     return rms_norm(x, norm[...], config.rms_norm_eps, zero_centered=zero_centered)
+
+
+def rms_norm(
+    x: Float[Array, "... D"],
+    weight: Float[Array, " D"],
+    epsilon: float,
+    *,
+    zero_centered: bool = False,
+) -> Float[Array, "... D"]:
+    """Root-mean-square normalisation in float32, returned in x's dtype (arXiv 1910.07467).
+
+    Args:
+      x: what is normalised along its last axis.
+      weight: factor of each feature, in x's dtype.
+      epsilon: added to the mean of the squares.
+      zero_centered: multiply by one plus the weight, before the result is cast to x's dtype.
+    """
+    wide = x.astype(jnp.float32)
+    normalised = wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + epsilon)
+    if zero_centered:
+        return (normalised * (1 + weight.astype(jnp.float32))).astype(x.dtype)
+    return normalised.astype(x.dtype) * weight

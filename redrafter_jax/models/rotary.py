@@ -1,9 +1,11 @@
-"""Frequencies of rotary embedding, and the ways in which checkpoints stretch them."""
+"""Rotary embedding: its frequencies, the ways in which checkpoints stretch them, the rotation."""
 
 import math
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float, Int
 
 from redrafter_jax.config import (
     DynamicScaling,
@@ -35,6 +37,37 @@ def rotary_frequencies(
         case DynamicScaling() | None:
             scaled = plain
     return scaled.astype(np.float32)
+
+
+def rotary_angles(
+    positions: Int[Array, "B T"],
+    frequencies: Float[np.ndarray, " half"],
+    gain: float | None = None,
+) -> tuple[Float[Array, "B T 1 half"], Float[Array, "B T 1 half"]]:
+    """Cosine and sine, float32, of the rotation of each position (arXiv 2104.09864, eq. 34).
+
+    Args:
+      positions: of the tokens.
+      frequencies: from `rotary_frequencies`.
+      gain: factor on both; None for 1.
+    """
+    angles = positions[..., None, None].astype(jnp.float32) * frequencies
+    cosine, sine = jnp.cos(angles), jnp.sin(angles)
+    if gain is not None:
+        cosine, sine = gain * cosine, gain * sine
+    # The barrier keeps XLA from computing them again inside every layer.
+    return jax.lax.optimization_barrier((cosine, sine))
+
+
+def rotate(
+    x: Float[Array, "B T heads H"],
+    cosine: Float[Array, "B T 1 half"],
+    sine: Float[Array, "B T 1 half"],
+) -> Float[Array, "B T heads H"]:
+    """Rotary embedding with the halves of the head paired, as Hugging Face stores its weights."""
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    rotated = (first * cosine - second * sine, second * cosine + first * sine)
+    return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
 
 
 def _blend(

@@ -19,7 +19,6 @@ from redrafter_jax.models.decoder_layer import (
     norm_weight,
     normalised,
 )
-from redrafter_jax.models.layers import rotary_angles
 from redrafter_jax.models.linear import (
     QuantizedWeight,
     dequantize,
@@ -28,10 +27,14 @@ from redrafter_jax.models.linear import (
     table_length,
     transposed,
 )
-from redrafter_jax.models.rotary import rotary_frequencies
+from redrafter_jax.models.rotary import rotary_angles, rotary_frequencies
 from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.types import KVCache, Scorer, TokenTree, Verified
+
+# Hidden states, and per layer the keys and the values.
+_PerLayer = tuple[Float[Array, "B T K H"], ...]
+_Read = tuple[Float[Array, "B T Z"], _PerLayer, _PerLayer]
 
 
 class Decoder(nnx.Module):
@@ -56,11 +59,7 @@ class Decoder(nnx.Module):
         tokens: Int[Array, "B T"],
         segments: Int[Array, "B T"] | None = None,
         context_layers: tuple[int, ...] = (),
-    ) -> tuple[
-        Float[Array, "B T Z"],
-        tuple[Float[Array, "B T K H"], ...],
-        tuple[Float[Array, "B T K H"], ...],
-    ]:
+    ) -> _Read:
         """Causal pass over left-aligned sequences.
 
         Args:
@@ -198,15 +197,11 @@ class Decoder(nnx.Module):
     def _below(
         self,
         cache: KVCache,
-        tokens: Int[Array, "B N"],
-        depth: Int[Array, "B N"],
-        mask: Bool[Array, "B N N"],
+        tokens: Int[Array, "B T"],
+        depth: Int[Array, "B T"],
+        mask: Bool[Array, "B T T"],
         context_layers: tuple[int, ...],
-    ) -> tuple[
-        Float[Array, "B N Z"],
-        tuple[Float[Array, "B N K H"], ...],
-        tuple[Float[Array, "B N K H"], ...],
-    ]:
+    ) -> _Read:
         """As `_layers`, at positions `lengths + depth`; sees the cache, and what the mask shows."""
 
         def attend_in(layer: int) -> Attend:
@@ -230,11 +225,7 @@ class Decoder(nnx.Module):
         positions: Int[Array, "B T"],
         attend_in: Callable[[int], Attend],
         context_layers: tuple[int, ...],
-    ) -> tuple[
-        Float[Array, "B T Z"],
-        tuple[Float[Array, "B T K H"], ...],
-        tuple[Float[Array, "B T K H"], ...],
-    ]:
+    ) -> _Read:
         x = self.embed(tokens)
         angles = self._angles(positions)
         keys, values, context = [], [], []

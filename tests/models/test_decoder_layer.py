@@ -3,7 +3,9 @@
 import jax.numpy as jnp
 import numpy as np
 
-from redrafter_jax.models.layers import rms_norm, rotary_angles, rotate
+from redrafter_jax.config import YarnScaling
+from redrafter_jax.models.decoder_layer import rms_norm
+from redrafter_jax.models.rotary import rotary_angles, rotary_frequencies, rotate
 
 
 def test_zero_centered_norms_multiply_by_one_plus_their_weight_before_they_round() -> None:
@@ -29,3 +31,11 @@ def test_rotation_keeps_the_dtype_and_turns_in_float32() -> None:
     assert turned.dtype == jnp.bfloat16
     expected = [np.cos(257), np.sin(257)]
     np.testing.assert_allclose(np.asarray(turned[0, 0, 0], np.float64), expected, atol=4e-3)
+
+
+def test_a_yarn_ramp_of_no_width_is_a_step() -> None:
+    # Unscaled the pairs turn one radian per position, a tenth, a hundredth and a thousandth.
+    # Of 10 positions no pair makes even 5 turns: the ramp starts and ends at the first.
+    scaling = YarnScaling(4.0, 10, 1.0, beta_fast=50.0, beta_slow=5.0)
+    expected = [1.0, 0.1 / 4, 0.01 / 4, 0.001 / 4]
+    np.testing.assert_allclose(rotary_frequencies(8, 1e4, scaling), expected, rtol=1e-6)
