@@ -8,7 +8,7 @@ is timed:
   queries nor lengths, such as the mask as bits, is computed once, before the loop.
 - The GPU would keep a small cache in its second-level cache. So the calls take turns over as many
   caches as together have two and a half times the 50 MiB of an H100 or H200.
-- All candidates and a copy take turns in every repeat (`timing.interleave`).
+- All candidates and a copy take turns in every repeat (`timing.take_turns`).
 - The rate is the keys and values of S tokens, once, over the time of a call. Its share is that
   rate over what the copy read and wrote per second in the same repeat; reading alone may be a
   little faster than copying. Medians over repeats, with quartiles.
@@ -24,14 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.bench_report import (
-    measure_candidates,
-    need_gpu,
-    parse,
-    show_candidates,
-    show_columns,
-    write_report,
-)
+from pallas_kernels.bench_report import measure_candidates, need_gpu, parse, run_bench
 from pallas_kernels.timing import repeat
 from pallas_kernels.tree_attention import tree_attention
 
@@ -44,7 +37,7 @@ DEFINITIONS = {
     "microseconds": "of one call within a program: lower quartile, median, upper quartile",
     "gigabytes_per_second": "cache_bytes / median time",
 }
-_SHAPE = "{:<14}{:>3}{:>7}{:>4}"
+COLUMNS = {"heads": "heads", "batch": "B", "slots": "S", "nodes": "N"}
 
 
 class Case(NamedTuple):
@@ -77,24 +70,22 @@ class Inputs(NamedTuple):
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command: exit code 2 and one sentence for values that cannot be used."""
     settings = _parse(arguments)
-    show_columns(_SHAPE.format("heads", "B", "S", "N"), settings.dtype, settings)
-    rows = []
     shapes = product(settings.heads, settings.batch, settings.slots, settings.nodes)
-    for shape in shapes:
-        case = Case(*HEADS[shape[0]], *shape[1:], settings.dtype)
-        rows.append({"heads": shape[0], **measure(case, settings.repeats)})
-        show_candidates(_SHAPE.format(*shape), rows[-1])
-    write_report(rows, settings, DEFINITIONS)
+    rows = (measure(settings, *shape) for shape in shapes)
+    run_bench(settings, settings.dtype, COLUMNS, rows, DEFINITIONS)
 
 
-def measure(case: Case, repeats: int) -> dict[str, Any]:
+def measure(
+    settings: argparse.Namespace, heads: str, batch: int, slots: int, nodes: int
+) -> dict[str, Any]:
     """One row of the report: every candidate on one shape, beside a copy."""
+    case = Case(*HEADS[heads], batch, slots, nodes, settings.dtype)
 
     def prepare(name: str, caches: int, turns: int) -> tuple[Callable[..., Array], tuple[Any, ...]]:
         return attention_program(name, turns), (draw_inputs(case, caches),)
 
-    measured = measure_candidates(CANDIDATES, prepare, case.cache_bytes, repeats)
-    return {**case._asdict(), "cache_bytes": case.cache_bytes, **measured}
+    measured = measure_candidates(CANDIDATES, prepare, case.cache_bytes, settings.repeats)
+    return {"heads": heads, **case._asdict(), "cache_bytes": case.cache_bytes, **measured}
 
 
 def draw_inputs(case: Case, caches: int) -> Inputs:
@@ -148,7 +139,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS))
     for name, default, words in (
         ("--nodes", [1, 7, 32, 64], "N, root included"),
-        ("--slots", [1024, 8192, 32768], "S, tokens to see, nodes included"),
+        ("--slots", [1024, 8192, 32768], "S, tokens attended to, tree nodes included"),
         ("--batch", [1, 8], "rows"),
     ):
         parser.add_argument(name, type=int, nargs="+", default=default, help=words)

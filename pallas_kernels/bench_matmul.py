@@ -17,14 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.bench_report import (
-    measure_candidates,
-    need_gpu,
-    parse,
-    show_candidates,
-    show_columns,
-    write_report,
-)
+from pallas_kernels.bench_report import measure_candidates, need_gpu, parse, run_bench
 from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.timing import repeat
 
@@ -36,7 +29,7 @@ DEFINITIONS = {
     "microseconds": "of a pair of products: lower quartile, median, upper quartile",
     "gigabytes_per_second": "weight_bytes / median time, of the bfloat16 weights too",
 }
-_SHAPE = "{:<14}{:>5}"
+COLUMNS = {"weights": "weights", "nodes": "N"}
 
 
 class Case(NamedTuple):
@@ -57,24 +50,21 @@ class Case(NamedTuple):
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command: exit code 2 and one sentence for values that cannot be used."""
     settings = _parse(arguments)
-    show_columns(_SHAPE.format("weights", "N"), f"int4 in groups of {settings.group}", settings)
-    rows = []
-    for name, nodes in product(settings.weights, settings.nodes):
-        case = Case(*WIDTHS[name], nodes, settings.group)
-        rows.append({"weights": name, **measure(case, settings.repeats)})
-        show_candidates(_SHAPE.format(name, nodes), rows[-1])
-    write_report(rows, settings, DEFINITIONS)
+    shapes = product(settings.weights, settings.nodes)
+    rows = (measure(settings, *shape) for shape in shapes)
+    run_bench(settings, f"int4 in groups of {settings.group}", COLUMNS, rows, DEFINITIONS)
 
 
-def measure(case: Case, repeats: int) -> dict[str, Any]:
+def measure(settings: argparse.Namespace, weights: str, nodes: int) -> dict[str, Any]:
     """One row of the report: every candidate on one shape, beside a copy."""
+    case = Case(*WIDTHS[weights], nodes, settings.group)
 
     def prepare(name: str, count: int, turns: int) -> tuple[Callable[..., Array], tuple[Any, ...]]:
         return pair_program(name, turns), draw_inputs(case, count, plain=name == "bfloat16")
 
     size, other = case.weight_bytes, ("bfloat16",)
-    measured = measure_candidates(CANDIDATES, prepare, size, repeats, other)
-    return {**case._asdict(), "weight_bytes": size, **measured}
+    measured = measure_candidates(CANDIDATES, prepare, size, settings.repeats, other)
+    return {"weights": weights, **case._asdict(), "weight_bytes": size, **measured}
 
 
 def draw_inputs(

@@ -3,7 +3,9 @@
 import argparse
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -12,14 +14,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Int, UInt
 
-from pallas_kernels import timing
-from pallas_kernels.timing import beside_copy, timer
+from pallas_kernels.timing import repeat, take_turns
 
 # Bytes of all arrays together that calls read in turns: two and a half times the second-level
 # cache of an H100 or H200, in which the GPU would keep a small array.
 READ = 128 * 2**20
+# Bytes of the array that is copied, and of what one timed run reads and writes.
+COPIED, RUN = 2**30, 32 * 10**9
 DEFINITIONS = {
     "share_of_copy": "rate / copy_gigabytes_per_second of the same repeat; quartiles",
     "difference": "norm of the difference to the reference's outputs / norm of those; null where "
@@ -47,7 +50,7 @@ def measure_candidates(
       other: candidates that compute something else than the reference.
     """
     arrays = max(1, math.ceil(READ / size))
-    turns = max(1, round(timing.RUN / (arrays * size)))
+    turns = max(1, round(RUN / (arrays * size)))
     zero = jnp.int32(0)
     timers: dict[str, Callable[[], float]] = {}
     found: dict[str, dict[str, Any]] = {}
@@ -57,7 +60,7 @@ def measure_candidates(
             program, arguments = prepare(name, 1, 1)
             output = np.asarray(program(*arguments, zero), np.float64)
             program, arguments = prepare(name, arrays, turns)
-            timers[name] = timer(program, *arguments, zero)
+            timers[name] = _timer(program, *arguments, zero)
         except (NotImplementedError, RuntimeError, ValueError) as error:
             found[name] = {"not_run": str(error).partition("\n")[0]}
             continue
@@ -65,54 +68,92 @@ def measure_candidates(
         if expected is not None and name not in other:
             difference = float(np.linalg.norm(output - expected) / np.linalg.norm(expected))
             found[name] = {"difference": difference if np.isfinite(difference) else None}
-    rates, copied = beside_copy(timers, size, arrays * turns, repeats)
+
+    copies = max(1, round(RUN / (2 * COPIED)))
+    copy, array = _copy_program(copies), [jnp.zeros(COPIED // 4, jnp.uint32)]
+
+    def copy_again() -> Any:
+        """It is given the array that the run before returned: nothing is allocated."""
+        array[0] = copy(array[0], zero)
+        return array[0]
+
+    seconds: dict[str, list[float]] = defaultdict(list)
+    for name, taken in take_turns({**timers, "copy": _timer(copy_again)}, repeats):
+        seconds[name].append(taken)
+    copied = 2 * COPIED * copies / np.asarray(seconds.pop("copy"))
+    calls = arrays * turns
+    for name, taken in seconds.items():
+        times = np.asarray(taken)
+        found.setdefault(name, {}).update(
+            microseconds=_quartiles(1e6 * times / calls),
+            gigabytes_per_second=size * calls / float(np.median(times)) / 1e9,
+            share_of_copy=_quartiles(size * calls / times / copied),
+        )
     return {
-        "calls": arrays * turns,
-        "copy_gigabytes_per_second": copied,
-        "candidates": {name: found.get(name, {}) | rates.get(name, {}) for name in names},
+        "calls": calls,
+        "copy_gigabytes_per_second": _quartiles(copied / 1e9),
+        "candidates": {name: found[name] for name in names},
     }
 
 
-def show_candidates(shape: str, row: Mapping[str, Any]) -> None:
-    """Lines of the table, the copy's own last.
+def _copy_program(turns: int) -> Callable[..., UInt[Array, " n"]]:
+    """Reads and writes the whole array in every turn; the array is donated."""
 
-    Args:
-      shape: the cells that all of them begin with.
-      row: from `measure_candidates`.
-    """
-    for name, one in row["candidates"].items():
-        if "not_run" in one:
-            print(shape + _CELLS.format(name, "not run", "", "", ""), one["not_run"])
-            continue
-        time, rate = f"{one['microseconds'][1]:.1f}", f"{one['gigabytes_per_second']:.1f}"
-        share = f"{one['share_of_copy'][1]:.2f}"
-        error = ""
-        if "difference" in one:
-            error = "not finite" if one["difference"] is None else f"{one['difference']:.1e}"
-        print(shape + _CELLS.format(name, time, rate, share, error))
-    copied = f"{row['copy_gigabytes_per_second'][1]:.1f}"
-    print(shape + _CELLS.format("copy", "", copied, "", ""), flush=True)
+    def run(array: UInt[Array, " n"], zero: Int[Array, ""]) -> UInt[Array, " n"]:
+        return repeat(
+            lambda array, none: array + (none + 1).astype(array.dtype), array, turns, zero
+        )
+
+    return jax.jit(run, donate_argnums=0)
 
 
-def show_columns(shape: str, number_format: str, settings: argparse.Namespace) -> None:
-    """The device, the format of what is read, and the heads of the columns."""
-    device = jax.devices()[0].device_kind
-    print(f"{device}; {number_format}, medians of {settings.repeats} repeats")
-    print("share: of the copy's rate; difference: from the reference\n")
-    print(shape + _CELLS.format("", "us", "GB/s", "share", "difference"))
+def _timer(program: Callable[..., Any], *arguments: Any) -> Callable[[], float]:
+    """Seconds of one run; compiled and run once here."""
+
+    def run() -> float:
+        started = time.perf_counter()
+        jax.block_until_ready(program(*arguments))
+        return time.perf_counter() - started
+
+    run()
+    return run
 
 
-def write_report(
-    rows: Sequence[Mapping[str, Any]],
+def _quartiles(values: np.ndarray) -> list[float]:
+    """The lower one, the median and the upper one."""
+    return [float(value) for value in np.quantile(values, (0.25, 0.5, 0.75))]
+
+
+def run_bench(
     settings: argparse.Namespace,
+    numbers: str,
+    columns: Mapping[str, str],
+    rows: Iterable[dict[str, Any]],
     definitions: Mapping[str, str],
 ) -> None:
-    """The report in JSON, if `--output` asks for one."""
+    """Print the table as its rows come, then write them as JSON, if `--output` asks for it.
+
+    Args:
+      settings: from `parse`.
+      numbers: the format of what is read.
+      columns: what names a shape: from keys of a row to the heads of their columns.
+      rows: each a shape and what `measure_candidates` returns.
+      definitions: of what this bench alone has in a row.
+    """
+    device = jax.devices()[0]
+    layout = "{:<14}" + "{:>7}" * (len(columns) - 1)
+    print(f"{device.device_kind}; {numbers}, medians of {settings.repeats} repeats")
+    print("share: of the copy's rate; difference: from the reference\n")
+    heads = _CELLS.format("", "us", "GB/s", "share", "difference")
+    print(layout.format(*columns.values()) + heads)
+    done = []
+    for row in rows:
+        _show(layout.format(*(row[name] for name in columns)), row)
+        done.append(row)
     if settings.output is None:
         return
-    device = jax.devices()[0]
     report = {
-        "rows": rows,
+        "rows": done,
         "platform": device.platform,
         "device": device.device_kind,
         "versions": {package: version(package) for package in ("jax", "jaxlib")},
@@ -122,6 +163,21 @@ def write_report(
     }
     settings.output.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
     print(f"The report: {settings.output}")
+
+
+def _show(shape: str, row: Mapping[str, Any]) -> None:
+    """Lines of the table for a shape, the copy's own last."""
+    for name, one in row["candidates"].items():
+        if "not_run" in one:
+            print(shape + _CELLS.format(name, "not run", "", "", ""), one["not_run"])
+            continue
+        taken, rate = f"{one['microseconds'][1]:.1f}", f"{one['gigabytes_per_second']:.1f}"
+        share, error = f"{one['share_of_copy'][1]:.2f}", ""
+        if "difference" in one:
+            error = "not finite" if one["difference"] is None else f"{one['difference']:.1e}"
+        print(shape + _CELLS.format(name, taken, rate, share, error))
+    copied = f"{row['copy_gigabytes_per_second'][1]:.1f}"
+    print(shape + _CELLS.format("copy", "", copied, "", ""), flush=True)
 
 
 def parse(

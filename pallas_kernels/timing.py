@@ -4,17 +4,13 @@ Launching a program from Python takes as long as a small kernel runs, so what is
 inside the program, of a constant number of turns: the GPU need not ask the host for the next one.
 """
 
-import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, UInt
-
-# Bytes of the array that is copied, and of what one timed run reads and writes.
-COPIED, RUN = 2**30, 32 * 10**9
+from jaxtyping import Array, Int
 
 Carry = TypeVar("Carry")
 Name = TypeVar("Name", bound=Hashable)
@@ -44,16 +40,6 @@ def empty_like(function: Callable[..., Any], *arguments: Any) -> Any:
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
 
-def interleave(
-    timers: Mapping[Name, Callable[[], float]], repeats: int
-) -> dict[Name, Float[np.ndarray, " repeats"]]:
-    """Seconds of every timer in every repeat; see `take_turns`."""
-    seconds: dict[Name, list[float]] = {name: [] for name in timers}
-    for name, taken in take_turns(timers, repeats):
-        seconds[name].append(taken)
-    return {name: np.asarray(times) for name, times in seconds.items()}
-
-
 def take_turns(
     timers: Mapping[Name, Callable[[], float]], repeats: int
 ) -> Iterator[tuple[Name, float]]:
@@ -65,68 +51,3 @@ def take_turns(
     for repeat in range(repeats):
         for place in np.random.default_rng(repeat).permutation(len(names)):
             yield names[place], timers[names[place]]()
-
-
-def beside_copy(
-    timers: dict[str, Callable[[], float]], size: int, calls: int, repeats: int
-) -> tuple[dict[str, dict[str, Any]], list[float]]:
-    """What each timer's calls take, and the rate at which they read, beside that of a copy.
-
-    Args:
-      timers: of runs of `calls` calls.
-      size: bytes that a call reads.
-      calls: in a run.
-      repeats: of all timers and of the copy, in turns.
-
-    Returns:
-      By timer "microseconds" of a call (quartiles), "gigabytes_per_second" (of the median) and
-      "share_of_copy" (quartiles); and the quartiles of the copy's own rate.
-    """
-    elements = COPIED // 4
-    copies = max(1, round(RUN / (2 * 4 * elements)))
-    copy, array = copy_program(copies), [jnp.zeros(elements, jnp.uint32)]
-
-    def copy_again() -> Any:
-        """It is given the array that the run before returned: nothing is allocated."""
-        array[0] = copy(array[0], jnp.int32(0))
-        return array[0]
-
-    seconds = interleave({**timers, "copy": timer(copy_again)}, repeats)
-    copy_rates = 2 * 4 * elements * copies / seconds.pop("copy")
-    found = {
-        name: {
-            "microseconds": quartiles(1e6 * times / calls),
-            "gigabytes_per_second": size * calls / float(np.median(times)) / 1e9,
-            "share_of_copy": quartiles(size * calls / times / copy_rates),
-        }
-        for name, times in seconds.items()
-    }
-    return found, quartiles(copy_rates / 1e9)
-
-
-def copy_program(turns: int) -> Callable[..., UInt[Array, " n"]]:
-    """Reads and writes the whole array in every turn; the array is donated."""
-
-    def run(array: UInt[Array, " n"], zero: Int[Array, ""]) -> UInt[Array, " n"]:
-        return repeat(
-            lambda array, none: array + (none + 1).astype(array.dtype), array, turns, zero
-        )
-
-    return jax.jit(run, donate_argnums=0)
-
-
-def timer(program: Callable[..., Any], *arguments: Any) -> Callable[[], float]:
-    """Seconds of one run; compiled and run once here."""
-
-    def run() -> float:
-        started = time.perf_counter()
-        jax.block_until_ready(program(*arguments))
-        return time.perf_counter() - started
-
-    run()
-    return run
-
-
-def quartiles(values: np.ndarray) -> list[float]:
-    """The lower one, the median and the upper one."""
-    return [float(value) for value in np.quantile(values, (0.25, 0.5, 0.75))]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.steps import SIZES
+from pallas_kernels import bench, bench_matmul
 from redrafter_jax.command_line import make_folder, run
 from redrafter_jax.errors import InputError
 
@@ -48,10 +49,9 @@ def markdown(
     yield f"Written by `make gpu`; {versions}. Medians; the JSON file beside this has the rest.\n"
     measures = "microseconds, share of a copy's rate, relative error"
     yield f"## Tree attention: {measures}\n"
-    shape = {"heads": "heads", "batch": "B", "slots": "S", "nodes": "N"}
-    yield from _kernel_table(kernel, shape)
+    yield from _kernel_table(kernel, bench.COLUMNS)
     yield f"\n## Pairs of products with int4 weights: {measures}\n"
-    yield from _kernel_table(products, {"weights": "weights", "nodes": "N"})
+    yield from _kernel_table(products, bench_matmul.COLUMNS)
     for name, report in steps.items():
         yield f"\n## A decode step of {name}: milliseconds, and in baseline steps\n"
         parts = list(report["rows"][0]["milliseconds"])

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pallas_kernels.timing import interleave, repeat
+from pallas_kernels.timing import repeat, take_turns
 
 X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 ZERO = jax.ShapeDtypeStruct((), jnp.int32)
@@ -49,10 +49,10 @@ def test_in_every_repeat_all_run_once_and_none_always_follows_the_same_one() -> 
         return lambda: ran.append(name) or float(len(ran))
 
     names = "abcdefghijk"
-    seconds = interleave({name: timer(name) for name in names}, repeats=9)
+    taken = list(take_turns({name: timer(name) for name in names}, repeats=9))
     repeats = [ran[place : place + 11] for place in range(0, 99, 11)]
     assert all("".join(sorted(repeat)) == names for repeat in repeats)
     for name in names:
         before = {ran[place - 1] for place, other in enumerate(ran) if place and other == name}
         assert len(before) > 3
-        assert seconds[name].tolist() == [place + 1 for place in range(99) if ran[place] == name]
+    assert taken == [(name, place) for place, name in enumerate(ran, start=1)]
