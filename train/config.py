@@ -185,8 +185,10 @@ class LossSettings(Settings):
 
     `hard` is cross-entropy with the data's next token. `soft` is the KL divergence from the
     target's own distribution, both at `soft_temperature`, the target's cut to its `soft_top_k` most
-    likely tokens if that is given. `lk` is the negative logarithm of the probability that the
-    two share, `-log sum min(p, q)`. Round i (from 0) counts `round_decay**i` times.
+    likely tokens if that is given; what the drafter gives to other tokens is lost. It is multiplied
+    by the temperature's square, so that gradients keep their size (arXiv 1503.02531). `lk` is the
+    negative logarithm of the probability that the two share, `-log sum min(p, q)`. Round i (from 0)
+    counts `round_decay**i` times.
 
     Positions are scored `chunk_length` (C) at a time, so that the logits are [B, C + R, V] of the
     target and [R, B, C, V] of the drafter at most, R being `draft_rounds`.

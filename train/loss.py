@@ -23,6 +23,8 @@ from redrafter_jax.drafters.head_drafter import DraftHead
 from redrafter_jax.models.target import Decoder
 from redrafter_jax.types import Scorer
 
+from .config import LossSettings
+
 # Accuracy is reported for the true token among the 1 to 5 best.
 TOP = 5
 
@@ -32,7 +34,7 @@ class RoundSums(NamedTuple):
 
     Attributes:
       hard: cross-entropy with the next token, nats; 0 where the drafter does not know it.
-      soft: KL divergence from the target's distribution to the drafter's, nats; see `Softening`.
+      soft: KL divergence from the target's distribution to the drafter's, nats; see `LossSettings`.
       lk: -log of the sum over V of the lesser of the two probabilities, nats: that sum is the
         chance that the best coupling of both draws the same token (arXiv 2211.17192, section 3).
       top: positions whose true token is among the k + 1 best guesses.
@@ -44,20 +46,6 @@ class RoundSums(NamedTuple):
     lk: Float[Array, " R"]
     top: Float[Array, "R 5"]
     agreement: Float[Array, " R"]
-
-
-class Softening(NamedTuple):
-    """What the soft loss compares, after Hinton et al. (arXiv 1503.02531).
-
-    Attributes:
-      temperature: of both distributions; the loss is multiplied by its square, so that gradients
-        keep their size.
-      top_k: the target's distribution is cut to its k most likely tokens; None keeps all. The
-        drafter's is never cut: what it gives to other tokens is lost.
-    """
-
-    temperature: float = 1.0
-    top_k: int | None = None
 
 
 def count_positions(
@@ -174,7 +162,7 @@ def round_sums(
     window: Window,
     *,
     rounds: int,
-    softening: Softening,
+    settings: LossSettings,
 ) -> RoundSums:
     """Unroll the drafter R rounds at every position of a window and sum its losses.
 
@@ -184,7 +172,7 @@ def round_sums(
         window keeps no `top`, or the drafter's head is the target's.
       window: one of `split_windows`.
       rounds: R.
-      softening: of the soft loss.
+      settings: what the soft loss compares; its weights are not read here.
     """
     C = window.hidden.shape[1] - rounds
     known = drafter.draft_token_ids
@@ -199,7 +187,7 @@ def round_sums(
         scores = spread(top, vocab_size, known)
         highest = top.log_probs[..., 0].astype(jnp.float32)
         normaliser = jnp.zeros_like(highest)
-    teacher = _Teacher.of(scores, normaliser, highest, softening)
+    teacher = _Teacher.of(scores, normaliser, highest, settings)
     labels = window.tokens if known is None else _index_of(known, vocab_size)[window.tokens]
     embedded = target.stored_embeddings(window.tokens[:, 1:])
     sums = []
@@ -207,7 +195,8 @@ def round_sums(
         own, ahead = slice(i, i + C), slice(2 + i, 2 + i + C)
         taught = _Teacher(*(leaf[:, own] for leaf in teacher))
         mask = (window.loss_mask & _same(window.segments, 2 + i))[:, ahead]
-        sums.append(_prediction_sums(logits, taught, labels[:, ahead], mask, softening.temperature))
+        temperature = settings.soft_temperature
+        sums.append(_prediction_sums(logits, taught, labels[:, ahead], mask, temperature))
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *sums)
 
 
@@ -264,11 +253,12 @@ class _Teacher(NamedTuple):
         scores: Float[Array, "B C U"],
         normaliser: Float[Array, "B C"],
         highest: Float[Array, "B C"],
-        softening: Softening,
+        settings: LossSettings,
     ) -> "_Teacher":
         """From scores of the known tokens; `normaliser` and `highest` are over all V."""
         best = jnp.where(scores.max(axis=-1) == highest, jnp.argmax(scores, axis=-1), -1)
-        softened = jax.nn.log_softmax(_keep_best(scores, softening.top_k) / softening.temperature)
+        kept = _keep_best(scores, settings.soft_top_k)
+        softened = jax.nn.log_softmax(kept / settings.soft_temperature)
         weights = jnp.exp(softened)
         entropy = -jnp.sum(jnp.where(weights > 0, weights * softened, 0.0), axis=-1)
         return cls(jnp.exp(scores - normaliser[..., None]), weights, entropy, best)

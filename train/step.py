@@ -25,7 +25,6 @@ from .config import LossSettings
 from .loss import (
     TOP,
     RoundSums,
-    Softening,
     TopTokens,
     Window,
     count_positions,
@@ -128,11 +127,10 @@ def train_step(
     counts = jax.vmap(count)(loss_mask, segments).sum(axis=0)
     share = 1.0 / jnp.maximum(counts, 1)
     decay = loss_settings.round_decay ** jnp.arange(rounds)
-    softening = Softening(loss_settings.soft_temperature, loss_settings.soft_top_k)
 
     def loss(params: nnx.State, window: Window) -> tuple[Float[Array, ""], RoundSums]:
         drafter = nnx.merge(graphdef, params)
-        sums = round_sums(drafter, decoder, window, rounds=rounds, softening=softening)
+        sums = round_sums(drafter, decoder, window, rounds=rounds, settings=loss_settings)
         means = jax.tree.map(lambda leaf: (leaf.T * share).T, sums)
         # A loss without weight is reported, but no gradient is taken of it.
         terms = (

@@ -15,17 +15,12 @@ from redrafter_jax.config import DrafterConfig, TargetConfig
 from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target, init_target
-from train.loss import (
-    RoundSums,
-    Softening,
-    count_positions,
-    round_sums,
-    split_windows,
-)
+from train.config import LossSettings
+from train.loss import RoundSums, count_positions, round_sums, split_windows
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-UNSOFTENED = Softening()
+UNSOFTENED = LossSettings()
 ROUNDS = 3
 B, T = 2, 11
 SOME = (1, 2, 3, 5, 7, 8, 11, 13, 17, 19, 20, 23, 27)
@@ -88,7 +83,7 @@ def brute_force(
     drafter: DraftModel,
     tokens: np.ndarray,
     mask: np.ndarray,
-    softening: Softening = UNSOFTENED,
+    softening: LossSettings = UNSOFTENED,
 ) -> dict[str, np.ndarray]:
     """Every (position, round) on its own, with float64 sums."""
     T = tokens.shape[1]
@@ -121,10 +116,10 @@ def brute_force(
     return {"hard": hard, "soft": soft, "lk": lk, "top": top, "agreement": agreement}
 
 
-def soft_loss(teach: np.ndarray, guess: np.ndarray, softening: Softening) -> float:
+def soft_loss(teach: np.ndarray, guess: np.ndarray, softening: LossSettings) -> float:
     """KL between two tempered distributions over the tokens that the teacher keeps."""
-    temperature, top_k = softening
-    kept = np.argsort(-teach)[:top_k]
+    temperature = softening.soft_temperature
+    kept = np.argsort(-teach)[: softening.soft_top_k]
     teach = log_softmax(teach[kept] / temperature)
     guess = log_softmax(guess / temperature)[kept]
     return temperature**2 * (np.exp(teach) * (teach - guess)).sum()
@@ -137,7 +132,7 @@ def sums_over_windows(
     tokens: jax.Array | np.ndarray,
     mask: jax.Array | np.ndarray,
     chunk_length: int,
-    softening: Softening = UNSOFTENED,
+    softening: LossSettings = UNSOFTENED,
     segments: jax.Array | None = None,
 ) -> RoundSums:
     target, drafter = pair[0].merge(), pair[1].merge()
@@ -146,7 +141,7 @@ def sums_over_windows(
         hidden, *map(jnp.asarray, (tokens, mask, whole)), rounds=ROUNDS, chunk_length=chunk_length
     )
     per_window = jax.vmap(
-        lambda window: round_sums(drafter, target, window, rounds=ROUNDS, softening=softening)
+        lambda window: round_sums(drafter, target, window, rounds=ROUNDS, settings=softening)
     )
     return jax.tree.map(lambda leaf: leaf.sum(axis=0), per_window(windows))
 
@@ -157,15 +152,17 @@ def sums_over_windows(
     [
         ({}, 1, UNSOFTENED),
         pytest.param({}, 11, UNSOFTENED, marks=pytest.mark.long),
-        ({}, 64, Softening(2.0)),
-        pytest.param({}, 4, Softening(0.5, 5), marks=pytest.mark.long),
+        ({}, 64, LossSettings(soft_temperature=2.0)),
+        pytest.param(
+            {}, 4, LossSettings(soft_temperature=0.5, soft_top_k=5), marks=pytest.mark.long
+        ),
         ({"cell": "gru", "head": "low_rank", "head_rank": 5}, 4, UNSOFTENED),
         ({"head": "target", "draft_tokens": SOME, "context_layers": (0,)}, 4, UNSOFTENED),
-        ({"draft_tokens": SOME}, 4, Softening(2.0, 3)),
+        ({"draft_tokens": SOME}, 4, LossSettings(soft_temperature=2.0, soft_top_k=3)),
     ],
 )
 def test_sums_equal_a_loop_over_positions(
-    batch, variant: dict[str, Any], chunk_length: int, softening: Softening
+    batch, variant: dict[str, Any], chunk_length: int, softening: LossSettings
 ) -> None:
     tokens, mask = batch
     target, drafter = make_pair(**variant)

@@ -15,9 +15,9 @@ from tiny_models import random_drafter, random_target
 from train_runs import rows, settings
 
 from redrafter_jax import MedusaConfig, load_drafter
-from train.config import TrainSettings
+from train.config import LossSettings, TrainSettings
 from train.loop import train
-from train.loss import Softening, round_sums, split_windows
+from train.loss import round_sums, split_windows
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -34,7 +34,8 @@ def test_head_i_learns_the_token_that_comes_i_places_after_the_next() -> None:
     def losses(hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
         places = (jnp.asarray(tokens, jnp.int32), jnp.asarray(mask), jnp.ones((1, T), jnp.int32))
         windows = split_windows(hidden, *places, rounds=2, chunk_length=4)
-        one = partial(round_sums, heads.merge(), target.merge(), rounds=2, softening=Softening())
+        pair = heads.merge(), target.merge()
+        one = partial(round_sums, *pair, rounds=2, settings=LossSettings())
         sums = jax.vmap(one)(windows)
         return sums.hard.sum(axis=0), heads.merge().logits(hidden, 2)
 
