@@ -11,21 +11,24 @@ import hashlib
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 
 from redrafter_jax.checkpoints.huggingface import load_drafter, load_target, load_target_config
 from redrafter_jax.command_line import make_folder, run
+from redrafter_jax.config import SamplingConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.progress import progress
 from redrafter_jax.serving.engine import Engine
+from redrafter_jax.serving.messages import Request
 from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.settings.sections import check_batch
 from redrafter_jax.text.chat_template import NoTemplateError, end_tokens
@@ -35,14 +38,16 @@ from ..data.chat import load_template
 from ..data.documents import load_documents, load_own_tokenizer
 from ..data.report import say
 from ..data.rows import cut
-from ..data.types import Chat, Skip, describe_skips
+from ..data.types import Chat, Skip, Windows, describe_skips
 from ..setup import digest_weights
 from .conversations import (
     Speaker,
+    add_answer,
     first_question,
+    hold,
     open_conversations,
     read_conversations,
-    rewrite,
+    rows_of,
 )
 from .output import Item, check_is_no_source, find_done, format_rows, read_rows
 from .questions import (
@@ -53,8 +58,7 @@ from .questions import (
     open_texts,
     questions_in,
 )
-from .session import Rows, open_engine, run_sessions
-from .texts import choose_prompts, continue_text, text_item
+from .session import Rows, Session, open_engine, run_sessions
 
 _WEIGHTS = ", give the target that wrote it"
 _DATE = (
@@ -97,19 +101,40 @@ def _continue(settings: RegenerateSettings, mesh: Mesh | None, console: Console)
         _tell_skips(console, source.name, source.skips)
     documents = [document for source in sources for document in source.documents]
     length = settings.data.sequence_length
-    windows = cut(documents, config.eos_token_ids[0], length)
-    assert settings.prompt_tokens is not None
-    assert settings.count is not None
-    prompts = choose_prompts(
-        windows, settings.prompt_tokens, settings.count, settings.data.shuffle_seed
-    )
-    items = [text_item(prompt, seed, settings) for seed, prompt in enumerate(prompts.tolist())]
-    done = find_done(settings.output, items)
-    if left := [item for item in items if item.seed not in done]:
-        engine = _open_engine(settings, _load(settings, mesh), config.eos_token_ids)
-        rows = run_sessions(engine, (continue_text(item, length) for item in left))
-        _append(rows, len(done), len(items), settings)
-    say(console, f"{len(items)} rows in {settings.output}")
+    prompts = _choose_prompts(cut(documents, config.eos_token_ids[0], length), settings)
+
+    def item(seed: int) -> Item:
+        temperature = settings.temperature_of(seed)
+        stated = {"seed": seed, "temperature": temperature, "sequence_length": length}
+        return Item(seed, stated, prompts[seed])
+
+    def go_on(item: Item) -> Session[Rows]:
+        sampling = SamplingConfig(item.identity["temperature"])
+        left = length - len(item.opening)
+        written = yield Request(item.opening, left, item.seed, sampling)
+        (row,) = add_answer([], item.opening, written, False)
+        return [item.identity | row.stated]
+
+    _write([*map(item, range(len(prompts)))], go_on, config.eos_token_ids, settings, mesh)
+    say(console, f"{len(prompts)} rows in {settings.output}")
+
+
+def _choose_prompts(windows: Windows, settings: RegenerateSettings) -> list[list[int]]:
+    """The beginnings of `count` windows that are full of text, none of them twice.
+
+    Raises:
+      InputError: there are fewer full windows.
+    """
+    full = np.flatnonzero(windows.loss_mask[:, 1:].all(axis=1))
+    count = settings.count or 0
+    if len(full) < count:
+        raise InputError(
+            f"count is {count}, but the data has {len(full)} pieces of text of "
+            f"{windows.tokens.shape[1]} tokens, as data.sequence_length says; lower one of them, "
+            "or give prompt_tokens=null count=null to rewrite conversations."
+        )
+    chosen = np.random.default_rng(settings.data.shuffle_seed).permutation(full)[:count]
+    return windows.tokens[chosen, : settings.prompt_tokens].tolist()
 
 
 def _rewrite(settings: RegenerateSettings, mesh: Mesh | None, console: Console) -> None:
@@ -124,12 +149,30 @@ def _rewrite(settings: RegenerateSettings, mesh: Mesh | None, console: Console) 
     recorded, skips = open_conversations(records, speaker, settings.data, settings.count)
     _tell_skips(console, "conversations", skips)
     items = [each.item(seed, settings) for seed, each in enumerate(recorded)]
-    done = find_done(settings.output, items, _DATE)
-    if left := [item for item in items if item.seed not in done]:
-        engine = _open_engine(settings, _load(settings, mesh), stop_tokens)
-        sessions = (rewrite(speaker, recorded[item.seed], item, settings) for item in left)
-        _append(run_sessions(engine, sessions), len(done), len(items), settings)
+
+    def go_on(item: Item) -> Session[Rows]:
+        held = yield from hold(speaker, recorded[item.seed].next_question, item.seed, settings)
+        written = [each.rows for each in held.exchanges if each.rows is not None]
+        return rows_of(item, written[-1], held.left_out)
+
+    _write(items, go_on, stop_tokens, settings, mesh, _DATE)
     say(console, _summarize(settings))
+
+
+def _write(
+    items: Sequence[Item],
+    go_on: Callable[[Item], Session[Rows]],
+    stop_tokens: Sequence[int],
+    settings: RegenerateSettings,
+    mesh: Mesh | None,
+    way_out: str = "",
+) -> None:
+    """Write the items that the output does not hold yet."""
+    done = find_done(settings.output, items, way_out)
+    if left := [item for item in items if item.seed not in done]:
+        target = load_target(settings.target, settings.target_dtype, mesh)
+        rows = run_sessions(_open_engine(settings, target, stop_tokens), map(go_on, left))
+        _append(rows, len(done), len(items), settings)
 
 
 def _invent(settings: RegenerateSettings, mesh: Mesh | None, console: Console) -> None:
@@ -149,7 +192,7 @@ def _invent(settings: RegenerateSettings, mesh: Mesh | None, console: Console) -
         author = open_texts(tokenizer, config.eos_token_ids, settings)
     else:
         author = open_chats(tokenizer, template, config.eos_token_ids, asked, settings)
-    target = _load(settings, mesh)
+    target = load_target(settings.target, settings.target_dtype, mesh)
     digest = hashlib.sha256(f"{digest_weights(target)} {author.opening}".encode()).hexdigest()
 
     def item(seed: int) -> Item:
@@ -175,10 +218,6 @@ def _invent(settings: RegenerateSettings, mesh: Mesh | None, console: Console) -
         invented = new_rows(author, (item(seed) for seed in count(following)), held, asked)
         _append(invented, have, goal, settings)
     say(console, _summarize(settings))
-
-
-def _load(settings: RegenerateSettings, mesh: Mesh | None) -> Target:
-    return load_target(settings.target, settings.target_dtype, mesh)
 
 
 def _open_engine(

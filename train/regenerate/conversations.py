@@ -82,6 +82,11 @@ class Row(NamedTuple):
     answers: int
     cut: int
 
+    @property
+    def stated(self) -> dict[str, list[int]]:
+        """As the output has them."""
+        return {"input_ids": self.tokens, "loss_mask": self.mask}
+
 
 class Exchange(NamedTuple):
     """A question, and the rows of the conversation up to its answer.
@@ -174,7 +179,8 @@ def rows_of(item: Item, rows: Sequence[Row], left_out: str | None, **more: objec
     return [
         item.identity
         | {"row": number, "rows": len(rows), "answers": row.answers, "cut": row.cut}
-        | {"left_out": left_out, **more, "input_ids": row.tokens, "loss_mask": row.mask}
+        | {"left_out": left_out, **more}
+        | row.stated
         for number, row in enumerate(rows)
     ]
 
@@ -210,15 +216,6 @@ class Recorded(NamedTuple):
         if not rest:
             return None
         return [*turns, *self.turns[said : rest[0]]]
-
-
-def rewrite(
-    speaker: Speaker, recorded: Recorded, item: Item, settings: RegenerateSettings
-) -> Session[Rows]:
-    """Rows of a recorded conversation, with the target's own answers."""
-    held = yield from hold(speaker, recorded.next_question, item.seed, settings)
-    written = [each.rows for each in held.exchanges if each.rows is not None]
-    return rows_of(item, written[-1], held.left_out)
 
 
 def read_conversations(settings: DataSettings) -> list[Record | Skip]:

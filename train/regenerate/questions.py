@@ -231,8 +231,7 @@ def new_rows(
             yield rows_of(item, rows, kept.left_out, **more)
         else:
             (row,) = rows
-            tokens = {"input_ids": row.tokens, "loss_mask": row.mask}
-            yield [item.identity | {"dropped": dict(dropped)} | tokens]
+            yield [item.identity | {"dropped": dict(dropped)} | row.stated]
         dropped.clear()
 
 
