@@ -16,13 +16,7 @@ from redrafter_jax.errors import InputError
 
 
 class Restored(NamedTuple):
-    """A checkpoint read back.
-
-    Attributes:
-      step: the number of finished optimizer steps.
-      arrays: the pytree, shaped like the one given to `restore_latest`.
-      record: the JSON record saved beside it.
-    """
+    """A checkpoint read back: its finished steps, its arrays, the JSON record beside them."""
 
     step: int
     arrays: Any

@@ -28,14 +28,9 @@ def new_drafter(
     sources: Sequence[tuple[Windows, float]],
     seed: int,
 ) -> DraftModel:
-    """A drafter to start from, of the target's width.
+    """A drafter to start from, of the target's width, that learns to draft R = `rounds` tokens.
 
-    Args:
-      target: that it will draft for.
-      settings: its shape, and where its head starts.
-      rounds: R, the tokens that it learns to draft.
-      sources: the training data, from which a smaller vocabulary is chosen if one is asked for.
-      seed: of its random parameters.
+    A smaller vocabulary, if one is asked for, is chosen from the training data, the `sources`.
 
     Raises:
       InputError: the head is to start from the target's, but is wider; the target has fewer tokens
@@ -133,16 +128,11 @@ def most_frequent(
     vocab_size: int,
     always: Collection[int] = (),
 ) -> tuple[int, ...]:
-    """The `count` tokens that most often carry loss, in rising order.
+    """The `count` of V tokens that most often carry loss, in rising order.
 
     Each source counts by its part of the rows that are trained on, whatever its size. Of equally
-    frequent tokens the lower comes first.
-
-    Args:
-      sources: rows of every source and its weight.
-      count: how many tokens.
-      vocab_size: the target's, V.
-      always: tokens that are taken in however rare they are, such as the end token.
+    frequent tokens the lower comes first. Those of `always`, such as the end token, are taken in
+    however rare they are.
 
     Raises:
       InputError: the vocabulary has fewer tokens, or `always` more.

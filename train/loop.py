@@ -46,13 +46,7 @@ class Outcome(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where a run is.
-
-    Attributes:
-      step: the number of finished steps.
-      state: parameters and the optimizer's state.
-      best: the drafter that was accepted most so far.
-    """
+    """Where a run is: its finished steps, its state, and the drafter that did best so far."""
 
     step: int
     state: TrainState
@@ -143,11 +137,7 @@ def run_interval(
 ) -> tuple[Position, dict[str, float], Signals | None]:
     """Take steps until one is logged, tried or saved, or the run is asked to stop.
 
-    Args:
-      run: what the steps read.
-      position: where they begin; its state is donated.
-      asked_to_stop: the signal that asks to, after a step.
-      advance: called after every step.
+    The state of `position` is donated; `advance` is called after every step.
 
     Returns:
       Where the run is then; the scalars of the last step, with `data_wait_fraction` of all steps

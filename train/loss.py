@@ -80,14 +80,10 @@ class TopTokens(NamedTuple):
 def spread(
     top: TopTokens, vocab_size: int, known: Int[Array, " U"] | None = None
 ) -> Float[Array, "*B U"]:
-    """Log-probabilities among all V, float32: what the k leave, the others share evenly.
+    """Log-probabilities of the `known` tokens, or all, float32: what the k leave, the others share.
 
-    None of them gets more than the last of the k, which rounding could otherwise leave.
-
-    Args:
-      top: the k tokens.
-      vocab_size: V.
-      known: the tokens that are wanted; None for all.
+    They share it evenly. None of them gets more than the last of the k, which rounding could
+    otherwise leave.
     """
     log_probs = top.log_probs.astype(jnp.float32)
     left = 1 - jnp.exp(log_probs).sum(axis=-1, keepdims=True)

@@ -17,11 +17,8 @@ _EMBEDDINGS = {"embed_tokens", "lm_head"}
 def make_optimizer(settings: OptimizerSettings, steps: int) -> optax.GradientTransformation:
     """Clipping by global norm, then the chosen rule under a warm-up cosine schedule.
 
-    Muon updates hidden matrices; embeddings, heads and vectors are AdamW's.
-
-    Args:
-      settings: rule, rates and clipping.
-      steps: length of the schedule, which falls to zero.
+    Muon updates hidden matrices; embeddings, heads and vectors are AdamW's. The schedule falls to
+    zero after `steps`.
     """
     schedule = make_schedule(settings, steps)
     clip = optax.clip_by_global_norm(settings.clip_norm)

@@ -175,10 +175,7 @@ def _open_features(
 def check_same_run(saved: dict[str, Any], step: int, settings: TrainSettings) -> None:
     """Compare the settings of a checkpoint with those of the run that would go on from it.
 
-    Args:
-      saved: settings of the checkpoint.
-      step: of the checkpoint; a run that has taken all its `steps` may go on to more.
-      settings: of now.
+    A run that has taken all its `steps` may go on to more.
 
     Raises:
       InputError: others than those that may change differ.
@@ -199,11 +196,7 @@ def check_same_inputs(
 ) -> None:
     """Compare digests of what the run read when it began with those of what it reads now.
 
-    Args:
-      saved: by name, of the checkpoint.
-      stated: by name, of now.
-      chats: the names that a chat template has a part in.
-      folder: of the run, for the message.
+    In what `chats` names a chat template has a part.
 
     Raises:
       InputError: one is another.

@@ -34,12 +34,7 @@ from .loss import (
 
 
 class TrainState(NamedTuple):
-    """What a step reads and writes; everything else of a run is data or settings.
-
-    Attributes:
-      params: the drafter's parameters, float32.
-      optimizer: optax state.
-    """
+    """What a step reads and writes: the drafter's parameters in float32, and optax's state."""
 
     params: nnx.State
     optimizer: optax.OptState

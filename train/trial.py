@@ -55,25 +55,14 @@ class Trial(NamedTuple):
 
 
 class PlannedTrial(NamedTuple):
-    """A trial before the target has answered anything.
-
-    Attributes:
-      how: how prompts are written.
-      asked: their first turns.
-    """
+    """A trial before the target answers: how prompts are written, and their first turns."""
 
     how: Asking
     asked: Asked
 
 
 class Best(NamedTuple):
-    """The drafter that did best so far.
-
-    Attributes:
-      step: of which it is.
-      acceptance_length: what it reached.
-      measured_on: of the trial that it reached it in.
-    """
+    """The drafter that did best so far: its step, what it reached, and in which trial."""
 
     step: int
     acceptance_length: float
@@ -85,12 +74,8 @@ def plan_trial(
 ) -> PlannedTrial | None:
     """Read the prompts that the settings name, before any model; None where they name none.
 
-    Args:
-      settings: of the run.
-      target: that will verify.
-      mesh: that it will lie on.
-      chats: whether conversations are trained on. Then, and where the tokenizer brings a chat
-        template, the prompts are a user's turns; `acceptance.chat` may say otherwise.
+    Where conversations are trained on (`chats`), or the tokenizer brings a chat template, they are
+    a user's turns; `acceptance.chat` may say otherwise.
 
     Raises:
       InputError: the prompts cannot be used, or the tree does not fit the models.
@@ -118,11 +103,6 @@ def prepare_trial(
     settings: TrainSettings, planned: PlannedTrial | None, target: Target
 ) -> Trial | None:
     """What the drafter is tried on: later turns stand behind the target's own answers.
-
-    Args:
-      settings: of the run.
-      planned: from `plan_trial`.
-      target: that will verify.
 
     Raises:
       InputError: a later turn does not fit the target.

@@ -25,10 +25,8 @@ from .types import Chat, Skip
 class Rendered(NamedTuple):
     """A conversation as text.
 
-    Attributes:
-      place: of the record.
-      whole: all of it.
-      turns: for each turn that carries loss, the beginnings of `whole` without it and with it.
+    `turns` holds, for each turn that carries loss, the beginnings of `whole` without it and with
+    it.
     """
 
     place: str
@@ -54,12 +52,7 @@ def load_template(settings: DataSettings, target: Path, tokenizer: Tokenizer) ->
 def render_chat(
     template: ChatTemplate, chat: Chat, which: Literal["all", "last"]
 ) -> Rendered | Skip:
-    """The conversation as text, or why the template refuses it.
-
-    Args:
-      template: of the target.
-      chat: has at least one turn of the assistant.
-      which: of the assistant's turns carry loss; `last` drops the turns after it.
+    """The conversation as text, or why the template refuses it; `last` drops what follows it.
 
     Raises:
       InputError: the template writes the beginning of a conversation otherwise when more follows.
@@ -99,13 +92,9 @@ def mask_answers(
 ) -> tuple[Bool[np.ndarray, " t"], int]:
     """Which tokens carry loss, and how many of the given turns carry none.
 
-    A turn carries none if a token runs across its edge, because decoding, which starts at that
-    edge, would see other tokens. Later turns are not affected.
-
-    Args:
-      whole: tokens of the conversation.
-      turns: for each turn that should carry loss, the tokens of its beginning without it and
-        with it.
+    Of each turn that should carry loss `turns` holds the tokens of the beginning of `whole` without
+    it and with it. It carries none if a token runs across its edge, because decoding, which starts
+    at that edge, would see other tokens. Later turns are not affected.
     """
     mask, left_out = np.zeros(len(whole), bool), 0
     for before, after in turns:

@@ -82,13 +82,8 @@ def open_features(
 ) -> tuple[FeatureIndex, list[ReadRow]]:
     """The index of whole features, and for every source what reads a row of its features.
 
-    Args:
-      folder: of the features.
-      target: digest of the run's.
-      target_dtype: of the run.
-      context_layers: of its drafter; the features may hold more.
-      sources: names and digests of the run's rows.
-      length: of its rows.
+    The digests are those of the run's target and, by name, of its sources; `length` is that of its
+    rows. The features may hold more layers than the `context_layers` of its drafter.
 
     Raises:
       InputError: features are missing or damaged, or those of another target, of other settings or

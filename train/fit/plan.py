@@ -57,12 +57,8 @@ class FitPlan(Settings):
 def make_plan(asked: FitRequest, spent: float, rows: int, rates: Rates, new_tokens: int) -> FitPlan:
     """Divide the time: every token is written once, read once and trained on `EPOCHS` times.
 
-    Args:
-      asked: what the plan is for.
-      spent: minutes that are over.
-      rows: that the target writes together.
-      rates: of this device.
-      new_tokens: of a prompt that the head is measured with.
+    Of the minutes that are asked for `spent` are over. The head is measured with prompts of
+    `new_tokens`.
 
     Raises:
       InputError: there is time for too few tokens.

@@ -40,14 +40,7 @@ class Rates(NamedTuple):
 
 
 def measure_rates(target: Target, settings: TrainSettings, rows: int, top_k: int) -> Rates:
-    """Time each part at the shapes of the run to come, on random tokens.
-
-    Args:
-      target: the target model.
-      settings: of the training run.
-      rows: that are written together.
-      top_k: most likely tokens that features keep.
-    """
+    """Time each part at the shapes of the run to come, on random tokens; `rows` write together."""
     T, B = settings.data.sequence_length, settings.optimizer.batch_size
     V = target.config.vocab_size
     tokens = np.random.default_rng(0).integers(0, V, (B, T), np.int32)

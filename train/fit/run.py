@@ -49,13 +49,9 @@ _BEGINNING = 16
 
 
 def fit(target: str, output: Path, minutes: float, dtype: Dtype | None) -> None:
-    """Fit a head to a target, in about the time that is given.
+    """Fit a head to a target, a folder, hub id or GGUF file, in about the time that is given.
 
-    Args:
-      target: folder, hub id or GGUF file.
-      output: folder for all that is made.
-      minutes: about how long it may take.
-      dtype: of the target's parameters; None for bfloat16 on a GPU, else float32.
+    Without a dtype its parameters are bfloat16 on a GPU, else float32.
 
     Raises:
       InputError: the target cannot be used, the folder holds another fit, or there is too little

@@ -35,14 +35,7 @@ from .session import Rows, Session
 
 
 class Speaker(NamedTuple):
-    """From turns to tokens and back.
-
-    Attributes:
-      tokenizer: the target's.
-      template: the target's.
-      stop_tokens: what ends an answer.
-      room: tokens that a row may have.
-    """
+    """From turns to tokens and back; a row has room for so many of them, and some end an answer."""
 
     tokenizer: Tokenizer
     template: ChatTemplate
@@ -89,24 +82,14 @@ class Row(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """A question, and the rows of the conversation up to its answer.
-
-    Attributes:
-      question: the text of the turn that is answered.
-      rows: None where the answer was not written or is left out.
-    """
+    """A question, and the rows up to its answer; None where that is left out."""
 
     question: str
     rows: list[Row] | None
 
 
 class Held(NamedTuple):
-    """A conversation with its answers.
-
-    Attributes:
-      exchanges: in their order.
-      left_out: why there are no later answers; None where none is due.
-    """
+    """A conversation with its answers, and why there are no later ones; None where none is due."""
 
     exchanges: list[Exchange]
     left_out: str | None
@@ -126,12 +109,7 @@ def hold(
 ) -> Session[Held]:
     """Write the answers of a conversation.
 
-    Args:
-      speaker: for the target.
-      next_question: what is answered.
-      seed: of the noise.
-      settings: of the run.
-      find_fault: why an answer is left out, and with it the rest; None where it is not.
+    An answer in which `find_fault` finds one is left out, and with it the rest.
     """
     exchanges: list[Exchange] = []
     turns: list[Turn] = []
@@ -186,13 +164,7 @@ def rows_of(item: Item, rows: Sequence[Row], left_out: str | None, **more: objec
 
 
 class Recorded(NamedTuple):
-    """A conversation whose answers are written anew.
-
-    Attributes:
-      place: of its record.
-      turns: as recorded.
-      opening: the tokens that its first answer is asked with.
-    """
+    """A recorded conversation whose answers are written anew; the first is asked with `opening`."""
 
     place: str
     turns: list[Turn]

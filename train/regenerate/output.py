@@ -37,10 +37,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 def find_done(path: Path, items: Sequence[Item], way_out: str = "") -> dict[int, list[Any]]:
     """By seed, the rows of the items that the output holds; what a kill cut short is removed.
 
-    Args:
-      path: of the output.
-      items: of this run.
-      way_out: added to the message, beside another output.
+    `way_out` is added to the message, beside another output.
 
     Raises:
       InputError: it holds something that this run does not write.

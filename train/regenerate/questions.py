@@ -117,14 +117,7 @@ def open_chats(
     asked: Container[str],
     settings: RegenerateSettings,
 ) -> Author:
-    """A chat model as the author of conversations.
-
-    Args:
-      tokenizer: of the target.
-      template: of the target.
-      eos_token_ids: of the target.
-      asked: questions of earlier conversations; of those no answer is written.
-      settings: of the run.
+    """A chat model as the author of conversations; a question of `asked` gets no answer.
 
     Raises:
       InputError: the template does not show where the user's words begin and end.
@@ -200,11 +193,7 @@ def new_rows(
 ) -> Iterator[Rows]:
     """The rows of what the author wrote, without what is left out; that is counted in them.
 
-    Args:
-      author: who wrote.
-      items: as the output knows them.
-      held: what was written for each.
-      asked: questions of earlier conversations; those of these are added.
+    The questions are added to those of earlier conversations, `asked`.
 
     Raises:
       InputError: nothing but what is left out has come for long.
@@ -263,11 +252,7 @@ def read_question(
 ) -> tuple[str, str | None]:
     """The user's words, and what is wrong with them.
 
-    Args:
-      written: what the target wrote behind the opening.
-      speaker: for the target.
-      turn: what the template writes around the words.
-      begun: the words that the target was given to go on from.
+    They begin with those that the target was given to go on from, `begun`.
     """
     tokenizer = speaker.tokenizer
     ended = written[-1] in speaker.stop_tokens

@@ -33,16 +33,7 @@ def open_engine(
     length: int,
     stop_tokens: Sequence[int],
 ) -> Engine:
-    """An engine for many texts, none of which is waited for.
-
-    Args:
-      target: the target model.
-      drafter: with which it decodes faster, or None.
-      draft: how that drafts.
-      rows: that decode together.
-      length: tokens of the longest text.
-      stop_tokens: that end one.
-    """
+    """An engine for many texts of `length` tokens at most, none of which is waited for."""
     shards = data_shards(target.mesh)
     group = -(-rows // (_GROUPS * shards))
     return Engine(
