@@ -5,80 +5,109 @@ from typing import Any
 
 import pytest
 import regenerated
+from pydantic import BaseModel
 
 from train.config import DrafterSettings, LossSettings, OptimizerSettings, RegenerateSettings
+from train.data.settings import DataSettings
 from train.openings import OPENINGS
 
 DATA = {"sources": [{"hub": "x"}], "sequence_length": 16}
 CHATS: dict[str, Any] = {"data": DATA}
 SELF: dict[str, Any] = {"prompts": "self", "data": {"sequence_length": 16}, "count": 9}
+REGENERATION = regenerated.settings(Path("x"), Path("y"))
+
+
+def source(**values: object) -> dict[str, Any]:
+    return {"sources": [values]}
+
+
+# Of each kind of settings what is valid, or nearly, and what makes it invalid.
+CASES: dict[type[BaseModel], tuple[dict[str, Any], list[tuple[dict[str, Any], str]]]] = {
+    DataSettings: (
+        DATA,
+        [
+            (source(), "a source needs one of folder, files and hub"),
+            (source(folder=".", hub="a/b"), "this one folder and hub"),
+            (source(files=["a"], held_out=["b"]), "held_out belongs to folder, not files"),
+            (source(folder=".", format="text"), "format belongs to files or hub, not folder"),
+            (source(folder=".", include=["."]), r"'\.' is no glob below the folder"),
+            (source(folder=".", held_out=["/etc/*.py"]), r"'/etc/\*\.py' is no glob below the fol"),
+            (source(folder=".", exclude=["a**/b.py"]), r"has '\*\*' beside other letters"),
+            (
+                {"chat_template": "vicuna_v1.1", "template_arguments": {"enable_thinking": False}},
+                "template_arguments are for the tokenizer's template",
+            ),
+        ],
+    ),
+    RegenerateSettings: (
+        REGENERATION,
+        [
+            (CHATS | {"draft": {"beam_width": 2}}, "draft is how a drafter drafts; give drafter"),
+            (CHATS | {"prompt_tokens": 8}, "count is missing"),
+            (
+                CHATS | {"prompt_tokens": 8, "count": 1, "max_new_tokens": 4},
+                "max_new_tokens is for conversations",
+            ),
+            (CHATS | {"prompt_tokens": 16, "count": 1}, "prompt_tokens is 16, which leaves nothin"),
+            ({"data": DATA | {"train_turns": "last"}}, "does not read data.train_turns"),
+            ({"data": DATA | source(hub="x", weight=2)}, "not read data.sources.weight"),
+            (CHATS | {"turns": 2}, "turns is for prompts: self"),
+            ({"data": {"sequence_length": 16}}, "data.sources is empty; name sources, or set prom"),
+            (SELF | {"count": None}, "needs either count or tokens"),
+            (SELF | {"tokens": 9}, "needs either count or tokens"),
+            (SELF | {"prompt_tokens": 9}, "reads neither data.sources nor prompt_tokens"),
+            (SELF | CHATS, "reads neither data.sources nor prompt_tokens"),
+            (SELF | {"user_sampling": {"temperature": 0}}, "would begin with the same question"),
+        ],
+    ),
+    DrafterSettings: (
+        {"kind": "medusa"},
+        [
+            ({"cell": "gru"}, "cell is for a recurrent head; leave it out of kind: medusa"),
+            ({"exit_dim": 8}, "exit_dim is for a recurrent head; leave it out of kind: medusa"),
+            ({"context_layers": [0]}, "context_layers is for a recurrent head; leave it out of"),
+            ({"head": "target", "num_draft_layers": 0}, "is 0 and head is 'target', which leaves"),
+            ({"kind": "eagle"}, "Input should be 'recurrent' or 'medusa'"),
+            ({"kind": "recurrent", "head": "low_rank"}, "head_rank is None"),
+            ({"cell": "lstm"}, r"cell\s+Input should be 'simple', 'gru' or 'sum'"),
+            ({"initial_drafter": "a", "initial_head": "target"}, "initial_drafter gives the head"),
+        ],
+    ),
+    OptimizerSettings: (
+        {"learning_rate": 0.1, "batch_size": 1},
+        [
+            ({"warmup_fraction": 1}, "warmup_fraction\n.*less than 1"),
+            ({"warmup_fraction": -0.1}, "warmup_fraction\n.*greater than or equal to 0"),
+        ],
+    ),
+    LossSettings: ({}, [({"soft": 0}, "hard, soft and lk are all 0")]),
+}
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("model", "values", "sentence"),
     [
-        (CHATS | {"draft": {"beam_width": 2}}, "draft is how a drafter drafts; give drafter"),
-        (CHATS | {"prompt_tokens": 8}, "count is missing"),
-        (
-            CHATS | {"prompt_tokens": 8, "count": 1, "max_new_tokens": 4},
-            "max_new_tokens is for conversations",
-        ),
-        (CHATS | {"prompt_tokens": 16, "count": 1}, "prompt_tokens is 16, which leaves nothing"),
-        ({"data": DATA | {"train_turns": "last"}}, "does not read data.train_turns"),
-        ({"data": DATA | {"sources": [{"hub": "x", "weight": 2}]}}, "not read data.sources.weight"),
-        (CHATS | {"turns": 2}, "turns is for prompts: self"),
-        ({"data": {"sequence_length": 16}}, "data.sources is empty; name sources, or set prompts:"),
-        (SELF | {"count": None}, "needs either count or tokens"),
-        (SELF | {"tokens": 9}, "needs either count or tokens"),
-        (SELF | {"prompt_tokens": 9}, "reads neither data.sources nor prompt_tokens"),
-        (SELF | CHATS, "reads neither data.sources nor prompt_tokens"),
-        (SELF | {"user_sampling": {"temperature": 0}}, "would begin with the same question"),
+        (model, valid | changes, sentence)
+        for model, (valid, cases) in CASES.items()
+        for changes, sentence in cases
     ],
 )
-def test_regeneration_is_of_one_kind(changes: dict[str, Any], sentence: str) -> None:
+def test_settings_that_do_not_go_together_are_refused(
+    model: type[BaseModel], values: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(ValueError, match=sentence):
-        RegenerateSettings.model_validate(regenerated.settings(Path("x"), Path("y"), **changes))
+        model.model_validate(values)
 
 
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"cell": "gru"}, "cell is for a recurrent head; leave it out of kind: medusa"),
-        ({"exit_dim": 8}, "exit_dim is for a recurrent head; leave it out of kind: medusa"),
-        ({"context_layers": [0]}, "context_layers is for a recurrent head; leave it out of kind"),
-        ({"head": "target", "num_draft_layers": 0}, "is 0 and head is 'target', which leaves noth"),
-        ({"kind": "eagle"}, "Input should be 'recurrent' or 'medusa'"),
-        ({"kind": "recurrent", "head": "low_rank"}, "head_rank is None"),
-        ({"cell": "lstm"}, r"cell\s+Input should be 'simple', 'gru' or 'sum'"),
-    ],
-)
-def test_a_drafter_has_the_settings_of_its_kind(settings: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        DrafterSettings.model_validate({"kind": "medusa"} | settings)
-
-
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"warmup_fraction": 1}, "warmup_fraction\n.*less than 1"),
-        ({"warmup_fraction": -0.1}, "warmup_fraction\n.*greater than or equal to 0"),
-    ],
-)
-def test_a_schedule_falls_after_its_warm_up(settings: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        OptimizerSettings.model_validate({"learning_rate": 0.1, "batch_size": 1} | settings)
-
-
-def test_some_loss_has_a_weight() -> None:
-    with pytest.raises(ValueError, match="hard, soft and lk are all 0"):
-        LossSettings(hard=0, soft=0, lk=0)
+def test_data_settings_can_be_read_back_as_they_are_printed() -> None:
+    for given in (source(folder="a"), source(files=["a"]), source(hub="a/b", split="test")):
+        data = DataSettings.model_validate(DATA | given)
+        assert DataSettings.model_validate(data.model_dump(mode="json")) == data
 
 
 def test_varied_openings_take_turns_with_none_at_every_temperature() -> None:
     changes = SELF | {"user_openings": "varied", "temperatures": [0.0, 1.0]}
-    settings = RegenerateSettings.model_validate(
-        regenerated.settings(Path("x"), Path("y"), **changes)
-    )
+    settings = RegenerateSettings.model_validate(REGENERATION | changes)
     given = [settings.opening_of(seed) for seed in range(4 * len(OPENINGS))]
     assert given[::4] == given[1::4] == [*OPENINGS]
     assert not any(given[2::4] + given[3::4])
