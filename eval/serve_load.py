@@ -259,7 +259,9 @@ async def _ask(
                 answer.error = f"HTTP {response.status_code}"
             async for line in response.aiter_lines():
                 _read_event(answer, line, time.monotonic() - arrived)
-    except (httpx.HTTPError, ValueError, KeyError) as error:
+        if not answer.tokens:  # the server is another that ignores what it does not know
+            answer.error = answer.error or "no draft_trace"
+    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
         answer.error = answer.error or type(error).__name__
     answer.latency = time.monotonic() - arrived
     return answer
@@ -271,7 +273,9 @@ def _read_event(answer: Answered, line: str, now: float) -> None:
         return
     event = json.loads(data)
     if "error" in event:
-        answer.error = event["error"]["code"] or event["error"]["type"]
+        told = event["error"]  # gateways write it in their own ways
+        kind = told.get("code") or told.get("type") if isinstance(told, dict) else None
+        answer.error = str(kind or answer.error or "error")
         return
     for choice in event["choices"]:
         trace = choice.get("draft_trace", [])

@@ -151,10 +151,15 @@ def test_where_no_server_is_the_way_out_is_told(tmp_path: Path) -> None:
     [
         (500, '{"error": {"code": null, "type": "server_error"}}', "server_error"),
         (429, '{"error": {"code": "queue_full", "type": "rate_limit_error"}}', "queue_full"),
+        (503, '{"error": {"code": 503, "type": "unavailable_error"}}', "503"),
+        (502, '{"error": "overloaded"}', "HTTP 502"),
+        (502, "null", "HTTP 502"),
         (502, "<html>Bad gateway</html>", "HTTP 502"),
         (404, '{"detail": "Not Found"}', "HTTP 404"),
         (503, "", "HTTP 503"),
         (200, 'data: {"error": {"code": null, "type": "server_error"}}\n\n', "server_error"),
+        (200, 'data: {"error": "overloaded"}\n\n', "error"),
+        (200, 'data: {"choices": [{"text": "a"}]}\n\ndata: [DONE]\n\n', "no draft_trace"),
     ],
 )
 def test_what_is_refused_is_no_whole_answer(status: int, content: str, error: str) -> None:
