@@ -100,7 +100,7 @@ class Engine:
         check_size(context_length, "context_length", 2, config.position_limit)
         check_size(queue_limit or 0, "queue_limit", 0)
         check_size(steps_per_call, "steps_per_call")
-        check_size(prefill_chunk or 1, "prefill_chunk")
+        check_size(1 if prefill_chunk is None else prefill_chunk, "prefill_chunk")
         check_size(prefill_rows, "prefill_rows")
         check_size(top_log_probs, "top_log_probs", 0, config.vocab_size)
         self._budgets = Budgets(drafter, draft, slots, row_counts, shards)
@@ -129,8 +129,8 @@ class Engine:
         self._submitted = self._freed = 0
         # When there was nothing to do, and since then when slots became free.
         self._ends: deque[float] = deque(maxlen=_LATELY + 1)
-        # What idle places of a prefill pass read; no request may have more stop tokens.
-        self._idle = make_row(target, -1, Request([0], 1, 0), self._stop_tokens)
+        # What idle places of a prefill pass read; a request may have four stop tokens of its own.
+        self._idle = make_row(target, -1, Request([0], 1, 0), (*self._stop_tokens, 0, 0, 0, 0))
         self._stop_width = self._idle.arrays.stop_tokens.shape[1]
         self._state = empty_rows(target, one_of, slots, cache_slots, self._stop_width)
 

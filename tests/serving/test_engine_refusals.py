@@ -34,6 +34,12 @@ def test_what_can_never_run_is_refused(
     assert not engine.busy
 
 
+def test_a_request_may_have_four_stop_tokens_beside_the_engines(habitual_target: Target) -> None:
+    engine = Engine(habitual_target, None, slots=4, context_length=64, stop_tokens=range(5))
+    engine.submit(Request([1], 5, 0, stop_tokens=tuple(range(9))))
+    assert engine.busy
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
@@ -41,7 +47,7 @@ def test_what_can_never_run_is_refused(
         ({"context_length": 513}, "context_length is 513; it must be from 2 to 512"),
         ({"queue_limit": -1}, "queue_limit is -1"),
         ({"steps_per_call": 0}, "steps_per_call is 0"),
-        ({"prefill_chunk": -8}, "prefill_chunk is -8"),
+        ({"prefill_chunk": 0}, "prefill_chunk is 0"),
         ({"top_log_probs": 25}, "top_log_probs is 25; it must be from 0 to 24"),
     ],
 )
