@@ -1,11 +1,13 @@
 """From the engine's tokens to the text of an answer, piece by piece."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from tokenizers import Tokenizer
 
+from redrafter_jax.errors import InputError
 from redrafter_jax.serving.messages import Event
 from redrafter_jax.text.text_stream import TextStream
 
@@ -66,7 +68,13 @@ class Choice:
         self.ended = False
 
     def take(self, event: Event) -> Piece:
-        """What an event adds, up to a stop string, which ends the answer."""
+        """What an event adds, up to a stop string, which ends the answer.
+
+        Raises:
+          InputError: the target computes no numbers, or its tokenizer's texts change as they grow.
+        """
+        if not all(map(math.isfinite, event.log_probs)):
+            raise InputError("The target's logits are not finite; check its weights and dtype.")
         gains = enumerate(event.calls, self._calls)
         calls = [call for call, gained in gains for _ in range(gained)]
         self._calls += len(event.calls)

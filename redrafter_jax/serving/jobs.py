@@ -18,6 +18,8 @@ from redrafter_jax.serving.worker import EngineFailedError, Submission
 from redrafter_jax.text.tokenizer import split_stops
 
 _SEEDS = 2**31
+# Seconds; OpenAI's client gives up where it is told more than 120.
+_LONGEST_WAIT = 60
 
 
 class Job:
@@ -97,7 +99,7 @@ class Job:
         except EngineFailedError:
             self.outcome = "failed"
             raise _gone() from None
-        except InputError as error:  # of a decoder that spells a text otherwise as it grows
+        except InputError as error:
             self.outcome = "failed"
             raise ApiError(500, str(error)) from None
 
@@ -217,9 +219,10 @@ async def start_job(
     try:
         submission = await service.worker.submit(requests)
     except QueueFull as error:
-        # Until all of its choices may wait.
-        wait = {"Retry-After": str(max(1, math.ceil(len(requests) * error.seconds)))}
-        raise ApiError(429, str(error), code="queue_full", headers=wait) from None
+        # Until all of its choices may wait, but no longer than clients put up with.
+        wait = min(max(1, math.ceil(len(requests) * error.seconds)), _LONGEST_WAIT)
+        headers = {"Retry-After": str(wait)}
+        raise ApiError(429, str(error), code="queue_full", headers=headers) from None
     except InputError as error:
         raise ApiError(400, str(error), field=field) from None
     except EngineFailedError:

@@ -1,6 +1,7 @@
 """Clients that leave, stall or come too late, and texts that cannot be shown: no leak, no hang."""
 
 import json
+import math
 import socket
 import threading
 
@@ -11,6 +12,7 @@ from servers import serving, wait_until
 from tiny_folders import byte_tokenizer
 from tokenizers import decoders
 
+from redrafter_jax import InputError
 from redrafter_jax.serving.choices import Choice
 from redrafter_jax.serving.messages import Event
 
@@ -33,6 +35,12 @@ def test_a_stop_string_that_the_limit_completes_ends_the_answer() -> None:
     assert (piece.text, piece.finish) == ("", "stop")
 
 
+def test_log_probabilities_that_are_no_numbers_are_an_error() -> None:
+    choice = Choice(byte_tokenizer(), [0], [])
+    with pytest.raises(InputError, match="logits are not finite"):
+        choice.take(Event(0, [1], [math.nan], [[]], [1], [None], None))
+
+
 def test_a_text_that_its_tokenizer_changes_as_it_grows_is_an_error_in_the_stream() -> None:
     tokenizer = byte_tokenizer()
     steps = decoders.ByteLevel(), decoders.Fuse(), decoders.Replace("lo", "0")
@@ -46,7 +54,7 @@ def test_a_text_that_its_tokenizer_changes_as_it_grows_is_an_error_in_the_stream
 
 def test_a_full_queue_is_told_with_when_to_come_back() -> None:
     engine = FakeEngine(slots=1, queue_limit=1, seconds=0.01)
-    with fake_serving(engine, limits=ROOMY) as base:
+    with fake_serving(engine, limits=ROOMY._replace(choices=30)) as base:
         with streamed(base, limit=ENDLESS), streamed(base, limit=ENDLESS):
             assert (engine.active, engine.waiting) == (1, 1)
             answer = post(base, json=body())
@@ -54,11 +62,13 @@ def test_a_full_queue_is_told_with_when_to_come_back() -> None:
             assert (answer.status_code, answer.headers["retry-after"]) == (429, "3")
             assert answer.json()["error"]["code"] == "queue_full"
             assert post(base, json=body(n=2)).headers["retry-after"] == "5"
+            many = {"prompt": ["a"] * 15, "n": 2}
+            assert post(base, json=body(**many)).headers["retry-after"] == "60"
         wait_until(lambda: not engine.busy)
         with streamed(base, limit=ENDLESS):
             assert post(base, json=body(n=2)).status_code == 429
             assert len(engine.requests) == 1, "of several that do not all fit none is taken"
-        wait_until(lambda: outcomes(base) == {"client_gone": 3, "queue_full": 3})
+        wait_until(lambda: outcomes(base) == {"client_gone": 3, "queue_full": 4})
 
 
 @pytest.mark.parametrize("stream", [True, False])
