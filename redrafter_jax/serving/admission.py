@@ -12,7 +12,7 @@ from jaxtyping import Int
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.requests import Batch, prepare
-from redrafter_jax.serving.messages import Request
+from redrafter_jax.serving.messages import Request, Token
 from redrafter_jax.serving.slots import Reading
 from redrafter_jax.types import Requests
 
@@ -79,6 +79,7 @@ class Slot:
       text: prompt and decided tokens.
       cached: how many of them are in the cache.
       source: the slot in whose cache they are; None where it is its own.
+      calls: target calls that decided tokens, the one that read the prompt included.
       freed: the larger, the later it became free.
     """
 
@@ -87,6 +88,7 @@ class Slot:
     text: list[int] = field(default_factory=list)
     cached: int = 0
     source: int | None = None
+    calls: int = 0
     freed: int = 0
 
     @property
@@ -103,6 +105,12 @@ class Slot:
     def number(self) -> int:
         """Of its request; the lower, the earlier it came."""
         return -1 if self.row is None else self.row.number
+
+    def add(self, decided: Sequence[Token]) -> None:
+        """Take in tokens, the last of which is not in the cache."""
+        self.text += [token.id for token in decided]
+        self.cached = len(self.text) - 1
+        self.calls = decided[-1].call + 1
 
     def shared_with(self, prompt: Sequence[int]) -> int:
         """How many tokens of the prompt's beginning are in its own cache."""
@@ -148,7 +156,7 @@ def take_slot(slots: Sequence[Slot], parts: Sequence[range], row: Row) -> int | 
         taken = min(free, key=order)
     slot = slots[taken]
     slot.row, slot.prompt_length, slot.text = row, len(prompt), list(prompt)
-    slot.cached, slot.source = known, None if taken == source else source
+    slot.cached, slot.source, slot.calls = known, None if taken == source else source, 0
     return taken
 
 

@@ -8,30 +8,10 @@ from typing import Literal, NamedTuple
 from tokenizers import Tokenizer
 
 from redrafter_jax.errors import InputError
-from redrafter_jax.serving.messages import Event
+from redrafter_jax.serving.messages import Event, Token
 from redrafter_jax.text.text_stream import TextStream
 
 Finish = Literal["stop", "length"]
-
-
-class Token(NamedTuple):
-    """A decided token.
-
-    Attributes:
-      id: of the vocabulary.
-      text: that it released, so that the texts of all tokens together are the answer's.
-      log_prob: under the target, before temperature and filters.
-      top: the likeliest tokens there and their log-probabilities, best first.
-      call: the target call that decided it, counted from 0, which read the prompt.
-      origin: the drafter that proposed it; None for the target's own.
-    """
-
-    id: int
-    text: str
-    log_prob: float
-    top: Sequence[tuple[int, float]]
-    call: int
-    origin: str | None
 
 
 class Piece(NamedTuple):
@@ -64,7 +44,6 @@ class Choice:
     ) -> None:
         self._stream = TextStream(tokenizer.decode, prompt, stop)
         self._gap = gap
-        self._calls = 0
         self.ended = False
 
     def take(self, event: Event) -> Piece:
@@ -73,16 +52,12 @@ class Choice:
         Raises:
           InputError: the target computes no numbers, or its tokenizer's texts change as they grow.
         """
-        if not all(map(math.isfinite, event.log_probs)):
+        if not all(math.isfinite(token.log_prob) for token in event.decided):
             raise InputError("The target's logits are not finite; check its weights and dtype.")
-        gains = enumerate(event.calls, self._calls)
-        calls = [call for call, gained in gains for _ in range(gained)]
-        self._calls += len(event.calls)
         tokens: list[Token] = []
-        for i, number in enumerate(event.tokens):
-            text = self._without_gap(self._stream.push(number))
-            told = event.log_probs[i], event.top_log_probs[i], calls[i], event.origins[i]
-            tokens.append(Token(number, text, *told))
+        for token in event.decided:
+            text = self._without_gap(self._stream.push(token.id))
+            tokens.append(token._replace(text=text))
             if self._stream.stopped:
                 break
         finish: Finish | None = "stop" if self._stream.stopped else None

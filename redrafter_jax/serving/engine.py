@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from redrafter_jax.checkpoints.draft_table import DraftTable
 from redrafter_jax.config import DraftConfig
@@ -21,8 +22,7 @@ from redrafter_jax.parallel.mesh import check_same_mesh, data_shards, place, to_
 from redrafter_jax.requests import check_size, slots_for
 from redrafter_jax.serving.admission import Row, Slot, admit, make_row, next_batch, next_chunk
 from redrafter_jax.serving.budgets import Budgets
-from redrafter_jax.serving.compilations import count_compilations
-from redrafter_jax.serving.messages import Counters, Event, QueueFull, Request
+from redrafter_jax.serving.messages import Counters, Event, QueueFull, Request, new_tokens
 from redrafter_jax.serving.slots import Gains, decode_rows, empty_rows, read_chunk
 
 # Of a warm-up: the first one compiles.
@@ -178,7 +178,7 @@ class Engine:
                 if turn:
                     self._budgets.time(rows, chosen, seconds)
         self.counters.prefill_passes = 0
-        count_compilations(self, self.counters)
+        self.counters.count_compilations(self)
 
     def submit(self, request: Request) -> int:
         """Let a request wait for a slot, behind those that came before.
@@ -231,7 +231,8 @@ class Engine:
             if not places:
                 break
             for slot in admitted:
-                self.counters.admit(slot.prompt_length, slot.cached)
+                self.counters.prompt_tokens += slot.prompt_length
+                self.counters.reused_tokens += slot.cached
                 self.admitted(slot.number)
             runs.append(self._read(places))
         active = [index for index, slot in enumerate(self._slots) if slot.decoding]
@@ -239,22 +240,16 @@ class Engine:
             runs.append(self._decode(active, *self._choose(active)))
         events = {event.number: event for event in self._ended}
         self._ended = []
-        gains = to_host([run.gains for run in runs])
-        for run, arrays in zip(runs, gains, strict=True):
-            self._collect(run, arrays, events)
+        for run, gains in zip(runs, to_host([run.gains for run in runs]), strict=True):
+            self._collect(run, gains, events)
         return list(events.values())
 
     def _read(self, places: dict[int, int]) -> _Run:
         """One prefill pass for these slots, by place."""
         shape = self._prefill_rows * len(self._parts), self._chunk
         chunk = next_chunk(self._slots, places, len(self._parts[0]), shape, self._idle)
-        self._state, gains = read_chunk(
-            self._target,
-            self._budgets.one_of(0),
-            self._state,
-            place(chunk, self._target.mesh),
-            top=self._top,
-        )
+        drafter, placed = self._budgets.one_of(0), place(chunk, self._target.mesh)
+        self._state, gains = read_chunk(self._target, drafter, self._state, placed, top=self._top)
         self.counters.prefill_passes += 1
         return _Run(places, gains, None)
 
@@ -286,21 +281,22 @@ class Engine:
         calls = gained = 0
         for at, index in run.slots.items():
             slot = self._slots[index]
-            if slot.row is None or not gains.counts[at].any():
+            own_calls = int(np.count_nonzero(gains.counts[at]))
+            if slot.row is None or not own_calls:
                 continue
             number, request, stop_tokens, _ = slot.row
-            new = Event.gained(number, gains, at, names)
-            slot.text += new.tokens
-            slot.cached = len(slot.text) - 1
+            new = new_tokens(gains, at, names, slot.calls)
+            slot.add(new)
+            before, ended = events[number].decided if number in events else [], None
             if gains.done[at]:
-                new = new._replace(ended="stop" if new.tokens[-1] in stop_tokens else "length")
+                ended = "stop" if slot.text[-1] in stop_tokens else "length"
                 self._give_back(slot)
-            events[number] = events[number].followed_by(new) if number in events else new
+            events[number] = Event(number, before + new, ended)
             if run.program:
                 drafted = zip(names, gains.drafted[at].sum(axis=0).tolist(), strict=True)
-                self.counters.add(new, dict(drafted))
-                calls += request.speculate * len(new.calls)
-                gained += request.speculate * len(new.tokens)
+                self.counters.add(new, own_calls, dict(drafted))
+                calls += request.speculate * own_calls
+                gained += request.speculate * len(new)
         if run.program:
             self._budgets.see(*run.program, calls, gained)
 
@@ -308,10 +304,10 @@ class Engine:
         """End the requests for which this holds."""
         for row in [row for row in self._queue if ends(row)]:
             self._queue.remove(row)
-            self._ended.append(Event.empty(row.number, why))
+            self._ended.append(Event(row.number, [], why))
         for slot in self._slots:
             if slot.row is not None and ends(slot.row):
-                self._ended.append(Event.empty(slot.number, why))
+                self._ended.append(Event(slot.number, [], why))
                 self._give_back(slot)
 
     def _give_back(self, slot: Slot) -> None:

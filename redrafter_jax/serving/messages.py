@@ -1,14 +1,19 @@
 """What goes into an engine and what comes out."""
 
 import math
+import weakref
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.serving.slots import Gains
+
+_COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 class Request(NamedTuple):
@@ -33,61 +38,66 @@ class Request(NamedTuple):
     speculate: bool = True
 
 
+class Token(NamedTuple):
+    """A decided token.
+
+    Attributes:
+      id: of the vocabulary.
+      log_prob: under the target at temperature 1 without filters.
+      top: the most likely tokens there and their log-probabilities, best first, as many as the
+        engine was asked for.
+      call: the target call that decided it, counted from 0, which read the prompt.
+      origin: the drafter that proposed it; None for the target's own.
+      text: that it released, once it is decoded: the texts of all tokens are the answer's.
+    """
+
+    id: int
+    log_prob: float
+    top: list[tuple[int, float]]
+    call: int
+    origin: str | None
+    text: str = ""
+
+
+def new_tokens(gains: Gains, at: int, names: tuple[str, ...], first: int) -> list[Token]:
+    """What one place of a batch gained in target calls from number `first` on.
+
+    Args:
+      gains: of the batch.
+      at: the place.
+      names: of the drafters that proposed.
+      first: calls of the request before these.
+    """
+    kept = np.arange(gains.tokens.shape[2]) < np.asarray(gains.counts[at])[:, None]
+    # A row that is done stays so: the calls that gain nothing come last.
+    calls = first + np.nonzero(kept)[0]
+    leaves = gains.tokens, gains.log_probs, gains.top_tokens, gains.top_log_probs, gains.origins
+    columns = [leaf[at][kept].tolist() for leaf in leaves]
+    return [
+        Token(
+            id, log_prob, list(zip(top, scores, strict=True)), call, names[by] if by >= 0 else None
+        )
+        for id, log_prob, top, scores, by, call in zip(*columns, calls.tolist(), strict=True)
+    ]
+
+
 class Event(NamedTuple):
     """What one `advance` decided for a request.
 
     Attributes:
       number: of the request, from `submit`.
-      tokens: new ones, up to and including the stop token.
-      log_probs: of each under the target at temperature 1 without filters.
-      top_log_probs: for each the most likely tokens there, with their log-probabilities, as many as
-        the engine was asked for.
-      calls: how many of the tokens each target call gained, in order; prefill gains the first.
-      origins: for each the name of the drafter that proposed it, None for the target's own.
+      decided: new tokens, up to and including the stop token.
       ended: "stop", "length", "cancelled" or "deadline"; None while it goes on.
     """
 
     number: int
-    tokens: list[int]
-    log_probs: list[float]
-    top_log_probs: list[list[tuple[int, float]]]
-    calls: list[int]
-    origins: list[str | None]
-    ended: str | None
+    decided: list[Token]
+    ended: str | None = None
 
-    @classmethod
-    def empty(cls, number: int, ended: str | None = None) -> "Event":
-        """Without tokens."""
-        return cls(number, [], [], [], [], [], ended)
-
-    @classmethod
-    def gained(cls, number: int, gains: Gains, at: int, names: tuple[str, ...]) -> "Event":
-        """What one place of a batch gained; `names` are those of the drafter that proposed."""
-        counts = np.asarray(gains.counts[at])
-        kept = np.arange(gains.tokens.shape[2]) < counts[:, None]
-        origins = gains.origins[at][kept].tolist()
-        tops = zip(gains.top_tokens[at][kept], gains.top_log_probs[at][kept], strict=True)
-        return cls(
-            number,
-            gains.tokens[at][kept].tolist(),
-            gains.log_probs[at][kept].tolist(),
-            [list(zip(*(each.tolist() for each in top), strict=True)) for top in tops],
-            counts[counts > 0].tolist(),
-            [None if origin < 0 else names[origin] for origin in origins],
-            None,
-        )
-
-    def followed_by(self, later: "Event") -> "Event":
-        """Both as one; of the later one is how it ended."""
-        return Event(
-            self.number,
-            self.tokens + later.tokens,
-            self.log_probs + later.log_probs,
-            self.top_log_probs + later.top_log_probs,
-            self.calls + later.calls,
-            self.origins + later.origins,
-            later.ended,
-        )
+    @property
+    def tokens(self) -> list[int]:
+        """Ids of the new tokens."""
+        return [token.id for token in self.decided]
 
 
 class QueueFull(Exception):  # noqa: N818
@@ -127,14 +137,19 @@ class Counters:
     prefill_passes: int = 0
     compiled: int = 0
 
-    def admit(self, prompt_tokens: int, reused_tokens: int) -> None:
-        """Count a request that has got its slot."""
-        self.prompt_tokens += prompt_tokens
-        self.reused_tokens += reused_tokens
-
-    def add(self, event: Event, drafted: dict[str, int]) -> None:
-        """Count what a decode call gained a request."""
-        self.target_calls += len(event.calls)
-        self.gained += len(event.tokens)
-        self.accepted.update(name for name in event.origins if name)
+    def add(self, decided: Sequence[Token], calls: int, drafted: dict[str, int]) -> None:
+        """Count what target calls gained a request, and what was drafted for it."""
+        self.target_calls += calls
+        self.gained += len(decided)
+        self.accepted.update(token.origin for token in decided if token.origin)
         self.drafted.update(drafted)
+
+    def count_compilations(self, owner: object) -> None:
+        """Count what JAX compiles in this process from now on, while the owner lives."""
+
+        def count(event: str, duration_secs: float, **kwargs: str | int) -> None:
+            del duration_secs, kwargs
+            self.compiled += event == _COMPILED
+
+        jax.monitoring.register_event_duration_secs_listener(count)
+        weakref.finalize(owner, jax.monitoring.unregister_event_duration_listener, count)

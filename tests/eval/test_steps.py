@@ -35,7 +35,6 @@ from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 from redrafter_jax.requests import Batch, prepare
-from redrafter_jax.serving.compilations import count_compilations
 from redrafter_jax.serving.messages import Counters
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -133,7 +132,7 @@ def test_trees_of_different_paths_and_states_take_turns_on_one_cache(
         yield from take_turns(timers, repeats)
         compiled.append(counters.compiled - before)
 
-    count_compilations(owner, counters)
+    counters.count_compilations(owner)
     monkeypatch.setattr("eval.step_parts.take_turns", counted)
     timed = time_parts(
         target,

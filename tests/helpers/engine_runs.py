@@ -63,6 +63,6 @@ def run(engine: Engine) -> dict[int, Event]:
 
 def gather(told: dict[int, Event], events: Sequence[Event]) -> None:
     for event in events:
-        before = told.get(event.number)
-        assert before is None or before.ended is None, "nothing follows the end"
-        told[event.number] = event if before is None else before.followed_by(event)
+        before = told.get(event.number, Event(event.number, []))
+        assert before.ended is None, "nothing follows the end"
+        told[event.number] = event._replace(decided=before.decided + event.decided)

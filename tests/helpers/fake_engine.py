@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from redrafter_jax.errors import InputError
 from redrafter_jax.serving.engine import Engine
-from redrafter_jax.serving.messages import Counters, Event, QueueFull, Request
+from redrafter_jax.serving.messages import Counters, Event, QueueFull, Request, Token
 
 
 class FakeEngine(Engine):
@@ -89,17 +89,18 @@ class FakeEngine(Engine):
         events = []
         for number, (request, decided) in list(self.requests.items())[: self.places]:
             end = min(decided + 2, request.max_new_tokens)
-            tokens = [
+            ids = [
                 request.prompt[(request.seed + i) % len(request.prompt)]
                 for i in range(decided, end)
             ]
-            count = len(tokens)
+            tokens = [
+                Token(id, -0.5, [(id, -0.5), (0, -1.0)], decided // 2, "lookup") for id in ids
+            ]
+            tokens[-1] = tokens[-1]._replace(origin=None)
             ended = "length" if end == request.max_new_tokens else None
             if time.monotonic() > request.deadline:
                 ended = "deadline"
-            tops = [[(token, -0.5), (0, -1.0)] for token in tokens]
-            origins = ["lookup"] * (count - 1) + [None]
-            events.append(Event(number, tokens, [-0.5] * count, tops, [count], origins, ended))
+            events.append(Event(number, tokens, ended))
             self.requests[number] = request, end
             if ended:
                 del self.requests[number]

@@ -14,7 +14,7 @@ from tokenizers import decoders
 
 from redrafter_jax import InputError
 from redrafter_jax.serving.choices import Choice
-from redrafter_jax.serving.messages import Event
+from redrafter_jax.serving.messages import Event, Token
 
 
 def test_characters_of_several_tokens_come_whole() -> None:
@@ -30,15 +30,15 @@ def test_a_stop_string_that_the_limit_completes_ends_the_answer() -> None:
     tokenizer = byte_tokenizer()
     first, part, *_ = tokenizer.encode("x\N{EURO SIGN}").ids
     choice = Choice(tokenizer, tokenizer.encode("a").ids, ["x\N{REPLACEMENT CHARACTER}"])
-    tops: list[list[tuple[int, float]]] = [[], []]
-    piece = choice.take(Event(0, [first, part], [-1.0, -1.0], tops, [2], [None, None], "length"))
+    tokens = [Token(id, -1.0, [], 0, None) for id in (first, part)]
+    piece = choice.take(Event(0, tokens, "length"))
     assert (piece.text, piece.finish) == ("", "stop")
 
 
 def test_log_probabilities_that_are_no_numbers_are_an_error() -> None:
     choice = Choice(byte_tokenizer(), [0], [])
     with pytest.raises(InputError, match="logits are not finite"):
-        choice.take(Event(0, [1], [math.nan], [[]], [1], [None], None))
+        choice.take(Event(0, [Token(1, math.nan, [], 0, None)]))
 
 
 def test_a_text_that_its_tokenizer_changes_as_it_grows_is_an_error_in_the_stream() -> None:
@@ -62,8 +62,8 @@ def test_a_full_queue_is_told_with_when_to_come_back() -> None:
             assert (answer.status_code, answer.headers["retry-after"]) == (429, "3")
             assert answer.json()["error"]["code"] == "queue_full"
             assert post(base, json=body(n=2)).headers["retry-after"] == "5"
-            many = {"prompt": ["a"] * 15, "n": 2}
-            assert post(base, json=body(**many)).headers["retry-after"] == "60"
+            many = body(n=2) | {"prompt": ["a"] * 15}
+            assert post(base, json=many).headers["retry-after"] == "60"
         wait_until(lambda: not engine.busy)
         with streamed(base, limit=ENDLESS):
             assert post(base, json=body(n=2)).status_code == 429

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from redrafter_jax.checkpoints.draft_table import DraftTable, TunedTree
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import place
-from redrafter_jax.serving.compilations import count_compilations
 from redrafter_jax.serving.engine import Engine, Event, QueueFull, Request
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -118,22 +118,20 @@ def test_every_request_gets_what_generate_gives_it(
             assert event.ended == ("stop" if tokens[-1] in stops else "length")
         assert event.tokens == tokens
         log_probs = expected.log_probs[number][: len(tokens)]
-        np.testing.assert_allclose(event.log_probs, log_probs, atol=1e-5)
-        assert sum(event.calls) == len(event.origins) == len(event.top_log_probs) == len(tokens)
-        for top, log_prob in zip(event.top_log_probs, log_probs, strict=True):
-            assert len(top) == 2
-            assert top[0][1] >= top[1][1]
-            assert top[0][1] >= log_prob - 1e-5
+        told_log_probs = [token.log_prob for token in event.decided]
+        np.testing.assert_allclose(told_log_probs, log_probs, atol=1e-5)
+        for token in event.decided:
+            first, second = token.top
+            assert first[1] >= second[1]
+            assert first[1] >= token.log_prob - 1e-5
 
 
 def test_top_log_probs_hold_the_token_of_a_greedy_row(make_engine: MakeEngine) -> None:
     engine = make_engine()
     engine.submit(Request([1, 2, 3], 12, 0))
     (event,) = run(engine).values()
-    for token, log_prob, top in zip(
-        event.tokens, event.log_probs, event.top_log_probs, strict=True
-    ):
-        assert top[0] == (token, pytest.approx(log_prob))
+    for token in event.decided:
+        assert token.top[0] == (token.id, pytest.approx(token.log_prob))
 
 
 def test_calls_and_origins_say_who_proposed_what(make_engine: MakeEngine) -> None:
@@ -142,20 +140,21 @@ def test_calls_and_origins_say_who_proposed_what(make_engine: MakeEngine) -> Non
     silent = engine.submit(Request([1, 2, 4], 20, 0, stop_tokens=(), speculate=False))
     told = run(engine)
     event = told[spoken]
-    assert event.calls[0] == 1, "prefill gains the first token"
-    at = 0
-    for count in event.calls:
-        *drafted, bonus = event.origins[at : at + count]
+    calls = [[token.origin for token in own] for _, own in groupby(event.decided, lambda t: t.call)]
+    assert [token.call for token in event.decided] == [
+        call for call, own in enumerate(calls) for _ in own
+    ]
+    assert len(calls[0]) == 1, "prefill gains the first token"
+    for *drafted, bonus in calls:
         assert bonus is None
         assert all(origin in ("recurrent", "lookup") for origin in drafted)
-        at += count
-    assert max(event.calls) > 1
-    assert told[silent].calls == [1] * 20, "as without a drafter, beside one that drafts"
-    assert told[silent].origins == [None] * 20
+    assert max(map(len, calls)) > 1
+    quiet = [(token.call, token.origin) for token in told[silent].decided]
+    assert quiet == [(n, None) for n in range(20)], "as without a drafter, beside one that drafts"
     counters = engine.counters
     assert counters.gained == len(event.tokens) + len(told[silent].tokens) - 2
-    assert counters.target_calls == len(event.calls) + len(told[silent].calls) - 2
-    proposed = [origin for origin in event.origins if origin]
+    assert counters.target_calls == len(calls) + 20 - 2
+    proposed = [token.origin for token in event.decided if token.origin]
     assert counters.accepted == {name: proposed.count(name) for name in set(proposed)}
     for name, accepted in counters.accepted.items():
         assert counters.drafted[name] >= accepted
@@ -300,7 +299,7 @@ def test_on_a_mesh_too(
         prefill_rows=2,
         row_counts=(),
     )
-    count_compilations(engine, engine.counters)  # there is no warm-up
+    engine.counters.count_compilations(engine)  # there is no warm-up
     requests = [request._replace(speculate=True) for request in make_requests(0, ROWS)]
     told = {}
     for half in (requests[:8], requests[8:]):
