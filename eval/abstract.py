@@ -113,11 +113,7 @@ def random_weights(model: AnyModel) -> AnyModel:
 def random_state(target: Target, drafter: Drafter, batch_size: int, slots: int) -> DecodeState:
     """A greedy state whose cache is random, as is the drafter's own, and whose rows never end.
 
-    Args:
-      target: any of its shape, abstract or not.
-      drafter: from `bind_drafter`.
-      batch_size: B.
-      slots: S, cache slots per row.
+    Arguments as in `abstract_state`.
     """
 
     def draw(key: Array, leaf: Any) -> Array:

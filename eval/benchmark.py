@@ -108,14 +108,7 @@ def make_batches(
 def answer_plainly(
     target: Target, batch_size: int | None, sampling: SamplingConfig, rows: RowSettings
 ) -> Callable[[Asked], list[list[int]]]:
-    """From what is asked to the baseline's answers, for the later turns to stand behind.
-
-    Args:
-      target: the target.
-      batch_size: rows decoded together; None for all.
-      sampling: how tokens are chosen.
-      rows: how far, and with which seeds.
-    """
+    """From what is asked to the baseline's answers, for the later turns to stand behind."""
 
     def answer(asked: Asked) -> list[list[int]]:
         batches = make_batches(asked, batch_size, sampling, rows)
@@ -129,11 +122,7 @@ def answer_plainly(
 def warm_up(methods: Mapping[str, Method], batches: Sequence[Batch], times: int, what: str) -> None:
     """Decode one batch of every array shape by every method, untimed; the first time compiles.
 
-    Args:
-      methods: by name.
-      batches: what they will decode.
-      times: how often.
-      what: the name of the measurement, for the progress.
+    `what` is the name of the measurement, for the progress.
     """
     chosen = {}
     for name, method in methods.items():
@@ -155,12 +144,7 @@ def measure(
 
     The runs of a turn follow each other at once, so that a slow minute of the machine hits all of
     them, and which one goes first changes from turn to turn.
-
-    Args:
-      methods: by name.
-      batches: what they decode.
-      repeats: how often.
-      done: batches and repeats that are left out.
+    Batches and repeats that are in `done` are left out.
     """
     names = list(methods)
     for repeat in range(repeats):

@@ -143,10 +143,7 @@ def _load_methods(
 ) -> tuple[dict[str, Method], dict[str, int]]:
     """By name, what is compared, and the bytes of weights that a step reads on one device.
 
-    Args:
-      settings: of the ways of drafting.
-      target: the target.
-      rows: of a batch, on one device.
+    `rows` are those of a batch on one device.
 
     Raises:
       InputError: trees are deeper than the target has positions.
@@ -211,11 +208,8 @@ def _add_costs(
 ) -> None:
     """What a step of every method takes, over all prompts and in each category.
 
-    Args:
-      summary: of `eval.speed.summarize`.
-      methods: by name.
-      weights: bytes that a step of theirs reads.
-      per_token: bytes of the cache for one token of every row.
+    `weights` are bytes that a step of each method reads, `per_token` those of the cache for one
+    token of every row.
     """
     for category, part in {None: summary, **summary["categories"]}.items():
         tokens = [

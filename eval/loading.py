@@ -66,11 +66,7 @@ def ask_target(
 ) -> Asked:
     """What the target is asked in first turns, checked to fit it and the mesh; all that ends it.
 
-    Args:
-      found: from `find`.
-      rows: which prompts, and how far they are answered.
-      batch_size: prompts decoded together; None for all of them.
-      lengths: exact lengths that the prompts take in turns; they are then continued as they stand.
+    With `lengths` prompts take these exact lengths in turns, and are continued as they stand.
 
     Raises:
       InputError: the prompts cannot be used, or do not fit.
@@ -104,12 +100,6 @@ def ask_all_turns(
 ) -> Asked:
     """The later turns too, and the stop tokens that the settings leave.
 
-    Args:
-      found: from `find`.
-      rows: as for the first turns.
-      asked: from `ask_target`.
-      answer: as in `redrafter_jax.text.prompts.ask_later_turns`.
-
     Raises:
       InputError: a later turn does not fit behind the answers before it.
     """
@@ -123,11 +113,6 @@ def load(
     batch_size: int | None,
 ) -> tuple[Target, Callable[[SamplingConfig], Asked]]:
     """Check everything that the settings name, make the folder of the report, load the target.
-
-    Args:
-      settings: the command's.
-      drafts: every way in which trees will be drafted.
-      batch_size: prompts decoded together; None for all of them.
 
     Returns:
       The target, and from a sampling to what it is asked under it.

@@ -61,9 +61,7 @@ class Measured(NamedTuple):
 def open_measured(path: Path, identity: Mapping[str, Any]) -> Measured:
     """Read what an earlier run left, or begin a file; a line that a kill cut short is removed.
 
-    Args:
-      path: of the file.
-      identity: by name, all that the measurements depend on, as JSON has it.
+    `identity` states by name all that the measurements depend on.
 
     Raises:
       InputError: the file holds measurements of something else, or something else.

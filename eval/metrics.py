@@ -38,11 +38,7 @@ DEFINITIONS = {
 
 
 def count_accepted(runs: Sequence[Run]) -> dict[str, Any]:
-    """Acceptance length, rates per depth and the counts behind them; `DEFINITIONS` explains them.
-
-    Args:
-      runs: of one method.
-    """
+    """Acceptance length, rates per depth and the counts behind them; see `DEFINITIONS`."""
     counts = np.concatenate([run.accept_counts for run in runs]).sum(axis=0)
     per_depth = acceptance_rate_per_depth(counts)
     return {
@@ -61,9 +57,7 @@ def count_accepted(runs: Sequence[Run]) -> dict[str, Any]:
 def describe_answers(asked: Asked, texts: Sequence[Sequence[int]]) -> dict[str, Any]:
     """What a report says of the questions and of the baseline's answers.
 
-    Args:
-      asked: what the target was asked.
-      texts: new tokens, at least one a text.
+    Each text has at least one new token.
     """
     stopped = [len(text) for text in texts if text[-1] in asked.stop_tokens]
     return {

@@ -113,15 +113,7 @@ def _case(name: str) -> Generator[None]:
 def compare_batch(
     target: Target, drafter: DraftModel, draft: DraftConfig, batch: Batch, tolerance: float
 ) -> Compared:
-    """Decode a batch both ways; where texts part, decode it again to see why.
-
-    Args:
-      target: the target.
-      drafter: a drafter for it.
-      draft: how it drafts.
-      batch: the prompts and their seeds.
-      tolerance: as in `eval.replay.explain`.
-    """
+    """Decode a batch both ways; where texts part, decode it again to see why."""
     bound = bind_drafter(drafter, draft)
     methods = (Method(target, RootOnly()), Method(target, bound))
     baseline, speculative = (decode_batch(method, batch) for method in methods)

@@ -142,10 +142,7 @@ def embedding_bytes(target: Target, rows: int) -> int:
 def call_bytes(target: Target, nodes: int, row_bytes: int) -> int:
     """Bytes of weights that a target call on N tokens of every row reads on one device.
 
-    Args:
-      target: the target, abstract or not.
-      nodes: N.
-      row_bytes: from `embedding_bytes`.
+    `row_bytes` is from `embedding_bytes`.
     """
     if target.config.tie_word_embeddings:
         return bytes_of(target)

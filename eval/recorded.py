@@ -79,12 +79,7 @@ def record(
 ) -> Recording:
     """Let the target write the answers, then read each once more in one pass.
 
-    Args:
-      target: the target, on one device.
-      asked: what it is asked.
-      sampling: how tokens are chosen.
-      rows: how far prompts are answered, and their seeds.
-      context_layers: of the drafters to come.
+    `context_layers` are those of the drafters to come.
     """
     count = len(asked.rows)
     size = min(count, _ROWS)
@@ -137,12 +132,6 @@ def count_calls(
     adds its tokens below those. So one pass over the texts serves all trees of the same beam width,
     and one more all lookups. Of Medusa heads, final beams and reranked trees each number of rounds
     takes its own.
-
-    Args:
-      target: that wrote them.
-      drafter: from `load_drafter`.
-      drafts: the trees; none static.
-      recordings: of each sampling.
 
     Returns:
       For every tree the counts under each sampling.
@@ -205,14 +194,8 @@ def _nodes_needed(
     """One array per prompt: how many of the best nodes must be kept for one to spell the text.
 
     Entry [i, x, d - 1] is of the first rounds[x] rounds of the tree drafted at new token i, down to
-    depth d. `_NOWHERE` where no node of them does.
-
-    Args:
-      target: that wrote the texts.
-      drafter: one whose state follows from the hidden states before the root, and that reads no
-        keys or values.
-      recording: of a sampling.
-      rounds: how many, at most the tree's; X counts.
+    depth d. `_NOWHERE` where no node of them does. The drafter's state must follow from the hidden
+    states before the root, and it must read no keys or values.
     """
     longest = max(map(len, recording.answers))
     needed = [

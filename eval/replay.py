@@ -87,13 +87,8 @@ def replay(
 ) -> list[Seen | None]:
     """What the method saw at each place, of the same programs on arrays of the same shapes.
 
-    None where the text has ended, or where it is no path of the tree that was drafted.
-
-    Args:
-      method: how the batch was decoded.
-      batch: the same prompts, seeds and limits.
-      texts: the new tokens of every row.
-      places: tokens of these texts, or the one behind the last.
+    None where the text has ended, or where it is no path of the tree that was drafted. The texts
+    are the new tokens of every row, the places tokens of them or the one behind the last.
     """
     if not places:
         return []
@@ -128,12 +123,8 @@ def explain(
 ) -> Explanation:
     """Judge a first divergence.
 
-    Args:
-      baseline: what it saw there; None if `replay` found nothing.
-      speculative: what the speculative pass saw there, likewise.
-      token: the baseline's choice; None where its text has ended.
-      speculative_token: the speculative text's, likewise.
-      tolerance: in logits, that is in scores times the temperature.
+    None stands for what `replay` did not find, and for a choice where the text has ended. The
+    tolerance is in logits, that is in scores times the temperature.
     """
     if baseline is None or token is None or speculative_token is None:
         return Explanation()

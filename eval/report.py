@@ -70,11 +70,7 @@ def make_table(
 ) -> Table:
     """A table without edges; numbers are set to the right, and where it is narrow text is broken.
 
-    Args:
-      title: above it.
-      columns: their names.
-      rows: their cells.
-      text_columns: how many of the first columns hold text.
+    The first `text_columns` columns hold text.
     """
     table = Table(
         title=title,

@@ -99,16 +99,7 @@ def time_methods(
     settings: EvalSettings | TuneSettings,
     name: str,
 ) -> dict[str, Any]:
-    """Compile and warm up every method, time all of them in turns, and summarize.
-
-    Args:
-      methods: by name; one is the baseline.
-      asked: what the target is asked.
-      sampling: how tokens are chosen.
-      batch_size: prompts decoded together.
-      settings: rows, repeats and warm-ups.
-      name: of the measurement, for the progress.
-    """
+    """Compile and warm up every method, time all of them in turns, and summarize."""
     batches = make_batches(asked, batch_size, sampling, settings)
     warm_up(methods, batches, settings.warm_ups, name)
     turns = measure(methods, batches, settings.repeats)
@@ -117,14 +108,7 @@ def time_methods(
 
 
 def summarize(asked: Asked, batch_size: int, turns: Sequence[Turn]) -> dict[str, Any]:
-    """The measures of every method: over all prompts, per category, and of each prompt.
-
-    Args:
-      asked: what the target was asked.
-      batch_size: prompts decoded together.
-      turns: from `eval.benchmark.measure`; one of the methods is the baseline.
-    """
-
+    """The measures of every method: over all prompts, per category, and of each prompt."""
     prompts = asked.prompts
 
     def measures(indices: Sequence[int]) -> dict[str, dict[str, Any]]:
@@ -175,10 +159,8 @@ def _restrict(turns: Sequence[Turn], indices: Sequence[int], batch_size: int) ->
 def _measure(name: str, turns: Sequence[Turn], whole: Sequence[Turn]) -> dict[str, Any]:
     """What the report says of a method; `DEFINITIONS` explains it.
 
-    Args:
-      name: of the method.
-      turns: cut to the prompts that the report speaks of.
-      whole: with all prompts of their batches, which took the decode steps together.
+    `turns` are cut to the prompts that the report speaks of; `whole` has all prompts of their
+    batches, which took the decode steps together.
     """
     calls = _rates(name, whole, lambda run: max(run.steps), lambda run: run.decode_seconds)
     milliseconds = quartiles(1000 / calls)

@@ -47,12 +47,7 @@ class Cached(NamedTuple):
 
 
 def spread(drafts: Sequence[DraftConfig], count: int) -> list[DraftConfig]:
-    """Trees of very different sizes: of fewest and of most nodes, then the ones most unlike these.
-
-    Args:
-      drafts: to choose from.
-      count: how many; fewer if there are no more sizes.
-    """
+    """Trees of very different sizes: of fewest and of most nodes, then those most unlike these."""
     sizes = np.asarray([_sizes(draft) for draft in drafts])
     chosen = list(dict.fromkeys([int(sizes[:, 0].argmin()), int(sizes[:, 0].argmax())]))[:count]
     while len(chosen) < count:

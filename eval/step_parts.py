@@ -76,15 +76,8 @@ def run_part(
 ) -> tuple[DecodeState, Between]:
     """The part so many times on the same arrays, which come back with what its last turn wrote.
 
-    Args:
-      target: the target.
-      drafter: from `bind_drafter`.
-      state: before the step; donated. Only `finish` changes it: give it rows that are done, which
-        take all of its work and none of the slots.
-      between: from `begin`; donated.
-      zero: as in `pallas_kernels.timing.repeat`.
-      part: of a step.
-      turns: how many.
+    `state` and `between`, from `begin`, are donated. Only `finish` changes the state: give it rows
+    that are done, which take all of its work and none of the slots.
     """
     decoder = target.merge()
     prepared = drafter.prepare(decoder)
@@ -166,16 +159,8 @@ def time_parts(
 ) -> list[list[dict[Timing, Float[np.ndarray, " repeats"]]]]:
     """Seconds of one turn of each part, all of them timed in turns.
 
-    Args:
-      target: the target.
-      drafters: from `bind_drafter`, of one head.
-      samplings: how tokens are chosen.
-      batch_size: B.
-      slots: S, cache slots per row.
-      turns: which parts, and how many turns a run has.
-      cached: as in `Runs`.
-      repeats: runs of each.
-      name: of the progress; None shows none.
+    The drafters are of one head. `turns` states which parts are timed and how many turns a run has,
+    `cached` the tokens in every row's cache when one begins. Without a name no progress is shown.
 
     Returns:
       Under every sampling, for every drafter.
