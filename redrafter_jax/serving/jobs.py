@@ -4,6 +4,7 @@ import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.config.limits import FieldError
@@ -14,7 +15,7 @@ from redrafter_jax.serving.metrics import Metrics, Outcome
 from redrafter_jax.serving.openai_errors import ApiError
 from redrafter_jax.serving.openai_schema import Asked
 from redrafter_jax.serving.service import Service
-from redrafter_jax.serving.worker import EngineFailedError, Submission
+from redrafter_jax.serving.worker import Arrivals, EngineFailedError
 from redrafter_jax.text.tokenizer import split_stops
 
 _SEEDS = 2**31
@@ -22,36 +23,29 @@ _SEEDS = 2**31
 _LONGEST_WAIT = 60
 
 
+@dataclass
 class Job:
     """The choices of one request, which are decoded together.
 
     Attributes:
+      service: that answers.
+      arrivals: what the engine decides of the choices.
+      choices: by place in the request.
       seed: of the first choice.
       prompt_tokens: of all prompts.
+      began: when the request came, by the monotonic clock.
       completion_tokens: decided so far.
-      count: of the choices.
       outcome: so far: whoever stops reading before the end has left.
     """
 
-    def __init__(
-        self,
-        service: Service,
-        submission: Submission,
-        choices: Sequence[Choice],
-        seed: int,
-        prompt_tokens: int,
-        began: float,
-    ) -> None:
-        self.seed = seed
-        self.prompt_tokens = prompt_tokens
-        self.completion_tokens = 0
-        self.count = len(choices)
-        self.outcome: Outcome = "client_gone"
-        self._metrics = service.metrics
-        self._deadline = service.limits.deadline
-        self._submission = submission
-        self._choices = choices
-        self._times = [_Times(began) for _ in choices]
+    service: Service
+    arrivals: Arrivals
+    choices: Sequence[Choice]
+    seed: int
+    prompt_tokens: int
+    began: float
+    completion_tokens: int = 0
+    outcome: Outcome = "client_gone"
 
     @property
     def usage(self) -> dict[str, int]:
@@ -68,34 +62,30 @@ class Job:
         Raises:
           ApiError: the deadline has come, or the engine is gone.
         """
-        unfinished = len(self._choices)
+        metrics, unfinished = self.service.metrics, len(self.choices)
+        times = [_Times(self.began) for _ in self.choices]
         try:
-            async for step in self._submission.steps():
+            while unfinished:
+                step = await self.arrivals.get()
+                if isinstance(step, Exception):
+                    raise step
                 for index, event in step:
-                    choice = self._choices[index]
+                    choice = self.choices[index]
                     if choice.ended:
                         continue
                     piece = choice.take(event)
                     self.completion_tokens += len(piece.tokens)
-                    self._times[index].add(piece, self._metrics)
+                    times[index].add(piece, metrics)
                     if event.ended == "deadline":
                         self.outcome = "deadline"
-                        raise ApiError(
-                            504,
-                            f"The answer was not complete after {self._deadline} seconds, the "
-                            "server's limit; ask for fewer tokens, or again when the server is "
-                            "less busy.",
-                            code="deadline_exceeded",
-                        )
+                        raise _too_late(self.service.limits.deadline)
                     if choice.ended:
                         unfinished -= 1
-                        self._times[index].tell(self._metrics)
+                        times[index].tell(metrics)
                         if event.ended is None:  # at a stop string, which the engine does not know
-                            self._submission.cancel(index)
+                            self.service.worker.cancel(self.arrivals, index)
                     yield index, piece
-                if not unfinished:
-                    self.outcome = "finished"
-                    return
+            self.outcome = "finished"
         except EngineFailedError:
             self.outcome = "failed"
             raise _gone() from None
@@ -105,8 +95,8 @@ class Job:
 
     def end(self) -> None:
         """Free what is not ended; count the tokens."""
-        self._submission.cancel()
-        self._metrics.completion_tokens.inc(self.completion_tokens)
+        self.service.worker.cancel(self.arrivals)
+        self.service.metrics.completion_tokens.inc(self.completion_tokens)
 
 
 class _Times:
@@ -217,7 +207,7 @@ async def start_job(
     ]
     choices = [Choice(service.model.tokenizer, one.prompt, strings, gap) for one in requests]
     try:
-        submission = await service.worker.submit(requests)
+        arrivals = await service.worker.submit(requests)
     except QueueFull as error:
         # Until all of its choices may wait, but no longer than clients put up with.
         wait = min(max(1, math.ceil(len(requests) * error.seconds)), _LONGEST_WAIT)
@@ -227,7 +217,7 @@ async def start_job(
         raise ApiError(400, str(error), field=field) from None
     except EngineFailedError:
         raise _gone() from None
-    return Job(service, submission, choices, seed, sum(map(len, prompts)), began)
+    return Job(service, arrivals, choices, seed, sum(map(len, prompts)), began)
 
 
 def _first_seed(asked: Asked, count: int) -> int:
@@ -265,6 +255,15 @@ def _limit(service: Service, asked: Asked, prompt: Sequence[int], field: str) ->
             code="context_length_exceeded",
         )
     return limit
+
+
+def _too_late(seconds: float) -> ApiError:
+    return ApiError(
+        504,
+        f"The answer was not complete after {seconds:g} seconds, the server's limit; ask for fewer "
+        "tokens, or again when the server is less busy.",
+        code="deadline_exceeded",
+    )
 
 
 def _gone() -> ApiError:

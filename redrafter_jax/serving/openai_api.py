@@ -167,7 +167,6 @@ async def _answer(
 ) -> Response:
     """The response to a request that the engine has: a stream, or all of it once it is complete."""
     answer = kind(service, asked, job.seed)
-    began = time.monotonic()
 
     def ended() -> None:
         job.end()
@@ -179,7 +178,7 @@ async def _answer(
             job.outcome,
             job.prompt_tokens,
             job.completion_tokens,
-            time.monotonic() - began,
+            time.monotonic() - job.began,
         )
 
     if asked.stream:
@@ -203,7 +202,7 @@ async def _client_leaves(http: Request) -> None:
 
 
 async def _collect(job: Job, answer: Answer, echoes: Sequence[str]) -> Response:
-    choices = [[Piece(echo, [], None)] for echo in echoes] or [[] for _ in range(job.count)]
+    choices = [[Piece(echo, [], None)] for echo in echoes] or [[] for _ in job.choices]
     try:
         async for index, piece in job.pieces():
             choices[index].append(piece)
@@ -215,8 +214,8 @@ async def _collect(job: Job, answer: Answer, echoes: Sequence[str]) -> Response:
 async def _events(
     job: Job, answer: Answer, echoes: Sequence[str]
 ) -> AsyncIterator[dict[str, Any] | str]:
-    offsets = [0] * job.count
-    for index in range(job.count):
+    offsets = [0] * len(job.choices)
+    for index in range(len(offsets)):
         if opening := answer.opening(index):
             yield opening
     for index, echo in enumerate(echoes):

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Literal
 
@@ -14,6 +14,11 @@ from redrafter_jax.serving.engine import Engine
 from redrafter_jax.serving.messages import Event, Request
 
 Status = Literal["warming up", "ready", "failed", "closed"]
+
+# What is decided of requests that came together: after every step, which of them have news, and the
+# news; an exception where nothing more will come. What is not read is kept: a slow reader delays
+# no step.
+Arrivals = asyncio.Queue[list[tuple[int, Event]] | Exception]
 
 _log = logging.getLogger(__name__)
 
@@ -48,18 +53,21 @@ class Worker:
         self._calls: list[Callable[[], None]] = []
         self._changed = threading.Condition()
         self._closing = False
-        # By number in the engine: whose request it is, and which of theirs.
-        self._running: dict[int, tuple[Submission, int]] = {}
-        # By number, when those came that have no slot yet.
-        self._waiting: dict[int, float] = {}
+        # By number in the engine: who waits for what is decided, which of theirs it is, and when it
+        # came.
+        self._running: dict[int, tuple[Arrivals, int, float]] = {}
+        self._loop: asyncio.AbstractEventLoop
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
         """Begin with the engine's warm-up."""
         self._thread.start()
 
-    async def submit(self, requests: Sequence[Request]) -> "Submission":
+    async def submit(self, requests: Sequence[Request]) -> Arrivals:
         """Let requests wait together, all of them or none.
+
+        Returns:
+          What is decided of them, as it comes.
 
         Raises:
           QueueFull: there is no room for all of them to wait.
@@ -67,7 +75,8 @@ class Worker:
           EngineFailedError: there is no engine any more.
         """
         came = time.monotonic()  # the engine may be in the middle of a step
-        submission = Submission(self, asyncio.get_running_loop())
+        arrivals = Arrivals()
+        self._loop = asyncio.get_running_loop()
         accepted: Future[None] = Future()
 
         def submit() -> None:
@@ -76,11 +85,9 @@ class Worker:
             try:
                 self._refuse_after_end()
                 for place, request in enumerate(requests):
-                    number = self._engine.submit(request)
-                    self._running[number] = submission, place
-                    self._waiting[number] = came
+                    self._running[self._engine.submit(request)] = arrivals, place, came
             except Exception as error:
-                self._free(submission)
+                self._free(arrivals)
                 accepted.set_exception(error)
             else:
                 accepted.set_result(None)
@@ -89,14 +96,14 @@ class Worker:
         try:
             await asyncio.wrap_future(accepted)
         except asyncio.CancelledError:  # the engine may have taken them meanwhile
-            submission.cancel()
+            self.cancel(arrivals)
             raise
-        return submission
+        return arrivals
 
-    def cancel(self, submission: "Submission", place: int | None) -> None:
-        """Free the rows of a submission, or of one of its requests, before the next step."""
+    def cancel(self, arrivals: Arrivals, place: int | None = None) -> None:
+        """Free the rows of requests that came together, or of one of them, before the next step."""
         with contextlib.suppress(EngineFailedError):
-            self._call(lambda: self._free(submission, place))
+            self._call(lambda: self._free(arrivals, place))
 
     async def close(self) -> None:
         """End the thread after its step or compilation; who still waits is told so."""
@@ -116,11 +123,10 @@ class Worker:
         if self.status in ("failed", "closed"):
             raise EngineFailedError(f"the engine has {self.status}")
 
-    def _free(self, submission: "Submission", place: int | None = None) -> None:
-        for number, (owner, own) in list(self._running.items()):
-            if owner is submission and place in (None, own):
+    def _free(self, arrivals: Arrivals, place: int | None = None) -> None:
+        for number, (owner, own, _) in list(self._running.items()):
+            if owner is arrivals and place in (None, own):
                 del self._running[number]
-                self._waiting.pop(number, None)
                 self._engine.cancel(number)
 
     def _run(self) -> None:
@@ -149,59 +155,30 @@ class Worker:
         return not self._closing
 
     def _tell_wait(self, number: int) -> None:
-        self._waited(time.monotonic() - self._waiting.pop(number))
+        _, _, came = self._running[number]
+        self._waited(time.monotonic() - came)
 
     def _deliver(self, events: Sequence[Event]) -> None:
-        arrived: dict[Submission, list[tuple[int, Event]]] = defaultdict(list)
+        arrived: dict[Arrivals, list[tuple[int, Event]]] = defaultdict(list)
         for event in events:
             if event.number not in self._running:
                 continue  # cancelled
-            submission, place = self._running[event.number]
-            arrived[submission].append((place, event))
+            arrivals, place, _ = self._running[event.number]
+            arrived[arrivals].append((place, event))
             if event.ended:
                 del self._running[event.number]
-                self._waiting.pop(event.number, None)  # its deadline came before a slot
-        for submission, own in arrived.items():
-            submission.post(own)
+        for arrivals, own in arrived.items():
+            self._post(arrivals, own)
+
+    def _post(self, arrivals: Arrivals, arrived: list[tuple[int, Event]] | Exception) -> None:
+        self._loop.call_soon_threadsafe(arrivals.put_nowait, arrived)
 
     def _end(self, status: Status) -> None:
         with self._changed:
             self.status, calls, self._calls = status, self._calls, []
         error = EngineFailedError(f"the engine has {status}")
-        for submission in {submission for submission, _ in self._running.values()}:
-            submission.post(error)
+        for arrivals in {arrivals for arrivals, _, _ in self._running.values()}:
+            self._post(arrivals, error)
         self._running.clear()
         for call in calls:
             call()
-
-
-class Submission:
-    """Requests that came together, and what is decided of them as it comes; of the loop's thread.
-
-    What comes is kept until it is read: a reader that is slow delays no step.
-    """
-
-    def __init__(self, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
-        self._worker = worker
-        self._loop = loop
-        self._arrived: asyncio.Queue[list[tuple[int, Event]] | Exception] = asyncio.Queue()
-
-    async def steps(self) -> AsyncIterator[list[tuple[int, Event]]]:
-        """After every step, which of the requests have news, and the news; ends with the reader.
-
-        Raises:
-          EngineFailedError: nothing more will come.
-        """
-        while True:
-            arrived = await self._arrived.get()
-            if isinstance(arrived, Exception):
-                raise arrived
-            yield arrived
-
-    def cancel(self, place: int | None = None) -> None:
-        """Free the row of one of the requests, or the rows of all that have not ended."""
-        self._worker.cancel(self, place)
-
-    def post(self, arrived: list[tuple[int, Event]] | Exception) -> None:
-        """Hand over, from the worker's thread."""
-        self._loop.call_soon_threadsafe(self._arrived.put_nowait, arrived)
