@@ -88,7 +88,6 @@ def test_no_prompt_is_asked_again_by_the_next_case(
 
     monkeypatch.setattr(serve_load, "_ask_all", record)
     monkeypatch.setattr(serve_load, "_find_model", lambda _: {"id": "m", "chat": False})
-    monkeypatch.setattr(serve_load, "_wait_until_ready", lambda _: None)
     command = words(tmp_path, "http://nowhere")
     rows = "".join(json.dumps({"prompt": f"number {n}"}) + "\n" for n in range(20))
     (tmp_path / "prompts.jsonl").write_text(rows)
@@ -121,11 +120,13 @@ def test_the_load_waits_for_a_server_that_warms_up(
 def test_a_warm_up_without_end_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eval.serve_load._WARM_UP_SECONDS", 0.2)
+    monkeypatch.setattr("eval.serve_load._WARM_UP_SECONDS", 1)
     warm = threading.Event()
 
     def ask(base: str) -> None:
-        with pytest.raises(InputError, match=r"/health with 503 after 1 s, .* within 0.2 s"):
+        with pytest.raises(
+            InputError, match=r"ready within 1 s \(.* '503 Service Unavailable'.*health"
+        ):
             evaluate(words(tmp_path, base))
         warm.set()
 
@@ -142,8 +143,13 @@ def test_a_run_without_an_answer_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_where_no_server_is_the_way_out_is_told(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"url=http://127.0.0.1:9 is no server that answers"):
+    with pytest.raises(InputError, match=r"url=http://127.0.0.1:9 is no server that is ready"):
         evaluate(words(tmp_path, "http://127.0.0.1:9"))
+    with (
+        serving(FakeEngine(), byte_tokenizer(), api_key="key") as base,
+        pytest.raises(InputError, match=r"'401 Unauthorized' for url '\S*'\); .* key as REDRAFTER"),
+    ):
+        evaluate(words(tmp_path, base))
 
 
 @pytest.mark.parametrize(
