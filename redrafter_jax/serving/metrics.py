@@ -1,14 +1,17 @@
 """What Prometheus reads of a server."""
 
 from collections.abc import Iterator
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from redrafter_jax.serving.engine import Engine
+from redrafter_jax.serving.openai_errors import ApiError
 
+_NAME = "redrafter"
 # Whose requests are counted.
 ROUTES = ("/v1/chat/completions", "/v1/completions")
 
@@ -19,7 +22,7 @@ _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 _GAINED = (1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 8, 10)
 
 
-class Metrics:
+class Metrics(Collector):
     """Counts and times since the server's start.
 
     Args:
@@ -27,50 +30,43 @@ class Metrics:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._registry = registry = CollectorRegistry()
-        self.requests = Counter(
-            "redrafter_requests",
-            "HTTP requests by outcome.",
-            ["route", "outcome"],
-            registry=registry,
-        )
-        self.completion_tokens = Counter(
-            "redrafter_completion_tokens", "Tokens of answers.", registry=registry
-        )
-        self.queue = Histogram(
-            "redrafter_queue_seconds",
+        self._engine, self._registry = engine, CollectorRegistry()
+        named: Any = {"namespace": _NAME, "registry": self._registry}
+        count = partial(Counter, **named)
+        spread = partial(Histogram, **named)
+        self.requests = count("requests", "HTTP requests by outcome.", ["route", "outcome"])
+        self.completion_tokens = count("completion_tokens", "Tokens of answers.")
+        self.queue = spread(
+            "queue_seconds",
             "From a request to the admission of its prompt into a slot.",
             buckets=_SECONDS,
-            registry=registry,
         )
-        self.first_token = Histogram(
-            "redrafter_time_to_first_token_seconds",
+        self.first_token = spread(
+            "time_to_first_token_seconds",
             "From a request to the first token of an answer, the queue included.",
             buckets=_SECONDS,
-            registry=registry,
         )
-        self.output_token = Histogram(
-            "redrafter_time_per_output_token_seconds",
-            "Of an answer, between its first token and its last, by tokens after the first.",
+        self.output_token = spread(
+            "time_per_output_token_seconds",
+            "Seconds per token after the first, of one answer.",
             buckets=_SECONDS,
-            registry=registry,
         )
-        self.acceptance_length = Histogram(
-            "redrafter_acceptance_length",
+        self.acceptance_length = spread(
+            "acceptance_length",
             "Of an answer, tokens gained per target call after prefill.",
             buckets=_GAINED,
-            registry=registry,
         )
-        registry.register(_EngineCollector(engine))
+        self._registry.register(self)
 
     def count(self, route: str, outcome: Outcome) -> None:
         """One more request."""
         self.requests.labels(route, outcome).inc()
 
-    def count_refusal(self, route: str, status: int, code: str | None) -> None:
-        """One more, which got no answer but this status of HTTP and code of an error object."""
+    def count_refusal(self, route: str, error: ApiError) -> None:
+        """One more, which got no answer but this error."""
         if route not in ROUTES:
             return
+        status, code = error.status_code, error.code
         refused = "refused" if status < 500 or code == "not_ready" else "failed"
         self.count(route, "queue_full" if status == 429 else refused)
 
@@ -78,14 +74,8 @@ class Metrics:
         """All of them, in Prometheus's text format."""
         return generate_latest(self._registry)
 
-
-class _EngineCollector(Collector):
-    """What an engine counts itself."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
     def collect(self) -> Iterator[Metric]:
+        """What the engine counts itself."""
         engine, sums = self._engine, self._engine.counters
         for name, told, value in (
             ("active_slots", "Requests that have a slot.", engine.active),
@@ -96,7 +86,7 @@ class _EngineCollector(Collector):
                 sums.compiled,
             ),
         ):
-            yield GaugeMetricFamily(f"redrafter_{name}", told, value)
+            yield GaugeMetricFamily(f"{_NAME}_{name}", told, value)
         for name, told, value in (
             (
                 "target_calls",
@@ -115,12 +105,12 @@ class _EngineCollector(Collector):
                 sums.reused_tokens,
             ),
         ):
-            yield CounterMetricFamily(f"redrafter_{name}", told, value)
+            yield CounterMetricFamily(f"{_NAME}_{name}", told, value)
         for name, told, counts in (
             ("drafted_tokens", "Nodes that a drafter proposed.", sums.drafted),
             ("accepted_tokens", "Drafted tokens that the target chose too.", sums.accepted),
         ):
-            family = CounterMetricFamily(f"redrafter_{name}", told, labels=["drafter"])
+            family = CounterMetricFamily(f"{_NAME}_{name}", told, labels=["drafter"])
             for drafter, count in dict(counts).items():
                 family.add_metric([drafter], count)
             yield family

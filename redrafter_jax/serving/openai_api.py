@@ -19,7 +19,7 @@ from redrafter_jax.serving.event_stream import EventStream
 from redrafter_jax.serving.jobs import Job, check, start_job
 from redrafter_jax.serving.metrics import ROUTES
 from redrafter_jax.serving.openai_answers import Answer, ChatAnswer, CompletionAnswer
-from redrafter_jax.serving.openai_errors import ApiError, error_response
+from redrafter_jax.serving.openai_errors import ApiError, as_api_error
 from redrafter_jax.serving.openai_schema import Asked, ChatRequest, CompletionRequest
 from redrafter_jax.serving.service import Service
 from redrafter_jax.text.chat_template import NO_TEMPLATE, encode_turns
@@ -53,10 +53,9 @@ def make_app(service: Service, *, log_prompts: bool = False) -> FastAPI:
     page = (files("redrafter_jax.serving") / "page.html").read_text(encoding="utf-8")
 
     async def refuse(http: Request, error: Exception) -> Response:
-        response = error_response(http.method, http.url.path, error)
-        code = error.code if isinstance(error, ApiError) else None
-        service.metrics.count_refusal(http.url.path, response.status_code, code)
-        return response
+        refusal = as_api_error(http.method, http.url.path, error)
+        service.metrics.count_refusal(http.url.path, refusal)
+        return refusal.response()
 
     for kind in (HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, refuse)

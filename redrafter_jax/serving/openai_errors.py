@@ -8,15 +8,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-# What a client does about a status: mend its request, wait, or tell whoever runs the server.
-_KINDS = {
-    401: "authentication_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-    500: "server_error",
-    503: "server_error",
-    504: "server_error",
-}
+# Of some statuses; from 500 on it is "server_error", else "invalid_request_error".
+_KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 class ApiError(HTTPException):
@@ -45,39 +38,31 @@ class ApiError(HTTPException):
 
     def body(self) -> dict[str, Any]:
         """The object that says it, of a response or of an event in a stream."""
-        return _error_object(self.status_code, self.detail, self.field, self.code)
+        other = "server_error" if self.status_code >= 500 else "invalid_request_error"
+        kind = _KINDS.get(self.status_code, other)
+        told = {"message": self.detail, "type": kind, "param": self.field, "code": self.code}
+        return {"error": told}
 
     def response(self) -> Response:
         """The response that says it."""
-        return _response(self.body(), self.status_code, self.headers)
+        # All in ASCII: what a message quotes of a request need not be valid Unicode.
+        return Response(json.dumps(self.body()), self.status_code, self.headers, "application/json")
 
 
-def error_response(method: str, path: str, error: Exception) -> Response:
-    """The response to a request that FastAPI or a route refuses."""
-    if isinstance(error, RequestValidationError):
-        error = _refusal(error)
+def as_api_error(method: str, path: str, error: Exception) -> ApiError:
+    """What is answered to a request that FastAPI or a route refuses."""
     if isinstance(error, ApiError):
-        return error.response()
-    status = error.status_code if isinstance(error, HTTPException) else 500
+        return error
+    if isinstance(error, RequestValidationError):
+        return _refusal(error)
+    known = error if isinstance(error, HTTPException) else HTTPException(500)
     message = {
         404: f"{path} is no route of this server; /v1/models, /v1/completions and "
         "/v1/chat/completions are.",
         405: f"{path} does not take {method}.",
         500: "The server failed; its log says why.",
-    }.get(status, "The request cannot be read.")
-    return _response(_error_object(status, message, None, None), status)
-
-
-def _response(
-    body: dict[str, Any], status: int, headers: Mapping[str, str] | None = None
-) -> Response:
-    # All in ASCII: what a message quotes of a request need not be valid Unicode.
-    return Response(json.dumps(body), status, headers, "application/json")
-
-
-def _error_object(status: int, message: str, field: str | None, code: str | None) -> dict[str, Any]:
-    kind = _KINDS.get(status, "invalid_request_error")
-    return {"error": {"message": message, "type": kind, "param": field, "code": code}}
+    }.get(known.status_code, "The request cannot be read.")
+    return ApiError(known.status_code, message, headers=known.headers)
 
 
 def _refusal(error: RequestValidationError) -> ApiError:
