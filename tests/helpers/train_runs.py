@@ -1,14 +1,19 @@
 """Small training runs for tests: their settings, their command, and what they leave."""
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import Popen
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pytest
 import yaml
+from chat_folders import write_lines
+from places import ROOT
 from safetensors.numpy import load_file
 
 from train.__main__ import main
@@ -41,10 +46,30 @@ def settings(target_folder: Path, output: Path, **changes: object) -> dict[str, 
     } | changes
 
 
+def trial(folder: Path, *prompts: str, **changes: object) -> dict[str, object]:
+    """Settings of `acceptance`; without prompts there is one."""
+    files = write_lines(
+        folder / "prompts.jsonl", *({"prompt": prompt} for prompt in prompts or ["def "])
+    )
+    return {"every": 1, "prompts": files, "max_new_tokens": 4} | changes
+
+
 def command(folder: Path, values: dict[str, object]) -> list[str]:
     path = folder / f"{Path(str(values['output_dir'])).name}.yaml"
     path.write_text(yaml.safe_dump(values))
     return [sys.executable, "-m", "train", "--config", str(path)]
+
+
+def start_command(arguments: list[str], output: int = subprocess.DEVNULL) -> Popen[str]:
+    """Start it, compiling quickly; what it prints goes to `output`."""
+    return Popen(
+        arguments,
+        cwd=ROOT,
+        env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 def run_train(folder: Path, values: dict[str, object], *words: str) -> object:

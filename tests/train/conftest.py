@@ -1,9 +1,25 @@
-"""`python -m train` in this process."""
+"""Folders to train with, and `python -m train` in this process."""
 
 from pathlib import Path
 
 import pytest
+from chat_folders import write_tokenizer
+from tiny_folders import write_untrained_target
 from train_runs import Said, Start, run_train
+
+
+@pytest.fixture(scope="session")
+def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained target, its tokenizer and a text."""
+    folder = tmp_path_factory.mktemp("target")
+    write_untrained_target(folder, functions=400)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def chat_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tokenizer of a target that chats, without the target."""
+    return write_tokenizer(tmp_path_factory.mktemp("chat_target"))
 
 
 @pytest.fixture

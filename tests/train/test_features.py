@@ -14,7 +14,7 @@ from chat_folders import write_lines
 from rich.filesize import decimal
 from safetensors.numpy import load_file, save_file
 from tiny_folders import change_json, write_untrained_target
-from train_runs import Start, assert_same_weights, rows, run_train, settings
+from train_runs import Start, assert_same_weights, rows, run_train, settings, trial
 
 from redrafter_jax.checkpoints.found import find_target
 from redrafter_jax.checkpoints.huggingface import digest_files, load_target, save_target
@@ -137,9 +137,8 @@ def test_training_from_features_is_training_online_to_bfloat16_rounding(
 def test_a_run_from_features_resumes_tries_and_refuses_other_features(
     target: Path, tmp_path: Path, start: Start
 ) -> None:
-    prompts = write_lines(tmp_path / "prompts.jsonl", {"prompt": "def "})
-    trial = {"every": 3, "prompts": prompts, "max_new_tokens": 2, "draft": {"draft_rounds": 1}}
-    stated = values(target, tmp_path, acceptance=trial)
+    acceptance = trial(tmp_path, every=3, max_new_tokens=2, draft={"draft_rounds": 1})
+    stated = values(target, tmp_path, acceptance=acceptance)
     start(stated, "features", "top_k=5")
     start(stated)
     assert [row["step"] for row in rows(tmp_path / "run") if "acceptance_length" in row] == [3, 6]

@@ -1,6 +1,5 @@
 """`make kills`: a training run that is ended ten times at random loses nothing."""
 
-import os
 import random
 import signal
 import subprocess
@@ -8,22 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
-from places import ROOT
-from tiny_folders import write_untrained_target
-from train_runs import assert_same_weights, command, rows, settings
+from train_runs import assert_same_weights, command, rows, settings, start_command
 
 STEPS, ENDINGS = 1000, 10
-
-
-def start(arguments: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        arguments,
-        cwd=ROOT,
-        env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},  # compiles faster
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
 
 
 def steps_taken(output: Path) -> int:
@@ -32,21 +18,20 @@ def steps_taken(output: Path) -> int:
 
 
 @pytest.mark.long
-def test_ten_endings_at_random_steps_change_no_bit(tmp_path: Path) -> None:
-    target = tmp_path / "target"
-    write_untrained_target(target, functions=400)
+def test_ten_endings_at_random_steps_change_no_bit(target_folder: Path, tmp_path: Path) -> None:
     changes = {"steps": STEPS, "log_every": 1, "checkpoint_every": 7}
     whole, ended = tmp_path / "whole", tmp_path / "ended"
-    uninterrupted = start(command(tmp_path, settings(target, whole, **changes)))
+    arguments = command(tmp_path, settings(target_folder, whole, **changes))
+    uninterrupted = start_command(arguments, subprocess.PIPE)
     said, _ = uninterrupted.communicate(timeout=900)
     assert uninterrupted.returncode == 0, said
 
     draw = random.Random(0)
     endings = [signal.SIGKILL, signal.SIGTERM] * (ENDINGS // 2)
     draw.shuffle(endings)
-    arguments = command(tmp_path, settings(target, ended, **changes))
+    arguments = command(tmp_path, settings(target_folder, ended, **changes))
     for ending in endings:
-        process = start(arguments)
+        process = start_command(arguments, subprocess.PIPE)
         # A resumed run first drops the rows past its checkpoint; the file is new when it does.
         written = (ended / "metrics.jsonl").stat().st_mtime_ns if steps_taken(ended) else 0
         wanted, deadline = None, time.monotonic() + 300
@@ -67,7 +52,7 @@ def test_ten_endings_at_random_steps_change_no_bit(tmp_path: Path) -> None:
         assert ending == signal.SIGKILL or "stopped by SIGTERM after step" in said, said
         assert not (ended / "drafter").exists()
 
-    last = start(arguments)
+    last = start_command(arguments, subprocess.PIPE)
     said, _ = last.communicate(timeout=900)
     assert last.returncode == 0, said
     assert "resumed from step" in said

@@ -12,13 +12,13 @@ import jax
 import numpy as np
 import pytest
 import yaml
-from tiny_folders import write_untrained_target
 from train_runs import (
     Start,
     assert_same_weights,
     rows,
     run_train,
     settings,
+    trial,
     weights,
 )
 
@@ -37,13 +37,6 @@ from train.step import train_step
 from train.trial import Trial
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
-
-
-@pytest.fixture(scope="module")
-def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("target")
-    write_untrained_target(folder, functions=400)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -145,28 +138,24 @@ def test_trials_that_cannot_be_are_refused_before_the_target_is_loaded(
     target_folder: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr("train.setup.load_target")
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"prompt": "def "}\n')
     for changes, sentence in (
         ({"prompts": str(tmp_path / "nowhere.jsonl")}, "Cannot read "),
         ({"draft": {"beam_width": 5000}}, "beam_width is 5000, more than "),
         ({"max_new_tokens": 5000}, "max_new_tokens is 5000, but the target has 64 positions"),
     ):
-        trial = {"every": 1, "prompts": str(prompts)} | changes
-        values = settings(target_folder, tmp_path / "refused", acceptance=trial)
+        tried = trial(tmp_path, **changes)
+        values = settings(target_folder, tmp_path / "refused", acceptance=tried)
         assert sentence in start(values, code=2).err
 
 
 def test_the_drafter_is_tried_and_the_best_is_kept(
     target_folder: Path, tmp_path: Path, start: Start
 ) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"prompt": "def "}\n{"prompt": "return x"}\n')
-    trial: dict[str, Any] = {"every": 16, "prompts": str(prompts), "max_new_tokens": 12}
+    texts, output = ("def ", "return x"), tmp_path / "tried"
     # An untrained target says what no drafter of 40 steps knows: here every token is drafted.
-    trial["draft"] = {"beam_width": 300, "draft_rounds": 1}
-    output = tmp_path / "tried"
-    said = start(settings(target_folder, output, acceptance=trial, checkpoint_every=40))
+    draft: dict[str, Any] = {"beam_width": 300, "draft_rounds": 1}
+    acceptance = trial(tmp_path, *texts, every=16, max_new_tokens=12, draft=draft)
+    said = start(settings(target_folder, output, acceptance=acceptance, checkpoint_every=40))
 
     tried = {row["step"]: row for row in rows(output) if "acceptance_length" in row}
     assert list(tried) == [16, 32, 40]
@@ -178,9 +167,9 @@ def test_the_drafter_is_tried_and_the_best_is_kept(
     result = generate(
         load_target(target_folder, "float32"),
         load_drafter(output / "best", "float32"),
-        [load_tokenizer(target_folder).encode(text).ids for text in ("def ", "return x")],
+        [load_tokenizer(target_folder).encode(text).ids for text in texts],
         max_new_tokens=12,
-        draft=DraftConfig(beam_width=300, draft_rounds=1),
+        draft=DraftConfig(**draft),
         eos_token_ids=(),
     )
     assert result.acceptance_length == 11 / 6
@@ -192,15 +181,12 @@ def test_the_drafter_is_tried_and_the_best_is_kept(
 def test_the_drafter_that_is_tried_and_kept_is_the_one_of_that_step(
     target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Start
 ) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"prompt": "def "}\n')
-    trial = {"every": 10, "prompts": str(prompts), "max_new_tokens": 4}
-    output = tmp_path / "tried"
-    values = settings(target_folder, output, acceptance=trial, checkpoint_every=10)
+    output, acceptance = tmp_path / "tried", trial(tmp_path, every=10)
+    values = settings(target_folder, output, acceptance=acceptance, checkpoint_every=10)
     scripted = {10: 2.0, 20: 3.0, 30: 2.5, 40: 2.9}
     heads: list[np.ndarray] = []
 
-    def tried(trial: Trial, target: Target, drafter: DraftModel) -> dict[str, float]:
+    def tried(_: Trial, target: Target, drafter: DraftModel) -> dict[str, float]:
         heads.append(np.asarray(drafter.merge().lm_head.kernel[...]))
         if len(heads) == 3:
             signal.raise_signal(signal.SIGTERM)

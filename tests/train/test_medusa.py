@@ -1,6 +1,5 @@
 """`drafter.kind: medusa`: what its heads learn, and a run from its first step to its use."""
 
-import json
 from functools import partial
 from pathlib import Path
 
@@ -10,9 +9,8 @@ import numpy as np
 import oracles
 import pytest
 from rich.console import Console
-from tiny_folders import write_untrained_target
 from tiny_models import random_drafter, random_target
-from train_runs import rows, settings
+from train_runs import rows, settings, trial
 
 from redrafter_jax import MedusaConfig, load_drafter
 from train.config import LossSettings, TrainSettings
@@ -52,22 +50,15 @@ def test_head_i_learns_the_token_that_comes_i_places_after_the_next() -> None:
 
 
 @pytest.mark.long
-def test_a_run_is_tried_and_exported(tmp_path: Path) -> None:
-    write_untrained_target(tmp_path / "target", functions=100)
-    (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "def f1(x):"}) + "\n")
+def test_a_run_is_tried_and_exported(target_folder: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
     values = settings(
-        tmp_path / "target",
+        target_folder,
         output,
         drafter={"kind": "medusa", "initial_head": "target", "draft_vocab_size": 40},
         steps=6,
         log_every=3,
-        acceptance={
-            "every": 6,
-            "prompts": str(tmp_path / "prompts.jsonl"),
-            "max_new_tokens": 4,
-            "draft": {"beam_width": 2, "draft_rounds": 2},
-        },
+        acceptance=trial(tmp_path, every=6, draft={"beam_width": 2, "draft_rounds": 2}),
     )
     outcome = train(TrainSettings.model_validate(values), Console(quiet=True))
     assert outcome.best is not None

@@ -8,7 +8,6 @@ import jax
 import numpy as np
 import pytest
 from rich.console import Console
-from tiny_folders import write_untrained_target
 from train_runs import settings
 
 from redrafter_jax.config import Quantization, TargetConfig
@@ -85,9 +84,8 @@ def test_a_template_of_another_day_is_told_the_way_out() -> None:
     ],
 )
 def test_unusable_settings_end_in_a_sentence(
-    tmp_path: Path, changes: dict[str, object], sentence: str
+    target_folder: Path, tmp_path: Path, changes: dict[str, object], sentence: str
 ) -> None:
-    write_untrained_target(tmp_path / "target", functions=1)
-    values = settings(tmp_path / "target", tmp_path / "out", **changes)
+    values = settings(target_folder, tmp_path / "out", **changes)
     with pytest.raises(ValueError, match=sentence):
         set_up(TrainSettings.model_validate(values), Console(quiet=True))

@@ -33,9 +33,8 @@ LAST = data_settings(SOURCE, train_turns="last")
 
 
 @pytest.fixture(scope="module")
-def chatml(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
-    folder = write_tokenizer(tmp_path_factory.mktemp("chatml"))
-    return load_template(OWN, folder, chat_tokenizer())
+def chatml(chat_target: Path) -> ChatTemplate:
+    return load_template(OWN, chat_target, chat_tokenizer())
 
 
 def encode(

@@ -26,11 +26,6 @@ from train.data.documents import SourceDocuments, encode_records, load_documents
 from train.data.types import Document, Text
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokenizer(tmp_path_factory.mktemp("target"))
-
-
 def load(target: Path, *sources: object, **changes: object) -> list[SourceDocuments]:
     return load_documents(data_settings(*sources, **changes), target, CONFIG)
 
@@ -39,10 +34,12 @@ def ids(text: str) -> list[int]:
     return chat_tokenizer().encode(text, add_special_tokens=False).ids
 
 
-def test_a_text_is_opened_and_closed(target: Path, tmp_path: Path) -> None:
+def test_a_text_is_opened_and_closed(chat_target: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("")
     path = write_lines(tmp_path / "a.jsonl", {"text": "ab"}, {"text": "c</s>"})
-    folder, files = load(target, {"folder": str(tmp_path), "include": ["*.txt"]}, {"files": [path]})
+    folder, files = load(
+        chat_target, {"folder": str(tmp_path), "include": ["*.txt"]}, {"files": [path]}
+    )
     (empty,), (first, second) = folder.documents, files.documents
     assert (empty.place, empty.tokens.tolist()) == ("empty.txt", [BEGIN, END])
     assert first.tokens.tolist() == [BEGIN, *ids("ab"), END]
@@ -59,9 +56,9 @@ def test_a_tokenizer_without_a_begin_token_has_texts_opened_by_the_end_token() -
     assert document.loss_mask.tolist() == [False, True, True, True]
 
 
-def test_all_formats_may_stand_in_one_source(target: Path, tmp_path: Path) -> None:
+def test_all_formats_may_stand_in_one_source(chat_target: Path, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", *RECORDS.values())
-    (source,) = load(target, {"files": [path], "weight": 2.5})
+    (source,) = load(chat_target, {"files": [path], "weight": 2.5})
     assert (source.name, source.weight) == (f"data.sources.0 ({path})", 2.5)
     messages, conversations, alpaca, _, tokens = source.documents
     assert messages.tokens.tolist() == conversations.tokens.tolist()
@@ -71,11 +68,11 @@ def test_all_formats_may_stand_in_one_source(target: Path, tmp_path: Path) -> No
 
 
 def test_more_records_than_are_encoded_at_a_time_keep_their_order(
-    target: Path, tmp_path: Path
+    chat_target: Path, tmp_path: Path
 ) -> None:
     rows = [{"text": f"{n}"} if n % 3 else RECORDS["tokens"] for n in range(600)]
     path = write_lines(tmp_path / "a.jsonl", *rows[:300], {"text": ""}, *rows[300:])
-    (source,) = load(target, {"files": [path]})
+    (source,) = load(chat_target, {"files": [path]})
     texts = [
         chat_tokenizer().decode(document.tokens.tolist()) if document.kind == "text" else "tokens"
         for document in source.documents
@@ -108,23 +105,23 @@ def test_more_records_than_are_encoded_at_a_time_keep_their_order(
     ],
 )
 def test_data_that_cannot_be_meant_stops_the_run(
-    target: Path, tmp_path: Path, rows: list[object], sentence: str
+    chat_target: Path, tmp_path: Path, rows: list[object], sentence: str
 ) -> None:
     path = write_lines(tmp_path / "a.jsonl", *rows)
     with pytest.raises(InputError, match=sentence):
-        load(target, {"files": [path]})
+        load(chat_target, {"files": [path]})
 
 
-def test_full_masks_and_skips_are_allowed_or_refused(target: Path, tmp_path: Path) -> None:
+def test_full_masks_and_skips_are_allowed_or_refused(chat_target: Path, tmp_path: Path) -> None:
     full = {"input_ids": [1, 2], "loss_mask": [1, 1]}
     path = write_lines(tmp_path / "a.jsonl", full, {"text": 3}, [])
     files = {"files": [path], "full_masks": "allow"}
-    (source,) = load(target, files)
+    (source,) = load(chat_target, files)
     assert (len(source.documents), len(source.skips)) == (1, 2)
     with pytest.raises(InputError, match=r"2 of 3 records cannot be used: 1 × text is no string"):
-        load(target, files, skips="refuse")
+        load(chat_target, files, skips="refuse")
     # One mask that is not full is enough.
-    load(target, {"files": [write_lines(tmp_path / "b.jsonl", full, RECORDS["tokens"])]})
+    load(chat_target, {"files": [write_lines(tmp_path / "b.jsonl", full, RECORDS["tokens"])]})
 
 
 def test_answers_that_carry_no_loss_are_refused_with_the_skips(tmp_path: Path) -> None:
@@ -168,8 +165,8 @@ def test_texts_need_no_chat_template_and_conversations_do(tmp_path: Path) -> Non
     ],
 )
 def test_a_target_that_does_not_fit_the_data_is_named(
-    target: Path, changes: dict[str, Any], sentence: str
+    chat_target: Path, changes: dict[str, Any], sentence: str
 ) -> None:
     config = dataclasses.replace(CONFIG, **changes)
     with pytest.raises(InputError, match=sentence):
-        load_documents(data_settings({"files": ["a.jsonl"]}), target, config)
+        load_documents(data_settings({"files": ["a.jsonl"]}), chat_target, config)

@@ -4,8 +4,7 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-from chat_folders import CONFIG, RECORDS, data_settings, write_tokenizer
+from chat_folders import CONFIG, RECORDS, data_settings
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,20 +41,15 @@ BYTES_SPOILED = st.builds(
 LINES = st.lists(RECORDS_SPOILED | BYTES_SPOILED | st.just(b"[" * 50_000), min_size=1, max_size=4)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokenizer(tmp_path_factory.mktemp("target"))
-
-
 @given(LINES)
 def test_spoiled_lines_are_counted_and_the_healthy_ones_kept(
-    folder: Path, spoiled: list[bytes]
+    chat_target: Path, spoiled: list[bytes]
 ) -> None:
-    path = folder / "rows.jsonl"
+    path = chat_target / "rows.jsonl"
     path.write_bytes(b"\n".join([*HEALTHY, *spoiled, b""]))
     settings = data_settings({"files": [str(path)]}, chat_template="vicuna_v1.1")
     try:
-        (source,) = load_documents(settings, folder, CONFIG)
+        (source,) = load_documents(settings, chat_target, CONFIG)
     except InputError as error:
         # The one fault of a line that stops a run.
         if not re.search(rf"{path}, line \d+ holds token .* outside the vocabulary", str(error)):

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-from tiny_folders import write_untrained_target
 
 from redrafter_jax import load_target
 from redrafter_jax.checkpoints.huggingface import load_target_config
@@ -56,15 +55,17 @@ def test_a_plan_is_kept_for_the_same_request_alone(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("quick_compilation")
-def test_rates_are_tokens_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_are_tokens_by_the_clock(
+    target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On a clock by which every timed call takes a quarter of a second."""
-    write_untrained_target(tmp_path, functions=4)
-    config = load_target_config(tmp_path)
-    values = training_settings(FitRequest(str(tmp_path), "float32", 1.0), tmp_path, config, 1)
+    config = load_target_config(target_folder)
+    asked = FitRequest(str(target_folder), "float32", 1.0)
+    values = training_settings(asked, tmp_path, config, 1)
     settings = TrainSettings.model_validate(values)
     times = iter(range(1000))
     monkeypatch.setattr(probe.time, "perf_counter", lambda: next(times) / 4)
     monkeypatch.setattr(probe, "_SECONDS", 0.5)
-    rates = measure_rates(load_target(tmp_path, "float32"), settings, rows=3, top_k=8)
+    rates = measure_rates(load_target(target_folder, "float32"), settings, rows=3, top_k=8)
     positions = 4 * 64 / 0.25
     assert rates == Rates(alone=16 / 0.25, written=3 * 16 / 0.25, read=positions, trained=positions)

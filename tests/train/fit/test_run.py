@@ -1,9 +1,7 @@
 """`redrafter fit`: from a target alone to a head, also when it is killed on the way."""
 
 import json
-import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -11,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from places import ROOT
-from tiny_folders import run_module, write_untrained_target
+from tiny_folders import run_module
+from train_runs import start_command
 
 from eval.config import TuneSettings
 from redrafter_jax.settings.files import load_settings
@@ -22,9 +20,8 @@ from train.fit.probe import Rates
 MINUTES = 3.0
 
 
-def prepare(tmp_path: Path, name: str) -> tuple[Path, list[str]]:
+def prepare(target: Path, folder: Path) -> tuple[Path, list[str]]:
     """A folder with a small plan, as a probe leaves it, and the command that goes on with it."""
-    target, folder = tmp_path / "target", tmp_path / name
     folder.mkdir()
     asked = FitRequest(str(target), "float32", MINUTES)
     plan = make_plan(asked, 0.0, rows=4, rates=Rates(50.0, 60.0, 500.0, 500.0), new_tokens=8)
@@ -34,14 +31,7 @@ def prepare(tmp_path: Path, name: str) -> tuple[Path, list[str]]:
 
 def kill_when(command: list[str], reached: Callable[[], bool]) -> None:
     """Start the command and kill it as soon as something is there."""
-    environment = os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", *command],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    process = start_command([sys.executable, "-m", *command])
     deadline = time.monotonic() + 300
     while not reached():
         assert process.poll() is None, "it ended before it was killed"
@@ -52,15 +42,16 @@ def kill_when(command: list[str], reached: Callable[[], bool]) -> None:
 
 
 @pytest.mark.long
-def test_a_fit_that_is_killed_three_times_ends_with_the_same_head(tmp_path: Path) -> None:
-    write_untrained_target(tmp_path / "target", functions=4)
-    whole, command = prepare(tmp_path, "whole")
+def test_a_fit_that_is_killed_three_times_ends_with_the_same_head(
+    target_folder: Path, tmp_path: Path
+) -> None:
+    whole, command = prepare(target_folder, tmp_path / "whole")
     finished = run_module(*command)
     assert finished.returncode == 0, finished.stderr
     for stage in ("regenerate", "features", "train --config", "eval compare", "eval tune"):
         assert f"{stage}" in finished.stderr
 
-    killed, command = prepare(tmp_path, "killed")
+    killed, command = prepare(target_folder, tmp_path / "killed")
     written, features = killed / "written.jsonl", killed / "features"
     kill_when(command, lambda: written.exists() and written.read_bytes().count(b"\n") >= 2)
     kill_when(command, lambda: (features / "00000.safetensors").exists())
@@ -78,9 +69,10 @@ def test_a_fit_that_is_killed_three_times_ends_with_the_same_head(tmp_path: Path
         assert [ours["identical"] for ours in case["methods"].values()] == [1.0, 1.0, 1.0]
 
 
-def test_a_folder_of_another_fit_is_refused(tmp_path: Path, run_redrafter: Any) -> None:
-    write_untrained_target(tmp_path / "target", functions=4)
-    _, (_, *words) = prepare(tmp_path, "other")
+def test_a_folder_of_another_fit_is_refused(
+    target_folder: Path, tmp_path: Path, run_redrafter: Any
+) -> None:
+    _, (_, *words) = prepare(target_folder, tmp_path / "other")
     code, _, told = run_redrafter(*words[:-1], "30")
     assert code == 2
     assert "holds a fit with minutes 3.0 (now 30.0)" in told

@@ -5,7 +5,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from chat_folders import CONFIG, IM_END, chat_tokenizer, write_tokenizer
+from chat_folders import CONFIG, IM_END, chat_tokenizer, write_lines, write_tokenizer
+from regenerated import CHATS, LENGTH, LIMIT, Regeneration
 from tiny_models import random_drafter, random_target, tiny_config
 
 from redrafter_jax.checkpoints.huggingface import save_drafter, save_target
@@ -41,3 +42,36 @@ def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shape = DrafterConfig(target.config.vocab_size, target.config.hidden_size, 24, 1)
     save_drafter(random_drafter(shape), folder / "drafter")
     return folder
+
+
+@pytest.fixture(scope="session")
+def continuing(target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Regeneration:
+    """Texts go on: the untrained target's own files."""
+    data = {"sources": [{"folder": str(target_folder)}], "sequence_length": 16}
+    finished = tmp_path_factory.mktemp("continued")
+    return Regeneration(target_folder, finished, data=data, prompt_tokens=6, count=5)
+
+
+@pytest.fixture(scope="session")
+def rewriting(chat_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Regeneration:
+    """Recorded conversations get other answers."""
+    finished = tmp_path_factory.mktemp("rewritten")
+    chats = write_lines(finished / "chats.jsonl", *CHATS)
+    data = {"sources": [{"files": [chats]}], "sequence_length": LENGTH}
+    return Regeneration(chat_folder / "target", finished, data=data, max_new_tokens=LIMIT)
+
+
+@pytest.fixture(scope="session")
+def inventing(chat_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Regeneration:
+    """Conversations of which the target writes both sides."""
+    return Regeneration(
+        chat_folder / "target",
+        tmp_path_factory.mktemp("invented"),
+        prompts="self",
+        data={"sequence_length": 160},
+        turns=2,
+        max_user_tokens=12,
+        max_new_tokens=6,
+        count=9,
+        batch_size=3,
+    )

@@ -2,13 +2,12 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 import pytest
 from chat_folders import IM_END, chat_tokenizer, data_settings, write_lines
-from regenerated import read, run, settings
+from regenerated import CHATS, LENGTH, LIMIT, LONG, Regeneration, chat, read, settings
 
 from redrafter_jax.checkpoints.huggingface import load_target
 from redrafter_jax.config import SamplingConfig
@@ -21,57 +20,19 @@ from train.regenerate.conversations import Held, Recorded, Row, Speaker, hold
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 TOKENIZER = chat_tokenizer()
-# Prompts and limits such that every batch is of one shape: nothing is compiled twice.
-LENGTH, LIMIT = 128, 4
-LONG = "What is it that you would like to tell me about it tonight"
-
-
-def chat(*contents: str, system: str | None = None) -> dict[str, Any]:
-    """User and assistant in turns."""
-    turns = [
-        {"role": ("user", "assistant")[index % 2], "content": content}
-        for index, content in enumerate(contents)
-    ]
-    return {"messages": [{"role": "system", "content": system}] * (system is not None) + turns}
-
-
-CHATS = [
-    chat(LONG, "RECORDED", "B", "RECORDED", system="Be kind"),
-    chat(f"{LONG}, or right at once?", "RECORDED"),
-    chat(f"{LONG}, or then at last", "RECORDED", "C", "RECORDED"),
-]
-
-
-@pytest.fixture(scope="module")
-def folder(chat_folder: Path) -> Path:
-    write_lines(chat_folder / "chats.jsonl", *CHATS)
-    return chat_folder
-
-
-def rewrite(folder: Path, output: Path, **changes: Any) -> None:
-    sources = [{"files": [str(folder / "chats.jsonl")]}]
-    data = {"sources": sources, "sequence_length": LENGTH} | changes.pop("data", {})
-    chats: dict[str, Any] = {"data": data, "max_new_tokens": LIMIT}
-    run(settings(folder / "target", output, **(chats | changes)))
-
-
-@pytest.fixture(scope="module")
-def finished(folder: Path) -> Path:
-    rewrite(folder, folder / "rows.jsonl")
-    return folder / "rows.jsonl"
 
 
 def test_every_answer_is_the_targets_own_after_the_tokens_before_it(
-    folder: Path, finished: Path
+    rewriting: Regeneration,
 ) -> None:
-    decoder = load_target(folder / "target", "float32").merge()
+    decoder = load_target(rewriting.target, "float32").merge()
 
     @jax.jit
     def best(tokens: jax.Array) -> jax.Array:
         hidden, _, _ = decoder.forward(tokens[None])
         return decoder.logits(hidden)[0].argmax(axis=-1)
 
-    greedy = [row for row in read(finished) if row["temperature"] == 0]
+    greedy = [row for row in read(rewriting.finished) if row["temperature"] == 0]
     assert {row["seed"] for row in greedy} == {0, 2}
     for row in greedy:
         ids, mask = np.array(row["input_ids"]), np.array(row["loss_mask"], bool)
@@ -79,8 +40,8 @@ def test_every_answer_is_the_targets_own_after_the_tokens_before_it(
         np.testing.assert_array_equal(ids[1:][mask[1:]], expected[mask[1:]])
 
 
-def test_answers_end_with_their_turn_or_are_counted_as_cut(finished: Path) -> None:
-    rows = read(finished)
+def test_answers_end_with_their_turn_or_are_counted_as_cut(rewriting: Regeneration) -> None:
+    rows = read(rewriting.finished)
     for row in rows:
         marks = "".join(map(str, row["loss_mask"]))
         answers = [row["input_ids"][run.start() : run.end()] for run in re.finditer("1+", marks)]
@@ -96,43 +57,16 @@ def test_answers_end_with_their_turn_or_are_counted_as_cut(finished: Path) -> No
 @pytest.mark.long
 @pytest.mark.parametrize("data", [1, 2])
 def test_neither_a_drafter_nor_a_mesh_changes_a_byte(
-    folder: Path, finished: Path, tmp_path: Path, data: int
+    chat_folder: Path, rewriting: Regeneration, tmp_path: Path, data: int
 ) -> None:
-    drafter = {"drafter": str(folder / "drafter"), "draft": {"beam_width": 2, "draft_rounds": 2}}
-    rewrite(folder, tmp_path / "rows.jsonl", **drafter, mesh={"data": data})
-    assert (tmp_path / "rows.jsonl").read_bytes() == finished.read_bytes()
-
-
-def test_a_stopped_run_goes_on_and_writes_no_conversation_twice(
-    folder: Path, finished: Path, tmp_path: Path
-) -> None:
-    output = tmp_path / "rows.jsonl"
-    lines = finished.read_bytes().splitlines(keepends=True)
-    output.write_bytes(lines[0] + lines[1][:-20])
-    for _ in range(2):
-        rewrite(folder, output)
-        assert output.read_bytes() == finished.read_bytes()
-    output.write_bytes(finished.read_bytes() * 2)
-    with pytest.raises(InputError, match=r"line \d is no row of this run"):
-        rewrite(folder, output)
-
-
-@pytest.mark.parametrize(
-    "changes", [{"max_new_tokens": 5}, {"data": {"sequence_length": LENGTH - 1}}]
-)
-def test_rows_of_other_limits_are_refused_and_kept(
-    folder: Path, finished: Path, tmp_path: Path, changes: dict[str, Any]
-) -> None:
-    output = tmp_path / "rows.jsonl"
-    before = finished.read_bytes() + b'{"seed"'
-    output.write_bytes(before)
-    with pytest.raises(InputError, match=r"is no row of this run .*\{date_string"):
-        rewrite(folder, output, **changes)
-    assert output.read_bytes() == before
+    output, drafter = tmp_path / "rows.jsonl", str(chat_folder / "drafter")
+    draft = {"beam_width": 2, "draft_rounds": 2}
+    rewriting(output, drafter=drafter, draft=draft, mesh={"data": data})
+    assert output.read_bytes() == rewriting.finished.read_bytes()
 
 
 def test_records_that_cannot_be_rewritten_are_told(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    rewriting: Regeneration, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = write_lines(
         tmp_path / "more.jsonl",
@@ -141,9 +75,9 @@ def test_records_that_cannot_be_rewritten_are_told(
         {"messages": [{"role": "user", "content": "alone"}]},
         chat(f"{LONG}, do you not", "RECORDED"),
     )
-    sources = [{"files": [str(folder / "chats.jsonl"), files]}]
+    sources = [{"files": [write_lines(tmp_path / "chats.jsonl", *CHATS), files]}]
     output = tmp_path / "rows.jsonl"
-    rewrite(folder, output, data={"sources": sources}, count=4)
+    rewriting(output, data={"sources": sources}, count=4)
     told = capsys.readouterr().err
     assert f"1 × no conversation (first at {files}, line 1)" in told
     assert "1 × no room for an answer in data.sequence_length" in told
@@ -156,12 +90,12 @@ def test_records_that_cannot_be_rewritten_are_told(
         ({"sources": texts}, 4, r"data.sources.1 .* holds no conversation to rewrite"),
     ):
         with pytest.raises(InputError, match=sentence):
-            rewrite(folder, output, data=data, count=count)
+            rewriting(output, data=data, count=count)
 
 
 @pytest.fixture(scope="module")
-def speaker(folder: Path) -> Speaker:
-    template = load_template(data_settings({"files": ["x"]}), folder / "target", TOKENIZER)
+def speaker(chat_folder: Path) -> Speaker:
+    template = load_template(data_settings({"files": ["x"]}), chat_folder / "target", TOKENIZER)
     return Speaker(TOKENIZER, template, (IM_END,), 400)
 
 
