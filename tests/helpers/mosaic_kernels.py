@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import jax
 import jax.experimental.pallas as pl
@@ -14,6 +15,15 @@ from jax._src.interpreters.mlir import make_ir_context
 from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
 from jax.experimental.mosaic.gpu import core as mosaic
 from jaxlib.mlir import ir
+
+
+class Device(NamedTuple):
+    """As much as the dispatch asks of one; an H200, as a mesh describes it."""
+
+    platform: str = "gpu"
+    device_kind: str = "NVIDIA H200"
+    num_cores: int | None = 132
+    compute_capability: str | None = None
 
 
 @contextmanager
@@ -45,17 +55,20 @@ def races_found() -> bool:
 
 
 def removable_waits(
-    names: Sequence[str], kernel: Callable[..., Any], inputs: dict[str, Any]
+    names: Sequence[str], module: ModuleType, kernel: Callable[..., Any], inputs: dict[str, Any]
 ) -> Callable[[str | None], bool]:
     """Whether the interpreter catches it when it runs without the wait of that name.
 
-    One program for all, which skips the wait as it runs.
+    One program for all, which skips the wait as it runs; its ring has two stages, so that every
+    wait is needed.
 
     Args:
       names: of the waits, in the order in which they are traced.
+      module: of the kernel and its `make_plan`.
       kernel: interpreted.
       inputs: of the kernel.
     """
+    make_plan = module.make_plan
     waits = iter(names)
     wait: Callable[[Any], None] = plgpu.barrier_wait
     removed: str | None = None
@@ -66,6 +79,7 @@ def removable_waits(
         pl.when(kept)(lambda: wait(barrier))
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "make_plan", lambda *shape: make_plan(*shape)._replace(stages=2))
         patch.setattr(plgpu, "barrier_wait", wait_unless_removed)
         compiled = jax.jit(kernel).lower(**inputs).compile()
     assert list(waits) == []

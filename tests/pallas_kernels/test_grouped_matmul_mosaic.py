@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ import pytest
 from grouped_weights import Case, expected_output, random_inputs
 from jax.sharding import PartitionSpec
 from mosaic_kernels import (
+    Device,
     fenced,
     races_found,
     removable_waits,
@@ -100,13 +101,7 @@ WAITS = ("a free slot", "the loaded block")
 @cache
 def caught_without() -> Callable[[str | None], bool]:
     case = Case(1, 512, 32, cores=1, minimum=False)
-
-    def two_stages(*shape: Any) -> Any:
-        return make_plan(*shape)._replace(stages=2)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel_module, "make_plan", two_stages)
-        return removable_waits(WAITS, interpreted(case), random_inputs(case))
+    return removable_waits(WAITS, kernel_module, interpreted(case), random_inputs(case))
 
 
 @pytest.mark.parametrize("removed", [WAITS[1], long(WAITS[0])])
@@ -217,14 +212,6 @@ def test_on_eight_gpus_each_multiplies_by_its_own_part(split: str) -> None:
     for collective in ("all-gather", "all-to-all", "collective-permute"):
         assert collective not in compiled.hlo
     assert ("all-reduce" in compiled.hlo) == (split == "inputs")
-
-
-class Device(NamedTuple):
-    """As much as the dispatch asks of one; an H200, as a mesh describes it."""
-
-    platform: str = "gpu"
-    device_kind: str = "NVIDIA H200"
-    num_cores: int = 132
 
 
 def test_none_is_the_kernel_on_hopper_for_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,10 +171,3 @@ def test_wrong_shapes_are_refused(name: str, shape: tuple[int, ...], words: str)
     inputs[name] = jnp.zeros(shape, inputs[name].dtype)
     with pytest.raises(ValueError, match=f"^tree_attention: .*{re.escape(words)}"):
         tree_attention(**inputs, scale=SCALE, window=None, implementation=None)
-
-
-@pytest.mark.skipif(jax.default_backend() == "gpu", reason="it can run on a GPU")
-def test_a_named_implementation_that_cannot_run_says_why() -> None:
-    inputs = {key: jnp.asarray(value) for key, value in random_inputs(7, 2).items()}
-    with pytest.raises(NotImplementedError, match="'mosaic_gpu'"):
-        tree_attention(**inputs, scale=SCALE, window=None, implementation="mosaic_gpu")
