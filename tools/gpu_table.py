@@ -18,11 +18,7 @@ from redrafter_jax.errors import InputError
 
 
 def collect(folder: Path) -> dict[str, Any]:
-    """The reports that `make gpu` left in a folder: of each kernel, and decode `steps` by target.
-
-    Raises:
-      InputError: they were not all measured on one GPU.
-    """
+    """The reports that `make gpu` left in a folder: of both kernels, and of `steps` by target."""
     kernel = json.loads((folder / "kernel.json").read_text())
     products = json.loads((folder / "grouped_matmul.json").read_text())
     steps = {

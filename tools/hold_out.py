@@ -54,9 +54,6 @@ def choose_prompts(
       count: how many prompts.
       prompt_tokens: tokens per prompt; the prompt's tokens are the document's own, uncut.
       seed: the same seed gives the same prompts.
-
-    Raises:
-      InputError: there is too little text for so many prompts.
     """
     # Of each document, the character index of every line where a prompt may start.
     packages: dict[str, list[tuple[Text, list[int]]]] = defaultdict(list)

@@ -27,11 +27,7 @@ def chromium() -> str | None:
 
 @contextmanager
 def browser_page(width: int = 1100) -> Generator[Page]:
-    """A tab of a Chromium that shows no window.
-
-    Raises:
-      InputError: there is no Chromium.
-    """
+    """A tab of a Chromium that shows no window."""
     path = chromium()
     if path is None:
         raise InputError(f"None of {', '.join(_NAMES)} is installed; install one.")

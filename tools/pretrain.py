@@ -51,11 +51,7 @@ class PretrainSettings(Settings):
     output_dir: Path
 
     def read(self, *, held_out: bool = False) -> list[Text]:
-        """The training texts of all sources, or the held-out ones.
-
-        Raises:
-          InputError: as `read_folder`.
-        """
+        """The training texts of all sources, or the held-out ones."""
         return [
             text for source in self.data.sources for text in read_folder(source, held_out=held_out)
         ]

@@ -53,12 +53,7 @@ class Drafter(ABC):
         return ()
 
     def check(self, target: TargetConfig) -> None:
-        """Refuse a target that it cannot draft for; overriding methods refuse these too.
-
-        Raises:
-          InputError: a tree reaches further than the target has positions, or the target lacks a
-            context layer.
-        """
+        """Refuse a target of too few positions or layers; overriding methods refuse these too."""
         check_context_layers(target, self.context_layers, "The drafter's context_layers")
         if self.max_path > target.position_limit:
             raise InputError(
@@ -113,9 +108,6 @@ def check_context_layers(target: TargetConfig, layers: Sequence[int], name: str)
       target: the target's configuration.
       layers: counted from 0.
       name: what the sentence calls them.
-
-    Raises:
-      InputError: as said.
     """
     last = target.num_hidden_layers - 1
     for before, layer in pairwise((-1, *layers)):
@@ -131,11 +123,7 @@ def check_context_layers(target: TargetConfig, layers: Sequence[int], name: str)
 
 
 def check_together(drafters: Sequence[Drafter], target: TargetConfig) -> None:
-    """Refuse a target that one of the drafters refuses, and drafters that read different layers.
-
-    Raises:
-      InputError: as said.
-    """
+    """Refuse a target that one of the drafters refuses, and drafters that read different layers."""
     layers: tuple[int, ...] = ()
     for drafter in drafters:
         if not isinstance(drafter, Drafter):

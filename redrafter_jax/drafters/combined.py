@@ -51,11 +51,7 @@ class Combined(Drafter):
         return self.first.models + self.second.models
 
     def check(self, target: TargetConfig) -> None:
-        """Refuse a target that either drafter refuses, and drafters that read different layers.
-
-        Raises:
-          InputError: as said.
-        """
+        """Refuse a target that either drafter refuses, and drafters that read different layers."""
         check_fields(self)
         check_together((self.first, self.second), target)
 

@@ -118,11 +118,7 @@ class HeadDrafter(Drafter):
         return (self.model,)
 
     def check(self, target: TargetConfig) -> None:
-        """Refuse a target that the head was not trained for; see `check_pair`.
-
-        Raises:
-          InputError: as said, or `draft` asks for prompt lookup, which is another drafter's.
-        """
+        """Refuse prompt lookup, which is another drafter's, and what `check_pair` refuses."""
         if self.draft.lookup_tokens:
             raise InputError(
                 f"DraftConfig.lookup_tokens is {self.draft.lookup_tokens}, but "
@@ -163,12 +159,7 @@ class HeadDrafter(Drafter):
 def check_pair(
     target: TargetConfig, drafter: DrafterConfig | MedusaConfig, draft: DraftConfig
 ) -> None:
-    """Refuse a head that was trained for another target, and trees that cannot be drafted.
-
-    Raises:
-      InputError: width, vocabulary or layers differ, the head cannot draft such trees, or a tree
-        reaches further than the target has positions.
-    """
+    """Refuse a head of another target, and trees that it cannot draft or that reach too far."""
     for name in ("hidden_size", "vocab_size"):
         ours, theirs = getattr(drafter, name), getattr(target, name)
         if ours != theirs:

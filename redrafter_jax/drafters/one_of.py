@@ -66,11 +66,7 @@ class OneOf(Drafter):
         return tuple(model for drafter in self.drafters for model in drafter.models)
 
     def check(self, target: TargetConfig) -> None:
-        """Refuse a target that any of them refuses, and drafters that read different layers.
-
-        Raises:
-          InputError: as said.
-        """
+        """Refuse a target that any of them refuses, and drafters that read different layers."""
         check_together(self.drafters, target)
 
     def prepare(self, decoder: Decoder) -> "OneOf":

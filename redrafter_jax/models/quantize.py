@@ -42,11 +42,7 @@ compiled_quantize = partial(jax.jit, static_argnums=(1, 2))(quantize)
 
 
 def check_format(name: str, form: WeightFormat, inputs: int) -> None:
-    """Refuse a format that a matrix of so many inputs cannot have.
-
-    Raises:
-      InputError: it is int4, and no group size divides the inputs.
-    """
+    """Refuse int4 for a matrix whose inputs no group size divides."""
     if form == "int4" and group_size(inputs) is None:
         raise InputError(
             f"{name!r} has {inputs} inputs, which no group of int4 divides, "

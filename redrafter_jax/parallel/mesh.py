@@ -73,11 +73,7 @@ def make_mesh(data: int = 1, model: int = 1, devices: Sequence[Any] | None = Non
 
 
 def check_mesh(mesh: Mesh) -> None:
-    """Refuse meshes of other axes.
-
-    Raises:
-      InputError: the axes are not those of `make_mesh`.
-    """
+    """Refuse meshes of other axes."""
     kinds = {kind.name for kind in mesh.axis_types}
     if mesh.axis_names != (DATA, MODEL) or kinds != {"Auto"}:
         raise InputError(
@@ -88,11 +84,7 @@ def check_mesh(mesh: Mesh) -> None:
 
 
 def check_target(config: TargetConfig, mesh: Mesh) -> None:
-    """Refuse a mesh that does not divide what each device must hold a part of.
-
-    Raises:
-      InputError: `model` divides the heads or the feed-forward width of the target with a rest.
-    """
+    """Refuse a mesh that does not divide what each device must hold a part of."""
     parts = mesh.shape[MODEL]
     for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
         size = getattr(config, name)
@@ -104,11 +96,7 @@ def check_target(config: TargetConfig, mesh: Mesh) -> None:
 
 
 def check_rows(rows: int, mesh: Mesh | None) -> None:
-    """Refuse a batch that `data` does not divide.
-
-    Raises:
-      InputError: it does not.
-    """
+    """Refuse a batch that `data` does not divide."""
     parts = data_shards(mesh)
     if rows % parts:
         raise InputError(
@@ -155,9 +143,6 @@ def check_groups(name: str, codes: Sequence[int], scale: Sequence[int], mesh: Me
       codes: the shape of its codes.
       scale: of its scales, the axis of the groups as long as there are groups.
       mesh: from `make_mesh`.
-
-    Raises:
-      InputError: it splits an axis of several groups into parts that are no whole groups.
     """
     parts = parameter_spec(name, codes, mesh), parameter_spec(name, scale, mesh)
     for axis, groups in enumerate(scale):
@@ -261,11 +246,7 @@ def data_shards(mesh: Mesh | None) -> int:
 
 
 def check_same_mesh(target: Model[Any, Any], *drafters: Model[Any, Any]) -> None:
-    """Refuse a drafter's models that lie on another mesh than the target.
-
-    Raises:
-      InputError: one does.
-    """
+    """Refuse a drafter's models that lie on another mesh than the target."""
     if any(drafter.mesh != target.mesh for drafter in drafters):
         raise InputError(
             "Target and drafter lie on different meshes; load both with the same mesh."

@@ -81,11 +81,7 @@ def decode_ours(target: Target, drafter: DraftModel, job: Job, trace: bool) -> D
 
 
 def time_sides(job: Job, sides: dict[str, Side], repeats: int) -> dict[str, Any]:
-    """Warm both sides up on this very prompt, then time them in turns.
-
-    Raises:
-      InputError: two runs of one side differ.
-    """
+    """Warm both sides up on this very prompt, then time them in turns."""
     texts = {name: sides[name](job, False).tokens for name in NAMES}
     seconds: dict[str, list[float]] = {name: [] for name in NAMES}
     for _, name in in_turns(repeats):

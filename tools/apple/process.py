@@ -30,11 +30,7 @@ class Process:
         self.about = self._read()
 
     def ask(self, **request: Any) -> dict[str, Any]:
-        """Its answer.
-
-        Raises:
-          InputError: it has ended.
-        """
+        """Its answer."""
         print(json.dumps(request), file=self._process.stdin, flush=True)
         return self._read()
 
@@ -54,9 +50,6 @@ def start(command: Sequence[str], wait_policy: WaitPolicy = "PASSIVE") -> Genera
       command: what to run; it leaves when its input ends.
       wait_policy: OMP_WAIT_POLICY of PyTorch's threads: PASSIVE ones sleep where ACTIVE ones spin
         while they wait for each other. Spinning is faster where nothing else runs.
-
-    Raises:
-      InputError: it cannot be started, or ends at once.
     """
     # Both models are folders.
     environment = {"HF_HUB_OFFLINE": "1", "JAX_PLATFORMS": "cpu", "OMP_WAIT_POLICY": wait_policy}

@@ -83,11 +83,7 @@ class RealSettings(CaseSettings):
     data: DataSettings
 
     def make(self) -> tuple[Target, list[Windows]]:
-        """The target and a batch for each step.
-
-        Raises:
-          InputError: target or data cannot be used.
-        """
+        """The target and a batch for each step."""
         if self.data.pack:
             raise InputError(
                 "curve.data.pack is true, but in Apple's trainer the documents of a row would see "
@@ -159,11 +155,7 @@ def take_turns(sides: dict[str, Process], case: CaseSettings, step_tokens: int) 
 
 
 def compare(settings: AppleSettings) -> dict[str, Any]:
-    """The whole comparison as one report.
-
-    Raises:
-      InputError: a side cannot be started, or target or data cannot be used.
-    """
+    """The whole comparison as one report."""
     # The one limit that XLA's and PyTorch's thread pools both follow.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: settings.threads])
     report: dict[str, Any] = {"load_average_before": os.getloadavg()[0]}
