@@ -60,8 +60,8 @@ def why_unavailable() -> str | None:
     if (platforms := jax.config.jax_platforms) == "cpu":
         return None
     return (
-        f"JAX_PLATFORMS is {platforms!r}; compiling for a GPU that is "
-        "not there needs JAX_PLATFORMS=cpu in the environment."
+        f"JAX_PLATFORMS is {platforms or 'not set'}; compiling for a GPU that is not there needs "
+        "JAX_PLATFORMS=cpu in the environment."
     )
 
 

@@ -56,7 +56,7 @@ def run(
     if implementation:
         return chosen(*arrays)
     _log_once(name, f"{name} runs as 'mosaic_gpu'.")
-    # What runs on the CPU beside a GPU keeps the specification.
+    # Code for the CPU of a machine with a GPU runs the reference.
     return jax.lax.platform_dependent(*arrays, cuda=chosen, default=specified)
 
 

@@ -42,7 +42,7 @@ def verified_step(
     P = state.stats.accept_counts.shape[1]
     if drafter.max_path > P:
         raise InputError(
-            f"The state was made for paths of {P} nodes and the drafter's have "
+            f"The decode state has room for paths of {P} nodes, but the drafter's have "
             f"{drafter.max_path}; start one for this drafter, or call begin_drafting after prefill."
         )
     noise = step_noise(state, drafter.max_path, decoder.config.vocab_size)

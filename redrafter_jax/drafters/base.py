@@ -128,7 +128,7 @@ def check_together(drafters: Sequence[Drafter], target: TargetConfig) -> None:
     for drafter in drafters:
         if not isinstance(drafter, Drafter):
             raise InputError(
-                f"{drafter!r:.40} is no Drafter; bind_drafter makes one of a loaded head."
+                f"{drafter!r:.40} is not a Drafter; pass a loaded head through bind_drafter."
             )
         drafter.check(target)
         if layers and drafter.context_layers not in ((), layers):

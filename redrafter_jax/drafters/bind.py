@@ -52,15 +52,15 @@ def bind_drafter(drafter: DraftModel | Drafter | None, draft: DraftConfig | None
             leaf is drafter for leaf in jax.tree.leaves(drafter)
         ):
             raise InputError(
-                f"{type(drafter).__name__} is no pytree; decorate the class with "
+                f"{type(drafter).__name__} is not a pytree; decorate the class with "
                 "jax.tree_util.register_dataclass."
             )
         return drafter or RootOnly()
     kind = _KINDS.get(type(drafter.config)) if isinstance(drafter, Model) else None
     if kind is None:
         raise InputError(
-            f"drafter is {drafter!r:.40}; give what load_drafter returns, a Drafter "
-            "such as PromptLookup(), or None for autoregressive decoding."
+            f"drafter is {drafter!r:.40}; give what load_drafter returns, a Drafter such as "
+            "PromptLookup(), or None for autoregressive decoding."
         )
     draft = draft or DraftConfig()
     if not draft.lookup_tokens:

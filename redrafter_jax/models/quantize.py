@@ -45,6 +45,6 @@ def check_format(name: str, form: WeightFormat, inputs: int) -> None:
     """Refuse int4 for a matrix whose inputs no group size divides."""
     if form == "int4" and group_size(inputs) is None:
         raise InputError(
-            f"{name!r} has {inputs} inputs, which no group of int4 divides, "
-            f"{', '.join(map(str, GROUP_SIZES))}; take int8 or fp8."
+            f"{name!r} has {inputs} inputs, no multiple of a group size of int4 "
+            f"({', '.join(map(str, GROUP_SIZES))}); take int8 or fp8."
         )

@@ -27,12 +27,12 @@ from redrafter_jax.types import KVCache
 
 DATA = "data"
 
-# Which mesh axis splits the axes of each kind; what is not named here lies whole on every device.
+# Which mesh axis splits the axes of each kind; what is not named here is replicated.
 RULES: Mapping[str, str] = {"rows": DATA, "split": MODEL}
 # In training the drafter's parameters may be split over `data` as well.
 FULLY_SHARDED: Mapping[str, str] = {**RULES, "width": DATA}
 
-# Kinds of the parameters' axes by name, the first pattern that is found in it; others lie whole.
+# Kinds of the parameters' axes by the first pattern that a name has; others are replicated.
 # Split are attention heads, the feed-forward width, the vocabulary and a drafter's features.
 _PARAMETERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"(embed_tokens|o_proj|down_proj)$", ("split", "width")),
@@ -78,7 +78,7 @@ def check_mesh(mesh: Mesh) -> None:
     if mesh.axis_names != (DATA, MODEL) or kinds != {"Auto"}:
         raise InputError(
             f"The mesh has the axes {', '.join(map(str, mesh.axis_names))} of type "
-            f"{', '.join(sorted(kinds))}; make it by redrafter_jax.make_mesh, whose axes are "
+            f"{', '.join(sorted(kinds))}; make it with redrafter_jax.make_mesh, whose axes are "
             f"{DATA} and {MODEL} of type Auto."
         )
 
@@ -101,7 +101,7 @@ def check_rows(rows: int, mesh: Mesh | None) -> None:
     if rows % parts:
         raise InputError(
             f"{rows} prompts cannot be split evenly over the {parts} devices along data; give a "
-            f"multiple of {parts}, or a mesh with fewer."
+            f"multiple of {parts} prompts, or a mesh with a smaller data axis."
         )
 
 
@@ -158,7 +158,7 @@ def check_groups(name: str, codes: Sequence[int], scale: Sequence[int], mesh: Me
 def specs(tree: Any, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Any:
     """A spec for every array: parameters by name, caches by heads, all else by its rows.
 
-    Scalars lie whole.
+    Scalars are replicated.
     """
 
     def of(value: Any) -> Any:
@@ -222,7 +222,7 @@ def constrain(tree: Tree, mesh: Mesh | None, rules: Mapping[str, str] = RULES) -
 
 
 def constrain_replicated(tree: Tree, mesh: Mesh | None) -> Tree:
-    """The same values, held whole on every device."""
+    """The same values, replicated."""
     if mesh is None:
         return tree
     return jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, PartitionSpec()))

@@ -133,7 +133,7 @@ def test_a_call_gains_what_the_toy_guesses(
             r"^Combined\.nodes is 0; it must be greater than 0\.$",
         ),
         ("lookup", None, r"^drafter is 'lookup'; give what load_drafter returns, a Drafter"),
-        (Undecorated(2), None, r"^Undecorated is no pytree; decorate the class with"),
+        (Undecorated(2), None, r"^Undecorated is not a pytree; decorate the class with"),
     ],
 )
 def test_what_does_not_fit_is_refused(
@@ -148,13 +148,13 @@ def test_a_part_that_is_no_drafter_is_refused(
     habitual_target: Target, good_drafter: DraftModel
 ) -> None:
     part: Any = good_drafter
-    with pytest.raises(InputError, match=r" is no Drafter; bind_drafter makes one of a"):
+    with pytest.raises(InputError, match=r" is not a Drafter; pass a loaded head"):
         generate(habitual_target, Combined(part, PromptLookup(2), 2), PROMPTS, max_new_tokens=2)
 
 
 def test_a_state_of_another_drafter_is_refused(habitual_target: Target) -> None:
     state, _ = start(habitual_target, PromptLookup(3), Batch(PROMPTS, 20, eos_token_ids=()))
-    with pytest.raises(InputError, match=r"for paths of 4 nodes and the drafter's have 6; start"):
+    with pytest.raises(InputError, match=r"for paths of 4 nodes, but the drafter's have 6; start"):
         decode(habitual_target, PromptLookup(5), state, 1)
 
 

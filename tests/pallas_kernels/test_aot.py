@@ -26,7 +26,7 @@ from pallas_kernels.gpus import GPUS
     ("package", "sentence"),
     [
         (None, r"in a checkout `make aot` installs"),
-        (object(), r"is 'cuda'; .* needs JAX_PLATFORMS=cpu"),
+        (object(), r"is cuda; .* needs JAX_PLATFORMS=cpu"),
     ],
 )
 def test_what_is_missing_is_one_sentence(

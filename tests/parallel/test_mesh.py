@@ -262,7 +262,9 @@ def test_a_mesh_of_other_axes_is_refused(tmp_path: Path) -> None:
     }
     for load in (load_target, load_drafter):
         for words, mesh in others.items():
-            with pytest.raises(InputError, match=rf"{words}; make it by redrafter_jax\.make_mesh"):
+            with pytest.raises(
+                InputError, match=rf"{words}; make it with redrafter_jax\.make_mesh"
+            ):
                 load(tmp_path, mesh=mesh)
 
 
