@@ -143,8 +143,8 @@ def measure(
     """Time all methods on every batch, `repeats` times over; `warm_up` comes before.
 
     The runs of a turn follow each other at once, so that a slow minute of the machine hits all of
-    them, and which one goes first changes from turn to turn.
-    Batches and repeats that are in `done` are left out.
+    them, and which one goes first changes from turn to turn. Batches and repeats that are in `done`
+    are left out.
     """
     names = list(methods)
     for repeat in range(repeats):

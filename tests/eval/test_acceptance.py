@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import pytest
-import yaml
 from pair_prompts import PROMPTS
-from tiny_folders import encode
+from tiny_folders import encode, write_yaml
 
 from eval.__main__ import main
 from eval.commands import evaluate
@@ -52,9 +51,7 @@ def config(tmp_path_factory: pytest.TempPathFactory, pair_settings: dict[str, An
         "rankings": list(RANKINGS),
         "report_dir": str(folder / "report"),
     }
-    path = folder / "acceptance.yaml"
-    path.write_text(yaml.safe_dump(values))
-    return path
+    return write_yaml(folder / "acceptance.yaml", values)
 
 
 @pytest.fixture(scope="module")

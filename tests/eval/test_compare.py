@@ -8,13 +8,13 @@ import jax
 import numpy as np
 import pytest
 import yaml
-from pair_prompts import PROMPTS
-from tiny_folders import add_template, encode
+from pair_prompts import generate_each
+from tiny_folders import add_template, write_yaml
 
 from eval import benchmark
 from eval.commands import evaluate
 from eval.measured import open_measured
-from redrafter_jax import DraftConfig, InputError, PromptLookup, SamplingConfig, generate
+from redrafter_jax import DraftConfig, InputError, PromptLookup, SamplingConfig
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 
@@ -42,9 +42,7 @@ def config(tmp_path_factory: pytest.TempPathFactory, pair_settings: dict[str, An
         "max_new_tokens": NEW_TOKENS,
         "report_dir": str(folder),
     }
-    path = folder / "compare.yaml"
-    path.write_text(yaml.safe_dump(values))
-    return path
+    return write_yaml(folder / "compare.yaml", values)
 
 
 def test_methods_count_what_generate_counts_and_keep_the_text(
@@ -65,19 +63,8 @@ def test_methods_count_what_generate_counts_and_keep_the_text(
             ("lookup", PromptLookup(3), None),
             ("head", good_drafter, HEAD),
         ):
-            # One by one, as the command decodes them: nothing is compiled anew.
-            expected = [
-                generate(
-                    habitual_target,
-                    drafter,
-                    [encode(text)],
-                    max_new_tokens=NEW_TOKENS,
-                    draft=draft,
-                    sampling=sampling,
-                    seeds=[seed],
-                )
-                for seed, text in enumerate(PROMPTS)
-            ]
+            how = {"max_new_tokens": NEW_TOKENS, "draft": draft, "sampling": sampling}
+            expected = generate_each(habitual_target, drafter, **how)
             ours = case["methods"][name]
             assert ours["identical"] == 1.0
             assert ours["target_calls"] == sum(one.steps[0] for one in expected)
@@ -139,7 +126,7 @@ def resumed(
         "max_new_tokens": 8,
         "report_dir": str(folder),
     }
-    (folder / "compare.yaml").write_text(yaml.safe_dump(values))
+    write_yaml(folder / "compare.yaml", values)
     decode, decoded = benchmark.decode_batch, []
 
     def decode_or_die(method: benchmark.Method, batch: benchmark.Batch) -> benchmark.Run:

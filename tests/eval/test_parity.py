@@ -8,10 +8,9 @@ from typing import Any
 
 import jax.numpy as jnp
 import pytest
-import yaml
 from flax import nnx
 from pair_prompts import PROMPTS, asked_with
-from tiny_folders import encode
+from tiny_folders import encode, write_yaml
 
 from eval import benchmark, parity
 from eval.benchmark import Method, make_batches
@@ -40,15 +39,9 @@ CASE = {
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory, pair_settings: dict[str, Any]) -> Path:
+    values = {"dtypes": ["float32"], "report_dir": "unused", "cases": {"greedy": CASE}}
     path = tmp_path_factory.mktemp("parity") / "parity.yaml"
-    path.write_text(
-        yaml.safe_dump(
-            pair_settings
-            | {"dtypes": ["float32"], "report_dir": "unused"}
-            | {"cases": {"greedy": CASE}}
-        )
-    )
-    return path
+    return write_yaml(path, pair_settings | values)
 
 
 def run(config: Path, folder: Path, *overrides: str) -> tuple[int, dict[str, Any]]:

@@ -7,8 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 import tiny_shapes
-import yaml
 from places import CONFIGS
+from tiny_folders import write_yaml
 
 from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
 from eval.commands import evaluate
@@ -19,8 +19,10 @@ from pallas_kernels.gpus import GPUS
 from redrafter_jax import InputError
 from redrafter_jax.checkpoints.huggingface import save_target
 from redrafter_jax.drafters.bind import bind_drafter
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 from redrafter_jax.settings.files import load_settings
+from redrafter_jax.types import DecodeState
 
 TARGET = tiny_shapes.TARGET | {"intermediate_size": 32, "tie_word_embeddings": False}
 VALUES: dict[str, Any] = {
@@ -39,13 +41,16 @@ DRAFTER = 2 * 256 + 16 + 2 * (32 * 32 + 32) + 32 * 24
 CACHE = 2 * 2 * 3 * 1 * 64 * 8
 
 
-def read_with(**changes: Any) -> dict[str, int]:
-    settings = PlanSettings.model_validate(VALUES | {"report_dir": "unused"} | changes)
+def shapes_of(settings: PlanSettings) -> tuple[Target, DraftModel, DecodeState]:
     target = abstract_target(settings.target.build(), jnp.bfloat16)
     drafter = abstract_drafter(settings.drafter_config(settings.draft.draft_rounds), jnp.bfloat16)
     bound = bind_drafter(drafter, settings.draft)
-    state = abstract_state(target, bound, settings.batch_size, settings.slots)
-    return bytes_read(target, drafter, state, settings.draft)
+    return target, drafter, abstract_state(target, bound, settings.batch_size, settings.slots)
+
+
+def read_with(**changes: Any) -> dict[str, int]:
+    settings = PlanSettings.model_validate(VALUES | {"report_dir": "unused"} | changes)
+    return bytes_read(*shapes_of(settings), settings.draft)
 
 
 def test_a_step_reads_weights_and_cache_once_and_the_drafter_every_round() -> None:
@@ -85,10 +90,7 @@ def test_a_tied_embedding_is_read_once_as_the_vocabulary_projection() -> None:
 def test_the_configurations_have_the_published_sizes(
     config: str, target_parameters: int, drafter_parameters: int, cache_bytes: int
 ) -> None:
-    settings = load_settings(PlanSettings, CONFIGS / config)
-    target = abstract_target(settings.target.build(), jnp.bfloat16)
-    drafter = abstract_drafter(settings.drafter_config(settings.draft.draft_rounds), jnp.bfloat16)
-    state = abstract_state(target, bind_drafter(drafter, settings.draft), 1, settings.slots)
+    target, drafter, state = shapes_of(load_settings(PlanSettings, CONFIGS / config))
     assert bytes_of(target) == 2 * target_parameters
     assert bytes_of(drafter) == 2 * drafter_parameters
     assert bytes_of(state.cache) == cache_bytes
@@ -96,9 +98,7 @@ def test_the_configurations_have_the_published_sizes(
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    path = tmp_path / "plan.yaml"
-    path.write_text(yaml.safe_dump(VALUES | {"report_dir": str(tmp_path / "report")}))
-    return path
+    return write_yaml(tmp_path / "plan.yaml", VALUES | {"report_dir": str(tmp_path / "report")})
 
 
 def test_the_command_prints_needs_and_bounds(

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from tiny_folders import write_yaml
 from tiny_shapes import TARGET
 
 from eval.commands import COMMANDS, evaluate
@@ -36,7 +36,7 @@ def configs(tmp_path_factory: pytest.TempPathFactory, pair_settings: dict[str, A
         "tune": rows,
     }
     for name, values in settings.items():
-        (folder / f"{name}.yaml").write_text(yaml.safe_dump(values))
+        write_yaml(folder / f"{name}.yaml", values)
     return folder
 
 

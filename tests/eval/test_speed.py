@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import yaml
-from pair_prompts import PROMPTS
-from tiny_folders import encode, run_module
+from pair_prompts import PROMPTS, generate_each
+from tiny_folders import encode, run_module, write_yaml
 
 from eval.abstract import abstract_drafter
 from eval.benchmark import Run, Turn
@@ -43,9 +41,7 @@ def config(tmp_path_factory: pytest.TempPathFactory, pair_settings: dict[str, An
         "warm_ups": 1,
         "report_dir": str(folder),
     }
-    path = folder / "eval.yaml"
-    path.write_text(yaml.safe_dump(values))
-    return path
+    return write_yaml(folder / "eval.yaml", values)
 
 
 @pytest.fixture(scope="module")
@@ -65,17 +61,13 @@ def evaluate_with(config: Path, folder: Path, *overrides: str) -> dict[str, Any]
     return json.loads((folder / "report.json").read_text())
 
 
-def expected_with(target: Target, drafter: DraftModel, draft: DraftConfig) -> tuple[list[int], Any]:
-    """Calls and accept counts of one prompt at a time, as the command has them."""
-    run = partial(generate, target, drafter, max_new_tokens=NEW_TOKENS, draft=draft)
-    alone = [run([encode(text)]) for text in PROMPTS]
-    return [one.steps[0] for one in alone], np.concatenate([one.accept_counts for one in alone])
-
-
 def test_texts_are_the_baselines_and_counts_those_of_generate(
     report: dict[str, Any], habitual_target: Target, good_drafter: DraftModel
 ) -> None:
-    steps, counts = expected_with(habitual_target, good_drafter, DRAFT)
+    how = {"max_new_tokens": NEW_TOKENS, "draft": DRAFT}
+    expected = generate_each(habitual_target, good_drafter, **how)
+    steps = [one.steps[0] for one in expected]
+    counts = np.concatenate([one.accept_counts for one in expected])
     baseline, ours = report["methods"]["baseline"], report["methods"]["speculative"]
     assert baseline["target_calls"] == len(PROMPTS) * (NEW_TOKENS - 1)
     assert (baseline["speedup"], baseline["acceptance_length"]) == (1.0, 1.0)

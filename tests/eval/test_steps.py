@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import yaml
 from needs import needs_compiler
+from tiny_folders import write_yaml
 from tiny_models import tiny_config
 from tiny_shapes import TARGET
 
@@ -56,9 +56,7 @@ VALUES: dict[str, Any] = {
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    path = tmp_path / "steps.yaml"
-    path.write_text(yaml.safe_dump(VALUES | {"report_dir": str(tmp_path / "report")}))
-    return path
+    return write_yaml(tmp_path / "steps.yaml", VALUES | {"report_dir": str(tmp_path / "report")})
 
 
 def random_pair() -> tuple[Target, DraftModel]:

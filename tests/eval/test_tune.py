@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
+from tiny_folders import write_yaml
 
 from eval.commands import evaluate
 from eval.recorded import Recording
@@ -40,9 +40,8 @@ def config(tmp_path: Path, pair_settings: dict[str, Any], drafter: DraftModel) -
         "step_repeats": 2,
         "repeats": 3,
     }
-    for name, own in {"tune": tuned, "eval": {"batch_size": 2, "draft": "auto"}}.items():
-        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(values | own))
-    return tmp_path / "tune.yaml"
+    write_yaml(tmp_path / "eval.yaml", values | {"batch_size": 2, "draft": "auto"})
+    return write_yaml(tmp_path / "tune.yaml", values | tuned)
 
 
 @pytest.mark.long

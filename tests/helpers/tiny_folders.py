@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
 from places import ROOT
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
@@ -78,6 +79,12 @@ def write_untrained_target(folder: Path, functions: int) -> None:
     save_target(init_target(config, 0), folder)
     save_tokenizer(train_tokenizer([text], 300), folder, 64)
     (folder / "text.py").write_text(text)
+
+
+def write_yaml(path: Path, values: dict[str, Any]) -> Path:
+    """A file of settings."""
+    path.write_text(yaml.safe_dump(values))
+    return path
 
 
 def change_json(path: Path, **changes: Any) -> None:
