@@ -1,7 +1,7 @@
 """Ways of decoding the same prompts, in turns, with a clock."""
 
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import batched
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from jaxtyping import Int
 
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.decoding.step import decode
-from redrafter_jax.drafters.base import Drafter, RootOnly
+from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.generation import collect, start
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import place
@@ -103,20 +103,6 @@ def make_batches(
             zip(asked.prompts, asked.rows, strict=True), batch_size or len(asked.rows)
         )
     ]
-
-
-def answer_plainly(
-    target: Target, batch_size: int | None, sampling: SamplingConfig, rows: RowSettings
-) -> Callable[[Asked], list[list[int]]]:
-    """From what is asked to the baseline's answers, for the later turns to stand behind."""
-
-    def answer(asked: Asked) -> list[list[int]]:
-        batches = make_batches(asked, batch_size, sampling, rows)
-        work = track(batches, len(batches), f"answer turn {asked.turns[0]} for the next")
-        method = Method(target, RootOnly())
-        return [row for batch in work for row in decode_batch(method, batch).tokens]
-
-    return answer
 
 
 def warm_up(methods: Mapping[str, Method], batches: Sequence[Batch], times: int, what: str) -> None:

@@ -26,10 +26,10 @@ from redrafter_jax.text.prompts import Asked
 
 from . import speed
 from .abstract import bytes_of
-from .benchmark import Method, answer_plainly, make_batches, measure, warm_up
+from .benchmark import Method, make_batches, measure, warm_up
 from .compare_tables import LEGEND, markdown, prompts_of, tables
 from .config import CompareSettings
-from .loading import ask_all_turns, ask_target, bind, find
+from .loading import ask_target, bind, find
 from .measured import Measured, open_measured
 from .metrics import tell_answers
 from .plan import call_bytes, draft_bytes, embedding_bytes
@@ -65,19 +65,19 @@ def compare(settings: CompareSettings) -> None:
     }
     for name, model in models.items():
         check_pair(found.target, model.config, settings.drafters[name].draft)
-    first = ask_target(found, settings, settings.batch_size)
+    questions = ask_target(found, settings, settings.batch_size)
     if is_first():
         make_folder(settings.report_dir, "report_dir")
     path = settings.report_dir / "compare.json"
-    identity = _identify(settings, first, models)
+    identity = _identify(settings, questions.first, models)
     measured = open_measured(path.with_suffix(".jsonl"), identity)
     target = load_target(settings.target, settings.dtype, found.mesh)
-    rows = min(settings.batch_size, len(first.rows)) // data_shards(found.mesh)
+    rows = min(settings.batch_size, len(questions.first.rows)) // data_shards(found.mesh)
     methods, weights = _load_methods(settings, target, rows)
-    asked = []
-    for at, sampling in enumerate(settings.samplings):
-        decode = answer_plainly(target, settings.batch_size, sampling, settings)
-        asked.append(ask_all_turns(found, settings, first, partial(measured.answer, at, decode)))
+    asked = [
+        questions.under(target, sampling, partial(measured.answer, at))
+        for at, sampling in enumerate(settings.samplings)
+    ]
     before = _time_the_rest(settings, methods, asked, measured)
     if not is_first():
         return

@@ -1,6 +1,7 @@
 """What a command that decodes prompts begins with: what the target is asked, and both models."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from jax.sharding import Mesh
@@ -10,7 +11,7 @@ from redrafter_jax.checkpoints.found import find_drafter, find_target
 from redrafter_jax.checkpoints.huggingface import load_target
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import DraftConfig, SamplingConfig, TargetConfig
-from redrafter_jax.drafters.base import Drafter
+from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel, check_pair
 from redrafter_jax.drafters.lookup import PromptLookup
@@ -18,6 +19,7 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import data_shards
 from redrafter_jax.parallel.processes import is_first
+from redrafter_jax.progress import track
 from redrafter_jax.settings.sections import check_batch
 from redrafter_jax.text.chat_template import ChatTemplate, load_template
 from redrafter_jax.text.prompts import (
@@ -31,8 +33,11 @@ from redrafter_jax.text.prompts import (
 )
 from redrafter_jax.text.tokenizer import load_tokenizer
 
-from .benchmark import answer_plainly
+from .benchmark import Method, decode_batch, make_batches
 from .config import AcceptanceSettings, EvalSettings, RowSettings, TargetSettings, TuneSettings
+
+Texts = Sequence[Sequence[int]]
+Answer = Callable[[Asked], Texts]
 
 
 class FoundTarget(NamedTuple):
@@ -58,12 +63,45 @@ def find(settings: TargetSettings) -> FoundTarget:
     return FoundTarget(settings, mesh, tokenizer, template, config)
 
 
+class Questions(NamedTuple):
+    """What a target is asked in first turns, and how it will be in later ones."""
+
+    how: Asking
+    rows: RowSettings
+    batch_size: int | None
+    first: Asked
+
+    def under(
+        self,
+        target: Target,
+        sampling: SamplingConfig,
+        recall: Callable[[Answer, Asked], Texts] | None = None,
+    ) -> Asked:
+        """The later turns too, behind the baseline's own answers, and the stop tokens that count.
+
+        Answers may be recalled instead of being decoded.
+
+        Raises:
+          InputError: a later turn does not fit behind the answers before it.
+        """
+
+        def answer(asked: Asked) -> Texts:
+            batches = make_batches(asked, self.batch_size, sampling, self.rows)
+            work = track(batches, len(batches), f"answer turn {asked.turns[0]} for the next")
+            method = Method(target, RootOnly())
+            return [row for batch in work for row in decode_batch(method, batch).tokens]
+
+        either = answer if recall is None else partial(recall, answer)
+        whole = ask_later_turns(self.how, self.first, either)
+        return whole._replace(stop_tokens=()) if self.rows.stop == "never" else whole
+
+
 def ask_target(
     found: FoundTarget,
     rows: RowSettings,
     batch_size: int | None,
     lengths: Sequence[int] | None = None,
-) -> Asked:
+) -> Questions:
     """What the target is asked in first turns, checked to fit it and the mesh; all that ends it.
 
     With `lengths` prompts take these exact lengths in turns, and are continued as they stand.
@@ -75,9 +113,10 @@ def ask_target(
     prompts = read_prompts(path, rows.prompt_count, rows.turns if lengths is None else 1)
     for count in rows_decoded(prompts):
         _check_batches(count, batch_size, found.mesh)
-    limit = rows.max_new_tokens
+    limit, stops = rows.max_new_tokens, found.target.eos_token_ids
+    how = Asking(found.template, found.tokenizer, stops, limit, positions)
     if lengths is None:
-        return ask(_asking(found, rows), prompts)
+        return Questions(how, rows, batch_size, ask(how, prompts))
     if max(lengths) + limit > positions:
         raise InputError(
             f"prompt_tokens={max(lengths)} and max_new_tokens={limit} make {max(lengths) + limit} "
@@ -89,22 +128,8 @@ def ask_target(
         tokenize_to_length(source, found.tokenizer, row, lengths[row % len(lengths)])
         for row in range(len(prompts))
     ]
-    return Asked(prompts, [1] * len(prompts), token_rows, "none", found.target.eos_token_ids)
-
-
-def ask_all_turns(
-    found: FoundTarget,
-    rows: RowSettings,
-    asked: Asked,
-    answer: Callable[[Asked], Sequence[Sequence[int]]],
-) -> Asked:
-    """The later turns too, and the stop tokens that the settings leave.
-
-    Raises:
-      InputError: a later turn does not fit behind the answers before it.
-    """
-    whole = ask_later_turns(_asking(found, rows), asked, answer)
-    return whole._replace(stop_tokens=()) if rows.stop == "never" else whole
+    asked = Asked(prompts, [1] * len(prompts), token_rows, "none", stops)
+    return Questions(how, rows, batch_size, asked)
 
 
 def load(
@@ -125,16 +150,11 @@ def load(
         drafter_config = find_drafter(settings.drafter).config
         for draft in drafts:
             check_pair(found.target, drafter_config, draft)
-    asked = ask_target(found, settings, batch_size)
+    questions = ask_target(found, settings, batch_size)
     if is_first():
         make_folder(settings.report_dir, "report_dir")
     target = load_target(settings.target, settings.dtype, found.mesh)
-
-    def ask_under(sampling: SamplingConfig) -> Asked:
-        answer = answer_plainly(target, batch_size, sampling, settings)
-        return ask_all_turns(found, settings, asked, answer)
-
-    return target, ask_under
+    return target, partial(questions.under, target)
 
 
 def bind(target: TargetConfig, drafter: DraftModel | None, draft: DraftConfig) -> Drafter:
@@ -151,22 +171,8 @@ def bind(target: TargetConfig, drafter: DraftModel | None, draft: DraftConfig) -
     return bound
 
 
-def _asking(found: FoundTarget, rows: RowSettings) -> Asking:
-    return Asking(
-        found.template,
-        found.tokenizer,
-        found.target.eos_token_ids,
-        rows.max_new_tokens,
-        found.target.position_limit,
-    )
-
-
 def _check_batches(count: int, batch_size: int | None, mesh: Mesh | None) -> None:
-    """Refuse batches of so many prompts that the mesh does not divide, the last one among them.
-
-    Raises:
-      InputError: one is no multiple of the mesh's `data`.
-    """
+    """Refuse batches of so many prompts that the mesh does not divide, the last one among them."""
     size = min(batch_size or count, count)
     check_batch("batch_size" if size < count else "the number of prompts", size, mesh)
     parts, last = data_shards(mesh), count % size

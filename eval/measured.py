@@ -7,7 +7,7 @@ followed each other at once.
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from redrafter_jax.parallel.processes import is_first, read_lines
 from redrafter_jax.text.prompts import Asked
 
 from .benchmark import Run, Turn
+from .loading import Answer, Texts
 
 # A value that is longer is not shown in a message.
 _SHOWN = 24
@@ -34,12 +35,10 @@ class Measured(NamedTuple):
     """
 
     path: Path
-    answers: dict[tuple[int, int], Sequence[Sequence[int]]]
+    answers: dict[tuple[int, int], Texts]
     turns: dict[int, list[Turn]]
 
-    def answer(
-        self, sampling: int, decode: Callable[[Asked], Any], asked: Asked
-    ) -> Sequence[Sequence[int]]:
+    def answer(self, sampling: int, decode: Answer, asked: Asked) -> Texts:
         """The answers to a turn, which are decoded and added to the file if they are new."""
         turn = asked.turns[0]
         if (sampling, turn) not in self.answers:
@@ -95,11 +94,7 @@ def open_measured(path: Path, identity: Mapping[str, Any]) -> Measured:
 
 
 def _check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse measurements of something else.
-
-    Raises:
-      InputError: as said, naming all that differs.
-    """
+    """Refuse measurements of something else, naming all that differs."""
 
     def tell(name: str) -> str:
         values = [json.dumps(side.get(name)) for side in (before, now)]

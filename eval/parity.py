@@ -22,9 +22,9 @@ from redrafter_jax.progress import track
 from redrafter_jax.text.prompts import Asked
 
 from . import metrics
-from .benchmark import Batch, Method, Run, answer_plainly, decode_batch, make_batches
+from .benchmark import Batch, Method, Run, decode_batch, make_batches
 from .config import ParitySettings
-from .loading import ask_all_turns, ask_target, find
+from .loading import Questions, ask_target, find
 from .metrics import count_accepted, describe_answers, first_divergence, tell_answers
 from .replay import EXPLANATION, Place, explain, replay
 from .report import make_table, number, show, write_report
@@ -57,11 +57,11 @@ def check_parity(settings: ParitySettings) -> None:
       InputError: a file or a prompt cannot be used.
     """
     found, drafter_config = find(settings), find_drafter(settings.drafter).config
-    first: dict[str, Asked] = {}
+    questions: dict[str, Questions] = {}
     for name, case in settings.cases.items():
         with _case(name):
             check_pair(found.target, drafter_config, case.draft)
-            first[name] = ask_target(found, case, case.batch_size, case.prompt_tokens)
+            questions[name] = ask_target(found, case, case.batch_size, case.prompt_tokens)
     if is_first():
         make_folder(settings.report_dir, "report_dir")
     measures: list[dict[str, Any]] = []
@@ -72,10 +72,10 @@ def check_parity(settings: ParitySettings) -> None:
         asked: dict[str, Asked] = {}
         work: list[tuple[str, Batch]] = []
         for name, case in settings.cases.items():
-            how = case.batch_size, case.sampling, case
             with _case(name):
-                asked[name] = ask_all_turns(found, case, first[name], answer_plainly(target, *how))
-            work += [(name, batch) for batch in make_batches(asked[name], *how)]
+                asked[name] = questions[name].under(target, case.sampling)
+            batches = make_batches(asked[name], case.batch_size, case.sampling, case)
+            work += [(name, batch) for batch in batches]
         compared: dict[str, list[Compared]] = {name: [] for name in settings.cases}
         for name, batch in track(work, len(work), f"decode in {dtype}"):
             draft = settings.cases[name].draft

@@ -16,13 +16,7 @@ from .step_parts import room_for, time_parts
 
 
 class Timed(NamedTuple):
-    """A tree's step in steps of the baseline that was timed in turns with it, medians.
-
-    Attributes:
-      draft: how the tree is drafted.
-      propose: the drafter's part.
-      step: the whole.
-    """
+    """A tree's step, and propose of it: medians, in steps of the baseline timed in turns."""
 
     draft: DraftConfig
     propose: float

@@ -8,9 +8,10 @@ import pytest
 from pair_prompts import PROMPTS
 from tiny_folders import add_template, decode, encode
 
+from eval.abstract import abstract_target
 from eval.benchmark import make_batches
 from eval.config import EvalSettings, RowSettings
-from eval.loading import ask_all_turns, ask_target, find, load
+from eval.loading import ask_target, find, load
 from redrafter_jax import SamplingConfig, generate_autoregressive
 from redrafter_jax.models.target import Target
 from redrafter_jax.text.prompts import Asked
@@ -26,8 +27,8 @@ def asked_by(settings: dict[str, Any], **changes: Any) -> Asked:
     lengths = changes.pop("lengths", None)
     parsed = EvalSettings.model_validate(settings | changes)
     found = find(parsed)
-    first = ask_target(found, parsed, None, lengths)
-    return ask_all_turns(found, parsed, first, lambda asked: [[]] * len(asked.rows))
+    target = abstract_target(found.target, "float32")  # there is nothing to answer
+    return ask_target(found, parsed, None, lengths).under(target, SamplingConfig())
 
 
 def test_prompts_are_asked_in_the_template_that_the_tokenizer_brings(
