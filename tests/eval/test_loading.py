@@ -31,28 +31,20 @@ def asked_by(settings: dict[str, Any], **changes: Any) -> Asked:
     return ask_target(found, parsed, None, lengths).under(target, SamplingConfig())
 
 
-def test_prompts_are_asked_in_the_template_that_the_tokenizer_brings(
-    settings: dict[str, Any],
-) -> None:
-    asked = asked_by(settings)
-    assert asked.rows == [encode(f"{text}\n") for text in PROMPTS]
-    assert asked.template == f"the tokenizer of {settings['target']}"
-    as_they_stand = asked_by(settings, chat_template="none")
-    assert as_they_stand.rows == [encode(text) for text in PROMPTS]
-    assert as_they_stand.template == "none"
-
-
-def test_without_a_template_prompts_are_continued_as_they_stand(
+def test_prompts_are_asked_in_the_template_that_the_tokenizer_brings_unless_told_otherwise(
     settings: dict[str, Any], pair_settings: dict[str, Any]
 ) -> None:
-    asked = asked_by(settings, target=pair_settings["target"])
-    assert (asked.template, asked.rows) == ("none", [encode(text) for text in PROMPTS])
-
-
-def test_prompts_of_a_length_are_plain_text(settings: dict[str, Any]) -> None:
-    asked = asked_by(settings, lengths=[5, 2], prompt_count=3)
-    assert asked.template == "none"
-    assert asked.rows == [encode("abcd\n"), encode("d\n"), encode("wmnop")]
+    cases: list[tuple[dict[str, Any], str, list[str]]] = [
+        ({}, f"the tokenizer of {settings['target']}", [f"{text}\n" for text in PROMPTS]),
+        ({"chat_template": "none"}, "none", PROMPTS),
+        # A target without a template.
+        ({"target": pair_settings["target"]}, "none", PROMPTS),
+        # Prompts of a given length are plain text.
+        ({"lengths": [5, 2], "prompt_count": 3}, "none", ["abcd\n", "d\n", "wmnop"]),
+    ]
+    for changes, template, texts in cases:
+        asked = asked_by(settings, **changes)
+        assert (asked.template, asked.rows) == (template, [encode(text) for text in texts])
 
 
 def test_answers_end_at_end_tokens_unless_told_never_to(settings: dict[str, Any]) -> None:
