@@ -13,7 +13,7 @@ from redrafter_jax.serving.choices import Choice, Piece
 from redrafter_jax.serving.messages import QueueFull, Request
 from redrafter_jax.serving.metrics import Metrics, Outcome
 from redrafter_jax.serving.openai_errors import ApiError
-from redrafter_jax.serving.openai_schema import Asked
+from redrafter_jax.serving.openai_schema import Asked, CompletionRequest
 from redrafter_jax.serving.service import Service
 from redrafter_jax.serving.worker import Arrivals, EngineFailedError
 from redrafter_jax.text.tokenizer import split_stops
@@ -127,14 +127,8 @@ class _Times:
             metrics.acceptance_length.observe((self._tokens - 1) / self._calls)
 
 
-def check(service: Service, asked: Asked, prompts: int, field: str) -> None:
+def check(service: Service, asked: Asked) -> None:
     """Refuse what can be refused before the prompts are read, which may be long.
-
-    Args:
-      service: that answers.
-      asked: the request.
-      prompts: how many it has.
-      field: that they come from, for messages.
 
     Raises:
       ApiError: the engine is not ready or gone, or the request asks for too much.
@@ -149,10 +143,11 @@ def check(service: Service, asked: Asked, prompts: int, field: str) -> None:
             code="not_ready",
             headers={"Retry-After": "1"},
         )
-    if prompts * asked.n > limits.choices:
+    choices = asked.n * (len(asked.prompt) if isinstance(asked, CompletionRequest) else 1)
+    if choices > limits.choices:
         raise ApiError(
             400,
-            f"{field} and n ask for {prompts * asked.n} answers, but a request may have "
+            f"{asked.prompt_field} and n ask for {choices} answers, but a request may have "
             f"{limits.choices}; ask for fewer.",
             field="n",
         )
@@ -169,7 +164,6 @@ async def start_job(
     service: Service,
     asked: Asked,
     prompts: Sequence[Sequence[int]],
-    field: str,
     began: float,
     gap: str = "",
 ) -> Job:
@@ -179,7 +173,6 @@ async def start_job(
       service: that answers.
       asked: the request.
       prompts: its prompts as token ids; each is answered `asked.n` times.
-      field: that the prompts come from, for messages.
       began: when it came, by the monotonic clock; its deadline counts from then on.
       gap: as in `Choice`.
 
@@ -192,7 +185,7 @@ async def start_job(
     except InputError as error:
         raise ApiError(400, str(error), field="stop") from None
     sampling = _sampling(asked)
-    rows = [(prompt, _limit(service, asked, prompt, field)) for prompt in prompts]
+    rows = [(prompt, _limit(service, asked, prompt)) for prompt in prompts]
     requests = [
         Request(
             list(prompt),
@@ -214,7 +207,7 @@ async def start_job(
         headers = {"Retry-After": str(wait)}
         raise ApiError(429, str(error), code="queue_full", headers=headers) from None
     except InputError as error:
-        raise ApiError(400, str(error), field=field) from None
+        raise ApiError(400, str(error), field=asked.prompt_field) from None
     except EngineFailedError:
         raise _gone() from None
     return Job(service, arrivals, choices, seed, sum(map(len, prompts)), began)
@@ -239,18 +232,21 @@ def _sampling(asked: Asked) -> SamplingConfig:
         raise ApiError(400, f"{error.field} {error.problem}", field=error.field) from None
 
 
-def _limit(service: Service, asked: Asked, prompt: Sequence[int], field: str) -> int:
+def _limit(service: Service, asked: Asked, prompt: Sequence[int]) -> int:
     """On the new tokens of an answer: what is asked for, or all that there is room for."""
     most = service.limits.context_length
     limit = asked.max_tokens or max(1, most - len(prompt))
     if len(prompt) + limit > most:
         # The prompt alone would fit; the limit is to blame if the client gave it.
         names = [] if len(prompt) >= most else ["max_completion_tokens", "max_tokens"]
-        blamed = next((name for name in names if name in asked.model_fields_set), field)
+        blamed = next(
+            (name for name in names if name in asked.model_fields_set), asked.prompt_field
+        )
         raise ApiError(
             400,
-            f"{field} has {len(prompt)} tokens and {limit} new ones are asked for, but an answer "
-            f"and its prompt have room for {most}; shorten the prompt, or ask for fewer.",
+            f"{asked.prompt_field} has {len(prompt)} tokens and {limit} new ones are asked for, "
+            f"but an answer and its prompt have room for {most}; shorten the prompt, or ask for "
+            "fewer.",
             field=blamed,
             code="context_length_exceeded",
         )

@@ -48,7 +48,7 @@ class Answer(ABC):
 
     def chunk(self, index: int, piece: Piece, offset: int) -> dict[str, Any]:
         """A chunk of a stream: what a step adds to a choice, `offset` characters into its text."""
-        return self._chunk([self._choice(index, piece, offset, self._delta(piece))])
+        return self._chunk([self._choice(index, piece, offset, self._content(piece, whole=False))])
 
     def usage_chunk(self, usage: dict[str, int]) -> dict[str, Any] | None:
         """The last chunk, where it was asked for."""
@@ -61,7 +61,7 @@ class Answer(ABC):
             text = "".join(piece.text for piece in pieces)
             tokens = [token for piece in pieces for token in piece.tokens]
             piece = Piece(text, tokens, pieces[-1].finish)
-            told.append(self._choice(index, piece, 0, self._content(text)))
+            told.append(self._choice(index, piece, 0, self._content(piece, whole=True)))
         return self._head | {"object": self.kind, "choices": told, "usage": usage}
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -81,10 +81,7 @@ class Answer(ABC):
         return choice
 
     @abstractmethod
-    def _delta(self, piece: Piece) -> dict[str, Any]: ...
-
-    @abstractmethod
-    def _content(self, text: str) -> dict[str, Any]: ...
+    def _content(self, piece: Piece, whole: bool) -> dict[str, Any]: ...
 
     @abstractmethod
     def _log_probs(self, tokens: Sequence[Token], offset: int) -> dict[str, Any]: ...
@@ -100,11 +97,10 @@ class ChatAnswer(Answer):
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         return self._chunk([choice])
 
-    def _delta(self, piece: Piece) -> dict[str, Any]:
+    def _content(self, piece: Piece, whole: bool) -> dict[str, Any]:
+        if whole:
+            return {"message": {"role": "assistant", "content": piece.text, "refusal": None}}
         return {"delta": {"content": piece.text} if piece.text or piece.tokens else {}}
-
-    def _content(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
 
     def _log_probs(self, tokens: Sequence[Token], offset: int) -> dict[str, Any]:
         del offset
@@ -130,11 +126,9 @@ class CompletionAnswer(Answer):
 
     prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
 
-    def _delta(self, piece: Piece) -> dict[str, Any]:
-        return self._content(piece.text)
-
-    def _content(self, text: str) -> dict[str, Any]:
-        return {"text": text}
+    def _content(self, piece: Piece, whole: bool) -> dict[str, Any]:
+        del whole
+        return {"text": piece.text}
 
     def _log_probs(self, tokens: Sequence[Token], offset: int) -> dict[str, Any]:
         offsets = []

@@ -1,21 +1,22 @@
 """The routes of OpenAI's API over an engine, and those of whoever runs the server."""
 
 import asyncio
+import json
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from redrafter_jax.errors import InputError
 from redrafter_jax.serving.choices import Piece
-from redrafter_jax.serving.event_stream import EventStream
 from redrafter_jax.serving.jobs import Job, check, start_job
 from redrafter_jax.serving.metrics import ROUTES
 from redrafter_jax.serving.openai_answers import Answer, ChatAnswer, CompletionAnswer
@@ -84,28 +85,27 @@ def make_app(service: Service, *, log_prompts: bool = False) -> FastAPI:
 
     @app.post(ROUTES[0])
     async def chat(asked: ChatRequest, http: Request) -> Response:
-        began = time.monotonic()
-        _check_model(service, asked.model)
-        if log_prompts:
-            _log.info("chat: %r", [(turn.role, turn.content) for turn in asked.messages])
-        check(service, asked, 1, "messages")
-        prompt = await asyncio.to_thread(_encode_chat, service, asked)
-        gap = service.model.template.gap
-        job = await start_job(service, asked, [prompt], "messages", began, gap)
-        return await _answer(service, job, asked, ChatAnswer, [], http)
+        return await respond(asked, http, ChatAnswer, _encode_chat, service.model.template.gap)
 
     @app.post(ROUTES[1])
     async def completions(asked: CompletionRequest, http: Request) -> Response:
+        return await respond(asked, http, CompletionAnswer, _encode)
+
+    async def respond(
+        asked: Asked,
+        http: Request,
+        kind: type[Answer],
+        read: Callable[[Service, Any], list[list[int]]],
+        gap: str = "",
+    ) -> Response:
         began = time.monotonic()
         _check_model(service, asked.model)
         if log_prompts:
-            _log.info("completion: %r", asked.prompt)
-        check(service, asked, len(asked.prompt), "prompt")
-        prompts = await asyncio.to_thread(_encode, service, asked.prompt)
-        job = await start_job(service, asked, prompts, "prompt", began)
-        given = [_text(service, prompt) for prompt in asked.prompt] if asked.echo else []
-        echoes = [text for text in given for _ in range(asked.n)]
-        return await _answer(service, job, asked, CompletionAnswer, echoes, http)
+            _log.info("%s: %r", http.url.path, getattr(asked, asked.prompt_field))
+        check(service, asked)
+        prompts = await asyncio.to_thread(read, service, asked)
+        job = await start_job(service, asked, prompts, began, gap)
+        return await _answer(job, kind(service, asked, job.seed), asked, http)
 
     return app
 
@@ -131,7 +131,7 @@ def _check_model(service: Service, name: str) -> None:
         )
 
 
-def _encode_chat(service: Service, asked: ChatRequest) -> list[int]:
+def _encode_chat(service: Service, asked: ChatRequest) -> list[list[int]]:
     if service.model.template is NO_TEMPLATE:
         raise ApiError(
             400,
@@ -140,36 +140,36 @@ def _encode_chat(service: Service, asked: ChatRequest) -> list[int]:
     turns = [{"role": turn.role, "content": turn.content} for turn in asked.messages]
     opening = [] if turns[0]["role"] == "system" else service.model.opening
     try:
-        return encode_turns(service.model.template, service.model.tokenizer, [*opening, *turns])
+        return [encode_turns(service.model.template, service.model.tokenizer, [*opening, *turns])]
     except InputError as error:
         raise ApiError(400, str(error), field="messages") from None
 
 
-def _encode(service: Service, prompts: Sequence[str | list[int]]) -> list[list[int]]:
+def _encode(service: Service, asked: CompletionRequest) -> list[list[int]]:
     return [
         encode(service.model.tokenizer, prompt) if isinstance(prompt, str) else prompt
-        for prompt in prompts
+        for prompt in asked.prompt
     ]
 
 
-def _text(service: Service, prompt: str | list[int]) -> str:
-    return prompt if isinstance(prompt, str) else service.model.tokenizer.decode(prompt)
+def _echoes(service: Service, asked: Asked) -> list[str]:
+    """What the choices begin with, where they repeat their prompts."""
+    if not (isinstance(asked, CompletionRequest) and asked.echo):
+        return []
+    texts = [
+        prompt if isinstance(prompt, str) else service.model.tokenizer.decode(prompt)
+        for prompt in asked.prompt
+    ]
+    return [text for text in texts for _ in range(asked.n)]
 
 
-async def _answer(
-    service: Service,
-    job: Job,
-    asked: Asked,
-    kind: type[Answer],
-    echoes: Sequence[str],
-    http: Request,
-) -> Response:
+async def _answer(job: Job, answer: Answer, asked: Asked, http: Request) -> Response:
     """The response to a request that the engine has: a stream, or all of it once it is complete."""
-    answer = kind(service, asked, job.seed)
+    echoes = _echoes(job.service, asked)
 
     def ended() -> None:
         job.end()
-        service.metrics.count(http.url.path, job.outcome)
+        job.service.metrics.count(http.url.path, job.outcome)
         _log.info(
             "%s %s: %s, %d prompt and %d new tokens in %.2f s",
             http.url.path,
@@ -181,7 +181,7 @@ async def _answer(
         )
 
     if asked.stream:
-        return EventStream(_events(job, answer, echoes), ended)
+        return _EventStream(_events(job, answer, echoes), ended)
     collected = asyncio.ensure_future(_collect(job, answer, echoes))
     left = asyncio.ensure_future(_client_leaves(http))
     try:
@@ -210,23 +210,47 @@ async def _collect(job: Job, answer: Answer, echoes: Sequence[str]) -> Response:
     return JSONResponse(answer.whole(choices, job.usage))
 
 
-async def _events(
-    job: Job, answer: Answer, echoes: Sequence[str]
-) -> AsyncIterator[dict[str, Any] | str]:
+class _EventStream(StreamingResponse):
+    """Server-sent events for a client that may leave, or stop reading, at any time.
+
+    Args:
+      events: that are sent.
+      ended: called once nothing more is sent, whatever the reason.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[str], ended: Callable[[], None]) -> None:
+        super().__init__(events, headers={"Cache-Control": "no-store"})
+        self._ended = ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Starlette cancels what sends as soon as the client has left.
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._ended()
+
+
+async def _events(job: Job, answer: Answer, echoes: Sequence[str]) -> AsyncIterator[str]:
     offsets = [0] * len(job.choices)
     for index in range(len(offsets)):
         if opening := answer.opening(index):
-            yield opening
+            yield _event(opening)
     for index, echo in enumerate(echoes):
-        yield answer.chunk(index, Piece(echo, [], None), 0)
+        yield _event(answer.chunk(index, Piece(echo, [], None), 0))
         offsets[index] = len(echo)
     try:
         async for index, piece in job.pieces():
-            yield answer.chunk(index, piece, offsets[index])
+            yield _event(answer.chunk(index, piece, offsets[index]))
             offsets[index] += len(piece.text)
     except ApiError as error:
-        yield error.body()
+        yield _event(error.body())
         return
     if usage := answer.usage_chunk(job.usage):
-        yield usage
-    yield "[DONE]"
+        yield _event(usage)
+    yield "data: [DONE]\n\n"
+
+
+def _event(told: dict[str, Any]) -> str:
+    return f"data: {json.dumps(told, separators=(',', ':'))}\n\n"

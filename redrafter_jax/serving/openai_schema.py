@@ -1,7 +1,7 @@
 """Requests of OpenAI's API: fields that are not declared here are refused by name."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -117,6 +117,7 @@ class Asked(_Fields):
     """What both kinds of request share.
 
     Attributes:
+      prompt_field: that the prompts come from, for messages.
       model: the name that /v1/models gives.
       temperature: as in `SamplingConfig`, but 1 by default, as in OpenAI's API; so the filters. A
         `top_k` of 0 or -1 is none, as many clients write it.
@@ -130,6 +131,8 @@ class Asked(_Fields):
       draft_trace: tell of every token which target call it came from, and who proposed it. Not
         OpenAI's.
     """
+
+    prompt_field: ClassVar[str]
 
     model: str
     temperature: float = 1.0
@@ -180,6 +183,8 @@ class ChatRequest(Asked):
       top_logprobs: and of so many others, by probability.
     """
 
+    prompt_field = "messages"
+
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
@@ -218,6 +223,8 @@ class CompletionRequest(Asked):
       echo: begin each answer with its prompt.
       logprobs: tell the log-probability of every new token, and of so many others.
     """
+
+    prompt_field = "prompt"
 
     prompt: Annotated[list[str | list[int]], BeforeValidator(_as_prompts)]
     max_tokens: Annotated[int, Field(ge=1)] | None = 16
