@@ -31,9 +31,8 @@ def run(arguments: argparse.Namespace) -> None:
       InputError: an argument, a file or a package cannot be used.
     """
     try:
-        from redrafter_jax.serving.application import make_server
         from redrafter_jax.serving.engine import Engine
-        from redrafter_jax.serving.server import LOOPBACK, listen
+        from redrafter_jax.serving.server import LOOPBACK, Server, listen
         from redrafter_jax.serving.service import Limits, Model
     except ModuleNotFoundError as error:
         raise InputError(
@@ -61,7 +60,7 @@ def run(arguments: argparse.Namespace) -> None:
     )
     given = Path(arguments.target)
     name = arguments.name or (given.resolve() if given.name in ("", "..") else given).name
-    server = make_server(
+    server = Server(
         engine,
         Model(name, fingerprint(target), *form[:4]),
         Limits(

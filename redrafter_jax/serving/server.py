@@ -1,13 +1,18 @@
-"""The HTTP server around the application: its socket, its start and its end."""
+"""The HTTP server: its parts, its socket, its start and its end."""
 
 import asyncio
 import logging
 import socket
 
 import uvicorn
-from starlette.types import ASGIApp
 
 from redrafter_jax.errors import InputError
+from redrafter_jax.serving.choices import token_texts
+from redrafter_jax.serving.engine import Engine
+from redrafter_jax.serving.guard import Guard
+from redrafter_jax.serving.metrics import Metrics
+from redrafter_jax.serving.openai_api import make_app
+from redrafter_jax.serving.service import Limits, Model, Service
 from redrafter_jax.serving.worker import Worker
 
 # After the last answers are cut off, for their clients to read that.
@@ -37,21 +42,45 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """uvicorn, which ends by letting running answers end first.
+    """All parts around an engine, which warms up when this runs; ends by letting answers end first.
 
     Args:
-      app: the application.
-      worker: that decodes for it.
-      drain_seconds: how long running answers may take once the server shall end.
+      engine: that decodes.
+      model: what is served.
+      limits: on requests.
+      host: the address that it will listen on; on the loopback it answers to no other name.
+      api_key: that requests must bear; None for none.
+      log_prompts: whether the log tells what was asked.
 
     Attributes:
       failed: whether it ends because the engine has failed.
     """
 
-    def __init__(self, app: ASGIApp, worker: Worker, drain_seconds: float) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        model: Model,
+        limits: Limits,
+        *,
+        host: str = LOOPBACK[0],
+        api_key: str | None = None,
+        log_prompts: bool = False,
+    ) -> None:
+        metrics = Metrics(engine)
+        self.failed = False
+        self._worker = Worker(engine, failed=self._fail, waited=metrics.queue.observe)
+        self._drain_seconds = limits.drain
+        service = Service(self._worker, model, limits, token_texts(model.tokenizer), metrics)
+        guarded = Guard(
+            make_app(service, log_prompts=log_prompts),
+            api_key=api_key,
+            hosts=LOOPBACK if host in LOOPBACK else None,
+            max_body=limits.body,
+            refused=metrics.count_refusal,
+        )
         super().__init__(
             uvicorn.Config(
-                app,
+                guarded,
                 http="h11",  # which bounds the size of headers; httptools does not
                 lifespan="on",
                 log_config=None,
@@ -61,9 +90,6 @@ class Server(uvicorn.Server):
                 timeout_keep_alive=_KEEP_ALIVE,
             )
         )
-        self.failed = False
-        self._worker = worker
-        self._drain_seconds = drain_seconds
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         async def cut_off() -> None:
@@ -75,14 +101,11 @@ class Server(uvicorn.Server):
             for connection in list(self.server_state.connections):  # of those who do not read
                 connection.transport.abort()
 
-        _log.info(
-            "Ending: nothing more is accepted, answers that run have %g s.", self._drain_seconds
-        )
+        _log.info("Shutting down: no new requests; running answers have %g s.", self._drain_seconds)
         cutting = asyncio.ensure_future(cut_off())
         await super().shutdown(sockets)
         cutting.cancel()
         _log.info("Ended.")
 
-    def fail(self) -> None:
-        """Shut down, because the engine is gone; from any thread."""
+    def _fail(self) -> None:
         self.failed = self.should_exit = True

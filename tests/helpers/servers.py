@@ -18,8 +18,7 @@ from typing import Any
 from places import ROOT
 from tokenizers import Tokenizer
 
-from redrafter_jax.serving.application import make_server
-from redrafter_jax.serving.server import LOOPBACK, listen
+from redrafter_jax.serving.server import LOOPBACK, Server, listen
 from redrafter_jax.serving.service import Limits, Model
 from redrafter_jax.text.chat_template import ChatTemplate
 
@@ -46,7 +45,7 @@ def serving(
     `listening` is called with the address while the engine is not warmed up yet.
     """
     model = Model("tiny", "fp_tiny", tokenizer, template, [], stop_tokens)
-    server = make_server(engine, model, limits, **options)
+    server = Server(engine, model, limits, **options)
     bound = listen(LOOPBACK[0], 0)
     # Connections hold little of what a client does not read.
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
