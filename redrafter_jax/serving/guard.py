@@ -67,9 +67,8 @@ class Guard:
         host = headers.get("host", "").rpartition("@")[2]
         name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
         if self._hosts is not None and name.lower() not in self._hosts:
-            return ApiError(
-                403, f"The server is not called {name!r}; use one of {', '.join(self._hosts)}."
-            )
+            names = " or ".join(self._hosts)
+            return ApiError(403, f"The host {name!r} is not allowed; connect as {names}.")
         if self._api_key is not None and path not in _OPEN:
             kind, _, key = headers.get("authorization", "").partition(" ")
             # In constant time, so that nobody can find the key byte by byte.

@@ -152,11 +152,12 @@ def check(service: Service, asked: Asked) -> None:
             field="n",
         )
     if (asked.top or 0) > limits.log_probs:
+        field = "top_logprobs" if "top_logprobs" in type(asked).model_fields else "logprobs"
         raise ApiError(
             400,
-            f"{asked.top} likeliest tokens are asked for, but this server tells "
-            f"{limits.log_probs} at most; ask for fewer, or start it with --max-logprobs.",
-            field="top_logprobs" if "top_logprobs" in type(asked).model_fields else "logprobs",
+            f"{field} is {asked.top}, but this server tells {limits.log_probs} at most; ask for "
+            f"fewer, or start it with --max-logprobs {asked.top}.",
+            field=field,
         )
 
 
@@ -179,7 +180,7 @@ async def start_job(
     Raises:
       ApiError: it does not fit, there is no room in the queue, or the engine is gone.
     """
-    seed = _first_seed(asked, len(prompts) * asked.n)
+    seed = secrets.randbelow(_SEEDS) if asked.seed is None else asked.seed
     try:
         ends, strings = split_stops(service.model.tokenizer, asked.stop)
     except InputError as error:
@@ -190,7 +191,7 @@ async def start_job(
         Request(
             list(prompt),
             limit,
-            seed + choice,
+            (seed + choice) % _SEEDS,
             sampling,
             stop_tokens=(*service.model.stop_tokens, *ends),
             deadline=began + service.limits.deadline,
@@ -211,18 +212,6 @@ async def start_job(
     except EngineFailedError:
         raise _gone() from None
     return Job(service, arrivals, choices, seed, sum(map(len, prompts)), began)
-
-
-def _first_seed(asked: Asked, count: int) -> int:
-    """Of `count` choices: the one asked for, or a random one."""
-    seed = secrets.randbelow(_SEEDS - count) if asked.seed is None else asked.seed
-    if seed + count > _SEEDS:
-        raise ApiError(
-            400,
-            f"seed is {seed}; choice i takes seed + i, which must be below 2**31.",
-            field="seed",
-        )
-    return seed
 
 
 def _sampling(asked: Asked) -> SamplingConfig:
@@ -263,4 +252,6 @@ def _too_late(seconds: float) -> ApiError:
 
 
 def _gone() -> ApiError:
-    return ApiError(503, "The server ends; send the request to another one.", code="server_ends")
+    return ApiError(
+        503, "The server is shutting down; send the request to another one.", code="server_ends"
+    )

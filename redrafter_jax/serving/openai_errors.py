@@ -71,7 +71,9 @@ def _refusal(error: RequestValidationError) -> ApiError:
     kind, place = first["type"], first["loc"][1:]
     if kind == "json_invalid":
         at, why = first["loc"][-1], first["ctx"]["error"]
-        return ApiError(400, f"The body is no JSON: {why} at character {at}.", code="invalid_json")
+        return ApiError(
+            400, f"The body is not valid JSON: {why} at character {at}.", code="invalid_json"
+        )
     told = first["msg"].removeprefix("Value error, ").rstrip(".") + "."
     if not place:
         if isinstance(error.body, bytes):  # FastAPI reads no other type

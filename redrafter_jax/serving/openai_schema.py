@@ -33,7 +33,10 @@ _ASKS_FOR_NOTHING: Mapping[str, tuple[Any, ...]] = {
     "annotations": ([],),
     "service_tier": ("auto", "default"),
     "store": (False,),
+    "top_k": (0, -1),
 }
+# Fields that change no answer, whatever their value.
+_LABELS = {"user", "metadata", "parallel_tool_calls"}
 
 
 class _Fields(BaseModel):
@@ -49,7 +52,9 @@ class _Fields(BaseModel):
         return {
             name: value
             for name, value in given.items()
-            if value is not None and value not in _ASKS_FOR_NOTHING.get(name, ())
+            if value is not None
+            and name not in _LABELS
+            and value not in _ASKS_FOR_NOTHING.get(name, ())
         }
 
 
@@ -59,10 +64,6 @@ def _whole(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_whole)]
-
-
-def _none_if_off(top_k: int | None) -> int | None:
-    return None if top_k in (0, -1) else top_k
 
 
 def _as_list(value: Any) -> Any:
@@ -92,7 +93,7 @@ def _as_text(content: Any) -> Any:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text" or set(part) != {"type", "text"} or not isinstance(part["text"], str):
             raise ValueError(
-                f"parts of type text have a text and no more; {kind!r} is not supported"
+                f'only parts {{"type": "text", "text": ...}} are supported, not {kind!r:.80}'
             )
     return "".join(part["text"] for part in content)
 
@@ -119,14 +120,12 @@ class Asked(_Fields):
     Attributes:
       prompt_field: that the prompts come from, for messages.
       model: the name that /v1/models gives.
-      temperature: as in `SamplingConfig`, but 1 by default, as in OpenAI's API; so the filters. A
-        `top_k` of 0 or -1 is none, as many clients write it.
+      temperature: as in `SamplingConfig`, but 1 by default, as in OpenAI's API; so the filters.
       seed: of the first choice's noise; choice i is drawn with seed + i. Random by default.
       stop: texts that end an answer; one that is a special token ends it too.
       n: choices for each prompt.
       max_tokens: limit on new tokens; None for as many as there is room for.
       stream: send the answer as it is decided, by server-sent events.
-      user, metadata, parallel_tool_calls: change no answer; clients send them.
       speculation: False decodes without a drafter; the text is the same. Not OpenAI's.
       draft_trace: tell of every token which target call it came from, and who proposed it. Not
         OpenAI's.
@@ -137,26 +136,20 @@ class Asked(_Fields):
     model: str
     temperature: float = 1.0
     top_p: float | None = None
-    top_k: Annotated[int | None, AfterValidator(_none_if_off)] = None
+    top_k: int | None = None
     min_p: float | None = None
     seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    stop: Annotated[list[Text], Field(max_length=4, fail_fast=True), BeforeValidator(_as_list)] = []
+    stop: Annotated[
+        list[Annotated[str, Field(min_length=1), AfterValidator(_whole)]],
+        Field(max_length=4, fail_fast=True),
+        BeforeValidator(_as_list),
+    ] = []
     n: Annotated[int, Field(ge=1, le=16)] = 1
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    parallel_tool_calls: bool | None = None
     speculation: bool = True
     draft_trace: bool = False
-
-    @field_validator("stop")
-    @classmethod
-    def _check_stop(cls, stop: list[str]) -> list[str]:
-        if "" in stop:
-            raise ValueError("it holds an empty text; leave that out")
-        return stop
 
     # Called for a field that is given. The fields above it are in `others.data`, a ValidationInfo,
     # whose protocol cannot be checked at run time.
@@ -164,7 +157,7 @@ class Asked(_Fields):
     @classmethod
     def _check_stream(cls, options: StreamOptions, others: Any) -> StreamOptions:
         if options.include_usage and not others.data.get("stream"):
-            raise ValueError("it is for streams; give stream too, or leave it out")
+            raise ValueError("it needs stream: true; give it too, or leave both out")
         return options
 
     @property
@@ -201,7 +194,7 @@ class ChatRequest(Asked):
     @classmethod
     def _check_top(cls, top: int, others: Any) -> int:
         if top and not others.data.get("logprobs"):
-            raise ValueError("it needs logprobs; give it too, or leave both out")
+            raise ValueError("it needs logprobs: true; give it too, or leave both out")
         return top
 
     @model_validator(mode="after")
@@ -235,10 +228,7 @@ class CompletionRequest(Asked):
     @classmethod
     def _check_echo(cls, log_probs: int, others: Any) -> int:
         if others.data.get("echo"):
-            raise ValueError(
-                "echo with logprobs asks for the prompt's own, which are not computed; give one of "
-                "them"
-            )
+            raise ValueError("those of the prompt are not computed; give either echo or logprobs")
         return log_probs
 
     @property

@@ -21,8 +21,8 @@ def base() -> Iterator[str]:
 @pytest.mark.parametrize(
     ("content", "status", "words"),
     [
-        (b'{"model":', 400, "no JSON: Expecting value at character 9"),
-        (b"\xff\xfe", 400, "no JSON"),
+        (b'{"model":', 400, "not valid JSON: Expecting value at character 9"),
+        (b"\xff\xfe", 400, "not valid JSON"),
         (b"[" * 5000, 400, "cannot be read"),
         (b"[]", 400, "Send a JSON object"),
         (b"", 400, "Send a JSON object"),
@@ -32,11 +32,6 @@ def base() -> Iterator[str]:
         (b'{"model": "tiny", "prompt": "\\ud800"}', 400, "a lone surrogate"),
         (b'{"model": "tiny", "prompt": "a", "temperature": NaN}', 400, "it must be finite"),
         (b'{"model": "tiny", "prompt": "a", "max_tokens": "9"}', 400, "valid integer"),
-        (
-            b'{"model": "tiny", "prompt": "a", "stream_options": {"include_usage": true}}',
-            400,
-            "is for streams",
-        ),
         (b'{"model": "tiny", "prompt": [-1]}', 400, "none empty"),
         (b'{"model": "tiny", "prompt": {"file": "/etc/passwd"}}', 400, "give a text"),
         (b"x" * 10_000_000, 413, "larger than 10000 bytes"),
@@ -118,12 +113,16 @@ def client(base: str) -> Iterator[openai.OpenAI]:
         ({"max_tokens": 500}, openai.BadRequestError, "max_tokens", "500 new .* have room for 120"),
         ({"max_tokens": 0}, openai.BadRequestError, "max_tokens", "greater than or equal to 1"),
         ({"logprobs": 6}, openai.BadRequestError, "logprobs", "less than or equal to 5"),
-        ({"echo": True, "logprobs": 1}, openai.BadRequestError, "logprobs", "echo with logprobs"),
+        (
+            {"echo": True, "logprobs": 1},
+            openai.BadRequestError,
+            "logprobs",
+            "either echo or logprobs",
+        ),
         ({"n": 17}, openai.BadRequestError, "n", "less than or equal to 16"),
         ({"n": 16, "prompt": ["a", "b"]}, openai.BadRequestError, "n", "32 answers, but"),
         ({"seed": -1}, openai.BadRequestError, "seed", "greater than or equal to 0"),
-        ({"seed": 2**31 - 1, "n": 2}, openai.BadRequestError, "seed", r"below 2\*\*31"),
-        ({"stop": ""}, openai.BadRequestError, "stop", "holds an empty text"),
+        ({"stop": ""}, openai.BadRequestError, "stop.0", "at least 1 character"),
         ({"stop": list("abcde")}, openai.BadRequestError, "stop", "at most 4"),
         ({"prompt": []}, openai.BadRequestError, "prompt", "none empty"),
         ({"prompt": ""}, openai.BadRequestError, "prompt", "empty; it needs at least one token"),
@@ -146,19 +145,24 @@ def test_what_cannot_be_answered_is_one_sentence(
 @pytest.mark.parametrize(
     ("options", "field", "words"),
     [
-        ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages.0.content",
+            "only parts .* are supported, not 'image_url'",
+        ),
+        ({"top_logprobs": 2}, "top_logprobs", "needs logprobs: true"),
         ({"max_tokens": 3, "max_completion_tokens": 3}, "max_completion_tokens", "the same"),
         ({"max_completion_tokens": 500}, "max_completion_tokens", "500 new .* have room for 120"),
         ({"max_tokens": 500}, "max_tokens", "500 new .* have room for 120"),
-        ({"stream_options": {"include_usage": True}}, "stream_options", "is for streams"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream: true"),
     ],
 )
 def test_a_chat_that_cannot_be_answered_names_the_field(
     client: openai.OpenAI, options: dict[str, Any], field: str, words: str
 ) -> None:
-    turns: Any = [{"role": "user", "content": "abc"}]
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "abc"}]} | options
     with pytest.raises(openai.BadRequestError, match=words) as raised:
-        client.chat.completions.create(model="tiny", messages=turns, **options)
+        client.chat.completions.create(model="tiny", **asked)
     assert raised.value.param == field
 
 
