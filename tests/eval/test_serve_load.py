@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from fake_engine import FakeEngine
 from servers import LIMITS, serving
-from tiny_folders import byte_tokenizer
 
 from eval import serve_load
 from eval.commands import evaluate
@@ -51,7 +50,7 @@ def test_the_report_states_what_the_server_did(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Of two slots and one place to wait, so that some of eight at once are refused.
-    with serving(FakeEngine(2, 1, seconds=0.02), byte_tokenizer()) as base:
+    with serving(FakeEngine(2, 1, seconds=0.02)) as base:
         evaluate(words(tmp_path, base))
     report = json.loads((tmp_path / "report" / "serve_load.json").read_text())
     cases = [(run["rate"], run["method"]) for run in report["runs"]]
@@ -108,7 +107,7 @@ def test_the_load_waits_for_a_server_that_warms_up(
         threading.Timer(0.3, warm.set).start()
         evaluate(words(tmp_path, base))
 
-    with serving(FakeEngine(8, 8, warm=warm), byte_tokenizer(), listening=ask):
+    with serving(FakeEngine(8, 8, warm=warm), listening=ask):
         pass
     report = json.loads((tmp_path / "report" / "serve_load.json").read_text())
     assert [run["errors"] for run in report["runs"]] == [{}] * 4
@@ -130,13 +129,13 @@ def test_a_warm_up_without_end_is_one_sentence(
             evaluate(words(tmp_path, base))
         warm.set()
 
-    with serving(FakeEngine(warm=warm), byte_tokenizer(), listening=ask):
+    with serving(FakeEngine(warm=warm), listening=ask):
         pass
 
 
 def test_a_run_without_an_answer_is_one_sentence(tmp_path: Path) -> None:
     with (
-        serving(FakeEngine(), byte_tokenizer(), limits=LIMITS._replace(deadline=0.0)) as base,
+        serving(FakeEngine(), limits=LIMITS._replace(deadline=0.0)) as base,
         pytest.raises(InputError, match=r"none of 32 requests \((deadline_exceeded|queue_full) "),
     ):
         evaluate(words(tmp_path, base))
@@ -146,7 +145,7 @@ def test_where_no_server_is_the_way_out_is_told(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"url=http://127.0.0.1:9 is no server that is ready"):
         evaluate(words(tmp_path, "http://127.0.0.1:9"))
     with (
-        serving(FakeEngine(), byte_tokenizer(), api_key="key") as base,
+        serving(FakeEngine(), api_key="key") as base,
         pytest.raises(InputError, match=r"'401 Unauthorized' for url '\S*'\); .* key as REDRAFTER"),
     ):
         evaluate(words(tmp_path, base))

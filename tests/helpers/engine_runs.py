@@ -3,6 +3,8 @@
 import random
 from collections.abc import Sequence
 
+from tiny_folders import encode
+
 from redrafter_jax import SamplingConfig, generate
 from redrafter_jax.generation import Generation
 from redrafter_jax.models.target import Target
@@ -13,6 +15,10 @@ from redrafter_jax.serving.messages import Event, Request
 STOPS = (3,)
 # Of `generate`.
 ROWS = 16
+# For a prompt and its answer.
+ROOM = 120
+# As in OpenAI's API.
+WARM = SamplingConfig(1.0)
 
 
 def make_requests(seed: int, count: int) -> list[Request]:
@@ -35,22 +41,40 @@ def make_requests(seed: int, count: int) -> list[Request]:
 def generated(target: Target, requests: Sequence[Request]) -> Generation:
     # As many rows and slots every time, so that all share one program.
     filled = [*requests, *[Request([0] * 30, 30, 0, stop_tokens=())] * (ROWS - len(requests))]
-    return _generated(target, filled)
-
-
-def _generated(target: Target, requests: Sequence[Request]) -> Generation:
     return generate(
         target,
         None,
-        [request.prompt for request in requests],
-        max_new_tokens=[request.max_new_tokens for request in requests],
-        sampling=[request.sampling for request in requests],
-        seeds=[request.seed for request in requests],
+        [request.prompt for request in filled],
+        max_new_tokens=[request.max_new_tokens for request in filled],
+        sampling=[request.sampling for request in filled],
+        seeds=[request.seed for request in filled],
         eos_token_ids=[
-            STOPS if request.stop_tokens is None else request.stop_tokens for request in requests
+            STOPS if request.stop_tokens is None else request.stop_tokens for request in filled
         ],
         log_probs=True,
     )
+
+
+def decoded_alone(
+    target: Target,
+    prompt: str,
+    limit: int,
+    seed: int,
+    sampling: SamplingConfig = WARM,
+) -> tuple[list[int], list[float]]:
+    """What the baseline decides for one prompt by itself: tokens and log-probabilities."""
+    result = generate(
+        target,
+        None,
+        [encode(prompt)],
+        # In one size of cache, whatever the limit.
+        max_new_tokens=ROOM - len(prompt),
+        sampling=sampling,
+        seeds=[seed],
+        log_probs=True,
+    )
+    assert result.log_probs is not None
+    return result.tokens[0][:limit], result.log_probs[0][:limit]
 
 
 def run(engine: Engine) -> dict[int, Event]:

@@ -1,5 +1,6 @@
-"""Servers on a free port of this machine: in a thread, or as a process of their own."""
+"""Servers on a free port of this machine, in a thread or as a process, and requests to them."""
 
+import json
 import math
 import os
 import re
@@ -9,13 +10,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+import httpx
 from places import ROOT
+from tiny_folders import byte_tokenizer
 from tokenizers import Tokenizer
 
 from redrafter_jax.serving.server import LOOPBACK, Server, listen
@@ -27,24 +29,30 @@ LINES = ChatTemplate("lines", lambda turns, _: "".join(f"{t['content']}\n" for t
 LIMITS = Limits(
     context_length=120, choices=8, log_probs=5, body=10_000, deadline=math.inf, drain=5.0
 )
+# For answers that end when their clients leave.
+ROOMY = LIMITS._replace(context_length=100_000)
+ENDLESS = 90_000
+JSON = {"content-type": "application/json"}
+# Making one takes longer than an answer.
+HTTP = httpx.Client(timeout=600, limits=httpx.Limits(max_keepalive_connections=0))
 
 
 @contextmanager
 def serving(
     engine: Any,
-    tokenizer: Tokenizer,
     *,
+    tokenizer: Tokenizer | None = None,
     template: ChatTemplate = LINES,
-    stop_tokens: tuple[int, ...] = (),
     limits: Limits = LIMITS,
     listening: Callable[[str], object] = lambda base: None,
     **options: Any,
 ) -> Generator[str]:
     """The address of a server that runs in a thread until the end of the block.
 
-    `listening` is called with the address while the engine is not warmed up yet.
+    The tokenizer has a token for each byte if none is given. `listening` is called with the address
+    while the engine is not warmed up yet.
     """
-    model = Model("tiny", "fp_tiny", tokenizer, template, [], stop_tokens)
+    model = Model("tiny", "fp_tiny", tokenizer or byte_tokenizer(), template, [], ())
     server = Server(engine, model, limits, **options)
     bound = listen(LOOPBACK[0], 0)
     # Connections hold little of what a client does not read.
@@ -86,9 +94,7 @@ def serving_process(
             return found and found[1]
 
         try:
-            wait_until(address)
-            base = address()
-            assert base is not None
+            base = wait_until(address)
             if ready:
                 wait_until(lambda: is_ready(base))
             yield base, process
@@ -98,18 +104,50 @@ def serving_process(
 
 
 def is_ready(base: str) -> bool:
-    """Whether the server answers."""
-    host, port = base.removeprefix("http://").split(":")
-    connection = HTTPConnection(host, int(port), timeout=30)
-    connection.request("GET", "/health")
-    status = connection.getresponse().status
-    connection.close()
-    return status == 200
+    return HTTP.get(f"{base}/health").status_code == 200
 
 
-def wait_until(holds: Any, seconds: float = 600) -> None:
-    """Until a condition holds."""
+def wait_until(holds: Callable[[], Any], seconds: float = 600) -> Any:
+    """What the condition returns once it holds."""
     end = time.monotonic() + seconds
-    while not holds():
+    while not (found := holds()):
         assert time.monotonic() < end, f"not so within {seconds} s"
         time.sleep(0.01)
+    return found
+
+
+def body(prompt: str = "hello", limit: int = 8, **more: Any) -> dict[str, Any]:
+    return {"model": "tiny", "prompt": prompt, "max_tokens": limit, "seed": 0, **more}
+
+
+def post(base: str, **options: Any) -> httpx.Response:
+    return HTTP.post(f"{base}/v1/completions", **options)
+
+
+@contextmanager
+def streamed(base: str, **asked: Any) -> Generator[Iterator[Any]]:
+    """The events of a stream; at the start of the block the engine has the request."""
+    with HTTP.stream("POST", f"{base}/v1/completions", json=body(**asked, stream=True)) as answer:
+        assert answer.status_code == 200
+        lines = (line.removeprefix("data: ") for line in answer.iter_lines() if line)
+        yield (line if line == "[DONE]" else json.loads(line) for line in lines)
+
+
+def text_of(events: Iterator[Any]) -> str:
+    """Of a stream that ends as it should."""
+    *chunks, end = events
+    assert end == "[DONE]"
+    return "".join(chunk["choices"][0]["text"] for chunk in chunks)
+
+
+def measured(base: str) -> dict[str, float]:
+    """What Prometheus would read, by name and labels."""
+    lines = HTTP.get(f"{base}/metrics").text.splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, value in pairs}
+
+
+def outcomes(base: str) -> dict[str, float]:
+    """How many requests for completions ended so."""
+    told = measured(base).items()
+    return {name.split('"')[1]: value for name, value in told if "requests_total" in name}

@@ -1,11 +1,8 @@
 """The bodies of answers, word for word: whole, and as the chunks of a stream."""
 
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
-from asking import HTTP, body, fake_serving, post, streamed, text_of
-from fake_engine import FakeEngine
+from servers import HTTP, body, post, streamed, text_of
 
 HEAD = {"model": "tiny", "system_fingerprint": "fp_tiny", "seed": 0}
 # In the tokenizer of bytes "!" is the first token, and "a" the 65th.
@@ -14,12 +11,6 @@ TRACE = [
     {"token": 64, "text": "a", "call": 0, "origin": "lookup"},
     {"token": 65, "text": "b", "call": 0, "origin": None},
 ]
-
-
-@pytest.fixture(scope="module")
-def base() -> Iterator[str]:
-    with fake_serving(FakeEngine()) as base:
-        yield base
 
 
 def without_name(answer: dict[str, Any], prefix: str) -> dict[str, Any]:

@@ -6,9 +6,18 @@ import socket
 import threading
 
 import pytest
-from asking import ENDLESS, ROOMY, body, fake_serving, outcomes, post, streamed, text_of
 from fake_engine import FakeEngine
-from servers import serving, wait_until
+from servers import (
+    ENDLESS,
+    ROOMY,
+    body,
+    outcomes,
+    post,
+    serving,
+    streamed,
+    text_of,
+    wait_until,
+)
 from tiny_folders import byte_tokenizer
 from tokenizers import decoders
 
@@ -19,7 +28,7 @@ from redrafter_jax.serving.messages import Event, Token
 
 def test_characters_of_several_tokens_come_whole() -> None:
     text = "aé€😀"
-    with fake_serving(FakeEngine()) as base, streamed(base, prompt=text, limit=22) as events:
+    with serving(FakeEngine()) as base, streamed(base, prompt=text, limit=22) as events:
         pieces = [event["choices"][0]["text"] for event in events if event != "[DONE]"]
     # The limit cuts the last character after its first byte.
     assert "".join(pieces) == text * 2 + "a\N{REPLACEMENT CHARACTER}"
@@ -45,7 +54,7 @@ def test_a_text_that_its_tokenizer_changes_as_it_grows_is_an_error_in_the_stream
     tokenizer = byte_tokenizer()
     steps = decoders.ByteLevel(), decoders.Fuse(), decoders.Replace("lo", "0")
     tokenizer.decoder = decoders.Sequence([*steps])
-    with serving(FakeEngine(), tokenizer) as base:
+    with serving(FakeEngine(), tokenizer=tokenizer) as base:
         with streamed(base, prompt="hello") as events:
             *_, last = events
         assert "detokenize spells" in last["error"]["message"]
@@ -54,7 +63,7 @@ def test_a_text_that_its_tokenizer_changes_as_it_grows_is_an_error_in_the_stream
 
 def test_a_full_queue_is_told_with_when_to_come_back() -> None:
     engine = FakeEngine(slots=1, queue_limit=1, seconds=0.01)
-    with fake_serving(engine, limits=ROOMY._replace(choices=30)) as base:
+    with serving(engine, limits=ROOMY._replace(choices=30)) as base:
         with streamed(base, limit=ENDLESS), streamed(base, limit=ENDLESS):
             assert (engine.active, engine.waiting) == (1, 1)
             answer = post(base, json=body())
@@ -74,7 +83,7 @@ def test_a_full_queue_is_told_with_when_to_come_back() -> None:
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_its_slot_within_a_step(stream: bool) -> None:
     engine = FakeEngine(slots=1, gate=threading.Semaphore(2))
-    with fake_serving(engine, limits=ROOMY) as base:
+    with serving(engine, limits=ROOMY) as base:
         assert engine.gate is not None
         address = base.removeprefix("http://").split(":")
         asked = json.dumps(body(limit=ENDLESS, stream=stream)).encode()
@@ -93,7 +102,7 @@ def test_a_reader_that_stalls_delays_nobody_and_frees_its_slot() -> None:
     engine = FakeEngine(slots=2)
     # More than the sockets hold.
     asked = {"limit": 1_500, "draft_trace": True}
-    with fake_serving(engine, limits=ROOMY) as base, streamed(base, **asked) as events:
+    with serving(engine, limits=ROOMY) as base, streamed(base, **asked) as events:
         first = next(events)["choices"][0]["text"]
         assert post(base, json=body()).json()["choices"][0]["text"] == "hellohel"
         wait_until(lambda: not engine.busy)
@@ -102,7 +111,7 @@ def test_a_reader_that_stalls_delays_nobody_and_frees_its_slot() -> None:
 
 def test_a_deadline_is_an_error_whole_or_streamed() -> None:
     engine = FakeEngine(slots=1, seconds=0.02)
-    with fake_serving(engine, limits=ROOMY._replace(deadline=0.1)) as base:
+    with serving(engine, limits=ROOMY._replace(deadline=0.1)) as base:
         answer = post(base, json=body(limit=ENDLESS))
         assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
         with streamed(base, limit=ENDLESS) as events:

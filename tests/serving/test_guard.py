@@ -6,19 +6,13 @@ from contextlib import suppress
 
 import httpx
 import pytest
-from asking import HTTP, JSON, body, fake_serving, post
 from fake_engine import FakeEngine
-
-
-@pytest.fixture(scope="module")
-def base() -> Iterator[str]:
-    with fake_serving(FakeEngine()) as base:
-        yield base
+from servers import HTTP, JSON, body, post, serving
 
 
 @pytest.fixture(scope="module")
 def keyed() -> Iterator[str]:
-    with fake_serving(FakeEngine(), api_key="s3cr\u00e9t") as base:
+    with serving(FakeEngine(), api_key="s3cr\u00e9t") as base:
         yield base
 
 
@@ -73,7 +67,7 @@ def test_a_key_is_asked_for_where_there_is_one(
 
 
 def test_what_is_kept_out_is_counted() -> None:
-    with fake_serving(FakeEngine(), api_key="key") as base:
+    with serving(FakeEngine(), api_key="key") as base:
         assert post(base, json=body()).status_code == 401
         told = HTTP.get(f"{base}/metrics", headers={"authorization": "Bearer key"}).text
     assert 'redrafter_requests_total{outcome="refused",route="/v1/completions"} 1.0' in told

@@ -1,22 +1,21 @@
 """OpenAI's own client gets from a server process the texts that `generate` gives."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openai
 import pytest
+from engine_runs import ROOM, WARM, decoded_alone
 from servers import serving_process
 from tiny_folders import PairFolders, add_template, decode, encode
 
-from redrafter_jax import SamplingConfig, generate
+from redrafter_jax import SamplingConfig
 from redrafter_jax.models.target import Target
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("quick_compilation")]
-
-WARM = SamplingConfig(temperature=1.0)
-ROOM = 120
 
 
 @pytest.fixture(scope="module")
@@ -38,23 +37,7 @@ def client(
 def alone(habitual_target: Target) -> Any:
     """What the baseline decides for one prompt by itself: tokens and log-probabilities."""
 
-    def decode_alone(
-        prompt: str, limit: int, seed: int, sampling: SamplingConfig = WARM
-    ) -> tuple[list[int], list[float]]:
-        result = generate(
-            habitual_target,
-            None,
-            [encode(prompt)],
-            # In one size of cache, whatever the limit.
-            max_new_tokens=ROOM - len(prompt),
-            sampling=sampling,
-            seeds=[seed],
-            log_probs=True,
-        )
-        assert result.log_probs is not None
-        return result.tokens[0][:limit], result.log_probs[0][:limit]
-
-    return decode_alone
+    return partial(decoded_alone, habitual_target)
 
 
 def chat(client: openai.OpenAI, text: str, **options: Any) -> Any:
@@ -178,9 +161,3 @@ def test_speculation_can_be_switched_off_and_watched(client: openai.OpenAI) -> N
     assert calls == sorted(calls)
     assert calls[-1] < 50
     assert {token["origin"] for token in told[True][1]} == {None, "recurrent"}
-
-
-def test_what_the_engine_refuses_is_told(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="outside the vocabulary of 24") as refused:
-        complete(client, [99])
-    assert refused.value.param == "prompt"

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 import pytest
 from fake_engine import FakeEngine
 from playwright.sync_api import Page, expect
-from servers import LIMITS, LINES, serving, wait_until
-from tiny_folders import byte_tokenizer
+from servers import LINES, ROOMY, serving, wait_until
 
 from redrafter_jax.text.chat_template import NO_TEMPLATE, ChatTemplate
 from tools.page_screenshot import ask, browser_page, chromium
@@ -17,7 +16,6 @@ pytestmark = [
     pytest.mark.skipif(chromium() is None, reason="no Chromium is installed"),
 ]
 
-ROOMY = LIMITS._replace(context_length=100_000)
 # Milliseconds; the machine may be slow.
 expect.set_options(timeout=120_000)
 
@@ -34,8 +32,7 @@ def template(request: pytest.FixtureRequest) -> ChatTemplate:
 
 @pytest.fixture
 def page(engine: FakeEngine, template: ChatTemplate) -> Iterator[Page]:
-    tokenizer = byte_tokenizer()
-    served = serving(engine, tokenizer, template=template, limits=ROOMY)
+    served = serving(engine, template=template, limits=ROOMY)
     with served as base, browser_page() as page:
         faults: list[str] = []
         page.on("pageerror", lambda error: faults.append(str(error)))

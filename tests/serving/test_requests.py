@@ -5,17 +5,10 @@ from typing import Any
 
 import openai
 import pytest
-from asking import HTTP, JSON, body, fake_serving, post
-from fake_engine import FakeEngine
 from pydantic import ValidationError
+from servers import HTTP, JSON, body, post
 
 from redrafter_jax.serving.openai_schema import ChatRequest, CompletionRequest
-
-
-@pytest.fixture(scope="module")
-def base() -> Iterator[str]:
-    with fake_serving(FakeEngine()) as base:
-        yield base
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,20 @@ from typing import Any
 
 import httpx
 import pytest
-from asking import ENDLESS, HTTP, ROOMY, body, fake_serving, outcomes, post, streamed, text_of
 from fake_engine import FakeEngine
-from servers import wait_until
+from servers import (
+    ENDLESS,
+    HTTP,
+    ROOMY,
+    body,
+    measured,
+    outcomes,
+    post,
+    serving,
+    streamed,
+    text_of,
+    wait_until,
+)
 
 from redrafter_jax.serving.worker import Worker
 
@@ -24,7 +35,7 @@ def test_nothing_is_answered_before_the_engine_is_warm() -> None:
         seen.append(post(base, json=body()))
         warm.set()
 
-    with fake_serving(FakeEngine(warm=warm), listening=watch) as base:
+    with serving(FakeEngine(warm=warm), listening=watch) as base:
         assert HTTP.get(f"{base}/health").json() == {"status": "ready"}
         assert outcomes(base) == {"refused": 1}
     assert [answer.status_code for answer in seen] == [503, 503]
@@ -33,14 +44,13 @@ def test_nothing_is_answered_before_the_engine_is_warm() -> None:
 
 
 def test_the_queues_time_ends_where_the_prompt_is_admitted() -> None:
-    with fake_serving(FakeEngine(slots=1, seconds=0.5)) as base:
+    with serving(FakeEngine(slots=1, seconds=0.5)) as base:
         post(base, json=body(limit=2))
-        lines = HTTP.get(f"{base}/metrics").text.splitlines()
-    told = dict(line.rsplit(" ", 1) for line in lines)
-    assert float(told["redrafter_queue_seconds_count"]) == 1
-    assert float(told["redrafter_time_to_first_token_seconds_count"]) == 1
+        told = measured(base)
+    assert told["redrafter_queue_seconds_count"] == 1
+    assert told["redrafter_time_to_first_token_seconds_count"] == 1
     # The step that reads the prompt takes longer.
-    assert float(told["redrafter_queue_seconds_sum"]) < 0.4
+    assert told["redrafter_queue_seconds_sum"] < 0.4
 
 
 def test_a_server_that_ends_while_it_compiles_waits_for_the_compiler() -> None:
@@ -54,7 +64,7 @@ def test_answers_that_run_or_wait_end_before_the_server_does() -> None:
     engine = FakeEngine(slots=2, seconds=0.02)
     engine.paused = True
     with ExitStack() as clients:
-        with fake_serving(engine, limits=ROOMY._replace(drain=60.0)) as base:
+        with serving(engine, limits=ROOMY._replace(drain=60.0)) as base:
             streams = [clients.enter_context(streamed(base, limit=40)) for _ in range(3)]
             assert (engine.active, engine.waiting) == (2, 1)
             engine.paused = False
@@ -65,7 +75,7 @@ def test_answers_that_run_or_wait_end_before_the_server_does() -> None:
 def test_answers_that_take_longer_than_the_drain_are_told_so() -> None:
     with ExitStack() as clients:
         limits = ROOMY._replace(drain=0.2)
-        with fake_serving(FakeEngine(slots=1, seconds=0.02), limits=limits) as base:
+        with serving(FakeEngine(slots=1, seconds=0.02), limits=limits) as base:
             streams = [clients.enter_context(streamed(base, limit=ENDLESS)) for _ in range(2)]
         codes = [list(events)[-1]["error"]["code"] for events in streams]
     assert codes == ["server_ends"] * 2, "one that ran, and one that waited"
@@ -74,7 +84,7 @@ def test_answers_that_take_longer_than_the_drain_are_told_so() -> None:
 @pytest.mark.long
 def test_a_reader_that_stalls_does_not_keep_the_server() -> None:
     with ExitStack() as clients:
-        with fake_serving(FakeEngine(), limits=ROOMY._replace(drain=3.0)) as base:
+        with serving(FakeEngine(), limits=ROOMY._replace(drain=3.0)) as base:
             asked = {"limit": ENDLESS, "draft_trace": True}
             events = clients.enter_context(streamed(base, **asked))
             next(events)
@@ -86,12 +96,12 @@ def test_a_reader_that_stalls_does_not_keep_the_server() -> None:
 @pytest.mark.long
 def test_the_end_of_the_drain_is_told_after_a_step_that_takes_longer() -> None:
     answers = []
-    with fake_serving(FakeEngine(seconds=3.5), limits=ROOMY._replace(drain=0.2)) as base:
+    with serving(FakeEngine(seconds=3.5), limits=ROOMY._replace(drain=0.2)) as base:
         asking = threading.Thread(
             target=lambda: answers.append(post(base, json=body(limit=ENDLESS)))
         )
         asking.start()
-        wait_until(lambda: "redrafter_active_slots 1.0" in HTTP.get(f"{base}/metrics").text)
+        wait_until(lambda: measured(base)["redrafter_active_slots"] == 1)
     asking.join()
     assert [answer.json()["error"]["code"] for answer in answers] == ["server_ends"]
 
@@ -101,7 +111,7 @@ def test_an_engine_that_fails_ends_every_request_and_the_server(
 ) -> None:
     engine = FakeEngine(slots=2, fails=10)
     engine.paused = True
-    with fake_serving(engine, limits=ROOMY) as base, ThreadPoolExecutor() as clients:
+    with serving(engine, limits=ROOMY) as base, ThreadPoolExecutor() as clients:
         waiting = [clients.submit(post, base, json=body(limit=ENDLESS)) for _ in range(3)]
         wait_until(lambda: engine.waiting == 1)
         engine.paused = False
@@ -126,7 +136,7 @@ def test_logs_tell_what_was_asked_only_if_they_shall(
     caplog: pytest.LogCaptureFixture, log_prompts: bool
 ) -> None:
     caplog.set_level("INFO")
-    with fake_serving(FakeEngine(), log_prompts=log_prompts) as base:
+    with serving(FakeEngine(), log_prompts=log_prompts) as base:
         post(base, json=body("a secret"))
         post(base, json=body("a secret", tempo="a secret"))
     assert "finished, 8 prompt and 8 new tokens" in caplog.text

@@ -1,6 +1,5 @@
 """A server process under load: every text is the one decoded alone, and nothing leaks."""
 
-import json
 import logging
 import signal
 import subprocess
@@ -14,15 +13,15 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
-from servers import serving_process, wait_until
-from tiny_folders import PairFolders, decode, encode
+from engine_runs import ROOM, decoded_alone
+from servers import measured, serving_process, streamed, wait_until
+from tiny_folders import PairFolders, decode
 
-from redrafter_jax import SamplingConfig, generate
+from redrafter_jax import SamplingConfig
 from redrafter_jax.models.target import Target
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("quick_compilation")]
 
-ROOM = 120
 CLIENTS = 32
 SIZES = ["--context-length", str(ROOM), "--slots", "8", "--queue-limit", "64", "--drain", "600"]
 TREE = ["--beam-width", "2", "--draft-rounds", "2"]
@@ -63,45 +62,20 @@ def alone(habitual_target: Target) -> list[str]:
     """What each request is answered with when it is decoded by itself."""
 
     def text(asked: Asked) -> str:
-        result = generate(
-            habitual_target,
-            None,
-            [encode(asked.prompt)],
-            max_new_tokens=ROOM - len(asked.prompt),
-            sampling=SamplingConfig(asked.temperature),
-            seeds=[asked.seed],
-        )
-        return decode(result.tokens[0][: asked.limit])
+        sampling = SamplingConfig(asked.temperature)
+        tokens, _ = decoded_alone(habitual_target, asked.prompt, asked.limit, asked.seed, sampling)
+        return decode(tokens)
 
     return [text(asked) for asked in REQUESTS]
-
-
-# Making one takes longer than an answer.
-HTTP = httpx.Client(timeout=600, limits=httpx.Limits(max_connections=None))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def closed_connections() -> Iterator[None]:
-    with HTTP:
-        yield
 
 
 @contextmanager
 def stream_of(base: str, asked: Asked) -> Generator[Iterator[str]]:
     """The pieces of an answer; at the start of the block the server has accepted the request."""
-    body = {
-        "model": "target",
-        "prompt": asked.prompt,
-        "max_tokens": asked.limit,
-        "temperature": asked.temperature,
-        "seed": asked.seed,
-        "stream": True,
-    }
-    with HTTP.stream("POST", f"{base}/v1/completions", json=body) as answer:
-        assert answer.status_code == 200
-        data = (line.removeprefix("data: ") for line in answer.iter_lines() if line)
-        events = (json.loads(one) for one in data if one != "[DONE]")
-        yield (event["choices"][0]["text"] for event in events)
+    sampling = {"temperature": asked.temperature, "seed": asked.seed}
+    options = {"model": "target", "prompt": asked.prompt, "limit": asked.limit, **sampling}
+    with streamed(base, **options) as events:
+        yield (event["choices"][0]["text"] for event in events if event != "[DONE]")
 
 
 def ask(base: str, asked: Asked) -> str | None:
@@ -109,12 +83,6 @@ def ask(base: str, asked: Asked) -> str | None:
     with stream_of(base, asked) as pieces:
         seen = list(islice(pieces, asked.leaves))
     return None if len(seen) == asked.leaves else "".join(seen)
-
-
-def measured(base: str) -> dict[str, float]:
-    lines = HTTP.get(f"{base}/metrics").text.splitlines()
-    pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    return {name: float(value) for name, value in pairs}
 
 
 def resident_megabytes(process: subprocess.Popen[bytes]) -> float:
