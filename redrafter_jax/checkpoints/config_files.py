@@ -3,11 +3,12 @@
 import json
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast, get_origin
 
-from redrafter_jax.config import Cell, DrafterConfig, Head
-from redrafter_jax.config.limits import FieldError
+from redrafter_jax.config import DrafterConfig
+from redrafter_jax.config.limits import FieldError, unfold
 from redrafter_jax.errors import InputError
 
 DRAFTER_MODEL_TYPE = "recurrent_drafting_drafter"
@@ -21,6 +22,7 @@ _EXPECTED = {
     dict: "an object",
     list: "a list",
 }
+_AS_JSON: dict[Any, type] = {tuple: list, Literal: str}
 
 
 def read_drafter_config(folder: Path) -> DrafterConfig:
@@ -31,7 +33,6 @@ def read_drafter_config(folder: Path) -> DrafterConfig:
     """
     path = folder / "config.json"
     values = read_json(path)
-    sizes = ("vocab_size", "hidden_size", "exit_dim", "num_draft_layers")
     # Apple's layout states whether there is a cell, in `rnn`; ours which, if it is another.
     has_cell = field(values, "rnn", path, bool)
     cell = field(values, "cell", path, str, "simple" if has_cell else "sum")
@@ -39,32 +40,30 @@ def read_drafter_config(folder: Path) -> DrafterConfig:
         raise InputError(
             f"{path} states rnn={has_cell} and cell={cell!r}, which contradict each other."
         )
-    rank = None if values.get("head_rank") is None else field(values, "head_rank", path, int)
-    fields = {name: field(values, name, path, int) for name in sizes}
-    with naming(path):
-        return DrafterConfig(
-            **fields,
-            cell=cast(Cell, cell),
-            draft_tokens=whole_numbers(values, "draft_tokens", path),
-            head=cast(Head, field(values, "head", path, str, "own")),
-            head_rank=rank,
-            context_layers=whole_numbers(values, "context_layers", path) or (),
-        )
+    return read_fields(DrafterConfig, values, path, cell=cell)
 
 
-def whole_numbers(values: Mapping[str, Any], name: str, path: Path) -> tuple[int, ...] | None:
-    """The list that a file states under a name; None where it states none.
+def read_fields[T](kind: type[T], values: Mapping[str, Any], path: Path, **given: Any) -> T:
+    """A configuration of what a file states under the names of its fields.
+
+    Args:
+      kind: its type, a dataclass.
+      values: the file's fields; null is as good as nothing.
+      path: of the file.
+      given: fields that are not looked for.
 
     Raises:
-      InputError: it is no list, or holds something else than whole numbers.
+      InputError: a field without default is missing, or one is of another type or range.
     """
-    if values.get(name) is None:
-        return None
-    numbers = field(values, name, path, list)
-    for number in numbers:
-        if type(number) is not int:
-            raise InputError(f"{path} states {number!r} in {name!r}; they must be integers.")
-    return tuple(numbers)
+    for one in fields(cast(Any, kind)):
+        if one.name in given or (values.get(one.name) is None and one.default is not MISSING):
+            continue
+        (allowed, *_), _ = unfold(one.type)
+        expected = cast(type, get_origin(allowed) or allowed)
+        value = field(values, one.name, path, _AS_JSON.get(expected, expected))
+        given[one.name] = tuple(value) if expected is tuple else value
+    with naming(path):
+        return kind(**given)
 
 
 def write_whole(path: Path, text: str) -> None:

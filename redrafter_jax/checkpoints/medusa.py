@@ -8,7 +8,7 @@ weights beside them, in `medusa_lm_head.pt`, tell.
 from pathlib import Path
 from typing import Any
 
-from redrafter_jax.checkpoints.config_files import field, naming, read_json, whole_numbers
+from redrafter_jax.checkpoints.config_files import field, read_fields, read_json
 from redrafter_jax.checkpoints.weights import find_weights
 from redrafter_jax.config import MedusaConfig
 from redrafter_jax.errors import InputError
@@ -43,15 +43,7 @@ def read_medusa_config(folder: Path) -> MedusaConfig:
             f"{path} states medusa_num_heads={heads} and medusa_num_layers={layers}, but the files "
             f"hold {len(weights)} weights; they do not belong together."
         )
-    with naming(path):
-        return MedusaConfig(
-            field(values, "vocab_size", path, int),
-            field(values, "hidden_size", path, int),
-            num_heads=heads,
-            num_draft_layers=layers,
-            draft_tokens=whole_numbers(values, "draft_tokens", path),
-            head=field(values, "head", path, str, "own"),
-        )
+    return read_fields(MedusaConfig, values, path, num_heads=heads, num_draft_layers=layers)
 
 
 def medusa_fields(config: MedusaConfig) -> dict[str, Any]:

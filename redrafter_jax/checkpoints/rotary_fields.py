@@ -3,10 +3,11 @@
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_origin, get_type_hints
+from typing import Any
 
-from redrafter_jax.checkpoints.config_files import field
+from redrafter_jax.checkpoints.config_files import field, read_fields
 from redrafter_jax.config import (
     DynamicScaling,
     LinearScaling,
@@ -127,7 +128,7 @@ def _scaling(
             "are rotated in part are not supported."
         )
     scaling = _KINDS[kind]
-    own = get_type_hints(scaling) if scaling else {}
+    own = [one.name for one in fields(scaling)] if scaling else []
     known = [*own, *(_YARN_WEIGHTS if scaling is YarnScaling else ())]
     for name in stated:
         if name not in {"rope_type", "rope_theta", "partial_rotary_factor", *known}:
@@ -138,12 +139,7 @@ def _scaling(
     if scaling is None:
         return None
     defaults = _yarn_defaults(stated, values, path) if scaling is YarnScaling else {}
-    found = {}
-    for name, kind in own.items():
-        is_list = get_origin(kind) is tuple
-        value = field(stated, name, path, list if is_list else kind, defaults.get(name))
-        found[name] = tuple(value) if is_list else value
-    return scaling(**found)
+    return read_fields(scaling, {**defaults, **stated}, path)
 
 
 def _yarn_defaults(
