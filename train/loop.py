@@ -82,7 +82,7 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
             stopped_by = None
             while position.step < settings.steps and stopped_by is None:
                 position, scalars, stopped_by = run_interval(
-                    run, position, asked_to_stop, screen.advance
+                    run, position, asked_to_stop, screen.step
                 )
                 due = _due(settings, position.step)
                 if "try" in due:

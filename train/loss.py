@@ -162,13 +162,8 @@ def round_sums(
 ) -> RoundSums:
     """Unroll the drafter R rounds at every position of a window and sum its losses.
 
-    Args:
-      drafter: the head that is trained.
-      target: the frozen target; its embedding is used, and its vocabulary projection where the
-        window keeps no `top`, or the drafter's head is the target's.
-      window: one of `split_windows`.
-      rounds: R.
-      settings: what the soft loss compares; its weights are not read here.
+    Of the frozen target the embedding is used, and the vocabulary projection where the window keeps
+    no `top`, or the drafter's head is the target's. Weights in the settings are not read here.
     """
     C = window.hidden.shape[1] - rounds
     known = drafter.draft_token_ids

@@ -65,13 +65,12 @@ def summary(scalars: dict[str, float]) -> str:
     return "  ".join([*parts, f"{scalars['tokens_per_second']:.0f} tokens/s"])
 
 
-class Screen:
+class Screen(Progress):
     """A bar on a terminal, now and then a line elsewhere."""
 
     def __init__(self, console: Console, steps: int, step: int) -> None:
-        self._console, self._steps = console, steps
         # The bar is the first to give way where the line is short.
-        self._bar = Progress(
+        super().__init__(
             TextColumn("step"),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
@@ -80,35 +79,29 @@ class Screen:
             console=console,
             disable=not console.is_terminal,
         )
-        self._task = self._bar.add_task("train", total=steps, completed=step, status="compiling")
+        self._steps = steps
+        self._step = self.add_task("train", total=steps, completed=step, status="compiling")
         self._tried: dict[str, float] = {}
         self._line = ""
         self._told = time.monotonic()
 
-    def __enter__(self) -> "Screen":
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def advance(self) -> None:
+    def step(self) -> None:
         """A step was taken."""
-        self._bar.advance(self._task)
+        self.advance(self._step)
 
     def show(self, step: int, scalars: dict[str, float]) -> None:
         """Show a step's scalars; an acceptance length stays until the next."""
         if "acceptance_length" in scalars:
             self._tried = scalars
         status = summary(self._tried | scalars)
-        self._bar.update(self._task, status=status)
+        self.update(self._step, status=status)
         self._line = f"step {step} of {self._steps}: {status}"
 
     def tell(self, due: bool) -> None:
         """Where there is no terminal, print what was shown last if it is due or long ago."""
         quiet = time.monotonic() - self._told > _QUIET
-        if self._line and (due or quiet) and not self._console.is_terminal:
-            say(self._console, self._line)
+        if self._line and (due or quiet) and not self.console.is_terminal:
+            say(self.console, self._line)
             self._line, self._told = "", time.monotonic()
 
 

@@ -38,7 +38,7 @@ from .data.rows import Sources, make_rows
 from .data.types import Windows
 from .initial import new_drafter
 from .optimizer import make_optimizer
-from .trial import Trial, plan_trial, prepare_trial
+from .trial import Trial, plan_trial
 
 # Settings that may change between a run and its continuation: they do not touch the parameters.
 # Features are compared by their digest, wherever they lie.
@@ -55,18 +55,9 @@ _FREE_SETTINGS = {
 
 
 class Run(NamedTuple):
-    """All that a run's steps read.
+    """All that a run's steps read; `batches` holds the place in the data.
 
-    Attributes:
-      settings: of the run.
-      mesh: None for one device.
-      target: frozen.
-      drafter: that training starts from.
-      sources: the training data.
-      batches: endless; holds the place in the data.
-      optimizer: with its schedule.
-      trial: None where the drafter is not tried.
-      digests: of every source and of the target, or of the features in its place, by name.
+    `digests` are those of every source and of the target, or of the features in its place, by name.
     """
 
     settings: TrainSettings
@@ -117,7 +108,7 @@ def set_up(settings: TrainSettings, console: Console) -> Run:
     if settings.drafter.initial_drafter is not None:
         digests |= {"drafter.initial_drafter": digest_weights(drafter)}
     optimizer = make_optimizer(settings.optimizer, settings.steps)
-    trial = prepare_trial(settings, planned, target)
+    trial = None if planned is None else planned(target)
     return Run(settings, mesh, target, drafter, sources, batches, optimizer, trial, digests)
 
 

@@ -3,7 +3,9 @@
 import hashlib
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from itertools import batched
 from pathlib import Path
 from typing import NamedTuple
@@ -37,14 +39,10 @@ from .data.chat import load_template
 
 
 class Trial(NamedTuple):
-    """What the drafter is tried on.
+    """What the drafter is tried on, and the folder where the best one is kept.
 
-    Attributes:
-      settings: how often and how.
-      rows: the prompts' tokens.
-      stop_tokens: what ends a row; none where texts are continued.
-      folder: where the best drafter is kept.
-      measured_on: digest of all that the acceptance length depends on beside the two models.
+    No token ends a row where texts are continued. `measured_on` is a digest of all that the
+    acceptance length depends on beside the two models.
     """
 
     settings: AcceptanceSettings
@@ -52,13 +50,6 @@ class Trial(NamedTuple):
     stop_tokens: tuple[int, ...]
     folder: Path
     measured_on: str
-
-
-class PlannedTrial(NamedTuple):
-    """A trial before the target answers: how prompts are written, and their first turns."""
-
-    how: Asking
-    asked: Asked
 
 
 class Best(NamedTuple):
@@ -71,8 +62,11 @@ class Best(NamedTuple):
 
 def plan_trial(
     settings: TrainSettings, target: TargetConfig, mesh: Mesh | None, chats: bool
-) -> PlannedTrial | None:
+) -> Callable[[Target], Trial] | None:
     """Read the prompts that the settings name, before any model; None where they name none.
+
+    What is left is for the target, behind whose own answers later turns stand. It raises where
+    one does not fit.
 
     Where conversations are trained on (`chats`), or the tokenizer brings a chat template, they are
     a user's turns; `acceptance.chat` may say otherwise.
@@ -96,33 +90,27 @@ def plan_trial(
     how = Asking(template, tokenizer, eos, trial.max_new_tokens, target.position_limit)
     for count in rows_decoded(prompts):
         check_rows(count, mesh)
-    return PlannedTrial(how, ask(how, prompts))
+    return partial(_prepare, settings, how, ask(how, prompts))
 
 
-def prepare_trial(
-    settings: TrainSettings, planned: PlannedTrial | None, target: Target
-) -> Trial | None:
-    """What the drafter is tried on: later turns stand behind the target's own answers.
-
-    Raises:
-      InputError: a later turn does not fit the target.
-    """
+def _prepare(settings: TrainSettings, how: Asking, first: Asked, target: Target) -> Trial:
     trial = settings.acceptance
-    if trial is None or planned is None:
-        return None
-    new = trial.max_new_tokens
+    assert trial is not None
 
     def answer(asked: Asked) -> list[list[int]]:
         return [
             text
             for rows in batched(asked.rows, trial.batch_size)
             for text in generate_autoregressive(
-                target, rows, max_new_tokens=new, eos_token_ids=asked.stop_tokens
+                target,
+                rows,
+                max_new_tokens=trial.max_new_tokens,
+                eos_token_ids=asked.stop_tokens,
             ).tokens
         ]
 
-    asked = ask_later_turns(planned.how, planned.asked, answer)
-    decisive = [asked.rows, asked.stop_tokens, new, asdict(trial.draft)]
+    asked = ask_later_turns(how, first, answer)
+    decisive = [asked.rows, asked.stop_tokens, trial.max_new_tokens, asdict(trial.draft)]
     digest = hashlib.sha256(json.dumps(decisive).encode()).hexdigest()
     return Trial(trial, asked.rows, asked.stop_tokens, settings.output_dir / "best", digest)
 

@@ -20,7 +20,7 @@ from redrafter_jax.checkpoints.huggingface import load_drafter
 from redrafter_jax.config import DrafterConfig
 from redrafter_jax.generation import generate_autoregressive
 from train.config import AcceptanceSettings, TrainSettings
-from train.trial import Best, Trial, keep_best, plan_trial, prepare_trial
+from train.trial import Best, Trial, keep_best, plan_trial
 
 
 def trial(folder: Path, chats: bool, template: str | None = CHATML, **changes: Any) -> Trial:
@@ -38,9 +38,8 @@ def trial(folder: Path, chats: bool, template: str | None = CHATML, **changes: A
         }
     )
     planned = plan_trial(settings, CONFIG, None, chats)
-    prepared = prepare_trial(settings, planned, random_target(CONFIG))
-    assert prepared is not None
-    return prepared
+    assert planned is not None
+    return planned(random_target(CONFIG))
 
 
 @pytest.mark.parametrize(

@@ -44,13 +44,9 @@ def make_batches(
 ) -> grain.DatasetIterator[Batch]:
     """An endless, shuffled, deterministic iterator whose position can be saved and restored.
 
-    Args:
-      sources: examples of every source and its weight in the mixture, relative to the others;
-        each is shuffled and repeated by itself.
-      batch_size: examples per batch.
-      seed: of the shuffling.
-      part: which of how many equal parts of every batch this process brings.
-      features: for every source what reads the features of a row, if there are any.
+    Each source is shuffled and repeated by itself; in the mixture it counts by its weight, relative
+    to the others. `part` is which of how many equal parts of every batch this process brings, and
+    `features` holds for every source what reads those of a row, if there are any.
 
     Raises:
       InputError: a source has fewer windows than its part of a batch, which would hold some twice.

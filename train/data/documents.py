@@ -26,14 +26,7 @@ _BATCH = 256
 
 
 class SourceDocuments(NamedTuple):
-    """What a source holds.
-
-    Attributes:
-      name: as messages call it.
-      weight: its part of the rows, relative to the other sources.
-      documents: in the order of the records.
-      skips: the records that are no documents; the two together are all records there are.
-    """
+    """What a source holds: documents and skips, together all its records, in order."""
 
     name: str
     weight: float

@@ -13,29 +13,39 @@ from .types import count_reasons, describe_skips
 
 # A smaller share of tokens that carry loss is worth a warning.
 _LITTLE = 0.1
+# What is told of a source where there is any.
+_NOTES = {
+    "answers_not_learnt": "answers with a token across their edge, which carry no loss",
+    "cut": "records longer than a row, cut into pieces",
+    "unused_pieces": "pieces without a token that carries loss, left out",
+}
 
 
 def print_report(loaded: Sources, console: Console) -> None:
     """A row of counts for every source, then what was skipped, cut or left unused."""
-    table = Table()
+    table, notes = Table(), []
     for column in ("source", "records", "skipped", "tokens", "carry loss", "rows", "weight"):
         table.add_column(column, justify="left" if column == "source" else "right", overflow="fold")
+    total = learnt = 0
     for source, rows in loaded:
         counts = _counts(source, rows)
+        total += counts["tokens"]
+        learnt += counts["learnt"]
         shown = [f"{counts[name]:,}" for name in ("records", "skipped", "tokens", "learnt", "rows")]
         table.add_row(Text(source.name.removeprefix("data.sources.")), *shown, f"{source.weight:g}")
+        if source.skips:
+            notes.append(f"{source.name}: skipped {describe_skips(source.skips)}")
+        for name, told in _NOTES.items():
+            if counts[name]:
+                notes.append(f"{source.name}: {told}: {counts[name]}")
+    if learnt < _LITTLE * total:
+        notes.append(
+            f"warning: {learnt:,} of {total:,} tokens ({learnt / total:.1%}) carry loss, and a "
+            "drafter learns from those alone: it needs more or longer answers."
+        )
     console.print(table)
-    for source, rows in loaded:
-        glued = _left_out(source)
-        for is_so, told in (
-            (source.skips, f"skipped {describe_skips(source.skips)}"),
-            (glued, f"answers with a token across their edge, which carry no loss: {glued}"),
-            (rows.cut, f"records longer than a row, cut into pieces: {rows.cut}"),
-            (rows.unused, f"pieces without a token that carries loss, left out: {rows.unused}"),
-        ):
-            if is_so:
-                say(console, f"{source.name}: {told}")
-    _warn_of_little_loss(loaded, console)
+    for note in notes:
+        say(console, note)
 
 
 def write_report(loaded: Sources, path: Path) -> None:
@@ -45,26 +55,12 @@ def write_report(loaded: Sources, path: Path) -> None:
             "source": source.name,
             "weight": source.weight,
             **_counts(source, rows),
-            "answers_not_learnt": _left_out(source),
-            "cut": rows.cut,
-            "unused_pieces": rows.unused,
             "skips_by_reason": count_reasons(source.skips),
             "skips": [skip._asdict() for skip in source.skips],
         }
         for source, rows in loaded
     ]
     path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-
-
-def _warn_of_little_loss(loaded: Sources, console: Console) -> None:
-    counts = [_counts(source, rows) for source, rows in loaded]
-    total, learnt = (sum(one[name] for one in counts) for name in ("tokens", "learnt"))
-    if learnt < _LITTLE * total:
-        say(
-            console,
-            f"warning: {learnt:,} of {total:,} tokens ({learnt / total:.1%}) carry loss, and a "
-            "drafter learns from those alone: it needs more or longer answers.",
-        )
 
 
 def _counts(source: SourceDocuments, rows: Rows) -> dict[str, int]:
@@ -74,11 +70,10 @@ def _counts(source: SourceDocuments, rows: Rows) -> dict[str, int]:
         "tokens": sum(len(document.tokens) for document in source.documents),
         "learnt": sum(int(document.loss_mask.sum()) for document in source.documents),
         "rows": len(rows.windows.tokens),
+        "answers_not_learnt": sum(document.left_out for document in source.documents),
+        "cut": rows.cut,
+        "unused_pieces": rows.unused,
     }
-
-
-def _left_out(source: SourceDocuments) -> int:
-    return sum(document.left_out for document in source.documents)
 
 
 def say(console: Console, line: str) -> None:

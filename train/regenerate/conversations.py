@@ -61,13 +61,9 @@ class Speaker(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Tokens that follow each other as the target read and wrote them.
+    """Tokens that follow each other as the target read them and, where the mask is 1, wrote them.
 
-    Attributes:
-      tokens: prompt and answer, and perhaps the next.
-      mask: 1 where the target wrote, else 0.
-      answers: how many there are.
-      cut: how many of them were cut by their limit.
+    They hold so many answers, of which some were cut by their limit.
     """
 
     tokens: list[int]

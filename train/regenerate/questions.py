@@ -93,14 +93,10 @@ def find_user_turn(
 
 
 class Author(NamedTuple):
-    """Writes prompts and answers.
+    """Writes the text or the conversation of a seed.
 
-    Attributes:
-      write: the text or the conversation of a seed.
-      stop_tokens: that end the target's turns, the user's too.
-      opening: what it begins with.
-      identity: the settings that it depends on, as a row of the output states them.
-      is_chat: whether it writes conversations.
+    `opening` is what each begins with, `identity` the settings that it depends on, as a row of the
+    output states them.
     """
 
     write: Callable[[int], Session[Held]]
