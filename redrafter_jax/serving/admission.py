@@ -23,13 +23,11 @@ class Row(NamedTuple):
     Attributes:
       number: from `Engine.submit`.
       request: as it came.
-      stop_tokens: its own, or the engine's.
       arrays: of NumPy, for one row; tokens are left out.
     """
 
     number: int
     request: Request
-    stop_tokens: tuple[int, ...]
     arrays: Requests
 
 
@@ -64,7 +62,7 @@ def make_row(
         )
     padded: Any = np.pad(arrays.stop_tokens, ((0, 0), (0, max(missing, 0))), constant_values=-1)
     arrays = arrays._replace(tokens=arrays.tokens[:, :0], stop_tokens=padded)
-    return Row(number, request, stops, arrays)
+    return Row(number, request, arrays)
 
 
 @dataclass
@@ -225,9 +223,9 @@ def next_chunk(
         tokens[at, : len(fresh)] = fresh
         speculates[at], arrays[at] = slot.row.request.speculate, slot.row.arrays
         slot.cached, slot.source = begin + len(fresh), None
-    each: Any = jax.tree.map(lambda *one: np.concatenate(one), *arrays)
-    leading: list[Any] = [rows, sources, begins, tokens, speculates]
-    return Reading(*leading, each.lengths, each.limits, each.stop_tokens, each.sampling)  # pyright: ignore[reportCallIssue]
+    requests: Any = jax.tree.map(lambda *one: np.concatenate(one), *arrays)
+    requests = requests._replace(tokens=tokens)
+    return Reading._make([rows, sources, begins, speculates, requests])
 
 
 def next_batch(

@@ -284,12 +284,12 @@ class Engine:
             own_calls = int(np.count_nonzero(gains.counts[at]))
             if slot.row is None or not own_calls:
                 continue
-            number, request, stop_tokens, _ = slot.row
+            number, request, arrays = slot.row
             new = new_tokens(gains, at, names, slot.calls)
             slot.add(new)
             before, ended = events[number].decided if number in events else [], None
             if gains.done[at]:
-                ended = "stop" if slot.text[-1] in stop_tokens else "length"
+                ended = "stop" if slot.text[-1] in arrays.stop_tokens else "length"
                 self._give_back(slot)
             events[number] = Event(number, before + new, ended)
             if run.program:

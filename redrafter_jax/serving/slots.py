@@ -31,23 +31,16 @@ class Reading(NamedTuple):
       rows: which row of the state each becomes; B for none.
       sources: the row whose cache holds the tokens before `begins`.
       begins: position of the first token that is read.
-      tokens: those from there on; past the end of the prompt padding. C tokens must fit.
       speculates: whether trees are drafted for the row.
-      lengths: of the whole prompts.
-      limits: as in `Requests`.
-      stop_tokens: as in `Requests`.
-      sampling: as in `Requests`.
+      requests: with the tokens from `begins` on alone; past the end of the prompt padding. C tokens
+        must fit.
     """
 
     rows: Int[Array, " G"]
     sources: Int[Array, " G"]
     begins: Int[Array, " G"]
-    tokens: Int[Array, "G C"]
     speculates: Bool[Array, " G"]
-    lengths: Int[Array, " G"]
-    limits: Int[Array, " G"]
-    stop_tokens: Int[Array, "G E"]
-    sampling: Sampling
+    requests: Requests
 
 
 class Gains(NamedTuple):
@@ -136,23 +129,21 @@ def read_chunk(
     Returns:
       The state, and what the G rows gained: one token or none.
     """
-    decoder, C = target.merge(), reading.tokens.shape[1]
-    rows, sources, begins = reading.rows, reading.sources, reading.begins
+    rows, sources, begins, speculates, requests = reading
+    decoder, chunk, lengths = target.merge(), requests.tokens, requests.lengths
+    C = chunk.shape[1]
     cache = _rows_of(state.cache, sources)._replace(lengths=begins)
-    hidden, cache = decoder.extend(reading.tokens, cache, drafter.context_layers)
-    end = jnp.clip(reading.lengths - 1 - begins, 0, C - 1)
+    hidden, cache = decoder.extend(chunk, cache, drafter.context_layers)
+    end = jnp.clip(lengths - 1 - begins, 0, C - 1)
     last = jnp.take_along_axis(hidden, end[:, None, None], axis=1)[:, 0]
     tokens = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))(
-        state.tokens[sources], reading.tokens, begins
+        state.tokens[sources], chunk, begins
     )
-    read = jnp.minimum(begins + C, reading.lengths)
-    requests = Requests(
-        tokens, reading.lengths, reading.limits, reading.stop_tokens, reading.sampling
-    )
+    read, whole = jnp.minimum(begins + C, lengths), requests._replace(tokens=tokens)
     P = state.stats.accept_counts.shape[1]
-    fresh, logits = choose_first(target, requests, last, cache._replace(lengths=read), P)
-    finished = read == reading.lengths
-    own = drafter.init(last)._replace(speculates=reading.speculates)
+    fresh, logits = choose_first(target, whole, last, cache._replace(lengths=read), P)
+    finished = read == lengths
+    own = drafter.init(last)._replace(speculates=speculates)
     fresh = fresh._replace(drafter=own, done=fresh.done | ~finished)
     gains = _gains(
         fresh.root[:, None],
