@@ -23,7 +23,7 @@ _FORGOTTEN = 2000
 
 
 @dataclass
-class _Program:
+class Program:
     """A compiled number of rows and tree.
 
     Attributes:
@@ -41,15 +41,11 @@ class Budgets:
     Attributes:
       drafters: that may propose, the one-node tree first.
       row_counts: rows that are decoded together, in rising order.
+      programs: all that may be chosen, by number of rows and place in `drafters`. A tree of a table
+        gives way to the baseline while it gains too little.
 
     Args:
-      drafter: as in `generate`.
-      draft: how it drafts: always the same, or the tuner's table, from which the tree is taken for
-        the number of rows that decode and their temperature. A tree of the table gives way to
-        the baseline while it gains too little.
-      slots: all rows.
-      row_counts: numbers of rows, beside all, for which decoding is compiled; None takes the
-        table's batch sizes or, without a table, one row.
+      drafter, draft, slots, row_counts: as in `Engine`.
       shards: parts of the rows on a mesh, all of one size.
 
     Raises:
@@ -76,27 +72,19 @@ class Budgets:
                     f"give slots and row_counts in multiples of {shards}."
                 )
         self._table = draft if isinstance(draft, DraftTable) else None
-        found: list[DraftConfig | None] = []
         if isinstance(draft, DraftTable):
-            tuned = [tree.draft for tree in draft.trees]
-            found = [tree for tree in dict.fromkeys(tuned) if tree is not None]
-            drafters = [bind_drafter(drafter, tree) for tree in found]
+            tuned = dict.fromkeys(tree.draft for tree in draft.trees)
+            found = [tree for tree in tuned if tree is not None]
         else:
-            drafters = [] if drafter is None else [bind_drafter(drafter, draft)]
-            found = [draft] * len(drafters)
-        self.drafters = (RootOnly(), *drafters)
+            found = [] if drafter is None else [draft]
+        self.drafters = (RootOnly(), *(bind_drafter(drafter, tree) for tree in found))
         self._place = {tree: place for place, tree in enumerate(found, start=1)}
-        self._programs = {
-            (rows, chosen): _Program()
+        self.programs = {
+            (rows, chosen): Program()
             for rows in self.row_counts
             for chosen in range(len(self.drafters))
             if chosen in self._chosen_for(rows)
         }
-
-    @property
-    def programs(self) -> list[tuple[int, int]]:
-        """All that may be chosen: numbers of rows, and places in `drafters`."""
-        return list(self._programs)
 
     def one_of(self, chosen: int) -> OneOf:
         """The drafters, of which this one proposes."""
@@ -119,7 +107,7 @@ class Budgets:
             return len(self.drafters) - 1
         tuned = self._table.nearest(rows, sum(temperatures) / len(temperatures))
         chosen = self._place[tuned.draft] if tuned.draft else 0
-        program, baseline = self._programs[rows, chosen], self._programs[rows, 0]
+        program, baseline = self.programs[rows, chosen], self.programs[rows, 0]
         if program.seconds is None or baseline.seconds is None:
             return chosen
         predicted = tuned.measured_speedup * program.seconds / baseline.seconds
@@ -133,12 +121,12 @@ class Budgets:
 
     def time(self, rows: int, chosen: int, seconds: float) -> None:
         """Tell how long a step took; the shortest time counts."""
-        program = self._programs[rows, chosen]
+        program = self.programs[rows, chosen]
         program.seconds = min(seconds, program.seconds or seconds)
 
     def see(self, rows: int, chosen: int, calls: int, gained: int) -> None:
         """Tell what target calls of rows that speculate gained."""
-        program = self._programs[rows, chosen]
+        program = self.programs[rows, chosen]
         if program.gain is not None and calls:
             program.gain += (gained / calls - program.gain) * _share(calls, _HALF_LIFE)
 
