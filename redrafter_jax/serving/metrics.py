@@ -23,11 +23,7 @@ _GAINED = (1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 8, 10)
 
 
 class Metrics(Collector):
-    """Counts and times since the server's start.
-
-    Args:
-      engine: whose state and sums are told too, as they are when Prometheus asks.
-    """
+    """Counts and times since the server's start, and the engine's as they are when read."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._registry = engine, CollectorRegistry()

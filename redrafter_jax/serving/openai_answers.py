@@ -15,13 +15,7 @@ _UNDECODABLE = "\N{REPLACEMENT CHARACTER}"
 
 
 class Answer(ABC):
-    """The objects of one request's answer.
-
-    Args:
-      service: that answers.
-      asked: the request.
-      seed: of the first choice.
-    """
+    """The objects of one request's answer."""
 
     prefix: str
     kind: str

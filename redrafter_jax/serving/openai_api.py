@@ -36,12 +36,7 @@ _PAGE_POLICY = (
 
 
 def make_app(service: Service, *, log_prompts: bool = False) -> FastAPI:
-    """The application.
-
-    Args:
-      service: that answers.
-      log_prompts: whether the log tells what was asked.
-    """
+    """The application; with `log_prompts` the log tells what was asked."""
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncGenerator[None]:
@@ -213,9 +208,7 @@ async def _collect(job: Job, answer: Answer, echoes: Sequence[str]) -> Response:
 class _EventStream(StreamingResponse):
     """Server-sent events for a client that may leave, or stop reading, at any time.
 
-    Args:
-      events: that are sent.
-      ended: called once nothing more is sent, whatever the reason.
+    `ended` is called once nothing more is sent, whatever the reason.
     """
 
     media_type = "text/event-stream"

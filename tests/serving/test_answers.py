@@ -117,9 +117,3 @@ def test_choices_of_a_stream_come_side_by_side(base: str) -> None:
     assert whole["usage"] == usage["usage"]
     last = post(base, json=body("abc", 3, n=2) | {"seed": 2**31 - 1}).json()["choices"]
     assert [one["text"] for one in last] == ["bca", "abc"], "after the last seed comes the first"
-
-
-def test_more_likely_tokens_than_the_server_tells_are_refused(base: str) -> None:
-    error = chat(base, logprobs=True, top_logprobs=6)["error"]
-    assert error["param"] == "top_logprobs"
-    assert "is 6, but this server tells 5 at most; ask for fewer, or" in error["message"]

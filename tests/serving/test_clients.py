@@ -7,17 +7,7 @@ import threading
 
 import pytest
 from fake_engine import FakeEngine
-from servers import (
-    ENDLESS,
-    ROOMY,
-    body,
-    outcomes,
-    post,
-    serving,
-    streamed,
-    text_of,
-    wait_until,
-)
+from servers import ENDLESS, ROOMY, body, outcomes, post, serving, streamed, text_of, wait_until
 from tiny_folders import byte_tokenizer
 from tokenizers import decoders
 

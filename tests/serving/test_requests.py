@@ -144,6 +144,7 @@ def test_what_cannot_be_answered_is_one_sentence(
             "only parts .* are supported, not 'image_url'",
         ),
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs: true"),
+        ({"logprobs": True, "top_logprobs": 6}, "top_logprobs", "this server tells 5 at most"),
         ({"max_tokens": 3, "max_completion_tokens": 3}, "max_completion_tokens", "the same"),
         ({"max_completion_tokens": 500}, "max_completion_tokens", "500 new .* have room for 120"),
         ({"max_tokens": 500}, "max_tokens", "500 new .* have room for 120"),
