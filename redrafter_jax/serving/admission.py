@@ -38,14 +38,9 @@ def make_row(
     stop_tokens: tuple[int, ...],
     stop_width: int | None = None,
 ) -> Row:
-    """A request, checked as `generate` checks its own.
+    """A request, checked as `generate` checks its own; `stop_tokens` are for one that gives none.
 
-    Args:
-      target: the target model.
-      number: of the request.
-      request: as it came.
-      stop_tokens: for requests that give none.
-      stop_width: E, how many a request may have; None for as many as these need.
+    A request may have `stop_width`, E, of them; None stands for as many as these need.
 
     Raises:
       InputError: something in it does not fit the target, or it has too many stop tokens.
@@ -121,14 +116,10 @@ class Slot:
 def take_slot(slots: Sequence[Slot], parts: Sequence[range], row: Row) -> int | None:
     """Give a row the slot that it runs in, with the longest beginning of its prompt that is cached.
 
-    Caches are copied within a part of the mesh. A slot that holds the beginning is taken over if it
-    is free and at least half of what it keeps is of use; otherwise the one that has been free for
-    longest is taken, so that the other text is kept as well.
-
-    Args:
-      slots: all of them.
-      parts: ranges of slots that may be taken, one for each part of the mesh that has room.
-      row: the request.
+    Caches are copied within a part of the mesh; `parts` are the slots of those that have room. A
+    slot that holds the beginning is taken over if it is free and at least half of what it keeps is
+    of use; otherwise the one that has been free for longest is taken, so that the other text is
+    kept as well.
 
     Returns:
       The slot, None where none is free.
@@ -164,13 +155,7 @@ def admit(
     """Take in from the queue what has room in the next prefill pass, first come, first served.
 
     A pass takes as long for one prompt as for all that it has room for: while rows decode, none is
-    taken in before there are free slots for as many.
-
-    Args:
-      slots: all of them.
-      queue: who waits, from the left.
-      parts: the slots of each part of the mesh.
-      most: prompts that a pass reads on each part.
+    taken in before there are free slots for as many. On each part of the mesh it reads `most`.
 
     Returns:
       By place in the pass the slots that it reads for, and those among them that were free.

@@ -170,12 +170,8 @@ async def start_job(
 ) -> Job:
     """Let a request that passed `check` wait for the engine.
 
-    Args:
-      service: that answers.
-      asked: the request.
-      prompts: its prompts as token ids; each is answered `asked.n` times.
-      began: when it came, by the monotonic clock; its deadline counts from then on.
-      gap: as in `Choice`.
+    Each of its prompts, which are token ids, is answered `asked.n` times. Its deadline counts from
+    `began` by the monotonic clock; `gap` is as in `Choice`.
 
     Raises:
       ApiError: it does not fit, there is no room in the queue, or the engine is gone.

@@ -60,24 +60,16 @@ class Token(NamedTuple):
 
 
 def new_tokens(gains: Gains, at: int, names: tuple[str, ...], first: int) -> list[Token]:
-    """What one place of a batch gained in target calls from number `first` on.
-
-    Args:
-      gains: of the batch.
-      at: the place.
-      names: of the drafters that proposed.
-      first: calls of the request before these.
-    """
+    """What one place of a batch gained from call `first` on; `names` are the drafters'."""
     kept = np.arange(gains.tokens.shape[2]) < np.asarray(gains.counts[at])[:, None]
     # A row that is done stays so: the calls that gain nothing come last.
-    calls = first + np.nonzero(kept)[0]
-    leaves = gains.tokens, gains.log_probs, gains.top_tokens, gains.top_log_probs, gains.origins
+    calls = (first + np.nonzero(kept)[0]).tolist()
+    origins = [names[by] if by >= 0 else None for by in gains.origins[at][kept].tolist()]
+    leaves = gains.tokens, gains.log_probs, gains.top_tokens, gains.top_log_probs
     columns = [leaf[at][kept].tolist() for leaf in leaves]
     return [
-        Token(
-            id, log_prob, list(zip(top, scores, strict=True)), call, names[by] if by >= 0 else None
-        )
-        for id, log_prob, top, scores, by, call in zip(*columns, calls.tolist(), strict=True)
+        Token(id, log_prob, list(zip(top, scores, strict=True)), call, origin)
+        for id, log_prob, top, scores, call, origin in zip(*columns, calls, origins, strict=True)
     ]
 
 

@@ -29,23 +29,18 @@ class Metrics(Collector):
         self._engine, self._registry = engine, CollectorRegistry()
         named: Any = {"namespace": _NAME, "registry": self._registry}
         count = partial(Counter, **named)
-        spread = partial(Histogram, **named)
+        spread = partial(Histogram, buckets=_SECONDS, **named)
         self.requests = count("requests", "HTTP requests by outcome.", ["route", "outcome"])
         self.completion_tokens = count("completion_tokens", "Tokens of answers.")
         self.queue = spread(
-            "queue_seconds",
-            "From a request to the admission of its prompt into a slot.",
-            buckets=_SECONDS,
+            "queue_seconds", "From a request to the admission of its prompt into a slot."
         )
         self.first_token = spread(
             "time_to_first_token_seconds",
             "From a request to the first token of an answer, the queue included.",
-            buckets=_SECONDS,
         )
         self.output_token = spread(
-            "time_per_output_token_seconds",
-            "Seconds per token after the first, of one answer.",
-            buckets=_SECONDS,
+            "time_per_output_token_seconds", "Seconds per token after the first, of one answer."
         )
         self.acceptance_length = spread(
             "acceptance_length",
