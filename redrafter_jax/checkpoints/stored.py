@@ -3,9 +3,9 @@
 import math
 import mmap
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -96,7 +96,9 @@ def same_bytes(first: Stored, second: Stored) -> bool:
 
 def is_zero(stored: Stored) -> bool:
     """Whether all of a weight's numbers are floating-point zeros."""
-    return stored.dtype in _DTYPES and not any(piece.any() for piece in pieces(stored))
+    if not stored.shape or stored.dtype not in _DTYPES:
+        return False
+    return not any(piece.any() for piece in pieces(stored))
 
 
 def read_weight(
@@ -117,15 +119,17 @@ def read_weight(
       InputError: the file has become shorter since its header was read.
     """
     if sharding is None:
-        placed = jax.device_put(_read(stored, jnp.dtype(dtype)))
+        placed = jax.device_put(_read(stored, jnp.dtype(dtype), _whole(stored)))
         if not transpose and placed.dtype == dtype:
             return jax.block_until_ready(placed)
     else:
-        # Every device's part is read by itself, and only those of this process's devices.
+        # Every part is read by itself, only those of this process's devices, and each once.
         axes = (*sharding.spec, *(None,) * (len(stored.shape) - len(sharding.spec)))
         spec = PartitionSpec(*(axes[::-1] if transpose else axes))
         placed = jax.make_array_from_callback(
-            stored.shape, NamedSharding(sharding.mesh, spec), _parts(stored, jnp.dtype(dtype))
+            stored.shape,
+            NamedSharding(sharding.mesh, spec),
+            cache(partial(_read, stored, jnp.dtype(dtype))),
         )
     return jax.block_until_ready(_convert(placed, jnp.dtype(dtype), transpose, sharding))
 
@@ -142,83 +146,39 @@ def mapped(stored: Stored, dtype: DTypeLike) -> Shaped[np.ndarray, "..."]:
         raise _cut_short(stored) from None
 
 
-def pieces(stored: Stored) -> Iterator[Shaped[np.ndarray, "..."]]:
-    """Whole rows of the weight in their order, in its own dtype, some at a time.
+def pieces(
+    stored: Stored, index: tuple[slice, ...] | None = None
+) -> Iterator[Shaped[np.ndarray, "..."]]:
+    """Rows of the weight, or of the part within these slices, some at a time, in its own dtype.
 
     Raises:
       InputError: as `read_weight`.
     """
-    if stored.unpack is not None:
-        for piece in _unpacked(stored.unpack, stored.shape, (slice(None),) * len(stored.shape)):
-            yield piece.astype(dtype_of(stored))
-        return
-    left, row = math.prod(stored.shape), max(math.prod(stored.shape[1:]), 1)
-    with stored.path.open("rb") as file:
-        file.seek(stored.offset)
-        while left:
-            wanted = min(left, max(_NUMBERS // row, 1) * row)
-            numbers = np.fromfile(file, dtype_of(stored), wanted)
-            if numbers.size != wanted:
-                raise _cut_short(stored)
-            left -= wanted
-            yield numbers.reshape(-1, *stored.shape[1:])
+    first, *others = index or _whole(stored)
+    start, stop, _ = first.indices(stored.shape[0])
+    step = max(_NUMBERS // max(math.prod(stored.shape[1:]), 1), 1)
+    read = stored.unpack or mapped(stored, dtype_of(stored)).__getitem__
+    for row in range(start, stop, step):
+        piece = read((slice(row, min(row + step, stop)), *others))
+        yield piece.astype(dtype_of(stored), copy=False)
 
 
-def _read(stored: Stored, dtype: np.dtype) -> Shaped[np.ndarray, "..."]:
-    if stored.unpack is not None:
-        return _unpack(stored, (slice(None),) * len(stored.shape), dtype)
+def _whole(stored: Stored) -> tuple[slice, ...]:
+    return (slice(None),) * len(stored.shape)
+
+
+def _read(stored: Stored, dtype: np.dtype, index: tuple[slice, ...]) -> Shaped[np.ndarray, "..."]:
+    """A part: unpacked numbers are cast on the way, others on the device."""
+    dtype = dtype if stored.unpack else dtype_of(stored)
+    sizes = [len(range(*one.indices(size))) for one, size in zip(index, stored.shape, strict=True)]
     # Pages of its own, returned whole: freed blocks of a heap add up to several weights.
-    content = mmap.mmap(-1, max(stored.bytes, 1))
-    with stored.path.open("rb") as file:
-        file.seek(stored.offset)
-        count = file.readinto(memoryview(content)[: stored.bytes])
-    if count != stored.bytes:
-        raise _cut_short(stored)
-    values = np.frombuffer(content, dtype_of(stored), math.prod(stored.shape))
-    return values.reshape(stored.shape)
-
-
-def _parts(stored: Stored, dtype: np.dtype) -> Callable[[Any], np.ndarray]:
-    """What a device gets of the weight; those that get the same share it."""
-    if stored.unpack is not None:
-        shared: dict[str, np.ndarray] = {}
-
-        def unpack(index: tuple[slice, ...]) -> np.ndarray:
-            if str(index) not in shared:
-                shared[str(index)] = _unpack(stored, index, dtype)
-            return shared[str(index)]
-
-        return unpack
-    values = mapped(stored, dtype_of(stored))
-    return lambda index: np.asarray(values[index])
-
-
-def _unpack(stored: Stored, index: tuple[slice, ...], dtype: np.dtype) -> Shaped[np.ndarray, "..."]:
-    """A part of a packed weight, cast on the way."""
-    assert stored.unpack is not None
-    sizes = [
-        len(range(*part.indices(size))) for part, size in zip(index, stored.shape, strict=True)
-    ]
     content = mmap.mmap(-1, max(math.prod(sizes) * dtype.itemsize, 1))
     values = np.frombuffer(content, dtype, math.prod(sizes)).reshape(sizes)
     done = 0
-    for piece in _unpacked(stored.unpack, stored.shape, index):
+    for piece in pieces(stored, index):
         values[done : done + len(piece)] = piece
         done += len(piece)
     return values
-
-
-def _unpacked(
-    unpack: Callable[[tuple[slice, ...]], np.ndarray],
-    shape: tuple[int, ...],
-    index: tuple[slice, ...],
-) -> Iterator[np.ndarray]:
-    """The rows of a part, some at a time."""
-    first, *others = index
-    start, stop, _ = first.indices(shape[0])
-    step = max(_NUMBERS // math.prod(shape[1:]), 1)
-    for row in range(start, stop, step):
-        yield unpack((slice(row, min(row + step, stop)), *others))
 
 
 def _cut_short(stored: Stored) -> InputError:
