@@ -23,7 +23,7 @@ from redrafter_jax.checkpoints.found import (
     find_target,
 )
 from redrafter_jax.checkpoints.medusa import medusa_fields
-from redrafter_jax.checkpoints.quantized import QUANT_METHOD, StoredQuantized, StoredWeight
+from redrafter_jax.checkpoints.quantized import QUANT_METHOD
 from redrafter_jax.checkpoints.stored import Stored
 from redrafter_jax.checkpoints.weights import INDEX, SINGLE_FILE
 from redrafter_jax.checkpoints.written import DTYPES, same_weight, write_shard
@@ -80,7 +80,7 @@ def convert(
     find = find_drafter if is_drafter else find_target
     found = find_target(source, keep_quantized=True) if keep_quantized else find(source)
     forms = _formats(found, quantization)
-    is_quantized = any(isinstance(weight, StoredQuantized) for weight in found.weights)
+    is_quantized = any(weight.scale is not None for weight in found.weights)
     beyond = _beyond_apple(found.config, quantized=is_quantized or quantization is not None)
     if for_apple and not is_drafter:
         raise InputError(f"{source} is a target; Apple's code loads drafters, leave for_apple out.")
@@ -140,7 +140,7 @@ def _formats(found: Found, quantization: Quantization | None) -> dict[str, Weigh
         return {}
     forms: dict[str, WeightFormat] = {}
     for parameter, weight in zip(found.parameters, found.weights, strict=True):
-        if isinstance(weight, StoredQuantized):
+        if weight.scale is not None:
             raise InputError(
                 f"{found.folder} is quantized already; convert the model that it was made from."
             )
@@ -171,7 +171,7 @@ def _write_weights(
     found: Found, folder: Path, dtype: str | None, forms: Mapping[str, WeightFormat]
 ) -> list[str]:
     """As many files as the source has; the names of all, an index of theirs included."""
-    shards: dict[Path, list[StoredWeight]] = {}
+    shards: dict[Path, list[Stored]] = {}
     for weight in found.weights:
         shards.setdefault(weight.path, []).append(weight)
     if len(shards) == 1:
@@ -226,7 +226,7 @@ def _main_dtype(found: Found) -> str:
     """The one that most bytes of the plain weights are of."""
     sizes = Counter[str]()
     for weight in found.weights:
-        if isinstance(weight, Stored):
+        if weight.scale is None:
             sizes[weight.dtype] += weight.bytes
     ((dtype, _),) = sizes.most_common(1)
     return {"F16": "float16", "BF16": "bfloat16"}.get(dtype, "float32")

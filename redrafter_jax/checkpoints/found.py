@@ -22,12 +22,7 @@ from redrafter_jax.checkpoints.medusa import (
     read_medusa_config,
 )
 from redrafter_jax.checkpoints.quantization_methods import check_method, read_method
-from redrafter_jax.checkpoints.quantized import (
-    MINIMUM,
-    SCALE,
-    StoredWeight,
-    stored_weight,
-)
+from redrafter_jax.checkpoints.quantized import MINIMUM, SCALE, stored_weight
 from redrafter_jax.checkpoints.stored import Stored, check_shape, is_zero, same_bytes
 from redrafter_jax.checkpoints.weight_names import (
     ACTIVATION_SCALES,
@@ -47,7 +42,7 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Decoder
 
 
-class _Parameter(NamedTuple):
+class Parameter(NamedTuple):
     """A parameter of a module, and the name and shape of its weight; it may lie transposed."""
 
     path: tuple[Any, ...]
@@ -92,8 +87,8 @@ class Found(NamedTuple):
     folder: Path
     config: Any
     graphdef: Any
-    parameters: tuple[_Parameter, ...]
-    weights: tuple[StoredWeight, ...]
+    parameters: tuple[Parameter, ...]
+    weights: tuple[Stored, ...]
     left_out: tuple[str, ...]
 
 
@@ -179,7 +174,7 @@ def _describe(
     return folder, config, find_quantized(find_weights(folder))
 
 
-def _parameters(config: Any, kind: Kind) -> tuple[Any, list[_Parameter]]:
+def _parameters(config: Any, kind: Kind) -> tuple[Any, list[Parameter]]:
     """The structure of the module, and its parameters, as shapes; no array is allocated."""
     skeleton = nnx.eval_shape(lambda: kind.module(config, rngs=nnx.Rngs(0)))
     graphdef, abstract = nnx.split(skeleton)
@@ -188,7 +183,7 @@ def _parameters(config: Any, kind: Kind) -> tuple[Any, list[_Parameter]]:
         name, leaf = kind.stored_name(config, dotted(path)), variable.get_value()
         transposed = is_matrix(name, leaf)
         shape = leaf.shape[::-1] if transposed else leaf.shape
-        parameters.append(_Parameter(path, variable, name, shape, transposed))
+        parameters.append(Parameter(path, variable, name, shape, transposed))
     return graphdef, parameters
 
 

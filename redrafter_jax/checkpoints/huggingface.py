@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any, get_args
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -23,27 +24,21 @@ from redrafter_jax.checkpoints.found import (
     TARGET,
     Found,
     Kind,
+    Parameter,
     dotted,
     find_drafter,
     find_target,
     is_matrix,
 )
-from redrafter_jax.checkpoints.quantized import (
-    MINIMUM,
-    QUANT_METHOD,
-    SCALE,
-    StoredQuantized,
-    pack,
-    read_quantized,
-)
-from redrafter_jax.checkpoints.stored import read_weight
+from redrafter_jax.checkpoints.quantized import CODES, MINIMUM, QUANT_METHOD, SCALE, pack
+from redrafter_jax.checkpoints.stored import Stored, dtype_of, read_weight
 from redrafter_jax.checkpoints.weights import SINGLE_FILE
 from redrafter_jax.config import Dtype, TargetConfig
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.linear import QuantizedWeight, transposed
 from redrafter_jax.models.target import Decoder, Target
-from redrafter_jax.parallel.mesh import check_mesh, check_target, parameter_spec
+from redrafter_jax.parallel.mesh import check_groups, check_mesh, check_target, parameter_spec
 from redrafter_jax.parallel.model import Model
 
 
@@ -111,7 +106,7 @@ def digest_files(found: Found) -> str:
     Args:
       found: from `find_target` or `find_drafter`.
     """
-    weights = {part.path for weight in found.weights for part in weight.parts}
+    weights = {part.path for weight in found.weights for part in (weight, *weight.groups)}
     described = found.folder / "config.json"
     if is_gguf(found.folder):
         from redrafter_jax.checkpoints.gguf_header import read_header
@@ -184,18 +179,28 @@ def _load(found: Found, dtype: DTypeLike, mesh: Mesh | None = None) -> Any:
         total=total, desc=found.folder.name, unit="B", unit_scale=True, leave=False, disable=None
     ) as bar:
         for parameter, weight in zip(found.parameters, found.weights, strict=True):
-            path, variable, _, _, transposed = parameter
-            if isinstance(weight, StoredQuantized):
-                value = read_quantized(weight, dotted(path), transpose=transposed, mesh=mesh)
-            else:
-                sharding = None
-                if mesh is not None:
-                    shape = variable.get_value().shape
-                    sharding = NamedSharding(mesh, parameter_spec(dotted(path), shape, mesh))
-                value = read_weight(weight, dtype, transpose=transposed, sharding=sharding)
-            flat.append((path, variable.replace(value)))
+            value = _read(parameter, weight, dtype, mesh)
+            flat.append((parameter.path, parameter.variable.replace(value)))
             bar.update(weight.bytes)
     return Model(found.config, found.graphdef, nnx.from_flat_state(flat), mesh)
+
+
+def _read(parameter: Parameter, weight: Stored, dtype: DTypeLike, mesh: Mesh | None) -> Any:
+    """Numbers are cast; codes, scales and minima are bit for bit as stored."""
+    name, order = dotted(parameter.path), slice(None, None, -1 if parameter.transposed else 1)
+
+    def read(part: Stored, dtype: DTypeLike) -> jax.Array:
+        sharding = None
+        if mesh is not None:
+            sharding = NamedSharding(mesh, parameter_spec(name, part.shape[order], mesh))
+        return read_weight(part, dtype, transpose=parameter.transposed, sharding=sharding)
+
+    if weight.scale is None:
+        return read(weight, dtype)
+    if mesh is not None:
+        check_groups(name, weight.shape[order], weight.scale.shape[order], mesh)
+    codes = read(weight, CODES[weight.dtype])
+    return QuantizedWeight(codes, *(read(part, dtype_of(part)) for part in weight.groups))
 
 
 def _save(folder: Path, model: Model[Any, Any], kind: Kind) -> None:

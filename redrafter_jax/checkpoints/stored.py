@@ -43,6 +43,9 @@ class Stored(NamedTuple):
       offset: of its first byte in the file.
       unpack: of a weight that lies there in another way: the numbers within these slices, one for
         each axis; None where they lie as they are.
+      scale: of a quantized weight, whose numbers are codes [out, in]: of every group, [out,
+        groups].
+      minimum: the same, or None.
     """
 
     path: Path
@@ -51,16 +54,20 @@ class Stored(NamedTuple):
     shape: tuple[int, ...]
     offset: int
     unpack: Callable[[tuple[slice, ...]], np.ndarray] | None = None
+    scale: "Stored | None" = None
+    minimum: "Stored | None" = None
+
+    @property
+    def groups(self) -> "tuple[Stored, ...]":
+        """Scales and minima, those that there are."""
+        return tuple(part for part in (self.scale, self.minimum) if part is not None)
 
     @property
     def bytes(self) -> int:
-        """That its numbers take, once they are unpacked."""
-        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
-
-    @property
-    def parts(self) -> "tuple[Stored, ...]":
-        """All that is stored of it."""
-        return (self,)
+        """That it takes on a device, scales and minima included."""
+        codes_in_a_byte = 2 if self.dtype == "I4" else 1
+        own = math.prod(self.shape) * ITEM_BYTES[self.dtype] // codes_in_a_byte
+        return own + sum(part.bytes for part in self.groups)
 
 
 def check_shape(stored: Stored, expected: tuple[int, ...]) -> None:

@@ -10,14 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from redrafter_jax.checkpoints.quantized import MINIMUM, SCALE, StoredQuantized, StoredWeight, pack
-from redrafter_jax.checkpoints.stored import (
-    ITEM_BYTES,
-    READ_DTYPES,
-    Stored,
-    dtype_of,
-    pieces,
-)
+from redrafter_jax.checkpoints.quantized import MINIMUM, SCALE, pack
+from redrafter_jax.checkpoints.stored import ITEM_BYTES, READ_DTYPES, Stored, dtype_of, pieces
 from redrafter_jax.config import WeightFormat
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.quantize import compiled_quantize
@@ -31,7 +25,7 @@ _DTYPE_NAMES = {str(dtype): name for name, dtype in READ_DTYPES.items() if name 
 
 def write_shard(
     path: Path,
-    weights: Sequence[StoredWeight],
+    weights: Sequence[Stored],
     dtype: str | None,
     forms: Mapping[str, WeightFormat],
 ) -> tuple[list[str], int]:
@@ -73,9 +67,7 @@ def write_shard(
     return [name for name, _, _ in entries], end
 
 
-def same_weight(
-    ours: StoredWeight, theirs: StoredWeight, dtype: str | None, form: WeightFormat | None
-) -> bool:
+def same_weight(ours: Stored, theirs: Stored, dtype: str | None, form: WeightFormat | None) -> bool:
     """Whether what was written is what is read of the source, bit for bit.
 
     Args:
@@ -93,10 +85,10 @@ def same_weight(
 
 
 def _entries(
-    weight: StoredWeight, dtype: str | None, form: WeightFormat | None
+    weight: Stored, dtype: str | None, form: WeightFormat | None
 ) -> list[tuple[str, str, tuple[int, ...]]]:
     """Name, dtype and shape of all that is written of a weight, as `_rows` hands it out."""
-    if isinstance(weight, Stored) and form is None:
+    if weight.scale is None and form is None:
         return [(weight.name, DTYPES[dtype] if dtype else weight.dtype, weight.shape)]
     outputs, inputs = weight.shape
     first = next(_rows(weight, dtype, form))
@@ -108,16 +100,16 @@ def _entries(
 
 
 def _rows(
-    weight: StoredWeight, dtype: str | None, form: WeightFormat | None
+    weight: Stored, dtype: str | None, form: WeightFormat | None
 ) -> Iterator[tuple[np.ndarray, ...]]:
     """Rows of a weight as they are written, some at a time: numbers, or codes and scales."""
-    if isinstance(weight, StoredQuantized):
-        groups = [np.concatenate(list(pieces(part))) for part in weight.parts[1:]]
+    if weight.scale is not None:
+        groups = [np.concatenate(list(pieces(part))) for part in weight.groups]
         done = 0
-        for codes in pieces(weight.codes):
+        for codes in pieces(weight):
             rows = slice(done, done + len(codes))
             done += len(codes)
-            packed = pack(codes) if weight.codes.dtype == "I4" else codes
+            packed = pack(codes) if weight.dtype == "I4" else codes
             yield packed, *(part[rows] for part in groups)
         return
     for numbers in pieces(weight):
