@@ -202,6 +202,23 @@ def test_the_drafter_that_is_tried_and_kept_is_the_one_of_that_step(
     assert not np.array_equal(heads[1], heads[3])
 
 
+@pytest.mark.long
+def test_medusa_heads_are_trained_tried_and_exported(
+    target_folder: Path, tmp_path: Path, start: Start
+) -> None:
+    output, shape = tmp_path / "run", {"kind": "medusa", "draft_vocab_size": 40}
+    tree = {"beam_width": 2, "draft_rounds": 2}
+    changes = {"drafter": shape | {"initial_head": "target"}, "steps": 6, "log_every": 3}
+    acceptance = trial(tmp_path, every=6, draft=tree)
+    said = start(settings(target_folder, output, acceptance=acceptance, **changes))
+    assert f"drafter written to {output}/drafter" in said.out
+    drafter = load_drafter(output / "best", "float32")
+    assert (drafter.config.num_heads, drafter.config.draft_vocab_size) == (2, 40)
+    first, last = rows(output)
+    assert last["loss"] < first["loss"]
+    assert last["acceptance_length"] >= 1
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [

@@ -11,7 +11,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 from jax.test_util import check_grads
 
-from redrafter_jax.config import DrafterConfig, TargetConfig
+from redrafter_jax.config import DrafterConfig, MedusaConfig, TargetConfig
 from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target, init_target
@@ -24,6 +24,8 @@ UNSOFTENED = LossSettings()
 ROUNDS = 3
 B, T = 2, 11
 SOME = (1, 2, 3, 5, 7, 8, 11, 13, 17, 19, 20, 23, 27)
+SHAPE = DrafterConfig(29, 16, 20, 1)
+LENT = replace(SHAPE, head="target", draft_tokens=SOME)
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -36,12 +38,11 @@ def pair():
     return make_pair()
 
 
-def make_pair(**variant: Any) -> tuple[Target, DraftModel]:
+def make_pair(shape: DrafterConfig | MedusaConfig = SHAPE) -> tuple[Target, DraftModel]:
     config = TargetConfig(29, 16, 24, 2, 2, 1, 8, 1e4, 1e-5, 64, False, (0,))
     target = init_target(config, 0)
     louder = jax.tree.map(lambda leaf: leaf * 12 if leaf.ndim == 2 else leaf, target.params)
-    drafter = init_drafter(DrafterConfig(29, 16, 20, 1, **variant), 1)
-    return type(target)(config, target.graphdef, louder), drafter
+    return type(target)(config, target.graphdef, louder), init_drafter(shape, 1)
 
 
 @pytest.fixture(scope="module")
@@ -67,15 +68,20 @@ def forward(
 
 
 @jax.jit
-def feed(
-    target: Target, drafter: DraftModel, hidden: jax.Array, state: jax.Array, token: jax.Array | int
-) -> tuple[jax.Array, jax.Array]:
-    """The drafter's state after one more token, and its scores of the next."""
+def guesses(
+    target: Target, drafter: DraftModel, hidden: jax.Array, tokens: jax.Array | np.ndarray
+) -> list[jax.Array]:
+    """The drafter's scores of every round at a position, which reads a token in each."""
     decoder, head = target.merge(), drafter.merge()
-    state = head.step(state, decoder.embed_tokens[...][token])
     known = jnp.asarray(drafter.config.draft_tokens or range(29))
     scorer = partial(jnp.matmul, b=decoder.head[:, known])
-    return state, head.logits(head.read_context(hidden), state, scorer)
+    if isinstance(drafter.config, MedusaConfig):
+        return list(head.logits(hidden, ROUNDS, scorer))
+    state, scores = jnp.zeros(16), []
+    for token in tokens:
+        state = head.step(state, decoder.embed_tokens[...][token])
+        scores.append(head.logits(head.read_context(hidden), state, scorer))
+    return scores
 
 
 def brute_force(
@@ -92,17 +98,15 @@ def brute_force(
     )
     teacher = log_softmax(logits.astype(np.float64))
     known = list(drafter.config.draft_tokens or range(29))
+    padded = np.pad(tokens, ((0, 0), (0, ROUNDS)))
     hard, soft, lk, agreement = np.zeros((4, ROUNDS))
     top = np.zeros((ROUNDS, 5))
     for b in range(len(tokens)):
         for t in range(T):
-            state = jnp.zeros(16)
-            for i in range(ROUNDS):
+            read = padded[b, t + 1 : t + 1 + ROUNDS]
+            for i, scores in enumerate(guesses(target, drafter, hidden[b, t], read)):
                 label = t + 2 + i
-                if label >= T:
-                    break
-                state, scores = feed(target, drafter, hidden[b, t], state, tokens[b, t + 1 + i])
-                if not mask[b, label]:
+                if label >= T or not mask[b, label]:
                     continue
                 guess = log_softmax(np.asarray(scores, np.float64))
                 teach = teacher[b, t + 1 + i]
@@ -148,24 +152,29 @@ def sums_over_windows(
 
 # As any drafter, chunk by chunk; tempered and cut; other cells and heads; knowing some tokens only.
 @pytest.mark.parametrize(
-    ("variant", "chunk_length", "softening"),
+    ("shape", "chunk_length", "softening"),
     [
-        ({}, 1, UNSOFTENED),
-        pytest.param({}, 11, UNSOFTENED, marks=pytest.mark.long),
-        ({}, 64, LossSettings(soft_temperature=2.0)),
+        (SHAPE, 1, UNSOFTENED),
+        pytest.param(SHAPE, 11, UNSOFTENED, marks=pytest.mark.long),
+        (SHAPE, 64, LossSettings(soft_temperature=2.0)),
         pytest.param(
-            {}, 4, LossSettings(soft_temperature=0.5, soft_top_k=5), marks=pytest.mark.long
+            SHAPE, 4, LossSettings(soft_temperature=0.5, soft_top_k=5), marks=pytest.mark.long
         ),
-        ({"cell": "gru", "head": "low_rank", "head_rank": 5}, 4, UNSOFTENED),
-        ({"head": "target", "draft_tokens": SOME, "context_layers": (0,)}, 4, UNSOFTENED),
-        ({"draft_tokens": SOME}, 4, LossSettings(soft_temperature=2.0, soft_top_k=3)),
+        (replace(SHAPE, cell="gru", head="low_rank", head_rank=5), 4, UNSOFTENED),
+        (replace(LENT, context_layers=(0,)), 4, UNSOFTENED),
+        (
+            replace(SHAPE, draft_tokens=SOME),
+            4,
+            LossSettings(soft_temperature=2.0, soft_top_k=3),
+        ),
+        (MedusaConfig(29, 16, ROUNDS, 1), 4, UNSOFTENED),
     ],
 )
 def test_sums_equal_a_loop_over_positions(
-    batch, variant: dict[str, Any], chunk_length: int, softening: LossSettings
+    batch, shape: DrafterConfig | MedusaConfig, chunk_length: int, softening: LossSettings
 ) -> None:
     tokens, mask = batch
-    target, drafter = make_pair(**variant)
+    target, drafter = make_pair(shape)
     hidden, _ = forward(target, tokens, context_layers=drafter.config.context_layers)
     sums = sums_over_windows((target, drafter), hidden, tokens, mask, chunk_length, softening)
     expected = brute_force(target, drafter, tokens, mask, softening)
@@ -175,7 +184,7 @@ def test_sums_equal_a_loop_over_positions(
 
 def test_gradients_through_the_targets_projection_are_true_and_near_in_bfloat16(batch) -> None:
     tokens, mask = batch
-    target, drafter = make_pair(head="target", draft_tokens=SOME)
+    target, drafter = make_pair(LENT)
     hidden, _ = forward(target, tokens)
 
     def loss(params: Any, weights: Any) -> jax.Array:
