@@ -30,13 +30,9 @@ from .trial import Best, keep_best, try_drafter
 
 
 class Outcome(NamedTuple):
-    """How a run ended.
+    """How a run ended: its last step, the drafter's folder, the best one, and what stopped it.
 
-    Attributes:
-      step: the last one that was taken.
-      exported: folder of the drafter; None where the run was asked to stop before its last step.
-      best: the drafter that was accepted most; None where none was tried.
-      stopped_by: SIGTERM or SIGINT (Ctrl-C), where one came.
+    Nothing is exported where it was asked to stop before its last step.
     """
 
     step: int

@@ -66,12 +66,7 @@ def _same(segments: Int[Array, "B T"], ahead: int) -> Bool[Array, "B T"]:
 
 
 class TopTokens(NamedTuple):
-    """The target's k most likely next tokens at each position.
-
-    Attributes:
-      log_probs: logarithms of their probabilities among all V, the largest first.
-      token_ids: which they are.
-    """
+    """The target's k most likely next tokens at each position, the largest first, among all V."""
 
     log_probs: Float[Array, "*B k"]
     token_ids: Int[Array, "*B k"]

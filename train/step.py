@@ -95,26 +95,15 @@ def train_step(
     optimizer: optax.GradientTransformation,
     fully_sharded: bool = False,
 ) -> tuple[TrainState, StepMetrics]:
-    """One update from A accumulated batches.
+    """One update from A accumulated batches; the state is donated.
 
-    The loss is the weighted sum over rounds of the mean over all A * B * T counted positions, so
-    that how a batch is split changes memory, not the gradient.
+    The loss is the weighted sum over R rounds of the mean over all A * B * T counted positions, so
+    that how a batch is split changes memory, not the gradient. None crosses from one document, by
+    its number in `segments`, to the next.
 
-    Args:
-      state: donated.
-      target: frozen.
-      graphdef: structure of the drafter.
-      tokens: one document, or several one after the other.
-      loss_mask: True where predicting the token counts.
-      segments: number of the document that a token is of; no loss crosses from one to the next.
-      hidden: features of the tokens, from `train.features`: with them the target does not run,
-        and its layers are not needed. None runs it.
-      log_probs: features too, as are `token_ids`; see `TopTokens`.
-      token_ids: given with `hidden`, or not at all.
-      rounds: R.
-      loss_settings: weights, softening and chunk length.
-      optimizer: from `train.optimizer.make_optimizer`.
-      fully_sharded: whether the state lies split over `data` too, on a mesh.
+    Features of the tokens, from `train.features`, are given all three or not at all; see
+    `TopTokens`. With them the target does not run, and its layers are not needed. `fully_sharded`
+    tells whether the state lies split over `data` too, on a mesh.
     """
     decoder = target.merge()
     context_layers = nnx.merge(graphdef, state.params).config.context_layers

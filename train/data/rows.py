@@ -14,12 +14,10 @@ from .types import Document, Skip, Windows
 
 
 class Rows(NamedTuple):
-    """The rows of a source.
+    """The rows of a source, at least one.
 
-    Attributes:
-      windows: at least one.
-      cut: documents that were longer than a row and are spread over several.
-      unused: pieces in which no token after the first two carries loss; they are no rows.
+    Of its documents `cut` were longer than a row and are spread over several. In `unused` pieces no
+    token after the first two carries loss; they are no rows.
     """
 
     windows: Windows
