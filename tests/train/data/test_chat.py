@@ -16,7 +16,6 @@ from chat_folders import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_folders import byte_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from redrafter_jax.errors import InputError
@@ -171,8 +170,3 @@ def test_a_template_gets_its_arguments_and_may_refuse(tmp_path: Path) -> None:
         assert skip.reason == "the chat template refuses the turns"
         assert fault in skip.detail
     assert isinstance(encode(load_template(OWN, folder, chat_tokenizer()), TURNS), Document)
-
-
-def test_a_missing_token_is_named() -> None:
-    with pytest.raises(InputError, match="ends answers with '</s>', but the tokenizer of x has no"):
-        load_template(VICUNA, Path("x"), byte_tokenizer())
