@@ -48,12 +48,7 @@ def choose_prompts(
 ) -> list[dict[str, Any]]:
     """Rows of a prompt file from all packages, each the start of a line, at depths spread evenly.
 
-    Args:
-      documents: named `package/...`.
-      tokenizer: counts the length.
-      count: how many prompts.
-      prompt_tokens: tokens per prompt; the prompt's tokens are the document's own, uncut.
-      seed: the same seed gives the same prompts.
+    Documents are named `package/...`. A prompt's tokens are the document's own, uncut.
     """
     # Of each document, the character index of every line where a prompt may start.
     packages: dict[str, list[tuple[Text, list[int]]]] = defaultdict(list)

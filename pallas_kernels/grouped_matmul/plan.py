@@ -55,16 +55,9 @@ def why_unsupported(x: Any, codes: Any, scale: Any, _: Any) -> str | None:
 def make_plan(
     N: int, inputs: int, outputs: int, bits: int, group: int, minimum: bool, cores: int
 ) -> Plan:
-    """Splits that keep every core busy, whatever the rows; then rows in as few programs as fit.
+    """Splits that keep every core busy, whatever the N rows; then rows in as few programs as fit.
 
-    Args:
-      N: rows.
-      inputs: of the weight.
-      outputs: of the weight.
-      bits: of a code.
-      group: inputs that share a scale.
-      minimum: whether groups have one.
-      cores: of the card.
+    Codes have so many bits, and a group of inputs shares a scale and maybe a minimum.
     """
     columns, blocks = _ceil_div(outputs, WIDTH), _ceil_div(inputs, BLOCK)
 

@@ -37,13 +37,9 @@ def choose_tokens(
     noise: Float[Array, "B P V"],
     sampling: Sampling,
 ) -> Int[Array, "B N"]:
-    """The target's next token at every node, greedy and sampled alike.
+    """The target's next token at every node, greedy and sampled alike; see `decide`.
 
-    Args:
-      logits: the target's scores of the token after each node; on a mesh maybe a part of V.
-      depth: depth of each node; a node at depth d chooses with noise[:, d].
-      noise: noise of the positions after the root, from `draw_noise`.
-      sampling: the rows' temperature and filters.
+    A node at depth d chooses with noise[:, d].
     """
     V = noise.shape[-1]
     own_noise = own_shard(noise, logits.shape[-1])
@@ -61,12 +57,8 @@ def accept(tree: TokenTree, chosen: Int[Array, "B N"], max_path: int) -> Accepte
     """The chain of nodes that spell the target's own choices.
 
     A node matches if its token is what the target chose at its parent, and is accepted if it and
-    all its ancestors match. Siblings carry distinct tokens, so the accepted nodes are one chain.
-
-    Args:
-      tree: the verified tree.
-      chosen: the target's next token at every node.
-      max_path: P, the longest possible chain.
+    all its ancestors match. Siblings carry distinct tokens, so the accepted nodes are one chain, of
+    P nodes at most.
     """
     matches = tree.tokens == jnp.take_along_axis(chosen, tree.parents, axis=1)
     matches = matches.at[:, 0].set(True)

@@ -94,14 +94,7 @@ def choose_first(
     cache: KVCache,
     max_path: int,
 ) -> tuple[DecodeState, Float[Array, "B 1 part"]]:
-    """Each row's first token, when its prompt has been read.
-
-    Args:
-      target: the target model.
-      requests: the prompts.
-      last: hidden states at the end of each prompt, from `read_requests`.
-      cache: with all prompts in it.
-      max_path: P of the decode steps to come.
+    """Each row's first token, from what `read_requests` returns; P is of the steps to come.
 
     Returns:
       The state after prefill, without log-probabilities, and the scores that the first tokens were
@@ -139,13 +132,7 @@ def begin_drafting(state: DecodeState, drafter: Drafter) -> DecodeState:
 
 @partial(jax.jit, static_argnames=("max_path", "sources"))
 def no_counts(like: Int[Array, " B"], max_path: int, sources: int = 0) -> DecodeStats:
-    """Zeros for rows that lie on the devices as `like` does.
-
-    Args:
-      like: any numbers of the rows.
-      max_path: P.
-      sources: O, the number of the drafter's `names`; 0 counts for none.
-    """
+    """Zeros for rows that lie on the devices as `like` does; O `sources`, 0 counts for none."""
 
     def zeros(width: int) -> Int[Array, "B width"]:
         return jnp.repeat(like[:, None] * 0, width, axis=1)
@@ -164,14 +151,7 @@ def read_requests(
 
     The last chunk of a row ends with its prompt, so that it begins at or before what is still to
     be read and never runs past the slots. A row that is through with it reads it once more while
-    longer ones go on, to the same result.
-
-    Args:
-      target: the target model.
-      requests: the prompts.
-      memory: what need not be read again; None reads all.
-      chunk: tokens per pass; None takes what suits the platform.
-      context_layers: whose hidden states come before the last ones; see `Decoder.forward`.
+    longer ones go on, to the same result. The arguments are those of `prefill`.
     """
     decoder, lengths = target.merge(), requests.lengths
     B, S = requests.tokens.shape

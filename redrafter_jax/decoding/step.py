@@ -61,14 +61,7 @@ def step_noise(state: DecodeState, max_path: int, vocab_size: int) -> Float[Arra
 def verify(
     decoder: Decoder, tree: TokenTree, cache: KVCache, context_layers: tuple[int, ...] = ()
 ) -> Verified:
-    """One target pass over the tree; the cache is read, not written.
-
-    Args:
-      decoder: the target.
-      tree: from `Drafter.propose`.
-      cache: keys and values of the tokens above the root.
-      context_layers: those that the drafter reads.
-    """
+    """One target pass over the tree; the cache, of the tokens above the root, is only read."""
     return decoder.tree_forward(tree, cache, context_layers)
 
 
@@ -76,12 +69,6 @@ def finish(
     state: DecodeState, tree: TokenTree, verified: Verified, noise: Float[Array, "B P V"]
 ) -> tuple[DecodeState, StepTrace]:
     """Accept and commit a path; a row ends at its stop token or its limit.
-
-    Args:
-      state: before the step.
-      tree: the verified tree.
-      verified: the target's answers over it.
-      noise: of the positions after the root, from `step_noise`.
 
     Returns:
       The state after the step, but for the drafter's own, and what was decided.

@@ -90,24 +90,15 @@ class Drafter(ABC):
         """
 
     def observe(self, drafter_state: Any, verified: Verified, trace: StepTrace) -> Any:
-        """The drafter's own state after a step.
-
-        Args:
-          drafter_state: before the step.
-          verified: the target's answers over the tree.
-          trace: what was accepted of it.
-        """
+        """The drafter's own state after a step, from the one before it."""
         del verified, trace
         return drafter_state
 
 
 def check_context_layers(target: TargetConfig, layers: Sequence[int], name: str) -> None:
-    """Refuse layers that do not rise, or that the target does not have below its last.
+    """Refuse layers that do not rise from 0, or that the target does not have below its last.
 
-    Args:
-      target: the target's configuration.
-      layers: counted from 0.
-      name: what the sentence calls them.
+    The sentence calls them by `name`.
     """
     last = target.num_hidden_layers - 1
     for before, layer in pairwise((-1, *layers)):

@@ -20,15 +20,9 @@ def prefill_attention(
 ) -> Float[Array, "B T Q H"]:
     """Causal self-attention over left-aligned sequences, float32 softmax.
 
-    Rows may end in padding: the causal mask already hides it from every real position.
-
-    Args:
-      q: queries.
-      k: keys.
-      v: values.
-      scale: factor on the scores before the softmax.
-      window: positions that a token sees, its own included; None for all before it.
-      segments: tokens of different numbers do not see each other; None where all may.
+    Rows may end in padding: the causal mask already hides it from every real position. A token sees
+    `window` positions, its own included, or None for all before it. Tokens of different `segments`
+    do not see each other.
     """
     T = q.shape[1]
     reach = T if window is None else window - 1

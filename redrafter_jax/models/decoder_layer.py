@@ -137,11 +137,7 @@ def rms_norm(
 ) -> Float[Array, "... D"]:
     """Root-mean-square normalisation in float32, returned in x's dtype (arXiv 1910.07467).
 
-    Args:
-      x: what is normalised along its last axis.
-      weight: factor of each feature, in x's dtype.
-      epsilon: added to the mean of the squares.
-      zero_centered: multiply by one plus the weight, before the result is cast to x's dtype.
+    If zero-centered, the factor is one plus the weight, before the result is cast to x's dtype.
     """
     wide = x.astype(jnp.float32)
     normalised = wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + epsilon)

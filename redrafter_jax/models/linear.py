@@ -63,11 +63,7 @@ def read_rows(
 ) -> Float[Array, "... D"]:
     """Rows of a table of the given size, of which this device may hold a part.
 
-    Args:
-      table: plain or quantized.
-      rows: their numbers in the whole table.
-      size: of the whole table.
-      dtype: of rows that are dequantized.
+    They are numbered in the whole table. `dtype` is that of rows that are dequantized.
     """
 
     def read(own: Int[Array, "..."]) -> Float[Array, "... D"]:

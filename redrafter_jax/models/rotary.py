@@ -46,10 +46,7 @@ def rotary_angles(
 ) -> tuple[Float[Array, "B T 1 half"], Float[Array, "B T 1 half"]]:
     """Cosine and sine, float32, of the rotation of each position (arXiv 2104.09864, eq. 34).
 
-    Args:
-      positions: of the tokens.
-      frequencies: from `rotary_frequencies`.
-      gain: factor on both; None for 1.
+    `gain` is a factor on both, None for 1.
     """
     angles = positions[..., None, None].astype(jnp.float32) * frequencies
     cosine, sine = jnp.cos(angles), jnp.sin(angles)

@@ -138,11 +138,7 @@ def parameter_spec(
 def check_groups(name: str, codes: Sequence[int], scale: Sequence[int], mesh: Mesh) -> None:
     """Refuse a mesh that would split the inputs of a quantized parameter within a group.
 
-    Args:
-      name: of the parameter, dotted.
-      codes: the shape of its codes.
-      scale: of its scales, the axis of the groups as long as there are groups.
-      mesh: from `make_mesh`.
+    Given are its dotted name, and the shapes of its codes and of its scales, one for each group.
     """
     parts = parameter_spec(name, codes, mesh), parameter_spec(name, scale, mesh)
     for axis, groups in enumerate(scale):
