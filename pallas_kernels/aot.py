@@ -66,12 +66,7 @@ def why_unavailable() -> str | None:
 
 
 def gpu_mesh(gpu: str, shape: Sequence[int] = (1,), axes: Sequence[str] = ("device",)) -> Mesh:
-    """A mesh of GPUs that exist on paper alone.
-
-    Args:
-      gpu: a key of `pallas_kernels.gpus.GPUS`.
-      shape: devices along each axis.
-      axes: names of the axes.
+    """A mesh of GPUs that exist on paper alone, so many along each axis; `GPUS` names them.
 
     Raises:
       ValueError: the GPU is not known.

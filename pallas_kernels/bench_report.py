@@ -42,12 +42,7 @@ def measure_candidates(
 ) -> dict[str, Any]:
     """How fast each candidate reads, beside a copy, and how far it is from the one "reference".
 
-    Args:
-      names: of the candidates.
-      prepare: makes their programs.
-      size: bytes that a call reads.
-      repeats: timed runs of each, in turns.
-      other: candidates that compute something else than the reference.
+    A call reads `size` bytes. The `other` candidates compute something else than the reference.
     """
     arrays = max(1, math.ceil(READ / size))
     turns = max(1, round(RUN / (arrays * size)))
@@ -185,10 +180,7 @@ def parse(
 ) -> argparse.Namespace:
     """The arguments, `--repeats` and `--output` among them; exit code 2 where one cannot be used.
 
-    Args:
-      parser: of the arguments that a bench has for itself.
-      arguments: of the command line.
-      counts: names of those that must be 1 or more.
+    Those that `counts` names must be 1 or more.
     """
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--output", type=Path, help="JSON file to write")

@@ -18,17 +18,11 @@ from redrafter_jax.types import DecodeState, StepTrace, TokenTree, Verified
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Combined(Drafter):
-    """The first drafter's tree, and below it nodes of the second's that the first's has not.
-
-    Attributes:
-      first: whose whole tree is kept.
-      second: whose tree is merged into it.
-      nodes: C, how many of the second's nodes are appended at most.
-    """
+    """The first drafter's whole tree, and below it at most C nodes that only the second's has."""
 
     first: Drafter
     second: Drafter
-    nodes: Count = field(metadata={"static": True})
+    nodes: Count = field(metadata={"static": True})  # C
 
     @property
     def max_path(self) -> int:
@@ -86,12 +80,7 @@ def merge_trees(tree: TokenTree, other: TokenTree, count: int, sources: int) -> 
 
     Nodes are the same if their paths from the root spell the same tokens, so that siblings stay
     distinct. A node comes after its parent in the other tree, so no appended node lacks its parent.
-
-    Args:
-      tree: N nodes, all kept in their places.
-      other: M nodes below the same root.
-      count: C.
-      sources: number of origins in `tree`; those of `other` are counted on from there.
+    The tree has so many `sources`; those of the other are counted on from there.
     """
     B, N = tree.tokens.shape
     same = _same_nodes(other, tree)

@@ -57,12 +57,8 @@ def prompt_lookup(
 
     They follow the earlier place whose suffix matches the end of the text: the longest match, of
     `LONGEST_MATCH` tokens at most, and the latest of several. Where the draft reaches the end of
-    the text it starts again at the match, so that short patterns go on.
-
-    Args:
-      tokens: decided tokens, garbage past the last one.
-      last: index of the last decided token.
-      count: C.
+    the text it starts again at the match, so that short patterns go on. What lies past the `last`
+    decided token is garbage.
 
     Returns:
       The tokens, and whether there is a match; without one the tokens mean nothing.

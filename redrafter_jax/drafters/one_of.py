@@ -16,29 +16,19 @@ from redrafter_jax.types import DecodeState, StepTrace, TokenTree, Verified
 
 
 class OneOfState(NamedTuple):
-    """The state of `OneOf`.
+    """The state of `OneOf`."""
 
-    Attributes:
-      speculates: rows for which a tree is drafted; all at first.
-      own: every drafter's own state.
-    """
-
-    speculates: Bool[Array, " B"]
-    own: tuple[Any, ...]
+    speculates: Bool[Array, " B"]  # rows for which a tree is drafted; all at first
+    own: tuple[Any, ...]  # every drafter's own state
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class OneOf(Drafter):
-    """One of several drafters proposes and all observe, so that the next step may take another.
+    """One of several drafters proposes and all observe, so that the next step may take another."""
 
-    Attributes:
-      drafters: that may propose; their trees may differ in size.
-      chosen: which of them does.
-    """
-
-    drafters: tuple[Drafter, ...]
-    chosen: int = field(metadata={"static": True})
+    drafters: tuple[Drafter, ...]  # their trees may differ in size
+    chosen: int = field(metadata={"static": True})  # which of them proposes
 
     @property
     def max_path(self) -> int:

@@ -29,33 +29,20 @@ type Round = dict[tuple[int, ...], float]
 
 
 class Step(NamedTuple):
-    """One target call.
+    """One target call."""
 
-    Attributes:
-      length: of the text before it, prompt and root included.
-      rounds: the beams after each.
-      paths: of every node of the verified tree, the tokens from the root down to it.
-    """
-
-    length: int
-    rounds: list[Round]
-    paths: frozenset[tuple[int, ...]]
+    length: int  # of the text before it, prompt and root included
+    rounds: list[Round]  # the beams after each
+    paths: frozenset[tuple[int, ...]]  # from the root down to every node of the verified tree
 
 
 class Decoded(NamedTuple):
-    """One prompt.
+    """One prompt."""
 
-    Attributes:
-      tokens: the new ones.
-      target_calls: those after prefill.
-      seconds: wall time, prefill included; 0 where it was not taken.
-      steps: one for each target call, where they were asked for.
-    """
-
-    tokens: list[int]
-    target_calls: int
-    seconds: float
-    steps: list[Step]
+    tokens: list[int]  # the new ones
+    target_calls: int  # those after prefill
+    seconds: float  # wall time, prefill included; 0 where it was not taken
+    steps: list[Step]  # one for each target call, where they were asked for
 
 
 def apple_tree(target: Target, beam_width: int, draft_rounds: int) -> DraftConfig:
