@@ -37,20 +37,23 @@ def random_inputs(case: Case) -> dict[str, Any]:
     }
 
 
-def expected_output(inputs: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """The products in float64, and those of all numbers without their signs."""
-    x, codes, scale, minimum = (
-        None if array is None else np.asarray(array, np.float64) for array in inputs.values()
-    )
-    assert x is not None
-    assert codes is not None
-    assert scale is not None
-    lowest = {"int4": -8, "int8": -128}[str(inputs["codes"].dtype)]
+def numbers_of(codes: Any, scale: Any, minimum: Any) -> np.ndarray:
+    """What a weight [in, out] stands for, row by row, in float64."""
+    lowest = {"int4": -8, "int8": -128}.get(str(codes.dtype), 0)
+    codes, scale = (np.asarray(array, np.float64) for array in (codes, scale))
     group = len(codes) // len(scale)
     numbers = np.empty(codes.shape)
     for row, of_outputs in enumerate(codes):
         own = scale[row // group]
         numbers[row] = own * of_outputs
         if minimum is not None:
-            numbers[row] = minimum[row // group] + own * (of_outputs - lowest)
+            low = np.asarray(minimum, np.float64)[row // group]
+            numbers[row] = low + own * (of_outputs - lowest)
+    return numbers
+
+
+def expected_output(inputs: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """The products in float64, and those of all numbers without their signs."""
+    x, *weight = inputs.values()
+    x, numbers = np.asarray(x, np.float64), numbers_of(*weight)
     return x @ numbers, np.abs(x) @ np.abs(numbers)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from grouped_weights import Case, expected_output, numbers_of, random_inputs
 
 from redrafter_jax.models.linear import (
     QuantizedWeight,
@@ -19,63 +20,40 @@ from redrafter_jax.models.linear import (
 RANDOM = np.random.default_rng(0)
 
 
-def numbers_of(weight: QuantizedWeight) -> np.ndarray:
-    """What a matrix [in, out] stands for, number by number, in float64."""
-    codes, scale, minimum = (None if leaf is None else np.asarray(leaf) for leaf in weight)
-    assert codes is not None
-    assert scale is not None
-    lowest = {"int8": -128, "int4": -8}.get(str(codes.dtype), 0)
-    numbers = np.zeros(codes.shape)
-    group = codes.shape[0] // scale.shape[0]
-    for row, column in np.ndindex(*codes.shape):
-        own = row // group, column
-        code = float(codes[row, column])
-        numbers[row, column] = (
-            float(scale[own]) * code
-            if minimum is None
-            else float(minimum[own]) + float(scale[own]) * (code - lowest)
-        )
-    return numbers
-
-
-def random_weight(bits: int, groups: int, minimum: bool, dtype: Any) -> QuantizedWeight:
-    inputs, outputs, half = 64, 6, 2 ** (bits - 1)
-    codes = RANDOM.integers(-half, half, (inputs, outputs))
-    scale = RANDOM.uniform(0.01, 0.02, (groups, outputs))
-    low = -half * scale + RANDOM.normal(size=scale.shape) / 50
-    return QuantizedWeight(
-        jnp.asarray(codes).astype(f"int{bits}"),
-        jnp.asarray(scale, dtype),
-        jnp.asarray(low, dtype) if minimum else None,
-    )
+def random_weight(case: Case) -> QuantizedWeight:
+    _, *weight = random_inputs(case).values()
+    return QuantizedWeight(*weight)
 
 
 @pytest.mark.parametrize("minimum", [False, True])
 @pytest.mark.parametrize(
-    ("bits", "groups", "dtype"),
-    [(8, 1, "float32"), (8, 4, "float16"), (4, 1, "float32"), (4, 2, "bfloat16")],
+    ("codes", "group", "scales"),
+    [
+        ("int8", 64, "float32"),
+        ("int8", 16, "float16"),
+        ("int4", 64, "float32"),
+        ("int4", 32, "bfloat16"),
+    ],
 )
 def test_a_product_is_that_of_the_numbers(
-    bits: int, groups: int, dtype: str, minimum: bool
+    codes: str, group: int, scales: str, minimum: bool
 ) -> None:
-    weight = random_weight(bits, groups, minimum, dtype)
-    x = RANDOM.normal(size=(2, 3, 64))
-    numbers = numbers_of(weight)
-    np.testing.assert_allclose(dequantize(weight, jnp.float32), numbers, rtol=1e-6, atol=1e-7)
-    expected, sizes = x @ numbers, np.abs(x) @ np.abs(numbers)
-    float32 = linear(jnp.asarray(x, jnp.float32), weight)
-    assert float32.dtype == jnp.float32
-    assert (np.abs(float32 - expected) / sizes).max() < 1e-6
-    rounded = jnp.asarray(x, jnp.bfloat16)
-    assert linear(rounded, weight).dtype == jnp.bfloat16
-    # The codes are exact in bfloat16: nothing but x was rounded on the way to float32.
-    wide = linear(rounded, weight, jnp.float32)
-    assert (np.abs(wide - np.asarray(rounded, np.float64) @ numbers) / sizes).max() < 1e-6
+    inputs = random_inputs(Case(6, 64, 6, group, codes, minimum, "float32", scales))
+    weight = QuantizedWeight(inputs["codes"], inputs["scale"], inputs["minimum"])
+    dequantized = dequantize(weight, jnp.float32)
+    np.testing.assert_allclose(dequantized, numbers_of(*weight), rtol=1e-6, atol=1e-7)
+    for dtype in (jnp.float32, jnp.bfloat16):
+        x = inputs["x"].astype(dtype)
+        # The codes are exact in bfloat16: nothing but x was rounded on the way to float32.
+        expected, sizes = expected_output(inputs | {"x": x})
+        assert linear(x.reshape(2, 3, 64), weight).dtype == dtype
+        wide = linear(x.reshape(2, 3, 64), weight, jnp.float32).reshape(6, 6)
+        assert (np.abs(wide - expected) / sizes).max() < 1e-6
 
 
 def test_rows_of_a_table_and_their_products() -> None:
-    matrix = random_weight(4, 2, True, "float32")
-    table, numbers = transposed(matrix), numbers_of(matrix)
+    matrix = random_weight(Case(3, 64, 6, 32, scales="float32"))
+    table, numbers = transposed(matrix), numbers_of(*matrix)
     rows = read_rows(table, jnp.asarray([[5, 0]]), 6, jnp.float32)
     np.testing.assert_allclose(rows, numbers.T[[[5, 0]]], rtol=1e-6, atol=1e-7)
 
@@ -101,9 +79,9 @@ def test_quantizing_errs_by_half_a_step_of_its_group(
     half = span / steps / 2
     # bfloat16 rounds scale and minimum by up to 2 ** -9: of the span, and of the lowest number.
     slack = 0.0 if form == "int8" else span / 2**9 + np.abs(grouped).max(1) / 2**9
-    error = np.abs(numbers_of(weight) - numbers).reshape(grouped.shape).max(1)
+    error = np.abs(numbers_of(*weight) - numbers).reshape(grouped.shape).max(1)
     assert (error <= 1.001 * half + slack + 1e-7).all()
-    assert not numbers_of(weight)[:, 3].any()
+    assert not numbers_of(*weight)[:, 3].any()
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -116,14 +94,14 @@ def test_fp8_has_four_bits_of_every_number(axis: int) -> None:
     np.testing.assert_allclose(weight.scale, np.abs(numbers).max(axis=0)[None] / 448, rtol=1e-6)
     # Half of the last bit; numbers below 2 ** -6 of a scale have fewer, the last being 2 ** -9.
     half = np.maximum(np.abs(numbers) / 2**4, np.asarray(weight.scale) / 2**10)
-    assert (np.abs(numbers_of(weight) - numbers) <= 1.001 * half).all()
+    assert (np.abs(numbers_of(*weight) - numbers) <= 1.001 * half).all()
     x = jnp.asarray(RANDOM.normal(size=(3, 64)), jnp.bfloat16)
-    expected = np.asarray(x, np.float64) @ numbers_of(weight)
-    sizes = np.abs(np.asarray(x, np.float64)) @ np.abs(numbers_of(weight)) + 1e-9
+    expected = np.asarray(x, np.float64) @ numbers_of(*weight)
+    sizes = np.abs(np.asarray(x, np.float64)) @ np.abs(numbers_of(*weight)) + 1e-9
     assert (np.abs(linear(x, weight, jnp.float32) - expected) / sizes).max() < 1e-6
 
 
 def test_weights_pass_through_jax_as_pytrees() -> None:
-    weight = random_weight(4, 2, True, "float32")
+    weight = random_weight(Case(3, 64, 6, 32, scales="float32"))
     x = jnp.asarray(RANDOM.normal(size=(3, 64)), jnp.float32)
     np.testing.assert_allclose(jax.jit(linear)(x, weight), linear(x, weight), rtol=1e-5, atol=1e-6)
