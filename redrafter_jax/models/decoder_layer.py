@@ -121,26 +121,16 @@ def norm_weight(config: TargetConfig, size: int | None = None) -> nnx.Param:
 def normalised(
     x: Float[Array, "..."], norm: nnx.Param | None, config: TargetConfig
 ) -> Float[Array, "..."]:
-    """Through the model's kind of norm, where there is one."""
+    """Through the model's root-mean-square norm (arXiv 1910.07467), where there is one.
+
+    It is computed in float32 and returned in x's dtype. A zero-centered one multiplies by one plus
+    its weight, before the result is cast.
+    """
     if norm is None:
         return x
-    zero_centered = config.zero_centered_norms
-    return rms_norm(x, norm[...], config.rms_norm_eps, zero_centered=zero_centered)
-
-
-def rms_norm(
-    x: Float[Array, "... D"],
-    weight: Float[Array, " D"],
-    epsilon: float,
-    *,
-    zero_centered: bool = False,
-) -> Float[Array, "... D"]:
-    """Root-mean-square normalisation in float32, returned in x's dtype (arXiv 1910.07467).
-
-    If zero-centered, the factor is one plus the weight, before the result is cast to x's dtype.
-    """
     wide = x.astype(jnp.float32)
-    normalised = wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + epsilon)
-    if zero_centered:
-        return (normalised * (1 + weight.astype(jnp.float32))).astype(x.dtype)
-    return normalised.astype(x.dtype) * weight
+    mean = jnp.mean(wide**2, axis=-1, keepdims=True)
+    scaled = wide * jax.lax.rsqrt(mean + config.rms_norm_eps)
+    if config.zero_centered_norms:
+        return (scaled * (1 + norm[...].astype(jnp.float32))).astype(x.dtype)
+    return scaled.astype(x.dtype) * norm[...]

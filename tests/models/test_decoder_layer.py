@@ -2,9 +2,11 @@
 
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
+from tiny_models import tiny_config
 
 from redrafter_jax.config import YarnScaling
-from redrafter_jax.models.decoder_layer import rms_norm
+from redrafter_jax.models.decoder_layer import normalised
 from redrafter_jax.models.rotary import rotary_angles, rotary_frequencies, rotate
 
 
@@ -13,15 +15,18 @@ def test_zero_centered_norms_multiply_by_one_plus_their_weight_before_they_round
     x, weight = (jnp.asarray(random.normal(size=64), jnp.bfloat16) for _ in range(2))
     wide, factor = np.asarray(x, np.float64), 1 + np.asarray(weight, np.float64)
     expected = (wide / np.sqrt((wide**2).mean()) * factor).astype(jnp.bfloat16)
-    np.testing.assert_array_equal(rms_norm(x, weight, 0.0, zero_centered=True), expected)
+    config = tiny_config(zero_centered_norms=True, rms_norm_eps=1e-12)
+    np.testing.assert_array_equal(normalised(x, nnx.Param(weight), config), expected)
 
 
-def test_rms_norm_squares_in_float32() -> None:
+def test_norms_square_in_float32() -> None:
     # 300 squared overflows float16.
     x = jnp.full((1, 4), 300.0, jnp.float16)
-    np.testing.assert_allclose(rms_norm(x, jnp.ones(4, jnp.float16), 0.0), 1.0)
+    weight = nnx.Param(jnp.ones(4, jnp.float16))
+    np.testing.assert_allclose(normalised(x, weight, tiny_config()), 1.0)
     x = jnp.full((1, 4), 3.0, jnp.bfloat16)
-    assert rms_norm(x, jnp.ones(4, jnp.bfloat16), 0.0).dtype == jnp.bfloat16
+    weight = nnx.Param(jnp.ones(4, jnp.bfloat16))
+    assert normalised(x, weight, tiny_config()).dtype == jnp.bfloat16
 
 
 def test_rotation_keeps_the_dtype_and_turns_in_float32() -> None:
