@@ -34,7 +34,6 @@ from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.parallel.mesh import (
     FULLY_SHARDED,
-    check_target,
     make_mesh,
     parameter_spec,
     partition,
@@ -243,16 +242,11 @@ def test_training_may_split_parameters_over_data_too() -> None:
     assert parameter_spec("lm_head.kernel", (32, 40), mesh) == PartitionSpec(None, "model")
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: make_mesh(4, 4), "data=4 and model=4 needs 16 devices, and there are 8"),
-        (lambda: make_mesh(model=0), r"mesh\.model is 0"),
-    ],
-)
-def test_what_cannot_be_split_is_refused(make: Callable[[], Any], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        make()
+def test_what_cannot_be_split_is_refused() -> None:
+    with pytest.raises(InputError, match="data=4 and model=4 needs 16 devices, and there are 8"):
+        make_mesh(4, 4)
+    with pytest.raises(InputError, match=r"mesh\.model is 0"):
+        make_mesh(model=0)
 
 
 def test_a_mesh_of_other_axes_is_refused(tmp_path: Path) -> None:
@@ -277,11 +271,8 @@ def test_a_mesh_of_other_axes_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_heads_that_cannot_be_divided(changes: dict[str, int], words: str, tmp_path: Path) -> None:
-    config = replace(CONFIG, **changes)
+    save_target(forgetful_target(0.1, config=replace(CONFIG, **changes)), tmp_path)
     with pytest.raises(InputError, match=f"The mesh has model=4, which does not divide .* {words}"):
-        check_target(config, make_mesh(2, 4))
-    save_target(forgetful_target(0.1, config=config), tmp_path)
-    with pytest.raises(InputError, match=words):
         load_target(tmp_path, mesh=make_mesh(2, 4))
 
 
