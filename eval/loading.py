@@ -163,10 +163,7 @@ def bind(target: TargetConfig, drafter: DraftModel | None, draft: DraftConfig) -
     Raises:
       InputError: the target cannot be drafted for, as when trees are deeper than it has positions.
     """
-    if drafter is None:
-        bound = bind_drafter(PromptLookup(draft.lookup_tokens))
-    else:
-        bound = bind_drafter(drafter, draft)
+    bound = PromptLookup(draft.lookup_tokens) if drafter is None else bind_drafter(drafter, draft)
     bound.check(target)
     return bound
 

@@ -8,7 +8,7 @@ moment of the machine hits them all.
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import product
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -56,33 +56,20 @@ DEFINITIONS = {
 SIZES = TREE | {"batch_size": "B", "slots": "S"}
 
 
-class Combination(NamedTuple):
-    """What is timed in turns, under every sampling."""
-
-    draft: DraftConfig
-    batch_size: int
-    slots: int
-
-    def cached(self, steps: int) -> int:
-        """The fullest that a row may be before a run of so many steps."""
-        return self.slots - room_for(steps, self.draft.max_path)
-
-
 def measure_steps(settings: StepsSettings) -> None:
     """Time every combination of trees, batches, caches and samplings, and report.
 
     Raises:
       InputError: a setting cannot be used, or it does not fit the device.
     """
-    sizes = build_all(settings.trees), settings.batch_sizes, settings.slots
-    grid = [Combination(*one) for one in product(*sizes)]
+    grid = list(product(build_all(settings.trees), settings.batch_sizes, settings.slots))
     pair = _check(settings, grid)
     make_folder(settings.report_dir, "report_dir")
     target, drafter = map(random_weights, pair)
     rows = [
         row
         for one in track(grid, len(grid), "measure")
-        for row in measure(target, drafter, one, settings)
+        for row in measure(target, drafter, *one, settings)
     ]
     path = settings.report_dir / "steps.json"
     shapes = {"target": asdict(target.config), "drafter": asdict(drafter.config)}
@@ -96,17 +83,23 @@ def measure_steps(settings: StepsSettings) -> None:
 
 
 def measure(
-    target: Target, drafter: DraftModel, one: Combination, settings: StepsSettings
+    target: Target,
+    drafter: DraftModel,
+    draft: DraftConfig,
+    batch_size: int,
+    slots: int,
+    settings: StepsSettings,
 ) -> Iterator[dict[str, Any]]:
     """A row of the report for each sampling: every part and both whole steps, in turns."""
-    cached = one.cached(settings.steps)
+    # The fullest that a row may be before a run of so many steps.
+    cached = slots - room_for(settings.steps, draft.max_path)
     short: dict[Timing, int] = dict.fromkeys(("finish", "noise"), settings.short_turns)
     timed = time_parts(
         target,
-        [bind_drafter(drafter, one.draft)],
+        [bind_drafter(drafter, draft)],
         settings.samplings,
-        one.batch_size,
-        one.slots,
+        batch_size,
+        slots,
         turns=dict.fromkeys(get_args(Timing), settings.steps) | short,
         cached=cached,
         repeats=settings.repeats,
@@ -114,9 +107,9 @@ def measure(
     first = timed[0][0]["step"]
     for sampling, (own,) in zip(settings.samplings, timed, strict=True):
         yield {
-            **asdict(one.draft),
-            "batch_size": one.batch_size,
-            "slots": one.slots,
+            **asdict(draft),
+            "batch_size": batch_size,
+            "slots": slots,
             "sampling": describe_sampling(sampling),
             "cached": cached,
             "milliseconds": {part: quartiles(1000 * own[part]) for part in own},
@@ -150,35 +143,37 @@ def _tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
         )
 
 
-def _check(settings: StepsSettings, grid: Sequence[Combination]) -> tuple[Target, DraftModel]:
+def _check(
+    settings: StepsSettings, grid: Sequence[tuple[DraftConfig, int, int]]
+) -> tuple[Target, DraftModel]:
     """The pair as shapes; what could not be run is refused before anything is drawn or compiled.
 
     Raises:
       InputError: a tree, the slots or the memory they need.
     """
     config, dtype = settings.target.build(), jnp.dtype(settings.dtype)
-    drafter_config = settings.drafter_config(max(one.draft.draft_rounds for one in grid))
+    drafter_config = settings.drafter_config(max(draft.draft_rounds for draft, _, _ in grid))
     limit = (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
     target = abstract_target(config, dtype)
     drafter = abstract_drafter(drafter_config, dtype)
-    for one in grid:
-        check_pair(config, drafter_config, one.draft)
-        if one.slots > config.max_position_embeddings:
+    for draft, batch_size, slots in grid:
+        check_pair(config, drafter_config, draft)
+        if slots > config.max_position_embeddings:
             raise InputError(
-                f"slots is {one.slots}, but the target has {config.max_position_embeddings} "
+                f"slots is {slots}, but the target has {config.max_position_embeddings} "
                 "positions; give fewer."
             )
-        if one.cached(settings.steps) < 1:
+        if slots <= room_for(settings.steps, draft.max_path):
             raise InputError(
-                f"slots is {one.slots}, which {settings.steps} steps of up to "
-                f"{one.draft.max_path} tokens overrun; give more slots or fewer steps."
+                f"slots is {slots}, which {settings.steps} steps of up to "
+                f"{draft.max_path} tokens overrun; give more slots or fewer steps."
             )
-        bound = bind_drafter(drafter, one.draft)
-        state = abstract_state(target, bound, one.batch_size, one.slots)
+        bound = bind_drafter(drafter, draft)
+        state = abstract_state(target, bound, batch_size, slots)
         needed = bytes_of((target, drafter, state))
         if limit is not None and needed > limit:
             raise InputError(
-                f"slots={one.slots} with batch {one.batch_size} needs {needed / 1e9:.1f} GB for "
+                f"slots={slots} with batch {batch_size} needs {needed / 1e9:.1f} GB for "
                 f"weights and cache and the device has {limit / 1e9:.1f} GB; give fewer of one."
             )
     return target, drafter
