@@ -173,7 +173,8 @@ def test_a_killed_run_goes_on_to_a_report_that_holds_every_measurement_once(
                 assert seconds[name, row["batch"]] == run["decode_seconds"]
 
     # All is there: nothing is decoded once more.
-    monkeypatch.delattr(benchmark, "decode_batch")
+    for module in ("benchmark", "loading"):
+        monkeypatch.delattr(f"eval.{module}.decode_batch")
     evaluate(command)
     again = json.loads((resumed.parent / "compare.json").read_text())
     assert again["samplings"] == report["samplings"]

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_folders import write_yaml
+from tiny_folders import PairFolders, write_yaml
 from tiny_shapes import TARGET
 
 from eval.commands import COMMANDS, evaluate
@@ -51,6 +51,9 @@ def configs(tmp_path_factory: pytest.TempPathFactory, pair_settings: dict[str, A
         (["batch_size=2", "mesh.data=2"], "5 prompts in batches of 2 leave 1 for the last one"),
         (["batch_size=8", "mesh.data=2"], r"the number of prompts is 5, which mesh\.data=2"),
         (["sampling={temperature: 0, top_k: 5, min_p: 0.1}"], "or leave top_k and min_p out"),
+        (["draft.beam_width=25"], BEAMS),
+        (["target=DRAFTER"], "states model_type 'recurrent_drafting_drafter'"),
+        (["report_dir=/dev/null/a"], "Cannot make report_dir /dev/null/a: Not a directory"),
         (["max_new_tokens=510"], "line 1: the prompt has 3 tokens and max_new"),
         (["acceptance", "rankings=[loud]"], r"rankings\.0: Input should be"),
         (["acceptance", "trees.num_nodes=[99]"], NODES),
@@ -92,11 +95,16 @@ def configs(tmp_path_factory: pytest.TempPathFactory, pair_settings: dict[str, A
     ],
 )
 def test_what_cannot_be_used_is_one_sentence(
-    configs: Path, words: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch
+    configs: Path,
+    folders: PairFolders,
+    words: list[str],
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for module in ("loading", "compare", "parity"):
         monkeypatch.delattr(f"eval.{module}.load_target")
     command = words[:1] if words[0] in COMMANDS else []
     config = configs / f"{(command or ['speed'])[0]}.yaml"
+    rest = [word.replace("DRAFTER", folders.drafter) for word in words[len(command) :]]
     with pytest.raises(InputError, match=sentence):
-        evaluate([*command, "--config", str(config), *words[len(command) :]])
+        evaluate([*command, "--config", str(config), *rest])

@@ -111,15 +111,10 @@ def test_gaps_of_cold_rows_are_measured_in_logits() -> None:
     assert explanation.tie
 
 
-def test_a_choice_that_the_scores_do_not_bear_out_is_not_reproduced() -> None:
+def test_a_choice_that_the_scores_do_not_bear_out_is_no_tie() -> None:
     one = see([2.0, 1.0], [0.0, 0.0], [2.0, 1.0], SamplingConfig())
-    explanation = explain(one, one, 0, 1, 1e-3)
-    assert (explanation.gap, explanation.speculative_gap) == (1.0, -1.0)
-    assert not explanation.reproduced
-    assert not explanation.tie
-
-
-def test_a_text_that_is_no_path_of_the_tree_is_no_tie() -> None:
-    one = see([1.0, 1.0], [0.0, 0.0], [1.0, 1.0], SamplingConfig())
-    explanation = explain(one, None, 0, 1, 1e-3)
-    assert (explanation.reproduced, explanation.tie) == (False, False)
+    unlike = explain(one, one, 0, 1, 1e-3)
+    assert (unlike.gap, unlike.speculative_gap) == (1.0, -1.0)
+    no_path_of_the_tree = explain(one, None, 0, 1, 1e-3)
+    for explanation in (unlike, no_path_of_the_tree):
+        assert (explanation.reproduced, explanation.tie) == (False, False)

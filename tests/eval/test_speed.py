@@ -5,21 +5,16 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from pair_prompts import PROMPTS, generate_each
 from tiny_folders import encode, run_module, write_yaml
 
-from eval.abstract import abstract_drafter
 from eval.benchmark import Run, Turn
 from eval.commands import evaluate
 from eval.speed import summarize
-from redrafter_jax import DraftConfig, InputError, PromptLookup, generate
+from redrafter_jax import DraftConfig, PromptLookup, generate
 from redrafter_jax.acceptance import acceptance_length
-from redrafter_jax.checkpoints.huggingface import save_drafter
-from redrafter_jax.config import DrafterConfig
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 from redrafter_jax.text.prompts import Asked, Prompt
@@ -187,19 +182,3 @@ def test_without_a_drafter_prompt_lookup_is_measured(
     ours = report["methods"]["speculative"]
     assert (ours["identical"], ours["target_calls"]) == (1.0, sum(expected.steps))
     assert (report["drafter"], report["num_nodes"]) == (None, 4)
-
-
-def test_folders_that_cannot_be_used_are_refused(
-    config: Path, tmp_path: Path, pair_settings: dict[str, Any]
-) -> None:
-    other = abstract_drafter(DrafterConfig(24, 16, 16, 0), jnp.float32)
-    save_drafter(
-        jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), other), tmp_path / "other"
-    )
-    with pytest.raises(InputError, match="drafter's hidden_size is 16 and the target's is 32"):
-        evaluate_with(config, tmp_path, f"drafter={tmp_path / 'other'}")
-    with pytest.raises(InputError, match="states model_type 'recurrent_drafting_drafter'"):
-        evaluate_with(config, tmp_path, f"target={pair_settings['drafter']}")
-    (tmp_path / "taken").write_text("")
-    with pytest.raises(InputError, match=r"Cannot make report_dir .*taken: File exists"):
-        evaluate_with(config, tmp_path / "taken")
