@@ -24,8 +24,7 @@ from redrafter_jax.streaming import KeptCache, Update, stream
 from redrafter_jax.text.chat_template import (
     NO_TEMPLATE,
     ChatTemplate,
-    Turn,
-    encode_turns,
+    PromptFormat,
     end_tokens,
     load_template,
     user_turn,
@@ -33,32 +32,6 @@ from redrafter_jax.text.chat_template import (
 from redrafter_jax.text.tokenizer import load_tokenizer, require_text, split_stops
 
 _CONTEXT_LENGTH = 4096
-
-
-class PromptFormat(NamedTuple):
-    """How what is asked becomes tokens, and what ends an answer.
-
-    Attributes:
-      tokenizer: the target's.
-      template: how turns become text.
-      opening: the turns that come before the user's first: the system's, if there is one.
-      stop_tokens: that end a continuation.
-      stop_strings: that end one too.
-    """
-
-    tokenizer: Tokenizer
-    template: ChatTemplate
-    opening: list[Turn]
-    stop_tokens: tuple[int, ...]
-    stop_strings: list[str]
-
-    def encode(self, turns: Sequence[Turn]) -> list[int]:
-        """The tokens of a conversation."""
-        return encode_turns(self.template, self.tokenizer, turns)
-
-    def encode_text(self, text: str) -> list[int]:
-        """The tokens of a conversation's first message, or of a prompt."""
-        return self.encode([*self.opening, user_turn(text)])
 
 
 class Session(NamedTuple):

@@ -3,7 +3,6 @@
 import argparse
 import hashlib
 import logging
-import math
 import signal
 import sys
 from importlib.metadata import version
@@ -33,7 +32,7 @@ def run(arguments: argparse.Namespace) -> None:
     try:
         from redrafter_jax.serving.engine import Engine
         from redrafter_jax.serving.server import LOOPBACK, Server, listen
-        from redrafter_jax.serving.service import Limits, Model
+        from redrafter_jax.serving.service import Model
     except ModuleNotFoundError as error:
         raise InputError(
             f"redrafter serve needs the package {error.name}, which is not installed; in a "
@@ -62,15 +61,8 @@ def run(arguments: argparse.Namespace) -> None:
     name = arguments.name or (given.resolve() if given.name in ("", "..") else given).name
     server = Server(
         engine,
-        Model(name, fingerprint(target), *form[:4]),
-        Limits(
-            context_length=length,
-            choices=config.slots + config.queue_limit,
-            log_probs=config.max_logprobs,
-            body=config.max_body,
-            deadline=config.deadline or math.inf,
-            drain=config.drain,
-        ),
+        Model(name, fingerprint(target), form, length),
+        config,
         host=arguments.host,
         api_key=arguments.api_key,
         log_prompts=arguments.log_prompts,

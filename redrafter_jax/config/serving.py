@@ -32,3 +32,8 @@ class ServeConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    @property
+    def choices(self) -> int:
+        """That one request may ask for: all fit into slots and queue."""
+        return self.slots + self.queue_limit

@@ -78,7 +78,7 @@ class Job:
                     times[index].add(piece, metrics)
                     if event.ended == "deadline":
                         self.outcome = "deadline"
-                        raise _too_late(self.service.limits.deadline)
+                        raise _too_late(self.service.limits.deadline or math.inf)
                     if choice.ended:
                         unfinished -= 1
                         times[index].tell(metrics)
@@ -151,11 +151,11 @@ def check(service: Service, asked: Asked) -> None:
             f"{limits.choices}; ask for fewer.",
             field="n",
         )
-    if (asked.top or 0) > limits.log_probs:
+    if (asked.top or 0) > limits.max_logprobs:
         field = "top_logprobs" if "top_logprobs" in type(asked).model_fields else "logprobs"
         raise ApiError(
             400,
-            f"{field} is {asked.top}, but this server tells {limits.log_probs} at most; ask for "
+            f"{field} is {asked.top}, but this server tells {limits.max_logprobs} at most; ask for "
             f"fewer, or start it with --max-logprobs {asked.top}.",
             field=field,
         )
@@ -178,7 +178,7 @@ async def start_job(
     """
     seed = secrets.randbelow(_SEEDS) if asked.seed is None else asked.seed
     try:
-        ends, strings = split_stops(service.model.tokenizer, asked.stop)
+        ends, strings = split_stops(service.model.form.tokenizer, asked.stop)
     except InputError as error:
         raise ApiError(400, str(error), field="stop") from None
     sampling = _sampling(asked)
@@ -189,13 +189,13 @@ async def start_job(
             limit,
             (seed + choice) % _SEEDS,
             sampling,
-            stop_tokens=(*service.model.stop_tokens, *ends),
-            deadline=began + service.limits.deadline,
+            stop_tokens=(*service.model.form.stop_tokens, *ends),
+            deadline=began + (service.limits.deadline or math.inf),
             speculate=asked.speculation,
         )
         for choice, (prompt, limit) in enumerate(row for row in rows for _ in range(asked.n))
     ]
-    choices = [Choice(service.model.tokenizer, one.prompt, strings, gap) for one in requests]
+    choices = [Choice(service.model.form.tokenizer, one.prompt, strings, gap) for one in requests]
     try:
         arrivals = await service.worker.submit(requests)
     except QueueFull as error:
@@ -219,7 +219,7 @@ def _sampling(asked: Asked) -> SamplingConfig:
 
 def _limit(service: Service, asked: Asked, prompt: Sequence[int]) -> int:
     """On the new tokens of an answer: what is asked for, or all that there is room for."""
-    most = service.limits.context_length
+    most = service.model.context_length
     limit = asked.max_tokens or max(1, most - len(prompt))
     if len(prompt) + limit > most:
         # The prompt alone would fit; the limit is to blame if the client gave it.

@@ -6,13 +6,14 @@ import socket
 
 import uvicorn
 
+from redrafter_jax.config import ServeConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.serving.choices import token_texts
 from redrafter_jax.serving.engine import Engine
 from redrafter_jax.serving.guard import Guard
 from redrafter_jax.serving.metrics import Metrics
 from redrafter_jax.serving.openai_api import make_app
-from redrafter_jax.serving.service import Limits, Model, Service
+from redrafter_jax.serving.service import Model, Service
 from redrafter_jax.serving.worker import Worker
 
 # After the last answers are cut off, for their clients to read that.
@@ -60,7 +61,7 @@ class Server(uvicorn.Server):
         self,
         engine: Engine,
         model: Model,
-        limits: Limits,
+        limits: ServeConfig,
         *,
         host: str = LOOPBACK[0],
         api_key: str | None = None,
@@ -70,12 +71,12 @@ class Server(uvicorn.Server):
         self.failed = False
         self._worker = Worker(engine, failed=self._fail, waited=metrics.queue.observe)
         self._drain_seconds = limits.drain
-        service = Service(self._worker, model, limits, token_texts(model.tokenizer), metrics)
+        service = Service(self._worker, model, limits, token_texts(model.form.tokenizer), metrics)
         guarded = Guard(
             make_app(service, log_prompts=log_prompts),
             api_key=api_key,
             hosts=LOOPBACK if host in LOOPBACK else None,
-            max_body=limits.body,
+            max_body=limits.max_body,
             refused=metrics.count_refusal,
         )
         super().__init__(

@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tokenizers import Tokenizer
-
+from redrafter_jax.config import ServeConfig
 from redrafter_jax.serving.metrics import Metrics
 from redrafter_jax.serving.worker import Worker
-from redrafter_jax.text.chat_template import ChatTemplate, Turn
+from redrafter_jax.text.chat_template import PromptFormat
 
 
 class Model(NamedTuple):
@@ -16,38 +15,14 @@ class Model(NamedTuple):
     Attributes:
       name: what clients call it.
       fingerprint: of all that decides a text besides the request.
-      tokenizer: the target's.
-      template: how conversations become text.
-      opening: turns that come before those of a request without a system turn of its own.
-      stop_tokens: that end every answer.
+      form: how conversations become tokens, and what ends an answer.
+      context_length: tokens that a prompt and its answer may come to.
     """
 
     name: str
     fingerprint: str
-    tokenizer: Tokenizer
-    template: ChatTemplate
-    opening: list[Turn]
-    stop_tokens: tuple[int, ...]
-
-
-class Limits(NamedTuple):
-    """On requests.
-
-    Attributes:
-      context_length: tokens that a prompt and its answer may come to.
-      choices: of one request.
-      log_probs: likeliest tokens that are told beside a decided one.
-      body: bytes.
-      deadline: seconds that a request may take; infinity for any.
-      drain: seconds that running answers may take once the server shall end.
-    """
-
+    form: PromptFormat
     context_length: int
-    choices: int
-    log_probs: int
-    body: int
-    deadline: float
-    drain: float
 
 
 class Service(NamedTuple):
@@ -63,6 +38,6 @@ class Service(NamedTuple):
 
     worker: Worker
     model: Model
-    limits: Limits
+    limits: ServeConfig
     read_token: Callable[[int], str]
     metrics: Metrics

@@ -157,6 +157,32 @@ def encode_turns(template: ChatTemplate, tokenizer: Tokenizer, turns: Sequence[T
     return encode(tokenizer, text, add_special_tokens=template.adds_special_tokens)
 
 
+class PromptFormat(NamedTuple):
+    """How what is asked becomes tokens, and what ends an answer.
+
+    Attributes:
+      tokenizer: the target's.
+      template: how turns become text.
+      opening: the turns that come before the user's first: the system's, if there is one.
+      stop_tokens: that end a continuation.
+      stop_strings: that end one too.
+    """
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    opening: list[Turn]
+    stop_tokens: tuple[int, ...]
+    stop_strings: list[str]
+
+    def encode(self, turns: Sequence[Turn]) -> list[int]:
+        """The tokens of a conversation."""
+        return encode_turns(self.template, self.tokenizer, turns)
+
+    def encode_text(self, text: str) -> list[int]:
+        """The tokens of a conversation's first message, or of a prompt."""
+        return self.encode([*self.opening, user_turn(text)])
+
+
 def answer_text(tokenizer: Tokenizer, answer: Sequence[int], stop_tokens: Sequence[int]) -> str:
     """An answer as the history of later turns keeps it: up to its end, without outer spaces.
 

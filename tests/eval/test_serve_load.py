@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -135,7 +136,7 @@ def test_a_warm_up_without_end_is_one_sentence(
 
 def test_a_run_without_an_answer_is_one_sentence(tmp_path: Path) -> None:
     with (
-        serving(FakeEngine(), limits=LIMITS._replace(deadline=0.0)) as base,
+        serving(FakeEngine(), limits=replace(LIMITS, deadline=1e-9)) as base,
         pytest.raises(InputError, match=r"none of 32 requests \((deadline_exceeded|queue_full) "),
     ):
         evaluate(words(tmp_path, base))

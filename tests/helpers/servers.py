@@ -1,7 +1,6 @@
 """Servers on a free port of this machine, in a thread or as a process, and requests to them."""
 
 import json
-import math
 import os
 import re
 import socket
@@ -12,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,16 @@ from places import ROOT
 from tiny_folders import byte_tokenizer
 from tokenizers import Tokenizer
 
+from redrafter_jax.config import ServeConfig
 from redrafter_jax.serving.server import LOOPBACK, Server, listen
-from redrafter_jax.serving.service import Limits, Model
-from redrafter_jax.text.chat_template import ChatTemplate
+from redrafter_jax.serving.service import Model
+from redrafter_jax.text.chat_template import ChatTemplate, PromptFormat
 
 # Every turn is a line.
 LINES = ChatTemplate("lines", lambda turns, _: "".join(f"{t['content']}\n" for t in turns), False)
-LIMITS = Limits(
-    context_length=120, choices=8, log_probs=5, body=10_000, deadline=math.inf, drain=5.0
-)
+LIMITS = ServeConfig(slots=4, queue_limit=4, max_body=10_000, drain=5.0)
 # For answers that end when their clients leave.
-ROOMY = LIMITS._replace(context_length=100_000)
+ROOMY = replace(LIMITS, context_length=100_000)
 ENDLESS = 90_000
 JSON = {"content-type": "application/json"}
 # Making one takes longer than an answer.
@@ -43,7 +42,7 @@ def serving(
     *,
     tokenizer: Tokenizer | None = None,
     template: ChatTemplate = LINES,
-    limits: Limits = LIMITS,
+    limits: ServeConfig = LIMITS,
     listening: Callable[[str], object] = lambda base: None,
     **options: Any,
 ) -> Generator[str]:
@@ -52,7 +51,8 @@ def serving(
     The tokenizer has a token for each byte if none is given. `listening` is called with the address
     while the engine is not warmed up yet.
     """
-    model = Model("tiny", "fp_tiny", tokenizer or byte_tokenizer(), template, [], ())
+    form = PromptFormat(tokenizer or byte_tokenizer(), template, [], (), [])
+    model = Model("tiny", "fp_tiny", form, limits.context_length or 120)
     server = Server(engine, model, limits, **options)
     bound = listen(LOOPBACK[0], 0)
     # Connections hold little of what a client does not read.

@@ -4,6 +4,7 @@ import json
 import math
 import socket
 import threading
+from dataclasses import replace
 
 import pytest
 from fake_engine import FakeEngine
@@ -47,13 +48,13 @@ def test_a_text_that_its_tokenizer_changes_as_it_grows_is_an_error_in_the_stream
     with serving(FakeEngine(), tokenizer=tokenizer) as base:
         with streamed(base, prompt="hello") as events:
             *_, last = events
-        assert "detokenize spells" in last["error"]["message"]
+        assert "detokenize changes" in last["error"]["message"]
         assert outcomes(base) == {"failed": 1}
 
 
 def test_a_full_queue_is_told_with_when_to_come_back() -> None:
     engine = FakeEngine(slots=1, queue_limit=1, seconds=0.01)
-    with serving(engine, limits=ROOMY._replace(choices=30)) as base:
+    with serving(engine, limits=replace(ROOMY, slots=26)) as base:
         with streamed(base, limit=ENDLESS), streamed(base, limit=ENDLESS):
             assert (engine.active, engine.waiting) == (1, 1)
             answer = post(base, json=body())
@@ -101,7 +102,7 @@ def test_a_reader_that_stalls_delays_nobody_and_frees_its_slot() -> None:
 
 def test_a_deadline_is_an_error_whole_or_streamed() -> None:
     engine = FakeEngine(slots=1, seconds=0.02)
-    with serving(engine, limits=ROOMY._replace(deadline=0.1)) as base:
+    with serving(engine, limits=replace(ROOMY, deadline=0.1)) as base:
         answer = post(base, json=body(limit=ENDLESS))
         assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
         with streamed(base, limit=ENDLESS) as events:

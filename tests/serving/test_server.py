@@ -4,6 +4,7 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -64,7 +65,7 @@ def test_answers_that_run_or_wait_end_before_the_server_does() -> None:
     engine = FakeEngine(slots=2, seconds=0.02)
     engine.paused = True
     with ExitStack() as clients:
-        with serving(engine, limits=ROOMY._replace(drain=60.0)) as base:
+        with serving(engine, limits=replace(ROOMY, drain=60.0)) as base:
             streams = [clients.enter_context(streamed(base, limit=40)) for _ in range(3)]
             assert (engine.active, engine.waiting) == (2, 1)
             engine.paused = False
@@ -74,7 +75,7 @@ def test_answers_that_run_or_wait_end_before_the_server_does() -> None:
 
 def test_answers_that_take_longer_than_the_drain_are_told_so() -> None:
     with ExitStack() as clients:
-        limits = ROOMY._replace(drain=0.2)
+        limits = replace(ROOMY, drain=0.2)
         with serving(FakeEngine(slots=1, seconds=0.02), limits=limits) as base:
             streams = [clients.enter_context(streamed(base, limit=ENDLESS)) for _ in range(2)]
         codes = [list(events)[-1]["error"]["code"] for events in streams]
@@ -84,7 +85,7 @@ def test_answers_that_take_longer_than_the_drain_are_told_so() -> None:
 @pytest.mark.long
 def test_a_reader_that_stalls_does_not_keep_the_server() -> None:
     with ExitStack() as clients:
-        with serving(FakeEngine(), limits=ROOMY._replace(drain=3.0)) as base:
+        with serving(FakeEngine(), limits=replace(ROOMY, drain=3.0)) as base:
             asked = {"limit": ENDLESS, "draft_trace": True}
             events = clients.enter_context(streamed(base, **asked))
             next(events)
@@ -96,7 +97,7 @@ def test_a_reader_that_stalls_does_not_keep_the_server() -> None:
 @pytest.mark.long
 def test_the_end_of_the_drain_is_told_after_a_step_that_takes_longer() -> None:
     answers = []
-    with serving(FakeEngine(seconds=3.5), limits=ROOMY._replace(drain=0.2)) as base:
+    with serving(FakeEngine(seconds=3.5), limits=replace(ROOMY, drain=0.2)) as base:
         asking = threading.Thread(
             target=lambda: answers.append(post(base, json=body(limit=ENDLESS)))
         )
