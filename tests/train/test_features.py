@@ -235,10 +235,11 @@ def test_another_target_a_full_disk_and_a_foreign_index_are_refused(
 
 
 @pytest.mark.long
-def test_features_made_on_a_mesh_are_those_of_one_device(
+def test_on_a_mesh_features_and_training_from_them_are_those_of_one_device(
     target: Path, kept: Path, tmp_path: Path, start: Start
 ) -> None:
-    start(values(target, tmp_path, mesh={"data": 2, "model": 2}), "features", "top_k=5")
+    mesh = {"data": 2, "model": 2}
+    start(values(target, tmp_path, mesh=mesh), "features", "top_k=5")
     paths = [place / "features" / "00000.safetensors" for place in (tmp_path, kept)]
     made, expected = map(load_file, paths)
     for name in ("hidden", "log_probs"):
@@ -246,14 +247,8 @@ def test_features_made_on_a_mesh_are_those_of_one_device(
             made[name].astype(np.float32), expected[name].astype(np.float32), rtol=2**-6, atol=1e-4
         )
     np.testing.assert_array_equal(made["starts"], expected["starts"])
-
-
-@pytest.mark.long
-def test_training_from_features_on_a_mesh_is_that_on_one_device(
-    target: Path, kept: Path, tmp_path: Path, start: Start
-) -> None:
     start(values(target, kept, output_dir=str(tmp_path / "single")))
-    start(values(target, kept, output_dir=str(tmp_path / "mesh"), mesh={"data": 2, "model": 2}))
+    start(values(target, kept, output_dir=str(tmp_path / "mesh"), mesh=mesh))
     losses = [[row["loss"] for row in rows(tmp_path / name)] for name in ("mesh", "single")]
     np.testing.assert_allclose(*losses, rtol=1e-4)
 

@@ -42,6 +42,10 @@ def strict(turns: list[Turn], asks: bool) -> str:
     raise ValueError("no turns are good enough")
 
 
+def as_template(render: Callable[[list[Turn], bool], str]) -> ChatTemplate:
+    return ChatTemplate("a test", render, adds_special_tokens=False)
+
+
 @pytest.mark.parametrize(
     ("render", "expected"),
     [
@@ -69,14 +73,12 @@ def strict(turns: list[Turn], asks: bool) -> str:
 def test_the_users_words_are_found_by_rendering(
     render: Callable[[list[Turn], bool], str], expected: UserTurn | None
 ) -> None:
-    template = ChatTemplate("a test", render, adds_special_tokens=False)
-    assert find_user_turn(template, TOKENIZER) == expected
+    assert find_user_turn(as_template(render), TOKENIZER) == expected
 
 
 def test_later_turns_are_asked_for_after_the_history() -> None:
-    template = ChatTemplate("a test", chatml, adds_special_tokens=False)
     history = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
-    turn = find_user_turn(template, TOKENIZER, history)
+    turn = find_user_turn(as_template(chatml), TOKENIZER, history)
     assert turn is not None
     assert turn.opening == (
         "<s><|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHo<|im_end|>\n<|im_start|>user\n"
@@ -100,21 +102,19 @@ WORD = UserTurn("USER:", "ASSISTANT:", None, (*SPECIAL, "USER:"))
         (WORD, " Why is it so? ASSISTANT: Well", "Why is it so?", None),
         (WORD, " Why is it so?</s>", "Why is it so?", None),
         (WORD, " Why is it so?", "Why is it so?", "a question without an end"),
-        (
-            WORD,
-            "Why? USER: Why? ASSISTANT:",
-            "Why? USER: Why?",
-            "a question with a marker of the template",
-        ),
+        (WORD, "Why? USER: ASSISTANT:", "Why? USER:", "a question with a marker of the template"),
+        # Behind an opening, which alone is no question.
+        ((TOKEN, "Write a poem"), "<|im_end|>", "Write a poem", "an empty or short question"),
+        ((TOKEN, "Write a poem"), " on me.<|im_end|>", "Write a poem on me.", None),
     ],
 )
 def test_questions_that_are_none_are_left_out(
-    turn: UserTurn, written: str, words: str, fault: str | None
+    turn: UserTurn | tuple[UserTurn, str], written: str, words: str, fault: str | None
 ) -> None:
-    stops = (IM_END, END)
-    speaker = Speaker(TOKENIZER, ChatTemplate("a test", chatml, False), stops, 64)
+    turn, begun = (turn, "") if isinstance(turn, UserTurn) else turn
+    speaker = Speaker(TOKENIZER, as_template(chatml), (IM_END, END), 64)
     tokens = TOKENIZER.encode(written, add_special_tokens=False).ids
-    assert read_question(tokens, speaker, turn) == (words, fault)
+    assert read_question(tokens, speaker, turn, begun) == (words, fault)
 
 
 @pytest.mark.parametrize(
@@ -123,26 +123,13 @@ def test_questions_that_are_none_are_left_out(
 def test_an_opening_stands_where_the_template_has_the_users_words(
     render: Callable[[list[Turn], bool], str], opening: str
 ) -> None:
-    template = ChatTemplate("a test", render, adds_special_tokens=False)
     values = {"prompts": "self", "count": 1, "data": {"sequence_length": 64}}
     settings = RegenerateSettings.model_validate(
         regenerated.settings(Path("x"), Path("y"), **values, user_openings=["Why"])
     )
-    author = open_chats(TOKENIZER, template, (END,), set(), settings)
+    author = open_chats(TOKENIZER, as_template(render), (END,), set(), settings)
     request = next(author.write(0))
     assert request.prompt == TOKENIZER.encode(opening, add_special_tokens=False).ids
-
-
-def test_an_opening_is_the_beginning_of_a_question_and_none_alone() -> None:
-    speaker = Speaker(TOKENIZER, ChatTemplate("a test", chatml, False), (IM_END, END), 64)
-    opening = "Write a function that"
-    for written, fault in (
-        (" sums.<|im_end|>", None),
-        ("<|im_end|>", "an empty or short question"),
-    ):
-        tokens = TOKENIZER.encode(written, add_special_tokens=False).ids
-        question = opening + written.removesuffix("<|im_end|>")
-        assert read_question(tokens, speaker, TOKEN, opening) == (question, fault)
 
 
 @pytest.mark.parametrize(
