@@ -24,23 +24,14 @@ from train.data.types import Text
 
 
 class HoldOutSettings(Settings):
-    """`python -m tools.hold_out`: how many prompts of what length, from where to where.
+    """`python -m tools.hold_out`: how many prompts of what length, from where to where."""
 
-    Attributes:
-      pretrain_config: settings of `tools.pretrain`; its `data.held_out` says which documents.
-      tokenizer: folder of the target, by whose tokenizer the length counts.
-      count: prompts, spread evenly over the packages (top-level folders) of the documents.
-      prompt_tokens: length of each; less where the last token would not stand alone as well.
-      seed: of the choice of documents.
-      output: the JSONL file to write.
-    """
-
-    pretrain_config: Path
-    tokenizer: Path
-    count: PositiveInt = 24
-    prompt_tokens: PositiveInt = 64
-    seed: NonNegativeInt = 0
-    output: Path
+    pretrain_config: Path  # of `tools.pretrain`; its `data.held_out` says which documents
+    tokenizer: Path  # folder of the target, by whose tokenizer the length counts
+    count: PositiveInt = 24  # spread evenly over the packages (top-level folders) of the documents
+    prompt_tokens: PositiveInt = 64  # less where the last token would not stand alone as well
+    seed: NonNegativeInt = 0  # of the choice of documents
+    output: Path  # the JSONL file to write
 
 
 def choose_prompts(

@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from redrafter_jax.errors import InputError
 
+# OMP_WAIT_POLICY of PyTorch's threads: PASSIVE ones sleep where ACTIVE ones spin while they wait
+# for each other. Spinning is faster where nothing else runs.
 type WaitPolicy = Literal["PASSIVE", "ACTIVE"]
 
 NAMES = ("ours", "apple")
@@ -44,13 +46,7 @@ class Process:
 
 @contextmanager
 def start(command: Sequence[str], wait_policy: WaitPolicy = "PASSIVE") -> Generator[Process]:
-    """The side, until the block ends.
-
-    Args:
-      command: what to run; it leaves when its input ends.
-      wait_policy: OMP_WAIT_POLICY of PyTorch's threads: PASSIVE ones sleep where ACTIVE ones spin
-        while they wait for each other. Spinning is faster where nothing else runs.
-    """
+    """The side, until the block ends; a command that leaves when its input ends."""
     # Both models are folders.
     environment = {"HF_HUB_OFFLINE": "1", "JAX_PLATFORMS": "cpu", "OMP_WAIT_POLICY": wait_policy}
     pipe = subprocess.PIPE
