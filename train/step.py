@@ -15,7 +15,6 @@ from redrafter_jax.parallel.mesh import (
     FULLY_SHARDED,
     RULES,
     constrain,
-    constrain_replicated,
     constrain_rows,
     data_shards,
     per_shard,
@@ -167,4 +166,4 @@ def train_step(
     params = jax.tree.map(jnp.add, state.params, updates)
     metrics = StepMetrics(value, means, optax.tree.norm(gradients))
     new_state = constrain(TrainState(params, optimizer_state), target.mesh, rules)
-    return new_state, constrain_replicated(metrics, target.mesh)
+    return new_state, constrain(metrics, target.mesh, {})

@@ -211,17 +211,10 @@ def _put(array: Any, sharding: NamedSharding) -> jax.Array:
 
 
 def constrain(tree: Tree, mesh: Mesh | None, rules: Mapping[str, str] = RULES) -> Tree:
-    """The same values, held in their parts in the program that is being traced."""
+    """The same values, in their parts in the program that is traced; without rules, replicated."""
     if mesh is None:
         return tree
     return jax.lax.with_sharding_constraint(tree, shardings(tree, mesh, rules))
-
-
-def constrain_replicated(tree: Tree, mesh: Mesh | None) -> Tree:
-    """The same values, replicated."""
-    if mesh is None:
-        return tree
-    return jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, PartitionSpec()))
 
 
 def constrain_rows(tree: Tree, mesh: Mesh | None) -> Tree:
