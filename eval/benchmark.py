@@ -31,13 +31,9 @@ class Method(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One decoding of one batch.
+    """One decoding of one batch: what `redrafter_jax.Generation` says of it, and how long it took.
 
     Attributes:
-      tokens: per row, the new tokens.
-      steps: per row, target calls after prefill.
-      accept_counts: as in `redrafter_jax.Generation`.
-      accepted_by: as there.
       prefill_seconds: from lists of prompts to each row's first token, chosen on the device.
       decode_seconds: from there to all tokens on the host.
     """

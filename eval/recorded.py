@@ -54,11 +54,9 @@ class Recorded(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """The answers to all prompts under one sampling.
+    """The answers to all prompts under one sampling, and the texts in batches of equal shapes.
 
-    Attributes:
-      batches: of equal shapes; the last prompt stands in for those that the last batch lacks.
-      answers: new tokens of each prompt.
+    The last prompt stands in for those that the last batch lacks.
     """
 
     batches: list[Recorded]

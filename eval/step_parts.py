@@ -52,11 +52,9 @@ def begin(target: Target, drafter: Drafter, state: DecodeState) -> Between:
 
 @dataclass
 class HandedOn:
-    """What the runs of one drafter hand on to each other: it is donated to each of them.
+    """What the runs of one drafter hand on to each other, donated to each: its state first.
 
-    Attributes:
-      drafter: the drafter's state.
-      between: what passes between the parts; None before the first of them has run.
+    Nothing has passed between the parts before the first of them has run.
     """
 
     drafter: Any
@@ -113,10 +111,8 @@ def run_part(
 class Runs:
     """Timed runs on one cache: each hands its state, which is donated, on to the next.
 
-    Attributes:
-      target: of the pair.
-      state: the only one, but for its `drafter`.
-      cached: tokens in every row's cache when a run begins; `room_for` says what must be left.
+    There is no other state, but for its `drafter`. A run begins with `cached` tokens in every row's
+    cache; `room_for` says what must be left.
     """
 
     target: Target
@@ -135,9 +131,10 @@ class Runs:
         else:
             if handed.between is None:
                 handed.between = empty_like(begin, self.target, drafter, state)
+            zero = jax.block_until_ready(jnp.int32(0))
             started = time.perf_counter()
             state, handed.between = run_part(
-                self.target, drafter, state, handed.between, jnp.int32(0), part=part, turns=turns
+                self.target, drafter, state, handed.between, zero, part=part, turns=turns
             )
         state = jax.block_until_ready(state)
         taken = time.perf_counter() - started

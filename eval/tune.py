@@ -66,14 +66,9 @@ _TURNS = 8
 
 
 class Candidate(NamedTuple):
-    """A tree at one batch size and sampling.
+    """A tree at one batch size and sampling: its step in baseline steps, and its speed-up.
 
-    Attributes:
-      draft: how it is drafted.
-      acceptance_length: counted.
-      cost: of a step, in baseline steps.
-      predicted: speed-up over the baseline.
-      measured: quartiles of the speed-up; none if it was no finalist.
+    `measured` are the quartiles of real decoding, none for a tree that was no finalist.
     """
 
     draft: DraftConfig

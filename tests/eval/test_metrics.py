@@ -1,7 +1,10 @@
-"""The measures, held to literal examples and to counting by hand."""
+"""The measures, held to literal examples and to counting by hand, and the tables of them."""
+
+from io import StringIO
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from eval.benchmark import Run
 from eval.metrics import (
@@ -11,6 +14,7 @@ from eval.metrics import (
     quartiles,
     tell_answers,
 )
+from eval.report import make_table
 from redrafter_jax.text.prompts import Asked
 
 
@@ -79,3 +83,16 @@ def test_answers_tell_their_lengths_their_ends_and_warn_where_they_say_little() 
     assert "2 of 4 answers end within 4 tokens" in warning
     # The user's own limit warns of nothing.
     (_,) = tell_answers(describe_answers(asked, [[1, 2], [3, 4]]))
+
+
+def test_names_are_broken_before_a_number_is_cut() -> None:
+    numbers = ["1.10", "1.04 to 1.23", "1.83", "0.13", "673.9", "24 of 24"]
+    name = "the shipped head and prompt lookup, on all prompts"
+    columns = ["method", "speedup", "quartiles", "acceptance", "lookup", "MB", "identical"]
+    console = Console(width=80, file=StringIO())
+    console.print(make_table("", columns, [[name, *numbers]]))
+    assert isinstance(console.file, StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    told = " ".join(" ".join(lines).split())
+    assert all(cell in told for cell in [*columns, *numbers, *name.split()])
