@@ -13,11 +13,10 @@ from rich.table import Table
 
 from redrafter_jax.checkpoints.huggingface import load_drafter
 from redrafter_jax.config import DraftConfig, SamplingConfig
-from redrafter_jax.drafters.base import RootOnly
+from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.progress import track
-from redrafter_jax.text.prompts import Asked
 
 from . import metrics
 from .benchmark import Method, Run, decode_batch, make_batches
@@ -53,17 +52,25 @@ def measure_acceptance(settings: AcceptanceSettings) -> None:
     target, ask = load(settings, drafts, settings.batch_size)
     drafter = load_drafter(settings.drafter, settings.dtype, target.mesh)
     asked = {sampling: ask(sampling) for sampling in settings.samplings}
-    baseline = Method(target, RootOnly())
+    batches = {
+        sampling: make_batches(own, settings.batch_size, sampling, settings)
+        for sampling, own in asked.items()
+    }
+
+    def decode(drafter: Drafter, sampling: SamplingConfig) -> list[Run]:
+        method = Method(target, drafter)
+        return [decode_batch(method, batch) for batch in batches[sampling]]
+
     expected = {
-        sampling: _texts(_decode(baseline, asked[sampling], sampling, settings))
+        sampling: _texts(decode(RootOnly(), sampling))
         for sampling in track(settings.samplings, len(settings.samplings), "decode the baseline")
     }
     # Drafts outermost: each is compiled once.
     cells = [Cell(*cell) for cell in product(drafts, settings.rankings, settings.samplings)]
     measures: dict[Cell, dict[str, Any]] = {}
     for cell in track(cells, len(cells), "decode"):
-        method = Method(target, rank(bind_drafter(drafter, cell.draft), cell.ranking, cell.draft))
-        runs = _decode(method, asked[cell.sampling], cell.sampling, settings)
+        bound = bind_drafter(drafter, cell.draft)
+        runs = decode(rank(bound, cell.ranking, cell.draft), cell.sampling)
         same = [a == b for a, b in zip(_texts(runs), expected[cell.sampling], strict=True)]
         measures[cell] = {**count_accepted(runs), "identical": float(np.mean(same))}
     if not is_first():
@@ -79,14 +86,6 @@ def measure_acceptance(settings: AcceptanceSettings) -> None:
     write_report(path, report, settings, DEFINITIONS)
     told = (f"{name}: {line}" for name, one in answers.items() for line in tell_answers(one))
     show(path, *told, _table(rows))
-
-
-def _decode(
-    method: Method, asked: Asked, sampling: SamplingConfig, settings: AcceptanceSettings
-) -> list[Run]:
-    """All prompts, batch by batch."""
-    batches = make_batches(asked, settings.batch_size, sampling, settings)
-    return [decode_batch(method, batch) for batch in batches]
 
 
 def _texts(runs: Sequence[Run]) -> list[list[int]]:

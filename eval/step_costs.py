@@ -12,7 +12,7 @@ from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 
 from .config import TuneSettings
-from .step_parts import room_for, time_parts
+from .step_parts import time_parts
 
 
 class Timed(NamedTuple):
@@ -21,23 +21,6 @@ class Timed(NamedTuple):
     draft: DraftConfig
     propose: float
     step: float
-
-
-class Cached(NamedTuple):
-    """Slots of each row's cache, and how many of them are filled.
-
-    One for all trees, so that the baseline beside them is one program.
-    """
-
-    slots: int
-    tokens: int
-
-    @classmethod
-    def with_room(cls, slots: int, tokens: int, max_path: int, steps: int) -> "Cached":
-        """Such as were asked for, but with room for so many steps of paths up to `max_path`."""
-        room = room_for(steps, max_path)
-        slots = max(slots, 32 * (room // 32 + 1))
-        return cls(slots, min(tokens, slots - room))
 
 
 def spread(drafts: Sequence[DraftConfig], count: int) -> list[DraftConfig]:
@@ -62,21 +45,24 @@ def time_steps(
     drafter: DraftModel,
     drafts: Sequence[DraftConfig],
     batch_size: int,
-    cached: Cached,
+    slots: int,
+    cached: int,
     settings: TuneSettings,
 ) -> list[list[Timed]]:
     """The trees' steps on a cache as decoding has it; for every sampling of the settings a list.
 
-    All are timed in turns: a slow second of the machine does not fall upon one tree alone.
+    All are timed in turns: a slow second of the machine does not fall upon one tree alone. Each row
+    of the cache has so many slots and `cached` tokens, the same for all trees: the baseline beside
+    them is one program.
     """
     timed = time_parts(
         target,
         [bind_drafter(drafter, draft) for draft in drafts],
         settings.samplings,
         batch_size,
-        cached.slots,
+        slots,
         turns={"propose": settings.steps, "step": settings.steps, "baseline": settings.steps},
-        cached=cached.tokens,
+        cached=cached,
         repeats=settings.step_repeats,
         name=f"time steps, batch size {batch_size}",
     )

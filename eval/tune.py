@@ -41,7 +41,8 @@ from .report import (
     write_report,
 )
 from .speed import BASELINE, time_methods
-from .step_costs import Cached, Timed, predict, spread, time_steps
+from .step_costs import Timed, predict, spread, time_steps
+from .step_parts import room_for
 from .tree_grid import build_all
 
 DEFINITIONS = {
@@ -95,15 +96,14 @@ def tune(settings: TuneSettings) -> None:
     counts = count_calls(target, drafter, drafts, recordings)
     few = spread(drafts, settings.timed_trees)
     batches = [batch for one in recordings for batch in one.batches]
-    cached = Cached.with_room(
-        slots=max(batch.tokens.shape[1] for batch in batches),
-        # With half of the answer written.
-        tokens=int(np.median([(batch.prompts + batch.ends) // 2 for batch in batches])),
-        max_path=max(draft.max_path for draft in drafts),
-        steps=settings.steps,
-    )
+    room = room_for(settings.steps, max(draft.max_path for draft in drafts))
+    longest = max(batch.tokens.shape[1] for batch in batches)
+    slots = max(longest, 32 * (room // 32 + 1))
+    # With half of the answer written.
+    cached = int(np.median([(batch.prompts + batch.ends) // 2 for batch in batches]))
+    cached = min(cached, slots - room)
     timed = {
-        batch_size: time_steps(target, drafter, few, batch_size, cached, settings)
+        batch_size: time_steps(target, drafter, few, batch_size, slots, cached, settings)
         for batch_size in settings.batch_sizes
     }
     rows, entries = [], []
