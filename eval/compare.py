@@ -182,7 +182,8 @@ def _time_the_rest(
     done = due & {
         (at, turn.batch, turn.repeat) for at, own in measured.turns.items() for turn in own
     }
-    if left := [batches[at][batch] for at, batch, _ in sorted(due - done)]:
+    places = sorted({(at, batch) for at, batch, _ in due - done})
+    if left := [batches[at][batch] for at, batch in places]:
         warm_up(methods, left, settings.warm_ups, "measure")
         with progress(len(due), "measure", len(done)) as advance:
             for at, own in enumerate(batches):
