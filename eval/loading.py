@@ -17,10 +17,9 @@ from redrafter_jax.drafters.head_drafter import DraftModel, check_pair
 from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
-from redrafter_jax.parallel.mesh import data_shards
+from redrafter_jax.parallel.mesh import check_rows, data_shards
 from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.progress import track
-from redrafter_jax.settings.sections import check_batch
 from redrafter_jax.text.chat_template import ChatTemplate, load_template
 from redrafter_jax.text.prompts import (
     Asked,
@@ -171,7 +170,7 @@ def bind(target: TargetConfig, drafter: DraftModel | None, draft: DraftConfig) -
 def _check_batches(count: int, batch_size: int | None, mesh: Mesh | None) -> None:
     """Refuse batches of so many prompts that the mesh does not divide, the last one among them."""
     size = min(batch_size or count, count)
-    check_batch("batch_size" if size < count else "the number of prompts", size, mesh)
+    check_rows(size, mesh, "batch_size" if size < count else "the number of prompts")
     parts, last = data_shards(mesh), count % size
     if last % parts:
         raise InputError(

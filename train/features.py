@@ -27,7 +27,7 @@ from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
-from redrafter_jax.parallel.mesh import to_host
+from redrafter_jax.parallel.mesh import check_rows, to_host
 from redrafter_jax.parallel.processes import (
     broadcast_from_first,
     is_first,
@@ -36,7 +36,6 @@ from redrafter_jax.parallel.processes import (
 )
 from redrafter_jax.progress import progress
 from redrafter_jax.settings.arguments import parse_settings
-from redrafter_jax.settings.sections import check_batch
 
 from .config import TrainSettings
 from .data.batches import Batch, place_batch
@@ -82,7 +81,7 @@ def features(arguments: Sequence[str]) -> None:
     if folder is None:
         raise InputError("features is missing; name the folder to write, features=DIR.")
     mesh, config = settings.mesh.build(), load_target_config(settings.target)
-    check_batch("optimizer.batch_size", settings.optimizer.batch_size, mesh)
+    check_rows(settings.optimizer.batch_size, mesh, "optimizer.batch_size")
     settings.drafter.build_for(config, settings.draft_rounds)
     if settings.top_k > config.vocab_size:
         raise InputError(

@@ -25,9 +25,9 @@ from redrafter_jax.config import TargetConfig
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.mesh import check_rows
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.parallel.processes import rows_of_process
-from redrafter_jax.settings.sections import check_batch
 
 from .config import TrainSettings
 from .data.batches import Batch, make_batches
@@ -82,9 +82,9 @@ def set_up(settings: TrainSettings, console: Console) -> Run:
     """
     make_folder(settings.output_dir, "output_dir")
     mesh = settings.mesh.build()
-    check_batch("optimizer.batch_size", settings.optimizer.batch_size, mesh)
+    check_rows(settings.optimizer.batch_size, mesh, "optimizer.batch_size")
     if settings.acceptance:
-        check_batch("acceptance.batch_size", settings.acceptance.batch_size, mesh)
+        check_rows(settings.acceptance.batch_size, mesh, "acceptance.batch_size")
     config = load_target_config(settings.target)
     sources = load_sources(settings, config)
     print_report(sources, console)

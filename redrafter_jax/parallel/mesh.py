@@ -95,13 +95,13 @@ def check_target(config: TargetConfig, mesh: Mesh) -> None:
             )
 
 
-def check_rows(rows: int, mesh: Mesh | None) -> None:
-    """Refuse a batch that `data` does not divide."""
+def check_rows(rows: int, mesh: Mesh | None, name: str = "the number of prompts") -> None:
+    """Refuse a batch that the mesh's `data` does not divide; the sentence calls it by `name`."""
     parts = data_shards(mesh)
     if rows % parts:
         raise InputError(
-            f"{rows} prompts cannot be split evenly over the {parts} devices along data; give a "
-            f"multiple of {parts} prompts, or a mesh with a smaller data axis."
+            f"{name} is {rows}, which the mesh's data={parts} does not divide; make it a multiple, "
+            "or data smaller."
         )
 
 

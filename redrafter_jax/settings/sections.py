@@ -30,7 +30,7 @@ from redrafter_jax.config import (
 )
 from redrafter_jax.drafters.base import check_context_layers
 from redrafter_jax.errors import InputError
-from redrafter_jax.parallel.mesh import data_shards, make_mesh
+from redrafter_jax.parallel.mesh import make_mesh
 from redrafter_jax.settings.files import Settings
 
 
@@ -92,24 +92,6 @@ class MeshSettings(Settings):
                 f"{jax.device_count()} devices of this job; use all of them, or fewer processes."
             )
         return mesh
-
-
-def check_batch(name: str, size: int, mesh: Mesh | None) -> None:
-    """Refuse a batch that the mesh does not divide.
-
-    Args:
-      name: of the setting that states its size.
-      size: rows of the batch.
-      mesh: the rows are split over its `data`.
-
-    Raises:
-      InputError: `data` divides them with a rest.
-    """
-    parts = data_shards(mesh)
-    if size % parts:
-        raise InputError(
-            f"{name} is {size}, which mesh.data={parts} does not divide; make it a multiple."
-        )
 
 
 class DrafterShape(BuildableSettings):

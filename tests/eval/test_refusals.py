@@ -47,7 +47,10 @@ def configs(tmp_path_factory: pytest.TempPathFactory, pair_settings: dict[str, A
         (["drafter=null", "draft=auto"], LOOKUP_ALONE),
         (["draft=auto"], r"has no draft\.yaml"),
         (["draft=wide"], r"draft: .*should be an object \(got 'wide'\)"),
-        (["batch_size=3", "mesh.data=2"], r"batch_size is 3, which mesh\.data=2 does not divide;"),
+        (
+            ["batch_size=3", "mesh.data=2"],
+            "batch_size is 3, which the mesh's data=2",
+        ),
         (["batch_size=2", "mesh.data=2"], "5 prompts in batches of 2 leave 1 for the last one"),
         (["batch_size=8", "mesh.data=2"], r"the number of prompts is 5, which mesh\.data=2"),
         (["sampling={temperature: 0, top_k: 5, min_p: 0.1}"], "or leave top_k and min_p out"),

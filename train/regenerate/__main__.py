@@ -25,12 +25,12 @@ from redrafter_jax.command_line import make_folder, run
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.mesh import check_rows
 from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.progress import progress
 from redrafter_jax.serving.engine import Engine
 from redrafter_jax.serving.messages import Request
 from redrafter_jax.settings.arguments import parse_settings
-from redrafter_jax.settings.sections import check_batch
 from redrafter_jax.text.chat_template import NoTemplateError, end_tokens
 
 from ..config import OF_USERS, RegenerateSettings
@@ -81,7 +81,7 @@ def regenerate(arguments: Sequence[str], command: str = "regenerate") -> None:
         processes=True,
     )
     mesh = settings.mesh.build()
-    check_batch("batch_size", settings.batch_size, mesh)
+    check_rows(settings.batch_size, mesh, "batch_size")
     if is_first():
         make_folder(settings.output.parent, "the folder of output")
         check_is_no_source(settings.output, settings.data)
