@@ -100,21 +100,24 @@ def test_no_prompt_is_asked_again_by_the_next_case(
 
 @pytest.mark.long
 def test_the_load_waits_for_a_server_that_warms_up(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     warm = threading.Event()
+    told: list[str] = []
 
-    def ask(base: str) -> None:
-        threading.Timer(0.3, warm.set).start()
-        evaluate(words(tmp_path, base))
+    def tell(text: str) -> None:
+        told.append(text)
+        warm.set()
 
-    with serving(FakeEngine(8, 8, warm=warm), listening=ask):
+    monkeypatch.setattr(serve_load, "tell", tell)
+    with serving(
+        FakeEngine(8, 8, warm=warm), listening=lambda base: evaluate(words(tmp_path, base))
+    ):
         pass
     report = json.loads((tmp_path / "report" / "serve_load.json").read_text())
     assert [run["errors"] for run in report["runs"]] == [{}] * 4
-    told = capsys.readouterr()
-    assert "the server warms up: 0 s" in told.err
-    assert "without a whole answer" not in told.out
+    assert told == ["the server warms up: 0 s"]
+    assert "without a whole answer" not in capsys.readouterr().out
 
 
 def test_a_warm_up_without_end_is_one_sentence(
