@@ -5,6 +5,7 @@ makes several arrays for each string, so that a vocabulary takes seconds, and it
 that no file could hold. Here nothing is read or allocated before it is known to lie in the file.
 """
 
+import math
 import mmap
 import re
 import struct
@@ -25,7 +26,7 @@ _LONGEST = 1 << 24
 _MOST_AXES = 4
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
 # Types of values by their number: struct's letters.
-_STRING, _ARRAY, _FLOAT32 = 8, 9, 6
+_UINT32, _FLOAT32, _STRING, _ARRAY, _UINT64 = 4, 6, 8, 9, 10
 _SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 
 
@@ -132,14 +133,23 @@ class _Reader:
             raise cut_short(self.path, self.position, len(self.content))
         return start
 
-    def number(self, letter: str) -> Any:
-        """One of struct's."""
-        layout = struct.Struct(f"<{letter}")
-        return layout.unpack_from(self.content, self.take(layout.size))[0]
+    def numbers(self, kind: int, count: int = 1) -> tuple[Any, ...]:
+        """So many of a type, one after the other."""
+        if kind not in _SCALARS:
+            raise InputError(
+                f"{self.path} holds a value of type {kind} at byte {self.position}, which is no "
+                "type of GGUF's; it is damaged."
+            )
+        layout = struct.Struct(f"<{count}{_SCALARS[kind]}")
+        return layout.unpack_from(self.content, self.take(layout.size))
+
+    def number(self, kind: int) -> Any:
+        """One of a type."""
+        return self.numbers(kind)[0]
 
     def size(self, what: str) -> int:
         """A count of bytes or entries."""
-        size = self.number("Q")
+        size = self.number(_UINT64)
         if size > _LONGEST:
             raise InputError(
                 f"{self.path} states {what} of length {size}; the most is {_LONGEST}, the file is "
@@ -163,29 +173,13 @@ class _Reader:
         if kind == _STRING:
             return self.string()
         if kind == _ARRAY:
-            return self.array()
-        letter = self.letter(kind)
-        number = self.number(letter)
+            kind, size = self.number(_UINT32), self.size("an array")
+            if kind == _STRING:
+                return [self.string() for _ in range(size)]
+            return list(self.numbers(kind, size))
+        number = self.number(kind)
         # As it was written, 1e-05 and not 9.999999747378752e-06.
         return float(str(np.float32(number))) if kind == _FLOAT32 else number
-
-    def array(self) -> list[Any]:
-        """Entries of one type, which is no array."""
-        kind, size = self.number("I"), self.size("an array")
-        if kind == _STRING:
-            return [self.string() for _ in range(size)]
-        letter = self.letter(kind)
-        start = self.take(size * struct.calcsize(letter))
-        return list(struct.unpack_from(f"<{size}{letter}", self.content, start))
-
-    def letter(self, kind: int) -> str:
-        """Struct's letter of a type."""
-        if kind not in _SCALARS:
-            raise InputError(
-                f"{self.path} holds a value of type {kind} at byte {self.position}, which is no "
-                "type of GGUF's; it is damaged."
-            )
-        return _SCALARS[kind]
 
 
 def _read_file(path: Path) -> Header:
@@ -211,19 +205,19 @@ def _read(reader: _Reader) -> Header:
             "again."
         )
     reader.take(len(GGUF_MAGIC))
-    version = reader.number("I")
+    version = reader.number(_UINT32)
     if version not in _VERSIONS:
         raise InputError(
             f"{path} is GGUF of version {version}, or big-endian; supported are little-endian "
             f"files of version {' and '.join(map(str, _VERSIONS))}."
         )
-    tensor_count, value_count = reader.number("Q"), reader.number("Q")
+    tensor_count, value_count = reader.number(_UINT64), reader.number(_UINT64)
     values: dict[str, Any] = {}
     for _ in range(value_count):
         name = reader.string()
         if name in values:
             raise InputError(f"{path} states the field {name!r} twice; it is damaged.")
-        values[name] = reader.value(reader.number("I"))
+        values[name] = reader.value(reader.number(_UINT32))
     alignment = field(values, "general.alignment", path, int, _ALIGNMENT)
     if alignment < 1 or alignment & (alignment - 1):
         raise InputError(f"{path} states general.alignment={alignment}, no power of two.")
@@ -245,11 +239,11 @@ def _read(reader: _Reader) -> Header:
 
 def _describe_tensor(reader: _Reader, name: str) -> Tensor:
     """Its offset is from where the tensors begin."""
-    path, axes = reader.path, reader.number("I")
+    path, axes = reader.path, reader.number(_UINT32)
     if axes > _MOST_AXES:
         raise InputError(f"{path}: tensor {name!r} has {axes} axes; the most is {_MOST_AXES}.")
-    shape = tuple(reader.number("Q") for _ in range(axes))[::-1]
-    number, offset = reader.number("I"), reader.number("Q")
+    shape = tuple(reader.number(_UINT64) for _ in range(axes))[::-1]
+    number, offset = reader.number(_UINT32), reader.number(_UINT64)
     try:
         kind = GGMLQuantizationType(number)
     except ValueError:
@@ -269,10 +263,7 @@ def _describe_tensor(reader: _Reader, name: str) -> Tensor:
 def stored_bytes(kind: str, shape: tuple[int, ...]) -> int:
     """That a tensor of this shape takes."""
     block, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
-    total = 1
-    for length in shape:
-        total *= length
-    return total // block * size
+    return math.prod(shape) // block * size
 
 
 def cut_short(path: Path, needed: int, present: int) -> InputError:

@@ -2,52 +2,40 @@
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gguf import (
     GGML_QUANT_SIZES,
+    MODEL_ARCH_NAMES,
     GGMLQuantizationType,
     GGUFWriter,
+    TensorNameMap,
     dequantize,
+    get_tensor_name_map,
 )
 from places import GOLDENS
 
 from redrafter_jax.config import TargetConfig
 
-LAYERS = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-# Of Gemma 3, which calls the second of them otherwise.
-GEMMA = {
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
-OUTER = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
 # One layer whose rows are whole blocks of every quantization.
 CONFIG = TargetConfig(16, 256, 256, 1, 4, 2, 64, 1e4, 1e-5, 64, False, (3, 5))
 
 
+@cache
+def _names(architecture: str) -> TensorNameMap:
+    """Those of llama.cpp's converter."""
+    (kind,) = (kind for kind, name in MODEL_ARCH_NAMES.items() if name == architecture)
+    return get_tensor_name_map(kind, n_blocks=8)
+
+
 def gguf_name(name: str, architecture: str = "llama") -> str:
     """Of a weight of transformers."""
-    names = LAYERS | GEMMA if architecture == "gemma3" else LAYERS
-    rest, _, ending = name.removeprefix("model.").rpartition(".")
-    if rest in OUTER:
-        return f"{OUTER[rest]}.{ending}"
-    _, layer, own = rest.split(".", 2)
-    return f"blk.{layer}.{names[own]}.{ending}"
+    found = _names(architecture).get_name(name, try_suffixes=(".weight", ".bias"))
+    assert found is not None, name
+    return found
 
 
 def alternate(weight: np.ndarray, heads: int) -> np.ndarray:
