@@ -52,7 +52,7 @@ def configs(tmp_path_factory: pytest.TempPathFactory, pair_settings: dict[str, A
             "batch_size is 3, which the mesh's data=2",
         ),
         (["batch_size=2", "mesh.data=2"], "5 prompts in batches of 2 leave 1 for the last one"),
-        (["batch_size=8", "mesh.data=2"], r"the number of prompts is 5, which mesh\.data=2"),
+        (["batch_size=8", "mesh.data=2"], "the number of prompts is 5, which the mesh's data=2"),
         (["sampling={temperature: 0, top_k: 5, min_p: 0.1}"], "or leave top_k and min_p out"),
         (["draft.beam_width=25"], BEAMS),
         (["target=DRAFTER"], "states model_type 'recurrent_drafting_drafter'"),
