@@ -205,6 +205,8 @@ def _output(settings: TuneSettings) -> Path:
         if settings.output is None:
             why = f"drafter is {settings.drafter}, no folder here"
         raise InputError(f"{why}; give output=FILE for the trees.")
+    if output.is_dir():
+        raise InputError(f"output is {output}, a folder; give output=FILE for the trees.")
     return output
 
 

@@ -91,6 +91,7 @@ def configs(tmp_path_factory: pytest.TempPathFactory, pair_settings: dict[str, A
         (["steps", "slots=[160]"], "slots is 160, but the target has 128 positions; give fewer"),
         (["steps", "steps=10"], "slots is 32, which 10 steps of up to 4 tokens overrun; give more"),
         (["tune", SAMPLINGS], r"1\.0, 1\.0; a table holds"),
+        (["tune", "output=."], r"output is \., a folder; give output=FILE"),
         (["tune", "output=none/draft.yaml"], "the folder none is missing; give output=FILE"),
         (["tune", "drafter=some/body"], "drafter is some/body, no folder here; give output=FILE"),
         (["tune", "mesh.model=2"], "eval tune measures one device; leave mesh out"),
