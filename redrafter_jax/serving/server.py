@@ -105,6 +105,8 @@ class Server(uvicorn.Server):
         _log.info("Shutting down: no new requests; running answers have %g s.", self._drain_seconds)
         cutting = asyncio.ensure_future(cut_off())
         await super().shutdown(sockets)
+        if self.force_exit:  # of a second Ctrl-C, which leaves the application's own end out
+            await self._worker.close()
         cutting.cancel()
         _log.info("Ended.")
 
