@@ -16,8 +16,8 @@ from redrafter_jax.checkpoints.stored import ITEM_BYTES, Stored
 from redrafter_jax.checkpoints.torch_pickle import Tensor, read_pickle
 from redrafter_jax.errors import InputError
 
-# The description of a thousand weights takes a tenth of a megabyte.
-_LONGEST_PICKLE = 1 << 26
+# A thousand weights take a tenth of a megabyte; any byte may take a hundred once it is read.
+_LONGEST_PICKLE = 1 << 22
 _LOCAL_HEADER = 30
 
 
@@ -63,12 +63,12 @@ def _read(path: Path, file: BinaryIO) -> dict[str, Stored]:
         )
     weights = read_pickle(content("data.pkl", _LONGEST_PICKLE), path)
     if not isinstance(weights, dict):
-        raise InputError(f"{path} holds a {type(weights).__name__}, no dictionary of weights.")
+        raise InputError(f"{path} holds one {type(weights).__name__}, not weights by name.")
     for name, value in weights.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
             raise InputError(
-                f"{path} holds a {type(value).__name__} under {name!r:.60}, no weight; save the "
-                "state dictionary of the model alone."
+                f"{path} holds {name!r:.60}, of type {type(value).__name__}, which is not a "
+                "weight; save the state dictionary of the model alone."
             )
     return {
         name: _place(path, name, value, records.get(f"{root}data/{value.storage.key}"))

@@ -1,8 +1,8 @@
 """What the pickle in a file of `torch.save` describes; no code of the file is run.
 
 A pickle is a program that may call anything. This unpickler knows only the names in `_CALLS` and
-`_STORAGES`, and for each it builds a description. The instructions are looked through first:
-those that torch writes suffice, and some combinations of them take time or memory without bounds.
+`_STORAGES`, and for each it builds a description. It follows only the instructions that torch
+writes, and none of them takes more time or memory than in proportion to its bytes.
 Instructions: https://github.com/python/cpython/blob/3.12/Lib/pickletools.py; what torch writes:
 https://github.com/pytorch/pytorch/blob/v2.9.0/torch/_weights_only_unpickler.py.
 """
@@ -10,6 +10,7 @@ https://github.com/pytorch/pytorch/blob/v2.9.0/torch/_weights_only_unpickler.py.
 import io
 import pickle
 import pickletools
+import struct
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,18 +29,15 @@ _STORAGES = {
     "torch.ByteStorage": "U8",
     "torch.BoolStorage": "BOOL",
 }
-_WHOLE = {"BININT", "BININT1", "BININT2", "LONG1"}
-_TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "TUPLE": None}
-_PUT, _GET = {"BINPUT", "LONG_BINPUT", "MEMOIZE"}, {"BINGET", "LONG_BINGET"}
-_CONSUME = {"REDUCE", "BINPERSID"}
+_NAMES = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
 _INSTRUCTIONS = {
-    *("PROTO", "FRAME", "STOP", "MARK", "GLOBAL", "STACK_GLOBAL", "BUILD"),
+    *("PROTO", "FRAME", "STOP", "MARK", "GLOBAL", "STACK_GLOBAL", "BUILD", "REDUCE", "BINPERSID"),
     *("BINUNICODE", "SHORT_BINUNICODE", "BINFLOAT", "NONE", "NEWTRUE", "NEWFALSE"),
+    *("BININT", "BININT1", "BININT2", "LONG1"),
+    *("EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "TUPLE"),
     *("EMPTY_DICT", "SETITEM", "SETITEMS", "EMPTY_LIST", "APPEND", "APPENDS"),
-    *(*_WHOLE, *_TUPLES, *_PUT, *_GET, *_CONSUME),
+    *("BINPUT", "LONG_BINPUT", "MEMOIZE", "BINGET", "LONG_BINGET"),
 }
-# A weight takes about 40.
-_MOST_INSTRUCTIONS = 1 << 20
 _MOST_AXES = 64
 
 
@@ -71,7 +69,6 @@ def read_pickle(content: bytes, path: Path) -> Any:
       InputError: it is damaged, or asks for something else than tensors.
     """
     try:
-        _check_instructions(content)
         return _Unpickler(io.BytesIO(content)).load()
     except _RefusedError as error:
         raise InputError(
@@ -81,7 +78,7 @@ def read_pickle(content: bytes, path: Path) -> Any:
         ) from None
     except (
         *(pickle.UnpicklingError, EOFError, ValueError, LookupError),
-        *(TypeError, AttributeError, OverflowError),
+        *(TypeError, AttributeError, OverflowError, struct.error),
     ) as error:
         raise InputError(f"{path} is damaged: its data.pkl cannot be read ({error}).") from None
 
@@ -90,39 +87,7 @@ class _RefusedError(Exception):
     """What a pickle asks for beyond tensors."""
 
 
-def _check_instructions(content: bytes) -> None:
-    """Refuse instructions that torch does not write, and those that cost more than they describe.
-
-    Dictionaries hash their keys, and the hash of a tuple of tuples of ... takes the interpreter's
-    own stack, and exponential time where each holds the next one twice. So a tuple may hold
-    something else than whole numbers only where the next instruction consumes it.
-    """
-    whole, below = 0, ""  # whole numbers on top of the stack, and what is below them
-    nested = False  # the value on top is a tuple of something else
-    memo: dict[int, bool] = {}
-    argument: Any
-    for count, (opcode, argument, _) in enumerate(pickletools.genops(content)):
-        name = opcode.name
-        if name not in _INSTRUCTIONS:
-            raise _RefusedError(f"the pickle instruction {name}")
-        if count >= _MOST_INSTRUCTIONS:
-            raise ValueError(f"it has more than {_MOST_INSTRUCTIONS} instructions")
-        if name in _PUT:
-            key = len(memo) if name == "MEMOIZE" else argument
-            if key > count:  # the memo is an array
-                raise ValueError(f"instruction {count} puts a value aside as number {key}")
-            memo[key] = nested
-        elif name in _WHOLE and not nested:
-            whole += 1
-        elif name != "FRAME":
-            if (nested and name not in _CONSUME) or (name in _GET and memo.get(argument)):
-                raise ValueError("a tuple that holds more than whole numbers, kept as a value")
-            length = _TUPLES.get(name)
-            nested = name in _TUPLES and (below != "MARK" if length is None else whole < length)
-            whole, below = 0, name
-
-
-class _Name(NamedTuple):
+class Name(NamedTuple):
     """A name of `_CALLS` or `_STORAGES`. A function would keep what BUILD puts into it."""
 
     name: str
@@ -133,9 +98,45 @@ class _Name(NamedTuple):
         return _CALLS[self.name](*arguments)
 
 
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> _Name:
-        found = _Name(f"{module}.{name}")
+class Dictionary(dict[Any, Any]):
+    """For dictionaries of either kind."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        """An empty one: it is filled later, so that no call copies what the file holds once."""
+
+    def __setstate__(self, state: Any) -> None:
+        """What a state dictionary says of itself beside its weights is not kept."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Other keys are not hashed: of nested tuples that may take exponential time."""
+        if type(key) not in (str, int):
+            raise TypeError(f"a {type(key).__name__} as a key")
+        super().__setitem__(key, value)
+
+
+class _Dispatch(dict[int, Any]):
+    """What each instruction does."""
+
+    def __missing__(self, code: int) -> Any:
+        raise _RefusedError(f"the pickle instruction {_NAMES[code]}")
+
+
+class _Unpickler(pickle._Unpickler):
+    """Python's own, not C's: its memo is no array, whose length the file would state."""
+
+    dispatch = _Dispatch(
+        {
+            code: pickle._Unpickler.dispatch[code]
+            for code, name in _NAMES.items()
+            if name in _INSTRUCTIONS
+        }
+    )
+    dispatch[pickle.EMPTY_DICT[0]] = lambda self: self.append(Dictionary())
+
+    def find_class(self, module: str, name: str) -> Name:
+        found = Name(f"{module}.{name}")
         if found.name not in _CALLS and found.name not in _STORAGES:
             raise _RefusedError(repr(found.name))
         return found
@@ -144,18 +145,8 @@ class _Unpickler(pickle.Unpickler):
         kind, storage, key, _, count = _require(pid, tuple)
         if kind != "storage":
             raise ValueError("something else in the place of a storage")
-        dtype = _STORAGES[_require(storage, _Name).name]
+        dtype = _STORAGES[_require(storage, Name).name]
         return Storage(_require(key, str), dtype, _require(count, int))
-
-
-class _Dictionary(dict[Any, Any]):
-    __slots__ = ()
-
-    def __init__(self) -> None:
-        """An empty one: it is filled later, so that no call copies what the file holds once."""
-
-    def __setstate__(self, state: Any) -> None:
-        """What a state dictionary says of itself beside its weights is not kept."""
 
 
 def _tensor(
@@ -184,7 +175,7 @@ def _parameter(tensor: Any, _requires_grad: Any, _hooks: Any) -> Tensor:
 
 
 _CALLS = {
-    "collections.OrderedDict": _Dictionary,
+    "collections.OrderedDict": Dictionary,
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_parameter": _parameter,
 }

@@ -1,8 +1,15 @@
-"""Files as `torch.save` writes them: a zip archive, its pickle put together by hand."""
+"""Files as `torch.save` writes them: a zip archive, its pickle from Python's own pickler."""
 
+import io
+import pickle
+import sys
 import zipfile
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 
@@ -14,67 +21,58 @@ STORAGES = {
     "int64": "LongStorage",
     "bool": "BoolStorage",
 }
-FALSE, STOP = b"\x89", b"."
+FUNCTIONS = ("_rebuild_tensor_v2", "_rebuild_parameter")
 
 
-def text(value: str) -> bytes:
-    encoded = value.encode()
-    return b"X" + len(encoded).to_bytes(4, "little") + encoded
+class Storage(NamedTuple):
+    """Stands for one of torch's, which are pickled by a persistent id."""
+
+    key: str
+    numbers: int
+    kind: str = "FloatStorage"
 
 
-def number(value: int) -> bytes:
-    if value < 1 << 31:
-        return b"J" + value.to_bytes(4, "little", signed=True)
-    length = value.bit_length() // 8 + 1
-    return b"\x8a" + bytes([length]) + value.to_bytes(length, "little", signed=True)
+class Call(NamedTuple):
+    """Stands for a value that torch pickles as a call."""
 
-
-def named(module: str, name: str) -> bytes:
-    return f"c{module}\n{name}\n".encode()
-
-
-def several(*items: bytes) -> bytes:
-    return b"(" + b"".join(items) + b"t"
-
-
-def call(function: bytes, *arguments: bytes) -> bytes:
-    return function + several(*arguments) + b"R"
-
-
-def ordered(items: Mapping[str, bytes]) -> bytes:
-    """An OrderedDict, with a state as torch's dictionaries of weights have one."""
-    pairs = b"".join(text(name) + value for name, value in items.items())
-    state = b"}" + text("_metadata") + call(named("collections", "OrderedDict")) + b"s"
-    return call(named("collections", "OrderedDict")) + b"(" + pairs + b"u" + state + b"b"
+    function: str
+    arguments: tuple[Any, ...]
 
 
 def tensor(
-    storage: str,
-    key: str,
-    numbers: int,
+    storage: Storage,
     shape: tuple[int, ...],
     strides: tuple[int, ...] | None = None,
     offset: int = 0,
-) -> bytes:
-    """A call of `_rebuild_tensor_v2` with a storage of so many numbers."""
+) -> Call:
+    """Stands for a tensor."""
     if strides is None:
         strides = tuple(int(np.prod(shape[axis + 1 :])) for axis in range(len(shape)))
-    identity = several(
-        text("storage"), named("torch", storage), text(key), text("cpu"), number(numbers)
-    )
-    return call(
-        named("torch._utils", "_rebuild_tensor_v2"),
-        identity + b"Q",
-        number(offset),
-        several(*map(number, shape)),
-        several(*map(number, strides)),
-        FALSE,
-        call(named("collections", "OrderedDict")),
-    )
+    return Call("_rebuild_tensor_v2", (storage, offset, shape, strides, False, OrderedDict()))
 
 
-def pickled(value: bytes) -> bytes:
-    return b"\x80\x02" + value + STOP
+def dumps(value: Any, protocol: int = 2) -> bytes:
+    """The pickle of a value; names of torch stand where torch has them."""
+    modules = {name: ModuleType(name) for name in ("torch", "torch._utils")}
+    for module, names in (("torch", STORAGES.values()), ("torch._utils", FUNCTIONS)):
+        for name in names:
+            setattr(modules[module], name, type(name, (), {"__module__": module}))
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, obj: Any) -> Any:
+            if not isinstance(obj, Storage):
+                return None
+            return "storage", getattr(modules["torch"], obj.kind), obj.key, "cpu", obj.numbers
+
+        def reducer_override(self, obj: Any) -> Any:
+            if not isinstance(obj, Call):
+                return NotImplemented
+            return getattr(modules["torch._utils"], obj.function), obj.arguments
+
+    content = io.BytesIO()
+    with patch.dict(sys.modules, modules):
+        Pickler(content, protocol).dump(value)
+    return content.getvalue()
 
 
 def write_records(path: Path, records: Mapping[str, bytes], compression: int = 0) -> None:
@@ -91,10 +89,12 @@ def write_records(path: Path, records: Mapping[str, bytes], compression: int = 0
 
 def write_archive(path: Path, weights: Mapping[str, np.ndarray]) -> None:
     """A state dictionary, every weight in a storage of its own."""
-    described, records = {}, {}
+    described: Any = OrderedDict()
+    described._metadata = OrderedDict({"": {"version": 1}})
+    records = {}
     for key, (name, value) in enumerate(weights.items()):
-        storage = STORAGES[str(value.dtype)]
-        described[name] = tensor(storage, str(key), value.size, value.shape)
+        storage = Storage(str(key), value.size, STORAGES[str(value.dtype)])
+        described[name] = tensor(storage, value.shape)
         records[f"data/{key}"] = value.tobytes()
-    content = pickled(ordered(described))
+    content = dumps(described)
     write_records(path, {"data.pkl": content, "byteorder": b"little", **records, "version": b"3\n"})
