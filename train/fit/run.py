@@ -87,50 +87,49 @@ def _run_stages(plan: FitPlan, folder: Path, config: TargetConfig, console: Cons
     stages = ["write", "read", "train", "measure"]
     started = time.perf_counter()
 
-    def announce(stage: str, what: str, words: list[str]) -> None:
+    def settle(name: str, values: dict[str, Any]) -> list[str]:
+        """Write the settings of a command; the words that give it them."""
+        path = folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+        return ["--config", str(path)]
+
+    def announce(stage: str, what: str, *words: str) -> None:
         left = sum(plan.seconds[each] for each in stages[stages.index(stage) :]) / 60
         number = stages.index(stage) + 1
         say(console, f"\n{number} of 4: {what}; about {left:.0f} min left in all")
         say(console, f"  by hand: python -m {_PROGRAMS}{shlex.join(words)}")
 
-    regeneration = folder / "regenerate.yaml"
     length = length_of(config)
-    _write_yaml(regeneration, _regeneration(plan, folder, length))
-    announce(
-        "write",
-        f"the target writes {plan.tokens:,} tokens of its own",
-        ["train", "regenerate", "--config", str(regeneration)],
-    )
-    regenerate(["--config", str(regeneration)])
+    words = settle("regenerate", _regeneration(plan, folder, length))
+    written = f"the target writes {plan.tokens:,} tokens of its own"
+    announce("write", written, "train", "regenerate", *words)
+    regenerate(words)
     tokens = _hold_out(plan, folder)
 
-    training = folder / "train.yaml"
     steps = max(1, EPOCHS * tokens // (_BATCH * length))
-    values = training_settings(plan.asked, folder, config, steps)
-    _write_yaml(training, values)
-    words = ["train", "features", "--config", str(training), f"top_k={_TOP_K}"]
-    announce("read", "one forward pass keeps the target's hidden states", words)
-    features(words[2:])
+    words = settle("train", training_settings(plan.asked, folder, config, steps))
+    kept = [*words, f"top_k={_TOP_K}"]
+    announce(
+        "read", "one forward pass keeps the target's hidden states", "train", "features", *kept
+    )
+    features(kept)
 
-    words = ["train", "--config", str(training)]
-    announce("train", f"{steps} steps of training", words)
-    outcome = train(load_settings(TrainSettings, training), console)
+    announce("train", f"{steps} steps of training", "train", *words)
+    outcome = train(load_settings(TrainSettings, folder / "train.yaml"), console)
     if outcome.stopped_by is not None:
         say(console, f"stopped by {outcome.stopped_by.name}; the same command goes on")
         sys.exit(128 + outcome.stopped_by)
 
-    measuring = folder / "compare.yaml"
-    _write_yaml(measuring, _comparison(plan, folder))
-    words = ["eval", "compare", "--config", str(measuring)]
-    announce("measure", f"{plan.prompts} prompts that it was not trained on", words)
-    call_program("eval", "commands:evaluate", words[1:])
+    words = ["compare", *settle("compare", _comparison(plan, folder))]
+    announce("measure", f"{plan.prompts} prompts that it was not trained on", "eval", *words)
+    call_program("eval", "commands:evaluate", words)
     minutes = (time.perf_counter() - started) / 60
-    head, tuning = folder / "run" / "drafter", folder / "tune.yaml"
+    head = folder / "run" / "drafter"
     say(console, f"the head: {head}, {minutes:.1f} min after the probe; to talk with it:")
     talk = ["redrafter_jax", "chat", "--target", plan.asked.target, "--drafter", str(head)]
     say(console, f"  python -m {shlex.join([*talk, '--beam-width', str(_TREE['beam_width'])])}")
-    _write_yaml(tuning, _measuring(plan, folder, "tune") | {"drafter": str(head)})
-    words = ["eval", "tune", "--config", str(tuning)]
+    tuning = _measuring(plan, folder, "tune") | {"drafter": str(head)}
+    words = ["eval", "tune", *settle("tune", tuning)]
     say(console, "to find the fastest tree on this device, which chat takes without --beam-width:")
     say(console, f"  python -m {_PROGRAMS}{shlex.join(words)}")
 
@@ -238,7 +237,3 @@ def _hold_out(plan: FitPlan, folder: Path) -> int:
     (folder / "held_out.jsonl").write_text(held_out, encoding="utf-8")
     (folder / "training.jsonl").write_text(format_rows(left), encoding="utf-8")
     return sum(len(row["input_ids"]) for row in left)
-
-
-def _write_yaml(path: Path, values: dict[str, Any]) -> None:
-    path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
