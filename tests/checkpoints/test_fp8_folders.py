@@ -1,6 +1,5 @@
 """Folders of the hub in float8: loaded in their own bits, converted, refused."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.flax import load_file, save_file
+from tiny_folders import change_json, damaged
 from tiny_models import assert_same, logits_error, random_target, tiny_config
 
 from redrafter_jax import InputError, load_target, save_target
@@ -20,9 +20,7 @@ FBGEMM = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}
 QUERY = "model.layers.0.self_attn.q_proj.weight"
 
 
-def write_fp8(
-    folder: Path, stated: dict[str, Any], shape: Any, changes: dict[str, Any] | None = None
-) -> Path:
+def write_fp8(folder: Path, stated: dict[str, Any], shape: Any, **changes: Any) -> Path:
     """A target in float8 in `fp8`, and with the same numbers in `numbers`.
 
     Args:
@@ -48,15 +46,9 @@ def write_fp8(
         stored[name.replace("weight", "input_scale")] = jnp.ones(1)
         weights[name] = jnp.asarray(np.asarray(codes, np.float32) * scale[:, None])
     save_file(weights, folder / "numbers" / "model.safetensors")
-    (folder / "fp8").mkdir()
-    kept = {
-        name: weight for name, weight in (stored | (changes or {})).items() if weight is not None
-    }
-    save_file(kept, folder / "fp8" / "model.safetensors")
-    fields = json.loads((folder / "numbers" / "config.json").read_text())
-    described = json.dumps({**fields, "quantization_config": stated})
-    (folder / "fp8" / "config.json").write_text(described)
-    return folder / "fp8"
+    fp8 = damaged(folder / "fp8", folder / "numbers", stored | changes)
+    change_json(fp8 / "config.json", quantization_config=stated)
+    return fp8
 
 
 @pytest.mark.parametrize(
@@ -98,6 +90,6 @@ def test_a_folder_is_loaded_in_its_own_bits(
 def test_others_and_damaged_ones_are_refused(
     tmp_path: Path, stated: dict[str, Any], changes: dict[str, Any], sentence: str
 ) -> None:
-    folder = write_fp8(tmp_path, stated, lambda outputs: (1,), changes)
+    folder = write_fp8(tmp_path, stated, lambda outputs: (1,), **changes)
     with pytest.raises(InputError, match=sentence):
         load_target(folder)

@@ -11,7 +11,7 @@ import pytest
 from places import GOLDENS
 from safetensors.flax import load_file as load_arrays
 from safetensors.numpy import load_file, save_file
-from tiny_folders import change_json
+from tiny_folders import change_json, write_index
 from tiny_models import assert_same, cast, random_target, stored_shapes, tiny_config
 
 from redrafter_jax import (
@@ -179,6 +179,7 @@ ONE, TWO = (f"model-0000{number}-of-00002.safetensors" for number in (1, 2))
     ("changes", "sentence"),
     [
         ({"lm_head.weight": ...}, r"the weight 'lm_head\.weight', which .*index"),
+        ({"lm_head.weight": ..., "model.norm.weight": ...}, r"weight 'lm_head\.weight' and 1 more"),
         ({"lm_head.weight": TWO}, r"holds no weight 'lm_head\.weight', which the index"),
         ({"lm_head.weight": 1}, r"index\.json states lm_head\.weight=1; it must be a string"),
         (None, r"index\.json does not state 'weight_map'"),
@@ -194,6 +195,6 @@ def test_an_index_that_does_not_fit_its_shards(
     assert weight_map["lm_head.weight"] == ONE
     if isinstance(changes, dict):
         changes = {name: file for name, file in (weight_map | changes).items() if file is not ...}
-    path.write_text(json.dumps({"weight_map": changes}))
+    write_index(path, changes)
     with pytest.raises(InputError, match=sentence):
         load_target(target_folder)

@@ -1,6 +1,5 @@
 """Loading a checkpoint holds at most a weight or two on the host beside the device's copy."""
 
-import json
 import math
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -8,18 +7,17 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from packed_folders import write_packed
-from safetensors.flax import save_file
 from tiny_gguf import config_fields, random_tensors, write_gguf
-from tiny_models import random_target, stored_shapes
+from tiny_models import cast, random_target, stored_shapes
 
 from eval.abstract import bytes_of
-from redrafter_jax import load_target
+from redrafter_jax import load_target, save_target
 from redrafter_jax.checkpoints.convert import convert
-from redrafter_jax.checkpoints.families import target_fields
 from redrafter_jax.config import Quantization, TargetConfig
+
+pytestmark = pytest.mark.long
 
 MB = 10**6
 STATUS = Path("/proc/self/status")
@@ -44,14 +42,7 @@ CONFIG = TargetConfig(512, 1536, 4096, 2, 12, 12, 128, 1e4, 1e-5, 64, True, ())
 
 
 def write_folder(folder: Path) -> Path:
-    folder.mkdir(exist_ok=True)
-    random = np.random.default_rng(0)
-    weights = {
-        name: jnp.asarray(random.random(shape, np.float32) - 0.5, jnp.bfloat16)
-        for name, shape in stored_shapes(CONFIG).items()
-    }
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(target_fields(CONFIG)))
+    save_target(cast(random_target(CONFIG), "bfloat16"), folder)
     return folder
 
 
@@ -75,11 +66,11 @@ def write_words(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("write", "bits"),
     [
-        pytest.param(write_folder, 16, marks=pytest.mark.long),
-        pytest.param(write_quantized, 16, marks=pytest.mark.long),
-        pytest.param(write_codes, 4.25, marks=pytest.mark.long),
+        (write_folder, 16),
+        (write_quantized, 16),
+        (write_codes, 4.25),
         # The embedding, one number of 73, has 16.
-        pytest.param(write_words, 4.375 + (16 - 4.375) / 73, marks=pytest.mark.long),
+        (write_words, 4.375 + (16 - 4.375) / 73),
     ],
 )
 @pytest.mark.skipif(not STATUS.is_file(), reason="Linux alone tells a process its memory")

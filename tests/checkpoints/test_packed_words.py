@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from packed_folders import write_packed
 from safetensors.numpy import load_file, save_file
-from tiny_folders import change_json
+from tiny_folders import change_json, damaged
 from tiny_models import (
     assert_same,
     forgetful_target,
@@ -214,12 +214,9 @@ ACTIVATIONS = (np.arange(64)[::-1] // 32).astype(np.int32)
 def test_damaged_folders(
     tmp_path: Path, folders: dict[str, Path], method: str, changes: dict[str, Any], sentence: str
 ) -> None:
-    weights = load_file(folders[method] / "model.safetensors") | changes
-    kept = {name: weight for name, weight in weights.items() if weight is not None}
-    save_file(kept, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text((folders[method] / "config.json").read_text())
+    folder = damaged(tmp_path, folders[method], changes)
     with pytest.raises(InputError, match=sentence):
-        load_target(tmp_path)
+        load_target(folder)
 
 
 def test_zero_points_that_are_not_in_the_middle(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from packed_folders import write_packed
 from safetensors.flax import load_file, save_file
-from tiny_folders import change_json
+from tiny_folders import change_json, damaged, write_index
 from tiny_gguf import CONFIG as GGUF_CONFIG
 from tiny_gguf import config_fields, random_tensors, tokenizer_fields, write_gguf
 from tiny_models import (
@@ -155,12 +155,9 @@ def int4_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_damaged_quantized_weights(
     tmp_path: Path, int4_folder: Path, changes: dict[str, Any], sentence: str
 ) -> None:
-    weights = load_file(int4_folder / "model.safetensors") | changes
-    kept = {name: weight for name, weight in weights.items() if weight is not None}
-    save_file(kept, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text((int4_folder / "config.json").read_text())
+    folder = damaged(tmp_path, int4_folder, changes)
     with pytest.raises(InputError, match=sentence):
-        load_target(tmp_path)
+        load_target(folder)
 
 
 @pytest.mark.parametrize("endings", [(".weight_scale", ".weight_minimum"), (".scales", ".qzeros")])
@@ -180,8 +177,7 @@ def test_parts_of_a_weight_in_files_of_their_own(
     for file, weights in shards.items():
         save_file(weights, folder / file)
     placed = {name: file for file, weights in shards.items() for name in weights}
-    index = folder / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": placed}))
+    write_index(folder / "model.safetensors.index.json", placed)
     expected = load_target(whole, "float32")
     assert_same(load_target(folder, "float32"), expected)
     convert(folder, tmp_path / "new")
@@ -196,15 +192,13 @@ def test_parts_of_a_weight_in_files_of_their_own(
     assert len(digests) == 3
 
 
-def test_quantizations_of_others_are_refused_by_name(tmp_path: Path) -> None:
-    save_target(random_target(CONFIG), tmp_path / "target")
+def test_drafters_that_others_quantized_are_refused_by_name(tmp_path: Path) -> None:
     config = DrafterConfig(vocab_size=24, hidden_size=32, exit_dim=64, num_draft_layers=1)
-    save_drafter(random_drafter(config), tmp_path / "drafter")
-    for name, load in (("target", load_target), ("drafter", load_drafter)):
-        path = tmp_path / name / "config.json"
-        change_json(path, quantization_config={"quant_method": "hqq", "bits": 4})
-        with pytest.raises(InputError, match="of quant_method 'hqq'; supported is 'redrafter', wh"):
-            load(tmp_path / name)
+    save_drafter(random_drafter(config), tmp_path)
+    stated = {"quant_method": "hqq", "bits": 4}
+    change_json(tmp_path / "config.json", quantization_config=stated)
+    with pytest.raises(InputError, match="of quant_method 'hqq'; supported is 'redrafter', wh"):
+        load_drafter(tmp_path)
 
 
 SHORT = ("Q4_1", "Q8_0", "Q4_K", "Q6_K")

@@ -42,6 +42,13 @@ def answers() -> list[dict[str, np.ndarray]]:
         return [{name: arrays[f"{name}_{number}"] for name in names} for number in range(10)]
 
 
+@jax.jit
+def read(target: Target, tokens: Any) -> jax.Array:
+    """Logits of every token."""
+    decoder = target.merge()
+    return decoder.logits(decoder.forward(tokens)[0])
+
+
 def test_prompts_are_written_by_the_files_template(
     path: Path, target: Target, answers: list[dict[str, np.ndarray]]
 ) -> None:
@@ -58,22 +65,11 @@ def test_logits_of_the_files_own_bits(path: Path, target: Target) -> None:
     """Q4_1's codes, scales and minima against the numbers that the `gguf` package makes of them."""
     kept = load_target(path, "float32", keep_quantized=True)
     tokens = jnp.asarray([load_tokenizer(path).encode("The capital of France is Paris.").ids])
-
-    @jax.jit
-    def read(target: Target) -> jax.Array:
-        decoder = target.merge()
-        return decoder.logits(decoder.forward(tokens)[0])
-
-    expected = np.asarray(read(target))
-    assert np.abs(np.asarray(read(kept)) - expected).max() < 1e-5 * np.abs(expected).max()
+    expected = np.asarray(read(target, tokens))
+    assert np.abs(np.asarray(read(kept, tokens)) - expected).max() < 1e-5 * np.abs(expected).max()
 
 
 def test_float32_logits_are_pytorchs(target: Target, answers: list[dict[str, np.ndarray]]) -> None:
-    @jax.jit
-    def read(target: Target, tokens: Any) -> jax.Array:
-        decoder = target.merge()
-        return decoder.logits(decoder.forward(tokens)[0])
-
     texts = [np.concatenate([answer["prompt"], answer["greedy"]]) for answer in answers]
     longest = max(map(len, texts))
     for text, answer in zip(texts, answers, strict=True):

@@ -5,11 +5,13 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 from places import ROOT
+from safetensors.flax import load_file, save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from redrafter_jax.checkpoints.huggingface import save_drafter, save_target
@@ -92,6 +94,21 @@ def change_json(path: Path, **changes: Any) -> None:
     values = json.loads(path.read_text()) | changes
     values = {name: value for name, value in values.items() if value is not ...}
     path.write_text(json.dumps(values))
+
+
+def write_index(path: Path, placed: Any) -> None:
+    """The file that tells which shard holds each weight."""
+    path.write_text(json.dumps({"weight_map": placed}))
+
+
+def damaged(folder: Path, source: Path, changes: Mapping[str, Any]) -> Path:
+    """The folder with the source's configuration and weights, these changed; None is taken out."""
+    folder.mkdir(exist_ok=True)
+    weights = {**load_file(source / "model.safetensors"), **changes}
+    kept = {name: weight for name, weight in weights.items() if weight is not None}
+    save_file(kept, folder / "model.safetensors")
+    (folder / "config.json").write_text((source / "config.json").read_text())
+    return folder
 
 
 def run_module(*arguments: str, optimized: bool = False) -> subprocess.CompletedProcess[str]:
