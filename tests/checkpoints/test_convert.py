@@ -15,48 +15,32 @@ from places import GOLDENS
 from safetensors.flax import load_file as load_arrays
 from safetensors.flax import save_file as save_arrays
 from safetensors.numpy import load_file, save_file
+from tiny_folders import change_json, write_index
 from tiny_gguf import CONFIG as GGUF_CONFIG
 from tiny_gguf import config_fields, random_tensors, write_gguf
-from tiny_models import assert_same, stored_shapes, tiny_config
+from tiny_models import (
+    assert_same,
+    random_drafter,
+    random_target,
+    stored_shapes,
+    tiny_config,
+)
 from torch_archives import write_archive
 
-from redrafter_jax import DrafterConfig, InputError, load_target
-from redrafter_jax.checkpoints.config_files import drafter_fields
+from redrafter_jax import DrafterConfig, InputError, load_target, save_drafter, save_target
 from redrafter_jax.checkpoints.convert import convert as convert_folder
-from redrafter_jax.checkpoints.families import target_fields
 from redrafter_jax.checkpoints.written import write_shard
 
 CONFIG = DrafterConfig(vocab_size=13, hidden_size=8, exit_dim=5, num_draft_layers=1)
-SHAPES = {
-    "rnn_u.weight": (8, 8),
-    "rnn_u.bias": (8,),
-    "rnn_w.weight": (8, 8),
-    "input_proj.weight": (5, 16),
-    "input_proj.bias": (5,),
-    "lm_head.0.linear.weight": (5, 5),
-    "lm_head.0.linear.bias": (5,),
-    "lm_head.1.weight": (13, 5),
-}
-
-
-def write_model(folder: Path, fields: Mapping[str, Any], shapes: Mapping[str, Any]) -> Path:
-    """A folder with random weights of these shapes."""
-    random = np.random.default_rng(0)
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(dict(fields), indent=2) + "\n")
-    weights = {name: random.normal(size=shape).astype("float32") for name, shape in shapes.items()}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A drafter and a target."""
     folder = tmp_path_factory.mktemp("saved")
-    stated = {**drafter_fields(CONFIG), "torch_dtype": "float32"}
-    write_model(folder / "drafter", stated, SHAPES)
+    save_drafter(random_drafter(CONFIG), folder / "drafter")
     config = tiny_config(num_hidden_layers=1, tie_word_embeddings=True)
-    write_model(folder / "target", target_fields(config), stored_shapes(config))
+    save_target(random_target(config), folder / "target")
     return folder
 
 
@@ -105,8 +89,9 @@ def test_the_folder_of_a_gguf_file_states_the_dtype_of_its_weights(
 
 @pytest.mark.parametrize("spelling", ["torch_dtype", "dtype"])
 def test_another_dtype_is_rounded_and_stated(tmp_path: Path, saved: Path, spelling: str) -> None:
-    fields = {**drafter_fields(CONFIG), spelling: "float32"}
-    source = write_model(tmp_path / "ours", fields, SHAPES)
+    source = shutil.copytree(saved / "drafter", tmp_path / "ours")
+    change_json(source / "config.json", **{"torch_dtype": ..., spelling: "float32"})
+    fields = json.loads((source / "config.json").read_text())
     told, _ = convert_folder(source, tmp_path / "new", "bfloat16")
     weights = load_file(source / "model.safetensors")
     expected = {name: jnp.asarray(value, jnp.bfloat16) for name, value in weights.items()}
@@ -129,8 +114,7 @@ def test_shards_stay_shards_and_what_belongs_to_a_target_comes_along(
     for file, part in (("a.bin", names[::2]), ("b.bin", names[1::2])):
         write_archive(source / file, {name: both[name] for name in part})
         placed |= dict.fromkeys(part, file)
-    index = source / "pytorch_model.bin.index.json"
-    index.write_text(json.dumps({"weight_map": placed}))
+    write_index(source / "pytorch_model.bin.index.json", placed)
 
     told, files, left_out = convert_folder(source, tmp_path / "new")
     shards = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
@@ -223,12 +207,12 @@ def test_the_command_says_what_was_written_and_what_apples_code_does_not_know(
     tmp_path: Path, saved: Path, run_redrafter: Any
 ) -> None:
     config = dataclasses.replace(CONFIG, draft_tokens=(0, 3, 4))
-    shapes = SHAPES | {"lm_head.1.weight": (3, 5)}
-    source = write_model(tmp_path / "fewer", drafter_fields(config), shapes)
+    source = tmp_path / "fewer"
+    save_drafter(random_drafter(config), source)
     _, out, _ = run_redrafter("convert", str(source), str(tmp_path / "new"), "--dtype", "bfloat16")
-    numbers = 2 * (8 * 8 + 8 * 8 + 8 + 5 * 16 + 5 + 5 * 5 + 5 + 3 * 5)
+    size = sum(value.nbytes for value in load_file(source / "model.safetensors").values()) // 2
     assert out.splitlines() == [
-        f"{tmp_path}/new: a drafter of 8 weights, {numbers} bytes, BF16; it loads the same as "
+        f"{tmp_path}/new: a drafter of 8 weights, {size} bytes, BF16; it loads the same as "
         f"{tmp_path}/fewer, in bfloat16.",
         "Written: model.safetensors, config.json",
         "Apple's code cannot load it: it does not know draft_tokens.",
