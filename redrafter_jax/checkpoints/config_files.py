@@ -69,8 +69,12 @@ def read_fields[T](kind: type[T], values: Mapping[str, Any], path: Path, **given
 def write_whole(path: Path, text: str) -> None:
     """Write a small file, or leave the one that is there as it is."""
     fresh = path.with_name(f"{path.name}.new")
-    fresh.write_text(text, encoding="utf-8")
-    fresh.replace(path)
+    try:
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(path)
+    except OSError:  # a full disk, for example
+        fresh.unlink(missing_ok=True)
+        raise
 
 
 @contextmanager
@@ -100,6 +104,17 @@ def drafter_fields(config: DrafterConfig) -> dict[str, Any]:
     }
 
 
+@contextmanager
+def reading(path: Path, otherwise: str) -> Generator[None]:
+    """Within it, a file that cannot be read is one sentence; `otherwise` says why it is needed."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise InputError(f"{path} is missing; {otherwise}.") from None
+    except OSError as error:
+        raise InputError(f"Cannot read {path}: {error.strerror or error}.") from None
+
+
 def read_text(path: Path) -> str:
     """A file's text.
 
@@ -120,12 +135,10 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
       InputError: the file is missing or cannot be read, is no JSON, or no object.
     """
+    with reading(path, "a model folder needs it"):
+        content = path.read_bytes()  # UTF-8, whatever the locale
     try:
-        values = json.loads(path.read_bytes())  # UTF-8, whatever the locale
-    except FileNotFoundError:
-        raise InputError(f"{path} is missing; a model folder needs it.") from None
-    except OSError as error:
-        raise InputError(f"Cannot read {path}: {error.strerror}.") from None
+        values = json.loads(content)
     except RecursionError:
         raise InputError(f"{path} is nested too deeply for a model's description.") from None
     except ValueError as error:  # no JSON, no UTF-8, or a number of thousands of digits

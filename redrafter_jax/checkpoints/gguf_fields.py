@@ -76,19 +76,9 @@ _LLAMA = OUTER_TENSORS | {
 _LARGEST_GEMMA3 = 62
 _QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _ARCHITECTURES = {
-    "llama": Architecture(
-        "llama",
-        _LLAMA,
-        interleaved=("attn_q", "attn_k"),
-    ),
-    "qwen2": Architecture(
-        "qwen2",
-        _LLAMA,
-    ),
-    "qwen3": Architecture(
-        "qwen3",
-        _LLAMA | _QK_NORMS,
-    ),
+    "llama": Architecture("llama", _LLAMA, interleaved=("attn_q", "attn_k")),
+    "qwen2": Architecture("qwen2", _LLAMA),
+    "qwen3": Architecture("qwen3", _LLAMA | _QK_NORMS),
     "gemma3": Architecture(
         "gemma3_text",
         _LLAMA
@@ -159,7 +149,7 @@ def gguf_fields(header: Header) -> dict[str, Any]:
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None or not embedding.shape:
         raise InputError(
-            f"{header.path} holds no tensor 'token_embd.weight'; it is no whole model."
+            f"{header.path} holds no tensor 'token_embd.weight'; the file is incomplete."
         )
     ends = [
         header.get(f"tokenizer.ggml.{name}_token_id", int, -1) for name in ("eos", "eot", "eom")
@@ -178,7 +168,7 @@ def gguf_fields(header: Header) -> dict[str, Any]:
         "max_position_embeddings": stated("context_length", int),
         "rms_norm_eps": stated("attention.layer_norm_rms_epsilon", float),
         "rope_theta": stated("rope.freq_base", float, _DEFAULT_BASE),
-        **_scaling(header, prefix),
+        "rope_scaling": _scaling(header, prefix),
         **architecture.further(stated),
         "attention_bias": "blk.0.attn_q.bias" in header.tensors,
         "tie_word_embeddings": "output.weight" not in header.tensors,
@@ -212,8 +202,8 @@ def _refuse_unknown(header: Header, prefix: str, architecture: Architecture) -> 
         )
 
 
-def _scaling(header: Header, prefix: str) -> dict[str, Any]:
-    """`rope_scaling`, where there is one."""
+def _scaling(header: Header, prefix: str) -> dict[str, Any] | None:
+    """`rope_scaling`."""
 
     def stated(name: str, expected: type, default: Any = None) -> Any:
         return header.get(f"{prefix}rope.{name}", expected, default)
@@ -246,18 +236,17 @@ def _scaling(header: Header, prefix: str) -> dict[str, Any]:
         return _longrope(factors, factors, context, share)
     match kind:
         case "none":
-            return {}
+            return None
         case "linear":
-            return {"rope_scaling": {"rope_type": kind, "factor": factor}}
+            return {"rope_type": kind, "factor": factor}
         case "yarn":
-            yarn = {
+            return {
                 "rope_type": kind,
                 "factor": factor,
                 "original_max_position_embeddings": original,
                 "beta_fast": stated("scaling.yarn_beta_fast", float, 32.0),
                 "beta_slow": stated("scaling.yarn_beta_slow", float, 1.0),
             }
-            return {"rope_scaling": yarn}
         case "longrope":
             return _longrope(_factors(header, _SHORT), _factors(header, _LONG), original, share)
     raise InputError(
@@ -267,14 +256,13 @@ def _scaling(header: Header, prefix: str) -> dict[str, Any]:
 
 
 def _longrope(short: list[float], long: list[float], original: int, share: float) -> dict[str, Any]:
-    scaling = {
+    return {
         "rope_type": "longrope",
         "short_factor": short,
         "long_factor": long,
         "original_max_position_embeddings": original,
         "attention_factor": share,
     }
-    return {"rope_scaling": scaling}
 
 
 def _factors(header: Header, own: str) -> list[float]:

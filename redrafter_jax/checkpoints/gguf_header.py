@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from redrafter_jax.checkpoints.config_files import field
+from redrafter_jax.checkpoints.config_files import field, reading
 from redrafter_jax.checkpoints.download import GGUF_MAGIC
 from redrafter_jax.errors import InputError
 
@@ -184,12 +184,12 @@ class _Reader:
 
 def _read_file(path: Path) -> Header:
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as all_:
-            return _read(_Reader(path, all_))
-    except FileNotFoundError:
-        raise InputError(f"{path} is missing; give the path of a GGUF file.") from None
-    except OSError as error:
-        raise InputError(f"Cannot read {path}: {error.strerror or error}.") from None
+        with (
+            reading(path, "give the path of a GGUF file"),
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
+            return _read(_Reader(path, content))
     except ValueError as error:
         if isinstance(error, InputError):
             raise

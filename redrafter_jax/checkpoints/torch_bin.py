@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 from typing import BinaryIO
 
+from redrafter_jax.checkpoints.config_files import reading
 from redrafter_jax.checkpoints.stored import ITEM_BYTES, Stored
 from redrafter_jax.checkpoints.torch_pickle import Tensor, read_pickle
 from redrafter_jax.errors import InputError
@@ -32,13 +33,8 @@ def read_torch_file(path: Path) -> dict[str, Stored]:
       InputError: the file is missing, truncated, of torch before 1.6 or big-endian; it holds
         something else than a dictionary of tensors, or one that does not lie in one piece.
     """
-    try:
-        with path.open("rb") as file:
-            return _read(path, file)
-    except FileNotFoundError:
-        raise InputError(f"{path} is missing; the model folder is incomplete.") from None
-    except OSError as error:
-        raise InputError(f"Cannot read {path}: {error.strerror or error}.") from None
+    with reading(path, "the model folder is incomplete"), path.open("rb") as file:
+        return _read(path, file)
 
 
 def _read(path: Path, file: BinaryIO) -> dict[str, Stored]:

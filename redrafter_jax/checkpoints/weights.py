@@ -5,7 +5,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from redrafter_jax.checkpoints.config_files import field, read_json
+from redrafter_jax.checkpoints.config_files import field, read_json, reading
 from redrafter_jax.checkpoints.stored import Stored
 from redrafter_jax.checkpoints.torch_bin import read_torch_file
 from redrafter_jax.errors import InputError
@@ -14,6 +14,10 @@ SINGLE_FILE = "model.safetensors"
 INDEX = f"{SINGLE_FILE}.index.json"
 TORCH_FILE = "pytorch_model.bin"
 # Of Medusa's heads, beside which their target does not lie.
+_OTHERWISE = (
+    "the model folder is incomplete, or holds its weights in another format than safetensors and "
+    f"{TORCH_FILE} and must be converted first"
+)
 MEDUSA_FILE, TORCH_MEDUSA_FILE = "medusa_lm_head.safetensors", "medusa_lm_head.pt"
 
 
@@ -67,16 +71,13 @@ def find_weights(folder: Path) -> dict[str, Stored]:
 def _header(path: Path) -> dict[str, Stored]:
     """What a safetensors file says it holds; the library makes sure that the file is whole."""
     try:
-        with safe_open(path, framework="numpy"), path.open("rb") as file:
+        with (
+            reading(path, _OTHERWISE),
+            safe_open(path, framework="numpy"),
+            path.open("rb") as file,
+        ):
             size = int.from_bytes(file.read(8), "little")
             entries = json.loads(file.read(size))
-    except FileNotFoundError:
-        raise InputError(
-            f"{path} is missing; the model folder is incomplete, or holds its weights in another "
-            f"format than safetensors and {TORCH_FILE} and must be converted first."
-        ) from None
-    except OSError as error:
-        raise InputError(f"Cannot read {path}: {error.strerror or error}.") from None
     except SafetensorError as error:
         raise InputError(f"{path} is truncated or no safetensors file ({error}).") from None
     entries.pop("__metadata__", None)

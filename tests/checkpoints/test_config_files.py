@@ -12,6 +12,7 @@ from redrafter_jax.checkpoints.config_files import (
     drafter_fields,
     field,
     read_drafter_config,
+    write_whole,
 )
 
 CONFIG = DrafterConfig(13, 8, exit_dim=5, num_draft_layers=1)
@@ -90,3 +91,18 @@ def test_a_kind_of_drafter_that_does_not_exist(
     change_json(drafter_folder / "config.json", **changes)
     with pytest.raises(InputError, match=rf"config\.json.* {sentence}"):
         read_drafter_config(drafter_folder)
+
+
+def test_a_file_is_written_whole_or_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.json"
+    write_whole(path, "old")
+
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(path, "new")
+    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("a.json", "old")]
