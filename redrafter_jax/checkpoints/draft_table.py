@@ -165,11 +165,7 @@ def as_tuples(value: Any) -> Any:
 
 
 def _mapping(kind: type, values: Any, place: str) -> dict[str, Any]:
-    """The values, if they are of fields of the dataclass and none is missing.
-
-    Raises:
-      InputError: as said.
-    """
+    """The values, refused unless they are of fields of the dataclass and none is missing."""
     names = [one.name for one in fields(kind)]
     needed = {one.name for one in fields(kind) if one.default is MISSING}
     if not isinstance(values, dict) or not needed <= values.keys() <= set(names):

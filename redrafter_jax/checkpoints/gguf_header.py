@@ -80,7 +80,7 @@ def read_header(path: Path) -> Header:
         header = _read_file(path)
         if (count := header.get("split.count", int, 1)) > 1:
             raise InputError(
-                f"{path} is one of {count} parts; give it back its name, which ends in "
+                f"{path} is one of {count} parts; rename it so that it ends in "
                 f"-00001-of-{count:05}.gguf and so on, and put the others beside it."
             )
         return header
@@ -105,8 +105,8 @@ def read_header(path: Path) -> Header:
             )
         if repeated := sorted(tensors.keys() & header.tensors.keys()):
             raise InputError(
-                f"{header.path} holds the tensor {repeated[0]!r} once more; the parts are not of "
-                "one model."
+                f"{header.path} holds the tensor {repeated[0]!r}, which an earlier part holds too; "
+                "the parts are not of one model."
             )
         tensors |= header.tensors
     expected = headers[0].get("split.tensors.count", int, len(tensors))

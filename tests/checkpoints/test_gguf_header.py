@@ -140,7 +140,7 @@ def repeat(parts: list[Path]) -> None:
             "-00001-of-00002.gguf is missing; the model is in 2 parts",
         ),
         (rename, "-00001-of-00002.gguf states that it is part 2 of 2; it was renamed, or is of"),
-        (repeat, "-00002-of-00002.gguf holds the tensor 'one' once more; the parts are not of one"),
+        (repeat, "-00002-of-00002.gguf holds the tensor 'one', which an earlier part holds too"),
         (
             lambda parts: parts[1].write_bytes(parts[1].read_bytes()[:-100]),
             "-00002-of-00002.gguf is cut short",
@@ -161,7 +161,7 @@ def test_parts_that_do_not_belong_together(
 def test_a_part_under_another_name_asks_for_its_own(tmp_path: Path) -> None:
     write_gguf(tmp_path / "model.gguf", {}, TENSORS, tensors_per_part=1)
     path = sorted(tmp_path.iterdir())[0].rename(tmp_path / "other.gguf")
-    with pytest.raises(InputError, match="is one of 2 parts; give it back its name, which ends in"):
+    with pytest.raises(InputError, match="is one of 2 parts; rename it so that it ends in -00001"):
         read_header(path)
 
 
