@@ -4,14 +4,12 @@ Options of decoding are the fields of the library's configurations: types, defau
 """
 
 import argparse
-import inspect
-import re
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, get_args
 
 from redrafter_jax.config import DraftConfig, Dtype, SamplingConfig, ServeConfig
-from redrafter_jax.config.limits import FieldError, unfold, unmet
+from redrafter_jax.config.limits import FieldError, field_texts, unfold, unmet
 from redrafter_jax.errors import InputError
 
 
@@ -76,11 +74,9 @@ def add_draft(command: argparse.ArgumentParser) -> None:
 
 def add_fields(group: Any, config: type) -> None:
     """An option for each field of a configuration, None where it is not given."""
-    # Of the docstring's entry for a field: its lines, indented below its name.
-    _, _, entries = (inspect.getdoc(config) or "").partition("Attributes:\n")
-    texts = dict(re.findall(r"^  (\w+): (.*(?:\n    .*)*)", entries, re.MULTILINE))
+    texts = field_texts(config)
     for field in fields(config):
-        text = " ".join(texts.get(field.name, "").split()).removesuffix(".").replace("%", "%%")
+        text = texts.get(field.name, "").replace("%", "%%")
         kind = unfold(field.type)[0][0]
         if kind is bool:
             group.add_argument(option_of(field.name), action="store_true", default=None, help=text)

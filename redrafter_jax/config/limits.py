@@ -4,7 +4,9 @@ Limits are metadata of a field's annotation, which pydantic reads too. So a sett
 for the library, for YAML files and for the command line.
 """
 
+import inspect
 import math
+import re
 from dataclasses import fields
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -59,6 +61,16 @@ def check_fields(config: Any) -> None:
         value = getattr(config, field.name)
         if needed := unmet(value, *unfold(field.type)):
             raise FieldError(config, field.name, f"is {value!r:.200}; it must be {needed}.")
+
+
+def field_texts(kind: type) -> dict[str, str]:
+    """What the `Attributes` of a class and of its bases say of each field, in one line."""
+    texts: dict[str, str] = {}
+    for one in reversed(inspect.getmro(kind)):
+        _, _, entries = inspect.cleandoc(one.__doc__ or "").partition("Attributes:\n")
+        found = re.findall(r"^  (\w+): (.*(?:\n    .*)*)", entries, re.MULTILINE)
+        texts |= {name: " ".join(text.split()).removesuffix(".") for name, text in found}
+    return texts
 
 
 def unfold(annotation: Any) -> tuple[list[Any], list[Any]]:

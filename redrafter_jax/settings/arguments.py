@@ -1,6 +1,8 @@
 """The line of a command that is set by a file: `--config FILE key.path=value ...`."""
 
+import argparse
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from redrafter_jax.command_line import Parser, program_name
 from redrafter_jax.errors import InputError
 from redrafter_jax.parallel.processes import join
 from redrafter_jax.settings.files import SettingsT, dump_settings, load_settings
+from redrafter_jax.settings.help import describe_settings
 
 
 def parse_settings(
@@ -37,7 +40,13 @@ def parse_settings(
     Raises:
       InputError: the file cannot be read, or any value is not valid; all problems are listed.
     """
-    parser = Parser(prog=program_name(command), description=description)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    parser = Parser(
+        prog=program_name(command),
+        description=textwrap.fill(description, 80),
+        epilog=describe_settings(model) if "--help" in words or "-h" in words else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument(
         "--config", required=config is None, default=config, type=Path, help="YAML file"
     )
@@ -50,7 +59,6 @@ def parse_settings(
         parser.add_argument(flag, default=[], **options)
     if processes:
         _add_processes(parser)
-    words = list(sys.argv[1:] if arguments is None else arguments)
     if unknown := parser.unknown_option(words):
         raise InputError(_as_override(unknown, words))
     parsed = parser.parse_intermixed_args(words)

@@ -173,12 +173,12 @@ def _known_keys(section: Any, location: tuple[int | str, ...]) -> list[str]:
         if get_origin(section) in (list, tuple, dict):
             section = [one for one in get_args(section) if one is not Ellipsis][-1]
         else:
-            section = _annotations(section).get(str(part))
+            section = annotations_of(section).get(str(part))
         section = next((kind for kind in unfold(section)[0] if kind is not NoneType), None)
-    return list(_annotations(section))
+    return list(annotations_of(section))
 
 
-def _annotations(section: Any) -> dict[str, Any]:
+def annotations_of(section: Any) -> dict[str, Any]:
     """The annotation of each key of a section."""
     if dataclasses.is_dataclass(section):
         return {field.name: field.type for field in dataclasses.fields(section)}

@@ -1,0 +1,85 @@
+"""What the help of a command says of its settings."""
+
+import subprocess
+import sys
+
+import pytest
+from places import ROOT
+
+from redrafter_jax.config.serving import ServeConfig
+from redrafter_jax.settings.files import Settings
+from redrafter_jax.settings.help import describe_settings
+
+
+class Inner(Settings):
+    """What goes on inside, at a `rate`.
+
+    A second paragraph.
+    """
+
+    rate: float = 0.5
+    names: tuple[str, ...] = ("a", "b")
+
+
+class Base(Settings):
+    """Not shown, for it lists its fields.
+
+    Attributes:
+      size: of all; it is so long a text that it does not fit into a single line of the help and is
+        continued.
+    """
+
+    size: int
+
+
+class Outer(Base):
+    """Nor this.
+
+    Attributes:
+      inner: the only one.
+    """
+
+    fast: bool = False
+    inner: Inner = Inner()
+    spare: Inner | None = None
+    parts: tuple[Inner, ...] = ()
+    named: dict[str, ServeConfig]
+
+
+def test_every_setting_has_its_path_its_default_and_its_text() -> None:
+    lines = describe_settings(Outer).splitlines()
+    assert lines[2:] == [
+        "settings:",
+        "  size: of all; it is so long a text that it does not fit into a single line of",
+        "      the help and is continued",
+        "  fast=false",
+        "  inner.*: the only one",
+        "  spare.*",
+        "  parts.*",
+        "  named.*",
+        "",
+        "inner:",
+        "  What goes on inside, at a `rate`.",
+        "  A second paragraph.",
+        "  rate=0.5",
+        "  names=[a, b]",
+        "",
+        "spare: as inner",
+        "",
+        "parts.0: as inner",
+        "",
+        "named.NAME:",
+        "  slots=8: requests that decode together",
+        *lines[23:],
+    ]
+    assert "  deadline=null: seconds that a request may take; by default any" in lines
+
+
+@pytest.mark.parametrize("words", [["train"], ["eval", "tune"]])
+def test_the_help_of_a_command_lists_its_settings(words: list[str]) -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", *words, "--help"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "settings:\n" in shown.stdout
+    assert "\nmesh:\n  How many devices share the work" in shown.stdout
