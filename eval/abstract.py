@@ -16,8 +16,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from redrafter_jax.config import (
-    DrafterConfig,
-    MedusaConfig,
+    HeadConfig,
     Quantization,
     TargetConfig,
     WeightFormat,
@@ -45,7 +44,7 @@ def abstract_target(
 
 
 def abstract_drafter(
-    config: DrafterConfig | MedusaConfig, dtype: DTypeLike, form: WeightFormat | None = None
+    config: HeadConfig, dtype: DTypeLike, form: WeightFormat | None = None
 ) -> DraftModel:
     """A drafter whose parameters are `jax.ShapeDtypeStruct`s, its matrices quantized if asked."""
     return _abstract(lambda: init_drafter(config, 0), dtype, form)

@@ -8,9 +8,8 @@ from pydantic import Field, PositiveInt, model_validator
 from redrafter_jax.checkpoints.huggingface import load_target_config
 from redrafter_jax.config import (
     DraftConfig,
-    DrafterConfig,
     Dtype,
-    MedusaConfig,
+    HeadConfig,
     SamplingConfig,
     TargetConfig,
     WeightFormat,
@@ -77,7 +76,7 @@ class PairShape(Settings):
     dtype: Dtype = "bfloat16"
     report_dir: Path
 
-    def drafter_config(self, rounds: int) -> DrafterConfig | MedusaConfig:
+    def drafter_config(self, rounds: int) -> HeadConfig:
         """The library's configuration of a drafter for this target, that drafts so many tokens."""
         return self.drafter.build_for(self.target.build(), rounds)
 

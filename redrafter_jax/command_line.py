@@ -222,11 +222,7 @@ def call_program(program: Literal["train", "eval"], place: str, *arguments: Any)
 
 
 def refuse_unknown_command(word: str, commands: Iterable[str]) -> None:
-    """Refuse a first word that is neither a command, nor an option, nor an override.
-
-    Raises:
-      InputError: it is none of them.
-    """
+    """Refuse a first word that is neither a command, nor an option, nor an override."""
     known = list(commands)
     if not word or word.startswith("-") or "=" in word or word in known:
         return

@@ -109,11 +109,7 @@ def generate_autoregressive(
 
 
 def check_models(target: Target, drafter: Drafter) -> None:
-    """Refuse what is no target, and a drafter that does not fit it.
-
-    Raises:
-      InputError: as said, or the two lie on different meshes.
-    """
+    """Refuse what is no target, and a drafter that does not fit it or lies on another mesh."""
     if not (isinstance(target, Model) and isinstance(target.config, TargetConfig)):
         raise InputError(
             f"target is {target!r:.40}; give what load_target returns, then its drafter."

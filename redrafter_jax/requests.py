@@ -1,7 +1,7 @@
 """Ragged requests of lists and numbers, checked and padded into arrays."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import jax
 import numpy as np
@@ -201,7 +201,7 @@ def lists_of_rows(value: Any, rows: int, name: str, entries: str) -> list[tuple[
     if not _is_list(value):
         raise InputError(f"{name} is {value!r}; give a list of {entries}, or such a list per row.")
     if not any(map(_is_list, value)):
-        return [(name, list(value))] * rows
+        return [(name, _listed(value))] * rows
     own = []
     for row, one in enumerate(_per_row(value, rows, name)):
         label = of_row(name, row, rows)
@@ -209,15 +209,19 @@ def lists_of_rows(value: Any, rows: int, name: str, entries: str) -> list[tuple[
             raise InputError(
                 f"{label} is {one!r}; where rows differ, give a list of {entries} for every row."
             )
-        own.append((label, list(one)))
+        own.append((label, _listed(one)))
     return own
 
 
 def _is_list(value: Any) -> bool:
-    # A NumPy array is a list of values too, though no `Sequence`.
-    if isinstance(value, np.ndarray):
-        return value.ndim > 0
+    # An array is a list of values too, though no `Sequence`.
+    if hasattr(value, "__array__"):
+        return np.ndim(value) > 0
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(np.asarray(value) if hasattr(value, "__array__") else value)
 
 
 def _stop_array(
@@ -265,13 +269,14 @@ def _sampling_arrays(
 
 
 def _per_row(value: PerRow[Value], rows: int, name: str) -> list[Value]:
-    if not (isinstance(value, Sequence) or (isinstance(value, np.ndarray) and value.ndim)):
-        return [value] * rows
+    if not _is_list(value):
+        return [cast(Value, value)] * rows
+    value = _listed(value)
     if len(value) != rows:
         raise InputError(
             f"{name} has {len(value)} entries for {rows} prompts; give one value or one per prompt."
         )
-    return list(value)
+    return value
 
 
 def of_row(name: str, row: int, rows: int) -> str:

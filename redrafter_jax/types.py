@@ -8,6 +8,9 @@ E stop tokens    U tokens that can be drafted, V or fewer
 Z context width, D for every hidden state in it            C nodes that a second drafter adds
 O sources of nodes, one or more per drafter                  X extensions of a round, W or more
 
+Elsewhere E is also the width of a head's blocks (`exit_dim`), C a chunk of positions, X the target
+calls that an engine makes at once; I and O are the inputs and outputs of a linear map.
+
 All of them are `NamedTuple`s: pytrees that pass through every JAX transform.
 """
 
@@ -110,7 +113,7 @@ class Verified(NamedTuple):
     """One target pass over the tree.
 
     Attributes:
-      logits: scores of the token after each node, float32.
+      logits: scores of the token after each node, float32; on a mesh maybe a part of V.
       hidden: last hidden state (after the final norm) at each node; before it those of the
         context layers that were asked for.
       keys: per layer, the nodes' own keys.

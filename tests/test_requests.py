@@ -74,6 +74,9 @@ def test_seeds_count_the_rows_unless_given_and_may_be_equal_and_arrays() -> None
     requests, _ = prepared(max_new_tokens=np.array([3, 4]), seeds=np.array([5, 6]))
     assert (requests.limits - requests.lengths).tolist() == [3, 4]
     assert requests.sampling.seeds.tolist() == [5, 6]
+    requests, _ = prepared(seeds=jnp.array([5, 6]), eos_token_ids=jnp.array([7]))
+    assert requests.sampling.seeds.tolist() == [5, 6]
+    assert requests.stop_tokens[:, 0].tolist() == [7, 7]
 
 
 # What a tokenizer of transformers returns for one text, and for two.
@@ -150,6 +153,7 @@ def test_sampling_is_one_for_all_or_one_per_row() -> None:
         ({"prompts": [[1], [2, 24]]}, "Prompt 1 holds token 24, outside the vocabulary of 24 tok"),
         ({"prompts": [[1, 2], [1.5]]}, r"Prompt 1 holds 1\.5, which is no token id; "),
         ({"max_new_tokens": [4, 0]}, "max_new_tokens of row 1 is 0; it must be 1 or more"),
+        ({"max_new_tokens": "ab"}, "max_new_tokens of row 0 is 'ab'; .* whole number"),
         ({"max_new_tokens": 3.9}, r"max_new_tokens of row 0 is 3\.9; .* whole number"),
         ({"max_new_tokens": [4, 64]}, "Row 1 asks for 1 prompt and 64 new tokens, but .* 64 posit"),
         (

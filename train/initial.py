@@ -50,10 +50,11 @@ def new_drafter(
     start = drafter.merge()
     head = target.merge().head.astype(jnp.float32)
     head = head if drafted is None else head[:, np.asarray(drafted)]
-    if isinstance(config, MedusaConfig):
-        _start_as_target(start, head)
-    else:
-        _start_with_head(start, config, head)
+    match config:
+        case MedusaConfig():
+            _start_as_target(start, head)
+        case DrafterConfig():
+            _start_with_head(start, config, head)
     return Model.split(config, start)
 
 

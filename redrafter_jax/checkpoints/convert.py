@@ -27,7 +27,14 @@ from redrafter_jax.checkpoints.quantized import QUANT_METHOD
 from redrafter_jax.checkpoints.stored import Stored
 from redrafter_jax.checkpoints.weights import INDEX, SINGLE_FILE
 from redrafter_jax.checkpoints.written import DTYPES, same_weight, write_shard
-from redrafter_jax.config import DrafterConfig, MedusaConfig, Quantization, WeightFormat
+from redrafter_jax.config import (
+    DrafterConfig,
+    HeadConfig,
+    MedusaConfig,
+    Quantization,
+    TargetConfig,
+    WeightFormat,
+)
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.quantize import check_format
 
@@ -157,14 +164,15 @@ def _quantized_fields(found: Found, quantization: Quantization) -> dict[str, Any
     return {**sizes, "quantization_config": {"quant_method": QUANT_METHOD, **asdict(quantization)}}
 
 
-def _beyond_apple(config: Any, quantized: bool) -> list[str]:
+def _beyond_apple(config: TargetConfig | HeadConfig, quantized: bool) -> list[str]:
     """What a drafter has that Apple's layout does not."""
     match config:
         case DrafterConfig():
             return sorted([*config.beyond_apple, *["quantized weights"] * quantized])
         case MedusaConfig():
             return ["Medusa heads"]
-    return []
+        case TargetConfig():
+            return []
 
 
 def _write_weights(

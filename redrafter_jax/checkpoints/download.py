@@ -50,11 +50,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def refuse_outer_folder(folder: Path, needed: str) -> None:
-    """Refuse a folder that lacks the needed file, but whose subfolders or GGUF files are models.
-
-    Raises:
-      InputError: it is one; the sentence names those in it.
-    """
+    """Refuse a folder that lacks the needed file, but whose subfolders or GGUF files are models."""
     if (folder / needed).exists():
         return
     paths = [*(path.parent for path in folder.glob(f"*/{needed}")), *folder.glob("*.gguf")]

@@ -117,7 +117,11 @@ DRAFTERS = {
 
 
 def find_target(name: str | Path, *, keep_quantized: bool = False) -> Found:
-    """A target as `load_target` finds it, no weight read yet; errors are the same."""
+    """A target as `load_target` finds it; weights are looked into where that decides what it is.
+
+    Raises:
+      InputError: as `load_target`, but for what concerns meshes and dtypes.
+    """
     folder, config, found = _describe(name, locate(name), keep_quantized)
     stored = text_weights(found)
     # Old files carry the rotary frequencies; activations are not quantized.
@@ -190,7 +194,11 @@ def _parameters(config: Any, kind: Kind) -> tuple[Any, list[Parameter]]:
 def _find(
     folder: Path, config: Any, stored: dict[str, Stored], kind: Kind, ignored: Sequence[str]
 ) -> Found:
-    """Everything is checked; `ignored` are regular expressions."""
+    """A model whose weights all have their place and shape; names may match those `ignored`.
+
+    Raises:
+      InputError: a weight is missing, of another shape, or has no place in the model.
+    """
     layers = getattr(config, kind.layers)
     if layers > len(stored):  # before so many are made
         raise InputError(

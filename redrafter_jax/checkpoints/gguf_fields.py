@@ -249,10 +249,11 @@ def _scaling(header: Header, prefix: str) -> dict[str, Any] | None:
             }
         case "longrope":
             return _longrope(_factors(header, _SHORT), _factors(header, _LONG), original, share)
-    raise InputError(
-        f"{header.path} asks for rotary scaling of type {kind!r}; supported are 'none', 'linear', "
-        "'yarn' and 'longrope'."
-    )
+        case _:
+            raise InputError(
+                f"{header.path} asks for rotary scaling of type {kind!r}; supported are 'none', "
+                "'linear', 'yarn' and 'longrope'."
+            )
 
 
 def _longrope(short: list[float], long: list[float], original: int, share: float) -> dict[str, Any]:

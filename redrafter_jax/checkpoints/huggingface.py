@@ -84,7 +84,7 @@ def load_target_without_layers(
     """The embeddings, the final norm and the vocabulary projection of a target, and nothing else.
 
     What is trained on kept hidden states needs no more; this target cannot read tokens. Arguments
-    and errors are those of `load_target`, whose whole files are looked for.
+    are those of `load_target`, and errors those of `find_target`: the whole files are looked for.
     """
     found = find_target(name)
     decoder = nnx.eval_shape(lambda: Decoder(found.config, rngs=nnx.Rngs(0)))

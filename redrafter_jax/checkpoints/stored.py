@@ -64,18 +64,14 @@ class Stored(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """That it takes on a device, scales and minima included."""
+        """That it takes on a device in its own dtype, scales and minima included."""
         codes_in_a_byte = 2 if self.dtype == "I4" else 1
         own = math.prod(self.shape) * ITEM_BYTES[self.dtype] // codes_in_a_byte
         return own + sum(part.bytes for part in self.groups)
 
 
 def check_shape(stored: Stored, expected: tuple[int, ...]) -> None:
-    """Refuse a weight that is no number of the kind or shape that the configuration asks for.
-
-    Raises:
-      InputError: the shape differs, or the dtype is not one of floating-point numbers.
-    """
+    """Refuse a weight that is not of this shape, or not of floating-point numbers."""
     if stored.shape != expected:
         raise InputError(
             f"{stored.path}: weight {stored.name!r} has shape {stored.shape}, its configuration "
@@ -89,7 +85,7 @@ def check_shape(stored: Stored, expected: tuple[int, ...]) -> None:
 
 
 def dtype_of(stored: Stored) -> np.dtype:
-    """Of its numbers, floating-point or codes of 8 bits."""
+    """Of its numbers, floating-point or codes of 8 bits, into which those of 4 are read."""
     return READ_DTYPES[stored.dtype]
 
 

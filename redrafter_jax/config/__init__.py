@@ -1,6 +1,6 @@
 """Frozen, hashable configurations: static under `jax.jit`, checked on construction."""
 
-from redrafter_jax.config.drafter import Cell, DrafterConfig, Head, MedusaConfig
+from redrafter_jax.config.drafter import Cell, DrafterConfig, Head, HeadConfig, MedusaConfig
 from redrafter_jax.config.drafting import DraftConfig, SamplingConfig
 from redrafter_jax.config.quantization import Quantization, WeightFormat
 from redrafter_jax.config.serving import ServeConfig
@@ -24,6 +24,7 @@ __all__ = [
     "Dtype",
     "DynamicScaling",
     "Head",
+    "HeadConfig",
     "LinearScaling",
     "Llama3Scaling",
     "LongRopeScaling",

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from redrafter_jax.config.drafting import DraftConfig
 from redrafter_jax.config.limits import Count, Natural, check_fields, require
@@ -57,11 +57,7 @@ class DrafterConfig:
         _check_draft_tokens(self)
 
     def check_draft(self, draft: DraftConfig) -> None:
-        """Refuse trees that a recurrent head cannot draft.
-
-        Raises:
-          InputError: they are Medusa's, or a beam takes more tokens than can be drafted.
-        """
+        """Refuse Medusa's trees, and those whose beams take more tokens than can be drafted."""
         if draft.static_tree:
             raise InputError(
                 "DraftConfig.static_tree is for Medusa heads, and this is a recurrent head, whose "
@@ -128,12 +124,7 @@ class MedusaConfig:
         _check_draft_tokens(self)
 
     def check_draft(self, draft: DraftConfig) -> None:
-        """Refuse trees that Medusa heads cannot draft.
-
-        Raises:
-          InputError: there are fewer heads than draft rounds, a head takes more tokens than can be
-            drafted, or beams are asked for.
-        """
+        """Refuse beams, more draft rounds than heads, and more tokens than can be drafted."""
         if draft.draft_rounds > self.num_heads:
             raise InputError(
                 f"DraftConfig.draft_rounds is {draft.draft_rounds}, more than the {self.num_heads} "
@@ -163,7 +154,11 @@ class MedusaConfig:
         return self.hidden_size
 
 
-def _check_draft_tokens(config: DrafterConfig | MedusaConfig) -> None:
+# Of a head of any kind; whatever depends on the kind matches it to the end.
+HeadConfig: TypeAlias = DrafterConfig | MedusaConfig
+
+
+def _check_draft_tokens(config: HeadConfig) -> None:
     problem = "is empty; name tokens, or None for all."
     require(config.draft_tokens != (), config, "draft_tokens", problem)
     most = config.vocab_size - 1
@@ -172,7 +167,7 @@ def _check_draft_tokens(config: DrafterConfig | MedusaConfig) -> None:
         require(before < token <= most, config, "draft_tokens", problem)
 
 
-def _check_width(config: DrafterConfig | MedusaConfig, draft: DraftConfig) -> None:
+def _check_width(config: HeadConfig, draft: DraftConfig) -> None:
     for name in ("beam_width", "candidates"):
         asked = getattr(draft, name) or 0
         if asked > config.draft_vocab_size:

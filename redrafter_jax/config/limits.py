@@ -42,21 +42,13 @@ class FieldError(InputError):
 
 
 def require(holds: bool, config: object, field: str, problem: str) -> None:
-    """Refuse a value that does not go with the other fields'.
-
-    Raises:
-      FieldError: it does not hold.
-    """
+    """Refuse, as a `FieldError`, a value that does not go with the other fields'."""
     if not holds:
         raise FieldError(config, field, problem)
 
 
 def check_fields(config: Any) -> None:
-    """Refuse values of another type than their field's, or outside its limits.
-
-    Raises:
-      FieldError: there is one.
-    """
+    """Refuse, as a `FieldError`, values that are not of their field's type or limits."""
     for field in fields(config):
         value = getattr(config, field.name)
         if needed := unmet(value, *unfold(field.type)):

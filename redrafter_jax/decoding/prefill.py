@@ -64,8 +64,9 @@ def prefill(
     """Run the target over the prompts and choose each row's first token.
 
     The state's `drafter` is the hidden states at each prompt's last token, for `begin_drafting`.
-    What compiles depends on the rows, their slots and the context layers, but for its slots not on
-    the tree to come, nor on how long the prompts are or how much is remembered.
+    It compiles once for each number of rows, slots and stop tokens, each `chunk`, `log_probs` and
+    `context_layers`, and with and without a memory; not for each length of the prompts. Trees to
+    come matter only through the slots.
 
     Args:
       target: the target model.

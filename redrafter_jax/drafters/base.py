@@ -69,6 +69,9 @@ class Drafter(ABC):
     def init(self, hidden: Float[Array, "B Z"]) -> Any:
         """The drafter's own state after prefill, a pytree whose arrays have B rows.
 
+        The last prompt token is all that a drafter learns of the prompt: one with a cache of its
+        own over the prompt does not fit this contract yet.
+
         Args:
           hidden: the target's hidden state at the last prompt token: those of the context layers,
             then the last one.
@@ -82,6 +85,9 @@ class Drafter(ABC):
     ) -> TokenTree:
         """A tree of N nodes below each row's root; siblings carry distinct tokens.
 
+        It is called on the drafter of `prepare` in a loop, and on one as it is in a single step. On
+        a mesh all arrays are this device's parts.
+
         Args:
           decoder: the target, for its embedding and vocabulary projection.
           state: before the step; `state.drafter` is the drafter's own, `state.sampling` how the
@@ -90,7 +96,14 @@ class Drafter(ABC):
         """
 
     def observe(self, drafter_state: Any, verified: Verified, trace: StepTrace) -> Any:
-        """The drafter's own state after a step, from the one before it."""
+        """The drafter's own state after a step, from the one before it.
+
+        Args:
+          drafter_state: before the step.
+          verified: hidden states of all nodes, [B N Z]. Those that the next step starts from are at
+            node `trace.accepted.path[b, trace.gained[b] - 1]`.
+          trace: what the step gained; a row that is done gains 0 and must keep its state.
+        """
         del verified, trace
         return drafter_state
 

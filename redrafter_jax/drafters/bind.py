@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from redrafter_jax.config import DraftConfig, DrafterConfig, MedusaConfig
+from redrafter_jax.config import DraftConfig, DrafterConfig, HeadConfig, MedusaConfig
 from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.drafters.combined import Combined
 from redrafter_jax.drafters.head_drafter import DraftModel, HeadDrafter
@@ -24,7 +24,7 @@ _KINDS: Mapping[type, type[HeadDrafter]] = {
 }
 
 
-def init_drafter(config: DrafterConfig | MedusaConfig, seed: int) -> DraftModel:
+def init_drafter(config: HeadConfig, seed: int) -> DraftModel:
     """A head with random float32 parameters, where training starts."""
     module: Any = _KINDS[type(config)].module
     return Model.split(config, module(config, rngs=nnx.Rngs(seed)))
@@ -55,7 +55,7 @@ def bind_drafter(drafter: DraftModel | Drafter | None, draft: DraftConfig | None
                 f"{type(drafter).__name__} is not a pytree; decorate the class with "
                 "jax.tree_util.register_dataclass."
             )
-        return drafter or RootOnly()
+        return RootOnly() if drafter is None else drafter
     kind = _KINDS.get(type(drafter.config)) if isinstance(drafter, Model) else None
     if kind is None:
         raise InputError(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from redrafter_jax.config import DraftConfig, DrafterConfig, MedusaConfig, TargetConfig
+from redrafter_jax.config import DraftConfig, HeadConfig, TargetConfig
 from redrafter_jax.drafters.base import Drafter, check_context_layers
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.linear import linear
@@ -55,7 +55,7 @@ class DraftHead(nnx.Module):
     """Parameters that draft from the target's hidden states; a kind for each configuration.
 
     Attributes:
-      config: its shape, a `DrafterConfig` or a `MedusaConfig`.
+      config: its shape; `HeadConfig` names the kinds.
     """
 
     config: Any
@@ -156,9 +156,7 @@ class HeadDrafter(Drafter):
         return hidden[..., -size:]
 
 
-def check_pair(
-    target: TargetConfig, drafter: DrafterConfig | MedusaConfig, draft: DraftConfig
-) -> None:
+def check_pair(target: TargetConfig, drafter: HeadConfig, draft: DraftConfig) -> None:
     """Refuse a head of another target, and trees that it cannot draft or that reach too far."""
     for name in ("hidden_size", "vocab_size"):
         ours, theirs = getattr(drafter, name), getattr(target, name)

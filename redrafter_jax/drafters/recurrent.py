@@ -77,12 +77,13 @@ class RecurrentHead(DraftHead):
                 return state + embedding
             case "simple":
                 return jax.nn.silu(self.rnn_w(embedding) + self.rnn_u(state))
-        reset_e, update_e, candidate_e = jnp.split(self.gru_w(embedding), 3, axis=-1)
-        reset_s, update_s, candidate_s = jnp.split(self.gru_u(state), 3, axis=-1)
-        reset = jax.nn.sigmoid(reset_e + reset_s)
-        update = jax.nn.sigmoid(update_e + update_s)
-        candidate = jnp.tanh(candidate_e + reset * candidate_s)
-        return (1 - update) * candidate + update * state
+            case "gru":
+                reset_e, update_e, candidate_e = jnp.split(self.gru_w(embedding), 3, axis=-1)
+                reset_s, update_s, candidate_s = jnp.split(self.gru_u(state), 3, axis=-1)
+                reset = jax.nn.sigmoid(reset_e + reset_s)
+                update = jax.nn.sigmoid(update_e + update_s)
+                candidate = jnp.tanh(candidate_e + reset * candidate_s)
+                return (1 - update) * candidate + update * state
 
     def features(
         self, context: Float[Array, "... D"], state: Float[Array, "... D"]
@@ -158,7 +159,7 @@ def beam_search(
     Args:
       drafter: the recurrent head.
       embedding: the target's token embedding; on a mesh, this device's part of it.
-      context: the target's last hidden state before the root, and those of the context layers.
+      context: the target's hidden states before the root: the context layers', then the last.
       root: the last decided token.
       noise: noise of the tokens after the root, from `draw_noise`; the first R are used.
       sampling: the rows' temperature and filters.

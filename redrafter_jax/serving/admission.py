@@ -12,7 +12,7 @@ from jaxtyping import Int
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.requests import Batch, prepare
-from redrafter_jax.serving.messages import Request, Token
+from redrafter_jax.serving.messages import OWN_STOPS, Request, Token
 from redrafter_jax.serving.slots import Reading
 from redrafter_jax.types import Requests
 
@@ -58,6 +58,11 @@ def make_row(
     padded: Any = np.pad(arrays.stop_tokens, ((0, 0), (0, max(missing, 0))), constant_values=-1)
     arrays = arrays._replace(tokens=arrays.tokens[:, :0], stop_tokens=padded)
     return Row(number, request, arrays)
+
+
+def idle_row(target: Target, stop_tokens: Sequence[int]) -> Row:
+    """What idle places of a prefill pass read, with as many stop tokens as a request may have."""
+    return make_row(target, -1, Request([0], 1, 0), (*stop_tokens, *[0] * OWN_STOPS))
 
 
 @dataclass

@@ -20,7 +20,15 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_same_mesh, data_shards, place, to_host
 from redrafter_jax.requests import check_size, slots_for
-from redrafter_jax.serving.admission import Row, Slot, admit, make_row, next_batch, next_chunk
+from redrafter_jax.serving.admission import (
+    Row,
+    Slot,
+    admit,
+    idle_row,
+    make_row,
+    next_batch,
+    next_chunk,
+)
 from redrafter_jax.serving.budgets import Budgets
 from redrafter_jax.serving.messages import Counters, Event, QueueFull, Request, new_tokens
 from redrafter_jax.serving.slots import Gains, decode_rows, empty_rows, read_chunk
@@ -59,7 +67,8 @@ class Engine:
       target: the target model.
       drafter: as in `generate`.
       draft: how a loaded drafter drafts: one `DraftConfig`, or the tuner's table, of which the tree
-        is taken for the number of rows that decode and their temperature.
+        is taken for the number of rows that decode and their temperature; None is
+        `DraftConfig()` for a loaded one.
       slots: B, rows that decode together; a multiple of the mesh's `data`.
       context_length: tokens that a request may come to, its prompt included.
       queue_limit: requests that may wait beyond those that free slots can take; None for no limit.
@@ -129,8 +138,7 @@ class Engine:
         self._submitted = self._freed = 0
         # When there was nothing to do, and since then when slots became free.
         self._ends: deque[float] = deque(maxlen=_LATELY + 1)
-        # What idle places of a prefill pass read; a request may have four stop tokens of its own.
-        self._idle = make_row(target, -1, Request([0], 1, 0), (*self._stop_tokens, 0, 0, 0, 0))
+        self._idle = idle_row(target, self._stop_tokens)
         self._stop_width = self._idle.arrays.stop_tokens.shape[1]
         self._state = empty_rows(target, one_of, slots, cache_slots, self._stop_width)
 
@@ -217,8 +225,7 @@ class Engine:
         """Admit requests, read prompts, and decode a few steps of the rows whose prompts are read.
 
         Args:
-          passes: prefill passes at most, for as long as rows that decode wait; None for as many as
-            there is something to read for.
+          passes: prefill passes at most before rows decode; None for all that there are.
 
         Returns:
           What is new, one event for each request with something new.

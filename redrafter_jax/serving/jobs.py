@@ -128,11 +128,7 @@ class _Times:
 
 
 def check(service: Service, asked: Asked) -> None:
-    """Refuse what can be refused before the prompts are read, which may be long.
-
-    Raises:
-      ApiError: the engine is not ready or gone, or the request asks for too much.
-    """
+    """Refuse, as an `ApiError`, what can be refused before the prompts are read."""
     status, limits = service.worker.status, service.limits
     if status in ("failed", "closed"):
         raise _gone()

@@ -16,6 +16,10 @@ from redrafter_jax.serving.slots import Gains
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
+# Stop tokens, or strings, that a request may have beside the engine's.
+OWN_STOPS = 4
+
+
 class Request(NamedTuple):
     """What one row is asked for.
 
@@ -24,7 +28,8 @@ class Request(NamedTuple):
       max_new_tokens: limit on what is decided.
       seed: of its noise.
       sampling: how its tokens are chosen.
-      stop_tokens: that end it; None takes the engine's.
+      stop_tokens: that end it; None takes the engine's. There may be `OWN_STOPS` more than those,
+        rounded up to a multiple of 8.
       deadline: seconds of the engine's clock, past which it ends; infinity for never.
       speculate: False lets every target call gain one token, as without a drafter.
     """

@@ -13,6 +13,7 @@ from pydantic import (
     model_validator,
 )
 
+from redrafter_jax.serving.messages import OWN_STOPS
 from redrafter_jax.text.tokenizer import require_text
 
 # Fields of requests and messages, with the values that ask for nothing: clients send them unasked.
@@ -141,7 +142,7 @@ class Asked(_Fields):
     seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     stop: Annotated[
         list[Annotated[str, Field(min_length=1), AfterValidator(_whole)]],
-        Field(max_length=4, fail_fast=True),
+        Field(max_length=OWN_STOPS, fail_fast=True),
         BeforeValidator(_as_list),
     ] = []
     n: Annotated[int, Field(ge=1, le=16)] = 1

@@ -125,13 +125,19 @@ def _apply(values: dict[str, Any], override: str) -> None:
     holder: Any = values
     try:
         for key in parents:
-            holder = holder.setdefault(key, {}) if isinstance(holder, dict) else holder[int(key)]
-        holder[leaf if isinstance(holder, dict) else int(leaf)] = value
+            holder = holder.setdefault(key, {}) if isinstance(holder, dict) else holder[_at(key)]
+        holder[leaf if isinstance(holder, dict) else _at(leaf)] = value
     except (IndexError, TypeError, ValueError):
         raise InputError(
             f"Override {override!r} leads into a value that is no section, or to an entry that a "
             "list does not have; the first is 0."
         ) from None
+
+
+def _at(index: str) -> int:
+    if not index.isdecimal():  # -1 would count from the end
+        raise IndexError(index)
+    return int(index)
 
 
 def _describe(error: pydantic.ValidationError, model: Any) -> list[str]:
@@ -164,6 +170,8 @@ def _line(path: str, message: str, error: Exception | None) -> str:
             return f"{path}.{field} {problem}".removeprefix(".")
         case ValueError():
             message = str(error)  # without pydantic's "Value error, "
+        case _:
+            pass
     return f"{path}: {message}" if path else message
 
 

@@ -24,6 +24,7 @@ from redrafter_jax.config import (
     DraftConfig,
     DrafterConfig,
     Head,
+    HeadConfig,
     MedusaConfig,
     SamplingConfig,
     TargetConfig,
@@ -118,7 +119,7 @@ class DrafterShape(BuildableSettings):
         hidden_size: int = sys.maxsize,
         rounds: int = 1,
         draft_tokens: tuple[int, ...] | None = None,
-    ) -> DrafterConfig | MedusaConfig:
+    ) -> HeadConfig:
         """The library's configuration; by default for a target as large as can be."""
         layers = self.num_draft_layers
         if self.kind == "medusa":
@@ -141,7 +142,7 @@ class DrafterShape(BuildableSettings):
         target: TargetConfig,
         rounds: int,
         draft_tokens: tuple[int, ...] | None = None,
-    ) -> DrafterConfig | MedusaConfig:
+    ) -> HeadConfig:
         """The library's configuration of a drafter for this target.
 
         Args:

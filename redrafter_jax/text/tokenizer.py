@@ -11,12 +11,9 @@ from redrafter_jax.errors import InputError
 
 
 def require_text(text: str, name: str) -> None:
-    """Refuse lone surrogates, which no tokenizer takes.
+    """Refuse lone surrogates, which no tokenizer takes; the sentence calls the text by `name`.
 
     JSON can spell them, and bytes of the command line that are not UTF-8 become them.
-
-    Raises:
-      InputError: there is one; the sentence calls the text by `name`.
     """
     try:
         text.encode()

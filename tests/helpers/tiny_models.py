@@ -11,7 +11,7 @@ from flax import nnx
 from eval.abstract import abstract_drafter, abstract_target
 from redrafter_jax.checkpoints.found import dotted, is_matrix
 from redrafter_jax.checkpoints.weight_names import target_name
-from redrafter_jax.config import DrafterConfig, MedusaConfig, TargetConfig
+from redrafter_jax.config import DrafterConfig, HeadConfig, MedusaConfig, TargetConfig
 from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
@@ -64,7 +64,7 @@ def random_target(config: TargetConfig = PARITY_CONFIG, seed: int = 0) -> Target
     return with_random_weights(abstract_target(config, jnp.float32), seed)
 
 
-def random_drafter(config: DrafterConfig | MedusaConfig, seed: int = 0) -> DraftModel:
+def random_drafter(config: HeadConfig, seed: int = 0) -> DraftModel:
     """A drafter that knows nothing of any target."""
     return with_random_weights(abstract_drafter(config, jnp.float32), seed)
 

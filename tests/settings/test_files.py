@@ -96,6 +96,7 @@ def test_the_dump_reads_back_as_the_same_settings(config: Path, tmp_path: Path) 
         ("size.more.rate=3", "leads into a value that is no section"),
         ("inner.names.0=a", "to an entry that a list does not have; the first is 0"),
         ("spares.one.rate=1", "to an entry that a list does not have"),
+        ("spares.-1.rate=1", "to an entry that a list does not have"),
         ("spares.2.rate=1", "to an entry that a list does not have"),
         ("size=0x_", "not a YAML value"),
         ("size=yes", "size: Input should be a valid integer (got True); YAML reads yes"),

@@ -11,7 +11,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 from jax.test_util import check_grads
 
-from redrafter_jax.config import DrafterConfig, MedusaConfig, TargetConfig
+from redrafter_jax.config import DrafterConfig, HeadConfig, MedusaConfig, TargetConfig
 from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target, init_target
@@ -38,7 +38,7 @@ def pair():
     return make_pair()
 
 
-def make_pair(shape: DrafterConfig | MedusaConfig = SHAPE) -> tuple[Target, DraftModel]:
+def make_pair(shape: HeadConfig = SHAPE) -> tuple[Target, DraftModel]:
     config = TargetConfig(29, 16, 24, 2, 2, 1, 8, 1e4, 1e-5, 64, False, (0,))
     target = init_target(config, 0)
     louder = jax.tree.map(lambda leaf: leaf * 12 if leaf.ndim == 2 else leaf, target.params)
@@ -171,7 +171,7 @@ def sums_over_windows(
     ],
 )
 def test_sums_equal_a_loop_over_positions(
-    batch, shape: DrafterConfig | MedusaConfig, chunk_length: int, softening: LossSettings
+    batch, shape: HeadConfig, chunk_length: int, softening: LossSettings
 ) -> None:
     tokens, mask = batch
     target, drafter = make_pair(shape)

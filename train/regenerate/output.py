@@ -77,11 +77,7 @@ def find_done(path: Path, items: Sequence[Item], way_out: str = "") -> dict[int,
 
 
 def check_is_no_source(path: Path, data: DataSettings) -> None:
-    """Refuse an output that the run itself reads.
-
-    Raises:
-      InputError: it is a file of a source, or a source has none.
-    """
+    """Refuse an output that the run itself reads, and a source without files."""
     if not path.exists():
         return
     for index, source in enumerate(data.sources):
