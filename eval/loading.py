@@ -170,7 +170,7 @@ def bind(target: TargetConfig, drafter: DraftModel | None, draft: DraftConfig) -
 def _check_batches(count: int, batch_size: int | None, mesh: Mesh | None) -> None:
     """Refuse batches of so many prompts that the mesh does not divide, the last one among them."""
     size = min(batch_size or count, count)
-    check_rows(size, mesh, "batch_size" if size < count else "the number of prompts")
+    check_rows(size, mesh, "batch_size" if size < count else "The number of prompts")
     parts, last = data_shards(mesh), count % size
     if last % parts:
         raise InputError(

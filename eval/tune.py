@@ -203,8 +203,8 @@ def _output(settings: TuneSettings) -> Path:
     if not output.parent.is_dir():
         why = f"the folder {output.parent} is missing"
         if settings.output is None:
-            why = f"drafter is {settings.drafter}, no folder here"
-        raise InputError(f"{why}; give output=FILE for the trees.")
+            why = f"drafter is {settings.drafter}, no folder here; train it, or if it is on the hub"
+        raise InputError(f"{why}, give output=FILE for the trees.")
     if output.is_dir():
         raise InputError(f"output is {output}, a folder; give output=FILE for the trees.")
     return output

@@ -273,8 +273,9 @@ def _per_row(value: PerRow[Value], rows: int, name: str) -> list[Value]:
         return [cast(Value, value)] * rows
     value = _listed(value)
     if len(value) != rows:
+        one = "" if name == "seeds" else "one value or "
         raise InputError(
-            f"{name} has {len(value)} entries for {rows} prompts; give one value or one per prompt."
+            f"{name} has {len(value)} entries for {rows} prompts; give {one}one per prompt."
         )
     return value
 

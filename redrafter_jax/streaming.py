@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
 
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.decoding.prefill import Memory, empty_memory
@@ -164,12 +167,13 @@ def stream(
         _Row(TextStream(detokenize, prompt, stop) if detokenize else None)
         for prompt, stop in zip(prompts, stops, strict=True)
     ]
-    starts = [len(prompt) for prompt in prompts]
+    starts = np.asarray([len(prompt) for prompt in prompts], np.int32)
     while True:
         if kept_cache:
             kept_cache.put(state)
-        new, done = collect(state, starts, bound), to_host(state.done)
-        starts = [start + len(tokens) for start, tokens in zip(starts, new.tokens, strict=True)]
+        new = _collect_new(state, bound, starts, steps_per_yield * bound.max_path)
+        done = to_host(state.done)
+        starts = starts + np.asarray([len(tokens) for tokens in new.tokens], np.int32)
         fresh, texts = [], []
         for row, ended in enumerate(done):
             scores = new.log_probs[row] if new.log_probs else []
@@ -182,6 +186,39 @@ def stream(
             return
         state = state._replace(done=place(done | stopped, target.mesh))
         state = decode(target, bound, state, steps_per_yield)
+
+
+def _collect_new(
+    state: DecodeState, drafter: Drafter, starts: Int[np.ndarray, " B"], most: int
+) -> Generation:
+    """The tokens decided from `starts` on, `most` per row at most; counts are the state's."""
+    tokens, log_probs, lengths = _newest(
+        state.tokens, state.log_probs, state.cache.lengths, starts, min(most, state.tokens.shape[1])
+    )
+    window = state._replace(
+        tokens=tokens, log_probs=log_probs, cache=state.cache._replace(lengths=lengths)
+    )
+    return collect(window, [0] * len(starts), drafter)
+
+
+@partial(jax.jit, static_argnums=4)
+def _newest(
+    tokens: Int[Array, "B S"],
+    log_probs: Float[Array, "B S"] | None,
+    lengths: Int[Array, " B"],
+    starts: Int[Array, " B"],
+    count: int,
+) -> tuple[Int[Array, "B count"], Float[Array, "B count"] | None, Int[Array, " B"]]:
+    slots = jnp.minimum(starts[:, None] + jnp.arange(count), tokens.shape[1] - 1)
+
+    def window(values: Array) -> Array:
+        return jnp.take_along_axis(values, slots, axis=1)
+
+    return (
+        window(tokens),
+        None if log_probs is None else window(log_probs),
+        lengths - starts,
+    )
 
 
 def _same_weights(one: Target, other: Target) -> bool:

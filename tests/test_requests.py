@@ -265,6 +265,7 @@ def test_a_memory_must_hold_the_rows_and_their_tokens() -> None:
             {"drafter": random_target()},
             r"^drafter is .*; give what load_drafter returns, .* or None",
         ),
+        ({"target": "drafter"}, r"^target is Model\(.*; give what load_target"),
         ({"target": "x"}, r"^target is 'x'; give what load_target"),
     ],
 )
@@ -276,5 +277,7 @@ def test_every_entry_refuses_before_it_compiles(
     sentence: str,
 ) -> None:
     asked: dict[str, Any] = {"prompts": [[1, 2]], "max_new_tokens": 4}
+    if changes.get("target") == "drafter":
+        changes = {"target": drafter}
     with pytest.raises(InputError, match=sentence):
         entry(**({"target": target, "drafter": drafter} | asked | changes))

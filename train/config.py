@@ -248,6 +248,20 @@ class TrainSettings(Settings):
     A finished run goes on where `steps` is raised: parameters, the optimizer's averages and the
     place in the data are kept, and the schedule is that of a run of the new length, so that the
     learning rate rises once.
+
+    Attributes:
+      target: folder or hub id of the target, or a GGUF file.
+      target_dtype: that it is loaded in.
+      draft_rounds: R, the tokens that the drafter learns to draft.
+      features: folder of kept hidden states.
+      acceptance: held-out prompts that the drafter is tried on; null tries none.
+      steps: updates of the parameters.
+      seed: of the parameters that training starts from.
+      log_every: steps between two rows of `metrics.jsonl`; the terminal may show fewer.
+      checkpoint_every: steps between two checkpoints.
+      checkpoints_kept: how many of the latest stay.
+      resume: whether a checkpoint in `output_dir` is gone on from.
+      output_dir: folder for all that the run writes.
     """
 
     target: Path

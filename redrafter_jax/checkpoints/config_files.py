@@ -5,7 +5,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, Literal, cast, get_origin
+from typing import Any, Literal, cast, get_args, get_origin
 
 from redrafter_jax.config import DrafterConfig
 from redrafter_jax.config.limits import FieldError, unfold
@@ -61,6 +61,14 @@ def read_fields[T](kind: type[T], values: Mapping[str, Any], path: Path, **given
         (allowed, *_), _ = unfold(one.type)
         expected = cast(type, get_origin(allowed) or allowed)
         value = field(values, one.name, path, _AS_JSON.get(expected, expected))
+        if expected is tuple:
+            kind_of_one = get_args(allowed)[0]
+            for entry in value:
+                if type(entry) not in (int, kind_of_one):
+                    wanted = "integers" if kind_of_one is int else "numbers"
+                    raise InputError(
+                        f"{path} states {entry!r} in {one.name!r}; they must be {wanted}."
+                    )
         given[one.name] = tuple(value) if expected is tuple else value
     with naming(path):
         return kind(**given)

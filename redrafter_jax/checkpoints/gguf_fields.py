@@ -154,6 +154,7 @@ def gguf_fields(header: Header) -> dict[str, Any]:
     ends = [
         header.get(f"tokenizer.ggml.{name}_token_id", int, -1) for name in ("eos", "eot", "eom")
     ]
+    scaling = _scaling(header, prefix)
     return {
         "architectures": [family.architecture],
         "model_type": architecture.model_type,
@@ -168,7 +169,7 @@ def gguf_fields(header: Header) -> dict[str, Any]:
         "max_position_embeddings": stated("context_length", int),
         "rms_norm_eps": stated("attention.layer_norm_rms_epsilon", float),
         "rope_theta": stated("rope.freq_base", float, _DEFAULT_BASE),
-        "rope_scaling": _scaling(header, prefix),
+        **({"rope_scaling": scaling} if scaling else {}),
         **architecture.further(stated),
         "attention_bias": "blk.0.attn_q.bias" in header.tensors,
         "tie_word_embeddings": "output.weight" not in header.tensors,

@@ -126,13 +126,15 @@ def read_weight(
         if not transpose and placed.dtype == dtype:
             return jax.block_until_ready(placed)
     else:
-        # Every part is read by itself, only those of this process's devices, and each once.
+        # Every part is read by itself, and only those of this process's devices.
         axes = (*sharding.spec, *(None,) * (len(stored.shape) - len(sharding.spec)))
         spec = PartitionSpec(*(axes[::-1] if transpose else axes))
+        # What is unpacked is kept for the other devices that get the same.
+        part = cache(partial(_read, stored, jnp.dtype(dtype)))
+        if stored.unpack is None:
+            part = mapped(stored, dtype_of(stored)).__getitem__
         placed = jax.make_array_from_callback(
-            stored.shape,
-            NamedSharding(sharding.mesh, spec),
-            cache(partial(_read, stored, jnp.dtype(dtype))),
+            stored.shape, NamedSharding(sharding.mesh, spec), part
         )
     return jax.block_until_ready(_convert(placed, jnp.dtype(dtype), transpose, sharding))
 
@@ -149,25 +151,41 @@ def mapped(stored: Stored, dtype: DTypeLike) -> Shaped[np.ndarray, "..."]:
         raise _cut_short(stored) from None
 
 
-def pieces(
-    stored: Stored, index: tuple[slice, ...] | None = None
-) -> Iterator[Shaped[np.ndarray, "..."]]:
-    """Rows of the weight, or of the part within these slices, some at a time, in its own dtype.
+def pieces(stored: Stored) -> Iterator[Shaped[np.ndarray, "..."]]:
+    """Rows of the weight, some at a time, in its own dtype.
 
     Raises:
       InputError: as `read_weight`.
     """
-    first, *others = index or _whole(stored)
+    for rows in _unrounded(stored, _whole(stored)):
+        yield rows.astype(dtype_of(stored), copy=False)
+
+
+def _unrounded(stored: Stored, index: tuple[slice, ...]) -> Iterator[Shaped[np.ndarray, "..."]]:
+    """Rows of a part as they are unpacked, maybe more precise than the weight's own dtype."""
+    if not stored.shape:  # a scalar is read as a row
+        stored, index = stored._replace(shape=(1,)), (slice(None),)
+    first, *others = index
     start, stop, _ = first.indices(stored.shape[0])
     step = max(_NUMBERS // max(math.prod(stored.shape[1:]), 1), 1)
-    read = stored.unpack or mapped(stored, dtype_of(stored)).__getitem__
+    read = stored.unpack or partial(_read_rows, stored)
     for row in range(start, stop, step):
-        piece = read((slice(row, min(row + step, stop)), *others))
-        yield piece.astype(dtype_of(stored), copy=False)
+        yield read((slice(row, min(row + step, stop)), *others))
 
 
 def _whole(stored: Stored) -> tuple[slice, ...]:
     return (slice(None),) * len(stored.shape)
+
+
+def _read_rows(stored: Stored, index: tuple[slice, ...]) -> Shaped[np.ndarray, "..."]:
+    """Whole rows of numbers that lie in the file as they are."""
+    rows, dtype, columns = index[0], dtype_of(stored), math.prod(stored.shape[1:])
+    start = stored.offset + rows.start * columns * dtype.itemsize
+    count = (rows.stop - rows.start) * columns
+    numbers = np.fromfile(stored.path, dtype, count, offset=start)
+    if numbers.size != count:
+        raise _cut_short(stored)
+    return numbers.reshape(-1, *stored.shape[1:])
 
 
 def _read(stored: Stored, dtype: np.dtype, index: tuple[slice, ...]) -> Shaped[np.ndarray, "..."]:
@@ -176,12 +194,12 @@ def _read(stored: Stored, dtype: np.dtype, index: tuple[slice, ...]) -> Shaped[n
     sizes = [len(range(*one.indices(size))) for one, size in zip(index, stored.shape, strict=True)]
     # Pages of its own, returned whole: freed blocks of a heap add up to several weights.
     content = mmap.mmap(-1, max(math.prod(sizes) * dtype.itemsize, 1))
-    values = np.frombuffer(content, dtype, math.prod(sizes)).reshape(sizes)
+    values = np.frombuffer(content, dtype, math.prod(sizes)).reshape(sizes or (1,))
     done = 0
-    for piece in pieces(stored, index):
+    for piece in _unrounded(stored, index):
         values[done : done + len(piece)] = piece
         done += len(piece)
-    return values
+    return values.reshape(sizes)
 
 
 def _cut_short(stored: Stored) -> InputError:

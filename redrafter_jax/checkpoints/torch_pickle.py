@@ -2,7 +2,7 @@
 
 A pickle is a program that may call anything. This unpickler knows only the names in `_CALLS` and
 `_STORAGES`, and for each it builds a description. It follows only the instructions that torch
-writes, and none of them takes more time or memory than in proportion to its bytes.
+writes; what may be read of a pickle (`torch_bin`) bounds their time and memory.
 Instructions: https://github.com/python/cpython/blob/3.12/Lib/pickletools.py; what torch writes:
 https://github.com/pytorch/pytorch/blob/v2.9.0/torch/_weights_only_unpickler.py.
 """
@@ -113,6 +113,8 @@ class Dictionary(dict[Any, Any]):
         """Other keys are not hashed: of nested tuples that may take exponential time."""
         if type(key) not in (str, int):
             raise TypeError(f"a {type(key).__name__} as a key")
+        if type(key) is int and not 0 <= key < 1 << 32:  # many may have one hash
+            raise TypeError(f"{key} as a key")
         super().__setitem__(key, value)
 
 
@@ -120,6 +122,8 @@ class _Dispatch(dict[int, Any]):
     """What each instruction does."""
 
     def __missing__(self, code: int) -> Any:
+        if code not in _NAMES:
+            raise pickle.UnpicklingError(f"byte {code} is no instruction")
         raise _RefusedError(f"the pickle instruction {_NAMES[code]}")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from redrafter_jax.acceptance import acceptance_length
 from redrafter_jax.command_line import make_folder
-from redrafter_jax.commands.option_groups import config_of
+from redrafter_jax.commands.option_groups import config_of, option_of
 from redrafter_jax.commands.options import dtype_of, open_session
 from redrafter_jax.commands.terminal import tell
 from redrafter_jax.config import SamplingConfig
@@ -39,7 +39,15 @@ def continue_file(arguments: argparse.Namespace) -> None:
     output, limit = arguments.output, arguments.max_new_tokens
     if output is None:
         raise InputError("--prompts needs --output, the file that the continuations go to.")
+    if output.resolve() == arguments.prompts.resolve():
+        raise InputError(f"--output is {output}, the file of --prompts; name another.")
     prompts = read_prompts(arguments.prompts)
+    last_seed = 2**31 - len(prompts)
+    if not 0 <= arguments.seed <= last_seed:  # told now, not when the last batch is due
+        raise InputError(
+            f"--seed is {arguments.seed}; row i is drawn with seed --seed + i, so for "
+            f"{len(prompts)} prompts it must be from 0 to {last_seed}."
+        )
     seeds = range(arguments.seed, arguments.seed + len(prompts))
     sampling = config_of(SamplingConfig, arguments)
     options = {name: getattr(arguments, name) for name in _DECIDING} | asdict(sampling)
@@ -52,9 +60,9 @@ def continue_file(arguments: argparse.Namespace) -> None:
     size = min(arguments.batch_size or _BATCH_SIZE, len(prompts) - done)
     session = open_session(arguments, [prompt.text for prompt in prompts], size)
     rows = [session.form.encode_text(prompt.text) for prompt in prompts]
-    for prompt, row, seed in zip(prompts, rows, seeds, strict=True):
-        try:  # told now, not when the last batch is due
-            prepare(session.target.config, Batch([row], limit, seeds=[seed]), max_path=1)
+    for prompt, row in zip(prompts, rows, strict=True):
+        try:
+            prepare(session.target.config, Batch([row], limit), max_path=1)
         except InputError as error:
             raise InputError(f"{prompt.place}: {error}") from None
     # In one size of cache every batch runs what the first one compiled.
@@ -120,21 +128,27 @@ def _rows_written(
     whole = written[: written.rfind(b"\n") + 1]
     lines = whole.splitlines()
     for number, (line, prompt, seed) in enumerate(zip(lines, prompts, seeds, strict=False), 1):
-        now = {"id": prompt.name, "prompt": prompt.text, "seed": seed, **options}
         try:
             row = json.loads(line)
-            before = row | row["options"]
+            ours = (prompt.name, prompt.text, seed)
+            same = (row["id"], row["prompt"], row["seed"]) == ours
+            before = dict(row["options"])
         except (ValueError, TypeError, KeyError, RecursionError):
-            before = {}
+            same, before = False, {}
+        if not same:
+            raise InputError(
+                f"{output}, line {number} is not the row of {prompt.place} with seed {seed}; give "
+                "another --output, or the --prompts and --seed that it was begun with."
+            )
         changed = [
-            f"{name} {before.get(name)!r:.60} (now {value!r:.60})"
-            for name, value in now.items()
+            f"{option_of(name)} {before.get(name)!r} (now {value!r})"
+            for name, value in options.items()
             if before.get(name) != value
         ]
         if changed:
             raise InputError(
-                f"{output}, line {number} was written with {', '.join(changed)}; give another "
-                "--output, or the prompts and options that it was begun with."
+                f"{output}, line {number} was decoded with {', '.join(changed)}; give another "
+                "--output, or the options that it was begun with."
             )
     if len(lines) > len(prompts):
         raise InputError(f"{output} has {len(lines)} rows, more than the {len(prompts)} prompts.")

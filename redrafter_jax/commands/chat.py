@@ -120,7 +120,9 @@ class _Conversation:
         started = time.perf_counter()
         updates = self._session.stream([prompt], limit, [self._seed], kept_cache=self._kept_cache)
         with ctrl_c_sets() as stop:
-            text, update, stamps = say(updates, self._session.form.template.gap, self._screen, stop)
+            text, update, stamps, _ = say(
+                updates, self._session.form.template.gap, self._screen, stop
+            )
         seconds = time.perf_counter() - started
         if update is None:
             tell("Stopped before the answer began; the message is not kept.")

@@ -38,11 +38,13 @@ def run(arguments: argparse.Namespace) -> None:
     if sys.stderr.isatty():
         tell("Compiling ...")
     updates = session.stream([prompt], arguments.max_new_tokens, [arguments.seed])
-    _, update, stamps = say(updates, session.form.template.gap, Screen("never"))
+    _, update, stamps, counts = say(updates, session.form.template.gap, Screen("never"))
     assert update is not None, "a stream yields the tokens of prefill at least"
     result = update.generation
-    own = step_seconds(stamps[1:])  # the first step compiles
-    tell(describe_speed(result, result.acceptance_length / own if own else None))
+    # The first step compiles; what follows is decoding alone.
+    rate = (counts[-1] - counts[1]) / (stamps[-1] - stamps[1]) if len(stamps) > 2 else None
+    tell(describe_speed(result, rate))
+    own = step_seconds(stamps[1:])
     room = len(prompt) + arguments.max_new_tokens
     if own and (baseline := baseline_seconds(session, prompt, room)):
         tell(describe_cost(result.acceptance_length, own / baseline, session.drafter))

@@ -90,12 +90,14 @@ def limited(annotation: Any) -> Callable[[str], Any]:
     (kind,), limits = unfold(annotation)
 
     def read(text: str) -> Any:
-        value = kind(text)
+        try:
+            value = kind(text)
+        except ValueError:
+            value = text
         if needed := unmet(value, [kind], limits):
             raise argparse.ArgumentTypeError(f"{text} is given; it must be {needed}")
         return value
 
-    read.__name__ = kind.__name__  # "invalid int value: 'many'"
     return read
 
 

@@ -132,8 +132,8 @@ def _template_of(arguments: argparse.Namespace, tokenizer: Tokenizer) -> ChatTem
     template = load_template(asked, arguments.target, tokenizer, option)
     if template is NO_TEMPLATE and arguments.system is not None:
         raise InputError(
-            "--system is for conversations, and the prompt is continued as it stands; give "
-            "--chat-template too, or leave it out."
+            "--system is for conversations, and the prompt is continued as it stands; give another "
+            "--chat-template, or leave --system out."
         )
     return template
 
@@ -144,11 +144,12 @@ def draft_of(arguments: argparse.Namespace) -> DraftConfig | DraftTable:
     Raises:
       InputError: an option cannot be used, or the table.
     """
-    given, draft = given_options(DraftConfig, arguments), config_of(DraftConfig, arguments)
+    given = given_options(DraftConfig, arguments)
+    idle = ", ".join(option_of(name) for name in given if name != "lookup_tokens")
+    if idle and arguments.no_drafter:
+        raise InputError(f"Only a drafter's trees use {idle}; give --drafter, or leave it out.")
+    draft = config_of(DraftConfig, arguments)
     if arguments.no_drafter:
-        idle = ", ".join(option_of(name) for name in given if name != "lookup_tokens")
-        if idle:
-            raise InputError(f"Only a drafter's trees use {idle}; give --drafter, or leave it out.")
         return draft
     return draft if given else find_draft_table(arguments.drafter) or draft
 

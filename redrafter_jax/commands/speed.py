@@ -5,6 +5,7 @@ from collections.abc import Generator, Sequence
 from itertools import islice, pairwise
 from statistics import median
 from threading import Event
+from typing import NamedTuple
 
 from redrafter_jax.commands.options import Session
 from redrafter_jax.commands.terminal import Screen
@@ -34,9 +35,7 @@ def describe_speed(result: Generation, tokens_per_second: float | None) -> str:
 def describe_cost(acceptance_length: float, cost: float, drafter: Drafter) -> str:
     """What a target call costs in calls of the baseline, and what that makes of the speed."""
     speed_up = acceptance_length / cost
-    sentence = (
-        f"a call takes {cost:.2f} times as long as with --no-drafter; speed-up {speed_up:.2f}"
-    )
+    sentence = f"a call takes {cost:.2f} times as long as the baseline's; speed-up {speed_up:.2f}"
     if speed_up >= 1:
         return sentence
     if isinstance(drafter, PromptLookup):
@@ -50,9 +49,23 @@ def step_seconds(stamps: Sequence[float]) -> float | None:
     return median(steps) if len(steps) >= _STEPS else None
 
 
-def say(
-    updates: Generator[Update], gap: str, screen: Screen, stop: Event | None = None
-) -> tuple[str, Update | None, list[float]]:
+class Said(NamedTuple):
+    """What was written.
+
+    Attributes:
+      text: of row 0.
+      update: the last; None where there was none.
+      stamps: seconds after each update, the first of which is prefill's.
+      counts: tokens decided until then.
+    """
+
+    text: str
+    update: Update | None
+    stamps: list[float]
+    counts: list[int]
+
+
+def say(updates: Generator[Update], gap: str, screen: Screen, stop: Event | None = None) -> Said:
     """Write the text of row 0 as it comes, without the gap that an answer begins with.
 
     Args:
@@ -60,17 +73,15 @@ def say(
       gap: of the chat template, whose to write it is when it renders the answer.
       screen: where the text goes.
       stop: set by Ctrl-C, ends the text between two steps; without it Ctrl-C is raised.
-
-    Returns:
-      The text, the last update, None where there was none, and the time after each.
     """
-    said, text, update, stamps = "", "", None, []
+    said, text, update, stamps, counts = "", "", None, [], []
     try:
         for update in updates:
             before, said = len(text), said + update.texts[0]
             text = said.removeprefix(gap)
             screen.write(text[before:], max(1, len(update.tokens[0])))
             stamps.append(time.perf_counter())
+            counts.append(len(update.generation.tokens[0]))
             if stop and stop.is_set():
                 break
     except KeyboardInterrupt:
@@ -81,7 +92,7 @@ def say(
         updates.close()
         if update or stop:
             screen.write("\n")
-    return text, update, stamps
+    return Said(text, update, stamps, counts)
 
 
 def baseline_seconds(

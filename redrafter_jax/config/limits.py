@@ -55,6 +55,11 @@ def check_fields(config: Any) -> None:
             raise FieldError(config, field.name, f"is {value!r:.200}; it must be {needed}.")
 
 
+def held(number: int, before: int) -> str:
+    """What a list that must rise from 0 holds, and after what, unless that is -1, its beginning."""
+    return f"holds {number}" if before < 0 else f"holds {number} after {before}"
+
+
 def field_texts(kind: type) -> dict[str, str]:
     """What the `Attributes` of a class and of its bases say of each field, in one line."""
     texts: dict[str, str] = {}

@@ -64,7 +64,7 @@ class MedusaHeads(DraftHead):
         used = self.heads[:rounds]
         features = [run_blocks(head.blocks, hidden) for head in used]
         if self.config.head == "target":
-            assert scorer is not None
+            assert scorer is not None, "head='target' has no projection of its own: pass scorer="
             return scorer(jnp.stack(features, axis=-2))
         own = [
             linear(x, head.lm_head.kernel.get_value(), jnp.float32)

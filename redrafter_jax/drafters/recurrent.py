@@ -112,7 +112,7 @@ class RecurrentHead(DraftHead):
             features = self.head_proj(features)
         if self.config.head != "target":
             return linear(features, self.lm_head.kernel.get_value(), jnp.float32)
-        assert scorer is not None
+        assert scorer is not None, "head='target' has no projection of its own: pass scorer="
         return scorer(features)
 
     def unroll(

@@ -95,7 +95,7 @@ def check_target(config: TargetConfig, mesh: Mesh) -> None:
             )
 
 
-def check_rows(rows: int, mesh: Mesh | None, name: str = "the number of prompts") -> None:
+def check_rows(rows: int, mesh: Mesh | None, name: str = "The number of prompts") -> None:
     """Refuse a batch that the mesh's `data` does not divide; the sentence calls it by `name`."""
     parts = data_shards(mesh)
     if rows % parts:

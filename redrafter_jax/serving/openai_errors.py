@@ -79,7 +79,7 @@ def _refusal(error: RequestValidationError) -> ApiError:
         if isinstance(error.body, bytes):  # FastAPI reads no other type
             return ApiError(
                 400,
-                "Send the body with the header Content-Type: application/json, which is missing.",
+                "Send the body as JSON, with the header Content-Type: application/json.",
             )
         return ApiError(400, "Send a JSON object, as application/json.")
     field = ".".join(map(str, place))

@@ -67,6 +67,12 @@ def _whole(text: str) -> str:
 Text = Annotated[str, AfterValidator(_whole)]
 
 
+def _not_empty(text: str) -> str:
+    if not text:
+        raise ValueError("it is empty; leave it out")
+    return text
+
+
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
@@ -141,7 +147,7 @@ class Asked(_Fields):
     min_p: float | None = None
     seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     stop: Annotated[
-        list[Annotated[str, Field(min_length=1), AfterValidator(_whole)]],
+        list[Annotated[str, AfterValidator(_whole), AfterValidator(_not_empty)]],
         Field(max_length=OWN_STOPS, fail_fast=True),
         BeforeValidator(_as_list),
     ] = []

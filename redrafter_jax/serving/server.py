@@ -37,8 +37,8 @@ def listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(
-            f"--host {host} --port {port} cannot be listened on: {reason}; give others, or end "
-            "what listens there."
+            f"--host {host} --port {port} cannot be listened on: {str(reason).rstrip('.')}; give "
+            "others, or end what listens there."
         ) from None
 
 

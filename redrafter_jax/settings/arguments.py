@@ -44,7 +44,7 @@ def parse_settings(
     parser = Parser(
         prog=program_name(command),
         description=textwrap.fill(description, 80),
-        epilog=describe_settings(model) if "--help" in words or "-h" in words else None,
+        epilog=describe_settings(model),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(

@@ -4,89 +4,102 @@ import dataclasses
 import inspect
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 from types import NoneType
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
+
+import yaml
 
 from redrafter_jax.config.limits import field_texts, unfold
 from redrafter_jax.settings.files import Settings, annotations_of
 
 _WIDTH = 80
+_REQUIRED = object()
 
 
 def describe_settings(model: type[Settings]) -> str:
-    """Every setting under the path of its section; a section that occurs twice is listed once."""
-    title = "Settings, in the file or as key.path=value; those without a value here must be given."
-    return "\n\n".join([title, *_sections(model, "settings", {})])
+    """Every setting under the path of its section; equal sections are listed once."""
+    return "\n\n".join(_sections(model, "settings", _defaults(model), []))
 
 
-def _sections(kind: Any, path: str, listed: dict[Any, str]) -> Iterator[str]:
-    if kind in listed:
-        yield f"{path}: as {listed[kind]}"
-        return
-    listed[kind] = path
+def _sections(
+    kind: Any, path: str, defaults: dict[str, Any], listed: list[tuple[Any, dict[str, Any], str]]
+) -> Iterator[str]:
+    for other, values, place in listed:
+        if (other, values) == (kind, defaults):
+            yield f"{path}: as {place}"
+            return
+    listed.append((kind, defaults, path))
     prefix = "" if path == "settings" else f"{path}."
-    texts, defaults = field_texts(kind), _defaults(kind)
-    lines, below = [], list[tuple[Any, str]]()
+    texts, lines, below = field_texts(kind), [], list[tuple[str, Any, Any]]()
     for name, annotation in annotations_of(kind).items():
-        shown = f"{name}={defaults[name]}" if name in defaults else name
-        section, place = _section_of(annotation)
-        if section is not None:
-            below.append((section, f"{prefix}{name}{place}"))
-            shown = f"{name}.*"
-        text = ": ".join(filter(None, (shown, texts.get(name))))
+        default = defaults[name]
+        inner, place = _inner(annotation)
+        if _is_section(inner):
+            below.append((f"{prefix}{name}{place}", inner, default if not place else _REQUIRED))
+        text = ": ".join(filter(None, (_stated(name, inner, place, default), texts.get(name))))
         lines.append(textwrap.fill(text, _WIDTH, initial_indent="  ", subsequent_indent="      "))
     yield "\n".join([f"{path}:", *_prose(kind), *lines])
-    for section, place in below:
-        yield from _sections(section, place, listed)
+    for place, section, value in below:
+        given = value if isinstance(value, section) else None
+        yield from _sections(section, place, _defaults(section, given), listed)
+
+
+def _stated(name: str, kind: Any, place: str, default: Any) -> str:
+    """A setting with its default as a file has it, or that it has none, and its choices."""
+    choices = f" ({', '.join(map(str, get_args(kind)))})" if get_origin(kind) is Literal else ""
+    if default is _REQUIRED:
+        return f"{name}{choices} (required)"
+    if _is_section(kind) and not place and default is not None:
+        return f"{name}.*"
+    written = yaml.safe_dump(_plain(default), default_flow_style=True, width=1000)
+    return f"{name}={written.removesuffix('...\n').strip()}{choices}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, Settings):
+        return value.model_dump(mode="json")
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return value if value is None or isinstance(value, bool | int | float | dict) else str(value)
 
 
 def _prose(kind: Any) -> Iterator[str]:
-    """What classes without a list of attributes say of their fields, by paragraphs."""
+    """What the documentation says before its list of attributes, or without one; by paragraphs."""
     for one in reversed(inspect.getmro(kind)):
         text = inspect.cleandoc(one.__dict__.get("__doc__") or "")
         states = issubclass(one, Settings) and inspect.get_annotations(one)
-        if states and "Attributes:\n" not in text:
-            for paragraph in text.split("\n\n"):
+        text, _, entries = text.partition("Attributes:\n")
+        if states and (one is kind or not entries):
+            for paragraph in text.strip().split("\n\n"):
                 yield textwrap.fill(paragraph, _WIDTH, initial_indent="  ", subsequent_indent="  ")
 
 
-def _section_of(annotation: Any) -> tuple[Any, str]:
-    """The section that a field holds, if it does, and what leads into its lists and mappings."""
+def _inner(annotation: Any) -> tuple[Any, str]:
+    """The type of a field, or of what its lists and mappings hold, and what leads there."""
     place = ""
     while True:
         annotation = next((one for one in unfold(annotation)[0] if one is not NoneType), None)
         if get_origin(annotation) not in (list, tuple, dict):
-            break
+            return annotation, place
         place += ".NAME" if get_origin(annotation) is dict else ".0"
         annotation = [one for one in get_args(annotation) if one is not Ellipsis][-1]
-    is_section = isinstance(annotation, type) and (
-        issubclass(annotation, Settings) or dataclasses.is_dataclass(annotation)
-    )
-    return (annotation, place) if is_section else (None, "")
 
 
-def _defaults(kind: Any) -> dict[str, str]:
-    """As a file of settings would have them."""
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and (issubclass(kind, Settings) or dataclasses.is_dataclass(kind))
+
+
+def _defaults(kind: Any, given: Any = None) -> dict[str, Any]:
+    """Of a section's settings, from the whole that is taken without it, if there is one."""
+    names = annotations_of(kind)
+    if given is not None:
+        return {name: getattr(given, name) for name in names}
     if dataclasses.is_dataclass(kind):
-        values = {
-            one.name: one.default
-            for one in dataclasses.fields(kind)
-            if one.default is not dataclasses.MISSING
-        }
-    else:
-        fields = kind.model_fields.items()
-        values = {
-            name: one.get_default(call_default_factory=True)
-            for name, one in fields
-            if not one.is_required()
-        }
-    return {name: _as_yaml(value) for name, value in values.items()}
-
-
-def _as_yaml(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return str(value).lower().replace("none", "null")
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_as_yaml, value))}]"
-    return str(value) if isinstance(value, str | int | float | Path) else "{}"
+        found = {one.name: one.default for one in dataclasses.fields(kind)}
+        return {n: _REQUIRED if v is dataclasses.MISSING else v for n, v in found.items()}
+    return {
+        name: _REQUIRED if one.is_required() else one.get_default(call_default_factory=True)
+        for name, one in kind.model_fields.items()
+    }

@@ -82,7 +82,7 @@ def test_a_drafter_constant_that_is_not_stated_is_not_guessed(
         ({"rnn": False, "cell": "gru"}, r"rnn=False and cell='gru', which contradict each other"),
         ({"head": "low_rank", "head_rank": 2.5}, r"head_rank=2\.5; it must be a whole number"),
         ({"draft_tokens": 7}, "draft_tokens=7; it must be a list"),
-        ({"draft_tokens": [0, True]}, r"draft_tokens is \(0, True\); it must be a tuple of ints"),
+        ({"draft_tokens": [0, True]}, r"states True in 'draft_tokens'; they must be integers"),
     ],
 )
 def test_a_kind_of_drafter_that_does_not_exist(

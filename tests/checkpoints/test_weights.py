@@ -11,7 +11,7 @@ from tiny_folders import write_index
 from torch_archives import write_archive
 
 from redrafter_jax import InputError
-from redrafter_jax.checkpoints.stored import check_shape, read_weight, same_bytes
+from redrafter_jax.checkpoints.stored import Stored, check_shape, read_weight, same_bytes
 from redrafter_jax.checkpoints.weights import find_weights
 
 MATRIX = np.arange(6, dtype=np.float64).reshape(2, 3) / 3
@@ -31,6 +31,22 @@ def test_a_weight_arrives_in_the_dtype_and_layout_asked_for(
     expected = np.asarray(value).astype(wanted)
     assert out.dtype == wanted
     np.testing.assert_array_equal(out, expected.T if transpose else expected)
+
+
+def test_what_is_unpacked_is_not_rounded_to_the_dtype_of_the_file(tmp_path: Path) -> None:
+    precise = np.asarray([0.1, -0.9, 300.0], np.float32) - 1
+    stored = Stored(tmp_path, "norm", "BF16", (3,), 0, lambda index: precise[index])
+    np.testing.assert_array_equal(read_weight(stored, jnp.float32, transpose=False), precise)
+
+
+def test_a_scalar_arrives_and_a_file_that_is_cut_while_it_is_read_is_told(tmp_path: Path) -> None:
+    save_file({"a": np.asarray(3.5, np.float32), "b": MATRIX}, tmp_path / "model.safetensors")
+    stored = find_weights(tmp_path)
+    assert read_weight(stored["a"], jnp.float32, transpose=False) == 3.5
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(whole[:-8])
+    with pytest.raises(InputError, match="was cut short while it was read; load it again"):
+        read_weight(stored["b"], jnp.float32, transpose=False)
 
 
 def test_two_sources_are_one_too_many(tmp_path: Path) -> None:

@@ -33,8 +33,11 @@ def test_a_refusal_names_the_option() -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([*CHAT, "--max-new-tokens", "many"], r"--max-new-tokens: invalid int value: 'many'"),
-        (["fit", "t", "o", "--minutes", "soon"], r"--minutes: invalid float value: 'soon'"),
+        (
+            [*CHAT, "--max-new-tokens", "many"],
+            r"--max-new-tokens: many is given; it must be a whole number",
+        ),
+        (["fit", "t", "o", "--minutes", "soon"], r"--minutes: soon is given; it must be a number"),
         (["fit", "t", "o", "--minutes", "nan"], r"--minutes: nan is given; it must be finite"),
         (["--verson"], r"^unrecognized argument: --verson; did you mean --version\?$"),
     ],

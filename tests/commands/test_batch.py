@@ -107,17 +107,17 @@ def test_the_same_command_goes_on_after_the_rows_that_are_written(
     assert continue_all()[2] == f"{output} has the rows of all 5 prompts already.\n"
     # Other options that decide the text are noticed; others are not asked for.
     for more, changed in (
-        (["--temperature", "0.5"], "temperature 1.0 (now 0.5)"),
+        (["--temperature", "0.5"], r"--temperature 1.0 (now 0.5)"),
         (
             ["--top-k", "5", "--max-new-tokens", "9"],
-            "max_new_tokens 12 (now 9), top_k None (now 5)",
+            "--max-new-tokens 12 (now 9), --top-k None (now 5)",
         ),
     ):
         assert continue_all(*more) == (
             2,
             "",
-            f"error: {output}, line 1 was written with {changed}; give another --output, or the "
-            "prompts and options that it was begun with.\n",
+            f"error: {output}, line 1 was decoded with {changed}; give another --output, or the "
+            "options that it was begun with.\n",
         )
     assert continue_all("--beam-width", "2")[0] == 0
     assert output.read_bytes() == whole
@@ -135,16 +135,11 @@ def test_rows_of_other_prompts_and_bad_values_are_refused(
     long = tmp_path / "long.jsonl"
     long.write_text('{"prompt": "' + "a" * 501 + '"}\n')
     for more, reason in (
-        ([], f"{output}, line 2 was written with id '1' (now '2'), prompt 'abc' (now 'wvu"),
-        (
-            ["--seed", "3"],
-            f"{output}, line 1 was written with seed 4 (now 3); give another --output",
-        ),
-        (
-            ["--seed", str(2**31 - 4), "--output", str(tmp_path / "new")],
-            "prompts.jsonl, line 5: The seed is 2147483648; it must be from 0 to 2147483647.",
-        ),
+        ([], f"{output}, line 2 is not the row of "),
+        (["--seed", "3"], f"{output}, line 1 is not the row of "),
+        (["--seed", str(2**31 - 4)], "for 5 prompts it must be from 0 to 2147483643."),
         (["--batch-size", "0"], "--batch-size: 0 is given; it must be greater than 0"),
+        (["--output", str(other), "--prompts", str(other)], "other.jsonl, the file of --prompts;"),
         (["--prompts", str(other)], "other.jsonl, line 1: 'prompt' is ''; it must be a string"),
         (
             ["--prompts", str(long), "--output", str(tmp_path / "new")],
@@ -157,12 +152,8 @@ def test_rows_of_other_prompts_and_bad_values_are_refused(
         assert reason in told
     # The file of prompts was edited meanwhile, or another device would choose another dtype.
     for ours, theirs, reason in (
-        (
-            f'"prompt": {json.dumps(TEXTS[0])}',
-            '"prompt": "another"',
-            "line 1 was written with prompt 'another' (now 'abc');",
-        ),
-        ('"dtype": "float32"', '"dtype": "bfloat16"', "dtype 'bfloat16' (now 'float32');"),
+        (f'"prompt": {json.dumps(TEXTS[0])}', '"prompt": "another"', "line 1 is not the row of "),
+        ('"dtype": "float32"', '"dtype": "bfloat16"', "--dtype 'bfloat16' (now 'float32');"),
     ):
         assert ours in whole
         output.write_text(whole.replace(ours, theirs, 1))

@@ -26,9 +26,9 @@ def test_the_speed_is_the_acceptance_length_over_the_cost_of_a_call(
 ) -> None:
     tree = bind_drafter(good_drafter, DraftConfig(beam_width=8, draft_rounds=4))
     assert describe_cost(3.0, 2.0, tree) == (
-        "a call takes 2.00 times as long as with --no-drafter; speed-up 1.50"
+        "a call takes 2.00 times as long as the baseline's; speed-up 1.50"
     )
-    slow = "a call takes 4.00 times as long as with --no-drafter; speed-up 0.75; "
+    slow = "a call takes 4.00 times as long as the baseline's; speed-up 0.75; "
     assert describe_cost(3.0, 4.0, tree) == slow + "try --no-drafter, or another tree"
     assert describe_cost(3.0, 4.0, PromptLookup(3)).endswith(
         "lower --lookup-tokens, or leave it out"

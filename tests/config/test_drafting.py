@@ -15,8 +15,8 @@ TREE: dict[str, Any] = {"beam_width": 4, "draft_rounds": 3}
     ("config", "changes", "sentence"),
     [
         (DrafterConfig, {"draft_tokens": ()}, "draft_tokens is empty; name tokens, or None"),
-        (DrafterConfig, {"draft_tokens": (1, 1)}, "draft_tokens holds 1; list tokens in increas"),
-        (DrafterConfig, {"draft_tokens": (1, 5)}, "holds 5; list tokens in increasing order, from"),
+        (DrafterConfig, {"draft_tokens": (1, 1)}, "draft_tokens holds 1 after 1; list tokens in"),
+        (DrafterConfig, {"draft_tokens": (1, 5)}, "holds 5 after 1; list tokens in increasing"),
         (DrafterConfig, {"draft_tokens": (-3,)}, "holds -3; list tokens in increasing order, from"),
         (DrafterConfig, {"head": "low_rank"}, "head_rank is None; head='low_rank' needs one, less"),
         (
@@ -25,7 +25,7 @@ TREE: dict[str, Any] = {"beam_width": 4, "draft_rounds": 3}
             "is 8; head='low_rank' needs one, less than exit_dim=8.",
         ),
         (DrafterConfig, {"head_rank": 2}, "is 2 and head is 'own'; give it to head='low_rank' al"),
-        (DrafterConfig, {"context_layers": (3, 1)}, "holds 1; list layers in increasing order"),
+        (DrafterConfig, {"context_layers": (3, 1)}, "holds 1 after 3; list layers in increasing"),
         (DrafterConfig, {"context_layers": (-1,)}, "holds -1; list layers in increasing order"),
         (DraftConfig, {"candidates": 3}, "candidates is 3; a beam of beam_width=4 needs that many"),
         (
@@ -56,7 +56,7 @@ TREE: dict[str, Any] = {"beam_width": 4, "draft_rounds": 3}
             {"static_tree": ((0,),), "num_nodes": 2},
             "gives the paths, which are the no",
         ),
-        (MedusaConfig, {"draft_tokens": (3, 5)}, "MedusaConfig.draft_tokens holds 5; list tokens"),
+        (MedusaConfig, {"draft_tokens": (3, 5)}, "MedusaConfig.draft_tokens holds 5 after 3; list"),
         (MedusaConfig, {"head": "target"}, "num_draft_layers is 0 and head is 'target', which lea"),
         (SamplingConfig, {"temperature": 1e-38}, "is 1e-38; it must be 0 for greedy decoding, or"),
         (SamplingConfig, {"temperature": 1e39}, "is 1e+39; it must be 0 for greedy decoding, or"),

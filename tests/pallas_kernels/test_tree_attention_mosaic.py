@@ -198,6 +198,13 @@ def test_none_is_the_kernel_on_hopper_alone(monkeypatch: pytest.MonkeyPatch) -> 
     assert "mosaic_gpu" not in lowered(lowering_platforms=("cpu",)).as_text()
 
 
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="is about machines without a Hopper")
+def test_the_kernel_cannot_run_without_a_hopper() -> None:
+    inputs = empty_inputs(Case((1,), 2, 2, 64))
+    with pytest.raises(NotImplementedError, match=r"'mosaic_gpu' cannot run here: it needs a Hopp"):
+        tree_attention(**inputs, scale=1.0, implementation="mosaic_gpu")
+
+
 def test_too_few_threads_for_the_interpreter_are_no_deadlock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

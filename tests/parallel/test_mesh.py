@@ -278,7 +278,7 @@ def test_heads_that_cannot_be_divided(changes: dict[str, int], words: str, tmp_p
 
 def test_rows_that_cannot_be_divided(pair: tuple[Target, DraftModel]) -> None:
     target = place(pair[0], make_mesh(4, 2))
-    with pytest.raises(InputError, match="the number of prompts is 3, which the mesh's data=4"):
+    with pytest.raises(InputError, match="The number of prompts is 3, which the mesh's data=4"):
         generate_autoregressive(target, PROMPTS[:3], max_new_tokens=4)
 
 

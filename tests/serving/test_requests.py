@@ -115,7 +115,7 @@ def client(base: str) -> Iterator[openai.OpenAI]:
         ({"n": 17}, openai.BadRequestError, "n", "less than or equal to 16"),
         ({"n": 16, "prompt": ["a", "b"]}, openai.BadRequestError, "n", "32 answers, but"),
         ({"seed": -1}, openai.BadRequestError, "seed", "greater than or equal to 0"),
-        ({"stop": ""}, openai.BadRequestError, "stop.0", "at least 1 character"),
+        ({"stop": ""}, openai.BadRequestError, "stop.0", "it is empty; leave it out"),
         ({"stop": list("abcde")}, openai.BadRequestError, "stop", "at most 4"),
         ({"prompt": []}, openai.BadRequestError, "prompt", "none empty"),
         ({"prompt": ""}, openai.BadRequestError, "prompt", "empty; it needs at least one token"),

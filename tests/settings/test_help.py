@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Literal
 
 import pytest
 from places import ROOT
@@ -33,44 +34,51 @@ class Base(Settings):
 
 
 class Outer(Base):
-    """Nor this.
+    """Shown, as of every command.
 
     Attributes:
       inner: the only one.
     """
 
     fast: bool = False
-    inner: Inner = Inner()
+    inner: Inner = Inner(rate=2.0)
     spare: Inner | None = None
     parts: tuple[Inner, ...] = ()
     named: dict[str, ServeConfig]
+    mode: Literal["a", "b"] = "b"
 
 
 def test_every_setting_has_its_path_its_default_and_its_text() -> None:
     lines = describe_settings(Outer).splitlines()
-    assert lines[2:] == [
+    assert lines == [
         "settings:",
-        "  size: of all; it is so long a text that it does not fit into a single line of",
-        "      the help and is continued",
+        "  Shown, as of every command.",
+        "  size (required): of all; it is so long a text that it does not fit into a",
+        "      single line of the help and is continued",
         "  fast=false",
         "  inner.*: the only one",
-        "  spare.*",
-        "  parts.*",
-        "  named.*",
+        "  spare=null",
+        "  parts=[]",
+        "  named (required)",
+        "  mode=b (a, b)",
         "",
         "inner:",
+        "  What goes on inside, at a `rate`.",
+        "  A second paragraph.",
+        "  rate=2.0",
+        "  names=[a, b]",
+        "",
+        "spare:",
         "  What goes on inside, at a `rate`.",
         "  A second paragraph.",
         "  rate=0.5",
         "  names=[a, b]",
         "",
-        "spare: as inner",
-        "",
-        "parts.0: as inner",
+        "parts.0: as spare",
         "",
         "named.NAME:",
         "  slots=8: requests that decode together",
-        *lines[23:],
+        *lines[lines.index("  slots=8: requests that decode together") + 1 :],
     ]
     assert "  deadline=null: seconds that a request may take; by default any" in lines
 

@@ -1,6 +1,5 @@
 """What either side drafts in every step of decoding a prompt, and where two such traces differ."""
 
-import math
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -141,7 +140,7 @@ def compare_traces(ours: Decoded, apple: Decoded, prompt_length: int) -> dict[st
         for step, other in pairs
         if (found := find_difference(step, other)) is not None
     ]
-    ties = sum(gap <= TOLERANCE for _, _, gap in differences)
+    ties = sum(gap is not None and gap <= TOLERANCE for _, _, gap in differences)
     same_text = ours.tokens == apple.tokens
     same_calls = ours.target_calls == apple.target_calls
     unexplained = len(differences) - ties + (not same_text)
@@ -163,7 +162,7 @@ def compare_traces(ours: Decoded, apple: Decoded, prompt_length: int) -> dict[st
     }
 
 
-def find_difference(ours: Step, apple: Step) -> tuple[str, float] | None:
+def find_difference(ours: Step, apple: Step) -> tuple[str, float | None] | None:
     """Where two steps first differ, and the nats between what was taken and what the other took.
 
     The "order" of the same beams, other "beams", or another "tree" of the same ones, which no nats
@@ -182,7 +181,7 @@ def find_difference(ours: Step, apple: Step) -> tuple[str, float] | None:
             for kept, others in ((one, other), (other, one))
             for beam in kept.keys() - others.keys()
         )
-    return None if ours.paths == apple.paths else ("tree", math.inf)
+    return None if ours.paths == apple.paths else ("tree", None)
 
 
 def largest_error(ours: Step, apple: Step) -> float:

@@ -15,8 +15,7 @@ def read_folder(settings: SourceSettings, *, held_out: bool = False) -> list[Tex
     """The training files of a folder, or the held-out ones, each in the place of its name, ordered.
 
     Raises:
-      InputError: as `find_texts`, or a file is not UTF-8.
-      OSError: a file cannot be read.
+      InputError: as `find_texts`, or a file cannot be read or is not UTF-8.
     """
     files = []
     for name, path in find_texts(settings, held_out=held_out):
@@ -26,6 +25,8 @@ def read_folder(settings: SourceSettings, *, held_out: bool = False) -> list[Tex
             raise InputError(
                 f"{path} is not UTF-8 text at byte {error.start}; add it to the source's exclude."
             ) from None
+        except OSError as error:
+            raise InputError(f"Cannot read {path}: {error.strerror}.") from None
     return files
 
 
@@ -37,7 +38,11 @@ def find_texts(settings: SourceSettings, *, held_out: bool = False) -> list[tupl
     """
     is_library = settings.folder == "python:stdlib"
     folder = Path(sysconfig.get_path("stdlib") if is_library else str(settings.folder))
-    if not folder.is_dir():
+    try:
+        is_folder = folder.is_dir()
+    except OSError:  # a name that is too long for the file system
+        is_folder = False
+    if not is_folder:
         raise InputError(f"{settings.folder!r} is not a folder; give a source the path of one.")
     paths = sorted({path for glob in settings.include for path in folder.glob(glob)})
     named = [(path.relative_to(folder).as_posix(), path) for path in paths if path.is_file()]

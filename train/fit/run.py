@@ -21,6 +21,7 @@ from redrafter_jax.command_line import call_program, make_folder
 from redrafter_jax.config import Dtype, TargetConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.settings.files import load_settings
+from redrafter_jax.text.chat_template import NO_TEMPLATE, load_template
 from redrafter_jax.text.tokenizer import load_tokenizer
 
 from ..config import TrainSettings
@@ -125,12 +126,16 @@ def _run_stages(plan: FitPlan, folder: Path, config: TargetConfig, console: Cons
     call_program("eval", "commands:evaluate", words)
     minutes = (time.perf_counter() - started) / 60
     head = folder / "run" / "drafter"
-    say(console, f"the head: {head}, {minutes:.1f} min after the probe; to talk with it:")
-    talk = ["redrafter_jax", "chat", "--target", plan.asked.target, "--drafter", str(head)]
-    say(console, f"  python -m {shlex.join([*talk, '--beam-width', str(_TREE['beam_width'])])}")
+    say(console, f"the head: {head}, {minutes:.1f} min after the probe; to try it:")
+    target = plan.asked.target
+    chats = load_template(None, target, load_tokenizer(target), "") is not NO_TEMPLATE
+    command = ["chat"] if chats else ["generate", "--prompt", "Once upon a time"]
+    models = ["--target", target, "--drafter", str(head)]
+    words = [*command, *models, "--beam-width", str(_TREE["beam_width"])]
+    say(console, f"  python -m redrafter_jax {shlex.join(words)}")
     tuning = _measuring(plan, folder, "tune") | {"drafter": str(head)}
     words = ["eval", "tune", *settle("tune", tuning)]
-    say(console, "to find the fastest tree on this device, which chat takes without --beam-width:")
+    say(console, "to find the fastest tree on this device, which is taken without --beam-width:")
     say(console, f"  python -m {_PROGRAMS}{shlex.join(words)}")
 
 
