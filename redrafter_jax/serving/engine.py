@@ -272,13 +272,9 @@ class Engine:
         """Decode these slots for a few steps by the program of so many rows and this drafter."""
         batch, places = next_batch(active, rows, self._parts)
         placed: Any = place(batch, self._target.mesh)
+        drafter = self._budgets.one_of(chosen)
         self._state, gains = decode_rows(
-            self._target,
-            self._budgets.one_of(chosen),
-            self._state,
-            placed,
-            steps=self._steps,
-            top=self._top,
+            self._target, drafter, self._state, placed, steps=self._steps, top=self._top
         )
         return _Run(places, gains, (rows, chosen))
 
