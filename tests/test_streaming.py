@@ -14,6 +14,7 @@ from tiny_models import random_target
 from redrafter_jax import InputError, KeptCache, generate, generate_autoregressive, stream
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.mesh import to_host
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -48,6 +49,23 @@ def test_the_updates_together_are_what_generate_returns(
     assert last.log_probs is not None
     for ours, theirs in zip(last.log_probs, whole.log_probs or [], strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
+def test_an_update_brings_what_is_new_to_the_host_and_not_the_whole_text(
+    habitual_target: Target, good_drafter: DraftModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brought: list[int] = []
+
+    def count(values: Any) -> Any:
+        brought.append(sum(leaf.size for leaf in jax.tree.leaves(values)))
+        return to_host(values)
+
+    monkeypatch.setattr("redrafter_jax.generation.to_host", count)
+    options: dict[str, Any] = OPTIONS | {"max_new_tokens": [200, 1, 24, 17]}
+    whole = list(stream(habitual_target, good_drafter, PROMPTS, draft=DRAFT, **options))
+    assert len(brought) == len(whole)
+    # Of four rows of 200 tokens and more.
+    assert max(brought) < 200
 
 
 def test_closing_a_stream_frees_its_state(
