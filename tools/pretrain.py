@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
-from pydantic import PositiveInt
+from pydantic import PositiveInt, model_validator
 from rich.progress import track
 
 from redrafter_jax.checkpoints.huggingface import save_target
@@ -24,7 +24,7 @@ from redrafter_jax.models.target import Target, init_target
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.settings.files import Settings
-from tools.tokenizer import END_TOKEN, save_tokenizer, train_tokenizer
+from tools.tokenizer import END_TOKEN, SMALLEST_VOCABULARY, save_tokenizer, train_tokenizer
 from train.config import OptimizerSettings
 from train.data.batches import make_batches
 from train.data.chat import load_template
@@ -49,6 +49,22 @@ class PretrainSettings(Settings):
     seed: int = 0
     log_every: PositiveInt = 20
     output_dir: Path
+
+    @model_validator(mode="after")
+    def _fitting_target(self) -> "PretrainSettings":
+        vocab_size, ends = self.target.vocab_size, self.target.eos_token_ids
+        if vocab_size < SMALLEST_VOCABULARY or ends != (END_TOKEN,):
+            raise ValueError(
+                f"target.vocab_size is {vocab_size} and target.eos_token_ids {list(ends)}; the "
+                f"tokenizer needs {SMALLEST_VOCABULARY} or more, and ends texts with {[END_TOKEN]}"
+            )
+        length, positions = self.data.sequence_length, self.target.max_position_embeddings
+        if not 2 <= length <= positions:
+            raise ValueError(
+                f"data.sequence_length is {length}; give it 2 to {positions}, which is "
+                "target.max_position_embeddings"
+            )
+        return self
 
     def read(self, *, held_out: bool = False) -> list[Text]:
         """The training texts of all sources, or the held-out ones."""

@@ -8,6 +8,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 END_OF_TEXT = "<|endoftext|>"
 END_TOKEN = 0
+# The 256 bytes and the end token.
+SMALLEST_VOCABULARY = 257
 
 # Words with their leading space, numbers by at most three digits, punctuation, indentation.
 _PIECES = r" ?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\n+[ \t]*|[ \t]+"

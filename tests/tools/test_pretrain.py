@@ -12,7 +12,9 @@ import yaml
 from tokenizers import Tokenizer
 
 from redrafter_jax.checkpoints.huggingface import load_target
-from tools.pretrain import held_out_loss, main
+from redrafter_jax.errors import InputError
+from redrafter_jax.settings.files import load_settings
+from tools.pretrain import PretrainSettings, held_out_loss, main
 from train.data.types import Windows
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -103,3 +105,16 @@ def test_the_held_out_loss_is_the_cross_entropy_of_every_counted_token(exported:
     mean, counted = held_out_loss(target, Windows(tokens, mask, np.ones_like(tokens)))
     assert counted == len(terms)
     np.testing.assert_allclose(mean, np.mean(terms), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("target.vocab_size=256", "target.vocab_size is 256 .* needs 257 or more"),
+        ("target.eos_token_ids=[1]", r"ends texts with \[0\]"),
+        ("data.sequence_length=33", "data.sequence_length is 33; give it 2 to 32"),
+    ],
+)
+def test_settings_that_cannot_train_are_refused(config: Path, override: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        load_settings(PretrainSettings, config, [override])
