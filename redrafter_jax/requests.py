@@ -252,7 +252,8 @@ def _sampling_arrays(
             raise InputError(f"{name} is {one!r}; give a SamplingConfig.")
     if isinstance(seeds, int | np.integer):
         raise InputError(f"seeds is {seeds}; give a list with one whole number per prompt.")
-    numbers: list[int] = _per_row(list(range(rows)) if seeds is None else seeds, rows, "seeds")
+    given = list(range(rows)) if seeds is None else seeds
+    numbers: list[int] = _per_row(given, rows, "seeds", "one per prompt")
     for row, seed in enumerate(numbers):
         check_size(seed, of_row("The seed", row, rows), 0, 2**31 - 1)
 
@@ -268,15 +269,14 @@ def _sampling_arrays(
     )
 
 
-def _per_row(value: PerRow[Value], rows: int, name: str) -> list[Value]:
+def _per_row(
+    value: PerRow[Value], rows: int, name: str, way_out: str = "one value or one per prompt"
+) -> list[Value]:
     if not _is_list(value):
         return [cast(Value, value)] * rows
     value = _listed(value)
     if len(value) != rows:
-        one = "" if name == "seeds" else "one value or "
-        raise InputError(
-            f"{name} has {len(value)} entries for {rows} prompts; give {one}one per prompt."
-        )
+        raise InputError(f"{name} has {len(value)} entries for {rows} prompts; give {way_out}.")
     return value
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_models import random_target, tiny_config
+from tiny_models import random_drafter, random_target, tiny_config
 
 from redrafter_jax import (
     DraftConfig,
@@ -23,6 +23,7 @@ from redrafter_jax.models.target import Target
 from redrafter_jax.requests import Batch, prepare, slots_for, token_lists
 from redrafter_jax.types import Requests
 
+SHAPE = DrafterConfig(vocab_size=24, hidden_size=32, exit_dim=8, num_draft_layers=0)
 CONFIG = tiny_config(max_position_embeddings=64, eos_token_ids=(3, 5))
 
 
@@ -161,6 +162,7 @@ def test_sampling_is_one_for_all_or_one_per_row() -> None:
             r"max_new_tokens of row 0 is array\(0\); .* whole number",
         ),
         ({"max_new_tokens": [4]}, "max_new_tokens has 1 entries for 2 prompts; "),
+        ({"seeds": [5]}, "seeds has 1 entries for 2 prompts; give one per prompt"),
         ({"seeds": 5}, "seeds is 5; give a list with one whole number per prompt"),
         ({"seeds": [0, 1.9]}, r"The seed of row 1 is 1\.9; .* whole number"),
         (
@@ -265,7 +267,7 @@ def test_a_memory_must_hold_the_rows_and_their_tokens() -> None:
             {"drafter": random_target()},
             r"^drafter is .*; give what load_drafter returns, .* or None",
         ),
-        ({"target": "drafter"}, r"^target is Model\(.*; give what load_target"),
+        ({"target": random_drafter(SHAPE)}, r"^target is Model\(.*; give what load_target"),
         ({"target": "x"}, r"^target is 'x'; give what load_target"),
     ],
 )
@@ -277,7 +279,5 @@ def test_every_entry_refuses_before_it_compiles(
     sentence: str,
 ) -> None:
     asked: dict[str, Any] = {"prompts": [[1, 2]], "max_new_tokens": 4}
-    if changes.get("target") == "drafter":
-        changes = {"target": drafter}
     with pytest.raises(InputError, match=sentence):
         entry(**({"target": target, "drafter": drafter} | asked | changes))

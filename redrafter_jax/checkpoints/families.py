@@ -146,10 +146,8 @@ def _family(values: Mapping[str, Any], path: Path) -> Family:
     model_type = values.get("model_type")
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
-        drafter = str(model_type).startswith(("recurrent_draft", "medusa"))
         raise InputError(
-            f"{path} states model_type {model_type!r}"
-            f"{', a drafter: a target is asked for' * drafter}; this version reads "
+            f"{path} states model_type {model_type!r}; a target of this version has one of "
             f"{', '.join(map(repr, (*FAMILIES, *WITH_IMAGES)))}."
         )
     _check_architecture(values, family.architecture, path)

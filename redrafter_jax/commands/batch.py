@@ -16,7 +16,7 @@ from redrafter_jax.commands.terminal import tell
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.requests import Batch, prepare
-from redrafter_jax.streaming import KeptCache
+from redrafter_jax.streaming import KeptCache, Update
 from redrafter_jax.text.prompts import Prompt, read_prompts
 
 _BATCH_SIZE = 8
@@ -86,13 +86,6 @@ def continue_file(arguments: argparse.Namespace) -> None:
             assert update is not None, "a stream yields the tokens of prefill at least"
             result = update.generation
             for row, index in enumerate(batch):
-                ended = (
-                    "stop_string"
-                    if update.stopped[row]
-                    else "stop_token"
-                    if result.tokens[row][-1] in session.form.stop_tokens
-                    else "max_new_tokens"
-                )
                 said = {
                     "id": prompts[index].name,
                     "prompt": prompts[index].text,
@@ -101,7 +94,7 @@ def continue_file(arguments: argparse.Namespace) -> None:
                     "tokens": result.tokens[row],
                     "steps": result.steps[row],
                     "acceptance_length": round(acceptance_length(result.accept_counts[row]), 4),
-                    "ended_by": ended,
+                    "ended_by": _ending(update, row, session.form.stop_tokens),
                     "options": options,
                 }
                 file.write(json.dumps(said, ensure_ascii=False) + "\n")
@@ -112,6 +105,13 @@ def continue_file(arguments: argparse.Namespace) -> None:
                 f"{batch[-1] + 1} of {len(rows)} prompts, {speed:.1f} tokens/s, "
                 f"acceptance length {result.acceptance_length:.2f}"
             )
+
+
+def _ending(last: Update, row: int, stop_tokens: Sequence[int]) -> str:
+    if last.stopped[row]:
+        return "stop_string"
+    ended = last.generation.tokens[row][-1] in stop_tokens
+    return "stop_token" if ended else "max_new_tokens"
 
 
 def _rows_written(

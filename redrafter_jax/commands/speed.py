@@ -75,13 +75,15 @@ def say(updates: Generator[Update], gap: str, screen: Screen, stop: Event | None
       stop: set by Ctrl-C, ends the text between two steps; without it Ctrl-C is raised.
     """
     said, text, update, stamps, counts = "", "", None, [], []
+    decided = 0
     try:
         for update in updates:
             before, said = len(text), said + update.texts[0]
             text = said.removeprefix(gap)
             screen.write(text[before:], max(1, len(update.tokens[0])))
             stamps.append(time.perf_counter())
-            counts.append(len(update.generation.tokens[0]))
+            decided += len(update.tokens[0])
+            counts.append(decided)
             if stop and stop.is_set():
                 break
     except KeyboardInterrupt:

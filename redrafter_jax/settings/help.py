@@ -97,8 +97,10 @@ def _defaults(kind: Any, given: Any = None) -> dict[str, Any]:
     if given is not None:
         return {name: getattr(given, name) for name in names}
     if dataclasses.is_dataclass(kind):
-        found = {one.name: one.default for one in dataclasses.fields(kind)}
-        return {n: _REQUIRED if v is dataclasses.MISSING else v for n, v in found.items()}
+        return {
+            one.name: _REQUIRED if one.default is dataclasses.MISSING else one.default
+            for one in dataclasses.fields(kind)
+        }
     return {
         name: _REQUIRED if one.is_required() else one.get_default(call_default_factory=True)
         for name, one in kind.model_fields.items()
