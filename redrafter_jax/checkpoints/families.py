@@ -147,7 +147,7 @@ def _family(values: Mapping[str, Any], path: Path) -> Family:
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
         raise InputError(
-            f"{path} states model_type {model_type!r}; a target of this version has one of "
+            f"{path} states model_type {model_type!r}; this version reads "
             f"{', '.join(map(repr, (*FAMILIES, *WITH_IMAGES)))}."
         )
     _check_architecture(values, family.architecture, path)

@@ -128,7 +128,7 @@ def test_what_follows_from_the_rest_or_is_null_may_be_left_out(folder: Path) -> 
     [
         (
             {"model_type": "gpt2"},
-            r"model_type 'gpt2'; a target of this version has one of 'llama', 'mistral', 'q",
+            r"model_type 'gpt2'; this version reads 'llama', 'mistral', 'q",
         ),
         ({"model_type": ["llama"]}, r"model_type \['llama'\]; "),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000; the most is 10000"),

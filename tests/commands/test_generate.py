@@ -143,7 +143,7 @@ def test_a_message_is_written_as_the_template_does_and_its_answer_ends_with_its_
         (["--prompts", "texts.jsonl"], "--prompts: not allowed with argument --prompt"),
         (["--prompt", ""], "The prompt is empty"),
         (["--prompt", os.fsdecode(b"ab\xff")], r"holds '\udcff' at character 2, a lone surrogate"),
-        (["--target", "DRAFTER"], "_drafter'; a target of this version has one of"),
+        (["--target", "DRAFTER"], "model_type 'recurrent_drafting_drafter'; this version reads"),
         (["--target", "configs"], "holds no config.json; did you mean 'configs/demo_target'?"),
         (["--widht", "3"], "argument: --widht; see"),
         (["--temprature=1"], "argument: --temprature=1; did you mean --temperature?"),
