@@ -5,7 +5,7 @@ This is the host's side of decoding; everything it decides is decided between de
 
 import operator
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 import jax
@@ -51,9 +51,9 @@ class Update:
     tokens: list[list[int]]
     texts: list[str]
     stopped: list[bool]
-    _rows: Sequence["_Row"]
-    _counts: Sequence[int]
-    _collected: Generation
+    _rows: Sequence["_Row"] = field(repr=False)
+    _counts: Sequence[int] = field(repr=False)
+    _collected: Generation = field(repr=False)
 
     @cached_property
     def generation(self) -> Generation:

@@ -175,7 +175,7 @@ def check_same_run(saved: dict[str, Any], step: int, settings: TrainSettings) ->
     free = _FREE_SETTINGS | ({"steps"} if step == saved["steps"] < settings.steps else set())
     changed = [name for name in stated if name not in free and saved.get(name) != stated[name]]
     if changed:
-        ends = f"; steps may be raised once all {saved['steps']} are taken" * ("steps" in changed)
+        ends = f"; steps may only grow, once all {saved['steps']} are taken" * ("steps" in changed)
         raise InputError(
             f"{settings.output_dir} holds a run with other settings for {', '.join(changed)}"
             f"{ends}; use another output_dir or remove that one."

@@ -90,7 +90,7 @@ def convert(
     is_quantized = any(weight.scale is not None for weight in found.weights)
     beyond = _beyond_apple(found.config, quantized=is_quantized or quantization is not None)
     if for_apple and not is_drafter:
-        raise InputError(f"{source} is a target; Apple's code loads drafters, leave for_apple out.")
+        raise InputError(f"{source} is a target; Apple's code loads drafters alone.")
     if for_apple and beyond:
         raise InputError(
             f"{found.folder} is a drafter with {', '.join(beyond)}, which Apple's layout does not "

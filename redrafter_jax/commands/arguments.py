@@ -15,7 +15,7 @@ from redrafter_jax.commands.option_groups import (
     add_models,
     add_template,
     limited,
-    secret,
+    not_empty,
 )
 from redrafter_jax.config import Dtype, ServeConfig, WeightFormat
 from redrafter_jax.config.limits import Count, Positive
@@ -160,7 +160,7 @@ def _add_serve(commands: Any) -> None:
     group.add_argument("--port", type=int, default=8000, help="0 takes a free one (%(default)s)")
     group.add_argument(
         "--api-key",
-        type=secret,
+        type=not_empty("the key is empty, and keeps nobody out; give a longer one"),
         default=os.environ.get(_API_KEY),
         metavar="KEY",
         help=f"that requests must bear (the environment's {_API_KEY}, if it is set)",

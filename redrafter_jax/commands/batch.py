@@ -67,11 +67,10 @@ def continue_file(arguments: argparse.Namespace) -> None:
             raise InputError(f"{prompt.place}: {error}") from None
     # In one size of cache every batch runs what the first one compiled.
     kept_cache = KeptCache(max(map(len, rows)) + limit)
-    started, decided = time.perf_counter(), 0
     # Bytes of an option that are no UTF-8 are lone surrogates; JSON spells those with a backslash.
     with output.open("a", encoding="utf-8", errors="backslashreplace") as file:
         for first in range(done, len(rows), size):
-            batch = range(first, min(first + size, len(rows)))
+            started, batch = time.perf_counter(), range(first, min(first + size, len(rows)))
             # The last batch is filled up with rows that end at once.
             indices = [*batch, *[batch[-1]] * (size - len(batch))]
             texts, update = [""] * size, None
@@ -98,8 +97,8 @@ def continue_file(arguments: argparse.Namespace) -> None:
                     "options": options,
                 }
                 file.write(json.dumps(said, ensure_ascii=False) + "\n")
-                decided += len(result.tokens[row])
             file.flush()
+            decided = sum(len(result.tokens[row]) for row in range(len(batch)))
             speed = decided / (time.perf_counter() - started)
             tell(
                 f"{batch[-1] + 1} of {len(rows)} prompts, {speed:.1f} tokens/s, "

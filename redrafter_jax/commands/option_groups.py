@@ -57,7 +57,11 @@ def add_decoding(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("how tokens are chosen")
     add_fields(group, SamplingConfig)
     group.add_argument(
-        "--stop", action="append", metavar="STRING", help="end before this text; may be repeated"
+        "--stop",
+        action="append",
+        type=not_empty("the text is empty; leave it out"),
+        metavar="STRING",
+        help="end before this text; may be repeated",
     )
     group.add_argument(
         "--seed", type=int, default=0, help="the same seed gives the same text (%(default)s)"
@@ -101,13 +105,15 @@ def limited(annotation: Any) -> Callable[[str], Any]:
     return read
 
 
-def secret(text: str) -> str:
-    """A key that is not empty."""
-    if not text:
-        raise argparse.ArgumentTypeError(
-            "the key is empty, and keeps nobody out; give a longer one"
-        )
-    return text
+def not_empty(problem: str) -> Callable[[str], str]:
+    """The type of an option whose value is a text; of an empty one the problem is told."""
+
+    def read(text: str) -> str:
+        if not text:
+            raise argparse.ArgumentTypeError(problem)
+        return text
+
+    return read
 
 
 def option_of(field: str) -> str:

@@ -30,9 +30,9 @@ class DraftConfig:
       lookup_tokens: C, how many of the N nodes prompt lookup drafts: the tokens that followed the
         last earlier occurrence of the text's suffix; 0 for none, as in the paper.
       static_tree: Medusa heads draft the same tree of ranks in every step, not the most probable
-        paths of the step: True for the N - 1 paths that are likeliest in general, or the paths
-        themselves, such as ((0,), (1,), (0, 0)) for the two best tokens of the first head and below
-        the best one the best of the second.
+        paths of the step: the N - 1 paths that are likeliest in general. In Python and YAML the
+        paths may be given instead of True, such as ((0,), (1,), (0, 0)) for the two best tokens of
+        the first head and below the best one the best of the second.
       rerank: choose the N nodes among all extensions of the beams, not only among the beams: those
         that no round goes on from are leaves (after EAGLE-2, arXiv 2406.16858, section 4.2). N may
         then be above `1 + R * W`, up to one more than the tokens that can be drafted.

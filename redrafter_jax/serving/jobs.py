@@ -223,9 +223,10 @@ def _limit(service: Service, asked: Asked, prompt: Sequence[int]) -> int:
         blamed = next(
             (name for name in names if name in asked.model_fields_set), asked.prompt_field
         )
+        ones = "one is" if limit == 1 else "ones are"
         raise ApiError(
             400,
-            f"{asked.prompt_field} has {len(prompt)} tokens and {limit} new ones are asked for, "
+            f"{asked.prompt_field} has {len(prompt)} tokens and {limit} new {ones} asked for, "
             f"but an answer and its prompt have room for {most}; shorten the prompt, or ask for "
             "fewer.",
             field=blamed,

@@ -74,7 +74,8 @@ def _refusal(error: RequestValidationError) -> ApiError:
         return ApiError(
             400, f"The body is not valid JSON: {why} at character {at}.", code="invalid_json"
         )
-    told = first["msg"].removeprefix("Value error, ").rstrip(".") + "."
+    told = first["msg"].removeprefix("Value error, ").replace(" after validation", "")
+    told = told.rstrip(".") + "."
     if not place:
         if isinstance(error.body, bytes):  # FastAPI reads no other type
             return ApiError(

@@ -109,8 +109,8 @@ class Message(_Fields):
     """A turn of a conversation; "developer" is OpenAI's later name of the system."""
 
     role: Annotated[
-        Literal["system", "user", "assistant"],
-        BeforeValidator(lambda role: "system" if role == "developer" else role),
+        Literal["system", "developer", "user", "assistant"],
+        AfterValidator(lambda role: "system" if role == "developer" else role),
     ]
     content: Annotated[Text, BeforeValidator(_as_text)]
 

@@ -107,6 +107,8 @@ def read_prompts(path: Path, count: int | None = None, turns: Turns = "all") -> 
     """
     # Not splitlines: JSON strings may hold separators that it would split at.
     lines = read_text(path).removesuffix("\n").split("\n")
+    if lines == [""]:
+        raise InputError(f'{path} is empty; give a row such as {{"prompt": "..."}} a line.')
     prompts = [
         _parse_row(line, number, f"{path}, line {number + 1}") for number, line in enumerate(lines)
     ]

@@ -135,7 +135,7 @@ def test_a_message_is_written_as_the_template_does_and_its_answer_ends_with_its_
             ["--top-k", "5", "--min-p", "0.1"],
             "whatever --top-k and --min-p would keep; give a --te",
         ),
-        (["--stop", ""], "stop_strings holds an empty string"),
+        (["--stop", ""], "argument --stop: the text is empty; leave it out"),
         (["--max-new-tokens", "0"], "--max-new-tokens: 0 is given; it must be greater than 0"),
         (["--max-new-tokens", "9999"], "512 positions; ask for 505 new ones at most, or shorten"),
         (["--beam-width", "25"], "more than the 24 tokens that the drafter can draft"),

@@ -223,7 +223,7 @@ def test_medusa_heads_are_trained_tried_and_exported(
     ("changes", "sentence"),
     [
         ({"resume": "never"}, "already holds checkpoint 40"),
-        ({"steps": 20}, "settings for steps; steps may be raised once all 40 are taken; use"),
+        ({"steps": 20}, "settings for steps; steps may only grow, once all 40 are taken; use"),
         ({"seed": 1}, "holds a run with other settings for seed; use another output_dir"),
         ({"drafter": {"exit_dim": 24}}, "does not fit these settings"),
     ],

@@ -97,7 +97,7 @@ def _run_stages(plan: FitPlan, folder: Path, config: TargetConfig, console: Cons
     def announce(stage: str, what: str, *words: str) -> None:
         left = sum(plan.seconds[each] for each in stages[stages.index(stage) :]) / 60
         number = stages.index(stage) + 1
-        say(console, f"\n{number} of 4: {what}; about {left:.0f} min left in all")
+        say(console, f"\n{number} of 4: {what}; about {max(left, 1):.0f} min left in all")
         say(console, f"  by hand: python -m {_PROGRAMS}{shlex.join(words)}")
 
     length = length_of(config)
