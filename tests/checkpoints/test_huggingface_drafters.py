@@ -16,6 +16,7 @@ from tiny_models import assert_same, cast, random_drafter
 from redrafter_jax import DrafterConfig, InputError, load_drafter, save_drafter
 
 D, V = 8, 13
+CONFIG = DrafterConfig(V, D, exit_dim=5, num_draft_layers=1)
 RNN_SHAPES = {"rnn_u.weight": [D, D], "rnn_u.bias": [D], "rnn_w.weight": [D, D]}
 
 
@@ -70,13 +71,10 @@ def test_drafters_are_stored_in_apples_layout(
         "torch_dtype": dtype,
     }
     assert_same(load_drafter(tmp_path, dtype=dtype), drafter)
-
-
-@pytest.fixture
-def apple_folder(tmp_path: Path) -> Path:
-    """A drafter in Apple's layout: y = W x + b."""
-    save_drafter(random_drafter(DrafterConfig(V, D, exit_dim=5, num_draft_layers=1)), tmp_path)
-    return tmp_path
+    # To fields of ours null is as good as nothing.
+    ours = ("cell", "head", "head_rank", "context_layers", "draft_tokens")
+    change_json(tmp_path / "config.json", **dict.fromkeys(ours))
+    assert_same(load_drafter(tmp_path, dtype=dtype), drafter)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +118,7 @@ def test_drafters_beyond_apples_layout_say_so_and_come_back(
 
 
 def test_arrays_of_numpy_are_written_as_those_of_jax(tmp_path: Path) -> None:
-    drafter = random_drafter(DrafterConfig(V, D, exit_dim=5, num_draft_layers=1))
+    drafter = random_drafter(CONFIG)
     save_drafter(replace(drafter, params=jax.tree.map(np.asarray, drafter.params)), tmp_path)
     assert_same(load_drafter(tmp_path, dtype="float32"), drafter)
 
@@ -128,7 +126,7 @@ def test_arrays_of_numpy_are_written_as_those_of_jax(tmp_path: Path) -> None:
 def test_a_folder_that_was_half_replaced_holds_no_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drafter = random_drafter(DrafterConfig(V, D, exit_dim=5, num_draft_layers=1))
+    drafter = random_drafter(CONFIG)
     save_drafter(drafter, tmp_path)
 
     def killed(*_: object, **__: object) -> None:
@@ -142,7 +140,7 @@ def test_a_folder_that_was_half_replaced_holds_no_model(
 
 
 def test_a_full_disk_is_one_sentence_and_keeps_what_was_there(tmp_path: Path) -> None:
-    earlier = random_drafter(DrafterConfig(V, D, exit_dim=5, num_draft_layers=1))
+    earlier = random_drafter(CONFIG)
     save_drafter(earlier, tmp_path)
     files = sorted(tmp_path.iterdir())
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -156,18 +154,32 @@ def test_a_full_disk_is_one_sentence_and_keeps_what_was_there(tmp_path: Path) ->
     assert_same(load_drafter(tmp_path, "float32"), earlier)
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize(
-    ("field", "value", "sentence"),
+    ("changes", "sentence"),
     [
-        ("model_type", "llama", r"model_type 'llama'; .* 'recurrent_drafting_drafter'"),
-        ("exit_dim", 6, r"has shape .*5.*, its configuration asks for .*6.*\.$"),
+        ({"model_type": "llama"}, "'llama'; .* states 'recurrent_drafting_drafter' or 'medusa'"),
+        ({"exit_dim": 6}, r"has shape .*5.*, its configuration asks for .*6.*\.$"),
         # Refused before so many are made.
-        ("num_draft_layers", 10**9, "states num_draft_layers=1000000000, but the files hold"),
+        ({"num_draft_layers": 10**9}, "states num_draft_layers=1000000000, but the files hold"),
+        # A constant that is not stated is not guessed.
+        *(({name: ...}, f"does not state '{name}'") for name in ("exit_dim", "rnn")),
+        ({"cell": "lstm"}, r"cell is 'lstm'; it must be one of simple, gru, sum\.$"),
+        ({"head": []}, r"states head=\[\]; it must be a string\.$"),
+        ({"rnn": False, "cell": "gru"}, r"rnn=False and cell='gru', which contradict each other"),
+        ({"head": "low_rank", "head_rank": 2.5}, r"head_rank=2\.5; it must be a whole number"),
+        ({"draft_tokens": 7}, "draft_tokens=7; it must be a list"),
+        ({"draft_tokens": [0, True]}, r"states True in 'draft_tokens'; they must be integers"),
+        (
+            {"quantization_config": {"quant_method": "hqq", "bits": 4}},
+            "of quant_method 'hqq'; supported is 'redrafter', wh",
+        ),
     ],
 )
 def test_a_drafter_that_is_not_what_its_config_says(
-    apple_folder: Path, field: str, value: Any, sentence: str
+    tmp_path: Path, changes: dict[str, Any], sentence: str
 ) -> None:
-    change_json(apple_folder / "config.json", **{field: value})
+    save_drafter(random_drafter(CONFIG), tmp_path)
+    change_json(tmp_path / "config.json", **changes)
     with pytest.raises(InputError, match=sentence):
-        load_drafter(apple_folder)
+        load_drafter(tmp_path)

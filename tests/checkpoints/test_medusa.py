@@ -109,7 +109,6 @@ def test_published_heads_become_safetensors_as_they_are(published: Path, tmp_pat
         ({"medusa_num_layers": 1}, r"no matrix '0\.1\.weight', the vocabulary projection that"),
         ({"medusa_num_layers": ...}, r"does not state 'medusa_num_layers', and it has no default"),
         ({"model_type": "medusa"}, r"does not state 'vocab_size', and it has no default"),
-        ({"model_type": "llama"}, r"model_type 'llama'; a drafter folder states .* or 'medusa'"),
         (SIZES | {"model_type": "medusa"}, r"holds the weight '2\.0\.linear\.bias' and 4 more, "),
         (SIZES | {"model_type": "medusa", "medusa_num_heads": 0}, r"num_heads is 0; it must be gr"),
         (
@@ -127,10 +126,4 @@ def test_heads_that_are_not_what_their_config_says(
 ) -> None:
     change_json(published / "config.json", **fields)
     with pytest.raises(InputError, match=sentence):
-        load_drafter(published)
-
-
-def test_a_folder_without_weights_says_so(published: Path) -> None:
-    (published / "medusa_lm_head.pt").unlink()
-    with pytest.raises(InputError, match=r"model\.safetensors is missing; the model folder is"):
         load_drafter(published)

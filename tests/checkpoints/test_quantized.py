@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from packed_folders import write_packed
 from safetensors.flax import load_file, save_file
-from tiny_folders import change_json, damaged, write_index
+from tiny_folders import damaged, write_index
 from tiny_gguf import CONFIG as GGUF_CONFIG
 from tiny_gguf import config_fields, random_tensors, tokenizer_fields, write_gguf
 from tiny_models import (
@@ -109,12 +109,6 @@ def test_a_quantized_drafter_loads_bit_for_bit(tmp_path: Path, config: Any, form
         convert(tmp_path / "new", tmp_path / "apple", for_apple=True)
 
 
-def test_blocks_are_kept_of_gguf_files_alone(tmp_path: Path) -> None:
-    save_target(random_target(tiny_config()), tmp_path / "plain")
-    with pytest.raises(InputError, match="plain is no GGUF file, whose blocks could be kept"):
-        convert(tmp_path / "plain", tmp_path / "new", keep_quantized=True)
-
-
 def test_numbers_that_cannot_be_quantized_are_refused(tmp_path: Path) -> None:
     target = random_target(tiny_config())
     save_target(target, tmp_path / "plain")
@@ -190,15 +184,6 @@ def test_parts_of_a_weight_in_files_of_their_own(
         save_file(weights | {name: weights[name] + 1}, folder / f"{ending}.safetensors")
         digests.add(digest_files(find_target(folder)))
     assert len(digests) == 3
-
-
-def test_drafters_that_others_quantized_are_refused_by_name(tmp_path: Path) -> None:
-    config = DrafterConfig(vocab_size=24, hidden_size=32, exit_dim=64, num_draft_layers=1)
-    save_drafter(random_drafter(config), tmp_path)
-    stated = {"quant_method": "hqq", "bits": 4}
-    change_json(tmp_path / "config.json", quantization_config=stated)
-    with pytest.raises(InputError, match="of quant_method 'hqq'; supported is 'redrafter', wh"):
-        load_drafter(tmp_path)
 
 
 SHORT = ("Q4_1", "Q8_0", "Q4_K", "Q6_K")
