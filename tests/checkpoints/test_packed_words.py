@@ -11,24 +11,10 @@ import pytest
 from packed_folders import write_packed
 from safetensors.numpy import load_file, save_file
 from tiny_folders import change_json, damaged
-from tiny_models import (
-    assert_same,
-    forgetful_target,
-    imitating_drafter,
-    logits_error,
-    random_target,
-    tiny_config,
-)
+from tiny_models import assert_same, logits_error, random_target, tiny_config
 
-from redrafter_jax import (
-    DraftConfig,
-    InputError,
-    generate,
-    generate_autoregressive,
-    load_target,
-)
+from redrafter_jax import InputError, load_target
 from redrafter_jax.checkpoints.convert import convert
-from redrafter_jax.config import Quantization
 from redrafter_jax.models.linear import QuantizedWeight, dequantize
 from redrafter_jax.parallel.mesh import make_mesh
 
@@ -102,32 +88,18 @@ def test_converted_it_loads_the_same(tmp_path: Path, stated: dict[str, Any]) -> 
     described = json.loads((tmp_path / "new" / "config.json").read_text())
     assert described["quantization_config"] == {"quant_method": "redrafter"}
     assert not (tmp_path / "new" / "quantize_config.json").exists()
-    with pytest.raises(InputError, match="packed is quantized already; convert the model that it"):
-        convert(folder, tmp_path / "twice", quantization=Quantization.of("int8"))
-    with pytest.raises(InputError, match="or leave the option out if it is quantized already"):
+    with pytest.raises(InputError, match=r"is no GGUF file, .* or leave the option out if it is"):
         convert(folder, tmp_path / "kept", keep_quantized=True)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("stated", [GPTQ, AWQ])
-def test_the_text_is_its_own_with_a_drafter_and_on_a_mesh(
-    tmp_path: Path, stated: dict[str, Any]
-) -> None:
-    config = tiny_config(hidden_size=64, head_dim=16, intermediate_size=128)
-    plain = forgetful_target(memory=0.15, config=config)
-    folder = write_packed(tmp_path, plain, stated)
-    target = load_target(folder, "float32")
-    prompts = [[3, 1, 4], [1], [5, 9, 2, 6, 5, 3, 5], [8, 9]]
-    expected = generate_autoregressive(target, prompts, max_new_tokens=24)
-    draft = DraftConfig(beam_width=4, draft_rounds=3, num_nodes=8)
-    result = generate(target, imitating_drafter(plain), prompts, max_new_tokens=24, draft=draft)
-    assert result.tokens == expected.tokens
-    assert result.acceptance_length > 1.5
+def test_every_device_of_a_mesh_gets_its_part(tmp_path: Path, stated: dict[str, Any]) -> None:
+    folder = write_packed(tmp_path, random_target(CONFIG), stated)
     split: Any = load_target(folder, "float32", make_mesh(model=2))
+    assert_same(split, load_target(folder, "float32"))
     weight = split.params["layers"][0]["mlp"]["down_proj"].get_value()
     shapes = [{shard.data.shape for shard in part.addressable_shards} for part in weight]
     assert shapes == [{(64, 64)}, {(2, 64)}, {(2, 64)}]
-    assert generate_autoregressive(split, prompts, max_new_tokens=24).tokens == expected.tokens
 
 
 @pytest.fixture(scope="module")
@@ -223,13 +195,6 @@ def test_zero_points_that_are_not_in_the_middle(tmp_path: Path) -> None:
     folder = write_packed(tmp_path, random_target(CONFIG), GPTQ)
     change_json(folder / "config.json", quantization_config=SYMMETRIC)
     with pytest.raises(InputError, match=r"not in the middle, though .* sym=true"):
-        load_target(folder)
-
-
-def test_a_tied_head_of_its_own_in_words_is_refused(tmp_path: Path) -> None:
-    folder = write_packed(tmp_path, random_target(CONFIG), AWQ, plain=("embed_tokens",))
-    change_json(folder / "config.json", tie_word_embeddings=True)
-    with pytest.raises(InputError, match=r"'lm_head\.weight' is not the same .* state false if th"):
         load_target(folder)
 
 
