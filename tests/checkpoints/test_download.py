@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from httpx2 import ProxyError, Request, Response
@@ -64,13 +65,15 @@ def test_the_hubs_description_comes_before_its_weights(
     assert not list(target_folder.parent.glob("snapshots/*/consolidated*"))
 
 
-def test_a_chat_template_comes_with_the_description(
-    target_folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_chat_template_and_draft_table_come_with_the_description(
+    target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (target_folder / "chat_template.jinja").write_text("{{ messages }}")
+    for file in ("chat_template.jinja", "draft.yaml"):
+        (target_folder / file).write_text(f"of {file}")
     monkeypatch.setattr("huggingface_hub.snapshot_download", hub_with(target_folder, []))
-    convert("some/body", target_folder.parent / "new")
-    assert (target_folder.parent / "new" / "chat_template.jinja").read_text() == "{{ messages }}"
+    convert("some/body", tmp_path / "new")
+    for file in ("chat_template.jinja", "draft.yaml"):
+        assert (tmp_path / "new" / file).read_text() == f"of {file}"
 
 
 def test_a_repository_without_weights_is_told_about_gguf(
@@ -109,14 +112,11 @@ def test_the_weights_of_a_model_that_cannot_be_used_are_not_fetched(
     assert asked == [("some/body", None)]
 
 
-def refuse_hub(*arguments: Any, **options: Any) -> str:
-    raise LocalEntryNotFoundError("offline")
-
-
 def test_the_folder_that_was_meant_is_named(
     target_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse_hub)
+    offline = Mock(side_effect=LocalEntryNotFoundError("offline"))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
     with pytest.raises(InputError, match=r"' is a file; give the path of a folder"):
         load_target(target_folder / "model.safetensors")
     around, name = target_folder.parent, target_folder.name
@@ -147,23 +147,17 @@ def test_the_folder_that_was_meant_is_named(
 def test_the_hub_is_not_asked_for_what_cannot_be_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, why: str
 ) -> None:
-    def ask(*arguments: Any, **options: Any) -> str:
-        raise AssertionError("the hub was asked")
-
+    ask = Mock()
     monkeypatch.setattr("huggingface_hub.snapshot_download", ask)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=f"nor an id of the Hugging Face hub .*{re.escape(why)}"):
         load_target(name)
+    ask.assert_not_called()
 
 
-GATED = GatedRepoError(
-    "403 Client Error", response=Response(403, request=Request("GET", "http://h"))
-)
-
-
-WITHOUT = RemoteEntryNotFoundError(
-    "404 Client Error", response=Response(404, request=Request("GET", "http://h"))
-)
+REQUEST = Request("GET", "http://h")
+GATED = GatedRepoError("403 Client Error", response=Response(403, request=REQUEST))
+WITHOUT = RemoteEntryNotFoundError("404 Client Error", response=Response(404, request=REQUEST))
 
 
 @pytest.mark.parametrize(
@@ -177,9 +171,6 @@ WITHOUT = RemoteEntryNotFoundError(
     ],
 )
 def test_whatever_the_hub_fails_with_is_one_sentence(error: Exception, sentence: str) -> None:
-    def fail(repository: str) -> str:
-        raise error
-
     with pytest.raises(InputError, match=sentence) as refused:
-        download.from_hub(fail, "a/b", "config.json")
+        download.from_hub(Mock(side_effect=error), "a/b", "config.json")
     assert "\n" not in str(refused.value)

@@ -1,6 +1,7 @@
 """`draft.yaml`: written for people, read back, the nearest tree taken, bad files refused."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -57,21 +58,15 @@ def test_the_file_explains_itself_and_reads_like_a_configuration(tmp_path: Path)
 
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_a_field_that_an_older_file_lacks_has_its_default(tmp_path: Path) -> None:
-    entry = "batch_size: 1, temperature: 0, predicted_speedup: 2, measured_speedup: 2"
-    text = f"{{device: a, dtype: b, trees: [{{{entry}, draft: {{beam_width: 2}}}}]}}"
-    (tmp_path / "draft.yaml").write_text(text)
+    (tmp_path / "draft.yaml").write_text(entry(draft="{beam_width: 2}"))
     assert load_draft(tmp_path) == DraftConfig(beam_width=2)
 
 
-def test_the_hub_is_asked_for_the_table_with_the_description(
+def test_the_table_of_a_hub_repository_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def download(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
-        if "draft.yaml" in allow_patterns:
-            write_draft_table(tmp_path / "draft.yaml", TABLE)
-        return str(tmp_path)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    write_draft_table(tmp_path / "draft.yaml", TABLE)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", Mock(return_value=tmp_path))
     assert load_draft("some/body") == WIDE
 
 

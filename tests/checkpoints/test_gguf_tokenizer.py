@@ -82,6 +82,7 @@ def test_the_header_says_whether_tokens_are_added(
         ({"merges": ["a zzz"]}, "holds no whole tokenizer: "),
         ({"merges": ["ab"]}, "holds no whole tokenizer: "),
         ({"bos_token_id": 900}, r"states tokenizer\.ggml\.bos_token_id=900, outside its 900 tok"),
+        ({"model": "llama", "scores": [0.0]}, "states 900 tokens, but 1 scores; it is damaged"),
         ({"add_bos_token": True}, r"asks for bos tokens and states no tokenizer\.ggml\.bos_token"),
     ],
 )
@@ -95,8 +96,3 @@ def test_what_no_piece_spells_is_the_unknown_token_where_there_are_no_bytes() ->
     vocabulary = {"tokens": tokens, "scores": [0.0] * 4, "token_type": [unknown, *[normal] * 3]}
     tokenizer = build("llama", **vocabulary)
     assert tokenizer.encode("a\N{EURO SIGN}").ids == [1, 2, 0]
-
-
-def test_scores_are_as_many_as_tokens() -> None:
-    with pytest.raises(InputError, match="states 900 tokens, but 1 scores; it is damaged"):
-        build("llama", scores=[0.0])

@@ -94,11 +94,6 @@ def test_files_that_are_no_weights(tmp_path: Path) -> None:
     save_file({"a": np.ones((2, 3), np.int8)}, path)
     with pytest.raises(InputError, match=r"weight 'a' is stored as I8; supported are F64, F32"):
         check_shape(find_weights(tmp_path)["a"], (2, 3))
-    save_file({"a": MATRIX}, path)
-    stored = find_weights(tmp_path)["a"]
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(InputError, match=r"model\.safetensors was cut short while it was read"):
-        read_weight(stored, jnp.float32, transpose=False)
     path.unlink()
     path.mkdir()
     with pytest.raises(InputError, match=r"Cannot read .*model\.safetensors: .*\.$"):

@@ -19,7 +19,6 @@ STORAGES = {
     "float16": "HalfStorage",
     "bfloat16": "BFloat16Storage",
     "int64": "LongStorage",
-    "bool": "BoolStorage",
 }
 FUNCTIONS = ("_rebuild_tensor_v2", "_rebuild_parameter")
 
