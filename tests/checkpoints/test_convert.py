@@ -5,9 +5,11 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -31,6 +33,7 @@ from redrafter_jax import DrafterConfig, InputError, load_target, save_drafter, 
 from redrafter_jax.checkpoints.convert import convert as convert_folder
 from redrafter_jax.checkpoints.written import write_shard
 
+assert_identical = partial(chex.assert_trees_all_equal, strict=True)
 CONFIG = DrafterConfig(vocab_size=13, hidden_size=8, exit_dim=5, num_draft_layers=1)
 
 
@@ -52,13 +55,6 @@ def torch_folder(folder: Path, source: Path, weights: Mapping[str, np.ndarray]) 
     return folder
 
 
-def assert_equal(weights: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    assert weights.keys() == expected.keys()
-    for name, value in weights.items():
-        assert value.dtype == expected[name].dtype
-        np.testing.assert_array_equal(value, expected[name])
-
-
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_torchs_weights_become_safetensors_as_they_are(
     tmp_path: Path, saved: Path, dtype: str
@@ -67,7 +63,7 @@ def test_torchs_weights_become_safetensors_as_they_are(
     weights = {name: value.astype(dtype) for name, value in weights.items()}
     source = torch_folder(tmp_path / "apple", saved / "drafter", weights)
     told, files = convert_folder(source, tmp_path / "new", for_apple=True)
-    assert_equal(load_file(tmp_path / "new" / "model.safetensors"), weights)
+    assert_identical(load_file(tmp_path / "new" / "model.safetensors"), weights)
     assert (tmp_path / "new" / "config.json").read_text() == (source / "config.json").read_text()
     size = sum(value.nbytes for value in weights.values())
     assert f"a drafter of 8 weights, {size:,} bytes" in told
@@ -95,7 +91,7 @@ def test_another_dtype_is_rounded_and_stated(tmp_path: Path, saved: Path, spelli
     told, _ = convert_folder(source, tmp_path / "new", "bfloat16")
     weights = load_file(source / "model.safetensors")
     expected = {name: jnp.asarray(value, jnp.bfloat16) for name, value in weights.items()}
-    assert_equal(load_arrays(tmp_path / "new" / "model.safetensors"), expected)
+    assert_identical(load_arrays(tmp_path / "new" / "model.safetensors"), expected)
     described = json.loads((tmp_path / "new" / "config.json").read_text())
     assert described == fields | {spelling: "bfloat16"}
     assert " bytes, BF16; it loads" in told
@@ -122,7 +118,7 @@ def test_shards_stay_shards_and_what_belongs_to_a_target_comes_along(
     written = {*shards, index_name, "config.json", "tokenizer.json"}
     assert {path.name for path in (tmp_path / "new").iterdir()} == written
     assert set(files.removeprefix("Written: ").split(", ")) == written
-    assert_equal(
+    assert_identical(
         load_file(tmp_path / "new" / shards[0]) | load_file(tmp_path / "new" / shards[1]), weights
     )
     index = json.loads((tmp_path / "new" / index_name).read_text())
@@ -150,7 +146,7 @@ def test_a_model_for_images_becomes_its_text_model(tmp_path: Path, within: str) 
 
     told = convert_folder(source, tmp_path / "new")
     assert told[-1].endswith(": vision_tower.0.weight, vision_tower.1.weight and 4 more")
-    assert_equal(load_arrays(tmp_path / "new" / "model.safetensors"), weights)
+    assert_identical(load_arrays(tmp_path / "new" / "model.safetensors"), weights)
     assert json.loads((tmp_path / "new" / "config.json").read_text()) == text
 
 

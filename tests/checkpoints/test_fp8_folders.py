@@ -80,6 +80,7 @@ def test_a_folder_is_loaded_in_its_own_bits(
     [
         (AUTO_FP8 | {"weight_block_size": [128, 128]}, {}, r"weight_block_size=\[128, 128\] of q"),
         (AUTO_FP8 | {"fmt": "e5m2"}, {}, "fmt='e5m2' of quant_method 'fp8'; supported is 'e4m3'"),
+        (AUTO_FP8, {f"{QUERY}_scale": None}, "is quantized as F8_E4M3, but no scales '.*_scale'"),
         (AUTO_FP8, {f"{QUERY}_scale": jnp.ones(7)}, r"_scale' has shape \(7,\); the scales of a"),
         (AUTO_FP8, {QUERY: jnp.ones(32, jnp.float8_e4m3fn)}, r"numbers of shape \(32,\), its con"),
     ],

@@ -22,7 +22,6 @@ from tiny_gguf import (
     write_gguf,
 )
 from tiny_models import assert_same, stored_shapes
-from tokenizers import Tokenizer
 
 from redrafter_jax import InputError, load_drafter, load_target
 from redrafter_jax.checkpoints.convert import convert
@@ -186,42 +185,27 @@ def test_factors_for_short_texts_hold_up_to_the_original_context(tmp_path: Path)
 TEMPLATE = "{{ bos_token }}{% for turn in messages %}{{ turn.content }}{% endfor %}"
 
 
-@pytest.fixture
-def chat_file(tmp_path: Path) -> Path:
-    """A model with a tokenizer and a template."""
+def test_a_converted_file_is_the_same_model_with_its_tokenizer_and_template(
+    tmp_path: Path,
+) -> None:
     config = dataclasses.replace(CONFIG, vocab_size=900, eos_token_ids=(1,))
     fields = config_fields(config, "llama") | tokenizer_fields("smollm")
     fields |= {"tokenizer.ggml.bos_token_id": 0, "tokenizer.chat_template": TEMPLATE}
-    path = tmp_path / "chat.gguf"
+    path, folder = tmp_path / "chat.gguf", tmp_path / "folder"
     write_gguf(path, fields, random_tensors(stored_shapes(config), "Q8_0"))
-    return path
-
-
-def test_templates_are_the_files_own(chat_file: Path) -> None:
-    tokenizer = load_tokenizer(chat_file)
-    template = load_template("tokenizer", chat_file, tokenizer, "--chat-template ")
-    assert template.end == "<|im_end|>"
-    turns = [{"role": "user", "content": "the house"}]
-    ids = encode_turns(template, tokenizer, turns)
-    assert ids == [0, *tokenizer.encode("the house").ids]
-
-
-@pytest.mark.parametrize("dtype", [None, "bfloat16"])
-def test_a_converted_file_is_the_same_model(
-    tmp_path: Path, chat_file: Path, dtype: str | None
-) -> None:
-    told, written = convert(chat_file, tmp_path / "folder", dtype)
-    assert f"bytes, {'BF16' if dtype else 'F32'}; it loads the same as {chat_file}" in told
+    told, written = convert(path, folder)
+    assert f"bytes, F32; it loads the same as {path}" in told
     assert written == (
         "Written: model.safetensors, config.json, tokenizer.json, tokenizer_config.json"
     )
-    loaded = dtype or "float32"
-    assert_same(load_target(tmp_path / "folder", loaded), load_target(chat_file, loaded))
-    tokenizer = load_tokenizer(tmp_path / "folder")
-    assert isinstance(tokenizer, Tokenizer)
-    assert tokenizer.to_str() == load_tokenizer(chat_file).to_str()
-    template = load_template("tokenizer", tmp_path / "folder", tokenizer, "")
-    assert template.render([{"content": "x"}], True) == "<|im_start|>x"
+    assert_same(load_target(folder, "float32"), load_target(path, "float32"))
+    for source in (path, folder):
+        tokenizer = load_tokenizer(source)
+        assert tokenizer.to_str() == load_tokenizer(path).to_str()
+        template = load_template("tokenizer", source, tokenizer, "--chat-template ")
+        assert template.end == "<|im_end|>"
+        ids = encode_turns(template, tokenizer, [{"role": "user", "content": "the house"}])
+        assert ids == [0, *tokenizer.encode("the house").ids]
 
 
 @pytest.mark.parametrize(

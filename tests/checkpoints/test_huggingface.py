@@ -11,7 +11,7 @@ import pytest
 from places import GOLDENS
 from safetensors.flax import load_file as load_arrays
 from safetensors.numpy import load_file, save_file
-from tiny_folders import write_index
+from tiny_folders import damaged, write_index
 from tiny_models import assert_same, cast, random_target, stored_shapes, tiny_config
 
 from redrafter_jax import InputError, load_target, save_target
@@ -100,44 +100,32 @@ def test_a_missing_or_truncated_file(target_folder: Path, sharded: bool, kept: i
         load_target(target_folder)
 
 
-def change_weights(folder: Path, added: dict[str, tuple[int, ...]], removed: str = "") -> None:
-    path = folder / "model.safetensors"
-    tensors = load_file(path)
-    tensors |= {name: np.zeros(shape, np.float32) for name, shape in added.items()}
-    tensors.pop(removed, None)
-    save_file(tensors, path)
-
-
 QUERY, UP = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj.weight"
 
 
 @pytest.mark.parametrize(
-    ("added", "removed", "sentence"),
+    ("changes", "sentence"),
     [
-        ({}, UP, f"holds no weight '{UP}'; the model is incomplete"),
+        ({UP: None}, f"holds no weight '{UP}'; the model is incomplete"),
         (
-            {f"{QUERY}.bias": (24,), "visual.weight": (3,)},
-            "",
+            {f"{QUERY}.bias": np.zeros(24), "visual.weight": np.zeros(3)},
             f"holds the weight '{QUERY}.bias' and 1 more, for which",
         ),
         # Transposed, a [24, 32] matrix must not slip through either.
         (
-            {f"{QUERY}.weight": (32, 24)},
-            "",
+            {f"{QUERY}.weight": np.zeros((32, 24))},
             r"q_proj\.weight' has shape \(32, 24\), its configuration asks for \(24, 32\)\.$",
         ),
     ],
 )
 def test_weights_that_do_not_fit_the_model(
-    target_folder: Path, added: dict[str, tuple[int, ...]], removed: str, sentence: str
+    target_folder: Path, tmp_path: Path, changes: dict[str, Any], sentence: str
 ) -> None:
     # The rotary frequencies of old files are no weights.
-    frequencies = {"model.layers.0.self_attn.rotary_emb.inv_freq": (3,)}
-    change_weights(target_folder, frequencies)
-    load_target(target_folder)
-    change_weights(target_folder, added, removed)
+    frequencies = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.zeros(3)}
+    load_target(damaged(tmp_path / "old", target_folder, frequencies))
     with pytest.raises(InputError, match=sentence):
-        load_target(target_folder)
+        load_target(damaged(tmp_path / "other", target_folder, changes))
 
 
 def test_a_tied_head_may_lie_in_the_file_if_it_is_the_embedding(tmp_path: Path) -> None:
