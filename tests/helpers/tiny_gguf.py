@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -95,7 +96,7 @@ def tokenizer_fields(kind: str) -> dict[str, Any]:
 def write_gguf(
     path: Path,
     fields: Mapping[str, Any],
-    tensors: Mapping[str, tuple[np.ndarray, str]],
+    tensors: Mapping[str, tuple[np.ndarray, str] | EllipsisType],
     architecture: str = "llama",
     tensors_per_part: int = 0,
     header_apart: bool = False,
@@ -104,7 +105,7 @@ def write_gguf(
 
     Args:
       path: of the file; parts are numbered by the writer.
-      fields: of the header, those that are `...` left out.
+      fields: of the header; here and among tensors those that are `...` are left out.
       tensors: their content as it is stored, and ggml's name of their type.
       architecture: of the model.
       tensors_per_part: 0 is one file.
@@ -123,8 +124,10 @@ def write_gguf(
     for name, value in fields.items():
         if value is not ...:
             add[type(value)](name, value)
-    for name, (content, kind) in tensors.items():
-        writer.add_tensor(name, content, raw_dtype=GGMLQuantizationType[kind])
+    for name, tensor in tensors.items():
+        if tensor is not ...:
+            content, kind = tensor
+            writer.add_tensor(name, content, raw_dtype=GGMLQuantizationType[kind])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
