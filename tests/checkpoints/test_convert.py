@@ -18,15 +18,8 @@ from safetensors.flax import load_file as load_arrays
 from safetensors.flax import save_file as save_arrays
 from safetensors.numpy import load_file, save_file
 from tiny_folders import change_json, write_index
-from tiny_gguf import CONFIG as GGUF_CONFIG
-from tiny_gguf import config_fields, random_tensors, write_gguf
-from tiny_models import (
-    assert_same,
-    random_drafter,
-    random_target,
-    stored_shapes,
-    tiny_config,
-)
+from tiny_gguf import write_random
+from tiny_models import assert_same, random_drafter, random_target, tiny_config
 from torch_archives import write_archive
 
 from redrafter_jax import DrafterConfig, InputError, load_target, save_drafter, save_target
@@ -77,8 +70,7 @@ def test_torchs_weights_become_safetensors_as_they_are(
 def test_the_folder_of_a_gguf_file_states_the_dtype_of_its_weights(
     tmp_path: Path, stored: str, stated: str
 ) -> None:
-    tensors = random_tensors(stored_shapes(GGUF_CONFIG), stored)
-    write_gguf(tmp_path / "model.gguf", config_fields(GGUF_CONFIG, "llama"), tensors)
+    write_random(tmp_path / "model.gguf", stored)
     convert_folder(tmp_path / "model.gguf", tmp_path / "new")
     assert json.loads((tmp_path / "new" / "config.json").read_text())["torch_dtype"] == stated
 

@@ -2,9 +2,7 @@
 
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -32,32 +30,32 @@ def target_folder(tmp_path: Path) -> Path:
     return tmp_path / "target"
 
 
-def hub_with(folder: Path, asked: list[tuple[Any, ...]]) -> Callable[..., str]:
-    """The hub, of which only the files asked for arrive."""
-    snapshot = folder.parent / "snapshots" / "0123abc"
+@pytest.fixture
+def asked(target_folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
+    """What is asked of a hub with that target; only the files asked for arrive."""
+    snapshot, asked = target_folder.parent / "snapshots" / "0123abc", []
 
     def download(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
         asked.append((name, revision))
         snapshot.mkdir(parents=True, exist_ok=True)
         for pattern in allow_patterns:
-            for path in folder.glob(pattern):
+            for path in target_folder.glob(pattern):
                 shutil.copy(path, snapshot)
         return str(snapshot)
 
-    return download
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    return asked
 
 
 @pytest.mark.parametrize("stored", ["safetensors", "bin"])
 def test_the_hubs_description_comes_before_its_weights(
-    target_folder: Path, monkeypatch: pytest.MonkeyPatch, stored: str
+    target_folder: Path, asked: list[tuple[str, str | None]], stored: str
 ) -> None:
-    asked: list[tuple[Any, ...]] = []
     (target_folder / "consolidated.safetensors").write_text("the same again")
     if stored == "bin":
         path = target_folder / "model.safetensors"
         write_archive(target_folder / "pytorch_model.bin", load_file(path))
         path.unlink()
-    monkeypatch.setattr("huggingface_hub.snapshot_download", hub_with(target_folder, asked))
     assert_same(load_target("some/body", dtype="float32"), random_target(CONFIG))
     # Of one commit; torch's files are asked for where there are no safetensors.
     of_commit = [("some/body", "0123abc")] * (2 if stored == "bin" else 1)
@@ -65,22 +63,20 @@ def test_the_hubs_description_comes_before_its_weights(
     assert not list(target_folder.parent.glob("snapshots/*/consolidated*"))
 
 
+@pytest.mark.usefixtures("asked")
 def test_chat_template_and_draft_table_come_with_the_description(
-    target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    target_folder: Path, tmp_path: Path
 ) -> None:
     for file in ("chat_template.jinja", "draft.yaml"):
         (target_folder / file).write_text(f"of {file}")
-    monkeypatch.setattr("huggingface_hub.snapshot_download", hub_with(target_folder, []))
     convert("some/body", tmp_path / "new")
     for file in ("chat_template.jinja", "draft.yaml"):
         assert (tmp_path / "new" / file).read_text() == f"of {file}"
 
 
-def test_a_repository_without_weights_is_told_about_gguf(
-    target_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("asked")
+def test_a_repository_without_weights_is_told_about_gguf(target_folder: Path) -> None:
     (target_folder / "model.safetensors").rename(target_folder / "tiny-Q8_0.gguf")
-    monkeypatch.setattr("huggingface_hub.snapshot_download", hub_with(target_folder, []))
     with pytest.raises(InputError, match=r"no weights .* `hf download some/body FILE\.gguf`"):
         load_target("some/body")
 
@@ -102,11 +98,9 @@ def test_what_the_hub_gave_before_serves_offline(
 
 
 def test_the_weights_of_a_model_that_cannot_be_used_are_not_fetched(
-    target_folder: Path, monkeypatch: pytest.MonkeyPatch
+    target_folder: Path, asked: list[tuple[str, str | None]]
 ) -> None:
-    asked: list[tuple[Any, ...]] = []
     change_json(target_folder / "config.json", model_type="gemma2")
-    monkeypatch.setattr("huggingface_hub.snapshot_download", hub_with(target_folder, asked))
     with pytest.raises(InputError, match="model_type 'gemma2'; this version"):
         load_target("some/body")
     assert asked == [("some/body", None)]

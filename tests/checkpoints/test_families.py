@@ -1,5 +1,6 @@
 """What a target's `config.json` states, and what is refused rather than guessed."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -17,20 +18,16 @@ FAMILY_GOLDENS = GOLDENS / "families"
 CONFIG = tiny_config(head_dim=6, rope_theta=5000.0, eos_token_ids=(2, 7))
 
 
-def write_json(path: Path, values: dict[str, Any]) -> None:
-    path.write_text(json.dumps(values))
+def restate(folder: Path, **changes: Any) -> None:
+    """Write `config.json` of that target with changes."""
+    fields = target_fields(dataclasses.replace(CONFIG, **changes))
+    (folder / "config.json").write_text(json.dumps(fields))
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    write_json(tmp_path / "config.json", target_fields(CONFIG))
+    restate(tmp_path)
     return tmp_path
-
-
-def restated(folder: Path, **changes: Any) -> dict[str, Any]:
-    """`config.json` of that target, as it is written."""
-    write_json(folder / "config.json", target_fields(tiny_config(**(vars(CONFIG) | changes))))
-    return json.loads((folder / "config.json").read_text())
 
 
 GEMMA3: dict[str, Any] = {
@@ -90,20 +87,20 @@ def test_end_tokens_are_read_where_hugging_face_keeps_them(
 
 
 def test_what_follows_from_the_rest_or_is_null_may_be_left_out(folder: Path) -> None:
-    plain = restated(folder, head_dim=8, num_key_value_heads=4)
-    write_json(folder / "config.json", plain | {"head_dim": None, "num_key_value_heads": None})
+    restate(folder, head_dim=8, num_key_value_heads=4)
+    change_json(folder / "config.json", head_dim=None, num_key_value_heads=None)
     config = read_target_config(folder)
     assert (config.head_dim, config.num_key_value_heads) == (8, 4)
-    restated(folder)
+    restate(folder)
     change_json(folder / "config.json", attention_bias=..., mlp_bias=..., hidden_act=...)
     assert read_target_config(folder) == CONFIG
-    restated(folder, sliding_window=8, windowed_layers=(0, 1))
+    restate(folder, sliding_window=8, windowed_layers=(0, 1))
     change_json(folder / "config.json", sliding_window=None)
     assert read_target_config(folder) == CONFIG
     change_json(folder / "config.json", sliding_window=...)
     with pytest.raises(InputError, match=r"does not state 'sliding_window', .* null is none\.$"):
         read_target_config(folder)
-    restated(folder, qk_norm=True)
+    restate(folder, qk_norm=True)
     change_json(folder / "config.json", head_dim=...)
     with pytest.raises(InputError, match="does not state 'head_dim'"):
         read_target_config(folder)
@@ -154,7 +151,7 @@ def test_targets_of_another_kind_are_refused(
 @pytest.fixture
 def qwen_folder(folder: Path) -> Path:
     """The first layer sees everything, the second a window of eight."""
-    restated(folder, attention_bias=True, sliding_window=8, windowed_layers=(1,))
+    restate(folder, attention_bias=True, sliding_window=8, windowed_layers=(1,))
     return folder
 
 
@@ -216,7 +213,7 @@ def test_gemma_3_is_read_from_within_a_model_for_images(tmp_path: Path) -> None:
         "text_config": GEMMA3_4B,
         "vision_config": {"model_type": "siglip_vision_model"},
     }
-    write_json(tmp_path / "config.json", whole)
+    (tmp_path / "config.json").write_text(json.dumps(whole))
     config = read_target_config(tmp_path)
     assert (config.vocab_size, config.num_attention_heads, config.num_key_value_heads) == (
         262_208,
@@ -269,7 +266,7 @@ LOCAL = {"rope_type": "default", "rope_theta": 700.0}
 def test_what_gemma_leaves_open_is_refused(
     folder: Path, changes: dict[str, Any], sentence: str
 ) -> None:
-    restated(folder, **GEMMA3, sliding_window=8, windowed_layers=(0,))
+    restate(folder, **GEMMA3, sliding_window=8, windowed_layers=(0,))
     change_json(folder / "config.json", **changes)
     with pytest.raises(InputError, match=sentence):
         read_target_config(folder)

@@ -20,6 +20,7 @@ from tiny_gguf import (
     random_tensors,
     tokenizer_fields,
     write_gguf,
+    write_random,
 )
 from tiny_models import assert_same, stored_shapes
 
@@ -189,10 +190,9 @@ def test_a_converted_file_is_the_same_model_with_its_tokenizer_and_template(
     tmp_path: Path,
 ) -> None:
     config = dataclasses.replace(CONFIG, vocab_size=900, eos_token_ids=(1,))
-    fields = config_fields(config, "llama") | tokenizer_fields("smollm")
-    fields |= {"tokenizer.ggml.bos_token_id": 0, "tokenizer.chat_template": TEMPLATE}
+    own = {"tokenizer.ggml.bos_token_id": 0, "tokenizer.chat_template": TEMPLATE}
     path, folder = tmp_path / "chat.gguf", tmp_path / "folder"
-    write_gguf(path, fields, random_tensors(stored_shapes(config), "Q8_0"))
+    write_random(path, "Q8_0", config, **tokenizer_fields("smollm"), **own)
     told, written = convert(path, folder)
     assert f"bytes, F32; it loads the same as {path}" in told
     assert written == (

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_gguf import CONFIG, config_fields, random_tensors, tokenizer_fields, write_gguf
-from tiny_models import stored_shapes
+from tiny_gguf import tokenizer_fields, write_gguf, write_random
 
 from redrafter_jax import InputError
 from redrafter_jax.checkpoints.gguf import find_gguf
@@ -170,8 +169,7 @@ def test_bits_that_flip_are_told_in_a_sentence_or_change_nothing_that_is_read(
     tmp_path: Path, flips: int
 ) -> None:
     path = tmp_path / "model.gguf"
-    fields = config_fields(CONFIG, "llama") | tokenizer_fields("smollm")
-    write_gguf(path, fields, random_tensors(stored_shapes(CONFIG), "Q8_0"))
+    write_random(path, "Q8_0", **tokenizer_fields("smollm"))
     content = path.read_bytes()
     first = min(one.offset for one in read_header(path).tensors.values())
     random = np.random.default_rng(0)

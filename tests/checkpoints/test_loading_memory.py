@@ -9,7 +9,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 from packed_folders import write_packed
-from tiny_gguf import config_fields, random_tensors, write_gguf
+from tiny_gguf import write_random
 from tiny_models import cast, random_target, stored_shapes
 
 from eval.abstract import bytes_of
@@ -48,8 +48,7 @@ def write_folder(folder: Path) -> Path:
 
 def write_quantized(folder: Path) -> Path:
     path = folder / "model.gguf"
-    tensors = random_tensors(stored_shapes(CONFIG), "Q8_0")
-    write_gguf(path, config_fields(CONFIG, "llama"), tensors)
+    write_random(path, "Q8_0", CONFIG)
     return path
 
 

@@ -14,15 +14,8 @@ from packed_folders import write_packed
 from safetensors.flax import load_file, save_file
 from tiny_folders import damaged, write_index
 from tiny_gguf import CONFIG as GGUF_CONFIG
-from tiny_gguf import config_fields, random_tensors, tokenizer_fields, write_gguf
-from tiny_models import (
-    assert_same,
-    logits_error,
-    random_drafter,
-    random_target,
-    stored_shapes,
-    tiny_config,
-)
+from tiny_gguf import tokenizer_fields, write_random
+from tiny_models import assert_same, logits_error, random_drafter, random_target, tiny_config
 
 from redrafter_jax import (
     DrafterConfig,
@@ -196,8 +189,7 @@ SHORT = ("Q4_1", "Q8_0", "Q4_K", "Q6_K")
 def test_blocks_of_gguf_are_kept(tmp_path: Path, kind: str) -> None:
     """Against a target of the numbers that the `gguf` package makes of the same blocks."""
     path = tmp_path / "model.gguf"
-    tensors = random_tensors(stored_shapes(GGUF_CONFIG), kind)
-    write_gguf(path, config_fields(GGUF_CONFIG, "llama"), tensors)
+    write_random(path, kind)
     plain = load_target(path, "float32")
     kept: Any = load_target(path, "float32", keep_quantized=True)
     # Products of two numbers are rounded to float16.
@@ -221,8 +213,7 @@ def test_blocks_of_gguf_are_kept(tmp_path: Path, kind: str) -> None:
 
 def test_blocks_that_cannot_be_kept_are_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    tensors = random_tensors(stored_shapes(GGUF_CONFIG), "IQ4_NL")
-    write_gguf(path, config_fields(GGUF_CONFIG, "llama"), tensors)
+    write_random(path, "IQ4_NL")
     with pytest.raises(InputError, match="is stored as IQ4_NL, which cannot be kept quantized; Q8"):
         load_target(path, keep_quantized=True)
 
@@ -231,8 +222,7 @@ def test_blocks_that_cannot_be_kept_are_refused_by_name(tmp_path: Path) -> None:
 def test_the_command_tells_what_changes(tmp_path: Path, run_redrafter: Any) -> None:
     config = dataclasses.replace(GGUF_CONFIG, vocab_size=900, max_position_embeddings=512)
     source, text = tmp_path / "model.gguf", tmp_path / "text.txt"
-    fields = config_fields(config, "llama") | tokenizer_fields("smollm")
-    write_gguf(source, fields, random_tensors(stored_shapes(config), "F16"))
+    write_random(source, "F16", config, **tokenizer_fields("smollm"))
     text.write_text("the house of the other is what they have seen there, " * 60)
     folder = tmp_path / "new"
     options = ("--quantize", "int8", "--quantize-head", "none", "--text", str(text))

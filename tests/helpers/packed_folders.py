@@ -1,11 +1,12 @@
 """Folders as GPTQ and AWQ write them, packed number by number as their authors describe it."""
 
-import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
+from tiny_folders import change_json
 
 from redrafter_jax import save_target
 from redrafter_jax.models.target import Target
@@ -60,13 +61,11 @@ def write_packed(
         packed[f"{layer}.qzeros"] = words(zeros.T, method)
         packed[f"{layer}.scales"] = scales.T
     save_file(weights, folder / "numbers" / "model.safetensors")
-    (folder / "packed").mkdir()
+    shutil.copytree(folder / "numbers", folder / "packed")
+    change_json(folder / "packed" / "config.json", quantization_config=stated)
     # safetensors writes the bytes as they lie, whatever their order.
     packed = {name: np.ascontiguousarray(weight) for name, weight in packed.items()}
     save_file(packed, folder / "packed" / "model.safetensors")
-    fields = json.loads((folder / "numbers" / "config.json").read_text())
-    described = json.dumps({**fields, "quantization_config": stated})
-    (folder / "packed" / "config.json").write_text(described)
     return folder / "packed"
 
 

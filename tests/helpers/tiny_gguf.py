@@ -18,6 +18,7 @@ from gguf import (
     get_tensor_name_map,
 )
 from places import GOLDENS
+from tiny_models import stored_shapes
 
 from redrafter_jax.config import TargetConfig
 
@@ -132,6 +133,12 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def write_random(path: Path, kind: str, config: TargetConfig = CONFIG, **fields: Any) -> None:
+    """A Llama whose matrices are random blocks of that kind, with further fields."""
+    tensors = random_tensors(stored_shapes(config), kind)
+    write_gguf(path, config_fields(config, "llama") | fields, tensors)
 
 
 def plain_tensors(
