@@ -3,13 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_folders import byte_tokenizer
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from redrafter_jax import InputError
 from redrafter_jax.text.text_stream import TextStream
-
-BYTES = byte_tokenizer()
 
 
 def byte_level() -> Tokenizer:
@@ -79,8 +76,9 @@ def test_the_pieces_are_the_whole_text_after_any_prompt(name: str, data: st.Data
 
 @given(st.lists(st.integers(0, 255), max_size=20))
 def test_bytes_that_are_no_text_arrive_as_the_tokenizer_decodes_them(tokens: list[int]) -> None:
-    stream = TextStream(BYTES.decode, BYTES.encode("abc").ids)
-    assert "".join(map(stream.push, tokens)) + stream.finish() == BYTES.decode(tokens)
+    tokenizer = TOKENIZERS["bytes"]
+    stream = TextStream(tokenizer.decode, tokenizer.encode("abc").ids)
+    assert "".join(map(stream.push, tokens)) + stream.finish() == tokenizer.decode(tokens)
 
 
 def test_a_space_that_starts_a_word_is_kept_and_special_tokens_are_left_out() -> None:
