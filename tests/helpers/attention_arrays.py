@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import oracles
@@ -22,13 +23,13 @@ class Case(NamedTuple):
 
 def random_inputs(case: Case, garbage: float | None = np.nan) -> dict[str, Any]:
     """A random tree for each row; slots past the lengths hold `garbage`, None for numbers."""
-    random = np.random.default_rng([case.nodes, case.group, case.slots])
+    keys = iter(jax.random.split(jax.random.key(case.nodes), 5))
 
     def draw(*shape: int) -> Any:
-        return random.normal(size=shape).astype(case.dtype)
+        return jax.random.normal(next(keys), shape).astype(case.dtype)
 
     B, N, K, S, H = len(case.lengths), case.nodes, case.heads, case.slots, case.head_dim
-    lengths = np.asarray(case.lengths, np.int32)
+    lengths = jnp.asarray(case.lengths, jnp.int32)
     inputs = {
         "q": draw(B, N, K * case.group, H),
         "k_cache": draw(B, K, S, H),
@@ -38,12 +39,13 @@ def random_inputs(case: Case, garbage: float | None = np.nan) -> dict[str, Any]:
         "v_tree": draw(B, N, K, H),
     }
     if garbage is not None:
-        unused = np.arange(S)[None, None, :, None] >= lengths[:, None, None, None]
+        unused = jnp.arange(S)[:, None] >= lengths[:, None, None, None]
         for name in "k_cache", "v_cache":
-            inputs[name] = np.where(unused, case.dtype(garbage), inputs[name])
+            inputs[name] = jnp.where(unused, jnp.asarray(garbage, case.dtype), inputs[name])
+    random = np.random.default_rng(N)
     trees = [oracles.random_parents(random, N, max_depth=5) for _ in range(B)]
     masks = [oracles.ancestor_mask(parents) for parents in trees]
-    return inputs | {"mask": np.stack(masks)}
+    return inputs | {"mask": jnp.asarray(masks)}
 
 
 def expected_output(inputs: dict[str, Any], scale: float, window: int = 10**6) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -23,17 +24,17 @@ class Case(NamedTuple):
 
 def random_inputs(case: Case) -> dict[str, Any]:
     """Numbers of the weight are about as large above zero as below."""
-    random = np.random.default_rng([case.rows, case.inputs, case.outputs])
+    keys = jax.random.split(jax.random.key(case.rows), 4)
     half = 128 if case.codes == "int8" else 8
     groups = case.inputs // case.group, case.outputs
-    scale = random.uniform(0.5, 1, groups) / half
-    minimum = random.normal(size=groups) / 4 - 1
-    codes = random.integers(-half, half, (case.inputs, case.outputs))
+    scale = jax.random.uniform(keys[0], groups, minval=0.5) / half
+    minimum = jax.random.normal(keys[1], groups) / 4 - 1
+    codes = jax.random.randint(keys[2], (case.inputs, case.outputs), -half, half)
     return {
-        "x": jnp.asarray(random.normal(size=(case.rows, case.inputs)), case.dtype),
-        "codes": jnp.asarray(codes).astype(case.codes),
-        "scale": jnp.asarray(scale, case.scales),
-        "minimum": jnp.asarray(minimum, case.minima or case.scales) if case.minimum else None,
+        "x": jax.random.normal(keys[3], (case.rows, case.inputs)).astype(case.dtype),
+        "codes": codes.astype(case.codes),
+        "scale": scale.astype(case.scales),
+        "minimum": minimum.astype(case.minima or case.scales) if case.minimum else None,
     }
 
 

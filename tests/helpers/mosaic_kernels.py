@@ -1,20 +1,19 @@
-"""What the tests of Mosaic GPU kernels share: the interpreter, waits taken away, fences found."""
+"""What the tests of Mosaic GPU kernels share: a device, the interpreter, fences found."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
-import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
-import numpy as np
 import pytest
 from jax._src.dispatch import runtime_tokens
 from jax._src.interpreters.mlir import make_ir_context
 from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
 from jax.experimental.mosaic.gpu import core as mosaic
 from jaxlib.mlir import ir
+
+from pallas_kernels import dispatch
 
 
 class Device(NamedTuple):
@@ -27,8 +26,8 @@ class Device(NamedTuple):
 
 
 @contextmanager
-def watched_interpreter() -> Generator[None]:
-    """The interpreter, made to watch what wgmma reads as well."""
+def watched_interpreter(cores: int) -> Generator[None]:
+    """The interpreter of a card of so many cores, made to watch what wgmma reads as well."""
     wgmma: Callable[[Any, Any, Any], None] = plgpu.wgmma
 
     def watched(accumulator: Any, a: Any, b: Any) -> None:
@@ -38,6 +37,7 @@ def watched_interpreter() -> Generator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plgpu, "wgmma", watched)
+        patch.setattr(dispatch, "current_device", lambda: Device(num_cores=cores))
         forget_last_kernel()
         yield
         forget_last_kernel()
@@ -52,49 +52,6 @@ def forget_last_kernel() -> None:
 def races_found() -> bool:
     """In what the interpreter ran since the last kernel was forgotten."""
     return gpu_callbacks.get_races().races_found
-
-
-def removable_waits(
-    names: Sequence[str], module: ModuleType, kernel: Callable[..., Any], inputs: dict[str, Any]
-) -> Callable[[str | None], bool]:
-    """Whether the interpreter catches it when it runs without the wait of that name.
-
-    One program for all, which skips the wait as it runs; its ring has two stages, so that every
-    wait is needed.
-
-    Args:
-      names: of the waits, in the order in which they are traced.
-      module: of the kernel and its `make_plan`.
-      kernel: interpreted.
-      inputs: of the kernel.
-    """
-    make_plan = module.make_plan
-    waits = iter(names)
-    wait: Callable[[Any], None] = plgpu.barrier_wait
-    removed: str | None = None
-
-    def wait_unless_removed(barrier: Any) -> None:
-        name = next(waits)
-        kept = jax.pure_callback(lambda: np.bool_(name != removed), jax.ShapeDtypeStruct((), bool))
-        pl.when(kept)(lambda: wait(barrier))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "make_plan", lambda *shape: make_plan(*shape)._replace(stages=2))
-        patch.setattr(plgpu, "barrier_wait", wait_unless_removed)
-        compiled = jax.jit(kernel).lower(**inputs).compile()
-    assert list(waits) == []
-
-    def caught(name: str | None) -> bool:
-        nonlocal removed
-        removed = name
-        forget_last_kernel()
-        try:
-            jax.block_until_ready(compiled(**inputs))
-        except jax.errors.JaxRuntimeError:  # a slot or a barrier in a state that cannot be
-            return True
-        return races_found()
-
-    return caught
 
 
 def fenced(kernel: Callable[..., Any], inputs: dict[str, Any], marks: dict[str, str]) -> list[str]:
@@ -127,23 +84,6 @@ def fenced(kernel: Callable[..., Any], inputs: dict[str, Any], marks: dict[str, 
                 found.append(published)
                 fence = False
     return found
-
-
-def without_fence(number: int, inspect: Callable[[], list[str]]) -> list[str]:
-    """What `inspect` finds where the kernel lacks one fence, counted in the order of tracing."""
-    commit: Callable[[], None] = plgpu.commit_smem
-    count = 0
-
-    def commit_unless_removed() -> None:
-        nonlocal count
-        kept = count != number
-        count += 1
-        if kept:
-            commit()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plgpu, "commit_smem", commit_unless_removed)
-        return inspect()
 
 
 def _operations(module: Any) -> list[Any]:
