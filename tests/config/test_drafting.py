@@ -105,10 +105,3 @@ def test_a_recurrent_head_has_no_static_tree() -> None:
         InputError, match="static_tree is for Medusa heads, and this is a recurrent"
     ):
         DrafterConfig(**SHAPE).check_draft(DraftConfig(beam_width=4, static_tree=True))
-
-
-def test_filters_are_idle_at_temperature_0_alone() -> None:
-    with pytest.raises(InputError, match=r"^temperature is 0, .* whatever top_k and min_p would"):
-        SamplingConfig(top_k=5, min_p=0.0).refuse_idle_filters()
-    for sampling in (SamplingConfig(temperature=0.5, top_k=5), SamplingConfig()):
-        assert sampling.refuse_idle_filters() is sampling

@@ -37,26 +37,21 @@ def test_fields_that_contradict_each_other_are_refused(
         tiny_config(**changes)
 
 
-def test_ramps_of_scalings_rise() -> None:
-    with pytest.raises(InputError, match=r"high_freq_factor is 1\.0; .* low_freq_factor=4\.0\.$"):
-        Llama3Scaling(8.0, 4.0, 1.0, 64)
-    with pytest.raises(InputError, match=r"beta_fast is 1\.0; .* greater than beta_slow=1\.0\.$"):
-        YarnScaling(4.0, 64, 1.0, 1.0, 1.0)
-
-
 @pytest.mark.parametrize(
-    ("short", "long", "sentence"),
+    ("scaling", "values", "sentence"),
     [
-        ((1.0,), (1.0, 2.0), r"long_factor holds 2 numbers, short_factor 1; they must be as many"),
-        ((0.0,), (1.0,), r"short_factor holds 0\.0; they must be numbers greater than 0\.$"),
-        ((1.0,), (math.inf,), r"long_factor holds inf; they must be numbers"),
+        (Llama3Scaling, (8.0, 4.0, 1.0, 64), r"factor is 1\.0; .* low_freq_factor=4\.0\.$"),
+        (YarnScaling, (4.0, 64, 1.0, 1.0, 1.0), r"is 1\.0; .* greater than beta_slow=1\.0\.$"),
+        (LongRopeScaling, ((1.0,), (1.0, 2.0), 64, 1.0), r"long_factor holds 2 .*, short_factor 1"),
+        (LongRopeScaling, ((0.0,), (1.0,), 64, 1.0), r"short_factor holds 0\.0; .* than 0\.$"),
+        (LongRopeScaling, ((1.0,), (math.inf,), 64, 1.0), r"long_factor holds inf; they must be"),
     ],
 )
-def test_factors_of_pairs_are_positive_and_as_many(
-    short: tuple[float, ...], long: tuple[float, ...], sentence: str
+def test_numbers_of_scalings_that_contradict_each_other_are_refused(
+    scaling: Any, values: tuple[Any, ...], sentence: str
 ) -> None:
     with pytest.raises(InputError, match=sentence):
-        LongRopeScaling(short, long, 64, 1.0)
+        scaling(*values)
 
 
 @pytest.mark.parametrize(

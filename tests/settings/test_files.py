@@ -34,9 +34,12 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_file_gives_values_and_the_model_the_rest(config: Path) -> None:
+def test_a_file_gives_values_and_the_model_the_rest_and_so_does_its_dump(config: Path) -> None:
     spares = (Inner(rate=1.0), Inner(rate=2.0))
     expected = Outer(size=3, inner=Inner(rate=0.001, names=()), spares=spares)
+    settings = load_settings(Outer, config)
+    assert settings == expected
+    config.write_text(dump_settings(settings))
     assert load_settings(Outer, config) == expected
 
 
@@ -70,7 +73,8 @@ def test_a_tree_may_be_given_as_paths(config: Path) -> None:
     draft = load_settings(OrAuto, config).draft
     assert isinstance(draft, DraftConfig)
     assert draft.static_tree == ((0,), (1,), (0, 0))
-    assert load_settings(OrAuto, config, ["draft=auto"]).draft == "auto"
+    auto = load_settings(OrAuto, config, ["draft=auto"])
+    assert (auto.draft, dump_settings(auto)) == ("auto", "draft: auto\n")
 
 
 def test_a_date_is_a_string_and_yes_is_true_where_that_is_asked_for(tmp_path: Path) -> None:
@@ -80,12 +84,6 @@ def test_a_date_is_a_string_and_yes_is_true_where_that_is_asked_for(tmp_path: Pa
     assert settings.inner == Inner(names=("2024-01-31", "2024-13-01"), fast=True)
     overridden = load_settings(Outer, path, ["inner.names=[2025-02-30]"])
     assert overridden.inner.names == ("2025-02-30",)
-
-
-def test_the_dump_reads_back_as_the_same_settings(config: Path, tmp_path: Path) -> None:
-    settings = load_settings(Outer, config, ["inner.names=[x]"])
-    (tmp_path / "dump.yaml").write_text(dump_settings(settings))
-    assert load_settings(Outer, tmp_path / "dump.yaml") == settings
 
 
 @pytest.mark.parametrize(
@@ -105,15 +103,11 @@ def test_the_dump_reads_back_as_the_same_settings(config: Path, tmp_path: Path) 
             "inner.weights.1: Input should be a valid number (got True); YAML reads yes",
         ),
         ("inner.rate=.inf", "inner.rate: Input should be a finite number"),
-        ("size=0", "size: Input should be greater than 0"),
-        ("inner.rats=1", "inner.rats: unknown key; did you mean 'rate'?"),
-        ("other=1", "other: unknown key; known keys: size, draft, inner, spare, spares."),
         ("draft.beam_width=0", "draft.beam_width: Input should be greater than 0 (got 0)"),
         (
             "draft.beam_width=yes",
             "draft.beam_width: Input should be a valid integer (got True); YAML reads yes",
         ),
-        ("draft.num_nodes=40", "draft.num_nodes is 40; beam_width=8 and draft_rounds=4 give 1 to"),
         ("draft.lookup=1", "draft.lookup: unknown key; did you mean 'lookup_tokens'?"),
     ],
 )
