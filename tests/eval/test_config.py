@@ -1,17 +1,15 @@
-"""The settings of `python -m eval`: what is accepted, and how everything else is refused."""
+"""The settings of `python -m eval`: grids of trees, and the repository's configurations."""
 
 import re
 from pathlib import Path
 
-import pydantic
 import pytest
 from places import CONFIGS
 
 from eval.commands import COMMANDS, SPEED, Command
-from eval.config import EvalSettings
 from eval.tree_grid import TreeGrid
 from redrafter_jax import DraftConfig
-from redrafter_jax.settings.files import dump_settings, load_settings
+from redrafter_jax.settings.files import load_settings
 
 
 def test_a_grid_has_every_tree_of_its_lists() -> None:
@@ -26,8 +24,6 @@ def test_a_grid_has_every_tree_of_its_lists() -> None:
     ]
     # None and 33 nodes are one tree.
     assert TreeGrid(num_nodes=[33, None]).build() == [DraftConfig(num_nodes=33)]
-    with pytest.raises(pydantic.ValidationError, match=r"num_nodes is 2; .* give 3 to 9 nodes"):
-        TreeGrid(beam_width=[2], draft_rounds=[3], num_nodes=[2], lookup_tokens=[2])
 
 
 # By the command that their headers name.
@@ -43,10 +39,3 @@ def test_the_repositorys_configurations_are_valid(path: Path, command: Command) 
     # Some leave the target to whoever starts them.
     left = "target" in command.settings.model_fields and "\ntarget:" not in path.read_text()
     load_settings(command.settings, path, ["target=a/model"] if left else [])
-
-
-def test_the_tree_may_be_left_to_the_drafters_table() -> None:
-    names = dict.fromkeys(("target", "drafter", "prompts", "report_dir"), "a/path")
-    settings = EvalSettings.model_validate({**names, "max_new_tokens": 32, "draft": "auto"})
-    assert settings.draft == "auto"
-    assert "\ndraft: auto\n" in dump_settings(settings)

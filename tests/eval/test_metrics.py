@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from eval.benchmark import Run
-from eval.metrics import (
-    count_accepted,
-    describe_answers,
-    first_divergence,
-    quartiles,
-    tell_answers,
-)
+from eval.metrics import describe_answers, first_divergence, quartiles, tell_answers
 from eval.report import make_table
 from redrafter_jax.text.prompts import Asked
 
@@ -48,21 +41,6 @@ def test_quartiles_leave_out_what_is_no_number(
     values: list[float], expected: list[float] | None
 ) -> None:
     assert quartiles(np.asarray(values)) == expected
-
-
-def test_rates_per_depth_come_with_the_calls_they_are_shares_of() -> None:
-    # Ten calls: four gained one token, five two, one three.
-    rows = [np.asarray([[1, 3, 0, 0]]), np.asarray([[3, 2, 1, 0]])]
-    runs = [Run([[7] * 9], [4 + 2 * i], row, {"lookup": [i]}, 0, 0) for i, row in enumerate(rows)]
-    assert count_accepted(runs) == {
-        "acceptance_length": 1.7,
-        "acceptance_rate_per_depth": [6 / 10, 1 / 6, 0.0],
-        "calls_per_depth": [10, 6, 1, 0],
-        "accept_counts": [4, 5, 1, 0],
-        "accepted_by": {"lookup": 1},
-        "target_calls": 10,
-        "new_tokens": 18,
-    }
 
 
 def test_answers_tell_their_lengths_their_ends_and_warn_where_they_say_little() -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from pair_prompts import PROMPTS, generate_each
-from tiny_folders import encode, run_module, write_yaml
+from tiny_folders import run_module, write_yaml
 
 from eval.benchmark import Run, Turn
 from eval.commands import evaluate
 from eval.speed import summarize
-from redrafter_jax import DraftConfig, PromptLookup, generate
+from redrafter_jax import DraftConfig
 from redrafter_jax.acceptance import acceptance_length
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
@@ -49,11 +49,6 @@ def finished(config: Path) -> subprocess.CompletedProcess[str]:
 def report(finished: subprocess.CompletedProcess[str], config: Path) -> dict[str, Any]:
     assert finished.returncode == 0, finished.stderr
     return json.loads((config.parent / "report.json").read_text())
-
-
-def evaluate_with(config: Path, folder: Path, *overrides: str) -> dict[str, Any]:
-    evaluate(["--config", str(config), f"report_dir={folder}", *overrides])
-    return json.loads((folder / "report.json").read_text())
 
 
 def test_texts_are_the_baselines_and_counts_those_of_generate(
@@ -122,6 +117,8 @@ def test_measures_are_medians_of_pairs_and_counts_over_any_prompts() -> None:
     assert ours["identical"] == pytest.approx(5 / 6)
     assert (ours["new_tokens"], ours["target_calls"]) == (17, 4 + 3 + 1)
     assert ours["acceptance_length"] == pytest.approx(14 / 8)
+    assert (ours["acceptance_rate_per_depth"], ours["calls_per_depth"]) == ([6 / 8], [8, 6])
+    assert ours["accept_counts"] == [2, 6]
     assert ours["accepted_by"] == {"recurrent": 6, "lookup": 0}
     # Of the longest text of each batch: 4, 1, 4 and 1 calls in 2, 1, 3.5 and 1 seconds.
     assert ours["decode_only"]["milliseconds_per_target_call"] == pytest.approx(937.5)
@@ -163,22 +160,15 @@ def test_a_pipe_gets_progress_on_stderr_and_the_table_on_stdout(
     assert str(config.parent / "report.json") in finished.stdout.splitlines()[-1]
 
 
-def test_a_text_that_prefill_ends_leaves_decode_rates_unknown(config: Path, tmp_path: Path) -> None:
-    report = evaluate_with(config, tmp_path, "max_new_tokens=1", "prompt_count=2")
+def test_texts_that_prefill_ends_leave_rates_unknown_and_lookup_needs_no_drafter(
+    config: Path, tmp_path: Path
+) -> None:
+    lookup = ["drafter=null", "draft={lookup_tokens: 3}"]
+    overrides = [f"report_dir={tmp_path}", "max_new_tokens=1", "prompt_count=2", *lookup]
+    evaluate(["--config", str(config), *overrides])
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["drafter"], report["num_nodes"]) == (None, 4)
     ours = report["methods"]["speculative"]
     assert (ours["identical"], ours["target_calls"]) == (1.0, 0)
     assert ours["decode_only"]["speedup"] is None
     assert ours["acceptance_rate_per_depth"] == [None, None, None]
-
-
-@pytest.mark.long
-def test_without_a_drafter_prompt_lookup_is_measured(
-    config: Path, tmp_path: Path, habitual_target: Target
-) -> None:
-    overrides = ("drafter=null", "draft={lookup_tokens: 3}", "prompt_count=2")
-    report = evaluate_with(config, tmp_path, *overrides)
-    prompts = [encode(text) for text in PROMPTS[:2]]
-    expected = generate(habitual_target, PromptLookup(3), prompts, max_new_tokens=NEW_TOKENS)
-    ours = report["methods"]["speculative"]
-    assert (ours["identical"], ours["target_calls"]) == (1.0, sum(expected.steps))
-    assert (report["drafter"], report["num_nodes"]) == (None, 4)
