@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import cast, imitating_medusa, random_drafter
+from trees import live_paths
 
 from redrafter_jax import (
     DraftConfig,
@@ -22,7 +23,6 @@ from redrafter_jax import (
     generate_autoregressive,
 )
 from redrafter_jax.drafters.medusa import paths_of
-from redrafter_jax.drafters.ranking import rank_tokens
 from redrafter_jax.drafters.tree import rank_tree
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import make_mesh, place
@@ -87,27 +87,13 @@ def most_probable(log_probs: np.ndarray, count: int) -> dict[tuple[int, ...], fl
 
 
 def nodes_of(tree: TokenTree, tokens: np.ndarray, row: int) -> dict[tuple[int, ...], float]:
-    """The live nodes as ranks, with their scores; the tree's other arrays are checked."""
-    parents, scores = tree.parents[row].tolist(), tree.log_probs[row]
-    live = np.flatnonzero(tree.tokens[row] >= 0)
-    assert live[0] == 0
-    for node in live[1:]:
-        assert parents[node] < node
-        assert parents[node] in live
-    alive = tree.tokens[row] >= 0
-    expected = np.where(alive[:, None], oracles.ancestor_mask(parents), np.eye(len(parents)))
-    np.testing.assert_array_equal(tree.mask[row], expected)
-    np.testing.assert_array_equal(tree.origin[row, 1:], np.where(alive, 0, -1)[1:])
-    found = {}
-    for node in live[1:]:
-        *above, _ = oracles.ancestors(parents, int(node))
-        path = tuple(
-            tokens[row, depth].tolist().index(int(tree.tokens[row, one]))
-            for depth, one in enumerate(reversed(above))
-        )
-        assert tree.depth[row, node] == len(path)
-        found[path] = float(scores[node])
-    return found
+    """The live nodes below the root as ranks, with their scores."""
+    ranks = [
+        tuple(tokens[row, head].tolist().index(token) for head, token in enumerate(path[1:]))
+        for path in live_paths(tree, row)
+    ]
+    scores = tree.log_probs[row, tree.tokens[row] >= 0].tolist()
+    return dict(zip(ranks[1:], scores[1:], strict=True))
 
 
 @pytest.mark.parametrize("nodes", [2, 6, 1 + W * R])
@@ -159,39 +145,13 @@ def test_a_static_tree_has_the_same_ranks_whatever_the_heads_say(
     random = np.random.default_rng(0)
     tokens = np.stack([random.permutation(20)[: R * W].reshape(R, W) for _ in range(B)])
     log_probs = -np.cumsum(random.random((B, R, W)), axis=-1).astype(np.float32)
-    made = tree_of(jnp.asarray(log_probs), jnp.asarray(tokens), draft)
-    number = {
-        path: node for node, path in enumerate(sorted(expected, key=lambda p: (len(p), p)), 1)
-    }
+    tree = jax.tree.map(np.asarray, tree_of(jnp.asarray(log_probs), jnp.asarray(tokens), draft))
     for row in range(B):
-        for path, node in number.items():
-            assert made.tokens[row, node] == tokens[row, len(path) - 1, path[-1]]
-            assert made.parents[row, node] == number.get(path[:-1], 0)
-            score = sum(log_probs[row, i, rank] for i, rank in enumerate(path))
-            np.testing.assert_allclose(made.log_probs[row, node], score, rtol=1e-6)
-
-
-@pytest.mark.parametrize("candidates", [None, 7])
-def test_tokens_are_ranked_as_the_target_will_choose(candidates: int | None) -> None:
-    configs = (SamplingConfig(), SamplingConfig(1.3, top_k=7, min_p=0.02), SamplingConfig(0.7))
-    random = np.random.default_rng(2)
-    logits = random.normal(size=(3, 2, V)).astype(np.float32) * 2
-    noise = random.gumbel(size=(3, 2, V)).astype(np.float32)
-    noise[0] = 0
-    draft = DraftConfig(W, 2, sharpness=1.7, candidates=candidates)
-    sampling = jax.tree.map(jnp.asarray, oracles.sampling_arrays(configs, [0] * 3, V))
-    ranked = jax.jit(partial(rank_tokens, draft=draft, size=V))
-    log_probs, tokens = ranked(jnp.asarray(logits), jnp.asarray(noise), sampling)
-    for row, config in enumerate(configs):
-        for head in range(2):
-            scores = oracles.filtered_scores(logits[row, head], config) + noise[row, head]
-            scores = 1.7 * (config.temperature or 1.0) * scores
-            if candidates:
-                scores = np.where(scores < np.sort(scores)[-candidates], -np.inf, scores)
-            expected = oracles.log_softmax(scores)
-            order = np.argsort(-expected, kind="stable")[:W]
-            assert tokens[row, head].tolist() == order.tolist()
-            np.testing.assert_allclose(log_probs[row, head], expected[order], rtol=1e-4, atol=1e-5)
+        nodes = nodes_of(tree, tokens, row)
+        assert nodes.keys() == expected
+        for path, score in nodes.items():
+            total = sum(log_probs[row, head, rank] for head, rank in enumerate(path))
+            assert score == pytest.approx(total, rel=1e-6)
 
 
 PROMPTS = [[3, 1, 4, 3, 1], [9, 9], [2, 6, 5, 3]]

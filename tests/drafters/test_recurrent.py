@@ -10,12 +10,12 @@ import oracles
 import pytest
 from flax import nnx
 from tiny_models import cast, random_drafter
-from trees import numpy_tree
+from trees import live_paths, numpy_tree
 
 from redrafter_jax.config import DraftConfig, DrafterConfig, SamplingConfig
 from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.drafters.recurrent import beam_search
-from redrafter_jax.types import Beams, Scorer
+from redrafter_jax.types import Beams
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -32,42 +32,31 @@ CONFIGS = [
     DrafterConfig(V, D, exit_dim=D, num_draft_layers=1, head="target", draft_tokens=(1, 4, 9)),
     DrafterConfig(V, D, exit_dim=8, num_draft_layers=0, context_layers=(0, 3)),
 ]
-by_config = pytest.mark.parametrize("config", CONFIGS, ids=str)
 VOCABULARY = np.random.default_rng(9).normal(size=(D, V)).astype(np.float32)
 
 
-def borrowed(config: DrafterConfig) -> tuple[Scorer | None, np.ndarray | None]:
-    """A target's vocabulary projection, as the drafter takes it and as the oracle does."""
-    if config.head != "target":
-        return None, None
-    columns = VOCABULARY[:, list(config.draft_tokens or range(V))]
-    return lambda features: features @ columns, columns
-
-
-@by_config
-def test_step_is_the_recurrence_of_the_paper(config: DrafterConfig) -> None:
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_a_head_is_the_papers_recurrence_and_one_context_serves_all_beams(
+    config: DrafterConfig,
+) -> None:
     head = random_drafter(config).merge()
-    weights = oracles.DrafterWeights.of(head, borrowed(config)[1])
-    state, embedding = np.random.default_rng(0).normal(size=(2, D)).astype(np.float32)
-    out = head.step(jnp.asarray(state), jnp.asarray(embedding))
-    np.testing.assert_allclose(out, weights.step(state, embedding), rtol=1e-5, atol=1e-6)
-
-
-@by_config
-def test_one_context_serves_all_beams(config: DrafterConfig) -> None:
-    head = random_drafter(config).merge()
-    scorer, columns = borrowed(config)
-    weights = oracles.DrafterWeights.of(head, columns)
+    # A target's vocabulary projection, as the drafter takes it and as the oracle does.
+    lent = VOCABULARY[:, list(config.draft_tokens or range(V))] if config.head == "target" else None
+    scorer = None if lent is None else (lambda features: features @ lent)
+    weights = oracles.DrafterWeights(head, lent)
     random = np.random.default_rng(0)
+    state, embedding = random.normal(size=(2, D)).astype(np.float32)
+    stepped = head.step(jnp.asarray(state), jnp.asarray(embedding))
+    np.testing.assert_allclose(stepped, weights.step(state, embedding), rtol=1e-5, atol=1e-6)
     contexts = random.normal(size=(2, config.context_size)).astype(np.float32)
     states = random.normal(size=(2, 3, D)).astype(np.float32)
     read = head.read_context(jnp.asarray(contexts))
-    out = head.logits(read[:, None], jnp.asarray(states), scorer)
+    logits = head.logits(read[:, None], jnp.asarray(states), scorer)
     expected = [
         [weights.logits(context, state) for state in row]
         for context, row in zip(contexts, states, strict=True)
     ]
-    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_several_layers_begin_as_the_last_alone() -> None:
@@ -80,7 +69,7 @@ def test_several_layers_begin_as_the_last_alone() -> None:
 def test_bfloat16_states_stay_bfloat16_and_logits_are_float32() -> None:
     config = DrafterConfig(V, D, exit_dim=16, num_draft_layers=2)
     head = cast(random_drafter(config), jnp.bfloat16).merge()
-    weights = oracles.DrafterWeights.of(head)
+    weights = oracles.DrafterWeights(head)
     context, state = np.random.default_rng(0).normal(size=(2, D)).astype(jnp.bfloat16)
     stepped = head.step(jnp.asarray(state), jnp.asarray(context))
     logits = head.logits(jnp.asarray(context), jnp.asarray(state))
@@ -105,7 +94,7 @@ CONTEXT = RANDOM.normal(size=(B, D)).astype(np.float32)
 ROOT = np.asarray([4, 0, 10], np.int32)
 HEAD_CONFIG = DrafterConfig(V, D, exit_dim=8, num_draft_layers=1)
 DRAFTER = random_drafter(HEAD_CONFIG, seed=3)
-WEIGHTS = oracles.DrafterWeights.of(DRAFTER.merge())
+WEIGHTS = oracles.DrafterWeights(DRAFTER.merge())
 
 
 def noise_for(configs: tuple[SamplingConfig, ...], positions: int) -> np.ndarray:
@@ -210,11 +199,9 @@ def test_a_reranked_tree_is_the_best_of_all_extensions_of_its_beams(
             expected |= {p: e.log_prob for p, e in zip(paths, extensions, strict=True)}
             above = paths[:width]
         best = sorted(expected, key=lambda path: -expected[path])[:9]
-        drafted: list[tuple[int, ...]] = []
-        for token, parent in zip(tree.tokens[row], tree.parents[row], strict=True):
-            drafted.append((*drafted[parent], int(token)) if drafted else ())
-        assert set(drafted[1:]) == set(best)
-        scores = [expected[path] for path in drafted[1:]]
+        drafted = [path[1:] for path in live_paths(tree, row)][1:]
+        assert set(drafted) == set(best)
+        scores = [expected[path] for path in drafted]
         np.testing.assert_allclose(tree.log_probs[row, 1:], scores, rtol=1e-4, atol=1e-4)
 
 

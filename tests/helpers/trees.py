@@ -81,3 +81,28 @@ def tree_of(tokens: Any, parents: Any) -> TokenTree:
         log_probs=jnp.asarray(np.where(padding, -np.inf, 0.0), jnp.float32),
         origin=jnp.asarray(np.where(padding | (np.arange(N) == 0), -1, 0), jnp.int32),
     )
+
+
+def live_paths(tree: TokenTree, row: int) -> list[tuple[int, ...]]:
+    """The tokens that lead to every live node of a row, which keeps the rules of `TokenTree`."""
+    arrays: list[Any] = [np.asarray(values[row]) for values in tree]
+    tokens, parents, depth, mask, log_probs, origin = arrays
+    live, padding = tokens >= 0, tokens == -1
+    assert live[0]
+    assert (live | padding).all()
+    assert (parents[1:] < np.arange(1, len(parents))).all(), "parents come first"
+    assert live[parents].all()
+    assert (parents[padding] == 0).all()
+    np.testing.assert_array_equal(depth, np.where(live, oracles.depth_of(parents), 0))
+    seen = np.where(live[:, None], oracles.ancestor_mask(parents), np.eye(len(live), dtype=bool))
+    np.testing.assert_array_equal(mask, seen)
+    np.testing.assert_array_equal(log_probs > -np.inf, live)
+    assert log_probs[0] == 0
+    np.testing.assert_array_equal(origin < 0, padding | (np.arange(len(live)) == 0))
+    assert origin.min() == -1
+    paths = [
+        tuple(tokens[oracles.ancestors(parents, int(node))[::-1]].tolist())
+        for node in np.flatnonzero(live)
+    ]
+    assert len(set(paths)) == len(paths), "siblings differ"
+    return paths
