@@ -144,23 +144,20 @@ def test_what_does_not_fit_is_refused(
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
-def test_a_part_that_is_no_drafter_is_refused(
-    habitual_target: Target, good_drafter: DraftModel
-) -> None:
-    part: Any = good_drafter
-    with pytest.raises(InputError, match=r" is not a Drafter; pass a loaded head"):
-        generate(habitual_target, Combined(part, PromptLookup(2), 2), PROMPTS, max_new_tokens=2)
+def test_a_head_that_is_not_bound_is_refused(target: Target, drafter: DraftModel) -> None:
+    head: Any = drafter
+    for unbound, sentence in (
+        (Combined(head, PromptLookup(2), 2), r" is not a Drafter; pass a loaded head"),
+        (
+            RecurrentDrafter(head, DraftConfig(2, 2, lookup_tokens=3)),
+            r"^DraftConfig\.lookup_tokens is 3, but .* bind_drafter",
+        ),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            generate(target, unbound, PROMPTS, max_new_tokens=2)
 
 
 def test_a_state_of_another_drafter_is_refused(habitual_target: Target) -> None:
     state, _ = start(habitual_target, PromptLookup(3), Batch(PROMPTS, 20, eos_token_ids=()))
     with pytest.raises(InputError, match=r"for paths of 4 nodes, but the drafter's have 6; start"):
         decode(habitual_target, PromptLookup(5), state, 1)
-
-
-def test_a_head_by_itself_does_no_prompt_lookup(
-    habitual_target: Target, good_drafter: DraftModel
-) -> None:
-    drafter = RecurrentDrafter(good_drafter, DraftConfig(2, 2, lookup_tokens=3))
-    with pytest.raises(InputError, match=r"^DraftConfig\.lookup_tokens is 3, but .* bind_drafter"):
-        generate(habitual_target, drafter, PROMPTS, max_new_tokens=2)
