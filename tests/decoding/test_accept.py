@@ -6,9 +6,9 @@ import numpy as np
 import oracles
 from hypothesis import given
 from hypothesis import strategies as st
-from trees import tree_of
+from trees import R, W, numpy_tree, random_beams, tree_of
 
-from redrafter_jax.config import SamplingConfig
+from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.decoding.accept import accept, choose_tokens
 from redrafter_jax.types import Accepted, TokenTree
 
@@ -20,29 +20,16 @@ def run(tree: TokenTree, chosen: object, max_path: int) -> Accepted:
     return jax.tree.map(np.asarray, accepted)
 
 
-# Both rows of the literal cases:
-#
-#   7 --+-- 3 --+-- 4
-#       |       +-- 6 ---- 8
-#       +-- 5
-DRAWN_TOKENS = [7, 3, 5, 4, 6, 8]
-DRAWN_PARENTS = [0, 0, 0, 1, 1, 4]
-
-
-def test_the_path_follows_the_targets_own_choices() -> None:
-    tree = tree_of([DRAWN_TOKENS], [DRAWN_PARENTS])
-    # After 7 the target says 3, after it 6, after it 8, after it 9.
-    accepted = run(tree, [[3, 6, 0, 0, 8, 9]], max_path=4)
-    assert accepted.path.tolist() == [[0, 1, 4, 5]]
-    assert accepted.count.tolist() == [4]
-
-
-def test_the_path_stops_where_the_target_says_something_else() -> None:
-    tree = tree_of([DRAWN_TOKENS], [DRAWN_PARENTS])
-    # After 3 the target says 9, which nobody drafted: 8 below 6 is right but not reached.
-    accepted = run(tree, [[3, 9, 0, 0, 8, 9]], max_path=4)
-    assert accepted.path.tolist() == [[0, 1, 1, 1]]
-    assert accepted.count.tolist() == [2]
+def test_the_path_follows_the_targets_own_choices_and_stops_where_it_says_something_else() -> None:
+    #   7 --+-- 3 --+-- 4
+    #       |       +-- 6 ---- 8
+    #       +-- 5
+    tree = tree_of([[7, 3, 5, 4, 6, 8]] * 2, [[0, 0, 0, 1, 1, 4]] * 2)
+    # After 7 the target says 3, and then 6 and 8 in row 0. In row 1 it says 9, which nobody
+    # drafted: 8 below 6 is right but not reached.
+    accepted = run(tree, [[3, 6, 0, 0, 8, 9], [3, 9, 0, 0, 8, 9]], max_path=4)
+    assert accepted.path.tolist() == [[0, 1, 4, 5], [0, 1, 1, 1]]
+    assert accepted.count.tolist() == [4, 2]
 
 
 def walk(tokens: list[int], parents: list[int], chosen: list[int]) -> list[int]:
@@ -62,35 +49,17 @@ def walk(tokens: list[int], parents: list[int], chosen: list[int]) -> list[int]:
 
 @given(st.integers(0, 2**32 - 1))
 def test_acceptance_is_a_walk_down_the_tree(seed: int) -> None:
-    random = np.random.default_rng(seed)
-    B, N, vocabulary, max_depth = 4, 12, 4, 4
-    tokens, parents = [], []
-    for _ in range(B):
-        row_parents = [0]
-        row_tokens = [int(random.integers(vocabulary))]
-        used: set[tuple[int, int]] = set()
-        depth = [0]
-        while len(row_tokens) < N:
-            parent, token = int(random.integers(len(row_tokens))), int(random.integers(vocabulary))
-            if (parent, token) in used or depth[parent] == max_depth or row_tokens[parent] < 0:
-                continue
-            if random.random() < 0.15:
-                parent, token = 0, -1
-            else:
-                used.add((parent, token))
-            row_parents.append(parent)
-            row_tokens.append(token)
-            depth.append(0 if token < 0 else depth[parent] + 1)
-        tokens.append(row_tokens)
-        parents.append(row_parents)
-    chosen = random.integers(vocabulary, size=(B, N))
-    accepted = run(tree_of(tokens, parents), chosen, max_path=max_depth + 1)
+    root, beams = random_beams(seed)
+    tree = numpy_tree(root, beams, DraftConfig(W, R))
+    B, N = tree.tokens.shape
+    chosen = np.random.default_rng(seed).integers(W, size=(B, N))
+    accepted = run(tree, chosen, max_path=R + 1)
     for row in range(B):
-        path = walk(tokens[row], parents[row], chosen[row].tolist())
-        padding = [path[-1]] * (max_depth + 1 - len(path))
-        assert accepted.path[row].tolist() == path + padding
+        tokens = tree.tokens[row].tolist()
+        path = walk(tokens, tree.parents[row].tolist(), chosen[row].tolist())
+        assert accepted.path[row].tolist() == path + [path[-1]] * (R + 1 - len(path))
         assert accepted.count[row] == len(path)
-        assert all(tokens[row][node] >= 0 for node in path), "a padding node was accepted"
+        assert all(tokens[node] >= 0 for node in path), "a padding node was accepted"
 
 
 def test_a_node_chooses_with_the_noise_of_its_depth() -> None:
