@@ -33,20 +33,17 @@ def target() -> Target:
     return random_target(CONFIG)
 
 
+def requests_of(prompts: list[list[int]]) -> Requests:
+    return prepare(CONFIG, Batch(prompts, 4, eos_token_ids=()), 3, SHAPE)[0]
+
+
 @pytest.fixture(scope="module")
-def run() -> Any:
+def read(target: Target) -> Any:
     """`prefill` that may be traced once by all tests together, whatever the prompts' lengths."""
     chex.clear_trace_counter()
     counted = chex.assert_max_traces(inspect.unwrap(prefill), n=1)
-    return jax.jit(counted, static_argnames="chunk")
+    run = jax.jit(counted, static_argnames="chunk")
 
-
-def requests_of(prompts: list[list[int]], shape: tuple[int, int] = SHAPE) -> Requests:
-    return prepare(CONFIG, Batch(prompts, 4, eos_token_ids=()), 3, shape)[0]
-
-
-@pytest.fixture(scope="module")
-def read(run: Any, target: Target) -> Any:
     def read(prompts: list[list[int]], memory: Memory | None = None) -> DecodeState:
         memory = memory or empty_memory(target, *SHAPE)
         return run(target, requests_of(prompts), memory, chunk=C)
@@ -113,10 +110,6 @@ NEXT = [
 ]
 # Tokens that each pair begins with in common.
 SAME = [30, 25, 0, 2, 20]
-
-
-def test_what_is_remembered_gives_what_reading_it_gives(read: Any, at_once: Any) -> None:
-    assert_read(read(NEXT, remember(read(FIRST))), NEXT, at_once)
 
 
 def spoil(memory: Memory, places: np.ndarray, value: float) -> Memory:

@@ -74,16 +74,11 @@ def whole_pass_text(
     return text[len(prompt) :]
 
 
-@pytest.mark.parametrize("sampling", [[GREEDY] * 4, MIXED], ids=["greedy", "mixed"])
-def test_plain_decoding_is_one_whole_pass_per_token(
-    target: Target, sampling: list[SamplingConfig]
-) -> None:
+def test_plain_decoding_is_one_whole_pass_per_token(target: Target) -> None:
     seeds = [0, 7, 7, 123456789]
-    plain = generate_autoregressive(
-        target, PROMPTS, max_new_tokens=12, sampling=sampling, seeds=seeds
-    )
+    plain = generate_autoregressive(target, PROMPTS, max_new_tokens=12, sampling=MIXED, seeds=seeds)
     for row, prompt in enumerate(PROMPTS):
-        expected = whole_pass_text(target, prompt, 12, sampling[row], seeds[row])
+        expected = whole_pass_text(target, prompt, 12, MIXED[row], seeds[row])
         assert plain.tokens[row] == expected
 
 
@@ -188,14 +183,11 @@ def whole_pass_log_probs(target: Target, prompt: list[int], tokens: list[int]) -
     return oracles.log_softmax(logits)[np.arange(len(tokens)), tokens]
 
 
-def test_log_probabilities_are_the_targets_before_temperature_and_filters(
+def test_log_probabilities_are_the_targets_before_filters_and_statistics_add_up(
     habitual_target: Target, good_drafter: DraftModel
 ) -> None:
-    options: dict[str, Any] = {
-        "max_new_tokens": [5, 1, 24, 17],
-        "sampling": MIXED,
-        "log_probs": True,
-    }
+    limits = [5, 1, 24, 17]
+    options: dict[str, Any] = {"max_new_tokens": limits, "sampling": MIXED, "log_probs": True}
     plain = generate_autoregressive(habitual_target, PROMPTS, **options)
     speculative = generate(habitual_target, good_drafter, PROMPTS, draft=DRAFT, **options)
     assert speculative.tokens == plain.tokens
@@ -205,29 +197,21 @@ def test_log_probabilities_are_the_targets_before_temperature_and_filters(
         expected = whole_pass_log_probs(habitual_target, prompt, plain.tokens[row])
         np.testing.assert_allclose(plain.log_probs[row], expected, atol=2e-5)
         np.testing.assert_allclose(speculative.log_probs[row], expected, atol=2e-5)
-
-
-def test_statistics_add_up(habitual_target: Target, good_drafter: DraftModel) -> None:
-    limits = [1, 2, 9, 24]
-    result = generate(
-        habitual_target, good_drafter, PROMPTS, max_new_tokens=limits, sampling=MIXED, draft=DRAFT
-    )
-    counts = np.asarray(result.accept_counts)
+    counts = speculative.accept_counts
     assert counts.shape == (4, DRAFT.max_path)
-    assert counts.sum(axis=1).tolist() == result.steps
+    assert counts.sum(axis=1).tolist() == speculative.steps
+    # The first token of each row is prefill's, so a row of one token needs no call.
     gained = counts @ np.arange(1, 5)
-    assert result.log_probs is None
-    # The first token of each row is prefill's, so the first row needs no call.
     assert gained.tolist() == [limit - 1 for limit in limits]
-    assert result.acceptance_length == pytest.approx(gained.sum() / sum(result.steps))
+    assert speculative.acceptance_length == pytest.approx(gained.sum() / sum(speculative.steps))
 
 
-@pytest.fixture
-def traced_once(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Let a function of generation be traced once, from here on; its name and options of `jit`."""
+def test_values_never_recompile_nor_does_another_tree_the_prefill(
+    monkeypatch: pytest.MonkeyPatch, target: Target, drafter: DraftModel
+) -> None:
     chex.clear_trace_counter()
 
-    def traced_once(name: str, **options: Any) -> None:
+    def let_be_traced_once(name: str, **options: Any) -> None:
         inner = inspect.unwrap(getattr(GENERATE, name))
 
         def traced(*arguments: Any, **keywords: Any) -> Any:
@@ -238,27 +222,17 @@ def traced_once(monkeypatch: pytest.MonkeyPatch) -> Any:
         function = jax.jit(chex.assert_max_traces(traced, n=1), **options)
         monkeypatch.setattr(GENERATE, name, function)
 
-    return traced_once
-
-
-def test_values_never_recompile(traced_once: Any, target: Target, drafter: DraftModel) -> None:
-    traced_once("prefill", static_argnames=("log_probs", "context_layers"))
-    traced_once("decode", donate_argnames="state")
+    let_be_traced_once("prefill", static_argnames=("log_probs", "context_layers"))
+    generate(target, None, PROMPTS, max_new_tokens=4)
+    other_tree = DraftConfig(1, 1, lookup_tokens=2)
+    generate(target, drafter, PROMPTS, max_new_tokens=4, draft=other_tree)
+    let_be_traced_once("decode", donate_argnames="state")
     run = partial(generate, target, drafter, draft=DRAFT)
     run(PROMPTS, max_new_tokens=10)
     run([[1], [2, 3], [4] * 16, [5]], max_new_tokens=[1, 12, 2, 7], seeds=[9, 9, 1, 0])
     run(PROMPTS, max_new_tokens=10, sampling=MIXED, eos_token_ids=[5])
     run(PROMPTS, max_new_tokens=10, eos_token_ids=[[5, 6, 7], [], [1], [2, 3]])
     run(PROMPTS, max_new_tokens=3, sampling=SamplingConfig(0.31, 3, 0.5, 0.01))
-
-
-def test_another_tree_never_compiles_prefill_again(
-    traced_once: Any, target: Target, drafter: DraftModel
-) -> None:
-    traced_once("prefill", static_argnames=("log_probs", "context_layers"))
-    generate(target, None, PROMPTS, max_new_tokens=4)
-    draft = DraftConfig(1, 1, lookup_tokens=2)
-    generate(target, drafter, PROMPTS, max_new_tokens=4, draft=draft)
 
 
 @pytest.mark.parametrize("spare", [-1, 0])
