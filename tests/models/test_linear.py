@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -20,11 +19,6 @@ from redrafter_jax.models.linear import (
 RANDOM = np.random.default_rng(0)
 
 
-def random_weight(case: Case) -> QuantizedWeight:
-    _, *weight = random_inputs(case).values()
-    return QuantizedWeight(*weight)
-
-
 @pytest.mark.parametrize("minimum", [False, True])
 @pytest.mark.parametrize(
     ("codes", "group", "scales"),
@@ -39,7 +33,8 @@ def test_a_product_is_that_of_the_numbers(
     codes: str, group: int, scales: str, minimum: bool
 ) -> None:
     inputs = random_inputs(Case(6, 64, 6, group, codes, minimum, "float32", scales))
-    weight = QuantizedWeight(inputs["codes"], inputs["scale"], inputs["minimum"])
+    _, *parts = inputs.values()
+    weight = QuantizedWeight(*parts)
     dequantized = dequantize(weight, jnp.float32)
     np.testing.assert_allclose(dequantized, numbers_of(*weight), rtol=1e-6, atol=1e-7)
     for dtype in (jnp.float32, jnp.bfloat16):
@@ -51,8 +46,9 @@ def test_a_product_is_that_of_the_numbers(
         assert (np.abs(wide - expected) / sizes).max() < 1e-6
 
 
-def test_rows_of_a_table_and_their_products() -> None:
-    matrix = random_weight(Case(3, 64, 6, 32, scales="float32"))
+def test_rows_of_a_table_are_those_of_the_numbers() -> None:
+    _, *parts = random_inputs(Case(3, 64, 6, 32, scales="float32")).values()
+    matrix = QuantizedWeight(*parts)
     table, numbers = transposed(matrix), numbers_of(*matrix)
     rows = read_rows(table, jnp.asarray([[5, 0]]), 6, jnp.float32)
     np.testing.assert_allclose(rows, numbers.T[[[5, 0]]], rtol=1e-6, atol=1e-7)
@@ -99,9 +95,3 @@ def test_fp8_has_four_bits_of_every_number(axis: int) -> None:
     expected = np.asarray(x, np.float64) @ numbers_of(*weight)
     sizes = np.abs(np.asarray(x, np.float64)) @ np.abs(numbers_of(*weight)) + 1e-9
     assert (np.abs(linear(x, weight, jnp.float32) - expected) / sizes).max() < 1e-6
-
-
-def test_weights_pass_through_jax_as_pytrees() -> None:
-    weight = random_weight(Case(3, 64, 6, 32, scales="float32"))
-    x = jnp.asarray(RANDOM.normal(size=(3, 64)), jnp.float32)
-    np.testing.assert_allclose(jax.jit(linear)(x, weight), linear(x, weight), rtol=1e-5, atol=1e-6)
