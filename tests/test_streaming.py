@@ -167,32 +167,21 @@ def test_rows_stop_each_at_its_own_string_and_the_others_go_on(
         ({"stop_strings": [["x"]]}, r"^stop_strings has 1 entries for 2 prompts; give one value"),
         ({"stop_strings": [["x"], "y"]}, r"^stop_strings of row 1 is 'y'; where rows differ, give"),
         ({"stop_strings": [[1], [2]]}, r"^stop_strings of row 0 is \[1\]; it must hold strings"),
-        ({"steps_per_yield": 1.5}, r"^steps_per_yield is 1\.5; it must be a whole number\.$"),
         ({"stop_strings": "x"}, r"^stop_strings is 'x'; give a list of strings"),
         ({"kept_cache": 60}, r"^kept_cache is 60; give a KeptCache"),
     ],
 )
 def test_bad_values_are_one_sentence(
-    target: Target,
-    drafter: DraftModel,
-    changes: dict[str, Any],
-    sentence: str,
+    target: Target, changes: dict[str, Any], sentence: str
 ) -> None:
-    options: dict[str, Any] = {"max_new_tokens": 4, "detokenize": decode, "drafter": drafter}
+    options: dict[str, Any] = {"max_new_tokens": 4, "detokenize": decode}
     with pytest.raises(InputError, match=sentence):
-        next(stream(target, prompts=[[1], [2]], **(options | changes)))
+        next(stream(target, None, [[1], [2]], **(options | changes)))
 
 
-@pytest.mark.usefixtures("unchecked_shapes")
-@pytest.mark.parametrize(
-    ("length", "problem"), [(0, r"0; it must be 1 or more"), (50.0, r"50\.0; it must be a whole")]
-)
-def test_a_kept_cache_has_room_for_a_text(length: Any, problem: str) -> None:
-    with pytest.raises(InputError, match=f"^context_length is {problem}"):
-        KeptCache(context_length=length)
-
-
-def test_a_kept_cache_is_of_one_target(target: Target) -> None:
+def test_a_kept_cache_has_room_for_a_text_and_is_of_one_target(target: Target) -> None:
+    with pytest.raises(InputError, match=r"^context_length is 0; it must be 1 or more"):
+        KeptCache(context_length=0)
     kept = KeptCache(context_length=60)
     next(stream(target, None, [[1]], max_new_tokens=4, kept_cache=kept))
     with pytest.raises(InputError, match=r"^kept_cache is of another target; make a new"):
