@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
-from flax import nnx
 from tiny_models import cast, random_drafter
 from trees import live_paths, numpy_tree
 
 from redrafter_jax.config import DraftConfig, DrafterConfig, SamplingConfig
 from redrafter_jax.drafters.bind import init_drafter
+from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.drafters.recurrent import beam_search
 from redrafter_jax.types import Beams
 
@@ -92,83 +92,38 @@ RANDOM = np.random.default_rng(5)
 EMBEDDING = RANDOM.normal(size=(V, D)).astype(np.float32)
 CONTEXT = RANDOM.normal(size=(B, D)).astype(np.float32)
 ROOT = np.asarray([4, 0, 10], np.int32)
-HEAD_CONFIG = DrafterConfig(V, D, exit_dim=8, num_draft_layers=1)
-DRAFTER = random_drafter(HEAD_CONFIG, seed=3)
-WEIGHTS = oracles.DrafterWeights(DRAFTER.merge())
-
-
-def noise_for(configs: tuple[SamplingConfig, ...], positions: int) -> np.ndarray:
-    noise = np.random.default_rng(6).gumbel(size=(B, positions, V)).astype(np.float32)
-    greedy = np.asarray([config.temperature == 0 for config in configs])
-    return np.where(greedy[:, None, None], np.float32(0), noise)
+DRAFTER = random_drafter(DrafterConfig(V, D, exit_dim=8, num_draft_layers=1), seed=3)
 
 
 @partial(jax.jit, static_argnames="draft")
-def search(noise: jax.Array, sampling: oracles.Sampling, draft: DraftConfig) -> Beams:
-    return beam_search(
-        DRAFTER.merge(),
-        jnp.asarray(EMBEDDING),
-        jnp.asarray(CONTEXT),
-        jnp.asarray(ROOT),
-        noise,
-        sampling,
-        draft,
-    )
+def search(
+    drafter: DraftModel, noise: jax.Array, sampling: oracles.Sampling, draft: DraftConfig
+) -> Beams:
+    embedding, context, root = map(jnp.asarray, (EMBEDDING, CONTEXT, ROOT))
+    return beam_search(drafter.merge(), embedding, context, root, noise, sampling, draft)
 
 
-def brute_force(
-    noise: np.ndarray, configs: tuple[SamplingConfig, ...], draft: DraftConfig, traced: int
-) -> list[list[list[oracles.Beam]]]:
-    return [
-        oracles.beam_search(
-            WEIGHTS,
-            EMBEDDING.astype(np.float64),
-            CONTEXT[row].astype(np.float64),
-            int(ROOT[row]),
-            noise[row].astype(np.float64),
-            configs[row],
-            draft.beam_width,
-            draft.draft_rounds,
-            draft.sharpness,
-            draft.candidates,
-            traced,
-        )
-        for row in range(B)
-    ]
-
-
-def run(configs: tuple[SamplingConfig, ...], draft: DraftConfig) -> tuple[Beams, np.ndarray]:
+def run(
+    drafter: DraftModel, configs: tuple[SamplingConfig, ...], draft: DraftConfig, traced: int
+) -> tuple[Beams, list[list[list[oracles.Beam]]]]:
+    """The beams, and for every row the best `traced` extensions of each round."""
     # One position more than rounds: the bonus token's noise is there, and is not the beam's.
-    noise = noise_for(configs, draft.draft_rounds + 1)
+    noise = np.random.default_rng(6).gumbel(size=(B, draft.draft_rounds + 1, V)).astype(np.float32)
+    noise[[config.temperature == 0 for config in configs]] = 0
     sampling = oracles.sampling_arrays(configs, seeds=[0] * B, vocab_size=V)
-    beams = search(jnp.asarray(noise), sampling, draft)
-    return jax.tree.map(np.asarray, beams), noise
+    beams = search(drafter, jnp.asarray(noise), sampling, draft)
+    weights = oracles.DrafterWeights(drafter.merge())
+    rows = zip(CONTEXT, ROOT.tolist(), noise, configs, strict=True)
+    expected = [oracles.beam_search(weights, EMBEDDING, *row, draft, traced) for row in rows]
+    return jax.tree.map(np.asarray, beams), expected
 
 
-DRAFTS = [
-    DraftConfig(1, 3),
-    DraftConfig(6, 3),
-    DraftConfig(4, 3, sharpness=2.5, candidates=9),
-    DraftConfig(V, 2, candidates=V),
-    DraftConfig(4, 1, sharpness=2.5),
-    # A beam's X best tokens are N - 1, more than there are beams; or W, which is more than N - 1.
-    DraftConfig(2, 3, num_nodes=8, rerank=True),
-    DraftConfig(1, 3, num_nodes=V + 1, rerank=True, candidates=V),
-    DraftConfig(4, 2, num_nodes=3, rerank=True),
-]
-EXTENSIONS = [1, 6, 4, V, 4, 7, V, 4]
-
-
-@pytest.mark.parametrize(("draft", "width"), [*zip(DRAFTS, EXTENSIONS, strict=True)], ids=str)
-@pytest.mark.parametrize(
-    "configs", [(GREEDY,) * 3, MIXED, NARROW], ids=["greedy", "mixed", "beams without a token"]
-)
-def test_equals_a_search_that_sorts_every_extension(
-    configs: tuple[SamplingConfig, ...], draft: DraftConfig, width: int
+def assert_best_extensions(
+    drafter: DraftModel, configs: tuple[SamplingConfig, ...], draft: DraftConfig, width: int
 ) -> None:
-    beams, noise = run(configs, draft)
+    beams, rows = run(drafter, configs, draft, width)
     assert beams.tokens.shape == (B, draft.draft_rounds, width)
-    for row, trace in enumerate(brute_force(noise, configs, draft, width)):
+    for row, trace in enumerate(rows):
         for step, expected in enumerate(trace):
             live = [beam for beam in expected if beam.log_prob > -np.inf]
             got = slice(len(live))
@@ -182,15 +137,58 @@ def test_equals_a_search_that_sorts_every_extension(
             )
 
 
+by_sampling = pytest.mark.parametrize(
+    "configs", [(GREEDY,) * 3, MIXED, NARROW], ids=["greedy", "mixed", "beams without a token"]
+)
+
+
+@pytest.mark.parametrize(
+    ("draft", "width"),
+    [
+        (DraftConfig(1, 3), 1),
+        (DraftConfig(6, 3), 6),
+        (DraftConfig(4, 3, sharpness=2.5, candidates=9), 4),
+        (DraftConfig(V, 2, candidates=V), V),
+        (DraftConfig(4, 1, sharpness=2.5), 4),
+        # A beam's X best tokens are N - 1, more than there are beams; or W, more than N - 1.
+        (DraftConfig(2, 3, num_nodes=8, rerank=True), 7),
+        (DraftConfig(1, 3, num_nodes=V + 1, rerank=True, candidates=V), V),
+        (DraftConfig(4, 2, num_nodes=3, rerank=True), 4),
+    ],
+    ids=str,
+)
+@by_sampling
+def test_equals_a_search_that_sorts_every_extension(
+    configs: tuple[SamplingConfig, ...], draft: DraftConfig, width: int
+) -> None:
+    assert_best_extensions(DRAFTER, configs, draft, width)
+
+
+@pytest.mark.parametrize(
+    ("draft", "width"),
+    [
+        (DraftConfig(3, 3, sharpness=1.5), 3),
+        (DraftConfig(2, 3, sharpness=1.5, num_nodes=6, rerank=True), 5),
+    ],
+    ids=["beams", "reranked"],
+)
+@by_sampling
+def test_a_head_for_some_tokens_searches_among_these(
+    configs: tuple[SamplingConfig, ...], draft: DraftConfig, width: int
+) -> None:
+    config = dataclasses.replace(DRAFTER.config, draft_tokens=(0, 2, 3, 7, 10))
+    assert_best_extensions(random_drafter(config, seed=3), configs, draft, width)
+
+
 @pytest.mark.parametrize("configs", [(GREEDY,) * 3, MIXED], ids=["greedy", "mixed"])
 @pytest.mark.parametrize("width", [1, 2, 5])
 def test_a_reranked_tree_is_the_best_of_all_extensions_of_its_beams(
     width: int, configs: tuple[SamplingConfig, ...]
 ) -> None:
     draft = DraftConfig(width, 3, num_nodes=10, rerank=True, sharpness=1.5)
-    beams, noise = run(configs, draft)
+    beams, rows = run(DRAFTER, configs, draft, traced=width * V)
     tree = numpy_tree(ROOT, beams, draft)
-    for row, trace in enumerate(brute_force(noise, configs, draft, traced=width * V)):
+    for row, trace in enumerate(rows):
         # Every extension of every round, by the tokens below the root.
         expected: dict[tuple[int, ...], float] = {}
         above: list[tuple[int, ...]] = [()]
@@ -203,33 +201,3 @@ def test_a_reranked_tree_is_the_best_of_all_extensions_of_its_beams(
         assert set(drafted) == set(best)
         scores = [expected[path] for path in drafted]
         np.testing.assert_allclose(tree.log_probs[row, 1:], scores, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    "draft",
-    [
-        DraftConfig(beam_width=3, draft_rounds=3, sharpness=1.5),
-        DraftConfig(beam_width=2, draft_rounds=3, sharpness=1.5, num_nodes=6, rerank=True),
-    ],
-    ids=["beams", "reranked"],
-)
-@pytest.mark.parametrize("configs", [(GREEDY,) * 3, (*MIXED[:2], GREEDY)], ids=["greedy", "mixed"])
-def test_a_small_head_drafts_what_a_whole_one_would_draft_among_its_tokens(
-    configs: tuple[SamplingConfig, ...], draft: DraftConfig
-) -> None:
-    draft_tokens = (0, 2, 3, 7, 10)
-    noise = noise_for(configs, draft.draft_rounds)
-    sampling = oracles.sampling_arrays(configs, [0] * B, V)
-    # To the whole head the other tokens are forbidden by their noise.
-    forbidden = np.full_like(noise, -np.inf)
-    forbidden[..., draft_tokens] = noise[..., draft_tokens]
-    whole = search(jnp.asarray(forbidden), sampling, draft)
-
-    head = init_drafter(dataclasses.replace(HEAD_CONFIG, draft_tokens=draft_tokens), 0).merge()
-    nnx.update(head, nnx.state(DRAFTER.merge()))
-    head.lm_head.kernel = nnx.Param(DRAFTER.merge().lm_head.kernel[...][:, draft_tokens])
-    search_small = jax.jit(partial(beam_search, head, draft=draft))
-    small = search_small(EMBEDDING, CONTEXT, ROOT, noise, sampling=sampling)
-    np.testing.assert_array_equal(small.tokens, whole.tokens)
-    np.testing.assert_array_equal(small.parents, whole.parents)
-    np.testing.assert_allclose(small.log_probs, whole.log_probs, rtol=1e-5)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from redrafter_jax.config import SamplingConfig
+from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.types import Sampling
 
 Array = np.ndarray[Any, Any]
@@ -135,6 +135,7 @@ class DrafterWeights:
             for path, parameter in nnx.to_flat_state(nnx.state(head))
         }
         self.vocabulary = self.named["lm_head.kernel"] if borrowed is None else borrowed
+        self.tokens = list(head.config.draft_tokens or range(head.config.vocab_size))
 
     def through(self, layer: str, x: Array) -> Array:
         """W x + b of a layer, x itself where the head has none of this name."""
@@ -179,34 +180,31 @@ def beam_search(
     root: int,
     noise: Array,
     sampling: SamplingConfig,
-    width: int,
-    rounds: int,
-    sharpness: float,
-    candidates: int | None = None,
-    traced: int | None = None,
+    draft: DraftConfig,
+    traced: int,
 ) -> list[list[Beam]]:
     """All extensions of all beams scored and sorted whole; one row, noise [R V].
 
-    The best `width` of a round are its beams, the best `traced` are returned: by default the beams.
+    The best `beam_width` of a round are its beams, the best `traced` are returned.
     """
     beams = [Beam(0.0, 0, root, np.zeros(embedding.shape[1]))]
     trace = []
-    for step in range(rounds):
+    for step in range(draft.draft_rounds):
         extensions = []
         for parent, beam in enumerate(beams):
             state = weights.step(beam.state, embedding[beam.token])
             scores = filtered_scores(weights.logits(context, state), sampling)
-            scores = sharpness * (sampling.temperature or 1.0) * (scores + noise[step])
-            if candidates:
-                scores = np.where(scores < np.sort(scores)[-candidates], -np.inf, scores)
-            log_probs = log_softmax(scores)
+            scores = scores + noise[step, weights.tokens]
+            scores = draft.sharpness * (sampling.temperature or 1.0) * scores
+            if draft.candidates:
+                scores = np.where(scores < np.sort(scores)[-draft.candidates], -np.inf, scores)
             extensions += [
                 Beam(beam.log_prob + log_prob, parent, token, state)
-                for token, log_prob in enumerate(log_probs)
+                for token, log_prob in zip(weights.tokens, log_softmax(scores), strict=True)
             ]
         extensions.sort(key=lambda beam: -beam.log_prob)
-        beams = extensions[:width]
-        trace.append(extensions[: traced or width])
+        beams = extensions[: draft.beam_width]
+        trace.append(extensions[:traced])
     return trace
 
 
