@@ -13,7 +13,7 @@ import numpy as np
 import oracles
 import pytest
 from flax import nnx
-from small_batch import DRAFT, GREEDY, MIXED, PROMPTS
+from small_batch import DRAFT, MIXED, PROMPTS
 from tiny_models import PARITY_CONFIG, imitating_drafter, tiny_config
 from trees import tree_of
 
@@ -33,7 +33,7 @@ from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.requests import Batch, prepare
 from redrafter_jax.sampling import draw_noise
-from redrafter_jax.types import DecodeState, Requests, Sampling, Verified
+from redrafter_jax.types import DecodeState, Requests, Verified
 
 GENERATE = importlib.import_module("redrafter_jax.generation")
 
@@ -43,43 +43,34 @@ V = PARITY_CONFIG.vocab_size
 
 
 @jax.jit
-def last_hidden(target: Target, text: Any, last: Any) -> jax.Array:
-    hidden, _, _ = target.merge().forward(text)
-    return hidden[:, last]
+def forward(target: Target, text: Any) -> tuple[jax.Array, jax.Array]:
+    decoder = target.merge()
+    hidden, _, _ = decoder.forward(text)
+    return hidden, decoder.logits(hidden)
 
 
-@jax.jit
-def next_logits(target: Target, text: Any, last: Any) -> jax.Array:
-    return target.merge().logits(last_hidden(target, text, last))
+def whole_pass(
+    target: Target, prompt: Sequence[int], tokens: list[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Hidden states and scores behind each new token: one pass over the text, without a cache."""
+    text = np.zeros((1, 32), np.int32)  # one shape for all; nothing sees the padding
+    text[0, : len(prompt) + len(tokens)] = [*prompt, *tokens]
+    before = len(prompt) - 1 + np.arange(len(tokens))
+    hidden, logits = (np.asarray(values[0], np.float64) for values in forward(target, text))
+    return hidden[before], logits[before]
 
 
-@jax.jit
-def noise_from(sampling: Sampling, first: jax.Array) -> jax.Array:
-    return draw_noise(sampling, first, 24, V)
-
-
-def whole_pass_text(
-    target: Target, prompt: Sequence[int], count: int, sampling: SamplingConfig, seed: int
-) -> list[int]:
-    """The definition of plain decoding: no cache, one whole forward pass per token."""
-    arrays = oracles.sampling_arrays([sampling], [seed], V)
-    first = jnp.asarray([len(prompt)], jnp.int32)
-    noise = noise_from(arrays, first)
-    text = list(prompt)
-    for step in range(count):
-        padded = np.asarray([text + [0] * (64 - len(text))], np.int32)
-        logits = np.asarray(next_logits(target, padded, len(text) - 1))[0]
-        scores = oracles.filtered_scores(logits, sampling) + np.asarray(noise[0, step])
-        text.append(int(scores.argmax()))
-    return text[len(prompt) :]
-
-
-def test_plain_decoding_is_one_whole_pass_per_token(target: Target) -> None:
+def test_plain_decoding_chooses_by_a_whole_pass_and_the_noise_of_seed_and_position(
+    target: Target,
+) -> None:
     seeds = [0, 7, 7, 123456789]
     plain = generate_autoregressive(target, PROMPTS, max_new_tokens=12, sampling=MIXED, seeds=seeds)
+    sampling = oracles.sampling_arrays(MIXED, seeds, V)
+    noise = np.asarray(draw_noise(sampling, jnp.asarray([len(row) for row in PROMPTS]), 12, V))
     for row, prompt in enumerate(PROMPTS):
-        expected = whole_pass_text(target, prompt, 12, MIXED[row], seeds[row])
-        assert plain.tokens[row] == expected
+        _, logits = whole_pass(target, prompt, plain.tokens[row])
+        scores = np.stack([oracles.filtered_scores(each, MIXED[row]) for each in logits])
+        assert plain.tokens[row] == (scores + noise[row]).argmax(axis=-1).tolist()
 
 
 def _begin(drafter: Drafter, target: Target, requests: Requests) -> DecodeState:
@@ -101,10 +92,10 @@ def test_the_context_holds_the_layers_that_the_drafter_reads(habitual_target: Ta
     shallow = Model.split(tiny_config(num_hidden_layers=1), decoder)
     D = PARITY_CONFIG.hidden_size
     for row, length in enumerate(state.cache.lengths.tolist()):
-        padded = np.asarray([state.tokens[row, :length].tolist() + [0] * (32 - length)], np.int32)
+        decided = state.tokens[row, : length + 1].tolist()
         for part, target in ((slice(0, D), shallow), (slice(D, 2 * D), habitual_target)):
-            expected = last_hidden(target, padded, length - 1)[0]
-            np.testing.assert_allclose(state.drafter[row, part], expected, rtol=0, atol=2e-5)
+            hidden, _ = whole_pass(target, decided[:1], decided[1:])
+            np.testing.assert_allclose(state.drafter[row, part], hidden[-1], rtol=0, atol=2e-5)
 
 
 def test_a_smaller_head_of_the_targets_is_gathered_once_and_not_in_every_step(
@@ -174,15 +165,6 @@ def test_a_done_row_never_changes_again(habitual_target: Target, good_drafter: D
     assert state.stats.accept_counts.sum(axis=1).tolist() == [0, 3, 3, 3]
 
 
-def whole_pass_log_probs(target: Target, prompt: list[int], tokens: list[int]) -> np.ndarray:
-    """Of each new token, from one pass over the whole text, in float64."""
-    text = np.zeros(32, np.int32)  # one shape for all; nothing sees the padding
-    text[: len(prompt) + len(tokens)] = prompt + tokens
-    places = len(prompt) - 1 + np.arange(len(tokens))
-    logits = np.asarray(next_logits(target, text[None], places), np.float64)[0]
-    return oracles.log_softmax(logits)[np.arange(len(tokens)), tokens]
-
-
 def test_log_probabilities_are_the_targets_before_filters_and_statistics_add_up(
     habitual_target: Target, good_drafter: DraftModel
 ) -> None:
@@ -194,7 +176,9 @@ def test_log_probabilities_are_the_targets_before_filters_and_statistics_add_up(
     assert plain.log_probs is not None
     assert speculative.log_probs is not None
     for row, prompt in enumerate(PROMPTS):
-        expected = whole_pass_log_probs(habitual_target, prompt, plain.tokens[row])
+        tokens = plain.tokens[row]
+        _, logits = whole_pass(habitual_target, prompt, tokens)
+        expected = oracles.log_softmax(logits)[np.arange(len(tokens)), tokens]
         np.testing.assert_allclose(plain.log_probs[row], expected, atol=2e-5)
         np.testing.assert_allclose(speculative.log_probs[row], expected, atol=2e-5)
     counts = speculative.accept_counts
@@ -245,7 +229,9 @@ def test_a_row_that_ends_at_the_edge_of_the_cache_keeps_its_text(
     result = generate(
         habitual_target, good_drafter, prompts, max_new_tokens=[4, 20, 20, 20], draft=DRAFT
     )
-    assert result.tokens[0] == whole_pass_text(habitual_target, early, 4, GREEDY, 0)
+    assert len(result.tokens[0]) == 4
+    _, logits = whole_pass(habitual_target, early, result.tokens[0])
+    assert result.tokens[0] == logits.argmax(axis=-1).tolist()
 
 
 def test_accepted_nodes_are_counted_by_the_drafter_that_proposed_them(target: Target) -> None:

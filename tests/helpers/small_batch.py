@@ -5,9 +5,8 @@ from redrafter_jax.config import DraftConfig, SamplingConfig
 DRAFT = DraftConfig(beam_width=4, draft_rounds=3)
 # With 24 new tokens and P = 4 the longest fills 32 slots: one size of cache for nearly all tests.
 PROMPTS = [[3, 1, 4], [9], [2, 6, 5, 3], [11, 0]]
-GREEDY = SamplingConfig()
 MIXED = [
-    GREEDY,
+    SamplingConfig(),
     SamplingConfig(temperature=0.7),
     SamplingConfig(temperature=1.0, top_k=8, top_p=0.9),
     SamplingConfig(temperature=1.3, min_p=0.05),
