@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from small_batch import DRAFT, MIXED, PROMPTS
-from tiny_models import PARITY_CONFIG
+from tiny_models import PARITY_CONFIG, tiny_config
 
 from redrafter_jax import generate, generate_autoregressive, stream
 from redrafter_jax.drafters.head_drafter import DraftModel
@@ -40,3 +40,14 @@ def test_a_row_ends_with_the_first_of_its_own_stop_tokens_wherever_that_falls(
         assert result.log_probs is None, "nobody asked for them"
         inside += len(expected[1]) < 24 and len(expected[1]) not in ends
     assert inside > 0
+
+
+def test_stop_tokens_are_the_targets_own_unless_given(habitual_target: Target) -> None:
+    plain = generate_autoregressive(habitual_target, PROMPTS, max_new_tokens=24)
+    stops = [plain.tokens[0][3], plain.tokens[1][5]]
+    config = tiny_config(eos_token_ids=tuple(stops))
+    stopping = Target(config, habitual_target.graphdef, habitual_target.params)
+    result = generate_autoregressive(stopping, PROMPTS, max_new_tokens=24)
+    assert result.tokens == [cut(row, stops) for row in plain.tokens]
+    free = generate_autoregressive(stopping, PROMPTS, max_new_tokens=24, eos_token_ids=())
+    assert free.tokens == plain.tokens
