@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_batch import MIXED, PROMPTS
 from tiny_gguf import CONFIG as WIDE
 from tiny_models import (
     forgetful_target,
@@ -18,7 +19,6 @@ from tiny_models import (
 from redrafter_jax import (
     DraftConfig,
     InputError,
-    SamplingConfig,
     generate,
     generate_autoregressive,
     load_target,
@@ -36,16 +36,9 @@ V = 24
 KINDS = ["recurrent", "recurrent, the target's head", "Medusa", "lookup", "combined"]
 TREE = DraftConfig(beam_width=4, draft_rounds=3, num_nodes=8)
 REQUESTS: dict[str, Any] = {
-    "prompts": [[3, 1, 4], [1], [5, 9, 2, 6, 5, 3, 5], [8, 9]],
+    "prompts": PROMPTS,
     "max_new_tokens": 30,
-    "seeds": [11, 12, 13, 14],
-    # Greedy and sampled rows in one batch.
-    "sampling": [
-        SamplingConfig(),
-        SamplingConfig(),
-        SamplingConfig(0.7),
-        SamplingConfig(1.3, top_p=0.9),
-    ],
+    "sampling": MIXED,
     "eos_token_ids": (),
 }
 
@@ -107,10 +100,7 @@ def test_scales_are_split_with_their_weights(tmp_path: Path, form: Any) -> None:
         weight = layer["self_attn"][name].get_value()
         assert {shard.data.shape for shard in weight.codes.addressable_shards} == {codes}
         assert {shard.data.shape for shard in weight.scale.addressable_shards} == {scale}
-    requests: dict[str, Any] = REQUESTS | {
-        "prompts": [[3, 1], [2], [5, 4, 2], [8, 9]],
-        "max_new_tokens": 12,
-    }
+    requests: dict[str, Any] = REQUESTS | {"max_new_tokens": 12}
     drafter = quantize_model(imitating_drafter(random_target(WIDE)), Quantization.of(form))
     expected = generate_autoregressive(target, **requests).tokens
     assert generate(split, place(drafter, mesh), draft=TREE, **requests).tokens == expected

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jaxtyping import Array, Float
+from small_batch import MIXED, PROMPTS
 
 from redrafter_jax import (
     DraftConfig,
     InputError,
     PromptLookup,
-    SamplingConfig,
     generate,
     generate_autoregressive,
 )
@@ -62,14 +62,10 @@ class Undecorated(RepeatLast):
     """Lacks `register_dataclass`."""
 
 
-PROMPTS = [[3, 1, 4, 3, 1], [9, 9], [2, 6, 5, 3]]
-SAMPLINGS = [SamplingConfig(), SamplingConfig(temperature=1.0), SamplingConfig(0.8, top_k=5)]
-
-
 @pytest.fixture(scope="module")
 def expected(habitual_target: Target) -> list[list[int]]:
     return generate_autoregressive(
-        habitual_target, PROMPTS, max_new_tokens=20, sampling=SAMPLINGS
+        habitual_target, PROMPTS, max_new_tokens=20, sampling=MIXED
     ).tokens
 
 
@@ -94,7 +90,7 @@ def expected(habitual_target: Target) -> list[list[int]]:
 def test_texts_are_the_targets_own(
     habitual_target: Target, expected: list[list[int]], drafter: Drafter, names: list[str]
 ) -> None:
-    run = partial(generate, habitual_target, drafter, PROMPTS, sampling=SAMPLINGS)
+    run = partial(generate, habitual_target, drafter, PROMPTS, sampling=MIXED)
     result = run(max_new_tokens=20)
     assert result.tokens == expected
     assert list(result.accepted_by) == names
@@ -108,9 +104,7 @@ def test_texts_are_the_targets_own(
 def test_a_call_gains_what_the_toy_guesses(
     habitual_target: Target, expected: list[list[int]]
 ) -> None:
-    result = generate(
-        habitual_target, RepeatLast(3), PROMPTS, max_new_tokens=20, sampling=SAMPLINGS
-    )
+    result = generate(habitual_target, RepeatLast(3), PROMPTS, max_new_tokens=20, sampling=MIXED)
     for row, text in enumerate(expected):
         steps, decided = 0, 1
         while decided < len(text):

@@ -11,6 +11,7 @@ import oracles
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_batch import MIXED, PROMPTS
 from tiny_models import cast, imitating_medusa, random_drafter
 from trees import live_paths
 
@@ -18,7 +19,6 @@ from redrafter_jax import (
     DraftConfig,
     InputError,
     MedusaConfig,
-    SamplingConfig,
     generate,
     generate_autoregressive,
 )
@@ -72,12 +72,6 @@ def test_every_head_reads_the_same_hidden_state(config: MedusaConfig) -> None:
 W, R, B = 4, 3, 2
 
 
-@partial(jax.jit, static_argnames="draft")
-def tree_of(log_probs: jax.Array, tokens: jax.Array, draft: DraftConfig) -> TokenTree:
-    root = jnp.asarray([7, 8])
-    return rank_tree(root, tokens, log_probs, paths_of(draft), draft.beam_nodes)
-
-
 def most_probable(log_probs: np.ndarray, count: int) -> dict[tuple[int, ...], float]:
     """The best paths of all there are, ties to the shorter one and then to the lower ranks."""
     paths = [path for depth in range(1, R + 1) for path in product(range(W), repeat=depth)]
@@ -86,14 +80,27 @@ def most_probable(log_probs: np.ndarray, count: int) -> dict[tuple[int, ...], fl
     return {path: scores[path] for path in best if scores[path] > -np.inf}
 
 
-def nodes_of(tree: TokenTree, tokens: np.ndarray, row: int) -> dict[tuple[int, ...], float]:
-    """The live nodes below the root as ranks, with their scores."""
-    ranks = [
-        tuple(tokens[row, head].tolist().index(token) for head, token in enumerate(path[1:]))
-        for path in live_paths(tree, row)
-    ]
-    scores = tree.log_probs[row, tree.tokens[row] >= 0].tolist()
-    return dict(zip(ranks[1:], scores[1:], strict=True))
+@partial(jax.jit, static_argnames="draft")
+def tree_of(log_probs: jax.Array, tokens: jax.Array, draft: DraftConfig) -> TokenTree:
+    root = jnp.asarray([7, 8])
+    return rank_tree(root, tokens, log_probs, paths_of(draft), draft.beam_nodes)
+
+
+def live_nodes(
+    random: np.random.Generator, log_probs: np.ndarray, draft: DraftConfig
+) -> list[dict[tuple[int, ...], float]]:
+    """For each row of a tree of random tokens its nodes below the root, as ranks, with scores."""
+    tokens = np.stack([random.permutation(20)[: R * W].reshape(R, W) for _ in range(B)])
+    tree = jax.tree.map(np.asarray, tree_of(jnp.asarray(log_probs), jnp.asarray(tokens), draft))
+    rows = []
+    for row in range(B):
+        ranks = [
+            tuple(tokens[row, head].tolist().index(token) for head, token in enumerate(path[1:]))
+            for path in live_paths(tree, row)
+        ]
+        scores = tree.log_probs[row, tree.tokens[row] >= 0].tolist()
+        rows.append(dict(zip(ranks[1:], scores[1:], strict=True)))
+    return rows
 
 
 @pytest.mark.parametrize("nodes", [2, 6, 1 + W * R])
@@ -103,11 +110,8 @@ def test_a_dynamic_tree_is_the_most_probable_of_all_products(nodes: int, seed: i
     # Whole numbers, of which many are equal, and tokens that a filter forbids.
     drops = random.choice([0, 1, 2, 3, np.inf], (B, R, W), p=[0.3, 0.3, 0.2, 0.1, 0.1])
     log_probs = -np.cumsum(drops, axis=-1).astype(np.float32)
-    tokens = np.stack([random.permutation(20)[: R * W].reshape(R, W) for _ in range(B)])
-    draft = DraftConfig(W, R, num_nodes=nodes)
-    tree = jax.tree.map(np.asarray, tree_of(jnp.asarray(log_probs), jnp.asarray(tokens), draft))
-    for row in range(B):
-        assert nodes_of(tree, tokens, row) == most_probable(log_probs[row], nodes - 1)
+    rows = live_nodes(random, log_probs, DraftConfig(W, R, num_nodes=nodes))
+    assert rows == [most_probable(row, nodes - 1) for row in log_probs]
 
 
 def greedy_expansion(count: int) -> set[tuple[int, ...]]:
@@ -143,19 +147,12 @@ def test_a_static_tree_has_the_same_ranks_whatever_the_heads_say(
 ) -> None:
     assert draft.beam_nodes == 1 + len(expected)
     random = np.random.default_rng(0)
-    tokens = np.stack([random.permutation(20)[: R * W].reshape(R, W) for _ in range(B)])
     log_probs = -np.cumsum(random.random((B, R, W)), axis=-1).astype(np.float32)
-    tree = jax.tree.map(np.asarray, tree_of(jnp.asarray(log_probs), jnp.asarray(tokens), draft))
-    for row in range(B):
-        nodes = nodes_of(tree, tokens, row)
+    for row, nodes in enumerate(live_nodes(random, log_probs, draft)):
         assert nodes.keys() == expected
         for path, score in nodes.items():
             total = sum(log_probs[row, head, rank] for head, rank in enumerate(path))
             assert score == pytest.approx(total, rel=1e-6)
-
-
-PROMPTS = [[3, 1, 4, 3, 1], [9, 9], [2, 6, 5, 3]]
-SAMPLINGS = [SamplingConfig(), SamplingConfig(temperature=1.0), SamplingConfig(0.8, top_k=5)]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +177,7 @@ SAMPLINGS = [SamplingConfig(), SamplingConfig(temperature=1.0), SamplingConfig(0
 def test_texts_are_the_targets_own(
     habitual_target: Target, draft: DraftConfig, variant: dict[str, Any]
 ) -> None:
-    run: dict[str, Any] = {"max_new_tokens": 24, "sampling": SAMPLINGS}
+    run: dict[str, Any] = {"max_new_tokens": 24, "sampling": MIXED}
     plain = generate_autoregressive(habitual_target, PROMPTS, **run)
     medusa = imitating_medusa(habitual_target, **variant)
     result = generate(habitual_target, medusa, PROMPTS, draft=draft, **run)
@@ -196,7 +193,7 @@ def test_parts_of_the_heads_on_a_mesh_draft_the_same(habitual_target: Target) ->
         prompts=PROMPTS,
         max_new_tokens=24,
         draft=DraftConfig(4, 3, num_nodes=8),
-        sampling=SAMPLINGS,
+        sampling=MIXED,
     )
     medusa, mesh = imitating_medusa(habitual_target, corruption=0.5), make_mesh(1, 2)
     alone = run(habitual_target, medusa)
@@ -209,7 +206,7 @@ def test_parts_of_the_heads_on_a_mesh_draft_the_same(habitual_target: Target) ->
 def test_heads_without_a_projection_change_no_text_either(habitual_target: Target) -> None:
     config = habitual_target.config
     shape = MedusaConfig(config.vocab_size, config.hidden_size, 2, 1, (0, 3, 7, 20), "target")
-    run: dict[str, Any] = {"max_new_tokens": 12, "sampling": SAMPLINGS}
+    run: dict[str, Any] = {"max_new_tokens": 12, "sampling": MIXED}
     plain = generate_autoregressive(habitual_target, PROMPTS, **run)
     drafted = generate(
         habitual_target, random_drafter(shape), PROMPTS, draft=DraftConfig(4, 2), **run
