@@ -169,6 +169,20 @@ def test_copied_tokens_come_true_where_a_text_repeats_itself() -> None:
     assert without.copied_tokens == [0] * len(without.tokens)
 
 
+def test_a_row_says_the_same_alone_as_in_a_batch() -> None:
+    requests = full_requests(sampling=SAMPLINGS[2:6])
+    together = generate(*pairs()["good"], draft=TREES["final beams under a budget"], **requests)
+    for row in range(4):
+        changed: dict[str, Any] = {
+            name: [requests[name][row]] for name in ("prompts", "sampling", "seeds")
+        }
+        alone = generate(
+            *pairs()["good"], draft=TREES["final beams under a budget"], **requests | changed
+        )
+        assert alone.tokens == [together.tokens[row]]
+        assert alone.steps == [together.steps[row]]
+
+
 def test_a_wrong_path_in_the_cache_changes_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     # With it the parity must break, or the tests above prove nothing.
     right = step.commit
