@@ -2,9 +2,6 @@
 
 from collections import deque
 
-import pytest
-from tiny_models import random_target
-
 from redrafter_jax.models.target import Target
 from redrafter_jax.serving.admission import (
     Row,
@@ -20,11 +17,6 @@ from redrafter_jax.serving.messages import Request
 ONE_PART = [range(3)]
 
 
-@pytest.fixture(scope="module")
-def any_target() -> Target:
-    return random_target()
-
-
 def row_of(target: Target, prompt: list[int], number: int = 0) -> Row:
     return make_row(target, number, Request(prompt, 4, 0), ())
 
@@ -35,43 +27,43 @@ def kept(text: list[int], freed: int) -> Slot:
 
 
 def test_a_common_beginning_is_copied_where_it_is_a_small_part_of_what_is_kept(
-    any_target: Target,
+    target: Target,
 ) -> None:
     slots = [kept([9, 9], 2), kept([1, 2, 3, 4, 5, 6, 7], 4), kept([8], 3)]
-    assert take_slot(slots, ONE_PART, row_of(any_target, [1, 2, 0])) == 0, "free for longest"
+    assert take_slot(slots, ONE_PART, row_of(target, [1, 2, 0])) == 0, "free for longest"
     assert (slots[0].cached, slots[0].source) == (2, 1)
 
 
-def test_nobody_takes_a_beginning_that_is_not_there_yet(any_target: Target) -> None:
+def test_nobody_takes_a_beginning_that_is_not_there_yet(target: Target) -> None:
     slots = [Slot(freed=1), kept([1, 2, 3, 4, 5, 6, 7], 3), Slot(freed=2)]
-    assert take_slot(slots, ONE_PART, row_of(any_target, [1, 2, 0, 0])) == 0
-    assert take_slot(slots, ONE_PART, row_of(any_target, [1, 2, 0, 5])) == 2
+    assert take_slot(slots, ONE_PART, row_of(target, [1, 2, 0, 0])) == 0
+    assert take_slot(slots, ONE_PART, row_of(target, [1, 2, 0, 5])) == 2
     assert slots[2].source == 1, "row 0 will hold three of the tokens, after the next pass"
 
 
-def test_the_last_token_of_a_prompt_is_always_read(any_target: Target) -> None:
+def test_the_last_token_of_a_prompt_is_always_read(target: Target) -> None:
     slots = [kept([1, 2, 3, 4], 0)]
-    assert take_slot(slots, [range(1)], row_of(any_target, [1, 2, 3])) == 0
+    assert take_slot(slots, [range(1)], row_of(target, [1, 2, 3])) == 0
     assert slots[0].cached == 2
 
 
-def test_nothing_crosses_the_parts_of_a_mesh(any_target: Target) -> None:
+def test_nothing_crosses_the_parts_of_a_mesh(target: Target) -> None:
     parts = [range(2), range(2, 4)]
     slots = [kept([1, 2, 3, 4, 5, 6, 7], 9), Slot(), Slot(), Slot()]
-    slots[1].row = row_of(any_target, [0])
+    slots[1].row = row_of(target, [0])
     # The only free one of the part that holds the beginning.
-    assert take_slot(slots, parts, row_of(any_target, [1, 2, 0])) == 0
-    assert take_slot(slots, parts, row_of(any_target, [1, 2, 0])) in (2, 3)
-    assert take_slot(slots, parts[:1], row_of(any_target, [5])) is None
+    assert take_slot(slots, parts, row_of(target, [1, 2, 0])) == 0
+    assert take_slot(slots, parts, row_of(target, [1, 2, 0])) in (2, 3)
+    assert take_slot(slots, parts[:1], row_of(target, [5])) is None
 
 
-def test_a_pass_of_several_prompts_waits_until_it_is_full(any_target: Target) -> None:
+def test_a_pass_of_several_prompts_waits_until_it_is_full(target: Target) -> None:
     slots = [Slot() for _ in range(3)]
-    queue = deque(row_of(any_target, [1, 2, number], number) for number in range(4))
+    queue = deque(row_of(target, [1, 2, number], number) for number in range(4))
     places, admitted = admit(slots, queue, ONE_PART, 2)
     assert places == {0: 0, 1: 1}
     assert admitted == slots[:2]
-    next_chunk(slots, places, 3, (2, 8), row_of(any_target, [0]))
+    next_chunk(slots, places, 3, (2, 8), row_of(target, [0]))
     assert admit(slots, queue, ONE_PART, 2) == ({}, []), "two wait, and one slot is free"
     slots[0].row = None
     assert admit(slots, queue, ONE_PART, 2)[0] == {0: 0, 1: 2}

@@ -1,9 +1,8 @@
 """Which tree is drafted: the tuner's for the rows and temperature, unless it gains too little."""
 
 import pytest
-from tiny_models import random_drafter
 
-from redrafter_jax import DraftConfig, DrafterConfig, InputError, PromptLookup
+from redrafter_jax import DraftConfig, InputError, PromptLookup
 from redrafter_jax.checkpoints.draft_table import DraftTable, TunedTree
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.serving.budgets import Budgets
@@ -22,15 +21,8 @@ TABLE = DraftTable(
 BASELINE, LARGE_AT, SMALL_AT = 0, 1, 2
 
 
-@pytest.fixture(scope="module")
-def head() -> DraftModel:
-    return random_drafter(
-        DrafterConfig(vocab_size=24, hidden_size=32, exit_dim=32, num_draft_layers=0)
-    )
-
-
-def test_the_table_names_what_is_compiled(head: DraftModel) -> None:
-    budgets = Budgets(head, TABLE, slots=4)
+def test_the_table_names_what_is_compiled(drafter: DraftModel) -> None:
+    budgets = Budgets(drafter, TABLE, slots=4)
     assert budgets.row_counts == [1, 4]
     assert set(budgets.programs) == {
         (1, BASELINE),
@@ -53,13 +45,13 @@ def test_the_table_names_what_is_compiled(head: DraftModel) -> None:
     ],
 )
 def test_rows_and_temperature_choose_the_tree(
-    head: DraftModel, rows: int, temperatures: list[float], chosen: int
+    drafter: DraftModel, rows: int, temperatures: list[float], chosen: int
 ) -> None:
-    assert Budgets(head, TABLE, slots=4).choose(rows, temperatures) == chosen
+    assert Budgets(drafter, TABLE, slots=4).choose(rows, temperatures) == chosen
 
 
-def test_a_tree_that_gains_too_little_gives_way_and_is_tried_again(head: DraftModel) -> None:
-    budgets = Budgets(head, TABLE, slots=4)
+def test_a_tree_that_gains_too_little_gives_way_and_is_tried_again(drafter: DraftModel) -> None:
+    budgets = Budgets(drafter, TABLE, slots=4)
     budgets.time(1, BASELINE, 1.0)
     budgets.time(1, LARGE_AT, 2.0)  # needs two tokens per call to pay; the table expects four
     for _ in range(100):
@@ -73,8 +65,8 @@ def test_a_tree_that_gains_too_little_gives_way_and_is_tried_again(head: DraftMo
     assert waited > 100
 
 
-def test_without_a_table_the_tree_is_always_the_same(head: DraftModel) -> None:
-    budgets = Budgets(head, SMALL, slots=8)
+def test_without_a_table_the_tree_is_always_the_same(drafter: DraftModel) -> None:
+    budgets = Budgets(drafter, SMALL, slots=8)
     assert budgets.row_counts == [1, 8]
     assert len(budgets.programs) == 4
     budgets.time(8, 0, 1.0)
@@ -85,8 +77,8 @@ def test_without_a_table_the_tree_is_always_the_same(head: DraftModel) -> None:
     assert Budgets(PromptLookup(2), None, slots=8).choose(1, [1.0]) == 1
 
 
-def test_a_mesh_takes_the_numbers_of_rows_that_it_divides(head: DraftModel) -> None:
-    assert Budgets(head, TABLE, slots=8, shards=2).row_counts == [4, 8]
+def test_a_mesh_takes_the_numbers_of_rows_that_it_divides(drafter: DraftModel) -> None:
+    assert Budgets(drafter, TABLE, slots=8, shards=2).row_counts == [4, 8]
     assert Budgets(None, None, slots=8, shards=2).row_counts == [2, 8]
     with pytest.raises(InputError, match="3 rows cannot be split evenly over the 2 devices"):
         Budgets(None, None, slots=8, row_counts=(3,), shards=2)

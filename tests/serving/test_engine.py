@@ -4,10 +4,11 @@ import random
 from collections.abc import Callable
 from itertools import groupby
 from typing import Any
+from unittest.mock import Mock
 
+import jax
 import numpy as np
 import pytest
-from device_calls import watch_device_calls
 from engine_runs import ROWS, STOPS, gather, generated, make_requests, run
 from tiny_models import forgetful_target, imitating_drafter, tiny_config
 
@@ -16,6 +17,7 @@ from redrafter_jax.checkpoints.draft_table import DraftTable, TunedTree
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import place
+from redrafter_jax.serving import slots
 from redrafter_jax.serving.engine import Engine, Event, QueueFull, Request
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -46,6 +48,7 @@ def make_engine(shallow_target: Target) -> MakeEngine:
 
     def make(**options: Any) -> Engine:
         shapes: dict[str, Any] = {
+            "drafter": drafter,
             "draft": table_of(None),
             "slots": 4,
             "context_length": 64,
@@ -54,11 +57,22 @@ def make_engine(shallow_target: Target) -> MakeEngine:
             "prefill_chunk": CHUNK,
             "top_log_probs": 2,
         }
-        engine = Engine(shallow_target, drafter, **(shapes | options))
+        engine = Engine(shallow_target, **(shapes | options))
         engine.warm_up()
         return engine
 
     return make
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """Is told what the engine calls on its device, and calls it."""
+    device = Mock()
+    for name in ("read_chunk", "decode_rows"):
+        watched = getattr(device, name)
+        watched.side_effect = getattr(slots, name)
+        monkeypatch.setattr(f"redrafter_jax.serving.engine.{name}", watched)
+    return device
 
 
 @pytest.mark.long
@@ -124,14 +138,37 @@ def test_every_request_gets_what_generate_gives_it(
             first, second = token.top
             assert first[1] >= second[1]
             assert first[1] >= token.log_prob - 1e-5
+            if request.sampling.temperature == 0:
+                assert first == (token.id, pytest.approx(token.log_prob))
 
 
-def test_top_log_probs_hold_the_token_of_a_greedy_row(make_engine: MakeEngine) -> None:
-    engine = make_engine()
-    engine.submit(Request([1, 2, 3], 12, 0))
-    (event,) = run(engine).values()
-    for token in event.decided:
-        assert token.top[0] == (token.id, pytest.approx(token.log_prob))
+@pytest.mark.parametrize("changes", [{}, {"drafter": None, "draft": None}])
+def test_eight_requests_in_four_slots_share_calls(
+    make_engine: MakeEngine, device: Mock, changes: dict[str, Any]
+) -> None:
+    engine = make_engine(**changes)
+
+    def decode_calls(*groups: list[Request]) -> int:
+        device.reset_mock()
+        for group in groups:
+            for request in group:
+                engine.submit(request)
+            assert [len(event.tokens) for event in run(engine).values()] == [25] * len(group)
+        return device.decode_rows.call_count
+
+    requests = [Request([n], 25, n, stop_tokens=()) for n in range(8)]
+    # The prompt gives a token, eight calls of three steps the other 24.
+    assert decode_calls(*[[request] for request in requests]) == 8 * 8
+    # Before a call one prompt is read: the fourth starts with the fourth call, and each slot
+    # decodes two.
+    together = decode_calls(requests)
+    if changes:
+        assert together == 3 + 2 * 8
+    else:
+        assert together < 3 + 2 * 8
+    assert engine.counters.compiled == 0
+    jax.jit(lambda value: value + 1)(np.arange(3))
+    assert engine.counters.compiled > 0
 
 
 def test_calls_and_origins_say_who_proposed_what(make_engine: MakeEngine) -> None:
@@ -192,34 +229,25 @@ def test_a_beginning_is_copied_from_a_row_that_goes_on(
     assert [told[number].tokens for number in range(3)] == texts
 
 
-def test_a_long_prompt_stops_nobody_for_more_than_a_chunk(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+def test_a_long_prompt_is_admitted_and_then_stops_nobody_for_more_than_a_chunk(
+    make_engine: MakeEngine, device: Mock
 ) -> None:
     engine = make_engine()
-    calls = watch_device_calls(monkeypatch)
+    engine.admitted = device.admitted
     running = [
         engine.submit(Request([n], 40, n, stop_tokens=(), speculate=False)) for n in range(2)
     ]
     engine.advance()
     engine.advance()
-    calls.clear()
+    device.reset_mock()
     long = engine.submit(Request([n % 24 for n in range(50)], 5, 9))
     for passes in range(1, 8):
         events = {event.number: event for event in engine.advance()}
-        assert calls == ["read_chunk", "decode_rows"] * passes
+        told = [name for name, *_ in device.mock_calls]
+        assert told == ["admitted", *["read_chunk", "decode_rows"] * passes]
         assert [len(events[number].tokens) for number in running] == [STEPS] * 2
         assert (long in events) == (passes == 7), "50 tokens are seven chunks of 8"
-
-
-def test_a_request_is_admitted_before_its_prompt_is_read(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = make_engine()
-    calls: list[Any] = watch_device_calls(monkeypatch)
-    engine.admitted = calls.append
-    number = engine.submit(Request([1] * 17, 2, 0))
-    run(engine)
-    assert calls[:4] == [number, "read_chunk", "read_chunk", "read_chunk"]
+    device.admitted.assert_called_once_with(long)
 
 
 class Clock:

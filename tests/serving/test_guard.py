@@ -28,14 +28,12 @@ def test_headers_have_a_limit(base: str) -> None:
 
 
 def test_a_form_of_another_site_is_not_read(base: str) -> None:
-    plain = {"content-type": "text/plain"}
-    answer = post(base, content=json.dumps(body()), headers=plain)
-    assert (answer.status_code, "header Content-Type: application/json" in answer.text) == (
-        400,
-        True,
-    )
+    answer = post(base, content=json.dumps(body()), headers={"content-type": "text/plain"})
+    assert answer.status_code == 400
+    assert "header Content-Type: application/json" in answer.text
     answer = HTTP.get(f"{base}/health", headers={"host": "rebound.example:8000"})
-    assert (answer.status_code, "'rebound.example'" in answer.text) == (403, True)
+    assert answer.status_code == 403
+    assert "'rebound.example'" in answer.text
 
 
 @pytest.mark.parametrize(
