@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_folders import PairFolders, decode, encode
+from chat_folders import write_lines
+from engine_runs import decoded_alone
+from tiny_folders import PairFolders, decode
 
-from redrafter_jax import SamplingConfig, generate_autoregressive
 from redrafter_jax.models.target import Target
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 TEXTS = ["abc", "wvu\n", "abcdefgh", "d", "q"]
 NEW_TOKENS, SEED = 12, 4
-WARM = SamplingConfig(temperature=1.0)
 
 Continue = Callable[..., tuple[int, str, str]]
 
@@ -30,12 +30,11 @@ def output(tmp_path: Path) -> Path:
 def continue_all(
     run_redrafter: Any, folders: PairFolders, tmp_path: Path, output: Path
 ) -> Continue:
-    prompts = tmp_path / "prompts.jsonl"
-    lines = [json.dumps({"prompt": text}) for text in TEXTS[:-1]]
-    lines.append(json.dumps({"question_id": "last", "turns": [TEXTS[-1], "never asked"]}))
-    prompts.write_text("\n".join(lines) + "\n")
+    question = {"question_id": "last", "turns": [TEXTS[-1], "never asked"]}
+    lines = [*({"prompt": text} for text in TEXTS[:-1]), question]
+    prompts = write_lines(tmp_path / "prompts.jsonl", *lines)
     models = ["--target", folders.target, "--drafter", folders.drafter]
-    files = ["--prompts", str(prompts), "--output", str(output)]
+    files = ["--prompts", prompts, "--output", str(output)]
     choice = ["--temperature", "1", "--seed", str(SEED), "--max-new-tokens", str(NEW_TOKENS)]
     return lambda *more: run_redrafter("generate", *models, *files, *choice, *more)
 
@@ -48,13 +47,7 @@ def rows(output: Path) -> list[dict[str, Any]]:
 def alone(habitual_target: Target) -> list[list[int]]:
     """The baseline's tokens of each prompt by itself."""
     return [
-        generate_autoregressive(
-            habitual_target,
-            [encode(text)],
-            max_new_tokens=NEW_TOKENS,
-            sampling=WARM,
-            seeds=[SEED + index],
-        ).tokens[0]
+        decoded_alone(habitual_target, text, NEW_TOKENS, SEED + index)[0]
         for index, text in enumerate(TEXTS)
     ]
 
@@ -130,19 +123,17 @@ def test_rows_of_other_prompts_and_bad_values_are_refused(
     whole = output.read_text()
     first, _, *rest = whole.splitlines()
     output.write_text("\n".join([first, first, *rest]) + "\n")
-    other = tmp_path / "other.jsonl"
-    other.write_text('{"prompt": ""}\n')
-    long = tmp_path / "long.jsonl"
-    long.write_text('{"prompt": "' + "a" * 501 + '"}\n')
+    other = write_lines(tmp_path / "other.jsonl", {"prompt": ""})
+    long = write_lines(tmp_path / "long.jsonl", {"prompt": "a" * 501})
     for more, reason in (
         ([], f"{output}, line 2 is not the row of "),
         (["--seed", "3"], f"{output}, line 1 is not the row of "),
         (["--seed", str(2**31 - 4)], "for 5 prompts it must be from 0 to 2147483643."),
         (["--batch-size", "0"], "--batch-size: 0 is given; it must be greater than 0"),
-        (["--output", str(other), "--prompts", str(other)], "other.jsonl, the file of --prompts;"),
-        (["--prompts", str(other)], "other.jsonl, line 1: 'prompt' is ''; it must be a string"),
+        (["--output", other, "--prompts", other], "other.jsonl, the file of --prompts;"),
+        (["--prompts", other], "other.jsonl, line 1: 'prompt' is ''; it must be a string"),
         (
-            ["--prompts", str(long), "--output", str(tmp_path / "new")],
+            ["--prompts", long, "--output", str(tmp_path / "new")],
             "long.jsonl, line 1: The request is for 501 prompt and 12 new tokens, but the target "
             "has 512 positions; ask for 11 new ones at most, or shorten the prompt.",
         ),
@@ -158,4 +149,4 @@ def test_rows_of_other_prompts_and_bad_values_are_refused(
         assert ours in whole
         output.write_text(whole.replace(ours, theirs, 1))
         assert reason in continue_all()[2]
-    assert "the folder of --output" in continue_all("--output", str(other / "rows.jsonl"))[2]
+    assert "the folder of --output" in continue_all("--output", f"{other}/rows.jsonl")[2]

@@ -1,11 +1,13 @@
-"""`python -m redrafter_jax serve`: what it refuses before anything is loaded."""
+"""`python -m redrafter_jax serve`: its options, and what it refuses before anything is loaded."""
 
+import re
 import socket
 import sys
 from typing import Any
 
 import pytest
-from tiny_folders import write_untrained_target
+import yaml
+from places import ROOT
 from tiny_models import random_target, tiny_config
 
 from redrafter_jax import InputError, load_target, save_target
@@ -17,7 +19,10 @@ from redrafter_jax.config import Quantization
 WORDS = ["serve", "--target", "t", "--no-drafter"]
 
 
-def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_default_this_machine_alone_may_ask_without_a_key_or_with_the_environments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert read_arguments(WORDS).host == "127.0.0.1"
     assert read_arguments(WORDS).api_key is None
     monkeypatch.setenv("REDRAFTER_API_KEY", "s3cret")
     assert read_arguments(WORDS).api_key == "s3cret"
@@ -27,8 +32,18 @@ def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
         read_arguments(WORDS)
 
 
-def test_by_default_this_machine_alone_may_ask() -> None:
-    assert read_arguments(WORDS).host == "127.0.0.1"
+def test_the_example_for_kubernetes_is_read_and_its_command_is_taken() -> None:
+    text = (ROOT / "docs" / "serving.md").read_text()
+    (block,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    deployment, service = yaml.safe_load_all(block)
+    pod = deployment["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    assert service["spec"]["selector"] == pod["metadata"]["labels"]
+    program, *words = [*container["command"], *container["args"]]
+    arguments: Any = read_arguments(words)
+    assert (program, arguments.command) == ("redrafter", "serve")
+    assert arguments.drain < pod["spec"]["terminationGracePeriodSeconds"]
+    assert arguments.port == service["spec"]["ports"][0]["port"]
 
 
 @pytest.mark.parametrize(
@@ -36,7 +51,6 @@ def test_by_default_this_machine_alone_may_ask() -> None:
     [
         ("--drain", "soon", "invalid float value: 'soon'"),
         ("--deadline", "0", "--deadline is 0.0; it must be greater than 0."),
-        ("--api-key", "", "the key is empty"),
     ],
 )
 def test_a_value_that_is_none_is_told(
@@ -46,15 +60,10 @@ def test_a_value_that_is_none_is_told(
     assert (code, problem in err) == (2, True)
 
 
-def test_an_address_in_use_is_told_before_the_target_is_loaded(
-    run_redrafter: Any, tmp_path: Any
-) -> None:
-    write_untrained_target(tmp_path / "target", functions=9)
-    (tmp_path / "target" / "model.safetensors").unlink()
+def test_an_address_in_use_is_told_before_the_target_is_looked_for(run_redrafter: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        words = ["serve", "--target", str(tmp_path / "target"), "--no-drafter", "--port", port]
-        code, _, err = run_redrafter(*words)
+        code, _, err = run_redrafter(*WORDS, "--port", port)
     assert code == 2
     assert f"--host 127.0.0.1 --port {port} cannot be listened on: Address already in use" in err
 

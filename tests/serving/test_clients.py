@@ -2,13 +2,24 @@
 
 import json
 import math
-import socket
 import threading
 from dataclasses import replace
+from http.client import HTTPConnection
 
 import pytest
 from fake_engine import FakeEngine
-from servers import ENDLESS, ROOMY, body, outcomes, post, serving, streamed, text_of, wait_until
+from servers import (
+    ENDLESS,
+    JSON,
+    ROOMY,
+    body,
+    outcomes,
+    post,
+    serving,
+    streamed,
+    text_of,
+    wait_until,
+)
 from tiny_folders import byte_tokenizer
 from tokenizers import decoders
 
@@ -73,18 +84,16 @@ def test_a_full_queue_is_told_with_when_to_come_back() -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_its_slot_within_a_step(stream: bool) -> None:
-    engine = FakeEngine(slots=1, gate=threading.Semaphore(2))
+    gate = threading.Semaphore(2)
+    engine = FakeEngine(slots=1, gate=gate)
     with serving(engine, limits=ROOMY) as base:
-        assert engine.gate is not None
-        address = base.removeprefix("http://").split(":")
-        asked = json.dumps(body(limit=ENDLESS, stream=stream)).encode()
-        client = socket.create_connection((address[0], int(address[1])))
-        head = f"Host: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(asked)}"
-        client.sendall(f"POST /v1/completions HTTP/1.1\r\n{head}\r\n\r\n".encode() + asked)
+        client = HTTPConnection(base.removeprefix("http://"))
+        asked = json.dumps(body(limit=ENDLESS, stream=stream))
+        client.request("POST", "/v1/completions", asked, JSON)
         wait_until(lambda: engine.steps == 2)
         client.close()
         wait_until(lambda: outcomes(base) == {"client_gone": 1})
-        engine.gate.release()  # for the step that runs
+        gate.release()  # for the step that runs
         wait_until(lambda: not engine.busy)
         assert engine.steps == 3
 

@@ -51,8 +51,9 @@ def test_of_a_million_faults_one_is_told(kind: Any, field: str) -> None:
 
 def test_too_many_prompts_are_refused_unread(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("redrafter_jax.serving.openai_api._encode", lambda *_: pytest.fail("read"))
-    answer = post(base, json=body() | {"prompt": ["a"] * 9})
+    answer = post(base, json=body(n=16) | {"prompt": ["a", "b"]})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "n")
+    assert "32 answers, but" in answer.json()["error"]["message"]
 
 
 def test_what_asks_for_nothing_is_taken(base: str) -> None:
@@ -110,7 +111,6 @@ IMAGE = {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}
         ({"logprobs": 6}, "logprobs", "less than or equal to 5"),
         ({"echo": True, "logprobs": 1}, "logprobs", "either echo or logprobs"),
         ({"n": 17}, "n", "less than or equal to 16"),
-        ({"n": 16, "prompt": ["a", "b"]}, "n", "32 answers, but"),
         ({"seed": -1}, "seed", "greater than or equal to 0"),
         ({"stop": ""}, "stop.0", "it is empty; leave it out"),
         ({"stop": list("abcde")}, "stop", "at most 4 items, not 5"),
