@@ -10,15 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_folders import PairFolders, add_template, decode, encode
+from engine_runs import ROOM, WARM, decoded_alone
+from tiny_folders import PairFolders, add_template, decode
 from tiny_models import random_drafter
 
-from redrafter_jax import (
-    DrafterConfig,
-    SamplingConfig,
-    generate_autoregressive,
-    save_drafter,
-)
+from redrafter_jax import DrafterConfig, SamplingConfig, save_drafter
 from redrafter_jax.commands.terminal import Screen
 from redrafter_jax.models.target import Target
 
@@ -26,7 +22,6 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 # Answers end before a newline, so that a conversation is its lines.
 STOP = "\n"
-WARM = SamplingConfig(temperature=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -35,36 +30,23 @@ def folders(folders: PairFolders, tmp_path_factory: pytest.TempPathFactory) -> P
     return folders._replace(target=target)
 
 
-def arguments_of(folders: PairFolders, *more: str) -> list[str]:
-    models = ["--target", folders.target, "--drafter", folders.drafter]
-    warm = ["--temperature", "1", "--stop", STOP, "--seed", "3"]
-    return ["chat", *models, *warm, "--context-length", "120", *more]
-
-
-def plain_answer(
-    target: Target, *lines: str, sampling: SamplingConfig = WARM, room: int = 120
-) -> str:
+def plain_answer(target: Target, *lines: str, sampling: SamplingConfig = WARM) -> str:
     """The baseline's answer to the conversation, each turn a line, up to the end of the room."""
-    prompt = encode("".join(f"{line}\n" for line in lines))
-    # In one size of cache, whatever the room.
-    plain = generate_autoregressive(
-        target,
-        [prompt],
-        max_new_tokens=120 - len(prompt),
-        sampling=sampling,
-        seeds=[3],
-        eos_token_ids=encode(STOP),
-    )
-    return decode(plain.tokens[0][: room - len(prompt)]).removesuffix(STOP)
+    prompt = "".join(f"{line}\n" for line in lines)
+    tokens, _ = decoded_alone(target, prompt, ROOM, 3, sampling)
+    return decode(tokens).partition(STOP)[0]
 
 
 @pytest.fixture
 def talk(run_redrafter: Any, folders: PairFolders, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Exit code, answers and messages of a conversation in a pipe."""
 
+    models = ["--target", folders.target, "--drafter", folders.drafter]
+    warm = ["--temperature", "1", "--stop", STOP, "--seed", "3", "--context-length", str(ROOM)]
+
     def talk(typed: str, *more: str) -> tuple[int, list[str], list[str]]:
         monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
-        code, out, err = run_redrafter(*arguments_of(folders, *more))
+        code, out, err = run_redrafter("chat", *models, *warm, *more)
         return code, out.splitlines(), err.splitlines()[2:] if code == 0 else err.splitlines()
 
     return talk

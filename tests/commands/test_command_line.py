@@ -85,6 +85,14 @@ def main():
 
 run(main)
 """
+INTERRUPTED = """
+from redrafter_jax.command_line import run
+
+def main():
+    raise KeyboardInterrupt
+
+run(main)
+"""
 # The garbage collector's callbacks are JAX's own; Python ignores what is raised in them.
 IGNORED = """
 import gc, signal
@@ -108,8 +116,8 @@ run(main)
         pytest.param(UNFINISHED, "", ("so far\n", "\ninterrupted\n"), marks=pytest.mark.long),
         (IGNORED, "", ("", "\ninterrupted\n")),
         # Where nothing can be written.
-        (IGNORED, ">&- 2>&-", ("", "")),
-        (IGNORED, "2>/dev/full", ("", "")),
+        (INTERRUPTED, ">&- 2>&-", ("", "")),
+        (INTERRUPTED, "2>/dev/full", ("", "")),
     ],
 )
 def test_ctrl_c_ends_with_exit_code_130(program: str, streams: str, told: tuple[str, str]) -> None:

@@ -8,16 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_folders import (
-    PairFolders,
-    add_template,
-    character_tokenizer,
-    decode,
-    encode,
-    run_module,
-)
+from engine_runs import WARM, decoded_alone
+from tiny_folders import PairFolders, add_template, character_tokenizer, decode, run_module
 
-from redrafter_jax import SamplingConfig, generate_autoregressive
+from redrafter_jax import SamplingConfig
 from redrafter_jax.commands import options
 from redrafter_jax.models.target import Target
 
@@ -26,6 +20,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 PROMPT = "abc\ndef"
 # As many as test_chat.py has room for, so that both compile the same programs.
 NEW_TOKENS = 100
+GREEDY = SamplingConfig()
 
 
 def arguments_of(folders: PairFolders, *more: str, prompt: str = PROMPT) -> list[str]:
@@ -34,9 +29,10 @@ def arguments_of(folders: PairFolders, *more: str, prompt: str = PROMPT) -> list
     return ["generate", *models, "--prompt", prompt, "--max-new-tokens", limit, *more]
 
 
-def plain_text(target: Target, prompt: str = PROMPT, **choice: Any) -> str:
-    plain = generate_autoregressive(target, [encode(prompt)], max_new_tokens=NEW_TOKENS, **choice)
-    return decode(plain.tokens[0])
+def plain_text(
+    target: Target, prompt: str = PROMPT, seed: int = 0, sampling: SamplingConfig = GREEDY
+) -> str:
+    return decode(decoded_alone(target, prompt, NEW_TOKENS, seed, sampling)[0])
 
 
 @pytest.mark.long
@@ -80,7 +76,7 @@ def test_sampled_text_is_the_seeds_whatever_the_tree_and_the_devices(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     choice = ["--temperature", "0.8", "--top-p", "0.95", "--top-k", "20", "--min-p", "0.01"]
     sampling = SamplingConfig(temperature=0.8, top_p=0.95, top_k=20, min_p=0.01)
-    expected = plain_text(habitual_target, sampling=sampling, seeds=[5])
+    expected = plain_text(habitual_target, seed=5, sampling=sampling)
     tree = ["--beam-width", "3", "--num-nodes", "6", "--sharpness", "2", "--lookup-tokens", "4"]
     arguments = arguments_of(folders, *choice, "--seed", "5", *tree, "--mesh-model", "2")
     code, out, err = run_redrafter(*arguments)
@@ -103,8 +99,7 @@ def test_a_message_is_written_as_the_template_does_and_its_answer_ends_with_its_
     tokenizer = character_tokenizer()
     tokenizer.add_special_tokens(["w"])
     tokenizer.save(str(target / "tokenizer.json"))
-    hot = SamplingConfig(temperature=1.0)
-    texts = [plain_text(habitual_target, "subwabcw", sampling=hot, seeds=[i]) for i in range(20)]
+    texts = [plain_text(habitual_target, "subwabcw", i, WARM) for i in range(20)]
     # A text that goes on after the token if it is let to.
     seed, whole = next(
         (i, text) for i, text in enumerate(texts) if 0 < text.find("w") < NEW_TOKENS - 1
@@ -129,6 +124,7 @@ def test_a_message_is_written_as_the_template_does_and_its_answer_ends_with_its_
         (["--chat", "--chat-template", "vicuna_v1.1"], "has no such token"),
         (["--chat", "--chat-template", "none"], "--chat asks for a chat template, and --chat-temp"),
         (["--mesh-model", "9"], "--mesh-model is 9; it must be from 1 to the 8 devices here."),
+        (["--mesh-model", "4"], "model=4, which does not divide the target's num_key"),
         (["--temperature", "-1"], "--temperature is -1.0; it must be 0 or more"),
         (
             ["--top-k", "5", "--min-p", "0.1"],

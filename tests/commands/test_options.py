@@ -9,7 +9,7 @@ from redrafter_jax import DraftConfig
 from redrafter_jax.checkpoints.draft_table import DraftTable, TunedTree, write_draft_table
 from redrafter_jax.commands.arguments import read_arguments
 from redrafter_jax.commands.options import open_session
-from redrafter_jax.drafters.base import Drafter, RootOnly
+from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
@@ -26,12 +26,6 @@ def folders(
     table = DraftTable("TPU v9", "float32", trees)
     write_draft_table(Path(folders.drafter) / "draft.yaml", table)
     return folders
-
-
-def drafter_of(folders: PairFolders, *options: str, batch_size: int = 1) -> Drafter:
-    models = ["--target", folders.target, "--drafter", folders.drafter]
-    arguments = read_arguments(["generate", *models, "--prompt", "a", *options])
-    return open_session(arguments, ["a"], batch_size).drafter
 
 
 @pytest.mark.parametrize(
@@ -65,7 +59,9 @@ def test_without_options_the_tree_is_the_tables_and_it_is_told(
     draft: DraftConfig | None,
     told: str,
 ) -> None:
-    drafter = drafter_of(folders, *options, batch_size=batch_size)
+    models = ["--target", folders.target, "--drafter", folders.drafter]
+    arguments = read_arguments(["generate", *models, "--prompt", "a", *options])
+    drafter = open_session(arguments, ["a"], batch_size).drafter
     expected = RootOnly() if draft is None else bind_drafter(good_drafter, draft)
     assert (drafter.num_nodes, drafter.max_path) == (expected.num_nodes, expected.max_path)
     assert type(drafter) is type(expected)

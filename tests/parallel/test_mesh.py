@@ -40,7 +40,7 @@ from redrafter_jax.drafters.ranking import _highest_of_shards, _logsumexp
 from redrafter_jax.generation import start
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import all_gather
-from redrafter_jax.parallel.mesh import partition, place, shardings
+from redrafter_jax.parallel.mesh import partition, place
 from redrafter_jax.requests import Batch
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -169,14 +169,18 @@ HALVES = {
 }
 
 
+def held(model: Target | DraftModel) -> dict[str, tuple[int, ...]]:
+    """The shape of what the first device holds of each parameter."""
+    return {
+        ".".join(map(str, path)): variable[...].addressable_shards[0].data.shape
+        for path, variable in nnx.to_flat_state(model.params)
+    }
+
+
 def test_what_each_device_holds_of_a_target() -> None:
     config = replace(CONFIG, attention_bias=True, qk_norm=True)
     target = place(forgetful_target(0.1, config=config), make_mesh(2, 2))
-    held = {
-        ".".join(map(str, path)): variable[...].addressable_shards[0].data.shape
-        for path, variable in nnx.to_flat_state(target.params)
-    }
-    assert {name: held[name] for name in HALVES} == HALVES
+    assert HALVES.items() <= held(target).items()
 
 
 def test_every_device_reads_its_own_part_of_the_files(
@@ -192,16 +196,8 @@ def test_every_device_reads_its_own_part_of_the_files(
     for model, load, name in loads:
         loaded = load(tmp_path / name, "float32", mesh=mesh)
         assert loaded.mesh == mesh
-        wanted = shardings(model, mesh)
-        jax.tree.map(
-            lambda leaf, whole, sharding: (
-                np.testing.assert_array_equal(leaf, whole),
-                leaf.sharding.is_equivalent_to(sharding, leaf.ndim) or pytest.fail(str(sharding)),
-            ),
-            loaded.params,
-            model.params,
-            wanted.params,
-        )
+        assert held(loaded) == held(place(model, mesh))
+        jax.tree.map(np.testing.assert_array_equal, loaded.params, model.params)
 
 
 @pytest.mark.parametrize(("parts", "size"), [(2, 24), (4, 24), (4, 22)])

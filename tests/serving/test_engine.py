@@ -17,7 +17,7 @@ from redrafter_jax.checkpoints.draft_table import DraftTable, TunedTree
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import place
-from redrafter_jax.serving import slots
+from redrafter_jax.serving import engine as engine_module
 from redrafter_jax.serving.engine import Engine, Event, QueueFull, Request
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -70,8 +70,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Mock:
     device = Mock()
     for name in ("read_chunk", "decode_rows"):
         watched = getattr(device, name)
-        watched.side_effect = getattr(slots, name)
-        monkeypatch.setattr(f"redrafter_jax.serving.engine.{name}", watched)
+        watched.side_effect = getattr(engine_module, name)
+        monkeypatch.setattr(engine_module, name, watched)
     return device
 
 
@@ -250,22 +250,15 @@ def test_a_long_prompt_is_admitted_and_then_stops_nobody_for_more_than_a_chunk(
     device.admitted.assert_called_once_with(long)
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_deadlines_end_rows_that_wait_and_rows_that_run(make_engine: MakeEngine) -> None:
-    clock = Clock()
+    clock = Mock(return_value=0.0)
     engine = make_engine(clock=clock)
     early = [engine.submit(Request([n], 60, n, stop_tokens=(), deadline=1.0)) for n in range(4)]
     late = engine.submit(Request([4], 60, 4, stop_tokens=(), deadline=9.0))
     waiting = engine.submit(Request([5], 30, 5, deadline=1.0))
     for _ in range(4):
         engine.advance()
-    clock.now = 1.5
+    clock.return_value = 1.5
     ended = {event.number: event.ended for event in engine.advance() if event.ended}
     assert ended == dict.fromkeys([*early, waiting], "deadline")
     assert engine.active == 1
@@ -290,7 +283,7 @@ def test_a_cancelled_request_frees_its_slot_at_once(make_engine: MakeEngine) -> 
 
 
 def test_the_queue_has_a_limit_and_says_at_what_pace_it_moves(make_engine: MakeEngine) -> None:
-    clock = Clock()
+    clock = Mock(return_value=0.0)
     engine = make_engine(queue_limit=2, clock=clock)
     request = Request([7], 60, 0, stop_tokens=())
     numbers = [engine.submit(request) for _ in range(6)]  # of which four will have slots
@@ -298,7 +291,7 @@ def test_the_queue_has_a_limit_and_says_at_what_pace_it_moves(make_engine: MakeE
         engine.submit(request)
     for _ in range(4):
         engine.advance()
-    clock.now = 10.0
+    clock.return_value = 10.0
     for number in numbers[:2]:
         engine.cancel(number)
         engine.submit(request)

