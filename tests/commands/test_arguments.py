@@ -36,7 +36,7 @@ def test_options_have_the_fields_defaults_and_types(words: list[str]) -> None:
         ("generate --widht 3", "unrecognized argument: --widht; see"),
         ("generate", "--prompt --prompts is required"),
         ("generate --target t --prompt p", "one of the arguments --drafter --no-drafter is req"),
-        ("chat --max-new-tokens many", "--max-new-tokens: many is given; it must be a whole numb"),
+        ("generate --max-new-tokens many", "--max-new-tokens: many is given; it must be a whole"),
         ("chat --max-new-tokens 0", "--max-new-tokens: 0 is given; it must be greater than 0"),
         ("chat --color red", "invalid choice: 'red'"),
         ("fit t o --minutes soon", "--minutes: soon is given; it must be a number"),
