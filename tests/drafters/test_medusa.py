@@ -19,13 +19,17 @@ from redrafter_jax import (
     DraftConfig,
     InputError,
     MedusaConfig,
+    SamplingConfig,
     generate,
     generate_autoregressive,
 )
+from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.medusa import paths_of
 from redrafter_jax.drafters.tree import rank_tree
+from redrafter_jax.generation import start
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import make_mesh, place
+from redrafter_jax.requests import Batch
 from redrafter_jax.types import TokenTree
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -184,6 +188,17 @@ def test_texts_are_the_targets_own(
     assert result.tokens == plain.tokens
     assert sum(result.accepted_by["medusa"]) > 8, "some drafts came true"
     assert list(result.accepted_by) == ["medusa", "lookup"][: 1 + (draft.lookup_tokens > 0)]
+
+
+def test_a_head_drafts_with_the_noise_of_its_own_position(habitual_target: Target) -> None:
+    medusa = imitating_medusa(habitual_target)
+    drafter = bind_drafter(medusa, DraftConfig(1, 3))
+    state, _ = start(habitual_target, drafter, Batch(PROMPTS, 5, SamplingConfig(1.0)))
+    shape = len(PROMPTS), drafter.max_path, habitual_target.config.vocab_size
+    noise = np.random.default_rng(4).gumbel(size=shape).astype(np.float32)
+    chain = jax.jit(drafter.propose)(habitual_target.merge(), state, noise).tokens[:, 1:]
+    logits = medusa.merge().logits(state.drafter, 3)
+    np.testing.assert_array_equal(chain, np.argmax(logits + noise[:, :3], axis=-1))
 
 
 @pytest.mark.long
