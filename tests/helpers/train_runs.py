@@ -2,9 +2,11 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from subprocess import Popen
 from typing import NamedTuple, TypeAlias
@@ -86,6 +88,17 @@ def run_train(folder: Path, values: dict[str, object], *words: str) -> object:
         except SystemExit as left:
             return left.code
     return 0
+
+
+@contextmanager
+def no_file_larger_than(size: int) -> Generator[None]:
+    """As on a full disk, a file that grows beyond so many bytes cannot be written."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def weights(output: Path) -> dict[str, np.ndarray]:

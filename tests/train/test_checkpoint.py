@@ -2,31 +2,18 @@
 
 import gc
 import re
-import resource
 import shutil
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from train_runs import no_file_larger_than
 
 from redrafter_jax.errors import InputError
 from train.checkpoint import open_checkpoints, restore_latest, save
 
 ARRAYS = {"kernel": jnp.asarray(np.random.default_rng(0).normal(size=(200, 300)), jnp.float32)}
-
-
-@contextmanager
-def no_file_larger_than(size: int) -> Generator[None]:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def save_step(folder: Path, step: int) -> None:
@@ -42,12 +29,6 @@ def restored_step(folder: Path) -> int:
     assert restored.record == {"step": restored.step}
     np.testing.assert_array_equal(restored.arrays["kernel"], ARRAYS["kernel"])
     return restored.step
-
-
-def refusal(folder: Path, like: dict[str, jax.Array] = ARRAYS) -> str:
-    with open_checkpoints(folder, 2) as checkpoints, pytest.raises(InputError) as refused:
-        restore_latest(checkpoints, like, resume=True)
-    return str(refused.value)
 
 
 def test_what_was_saved_comes_back_and_only_the_newest_are_kept(tmp_path: Path) -> None:
@@ -90,9 +71,3 @@ def test_whatever_file_is_damaged_the_way_out_is_the_checkpoint_before(tmp_path:
         assert re.match(
             r"Checkpoint 2 in .* cannot be read \(.+\); mend that, or remove 2 to go on", refusal
         )
-
-
-def test_arrays_of_other_shapes_are_refused(tmp_path: Path) -> None:
-    save_step(tmp_path, 1)
-    for like in ({"kernel": jnp.zeros((4, 4))}, {"other": ARRAYS["kernel"]}):
-        assert "other names or shapes; use another output_dir" in refusal(tmp_path, like)

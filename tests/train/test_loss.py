@@ -33,11 +33,6 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
-@pytest.fixture(scope="module")
-def pair():
-    return make_pair()
-
-
 def make_pair(shape: HeadConfig = SHAPE) -> tuple[Target, DraftModel]:
     config = TargetConfig(29, 16, 24, 2, 2, 1, 8, 1e4, 1e-5, 64, False, (0,))
     target = init_target(config, 0)
@@ -200,27 +195,19 @@ def test_gradients_through_the_targets_projection_are_true_and_near_in_bfloat16(
     assert 0 < jnp.linalg.norm(near - true) < 0.02 * jnp.linalg.norm(true)
 
 
-def test_counted_positions_are_those_whose_label_is_real_text() -> None:
-    mask = jnp.asarray([[False, True, True, False, True], [True, True, True, True, True]])
-    # Round 0 predicts tokens 2, 3, 4 and round 1 tokens 3, 4.
-    whole = jnp.ones(mask.shape, jnp.int32)
-    np.testing.assert_array_equal(count_positions(mask, whole, 2), [2 + 3, 1 + 2])
-    # In the second row documents of 2 and 3 tokens: of 5 labels only the last has two before it.
-    parts = whole.at[1, 2:].set(2)
-    np.testing.assert_array_equal(count_positions(mask, parts, 2), [2 + 1, 1 + 0])
-
-
-def test_documents_that_share_a_row_are_as_if_alone(pair, batch) -> None:
+def test_documents_that_share_a_row_are_as_if_alone(batch) -> None:
     (tokens, _), (mask, _) = batch
     parts = [slice(0, 4), slice(4, 5), slice(5, 9)]  # and two tokens of padding
     segments = np.zeros((1, T), np.int32)
     for number, part in enumerate(parts, start=1):
         segments[0, part] = number
     counted = np.where(segments > 0, mask, False)
-    hidden, _ = forward(pair[0], tokens[None], segments)
-    together = sums_over_windows(pair, hidden, tokens[None], counted, 3, segments=segments)
+    target, drafter = make_pair()
+    hidden, _ = forward(target, tokens[None], segments)
+    together = sums_over_windows(
+        (target, drafter), hidden, tokens[None], counted, 3, segments=segments
+    )
     count = count_positions(jnp.asarray(counted), jnp.asarray(segments), ROUNDS)
-    target, drafter = pair
     alone = [brute_force(target, drafter, tokens[None, part], mask[None, part]) for part in parts]
     for name in alone[0]:
         expected = sum(sums[name] for sums in alone)

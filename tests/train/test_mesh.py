@@ -27,6 +27,7 @@ Pair: TypeAlias = tuple[Target, DraftModel]
 Trained: TypeAlias = tuple[TrainState, list[float]]
 
 CONFIG = tiny_config(num_attention_heads=8, num_key_value_heads=4, num_hidden_layers=1)
+SHAPE = DrafterConfig(CONFIG.vocab_size, CONFIG.hidden_size, 40, 1)
 STEPS = 40
 LOSS = LossSettings(hard=0.5, soft=1.0, chunk_length=8)
 OPTIMIZER = make_optimizer(
@@ -37,8 +38,7 @@ OPTIMIZER = make_optimizer(
 
 @pytest.fixture(scope="module")
 def pair() -> Pair:
-    shape = DrafterConfig(CONFIG.vocab_size, CONFIG.hidden_size, 40, 1)
-    return random_target(CONFIG), random_drafter(shape)
+    return random_target(CONFIG), random_drafter(SHAPE)
 
 
 def batch(step: int) -> dict[str, np.ndarray]:
@@ -78,27 +78,17 @@ def on_one_device(pair: Pair) -> Trained:
     return train(pair, None)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "fully_sharded"),
-    [
-        ((1, 2), False),
-        pytest.param((4, 2), False, marks=pytest.mark.long),
-        pytest.param((2, 4), True, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize("sizes", [(1, 2), pytest.param((4, 2), marks=pytest.mark.long)])
 def test_losses_and_parameters_are_those_of_one_device(
-    pair: Pair,
-    on_one_device: Trained,
-    sizes: tuple[int, int],
-    fully_sharded: bool,
+    pair: Pair, on_one_device: Trained, sizes: tuple[int, int]
 ) -> None:
-    check_run(train(pair, sizes, fully_sharded=fully_sharded), on_one_device)
+    check_run(train(pair, sizes), on_one_device)
 
 
 @pytest.mark.long
 def test_a_head_that_the_targets_projection_scores_trains_as_on_one_device() -> None:
-    own = DrafterConfig(CONFIG.vocab_size, CONFIG.hidden_size, 40, 1)
-    shape = replace(own, head="target", draft_tokens=tuple(range(0, CONFIG.vocab_size, 2)))
+    some = tuple(range(0, CONFIG.vocab_size, 2))
+    shape = replace(SHAPE, head="target", draft_tokens=some)
     shared = random_target(CONFIG), random_drafter(shape)
     check_run(train(shared, (1, 2)), train(shared, None))
 

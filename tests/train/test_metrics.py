@@ -2,13 +2,13 @@
 
 import gc
 import json
-import resource
 import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tensorboardX.proto import event_pb2
+from train_runs import no_file_larger_than
 
 from train.metrics import open_log
 
@@ -60,11 +60,6 @@ def test_a_resumed_run_writes_over_the_steps_past_its_checkpoint(tmp_path: Path)
 # What is left open is closed by the collector, which warns of it.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_full_disk_is_an_error_and_no_wait(tmp_path: Path) -> None:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            write_steps(tmp_path, 1000)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with pytest.raises(OSError, match="File too large"), no_file_larger_than(2000):
+        write_steps(tmp_path, 1000)
     gc.collect()

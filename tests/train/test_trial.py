@@ -15,6 +15,7 @@ from chat_folders import (
     write_tokenizer,
 )
 from tiny_models import random_drafter, random_target
+from train_runs import settings
 
 from redrafter_jax.checkpoints.huggingface import load_drafter
 from redrafter_jax.config import DrafterConfig
@@ -25,19 +26,9 @@ from train.trial import Best, Trial, keep_best, plan_trial
 
 def trial(folder: Path, chats: bool, template: str | None = CHATML, **changes: Any) -> Trial:
     acceptance = {"every": 1, "prompts": write_lines(folder / "prompts.jsonl", {"prompt": "Hi"})}
-    settings = TrainSettings.model_validate(
-        {
-            "target": str(write_tokenizer(folder / "target", template)),
-            "drafter": {"exit_dim": 16, "num_draft_layers": 1},
-            "draft_rounds": 2,
-            "data": {"sources": [{"files": ["x.jsonl"]}], "sequence_length": 64},
-            "acceptance": acceptance | changes,
-            "optimizer": {"learning_rate": 1e-2, "batch_size": 2},
-            "steps": 1,
-            "output_dir": str(folder),
-        }
-    )
-    planned = plan_trial(settings, CONFIG, None, chats)
+    target = write_tokenizer(folder / "target", template)
+    values = settings(target, folder, acceptance=acceptance | changes)
+    planned = plan_trial(TrainSettings.model_validate(values), CONFIG, None, chats)
     assert planned is not None
     return planned(random_target(CONFIG))
 
