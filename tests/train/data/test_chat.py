@@ -16,7 +16,6 @@ from chat_folders import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from redrafter_jax.errors import InputError
 from redrafter_jax.text.chat_template import ChatTemplate, Turn, render_vicuna
@@ -122,37 +121,6 @@ def test_a_template_that_rewrites_earlier_turns_can_teach_the_last(tmp_path: Pat
     template = FORGETS.replace("loop.last", "loop.last and turn.role == 'assistant'")
     loaded = load_template(OWN, write_tokenizer(tmp_path, template), chat_tokenizer())
     assert learnt(encode(loaded, [*TURNS[:2], *TURNS[:2]], LAST)) == "(thought)Hello\n"
-
-
-def test_an_answer_whose_first_token_joins_the_prompts_last_carries_no_loss() -> None:
-    words = Tokenizer(
-        models.WordLevel({"user:Hi": 0, "bot:": 1, "bot:yes": 2, "no": 3, ".": 4}, "no")
-    )
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    names = {"user": "user:", "assistant": "bot:"}
-    glued = ChatTemplate(
-        "glued",
-        lambda turns, asks: (
-            "".join(f" {names[turn['role']]}{turn['content']}" for turn in turns) + " bot:" * asks
-        ),
-        False,
-    )
-
-    def encode_glued(*answers: str) -> Document | Skip:
-        turns: list[Turn] = []
-        for answer in answers:
-            turns += [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": answer}]
-        (made,) = encode_records([Chat("a", turns)], OWN, words, CONFIG, lambda: glued)
-        return made
-
-    document = encode_glued("yes", " no .")
-    assert isinstance(document, Document)
-    assert document.tokens.tolist() == [0, 2, 0, 1, 3, 4]
-    assert document.loss_mask.tolist() == [False] * 4 + [True] * 2
-    assert document.left_out == 1
-    assert encode_glued("yes") == Skip(
-        "a", "no token carries loss", "a token runs across the edge of every answer"
-    )
 
 
 def test_a_template_gets_its_arguments_and_may_refuse(tmp_path: Path) -> None:

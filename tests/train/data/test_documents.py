@@ -13,6 +13,7 @@ from chat_folders import (
     CONFIG,
     END,
     RECORDS,
+    TURNS,
     VOCABULARY,
     chat_tokenizer,
     data_settings,
@@ -127,7 +128,7 @@ def test_full_masks_and_skips_are_allowed_or_refused(chat_target: Path, tmp_path
     load(chat_target, {"files": [write_lines(tmp_path / "b.jsonl", full, RECORDS["tokens"])]})
 
 
-def test_answers_that_carry_no_loss_are_refused_with_the_skips(tmp_path: Path) -> None:
+def test_an_answer_whose_first_token_joins_the_prompts_last_carries_no_loss(tmp_path: Path) -> None:
     # A byte tokenizer with one merge: "n" and "H" become one token, across the answer's edge.
     glued = write_tokenizer(tmp_path / "glued", CHATML.replace("\n", "n"))
     written = json.loads((glued / "tokenizer.json").read_text())
@@ -135,15 +136,17 @@ def test_answers_that_carry_no_loss_are_refused_with_the_skips(tmp_path: Path) -
     written["model"]["merges"] = [["n", "H"]]
     (glued / "tokenizer.json").write_text(json.dumps(written))
     path = write_lines(tmp_path / "a.jsonl", RECORDS["messages"])
+    alone = write_lines(tmp_path / "alone.jsonl", {"messages": TURNS[:2]})
     config = dataclasses.replace(CONFIG, vocab_size=VOCABULARY + 1)
-    settings = data_settings({"files": [path]})
-    (source,) = load_documents(settings, glued, config)
-    (document,) = source.documents
+    (source,) = load_documents(data_settings({"files": [path, alone]}), glued, config)
+    (document,), (skip,) = source.documents, source.skips
+    assert (skip.place, skip.reason) == (f"{alone}, line 1", "no token carries loss")
+    assert skip.detail == "a token runs across the edge of every answer"
     assert document.left_out == 1
     learnt = document.tokens[document.loss_mask].tolist()
     assert load_tokenizer(glued).decode(learnt, skip_special_tokens=False) == "Ciao<|im_end|>n"
     with pytest.raises(InputError, match=r"answers of 1 records carry no loss, .*line 1"):
-        load_documents(settings.model_copy(update={"skips": "refuse"}), glued, config)
+        load_documents(data_settings({"files": [path]}, skips="refuse"), glued, config)
 
 
 def test_texts_need_no_chat_template_and_conversations_do(tmp_path: Path) -> None:

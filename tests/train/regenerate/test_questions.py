@@ -15,7 +15,6 @@ from train.regenerate.questions import (
     find_user_turn,
     open_chats,
     read_question,
-    repeats_itself,
     settle,
 )
 
@@ -98,7 +97,17 @@ WORD = UserTurn("USER:", "ASSISTANT:", None, (*SPECIAL, "USER:"))
         (TOKEN, " Hm?\n<|im_end|>", "Hm?", "an empty or short question"),
         (TOKEN, "Why?? <s><|im_end|>", "Why?? <s>", "a question with a marker of the template"),
         (TOKEN, "Say USER: now<|im_end|>", "Say USER: now", None),
-        (TOKEN, "why " * 8 + "<|im_end|>", "why " * 7 + "why", "a question that repeats itself"),
+        # Of a token for each letter: 15, and 16 of which all 4-grams are one,
+        (TOKEN, "a" * 15 + "<|im_end|>", "a" * 15, None),
+        (TOKEN, "a" * 16 + "<|im_end|>", "a" * 16, "a question that repeats itself"),
+        # and 17 4-grams of which 9 and 8 are distinct.
+        (TOKEN, "abcdefghiabcdefghiab<|im_end|>", "abcdefghiabcdefghiab", None),
+        (
+            TOKEN,
+            "abcdefghabcdefghabcd<|im_end|>",
+            "abcdefghabcdefghabcd",
+            "a question that repeats itself",
+        ),
         (WORD, " Why is it so? ASSISTANT: Well", "Why is it so?", None),
         (WORD, " Why is it so?</s>", "Why is it so?", None),
         (WORD, " Why is it so?", "Why is it so?", "a question without an end"),
@@ -130,21 +139,6 @@ def test_an_opening_stands_where_the_template_has_the_users_words(
     author = open_chats(TOKENIZER, as_template(render), (END,), set(), settings)
     request = next(author.write(0))
     assert request.prompt == TOKENIZER.encode(opening, add_special_tokens=False).ids
-
-
-@pytest.mark.parametrize(
-    ("tokens", "repeats"),
-    [
-        ([7] * 15, False),
-        ([7] * 16, True),
-        ([*range(16)], False),
-        # 17 4-grams, of which 8 and 9 are distinct.
-        ([1, 2, 3, 4, 5, 6, 7, 8] * 2 + [1, 2, 3, 4], True),
-        ([1, 2, 3, 4, 5, 6, 7, 8, 9] * 2 + [1, 2], False),
-    ],
-)
-def test_what_goes_round_in_circles_repeats_itself(tokens: list[int], repeats: bool) -> None:
-    assert repeats_itself(tokens) == repeats
 
 
 def test_a_question_that_was_asked_before_ends_the_conversation() -> None:
