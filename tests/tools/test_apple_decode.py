@@ -68,13 +68,6 @@ def test_a_difference_is_a_tie_if_the_scores_behind_it_are_near(gap: float, ties
         assert (result["ties"], result["unexplained"]) == (ties, 1 - ties)
 
 
-def test_another_tree_of_the_same_beams_is_no_tie() -> None:
-    apples = SAME._replace(paths=SAME.paths - {(ROOT, 2, 3)})
-    result = compare_traces(decoded([9], 1, 0, SAME), decoded([9], 1, 0, apples), 3)
-    assert result["differences"] == [{"length": 4, "kind": "tree", "gap": None}]
-    assert (result["same_beams"], result["ties"], result["unexplained"]) == (1, 0, 1)
-
-
 def test_steps_are_compared_as_long_as_the_texts_are_one() -> None:
     later, parted = SAME._replace(length=6), SAME._replace(length=7)
     ours = decoded([9, 1, 2, 5], 3, 0, SAME, later, parted)
@@ -92,6 +85,8 @@ def test_whatever_no_tie_accounts_for_is_counted() -> None:
     assert largest_error(SAME, near) == 0.25
     tied = step(4, {"1": -0.5, "2": -1.0}, {"23": -1.5, "13": -1.5 - 1e-5})
     other = step(4, {"1": -0.5, "3": -0.75}, {"13": -1.5, "33": -2.0})
+    tree = SAME._replace(paths=SAME.paths - {(ROOT, 2, 3)})
+    assert find_difference(SAME, tree) == ("tree", None)
     ours = decoded([9, 1], 2, 0, SAME)
     rows = [
         compare_traces(ours, apple, prompt_length=3)
@@ -101,17 +96,18 @@ def test_whatever_no_tie_accounts_for_is_counted() -> None:
             decoded([9, 1], 3, 0, SAME),  # more calls without any reason
             decoded([9, 1], 3, 0, tied),
             decoded([9, 1], 2, 0, other),
+            decoded([9, 1], 2, 0, tree),
             decoded([9, 2], 2, 0, SAME),
         )
     ]
-    assert [row["unexplained"] for row in rows] == [0, 0, 1, 1, 1, 1]
+    assert [row["unexplained"] for row in rows] == [0, 0, 1, 1, 1, 1, 1]
     result = summarize(rows)
-    assert (result["prompts"], result["unexplained"], result["ties"]) == (6, 4, 0)
-    assert (result["same_text"], result["same_calls"]) == (5, 4)
-    assert (result["steps"], result["same_beams"], result["same_trees"]) == (6, 4, 5)
-    assert result["target_calls"] == {"ours": 12, "apple": 14}
+    assert (result["prompts"], result["unexplained"], result["ties"]) == (7, 5, 0)
+    assert (result["same_text"], result["same_calls"]) == (6, 5)
+    assert (result["steps"], result["same_beams"], result["same_trees"]) == (7, 5, 5)
+    assert result["target_calls"] == {"ours": 14, "apple": 16}
     line = describe(result | {"beam_width": 4, "draft_rounds": 2})
-    assert line.startswith("W=4 R=2: 5 of 6 texts the same; 12 and 14 target calls; of 6 compared,")
+    assert line.startswith("W=4 R=2: 6 of 7 texts the same; 14 and 16 target calls; of 7 compared,")
 
 
 def test_speeds_are_compared_pair_by_pair() -> None:

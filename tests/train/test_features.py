@@ -62,10 +62,11 @@ def test_features_are_what_the_target_says_of_every_token(
         for name in ("tokens", "segments")
     )
     there = segments > 0
+    count = int(there.sum())
     # Two layers and the last one, and 5 tokens with an id of 2 bytes each; where each row begins.
-    size = decimal(there.sum() * (3 * 16 * 2 + 5 * 4) + 8 * (len(tokens) + 1))
+    size = decimal(count * (3 * 16 * 2 + 5 * 4) + 8 * (len(tokens) + 1))
     folder = tmp_path / "features"
-    assert f"{there.sum():,} tokens take {size} in {folder}, of which {size} are to be" in said
+    assert f"{count:,} tokens take {size} in {folder}, of which {size} are to be" in said
     kept = load_file(folder / "00000.safetensors")
     np.testing.assert_array_equal(kept["starts"], np.cumsum([0, *there.sum(axis=1)]))
     decoder = load_target(target, "float32").merge()

@@ -1,4 +1,4 @@
-"""Batches are shuffled, mixed by weight, the same every time, and go on from a saved position."""
+"""Batches are shuffled, mixed by weight, and the same every time."""
 
 import time
 
@@ -37,18 +37,6 @@ def test_a_few_batches_are_read_ahead_however_large_they_are() -> None:
         seen = len(read)
         time.sleep(0.2)
     assert 4 <= len(read) <= 4 * 10
-
-
-def test_a_saved_position_goes_on_with_the_next_batch() -> None:
-    sources = [(examples(10), 1.0), (examples(7), 0.4)]
-    batches = make_batches(sources, 4, seed=0)
-    next(batches)
-    state = batches.get_state()
-    expected = [next(batches)["tokens"] for _ in range(4)]
-    resumed = make_batches(sources, 4, seed=0)
-    resumed.set_state(state)
-    for tokens in expected:
-        np.testing.assert_array_equal(next(resumed)["tokens"], tokens)
 
 
 @pytest.mark.parametrize(

@@ -63,10 +63,6 @@ def test_vicunas_answers_and_their_end_carry_loss() -> None:
     assert whole == "<s>" + render_vicuna(TURNS, False)
 
 
-def test_the_last_answer_alone_can_carry_loss(chatml: ChatTemplate) -> None:
-    assert learnt(encode(chatml, [*TURNS, TURNS[0]], LAST)) == "Ciao<|im_end|>\n"
-
-
 def slow_mask(tokens: list[int]) -> list[bool]:
     """Token by token: what follows the assistant's name is learnt, through the end of the turn."""
     opening = [IM_START, *chat_tokenizer().encode("assistant\n", add_special_tokens=False).ids]
@@ -117,10 +113,12 @@ def test_templates_that_are_not_prefix_stable_stop_the_run(tmp_path: Path, templ
             encode(loaded, TURNS, settings)
 
 
-def test_a_template_that_rewrites_earlier_turns_can_teach_the_last(tmp_path: Path) -> None:
+def test_the_last_answer_alone_may_carry_loss_where_earlier_turns_are_rewritten(
+    tmp_path: Path,
+) -> None:
     template = FORGETS.replace("loop.last", "loop.last and turn.role == 'assistant'")
     loaded = load_template(OWN, write_tokenizer(tmp_path, template), chat_tokenizer())
-    assert learnt(encode(loaded, [*TURNS[:2], *TURNS[:2]], LAST)) == "(thought)Hello\n"
+    assert learnt(encode(loaded, [*TURNS, TURNS[0]], LAST)) == "(thought)Ciao\n"
 
 
 def test_a_template_gets_its_arguments_and_may_refuse(tmp_path: Path) -> None:

@@ -134,16 +134,12 @@ def shown(row: Row) -> str:
 TWICE = chat("Hi", "a", "Bye", "b")["messages"]
 
 
-def test_a_row_goes_on_with_the_next_answer(speaker: Speaker) -> None:
-    (row,), left_out = answered(speaker, TWICE, "Hey<|im_end|>", "So long<|im_end|>")
-    assert shown(row) == ("<user\nHi>\n<assistant\n[Hey>]\n<user\nBye>\n<assistant\n[So long>]")
-    assert (row.answers, row.cut, left_out) == (2, 0, None)
-
-
-def test_the_end_of_a_cut_answer_carries_no_loss(speaker: Speaker) -> None:
-    (row,), _ = answered(speaker, TWICE, "He", "So<|im_end|>")
+def test_a_row_goes_on_with_the_next_answer_and_the_end_of_a_cut_one_carries_no_loss(
+    speaker: Speaker,
+) -> None:
+    (row,), left_out = answered(speaker, TWICE, "He", "So<|im_end|>")
     assert shown(row) == "<user\nHi>\n<assistant\n[He]>\n<user\nBye>\n<assistant\n[So>]"
-    assert row.cut == 1
+    assert (row.answers, row.cut, left_out) == (2, 1, None)
 
 
 def test_an_answer_that_is_spelt_otherwise_starts_a_row(speaker: Speaker) -> None:
