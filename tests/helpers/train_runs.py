@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from subprocess import Popen
-from typing import NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -20,16 +20,9 @@ from safetensors.numpy import load_file
 
 from train.__main__ import main
 
-
-class Said(NamedTuple):
-    """What a command printed."""
-
-    out: str
-    err: str
-
-
-# The fixture `start`: settings, words of the command line, and with `code=` its exit code.
-Start: TypeAlias = Callable[..., Said]
+# The fixture `start`: from settings, words of the command line, and with `code=` the exit code, to
+# what was printed.
+Start: TypeAlias = Callable[..., Any]
 
 
 def settings(target_folder: Path, output: Path, **changes: object) -> dict[str, object]:

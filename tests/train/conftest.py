@@ -1,11 +1,12 @@
 """Folders to train with, and `python -m train` in this process."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from chat_folders import write_tokenizer
 from tiny_folders import write_untrained_target
-from train_runs import Said, Start, run_train
+from train_runs import Start, run_train
 
 
 @pytest.fixture(scope="session")
@@ -26,10 +27,9 @@ def chat_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Start:
     """`run_train`, which must end with this exit code; what it printed."""
 
-    def run(values: dict[str, object], *words: str, code: object = 0) -> Said:
+    def run(values: dict[str, object], *words: str, code: object = 0) -> Any:
         ended = run_train(tmp_path, values, *words)
-        printed = capfd.readouterr()
-        said = Said(printed.out, printed.err)
+        said = capfd.readouterr()
         assert ended == code, said
         return said
 

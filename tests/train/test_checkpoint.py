@@ -71,3 +71,10 @@ def test_whatever_file_is_damaged_the_way_out_is_the_checkpoint_before(tmp_path:
         assert re.match(
             r"Checkpoint 2 in .* cannot be read \(.+\); mend that, or remove 2 to go on", refusal
         )
+
+
+def test_arrays_of_other_names_are_refused(tmp_path: Path) -> None:
+    save_step(tmp_path, 1)
+    sentence = "other names or shapes; use another output_dir"
+    with open_checkpoints(tmp_path, 2) as checkpoints, pytest.raises(InputError, match=sentence):
+        restore_latest(checkpoints, {"other": ARRAYS["kernel"]}, resume=True)

@@ -23,6 +23,10 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 UNSOFTENED = LossSettings()
 ROUNDS = 3
 B, T = 2, 11
+GENERATOR = np.random.default_rng(0)
+TOKENS = GENERATOR.integers(0, 29, (B, T)).astype(np.int32)
+MASK = GENERATOR.random((B, T)) < 0.7
+MASK[1, 8:] = False
 SOME = (1, 2, 3, 5, 7, 8, 11, 13, 17, 19, 20, 23, 27)
 SHAPE = DrafterConfig(29, 16, 20, 1)
 LENT = replace(SHAPE, head="target", draft_tokens=SOME)
@@ -38,15 +42,6 @@ def make_pair(shape: HeadConfig = SHAPE) -> tuple[Target, DraftModel]:
     target = init_target(config, 0)
     louder = jax.tree.map(lambda leaf: leaf * 12 if leaf.ndim == 2 else leaf, target.params)
     return type(target)(config, target.graphdef, louder), init_drafter(shape, 1)
-
-
-@pytest.fixture(scope="module")
-def batch():
-    generator = np.random.default_rng(0)
-    tokens = generator.integers(0, 29, (B, T)).astype(np.int32)
-    mask = generator.random((B, T)) < 0.7
-    mask[1, 8:] = False
-    return tokens, mask
 
 
 @partial(jax.jit, static_argnames="context_layers")
@@ -166,25 +161,23 @@ def sums_over_windows(
     ],
 )
 def test_sums_equal_a_loop_over_positions(
-    batch, shape: HeadConfig, chunk_length: int, softening: LossSettings
+    shape: HeadConfig, chunk_length: int, softening: LossSettings
 ) -> None:
-    tokens, mask = batch
     target, drafter = make_pair(shape)
-    hidden, _ = forward(target, tokens, context_layers=drafter.config.context_layers)
-    sums = sums_over_windows((target, drafter), hidden, tokens, mask, chunk_length, softening)
-    expected = brute_force(target, drafter, tokens, mask, softening)
+    hidden, _ = forward(target, TOKENS, context_layers=drafter.config.context_layers)
+    sums = sums_over_windows((target, drafter), hidden, TOKENS, MASK, chunk_length, softening)
+    expected = brute_force(target, drafter, TOKENS, MASK, softening)
     for name, value in expected.items():
         np.testing.assert_allclose(getattr(sums, name), value, rtol=2e-4, atol=1e-4, err_msg=name)
 
 
-def test_gradients_through_the_targets_projection_are_true_and_near_in_bfloat16(batch) -> None:
-    tokens, mask = batch
+def test_gradients_through_the_targets_projection_are_true_and_near_in_bfloat16() -> None:
     target, drafter = make_pair(LENT)
-    hidden, _ = forward(target, tokens)
+    hidden, _ = forward(target, TOKENS)
 
     def loss(params: Any, weights: Any) -> jax.Array:
         pair = replace(target, params=weights), replace(drafter, params=params)
-        return sums_over_windows(pair, hidden, tokens, mask, 4).hard.sum() / mask.sum()
+        return sums_over_windows(pair, hidden, TOKENS, MASK, 4).hard.sum() / MASK.sum()
 
     rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), target.params)
     widened = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), rounded)
@@ -195,8 +188,8 @@ def test_gradients_through_the_targets_projection_are_true_and_near_in_bfloat16(
     assert 0 < jnp.linalg.norm(near - true) < 0.02 * jnp.linalg.norm(true)
 
 
-def test_documents_that_share_a_row_are_as_if_alone(batch) -> None:
-    (tokens, _), (mask, _) = batch
+def test_documents_that_share_a_row_are_as_if_alone() -> None:
+    tokens, mask = TOKENS[0], MASK[0]
     parts = [slice(0, 4), slice(4, 5), slice(5, 9)]  # and two tokens of padding
     segments = np.zeros((1, T), np.int32)
     for number, part in enumerate(parts, start=1):

@@ -15,7 +15,7 @@ from chat_folders import (
     write_tokenizer,
 )
 from tiny_models import random_drafter, random_target
-from train_runs import settings
+from train_runs import settings, trial
 
 from redrafter_jax.checkpoints.huggingface import load_drafter
 from redrafter_jax.config import DrafterConfig
@@ -24,13 +24,12 @@ from train.config import AcceptanceSettings, TrainSettings
 from train.trial import Best, Trial, keep_best, plan_trial
 
 
-def trial(folder: Path, chats: bool, template: str | None = CHATML, **changes: Any) -> Trial:
-    acceptance = {"every": 1, "prompts": write_lines(folder / "prompts.jsonl", {"prompt": "Hi"})}
+def planned(folder: Path, chats: bool, template: str | None = CHATML, **changes: Any) -> Trial:
     target = write_tokenizer(folder / "target", template)
-    values = settings(target, folder, acceptance=acceptance | changes)
-    planned = plan_trial(TrainSettings.model_validate(values), CONFIG, None, chats)
-    assert planned is not None
-    return planned(random_target(CONFIG))
+    values = settings(target, folder, acceptance=trial(folder, "Hi", **changes))
+    prepare = plan_trial(TrainSettings.model_validate(values), CONFIG, None, chats)
+    assert prepare is not None
+    return prepare(random_target(CONFIG))
 
 
 @pytest.mark.parametrize(
@@ -46,7 +45,7 @@ def trial(folder: Path, chats: bool, template: str | None = CHATML, **changes: A
 def test_prompts_are_a_users_turns_for_chat_data_and_for_chat_models(
     tmp_path: Path, chats: bool, template: str | None, stated: bool | None, turn: bool
 ) -> None:
-    tried = trial(tmp_path, chats, template, chat=stated)
+    tried = planned(tmp_path, chats, template, chat=stated)
     asked = chat_tokenizer().decode(tried.rows[0], skip_special_tokens=False)
     if not turn:
         assert (asked, tried.stop_tokens) == ("<s>Hi", ())
@@ -58,7 +57,7 @@ def test_prompts_are_a_users_turns_for_chat_data_and_for_chat_models(
 @pytest.mark.parametrize("turns", [1, "all"])
 def test_a_second_turn_stands_behind_the_targets_own_answer(tmp_path: Path, turns: Any) -> None:
     prompts = write_lines(tmp_path / "question.jsonl", {"turns": ["Hi", "Bye"]})
-    tried = trial(tmp_path, False, prompts=prompts, turns=turns, max_new_tokens=4)
+    tried = planned(tmp_path, False, prompts=prompts, turns=turns)
     first, *later = (chat_tokenizer().decode(row, skip_special_tokens=False) for row in tried.rows)
     assert first == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     second = "<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n"
