@@ -5,6 +5,7 @@ import re
 import shutil
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -73,8 +74,11 @@ def test_whatever_file_is_damaged_the_way_out_is_the_checkpoint_before(tmp_path:
         )
 
 
-def test_arrays_of_other_names_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("like", [{"kernel": jnp.zeros((4, 4))}, {"other": ARRAYS["kernel"]}])
+def test_arrays_of_other_names_or_shapes_are_refused(
+    tmp_path: Path, like: dict[str, jax.Array]
+) -> None:
     save_step(tmp_path, 1)
-    sentence = "other names or shapes; use another output_dir"
+    sentence = "does not fit these settings: .* other names or shapes; use another output_dir"
     with open_checkpoints(tmp_path, 2) as checkpoints, pytest.raises(InputError, match=sentence):
-        restore_latest(checkpoints, {"other": ARRAYS["kernel"]}, resume=True)
+        restore_latest(checkpoints, like, resume=True)

@@ -206,7 +206,6 @@ def test_medusa_heads_are_trained_tried_and_kept_as_they_are_at_that_step(
         ({"resume": "never"}, "already holds checkpoint 40"),
         ({"steps": 20}, "settings for steps; steps may only grow, once all 40 are taken; use"),
         ({"seed": 1}, "holds a run with other settings for seed; use another output_dir"),
-        ({"drafter": {"exit_dim": 24}}, "does not fit these settings"),
     ],
 )
 def test_a_folder_with_another_run_is_refused(
