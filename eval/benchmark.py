@@ -17,7 +17,7 @@ from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import place
 from redrafter_jax.progress import track
 from redrafter_jax.requests import Batch, prepare
-from redrafter_jax.text.prompts import Asked
+from redrafter_jax.text.prompts import EncodedPrompts
 from redrafter_jax.types import Requests
 
 from .config import RowSettings
@@ -81,7 +81,7 @@ class Turn(NamedTuple):
 
 
 def make_batches(
-    asked: Asked, batch_size: int | None, sampling: SamplingConfig, rows: RowSettings
+    asked: EncodedPrompts, batch_size: int | None, sampling: SamplingConfig, rows: RowSettings
 ) -> list[Batch]:
     """The rows in their order, the last batch as small as it comes; seeds count prompts.
 

@@ -22,7 +22,7 @@ from redrafter_jax.parallel.collectives import MODEL
 from redrafter_jax.parallel.mesh import data_shards
 from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.progress import progress
-from redrafter_jax.text.prompts import Asked
+from redrafter_jax.text.prompts import EncodedPrompts
 
 from . import speed
 from .abstract import bytes_of
@@ -116,7 +116,7 @@ def compare(settings: CompareSettings) -> None:
 
 
 def _identify(
-    settings: CompareSettings, asked: Asked, models: Mapping[str, Found]
+    settings: CompareSettings, asked: EncodedPrompts, models: Mapping[str, Found]
 ) -> dict[str, Any]:
     """All that measurements depend on: digests of prompts and models, settings, the machine."""
     given = {"target", "drafters", "prompts", "prompt_count", "report_dir", "repeats", "warm_ups"}
@@ -166,7 +166,7 @@ def _load_methods(
 def _time_the_rest(
     settings: CompareSettings,
     methods: Mapping[str, Method],
-    asked: Sequence[Asked],
+    asked: Sequence[EncodedPrompts],
     measured: Measured,
 ) -> str:
     """Time the turns that are not measured yet; how many were, in words, "" if none."""

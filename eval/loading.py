@@ -22,10 +22,10 @@ from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.progress import track
 from redrafter_jax.text.chat_template import ChatTemplate, load_template
 from redrafter_jax.text.prompts import (
-    Asked,
-    Asking,
-    ask,
-    ask_later_turns,
+    EncodedPrompts,
+    PromptEncoding,
+    encode_later_turns,
+    encode_prompts,
     read_prompts,
     rows_decoded,
     tokenize_to_length,
@@ -36,7 +36,7 @@ from .benchmark import Method, decode_batch, make_batches
 from .config import AcceptanceSettings, EvalSettings, RowSettings, TargetSettings, TuneSettings
 
 Texts = Sequence[Sequence[int]]
-Answer = Callable[[Asked], Texts]
+Answer = Callable[[EncodedPrompts], Texts]
 
 
 class FoundTarget(NamedTuple):
@@ -65,17 +65,17 @@ def find(settings: TargetSettings) -> FoundTarget:
 class Questions(NamedTuple):
     """What a target is asked in first turns, and how it will be in later ones."""
 
-    how: Asking
+    how: PromptEncoding
     rows: RowSettings
     batch_size: int | None
-    first: Asked
+    first: EncodedPrompts
 
     def under(
         self,
         target: Target,
         sampling: SamplingConfig,
-        recall: Callable[[Answer, Asked], Texts] | None = None,
-    ) -> Asked:
+        recall: Callable[[Answer, EncodedPrompts], Texts] | None = None,
+    ) -> EncodedPrompts:
         """The later turns too, behind the baseline's own answers, and the stop tokens that count.
 
         Answers may be recalled instead of being decoded.
@@ -84,14 +84,14 @@ class Questions(NamedTuple):
           InputError: a later turn does not fit behind the answers before it.
         """
 
-        def answer(asked: Asked) -> Texts:
+        def answer(asked: EncodedPrompts) -> Texts:
             batches = make_batches(asked, self.batch_size, sampling, self.rows)
             work = track(batches, len(batches), f"answer turn {asked.turns[0]} for the next")
             method = Method(target, RootOnly())
             return [row for batch in work for row in decode_batch(method, batch).tokens]
 
         either = answer if recall is None else partial(recall, answer)
-        whole = ask_later_turns(self.how, self.first, either)
+        whole = encode_later_turns(self.how, self.first, either)
         return whole._replace(stop_tokens=()) if self.rows.stop == "never" else whole
 
 
@@ -113,9 +113,9 @@ def ask_target(
     for count in rows_decoded(prompts):
         _check_batches(count, batch_size, found.mesh)
     limit, stops = rows.max_new_tokens, found.target.eos_token_ids
-    how = Asking(found.template, found.tokenizer, stops, limit, positions)
+    how = PromptEncoding(found.template, found.tokenizer, stops, limit, positions)
     if lengths is None:
-        return Questions(how, rows, batch_size, ask(how, prompts))
+        return Questions(how, rows, batch_size, encode_prompts(how, prompts))
     if max(lengths) + limit > positions:
         raise InputError(
             f"prompt_tokens={max(lengths)} and max_new_tokens={limit} make {max(lengths) + limit} "
@@ -127,7 +127,7 @@ def ask_target(
         tokenize_to_length(source, found.tokenizer, row, lengths[row % len(lengths)])
         for row in range(len(prompts))
     ]
-    asked = Asked(prompts, [1] * len(prompts), token_rows, "none", stops)
+    asked = EncodedPrompts(prompts, [1] * len(prompts), token_rows, "none", stops)
     return Questions(how, rows, batch_size, asked)
 
 
@@ -135,7 +135,7 @@ def load(
     settings: EvalSettings | AcceptanceSettings | TuneSettings,
     drafts: Sequence[DraftConfig],
     batch_size: int | None,
-) -> tuple[Target, Callable[[SamplingConfig], Asked]]:
+) -> tuple[Target, Callable[[SamplingConfig], EncodedPrompts]]:
     """Check everything that the settings name, make the folder of the report, load the target.
 
     Returns:

@@ -15,7 +15,7 @@ import numpy as np
 
 from redrafter_jax.errors import InputError
 from redrafter_jax.parallel.processes import is_first, read_lines
-from redrafter_jax.text.prompts import Asked
+from redrafter_jax.text.prompts import EncodedPrompts
 
 from .benchmark import Run, Turn
 from .loading import Answer, Texts
@@ -38,7 +38,7 @@ class Measured(NamedTuple):
     answers: dict[tuple[int, int], Texts]
     turns: dict[int, list[Turn]]
 
-    def answer(self, sampling: int, decode: Answer, asked: Asked) -> Texts:
+    def answer(self, sampling: int, decode: Answer, asked: EncodedPrompts) -> Texts:
         """The answers to a turn, which are decoded and added to the file if they are new."""
         turn = asked.turns[0]
         if (sampling, turn) not in self.answers:

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from redrafter_jax.acceptance import acceptance_length, acceptance_rate_per_depth
-from redrafter_jax.text.prompts import Asked
+from redrafter_jax.text.prompts import EncodedPrompts
 
 from .benchmark import Run
 
@@ -54,7 +54,7 @@ def count_accepted(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def describe_answers(asked: Asked, texts: Sequence[Sequence[int]]) -> dict[str, Any]:
+def describe_answers(asked: EncodedPrompts, texts: Sequence[Sequence[int]]) -> dict[str, Any]:
     """What a report says of the questions and of the baseline's answers.
 
     Each text has at least one new token.

@@ -19,7 +19,7 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.progress import track
-from redrafter_jax.text.prompts import Asked
+from redrafter_jax.text.prompts import EncodedPrompts
 
 from . import metrics
 from .benchmark import Batch, Method, Run, decode_batch, make_batches
@@ -40,7 +40,7 @@ DEFINITIONS = (
 )
 
 
-class Compared(NamedTuple):
+class ComparedBatch(NamedTuple):
     """One batch decoded both ways; `divergences` has an entry per row, None for equal texts."""
 
     speculative: Run
@@ -69,14 +69,14 @@ def check_parity(settings: ParitySettings) -> None:
         target = load_target(settings.target, dtype, found.mesh)
         drafter = load_drafter(settings.drafter, dtype, found.mesh)
         tolerance = getattr(settings.tolerance, dtype)
-        asked: dict[str, Asked] = {}
+        asked: dict[str, EncodedPrompts] = {}
         work: list[tuple[str, Batch]] = []
         for name, case in settings.cases.items():
             with _case(name):
                 asked[name] = questions[name].under(target, case.sampling)
             batches = make_batches(asked[name], case.batch_size, case.sampling, case)
             work += [(name, batch) for batch in batches]
-        compared: dict[str, list[Compared]] = {name: [] for name in settings.cases}
+        compared: dict[str, list[ComparedBatch]] = {name: [] for name in settings.cases}
         for name, batch in track(work, len(work), f"decode in {dtype}"):
             draft = settings.cases[name].draft
             compared[name].append(compare_batch(target, drafter, draft, batch, tolerance))
@@ -112,7 +112,7 @@ def _case(name: str) -> Generator[None]:
 
 def compare_batch(
     target: Target, drafter: DraftModel, draft: DraftConfig, batch: Batch, tolerance: float
-) -> Compared:
+) -> ComparedBatch:
     """Decode a batch both ways; where texts part, decode it again to see why."""
     bound = bind_drafter(drafter, draft)
     methods = (Method(target, RootOnly()), Method(target, bound))
@@ -135,7 +135,7 @@ def compare_batch(
             "speculative_token": other,
             **explain(alone, in_tree, token, other, tolerance)._asdict(),
         }
-    return Compared(speculative, baseline, divergences)
+    return ComparedBatch(speculative, baseline, divergences)
 
 
 def _token_at(run: Run, place: Place) -> int | None:
@@ -143,7 +143,9 @@ def _token_at(run: Run, place: Place) -> int | None:
     return row[place.position] if place.position < len(row) else None
 
 
-def _measure(asked: Asked, draft: DraftConfig, compared: Sequence[Compared]) -> dict[str, Any]:
+def _measure(
+    asked: EncodedPrompts, draft: DraftConfig, compared: Sequence[ComparedBatch]
+) -> dict[str, Any]:
     """What `parity.json` says of one case in one dtype."""
     rows = [divergence for one in compared for divergence in one.divergences]
     divergences: list[dict[str, Any]] = [

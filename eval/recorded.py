@@ -23,7 +23,7 @@ from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.drafters.tree import matching_paths
 from redrafter_jax.models.target import Target
 from redrafter_jax.progress import track
-from redrafter_jax.text.prompts import Asked
+from redrafter_jax.text.prompts import EncodedPrompts
 from redrafter_jax.types import DecodeState, DecodeStats, KVCache, Sampling
 
 from .benchmark import Method, decode_batch, make_batches, prepare_batch
@@ -35,7 +35,7 @@ _ROWS = 32
 _NOWHERE = np.iinfo(np.int32).max
 
 
-class Recorded(NamedTuple):
+class RecordedBatch(NamedTuple):
     """Texts, prompts included, and what the target saw at their tokens.
 
     Attributes:
@@ -59,7 +59,7 @@ class Recording(NamedTuple):
     The last prompt stands in for those that the last batch lacks.
     """
 
-    batches: list[Recorded]
+    batches: list[RecordedBatch]
     answers: list[list[int]]
 
     @property
@@ -70,7 +70,7 @@ class Recording(NamedTuple):
 
 def record(
     target: Target,
-    asked: Asked,
+    asked: EncodedPrompts,
     sampling: SamplingConfig,
     rows: RowSettings,
     context_layers: tuple[int, ...],
@@ -100,7 +100,7 @@ def record(
         texts = jnp.asarray(tokens)
         hidden = _hidden_states(target, texts, context_layers=context_layers)
         recorded.append(
-            Recorded(texts, jnp.asarray(prompts), jnp.asarray(ends), hidden, request.sampling)
+            RecordedBatch(texts, jnp.asarray(prompts), jnp.asarray(ends), hidden, request.sampling)
         )
         answers += own
     return Recording(recorded, answers[:count])
@@ -205,7 +205,7 @@ def _nodes_needed(
 
 @partial(jax.jit, static_argnames=("count", "rounds"))
 def _read_drafts(
-    target: Target, drafter: Drafter, recorded: Recorded, count: int, rounds: tuple[int, ...]
+    target: Target, drafter: Drafter, recorded: RecordedBatch, count: int, rounds: tuple[int, ...]
 ) -> Int[Array, "new B X D"]:
     decoder, P = target.merge(), drafter.max_path
     prepared = drafter.prepare(decoder)

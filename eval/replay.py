@@ -20,7 +20,7 @@ from redrafter_jax.sampling import draw_noise, filter_logits
 from redrafter_jax.types import DecodeState, Requests, Sampling, TokenTree
 
 from .benchmark import Batch, Method, prepare_batch
-from .step_parts import begin
+from .step_parts import begin_step
 
 
 class Place(NamedTuple):
@@ -30,7 +30,7 @@ class Place(NamedTuple):
     position: int
 
 
-class Seen(NamedTuple):
+class TokenScores(NamedTuple):
     """What one method chose a token from.
 
     Attributes:
@@ -84,7 +84,7 @@ EXPLANATION = {
 
 def replay(
     method: Method, batch: Batch, texts: Sequence[Sequence[int]], places: Sequence[Place]
-) -> list[Seen | None]:
+) -> list[TokenScores | None]:
     """What the method saw at each place, of the same programs on arrays of the same shapes.
 
     None where the text has ended, or where it is no path of the tree that was drafted. The texts
@@ -95,9 +95,9 @@ def replay(
     prompts = np.asarray([len(prompt) for prompt in batch.prompts])
     state, steps = start(*method, batch)
     sampling = to_host(state.sampling)
-    looked = _look_at_first(method.target, prepare_batch(method, batch))
+    looked = _score_first(method.target, prepare_batch(method, batch))
     before = np.zeros_like(prompts)
-    seen: dict[Place, Seen | None] = {}
+    seen: dict[Place, TokenScores | None] = {}
     for _ in range(steps + 1):
         # New tokens decided so far; the first one by prefill.
         decided = to_host(state.cache.lengths) + 1 - prompts
@@ -109,14 +109,14 @@ def replay(
         if len(seen) == len(places):
             break
         before = decided
-        looked = _look(method.target, method.drafter, state)
+        looked = _score_step(method.target, method.drafter, state)
         state = decode(method.target, method.drafter, state, 1)
     return [seen.get(place) for place in places]
 
 
 def explain(
-    baseline: Seen | None,
-    speculative: Seen | None,
+    baseline: TokenScores | None,
+    speculative: TokenScores | None,
     token: int | None,
     speculative_token: int | None,
     tolerance: float,
@@ -153,7 +153,7 @@ def explain(
     )
 
 
-class _Looked(NamedTuple):
+class _NodeScores(NamedTuple):
     """What a step chooses from at every node of every row, on the device."""
 
     tree: TokenTree
@@ -164,44 +164,46 @@ class _Looked(NamedTuple):
 
 @jax.jit
 @per_shard
-def _look(target: Target, drafter: Drafter, state: DecodeState) -> _Looked:
+def _score_step(target: Target, drafter: Drafter, state: DecodeState) -> _NodeScores:
     """A decode step up to its choice."""
-    noise, tree, verified = begin(target, drafter, state)
-    return _score(tree, verified.logits, noise, state.sampling)
+    noise, tree, verified = begin_step(target, drafter, state)
+    return _score_nodes(tree, verified.logits, noise, state.sampling)
 
 
 @jax.jit
 @per_shard
-def _look_at_first(target: Target, requests: Requests) -> _Looked:
+def _score_first(target: Target, requests: Requests) -> _NodeScores:
     """`prefill` up to its choice."""
     last, _ = read_requests(target, requests)
     logits = target.merge().logits(last[:, None])
     noise = draw_noise(requests.sampling, requests.lengths, 1, target.config.vocab_size)
-    return _score(root_tree(requests.lengths), logits, noise, requests.sampling)
+    return _score_nodes(root_tree(requests.lengths), logits, noise, requests.sampling)
 
 
-def _score(
+def _score_nodes(
     tree: TokenTree,
     logits: Float[Array, "B N part"],
     noise: Float[Array, "B P V"],
     sampling: Sampling,
-) -> _Looked:
+) -> _NodeScores:
     V = noise.shape[-1]
     at_nodes = jnp.take_along_axis(noise, tree.depth[..., None], axis=1)
     scores = all_gather(filter_logits(logits, sampling, V), V) + at_nodes
-    return _Looked(tree, all_gather(logits, V), at_nodes, scores)
+    return _NodeScores(tree, all_gather(logits, V), at_nodes, scores)
 
 
-def _at(looked: Any, sampling: Sampling, row: int, drafted: Sequence[int]) -> Seen | None:
+def _at(looked: Any, sampling: Sampling, row: int, drafted: Sequence[int]) -> TokenScores | None:
     """What was seen at the node that these tokens below the root lead to."""
-    node = follow(looked.tree.tokens[row], looked.tree.parents[row], drafted)
+    node = find_node(looked.tree.tokens[row], looked.tree.parents[row], drafted)
     if node is None:
         return None
     logits, noise, scores = (array[row, node] for array in looked[1:])
-    return Seen(logits, noise, scores, jax.tree.map(lambda leaf: leaf[row : row + 1], sampling))
+    return TokenScores(
+        logits, noise, scores, jax.tree.map(lambda leaf: leaf[row : row + 1], sampling)
+    )
 
 
-def follow(
+def find_node(
     tokens: Int[np.ndarray, " N"], parents: Int[np.ndarray, " N"], text: Sequence[int]
 ) -> int | None:
     """The node whose path below the root spells the text; None if the tree has no such path."""
@@ -215,7 +217,7 @@ def follow(
     return node
 
 
-def _nearly_kept(seen: Seen, chosen: int, other: int, tolerance: float) -> bool:
+def _nearly_kept(seen: TokenScores, chosen: int, other: int, tolerance: float) -> bool:
     """Whether rounding alone may have made a filter drop `other`, which would have won else."""
     if np.isfinite(seen.scores[other]):
         return False

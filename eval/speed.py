@@ -15,7 +15,7 @@ from redrafter_jax.config import SamplingConfig
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.progress import track
-from redrafter_jax.text.prompts import Asked
+from redrafter_jax.text.prompts import EncodedPrompts
 
 from . import metrics
 from .benchmark import Method, Run, Turn, make_batches, measure, warm_up
@@ -93,7 +93,7 @@ def measure_speed(settings: EvalSettings) -> None:
 
 def time_methods(
     methods: Mapping[str, Method],
-    asked: Asked,
+    asked: EncodedPrompts,
     sampling: SamplingConfig,
     batch_size: int,
     settings: EvalSettings | TuneSettings,
@@ -107,7 +107,7 @@ def time_methods(
     return summarize(asked, batch_size, timed)
 
 
-def summarize(asked: Asked, batch_size: int, turns: Sequence[Turn]) -> dict[str, Any]:
+def summarize(asked: EncodedPrompts, batch_size: int, turns: Sequence[Turn]) -> dict[str, Any]:
     """The measures of every method: over all prompts, per category, and of each prompt."""
     prompts = asked.prompts
 

@@ -15,7 +15,7 @@ from .config import TuneSettings
 from .step_parts import time_parts
 
 
-class Timed(NamedTuple):
+class TimedTree(NamedTuple):
     """A tree's step, and propose of it: medians, in steps of the baseline timed in turns."""
 
     draft: DraftConfig
@@ -48,7 +48,7 @@ def time_steps(
     slots: int,
     cached: int,
     settings: TuneSettings,
-) -> list[list[Timed]]:
+) -> list[list[TimedTree]]:
     """The trees' steps on a cache as decoding has it; for every sampling of the settings a list.
 
     All are timed in turns: a slow second of the machine does not fall upon one tree alone. Each row
@@ -68,7 +68,7 @@ def time_steps(
     )
     return [
         [
-            Timed(
+            TimedTree(
                 draft,
                 propose=float(np.median(seconds["propose"] / seconds["baseline"])),
                 step=float(np.median(seconds["step"] / seconds["baseline"])),
@@ -79,7 +79,7 @@ def time_steps(
     ]
 
 
-def predict(timed: Sequence[Timed], draft: DraftConfig) -> float:
+def predict(timed: Sequence[TimedTree], draft: DraftConfig) -> float:
     """A tree's step in baseline steps.
 
     Drafting costs a constant, in which the first round is, for it has one beam; an amount per later

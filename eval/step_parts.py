@@ -33,7 +33,7 @@ StepPart = Literal["propose", "verify", "finish", "noise"]
 Timing = Literal[StepPart, "step", "baseline"]
 
 
-class Between(NamedTuple):
+class StepArrays(NamedTuple):
     """What the parts of one step hand on to each other."""
 
     noise: Float[Array, "B P V"]
@@ -41,24 +41,24 @@ class Between(NamedTuple):
     verified: Verified
 
 
-def begin(target: Target, drafter: Drafter, state: DecodeState) -> Between:
+def begin_step(target: Target, drafter: Drafter, state: DecodeState) -> StepArrays:
     """A step up to what is left for `finish`."""
     decoder = target.merge()
     noise = step_noise(state, drafter.max_path, target.config.vocab_size)
     tree = drafter.prepare(decoder).propose(decoder, state, noise)
     verified = verify(decoder, tree, state.cache, drafter.context_layers)
-    return Between(noise, tree, verified)
+    return StepArrays(noise, tree, verified)
 
 
 @dataclass
-class HandedOn:
+class DrafterBuffers:
     """What the runs of one drafter hand on to each other, donated to each: its state first.
 
     Nothing has passed between the parts before the first of them has run.
     """
 
     drafter: Any
-    between: Between | None = None
+    between: StepArrays | None = None
 
 
 @partial(jax.jit, static_argnames=("part", "turns"), donate_argnames=("state", "between"))
@@ -66,12 +66,12 @@ def run_part(
     target: Target,
     drafter: Drafter,
     state: DecodeState,
-    between: Between,
+    between: StepArrays,
     zero: Int[Array, ""],
     *,
     part: StepPart,
     turns: int,
-) -> tuple[DecodeState, Between]:
+) -> tuple[DecodeState, StepArrays]:
     """The part so many times on the same arrays, which come back with what its last turn wrote.
 
     `state` and `between`, from `begin`, are donated. Only `finish` changes the state: give it rows
@@ -81,8 +81,8 @@ def run_part(
     prepared = drafter.prepare(decoder)
 
     def turn(
-        carry: tuple[DecodeState, Between], none: Int[Array, ""]
-    ) -> tuple[DecodeState, Between]:
+        carry: tuple[DecodeState, StepArrays], none: Int[Array, ""]
+    ) -> tuple[DecodeState, StepArrays]:
         state, (noise, tree, verified) = carry
         # Numbers that every part begins with, as if they differed from turn to turn.
         lengths, tokens = state.cache.lengths + none, tree.tokens + none
@@ -102,7 +102,7 @@ def run_part(
             warm = state.sampling._replace(temperature=state.sampling.temperature + none)
             after, trace = finish(state._replace(sampling=warm), varied, verified, noise)
             state = after._replace(drafter=drafter.observe(state.drafter, verified, trace))
-        return state, Between(noise, tree, verified)
+        return state, StepArrays(noise, tree, verified)
 
     return repeat(turn, (state, between), turns, zero)
 
@@ -120,7 +120,7 @@ class Runs:
     cached: int
 
     def seconds(
-        self, part: Timing, turns: int, drafter: Drafter, handed: HandedOn, sampling: Sampling
+        self, part: Timing, turns: int, drafter: Drafter, handed: DrafterBuffers, sampling: Sampling
     ) -> float:
         """Of one turn in a run of so many; `handed` is what the drafter's last run handed on."""
         state = set_back(self.state, self.cached, drafter, sampling, done=part == "finish")
@@ -130,7 +130,7 @@ class Runs:
             state = decode(self.target, drafter, state, turns)
         else:
             if handed.between is None:
-                handed.between = empty_like(begin, self.target, drafter, state)
+                handed.between = empty_like(begin_step, self.target, drafter, state)
             zero = jax.block_until_ready(jnp.int32(0))
             started = time.perf_counter()
             state, handed.between = run_part(
@@ -167,7 +167,7 @@ def time_parts(
     dtype = runs.state.cache.keys[0].dtype
     hidden = jax.random.normal(jax.random.key(3), (batch_size, width), dtype)
     # Copied, because the state is donated.
-    handed = [HandedOn(jax.tree.map(jnp.copy, drafter.init(hidden))) for drafter in drafters]
+    handed = [DrafterBuffers(jax.tree.map(jnp.copy, drafter.init(hidden))) for drafter in drafters]
 
     def key(place: int, row: int, part: Timing) -> tuple[int, int, Timing]:
         # The baseline beside all drafters is one.
@@ -178,7 +178,7 @@ def time_parts(
         enumerate(samplings), enumerate(drafters), turns
     ):
         sampling = prepare(target.config, Batch([[0]] * batch_size, 1, config), 1)[0].sampling
-        own = (RootOnly(), HandedOn(())) if part == "baseline" else (drafter, handed[row])
+        own = (RootOnly(), DrafterBuffers(())) if part == "baseline" else (drafter, handed[row])
         timers[key(place, row, part)] = partial(runs.seconds, part, turns[part], *own, sampling)
 
     def take(repeats: int, what: str) -> Iterator[tuple[tuple[int, int, Timing], float]]:

@@ -26,7 +26,7 @@ from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.progress import track
-from redrafter_jax.text.prompts import Asked
+from redrafter_jax.text.prompts import EncodedPrompts
 
 from .benchmark import Method
 from .config import TuneSettings
@@ -41,7 +41,7 @@ from .report import (
     write_report,
 )
 from .speed import BASELINE, time_methods
-from .step_costs import Timed, predict, spread, time_steps
+from .step_costs import TimedTree, predict, spread, time_steps
 from .step_parts import room_for
 from .tree_grid import build_all
 
@@ -151,7 +151,7 @@ def tune(settings: TuneSettings) -> None:
 def rank(
     recording: Recording,
     counts: Mapping[DraftConfig, Int[np.ndarray, "prompts _"]],
-    timed: Sequence[Timed],
+    timed: Sequence[TimedTree],
     batch_size: int,
 ) -> list[Candidate]:
     """Every tree with its predicted speed-up, the fastest first."""
@@ -211,7 +211,7 @@ def _output(settings: TuneSettings) -> Path:
 
 
 def _record(
-    target: Target, drafter: DraftModel, asked: Sequence[Asked], settings: TuneSettings
+    target: Target, drafter: DraftModel, asked: Sequence[EncodedPrompts], settings: TuneSettings
 ) -> list[Recording]:
     """The answers under each sampling.
 
@@ -236,7 +236,7 @@ def _record(
 def _measure(
     target: Target,
     drafter: DraftModel,
-    asked: Asked,
+    asked: EncodedPrompts,
     finalists: Sequence[Candidate],
     batch_size: int,
     sampling: SamplingConfig,

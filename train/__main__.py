@@ -41,7 +41,7 @@ def _train() -> None:
         from redrafter_jax.settings.arguments import parse_settings
 
         from .config import TrainSettings
-        from .data.report import say
+        from .data.report import print_line
         from .loop import train
     settings = parse_settings(
         TrainSettings,
@@ -54,16 +54,18 @@ def _train() -> None:
     console = Console(quiet=not is_first())
     outcome = train(settings, console)
     if outcome.best is not None:
-        say(
+        print_line(
             console,
             f"best drafter, acceptance length {outcome.best.acceptance_length:.2f} at step "
             f"{outcome.best.step}: {settings.output_dir / 'best'}",
         )
     if outcome.exported is not None:
-        say(console, f"drafter written to {outcome.exported}")
+        print_line(console, f"drafter written to {outcome.exported}")
     if outcome.stopped_by is not None:
         goes_on = "" if outcome.exported else "; the same command goes on"
-        say(console, f"stopped by {outcome.stopped_by.name} after step {outcome.step}{goes_on}")
+        print_line(
+            console, f"stopped by {outcome.stopped_by.name} after step {outcome.step}{goes_on}"
+        )
     if outcome.stopped_by is signal.SIGINT:
         sys.exit(130)
 

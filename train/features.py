@@ -40,7 +40,7 @@ from redrafter_jax.settings.arguments import parse_settings
 from .config import TrainSettings
 from .data.batches import Batch, place_batch
 from .data.features import FeatureIndex, read_index, shard_path
-from .data.report import print_report, say
+from .data.report import print_line, print_report
 from .data.types import Windows
 from .loss import TopTokens
 from .setup import digest_rows, load_sources
@@ -103,7 +103,7 @@ def features(arguments: Sequence[str]) -> None:
         rows = Windows(*(np.concatenate(part) for part in zip(*windows, strict=True)))
         write_shards(folder, index, left, target, rows, settings.loss.chunk_length)
     wait_for_all("features")
-    say(console, f"features of {lengths.sum():,} tokens in {folder}")
+    print_line(console, f"features of {lengths.sum():,} tokens in {folder}")
 
 
 def plan(
@@ -170,7 +170,7 @@ def tell_size(
         for first, end in pairwise(index.shards)
     ]
     needed, free = sum(sizes[shard] for shard in left), shutil.disk_usage(folder).free
-    say(
+    print_line(
         console,
         f"{lengths.sum():,} tokens take {decimal(sum(sizes))} in {folder}, of which "
         f"{decimal(needed)} are to be written; {decimal(free)} are free",

@@ -19,7 +19,7 @@ from tensorboardX.summary import scalar
 from redrafter_jax.checkpoints.config_files import write_whole
 from redrafter_jax.errors import InputError
 
-from .data.report import say
+from .data.report import print_line
 from .step import StepMetrics
 
 # Generated code, whose names type checkers do not see.
@@ -101,7 +101,7 @@ class Screen(Progress):
         """Where there is no terminal, print what was shown last if it is due or long ago."""
         quiet = time.monotonic() - self._told > _QUIET
         if self._line and (due or quiet) and not self.console.is_terminal:
-            say(self.console, self._line)
+            print_line(self.console, self._line)
             self._line, self._told = "", time.monotonic()
 
 

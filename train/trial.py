@@ -25,10 +25,10 @@ from redrafter_jax.parallel.model import Model
 from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.text import chat_template
 from redrafter_jax.text.prompts import (
-    Asked,
-    Asking,
-    ask,
-    ask_later_turns,
+    EncodedPrompts,
+    PromptEncoding,
+    encode_later_turns,
+    encode_prompts,
     read_prompts,
     rows_decoded,
 )
@@ -87,17 +87,19 @@ def plan_trial(
     if chats if trial.chat is None else trial.chat:
         template = load_template(settings.data, settings.target, tokenizer)
         eos = target.eos_token_ids
-    how = Asking(template, tokenizer, eos, trial.max_new_tokens, target.position_limit)
+    how = PromptEncoding(template, tokenizer, eos, trial.max_new_tokens, target.position_limit)
     for count in rows_decoded(prompts):
         check_rows(count, mesh)
-    return partial(_prepare, settings, how, ask(how, prompts))
+    return partial(_prepare, settings, how, encode_prompts(how, prompts))
 
 
-def _prepare(settings: TrainSettings, how: Asking, first: Asked, target: Target) -> Trial:
+def _prepare(
+    settings: TrainSettings, how: PromptEncoding, first: EncodedPrompts, target: Target
+) -> Trial:
     trial = settings.acceptance
     assert trial is not None
 
-    def answer(asked: Asked) -> list[list[int]]:
+    def answer(asked: EncodedPrompts) -> list[list[int]]:
         return [
             text
             for rows in batched(asked.rows, trial.batch_size)
@@ -109,7 +111,7 @@ def _prepare(settings: TrainSettings, how: Asking, first: Asked, target: Target)
             ).tokens
         ]
 
-    asked = ask_later_turns(how, first, answer)
+    asked = encode_later_turns(how, first, answer)
     decisive = [asked.rows, asked.stop_tokens, trial.max_new_tokens, asdict(trial.draft)]
     digest = hashlib.sha256(json.dumps(decisive).encode()).hexdigest()
     return Trial(trial, asked.rows, asked.stop_tokens, settings.output_dir / "best", digest)

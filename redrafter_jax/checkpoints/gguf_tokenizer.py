@@ -22,7 +22,7 @@ from redrafter_jax.checkpoints.gguf_header import Header
 from redrafter_jax.errors import InputError
 
 
-class _Pre(NamedTuple):
+class _PreTokenizer(NamedTuple):
     """A named pre-tokenizer.
 
     Attributes:
@@ -51,10 +51,10 @@ def _split(digits: str) -> Any:
 
 
 _PRE_TOKENIZERS = {
-    "gpt-2": _Pre(own_pattern=True),
-    "smollm": _Pre((pre_tokenizers.Digits(individual_digits=True),), own_pattern=True),
-    "llama-bpe": _Pre((_split(r"\p{N}{1,3}"),), whole_words=True, adds_bos=True),
-    "qwen2": _Pre((_split(r"\p{N}"),), composes=True),
+    "gpt-2": _PreTokenizer(own_pattern=True),
+    "smollm": _PreTokenizer((pre_tokenizers.Digits(individual_digits=True),), own_pattern=True),
+    "llama-bpe": _PreTokenizer((_split(r"\p{N}{1,3}"),), whole_words=True, adds_bos=True),
+    "qwen2": _PreTokenizer((_split(r"\p{N}"),), composes=True),
 }
 # Types of tokens.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)

@@ -11,7 +11,7 @@ from redrafter_jax.commands.speed import (
     baseline_seconds,
     describe_cost,
     describe_speed,
-    say,
+    show_stream,
     step_seconds,
 )
 from redrafter_jax.commands.terminal import Screen, ctrl_c_sets, read_lines, tell
@@ -120,7 +120,7 @@ class _Conversation:
         started = time.perf_counter()
         updates = self._session.stream([prompt], limit, [self._seed], kept_cache=self._kept_cache)
         with ctrl_c_sets() as stop:
-            text, update, stamps, _ = say(
+            text, update, stamps, _ = show_stream(
                 updates, self._session.form.template.gap, self._screen, stop
             )
         seconds = time.perf_counter() - started

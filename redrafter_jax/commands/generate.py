@@ -10,7 +10,7 @@ from redrafter_jax.commands.speed import (
     baseline_seconds,
     describe_cost,
     describe_speed,
-    say,
+    show_stream,
     step_seconds,
 )
 from redrafter_jax.commands.terminal import Screen, tell
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> None:
     if sys.stderr.isatty():
         tell("Compiling ...")
     updates = session.stream([prompt], arguments.max_new_tokens, [arguments.seed])
-    _, update, stamps, counts = say(updates, session.form.template.gap, Screen("never"))
+    _, update, stamps, counts = show_stream(updates, session.form.template.gap, Screen("never"))
     assert update is not None, "a stream yields the tokens of prefill at least"
     result = update.generation
     # The first step compiles; what follows is decoding alone.

@@ -49,7 +49,7 @@ def step_seconds(stamps: Sequence[float]) -> float | None:
     return median(steps) if len(steps) >= _STEPS else None
 
 
-class Said(NamedTuple):
+class ShownText(NamedTuple):
     """What was written.
 
     Attributes:
@@ -65,7 +65,9 @@ class Said(NamedTuple):
     counts: list[int]
 
 
-def say(updates: Generator[Update], gap: str, screen: Screen, stop: Event | None = None) -> Said:
+def show_stream(
+    updates: Generator[Update], gap: str, screen: Screen, stop: Event | None = None
+) -> ShownText:
     """Write the text of row 0 as it comes, without the gap that an answer begins with.
 
     Args:
@@ -94,7 +96,7 @@ def say(updates: Generator[Update], gap: str, screen: Screen, stop: Event | None
         updates.close()
         if update or stop:
             screen.write("\n")
-    return Said(text, update, stamps, counts)
+    return ShownText(text, update, stamps, counts)
 
 
 def baseline_seconds(

@@ -37,7 +37,7 @@ def own_shard(x: Shaped[Array, "... whole"], size: int) -> Shaped[Array, "... pa
 
 def shard_size(whole: int) -> int:
     """Of an axis that the mesh divides, what this device holds of it."""
-    return whole // jax.sharding.get_abstract_mesh().shape[MODEL] if inside() else whole
+    return whole // jax.sharding.get_abstract_mesh().shape[MODEL] if in_shard() else whole
 
 
 def shard_start(size: int, whole: int) -> Int[Array, ""] | int:
@@ -47,9 +47,9 @@ def shard_start(size: int, whole: int) -> Int[Array, ""] | int:
 
 def _has_others() -> bool:
     """Whether a part shares its model with others."""
-    return inside() and jax.sharding.get_abstract_mesh().shape[MODEL] > 1
+    return in_shard() and jax.sharding.get_abstract_mesh().shape[MODEL] > 1
 
 
-def inside() -> bool:
+def in_shard() -> bool:
     """Whether this is traced for a part, within `mesh.per_shard`."""
     return MODEL in jax.sharding.get_abstract_mesh().manual_axes

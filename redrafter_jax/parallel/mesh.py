@@ -21,7 +21,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
-from redrafter_jax.parallel.collectives import MODEL, inside
+from redrafter_jax.parallel.collectives import MODEL, in_shard
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.types import KVCache
 
@@ -253,7 +253,7 @@ def per_shard(function: Callable[Parameters, Result]) -> Callable[Parameters, Re
     @wraps(function)
     def call(*arguments: Parameters.args, **static: Parameters.kwargs) -> Result:
         model: Any = arguments[0]
-        if model.mesh is None or inside():
+        if model.mesh is None or in_shard():
             return function(*arguments, **static)
         run = partial(function, **static)
         # Replication is not checked: what every part computes alike is the same by construction.

@@ -13,7 +13,7 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.requests import Batch, prepare
 from redrafter_jax.serving.messages import OWN_STOPS, Request, Token
-from redrafter_jax.serving.slots import Reading
+from redrafter_jax.serving.slots import PrefillChunk
 from redrafter_jax.types import Requests
 
 
@@ -187,7 +187,7 @@ def admit(
 
 def next_chunk(
     slots: Sequence[Slot], places: Mapping[int, int], part: int, shape: tuple[int, int], idle: Row
-) -> Reading:
+) -> PrefillChunk:
     """The next chunk of some prompts, which the slots count as cached from now on.
 
     Args:
@@ -215,7 +215,7 @@ def next_chunk(
         slot.cached, slot.source = begin + len(fresh), None
     requests: Any = jax.tree.map(lambda *one: np.concatenate(one), *arrays)
     requests = requests._replace(tokens=tokens)
-    return Reading._make([rows, sources, begins, speculates, requests])
+    return PrefillChunk._make([rows, sources, begins, speculates, requests])
 
 
 def next_batch(

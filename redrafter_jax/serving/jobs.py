@@ -13,7 +13,7 @@ from redrafter_jax.serving.choices import Choice, Piece
 from redrafter_jax.serving.messages import QueueFull, Request
 from redrafter_jax.serving.metrics import Metrics, Outcome
 from redrafter_jax.serving.openai_errors import ApiError
-from redrafter_jax.serving.openai_schema import Asked, CompletionRequest
+from redrafter_jax.serving.openai_schema import BaseRequest, CompletionRequest
 from redrafter_jax.serving.service import Service
 from redrafter_jax.serving.worker import Arrivals, EngineFailedError
 from redrafter_jax.text.tokenizer import split_stops
@@ -127,7 +127,7 @@ class _Times:
             metrics.acceptance_length.observe((self._tokens - 1) / self._calls)
 
 
-def check(service: Service, asked: Asked) -> None:
+def check(service: Service, asked: BaseRequest) -> None:
     """Refuse, as an `ApiError`, what can be refused before the prompts are read."""
     status, limits = service.worker.status, service.limits
     if status in ("failed", "closed"):
@@ -159,7 +159,7 @@ def check(service: Service, asked: Asked) -> None:
 
 async def start_job(
     service: Service,
-    asked: Asked,
+    asked: BaseRequest,
     prompts: Sequence[Sequence[int]],
     began: float,
     gap: str = "",
@@ -206,14 +206,14 @@ async def start_job(
     return Job(service, arrivals, choices, seed, sum(map(len, prompts)), began)
 
 
-def _sampling(asked: Asked) -> SamplingConfig:
+def _sampling(asked: BaseRequest) -> SamplingConfig:
     try:
         return SamplingConfig(asked.temperature, asked.top_k, asked.top_p, asked.min_p)
     except FieldError as error:
         raise ApiError(400, f"{error.field} {error.problem}", field=error.field) from None
 
 
-def _limit(service: Service, asked: Asked, prompt: Sequence[int]) -> int:
+def _limit(service: Service, asked: BaseRequest, prompt: Sequence[int]) -> int:
     """On the new tokens of an answer: what is asked for, or all that there is room for."""
     most = service.model.context_length
     limit = asked.max_tokens or max(1, most - len(prompt))

@@ -8,7 +8,7 @@ from typing import Any
 
 from redrafter_jax.serving.choices import Piece
 from redrafter_jax.serving.messages import Token
-from redrafter_jax.serving.openai_schema import Asked
+from redrafter_jax.serving.openai_schema import BaseRequest
 from redrafter_jax.serving.service import Service
 
 _UNDECODABLE = "\N{REPLACEMENT CHARACTER}"
@@ -21,7 +21,7 @@ class Answer(ABC):
     kind: str
     chunk_kind: str
 
-    def __init__(self, service: Service, asked: Asked, seed: int) -> None:
+    def __init__(self, service: Service, asked: BaseRequest, seed: int) -> None:
         self.id = self.prefix + secrets.token_hex(12)
         self._head = {
             "id": self.id,

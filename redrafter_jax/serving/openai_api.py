@@ -21,7 +21,7 @@ from redrafter_jax.serving.jobs import Job, check, start_job
 from redrafter_jax.serving.metrics import ROUTES
 from redrafter_jax.serving.openai_answers import Answer, ChatAnswer, CompletionAnswer
 from redrafter_jax.serving.openai_errors import ApiError, as_api_error
-from redrafter_jax.serving.openai_schema import Asked, ChatRequest, CompletionRequest
+from redrafter_jax.serving.openai_schema import BaseRequest, ChatRequest, CompletionRequest
 from redrafter_jax.serving.service import Service
 from redrafter_jax.text.chat_template import NO_TEMPLATE
 from redrafter_jax.text.tokenizer import encode
@@ -87,7 +87,7 @@ def make_app(service: Service, *, log_prompts: bool = False) -> FastAPI:
         return await respond(asked, http, CompletionAnswer, _encode)
 
     async def respond(
-        asked: Asked,
+        asked: BaseRequest,
         http: Request,
         kind: type[Answer],
         read: Callable[[Service, Any], list[list[int]]],
@@ -147,7 +147,7 @@ def _encode(service: Service, asked: CompletionRequest) -> list[list[int]]:
     ]
 
 
-def _echoes(service: Service, asked: Asked) -> list[str]:
+def _echoes(service: Service, asked: BaseRequest) -> list[str]:
     """What the choices begin with, where they repeat their prompts."""
     if not (isinstance(asked, CompletionRequest) and asked.echo):
         return []
@@ -158,7 +158,7 @@ def _echoes(service: Service, asked: Asked) -> list[str]:
     return [text for text in texts for _ in range(asked.n)]
 
 
-async def _answer(job: Job, answer: Answer, asked: Asked, http: Request) -> Response:
+async def _answer(job: Job, answer: Answer, asked: BaseRequest, http: Request) -> Response:
     """The response to a request that the engine has: a stream, or all of it once it is complete."""
     echoes = _echoes(job.service, asked)
 

@@ -121,7 +121,7 @@ class StreamOptions(_Fields):
     include_usage: bool = False
 
 
-class Asked(_Fields):
+class BaseRequest(_Fields):
     """What both kinds of request share.
 
     Attributes:
@@ -173,7 +173,7 @@ class Asked(_Fields):
         return None
 
 
-class ChatRequest(Asked):
+class ChatRequest(BaseRequest):
     """`/v1/chat/completions`.
 
     Attributes:
@@ -214,7 +214,7 @@ class ChatRequest(Asked):
         return self.top_logprobs if self.logprobs else None
 
 
-class CompletionRequest(Asked):
+class CompletionRequest(BaseRequest):
     """`/v1/completions`.
 
     Attributes:

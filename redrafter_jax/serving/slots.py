@@ -24,7 +24,7 @@ from redrafter_jax.types import DecodeState, Requests, Sampling
 Tree = TypeVar("Tree")
 
 
-class Reading(NamedTuple):
+class PrefillChunk(NamedTuple):
     """What one pass of prefill reads: C tokens of the prompts of G rows.
 
     Attributes:
@@ -112,7 +112,7 @@ def _some_rows(
 @partial(jax.jit, donate_argnames="state", static_argnames="top")
 @per_shard
 def read_chunk(
-    target: Target, drafter: OneOf, state: DecodeState, reading: Reading, *, top: int = 0
+    target: Target, drafter: OneOf, state: DecodeState, reading: PrefillChunk, *, top: int = 0
 ) -> tuple[DecodeState, Gains]:
     """One pass of prefill; where it reaches the end of a prompt, the row's first token is chosen.
 

@@ -57,7 +57,7 @@ class Prompt(NamedTuple):
         return self.turns[0]
 
 
-class Asked(NamedTuple):
+class EncodedPrompts(NamedTuple):
     """What a target is asked with prompts: first turns, then second ones, and so on.
 
     Attributes:
@@ -75,7 +75,7 @@ class Asked(NamedTuple):
     stop_tokens: tuple[int, ...]
 
 
-class Asking(NamedTuple):
+class PromptEncoding(NamedTuple):
     """How a target is asked.
 
     Attributes:
@@ -127,7 +127,7 @@ def rows_decoded(prompts: Sequence[Prompt]) -> list[int]:
     return [*turns.values(), turns.total()]
 
 
-def ask(how: Asking, prompts: Sequence[Prompt]) -> Asked:
+def encode_prompts(how: PromptEncoding, prompts: Sequence[Prompt]) -> EncodedPrompts:
     """The first turn of every prompt in the template, never cut, and what ends its answer.
 
     Without a template special tokens are those that the tokenizer itself adds.
@@ -145,12 +145,14 @@ def ask(how: Asking, prompts: Sequence[Prompt]) -> Asked:
             )
     conversations = [[user_turn(prompt.text)] for prompt in prompts]
     stops = end_tokens(how.template, how.tokenizer, how.eos_token_ids, conversations)
-    return _ask_turn(how, prompts, conversations, stops)
+    return _encode_turn(how, prompts, conversations, stops)
 
 
-def ask_later_turns(
-    how: Asking, asked: Asked, answer: Callable[[Asked], Sequence[Sequence[int]]]
-) -> Asked:
+def encode_later_turns(
+    how: PromptEncoding,
+    asked: EncodedPrompts,
+    answer: Callable[[EncodedPrompts], Sequence[Sequence[int]]],
+) -> EncodedPrompts:
     """The same and all later turns of its prompts, each behind the answers to those before.
 
     Args:
@@ -176,7 +178,7 @@ def ask_later_turns(
             said = {"role": "assistant", "content": text}
             conversations[prompt.number] += [said, user_turn(prompt.turns[turn])]
         histories = [conversations[prompt.number] for prompt in before.prompts]
-        latest = _ask_turn(how, before.prompts, histories, asked.stop_tokens)
+        latest = _encode_turn(how, before.prompts, histories, asked.stop_tokens)
         whole = whole._replace(
             prompts=whole.prompts + latest.prompts,
             turns=whole.turns + latest.turns,
@@ -210,12 +212,12 @@ def tokenize_to_length(
     return tokens[:length]
 
 
-def _ask_turn(
-    how: Asking,
+def _encode_turn(
+    how: PromptEncoding,
     prompts: Sequence[Prompt],
     conversations: Sequence[Sequence[Turn]],
     stop_tokens: tuple[int, ...],
-) -> Asked:
+) -> EncodedPrompts:
     """The last turn of each conversation, behind what comes before it.
 
     Raises:
@@ -237,7 +239,7 @@ def _ask_turn(
                 "shorten the prompt."
             )
         rows.append(tokens)
-    return Asked(list(prompts), asked_turns, rows, how.template.name, stop_tokens)
+    return EncodedPrompts(list(prompts), asked_turns, rows, how.template.name, stop_tokens)
 
 
 def _parse_row(line: str, number: int, place: str) -> Prompt:

@@ -14,7 +14,7 @@ from eval.config import EvalSettings, RowSettings
 from eval.loading import ask_target, find, load
 from redrafter_jax import SamplingConfig, generate_autoregressive
 from redrafter_jax.models.target import Target
-from redrafter_jax.text.prompts import Asked
+from redrafter_jax.text.prompts import EncodedPrompts
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def settings(tmp_path: Path, pair_settings: dict[str, Any]) -> dict[str, Any]:
     return pair_settings | {"target": target, "max_new_tokens": 9, "report_dir": str(tmp_path)}
 
 
-def asked_by(settings: dict[str, Any], **changes: Any) -> Asked:
+def asked_by(settings: dict[str, Any], **changes: Any) -> EncodedPrompts:
     lengths = changes.pop("lengths", None)
     parsed = EvalSettings.model_validate(settings | changes)
     found = find(parsed)

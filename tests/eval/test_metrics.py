@@ -8,7 +8,7 @@ from rich.console import Console
 
 from eval.metrics import describe_answers, first_divergence, quartiles, tell_answers
 from eval.report import make_table
-from redrafter_jax.text.prompts import Asked
+from redrafter_jax.text.prompts import EncodedPrompts
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_quartiles_leave_out_what_is_no_number(
 
 
 def test_answers_tell_their_lengths_their_ends_and_warn_where_they_say_little() -> None:
-    asked = Asked([], [1, 1, 1, 2], [], "none", (9,))
+    asked = EncodedPrompts([], [1, 1, 1, 2], [], "none", (9,))
     said = describe_answers(asked, [[1, 9], [1, 2, 3, 9, 9], [1, 2, 3, 4, 9], [1, 2, 3]])
     assert said == {
         "chat_template": "none",

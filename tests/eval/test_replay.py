@@ -9,7 +9,7 @@ from tiny_models import tiny_config
 
 from eval.benchmark import Method, decode_batch, make_batches
 from eval.config import RowSettings
-from eval.replay import Explanation, Place, Seen, explain, follow, replay
+from eval.replay import Explanation, Place, TokenScores, explain, find_node, replay
 from redrafter_jax import DraftConfig, SamplingConfig
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
@@ -48,16 +48,16 @@ def test_a_text_is_followed_from_the_root_to_its_node() -> None:
     tokens, parents = np.asarray([7, 3, 5, 3, 4, -1]), np.asarray([0, 0, 0, 2, 1, 0])
     paths: list[tuple[list[int], int | None]] = [([], 0), ([3], 1), ([5, 3], 3), ([3, 4], 4)]
     for text, node in [*paths, ([4], None), ([7], None), ([3, 4, 4], None)]:
-        assert follow(tokens, parents, text) == node
+        assert find_node(tokens, parents, text) == node
 
 
 def see(
     logits: list[float], noise: list[float], scores: list[float], sampling: SamplingConfig
-) -> Seen:
+) -> TokenScores:
     config = tiny_config(vocab_size=len(logits))
     requests, _ = prepare(config, Batch([[0]], 1, sampling, [0], ()), 1)
     arrays = [np.asarray(values, np.float32) for values in (logits, noise, scores)]
-    return Seen(arrays[0], arrays[1], arrays[2], requests.sampling)
+    return TokenScores(arrays[0], arrays[1], arrays[2], requests.sampling)
 
 
 def judge(

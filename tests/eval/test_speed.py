@@ -17,7 +17,7 @@ from redrafter_jax import DraftConfig
 from redrafter_jax.acceptance import acceptance_length
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
-from redrafter_jax.text.prompts import Asked, Prompt
+from redrafter_jax.text.prompts import EncodedPrompts, Prompt
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -95,7 +95,7 @@ def test_measures_are_medians_of_pairs_and_counts_over_any_prompts() -> None:
         Prompt(name, ("x",), kind, "", index)
         for index, (name, kind) in enumerate((("a", "p"), ("b", "q"), ("c", "p")))
     ]
-    asked = Asked(prompts, [1, 1, 1], [[0], [0, 0], [0]], "none", ())
+    asked = EncodedPrompts(prompts, [1, 1, 1], [[0], [0, 0], [0]], "none", ())
     # Two batches, the last one smaller; in the second repeat a text of the second differs.
     speculative = [
         run_of(2.0, a, b, accepted=[4, 1]),

@@ -3,7 +3,7 @@
 import pytest
 
 from eval.config import TuneSettings
-from eval.step_costs import Timed, predict, spread
+from eval.step_costs import TimedTree, predict, spread
 from eval.tree_grid import build_all
 from redrafter_jax import DraftConfig
 
@@ -20,9 +20,9 @@ def law(draft: DraftConfig) -> tuple[float, float]:
     return propose, 1 + 0.03 * draft.budget
 
 
-def timed(draft: DraftConfig) -> Timed:
+def timed(draft: DraftConfig) -> TimedTree:
     propose, rest = law(draft)
-    return Timed(draft, propose, propose + rest)
+    return TimedTree(draft, propose, propose + rest)
 
 
 @pytest.mark.parametrize("draft", [*TREES, DraftConfig(4, 3), DraftConfig(2, 3, lookup_tokens=8)])
@@ -32,8 +32,8 @@ def test_a_law_that_is_linear_is_found_again(draft: DraftConfig) -> None:
 
 
 def test_beyond_the_timed_trees_a_cost_stays_and_is_never_negative() -> None:
-    small = Timed(DraftConfig(1, 1), 0.4, 1.5)
-    large = Timed(DraftConfig(4, 2), 0.1, 1.6)
+    small = TimedTree(DraftConfig(1, 1), 0.4, 1.5)
+    large = TimedTree(DraftConfig(4, 2), 0.1, 1.6)
     assert predict([small, large], DraftConfig(4, 2)) == 1.6
     # Its propose would cost less than nothing; its nodes cost what those of `large` do.
     assert predict([small, large], DraftConfig(8, 4)) == pytest.approx(1.5)

@@ -25,7 +25,7 @@ from eval.abstract import (
 )
 from eval.commands import evaluate
 from eval.shapes import StepsSettings
-from eval.step_parts import Runs, StepPart, begin, run_part, set_back, time_parts
+from eval.step_parts import Runs, StepPart, begin_step, run_part, set_back, time_parts
 from pallas_kernels.aot import compile_on, gpu_mesh
 from pallas_kernels.timing import empty_like, take_turns
 from redrafter_jax import DraftConfig, InputError, SamplingConfig
@@ -78,7 +78,7 @@ def test_the_parts_in_a_row_are_a_decode_step() -> None:
     expected, _ = jax.jit(decode_step)(target, bound, state)
     assert expected.stats.steps.tolist() == [1, 1]
 
-    between, zero = empty_like(begin, target, bound, state), jnp.int32(0)
+    between, zero = empty_like(begin_step, target, bound, state), jnp.int32(0)
     # A turn does the same again, whatever their number; finish alone changes the state.
     parts: list[tuple[StepPart, int]] = [
         ("noise", 1),
@@ -175,7 +175,7 @@ def test_compiled_for_a_gpu_every_loop_has_its_turns_and_verify_its_kernel() -> 
     target = abstract_target(config, jnp.bfloat16)
     drafter = bind_drafter(abstract_drafter(DrafterConfig(24, 128, 128, 0), jnp.bfloat16), draft)
     state = abstract_state(target, drafter, 2, 64)
-    between = jax.eval_shape(begin, target, drafter, state)
+    between = jax.eval_shape(begin_step, target, drafter, state)
     zero = jax.ShapeDtypeStruct((), jnp.int32)
     turns: dict[StepPart, int] = {"propose": 20, "verify": 30, "finish": 50}
     compiled = {

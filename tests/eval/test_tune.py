@@ -10,7 +10,7 @@ from tiny_folders import write_yaml
 
 from eval.commands import evaluate
 from eval.recorded import Recording
-from eval.step_costs import Timed
+from eval.step_costs import TimedTree
 from eval.tune import Candidate, choose, leaders_first, rank
 from redrafter_jax import DraftConfig, InputError, load_draft, save_drafter
 from redrafter_jax.checkpoints.draft_table import DraftTable, TunedTree, write_draft_table
@@ -84,7 +84,7 @@ def test_trees_rank_by_the_median_batch_over_the_cost_of_a_step() -> None:
         # Up to three tokens: 4, 3 and 2 calls.
         LARGE: np.asarray([[0, 0, 2], [2, 0, 2], [1, 1, 1], [0, 0, 2], [2, 0, 0], *[[0] * 3] * 3]),
     }
-    timed = [Timed(SMALL, 0.1, 1.1), Timed(LARGE, 0.5, 1.6)]
+    timed = [TimedTree(SMALL, 0.1, 1.1), TimedTree(LARGE, 0.5, 1.6)]
     first, second = rank(recording, counts, timed, 2)
     assert (first.draft, second.draft) == (LARGE, SMALL)
     assert first[1:4] == pytest.approx((28 / 13, 1.6, 2 / 1.6))

@@ -8,15 +8,15 @@ from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.generation import Generation, generate
 from redrafter_jax.models.target import Target
-from redrafter_jax.text.prompts import Asked, Prompt
+from redrafter_jax.text.prompts import EncodedPrompts, Prompt
 
 PROMPTS = ["abc", "d\nab", "w", "mnop", "kk"]
 
 
-def asked_with(rows: list[list[int]]) -> Asked:
+def asked_with(rows: list[list[int]]) -> EncodedPrompts:
     """Rows of tokens that nothing but their limit ends."""
     prompts = [Prompt(str(row), ("x",), None, "", row) for row, _ in enumerate(rows)]
-    return Asked(prompts, [1] * len(rows), rows, "none", ())
+    return EncodedPrompts(prompts, [1] * len(rows), rows, "none", ())
 
 
 def generate_each(

@@ -9,11 +9,11 @@ from tiny_folders import character_tokenizer, encode
 from redrafter_jax.errors import InputError
 from redrafter_jax.text.chat_template import NO_TEMPLATE, ChatTemplate
 from redrafter_jax.text.prompts import (
-    Asked,
-    Asking,
+    EncodedPrompts,
     Prompt,
-    ask,
-    ask_later_turns,
+    PromptEncoding,
+    encode_later_turns,
+    encode_prompts,
     read_prompts,
     tokenize_to_length,
 )
@@ -103,12 +103,14 @@ LINES = ChatTemplate(
 )
 
 
-def how(template: ChatTemplate, positions: int = 20) -> Asking:
-    return Asking(template, character_tokenizer(), (7,), max_new_tokens=10, positions=positions)
+def how(template: ChatTemplate, positions: int = 20) -> PromptEncoding:
+    return PromptEncoding(
+        template, character_tokenizer(), (7,), max_new_tokens=10, positions=positions
+    )
 
 
-def ask_with(template: ChatTemplate, *texts: str) -> Asked:
-    return ask(how(template), list(map(prompt_of, texts)))
+def ask_with(template: ChatTemplate, *texts: str) -> EncodedPrompts:
+    return encode_prompts(how(template), list(map(prompt_of, texts)))
 
 
 def test_prompts_become_tokens_that_leave_room_and_are_never_cut() -> None:
@@ -131,16 +133,16 @@ def test_in_a_template_a_prompt_is_a_users_turn_and_the_answer_has_its_own_end()
 
 def test_a_later_turn_stands_behind_the_turns_and_answers_before_it() -> None:
     prompts = [prompt_of("a", "b", "c"), prompt_of("d", number=5), prompt_of("e", "f", number=6)]
-    first = ask(how(LINES, positions=40), prompts)
+    first = encode_prompts(how(LINES, positions=40), prompts)
     # v ends an answer, and so does token 7, which is h; a line break at an edge is left out.
     answers = [["klv", "\nmnhq"], ["ijij"]]
     wanted: list[list[str]] = []
 
-    def answer(asked: Asked) -> list[list[int]]:
+    def answer(asked: EncodedPrompts) -> list[list[int]]:
         wanted.append([prompt.text for prompt in asked.prompts])
         return [encode(text) for text in answers[len(wanted) - 1]]
 
-    asked = ask_later_turns(how(LINES, positions=40), first, answer)
+    asked = encode_later_turns(how(LINES, positions=40), first, answer)
     assert wanted == [["a", "e"], ["a"]]
     texts = ["a\nw", "d\nw", "e\nw", "a\nkl\nb\nw", "e\nmn\nf\nw", "a\nkl\nb\nijij\nc\nw"]
     assert asked.rows == [encode(text) for text in texts]
@@ -148,12 +150,14 @@ def test_a_later_turn_stands_behind_the_turns_and_answers_before_it() -> None:
     assert [prompt.number for prompt in asked.prompts] == [4, 5, 6, 4, 6, 4]
     assert asked.stop_tokens == first.stop_tokens
     with pytest.raises(InputError, match=r"line 5, turn 2: the prompt has 16 tokens in the chat"):
-        ask_later_turns(how(LINES), ask(how(LINES), prompts[:1]), lambda _: [encode("k" * 10)])
+        encode_later_turns(
+            how(LINES), encode_prompts(how(LINES), prompts[:1]), lambda _: [encode("k" * 10)]
+        )
 
 
 def test_several_turns_need_a_chat_template() -> None:
     with pytest.raises(InputError, match=r"line 5: the question has 2 turns, .* or turns=1"):
-        ask(how(NO_TEMPLATE), [prompt_of("a", "b")])
+        encode_prompts(how(NO_TEMPLATE), [prompt_of("a", "b")])
 
 
 def test_longer_prompts_are_the_files_own_text_in_its_order() -> None:

@@ -39,7 +39,7 @@ from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.text.chat_template import NO_TEMPLATE
-from redrafter_jax.text.prompts import Asking, ask, read_prompts
+from redrafter_jax.text.prompts import PromptEncoding, encode_prompts, read_prompts
 from redrafter_jax.text.tokenizer import load_tokenizer
 from tools.apple.process import NAMES, apple_command, in_turns, start, versions_of
 from tools.apple.traces import Decoded, apple_tree, compare_traces, read_apple, trace_ours
@@ -165,8 +165,8 @@ def main(words: Sequence[str]) -> None:
     drafter = load_drafter(arguments.drafter, "float32")
     tokens = arguments.max_new_tokens
     tokenizer, positions = load_tokenizer(arguments.target), target.config.position_limit
-    how = Asking(NO_TEMPLATE, tokenizer, (), tokens, positions)
-    prompts = ask(how, read_prompts(arguments.prompts, turns=1)).rows
+    how = PromptEncoding(NO_TEMPLATE, tokenizer, (), tokens, positions)
+    prompts = encode_prompts(how, read_prompts(arguments.prompts, turns=1)).rows
     pairs = itertools.product(arguments.beam_widths, arguments.draft_rounds)
     trees = dict.fromkeys((width, rounds if width else 0) for width, rounds in pairs)
     folders = arguments.target, arguments.drafter

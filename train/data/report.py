@@ -45,7 +45,7 @@ def print_report(loaded: Sources, console: Console) -> None:
         )
     console.print(table)
     for note in notes:
-        say(console, note)
+        print_line(console, note)
 
 
 def write_report(loaded: Sources, path: Path) -> None:
@@ -76,6 +76,6 @@ def _counts(source: SourceDocuments, rows: Rows) -> dict[str, int]:
     }
 
 
-def say(console: Console, line: str) -> None:
+def print_line(console: Console, line: str) -> None:
     """Print a line that may hold names of files: they are no markup and not broken."""
     console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -25,7 +25,7 @@ from redrafter_jax.text.chat_template import NO_TEMPLATE, load_template
 from redrafter_jax.text.tokenizer import load_tokenizer
 
 from ..config import TrainSettings
-from ..data.report import say
+from ..data.report import print_line
 from ..features import features
 from ..loop import train
 from ..regenerate.__main__ import regenerate
@@ -67,13 +67,13 @@ def fit(target: str, output: Path, minutes: float, dtype: Dtype | None) -> None:
     if plan is None:
         plan = _probe(asked, output, config, console)
     else:
-        say(console, f"going on with the plan in {output / 'plan.json'}")
+        print_line(console, f"going on with the plan in {output / 'plan.json'}")
     _run_stages(plan, output, config, console)
 
 
 def _probe(asked: FitRequest, folder: Path, config: TargetConfig, console: Console) -> FitPlan:
     """Measure the device and decide the sizes."""
-    say(console, "measuring how fast this device writes, reads and trains: a minute or two")
+    print_line(console, "measuring how fast this device writes, reads and trains: a minute or two")
     started = time.perf_counter()
     rows = _ROWS.get(jax.default_backend(), _ROWS_ELSEWHERE)
     settings = TrainSettings.model_validate(training_settings(asked, folder, config, steps=1))
@@ -97,8 +97,8 @@ def _run_stages(plan: FitPlan, folder: Path, config: TargetConfig, console: Cons
     def announce(stage: str, what: str, *words: str) -> None:
         left = sum(plan.seconds[each] for each in stages[stages.index(stage) :]) / 60
         number = stages.index(stage) + 1
-        say(console, f"\n{number} of 4: {what}; about {max(left, 1):.0f} min left in all")
-        say(console, f"  by hand: python -m {_PROGRAMS}{shlex.join(words)}")
+        print_line(console, f"\n{number} of 4: {what}; about {max(left, 1):.0f} min left in all")
+        print_line(console, f"  by hand: python -m {_PROGRAMS}{shlex.join(words)}")
 
     length = length_of(config)
     words = settle("regenerate", _regeneration(plan, folder, length))
@@ -118,7 +118,7 @@ def _run_stages(plan: FitPlan, folder: Path, config: TargetConfig, console: Cons
     announce("train", f"{steps} steps of training", "train", *words)
     outcome = train(load_settings(TrainSettings, folder / "train.yaml"), console)
     if outcome.stopped_by is not None:
-        say(console, f"stopped by {outcome.stopped_by.name}; the same command goes on")
+        print_line(console, f"stopped by {outcome.stopped_by.name}; the same command goes on")
         sys.exit(128 + outcome.stopped_by)
 
     words = ["compare", *settle("compare", _comparison(plan, folder))]
@@ -126,17 +126,19 @@ def _run_stages(plan: FitPlan, folder: Path, config: TargetConfig, console: Cons
     call_program("eval", "commands:evaluate", words)
     minutes = (time.perf_counter() - started) / 60
     head = folder / "run" / "drafter"
-    say(console, f"the head: {head}, {minutes:.1f} min after the probe; to try it:")
+    print_line(console, f"the head: {head}, {minutes:.1f} min after the probe; to try it:")
     target = plan.asked.target
     chats = load_template(None, target, load_tokenizer(target), "") is not NO_TEMPLATE
     command = ["chat"] if chats else ["generate", "--prompt", "Once upon a time"]
     models = ["--target", target, "--drafter", str(head)]
     words = [*command, *models, "--beam-width", str(_TREE["beam_width"])]
-    say(console, f"  python -m redrafter_jax {shlex.join(words)}")
+    print_line(console, f"  python -m redrafter_jax {shlex.join(words)}")
     tuning = _measuring(plan, folder, "tune") | {"drafter": str(head)}
     words = ["eval", "tune", *settle("tune", tuning)]
-    say(console, "to find the fastest tree on this device, which is taken without --beam-width:")
-    say(console, f"  python -m {_PROGRAMS}{shlex.join(words)}")
+    print_line(
+        console, "to find the fastest tree on this device, which is taken without --beam-width:"
+    )
+    print_line(console, f"  python -m {_PROGRAMS}{shlex.join(words)}")
 
 
 def length_of(config: TargetConfig) -> int:

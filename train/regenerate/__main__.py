@@ -36,18 +36,18 @@ from redrafter_jax.text.chat_template import NoTemplateError, end_tokens
 from ..config import OF_USERS, RegenerateSettings
 from ..data.chat import load_template
 from ..data.documents import load_documents, load_own_tokenizer
-from ..data.report import say
+from ..data.report import print_line
 from ..data.rows import cut
 from ..data.types import Chat, Skip, Windows, describe_skips
 from ..setup import digest_weights
 from .conversations import (
-    Speaker,
+    TurnEncoder,
     add_answer,
     first_question,
-    hold,
     open_conversations,
     read_conversations,
     rows_of,
+    run_conversation,
 )
 from .output import Item, check_is_no_source, find_done, format_rows, read_rows
 from .questions import (
@@ -116,7 +116,7 @@ def _continue(settings: RegenerateSettings, mesh: Mesh | None, console: Console)
         return [item.identity | row.stated]
 
     _write([*map(item, range(len(prompts)))], go_on, config.eos_token_ids, settings, mesh)
-    say(console, f"{len(prompts)} rows in {settings.output}")
+    print_line(console, f"{len(prompts)} rows in {settings.output}")
 
 
 def _choose_prompts(windows: Windows, settings: RegenerateSettings) -> list[list[int]]:
@@ -145,18 +145,20 @@ def _rewrite(settings: RegenerateSettings, mesh: Mesh | None, console: Console) 
     template = load_template(settings.data, settings.target, tokenizer)
     asked = (first_question(record) for record in records if isinstance(record, Chat))
     stop_tokens = end_tokens(template, tokenizer, config.eos_token_ids, asked)
-    speaker = Speaker(tokenizer, template, stop_tokens, settings.data.sequence_length)
-    recorded, skips = open_conversations(records, speaker, settings.data, settings.count)
+    encoder = TurnEncoder(tokenizer, template, stop_tokens, settings.data.sequence_length)
+    recorded, skips = open_conversations(records, encoder, settings.data, settings.count)
     _tell_skips(console, "conversations", skips)
     items = [each.item(seed, settings) for seed, each in enumerate(recorded)]
 
     def go_on(item: Item) -> Session[Rows]:
-        held = yield from hold(speaker, recorded[item.seed].next_question, item.seed, settings)
-        written = [each.rows for each in held.exchanges if each.rows is not None]
-        return rows_of(item, written[-1], held.left_out)
+        conversation = yield from run_conversation(
+            encoder, recorded[item.seed].next_question, item.seed, settings
+        )
+        written = [each.rows for each in conversation.exchanges if each.rows is not None]
+        return rows_of(item, written[-1], conversation.left_out)
 
     _write(items, go_on, stop_tokens, settings, mesh, _DATE)
-    say(console, _summarize(settings))
+    print_line(console, _summarize(settings))
 
 
 def _write(
@@ -214,10 +216,10 @@ def _invent(settings: RegenerateSettings, mesh: Mesh | None, console: Console) -
     if have < goal:
         engine = _open_engine(settings, target, author.stop_tokens)
         following = max(done, default=first - 1) + 1
-        held = run_sessions(engine, map(author.write, count(following)))
-        invented = new_rows(author, (item(seed) for seed in count(following)), held, asked)
+        conversations = run_sessions(engine, map(author.write, count(following)))
+        invented = new_rows(author, (item(seed) for seed in count(following)), conversations, asked)
         _append(invented, have, goal, settings)
-    say(console, _summarize(settings))
+    print_line(console, _summarize(settings))
 
 
 def _open_engine(
@@ -289,7 +291,7 @@ def _summarize(settings: RegenerateSettings) -> str:
 
 def _tell_skips(console: Console, name: str, skips: Sequence[Skip]) -> None:
     if skips:
-        say(console, f"{name}: skipped {describe_skips(skips)}")
+        print_line(console, f"{name}: skipped {describe_skips(skips)}")
 
 
 def main() -> None:

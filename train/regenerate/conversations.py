@@ -34,7 +34,7 @@ from .output import Item
 from .session import Rows, Session
 
 
-class Speaker(NamedTuple):
+class TurnEncoder(NamedTuple):
     """From turns to tokens and back; a row has room for so many of them, and some end an answer."""
 
     tokenizer: Tokenizer
@@ -47,7 +47,7 @@ class Speaker(NamedTuple):
         special = self.template.adds_special_tokens
         return self.tokenizer.encode(text, add_special_tokens=special).ids
 
-    def ask(self, turns: list[Turn]) -> list[int] | str:
+    def encode_turns(self, turns: list[Turn]) -> list[int] | str:
         """The prompt of the answer to these turns, or why there is none."""
         if any(turn["role"] == "tool" for turn in turns):
             return "a tool answers a call that is not made again"
@@ -84,7 +84,7 @@ class Exchange(NamedTuple):
     rows: list[Row] | None
 
 
-class Held(NamedTuple):
+class Conversation(NamedTuple):
     """A conversation with its answers, and why there are no later ones; None where none is due."""
 
     exchanges: list[Exchange]
@@ -96,13 +96,13 @@ class Held(NamedTuple):
 NextQuestion: TypeAlias = Callable[[list[Turn]], Session[list[Turn] | str | None]]
 
 
-def hold(
-    speaker: Speaker,
+def run_conversation(
+    encoder: TurnEncoder,
     next_question: NextQuestion,
     seed: int,
     settings: RegenerateSettings,
     find_fault: Callable[[list[int]], str | None] = lambda _: None,
-) -> Session[Held]:
+) -> Session[Conversation]:
     """Write the answers of a conversation.
 
     An answer in which `find_fault` finds one is left out, and with it the rest.
@@ -114,18 +114,18 @@ def hold(
     while True:
         asked = yield from next_question(turns)
         if not isinstance(asked, list):
-            return Held(exchanges, asked)
-        question, prompt = asked[-1]["content"], speaker.ask(asked)
+            return Conversation(exchanges, asked)
+        question, prompt = asked[-1]["content"], encoder.encode_turns(asked)
         if isinstance(prompt, str):
-            return Held([*exchanges, Exchange(question, None)], prompt)
-        room = speaker.room - len(prompt)
+            return Conversation([*exchanges, Exchange(question, None)], prompt)
+        room = encoder.room - len(prompt)
         limit = min(settings.max_new_tokens or room, room)
         answer = yield Request(prompt, limit, seed, sampling)
         if fault := find_fault(answer):
-            return Held([*exchanges, Exchange(question, None)], fault)
-        rows = add_answer(rows, prompt, answer, answer[-1] not in speaker.stop_tokens)
+            return Conversation([*exchanges, Exchange(question, None)], fault)
+        rows = add_answer(rows, prompt, answer, answer[-1] not in encoder.stop_tokens)
         exchanges.append(Exchange(question, rows))
-        text = answer_text(speaker.tokenizer, answer, speaker.stop_tokens)
+        text = answer_text(encoder.tokenizer, answer, encoder.stop_tokens)
         turns = [*asked, {"role": "assistant", "content": text}]
 
 
@@ -159,7 +159,7 @@ def rows_of(item: Item, rows: Sequence[Row], left_out: str | None, **more: objec
     ]
 
 
-class Recorded(NamedTuple):
+class RecordedConversation(NamedTuple):
     """A recorded conversation whose answers are written anew; the first is asked with `opening`."""
 
     place: str
@@ -207,14 +207,17 @@ def read_conversations(settings: DataSettings) -> list[Record | Skip]:
 
 
 def open_conversations(
-    records: Iterable[Record | Skip], speaker: Speaker, settings: DataSettings, count: int | None
-) -> tuple[list[Recorded], list[Skip]]:
+    records: Iterable[Record | Skip],
+    encoder: TurnEncoder,
+    settings: DataSettings,
+    count: int | None,
+) -> tuple[list[RecordedConversation], list[Skip]]:
     """The first `count` conversations in an order drawn by `shuffle_seed`, and all that are none.
 
     Raises:
       InputError: there are no or fewer conversations, or there are skips and they are refused.
     """
-    made = [_open(speaker, record) for record in records]
+    made = [_open(encoder, record) for record in records]
     skips = [skip for skip in made if isinstance(skip, Skip)]
     opened = [recorded for recorded in made if not isinstance(recorded, Skip)]
     if skips and settings.skips == "refuse":
@@ -238,15 +241,15 @@ def first_question(record: Chat) -> list[Turn]:
     return list(record.turns[:answer])
 
 
-def _open(speaker: Speaker, record: Record | Skip) -> Recorded | Skip:
+def _open(encoder: TurnEncoder, record: Record | Skip) -> RecordedConversation | Skip:
     if isinstance(record, Skip):
         return record
     if not isinstance(record, Chat):
         return Skip(record.place, "no conversation")
-    prompt = speaker.ask(first_question(record))
+    prompt = encoder.encode_turns(first_question(record))
     if isinstance(prompt, str):
         return Skip(record.place, prompt)
-    return Recorded(record.place, record.turns, prompt)
+    return RecordedConversation(record.place, record.turns, prompt)
 
 
 def _is_answer(turn: Turn) -> bool:

@@ -25,7 +25,15 @@ from redrafter_jax.text.chat_template import ChatTemplate, Turn, end_tokens, use
 from redrafter_jax.text.tokenizer import special_tokens
 
 from ..config import RegenerateSettings
-from .conversations import Exchange, Held, Speaker, add_answer, hold, limits_of, rows_of
+from .conversations import (
+    Conversation,
+    Exchange,
+    TurnEncoder,
+    add_answer,
+    limits_of,
+    rows_of,
+    run_conversation,
+)
 from .output import Item
 from .session import Rows, Session
 
@@ -99,7 +107,7 @@ class Author(NamedTuple):
     output states them.
     """
 
-    write: Callable[[int], Session[Held]]
+    write: Callable[[int], Session[Conversation]]
     stop_tokens: tuple[int, ...]
     opening: str
     identity: dict[str, Any]
@@ -128,7 +136,7 @@ def open_chats(
     stops = end_tokens(template, tokenizer, eos_token_ids, [[{"role": "user", "content": "Hi"}]])
     if first.token is not None and first.token not in stops:
         stops = (*stops, first.token)
-    speaker = Speaker(tokenizer, template, stops, settings.data.sequence_length)
+    encoder = TurnEncoder(tokenizer, template, stops, settings.data.sequence_length)
 
     def ask(seed: int, turns: list[Turn]) -> Session[list[Turn] | str | None]:
         if len(turns) == 2 * settings.turns:
@@ -137,18 +145,20 @@ def open_chats(
         if turn is None:
             return "the chat template refuses the turns"
         begun = "" if turns else settings.opening_of(seed)
-        prompt = speaker.encode(turn.opening + (begun and turn.gap + begun))
-        limit = min(settings.max_user_tokens, speaker.room - len(prompt))
+        prompt = encoder.encode(turn.opening + (begun and turn.gap + begun))
+        limit = min(settings.max_user_tokens, encoder.room - len(prompt))
         if limit < 1:
             return "no room for a question in data.sequence_length"
         written = yield Request(prompt, limit, seed, settings.user_sampling)
-        question, fault = read_question(written, speaker, turn, begun)
+        question, fault = read_question(written, encoder, turn, begun)
         if fault is None and question in asked:
             fault = _REPEATED
         return fault or [*turns, {"role": "user", "content": question}]
 
-    def write(seed: int) -> Session[Held]:
-        return hold(speaker, partial(ask, seed), seed, settings, find_fault=answer_fault)
+    def write(seed: int) -> Session[Conversation]:
+        return run_conversation(
+            encoder, partial(ask, seed), seed, settings, find_fault=answer_fault
+        )
 
     identity = {
         "user_sampling": asdict(settings.user_sampling),
@@ -170,7 +180,7 @@ def open_texts(
     order = np.random.default_rng(settings.data.shuffle_seed).permutation(ordinary).tolist()
     prefix = tokenizer.encode("").ids
 
-    def write(seed: int) -> Session[Held]:
+    def write(seed: int) -> Session[Conversation]:
         prompt = [*prefix, order[seed % len(order)]]
         room = settings.data.sequence_length - len(prompt)
         limit = min(settings.max_new_tokens or room, room)
@@ -178,14 +188,14 @@ def open_texts(
         written = yield Request(prompt, limit, seed, sampling)
         rows = add_answer([], prompt, written, False)
         fault = "a text that repeats itself" if repeats_itself(written) else None
-        return Held([Exchange(_spell(prompt + written), None if fault else rows)], fault)
+        return Conversation([Exchange(_spell(prompt + written), None if fault else rows)], fault)
 
     identity = limits_of(settings) | {"shuffle_seed": settings.data.shuffle_seed}
     return Author(write, tuple(eos_token_ids), _spell(prefix), identity, False)
 
 
 def new_rows(
-    author: Author, items: Iterable[Item], held: Iterable[Held], asked: set[str]
+    author: Author, items: Iterable[Item], conversations: Iterable[Conversation], asked: set[str]
 ) -> Iterator[Rows]:
     """The rows of what the author wrote, without what is left out; that is counted in them.
 
@@ -195,8 +205,8 @@ def new_rows(
       InputError: nothing but what is left out has come for long.
     """
     dropped: Counter[str] = Counter()
-    for item, whole in zip(items, held, strict=False):
-        kept = settle(whole, asked)
+    for item, whole in zip(items, conversations, strict=False):
+        kept = drop_repeated(whole, asked)
         rows = kept.exchanges[-1].rows if kept.exchanges else None
         if rows is None:
             dropped[kept.left_out or ""] += 1
@@ -225,17 +235,17 @@ def questions_in(rows: Rows) -> list[str]:
     return rows[0].get("questions", [_spell(rows[0]["input_ids"])])
 
 
-def settle(held: Held, asked: set[str]) -> Held:
+def drop_repeated(conversation: Conversation, asked: set[str]) -> Conversation:
     """The conversation up to a question that was asked before; its own are added to `asked`."""
     kept = []
-    for exchange in held.exchanges:
+    for exchange in conversation.exchanges:
         if exchange.question in asked:
-            return Held(kept, _REPEATED)
+            return Conversation(kept, _REPEATED)
         if exchange.rows is None:
             break
         asked.add(exchange.question)
         kept.append(exchange)
-    return Held(kept, held.left_out)
+    return Conversation(kept, conversation.left_out)
 
 
 def describe_counts(counts: Counter[str]) -> str:
@@ -244,14 +254,14 @@ def describe_counts(counts: Counter[str]) -> str:
 
 
 def read_question(
-    written: Sequence[int], speaker: Speaker, turn: UserTurn, begun: str = ""
+    written: Sequence[int], encoder: TurnEncoder, turn: UserTurn, begun: str = ""
 ) -> tuple[str, str | None]:
     """The user's words, and what is wrong with them.
 
     They begin with those that the target was given to go on from, `begun`.
     """
-    tokenizer = speaker.tokenizer
-    ended = written[-1] in speaker.stop_tokens
+    tokenizer = encoder.tokenizer
+    ended = written[-1] in encoder.stop_tokens
     given = tokenizer.encode(begun, add_special_tokens=False).ids
     # In one piece: some tokenizers spell a token otherwise at the beginning of a text.
     words = tokenizer.decode(

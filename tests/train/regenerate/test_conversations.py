@@ -15,7 +15,13 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.text.chat_template import ChatTemplate, Turn
 from train.config import RegenerateSettings
 from train.data.chat import load_template
-from train.regenerate.conversations import Held, Recorded, Row, Speaker, hold
+from train.regenerate.conversations import (
+    Conversation,
+    RecordedConversation,
+    Row,
+    TurnEncoder,
+    run_conversation,
+)
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -93,18 +99,20 @@ def test_records_that_cannot_be_rewritten_are_told(
 
 
 @pytest.fixture(scope="module")
-def speaker(chat_folder: Path) -> Speaker:
+def encoder(chat_folder: Path) -> TurnEncoder:
     template = load_template(data_settings({"files": ["x"]}), chat_folder / "target", TOKENIZER)
-    return Speaker(TOKENIZER, template, (IM_END,), 400)
+    return TurnEncoder(TOKENIZER, template, (IM_END,), 400)
 
 
-def answered(speaker: Speaker, turns: list[Turn], *answers: str) -> tuple[list[Row], str | None]:
+def answered(
+    encoder: TurnEncoder, turns: list[Turn], *answers: str
+) -> tuple[list[Row], str | None]:
     """The rows of one conversation whose answers are given, and why later ones are left out."""
     data = {"sources": [{"files": ["x"]}], "sequence_length": LENGTH}
     values = settings(Path("x"), Path("rows.jsonl"), data=data, max_new_tokens=LIMIT)
-    session = hold(
-        speaker,
-        Recorded("line 1", turns, []).next_question,
+    session = run_conversation(
+        encoder,
+        RecordedConversation("line 1", turns, []).next_question,
         1,
         RegenerateSettings.model_validate(values),
     )
@@ -115,9 +123,9 @@ def answered(speaker: Speaker, turns: list[Turn], *answers: str) -> tuple[list[R
     assert (request.seed, request.sampling) == (1, SamplingConfig(0.8))
     with pytest.raises(StopIteration) as ended:
         session.send(last)
-    held: Held = ended.value.value
-    rows = [exchange.rows for exchange in held.exchanges if exchange.rows is not None]
-    return rows[-1], held.left_out
+    conversation: Conversation = ended.value.value
+    rows = [exchange.rows for exchange in conversation.exchanges if exchange.rows is not None]
+    return rows[-1], conversation.left_out
 
 
 def shown(row: Row) -> str:
@@ -134,30 +142,30 @@ TWICE = chat("Hi", "a", "Bye", "b")["messages"]
 
 
 def test_a_row_goes_on_with_the_next_answer_and_the_end_of_a_cut_one_carries_no_loss(
-    speaker: Speaker,
+    encoder: TurnEncoder,
 ) -> None:
-    (row,), left_out = answered(speaker, TWICE, "He", "So<|im_end|>")
+    (row,), left_out = answered(encoder, TWICE, "He", "So<|im_end|>")
     assert shown(row) == "<user\nHi>\n<assistant\n[He]>\n<user\nBye>\n<assistant\n[So>]"
     assert (row.answers, row.cut, left_out) == (2, 1, None)
 
 
-def test_an_answer_that_is_spelt_otherwise_starts_a_row(speaker: Speaker) -> None:
+def test_an_answer_that_is_spelt_otherwise_starts_a_row(encoder: TurnEncoder) -> None:
     # Chat programs strip what the target wrote; half a character is another one.
     for written, kept in ((" Hey<|im_end|>", "Hey"), ("<|im_start|><|im_end|>", "")):
-        first, second = answered(speaker, TWICE, written, "So<|im_end|>")[0]
+        first, second = answered(encoder, TWICE, written, "So<|im_end|>")[0]
         answer = written.replace("<|im_start|>", "<").replace("<|im_end|>", ">")
         assert shown(first) == f"<user\nHi>\n<assistant\n[{answer}]"
         assert shown(second) == (f"<user\nHi>\n<assistant\n{kept}>\n<user\nBye>\n<assistant\n[So>]")
 
 
-def test_a_template_that_rewrites_the_past_gives_a_row_per_answer(speaker: Speaker) -> None:
+def test_a_template_that_rewrites_the_past_gives_a_row_per_answer(encoder: TurnEncoder) -> None:
     """As reasoning models' templates do, this one leaves out thoughts of earlier turns."""
 
     def render(turns: list[Turn], asks: bool) -> str:
         said = [turn["content"].rpartition("/think ")[2] for turn in turns]
         return " ".join(said) + (" A:" if asks else "")
 
-    thinker = speaker._replace(template=ChatTemplate("thinker", render, False))
+    thinker = encoder._replace(template=ChatTemplate("thinker", render, False))
     rows, _ = answered(thinker, TWICE, "hm/think Hey<|im_end|>", "ah/think So<|im_end|>")
     assert [shown(row) for row in rows] == ["Hi A:[hm/think Hey>]", "Hi Hey Bye A:[ah/think So>]"]
 
@@ -170,7 +178,7 @@ def test_a_template_that_rewrites_the_past_gives_a_row_per_answer(speaker: Speak
     ],
 )
 def test_what_ends_a_conversation_early_is_kept_with_it(
-    speaker: Speaker, turn: Turn, reason: str
+    encoder: TurnEncoder, turn: Turn, reason: str
 ) -> None:
-    rows, left_out = answered(speaker, [*TWICE[:2], turn, TWICE[3]], "Hey<|im_end|>")
+    rows, left_out = answered(encoder, [*TWICE[:2], turn, TWICE[3]], "Hey<|im_end|>")
     assert ([row.answers for row in rows], left_out) == ([1], reason)

@@ -9,13 +9,13 @@ from chat_folders import END, IM_END, SPECIAL, chat_tokenizer
 
 from redrafter_jax.text.chat_template import ChatTemplate, Turn, render_vicuna
 from train.config import RegenerateSettings
-from train.regenerate.conversations import Exchange, Held, Row, Speaker
+from train.regenerate.conversations import Conversation, Exchange, Row, TurnEncoder
 from train.regenerate.questions import (
     UserTurn,
+    drop_repeated,
     find_user_turn,
     open_chats,
     read_question,
-    settle,
 )
 
 TOKENIZER = chat_tokenizer()
@@ -121,9 +121,9 @@ def test_questions_that_are_none_are_left_out(
     turn: UserTurn | tuple[UserTurn, str], written: str, words: str, fault: str | None
 ) -> None:
     turn, begun = (turn, "") if isinstance(turn, UserTurn) else turn
-    speaker = Speaker(TOKENIZER, as_template(chatml), (IM_END, END), 64)
+    encoder = TurnEncoder(TOKENIZER, as_template(chatml), (IM_END, END), 64)
     tokens = TOKENIZER.encode(written, add_special_tokens=False).ids
-    assert read_question(tokens, speaker, turn, begun) == (words, fault)
+    assert read_question(tokens, encoder, turn, begun) == (words, fault)
 
 
 @pytest.mark.parametrize(
@@ -144,12 +144,17 @@ def test_an_opening_stands_where_the_template_has_the_users_words(
 def test_a_question_that_was_asked_before_ends_the_conversation() -> None:
     row = [Row([1], [1], 1, 0)]
     asked = {"Old?"}
-    held = Held([Exchange("New?", row), Exchange("Old?", row), Exchange("Newer?", row)], None)
-    assert settle(held, asked) == (held.exchanges[:1], "a question that was asked before")
+    conversation = Conversation(
+        [Exchange("New?", row), Exchange("Old?", row), Exchange("Newer?", row)], None
+    )
+    assert drop_repeated(conversation, asked) == (
+        conversation.exchanges[:1],
+        "a question that was asked before",
+    )
     assert asked == {"Old?", "New?"}
-    twice = Held([Exchange("A?", row), Exchange("A?", row)], None)
-    assert settle(twice, asked) == (twice.exchanges[:1], "a question that was asked before")
+    twice = Conversation([Exchange("A?", row), Exchange("A?", row)], None)
+    assert drop_repeated(twice, asked) == (twice.exchanges[:1], "a question that was asked before")
     # The question of an answer that was left out may be asked again.
-    unanswered = Held([Exchange("B?", None)], "why")
-    assert settle(unanswered, asked) == ([], "why")
+    unanswered = Conversation([Exchange("B?", None)], "why")
+    assert drop_repeated(unanswered, asked) == ([], "why")
     assert "B?" not in asked
