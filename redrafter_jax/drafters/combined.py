@@ -100,8 +100,14 @@ def merge_trees(tree: TokenTree, other: TokenTree, count: int, sources: int) -> 
     appended = jnp.take_along_axis(above, node[:, None], axis=2) & live[:, None]
     alone = jnp.eye(N + count, dtype=bool)[N:]
     seen = jnp.where(live[..., None], jnp.concatenate([shared, appended], axis=2), alone)
-    deepest = jnp.max(jnp.where(shared, jnp.arange(N), 0), axis=2)
-    scores = jnp.take_along_axis(tree.log_probs, deepest, axis=1) + take(other.log_probs)
+
+    def score_of_deepest(tree: TokenTree, nodes: Bool[Array, "B C M"]) -> Float[Array, "B C"]:
+        deepest = jnp.max(jnp.where(nodes, jnp.arange(nodes.shape[2]), 0), axis=2)
+        return jnp.take_along_axis(tree.log_probs, deepest, axis=1)
+
+    # The shared path counts as this tree scores it, the rest as the other does.
+    further = take(other.log_probs) - score_of_deepest(other, above & same.any(axis=2)[:, None])
+    scores = score_of_deepest(tree, shared) + further
 
     def beside(
         nodes: Shaped[Array, "B N"], more: Shaped[Array, "B C"], padding: int | float

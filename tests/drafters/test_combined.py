@@ -24,10 +24,11 @@ def merged(tree: TokenTree, other: TokenTree, count: int) -> TokenTree:
 
 def test_a_chain_goes_on_from_the_nodes_that_the_tree_has_of_it() -> None:
     chain = jax.jit(chain_tree)(np.asarray(ROOT), np.asarray([[3, 6, 8, 3]]), np.asarray([True]))
+    chain = chain._replace(log_probs=np.asarray([[0, -0.25, -0.5, -1.0, -2.0]], np.float32))
     tree = merged(numpy_tree(ROOT, DRAWN, DraftConfig(2, 2)), chain, 2)
     drawn = [(7,), (7, 3), (7, 5), (7, 3, 4), (7, 3, 6)]
     assert live_paths(tree, 0) == [*drawn, (7, 3, 6, 8), (7, 3, 6, 8, 3)]
-    np.testing.assert_allclose(tree.log_probs, [[0, -1, -2, -1.5, -1.8, -1.8, -1.8]])
+    np.testing.assert_allclose(tree.log_probs, [[0, -1, -2, -1.5, -1.8, -2.3, -3.3]])
     assert tree.origin.tolist() == [[-1, 0, 0, 0, 0, 1, 1]]
 
 
