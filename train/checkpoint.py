@@ -25,12 +25,12 @@ class Restored(NamedTuple):
 
 @contextmanager
 def open_checkpoints(folder: Path, kept: int) -> Generator[ocp.CheckpointManager]:
-    """A manager of the newest `kept` checkpoints; saves run behind the training loop.
+    """A manager of the newest `kept` checkpoints; saves run in the background.
 
     Leaving the block waits for the last save.
 
     Raises:
-      InputError: that one could not be written.
+      InputError: it could not be written.
     """
     options = ocp.CheckpointManagerOptions(max_to_keep=kept, create=True)
     log = logging.getLogger("absl")
@@ -54,7 +54,7 @@ def save(
     Raises:
       InputError: the save before this one could not be written; older ones are as they were.
     """
-    # The shapes tell a checkpoint of something else from a damaged one.
+    # With the shapes a checkpoint of another model is told from a damaged one.
     stated = {"record": record, "shapes": _shapes(arrays)}
     with _writing(checkpoints):
         checkpoints.save(
@@ -71,10 +71,10 @@ def _writing(checkpoints: ocp.CheckpointManager) -> Generator[None]:
         yield
     except (OSError, ValueError) as error:
         text = str(error).partition("\n")[0]
-        # Of tensorstore's chain of messages the operating system's own is the last.
+        # The last of tensorstore's chained messages is the operating system's.
         found = re.search(r"([^:]*) \[os_error_code", text)
         if found is None and not isinstance(error, OSError):
-            raise  # of programming, not of the disk
+            raise  # a bug, not the disk
         reason = found[1].strip() if found else getattr(error, "strerror", None) or text
         full = (os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
         remedy = "make room" if reason in full else "mend that"
@@ -105,7 +105,7 @@ def restore_latest(checkpoints: ocp.CheckpointManager, like: Any, resume: bool) 
     def read(**parts: Any) -> Any:
         try:
             return checkpoints.restore(step, args=ocp.args.Composite(**parts))
-        except jax.errors.JaxRuntimeError:  # of the devices or of other processes
+        except jax.errors.JaxRuntimeError:  # from the devices or from other processes
             raise
         except Exception as error:  # orbax raises nothing narrower for what it cannot read
             older = [saved for saved in checkpoints.all_steps() if saved < step]
@@ -128,6 +128,6 @@ def restore_latest(checkpoints: ocp.CheckpointManager, like: Any, resume: bool) 
 
 
 def _shapes(arrays: Any) -> dict[str, list[int]]:
-    """Shapes by path, as JSON gives them back."""
+    """Shapes by path, in JSON's types."""
     leaves = jax.tree_util.tree_leaves_with_path(arrays)
     return {jax.tree_util.keystr(path): list(leaf.shape) for path, leaf in leaves}

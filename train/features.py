@@ -46,7 +46,7 @@ from .loss import TopTokens
 from .setup import digest_rows, load_sources
 from .step import run_target
 
-# Bytes of a shard at most, unless a single pass takes more: what a kill may lose.
+# Largest shard in bytes, unless a single pass takes more: what a kill may lose.
 _SHARD_BYTES = 64 << 20
 
 
@@ -92,24 +92,24 @@ def features(arguments: Sequence[str]) -> None:
     sources = load_sources(settings, config)
     print_report(sources, console)
     windows = [rows.windows for _, rows in sources]
-    index = plan(settings, config, windows)
-    begin(folder, index)
-    there = [shard_path(folder, shard).exists() for shard in range(len(index.shards) - 1)]
-    left = np.flatnonzero(~broadcast_from_first(np.asarray(there))).tolist()
+    index = make_index(settings, config, windows)
+    write_index(folder, index)
+    exists = [shard_path(folder, shard).exists() for shard in range(len(index.shards) - 1)]
+    missing = np.flatnonzero(~broadcast_from_first(np.asarray(exists))).tolist()
     lengths = np.concatenate([(each.segments > 0).sum(axis=1) for each in windows])
-    tell_size(folder, index, config, lengths, left, console)
-    if left:
+    check_space(folder, index, config, lengths, missing, console)
+    if missing:
         target = load_target(settings.target, settings.target_dtype, mesh)
         rows = Windows(*(np.concatenate(part) for part in zip(*windows, strict=True)))
-        write_shards(folder, index, left, target, rows, settings.loss.chunk_length)
+        write_shards(folder, index, missing, target, rows, settings.loss.chunk_length)
     wait_for_all("features")
     print_line(console, f"features of {lengths.sum():,} tokens in {folder}")
 
 
-def plan(
+def make_index(
     settings: FeaturesSettings, config: TargetConfig, windows: Sequence[Windows]
 ) -> FeatureIndex:
-    """What the folder will hold, before any of it is there."""
+    """What the folder will hold."""
     *starts, total = np.cumsum([0, *(len(each.tokens) for each in windows)]).tolist()
     rows_per_pass = settings.optimizer.batch_size
     layers = settings.drafter.context_layers
@@ -132,18 +132,18 @@ def token_bytes(config: TargetConfig, context_layers: Sequence[int], top_k: int)
     return hidden + top_k * (2 + _id_dtype(config.vocab_size).itemsize)
 
 
-def begin(folder: Path, index: FeatureIndex) -> None:
-    """Write the index, or compare it with the one that is there.
+def write_index(folder: Path, index: FeatureIndex) -> None:
+    """Write the index, or compare it with the one that the folder has.
 
     Raises:
       InputError: the folder holds other features.
     """
-    there = read_index(folder)
-    if there is None:
+    existing = read_index(folder)
+    if existing is None:
         if is_first():
             write_whole(folder / "index.json", index.model_dump_json(indent=2) + "\n")
         return
-    stated, found = index.model_dump(), there.model_dump()
+    stated, found = index.model_dump(), existing.model_dump()
     if changed := [name for name in stated if stated[name] != found[name]]:
         raise InputError(
             f"{folder} holds features with other settings for {', '.join(changed)}; use another "
@@ -151,25 +151,25 @@ def begin(folder: Path, index: FeatureIndex) -> None:
         )
 
 
-def tell_size(
+def check_space(
     folder: Path,
     index: FeatureIndex,
     config: TargetConfig,
     lengths: np.ndarray,
-    left: Sequence[int],
+    missing: Sequence[int],
     console: Console,
 ) -> None:
-    """Print what all shards take and what is free.
+    """Print the size of all shards and what is free.
 
     Raises:
-      InputError: what is left of them does not fit.
+      InputError: the missing shards do not fit.
     """
     per_token = token_bytes(config, index.context_layers, index.top_k)
     sizes = [
         int(lengths[first:end].sum()) * per_token + (end - first + 1) * 8
         for first, end in pairwise(index.shards)
     ]
-    needed, free = sum(sizes[shard] for shard in left), shutil.disk_usage(folder).free
+    needed, free = sum(sizes[shard] for shard in missing), shutil.disk_usage(folder).free
     print_line(
         console,
         f"{lengths.sum():,} tokens take {decimal(sum(sizes))} in {folder}, of which "
@@ -185,21 +185,21 @@ def tell_size(
 def write_shards(
     folder: Path,
     index: FeatureIndex,
-    left: Sequence[int],
+    missing: Sequence[int],
     target: Target,
     rows: Windows,
     chunk_length: int,
 ) -> None:
-    """Run the target over the rows of the shards that are left, and write each when it is whole.
+    """Run the target over the rows of the missing shards, and write each when it is complete.
 
     Raises:
       InputError: a shard cannot be written.
     """
-    total = sum(index.shards[shard + 1] - index.shards[shard] for shard in left)
-    for half in folder.glob(".tmp??????") if is_first() else ():  # safetensors', of a killed run
-        half.unlink()
+    total = sum(index.shards[shard + 1] - index.shards[shard] for shard in missing)
+    for path in folder.glob(".tmp??????") if is_first() else ():  # safetensors', of a killed run
+        path.unlink()
     with progress(total, "rows read") as advance:
-        for shard in left:
+        for shard in missing:
             bounds = range(index.shards[shard], index.shards[shard + 1])
             parts = []
             for start in bounds[:: index.rows_per_pass]:
@@ -215,30 +215,30 @@ def features_of_rows(
     target: Target, rows: Windows, start: int, stop: int, index: FeatureIndex, chunk_length: int
 ) -> dict[str, np.ndarray]:
     """The arrays of a shard for some of its rows: token after token, without padding."""
-    # The last rows are fewer; filled up they need no program of their own.
-    picked = np.minimum(np.arange(start, start + index.rows_per_pass), stop - 1)
+    # The last pass has fewer rows; padded with its last row it needs no program of its own.
+    indices = np.minimum(np.arange(start, start + index.rows_per_pass), stop - 1)
     part, parts = rows_of_process(target.mesh)
-    own = np.split(picked, parts)[part]
-    chosen = Batch(**{name: values[own] for name, values in rows._asdict().items()})
-    batch = place_batch(chosen, 1, target.mesh)
+    own = np.split(indices, parts)[part]
+    batch = Batch(**{name: values[own] for name, values in rows._asdict().items()})
+    placed = place_batch(batch, 1, target.mesh)
     hidden, top = to_host(
-        run_pass(
+        compute_features(
             target,
-            batch["tokens"][0],
-            batch["segments"][0],
+            placed["tokens"][0],
+            placed["segments"][0],
             context_layers=index.context_layers,
             top_k=index.top_k,
             chunk_length=chunk_length,
         )
     )
-    there = rows.segments[start:stop] > 0
+    is_token = rows.segments[start:stop] > 0
     ids = top.token_ids.astype(_id_dtype(target.config.vocab_size))
     kept = {"hidden": hidden, "log_probs": top.log_probs, "token_ids": ids}
-    return {name: values[: len(there)][there] for name, values in kept.items()}
+    return {name: values[: len(is_token)][is_token] for name, values in kept.items()}
 
 
 @partial(jax.jit, static_argnames=("context_layers", "top_k", "chunk_length"))
-def run_pass(
+def compute_features(
     target: Target,
     tokens: Int[Array, "B T"],
     segments: Int[Array, "B T"],
@@ -267,8 +267,8 @@ def run_pass(
 def _write(path: Path, parts: Sequence[dict[str, np.ndarray]], starts: np.ndarray) -> None:
     arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     try:
-        save_file(arrays | {"starts": starts}, path)  # whole or not at all
-        # safetensors leaves a file that its owner alone may read.
+        save_file(arrays | {"starts": starts}, path)  # atomic
+        # safetensors makes files that only their owner may read.
         shutil.copymode(path.with_name("index.json"), path)
     except SafetensorError as error:  # a full disk, for example
         raise InputError(f"{path} could not be written ({error}).") from None

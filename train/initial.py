@@ -36,29 +36,29 @@ def new_drafter(
       InputError: the head is to start from the target's, but is wider; the target has fewer tokens
         or layers than are asked for; or a trained drafter to start from is of another shape.
     """
-    drafted = None
+    tokens = None
     if settings.draft_vocab_size is not None:
-        # Where a draft can end no text, every text ends with a call for its end alone.
+        # Without end tokens no draft could end a text: each would take one more target call.
         ends = set(target.config.eos_token_ids)
-        drafted = most_frequent(sources, settings.draft_vocab_size, target.config.vocab_size, ends)
+        tokens = most_frequent(sources, settings.draft_vocab_size, target.config.vocab_size, ends)
     if settings.initial_drafter is not None:
-        return _trained(settings.initial_drafter, settings, target.config, rounds, drafted)
-    config = settings.build_for(target.config, rounds, drafted)
+        return _load_initial(settings.initial_drafter, settings, target.config, rounds, tokens)
+    config = settings.build_for(target.config, rounds, tokens)
     drafter = init_drafter(config, seed)
     if settings.initial_head == "random":
         return drafter
     start = drafter.merge()
     head = target.merge().head.astype(jnp.float32)
-    head = head if drafted is None else head[:, np.asarray(drafted)]
+    head = head if tokens is None else head[:, np.asarray(tokens)]
     match config:
         case MedusaConfig():
-            _start_as_target(start, head)
+            _start_medusa(start, head)
         case DrafterConfig():
-            _start_with_head(start, config, head)
+            _start_recurrent(start, config, head)
     return Model.split(config, start)
 
 
-def _trained(
+def _load_initial(
     folder: str,
     settings: DrafterSettings,
     target: TargetConfig,
@@ -66,11 +66,11 @@ def _trained(
     chosen: tuple[int, ...] | None,
 ) -> DraftModel:
     drafter = load_drafter(folder, "float32")
-    drafted = drafter.config.draft_tokens
-    count = len(drafted or ()) or None
+    tokens = drafter.config.draft_tokens
+    count = len(tokens or ()) or None
     if settings.draft_vocab_size != count and drafter.config.head == "target":
         # None of its parameters belongs to a token, so that the data may choose others.
-        module, drafted = drafter.merge(), chosen
+        module, tokens = drafter.merge(), chosen
         module.config = replace(module.config, draft_tokens=chosen)
         drafter = Model.split(module.config, module)
     elif settings.draft_vocab_size != count:
@@ -78,7 +78,7 @@ def _trained(
             f"drafter.draft_vocab_size is {settings.draft_vocab_size}, and that of {folder} is "
             f"{count}; state the same, or another drafter.initial_drafter."
         )
-    stated, found = asdict(settings.build_for(target, rounds, drafted)), asdict(drafter.config)
+    stated, found = asdict(settings.build_for(target, rounds, tokens)), asdict(drafter.config)
     for name in stated | found:
         if stated.get(name) != found.get(name):
             raise InputError(
@@ -88,20 +88,20 @@ def _trained(
     return drafter
 
 
-def _start_as_target(medusa: MedusaHeads, projection: Float[Array, "D U"]) -> None:
-    """Blocks that add nothing: every head begins as the target's (its paper, section 2.1.1)."""
+def _start_medusa(medusa: MedusaHeads, projection: Float[Array, "D U"]) -> None:
+    """Blocks that add nothing: every head starts as the target's (its paper, section 2.1.1)."""
     for head in medusa.heads:
         for block in head.blocks:
             block.kernel[...] = jnp.zeros_like(block.kernel[...])
         if medusa.config.head == "own":
-            # Training donates its state, in which no buffer may lie twice.
+            # Training donates its state, so no two heads may share a buffer.
             head.lm_head.kernel[...] = jnp.copy(projection)
 
 
-def _start_with_head(
+def _start_recurrent(
     start: RecurrentHead, config: DrafterConfig, head: Float[Array, "D U"]
 ) -> None:
-    """The head of a recurrent drafter as the target's.
+    """Start the head of a recurrent drafter from the target's.
 
     Raises:
       InputError: it is wider.
@@ -115,12 +115,12 @@ def _start_with_head(
         )
     match config.head:
         case "own":
-            start.lm_head.kernel[...] = _strongest(head, E)[1]
+            start.lm_head.kernel[...] = _low_rank(head, E)[1]
         case "low_rank":
             start.head_proj.kernel[...] = jnp.eye(E, width)
-            start.lm_head.kernel[...] = _strongest(head, width)[1]
+            start.lm_head.kernel[...] = _low_rank(head, width)[1]
         case "target":
-            start.head_proj.kernel[...] = _strongest(head, E)[0] if E < D else jnp.eye(E, D)
+            start.head_proj.kernel[...] = _low_rank(head, E)[0] if E < D else jnp.eye(E, D)
 
 
 def most_frequent(
@@ -131,9 +131,8 @@ def most_frequent(
 ) -> tuple[int, ...]:
     """The `count` of V tokens that most often carry loss, in rising order.
 
-    Each source counts by its part of the rows that are trained on, whatever its size. Of equally
-    frequent tokens the lower comes first. Those of `always`, such as the end token, are taken in
-    however rare they are.
+    Each source counts by its weight, whatever its size. Of equally frequent tokens the lower ids
+    are taken. Those of `always`, such as the end token, are included however rare they are.
 
     Raises:
       InputError: the vocabulary has fewer tokens, or `always` more.
@@ -153,15 +152,15 @@ def most_frequent(
     return tuple(np.sort(best).tolist())
 
 
-def _strongest(
-    head: Float[Array, "D U"], count: int
+def _low_rank(
+    head: Float[Array, "D U"], rank: int
 ) -> tuple[Float[Array, "E D"], Float[Array, "E U"]]:
-    """A head's E strongest directions, and its scores of them: the best head of that rank.
+    """The best approximation of a head by rank E: its E leading directions, and the head of these.
 
-    All D of them are the input as it is.
+    With E = D they are the identity and the head itself.
     """
-    if count == len(head):
-        return jnp.eye(count), head
+    if rank == len(head):
+        return jnp.eye(rank), head
     _, directions = jnp.linalg.eigh(head @ head.T)
-    strongest = directions[:, : -count - 1 : -1].T
-    return strongest, strongest @ head
+    leading = directions[:, : -rank - 1 : -1].T
+    return leading, leading @ head

@@ -22,7 +22,7 @@ from .checkpoint import open_checkpoints, restore_latest
 from .config import TrainSettings
 from .data.batches import place_batch
 from .data.report import write_report
-from .metrics import Screen, check_finite, open_log, to_scalars
+from .metrics import TrainProgress, check_finite, open_log, to_scalars
 from .setup import Run, check_same_inputs, check_same_run, set_up
 from .step import TrainState, init_state, train_step
 from .termination import watch_for_termination
@@ -62,7 +62,7 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
     """
     run = set_up(settings, console)
     folder = settings.output_dir
-    # Signals are watched for outside: leaving the inner block waits for the last save.
+    # Signals are watched outermost: closing the checkpoints waits for the last save.
     with (
         watch_for_termination() as asked_to_stop,
         open_checkpoints(folder / "checkpoints", settings.checkpoints_kept) as checkpoints,
@@ -73,12 +73,12 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
             write_report(run.sources, folder / "data.json")
         with (
             open_log(folder, position.step) if is_first() else nullcontext() as log,
-            Screen(console, settings.steps, position.step) as screen,
+            TrainProgress(console, settings.steps, position.step) as progress,
         ):
             stopped_by = None
             while position.step < settings.steps and stopped_by is None:
                 position, scalars, stopped_by = run_interval(
-                    run, position, asked_to_stop, screen.step
+                    run, position, asked_to_stop, progress.step
                 )
                 due = _due(settings, position.step)
                 if "try" in due:
@@ -87,18 +87,18 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
                 if due & {"try", "log"}:
                     if log is not None:
                         log(position.step, scalars)
-                    screen.show(position.step, scalars)
+                    progress.show(position.step, scalars)
                 if "save" in due or stopped_by:
                     save(run, position, checkpoints)
-                # After the save, for whoever reads may be gone.
-                screen.tell(due="try" in due or position.step == settings.steps)
+                # After the save: printing fails where the reader of the pipe is gone.
+                progress.print_status(due="try" in due or position.step == settings.steps)
 
     exported = export(run, position) if position.step == settings.steps else None
     return Outcome(position.step, exported, position.best, stopped_by)
 
 
 def resume(run: Run, checkpoints: ocp.CheckpointManager, console: Console) -> Position:
-    """The place of the newest checkpoint, in the data too, or the beginning where there is none.
+    """Restore the newest checkpoint, the position in the data too; step 0 where there is none.
 
     Raises:
       InputError: the checkpoint is of another run, or cannot be read.
@@ -164,7 +164,7 @@ def run_interval(
             optimizer=run.optimizer,
             fully_sharded=settings.mesh.fully_sharded,
         )
-        # JAX would queue steps without end, and whoever asks to stop would wait for all of them.
+        # Else JAX queues steps without end, and a request to stop waits for all of them.
         jax.block_until_ready(before)
         advance()
         stopped_by = asked_to_stop(step)
@@ -194,7 +194,7 @@ def try_position(run: Run, position: Position) -> tuple[Position, dict[str, floa
 
 
 def save(run: Run, position: Position, checkpoints: ocp.CheckpointManager) -> None:
-    """A checkpoint of the position, with what tells whether a run may go on from it."""
+    """Save a checkpoint, with what `resume` compares."""
     record = {
         "data": run.batches.get_state(),
         "settings": run.settings.model_dump(mode="json"),

@@ -5,11 +5,11 @@ Medusa heads head i predicts it, from h_t alone. The teacher of that prediction 
 output at position t+1+i, from the same forward pass that gave h_t (paper, section 4; distillation
 as in section 4.2).
 
-Where features are kept (`train.features`), the teacher is known by its k most likely tokens, and
-the other tokens share evenly what those leave of the probability.
+With kept features (`train.features`) only the teacher's k most likely tokens are known; the rest of
+the probability is shared evenly by the other tokens.
 
-A drafter may know U of the V tokens only. The soft loss then compares with the target's
-distribution among those; a label that it does not know has no hard loss and counts as missed.
+A drafter may know only U of the V tokens. The soft loss then compares with the target's
+distribution over those; a label that it does not know has no hard loss and counts as missed.
 """
 
 from functools import partial
@@ -51,16 +51,16 @@ class RoundSums(NamedTuple):
 def count_positions(
     loss_mask: Bool[Array, "B T"], segments: Int[Array, "B T"], rounds: int
 ) -> Int[Array, " R"]:
-    """Positions that carry loss, per round: those whose label x_{t+2+i} exists and counts.
+    """Positions that carry loss, per round.
 
-    It must be of the same document as x_t.
+    Their label x_{t+2+i} exists, counts, and is of the same document as x_t.
     """
     ahead = range(2, rounds + 2)
-    return jnp.stack([(loss_mask & _same(segments, i))[:, i:].sum() for i in ahead])
+    return jnp.stack([(loss_mask & _same_document(segments, i))[:, i:].sum() for i in ahead])
 
 
-def _same(segments: Int[Array, "B T"], ahead: int) -> Bool[Array, "B T"]:
-    """Whether a token is of the same document as the one so many places before it."""
+def _same_document(segments: Int[Array, "B T"], ahead: int) -> Bool[Array, "B T"]:
+    """Whether each token is of the same document as the token `ahead` places before it."""
     before = jnp.pad(segments, ((0, 0), (ahead, 0)), constant_values=-1)[:, : segments.shape[1]]
     return segments == before
 
@@ -72,18 +72,18 @@ class TopTokens(NamedTuple):
     token_ids: Int[Array, "*B k"]
 
 
-def spread(
+def dense_log_probs(
     top: TopTokens, vocab_size: int, known: Int[Array, " U"] | None = None
 ) -> Float[Array, "*B U"]:
-    """Log-probabilities of the `known` tokens, or all, float32: what the k leave, the others share.
+    """Log-probabilities of the `known` tokens, or of all, in float32.
 
-    They share it evenly. None of them gets more than the last of the k, which rounding could
-    otherwise leave.
+    The other tokens share evenly what the k leave. None of them gets more than the last of the k,
+    which rounding could otherwise leave.
     """
     log_probs = top.log_probs.astype(jnp.float32)
     left = 1 - jnp.exp(log_probs).sum(axis=-1, keepdims=True)
     others = max(vocab_size - log_probs.shape[-1], 1)
-    # Not the logarithm of the ratio: where nothing is left, as of padding, that is -inf in float32,
+    # Not the logarithm of the ratio: where nothing is left, as at padding, that is -inf in float32,
     # and -inf for every known token is no distribution.
     each = jnp.log(jnp.maximum(left, jnp.finfo(jnp.float32).tiny)) - jnp.log(others)
     each = jnp.minimum(each, log_probs[..., -1:])
@@ -96,15 +96,15 @@ def spread(
     return jnp.put_along_axis(dense, places, log_probs, axis=-1, inplace=False, mode="drop")
 
 
-class Window(NamedTuple):
+class Chunk(NamedTuple):
     """C positions and the R that follow, which their last rounds need.
 
     Attributes:
       hidden: the target's last hidden states, those of context layers before them.
       tokens: the tokens they belong to, and one more.
       loss_mask: True where predicting the token counts.
-      segments: number of the document that the token is of.
-      top: the target's most likely next tokens where they are kept, to be read in its place.
+      segments: number of the token's document.
+      top: the target's most likely next tokens where they are kept; they replace its logits.
     """
 
     hidden: Float[Array, "B M Z"]
@@ -114,7 +114,7 @@ class Window(NamedTuple):
     top: TopTokens | None
 
 
-def split_windows(
+def split_chunks(
     hidden: Float[Array, "B T Z"],
     tokens: Int[Array, "B T"],
     loss_mask: Bool[Array, "B T"],
@@ -123,24 +123,24 @@ def split_windows(
     rounds: int,
     chunk_length: int,
     top: TopTokens | None = None,
-) -> Window:
-    """The windows of all positions, `chunk_length` (C) each, stacked on a leading axis.
+) -> Chunk:
+    """The chunks of all positions, `chunk_length` (C) each, stacked on a leading axis.
 
-    Whoever sums their losses one by one, gradients included, holds the logits of one window: at
-    most [B, C + R, V] of the target and [R, B, C, V] of the drafter, whatever T.
+    A scan over them, gradients included, holds the logits of one chunk at a time: at most
+    [B, C + R, V] of the target and [R, B, C, V] of the drafter, whatever T.
     """
     T = tokens.shape[1]
     chunk_length = min(chunk_length, T)
     starts = range(0, T, chunk_length)
 
     def stack(values: Array, length: int) -> Array:
-        # Beyond the end nothing counts: padded labels are masked.
+        # Padding is masked, so it carries no loss.
         extra = starts[-1] + length - T
         padded = jnp.pad(values, ((0, 0), (0, extra)) + ((0, 0),) * (values.ndim - 2))
         return jnp.stack([padded[:, start : start + length] for start in starts])
 
     length = chunk_length + rounds
-    return Window(
+    return Chunk(
         stack(hidden, length),
         *(stack(x, length + 1) for x in (tokens, loss_mask, segments)),
         top=jax.tree.map(lambda x: stack(x, length), top),
@@ -150,39 +150,39 @@ def split_windows(
 def round_sums(
     drafter: DraftHead,
     target: Decoder,
-    window: Window,
+    chunk: Chunk,
     *,
     rounds: int,
     settings: LossSettings,
 ) -> RoundSums:
-    """Unroll the drafter R rounds at every position of a window and sum its losses.
+    """Unroll the drafter R rounds at every position of a chunk and sum its losses.
 
-    Of the frozen target the embedding is used, and the vocabulary projection where the window keeps
-    no `top`, or the drafter's head is the target's. Weights in the settings are not read here.
+    The frozen target's embedding is used, and its vocabulary projection where the chunk has no
+    `top` or the drafter's head is the target's. The weights in the settings are not read here.
     """
-    C = window.hidden.shape[1] - rounds
+    C = chunk.hidden.shape[1] - rounds
     known = drafter.draft_token_ids
     scorer = _frozen_scorer(target, known) if drafter.config.head == "target" else None
     vocab_size = target.config.vocab_size
-    if window.top is None:
-        scores = jax.lax.stop_gradient(target.logits(window.hidden[:, 1:]))
+    if chunk.top is None:
+        scores = jax.lax.stop_gradient(target.logits(chunk.hidden[:, 1:]))
         normaliser, highest = jax.nn.logsumexp(scores, axis=-1), scores.max(axis=-1)
         scores = scores if known is None else scores[..., known]
     else:
-        top = jax.tree.map(lambda leaf: leaf[:, 1:], window.top)
-        scores = spread(top, vocab_size, known)
+        top = jax.tree.map(lambda leaf: leaf[:, 1:], chunk.top)
+        scores = dense_log_probs(top, vocab_size, known)
         highest = top.log_probs[..., 0].astype(jnp.float32)
         normaliser = jnp.zeros_like(highest)
     teacher = _Teacher.of(scores, normaliser, highest, settings)
-    labels = window.tokens if known is None else _index_of(known, vocab_size)[window.tokens]
-    embedded = target.stored_embeddings(window.tokens[:, 1:])
+    labels = chunk.tokens if known is None else _index_of(known, vocab_size)[chunk.tokens]
+    embedded = target.stored_embeddings(chunk.tokens[:, 1:])
     sums = []
-    for i, logits in enumerate(drafter.unroll(window.hidden[:, :C], embedded, rounds, scorer)):
-        own, ahead = slice(i, i + C), slice(2 + i, 2 + i + C)
-        taught = _Teacher(*(leaf[:, own] for leaf in teacher))
-        mask = (window.loss_mask & _same(window.segments, 2 + i))[:, ahead]
+    for i, logits in enumerate(drafter.unroll(chunk.hidden[:, :C], embedded, rounds, scorer)):
+        ahead = slice(2 + i, 2 + i + C)
+        of_round = _Teacher(*(leaf[:, i : i + C] for leaf in teacher))
+        mask = (chunk.loss_mask & _same_document(chunk.segments, 2 + i))[:, ahead]
         temperature = settings.soft_temperature
-        sums.append(_prediction_sums(logits, taught, labels[:, ahead], mask, temperature))
+        sums.append(_prediction_sums(logits, of_round, labels[:, ahead], mask, temperature))
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *sums)
 
 
@@ -213,18 +213,18 @@ _project.defvjp(_project_forward, _project_backward)
 
 
 def _index_of(known: Int[Array, " U"], vocab_size: int) -> Int[Array, " V"]:
-    """Where each token stands among the known ones; -1 for the others."""
-    nowhere = jnp.full(vocab_size, -1)
-    return nowhere.at[known].set(jnp.arange(len(known)))
+    """Index of each token among the known ones; -1 for the others."""
+    unknown = jnp.full(vocab_size, -1)
+    return unknown.at[known].set(jnp.arange(len(known)))
 
 
 class _Teacher(NamedTuple):
     """The target's distribution of the token after each position, over the known tokens.
 
     Attributes:
-      probabilities: as they are; they sum to less than 1 where not all tokens are known.
-      softened: as the soft loss wants it; sums to 1.
-      entropy: of the softened one.
+      probabilities: unscaled; they sum to less than 1 where not all tokens are known.
+      softened: at the soft loss's temperature and top-k; sums to 1.
+      entropy: of `softened`.
       best: the target's most likely token among the known ones, -1 where it is not one of them.
     """
 
@@ -243,20 +243,20 @@ class _Teacher(NamedTuple):
     ) -> "_Teacher":
         """From scores of the known tokens; `normaliser` and `highest` are over all V."""
         best = jnp.where(scores.max(axis=-1) == highest, jnp.argmax(scores, axis=-1), -1)
-        kept = _keep_best(scores, settings.soft_top_k)
+        kept = _keep_top_k(scores, settings.soft_top_k)
         softened = jax.nn.log_softmax(kept / settings.soft_temperature)
         weights = jnp.exp(softened)
         entropy = -jnp.sum(jnp.where(weights > 0, weights * softened, 0.0), axis=-1)
         return cls(jnp.exp(scores - normaliser[..., None]), weights, entropy, best)
 
 
-def _keep_best(logits: Float[Array, "B C U"], count: int | None) -> Float[Array, "B C U"]:
+def _keep_top_k(logits: Float[Array, "B C U"], count: int | None) -> Float[Array, "B C U"]:
     if count is None or count >= logits.shape[-1]:
         return logits
-    # Just so many, though others may equal the last of them in kept features.
+    # Exactly `count`: in kept features other tokens may equal the last of them.
     highest, tokens = jax.lax.top_k(logits, count)
-    nothing = jnp.full_like(logits, -jnp.inf)
-    return jnp.put_along_axis(nothing, tokens, highest, axis=-1, inplace=False)
+    dropped = jnp.full_like(logits, -jnp.inf)
+    return jnp.put_along_axis(dropped, tokens, highest, axis=-1, inplace=False)
 
 
 def _prediction_sums(
@@ -269,28 +269,28 @@ def _prediction_sums(
     """Sums of one round, with as few passes over U as the measures need."""
     is_known = labels >= 0
     normaliser = jax.nn.logsumexp(logits, axis=-1)
-    label_logits = _pick(logits, labels)
-    # Not `logits > label_logits`: what is no number is no good guess.
+    label_logits = _logit_of(logits, labels)
+    # Not `logits > label_logits`: NaN must not rank first.
     rank = (~(logits <= label_logits[..., None])).sum(axis=-1)
     softened = logits / temperature
     cross_entropy = jax.nn.logsumexp(softened, axis=-1) - jnp.sum(
         teacher.softened * softened, axis=-1
     )
     shared = jnp.minimum(teacher.probabilities, jnp.exp(logits - normaliser[..., None]))
-    # Rounding may leave nothing where both agree on nothing.
+    # Where the two share almost nothing, rounding may leave 0.
     overlap = jnp.maximum(shared.sum(axis=-1), jnp.finfo(jnp.float32).tiny)
-    agrees = (teacher.best >= 0) & (_pick(logits, teacher.best) >= logits.max(axis=-1))
-    among = is_known[..., None] & (rank[..., None] < jnp.arange(1, TOP + 1))
+    agrees = (teacher.best >= 0) & (_logit_of(logits, teacher.best) >= logits.max(axis=-1))
+    in_top = is_known[..., None] & (rank[..., None] < jnp.arange(1, TOP + 1))
     return RoundSums(
         hard=jnp.sum((normaliser - label_logits) * (mask & is_known)),
         soft=jnp.sum((cross_entropy - teacher.entropy) * mask) * temperature**2,
         lk=jnp.sum(-jnp.log(overlap) * mask),
-        top=jnp.sum(among & mask[..., None], axis=(0, 1)).astype(jnp.float32),
+        top=jnp.sum(in_top & mask[..., None], axis=(0, 1)).astype(jnp.float32),
         agreement=jnp.sum(agrees & mask).astype(jnp.float32),
     )
 
 
-def _pick(logits: Float[Array, "B C U"], tokens: Int[Array, "B C"]) -> Float[Array, "B C"]:
+def _logit_of(logits: Float[Array, "B C U"], tokens: Int[Array, "B C"]) -> Float[Array, "B C"]:
     """The logit of each token; of some token where there is none (-1)."""
     chosen = jnp.maximum(tokens, 0)
     return jnp.take_along_axis(logits, chosen[..., None], axis=-1)[..., 0]

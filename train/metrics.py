@@ -22,10 +22,10 @@ from redrafter_jax.errors import InputError
 from .data.report import print_line
 from .step import StepMetrics
 
-# Generated code, whose names type checkers do not see.
+# Generated code, whose names type checkers do not know.
 _PROTO: Any = event_pb2
-# Seconds between two lines of a run that no terminal shows.
-_QUIET = 30
+# Seconds between two lines where there is no terminal.
+_LINE_SECONDS = 30
 
 
 def to_scalars(metrics: StepMetrics) -> dict[str, float]:
@@ -42,7 +42,7 @@ def to_scalars(metrics: StepMetrics) -> dict[str, float]:
 
 
 def check_finite(step: int, learning_rate: float, **scalars: float) -> None:
-    """Stop a run that has diverged: no later step makes numbers of what is none.
+    """Stop a run that has diverged: no later step recovers from NaN.
 
     Raises:
       InputError: a scalar is not finite.
@@ -55,7 +55,7 @@ def check_finite(step: int, learning_rate: float, **scalars: float) -> None:
             )
 
 
-def summary(scalars: dict[str, float]) -> str:
+def status_line(scalars: dict[str, float]) -> str:
     """The line on the screen: loss, top-1 accuracy per round, acceptance if tried, speed."""
     top = re.compile(r"round_\d+/top_1")
     accuracy = " ".join(f"{100 * value:.0f}" for name, value in scalars.items() if top.match(name))
@@ -65,8 +65,8 @@ def summary(scalars: dict[str, float]) -> str:
     return "  ".join([*parts, f"{scalars['tokens_per_second']:.0f} tokens/s"])
 
 
-class Screen(Progress):
-    """A bar on a terminal, now and then a line elsewhere."""
+class TrainProgress(Progress):
+    """A bar on a terminal; elsewhere a line now and then."""
 
     def __init__(self, console: Console, steps: int, step: int) -> None:
         # The bar is the first to give way where the line is short.
@@ -83,7 +83,7 @@ class Screen(Progress):
         self._step = self.add_task("train", total=steps, completed=step, status="compiling")
         self._tried: dict[str, float] = {}
         self._line = ""
-        self._told = time.monotonic()
+        self._printed = time.monotonic()
 
     def step(self) -> None:
         """A step was taken."""
@@ -93,23 +93,23 @@ class Screen(Progress):
         """Show a step's scalars; an acceptance length stays until the next."""
         if "acceptance_length" in scalars:
             self._tried = scalars
-        status = summary(self._tried | scalars)
+        status = status_line(self._tried | scalars)
         self.update(self._step, status=status)
         self._line = f"step {step} of {self._steps}: {status}"
 
-    def tell(self, due: bool) -> None:
-        """Where there is no terminal, print what was shown last if it is due or long ago."""
-        quiet = time.monotonic() - self._told > _QUIET
-        if self._line and (due or quiet) and not self.console.is_terminal:
+    def print_status(self, due: bool) -> None:
+        """Without a terminal, print the latest status if it is due or the last line is long ago."""
+        due = due or time.monotonic() - self._printed > _LINE_SECONDS
+        if self._line and due and not self.console.is_terminal:
             print_line(self.console, self._line)
-            self._line, self._told = "", time.monotonic()
+            self._line, self._printed = "", time.monotonic()
 
 
 @contextmanager
 def open_log(folder: Path, resumed_step: int) -> Generator[Callable[[int, dict[str, float]], None]]:
     """A function that appends a step's scalars to `metrics.jsonl` and to TensorBoard.
 
-    A resumed run first drops the rows past the step it resumes from: they will be made again.
+    A resumed run first drops the rows past the step it resumes from: they will be written again.
     """
     path = folder / "metrics.jsonl"
     kept = []
@@ -119,7 +119,7 @@ def open_log(folder: Path, resumed_step: int) -> Generator[Callable[[int, dict[s
     write_whole(path, "".join(kept))
     board = folder / "tensorboard"
     board.mkdir(exist_ok=True)
-    # In this thread: a full disk ends the run, where a `SummaryWriter` would wait for its own.
+    # It writes in this thread, so a full disk ends the run; `SummaryWriter` waits for its own.
     with path.open("a") as file, closing(EventsWriter(str(board / "events"))) as events:
         start = _PROTO.SessionLog(status=_PROTO.SessionLog.START)
         events.write_event(_event(resumed_step + 1, session_log=start))

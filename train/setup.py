@@ -40,8 +40,8 @@ from .initial import new_drafter
 from .optimizer import make_optimizer
 from .trial import Trial, plan_trial
 
-# Settings that may change between a run and its continuation: they do not touch the parameters.
-# Features are compared by their digest, wherever they lie.
+# Settings that may change when a run is resumed: they do not change the parameters. Features are
+# compared by their digest, wherever they are stored.
 _FREE_SETTINGS = {
     "output_dir",
     "resume",
@@ -74,7 +74,7 @@ class Run(NamedTuple):
 def set_up(settings: TrainSettings, console: Console) -> Run:
     """Load the target and the data and make the drafter; the data's counts are printed.
 
-    Of the target's layers features leave no need, unless the drafter is tried.
+    With features the target's layers are not loaded, unless the drafter is tried.
 
     Raises:
       InputError: the target, the data or the features do not fit the settings, or the folder cannot
@@ -133,7 +133,11 @@ def load_sources(settings: TrainSettings, config: TargetConfig) -> Sources:
 def _open_features(
     settings: TrainSettings, sources: dict[str, str]
 ) -> tuple[FeatureIndex, list[ReadRow]]:
-    """The features that the run reads; errors are those of `open_features`, and losses without."""
+    """The features that the run reads.
+
+    Raises:
+      InputError: as `open_features`, or the features lack what a loss needs.
+    """
     assert settings.features is not None
     index, readers = open_features(
         settings.features,
@@ -169,16 +173,16 @@ def check_same_run(saved: dict[str, Any], step: int, settings: TrainSettings) ->
     A run that has taken all its `steps` may go on to more.
 
     Raises:
-      InputError: others than those that may change differ.
+      InputError: a setting differs that may not change.
     """
     stated = settings.model_dump(mode="json")
     free = _FREE_SETTINGS | ({"steps"} if step == saved["steps"] < settings.steps else set())
     changed = [name for name in stated if name not in free and saved.get(name) != stated[name]]
     if changed:
-        ends = f"; steps may only grow, once all {saved['steps']} are taken" * ("steps" in changed)
+        only = f"; steps may only grow, once all {saved['steps']} are taken" * ("steps" in changed)
         raise InputError(
             f"{settings.output_dir} holds a run with other settings for {', '.join(changed)}"
-            f"{ends}; use another output_dir or remove that one."
+            f"{only}; use another output_dir or remove that one."
         )
 
 
@@ -187,10 +191,10 @@ def check_same_inputs(
 ) -> None:
     """Compare digests of what the run read when it began with those of what it reads now.
 
-    In what `chats` names a chat template has a part.
+    `chats` names the sources that a chat template renders.
 
     Raises:
-      InputError: one is another.
+      InputError: a digest differs.
     """
     changed = [name for name in stated if saved.get(name) != stated[name]]
     if changed:
@@ -207,7 +211,7 @@ def check_same_inputs(
 def digest_weights(model: Model[Any, Any]) -> str:
     """A digest of a model's configuration and weights, the same on any mesh.
 
-    Every device reads its own share; no weight leaves a device.
+    Every device reads its own part; no weight leaves a device.
     """
     sums = [int(_fingerprint(leaf)) for leaf in jax.tree.leaves(model.params)]
     return hashlib.sha256(repr((model.config, sums)).encode()).hexdigest()
@@ -215,7 +219,7 @@ def digest_weights(model: Model[Any, Any]) -> str:
 
 @jax.jit
 def _fingerprint(array: Array) -> UInt32[Array, ""]:
-    """The sum of a hash of every element's bits and place (the finalizer of MurmurHash3)."""
+    """The sum over elements of a hash of bits and index (the finalizer of MurmurHash3)."""
     array = array.astype(jnp.int8) if array.dtype == jnp.int4 else array
     unsigned = jnp.dtype(f"uint{8 * array.dtype.itemsize}")
     mixed = jax.lax.bitcast_convert_type(array, unsigned).astype(jnp.uint32)

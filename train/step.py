@@ -23,12 +23,12 @@ from redrafter_jax.parallel.mesh import (
 from .config import LossSettings
 from .loss import (
     TOP,
+    Chunk,
     RoundSums,
     TopTokens,
-    Window,
     count_positions,
     round_sums,
-    split_windows,
+    split_chunks,
 )
 
 
@@ -97,12 +97,12 @@ def train_step(
     """One update from A accumulated batches; the state is donated.
 
     The loss is the weighted sum over R rounds of the mean over all A * B * T counted positions, so
-    that how a batch is split changes memory, not the gradient. None crosses from one document, by
-    its number in `segments`, to the next.
+    that how a batch is split changes memory, not the gradient. No prediction crosses from one
+    document to the next; `segments` numbers them.
 
-    Features of the tokens, from `train.features`, are given all three or not at all; see
-    `TopTokens`. With them the target does not run, and its layers are not needed. `fully_sharded`
-    tells whether the state lies split over `data` too, on a mesh.
+    The features of `train.features`, `hidden`, `log_probs` and `token_ids`, are given together or
+    not at all. With them the target does not run, and its layers are not needed. `fully_sharded`:
+    on a mesh the state is split over `data` too.
     """
     decoder = target.merge()
     context_layers = nnx.merge(graphdef, state.params).config.context_layers
@@ -111,11 +111,11 @@ def train_step(
     share = 1.0 / jnp.maximum(counts, 1)
     decay = loss_settings.round_decay ** jnp.arange(rounds)
 
-    def loss(params: nnx.State, window: Window) -> tuple[Float[Array, ""], RoundSums]:
+    def loss(params: nnx.State, chunk: Chunk) -> tuple[Float[Array, ""], RoundSums]:
         drafter = nnx.merge(graphdef, params)
-        sums = round_sums(drafter, decoder, window, rounds=rounds, settings=loss_settings)
+        sums = round_sums(drafter, decoder, chunk, rounds=rounds, settings=loss_settings)
         means = jax.tree.map(lambda leaf: (leaf.T * share).T, sums)
-        # A loss without weight is reported, but no gradient is taken of it.
+        # A loss of weight 0 is reported, but has no gradient.
         terms = (
             (loss_settings.hard, means.hard),
             (loss_settings.soft, means.soft),
@@ -124,13 +124,13 @@ def train_step(
         weighted = sum(weight * mean for weight, mean in terms if weight)
         return (decay * weighted).sum(), means
 
-    # Rows that lie together on a mesh have gradients of their own, which meet once, at the end.
-    groups = data_shards(target.mesh)
+    # Each data shard of a mesh sums its own gradients; they are added up once, at the end.
+    shards = data_shards(target.mesh)
     differentiate = jax.vmap(jax.value_and_grad(loss, has_aux=True), in_axes=(None, 0))
 
-    # Gradients are taken window by window, so that nothing of a window outlives it.
-    def add_window(carry: _Totals, window: Window) -> tuple[_Totals, None]:
-        grouped = jax.tree.map(lambda leaf: leaf.reshape(groups, -1, *leaf.shape[1:]), window)
+    # Gradients are taken chunk by chunk, so that no chunk's activations outlive it.
+    def add_chunk(carry: _Totals, chunk: Chunk) -> tuple[_Totals, None]:
+        grouped = jax.tree.map(lambda leaf: leaf.reshape(shards, -1, *leaf.shape[1:]), chunk)
         (value, means), gradients = differentiate(
             state.params, constrain_rows(grouped, target.mesh)
         )
@@ -141,7 +141,7 @@ def train_step(
         tokens, mask, segments, hidden, top = batch
         if hidden is None:
             hidden = run_target(target, tokens, segments, context_layers)
-        windows = split_windows(
+        chunks = split_chunks(
             hidden.astype(jnp.float32),
             tokens,
             mask,
@@ -150,12 +150,12 @@ def train_step(
             chunk_length=loss_settings.chunk_length,
             top=top,
         )
-        return jax.lax.scan(add_window, carry, windows)
+        return jax.lax.scan(add_chunk, carry, chunks)
 
     zeros = jnp.zeros(rounds)
-    empty = RoundSums(zeros, zeros, zeros, jnp.zeros((rounds, TOP)), zeros)
-    nothing = (jax.tree.map(jnp.zeros_like, state.params), jnp.zeros(()), empty)
-    start = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (groups, *leaf.shape)), nothing)
+    sums = RoundSums(zeros, zeros, zeros, jnp.zeros((rounds, TOP)), zeros)
+    initial = (jax.tree.map(jnp.zeros_like, state.params), jnp.zeros(()), sums)
+    start = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (shards, *leaf.shape)), initial)
     top = None if log_probs is None or token_ids is None else TopTokens(log_probs, token_ids)
     batches = (tokens, loss_mask, segments, hidden, top)
     total, _ = jax.lax.scan(add_batch, constrain_rows(start, target.mesh), batches)

@@ -19,31 +19,31 @@ _SHOW_CURSOR = b"\x1b[?25h"
 def watch_for_termination() -> Generator[Callable[[int], signal.Signals | None]]:
     """Within the block SIGTERM and the first Ctrl-C end nothing; they are acknowledged on stderr.
 
-    The function given tells which of them asks to stop after a step, None if none does. A second
-    Ctrl-C ends the process within a second. Where Ctrl-C is ignored, as in a script's background,
-    it stays so. Where several processes are one job, SIGTERM may be sent to any of them, and all
-    stop after the same step: JAX agrees on one; Ctrl-C ends them unsaved.
+    The yielded function returns which of them asks to stop after a step, or None. A second Ctrl-C
+    ends the process within a second. An ignored Ctrl-C, as of a script's background job, stays
+    ignored. Where several processes are one job, SIGTERM may be sent to any of them, and all stop
+    after the same step, on which JAX agrees; Ctrl-C ends them unsaved.
     """
     if jax.process_count() > 1:
         agreed = multihost_utils.reached_preemption_sync_point
         yield lambda step: signal.SIGTERM if agreed(step) else None
         return
-    came: signal.Signals | None = None
+    received: signal.Signals | None = None
 
-    def note(number: int, _frame: FrameType | None) -> None:
-        nonlocal came
-        if came is not None and number == signal.SIGINT:
+    def handle(number: int, _frame: FrameType | None) -> None:
+        nonlocal received
+        if received is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        came = came or signal.Signals(number)
+        received = received or signal.Signals(number)
 
     before = {signal.SIGTERM: signal.getsignal(signal.SIGTERM)}
     if (interrupt := signal.getsignal(signal.SIGINT)) is not signal.SIG_IGN:
         before[signal.SIGINT] = interrupt
     for one in before:
-        signal.signal(one, note)
+        signal.signal(one, handle)
     try:
         with _acknowledge():
-            yield lambda _step: came
+            yield lambda _step: received
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
@@ -66,9 +66,9 @@ def _acknowledge() -> Generator[None]:
             if not asked and number[0] in (signal.SIGINT, signal.SIGTERM):
                 asked = True
                 name = signal.Signals(number[0]).name
-                told = f"\n{name}: finishing this step and saving; Ctrl-C stops now\n"
+                message = f"\n{name}: finishing this step and saving; Ctrl-C stops now\n"
                 with suppress(OSError):
-                    os.write(2, told.encode())
+                    os.write(2, message.encode())
 
     listener = threading.Thread(target=listen, daemon=True)
     listener.start()

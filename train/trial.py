@@ -41,8 +41,8 @@ from .data.chat import load_template
 class Trial(NamedTuple):
     """What the drafter is tried on, and the folder where the best one is kept.
 
-    No token ends a row where texts are continued. `measured_on` is a digest of all that the
-    acceptance length depends on beside the two models.
+    `stop_tokens` is empty where texts are continued. `measured_on` is a digest of all that the
+    acceptance length depends on, except the two models.
     """
 
     settings: AcceptanceSettings
@@ -63,13 +63,13 @@ class Best(NamedTuple):
 def plan_trial(
     settings: TrainSettings, target: TargetConfig, mesh: Mesh | None, chats: bool
 ) -> Callable[[Target], Trial] | None:
-    """Read the prompts that the settings name, before any model; None where they name none.
+    """Read the prompts that the settings name, before any model is loaded; None without any.
 
-    What is left is for the target, behind whose own answers later turns stand. It raises where
-    one does not fit.
+    The function returned takes the target, which answers a prompt's turns before the next one is
+    encoded; it raises `InputError` where a later turn does not fit.
 
-    Where conversations are trained on (`chats`), or the tokenizer brings a chat template, they are
-    a user's turns; `acceptance.chat` may say otherwise.
+    Prompts are a user's turns where conversations are trained on (`chats`) or the tokenizer has a
+    chat template; `acceptance.chat` may say otherwise.
 
     Raises:
       InputError: the prompts cannot be used, or the tree does not fit the models.
@@ -112,8 +112,8 @@ def _prepare(
         ]
 
     asked = encode_later_turns(how, first, answer)
-    decisive = [asked.rows, asked.stop_tokens, trial.max_new_tokens, asdict(trial.draft)]
-    digest = hashlib.sha256(json.dumps(decisive).encode()).hexdigest()
+    inputs = [asked.rows, asked.stop_tokens, trial.max_new_tokens, asdict(trial.draft)]
+    digest = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
     return Trial(trial, asked.rows, asked.stop_tokens, settings.output_dir / "best", digest)
 
 
@@ -153,11 +153,10 @@ def keep_best(
 ) -> Best:
     """Export the drafter if it did better than the best one; the new best one.
 
-    What was measured on other prompts or trees does not compare, and gives way. A run that is
-    killed meanwhile leaves one of the two, whole, here or in the folder beside it.
+    A best one that was measured on other prompts or trees is replaced. A run that is killed
+    meanwhile leaves one of the two, complete, here or in the folder beside it.
     """
-    compares = best is not None and best.measured_on == trial.measured_on
-    if best is not None and compares and measured <= best.acceptance_length:
+    if best and best.measured_on == trial.measured_on and measured <= best.acceptance_length:
         return best
     params = to_host(drafter.params)
     if is_first():

@@ -20,7 +20,7 @@ from redrafter_jax.checkpoints.huggingface import load_target, save_target
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.models.target import init_target
 from train.config import TrainSettings
-from train.loss import TopTokens, spread
+from train.loss import TopTokens, dense_log_probs
 from train.setup import load_sources
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -249,14 +249,16 @@ def test_the_tokens_beyond_the_k_share_what_is_left() -> None:
     probabilities = np.asarray([[0.5, 0.25], [0.75, 0.25]])
     top = TopTokens(jnp.log(probabilities), jnp.asarray([[3, 0], [1, 4]]))
     expected = [[0.25, 0.25 / 3, 0.25 / 3, 0.5, 0.25 / 3], [0, 0.75, 0, 0, 0.25]]
-    np.testing.assert_allclose(np.exp(spread(top, 5)), expected, atol=1e-6)
-    some = spread(top, 5, jnp.asarray([1, 2, 4]))
+    np.testing.assert_allclose(np.exp(dense_log_probs(top, 5)), expected, atol=1e-6)
+    some = dense_log_probs(top, 5, jnp.asarray([1, 2, 4]))
     np.testing.assert_allclose(np.exp(some), np.asarray(expected)[:, [1, 2, 4]], atol=1e-6)
     # Rounded too low, the k leave more than the last of them has.
     rounded = TopTokens(jnp.log(jnp.asarray([[0.5, 0.1]])), top.token_ids[:1])
-    np.testing.assert_allclose(np.exp(spread(rounded, 4))[0], [0.1, 0.1, 0.1, 0.5], atol=1e-6)
+    np.testing.assert_allclose(
+        np.exp(dense_log_probs(rounded, 4))[0], [0.1, 0.1, 0.1, 0.5], atol=1e-6
+    )
     whole = TopTokens(jnp.log(probabilities[:1]), jnp.asarray([[1, 0]]))
-    np.testing.assert_allclose(np.exp(spread(whole, 2)), [[0.25, 0.5]], atol=1e-6)
+    np.testing.assert_allclose(np.exp(dense_log_probs(whole, 2)), [[0.25, 0.5]], atol=1e-6)
     # Padding, of which zeros are kept: nothing is left for the tokens that the drafter knows.
     padding = TopTokens(jnp.zeros((1, 64)), jnp.zeros((1, 64), int))
-    assert jnp.isfinite(spread(padding, 50_000, jnp.asarray([1, 2, 4]))).all()
+    assert jnp.isfinite(dense_log_probs(padding, 50_000, jnp.asarray([1, 2, 4]))).all()

@@ -16,7 +16,7 @@ from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target, init_target
 from train.config import LossSettings
-from train.loss import RoundSums, count_positions, round_sums, split_windows
+from train.loss import RoundSums, count_positions, round_sums, split_chunks
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -120,7 +120,7 @@ def soft_loss(teach: np.ndarray, guess: np.ndarray, softening: LossSettings) -> 
 
 
 @partial(jax.jit, static_argnames=("chunk_length", "softening"))
-def sums_over_windows(
+def sums_over_chunks(
     pair: tuple[Target, DraftModel],
     hidden: jax.Array,
     tokens: jax.Array | np.ndarray,
@@ -131,13 +131,13 @@ def sums_over_windows(
 ) -> RoundSums:
     target, drafter = pair[0].merge(), pair[1].merge()
     whole = jnp.ones_like(tokens) if segments is None else segments
-    windows = split_windows(
+    chunks = split_chunks(
         hidden, *map(jnp.asarray, (tokens, mask, whole)), rounds=ROUNDS, chunk_length=chunk_length
     )
-    per_window = jax.vmap(
-        lambda window: round_sums(drafter, target, window, rounds=ROUNDS, settings=softening)
+    per_chunk = jax.vmap(
+        lambda chunk: round_sums(drafter, target, chunk, rounds=ROUNDS, settings=softening)
     )
-    return jax.tree.map(lambda leaf: leaf.sum(axis=0), per_window(windows))
+    return jax.tree.map(lambda leaf: leaf.sum(axis=0), per_chunk(chunks))
 
 
 # As any drafter, chunk by chunk; tempered and cut; other cells and heads; knowing some tokens only.
@@ -165,7 +165,7 @@ def test_sums_equal_a_loop_over_positions(
 ) -> None:
     target, drafter = make_pair(shape)
     hidden, _ = forward(target, TOKENS, context_layers=drafter.config.context_layers)
-    sums = sums_over_windows((target, drafter), hidden, TOKENS, MASK, chunk_length, softening)
+    sums = sums_over_chunks((target, drafter), hidden, TOKENS, MASK, chunk_length, softening)
     expected = brute_force(target, drafter, TOKENS, MASK, softening)
     for name, value in expected.items():
         np.testing.assert_allclose(getattr(sums, name), value, rtol=2e-4, atol=1e-4, err_msg=name)
@@ -177,7 +177,7 @@ def test_gradients_through_the_targets_projection_are_true_and_near_in_bfloat16(
 
     def loss(params: Any, weights: Any) -> jax.Array:
         pair = replace(target, params=weights), replace(drafter, params=params)
-        return sums_over_windows(pair, hidden, TOKENS, MASK, 4).hard.sum() / MASK.sum()
+        return sums_over_chunks(pair, hidden, TOKENS, MASK, 4).hard.sum() / MASK.sum()
 
     rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), target.params)
     widened = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), rounded)
@@ -197,7 +197,7 @@ def test_documents_that_share_a_row_are_as_if_alone() -> None:
     counted = np.where(segments > 0, mask, False)
     target, drafter = make_pair()
     hidden, _ = forward(target, tokens[None], segments)
-    together = sums_over_windows(
+    together = sums_over_chunks(
         (target, drafter), hidden, tokens[None], counted, 3, segments=segments
     )
     count = count_positions(jnp.asarray(counted), jnp.asarray(segments), ROUNDS)
@@ -211,5 +211,5 @@ def test_documents_that_share_a_row_are_as_if_alone() -> None:
 
 def test_a_chunk_is_no_longer_than_the_rows() -> None:
     rows, hidden = jnp.ones((B, T), jnp.int32), jnp.zeros((B, T, 4))
-    windows = split_windows(hidden, rows, rows > 0, rows, rounds=ROUNDS, chunk_length=64)
-    assert windows.hidden.shape == (1, B, T + ROUNDS, 4)
+    chunks = split_chunks(hidden, rows, rows > 0, rows, rounds=ROUNDS, chunk_length=64)
+    assert chunks.hidden.shape == (1, B, T + ROUNDS, 4)

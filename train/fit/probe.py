@@ -13,23 +13,23 @@ from redrafter_jax.serving.messages import Request
 
 from ..config import TrainSettings
 from ..data.types import Windows
-from ..features import run_pass
+from ..features import compute_features
 from ..initial import new_drafter
 from ..optimizer import make_optimizer
 from ..regenerate.session import STEPS, open_engine
 from ..step import init_state, train_step
 
-# A call that is timed is repeated for so many seconds.
+# A timed call is repeated for this many seconds.
 _SECONDS = 3.0
 
 
 class Rates(NamedTuple):
-    """Tokens a second of the long parts of a fit.
+    """Tokens per second of the long parts of a fit.
 
     Attributes:
-      alone: that the target writes in one row, as the baseline decodes.
-      written: that it writes in many rows together.
-      read: that one forward pass reads, most likely tokens included.
+      alone: written by the target in one row, as the baseline decodes.
+      written: written by it in many rows together.
+      read: in one forward pass, with the search for the most likely tokens.
       trained: positions of an optimizer step over features.
     """
 
@@ -40,7 +40,7 @@ class Rates(NamedTuple):
 
 
 def measure_rates(target: Target, settings: TrainSettings, rows: int, top_k: int) -> Rates:
-    """Time each part at the shapes of the run to come, on random tokens; `rows` write together."""
+    """Time each part at the shapes of the coming run, on random tokens; `rows` decode together."""
     T, B = settings.data.sequence_length, settings.optimizer.batch_size
     V = target.config.vocab_size
     tokens = np.random.default_rng(0).integers(0, V, (B, T), np.int32)
@@ -52,18 +52,18 @@ def measure_rates(target: Target, settings: TrainSettings, rows: int, top_k: int
     chunk = settings.loss.chunk_length
 
     def read() -> Any:
-        return run_pass(
+        return compute_features(
             target, tokens, segments, context_layers=layers, top_k=top_k, chunk_length=chunk
         )
 
     hidden, top = read()
-    # The step donates its state.
-    holder = [init_state(drafter, optimizer)]
+    state = init_state(drafter, optimizer)
 
     def step() -> Any:
+        nonlocal state
         batch = (tokens, mask, segments, hidden, top.log_probs, top.token_ids)
-        holder[0], metrics = train_step(
-            holder[0],
+        state, metrics = train_step(
+            state,
             target,
             drafter.graphdef,
             *(jnp.asarray(part)[None] for part in batch),
@@ -74,26 +74,26 @@ def measure_rates(target: Target, settings: TrainSettings, rows: int, top_k: int
         return metrics
 
     return Rates(
-        alone=_written(target, 1, T),
-        written=_written(target, rows, T),
+        alone=_decoding_rate(target, 1, T),
+        written=_decoding_rate(target, rows, T),
         read=B * T / _seconds(read),
         trained=B * T / _seconds(step),
     )
 
 
-def _written(target: Target, rows: int, length: int) -> float:
-    """Tokens a second of rows that decode together, from the middle of a row on."""
+def _decoding_rate(target: Target, rows: int, length: int) -> float:
+    """Tokens per second of rows that decode together, from the middle of a row on."""
     engine = open_engine(target, None, None, rows, length, ())
     half = [0] * (length // 2)
     for number in range(rows):
         engine.submit(Request(half, length - len(half), number))
-    # Prefill decides one of the tokens.
+    # Prefill decides one of the new tokens.
     calls = (length - len(half) - 1) // STEPS
     return rows * STEPS / _seconds(lambda: engine.advance(passes=None), calls)
 
 
 def _seconds(call: Callable[[], Any], most: int = 1 << 30) -> float:
-    """The median time of a call; the first of `most` calls at most compiles and is not timed."""
+    """Median seconds of a call, of `most` calls at most; the first compiles and is not timed."""
     jax.block_until_ready(call())
     times: list[float] = []
     while not times or (sum(times) < _SECONDS and len(times) < most - 1):
