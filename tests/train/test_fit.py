@@ -22,7 +22,7 @@ from train.config import TrainSettings
 from train.fit import probe
 from train.fit.plan import FitRequest, make_plan, read_plan, write_plan
 from train.fit.probe import Rates, measure_rates
-from train.fit.run import training_settings
+from train.fit.run import train_settings
 
 MINUTES = 3.0
 RATES = Rates(alone=10.0, written=100.0, read=1000.0, trained=400.0)
@@ -127,7 +127,7 @@ def test_rates_are_tokens_by_the_clock(
     """On a clock by which every timed call takes a quarter of a second."""
     config = load_target_config(target_folder)
     asked = FitRequest(str(target_folder), "float32", 1.0)
-    values = training_settings(asked, tmp_path, config, 1)
+    values = train_settings(asked, tmp_path, config, 1)
     settings = TrainSettings.model_validate(values)
     times = iter(range(1000))
     monkeypatch.setattr(probe.time, "perf_counter", lambda: next(times) / 4)

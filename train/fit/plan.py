@@ -1,4 +1,4 @@
-"""What a fit will do: its sizes, from the time that is given and the speed of the device."""
+"""The sizes of a fit, from the given time and the speed of the device."""
 
 import math
 from pathlib import Path
@@ -13,16 +13,16 @@ from redrafter_jax.settings.files import Settings
 
 from .probe import Rates
 
-# Passes over the target's own words; with fewer a head learns less from the same tokens.
+# Passes over the target's own words. With fewer a head learns less from the same tokens.
 EPOCHS = 4
-# Of the time: starting and compiling four commands, and measuring at the end.
-_STARTS, _MEASURING = 0.10, 0.12
-# Below so many tokens a head learns hardly more than what its initial head knows.
+# Shares of the time: to start and compile four commands, and to measure at the end.
+_STARTING, _MEASURING = 0.10, 0.12
+# With fewer tokens a head learns hardly more than its initial head knows.
 _FEWEST_TOKENS = 4096
-# Prompts that the finished head is measured with: at most so many, and one for each so many tokens
-# that are written, so that few of them are held out.
+# Prompts that the finished head is measured with: at most so many, and one for each so many written
+# tokens, so that few of them are held out.
 _MOST_PROMPTS, _TOKENS_PER_PROMPT = 24, 2048
-# Of every prompt: the baseline, the head, and the head with lookup, each at two temperatures.
+# Per prompt: the baseline, the head, and the head with lookup, each at two temperatures.
 _RUNS = 6
 
 
@@ -35,15 +35,15 @@ class FitRequest(NamedTuple):
 
 
 class FitPlan(Settings):
-    """Sizes that are decided once, so that a run that was killed ends as it would have.
+    """Sizes that are decided once, so that a killed run ends as it would have without the kill.
 
     Attributes:
-      asked: what it is the plan of.
-      rows: that the target writes together.
-      tokens: that the target writes, those that carry loss.
-      prompts: held out of them, to measure the head with.
-      new_tokens: of each when it is measured.
-      seconds: that each stage is expected to take.
+      asked: the request that it is for.
+      rows: written together by the target.
+      tokens: to be written by the target, counting those that carry loss.
+      prompts: held out of these texts, to measure the head with.
+      new_tokens: of each prompt when the head is measured.
+      seconds: expected for each stage.
     """
 
     asked: FitRequest
@@ -57,19 +57,17 @@ class FitPlan(Settings):
 def make_plan(asked: FitRequest, spent: float, rows: int, rates: Rates, new_tokens: int) -> FitPlan:
     """Divide the time: every token is written once, read once and trained on `EPOCHS` times.
 
-    Of the minutes that are asked for `spent` are over. The head is measured with prompts of
-    `new_tokens`.
+    `spent` of the minutes are over. The head is measured on `new_tokens` of each prompt.
 
     Raises:
       InputError: there is time for too few tokens.
     """
-    whole = 60 * max(asked.minutes - spent, 0.0)
-    measuring = _MEASURING * whole
+    seconds = 60 * max(asked.minutes - spent, 0.0)
+    measuring = _MEASURING * seconds
     per_token = 1 / rates.written + 1 / rates.read + EPOCHS / rates.trained
-    left = whole * (1 - _STARTS - _MEASURING)
-    tokens = int(left / per_token)
+    share = 1 - _STARTING - _MEASURING
+    tokens = int(seconds * share / per_token)
     if tokens < _FEWEST_TOKENS:
-        share = 1 - _STARTS - _MEASURING
         needed = spent + _FEWEST_TOKENS * per_token / share / 60
         raise InputError(
             f"In {asked.minutes:g} minutes this device writes and learns {tokens} tokens, and "

@@ -16,7 +16,7 @@ from ..data.types import Windows
 from ..features import compute_features
 from ..initial import new_drafter
 from ..optimizer import make_optimizer
-from ..regenerate.session import STEPS, open_engine
+from ..regenerate.session import STEPS, make_engine
 from ..step import init_state, train_step
 
 # A timed call is repeated for this many seconds.
@@ -83,7 +83,7 @@ def measure_rates(target: Target, settings: TrainSettings, rows: int, top_k: int
 
 def _decoding_rate(target: Target, rows: int, length: int) -> float:
     """Tokens per second of rows that decode together, from the middle of a row on."""
-    engine = open_engine(target, None, None, rows, length, ())
+    engine = make_engine(target, None, None, rows, length, ())
     half = [0] * (length // 2)
     for number in range(rows):
         engine.submit(Request(half, length - len(half), number))

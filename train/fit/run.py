@@ -2,8 +2,8 @@
 
 Four stages, each of them a command with a file of settings that can be run by hand: the target
 writes conversations, its hidden states are kept, a head is trained on them and tried, and the head
-is measured beside the baseline. A short probe of the device decides the sizes, once; a run that was
-killed goes on where it was, to the same head.
+is measured beside the baseline. A short probe of the device decides the sizes, once. A killed run
+goes on where it was, to the same head.
 """
 
 import shlex
@@ -33,20 +33,19 @@ from ..regenerate.output import format_rows, read_rows
 from .plan import EPOCHS, FitPlan, FitRequest, make_plan, read_plan, write_plan
 from .probe import measure_rates
 
-# In a wheel the programs `train` and `eval` lie below `redrafter_jax`.
+# In a wheel the packages `train` and `eval` are inside `redrafter_jax`.
 _PROGRAMS = __name__.removesuffix("train.fit.run")
 # Rows that the target writes together.
-_ROWS = {"cpu": 48}
-_ROWS_ELSEWHERE = 256
-# Of a row of the training data, unless the target has fewer positions.
-_LENGTH = 512
+_CPU_ROWS, _GPU_ROWS = 48, 256
+# Of training data, unless the target has fewer positions.
+_ROW_TOKENS = 512
 _TOP_K = 64
-_DRAFTED = 8192
+_DRAFT_VOCAB_SIZE = 8192
 _TREE = {"beam_width": 4, "draft_rounds": 4}
-_LOOKUP = 6
-_BATCH = 4
-# Of a text that is no conversation, the part that it is asked to go on from.
-_BEGINNING = 16
+_LOOKUP_TOKENS = 6
+_BATCH_SIZE = 4
+# The beginning of a text that is no conversation, as its prompt.
+_PROMPT_TOKENS = 16
 
 
 def fit(target: str, output: Path, minutes: float, dtype: Dtype | None) -> None:
@@ -75,11 +74,11 @@ def _probe(asked: FitRequest, folder: Path, config: TargetConfig, console: Conso
     """Measure the device and decide the sizes."""
     print_line(console, "measuring how fast this device writes, reads and trains: a minute or two")
     started = time.perf_counter()
-    rows = _ROWS.get(jax.default_backend(), _ROWS_ELSEWHERE)
-    settings = TrainSettings.model_validate(training_settings(asked, folder, config, steps=1))
+    rows = _CPU_ROWS if jax.default_backend() == "cpu" else _GPU_ROWS
+    settings = TrainSettings.model_validate(train_settings(asked, folder, config, steps=1))
     rates = measure_rates(load_target(asked.target, asked.target_dtype), settings, rows, _TOP_K)
     spent = (time.perf_counter() - started) / 60
-    plan = make_plan(asked, spent, rows, rates, new_tokens=min(96, length_of(config) // 4))
+    plan = make_plan(asked, spent, rows, rates, new_tokens=min(96, row_length(config) // 4))
     write_plan(plan, folder)
     return plan
 
@@ -88,8 +87,8 @@ def _run_stages(plan: FitPlan, folder: Path, config: TargetConfig, console: Cons
     stages = ["write", "read", "train", "measure"]
     started = time.perf_counter()
 
-    def settle(name: str, values: dict[str, Any]) -> list[str]:
-        """Write the settings of a command; the words that give it them."""
+    def write_settings(name: str, values: dict[str, Any]) -> list[str]:
+        """Write a command's settings to a file; the arguments that name it."""
         path = folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
         return ["--config", str(path)]
@@ -100,15 +99,15 @@ def _run_stages(plan: FitPlan, folder: Path, config: TargetConfig, console: Cons
         print_line(console, f"\n{number} of 4: {what}; about {max(left, 1):.0f} min left in all")
         print_line(console, f"  by hand: python -m {_PROGRAMS}{shlex.join(words)}")
 
-    length = length_of(config)
-    words = settle("regenerate", _regeneration(plan, folder, length))
+    length = row_length(config)
+    words = write_settings("regenerate", _regenerate_settings(plan, folder, length))
     written = f"the target writes {plan.tokens:,} tokens of its own"
     announce("write", written, "train", "regenerate", *words)
     regenerate(words)
     tokens = _hold_out(plan, folder)
 
-    steps = max(1, EPOCHS * tokens // (_BATCH * length))
-    words = settle("train", training_settings(plan.asked, folder, config, steps))
+    steps = max(1, EPOCHS * tokens // (_BATCH_SIZE * length))
+    words = write_settings("train", train_settings(plan.asked, folder, config, steps))
     kept = [*words, f"top_k={_TOP_K}"]
     announce(
         "read", "one forward pass keeps the target's hidden states", "train", "features", *kept
@@ -121,7 +120,7 @@ def _run_stages(plan: FitPlan, folder: Path, config: TargetConfig, console: Cons
         print_line(console, f"stopped by {outcome.stopped_by.name}; the same command goes on")
         sys.exit(128 + outcome.stopped_by)
 
-    words = ["compare", *settle("compare", _comparison(plan, folder))]
+    words = ["compare", *write_settings("compare", _compare_settings(plan, folder))]
     announce("measure", f"{plan.prompts} prompts that it was not trained on", "eval", *words)
     call_program("eval", "commands:evaluate", words)
     minutes = (time.perf_counter() - started) / 60
@@ -133,20 +132,20 @@ def _run_stages(plan: FitPlan, folder: Path, config: TargetConfig, console: Cons
     models = ["--target", target, "--drafter", str(head)]
     words = [*command, *models, "--beam-width", str(_TREE["beam_width"])]
     print_line(console, f"  python -m redrafter_jax {shlex.join(words)}")
-    tuning = _measuring(plan, folder, "tune") | {"drafter": str(head)}
-    words = ["eval", "tune", *settle("tune", tuning)]
+    tuning = _decode_settings(plan, folder, "tune") | {"drafter": str(head)}
+    words = ["eval", "tune", *write_settings("tune", tuning)]
     print_line(
         console, "to find the fastest tree on this device, which is taken without --beam-width:"
     )
     print_line(console, f"  python -m {_PROGRAMS}{shlex.join(words)}")
 
 
-def length_of(config: TargetConfig) -> int:
+def row_length(config: TargetConfig) -> int:
     """Tokens of a row of training data."""
-    return min(_LENGTH, config.position_limit)
+    return min(_ROW_TOKENS, config.position_limit)
 
 
-def _regeneration(plan: FitPlan, folder: Path, length: int) -> dict[str, Any]:
+def _regenerate_settings(plan: FitPlan, folder: Path, length: int) -> dict[str, Any]:
     """Settings of `train regenerate`: half of the answers greedy, half sampled."""
     return {
         "target": plan.asked.target,
@@ -161,7 +160,7 @@ def _regeneration(plan: FitPlan, folder: Path, length: int) -> dict[str, Any]:
     }
 
 
-def training_settings(
+def train_settings(
     asked: FitRequest, folder: Path, config: TargetConfig, steps: int
 ) -> dict[str, Any]:
     """Settings of training: the recurrent head of the paper, over the most frequent tokens."""
@@ -171,13 +170,13 @@ def training_settings(
         "drafter": {
             "exit_dim": config.hidden_size,
             "num_draft_layers": 2,
-            "draft_vocab_size": min(_DRAFTED, config.vocab_size),
+            "draft_vocab_size": min(_DRAFT_VOCAB_SIZE, config.vocab_size),
             "initial_head": "target",
         },
         "draft_rounds": _TREE["draft_rounds"],
         "data": {
             "sources": [{"files": [str(folder / "training.jsonl")]}],
-            "sequence_length": length_of(config),
+            "sequence_length": row_length(config),
             "pack": True,
         },
         "features": str(folder / "features"),
@@ -185,18 +184,18 @@ def training_settings(
         "acceptance": {
             "every": max(1, steps // 4),
             "prompts": str(folder / "held_out.jsonl"),
-            "max_new_tokens": min(64, length_of(config) // 4),
+            "max_new_tokens": min(64, row_length(config) // 4),
             "draft": _TREE,
         },
-        "optimizer": {"rule": "muon", "learning_rate": 4e-3, "batch_size": _BATCH},
+        "optimizer": {"rule": "muon", "learning_rate": 4e-3, "batch_size": _BATCH_SIZE},
         "steps": steps,
         "checkpoint_every": 50,
         "output_dir": str(folder / "run"),
     }
 
 
-def _measuring(plan: FitPlan, folder: Path, report: str) -> dict[str, Any]:
-    """Settings of everything that decodes the held-out prompts."""
+def _decode_settings(plan: FitPlan, folder: Path, report: str) -> dict[str, Any]:
+    """Settings of whatever decodes the held-out prompts."""
     return {
         "target": plan.asked.target,
         "dtype": plan.asked.target_dtype,
@@ -207,40 +206,40 @@ def _measuring(plan: FitPlan, folder: Path, report: str) -> dict[str, Any]:
     }
 
 
-def _comparison(plan: FitPlan, folder: Path) -> dict[str, Any]:
+def _compare_settings(plan: FitPlan, folder: Path) -> dict[str, Any]:
     """Settings of `eval compare`."""
     drafter = str(folder / "run" / "drafter")
-    return _measuring(plan, folder, "report") | {
+    return _decode_settings(plan, folder, "report") | {
         "drafters": {
             "head": {"drafter": drafter, "draft": _TREE},
             "head and lookup": {
                 "drafter": drafter,
-                "draft": _TREE | {"lookup_tokens": _LOOKUP},
+                "draft": _TREE | {"lookup_tokens": _LOOKUP_TOKENS},
             },
         },
     }
 
 
 def _hold_out(plan: FitPlan, folder: Path) -> int:
-    """Keep the first conversations for measuring; how many tokens the others have."""
+    """Hold out the first conversations for measuring; returns how many tokens the others have."""
     rows = read_rows(folder / "written.jsonl")
     seeds = list(dict.fromkeys(row["seed"] for row in rows))
-    held = set(seeds[: plan.prompts])
+    held_out = set(seeds[: plan.prompts])
     tokenizer = load_tokenizer(plan.asked.target)
     prompts = [
         row["questions"][0]
         if row.get("questions")
-        else tokenizer.decode(row["input_ids"][:_BEGINNING])
+        else tokenizer.decode(row["input_ids"][:_PROMPT_TOKENS])
         for row in rows
-        if row["seed"] in held and row.get("row", 0) == 0
+        if row["seed"] in held_out and row.get("row", 0) == 0
     ]
-    left = [row for row in rows if row["seed"] not in held]
+    left = [row for row in rows if row["seed"] not in held_out]
     if not left:
         raise InputError(
             f"The target wrote {len(seeds)} texts, no more than the {plan.prompts} that are held "
             "out; give more --minutes."
         )
-    held_out = format_rows({"prompt": prompt} for prompt in prompts)
-    (folder / "held_out.jsonl").write_text(held_out, encoding="utf-8")
+    lines = format_rows({"prompt": prompt} for prompt in prompts)
+    (folder / "held_out.jsonl").write_text(lines, encoding="utf-8")
     (folder / "training.jsonl").write_text(format_rows(left), encoding="utf-8")
     return sum(len(row["input_ids"]) for row in left)

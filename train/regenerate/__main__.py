@@ -1,10 +1,10 @@
 """`python -m train regenerate --config configs/x.yaml`: training data in the target's own words.
 
-A drafter guesses what the target writes, not what people wrote. This lets the target continue
-pieces of text, or write the assistant's turns of conversations, or the user's as well, with our own
-decoder, and keeps what it writes as token rows that a source of a training config reads. Rows come
-in the order of their seeds, and a run that was stopped goes on after the last, if the rows are of
-the same prompts, seeds and temperatures.
+A drafter guesses what the target writes, not what people wrote. Here the target continues pieces of
+text, or writes the assistant's turns of conversations, or the user's as well, with our own decoder.
+What it writes is kept as token rows that a source of a training config reads. Rows are in the order
+of their seeds. A stopped run goes on after the last row, if the rows are of the same prompts, seeds
+and temperatures.
 """
 
 import hashlib
@@ -43,8 +43,8 @@ from ..setup import digest_weights
 from .conversations import (
     TurnEncoder,
     add_answer,
+    choose_conversations,
     first_question,
-    open_conversations,
     read_conversations,
     rows_of,
     run_conversation,
@@ -52,13 +52,13 @@ from .conversations import (
 from .output import Item, check_is_no_source, find_done, format_rows, read_rows
 from .questions import (
     MOST_DROPPED,
+    chat_writer,
     describe_counts,
     new_rows,
-    open_chats,
-    open_texts,
     questions_in,
+    text_writer,
 )
-from .session import Rows, Session, open_engine, run_sessions
+from .session import JsonRows, Session, make_engine, run_sessions
 
 _WEIGHTS = ", give the target that wrote it"
 _DATE = (
@@ -87,18 +87,18 @@ def regenerate(arguments: Sequence[str], command: str = "regenerate") -> None:
         check_is_no_source(settings.output, settings.data)
     console = Console(stderr=True, quiet=not is_first())
     if settings.prompts == "self":
-        work = _invent
+        write = _write_prompts_too
     else:
-        work = _rewrite if settings.prompt_tokens is None else _continue
-    work(settings, mesh, console)
+        write = _rewrite_chats if settings.prompt_tokens is None else _continue_texts
+    write(settings, mesh, console)
 
 
-def _continue(settings: RegenerateSettings, mesh: Mesh | None, console: Console) -> None:
+def _continue_texts(settings: RegenerateSettings, mesh: Mesh | None, console: Console) -> None:
     """Continue texts."""
     config = load_target_config(settings.target)
     sources = load_documents(settings.data, settings.target, config)
     for source in sources:
-        _tell_skips(console, source.name, source.skips)
+        _print_skips(console, source.name, source.skips)
     documents = [document for source in sources for document in source.documents]
     length = settings.data.sequence_length
     prompts = _choose_prompts(cut(documents, config.eos_token_ids[0], length), settings)
@@ -108,19 +108,19 @@ def _continue(settings: RegenerateSettings, mesh: Mesh | None, console: Console)
         stated = {"seed": seed, "temperature": temperature, "sequence_length": length}
         return Item(seed, stated, prompts[seed])
 
-    def go_on(item: Item) -> Session[Rows]:
+    def write(item: Item) -> Session[JsonRows]:
         sampling = SamplingConfig(item.identity["temperature"])
         left = length - len(item.opening)
         written = yield Request(item.opening, left, item.seed, sampling)
         (row,) = add_answer([], item.opening, written, False)
         return [item.identity | row.stated]
 
-    _write([*map(item, range(len(prompts)))], go_on, config.eos_token_ids, settings, mesh)
+    _write([*map(item, range(len(prompts)))], write, config.eos_token_ids, settings, mesh)
     print_line(console, f"{len(prompts)} rows in {settings.output}")
 
 
 def _choose_prompts(windows: Windows, settings: RegenerateSettings) -> list[list[int]]:
-    """The beginnings of `count` windows that are full of text, none of them twice.
+    """The beginnings of `count` different windows that carry loss throughout.
 
     Raises:
       InputError: there are fewer full windows.
@@ -137,7 +137,7 @@ def _choose_prompts(windows: Windows, settings: RegenerateSettings) -> list[list
     return windows.tokens[chosen, : settings.prompt_tokens].tolist()
 
 
-def _rewrite(settings: RegenerateSettings, mesh: Mesh | None, console: Console) -> None:
+def _rewrite_chats(settings: RegenerateSettings, mesh: Mesh | None, console: Console) -> None:
     """Rewrite conversations."""
     config = load_target_config(settings.target)
     tokenizer = load_own_tokenizer(settings.data, settings.target, config)
@@ -146,24 +146,24 @@ def _rewrite(settings: RegenerateSettings, mesh: Mesh | None, console: Console) 
     asked = (first_question(record) for record in records if isinstance(record, Chat))
     stop_tokens = end_tokens(template, tokenizer, config.eos_token_ids, asked)
     encoder = TurnEncoder(tokenizer, template, stop_tokens, settings.data.sequence_length)
-    recorded, skips = open_conversations(records, encoder, settings.data, settings.count)
-    _tell_skips(console, "conversations", skips)
+    recorded, skips = choose_conversations(records, encoder, settings.data, settings.count)
+    _print_skips(console, "conversations", skips)
     items = [each.item(seed, settings) for seed, each in enumerate(recorded)]
 
-    def go_on(item: Item) -> Session[Rows]:
+    def write(item: Item) -> Session[JsonRows]:
         conversation = yield from run_conversation(
             encoder, recorded[item.seed].next_question, item.seed, settings
         )
         written = [each.rows for each in conversation.exchanges if each.rows is not None]
         return rows_of(item, written[-1], conversation.left_out)
 
-    _write(items, go_on, stop_tokens, settings, mesh, _DATE)
+    _write(items, write, stop_tokens, settings, mesh, _DATE)
     print_line(console, _summarize(settings))
 
 
 def _write(
     items: Sequence[Item],
-    go_on: Callable[[Item], Session[Rows]],
+    write: Callable[[Item], Session[JsonRows]],
     stop_tokens: Sequence[int],
     settings: RegenerateSettings,
     mesh: Mesh | None,
@@ -173,11 +173,11 @@ def _write(
     done = find_done(settings.output, items, way_out)
     if left := [item for item in items if item.seed not in done]:
         target = load_target(settings.target, settings.target_dtype, mesh)
-        rows = run_sessions(_open_engine(settings, target, stop_tokens), map(go_on, left))
+        rows = run_sessions(_make_engine(settings, target, stop_tokens), map(write, left))
         _append(rows, len(done), len(items), settings)
 
 
-def _invent(settings: RegenerateSettings, mesh: Mesh | None, console: Console) -> None:
+def _write_prompts_too(settings: RegenerateSettings, mesh: Mesh | None, console: Console) -> None:
     """Let the target write prompts and answers, until there are enough."""
     config = load_target_config(settings.target)
     tokenizer = load_own_tokenizer(settings.data, settings.target, config)
@@ -191,22 +191,22 @@ def _invent(settings: RegenerateSettings, mesh: Mesh | None, console: Console) -
                     f"{name} is for chat models, and {settings.target} has no chat template; leave "
                     "it out, or give data.chat_template."
                 ) from None
-        author = open_texts(tokenizer, config.eos_token_ids, settings)
+        writer = text_writer(tokenizer, config.eos_token_ids, settings)
     else:
-        author = open_chats(tokenizer, template, config.eos_token_ids, asked, settings)
+        writer = chat_writer(tokenizer, template, config.eos_token_ids, asked, settings)
     target = load_target(settings.target, settings.target_dtype, mesh)
-    digest = hashlib.sha256(f"{digest_weights(target)} {author.opening}".encode()).hexdigest()
+    digest = hashlib.sha256(f"{digest_weights(target)} {writer.opening}".encode()).hexdigest()
 
     def item(seed: int) -> Item:
         stated: dict[str, Any] = {"seed": seed, "temperature": settings.temperature_of(seed)}
-        if settings.user_openings and author.is_chat:
+        if settings.user_openings and writer.is_chat:
             stated["user_opening"] = settings.opening_of(seed)
-        return Item(seed, stated | author.identity | {"target": digest[:16]}, [])
+        return Item(seed, stated | writer.identity | {"target": digest[:16]}, [])
 
     rows = read_rows(settings.output)
     seeds = [row["seed"] for row in rows if type(row.get("seed")) is int]
     first = settings.first_seed
-    # A row follows the one before it after fewer seeds than end a run.
+    # Between two rows fewer seeds are dropped than end a run.
     most = min(max(seeds, default=first), first + MOST_DROPPED * len(rows)) + MOST_DROPPED
     items = [item(seed) for seed in range(first, most + 1)]
     done = find_done(settings.output, items, _WEIGHTS + _DATE)
@@ -214,29 +214,29 @@ def _invent(settings: RegenerateSettings, mesh: Mesh | None, console: Console) -
     goal = settings.tokens or settings.count or 0
     have = sum(_measure(held, settings) for held in done.values())
     if have < goal:
-        engine = _open_engine(settings, target, author.stop_tokens)
+        engine = _make_engine(settings, target, writer.stop_tokens)
         following = max(done, default=first - 1) + 1
-        conversations = run_sessions(engine, map(author.write, count(following)))
-        invented = new_rows(author, (item(seed) for seed in count(following)), conversations, asked)
-        _append(invented, have, goal, settings)
+        conversations = run_sessions(engine, map(writer.write, count(following)))
+        written = new_rows(writer, (item(seed) for seed in count(following)), conversations, asked)
+        _append(written, have, goal, settings)
     print_line(console, _summarize(settings))
 
 
-def _open_engine(
+def _make_engine(
     settings: RegenerateSettings, target: Target, stop_tokens: Sequence[int]
 ) -> Engine:
-    """The rows that the target writes in, speculatively where there is a drafter."""
+    """An engine for the run, speculative if there is a drafter."""
     drafter = draft = None
     if settings.drafter is not None:
         drafter = load_drafter(settings.drafter, settings.target_dtype, target.mesh)
         draft = settings.draft
     length = settings.data.sequence_length
-    return open_engine(target, drafter, draft, settings.batch_size, length, stop_tokens)
+    return make_engine(target, drafter, draft, settings.batch_size, length, stop_tokens)
 
 
-def _append(results: Iterable[Rows], have: int, goal: int, settings: RegenerateSettings) -> None:
+def _append(texts: Iterable[JsonRows], have: int, goal: int, settings: RegenerateSettings) -> None:
     """Write the rows as they come, until there are enough."""
-    # What all processes decode together, the first one writes.
+    # All processes decode together; the first one writes.
     path = settings.output if is_first() else Path(os.devnull)
     unit = "conversations" if settings.prompt_tokens is None else "texts"
     unit = unit if settings.tokens is None else "tokens"
@@ -244,21 +244,22 @@ def _append(results: Iterable[Rows], have: int, goal: int, settings: RegenerateS
         progress(goal, f"{unit} written", have) as advance,
         path.open("a", encoding="utf-8") as file,
     ):
-        for rows in results:
+        for rows in texts:
             file.write(format_rows(rows))
             file.flush()
-            advance(_measure(rows, settings))
-            have += _measure(rows, settings)
+            amount = _measure(rows, settings)
+            advance(amount)
+            have += amount
             if have >= goal:
                 break
 
 
-def _measure(rows: Rows, settings: RegenerateSettings) -> int:
-    """What the rows of a text or a conversation count for."""
+def _measure(rows: JsonRows, settings: RegenerateSettings) -> int:
+    """How much the rows of a text or a conversation add to the goal."""
     return 1 if settings.tokens is None else _count_tokens(rows)
 
 
-def _count_tokens(rows: Rows) -> int:
+def _count_tokens(rows: JsonRows) -> int:
     """Tokens that carry loss."""
     return sum(sum(row["loss_mask"]) for row in rows)
 
@@ -267,29 +268,29 @@ def _summarize(settings: RegenerateSettings) -> str:
     """What the output holds, in a sentence, and what was left out of it."""
     rows = read_rows(settings.output)
     first = [row for row in rows if row.get("row", 0) == 0]
-    told = f"{len(rows)} rows of {len(first)} conversations in {settings.output}: "
+    summary = f"{len(rows)} rows of {len(first)} conversations in {settings.output}: "
     if not any("answers" in row for row in rows):
-        told = f"{len(rows)} texts in {settings.output}"
+        summary = f"{len(rows)} texts in {settings.output}"
     else:
         answers, cut = (sum(row[name] for row in rows) for name in ("answers", "cut"))
         limit = settings.max_new_tokens or settings.data.sequence_length
-        told += (
+        summary += (
             f"{answers} answers, of which {cut} were cut at their limit of {limit} tokens or less"
         )
     if settings.prompts == "self":
-        told += f"; {_count_tokens(rows):,} tokens carry loss"
+        summary += f"; {_count_tokens(rows):,} tokens carry loss"
     ended = [
         Skip(row.get("record", f"seed {row['seed']}"), row["left_out"])
         for row in first
         if row.get("left_out")
     ]
     if ended:
-        told += f"; later answers left out: {describe_skips(ended)}"
+        summary += f"; later answers left out: {describe_skips(ended)}"
     dropped = sum((Counter(row.get("dropped", {})) for row in first), Counter())
-    return f"{told}; left out: {describe_counts(dropped)}" if dropped else told
+    return f"{summary}; left out: {describe_counts(dropped)}" if dropped else summary
 
 
-def _tell_skips(console: Console, name: str, skips: Sequence[Skip]) -> None:
+def _print_skips(console: Console, name: str, skips: Sequence[Skip]) -> None:
     if skips:
         print_line(console, f"{name}: skipped {describe_skips(skips)}")
 

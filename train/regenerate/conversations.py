@@ -1,18 +1,17 @@
-"""Conversations whose answers the target writes, turn by turn, and those that are recorded.
+"""Conversations whose answers the target writes, turn by turn; recorded ones are rewritten.
 
-The history of an answer is the conversation with the answers *written so far*: that is what the
-target will have said when it is asked next. It is asked as a chat program would ask: the turns go
-through the chat template, and the text through the tokenizer, anew for every answer.
+The history of an answer is the conversation with the answers *written so far*, as in use. Prompts
+are made as a chat program makes them: for every answer all turns go through the chat template, and
+the text through the tokenizer.
 
-What is kept are tokens, not messages. The tokenizer need not give back the tokens that the target
-wrote, and a drafter has to guess those that it writes. A row holds the tokens of a prompt and its
-answer, and goes on with the next answer where the next prompt begins with these very tokens; where
-it does not (the tokenizer spells the answer otherwise, or the template leaves out thoughts), the
-next answer starts a row of its own. So every answer stands behind the tokens that it was written
-after, whatever tokenizer and template do.
+Tokens are kept, not messages: the tokenizer may encode a written answer to other tokens, and a
+drafter has to guess the target's own. A row holds the tokens of a prompt and its answer. The next
+answer is added to it if the next prompt begins with these very tokens. Otherwise (the tokenizer
+encodes the answer to other tokens, or the template leaves out thoughts) the next answer starts a
+new row. So every answer follows the tokens that it was written after.
 
-An answer carries loss, the stop token that the target chose included. One that was cut by its limit
-has none: the end that the template writes behind it in the next prompt carries no loss.
+An answer carries loss, with the stop token that the target chose. An answer that was cut by its
+limit has none; the end that the template writes after it in the next prompt carries no loss.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -31,11 +30,11 @@ from ..data.documents import read_records
 from ..data.settings import DataSettings
 from ..data.types import Chat, Record, Skip, describe_skips
 from .output import Item
-from .session import Rows, Session
+from .session import JsonRows, Session
 
 
 class TurnEncoder(NamedTuple):
-    """From turns to tokens and back; a row has room for so many of them, and some end an answer."""
+    """Encodes turns; `room` is the tokens of a row, `stop_tokens` end an answer."""
 
     tokenizer: Tokenizer
     template: ChatTemplate
@@ -43,7 +42,7 @@ class TurnEncoder(NamedTuple):
     room: int
 
     def encode(self, text: str) -> list[int]:
-        """As decoding would be asked."""
+        """The tokens of a rendered prompt, as in decoding."""
         special = self.template.adds_special_tokens
         return self.tokenizer.encode(text, add_special_tokens=special).ids
 
@@ -61,9 +60,9 @@ class TurnEncoder(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Tokens that follow each other as the target read them and, where the mask is 1, wrote them.
+    """Tokens as the target read them and, where the mask is 1, wrote them.
 
-    They hold so many answers, of which some were cut by their limit.
+    They hold so many answers, `cut` of them cut by their limit.
     """
 
     tokens: list[int]
@@ -73,26 +72,25 @@ class Row(NamedTuple):
 
     @property
     def stated(self) -> dict[str, list[int]]:
-        """As the output has them."""
+        """The tokens and the mask as the output states them."""
         return {"input_ids": self.tokens, "loss_mask": self.mask}
 
 
 class Exchange(NamedTuple):
-    """A question, and the rows up to its answer; None where that is left out."""
+    """A question, and the rows up to its answer; None if that is left out."""
 
     question: str
     rows: list[Row] | None
 
 
 class Conversation(NamedTuple):
-    """A conversation with its answers, and why there are no later ones; None where none is due."""
+    """A conversation with its answers, and why later ones are left out; None if none are."""
 
     exchanges: list[Exchange]
     left_out: str | None
 
 
-# From the turns so far to those that the next answer replies to, the former included; a reason why
-# there are none; or None where no answer is due.
+# From the turns so far to those up to the next question; or why there is none; None at the end.
 NextQuestion: TypeAlias = Callable[[list[Turn]], Session[list[Turn] | str | None]]
 
 
@@ -105,7 +103,7 @@ def run_conversation(
 ) -> Session[Conversation]:
     """Write the answers of a conversation.
 
-    An answer in which `find_fault` finds one is left out, and with it the rest.
+    An answer in which `find_fault` finds a fault is left out, and all after it.
     """
     exchanges: list[Exchange] = []
     turns: list[Turn] = []
@@ -129,8 +127,8 @@ def run_conversation(
         turns = [*asked, {"role": "assistant", "content": text}]
 
 
-def limits_of(settings: RegenerateSettings) -> dict[str, Any]:
-    """How long answers and rows may be, for the identity of an item."""
+def limits(settings: RegenerateSettings) -> dict[str, Any]:
+    """The limits of answers and rows, for the identity of an item."""
     return {
         "max_new_tokens": settings.max_new_tokens,
         "sequence_length": settings.data.sequence_length,
@@ -138,7 +136,7 @@ def limits_of(settings: RegenerateSettings) -> dict[str, Any]:
 
 
 def add_answer(rows: Sequence[Row], prompt: list[int], answer: list[int], cut: bool) -> list[Row]:
-    """The rows with one more answer, in the last of them if the prompt goes on from it."""
+    """The rows with one more answer, added to the last row if the prompt begins with it."""
     before = rows[-1] if rows else None
     if before is None or prompt[: len(before.tokens)] != before.tokens:
         return [*rows, Row(prompt + answer, [0] * len(prompt) + [1] * len(answer), 1, int(cut))]
@@ -148,8 +146,8 @@ def add_answer(rows: Sequence[Row], prompt: list[int], answer: list[int], cut: b
     return [*rows[:-1], longer]
 
 
-def rows_of(item: Item, rows: Sequence[Row], left_out: str | None, **more: object) -> Rows:
-    """The rows of a conversation as the output has them; `more` stands in each of them."""
+def rows_of(item: Item, rows: Sequence[Row], left_out: str | None, **more: object) -> JsonRows:
+    """The rows of a conversation as the output states them, each with the fields of `more`."""
     return [
         item.identity
         | {"row": number, "rows": len(rows), "answers": row.answers, "cut": row.cut}
@@ -160,30 +158,30 @@ def rows_of(item: Item, rows: Sequence[Row], left_out: str | None, **more: objec
 
 
 class RecordedConversation(NamedTuple):
-    """A recorded conversation whose answers are written anew; the first is asked with `opening`."""
+    """A recorded conversation whose answers are rewritten; `opening` is its first prompt."""
 
     place: str
     turns: list[Turn]
     opening: list[int]
 
     def item(self, seed: int, settings: RegenerateSettings) -> Item:
-        """The conversation as the output knows it."""
+        """Its item of the output."""
         identity = {
             "record": self.place,
             "seed": seed,
             "temperature": settings.temperature_of(seed),
-            **limits_of(settings),
+            **limits(settings),
         }
         return Item(seed, identity, self.opening)
 
     def next_question(self, turns: list[Turn]) -> Session[list[Turn] | str | None]:
-        """The turns that are recorded before the next answer."""
+        """The turns with those that are recorded up to the next answer."""
         yield from ()
-        said = len(turns)
-        rest = [index for index in range(said, len(self.turns)) if _is_answer(self.turns[index])]
+        done = len(turns)
+        rest = [index for index in range(done, len(self.turns)) if _is_answer(self.turns[index])]
         if not rest:
             return None
-        return [*turns, *self.turns[said : rest[0]]]
+        return [*turns, *self.turns[done : rest[0]]]
 
 
 def read_conversations(settings: DataSettings) -> list[Record | Skip]:
@@ -192,7 +190,7 @@ def read_conversations(settings: DataSettings) -> list[Record | Skip]:
     Raises:
       InputError: a source cannot be read or holds no conversation.
     """
-    every: list[Record | Skip] = []
+    all_records: list[Record | Skip] = []
     for index, source in enumerate(settings.sources):
         records = list(read_records(source))
         if not any(isinstance(record, Chat) for record in records):
@@ -202,37 +200,37 @@ def read_conversations(settings: DataSettings) -> list[Record | Skip]:
                 "give it other data, leave it out, or set prompt_tokens and count to continue "
                 "texts."
             )
-        every += records
-    return every
+        all_records += records
+    return all_records
 
 
-def open_conversations(
+def choose_conversations(
     records: Iterable[Record | Skip],
     encoder: TurnEncoder,
     settings: DataSettings,
     count: int | None,
 ) -> tuple[list[RecordedConversation], list[Skip]]:
-    """The first `count` conversations in an order drawn by `shuffle_seed`, and all that are none.
+    """The first `count` conversations in an order drawn by `shuffle_seed`, and all skips.
 
     Raises:
       InputError: there are no or fewer conversations, or there are skips and they are refused.
     """
-    made = [_open(encoder, record) for record in records]
+    made = [_encode(encoder, record) for record in records]
     skips = [skip for skip in made if isinstance(skip, Skip)]
-    opened = [recorded for recorded in made if not isinstance(recorded, Skip)]
+    usable = [recorded for recorded in made if not isinstance(recorded, Skip)]
     if skips and settings.skips == "refuse":
         raise InputError(
             f"{len(skips)} of {len(made)} records cannot be rewritten: {describe_skips(skips)}. "
             "Mend them, or set data.skips=report to go on without."
         )
-    if not opened:
+    if not usable:
         raise InputError(f"No record can be rewritten: {describe_skips(skips)}. Mend them.")
-    if count is not None and count > len(opened):
+    if count is not None and count > len(usable):
         raise InputError(
-            f"count is {count}, but the data gives {len(opened)} conversations; lower it."
+            f"count is {count}, but the data gives {len(usable)} conversations; lower it."
         )
-    order = np.random.default_rng(settings.shuffle_seed).permutation(len(opened))[:count]
-    return [opened[index] for index in order.tolist()], skips
+    order = np.random.default_rng(settings.shuffle_seed).permutation(len(usable))[:count]
+    return [usable[index] for index in order.tolist()], skips
 
 
 def first_question(record: Chat) -> list[Turn]:
@@ -241,7 +239,7 @@ def first_question(record: Chat) -> list[Turn]:
     return list(record.turns[:answer])
 
 
-def _open(encoder: TurnEncoder, record: Record | Skip) -> RecordedConversation | Skip:
+def _encode(encoder: TurnEncoder, record: Record | Skip) -> RecordedConversation | Skip:
     if isinstance(record, Skip):
         return record
     if not isinstance(record, Chat):

@@ -1,4 +1,4 @@
-"""The output: JSON lines that are only ever added to, and read again when a run goes on."""
+"""The output: JSON lines that are only appended to, and read again when a run goes on."""
 
 import json
 import os
@@ -18,9 +18,9 @@ class Item(NamedTuple):
     """A text or a conversation of the run.
 
     Attributes:
-      seed: which is its number too.
-      identity: what each of its rows begins with: all that they depend on but the models.
-      opening: tokens that its first row begins with, where they are known: none of them carries
+      seed: also its number.
+      identity: the first fields of each of its rows: all that they depend on except the models.
+      opening: the tokens that its first row begins with, empty if unknown; none of them carries
         loss, and the next one does.
     """
 
@@ -30,14 +30,14 @@ class Item(NamedTuple):
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """What the whole lines of the output hold; empty where one is no JSON object."""
+    """The objects of the output's complete lines; empty where a line is no JSON object."""
     return [_object(line) for line in read_lines(path)[0]]
 
 
 def find_done(path: Path, items: Sequence[Item], way_out: str = "") -> dict[int, list[Any]]:
-    """By seed, the rows of the items that the output holds; what a kill cut short is removed.
+    """By seed, the rows of the items that the output holds; an unfinished end is removed.
 
-    `way_out` is added to the message, beside another output.
+    `way_out` is added to the error message, which tells to use another output.
 
     Raises:
       InputError: it holds something that this run does not write.
@@ -62,7 +62,7 @@ def find_done(path: Path, items: Sequence[Item], way_out: str = "") -> dict[int,
             break
         done[seed] = held
         position += count
-    # What follows the whole lines must be the beginning of a row.
+    # What follows the complete lines must be the beginning of a row.
     beginnings = (format_rows([item.identity]).removesuffix("}\n") + "," for item in items)
     known = (beginning.encode() for beginning in beginnings)
     if tail and not any(tail.startswith(row) or row.startswith(tail) for row in known):
@@ -95,7 +95,7 @@ def format_rows(rows: Iterable[dict[str, Any]]) -> str:
 
 
 def _count_rows(value: dict[str, Any], by_seed: Mapping[int, Item]) -> int:
-    """How many rows the item has that starts with this one; 0 if none of this run does."""
+    """How many rows the item has that starts with this row; 0 if no item of the run does."""
     try:
         item = by_seed[value["seed"]]
         mask = [*[0] * len(item.opening), 1] if item.opening else [0]

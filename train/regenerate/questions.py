@@ -1,12 +1,12 @@
-"""Conversations of which the target writes both sides, and texts that it writes from nothing.
+"""Conversations of which the target writes both sides, and texts that it writes without a prompt.
 
-A chat model that is asked to go on where the template has opened the user's turn writes what users
-ask (Magpie, arXiv 2406.08464). Its answer follows as in any conversation, and then perhaps further
-turns. What is no question is left out, and no question is asked twice.
+A chat model that continues the opening of a user's turn writes what users ask (Magpie, arXiv
+2406.08464). Its answer follows as in any conversation, and then further turns, if any. What is no
+question is left out, and no question is asked twice.
 
 A base model, which has no template, continues one ordinary token of its vocabulary, another one for
-every text, behind the token that its tokenizer begins texts with, if there is one (LLM-QAT, arXiv
-2305.17888, begins so too).
+every text (as LLM-QAT, arXiv 2305.17888). If its tokenizer begins texts with a token, that comes
+first.
 """
 
 from collections import Counter
@@ -30,22 +30,22 @@ from .conversations import (
     Exchange,
     TurnEncoder,
     add_answer,
-    limits_of,
+    limits,
     rows_of,
     run_conversation,
 )
 from .output import Item
-from .session import Rows, Session
+from .session import JsonRows, Session
 
-# A question has so many tokens or more.
+# Of a question.
 _FEWEST_TOKENS = 4
-# So many tokens or more repeat themselves where less than this share of their n-grams is distinct.
+# So many tokens or more repeat themselves if less than this share of their n-grams is distinct.
 _LOOP_TOKENS, _NGRAM, _DISTINCT = 16, 4, 0.5
-# After so many conversations in a row that are dropped the run stops.
+# The run stops after so many dropped conversations in a row.
 MOST_DROPPED = 256
 
 _REPEATED = "a question that was asked before"
-# The user's words are found where the template writes these, either of them.
+# Two different texts in place of the user's words, to find where the template writes them.
 _WORDS = ("WhatTheUserSays", "SomethingElse")
 
 
@@ -53,13 +53,13 @@ class UserTurn(NamedTuple):
     """What a template writes around the user's words.
 
     Attributes:
-      opening: the text before them, without spaces at its end: most tokens that begin a word hold
-        the space themselves.
-      gap: those spaces, which stand before words that are given.
+      opening: the text before them, without the spaces at its end: most tokens that begin a word
+        include the space.
+      gap: these spaces, written before given words.
       closing: what ends them: a special token, or the first word that follows.
       token: the special token's id; None for a word.
-      markers: what the words may not hold, for it would be read as the template's: special tokens,
-        and before a closing word the word that opens the turn.
+      markers: what the words must not contain, for it would be read as the template's: special
+        tokens and, with a closing word, the word that opens the turn.
     """
 
     opening: str
@@ -74,7 +74,7 @@ def find_user_turn(
 ) -> UserTurn | None:
     """What the template writes around the user's words after these turns.
 
-    None where it refuses them, where that depends on the words, and where it is nothing.
+    None if the template refuses them, or if that text depends on the words or is empty.
     """
     cuts = set()
     for words in _WORDS:
@@ -100,7 +100,7 @@ def find_user_turn(
     return UserTurn(opening, after.split()[0], None, markers, gap)
 
 
-class Author(NamedTuple):
+class Writer(NamedTuple):
     """Writes the text or the conversation of a seed.
 
     `opening` is what each begins with, `identity` the settings that it depends on, as a row of the
@@ -114,14 +114,14 @@ class Author(NamedTuple):
     is_chat: bool
 
 
-def open_chats(
+def chat_writer(
     tokenizer: Tokenizer,
     template: ChatTemplate,
     eos_token_ids: Sequence[int],
     asked: Container[str],
     settings: RegenerateSettings,
-) -> Author:
-    """A chat model as the author of conversations; a question of `asked` gets no answer.
+) -> Writer:
+    """A chat model that writes conversations; a question of `asked` gets no answer.
 
     Raises:
       InputError: the template does not show where the user's words begin and end.
@@ -165,18 +165,18 @@ def open_chats(
         "turns": settings.turns,
         "max_user_tokens": settings.max_user_tokens,
     }
-    return Author(write, stops, first.opening + first.closing, identity | limits_of(settings), True)
+    return Writer(write, stops, first.opening + first.closing, identity | limits(settings), True)
 
 
-def open_texts(
+def text_writer(
     tokenizer: Tokenizer, eos_token_ids: Sequence[int], settings: RegenerateSettings
-) -> Author:
-    """A base model as the author of texts: text i goes on from the i-th of its ordinary tokens.
+) -> Writer:
+    """A base model that writes texts: text i continues the i-th ordinary token.
 
-    Those are all but special and end tokens, in an order drawn by `data.shuffle_seed`.
+    Ordinary tokens are all but special and end tokens, in an order drawn by `data.shuffle_seed`.
     """
-    left_out = {*special_tokens(tokenizer), *eos_token_ids}
-    ordinary = sorted(token for token in tokenizer.get_vocab().values() if token not in left_out)
+    excluded = {*special_tokens(tokenizer), *eos_token_ids}
+    ordinary = sorted(token for token in tokenizer.get_vocab().values() if token not in excluded)
     order = np.random.default_rng(settings.data.shuffle_seed).permutation(ordinary).tolist()
     prefix = tokenizer.encode("").ids
 
@@ -188,21 +188,21 @@ def open_texts(
         written = yield Request(prompt, limit, seed, sampling)
         rows = add_answer([], prompt, written, False)
         fault = "a text that repeats itself" if repeats_itself(written) else None
-        return Conversation([Exchange(_spell(prompt + written), None if fault else rows)], fault)
+        return Conversation([Exchange(_join_ids(prompt + written), None if fault else rows)], fault)
 
-    identity = limits_of(settings) | {"shuffle_seed": settings.data.shuffle_seed}
-    return Author(write, tuple(eos_token_ids), _spell(prefix), identity, False)
+    identity = limits(settings) | {"shuffle_seed": settings.data.shuffle_seed}
+    return Writer(write, tuple(eos_token_ids), _join_ids(prefix), identity, False)
 
 
 def new_rows(
-    author: Author, items: Iterable[Item], conversations: Iterable[Conversation], asked: set[str]
-) -> Iterator[Rows]:
-    """The rows of what the author wrote, without what is left out; that is counted in them.
+    writer: Writer, items: Iterable[Item], conversations: Iterable[Conversation], asked: set[str]
+) -> Iterator[JsonRows]:
+    """The rows of what was written and not left out, with counts of what was left out before.
 
     The questions are added to those of earlier conversations, `asked`.
 
     Raises:
-      InputError: nothing but what is left out has come for long.
+      InputError: `MOST_DROPPED` conversations or texts in a row are left out.
     """
     dropped: Counter[str] = Counter()
     for item, whole in zip(items, conversations, strict=False):
@@ -212,7 +212,7 @@ def new_rows(
             dropped[kept.left_out or ""] += 1
             if dropped.total() == MOST_DROPPED:
                 what, raised = "texts", "temperatures"
-                if author.is_chat:
+                if writer.is_chat:
                     what = "conversations"
                     raised = "max_user_tokens or user_sampling.temperature"
                 raise InputError(
@@ -220,7 +220,7 @@ def new_rows(
                     f"look at what the target says with `redrafter generate`, and raise {raised}."
                 )
             continue
-        if author.is_chat:
+        if writer.is_chat:
             questions = [exchange.question for exchange in kept.exchanges]
             more = {"dropped": dict(dropped), "questions": questions}
             yield rows_of(item, rows, kept.left_out, **more)
@@ -230,9 +230,9 @@ def new_rows(
         dropped.clear()
 
 
-def questions_in(rows: Rows) -> list[str]:
-    """Those of a conversation of the output; a text is its own."""
-    return rows[0].get("questions", [_spell(rows[0]["input_ids"])])
+def questions_in(rows: JsonRows) -> list[str]:
+    """The questions of a conversation of the output; a text stands for itself."""
+    return rows[0].get("questions", [_join_ids(rows[0]["input_ids"])])
 
 
 def drop_repeated(conversation: Conversation, asked: set[str]) -> Conversation:
@@ -258,12 +258,12 @@ def read_question(
 ) -> tuple[str, str | None]:
     """The user's words, and what is wrong with them.
 
-    They begin with those that the target was given to go on from, `begun`.
+    They begin with `begun`, the words that the target was given to continue.
     """
     tokenizer = encoder.tokenizer
     ended = written[-1] in encoder.stop_tokens
     given = tokenizer.encode(begun, add_special_tokens=False).ids
-    # In one piece: some tokenizers spell a token otherwise at the beginning of a text.
+    # In one piece: some tokenizers decode a token otherwise at the beginning of a text.
     words = tokenizer.decode(
         [*given, *(written[:-1] if ended else written)], skip_special_tokens=False
     )
@@ -287,12 +287,12 @@ def answer_fault(answer: Sequence[int]) -> str | None:
 
 
 def repeats_itself(tokens: Sequence[int]) -> bool:
-    """Whether they are 16 or more, of whose 4-grams less than half are distinct."""
+    """Whether these are 16 tokens or more, and less than half of their 4-grams are distinct."""
     if len(tokens) < _LOOP_TOKENS:
         return False
     ngrams = list(zip(*(tokens[start:] for start in range(_NGRAM)), strict=False))
     return len(set(ngrams)) < _DISTINCT * len(ngrams)
 
 
-def _spell(tokens: Sequence[int]) -> str:
+def _join_ids(tokens: Sequence[int]) -> str:
     return " ".join(map(str, tokens))

@@ -1,4 +1,4 @@
-"""Texts and conversations that are written side by side, and given out in their order."""
+"""Texts and conversations that are written at the same time and returned in their order."""
 
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar
@@ -11,21 +11,21 @@ from redrafter_jax.serving.engine import Engine
 from redrafter_jax.serving.messages import Request
 
 Result = TypeVar("Result")
-# What yields requests one after the other, is sent the tokens of each, and returns a result.
+# Yields requests one after the other, is sent the new tokens of each, and returns a result.
 Session: TypeAlias = Generator[Request, list[int], Result]
-# Rows of the output, as JSON has them.
-Rows: TypeAlias = list[dict[str, Any]]
+# Rows of the output, as JSON objects.
+JsonRows: TypeAlias = list[dict[str, Any]]
 
-# Between two looks at which rows have ended.
+# Decode steps between two checks of which rows have ended.
 STEPS = 16
-# Rows that are prefilled together, as a part of all, and tokens of them that one pass reads. A GPU
-# reads the weights in the time that it needs to multiply them by some 200 tokens.
+# An eighth of the rows are prefilled together, in passes of so many tokens. A GPU reads the weights
+# in the time that it needs to multiply them by some 200 tokens.
 _GROUPS = 8
 _PASS_TOKENS = 256
 _LONGEST_CHUNK = 64
 
 
-def open_engine(
+def make_engine(
     target: Target,
     drafter: DraftModel | None,
     draft: DraftConfig | None,
@@ -33,7 +33,7 @@ def open_engine(
     length: int,
     stop_tokens: Sequence[int],
 ) -> Engine:
-    """An engine for many texts of `length` tokens at most, none of which is waited for."""
+    """An engine for throughput: many texts of `length` tokens at most, and no one waits for one."""
     shards = data_shards(target.mesh)
     group = -(-rows // (_GROUPS * shards))
     return Engine(
@@ -51,18 +51,18 @@ def open_engine(
 
 
 def run_sessions(engine: Engine, sessions: Iterator[Session[Result]]) -> Iterator[Result]:
-    """What the sessions return, in their order; later ones go on while earlier ones are decoded.
+    """What the sessions return, in their order; many of them are decoded at the same time.
 
-    Up to twice as many sessions as rows are open at once, so that a row that ends finds a request
-    waiting.
+    Up to twice as many sessions as slots are open at once, so that a slot that gets free finds a
+    request waiting.
     """
-    # By the number of its request, a session's own number and what it has been given so far.
+    # By the number of the request: its session's number, the session, the new tokens so far.
     running: dict[int, tuple[int, Session[Result], list[int]]] = {}
     ended: dict[int, Result] = {}
     numbered = enumerate(sessions)
     first = 0
 
-    def go_on(number: int, session: Session[Result], tokens: list[int] | None) -> None:
+    def resume(number: int, session: Session[Result], tokens: list[int] | None) -> None:
         try:
             request = next(session) if tokens is None else session.send(tokens)
         except StopIteration as stop:
@@ -75,13 +75,13 @@ def run_sessions(engine: Engine, sessions: Iterator[Session[Result]]) -> Iterato
             yield ended.pop(first)
             first += 1
         if len(running) < 2 * engine.slots and (started := next(numbered, None)):
-            go_on(*started, None)
+            resume(*started, None)
         elif running:
             for event in engine.advance(passes=None):
                 number, session, tokens = running[event.number]
                 tokens += event.tokens
                 if event.ended:
                     del running[event.number]
-                    go_on(number, session, tokens)
+                    resume(number, session, tokens)
         else:
             return

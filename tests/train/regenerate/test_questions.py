@@ -12,9 +12,9 @@ from train.config import RegenerateSettings
 from train.regenerate.conversations import Conversation, Exchange, Row, TurnEncoder
 from train.regenerate.questions import (
     UserTurn,
+    chat_writer,
     drop_repeated,
     find_user_turn,
-    open_chats,
     read_question,
 )
 
@@ -136,8 +136,8 @@ def test_an_opening_stands_where_the_template_has_the_users_words(
     settings = RegenerateSettings.model_validate(
         regenerated.settings(Path("x"), Path("y"), **values, user_openings=["Why"])
     )
-    author = open_chats(TOKENIZER, as_template(render), (END,), set(), settings)
-    request = next(author.write(0))
+    writer = chat_writer(TOKENIZER, as_template(render), (END,), set(), settings)
+    request = next(writer.write(0))
     assert request.prompt == TOKENIZER.encode(opening, add_special_tokens=False).ids
 
 
