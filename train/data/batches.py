@@ -1,4 +1,4 @@
-"""Rows to batches: shuffled, mixed by weight, endless, with a position to save and to return to."""
+"""Rows to batches: shuffled, mixed by weight, endless, with a position that can be restored."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ _ENDLESS = 2**48
 
 
 class Batch(TypedDict):
-    """What one step reads: `Windows`, and the features of their rows where they are kept."""
+    """What one step reads: `Windows`, with the features of their rows where they are kept."""
 
     tokens: Int[np.ndarray, "B T"]
     loss_mask: Bool[np.ndarray, "B T"]
@@ -44,9 +44,9 @@ def make_batches(
 ) -> grain.DatasetIterator[Batch]:
     """An endless, shuffled, deterministic iterator whose position can be saved and restored.
 
-    Each source is shuffled and repeated by itself; in the mixture it counts by its weight, relative
-    to the others. `part` is which of how many equal parts of every batch this process brings, and
-    `features` holds for every source what reads those of a row, if there are any.
+    Each source is shuffled and repeated by itself; its share of the rows is its weight over the sum
+    of weights. `part` is the index of this process's part of every batch, and the number of parts;
+    `features` are the readers of each source's rows, if there are any.
 
     Raises:
       InputError: a source has fewer windows than its part of a batch, which would hold some twice.

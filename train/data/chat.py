@@ -1,9 +1,8 @@
 """Conversations to tokens through a chat template, and which of the tokens the assistant writes.
 
-What the assistant writes is found by rendering: the text up to a turn of its own, as decoding
-would be asked for it, and the text with the turn. Both must be the beginning of the whole as texts;
-a turn carries loss if they are as tokens too, so that training sees the very tokens that decoding
-will.
+A turn of the assistant is found by rendering the conversation twice: up to the turn, as the prompt
+that decoding gets, and with the turn. Both texts must be prefixes of the whole. The turn carries
+loss if their tokens are prefixes too, so that training sees the very tokens that decoding will.
 """
 
 from collections.abc import Sequence
@@ -25,8 +24,7 @@ from .types import Chat, Skip
 class Rendered(NamedTuple):
     """A conversation as text.
 
-    `turns` holds, for each turn that carries loss, the beginnings of `whole` without it and with
-    it.
+    `turns` has, for each turn that carries loss, the prefixes of `whole` before it and with it.
     """
 
     place: str
@@ -92,9 +90,9 @@ def mask_answers(
 ) -> tuple[Bool[np.ndarray, " t"], int]:
     """Which tokens carry loss, and how many of the given turns carry none.
 
-    Of each turn that should carry loss `turns` holds the tokens of the beginning of `whole` without
-    it and with it. It carries none if a token runs across its edge, because decoding, which starts
-    at that edge, would see other tokens. Later turns are not affected.
+    `turns` are as in `Rendered`, in tokens. A turn carries no loss if a token runs across its edge,
+    because decoding, which starts at that edge, would see other tokens. Later turns are not
+    affected.
     """
     mask, left_out = np.zeros(len(whole), bool), 0
     for before, after in turns:

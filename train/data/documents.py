@@ -1,4 +1,4 @@
-"""From sources to documents: records are read, rendered, tokenised, checked, or skipped aloud."""
+"""From sources to documents: records are read, rendered, tokenised, and checked or skipped."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
@@ -21,12 +21,12 @@ from .records import parse
 from .settings import DataSettings, SourceSettings
 from .types import Chat, Document, Raw, Record, Skip, Text, Tokens, describe_skips
 
-# Records that the tokenizer gets at a time, to spread over the processor's cores.
+# Records that the tokenizer gets at a time, to use all cores.
 _BATCH = 256
 
 
 class SourceDocuments(NamedTuple):
-    """What a source holds: documents and skips, together all its records, in order."""
+    """The documents and the skips of a source, each in the order of its records."""
 
     name: str
     weight: float
@@ -40,8 +40,8 @@ def load_documents(
     """The documents of every source, in the tokens of the target in folder `target`.
 
     Raises:
-      InputError: a source cannot be read, holds nothing to train on, tokens that the target does
-        not have or masks that leave nothing out; it has skips and they are refused; the chat
+      InputError: a source cannot be read, or holds nothing to train on, tokens that the target
+        does not have, or masks that leave nothing out; it has skips and they are refused; the chat
         template is missing or not prefix-stable; or the tokenizer does not fit the target.
     """
     tokenizer = load_own_tokenizer(settings, target, config)
@@ -58,11 +58,11 @@ def load_documents(
 
 
 def load_own_tokenizer(settings: DataSettings, target: Path, config: TargetConfig) -> Tokenizer:
-    """The tokenizer of the target in folder `target`, which has room for the rows.
+    """The tokenizer of the target in folder `target`, once the target is checked to fit the data.
 
     Raises:
-      InputError: it does not fit the target, rows are longer than the target has positions, or
-        the target states no end token.
+      InputError: the tokenizer does not fit the target, rows are longer than the target has
+        positions, or the target states no end token.
     """
     tokenizer = load_tokenizer(target)
     if tokenizer.get_vocab_size() > config.vocab_size:
@@ -87,7 +87,7 @@ def encode_records(
     config: TargetConfig,
     template: Callable[[], ChatTemplate],
 ) -> Iterator[Document | Skip]:
-    """Each record as a document, or the reason why it is none; skips stay as they are.
+    """Each record as a document or, if it cannot be used, a skip.
 
     Raises:
       InputError: a token is not in the target's vocabulary, or as `template` and `render_chat`.

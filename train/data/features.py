@@ -21,7 +21,7 @@ from redrafter_jax.config import Dtype
 from redrafter_jax.errors import InputError
 from redrafter_jax.settings.files import Settings
 
-# Of a row, by the number of it within its source: the arrays that a batch has beside its tokens.
+# From a row's number in its source to the features that a batch has of it.
 ReadRow: TypeAlias = Callable[[int], dict[str, np.ndarray]]
 
 
@@ -30,9 +30,9 @@ class FeatureIndex(Settings):
 
     Attributes:
       target: digest of the target's files, from `digest_files`.
-      target_dtype: that the target ran in.
-      context_layers: whose hidden states stand before the last ones.
-      top_k: how many of the most likely tokens are kept, k.
+      target_dtype: dtype that the target ran in.
+      context_layers: layers whose hidden states stand before the last ones.
+      top_k: k, the number of most likely tokens that are kept.
       rows_per_pass: rows that the target read together.
       sources: the first row of every source, by the digest of its rows.
       shards: the first row of every shard, and at the end the number of rows.
@@ -48,7 +48,7 @@ class FeatureIndex(Settings):
 
     @property
     def digest(self) -> str:
-        """Of all of it."""
+        """A digest of the index."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
 
@@ -80,10 +80,10 @@ def open_features(
     sources: Mapping[str, str],
     length: int,
 ) -> tuple[FeatureIndex, list[ReadRow]]:
-    """The index of whole features, and for every source what reads a row of its features.
+    """The index of complete features, and for every source a reader of its rows.
 
-    The digests are those of the run's target and, by name, of its sources; `length` is that of its
-    rows. The features may hold more layers than the `context_layers` of its drafter.
+    `target` and `sources`, by name, are digests; `length` is that of a row. The features may hold
+    more layers than the `context_layers` of the drafter.
 
     Raises:
       InputError: features are missing or damaged, or those of another target, of other settings or
@@ -113,10 +113,10 @@ def open_features(
                 "or bring back the data and its settings."
             )
     shards = len(index.shards) - 1
-    there = sum(_is_whole(folder, index, shard) for shard in range(shards))
-    if there < shards:
+    written = sum(_is_whole(folder, index, shard) for shard in range(shards))
+    if written < shards:
         raise InputError(
-            f"{folder} holds {there} of {shards} shards; `python -m train features` with the "
+            f"{folder} holds {written} of {shards} shards; `python -m train features` with the "
             "arguments of this run goes on."
         )
     # The parts of the hidden states that this run reads.
@@ -142,7 +142,7 @@ def _is_whole(folder: Path, index: FeatureIndex, shard: int) -> bool:
 def _read_row(
     folder: Path, index: FeatureIndex, first: int, chosen: list[int], length: int, row: int
 ) -> dict[str, np.ndarray]:
-    """Hidden states [T, Z] and the most likely tokens [T, k]; zeros where there is padding."""
+    """Hidden states [T, Z] and most likely tokens [T, k]; zeros at padding."""
     row += first
     shard = bisect_right(index.shards, row) - 1
     place = row - index.shards[shard]

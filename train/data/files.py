@@ -41,7 +41,7 @@ def read_raw(source: SourceSettings) -> Iterator[Raw | Skip]:
 
 
 def find_files(patterns: list[str]) -> list[Path]:
-    """The files that paths and globs name, in the order of the list, a glob's sorted.
+    """The files that paths and globs name, in the order of the list; those of a glob are sorted.
 
     Raises:
       InputError: one names no file, a folder, or a file that is named already.
@@ -64,7 +64,7 @@ def _matches(path: Path) -> list[Path]:
         raise InputError(
             f"'{path}' is a folder; write files: [{path}/*.jsonl], or folder: for text."
         )
-    # Of a name that exists, brackets are letters.
+    # Brackets in the name of an existing file are no glob.
     if path.is_file():
         return [path]
     found = Path(path.anchor or ".").glob(str(path.relative_to(path.anchor)))
@@ -104,7 +104,7 @@ def _json_list(path: Path) -> Iterator[Raw]:
 
 
 def _parse(content: bytes) -> Any:
-    """The JSON value; ValueError for anything that is none, which UnicodeDecodeError is too."""
+    """The JSON value; ValueError if it is none (UnicodeDecodeError is one)."""
     try:
         return json.loads(content.decode("utf-8"))
     except RecursionError:
@@ -117,7 +117,7 @@ def _open(path: Path) -> BufferedIOBase:
 
 @contextmanager
 def _reading(path: Path | str) -> Generator[None]:
-    """Name the path in what its reading raises, which a damaged archive does too."""
+    """Name the path in errors of reading it, those of a damaged archive too."""
     try:
         yield
     except InputError:
@@ -140,7 +140,7 @@ def _parquet_rows(path: Path) -> Iterator[Raw]:
                 for row in batch.to_pylist():
                     number += 1
                     yield Raw(f"{path}, row {number}", row)
-    except Exception as error:  # a damaged file raises pyarrow's errors and many of Python's
+    except Exception as error:  # damaged files raise errors of pyarrow and many of Python
         _cannot_read(path, error)
 
 
@@ -152,7 +152,7 @@ def _hub_rows(source: SourceSettings) -> Iterator[Raw]:
         )
         for number, row in enumerate(rows, 1):
             yield Raw(f"{source.title}, row {number}", row)
-    except Exception as error:  # datasets passes on whatever hub, network and files raise
+    except Exception as error:  # of the hub, the network and files
         raise InputError(
             f"Cannot load {source.title}, subset {source.subset}, split {source.split}: "
             f"{' '.join(str(error).split())}"

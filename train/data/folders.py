@@ -12,7 +12,7 @@ from .types import Text
 
 
 def read_folder(settings: SourceSettings, *, held_out: bool = False) -> list[Text]:
-    """The training files of a folder, or the held-out ones, each in the place of its name, ordered.
+    """The training files of a folder, or the held-out ones, sorted; each is named by its path.
 
     Raises:
       InputError: as `find_texts`, or a file cannot be read or is not UTF-8.
@@ -66,12 +66,12 @@ def find_texts(settings: SourceSettings, *, held_out: bool = False) -> list[tupl
 
 
 def _matches(name: str, globs: Sequence[str]) -> bool:
-    """Whether a glob fits; `*` crosses folders, and `**/` may be no folder, as in `include`."""
+    """Whether a glob fits; `*` crosses folders, and `**/` also stands for none, as in `include`."""
     return any(fnmatch(name, variant) for glob in globs for variant in _without_folders(glob))
 
 
 def _without_folders(glob: str) -> list[str]:
-    """The glob with and without each `**/`, which fnmatch takes for one folder at least."""
+    """The glob with and without each `**/`, which `fnmatch` takes for at least one folder."""
     before, folders, after = glob.partition("**/")
     if not folders:
         return [glob]

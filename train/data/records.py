@@ -7,7 +7,7 @@ from redrafter_jax.text.chat_template import Turn
 
 from .types import Chat, Format, Raw, Record, Skip, Text, Tokens
 
-# As ShareGPT and its descendants call who speaks.
+# The speakers' names in ShareGPT and its descendants.
 _SPEAKERS = {
     "human": "user",
     "user": "user",
@@ -24,9 +24,9 @@ class _MalformedError(Exception):
 
 
 def parse(raw: Raw, stated: Format | None) -> Record | Skip:
-    """The record, in the format that is stated or that its keys tell; keys of no format are free.
+    """The record, in the stated format or the one that its keys tell; other keys are ignored.
 
-    A key whose value is null is absent, as tables have it.
+    A key whose value is null counts as absent: rows of a table have all columns.
     """
     try:
         if not isinstance(raw.value, dict):
@@ -143,7 +143,7 @@ def _string(row: dict[str, Any], key: str) -> str:
 
 
 def _require_unicode(text: str, key: str) -> None:
-    # JSON can spell half characters, which no tokenizer takes.
+    # JSON can hold half of a surrogate pair, which no tokenizer takes.
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""What the sources held: a table for people, the list of all skips for a file."""
+"""What the sources hold: a table for the screen, and a file with all skips."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from .types import count_reasons, describe_skips
 
 # A smaller share of tokens that carry loss is worth a warning.
 _LITTLE = 0.1
-# What is told of a source where there is any.
+# By count of a source, the note if it is not 0.
 _NOTES = {
     "answers_not_learnt": "answers with a token across their edge, which carry no loss",
     "cut": "records longer than a row, cut into pieces",
@@ -35,9 +35,9 @@ def print_report(loaded: Sources, console: Console) -> None:
         table.add_row(Text(source.name.removeprefix("data.sources.")), *shown, f"{source.weight:g}")
         if source.skips:
             notes.append(f"{source.name}: skipped {describe_skips(source.skips)}")
-        for name, told in _NOTES.items():
+        for name, note in _NOTES.items():
             if counts[name]:
-                notes.append(f"{source.name}: {told}: {counts[name]}")
+                notes.append(f"{source.name}: {note}: {counts[name]}")
     if learnt < _LITTLE * total:
         notes.append(
             f"warning: {learnt:,} of {total:,} tokens ({learnt / total:.1%}) carry loss, and a "
@@ -77,5 +77,5 @@ def _counts(source: SourceDocuments, rows: Rows) -> dict[str, int]:
 
 
 def print_line(console: Console, line: str) -> None:
-    """Print a line that may hold names of files: they are no markup and not broken."""
+    """Print a line as it is: without markup, which file names may look like, and unwrapped."""
     console.print(line, markup=False, highlight=False, soft_wrap=True)

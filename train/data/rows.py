@@ -1,4 +1,4 @@
-"""The last stage: documents of any length become rows of one."""
+"""Documents of any length become rows of equal length."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,8 +16,8 @@ from .types import Document, Skip, Windows
 class Rows(NamedTuple):
     """The rows of a source, at least one.
 
-    Of its documents `cut` were longer than a row and are spread over several. In `unused` pieces no
-    token after the first two carries loss; they are no rows.
+    `cut` of its documents were longer than a row and take several. `unused` pieces are left out:
+    no token after their first two carries loss.
     """
 
     windows: Windows
@@ -46,7 +46,7 @@ def make_rows(source: SourceDocuments, settings: DataSettings, end_token: int) -
             f"{len(longest.tokens)} tokens; raise it, or set data.long_records=cut."
         )
     pieces = [piece for document in source.documents for piece in split(document, length)]
-    # A draft begins two tokens after the state that it begins from.
+    # The first drafted token is two after that of the hidden state.
     useful = [piece for piece in pieces if piece.loss_mask[2:].any()]
     if not useful:
         raise InputError(
@@ -60,9 +60,9 @@ def make_rows(source: SourceDocuments, settings: DataSettings, end_token: int) -
     return Rows(join(rows, end_token, length), len(long), len(pieces) - len(useful))
 
 
-def cut(made: Iterable[Document | Skip], end_token: int, length: int) -> Windows:
+def cut(records: Iterable[Document | Skip], end_token: int, length: int) -> Windows:
     """All tokens of all documents in rows of `length`, each row of one document."""
-    documents = [document for document in made if isinstance(document, Document)]
+    documents = [record for record in records if isinstance(record, Document)]
     rows = [[piece] for document in documents for piece in split(document, length)]
     return join(rows, end_token, length)
 
@@ -75,14 +75,14 @@ def split(document: Document, length: int) -> Iterator[Document]:
 
 
 def pack(sizes: Sequence[int], length: int) -> list[list[int]]:
-    """Numbers of the pieces in groups that fit into `length`: few groups, and the same every time.
+    """Groups of pieces, by index, that fit into `length`: few groups, and deterministic.
 
-    Best fit, the longest pieces first: each goes where the least room is left that suffices, which
-    takes at most 11/9 of the fewest groups there can be, and a few (Johnson, 1974).
+    Best fit decreasing: each piece, the longest first, goes where the least room is left that
+    suffices. This takes at most 11/9 of the optimal number of groups, and a few (Johnson, 1974).
     """
     groups: list[list[int]] = []
     with_room: dict[int, list[int]] = defaultdict(list)
-    # How many groups have so much room left, so that the least that suffices is found at once.
+    # The number of groups by room left, to find the least that suffices at once.
     counts = np.zeros(length + 1, int)
     for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
         size = sizes[index]
@@ -101,10 +101,7 @@ def pack(sizes: Sequence[int], length: int) -> list[list[int]]:
 
 
 def join(rows: Sequence[Sequence[Document]], end_token: int, length: int) -> Windows:
-    """Arrays of rows, each of the pieces given for it and then padding.
-
-    Padding is the end token and carries no loss.
-    """
+    """Arrays of rows: each has its pieces and then padding, end tokens without loss."""
     tokens = np.full((len(rows), length), end_token, np.int32)
     loss_mask = np.zeros((len(rows), length), bool)
     segments = np.zeros((len(rows), length), np.int32)

@@ -1,4 +1,4 @@
-"""What passes between the steps: a raw record, a record, a document, a skip."""
+"""What the steps pass on: a raw record, a record, a document, a skip."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class Raw(NamedTuple):
 
 
 class Skip(NamedTuple):
-    """A record that is left out: where, of which kind is the fault, what exactly."""
+    """A record that is left out: where it is, the kind of fault, the fault itself."""
 
     place: str
     reason: str
@@ -42,7 +42,7 @@ class Chat(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """Tokens that state themselves which carry loss: `mask` holds 0 and 1, as many as `ids`.
+    """Token ids, and a mask of 0 and 1 of the same length: which of them carry loss.
 
     `is_chat` is True of a conversation that `train regenerate` wrote.
     """
@@ -96,7 +96,7 @@ def count_reasons(skips: Sequence[Skip]) -> dict[str, int]:
 
 
 def describe_skips(skips: Sequence[Skip]) -> str:
-    """One line: every reason with its count, and where it is met first."""
+    """One line: every reason with its count and its first record."""
     first = {skip.reason: skip for skip in reversed(skips)}
     return "; ".join(
         f"{count} × {reason} (first at {_place(first[reason])})"
