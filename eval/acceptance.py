@@ -22,8 +22,8 @@ from . import metrics
 from .benchmark import Method, Run, decode_batch, make_batches
 from .config import AcceptanceSettings
 from .loading import load
-from .metrics import count_accepted, describe_answers, tell_answers
-from .rankings import RANKINGS, Ranking, rank
+from .metrics import answer_lines, count_accepted, describe_answers
+from .rankings import RANKINGS, Ranking, with_ranking
 from .report import describe_sampling, make_table, show, tree_columns, write_report
 
 DEFINITIONS = metrics.DEFINITIONS | {
@@ -70,7 +70,7 @@ def measure_acceptance(settings: AcceptanceSettings) -> None:
     measures: dict[Cell, dict[str, Any]] = {}
     for cell in track(cells, len(cells), "decode"):
         bound = bind_drafter(drafter, cell.draft)
-        runs = decode(rank(bound, cell.ranking, cell.draft), cell.sampling)
+        runs = decode(with_ranking(bound, cell.ranking, cell.draft), cell.sampling)
         same = [a == b for a, b in zip(_texts(runs), expected[cell.sampling], strict=True)]
         measures[cell] = {**count_accepted(runs), "identical": float(np.mean(same))}
     if not is_first():
@@ -84,8 +84,8 @@ def measure_acceptance(settings: AcceptanceSettings) -> None:
     prompts = len(asked[settings.samplings[0]].prompts)
     report = {"rows": rows, "prompts": prompts, "answers": answers}
     write_report(path, report, settings, DEFINITIONS)
-    told = (f"{name}: {line}" for name, one in answers.items() for line in tell_answers(one))
-    show(path, *told, _table(rows))
+    lines = (f"{name}: {line}" for name, one in answers.items() for line in answer_lines(one))
+    show(path, *lines, _table(rows))
 
 
 def _texts(runs: Sequence[Run]) -> list[list[int]]:

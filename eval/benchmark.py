@@ -1,4 +1,4 @@
-"""Ways of decoding the same prompts, in turns, with a clock."""
+"""Time ways of decoding on the same prompts, in turns."""
 
 import time
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ class Method(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One decoding of one batch: what `redrafter_jax.Generation` says of it, and how long it took.
+    """One decoding of one batch: its `redrafter_jax.Generation`, and how long it took.
 
     Attributes:
       prefill_seconds: from lists of prompts to each row's first token, chosen on the device.
@@ -72,7 +72,7 @@ class Run(NamedTuple):
         return self.new_tokens - len(self.tokens)
 
 
-class Turn(NamedTuple):
+class TimedTurn(NamedTuple):
     """One batch decoded by every method, one right after the other."""
 
     batch: int
@@ -83,7 +83,7 @@ class Turn(NamedTuple):
 def make_batches(
     asked: EncodedPrompts, batch_size: int | None, sampling: SamplingConfig, rows: RowSettings
 ) -> list[Batch]:
-    """The rows in their order, the last batch as small as it comes; seeds count prompts.
+    """The rows in their order; the last batch may be smaller. Seeds count prompts.
 
     Without a `batch_size` all of them are one batch.
     """
@@ -121,12 +121,12 @@ def measure(
     batches: Sequence[Batch],
     repeats: int,
     done: Container[tuple[int, int]] = (),
-) -> Iterator[Turn]:
+) -> Iterator[TimedTurn]:
     """Time all methods on every batch, `repeats` times over; `warm_up` comes before.
 
     The runs of a turn follow each other at once, so that a slow minute of the machine hits all of
-    them, and which one goes first changes from turn to turn. Batches and repeats that are in `done`
-    are left out.
+    them. Which method goes first changes from turn to turn. `done` has the pairs of batch and
+    repeat that are left out.
     """
     names = list(methods)
     for repeat in range(repeats):
@@ -136,11 +136,11 @@ def measure(
             first = (repeat + index) % len(names)
             order = names[first:] + names[:first]
             runs = {name: decode_batch(methods[name], batch) for name in order}
-            yield Turn(index, repeat, {name: runs[name] for name in names})
+            yield TimedTurn(index, repeat, {name: runs[name] for name in names})
 
 
 def decode_batch(method: Method, batch: Batch) -> Run:
-    """What `generate` does, with a look at the clock after prefill.
+    """Decode as `generate` does, with prefill and decoding timed.
 
     Raises:
       InputError: a prompt or a seed does not fit, as in `generate`.

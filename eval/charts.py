@@ -23,18 +23,18 @@ def _figure(title: str, width: float, height: float, panels: int) -> tuple[Figur
 def write_speed_chart(report: Mapping[str, Any], title: str, path: Path) -> None:
     """A PNG of two panels: tokens/s of every method and batch, acceptance rate per depth."""
     figure, (speeds, depths) = _figure(title, 9.0, 4.4, 2)
-    for place, (name, measures) in enumerate(report["methods"].items()):
-        color = f"C{place}"
+    for index, (name, measures) in enumerate(report["methods"].items()):
+        color = f"C{index}"
         batches = defaultdict(list)
         for run in report["runs"]:
             if run["method"] == name:
                 seconds = run["prefill_seconds"] + run["decode_seconds"]
                 batches[run["batch"]].append(run["new_tokens"] / seconds)
         medians = [float(np.median(rates)) for rates in batches.values()]
-        speeds.scatter([place] * len(medians), medians, color=color, alpha=0.5, s=18)
+        speeds.scatter([index] * len(medians), medians, color=color, alpha=0.5, s=18)
         middle = measures["tokens_per_second"]
-        speeds.hlines(middle, place - 0.2, place + 0.2, color=color, linewidth=3)
-        speeds.annotate(f"{middle:.0f}", (place + 0.24, middle), va="center", fontsize=9)
+        speeds.hlines(middle, index - 0.2, index + 0.2, color=color, linewidth=3)
+        speeds.annotate(f"{middle:.0f}", (index + 0.24, middle), va="center", fontsize=9)
         # A depth that no call reached leaves a gap.
         given = measures["acceptance_rate_per_depth"]
         rates = [np.nan if rate is None else rate for rate in given]
@@ -76,8 +76,8 @@ def write_comparison_chart(report: Mapping[str, Any], title: str, path: Path) ->
             panel.text(
                 x, y, f"{cost:g}", color="0.5", fontsize=8, ha="right", va="top", bbox=behind
             )
-        for place, (name, point) in enumerate(large.items()):
-            color = f"C{place}"
+        for index, (name, point) in enumerate(large.items()):
+            color = f"C{index}"
             panel.scatter(*point, color=color, zorder=3, label=name)
             for points in small if name != "baseline" else ():
                 if name in points:
@@ -103,9 +103,9 @@ def write_comparison_chart(report: Mapping[str, Any], title: str, path: Path) ->
 def write_load_chart(report: Mapping[str, Any], title: str, path: Path) -> None:
     """A PNG of latency and of throughput against the rate of requests, a line for each method."""
     figure, (latency, throughput) = _figure(title, 9.0, 4.4, 2)
-    for place, method in enumerate(dict.fromkeys(run["method"] for run in report["runs"])):
+    for index, method in enumerate(dict.fromkeys(run["method"] for run in report["runs"])):
         runs = [run for run in report["runs"] if run["method"] == method and run["latency"]]
-        rates, color = [run["rate"] for run in runs], f"C{place}"
+        rates, color = [run["rate"] for run in runs], f"C{index}"
         for which, (name, line) in enumerate((("median", "-"), ("90%", "--"))):
             values = [run["latency"][which] for run in runs]
             latency.plot(rates, values, line, color=color, marker="o", label=f"{method}, {name}")

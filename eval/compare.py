@@ -29,9 +29,9 @@ from .abstract import bytes_of
 from .benchmark import Method, make_batches, measure, warm_up
 from .compare_tables import LEGEND, markdown, prompts_of, tables
 from .config import CompareSettings
-from .loading import ask_target, bind, find
+from .loading import bind, open_target, read_questions
 from .measured import Measured, open_measured
-from .metrics import tell_answers
+from .metrics import answer_lines
 from .plan import call_bytes, draft_bytes, embedding_bytes
 from .report import describe_device, describe_sampling, describe_versions, show, write_report
 
@@ -56,7 +56,7 @@ def compare(settings: CompareSettings) -> None:
     """
     from .charts import write_comparison_chart  # matplotlib is slow to import
 
-    found = find(settings)
+    found = open_target(settings)
     find_once = cache(find_drafter)
     models = {
         name: find_once(drafting.drafter)
@@ -65,7 +65,7 @@ def compare(settings: CompareSettings) -> None:
     }
     for name, model in models.items():
         check_pair(found.target, model.config, settings.drafters[name].draft)
-    questions = ask_target(found, settings, settings.batch_size)
+    questions = read_questions(found, settings, settings.batch_size)
     if is_first():
         make_folder(settings.report_dir, "report_dir")
     path = settings.report_dir / "compare.json"
@@ -75,17 +75,17 @@ def compare(settings: CompareSettings) -> None:
     rows = min(settings.batch_size, len(questions.first.rows)) // data_shards(found.mesh)
     methods, weights = _load_methods(settings, target, rows)
     asked = [
-        questions.under(target, sampling, partial(measured.answer, at))
-        for at, sampling in enumerate(settings.samplings)
+        questions.encode_turns(target, sampling, partial(measured.answer, index))
+        for index, sampling in enumerate(settings.samplings)
     ]
-    before = _time_the_rest(settings, methods, asked, measured)
+    before = _time_missing(settings, methods, asked, measured)
     if not is_first():
         return
     per_token = rows * _cache_bytes(target, settings.dtype)
     summaries = []
-    for at, sampling in enumerate(settings.samplings):
-        turns = [turn for turn in measured.turns[at] if turn.repeat < settings.repeats]
-        summary = speed.summarize(asked[at], settings.batch_size, turns)
+    for index, sampling in enumerate(settings.samplings):
+        turns = [turn for turn in measured.turns[index] if turn.repeat < settings.repeats]
+        summary = speed.summarize(asked[index], settings.batch_size, turns)
         _add_costs(summary, methods, weights, per_token)
         described = describe_sampling(sampling)
         summaries.append({"sampling": asdict(sampling), "described": described, **summary})
@@ -107,7 +107,7 @@ def compare(settings: CompareSettings) -> None:
     told = [
         f"{case['described']}: {line}"
         for case in summaries
-        for line in tell_answers(case["answers"])
+        for line in answer_lines(case["answers"])
     ]
     if before:
         told.append(f"Of earlier runs, from {measured.path}: {before}.")
@@ -163,7 +163,7 @@ def _load_methods(
     return methods, weights
 
 
-def _time_the_rest(
+def _time_missing(
     settings: CompareSettings,
     methods: Mapping[str, Method],
     asked: Sequence[EncodedPrompts],
@@ -175,21 +175,21 @@ def _time_the_rest(
         for one, sampling in zip(asked, settings.samplings, strict=True)
     ]
     due = {
-        (at, batch, repeat)
-        for at, own in enumerate(batches)
+        (index, batch, repeat)
+        for index, own in enumerate(batches)
         for batch, repeat in product(range(len(own)), range(settings.repeats))
     }
     done = due & {
-        (at, turn.batch, turn.repeat) for at, own in measured.turns.items() for turn in own
+        (index, turn.batch, turn.repeat) for index, own in measured.turns.items() for turn in own
     }
-    places = sorted({(at, batch) for at, batch, _ in due - done})
-    if left := [batches[at][batch] for at, batch in places]:
+    places = sorted({(index, batch) for index, batch, _ in due - done})
+    if left := [batches[index][batch] for index, batch in places]:
         warm_up(methods, left, settings.warm_ups, "measure")
         with progress(len(due), "measure", len(done)) as advance:
-            for at, own in enumerate(batches):
-                over = {(batch, repeat) for of, batch, repeat in done if of == at}
+            for index, own in enumerate(batches):
+                over = {(batch, repeat) for of, batch, repeat in done if of == index}
                 for turn in measure(methods, own, settings.repeats, over):
-                    measured.keep_turn(at, turn)
+                    measured.keep_turn(index, turn)
                     advance(1)
     return f"{len(done)} of {len(due)} turns" if done else ""
 

@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 
 from . import speed
-from .metrics import tell_answers
+from .metrics import answer_lines
 from .report import make_table, number
 
 _ALL = "all prompts"
@@ -29,7 +29,7 @@ def markdown(report: Mapping[str, Any], title: str) -> str:
     """The tables of all samplings, to be read on a page."""
     lines = [title, ""]
     for case in report["samplings"]:
-        lines += [f"## {case['described']}", "", *tell_answers(case["answers"]), ""]
+        lines += [f"## {case['described']}", "", *answer_lines(case["answers"]), ""]
         lines += [f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|"]
         for row in _rows(case):
             cells = [row[name].replace("|", "\\|") for name in _COLUMNS]

@@ -1,4 +1,4 @@
-"""What a command that decodes prompts begins with: what the target is asked, and both models."""
+"""What commands that decode prompts need first: the encoded prompts, and the target."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -40,7 +40,7 @@ Answer = Callable[[EncodedPrompts], Texts]
 
 
 class FoundTarget(NamedTuple):
-    """A target whose weights are not read yet, and what prompts are written with."""
+    """A target whose weights are not read yet, with its tokenizer and chat template."""
 
     settings: TargetSettings
     mesh: Mesh | None
@@ -49,39 +49,39 @@ class FoundTarget(NamedTuple):
     target: TargetConfig
 
 
-def find(settings: TargetSettings) -> FoundTarget:
-    """Read what describes the target that the settings name.
+def open_target(settings: TargetSettings) -> FoundTarget:
+    """Read all of the target that the settings name but its weights.
 
     Raises:
       InputError: a file cannot be used, or there are not as many devices.
     """
     mesh, name = settings.mesh.build(), settings.target
-    config = find_target(name).config  # a folder of another kind is told as that
+    config = find_target(name).config  # first: it explains a folder of another kind
     tokenizer = load_tokenizer(name)
     template = load_template(settings.chat_template, name, tokenizer, "chat_template=")
     return FoundTarget(settings, mesh, tokenizer, template, config)
 
 
 class Questions(NamedTuple):
-    """What a target is asked in first turns, and how it will be in later ones."""
+    """The first turns of all prompts, and what later turns are encoded with."""
 
     how: PromptEncoding
     rows: RowSettings
     batch_size: int | None
     first: EncodedPrompts
 
-    def under(
+    def encode_turns(
         self,
         target: Target,
         sampling: SamplingConfig,
         recall: Callable[[Answer, EncodedPrompts], Texts] | None = None,
     ) -> EncodedPrompts:
-        """The later turns too, behind the baseline's own answers, and the stop tokens that count.
+        """All turns, the later ones after the baseline's own answers, and the stop tokens.
 
-        Answers may be recalled instead of being decoded.
+        `recall` may return stored answers instead of decoding them.
 
         Raises:
-          InputError: a later turn does not fit behind the answers before it.
+          InputError: a later turn does not fit after the answers before it.
         """
 
         def answer(asked: EncodedPrompts) -> Texts:
@@ -90,18 +90,18 @@ class Questions(NamedTuple):
             method = Method(target, RootOnly())
             return [row for batch in work for row in decode_batch(method, batch).tokens]
 
-        either = answer if recall is None else partial(recall, answer)
-        whole = encode_later_turns(self.how, self.first, either)
-        return whole._replace(stop_tokens=()) if self.rows.stop == "never" else whole
+        answer_turn = answer if recall is None else partial(recall, answer)
+        encoded = encode_later_turns(self.how, self.first, answer_turn)
+        return encoded._replace(stop_tokens=()) if self.rows.stop == "never" else encoded
 
 
-def ask_target(
+def read_questions(
     found: FoundTarget,
     rows: RowSettings,
     batch_size: int | None,
     lengths: Sequence[int] | None = None,
 ) -> Questions:
-    """What the target is asked in first turns, checked to fit it and the mesh; all that ends it.
+    """Read the prompts and encode their first turns; these are checked to fit target and mesh.
 
     With `lengths` prompts take these exact lengths in turns, and are continued as they stand.
 
@@ -121,7 +121,7 @@ def ask_target(
             f"prompt_tokens={max(lengths)} and max_new_tokens={limit} make {max(lengths) + limit} "
             f"tokens, but the target has {positions} positions; lower one of them."
         )
-    # The whole file, so that the last prompts have something to be joined with.
+    # The whole file, so that the last prompts too can be joined with further ones.
     source = read_prompts(path)
     token_rows = [
         tokenize_to_length(source, found.tokenizer, row, lengths[row % len(lengths)])
@@ -139,28 +139,28 @@ def load(
     """Check everything that the settings name, make the folder of the report, load the target.
 
     Returns:
-      The target, and from a sampling to what it is asked under it.
+      The target, and a function from a sampling to the encoded prompts.
 
     Raises:
       InputError: a file or a prompt cannot be used, or the two models do not fit.
     """
-    found = find(settings)
+    found = open_target(settings)
     if settings.drafter is not None:
         drafter_config = find_drafter(settings.drafter).config
         for draft in drafts:
             check_pair(found.target, drafter_config, draft)
-    questions = ask_target(found, settings, batch_size)
+    questions = read_questions(found, settings, batch_size)
     if is_first():
         make_folder(settings.report_dir, "report_dir")
     target = load_target(settings.target, settings.dtype, found.mesh)
-    return target, partial(questions.under, target)
+    return target, partial(questions.encode_turns, target)
 
 
 def bind(target: TargetConfig, drafter: DraftModel | None, draft: DraftConfig) -> Drafter:
     """The drafter of these trees; without a model prompt lookup alone.
 
     Raises:
-      InputError: the target cannot be drafted for, as when trees are deeper than it has positions.
+      InputError: it does not fit the target, as when trees are deeper than that has positions.
     """
     bound = PromptLookup(draft.lookup_tokens) if drafter is None else bind_drafter(drafter, draft)
     bound.check(target)
@@ -168,7 +168,7 @@ def bind(target: TargetConfig, drafter: DraftModel | None, draft: DraftConfig) -
 
 
 def _check_batches(count: int, batch_size: int | None, mesh: Mesh | None) -> None:
-    """Refuse batches of so many prompts that the mesh does not divide, the last one among them."""
+    """Refuse batches of so many prompts that the mesh does not divide, also the last batch."""
     size = min(batch_size or count, count)
     check_rows(size, mesh, "batch_size" if size < count else "The number of prompts")
     parts, last = data_shards(mesh), count % size

@@ -1,8 +1,8 @@
 """What `python -m eval compare` has measured, line by line, so that a killed run goes on.
 
 The first line states what is measured. Each other line holds the answers to one turn of the
-questions, or all runs of one timed turn: these are compared with each other, so they must have
-followed each other at once.
+conversations, or all runs of one timed turn. These are compared with each other, so they must
+follow each other at once.
 """
 
 import json
@@ -17,10 +17,10 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.parallel.processes import is_first, read_lines
 from redrafter_jax.text.prompts import EncodedPrompts
 
-from .benchmark import Run, Turn
+from .benchmark import Run, TimedTurn
 from .loading import Answer, Texts
 
-# A value that is longer is not shown in a message.
+# The longest value that an error message shows.
 _SHOWN = 24
 
 
@@ -29,14 +29,13 @@ class Measured(NamedTuple):
 
     Attributes:
       path: of the file.
-      answers: by sampling and turn, both counted as the settings and the prompts count them, the
-        new tokens that later turns stand behind.
-      turns: by sampling, what was timed.
+      answers: by the sampling's index and the turn's number, the answers that later turns follow.
+      turns: by the sampling's index, what was timed.
     """
 
     path: Path
     answers: dict[tuple[int, int], Texts]
-    turns: dict[int, list[Turn]]
+    turns: dict[int, list[TimedTurn]]
 
     def answer(self, sampling: int, decode: Answer, asked: EncodedPrompts) -> Texts:
         """The answers to a turn, which are decoded and added to the file if they are new."""
@@ -46,7 +45,7 @@ class Measured(NamedTuple):
             _append(self.path, {"sampling": sampling, "turn": turn, "answers": answers})
         return self.answers[sampling, turn]
 
-    def keep_turn(self, sampling: int, turn: Turn) -> None:
+    def keep_turn(self, sampling: int, turn: TimedTurn) -> None:
         """Add a line of runs."""
         self.turns.setdefault(sampling, []).append(turn)
         runs = {
@@ -58,7 +57,7 @@ class Measured(NamedTuple):
 
 
 def open_measured(path: Path, identity: Mapping[str, Any]) -> Measured:
-    """Read what an earlier run left, or begin a file; a line that a kill cut short is removed.
+    """Read what an earlier run left, or begin a file; an unfinished last line is removed.
 
     `identity` states by name all that the measurements depend on.
 
@@ -77,7 +76,7 @@ def open_measured(path: Path, identity: Mapping[str, Any]) -> Measured:
                 measured.answers[row["sampling"], row["turn"]] = row["answers"]
             else:
                 runs = {name: _read_run(run) for name, run in row["runs"].items()}
-                turn = Turn(row["batch"], row["repeat"], runs)
+                turn = TimedTurn(row["batch"], row["repeat"], runs)
                 measured.turns.setdefault(row["sampling"], []).append(turn)
         except (ValueError, TypeError, KeyError, AttributeError):
             raise InputError(
@@ -96,12 +95,12 @@ def open_measured(path: Path, identity: Mapping[str, Any]) -> Measured:
 def _check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Refuse measurements of something else, naming all that differs."""
 
-    def tell(name: str) -> str:
+    def describe(name: str) -> str:
         values = [json.dumps(side.get(name)) for side in (before, now)]
         shown = all(len(value) <= _SHOWN for value in values)
         return f"{name} {values[0]} (now {values[1]})" if shown else name
 
-    different = [tell(name) for name in {**before, **now} if before.get(name) != now.get(name)]
+    different = [describe(name) for name in {**before, **now} if before.get(name) != now.get(name)]
     if different:
         raise InputError(
             f"{path} holds measurements with other settings: {', '.join(different)}; give another "

@@ -1,4 +1,4 @@
-"""What decodings are judged by, and what the measures mean."""
+"""Measures of decoded texts, and what they mean."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
@@ -69,8 +69,8 @@ def describe_answers(asked: EncodedPrompts, texts: Sequence[Sequence[int]]) -> d
     }
 
 
-def tell_answers(said: Mapping[str, Any]) -> Iterator[str]:
-    """The same in a line, and a warning where half of the answers or more are of a few tokens."""
+def answer_lines(said: Mapping[str, Any]) -> Iterator[str]:
+    """The same in a line, and a warning if half of the answers or more have only a few tokens."""
     low, middle, high = said["answer_tokens"]
     stopped, limited = said["ended_by"].values()
     turns = "" if said["turns"] == 1 else f", up to {said['turns']} turns with its own answers"

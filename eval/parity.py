@@ -24,9 +24,9 @@ from redrafter_jax.text.prompts import EncodedPrompts
 from . import metrics
 from .benchmark import Batch, Method, Run, decode_batch, make_batches
 from .config import ParitySettings
-from .loading import Questions, ask_target, find
-from .metrics import count_accepted, describe_answers, first_divergence, tell_answers
-from .replay import EXPLANATION, Place, explain, replay
+from .loading import Questions, open_target, read_questions
+from .metrics import answer_lines, count_accepted, describe_answers, first_divergence
+from .replay import EXPLANATION, TokenIndex, explain, replay
 from .report import make_table, number, show, write_report
 
 DEFINITIONS = (
@@ -49,19 +49,19 @@ class ComparedBatch(NamedTuple):
 
 
 def check_parity(settings: ParitySettings) -> None:
-    """Decode every case both ways in every dtype, explain where texts part, report.
+    """Decode every case both ways in every dtype, explain where texts differ, report.
 
     Exits with code 1 if a divergence is no numerical tie.
 
     Raises:
       InputError: a file or a prompt cannot be used.
     """
-    found, drafter_config = find(settings), find_drafter(settings.drafter).config
+    found, drafter_config = open_target(settings), find_drafter(settings.drafter).config
     questions: dict[str, Questions] = {}
     for name, case in settings.cases.items():
         with _case(name):
             check_pair(found.target, drafter_config, case.draft)
-            questions[name] = ask_target(found, case, case.batch_size, case.prompt_tokens)
+            questions[name] = read_questions(found, case, case.batch_size, case.prompt_tokens)
     if is_first():
         make_folder(settings.report_dir, "report_dir")
     measures: list[dict[str, Any]] = []
@@ -73,7 +73,7 @@ def check_parity(settings: ParitySettings) -> None:
         work: list[tuple[str, Batch]] = []
         for name, case in settings.cases.items():
             with _case(name):
-                asked[name] = questions[name].under(target, case.sampling)
+                asked[name] = questions[name].encode_turns(target, case.sampling)
             batches = make_batches(asked[name], case.batch_size, case.sampling, case)
             work += [(name, batch) for batch in batches]
         compared: dict[str, list[ComparedBatch]] = {name: [] for name in settings.cases}
@@ -91,19 +91,19 @@ def check_parity(settings: ParitySettings) -> None:
         measured = {"verdict": verdict, "cases": measures, **shapes}
         device = write_report(path, measured, settings, DEFINITIONS)["device"]
         heading = f"{settings.target} with {settings.drafter}\n{device}"
-        told = (
+        lines = (
             f"{one['case']}: {line}"
             for one in measures[: len(settings.cases)]
-            for line in tell_answers(one["answers"])
+            for line in answer_lines(one["answers"])
         )
-        show(path, heading, *told, *_tables(measures), verdict)
+        show(path, heading, *lines, *_tables(measures), verdict)
     if any(measure["ties"] < len(measure["divergences"]) for measure in measures):
         sys.exit(1)
 
 
 @contextlib.contextmanager
 def _case(name: str) -> Generator[None]:
-    """What cannot be used is told with the name of its case."""
+    """Name the case in errors."""
     try:
         yield
     except InputError as error:
@@ -113,24 +113,24 @@ def _case(name: str) -> Generator[None]:
 def compare_batch(
     target: Target, drafter: DraftModel, draft: DraftConfig, batch: Batch, tolerance: float
 ) -> ComparedBatch:
-    """Decode a batch both ways; where texts part, decode it again to see why."""
+    """Decode a batch both ways; where texts differ, decode it again to see why."""
     bound = bind_drafter(drafter, draft)
     methods = (Method(target, RootOnly()), Method(target, bound))
     baseline, speculative = (decode_batch(method, batch) for method in methods)
-    places = [
-        Place(row, position)
+    indices = [
+        TokenIndex(row, position)
         for row, texts in enumerate(zip(speculative.tokens, baseline.tokens, strict=True))
         if (position := first_divergence(*texts)) is not None
     ]
     seen = [
-        replay(method, batch, run.tokens, places)
+        replay(method, batch, run.tokens, indices)
         for method, run in zip(methods, (baseline, speculative), strict=True)
     ]
     divergences: list[dict[str, Any] | None] = [None] * len(batch.prompts)
-    for place, alone, in_tree in zip(places, *seen, strict=True):
-        token, other = _token_at(baseline, place), _token_at(speculative, place)
-        divergences[place.row] = {
-            "position": place.position,
+    for index, alone, in_tree in zip(indices, *seen, strict=True):
+        token, other = _token_at(baseline, index), _token_at(speculative, index)
+        divergences[index.row] = {
+            "position": index.position,
             "token": token,
             "speculative_token": other,
             **explain(alone, in_tree, token, other, tolerance)._asdict(),
@@ -138,9 +138,9 @@ def compare_batch(
     return ComparedBatch(speculative, baseline, divergences)
 
 
-def _token_at(run: Run, place: Place) -> int | None:
-    row = run.tokens[place.row]
-    return row[place.position] if place.position < len(row) else None
+def _token_at(run: Run, index: TokenIndex) -> int | None:
+    row = run.tokens[index.row]
+    return row[index.position] if index.position < len(row) else None
 
 
 def _measure(
@@ -158,7 +158,7 @@ def _measure(
         for row, divergence in enumerate(rows)
         if divergence is not None
     ]
-    # At the edge of a filter the gap is that of two scores of which one was dropped elsewhere.
+    # A filtered gap is between two scores of which one was dropped in the other pass.
     gaps = [
         row[name]
         for row in divergences
@@ -199,12 +199,12 @@ def _tables(measures: Sequence[dict[str, Any]]) -> Iterator[Table]:
     columns = ["case", "tokens", "identical", "ties", "largest gap", "acceptance length"]
 
     def cells(one: dict[str, Any]) -> list[str]:
-        parted = len(one["divergences"])
+        different = len(one["divergences"])
         return [
             one["case"],
             str(one["new_tokens"]),
-            f"{one['rows'] - parted} of {one['rows']}",
-            f"{one['ties']} of {parted}" if parted else "-",
+            f"{one['rows'] - different} of {one['rows']}",
+            f"{one['ties']} of {different}" if different else "-",
             number(one["largest_gap"], ".2g"),
             number(one["acceptance_length"], ".2f"),
         ]

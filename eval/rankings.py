@@ -81,7 +81,7 @@ class Ranked(Drafter):
         return self.drafter.observe(drafter_state, verified, trace)
 
 
-def rank(drafter: Drafter, ranking: Ranking, draft: DraftConfig) -> Ranked:
+def with_ranking(drafter: Drafter, ranking: Ranking, draft: DraftConfig) -> Ranked:
     """The drafter with the ranking's view of the target's choice; rankings compile once."""
     weights = {"weak noise": 1 / draft.sharpness, "blind": 0.0}
     weight = jnp.float32(weights.get(ranking, 1.0))

@@ -1,4 +1,4 @@
-"""Both decodings of a batch once more, up to where they part: a numerical tie, or a bug?"""
+"""Repeat both decodings of a batch up to where they differ: a numerical tie, or a bug?"""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -23,8 +23,8 @@ from .benchmark import Batch, Method, prepare_batch
 from .step_parts import begin_step
 
 
-class Place(NamedTuple):
-    """A new token of a row of the batch, counted from 0."""
+class TokenIndex(NamedTuple):
+    """A row of the batch and one of its new tokens, both counted from 0."""
 
     row: int
     position: int
@@ -56,7 +56,7 @@ class TokenScores(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """Why two texts part at a token, as `EXPLANATION` says; None: unknown or infinite."""
+    """Why two texts differ at a token; see `EXPLANATION`. None is unknown or infinite."""
 
     gap: float | None = None
     speculative_gap: float | None = None
@@ -83,35 +83,35 @@ EXPLANATION = {
 
 
 def replay(
-    method: Method, batch: Batch, texts: Sequence[Sequence[int]], places: Sequence[Place]
+    method: Method, batch: Batch, texts: Sequence[Sequence[int]], indices: Sequence[TokenIndex]
 ) -> list[TokenScores | None]:
-    """What the method saw at each place, of the same programs on arrays of the same shapes.
+    """What the method chose from at each token, by the same programs on the same shapes.
 
-    None where the text has ended, or where it is no path of the tree that was drafted. The texts
-    are the new tokens of every row, the places tokens of them or the one behind the last.
+    None where the text has ended, or where it is no path of the drafted tree. `texts` are the new
+    tokens of every row, `indices` are of these tokens or of the one after the last.
     """
-    if not places:
+    if not indices:
         return []
     prompts = np.asarray([len(prompt) for prompt in batch.prompts])
     state, steps = start(*method, batch)
     sampling = to_host(state.sampling)
-    looked = _score_first(method.target, prepare_batch(method, batch))
+    scored = _score_first(method.target, prepare_batch(method, batch))
     before = np.zeros_like(prompts)
-    seen: dict[Place, TokenScores | None] = {}
+    seen: dict[TokenIndex, TokenScores | None] = {}
     for _ in range(steps + 1):
         # New tokens decided so far; the first one by prefill.
         decided = to_host(state.cache.lengths) + 1 - prompts
-        crossed = [one for one in places if before[one.row] <= one.position < decided[one.row]]
-        on_host = to_host(looked) if crossed else None
-        for row, position in crossed:
+        reached = [one for one in indices if before[one.row] <= one.position < decided[one.row]]
+        on_host = to_host(scored) if reached else None
+        for row, position in reached:
             drafted = texts[row][before[row] : position]
-            seen[Place(row, position)] = _at(on_host, sampling, row, drafted)
-        if len(seen) == len(places):
+            seen[TokenIndex(row, position)] = _pick(on_host, sampling, row, drafted)
+        if len(seen) == len(indices):
             break
         before = decided
-        looked = _score_step(method.target, method.drafter, state)
+        scored = _score_step(method.target, method.drafter, state)
         state = decode(method.target, method.drafter, state, 1)
-    return [seen.get(place) for place in places]
+    return [seen.get(index) for index in indices]
 
 
 def explain(
@@ -123,7 +123,7 @@ def explain(
 ) -> Explanation:
     """Judge a first divergence.
 
-    None stands for what `replay` did not find, and for a choice where the text has ended. The
+    Scores are None where `replay` found none, a token is None where the text has ended. The
     tolerance is in logits, that is in scores times the temperature.
     """
     if baseline is None or token is None or speculative_token is None:
@@ -192,12 +192,12 @@ def _score_nodes(
     return _NodeScores(tree, all_gather(logits, V), at_nodes, scores)
 
 
-def _at(looked: Any, sampling: Sampling, row: int, drafted: Sequence[int]) -> TokenScores | None:
-    """What was seen at the node that these tokens below the root lead to."""
-    node = find_node(looked.tree.tokens[row], looked.tree.parents[row], drafted)
+def _pick(scored: Any, sampling: Sampling, row: int, drafted: Sequence[int]) -> TokenScores | None:
+    """The scores at the node that the drafted tokens lead to."""
+    node = find_node(scored.tree.tokens[row], scored.tree.parents[row], drafted)
     if node is None:
         return None
-    logits, noise, scores = (array[row, node] for array in looked[1:])
+    logits, noise, scores = (array[row, node] for array in scored[1:])
     return TokenScores(
         logits, noise, scores, jax.tree.map(lambda leaf: leaf[row : row + 1], sampling)
     )
@@ -218,12 +218,12 @@ def find_node(
 
 
 def _nearly_kept(seen: TokenScores, chosen: int, other: int, tolerance: float) -> bool:
-    """Whether rounding alone may have made a filter drop `other`, which would have won else."""
+    """Whether a filter dropped `other`, which would have won, perhaps by rounding alone."""
     if np.isfinite(seen.scores[other]):
         return False
     favour = np.where(seen.logits <= seen.logits[other], tolerance, -tolerance)
     favoured = jnp.asarray(seen.logits + favour, jnp.float32)[None, None]
-    # Called by itself the filter would compile its branches anew every time.
+    # Without `jit` the filter would compile its branches anew every time.
     kept = bool(jnp.isfinite(jax.jit(filter_logits)(favoured, seen.sampling)[0, 0, other]))
     unfiltered = seen.logits / seen.temperature + seen.noise
     return kept and bool(unfiltered[other] >= unfiltered[chosen] - tolerance / seen.temperature)

@@ -48,7 +48,7 @@ _WARM_UP_SECONDS = 600
 
 
 @dataclass
-class Answered:
+class RequestResult:
     """A request, in seconds since its arrival.
 
     Attributes:
@@ -123,7 +123,7 @@ def arrival_times(rate: float, seconds: float, most: int, seed: int) -> list[flo
     return [float(at) for at in times if at < seconds]
 
 
-def summarize(answers: Sequence[Answered], seconds: float) -> dict[str, Any]:
+def summarize(answers: Sequence[RequestResult], seconds: float) -> dict[str, Any]:
     """The measures of one rate; `DEFINITIONS` explains them.
 
     Args:
@@ -197,11 +197,11 @@ async def _ask_all(
     prompts: Sequence[str],
     arrivals: Sequence[float],
     speculation: bool,
-) -> list[Answered]:
+) -> list[RequestResult]:
     async with _client(settings, httpx.AsyncClient) as client:
         began = time.monotonic()
 
-        async def arrive(number: int, at: float) -> Answered:
+        async def arrive(number: int, at: float) -> RequestResult:
             await asyncio.sleep(at - (time.monotonic() - began))
             seed = settings.first_seed + number
             body = _body(settings, model, prompts[number], seed, speculation)
@@ -233,8 +233,8 @@ def _body(
 
 async def _ask(
     client: httpx.AsyncClient, path: str, body: dict[str, Any], arrived: float
-) -> Answered:
-    answer = Answered()
+) -> RequestResult:
+    answer = RequestResult()
     try:
         async with client.stream("POST", path, json=body) as response:
             if response.status_code != 200:
@@ -250,7 +250,7 @@ async def _ask(
     return answer
 
 
-def _read_event(answer: Answered, line: str, now: float) -> None:
+def _read_event(answer: RequestResult, line: str, now: float) -> None:
     data = line.removeprefix("data: ")
     if not data or data == "[DONE]":
         return

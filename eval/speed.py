@@ -18,10 +18,10 @@ from redrafter_jax.progress import track
 from redrafter_jax.text.prompts import EncodedPrompts
 
 from . import metrics
-from .benchmark import Method, Run, Turn, make_batches, measure, warm_up
+from .benchmark import Method, Run, TimedTurn, make_batches, measure, warm_up
 from .config import EvalSettings, TuneSettings
 from .loading import bind, load
-from .metrics import count_accepted, describe_answers, quartiles, tell_answers
+from .metrics import answer_lines, count_accepted, describe_answers, quartiles
 from .report import describe_sampling, make_table, number, show, write_report
 
 BASELINE = "baseline"
@@ -87,7 +87,7 @@ def measure_speed(settings: EvalSettings) -> None:
     setting = _describe(settings, report)
     chart = path.with_suffix(".png")
     write_speed_chart(report, setting, chart)
-    said = tell_answers(report["answers"])
+    said = answer_lines(report["answers"])
     show(path, setting, *said, *_tables(report), f"The chart: {chart}")
 
 
@@ -107,7 +107,7 @@ def time_methods(
     return summarize(asked, batch_size, timed)
 
 
-def summarize(asked: EncodedPrompts, batch_size: int, turns: Sequence[Turn]) -> dict[str, Any]:
+def summarize(asked: EncodedPrompts, batch_size: int, turns: Sequence[TimedTurn]) -> dict[str, Any]:
     """The measures of every method: over all prompts, per category, and of each prompt."""
     prompts = asked.prompts
 
@@ -149,14 +149,16 @@ def summarize(asked: EncodedPrompts, batch_size: int, turns: Sequence[Turn]) -> 
     }
 
 
-def _restrict(turns: Sequence[Turn], indices: Sequence[int], batch_size: int) -> Iterator[Turn]:
+def _restrict(
+    turns: Sequence[TimedTurn], indices: Sequence[int], batch_size: int
+) -> Iterator[TimedTurn]:
     """The turns as if only these prompts had been in their batches."""
     for turn in turns:
         rows = [index % batch_size for index in indices if index // batch_size == turn.batch]
         yield turn._replace(runs={name: run.select(rows) for name, run in turn.runs.items()})
 
 
-def _measure(name: str, turns: Sequence[Turn], whole: Sequence[Turn]) -> dict[str, Any]:
+def _measure(name: str, turns: Sequence[TimedTurn], whole: Sequence[TimedTurn]) -> dict[str, Any]:
     """What the report says of a method; `DEFINITIONS` explains it.
 
     `turns` are cut to the prompts that the report speaks of; `whole` has all prompts of their
@@ -182,7 +184,7 @@ def _measure(name: str, turns: Sequence[Turn], whole: Sequence[Turn]) -> dict[st
 
 def _speeds(
     name: str,
-    turns: Sequence[Turn],
+    turns: Sequence[TimedTurn],
     amount: Callable[[Run], int],
     seconds: Callable[[Run], float],
 ) -> dict[str, Any]:
@@ -197,7 +199,7 @@ def _speeds(
 
 def _rates(
     name: str,
-    turns: Sequence[Turn],
+    turns: Sequence[TimedTurn],
     amount: Callable[[Run], int],
     seconds: Callable[[Run], float],
 ) -> Float[np.ndarray, " turns"]:

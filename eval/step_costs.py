@@ -23,7 +23,7 @@ class TimedTree(NamedTuple):
     step: float
 
 
-def spread(drafts: Sequence[DraftConfig], count: int) -> list[DraftConfig]:
+def pick_diverse(drafts: Sequence[DraftConfig], count: int) -> list[DraftConfig]:
     """Trees of very different sizes: of fewest and of most nodes, then those most unlike these."""
     sizes = np.asarray([_sizes(draft) for draft in drafts])
     chosen = list(dict.fromkeys([int(sizes[:, 0].argmin()), int(sizes[:, 0].argmax())]))[:count]

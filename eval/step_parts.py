@@ -1,4 +1,4 @@
-"""The parts of a decode step as programs that a clock can time: each many times in a row.
+"""The parts of a decode step as programs to be timed, each many times in a row.
 
 They are propose, verify, finish and the noise of `redrafter_jax.decoding.step`, on the arrays of a
 real step; beside them the whole step and the baseline's.
@@ -34,7 +34,7 @@ Timing = Literal[StepPart, "step", "baseline"]
 
 
 class StepArrays(NamedTuple):
-    """What the parts of one step hand on to each other."""
+    """What the parts of one step pass on to each other."""
 
     noise: Float[Array, "B P V"]
     tree: TokenTree
@@ -42,7 +42,7 @@ class StepArrays(NamedTuple):
 
 
 def begin_step(target: Target, drafter: Drafter, state: DecodeState) -> StepArrays:
-    """A step up to what is left for `finish`."""
+    """A step without `finish`."""
     decoder = target.merge()
     noise = step_noise(state, drafter.max_path, target.config.vocab_size)
     tree = drafter.prepare(decoder).propose(decoder, state, noise)
@@ -51,10 +51,10 @@ def begin_step(target: Target, drafter: Drafter, state: DecodeState) -> StepArra
 
 
 @dataclass
-class DrafterBuffers:
-    """What the runs of one drafter hand on to each other, donated to each: its state first.
+class Buffers:
+    """What each run of a drafter passes on to the next, to which it is donated.
 
-    Nothing has passed between the parts before the first of them has run.
+    `drafter` is the drafter's state; `between` is None before the first run of a part.
     """
 
     drafter: Any
@@ -72,10 +72,10 @@ def run_part(
     part: StepPart,
     turns: int,
 ) -> tuple[DecodeState, StepArrays]:
-    """The part so many times on the same arrays, which come back with what its last turn wrote.
+    """Run the part so many times on the same arrays; returns them as its last turn left them.
 
-    `state` and `between`, from `begin`, are donated. Only `finish` changes the state: give it rows
-    that are done, which take all of its work and none of the slots.
+    `state` and `between`, from `begin_step`, are donated. Only `finish` changes the state: give it
+    rows that are done, which cost all of its work and take no slots.
     """
     decoder = target.merge()
     prepared = drafter.prepare(decoder)
@@ -84,7 +84,7 @@ def run_part(
         carry: tuple[DecodeState, StepArrays], none: Int[Array, ""]
     ) -> tuple[DecodeState, StepArrays]:
         state, (noise, tree, verified) = carry
-        # Numbers that every part begins with, as if they differed from turn to turn.
+        # Every part depends on these, which XLA must take to differ from turn to turn.
         lengths, tokens = state.cache.lengths + none, tree.tokens + none
         cache = state.cache._replace(lengths=lengths)
         if part == "noise":
@@ -99,8 +99,8 @@ def run_part(
             verified = verify(decoder, varied, cache, drafter.context_layers)
         else:
             varied = tree._replace(depth=tree.depth + none, tokens=tokens)
-            warm = state.sampling._replace(temperature=state.sampling.temperature + none)
-            after, trace = finish(state._replace(sampling=warm), varied, verified, noise)
+            sampling = state.sampling._replace(temperature=state.sampling.temperature + none)
+            after, trace = finish(state._replace(sampling=sampling), varied, verified, noise)
             state = after._replace(drafter=drafter.observe(state.drafter, verified, trace))
         return state, StepArrays(noise, tree, verified)
 
@@ -108,11 +108,10 @@ def run_part(
 
 
 @dataclass
-class Runs:
-    """Timed runs on one cache: each hands its state, which is donated, on to the next.
+class StepTimer:
+    """Timed runs on one cache: each donates its state to the next, except the drafter's.
 
-    There is no other state, but for its `drafter`. A run begins with `cached` tokens in every row's
-    cache; `room_for` says what must be left.
+    A run begins with `cached` tokens in every row's cache; `slots_needed` is what it needs beyond.
     """
 
     target: Target
@@ -120,25 +119,25 @@ class Runs:
     cached: int
 
     def seconds(
-        self, part: Timing, turns: int, drafter: Drafter, handed: DrafterBuffers, sampling: Sampling
+        self, part: Timing, turns: int, drafter: Drafter, buffers: Buffers, sampling: Sampling
     ) -> float:
-        """Of one turn in a run of so many; `handed` is what the drafter's last run handed on."""
-        state = set_back(self.state, self.cached, drafter, sampling, done=part == "finish")
-        state = jax.block_until_ready(state._replace(drafter=handed.drafter))
+        """Seconds per turn of a run of so many; `buffers` are those of the drafter."""
+        state = reset_state(self.state, self.cached, drafter, sampling, done=part == "finish")
+        state = jax.block_until_ready(state._replace(drafter=buffers.drafter))
         if part in ("step", "baseline"):
             started = time.perf_counter()
             state = decode(self.target, drafter, state, turns)
         else:
-            if handed.between is None:
-                handed.between = empty_like(begin_step, self.target, drafter, state)
+            if buffers.between is None:
+                buffers.between = empty_like(begin_step, self.target, drafter, state)
             zero = jax.block_until_ready(jnp.int32(0))
             started = time.perf_counter()
-            state, handed.between = run_part(
-                self.target, drafter, state, handed.between, zero, part=part, turns=turns
+            state, buffers.between = run_part(
+                self.target, drafter, state, buffers.between, zero, part=part, turns=turns
             )
         state = jax.block_until_ready(state)
         taken = time.perf_counter() - started
-        handed.drafter, self.state = state.drafter, state._replace(drafter=())
+        buffers.drafter, self.state = state.drafter, state._replace(drafter=())
         return taken / turns
 
 
@@ -156,30 +155,30 @@ def time_parts(
 ) -> list[list[dict[Timing, Float[np.ndarray, " repeats"]]]]:
     """Seconds of one turn of each part, all of them timed in turns.
 
-    The drafters are of one head. `turns` states which parts are timed and how many turns a run has,
-    `cached` the tokens in every row's cache when one begins. Without a name no progress is shown.
+    The drafters are of one head. `turns` has the number of turns in a run of each part. A run
+    begins with `cached` tokens in every row's cache. Without a name no progress is shown.
 
     Returns:
-      Under every sampling, for every drafter.
+      For every sampling and every drafter the seconds of each part.
     """
-    runs = Runs(target, random_state(target, drafters[0], batch_size, slots), cached)
+    timer = StepTimer(target, random_state(target, drafters[0], batch_size, slots), cached)
     width = (len(drafters[0].context_layers) + 1) * target.config.hidden_size
-    dtype = runs.state.cache.keys[0].dtype
+    dtype = timer.state.cache.keys[0].dtype
     hidden = jax.random.normal(jax.random.key(3), (batch_size, width), dtype)
     # Copied, because the state is donated.
-    handed = [DrafterBuffers(jax.tree.map(jnp.copy, drafter.init(hidden))) for drafter in drafters]
+    buffers = [Buffers(jax.tree.map(jnp.copy, drafter.init(hidden))) for drafter in drafters]
 
-    def key(place: int, row: int, part: Timing) -> tuple[int, int, Timing]:
-        # The baseline beside all drafters is one.
-        return place, row * (part != "baseline"), part
+    def key(index: int, row: int, part: Timing) -> tuple[int, int, Timing]:
+        # All drafters share one baseline.
+        return index, row * (part != "baseline"), part
 
     timers: dict[tuple[int, int, Timing], Callable[[], float]] = {}
-    for (place, config), (row, drafter), part in product(
+    for (index, config), (row, drafter), part in product(
         enumerate(samplings), enumerate(drafters), turns
     ):
         sampling = prepare(target.config, Batch([[0]] * batch_size, 1, config), 1)[0].sampling
-        own = (RootOnly(), DrafterBuffers(())) if part == "baseline" else (drafter, handed[row])
-        timers[key(place, row, part)] = partial(runs.seconds, part, turns[part], *own, sampling)
+        own = (RootOnly(), Buffers(())) if part == "baseline" else (drafter, buffers[row])
+        timers[key(index, row, part)] = partial(timer.seconds, part, turns[part], *own, sampling)
 
     def take(repeats: int, what: str) -> Iterator[tuple[tuple[int, int, Timing], float]]:
         taken = take_turns(timers, repeats)
@@ -192,22 +191,22 @@ def time_parts(
         seconds[which].append(taken)
     return [
         [
-            {part: np.asarray(seconds[key(place, row, part)]) for part in turns}
+            {part: np.asarray(seconds[key(index, row, part)]) for part in turns}
             for row, _ in enumerate(drafters)
         ]
-        for place, _ in enumerate(samplings)
+        for index, _ in enumerate(samplings)
     ]
 
 
-def room_for(steps: int, max_path: int) -> int:
-    """Slots that a row must have left for so many steps of paths up to `max_path`.
+def slots_needed(steps: int, max_path: int) -> int:
+    """Free slots that a row needs for so many steps of paths up to `max_path` (P).
 
     The last step writes P slots past its own, and the token buffer is one ahead of the cache.
     """
     return (steps + 1) * max_path + 1
 
 
-def set_back(
+def reset_state(
     state: DecodeState, cached: int, drafter: Drafter, sampling: Sampling, *, done: bool
 ) -> DecodeState:
     """The state with `cached` tokens in every row and no counts; its other arrays are reused."""

@@ -32,7 +32,7 @@ from .abstract import (
 from .metrics import quartiles
 from .report import TREE, describe_device, describe_sampling, make_table, show, write_report
 from .shapes import StepsSettings
-from .step_parts import Timing, room_for, time_parts
+from .step_parts import Timing, slots_needed, time_parts
 from .tree_grid import build_all
 
 DEFINITIONS = {
@@ -92,7 +92,7 @@ def measure(
 ) -> Iterator[dict[str, Any]]:
     """A row of the report for each sampling: every part and both whole steps, in turns."""
     # The fullest that a row may be before a run of so many steps.
-    cached = slots - room_for(settings.steps, draft.max_path)
+    cached = slots - slots_needed(settings.steps, draft.max_path)
     short: dict[Timing, int] = dict.fromkeys(("finish", "noise"), settings.short_turns)
     timed = time_parts(
         target,
@@ -163,7 +163,7 @@ def _check(
                 f"slots is {slots}, but the target has {config.max_position_embeddings} "
                 "positions; give fewer."
             )
-        if slots <= room_for(settings.steps, draft.max_path):
+        if slots <= slots_needed(settings.steps, draft.max_path):
             raise InputError(
                 f"slots is {slots}, which {settings.steps} steps of up to "
                 f"{draft.max_path} tokens overrun; give more slots or fewer steps."

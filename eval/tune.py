@@ -41,8 +41,8 @@ from .report import (
     write_report,
 )
 from .speed import BASELINE, time_methods
-from .step_costs import TimedTree, predict, spread, time_steps
-from .step_parts import room_for
+from .step_costs import TimedTree, pick_diverse, predict, time_steps
+from .step_parts import slots_needed
 from .tree_grid import build_all
 
 DEFINITIONS = {
@@ -94,9 +94,9 @@ def tune(settings: TuneSettings) -> None:
     asked = [ask(sampling) for sampling in settings.samplings]
     recordings = _record(target, drafter, asked, settings)
     counts = count_calls(target, drafter, drafts, recordings)
-    few = spread(drafts, settings.timed_trees)
+    few = pick_diverse(drafts, settings.timed_trees)
     batches = [batch for one in recordings for batch in one.batches]
-    room = room_for(settings.steps, max(draft.max_path for draft in drafts))
+    room = slots_needed(settings.steps, max(draft.max_path for draft in drafts))
     longest = max(batch.tokens.shape[1] for batch in batches)
     slots = max(longest, 32 * (room // 32 + 1))
     # With half of the answer written.
@@ -107,20 +107,20 @@ def tune(settings: TuneSettings) -> None:
         for batch_size in settings.batch_sizes
     }
     rows, entries = [], []
-    for batch_size, (place, sampling) in product(
+    for batch_size, (index, sampling) in product(
         settings.batch_sizes, enumerate(settings.samplings)
     ):
-        candidates = rank(
-            recordings[place],
-            {draft: own[place] for draft, own in counts.items()},
-            timed[batch_size][place],
+        candidates = rank_candidates(
+            recordings[index],
+            {draft: own[index] for draft, own in counts.items()},
+            timed[batch_size][index],
             batch_size,
         )
         candidates = leaders_first(candidates)
         finalists = _measure(
             target,
             drafter,
-            asked[place],
+            asked[index],
             candidates[: settings.finalists],
             batch_size,
             sampling,
@@ -148,7 +148,7 @@ def tune(settings: TuneSettings) -> None:
     show(path, _table(rows), _LEGEND, f"The trees: {output}")
 
 
-def rank(
+def rank_candidates(
     recording: Recording,
     counts: Mapping[DraftConfig, Int[np.ndarray, "prompts _"]],
     timed: Sequence[TimedTree],
@@ -246,13 +246,13 @@ def _measure(
     batches = -(-len(asked.rows) // batch_size)
     repeats = max(settings.repeats, -(-_TURNS // batches))
     methods = {BASELINE: Method(target, RootOnly())} | {
-        str(place): Method(target, bind_drafter(drafter, one.draft))
-        for place, one in enumerate(finalists)
+        str(index): Method(target, bind_drafter(drafter, one.draft))
+        for index, one in enumerate(finalists)
     }
     name = f"measure batch size {batch_size}, {describe_sampling(sampling)}"
     often = settings.model_copy(update={"repeats": repeats})
     measures = time_methods(methods, asked, sampling, batch_size, often, name)["methods"]
-    speeds = [measures[str(place)]["decode_only"] for place in range(len(finalists))]
+    speeds = [measures[str(index)]["decode_only"] for index in range(len(finalists))]
     return [
         one._replace(measured=(own[0], speed["speedup"], own[1]))
         for one, speed in zip(finalists, speeds, strict=True)

@@ -17,7 +17,7 @@ from trees import tree_of
 from eval.abstract import abstract_target, random_state, random_weights
 from eval.benchmark import Batch
 from eval.parity import compare_batch
-from eval.step_parts import set_back
+from eval.step_parts import reset_state
 from pallas_kernels.bench import Case as Shape
 from pallas_kernels.bench import draw_inputs
 from pallas_kernels.tree_attention import tree_attention
@@ -71,7 +71,7 @@ def wide_config() -> TargetConfig:
 def test_a_target_call_is_the_same_with_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     target = random_weights(abstract_target(wide_config(), jnp.bfloat16))
     filled = random_state(target, RootOnly(), 3, 2048)
-    state = set_back(filled, 2000, RootOnly(), filled.sampling, done=False)
+    state = reset_state(filled, 2000, RootOnly(), filled.sampling, done=False)
     tree = tree_of([[3, 1, 4, 1, 5, 9]] * 3, [[0, 0, 0, 1, 1, 3]] * 3)
 
     def call(target: Target, tree: TokenTree, cache: KVCache) -> Verified:

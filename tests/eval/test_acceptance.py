@@ -16,7 +16,7 @@ from tiny_folders import encode, write_yaml
 
 from eval.__main__ import main
 from eval.commands import evaluate
-from eval.rankings import RANKINGS, rank
+from eval.rankings import RANKINGS, with_ranking
 from redrafter_jax import DraftConfig, SamplingConfig, generate
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.drafters.lookup import PromptLookup
@@ -141,7 +141,7 @@ def test_rankings_show_what_their_names_say() -> None:
     weights = {"shared": 1.0, "weak noise": 0.5, "unfiltered": 1.0, "blind": 0.0}
     state: Any = OnlySampling(sampling)
     for name in RANKINGS:
-        ranked: Any = rank(Recorder(), name, draft)
+        ranked: Any = with_ranking(Recorder(), name, draft)
         noise, shown = ranked.propose(None, state, jnp.ones(1))
         assert noise == weights[name]
         kept = [bool((ours == theirs).all()) for ours, theirs in zip(shown, sampling, strict=True)]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from eval.metrics import describe_answers, first_divergence, quartiles, tell_answers
+from eval.metrics import answer_lines, describe_answers, first_divergence, quartiles
 from eval.report import make_table
 from redrafter_jax.text.prompts import EncodedPrompts
 
@@ -53,14 +53,14 @@ def test_answers_tell_their_lengths_their_ends_and_warn_where_they_say_little() 
         "ended_by": {"stop_token": 3, "max_new_tokens": 1},
         "short": 1,
     }
-    (line,) = tell_answers(said)
+    (line,) = answer_lines(said)
     assert (
         "none, up to 2 turns with its own answers; answers of 4 tokens (2.75 to 5), 3 ended" in line
     )
-    _, warning = tell_answers(describe_answers(asked, [[1, 9], [9], [1, 2, 3], [1] * 9]))
+    _, warning = answer_lines(describe_answers(asked, [[1, 9], [9], [1, 2, 3], [1] * 9]))
     assert "2 of 4 answers end within 4 tokens" in warning
     # The user's own limit warns of nothing.
-    (_,) = tell_answers(describe_answers(asked, [[1, 2], [3, 4]]))
+    (_,) = answer_lines(describe_answers(asked, [[1, 2], [3, 4]]))
 
 
 def test_names_are_broken_before_a_number_is_cut() -> None:

@@ -9,7 +9,7 @@ from tiny_models import tiny_config
 
 from eval.benchmark import Method, decode_batch, make_batches
 from eval.config import RowSettings
-from eval.replay import Explanation, Place, TokenScores, explain, find_node, replay
+from eval.replay import Explanation, TokenIndex, TokenScores, explain, find_node, replay
 from redrafter_jax import DraftConfig, SamplingConfig
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
@@ -33,7 +33,7 @@ def test_replay_sees_what_every_token_was_chosen_from(
     rows = RowSettings(max_new_tokens=24, first_seed=4)
     (batch,) = make_batches(asked_with(prompts), 4, sampling, rows)
     draft = DraftConfig(beam_width=3, draft_rounds=3)
-    places = [Place(row, position) for position in (23, 0, 5, 1) for row in range(4)]
+    places = [TokenIndex(row, position) for position in (23, 0, 5, 1) for row in range(4)]
     methods = [Method(target, bind_drafter(drafter, draft)), Method(target, RootOnly())]
     for method in methods if mesh is None else methods[:1]:
         tokens = decode_batch(method, batch).tokens

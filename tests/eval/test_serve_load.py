@@ -16,7 +16,7 @@ from servers import LIMITS, serving
 
 from eval import serve_load
 from eval.commands import evaluate
-from eval.serve_load import Answered, _ask, arrival_times
+from eval.serve_load import RequestResult, _ask, arrival_times
 from redrafter_jax.errors import InputError
 from redrafter_jax.serving.messages import Request
 
@@ -162,7 +162,7 @@ def test_where_no_server_is_the_way_out_is_told(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_refused_is_no_whole_answer(status: int, content: str, error: str) -> None:
-    async def ask() -> Answered:
+    async def ask() -> RequestResult:
         refuse = httpx.MockTransport(lambda _: httpx.Response(status, text=content))
         async with httpx.AsyncClient(transport=refuse, base_url="http://server") as client:
             return await _ask(client, "/v1/completions", {}, 0.0)

@@ -10,7 +10,7 @@ import pytest
 from pair_prompts import PROMPTS, generate_each
 from tiny_folders import run_module, write_yaml
 
-from eval.benchmark import Run, Turn
+from eval.benchmark import Run, TimedTurn
 from eval.commands import evaluate
 from eval.speed import summarize
 from redrafter_jax import DraftConfig
@@ -105,7 +105,7 @@ def test_measures_are_medians_of_pairs_and_counts_over_any_prompts() -> None:
     ]
     baseline = [run_of(7.0, a, b), run_of(1.5, c), run_of(7.0, a, b), run_of(3.0, c)]
     turns = [
-        Turn(index % 2, index // 2, {"speculative": ours, "baseline": theirs})
+        TimedTurn(index % 2, index // 2, {"speculative": ours, "baseline": theirs})
         for index, (ours, theirs) in enumerate(zip(speculative, baseline, strict=True))
     ]
     report = summarize(asked, 2, turns)

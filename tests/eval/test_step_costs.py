@@ -3,7 +3,7 @@
 import pytest
 
 from eval.config import TuneSettings
-from eval.step_costs import TimedTree, predict, spread
+from eval.step_costs import TimedTree, pick_diverse, predict
 from eval.tree_grid import build_all
 from redrafter_jax import DraftConfig
 
@@ -27,7 +27,7 @@ def timed(draft: DraftConfig) -> TimedTree:
 
 @pytest.mark.parametrize("draft", [*TREES, DraftConfig(4, 3), DraftConfig(2, 3, lookup_tokens=8)])
 def test_a_law_that_is_linear_is_found_again(draft: DraftConfig) -> None:
-    few = [timed(one) for one in spread(TREES, 6)]
+    few = [timed(one) for one in pick_diverse(TREES, 6)]
     assert predict(few, draft) == pytest.approx(sum(law(draft)))
 
 
@@ -44,7 +44,7 @@ def test_the_timed_trees_are_the_extremes_and_those_most_unlike_the_others() -> 
         {"target": "", "drafter": "", "prompts": "", "report_dir": "", "max_new_tokens": 1}
     )
     drafts = build_all(settings.trees)
-    few = spread(drafts, settings.timed_trees)
+    few = pick_diverse(drafts, settings.timed_trees)
     assert few[0] == DraftConfig(1, 1, 2)
     assert {8} <= {draft.beam_width for draft in few}
     assert {33} <= {draft.budget for draft in few}
@@ -52,4 +52,4 @@ def test_the_timed_trees_are_the_extremes_and_those_most_unlike_the_others() -> 
     assert len(few) == len(set(few)) == settings.timed_trees
     # No more than there are sizes.
     same = [DraftConfig(2, 2), DraftConfig(2, 2, sharpness=2.0)]
-    assert spread(same, 5) == same[:1]
+    assert pick_diverse(same, 5) == same[:1]

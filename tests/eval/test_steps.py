@@ -25,7 +25,7 @@ from eval.abstract import (
 )
 from eval.commands import evaluate
 from eval.shapes import StepsSettings
-from eval.step_parts import Runs, StepPart, begin_step, run_part, set_back, time_parts
+from eval.step_parts import StepPart, StepTimer, begin_step, reset_state, run_part, time_parts
 from pallas_kernels.aot import compile_on, gpu_mesh
 from pallas_kernels.timing import empty_like, take_turns
 from redrafter_jax import DraftConfig, InputError, SamplingConfig
@@ -74,7 +74,7 @@ def test_the_parts_in_a_row_are_a_decode_step() -> None:
     config = SamplingConfig(0.8, top_k=5)
     sampling = prepare(target.config, Batch([[0]] * 2, 1, config), 1)[0].sampling
     filled = random_state(target, bound, 2, 32)
-    state = set_back(filled, 9, bound, sampling, done=False)
+    state = reset_state(filled, 9, bound, sampling, done=False)
     expected, _ = jax.jit(decode_step)(target, bound, state)
     assert expected.stats.steps.tolist() == [1, 1]
 
@@ -93,7 +93,7 @@ def test_the_parts_in_a_row_are_a_decode_step() -> None:
     )
 
     # Rows that are done take no slot, so any number of turns may follow.
-    state = set_back(state, 9, bound, sampling, done=True)
+    state = reset_state(state, 9, bound, sampling, done=True)
     ended, _ = run_part(target, bound, state, between, zero, part="finish", turns=1)
     assert ended.cache.lengths.tolist() == [9, 9]
 
@@ -150,10 +150,10 @@ def test_trees_of_different_paths_and_states_take_turns_on_one_cache(
 
 
 def test_every_combination_is_a_row(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def seconds(runs: Runs, part: str, *others: Any) -> float:
+    def seconds(runs: StepTimer, part: str, *others: Any) -> float:
         return 0.5 if part == "baseline" else 0.125
 
-    monkeypatch.setattr(Runs, "seconds", seconds)
+    monkeypatch.setattr(StepTimer, "seconds", seconds)
     lookup = "{draft_rounds: [1], lookup_tokens: [0, 2]}"
     given = f"trees=[{{num_nodes: [3, null], beam_width: [2, 3]}}, {lookup}]"
     sizes = ["batch_sizes=[1, 2]", "slots=[32, 64]", "samplings=[{temperature: 0}]"]

@@ -11,7 +11,7 @@ from tiny_folders import write_yaml
 from eval.commands import evaluate
 from eval.recorded import Recording
 from eval.step_costs import TimedTree
-from eval.tune import Candidate, choose, leaders_first, rank
+from eval.tune import Candidate, choose, leaders_first, rank_candidates
 from redrafter_jax import DraftConfig, InputError, load_draft, save_drafter
 from redrafter_jax.checkpoints.draft_table import DraftTable, TunedTree, write_draft_table
 from redrafter_jax.drafters.head_drafter import DraftModel
@@ -85,7 +85,7 @@ def test_trees_rank_by_the_median_batch_over_the_cost_of_a_step() -> None:
         LARGE: np.asarray([[0, 0, 2], [2, 0, 2], [1, 1, 1], [0, 0, 2], [2, 0, 0], *[[0] * 3] * 3]),
     }
     timed = [TimedTree(SMALL, 0.1, 1.1), TimedTree(LARGE, 0.5, 1.6)]
-    first, second = rank(recording, counts, timed, 2)
+    first, second = rank_candidates(recording, counts, timed, 2)
     assert (first.draft, second.draft) == (LARGE, SMALL)
     assert first[1:4] == pytest.approx((28 / 13, 1.6, 2 / 1.6))
     assert second[1:4] == pytest.approx((28 / 23, 1.1, 1 / 1.1))
