@@ -1,6 +1,6 @@
-"""Models and decode states without files: as shapes without arrays, or of random numbers.
+"""Models and decode states without files: shapes alone, or random arrays.
 
-Shapes are for a compiler, or to count bytes. The time of random numbers is that of real ones.
+Shapes are for a compiler, or to count bytes. Random arrays take the same time as real ones.
 """
 
 import math
@@ -60,7 +60,7 @@ def _abstract(
 
 
 def abstract_state(target: Target, drafter: Drafter, batch_size: int, slots: int) -> DecodeState:
-    """The state that `start` hands to `decode`, as shapes.
+    """The shapes of the state that `start` returns and `decode` takes.
 
     Args:
       target: from `abstract_target`.
@@ -100,17 +100,17 @@ def bytes_of(tree: object) -> int:
 
 
 def item_bits(leaf: Any) -> int:
-    """Of an array's numbers on a device, which packs two of int4 into a byte."""
+    """Bits of an array's number on a device, which packs two int4 into a byte."""
     return 4 if leaf.dtype == jnp.int4 else 8 * leaf.dtype.itemsize
 
 
 def random_weights(model: AnyModel) -> AnyModel:
-    """The model of shapes with random weights: its text means nothing."""
+    """The abstract model with random weights: its text means nothing."""
     return _draw_all(model, 0, lambda key, leaf: _draw(key, leaf.shape, leaf.dtype))
 
 
 def random_state(target: Target, drafter: Drafter, batch_size: int, slots: int) -> DecodeState:
-    """A greedy state whose cache is random, as is the drafter's own, and whose rows never end.
+    """A greedy state whose rows never end; its cache and the drafter's state are random.
 
     Arguments as in `abstract_state`.
     """
@@ -133,10 +133,10 @@ def _draw_all(shapes: Tree, seed: int, draw: Callable[[Array, Any], Array]) -> T
     return jax.tree.unflatten(structure, list(map(draw, keys, leaves)))
 
 
-# Each weight is drawn in its own dtype: no float32 copy of a large model is ever held.
+# Each weight is drawn in its own dtype: no float32 copy of a large model ever exists.
 @partial(jax.jit, static_argnums=(1, 2))
 def _draw(key: Array, shape: tuple[int, ...], dtype: DTypeLike) -> Float[Array, "..."]:
-    """Activations keep their size: a matrix divides by the root of its inputs, a vector is 1."""
+    """Activations keep their scale: a matrix divides by the root of its inputs, vectors are 1."""
     if len(shape) == 1:
         return jnp.ones(shape, dtype)
     return jax.random.normal(key, shape, dtype) * jnp.asarray(shape[0] ** -0.5, dtype)

@@ -94,7 +94,7 @@ def _texts(runs: Sequence[Run]) -> list[list[int]]:
 
 
 def _row(cell: Cell, measures: dict[Cell, dict[str, Any]]) -> dict[str, Any]:
-    """What the report says of one point of the grid."""
+    """The report's row of one point of the grid."""
     length = measures[cell]["acceptance_length"]
     greedy = measures.get(cell._replace(sampling=SamplingConfig()))
     return {

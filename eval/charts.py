@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 
 def _figure(title: str, width: float, height: float, panels: int) -> tuple[Figure, list[Any]]:
-    """A figure of its own: unlike pyplot it needs no window system and keeps no global state."""
+    """Not by pyplot, which needs a window system and keeps global state."""
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.suptitle(title, fontsize=9)
     axes = list(figure.subplots(1, panels, squeeze=False)[0])
@@ -55,8 +55,8 @@ def write_speed_chart(report: Mapping[str, Any], title: str, path: Path) -> None
 def write_comparison_chart(report: Mapping[str, Any], title: str, path: Path) -> None:
     """A PNG of speed-up against acceptance length, a panel for each sampling.
 
-    A large point is a method over all prompts, a small one in a category. On a dashed line a target
-    call costs the same number of baseline calls, its draft included.
+    A large point is a method over all prompts, a small one the method in a category. On a dashed
+    line all steps cost the same number of baseline steps.
     """
     cases = report["samplings"]
     figure, panels = _figure(title, 1.0 + 4 * len(cases), 5.0, len(cases))

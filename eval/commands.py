@@ -1,4 +1,4 @@
-"""What `python -m eval` can be told to measure, and with which settings."""
+"""The commands of `python -m eval` and their settings."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -83,7 +83,7 @@ SPEED = Command(
 
 
 def evaluate(words: Sequence[str]) -> None:
-    """Do what the words of the command line say: a command's name or none, then its settings.
+    """Run a command from the words of the command line: its name or none, then its settings.
 
     Raises:
       InputError: there is no such command, or a setting, a file or a prompt cannot be used.

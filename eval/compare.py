@@ -47,8 +47,8 @@ DEFINITIONS = speed.DEFINITIONS | {
 def compare(settings: CompareSettings) -> None:
     """Load a target and every drafter, time all of them on every sampling, report.
 
-    Every turn is kept in a file beside the report as soon as it is measured. The same command goes
-    on from there, and measures nothing that is there already.
+    Every turn is appended to a file beside the report as soon as it is measured. The same command
+    goes on from there, and measures nothing again.
 
     Raises:
       InputError: a file or a prompt cannot be used, a drafter does not fit the target, or the file
@@ -104,26 +104,26 @@ def compare(settings: CompareSettings) -> None:
     page, chart = path.with_suffix(".md"), path.with_suffix(".png")
     page.write_text(markdown(report, title), encoding="utf-8")
     write_comparison_chart(report, title, chart)
-    told = [
+    notes = [
         f"{case['described']}: {line}"
         for case in summaries
         for line in answer_lines(case["answers"])
     ]
     if before:
-        told.append(f"Of earlier runs, from {measured.path}: {before}.")
+        notes.append(f"Of earlier runs, from {measured.path}: {before}.")
     shown = [table for case in summaries for table in tables(case)]
-    show(path, title, *told, *shown, LEGEND, f"The page: {page}", f"The chart: {chart}")
+    show(path, title, *notes, *shown, LEGEND, f"The page: {page}", f"The chart: {chart}")
 
 
 def _identify(
     settings: CompareSettings, asked: EncodedPrompts, models: Mapping[str, Found]
 ) -> dict[str, Any]:
     """All that measurements depend on: digests of prompts and models, settings, the machine."""
-    given = {"target", "drafters", "prompts", "prompt_count", "report_dir", "repeats", "warm_ups"}
+    omitted = {"target", "drafters", "prompts", "prompt_count", "report_dir", "repeats", "warm_ups"}
     questions = [[prompt.name, prompt.turns, prompt.category] for prompt in asked.prompts]
-    decisive = json.dumps([questions, asked.rows, asked.stop_tokens])
+    encoded = json.dumps([questions, asked.rows, asked.stop_tokens])
     return {
-        "prompts": hashlib.sha256(decisive.encode()).hexdigest(),
+        "prompts": hashlib.sha256(encoded.encode()).hexdigest(),
         "target": digest_files(find_target(settings.target)),
         **{
             f"drafters.{name}": {
@@ -132,7 +132,7 @@ def _identify(
             }
             for name, drafting in settings.drafters.items()
         },
-        **settings.model_dump(mode="json", exclude=given),
+        **settings.model_dump(mode="json", exclude=omitted),
         "device": describe_device(),
         "versions": describe_versions(),
     }
@@ -141,9 +141,9 @@ def _identify(
 def _load_methods(
     settings: CompareSettings, target: Target, rows: int
 ) -> tuple[dict[str, Method], dict[str, int]]:
-    """By name, what is compared, and the bytes of weights that a step reads on one device.
+    """By name, the methods, and the bytes of weights that a step of each reads on one device.
 
-    `rows` are those of a batch on one device.
+    `rows` is the number of a batch's rows on one device.
 
     Raises:
       InputError: trees are deeper than the target has positions.
@@ -169,7 +169,7 @@ def _time_missing(
     asked: Sequence[EncodedPrompts],
     measured: Measured,
 ) -> str:
-    """Time the turns that are not measured yet; how many were, in words, "" if none."""
+    """Time the turns that are not measured yet; says how many were, "" if none."""
     batches = [
         make_batches(one, settings.batch_size, sampling, settings)
         for one, sampling in zip(asked, settings.samplings, strict=True)
@@ -182,20 +182,20 @@ def _time_missing(
     done = due & {
         (index, turn.batch, turn.repeat) for index, own in measured.turns.items() for turn in own
     }
-    places = sorted({(index, batch) for index, batch, _ in due - done})
-    if left := [batches[index][batch] for index, batch in places]:
+    missing = sorted({(index, batch) for index, batch, _ in due - done})
+    if left := [batches[index][batch] for index, batch in missing]:
         warm_up(methods, left, settings.warm_ups, "measure")
         with progress(len(due), "measure", len(done)) as advance:
             for index, own in enumerate(batches):
-                over = {(batch, repeat) for of, batch, repeat in done if of == index}
-                for turn in measure(methods, own, settings.repeats, over):
+                skipped = {(batch, repeat) for of, batch, repeat in done if of == index}
+                for turn in measure(methods, own, settings.repeats, skipped):
                     measured.keep_turn(index, turn)
                     advance(1)
     return f"{len(done)} of {len(due)} turns" if done else ""
 
 
 def _cache_bytes(target: Target, dtype: str) -> int:
-    """Of one token of one row, on one device."""
+    """Bytes of one token of one row, on one device."""
     cache = jax.eval_shape(partial(init_cache, target.config, 1, 1, dtype))
     parts = 1 if target.mesh is None else target.mesh.shape[MODEL]
     return bytes_of((cache.keys, cache.values)) // parts
@@ -207,10 +207,10 @@ def _add_costs(
     weights: Mapping[str, int],
     per_token: int,
 ) -> None:
-    """What a step of every method takes, over all prompts and in each category.
+    """Add what a step of every method reads, over all prompts and in each category.
 
-    `weights` are bytes that a step of each method reads, `per_token` those of the cache for one
-    token of every row.
+    `weights` are the bytes of each method's step, `per_token` those of the cache for one token of
+    every row.
     """
     for category, part in {None: summary, **summary["categories"]}.items():
         tokens = [

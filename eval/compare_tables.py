@@ -26,7 +26,7 @@ LEGEND = (
 
 
 def markdown(report: Mapping[str, Any], title: str) -> str:
-    """The tables of all samplings, to be read on a page."""
+    """A page with the tables of all samplings."""
     lines = [title, ""]
     for case in report["samplings"]:
         lines += [f"## {case['described']}", "", *answer_lines(case["answers"]), ""]
@@ -53,7 +53,7 @@ def tables(case: Mapping[str, Any]) -> Iterator[Table]:
 
 
 def prompts_of(case: Mapping[str, Any], category: str | None) -> list[dict[str, Any]]:
-    """Those of one category; None for all."""
+    """The prompts of one category; None is all."""
     return [row for row in case["prompts"] if category in (None, row["category"])]
 
 

@@ -152,10 +152,10 @@ def call_bytes(target: Target, nodes: int, row_bytes: int) -> int:
 def draft_bytes(target: Target, drafter: DraftModel, draft: DraftConfig, row_bytes: int) -> int:
     """Bytes that drafting one tree for every row reads on one device.
 
-    Every round of a recurrent head reads all of its weights, and where it has no vocabulary
-    projection those of the target's for the tokens that can be drafted; what projects the context
-    is read once, and rows of the embedding are fed. Of Medusa heads those that are used are read
-    once, and the target's projection once for all.
+    Every round of a recurrent head reads all of its weights, rows of the embedding and, where it
+    has no vocabulary projection, the columns of the target's for the tokens that can be drafted;
+    the projection of the context is read once. Medusa heads that are used are read once, and the
+    target's projection once for all.
     """
     config, rounds = drafter.config, draft.draft_rounds
     borrowed = 0

@@ -1,7 +1,7 @@
 """Ways for a beam search to rank drafts while the target samples, for comparison.
 
-The library has one of them, "shared". They differ in what the drafter is shown of the choice to
-come, which can change the speed alone: the target chooses with its own noise and filters.
+The library has one of them, "shared". They differ in how much of the target's noise and filters the
+drafter is shown. This changes the speed alone: the target chooses with its own.
 """
 
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ RANKINGS: dict[Ranking, str] = {
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Ranked(Drafter):
-    """A drafter that is shown something else than what the target will choose with.
+    """A drafter that is shown other noise and filters than the target chooses with.
 
     Attributes:
       drafter: any other.
@@ -38,7 +38,7 @@ class Ranked(Drafter):
     """
 
     drafter: Drafter
-    # Arrays, and in their places whatever JAX maps a pytree to.
+    # Arrays, or whatever JAX maps the leaves of a pytree to.
     noise_weight: Any
     filtered: Any
 
@@ -82,7 +82,7 @@ class Ranked(Drafter):
 
 
 def with_ranking(drafter: Drafter, ranking: Ranking, draft: DraftConfig) -> Ranked:
-    """The drafter with the ranking's view of the target's choice; rankings compile once."""
+    """The drafter with this ranking; one program serves all rankings."""
     weights = {"weak noise": 1 / draft.sharpness, "blind": 0.0}
     weight = jnp.float32(weights.get(ranking, 1.0))
     return Ranked(drafter, weight, jnp.bool_(ranking != "unfiltered"))

@@ -1,7 +1,7 @@
-"""Answers recorded once, on which any tree's target calls are counted without a target call.
+"""Answers are recorded once; then any tree's target calls are counted without a target call.
 
-Decoding is lossless: the text is the same whatever is drafted. So with the text known, and what the
-target saw at each of its tokens, a step needs its drafts alone to tell how far it would have got.
+Decoding is lossless: the text is the same whatever is drafted. So with the text and the target's
+hidden states at its tokens, the drafts alone tell how many tokens a step would have gained.
 """
 
 from collections.abc import Sequence
@@ -31,18 +31,18 @@ from .config import RowSettings
 
 # Texts that are read together: a beam search holds W * V scores for each.
 _ROWS = 32
-# More nodes than any tree has.
-_NOWHERE = np.iinfo(np.int32).max
+# More nodes than any tree has: no node of the tree.
+_NO_NODE = np.iinfo(np.int32).max
 
 
 class RecordedBatch(NamedTuple):
-    """Texts, prompts included, and what the target saw at their tokens.
+    """Texts, prompts included, and the target's hidden states at their tokens.
 
     Attributes:
       tokens: the texts, zeros past them.
-      prompts: tokens of each prompt; the one behind them is decided by prefill.
-      ends: tokens of each text.
-      hidden: at every token the target's hidden states, as `Drafter.init` reads them.
+      prompts: length of each prompt; the token after it is decided by prefill.
+      ends: length of each text.
+      hidden: the target's hidden states at every token, as `Drafter.init` reads them.
       sampling: how each row's tokens were chosen.
     """
 
@@ -56,7 +56,7 @@ class RecordedBatch(NamedTuple):
 class Recording(NamedTuple):
     """The answers to all prompts under one sampling, and the texts in batches of equal shapes.
 
-    The last prompt stands in for those that the last batch lacks.
+    The last batch is filled up with its last prompt.
     """
 
     batches: list[RecordedBatch]
@@ -75,9 +75,9 @@ def record(
     rows: RowSettings,
     context_layers: tuple[int, ...],
 ) -> Recording:
-    """Let the target write the answers, then read each once more in one pass.
+    """Let the target write the answers, then read each text again in one pass.
 
-    `context_layers` are those of the drafters to come.
+    `context_layers` are those of the drafters that will be counted.
     """
     count = len(asked.rows)
     size = min(count, _ROWS)
@@ -124,59 +124,59 @@ def count_calls(
     drafts: Sequence[DraftConfig],
     recordings: Sequence[Recording],
 ) -> dict[DraftConfig, list[Int[np.ndarray, "prompts P"]]]:
-    """What decoding the recorded texts would count: entry (i, c - 1), calls that gain c tokens.
+    """Count the target calls of decoding the recorded texts with each tree.
 
     A beam search begins like one of fewer rounds, a budget of N keeps its N best nodes, and lookup
     adds its tokens below those. So one pass over the texts serves all trees of the same beam width,
-    and one more all lookups. Of Medusa heads, final beams and reranked trees each number of rounds
-    takes its own.
+    and one more all lookups. With Medusa heads, final beams and reranked trees every number of
+    rounds needs a pass of its own.
 
     Returns:
-      For every tree the counts under each sampling.
+      For every tree the counts under each sampling; entry (i, c - 1): calls that gain c tokens.
     """
     families: dict[DraftConfig, list[DraftConfig]] = {}
     for draft in drafts:
         family = replace(draft, num_nodes=1 if draft.rerank else None, lookup_tokens=0)
         # Medusa's most probable paths and the final beams change with every round, and a reranked
-        # tree is cut to its nodes whatever their round.
+        # tree keeps its best nodes of all rounds.
         nested = not (draft.final_beams_only or draft.rerank)
         if isinstance(drafter.config, DrafterConfig) and nested:
             family = replace(family, draft_rounds=1)
         families.setdefault(family, []).append(draft)
-    looked_up = [draft.max_path - 1 for draft in drafts if draft.lookup_tokens]
-    lookup = PromptLookup(max(looked_up, default=1))
+    depths = [draft.max_path - 1 for draft in drafts if draft.lookup_tokens]
+    lookup = PromptLookup(max(depths, default=1))
     deepest = (lookup.max_path - 1,)
-    copied = [
-        _nodes_needed(target, lookup, one, deepest) if looked_up else [] for one in recordings
+    by_lookup = [
+        _nodes_needed(target, lookup, one, deepest) if depths else [] for one in recordings
     ]
     counts = {}
     for family, own in track(families.items(), len(families), "count target calls"):
         rounds = tuple(sorted({draft.draft_rounds for draft in own}))
-        # Of reranked trees that of the largest budget holds the others.
+        # The reranked tree of the largest budget contains the others.
         nodes = max(draft.beam_nodes for draft in own) if family.rerank else None
         bound = bind_drafter(drafter, replace(family, draft_rounds=rounds[-1], num_nodes=nodes))
         needed = [_nodes_needed(target, bound, one, rounds) for one in recordings]
         for draft in own:
-            place = rounds.index(draft.draft_rounds)
+            index = rounds.index(draft.draft_rounds)
             counts[draft] = [
-                _walk(draft, recording, [row[:, place] for row in rows], looked)
-                for recording, rows, looked in zip(recordings, needed, copied, strict=True)
+                _count_steps(draft, recording, [row[:, index] for row in rows], looked_up)
+                for recording, rows, looked_up in zip(recordings, needed, by_lookup, strict=True)
             ]
     return counts
 
 
-def _walk(
+def _count_steps(
     draft: DraftConfig,
     recording: Recording,
     needed: Sequence[Int[np.ndarray, "new D"]],
-    copied: Sequence[Int[np.ndarray, "new 1 L"]],
+    looked_up: Sequence[Int[np.ndarray, "new 1 L"]],
 ) -> Int[np.ndarray, "prompts P"]:
-    """Decode steps of a tree, from each text's first new token to its end."""
+    """The steps of a tree, from each text's first new token to its end, by tokens gained."""
     counts = np.zeros((len(recording.answers), draft.max_path), np.int64)
     for row, answer in enumerate(recording.answers):
         drafted = (needed[row] <= draft.beam_nodes).sum(axis=1)
         if draft.lookup_tokens:
-            found = (copied[row][:, 0] < _NOWHERE).sum(axis=1)
+            found = (looked_up[row][:, 0] < _NO_NODE).sum(axis=1)
             drafted = np.maximum(drafted, np.minimum(found, drafted + draft.lookup_tokens))
         root, last = 0, len(answer) - 1
         while root < last:
@@ -189,11 +189,11 @@ def _walk(
 def _nodes_needed(
     target: Target, drafter: Drafter, recording: Recording, rounds: tuple[int, ...]
 ) -> list[Int[np.ndarray, "new X D"]]:
-    """One array per prompt: how many of the best nodes must be kept for one to spell the text.
+    """One array per prompt: how many of the best nodes must be kept to spell the text.
 
-    Entry [i, x, d - 1] is of the first rounds[x] rounds of the tree drafted at new token i, down to
-    depth d. `_NOWHERE` where no node of them does. The drafter's state must follow from the hidden
-    states before the root, and it must read no keys or values.
+    Entry [i, x, d - 1] is for the text down to depth d, and the first rounds[x] rounds of the tree
+    drafted at new token i; `_NO_NODE` if no node spells it. The drafter's state must follow from
+    the hidden states before the root, and it must read no keys or values.
     """
     longest = max(map(len, recording.answers))
     needed = [
@@ -242,7 +242,7 @@ def _read_drafts(
         rank = jnp.einsum("bij,bxj->bxi", better.astype(jnp.float32), within.astype(jnp.float32))
         rank = rank.astype(jnp.int32)
         reaches = spelled[:, None] & (tree.depth[:, None] == depths[:, None])
-        needed = jnp.where(reaches[:, None], rank[:, :, None], _NOWHERE).min(axis=3)
-        return jnp.where(depths <= ends, needed, _NOWHERE)
+        needed = jnp.where(reaches[:, None], rank[:, :, None], _NO_NODE).min(axis=3)
+        return jnp.where(depths <= ends, needed, _NO_NODE)
 
     return jax.lax.map(read, jnp.arange(count))

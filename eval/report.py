@@ -1,4 +1,4 @@
-"""What the report of every command has: its JSON file, and its tables on screen."""
+"""What the reports of all commands share: the JSON file, and tables on the screen."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from rich.table import Table
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.settings.files import Settings
 
-# What tells trees apart, and how tables call it.
+# The fields that identify a tree, with their names in tables.
 TREE = {
     "beam_width": "W",
     "draft_rounds": "R",
@@ -30,17 +30,17 @@ TREE = {
 
 
 def tree_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Of `TREE` the sizes, and of the rest what is not the same in all rows."""
-    own = {name: len({row[name] for row in rows}) > 1 for name in TREE}
-    return {name: word for name, word in TREE.items() if own[name] or len(word) == 1}
+    """The sizes of `TREE`, and those of its other fields that differ between rows."""
+    differs = {name: len({row[name] for row in rows}) > 1 for name in TREE}
+    return {name: word for name, word in TREE.items() if differs[name] or len(word) == 1}
 
 
 def write_report(
     path: Path, measures: dict[str, Any], settings: Settings, definitions: dict[str, Any]
 ) -> dict[str, Any]:
-    """Write the measures as JSON with the settings and what they mean; returns the whole.
+    """Write a JSON report of measures, their definitions and the settings; returns it.
 
-    Every report also says where, when and with what it was made.
+    It also states device, time and versions.
     """
     report = {
         **measures,
@@ -58,7 +58,7 @@ def write_report(
 
 
 def show(path: Path, *parts: RenderableType) -> None:
-    """Print what was measured, then where the report is."""
+    """Print the parts, then where the report is."""
     console = Console()
     for part in parts:
         console.print(part, markup=False, highlight=False)
@@ -68,9 +68,9 @@ def show(path: Path, *parts: RenderableType) -> None:
 def make_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1
 ) -> Table:
-    """A table without edges; numbers are set to the right, and where it is narrow text is broken.
+    """A table without edges.
 
-    The first `text_columns` columns hold text.
+    The first `text_columns` columns hold text, which wraps; the others numbers, aligned right.
     """
     table = Table(
         title=title,
@@ -103,7 +103,7 @@ def describe_sampling(sampling: SamplingConfig) -> str:
 
 
 def describe_versions() -> dict[str, str | None]:
-    """Of Python and of what computes; None for a package that is not installed."""
+    """Versions of Python and of the packages that compute; None if not installed."""
     packages = ("redrafter-jax", "jax", "jaxlib", "flax", "numpy")
     return {"python": platform.python_version(), **{name: _version(name) for name in packages}}
 

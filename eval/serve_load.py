@@ -1,7 +1,7 @@
-"""`python -m eval serve-load`: how long a server takes to answer, by how many ask.
+"""`python -m eval serve-load`: how long a server takes to answer, by the rate of requests.
 
 The load is open: requests arrive at random times, whether or not those before are answered, as from
-users who know nothing of each other. So a server that is too slow gets a queue, and shows it.
+independent users. So a server that is too slow gets a queue, and the latencies show it.
 """
 
 import asyncio
@@ -43,20 +43,20 @@ DEFINITIONS = {
     "device": "of this side, that asked; the server's is not known",
 }
 _PERCENTILES = (50, 90, 99)
-# That a server may take to compile.
+# The longest time that a server may compile.
 _WARM_UP_SECONDS = 600
 
 
 @dataclass
 class RequestResult:
-    """A request, in seconds since its arrival.
+    """What became of a request; times are seconds since its arrival.
 
     Attributes:
-      latency: to its end.
-      first_token: to its first token; None where there was none.
+      latency: time to its end.
+      first_token: time to its first token; None if there was none.
       tokens: of the answer.
       calls: target calls after prefill.
-      error: None for a whole answer.
+      error: None for a complete answer.
     """
 
     latency: float = 0.0
@@ -82,7 +82,7 @@ def measure_load(settings: ServeLoadSettings) -> None:
     orders = cycle([list(METHODS), list(METHODS)[::-1]])
     cases = [(rate, name) for rate in settings.rates for name in next(orders)]
     runs = []
-    # A prompt that was asked just before may still lie in a cache of the server.
+    # A prompt that was asked just before may still be in a cache of the server.
     following = cycle(prompts)
     for rate, name in track(cases, len(cases), "rates"):
         arrivals = arrival_times(rate, settings.seconds, settings.max_requests, settings.first_seed)
@@ -169,7 +169,7 @@ def _find_model(settings: ServeLoadSettings) -> dict[str, Any]:
             client.get("/health").raise_for_status()
             return found
     except (httpx.HTTPError, httpx.InvalidURL, LookupError, TypeError, ValueError) as error:
-        # What httpx adds after the first line is no help.
+        # Later lines of httpx's message are no help.
         reason = str(error).partition("\n")[0]
         raise InputError(
             f"url={settings.url} is no server that is ready within {_WARM_UP_SECONDS} s "
@@ -181,7 +181,7 @@ def _find_model(settings: ServeLoadSettings) -> dict[str, Any]:
 def _client[Client: (httpx.Client, httpx.AsyncClient)](
     settings: ServeLoadSettings, kind: type[Client]
 ) -> Client:
-    # Not a setting, for reports state those.
+    # Not a setting: reports state all settings.
     key = os.environ.get("REDRAFTER_API_KEY")
     return kind(
         base_url=settings.url,
@@ -238,11 +238,11 @@ async def _ask(
     try:
         async with client.stream("POST", path, json=body) as response:
             if response.status_code != 200:
-                # The body may say it better.
+                # The body may replace it with a better one.
                 answer.error = f"HTTP {response.status_code}"
             async for line in response.aiter_lines():
                 _read_event(answer, line, time.monotonic() - arrived)
-        if not answer.tokens:  # the server is another that ignores what it does not know
+        if not answer.tokens:  # another kind of server, which ignores unknown fields
             answer.error = answer.error or "no draft_trace"
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
         answer.error = answer.error or type(error).__name__
@@ -256,8 +256,8 @@ def _read_event(answer: RequestResult, line: str, now: float) -> None:
         return
     event = json.loads(data)
     if "error" in event:
-        told = event["error"]  # gateways write it in their own ways
-        kind = told.get("code") or told.get("type") if isinstance(told, dict) else None
+        error = event["error"]  # gateways write it in their own ways
+        kind = error.get("code") or error.get("type") if isinstance(error, dict) else None
         answer.error = str(kind or answer.error or "error")
         return
     for choice in event["choices"]:

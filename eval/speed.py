@@ -161,8 +161,8 @@ def _restrict(
 def _measure(name: str, turns: Sequence[TimedTurn], whole: Sequence[TimedTurn]) -> dict[str, Any]:
     """What the report says of a method; `DEFINITIONS` explains it.
 
-    `turns` are cut to the prompts that the report speaks of; `whole` has all prompts of their
-    batches, which took the decode steps together.
+    `turns` have only the prompts that are reported; `whole` has all prompts of their batches, which
+    share the decode steps.
     """
     calls = _rates(name, whole, lambda run: max(run.steps), lambda run: run.decode_seconds)
     milliseconds = quartiles(1000 / calls)
@@ -203,7 +203,7 @@ def _rates(
     amount: Callable[[Run], int],
     seconds: Callable[[Run], float],
 ) -> Float[np.ndarray, " turns"]:
-    """Amounts per second; NaN where there was nothing to do."""
+    """Amounts per second; NaN where the amount is 0."""
     runs = [turn.runs[name] for turn in turns]
     return np.asarray([amount(run) / seconds(run) if amount(run) else np.nan for run in runs])
 

@@ -16,7 +16,7 @@ from .step_parts import time_parts
 
 
 class TimedTree(NamedTuple):
-    """A tree's step, and propose of it: medians, in steps of the baseline timed in turns."""
+    """A tree's step and its propose: medians, in steps of the baseline, timed in turns."""
 
     draft: DraftConfig
     propose: float
@@ -24,7 +24,7 @@ class TimedTree(NamedTuple):
 
 
 def pick_diverse(drafts: Sequence[DraftConfig], count: int) -> list[DraftConfig]:
-    """Trees of very different sizes: of fewest and of most nodes, then those most unlike these."""
+    """Trees of very different sizes: fewest and most nodes, then those most unlike the chosen."""
     sizes = np.asarray([_sizes(draft) for draft in drafts])
     chosen = list(dict.fromkeys([int(sizes[:, 0].argmin()), int(sizes[:, 0].argmax())]))[:count]
     while len(chosen) < count:
@@ -36,7 +36,7 @@ def pick_diverse(drafts: Sequence[DraftConfig], count: int) -> list[DraftConfig]
 
 
 def _sizes(draft: DraftConfig) -> Float[np.ndarray, " sizes"]:
-    """In which one tree is twice another or half of it."""
+    """Logarithms, so that half and twice of a size are as far away."""
     return np.log2([draft.budget, draft.beam_width, draft.draft_rounds, 1.0 + draft.lookup_tokens])
 
 
@@ -49,11 +49,11 @@ def time_steps(
     cached: int,
     settings: TuneSettings,
 ) -> list[list[TimedTree]]:
-    """The trees' steps on a cache as decoding has it; for every sampling of the settings a list.
+    """Time the trees' steps on a filled cache; for every sampling of the settings a list.
 
-    All are timed in turns: a slow second of the machine does not fall upon one tree alone. Each row
-    of the cache has so many slots and `cached` tokens, the same for all trees: the baseline beside
-    them is one program.
+    All are timed in turns, so that a slow second of the machine does not hit one tree alone. Each
+    row of the cache has `slots` slots and `cached` tokens, the same for all trees, which share one
+    baseline.
     """
     timed = time_parts(
         target,
@@ -82,10 +82,10 @@ def time_steps(
 def predict(timed: Sequence[TimedTree], draft: DraftConfig) -> float:
     """A tree's step in baseline steps.
 
-    Drafting costs a constant, in which the first round is, for it has one beam; an amount per later
+    Drafting costs a constant, which includes the first round of one beam; an amount per later
     round, and per beam of it; and an amount for prompt lookup. All four are fitted to the timed
-    trees. How many tokens of a beam are ranked, more with `rerank`, is left out. The rest of a
-    step, verify and finish, depends on the nodes alone: between two timed trees it lies on a line.
+    trees. How many tokens of a beam are ranked, more with `rerank`, is ignored. The rest of a step,
+    verify and finish, depends on the nodes alone and is interpolated linearly.
     """
     for one in timed:
         if one.draft == draft:

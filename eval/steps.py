@@ -52,7 +52,7 @@ DEFINITIONS = {
     "baseline": "the same with the one-node tree, as `generate_autoregressive` runs it",
     "cached": "tokens in every row's cache when a timed run begins; whole steps add their own",
 }
-# What tells the rows of the report apart, and how the table calls it.
+# The fields that identify a row of the report, with their names in the table.
 SIZES = TREE | {"batch_size": "B", "slots": "S"}
 
 
@@ -91,7 +91,7 @@ def measure(
     settings: StepsSettings,
 ) -> Iterator[dict[str, Any]]:
     """A row of the report for each sampling: every part and both whole steps, in turns."""
-    # The fullest that a row may be before a run of so many steps.
+    # The most tokens that leave room for a run of so many steps.
     cached = slots - slots_needed(settings.steps, draft.max_path)
     short: dict[Timing, int] = dict.fromkeys(("finish", "noise"), settings.short_turns)
     timed = time_parts(
@@ -120,7 +120,7 @@ def measure(
 
 def _tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
     """For each sampling a row per tree, batch and cache: parts, both whole steps, their ratio."""
-    # A size that is the same throughout is left to the JSON file.
+    # A size that is the same in all rows is in the JSON file alone.
     sizes = [size for size in SIZES if len({row[size] for row in rows}) > 1]
     samplings = list(dict.fromkeys(row["sampling"] for row in rows))
     ratios = {"/ baseline": lambda row: row["in_baseline_steps"]["step"]}
@@ -146,10 +146,10 @@ def _tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
 def _check(
     settings: StepsSettings, grid: Sequence[tuple[DraftConfig, int, int]]
 ) -> tuple[Target, DraftModel]:
-    """The pair as shapes; what could not be run is refused before anything is drawn or compiled.
+    """The pair as shapes, once the whole grid is checked: nothing is drawn or compiled yet.
 
     Raises:
-      InputError: a tree, the slots or the memory they need.
+      InputError: a tree or the slots do not fit the target, or not the memory.
     """
     config, dtype = settings.target.build(), jnp.dtype(settings.dtype)
     drafter_config = settings.drafter_config(max(draft.draft_rounds for draft, _, _ in grid))

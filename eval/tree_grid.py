@@ -40,7 +40,7 @@ class TreeGrid(BuildableSettings):
 
 
 def _plain(tree: DraftConfig) -> DraftConfig:
-    """The same tree, its budget written out, and `rerank` only if it adds extensions."""
+    """The same tree with its budget as `num_nodes`, and `rerank` only if it adds extensions."""
     rerank = tree.extensions > tree.beam_width
     return replace(tree, num_nodes=tree.budget, rerank=rerank)
 

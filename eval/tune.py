@@ -1,8 +1,8 @@
 """`python -m eval tune`: the fastest tree for each batch size and temperature, into `draft.yaml`.
 
-What a tree gains is counted on recorded answers, what it costs lies between the steps of a few
-trees that are timed. The best by their ratio, each of another number of nodes, then decode the
-prompts beside the baseline.
+What a tree gains is counted on recorded answers. What it costs is interpolated between the steps of
+a few timed trees. The best by their ratio, each of another number of nodes, then decode the prompts
+beside the baseline.
 """
 
 from collections.abc import Mapping, Sequence
@@ -62,7 +62,7 @@ _LEGEND = (
     "baseline steps. predicted, measured: speed-up over the baseline, without prefill."
 )
 
-# Timed runs of a finalist, at least: of fewer a quartile tells little.
+# Fewest timed runs of a finalist: quartiles of fewer mean little.
 _TURNS = 8
 
 
@@ -94,16 +94,16 @@ def tune(settings: TuneSettings) -> None:
     asked = [ask(sampling) for sampling in settings.samplings]
     recordings = _record(target, drafter, asked, settings)
     counts = count_calls(target, drafter, drafts, recordings)
-    few = pick_diverse(drafts, settings.timed_trees)
+    timed_drafts = pick_diverse(drafts, settings.timed_trees)
     batches = [batch for one in recordings for batch in one.batches]
     room = slots_needed(settings.steps, max(draft.max_path for draft in drafts))
     longest = max(batch.tokens.shape[1] for batch in batches)
     slots = max(longest, 32 * (room // 32 + 1))
-    # With half of the answer written.
+    # As when half of an answer is written.
     cached = int(np.median([(batch.prompts + batch.ends) // 2 for batch in batches]))
     cached = min(cached, slots - room)
     timed = {
-        batch_size: time_steps(target, drafter, few, batch_size, slots, cached, settings)
+        batch_size: time_steps(target, drafter, timed_drafts, batch_size, slots, cached, settings)
         for batch_size in settings.batch_sizes
     }
     rows, entries = [], []
@@ -161,17 +161,17 @@ def rank_candidates(
     for draft, own in counts.items():
         cost = predict(timed, draft)
         calls = _batch_calls(own.sum(axis=1), batch_size)
-        # A median, as `measured` is: a few texts that gain much do not move it.
+        # A median, like `measured`, is not moved by a few texts that gain much.
         gain = float(np.median(baseline[goes_on] / calls[goes_on]))
         candidates.append(Candidate(draft, acceptance_length(own), cost, gain / cost))
     return sorted(candidates, key=lambda one: one.predicted, reverse=True)
 
 
 def leaders_first(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The first tree of each number of nodes, then the rest, else in the order that they have.
+    """The first tree of each number of nodes, then the rest, both in their order.
 
-    What the nodes cost is the least certain part of a prediction. It errs much alike for trees of
-    the same number of nodes, so trees of several numbers are measured.
+    The cost of the nodes is the least certain part of a prediction. Its error is much the same for
+    trees of the same number of nodes, so trees of several numbers are measured.
     """
     leaders: dict[int, Candidate] = {}
     for one in candidates:
@@ -242,7 +242,7 @@ def _measure(
     sampling: SamplingConfig,
     settings: TuneSettings,
 ) -> list[Candidate]:
-    """The finalists with their real speed-ups, decoding in turns with the baseline."""
+    """The finalists with their measured speed-ups, decoding in turns with the baseline."""
     batches = -(-len(asked.rows) // batch_size)
     repeats = max(settings.repeats, -(-_TURNS // batches))
     methods = {BASELINE: Method(target, RootOnly())} | {
@@ -250,8 +250,8 @@ def _measure(
         for index, one in enumerate(finalists)
     }
     name = f"measure batch size {batch_size}, {describe_sampling(sampling)}"
-    often = settings.model_copy(update={"repeats": repeats})
-    measures = time_methods(methods, asked, sampling, batch_size, often, name)["methods"]
+    repeated = settings.model_copy(update={"repeats": repeats})
+    measures = time_methods(methods, asked, sampling, batch_size, repeated, name)["methods"]
     speeds = [measures[str(index)]["decode_only"] for index in range(len(finalists))]
     return [
         one._replace(measured=(own[0], speed["speedup"], own[1]))
@@ -261,7 +261,7 @@ def _measure(
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """A row per finalist, and what was chosen of them."""
+    """A row per finalist, with the one that was chosen."""
     sizes = tree_columns(rows)
     numbers = {"acceptance_length": "length", "cost": "step", "predicted": "predicted"}
     cells = []
