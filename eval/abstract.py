@@ -15,12 +15,7 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from redrafter_jax.config import (
-    HeadConfig,
-    Quantization,
-    TargetConfig,
-    WeightFormat,
-)
+from redrafter_jax.config import HeadConfig, Quantization, TargetConfig, WeightFormat
 from redrafter_jax.decoding.prefill import begin_drafting, prefill
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.bind import init_drafter

@@ -99,4 +99,4 @@ def quartiles(values: Float[np.ndarray, " n"]) -> list[float] | None:
     known = values[~np.isnan(values)]
     if len(known) == 0:
         return None
-    return [float(value) for value in np.quantile(known, (0.25, 0.5, 0.75))]
+    return np.quantile(known, (0.25, 0.5, 0.75)).tolist()

@@ -120,7 +120,7 @@ def arrival_times(rate: float, seconds: float, most: int, seed: int) -> list[flo
     """
     gaps = np.random.default_rng(seed).exponential(1 / rate, most)
     times = np.cumsum(gaps) - gaps[0]
-    return [float(at) for at in times if at < seconds]
+    return times[times < seconds].tolist()
 
 
 def summarize(answers: Sequence[RequestResult], seconds: float) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def summarize(answers: Sequence[RequestResult], seconds: float) -> dict[str, Any
 
 
 def _percentiles(values: Sequence[float]) -> list[float] | None:
-    return [float(value) for value in np.percentile(values, _PERCENTILES)] if values else None
+    return np.percentile(values, _PERCENTILES).tolist() if values else None
 
 
 def _find_model(settings: ServeLoadSettings) -> dict[str, Any]:

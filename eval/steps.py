@@ -22,13 +22,7 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.progress import track
 
-from .abstract import (
-    abstract_drafter,
-    abstract_state,
-    abstract_target,
-    bytes_of,
-    random_weights,
-)
+from .abstract import abstract_drafter, abstract_state, abstract_target, bytes_of, random_weights
 from .metrics import quartiles
 from .report import TREE, describe_device, describe_sampling, make_table, show, write_report
 from .shapes import StepsSettings

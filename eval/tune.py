@@ -32,14 +32,7 @@ from .benchmark import Method
 from .config import TuneSettings
 from .loading import load
 from .recorded import Recording, count_calls, record
-from .report import (
-    describe_device,
-    describe_sampling,
-    make_table,
-    show,
-    tree_columns,
-    write_report,
-)
+from .report import describe_device, describe_sampling, make_table, show, tree_columns, write_report
 from .speed import BASELINE, time_methods
 from .step_costs import TimedTree, pick_diverse, predict, time_steps
 from .step_parts import slots_needed

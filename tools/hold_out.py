@@ -67,7 +67,7 @@ def choose_prompts(
             f"The documents do not hold {count} different prompts of {prompt_tokens} tokens; "
             "lower count or prompt_tokens."
         )
-    # Package by package in turns, so that the first few prompts are of all kinds too.
+    # The packages alternate, so that the first few prompts too are of all kinds.
     return sorted(chosen, key=lambda row: row["question_id"])
 
 
@@ -85,7 +85,7 @@ def _line_starts(text: str, tokenizer: Tokenizer, prompt_tokens: int) -> list[in
 
 
 def _cut(text: str, tokenizer: Tokenizer, prompt_tokens: int) -> str:
-    """The first `prompt_tokens` tokens, or some fewer so that the piece has the same tokens."""
+    """The first `prompt_tokens` tokens, or fewer, as text that encodes to the same tokens."""
     encoding = tokenizer.encode(text)
     for length in range(min(prompt_tokens, len(encoding.ids)), 0, -1):
         piece = text[: encoding.offsets[length - 1][1]]

@@ -1,7 +1,6 @@
 """`python -m tools.pretrain --config configs/demo_target.yaml`: a small target from text files.
 
-The demo needs a real language model that is small enough to be kept beside the code; this trains
-it.
+The demo needs a real language model that is small enough for the repository; this trains it.
 """
 
 import json
@@ -106,7 +105,7 @@ def pretrain_step(
 
 
 def held_out_loss(target: Target, windows: Windows) -> tuple[float, int]:
-    """Mean loss of all counted tokens but the first of each window, and how many those are."""
+    """Mean loss of all counted tokens but the first of each window, and their number."""
     loss = jax.jit(next_token_loss)
     total, count = 0.0, 0
     for start in range(0, len(windows.tokens), _EVALUATION_BATCH):
@@ -133,10 +132,7 @@ def main() -> None:
 
     target = init_target(config, settings.seed)
     rule = settings.optimizer
-    optimizer = optax.MultiSteps(
-        make_optimizer(rule, settings.steps),
-        rule.accumulation_steps,
-    )
+    optimizer = optax.MultiSteps(make_optimizer(rule, settings.steps), rule.accumulation_steps)
     params, state = target.params, optimizer.init(target.params)
     batches = make_batches([(windows, 1.0)], rule.batch_size, settings.data.shuffle_seed)
     for step in track(range(1, settings.steps + 1), "pretrain"):
@@ -154,11 +150,11 @@ def main() -> None:
 
     stored = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
     save_target(Model(config, target.graphdef, stored), settings.output_dir)
-    # Of the numbers that were written, computed in float32.
+    # The loss of the stored weights, computed in float32.
     read = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), stored)
     loss, tokens = held_out_loss(Model(config, target.graphdef, read), held_out_windows)
     text_bytes = sum(len(text.text.encode()) for text in held_out)
-    # The bytes are those of all tokens, so the first of a window is taken to cost the mean as well.
+    # The bytes include the first token of each window, which is taken to cost the mean.
     text_tokens = int(held_out_windows.loss_mask.sum())
     report = {
         "held_out_loss_nats_per_token": loss,

@@ -21,15 +21,7 @@ from redrafter_jax.parallel.mesh import (
 )
 
 from .config import LossSettings
-from .loss import (
-    TOP,
-    Chunk,
-    RoundSums,
-    TopTokens,
-    count_positions,
-    round_sums,
-    split_chunks,
-)
+from .loss import TOP, Chunk, RoundSums, TopTokens, count_positions, round_sums, split_chunks
 
 
 class TrainState(NamedTuple):

@@ -59,7 +59,7 @@ def write_case(
 
 
 def load_case(case: Path) -> Callable[[int], tuple[float, float]]:
-    """The function that takes one of our steps of the case: its number to loss and seconds."""
+    """The function that takes one of our steps of the case: from its number to loss and seconds."""
     numbers = json.loads((case / "case.json").read_text())
     batches = dict(np.load(case / "batches.npz"))
     target = load_target(case / "target", "float32")

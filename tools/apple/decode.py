@@ -41,12 +41,12 @@ from redrafter_jax.models.target import Target
 from redrafter_jax.text.chat_template import NO_TEMPLATE
 from redrafter_jax.text.prompts import PromptEncoding, encode_prompts, read_prompts
 from redrafter_jax.text.tokenizer import load_tokenizer
-from tools.apple.process import NAMES, apple_command, in_turns, start, versions_of
+from tools.apple.process import SIDES, apple_command, in_turns, start, versions_of
 from tools.apple.traces import Decoded, apple_tree, compare_traces, read_apple, trace_ours
 
 SUMS = ("same_text", "same_calls", "steps", "same_beams", "same_trees", "ties", "unexplained")
-# Both runtimes' thread pools spin for some milliseconds after their last task; let that pass, or
-# the side that has just finished takes cycles from the side being timed.
+# Both runtimes' thread pools spin for some milliseconds after their last task. Without a pause the
+# side that has just finished takes cycles from the side being timed.
 SETTLE_SECONDS = 0.05
 
 
@@ -64,7 +64,7 @@ type Side = Callable[[Job, bool], Decoded]
 
 
 def decode_ours(target: Target, drafter: DraftModel, job: Job, trace: bool) -> Decoded:
-    """Our side, of these two."""
+    """Decode on our side."""
     started = time.perf_counter()
     if job.beam_width and trace:
         return trace_ours(target, drafter, **job._asdict())
@@ -82,8 +82,8 @@ def decode_ours(target: Target, drafter: DraftModel, job: Job, trace: bool) -> D
 
 def time_sides(job: Job, sides: dict[str, Side], repeats: int) -> dict[str, Any]:
     """Warm both sides up on this very prompt, then time them in turns."""
-    texts = {name: sides[name](job, False).tokens for name in NAMES}
-    seconds: dict[str, list[float]] = {name: [] for name in NAMES}
+    texts = {name: sides[name](job, False).tokens for name in SIDES}
+    seconds: dict[str, list[float]] = {name: [] for name in SIDES}
     for _, name in in_turns(repeats):
         time.sleep(SETTLE_SECONDS)
         decoded = sides[name](job, False)
@@ -93,7 +93,7 @@ def time_sides(job: Job, sides: dict[str, Side], repeats: int) -> dict[str, Any]
     pairs = zip(seconds["ours"], seconds["apple"], strict=True)
     return {
         "seconds": seconds,
-        "tokens_per_second": {name: len(texts[name]) / median(seconds[name]) for name in NAMES},
+        "tokens_per_second": {name: len(texts[name]) / median(seconds[name]) for name in SIDES},
         "ratio": median(apple / ours for ours, apple in pairs),
     }
 
@@ -103,11 +103,11 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
     summary: dict[str, Any] = {"prompts": len(rows)}
     summary |= {name: sum(row[name] for row in rows) for name in SUMS}
     calls = [row["target_calls"] for row in rows]
-    summary["target_calls"] = {name: sum(pair[name] for pair in calls) for name in NAMES}
+    summary["target_calls"] = {name: sum(pair[name] for pair in calls) for name in SIDES}
     summary["largest_error"] = max(row["largest_error"] for row in rows)
     if "ratio" in rows[0]:
         speeds = [row["tokens_per_second"] for row in rows]
-        summary["tokens_per_second"] = {n: median(pair[n] for pair in speeds) for n in NAMES}
+        summary["tokens_per_second"] = {n: median(pair[n] for pair in speeds) for n in SIDES}
         summary["ratio"] = median(row["ratio"] for row in rows)
     return summary | {"rows": rows}
 
@@ -124,7 +124,7 @@ def describe(result: dict[str, Any]) -> str:
     )
     if "ratio" not in result:
         return line
-    ours, apple = (result["tokens_per_second"][name] for name in NAMES)
+    ours, apple = (result["tokens_per_second"][name] for name in SIDES)
     return f"{line}; {ours:.1f} and {apple:.1f} tokens/s, ratio {result['ratio']:.2f}"
 
 

@@ -1,4 +1,4 @@
-"""Two sides that take turns, each a process of its own that is idle except while it answers."""
+"""Two sides that take turns, each a process that is idle except while it answers."""
 
 import json
 import os
@@ -15,17 +15,17 @@ from redrafter_jax.errors import InputError
 # for each other. Spinning is faster where nothing else runs.
 type WaitPolicy = Literal["PASSIVE", "ACTIVE"]
 
-NAMES = ("ours", "apple")
+SIDES = ("ours", "apple")
 
 
 def in_turns(count: int) -> Iterator[tuple[int, str]]:
-    """Both sides so many times; who goes first changes: neither always follows the other's heat."""
+    """Both sides so many times; which goes first changes, so that neither always runs second."""
     for turn in range(count):
-        yield from ((turn, name) for name in (NAMES if turn % 2 == 0 else reversed(NAMES)))
+        yield from ((turn, name) for name in (SIDES if turn % 2 == 0 else reversed(SIDES)))
 
 
 class Process:
-    """Answers a line of JSON with a line of JSON; `about` is what it said first."""
+    """Answers a line of JSON with a line of JSON; `about` is its first line."""
 
     def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
         self._name, self._process = name, process
@@ -46,7 +46,7 @@ class Process:
 
 @contextmanager
 def start(command: Sequence[str], wait_policy: WaitPolicy = "PASSIVE") -> Generator[Process]:
-    """The side, until the block ends; a command that leaves when its input ends."""
+    """Run a side until the block ends; the command must exit when its input ends."""
     # Both models are folders.
     environment = {"HF_HUB_OFFLINE": "1", "JAX_PLATFORMS": "cpu", "OMP_WAIT_POLICY": wait_policy}
     pipe = subprocess.PIPE
@@ -63,13 +63,13 @@ def start(command: Sequence[str], wait_policy: WaitPolicy = "PASSIVE") -> Genera
 def apple_command(
     torch_python: str | Path, repository: Path, task: str, *folders: Path
 ) -> list[str]:
-    """How worker.py is started for `decode TARGET DRAFTER` or `train CASE`."""
+    """The command line of worker.py for `decode TARGET DRAFTER` or `train CASE`."""
     worker = Path(__file__).with_name("worker.py")
     return [str(part) for part in (torch_python, worker, repository, task, *folders)]
 
 
 def versions_of(apple: Process, repository: Path) -> dict[str, dict[str, str]]:
-    """What ran on each side."""
+    """The versions on each side."""
     command = ["git", "-C", str(repository), "rev-parse", "HEAD"]
     commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     return {

@@ -1,4 +1,4 @@
-"""What either side drafts in every step of decoding a prompt, and where two such traces differ."""
+"""What each side drafts in every step of decoding a prompt, and where the two traces differ."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -105,7 +105,7 @@ def _traced_step(
 
 
 def read_tree(tree: TokenTree) -> dict[tuple[int, ...], float]:
-    """Of row 0: the paths of its live nodes in their order, with their log-probabilities."""
+    """The paths of row 0's nodes in their order, without padding, with their log-probabilities."""
     tokens, parents, scores = (
         np.asarray(values)[0].tolist() for values in (tree.tokens, tree.parents, tree.log_probs)
     )
@@ -114,7 +114,7 @@ def read_tree(tree: TokenTree) -> dict[tuple[int, ...], float]:
 
 
 def _paths(tokens: Iterable[int], parents: Iterable[int]) -> list[tuple[int, ...]]:
-    """Of every node; node 0 is the root, and parents come before their children."""
+    """The path of every node; node 0 is the root, and parents come before their children."""
     paths: list[tuple[int, ...]] = []
     for token, parent in zip(tokens, parents, strict=True):
         paths.append((*(paths[parent] if paths else ()), token))
@@ -127,8 +127,8 @@ def compare_traces(ours: Decoded, apple: Decoded, prompt_length: int) -> dict[st
     `unexplained` counts the differences that are no ties, a text of another wording, and calls that
     differ where nothing else does.
     """
-    parted = first_divergence(ours.tokens, apple.tokens)
-    shared = len(ours.tokens) if parted is None else parted
+    divergence = first_divergence(ours.tokens, apple.tokens)
+    shared = len(ours.tokens) if divergence is None else divergence
     theirs = {step.length: step for step in apple.steps}
     pairs = [
         (step, theirs[step.length])
@@ -163,10 +163,10 @@ def compare_traces(ours: Decoded, apple: Decoded, prompt_length: int) -> dict[st
 
 
 def find_difference(ours: Step, apple: Step) -> tuple[str, float | None] | None:
-    """Where two steps first differ, and the nats between what was taken and what the other took.
+    """Where two steps first differ, and the nats between the two choices.
 
-    The "order" of the same beams, other "beams", or another "tree" of the same ones, which no nats
-    explain. None where all rounds have the same beams in the same order, and the trees are one.
+    They differ in the "order" of the same beams, in the "beams", or in the "tree" of the same
+    beams, where the gap is None. Returns None for steps without a difference.
     """
     for one, other in zip(ours.rounds, apple.rounds, strict=True):
         if list(one) == list(other):

@@ -30,7 +30,7 @@ from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.settings.files import Settings
 from tools.apple.case import write_case
 from tools.apple.process import (
-    NAMES,
+    SIDES,
     Process,
     WaitPolicy,
     apple_command,
@@ -124,28 +124,28 @@ class AppleSettings(Settings):
 
 def take_turns(sides: dict[str, Process], case: CaseSettings, step_tokens: int) -> dict[str, Any]:
     """Warm both sides up, then let them take turns; losses, rates, memory and their ratios."""
-    taken = {name: [sides[name].ask(first=0, steps=WARM_UP)] for name in NAMES}
+    taken = {name: [sides[name].ask(first=0, steps=WARM_UP)] for name in SIDES}
     steps = case.steps_per_turn
     for turn, name in in_turns(case.turns):
         taken[name].append(sides[name].ask(first=WARM_UP + turn * steps, steps=steps))
-    turns = {name: taken[name][1:] for name in NAMES}
+    turns = {name: taken[name][1:] for name in SIDES}
     rates = {
-        name: [steps * step_tokens / sum(turn["seconds"]) for turn in turns[name]] for name in NAMES
+        name: [steps * step_tokens / sum(turn["seconds"]) for turn in turns[name]] for name in SIDES
     }
-    losses = {name: [loss for turn in taken[name] for loss in turn["losses"]] for name in NAMES}
+    losses = {name: [loss for turn in taken[name] for loss in turn["losses"]] for name in SIDES}
     return {
         "tokens_per_second_of_turns": rates,
         "ratio_of_turns": [
             ours / apple for ours, apple in zip(rates["ours"], rates["apple"], strict=True)
         ],
-        "tokens_per_second": {name: median(rates[name]) for name in NAMES},
+        "tokens_per_second": {name: median(rates[name]) for name in SIDES},
         "processor_seconds_per_step": {
             name: median(turn["processor_seconds"] for turn in turns[name]) / steps
-            for name in NAMES
+            for name in SIDES
         },
-        "first_step_seconds": {name: taken[name][0]["seconds"][0] for name in NAMES},
-        "peak_megabytes": {name: taken[name][-1]["peak_bytes"] / 1e6 for name in NAMES},
-        "loaded_megabytes": {name: sides[name].about["loaded_bytes"] / 1e6 for name in NAMES},
+        "first_step_seconds": {name: taken[name][0]["seconds"][0] for name in SIDES},
+        "peak_megabytes": {name: taken[name][-1]["peak_bytes"] / 1e6 for name in SIDES},
+        "loaded_megabytes": {name: sides[name].about["loaded_bytes"] / 1e6 for name in SIDES},
         "losses": losses,
         "largest_loss_difference": max(
             abs(ours - apple) / apple
@@ -161,7 +161,7 @@ def compare(settings: AppleSettings) -> dict[str, Any]:
     report: dict[str, Any] = {"load_average_before": os.getloadavg()[0]}
     report["settings"] = settings.model_dump(mode="json")
     cases = {"speed": settings.speed, "curve": settings.curve}
-    # Both before the first measurement: what cannot be used is told at once.
+    # Both before the first measurement, so that errors come at once.
     made = {name: case.make() for name, case in cases.items()}
     for name, (target, batches) in made.items():
         with tempfile.TemporaryDirectory() as folder:

@@ -46,8 +46,8 @@ NO_STOP = -1
 
 
 def serve(load: Callable[[], tuple[dict[str, str], Callable[[Any], dict[str, Any]]]]) -> None:
-    """Load versions and what answers; say who is there; answer requests until stdin closes."""
-    # Whatever else prints from here on goes to stderr instead.
+    """Load versions and the function that answers; answer requests until stdin closes."""
+    # Whatever else is printed goes to stderr.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     versions, answer = load()
@@ -60,7 +60,7 @@ def serve(load: Callable[[], tuple[dict[str, str], Callable[[Any], dict[str, Any
 def take_steps(
     take_step: Callable[[int], tuple[float, float]], request: dict[str, int]
 ) -> dict[str, Any]:
-    """The answer to a request for training steps, from what takes one: its loss and seconds."""
+    """The answer to a request for training steps; `take_step` returns a step's loss and seconds."""
     started = time.process_time()
     taken = [take_step(request["first"] + step) for step in range(request["steps"])]
     losses, seconds = zip(*taken, strict=True)
@@ -160,7 +160,7 @@ def decode(model: Any, request: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def recorded(drafter: Any) -> Generator[list[dict[str, Any]]]:
-    """A list that grows by one entry for every step that is decoded meanwhile.
+    """A list that gets an entry for every step decoded within the block.
 
     `rounds`: the beams after each round, best first: `sequences` of the tokens after the root, and
     their `log_probs`. Apple's search returns the last round's alone; those of the others are what
@@ -202,7 +202,7 @@ def recorded(drafter: Any) -> Generator[list[dict[str, Any]]]:
 
 
 def describe_beams(beams: Any, log_probs: Any) -> dict[str, Any]:
-    """Of row 0; summed from the root on in float32, as the search sums them."""
+    """The beams of row 0; scores are summed from the root on in float32, as in the search."""
     drafted = beams[0, :, 1:]
     scores = log_probs[0].gather(-1, drafted[..., None])[..., 0]
     total = scores[:, 0]
@@ -212,7 +212,7 @@ def describe_beams(beams: Any, log_probs: Any) -> dict[str, Any]:
 
 
 def describe_tree(packed: Any, mask: Any, depths: Any) -> dict[str, list[int]]:
-    """Of row 0; a node's parent is what it sees one step higher, and the root's the root."""
+    """The tree of row 0; a node's parent is what it sees one step higher, the root's the root."""
     count = packed.shape[1]
     depth = depths[0]
     above = mask[0, :, -count:].bool() & (depth[None, :] == depth[:, None] - 1)
@@ -227,7 +227,7 @@ def load_case(case: Path) -> Callable[[int], tuple[float, float]]:
     them. Backward pass, clipping and AdamW are what the Trainer of transformers does with their
     loss; its own overhead is left out.
     """
-    # Their loss takes one constant from their data.py, which would need fastchat.
+    # Their loss imports one constant from their data.py, which imports fastchat.
     for name in ("fastchat", "fastchat.conversation", "fastchat.model"):
         sys.modules.setdefault(name, mock.MagicMock())
     import numpy as np

@@ -90,7 +90,7 @@ def tied_rows(V: int) -> list[RowMaker]:
 
 
 def is_clear(scaled: np.ndarray, setting: Setting) -> bool:
-    """Whether no token's fate under top-p or min-p hangs on the last bits of float32."""
+    """Whether no token's choice under top-p or min-p depends on the last bits of float32."""
     ordered = -np.sort(-scaled.astype(np.float64))
     # where each score is met first, the highest score left out: it is always kept
     firsts = np.flatnonzero(np.diff(ordered)) + 1

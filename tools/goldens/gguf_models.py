@@ -73,7 +73,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def fields_of(reader: GGUFReader, *names: str) -> list[Any]:
-    """Of the file's tokenizer."""
+    """Fields of the file's tokenizer."""
     return [reader.fields[f"tokenizer.{name}"].contents() for name in names]
 
 
