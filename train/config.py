@@ -21,8 +21,8 @@ from redrafter_jax.text.prompts import Turns
 from .data.settings import DataSettings, SourceSettings
 from .openings import VARIED
 
-# Settings of `prompts: self` that a target without a chat template has no use for.
-OF_USERS = ("turns", "max_user_tokens", "user_sampling", "user_openings")
+# Settings of `prompts: self` for targets with a chat template alone.
+USER_SETTINGS = ("turns", "max_user_tokens", "user_sampling", "user_openings")
 
 
 class OptimizerSettings(Settings):
@@ -96,13 +96,13 @@ class RegenerateSettings(Settings):
     output: Path
 
     def temperature_of(self, seed: int) -> float:
-        """Of the text or conversation with that seed."""
+        """The temperature of the text or conversation with that seed."""
         return self.temperatures[seed % len(self.temperatures)]
 
     def opening_of(self, seed: int) -> str:
         """How the first question of the conversation with that seed begins; empty if freely."""
         openings = VARIED if self.user_openings == "varied" else self.user_openings or [""]
-        # Each of them at every temperature.
+        # Each opening is used at every temperature.
         return openings[seed // len(self.temperatures) % len(openings)]
 
     @model_validator(mode="after")
@@ -131,7 +131,7 @@ class RegenerateSettings(Settings):
             return self
         if not self.data.sources:
             raise ValueError("data.sources is empty; name sources, or set prompts: self")
-        for name in ("tokens", "first_seed", *OF_USERS):
+        for name in ("tokens", "first_seed", *USER_SETTINGS):
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} is for prompts: self; leave it out")
         if self.prompt_tokens is None:

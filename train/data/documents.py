@@ -173,16 +173,16 @@ def _from_tokens(record: Tokens, vocab_size: int) -> Document | Skip:
 
 def _check(loaded: SourceDocuments, source: SourceSettings, settings: DataSettings) -> None:
     documents, skips = loaded.documents, loaded.skips
-    total, told = len(documents) + len(skips), describe_skips(skips)
+    total, reasons = len(documents) + len(skips), describe_skips(skips)
     if not documents:
-        why = f"all {total} records are left out: {told}" if total else "it has no records"
+        why = f"all {total} records are left out: {reasons}" if total else "it has no records"
         raise InputError(
             f"{loaded.name} holds nothing to train on; {why}. Give it other data or leave it out."
         )
     if settings.skips == "refuse":
         faults = []
         if skips:
-            faults.append(f"{len(skips)} of {total} records cannot be used: {told}")
+            faults.append(f"{len(skips)} of {total} records cannot be used: {reasons}")
         if cut_off := [document.place for document in documents if document.left_out]:
             faults.append(
                 f"answers of {len(cut_off)} records carry no loss, because a token runs across "

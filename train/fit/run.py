@@ -94,9 +94,9 @@ def _run_stages(plan: FitPlan, folder: Path, config: TargetConfig, console: Cons
         return ["--config", str(path)]
 
     def announce(stage: str, what: str, *words: str) -> None:
-        left = sum(plan.seconds[each] for each in stages[stages.index(stage) :]) / 60
-        number = stages.index(stage) + 1
-        print_line(console, f"\n{number} of 4: {what}; about {max(left, 1):.0f} min left in all")
+        index = stages.index(stage)
+        left = sum(plan.seconds[each] for each in stages[index:]) / 60
+        print_line(console, f"\n{index + 1} of 4: {what}; about {max(left, 1):.0f} min left in all")
         print_line(console, f"  by hand: python -m {_PROGRAMS}{shlex.join(words)}")
 
     length = row_length(config)

@@ -33,7 +33,7 @@ from redrafter_jax.serving.messages import Request
 from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.text.chat_template import NoTemplateError, end_tokens
 
-from ..config import OF_USERS, RegenerateSettings
+from ..config import USER_SETTINGS, RegenerateSettings
 from ..data.chat import load_template
 from ..data.documents import load_documents, load_own_tokenizer
 from ..data.report import print_line
@@ -185,7 +185,7 @@ def _write_prompts_too(settings: RegenerateSettings, mesh: Mesh | None, console:
     try:
         template = load_template(settings.data, settings.target, tokenizer)
     except NoTemplateError:
-        for name in OF_USERS:
+        for name in USER_SETTINGS:
             if getattr(settings, name) not in (type(settings).model_fields[name].default, "varied"):
                 raise InputError(
                     f"{name} is for chat models, and {settings.target} has no chat template; leave "

@@ -194,9 +194,9 @@ def read_conversations(settings: DataSettings) -> list[Record | Skip]:
     for index, source in enumerate(settings.sources):
         records = list(read_records(source))
         if not any(isinstance(record, Chat) for record in records):
-            told = describe_skips([record for record in records if isinstance(record, Skip)])
+            why = describe_skips([record for record in records if isinstance(record, Skip)])
             raise InputError(
-                f"{settings.name(index)} holds no conversation to rewrite{told and f' ({told})'}; "
+                f"{settings.name(index)} holds no conversation to rewrite{why and f' ({why})'}; "
                 "give it other data, leave it out, or set prompt_tokens and count to continue "
                 "texts."
             )

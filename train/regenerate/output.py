@@ -50,17 +50,17 @@ def find_done(path: Path, items: Sequence[Item], way_out: str = "") -> dict[int,
     while position < len(rows):
         count = _count_rows(rows[position], by_seed)
         seed = rows[position]["seed"] if count else -1
-        held = rows[position : position + count]
-        numbers = [(row.get("seed"), row.get("row", 0)) for row in held]
-        whole = numbers == [(seed, number) for number in range(len(held))]
+        group = rows[position : position + count]
+        numbers = [(row.get("seed"), row.get("row", 0)) for row in group]
+        whole = numbers == [(seed, number) for number in range(len(group))]
         if not count or seed in done or not whole:
             raise InputError(
                 f"{path}, line {position + 1} is no row of this run with its prompts, seeds, "
                 f"temperatures and limits; use another output{way_out} or remove that one."
             )
-        if len(held) < count:
+        if len(group) < count:
             break
-        done[seed] = held
+        done[seed] = group
         position += count
     # What follows the complete lines must be the beginning of a row.
     beginnings = (format_rows([item.identity]).removesuffix("}\n") + "," for item in items)
