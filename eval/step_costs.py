@@ -36,7 +36,7 @@ def pick_diverse(drafts: Sequence[DraftConfig], count: int) -> list[DraftConfig]
 
 
 def _sizes(draft: DraftConfig) -> Float[np.ndarray, " sizes"]:
-    """Logarithms, so that half and twice of a size are as far away."""
+    """Logarithms of a tree's sizes, so that half and twice a size are equally far away."""
     return np.log2([draft.budget, draft.beam_width, draft.draft_rounds, 1.0 + draft.lookup_tokens])
 
 

@@ -13,7 +13,7 @@ from .types import count_reasons, describe_skips
 
 # A smaller share of tokens that carry loss is worth a warning.
 _LITTLE = 0.1
-# By count of a source, the note if it is not 0.
+# A note on each of these counts of a source that is not 0.
 _NOTES = {
     "answers_not_learnt": "answers with a token across their edge, which carry no loss",
     "cut": "records longer than a row, cut into pieces",

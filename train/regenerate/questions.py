@@ -37,7 +37,7 @@ from .conversations import (
 from .output import Item
 from .session import JsonRows, Session
 
-# Of a question.
+# Fewest tokens of a question.
 _FEWEST_TOKENS = 4
 # So many tokens or more repeat themselves if less than this share of their n-grams is distinct.
 _LOOP_TOKENS, _NGRAM, _DISTINCT = 16, 4, 0.5
