@@ -90,8 +90,8 @@ def compile_on(
 ) -> Compilation:
     """Compile a jitted function for the devices of `gpu_mesh`.
 
-    Not for several threads at once: the output of the process is held back meanwhile. And Mosaic
-    kernels compile for one compute capability per process, that of the first one.
+    Not for several threads at once: the output of the process is captured meanwhile. Mosaic kernels
+    compile for one compute capability per process, that of the first one.
 
     Args:
       mesh: from `gpu_mesh`.
@@ -113,14 +113,14 @@ def compile_on(
 
     # A kernel that this process compiled before would come from a cache, and ptxas be silent.
     jax.clear_caches()
-    with tempfile.TemporaryDirectory() as folder, _held_output() as said, jax.set_mesh(mesh):
+    with tempfile.TemporaryDirectory() as folder, _captured_output() as output, jax.set_mesh(mesh):
         dump = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
         lowered = function.lower(*arguments, **keywords)  # pyright: ignore[reportFunctionMemberAccess]
         compiled = lowered.compile(compiler_options=dump)
         # The second is written only where command buffers were formed.
         names = "*.thunk_sequence.txt", "*.thunk_sequence_after_*.txt"
         dumps = [dump.read_text() for name in names for dump in Path(folder).glob(name)]
-    memory, kernels = compiled.memory_analysis(), read_ptxas("".join(said))
+    memory, kernels = compiled.memory_analysis(), read_ptxas("".join(output))
     return Compilation(memory, compiled.as_text(), (dumps or [""])[-1], kernels)
 
 
@@ -141,28 +141,28 @@ def read_ptxas(output: str) -> tuple[Kernel, ...]:
 
 
 @contextmanager
-def _held_output() -> Generator[list[str]]:
-    """Collect what the process prints, the compiler's C++ included, with ptxas's report in it.
+def _captured_output() -> Generator[list[str]]:
+    """Capture what the process prints, from C++ too: ptxas's report is in it.
 
-    What is not of ptxas is printed at the end.
+    All but that report is printed at the end.
     """
-    said: list[str] = []
+    output: list[str] = []
     sys.stdout.flush()
-    kept = os.dup(1)
-    with tempfile.TemporaryFile() as held:
+    stdout = os.dup(1)
+    with tempfile.TemporaryFile() as captured:
         os.environ["MOSAIC_GPU_DUMP_PTXAS"] = "1"
-        os.dup2(held.fileno(), 1)
+        os.dup2(captured.fileno(), 1)
         try:
-            yield said
+            yield output
         finally:
             sys.stdout.flush()
             ctypes.CDLL(None).fflush(None)  # the C library has a buffer of its own
-            os.dup2(kept, 1)
-            os.close(kept)
+            os.dup2(stdout, 1)
+            os.close(stdout)
             del os.environ["MOSAIC_GPU_DUMP_PTXAS"]
-            held.seek(0)
-            said.append(held.read().decode(errors="replace"))
-            sys.stdout.write(_PTXAS_LINES.sub("", said[0]))
+            captured.seek(0)
+            output.append(captured.read().decode(errors="replace"))
+            sys.stdout.write(_PTXAS_LINES.sub("", output[0]))
 
 
 _PTXAS_LINES = re.compile(r"^(ptxas info .*|    \d+ bytes stack frame.*)?\n", re.MULTILINE)

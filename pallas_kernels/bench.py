@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.bench_report import measure_candidates, need_gpu, parse, run_bench
+from pallas_kernels.bench_report import measure_candidates, parse_arguments, require_gpu, run_bench
 from pallas_kernels.timing import repeat
 from pallas_kernels.tree_attention import tree_attention
 
@@ -113,9 +113,9 @@ def attention_program(implementation: Any, turns: int) -> Callable[..., Array]:
         return tree_attention(q, *others, scale=q.shape[-1] ** -0.5, implementation=implementation)
 
     def run(inputs: Inputs, zero: Int[Array, ""]) -> Float[Array, "B N Q H"]:
-        def turn(q: Array, none: Int[Array, ""]) -> Array:
+        def turn(q: Array, zero: Int[Array, ""]) -> Array:
             for keys, values in inputs.caches:
-                q = attend(q, keys, values, inputs.lengths + none, *inputs.tree)
+                q = attend(q, keys, values, inputs.lengths + zero, *inputs.tree)
             return q
 
         return repeat(turn, inputs.q, turns, zero)
@@ -136,13 +136,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     ):
         parser.add_argument(name, type=int, nargs="+", default=default, help=words)
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    settings = parse(parser, arguments, ("nodes", "slots", "batch"))
+    settings = parse_arguments(parser, arguments, ("nodes", "slots", "batch"))
     if max(settings.nodes) > min(settings.slots):
         parser.error(
             f"--nodes {max(settings.nodes)} is more than --slots {min(settings.slots)}, which "
             "counts the nodes; give fewer nodes or more slots."
         )
-    need_gpu(parser)
+    require_gpu(parser)
     return settings
 
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.bench_report import measure_candidates, need_gpu, parse, run_bench
+from pallas_kernels.bench_report import measure_candidates, parse_arguments, require_gpu, run_bench
 from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.timing import repeat
 
@@ -115,8 +115,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--weights", nargs="+", choices=WIDTHS, default=list(WIDTHS))
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 8, 32, 64], help="N, rows")
     parser.add_argument("--group", type=int, choices=(16, 32, 64, 128), default=128)
-    settings = parse(parser, arguments, ("nodes",))
-    need_gpu(parser)
+    settings = parse_arguments(parser, arguments, ("nodes",))
+    require_gpu(parser)
     return settings
 
 

@@ -96,7 +96,7 @@ def _copy_program(turns: int) -> Callable[..., UInt[Array, " n"]]:
 
     def run(array: UInt[Array, " n"], zero: Int[Array, ""]) -> UInt[Array, " n"]:
         return repeat(
-            lambda array, none: array + (none + 1).astype(array.dtype), array, turns, zero
+            lambda array, zero: array + (zero + 1).astype(array.dtype), array, turns, zero
         )
 
     return jax.jit(run, donate_argnums=0)
@@ -175,7 +175,7 @@ def _show(shape: str, row: Mapping[str, Any]) -> None:
     print(shape + _CELLS.format("copy", "", copied, "", ""), flush=True)
 
 
-def parse(
+def parse_arguments(
     parser: argparse.ArgumentParser, arguments: Sequence[str] | None, counts: Sequence[str]
 ) -> argparse.Namespace:
     """The arguments, `--repeats` and `--output` among them; exit code 2 where one cannot be used.
@@ -195,7 +195,7 @@ def parse(
     return settings
 
 
-def need_gpu(parser: argparse.ArgumentParser) -> None:
+def require_gpu(parser: argparse.ArgumentParser) -> None:
     """Exit code 2 and one sentence where there is no GPU to measure."""
     if (platform := jax.default_backend()) != "gpu":
         parser.error(f"It measures an NVIDIA GPU, and JAX runs on {platform} here.")

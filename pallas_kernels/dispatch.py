@@ -15,12 +15,12 @@ from pallas_kernels.gpus import GPUS
 Implementation = Literal["reference", "mosaic_gpu", "mosaic_gpu_interpret"]
 
 
-def run(
+def dispatch(
     name: str,
     arrays: tuple[Any, ...],
     implementation: Implementation | None,
     *,
-    specified: Callable[..., Array],
+    reference: Callable[..., Array],
     unsupported: Callable[..., str | None],
     kernel: Callable[[], Callable[..., Array]],
 ) -> Array:
@@ -30,7 +30,7 @@ def run(
       name: of the contract.
       arrays: its arguments, None among them where it allows that.
       implementation: a named one, or None for the kernel where it can run, else the reference.
-      specified: the reference.
+      reference: the specification in jnp.
       unsupported: from the arrays to why the kernel cannot take them, half a sentence, or None.
       kernel: imports and returns the kernel, which takes the arrays, `cores` and `interpret`;
         deferred, since the import costs half a second and only GPUs need it.
@@ -39,7 +39,7 @@ def run(
       NotImplementedError: the named implementation cannot run here.
     """
     if implementation == "reference":
-        return specified(*arrays)
+        return reference(*arrays)
     interpret = implementation == "mosaic_gpu_interpret"
     device = current_device()
     reason = _too_few_workers() if interpret else why_not_hopper(device)
@@ -51,13 +51,13 @@ def run(
         )
     if reason:
         _log_once(name, f"{name} runs as 'reference'; for 'mosaic_gpu', {reason}.")
-        return specified(*arrays)
+        return reference(*arrays)
     chosen = functools.partial(kernel(), cores=_cores(device), interpret=interpret)
     if implementation:
         return chosen(*arrays)
     _log_once(name, f"{name} runs as 'mosaic_gpu'.")
     # Code for the CPU of a machine with a GPU runs the reference.
-    return jax.lax.platform_dependent(*arrays, cuda=chosen, default=specified)
+    return jax.lax.platform_dependent(*arrays, cuda=chosen, default=reference)
 
 
 def current_device() -> Any:

@@ -19,14 +19,14 @@ Name = TypeVar("Name", bound=Hashable)
 def repeat(
     turn: Callable[[Carry, Int[Array, ""]], Carry], carry: Carry, count: int, zero: Int[Array, ""]
 ) -> Carry:
-    """The carry after `count` turns, of which XLA can move nothing out of the loop, nor drop any.
+    """Run a turn `count` times; XLA can neither drop a turn nor move work out of the loop.
 
-    A turn is given 0 as a number that XLA must take to differ from turn to turn: the turn's own
-    number masked by an argument of the program. All that is computed from it is computed in every
-    turn. (A barrier would not do: on the CPU XLA drops it before it moves code out of loops.)
+    Every turn gets a 0 of which XLA cannot know that it is the same in all: the turn's index masked
+    by an argument of the program. What is computed from it is computed in every turn. (A barrier
+    would not do: on the CPU XLA drops it before it moves code out of loops.)
 
     Args:
-      turn: from the carry and the 0 to the next carry; what is to be timed must end up in there.
+      turn: from the carry and the 0 to the next carry; what is timed must end up in there.
       carry: pytree of arrays.
       count: turns, a constant of the program.
       zero: the number 0, an argument of the program and no constant.
@@ -49,5 +49,5 @@ def take_turns(
     """
     names = list(timers)
     for repeat in range(repeats):
-        for place in np.random.default_rng(repeat).permutation(len(names)):
-            yield names[place], timers[names[place]]()
+        for index in np.random.default_rng(repeat).permutation(len(names)):
+            yield names[index], timers[names[index]]()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 from jaxtyping import Array, Float, Num
 
-from pallas_kernels.dispatch import Implementation, run
+from pallas_kernels.dispatch import Implementation, dispatch
 from pallas_kernels.grouped_matmul.plan import why_unsupported
 from pallas_kernels.grouped_matmul.reference import reference
 
@@ -55,11 +55,11 @@ def grouped_matmul(
         # Layers of the same shape share one trace.
         return jax.jit(mosaic_gpu, static_argnames=("cores", "interpret"))
 
-    return run(
+    return dispatch(
         "grouped_matmul",
         (x, codes, scale, minimum),
         implementation,
-        specified=reference,
+        reference=reference,
         unsupported=why_unsupported,
         kernel=kernel,
     )

@@ -36,7 +36,7 @@ from pallas_kernels.grouped_matmul.plan import (
 )
 
 _TILE = plgpu.Layout.WGMMA
-_TURNED = plgpu.Layout.WGMMA_TRANSPOSED
+_TRANSPOSED = plgpu.Layout.WGMMA_TRANSPOSED
 _OUTPUTS = plgpu.Layout.WGMMA.reduce(1)  # one value per output of a tile
 _ROWS = plgpu.Layout.WGMMA.reduce(0)  # one value per row of x
 
@@ -135,19 +135,18 @@ def _make_kernel(plan: Plan, codes: Any, scale: Any, minimum: Any, interpret: bo
                 plgpu.barrier_wait(barriers["loaded"].at[slot])
                 for index in range(groups):
                     own = pl.ds(index * group, group)
-                    weights = plgpu.load(
-                        scratch["codes"].at[slot, warpgroup, own].transpose((1, 0)), layout=_TURNED
-                    )
+                    tile = scratch["codes"].at[slot, warpgroup, own].transpose((1, 0))
+                    weights = plgpu.load(tile, layout=_TRANSPOSED)
                     weights = plgpu.layout_cast(weights.astype(jnp.bfloat16), _TILE)
                     rows = scratch["rows"].at[slot, :, own].transpose((1, 0))
                     step_size = per_output("scale", slot, index)
-                    total += _product(weights, rows, staged) * _spread(step_size, plan.rows, 0)
+                    total += _product(weights, rows, staged) * _broadcast(step_size, plan.rows, 0)
                     if minimum is not None:
                         # The number that code 0 stands for.
                         zero = per_output("minimum", slot, index) - lowest * step_size
                         sums = scratch["sums"].at[slot, index, pl.ds(0, plan.rows)]
                         sums = plgpu.load(sums, layout=_ROWS, optimized=False)
-                        total += _spread(zero, plan.rows, 0) * _spread(sums, plan.rows, 1)
+                        total += _broadcast(zero, plan.rows, 0) * _broadcast(sums, plan.rows, 1)
 
                 # Only where a copy waits for it: no phase of a barrier may go by unobserved.
                 @pl.when(step + plan.stages < steps)
@@ -160,7 +159,7 @@ def _make_kernel(plan: Plan, codes: Any, scale: Any, minimum: Any, interpret: bo
             zeros = plgpu.layout_cast(jnp.zeros((TILE, plan.rows), jnp.float32), _TILE)
             total = lax.fori_loop(0, steps, add_block, zeros)
             output = scratch["output"].at[warpgroup]
-            output.transpose((1, 0))[...] = plgpu.layout_cast(total, _TURNED)
+            output.transpose((1, 0))[...] = plgpu.layout_cast(total, _TRANSPOSED)
             plgpu.commit_smem()
             own = pl.ds(column * WIDTH + warpgroup * TILE, TILE)
             plgpu.copy_smem_to_gmem(output, output_ref.at[split, pl.ds(row, plan.rows), own])
@@ -220,5 +219,5 @@ def _product(weights: Any, rows: Any, staged: Any) -> Any:
     return pl.run_scoped(product, plgpu.WGMMAAccumulatorRef((TILE, rows.shape[1]), jnp.float32))
 
 
-def _spread(values: Any, rows: int, axis: int) -> Any:
+def _broadcast(values: Any, rows: int, axis: int) -> Any:
     return lax.broadcast_in_dim(values, (TILE, rows), [axis])

@@ -11,13 +11,13 @@ GROUPS = (16, 32, 64, 128)  # inputs that may share a scale
 MAX_STAGES = 8
 MAX_SPLITS = 8  # each writes its own part of the output, of many rows in a prompt
 SHARED_MEMORY = 220 * 1024  # of the 227 KiB of a program; the rest is for barriers and scratch
-STARTING = 4  # steps that one core takes while a program starts and its first block arrives
+STARTUP = 4  # steps that one core takes while a program starts and its first block arrives
 PARTIAL = 4  # steps in which a partial output is written and read again
 COPIER_REGISTERS, REGISTERS = 40, 232  # of each thread, of the 65536 of a core
 
 
 class Plan(NamedTuple):
-    """Everything is static."""
+    """How a product is cut; all fields are static."""
 
     splits: int  # programs along the inputs
     columns: int  # programs along the outputs
@@ -67,7 +67,7 @@ def make_plan(
         It knows nothing of the rows: they must not change the order in which inputs are summed.
         """
         waves = _ceil_div(columns * splits, cores)
-        return waves * (_ceil_div(blocks, splits) + STARTING + (PARTIAL if splits > 1 else 0))
+        return waves * (_ceil_div(blocks, splits) + STARTUP + (PARTIAL if splits > 1 else 0))
 
     splits = min(range(1, min(blocks, MAX_SPLITS) + 1), key=cost)
     tiles = _ceil_div(N, MAX_ROWS)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.dispatch import Implementation, run
+from pallas_kernels.dispatch import Implementation, dispatch
 from pallas_kernels.tree_attention.plan import why_unsupported
 from pallas_kernels.tree_attention.reference import reference
 
@@ -67,11 +67,11 @@ def tree_attention(
         q, k_cache, v_cache, _, k_tree, v_tree, _ = arrays
         return why_unsupported(q, k_cache, v_cache, k_tree, v_tree, window)
 
-    return run(
+    return dispatch(
         "tree_attention",
         arrays,
         implementation,
-        specified=functools.partial(reference, scale=scale, window=window),
+        reference=functools.partial(reference, scale=scale, window=window),
         unsupported=unsupported,
         kernel=kernel,
     )

@@ -7,12 +7,12 @@ BLOCK = 64  # keys, or nodes, of one step
 MAX_TILES = 3  # tiles that one program holds in registers
 MAX_STAGES = 8
 SHARED_MEMORY = 220 * 1024  # of the 227 KiB of a program; the rest is for barriers and scratch
-STARTING = 128  # keys that one core reads while a program starts and its first block arrives
+STARTUP = 128  # keys that one core reads while a program starts and its first block arrives
 CORES = 132  # of an H100 or H200
 
 
 class Plan(NamedTuple):
-    """Everything is static."""
+    """How a call is cut; all fields are static."""
 
     splits: int  # programs along the cache
     groups: int  # programs along the rows
@@ -68,7 +68,7 @@ def make_plan(B: int, N: int, Q: int, K: int, S: int, H: int, cores: int) -> Pla
         waves = _ceil_div(B * K * groups * splits, cores)
         # A partial row is written and read again, each as many bytes as one key and its value.
         partial = 2 * min(tiles * TILE, rows) if splits > 1 else 0
-        return waves * (_ceil_div(S, splits * BLOCK) * BLOCK + partial + STARTING)
+        return waves * (_ceil_div(S, splits * BLOCK) * BLOCK + partial + STARTUP)
 
     stage = 2 * BLOCK * H * 2
     stages = min(MAX_STAGES, (SHARED_MEMORY - tiles * TILE * H * 2) // stage)
