@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from redrafter_jax.checkpoints.found import Found, find_drafter, find_target
+from redrafter_jax.checkpoints.found import FoundModel, find_drafter, find_target
 from redrafter_jax.checkpoints.huggingface import digest_files, load_drafter, load_target
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.drafters.base import RootOnly
@@ -116,7 +116,7 @@ def compare(settings: CompareSettings) -> None:
 
 
 def _identify(
-    settings: CompareSettings, asked: EncodedPrompts, models: Mapping[str, Found]
+    settings: CompareSettings, asked: EncodedPrompts, models: Mapping[str, FoundModel]
 ) -> dict[str, Any]:
     """All that measurements depend on: digests of prompts and models, settings, the machine."""
     omitted = {"target", "drafters", "prompts", "prompt_count", "report_dir", "repeats", "warm_ups"}

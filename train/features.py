@@ -20,7 +20,7 @@ from rich.filesize import decimal
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from redrafter_jax.checkpoints.config_files import write_whole
+from redrafter_jax.checkpoints.config_files import write_atomically
 from redrafter_jax.checkpoints.found import find_target
 from redrafter_jax.checkpoints.huggingface import digest_files, load_target, load_target_config
 from redrafter_jax.command_line import make_folder
@@ -141,7 +141,7 @@ def write_index(folder: Path, index: FeatureIndex) -> None:
     existing = read_index(folder)
     if existing is None:
         if is_first():
-            write_whole(folder / "index.json", index.model_dump_json(indent=2) + "\n")
+            write_atomically(folder / "index.json", index.model_dump_json(indent=2) + "\n")
         return
     stated, found = index.model_dump(), existing.model_dump()
     if changed := [name for name in stated if stated[name] != found[name]]:

@@ -16,7 +16,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto import event_pb2
 from tensorboardX.summary import scalar
 
-from redrafter_jax.checkpoints.config_files import write_whole
+from redrafter_jax.checkpoints.config_files import write_atomically
 from redrafter_jax.errors import InputError
 
 from .data.report import print_line
@@ -116,7 +116,7 @@ def open_log(folder: Path, resumed_step: int) -> Generator[Callable[[int, dict[s
     for row in path.read_text().splitlines() if path.is_file() else []:
         with suppress(json.JSONDecodeError):  # a killed run may leave a line half written
             kept += [f"{row}\n"] * (json.loads(row)["step"] <= resumed_step)
-    write_whole(path, "".join(kept))
+    write_atomically(path, "".join(kept))
     board = folder / "tensorboard"
     board.mkdir(exist_ok=True)
     # It writes in this thread, so a full disk ends the run; `SummaryWriter` waits for its own.

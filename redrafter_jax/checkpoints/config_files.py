@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args, get_origin
 
 from redrafter_jax.config import DrafterConfig
-from redrafter_jax.config.limits import FieldError, unfold
+from redrafter_jax.config.limits import FieldError, parse_annotation
 from redrafter_jax.errors import InputError
 
 DRAFTER_MODEL_TYPE = "recurrent_drafting_drafter"
-# Beyond it a whole number fits no array, and at last no float.
-_WHOLE = 2**63
+# Beyond it a whole number fits no array, and far beyond it no float.
+_INT_LIMIT = 2**63
 _EXPECTED = {
     int: "a whole number",
     float: "a number",
@@ -48,9 +48,9 @@ def read_fields[T](kind: type[T], values: Mapping[str, Any], path: Path, **given
 
     Args:
       kind: its type, a dataclass.
-      values: the file's fields; null is as good as nothing.
+      values: the file's fields; one that is null counts as missing.
       path: of the file.
-      given: fields that are not looked for.
+      given: values of fields that are not looked for in the file.
 
     Raises:
       InputError: a field without default is missing, or one is of another type or range.
@@ -58,24 +58,24 @@ def read_fields[T](kind: type[T], values: Mapping[str, Any], path: Path, **given
     for one in fields(cast(Any, kind)):
         if one.name in given or (values.get(one.name) is None and one.default is not MISSING):
             continue
-        (allowed, *_), _ = unfold(one.type)
+        (allowed, *_), _ = parse_annotation(one.type)
         expected = cast(type, get_origin(allowed) or allowed)
         value = field(values, one.name, path, _AS_JSON.get(expected, expected))
         if expected is tuple:
-            kind_of_one = get_args(allowed)[0]
+            entry_type = get_args(allowed)[0]
             for entry in value:
-                if type(entry) not in (int, kind_of_one):
-                    wanted = "integers" if kind_of_one is int else "numbers"
+                if type(entry) not in (int, entry_type):
+                    wanted = "integers" if entry_type is int else "numbers"
                     raise InputError(
                         f"{path} states {entry!r} in {one.name!r}; they must be {wanted}."
                     )
         given[one.name] = tuple(value) if expected is tuple else value
-    with naming(path):
+    with errors_naming(path):
         return kind(**given)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a small file, or leave the one that is there as it is."""
+def write_atomically(path: Path, text: str) -> None:
+    """Write a small file whole; if that fails, one that is there stays as it is."""
     fresh = path.with_name(f"{path.name}.new")
     try:
         fresh.write_text(text, encoding="utf-8")
@@ -86,8 +86,8 @@ def write_whole(path: Path, text: str) -> None:
 
 
 @contextmanager
-def naming(place: Path | str) -> Generator[None]:
-    """Within it, a value that a configuration refuses is blamed on the place that states it."""
+def errors_naming(place: Path | str) -> Generator[None]:
+    """Within it, the error of a configuration's field begins with the place that states it."""
     try:
         yield
     except FieldError as error:
@@ -167,7 +167,7 @@ def field(
     value = default if values.get(name) is None else values[name]
     if value is None:
         raise InputError(f"{path} does not state {name!r}, and it has no default.")
-    if type(value) is int and not -_WHOLE < value < _WHOLE:
+    if type(value) is int and not -_INT_LIMIT < value < _INT_LIMIT:
         raise InputError(
             f"{path} states {name}={str(value)[:8]}..., a number of {len(str(abs(value)))} digits; "
             "it must be less than 2 to the 63rd."

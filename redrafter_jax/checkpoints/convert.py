@@ -16,7 +16,7 @@ from redrafter_jax.checkpoints.config_files import read_json
 from redrafter_jax.checkpoints.download import DRAFT_TABLE, is_gguf, locate
 from redrafter_jax.checkpoints.families import text_fields
 from redrafter_jax.checkpoints.found import (
-    Found,
+    FoundModel,
     dotted,
     drafter_kind,
     find_drafter,
@@ -24,9 +24,9 @@ from redrafter_jax.checkpoints.found import (
 )
 from redrafter_jax.checkpoints.medusa import medusa_fields
 from redrafter_jax.checkpoints.quantized import QUANT_METHOD
-from redrafter_jax.checkpoints.stored import Stored
+from redrafter_jax.checkpoints.shards import DTYPES, same_weight, write_shard
+from redrafter_jax.checkpoints.stored import StoredWeight
 from redrafter_jax.checkpoints.weights import INDEX, SINGLE_FILE
-from redrafter_jax.checkpoints.written import DTYPES, same_weight, write_shard
 from redrafter_jax.config import (
     DrafterConfig,
     HeadConfig,
@@ -127,7 +127,7 @@ def convert(
     as_source = f"it loads the same as {source}{f', in {dtype}' if dtype else ''}."
     if quantization is not None:
         as_source = f"quantized from {before:,} bytes of {source}."
-    told = [
+    sentences = [
         f"{folder}: a {'drafter' if is_drafter else 'target'} of {len(written.weights)} weights, "
         f"{size:,} bytes, {dtypes}; {as_source}",
         f"Written: {', '.join(files)}",
@@ -135,13 +135,13 @@ def convert(
     if found.left_out:
         named, others = found.left_out[:2], len(found.left_out) - 2
         more = f" and {others} more" if others > 0 else ""
-        told.append(f"Left out, for loading does not read them: {', '.join(named)}{more}")
+        sentences.append(f"Left out, for loading does not read them: {', '.join(named)}{more}")
     if beyond:
-        told.append(f"Apple's code cannot load it: it does not know {', '.join(beyond)}.")
-    return told
+        sentences.append(f"Apple's code cannot load it: it does not know {', '.join(beyond)}.")
+    return sentences
 
 
-def _formats(found: Found, quantization: Quantization | None) -> dict[str, WeightFormat]:
+def _formats(found: FoundModel, quantization: Quantization | None) -> dict[str, WeightFormat]:
     """Of the weights that are to be quantized, by their names."""
     if quantization is None:
         return {}
@@ -158,7 +158,7 @@ def _formats(found: Found, quantization: Quantization | None) -> dict[str, Weigh
     return forms
 
 
-def _quantized_fields(found: Found, quantization: Quantization) -> dict[str, Any]:
+def _quantized_fields(found: FoundModel, quantization: Quantization) -> dict[str, Any]:
     """What `config.json` states of a quantized model, its sizes where the weights alone told."""
     sizes = medusa_fields(found.config) if isinstance(found.config, MedusaConfig) else {}
     return {**sizes, "quantization_config": {"quant_method": QUANT_METHOD, **asdict(quantization)}}
@@ -176,10 +176,10 @@ def _beyond_apple(config: TargetConfig | HeadConfig, quantized: bool) -> list[st
 
 
 def _write_weights(
-    found: Found, folder: Path, dtype: str | None, forms: Mapping[str, WeightFormat]
+    found: FoundModel, folder: Path, dtype: str | None, forms: Mapping[str, WeightFormat]
 ) -> list[str]:
     """As many files as the source has; the names of all, an index of theirs included."""
-    shards: dict[Path, list[Stored]] = {}
+    shards: dict[Path, list[StoredWeight]] = {}
     for weight in found.weights:
         shards.setdefault(weight.path, []).append(weight)
     if len(shards) == 1:
@@ -198,7 +198,7 @@ def _write_weights(
 
 
 def _write_companions(
-    found: Found, stated: dict[str, object], folder: Path, dtype: str | None
+    found: FoundModel, stated: dict[str, object], folder: Path, dtype: str | None
 ) -> list[str]:
     """`config.json` with the dtype that the weights have now, and what goes with a model."""
     if is_gguf(found.folder):
@@ -230,7 +230,7 @@ def _stated(path: Path) -> dict[str, Any]:
     return gguf_fields(read_header(path))
 
 
-def _main_dtype(found: Found) -> str:
+def _main_dtype(found: FoundModel) -> str:
     """The one that most bytes of the plain weights are of."""
     sizes = Counter[str]()
     for weight in found.weights:
@@ -256,7 +256,7 @@ def _write_tokenizer(path: Path, folder: Path) -> list[str]:
 
 
 def _check_same(
-    found: Found, written: Found, dtype: str | None, forms: Mapping[str, WeightFormat]
+    found: FoundModel, written: FoundModel, dtype: str | None, forms: Mapping[str, WeightFormat]
 ) -> None:
     """Read back what was written, and compare it with the source, bit for bit."""
     for ours, theirs in zip(written.weights, found.weights, strict=True):

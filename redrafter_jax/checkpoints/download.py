@@ -14,8 +14,6 @@ from redrafter_jax.errors import InputError
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin", "medusa_lm_head.*")
 # Beside a drafter's `config.json`; see `redrafter_jax.checkpoints.draft_table`.
 DRAFT_TABLE = "draft.yaml"
-
-
 # The first bytes of a GGUF file.
 GGUF_MAGIC = b"GGUF"
 
@@ -62,8 +60,8 @@ def refuse_outer_folder(folder: Path, needed: str) -> None:
         )
 
 
-def with_weights(name: str | Path, folder: Path) -> Path:
-    """The folder with the weights in it, once it is known that they can be used.
+def locate_weights(name: str | Path, folder: Path) -> Path:
+    """The folder with the weights; the hub's are downloaded now, after their description is read.
 
     Args:
       name: what the user wrote.
@@ -139,12 +137,12 @@ def from_hub(fetch: Callable[[str], str], repository: str, needed: str) -> Path:
             kind, end = "an id of the Hugging Face hub", ": '"
         cause = str(error).strip().partition(end)[0].rstrip(".:") or type(error).__name__
         raise InputError(
-            f"{repository!r} is neither a folder nor {kind} ({cause}); {folder}{_near(repository)}."
+            f"{repository!r} is neither a folder nor {kind} ({cause}); {folder}{_hint(repository)}."
         ) from None
 
 
-def _near(name: str) -> str:
-    """A model's folder of a similar name beside the one that is missing, as a question; or ""."""
+def _hint(name: str) -> str:
+    """A question that names a model's folder of a similar name beside the missing one; or ""."""
     wanted = Path(name)
     try:
         names = [path.parent.name for path in wanted.parent.glob("*/config.json")]

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from annotated_types import Ge
 
-from redrafter_jax.checkpoints.config_files import field, naming, read_text, write_whole
+from redrafter_jax.checkpoints.config_files import errors_naming, field, read_text, write_atomically
 from redrafter_jax.checkpoints.download import DRAFT_TABLE, locate
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.config.limits import Count, Positive, check_fields
@@ -142,14 +142,14 @@ def write_draft_table(path: Path, table: DraftTable) -> None:
 
     text = yaml.safe_dump(asdict(table), sort_keys=False, allow_unicode=True)
     try:
-        write_whole(path, _HEADER + text)
+        write_atomically(path, _HEADER + text)
     except OSError as error:
         raise InputError(f"Cannot write {path}: {error.strerror}.") from None
 
 
 def _read_tree(values: Any, place: str) -> TunedTree:
     values = _mapping(TunedTree, values, place)
-    with naming(place):
+    with errors_naming(place):
         if values["draft"] is not None:
             stated = _mapping(DraftConfig, values["draft"], f"{place}.draft")
             draft = DraftConfig(**as_tuples(stated))

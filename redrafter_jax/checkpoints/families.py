@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from redrafter_jax.checkpoints.config_files import field, naming, read_json
-from redrafter_jax.checkpoints.family_table import FAMILIES, WITH_IMAGES, Family
+from redrafter_jax.checkpoints.config_files import errors_naming, field, read_json
+from redrafter_jax.checkpoints.family_table import FAMILIES, MULTIMODAL, Family
 from redrafter_jax.checkpoints.quantization_methods import read_method
 from redrafter_jax.checkpoints.rotary_fields import by_layer_kind, read_rotary, rotary_fields
 from redrafter_jax.checkpoints.window_fields import read_windows, window_fields
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
 
-# Fields that such a file states outside of `text_config`.
+# Fields that a model for images too states outside of `text_config`.
 _OUTER = ("eos_token_id", "quantization_config", "tie_word_embeddings")
 _VARIATIONS = dict.fromkeys(name for family in FAMILIES.values() for name in family.variations)
 _STATED = dict.fromkeys(name for family in FAMILIES.values() for name in family.stated)
@@ -54,9 +54,9 @@ def text_fields(values: dict[str, Any], path: Path) -> dict[str, Any]:
       InputError: there are none, or the whole is of another class.
     """
     model_type = values.get("model_type")
-    if not isinstance(model_type, str) or model_type not in WITH_IMAGES:
+    if not isinstance(model_type, str) or model_type not in MULTIMODAL:
         return values
-    architecture, text_type = WITH_IMAGES[model_type]
+    architecture, text_type = MULTIMODAL[model_type]
     _check_architecture(values, architecture, path)
     outer = {name: values[name] for name in _OUTER if values.get(name) is not None}
     text = field(values, "text_config", path, dict)
@@ -93,7 +93,7 @@ def target_config(
     def derived(name: str, value: int) -> int:
         return stated(name, int, value if name in family.derived else None)
 
-    with naming(path):
+    with errors_naming(path):
         theta, scaling = read_rotary(values, path, family.defaults.get("rope_theta"))
         bias, output_bias = _biases(values, family, path)
         window, windowed = read_windows(values, family, layers, path)
@@ -148,7 +148,7 @@ def _family(values: Mapping[str, Any], path: Path) -> Family:
     if family is None:
         raise InputError(
             f"{path} states model_type {model_type!r}; this version reads "
-            f"{', '.join(map(repr, (*FAMILIES, *WITH_IMAGES)))}."
+            f"{', '.join(map(repr, (*FAMILIES, *MULTIMODAL)))}."
         )
     _check_architecture(values, family.architecture, path)
     read_method(values, path)

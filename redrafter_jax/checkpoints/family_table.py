@@ -77,4 +77,4 @@ FAMILIES = {
     ),
 }
 # Models that read images too, whose text model is of a family of its own.
-WITH_IMAGES = {"gemma3": ("Gemma3ForConditionalGeneration", "gemma3_text")}
+MULTIMODAL = {"gemma3": ("Gemma3ForConditionalGeneration", "gemma3_text")}

@@ -14,7 +14,7 @@ from redrafter_jax.checkpoints.config_files import (
     read_drafter_config,
     read_json,
 )
-from redrafter_jax.checkpoints.download import is_gguf, locate, with_weights
+from redrafter_jax.checkpoints.download import is_gguf, locate, locate_weights
 from redrafter_jax.checkpoints.families import read_target_config, target_fields, text_fields
 from redrafter_jax.checkpoints.medusa import (
     MEDUSA_MODEL_TYPE,
@@ -22,8 +22,8 @@ from redrafter_jax.checkpoints.medusa import (
     read_medusa_config,
 )
 from redrafter_jax.checkpoints.quantization_methods import check_method, read_method
-from redrafter_jax.checkpoints.quantized import MINIMUM, SCALE, stored_weight
-from redrafter_jax.checkpoints.stored import Stored, check_shape, is_zero, same_bytes
+from redrafter_jax.checkpoints.quantized import MINIMUM, SCALE, weight_with_scales
+from redrafter_jax.checkpoints.stored import StoredWeight, check_shape, is_zero, same_bytes
 from redrafter_jax.checkpoints.weight_names import (
     ACTIVATION_SCALES,
     EMBEDDING,
@@ -72,7 +72,7 @@ class Kind(NamedTuple):
     layers: str
 
 
-class Found(NamedTuple):
+class FoundModel(NamedTuple):
     """A model that can be loaded: its files are whole and fit its `config.json`.
 
     Attributes:
@@ -88,7 +88,7 @@ class Found(NamedTuple):
     config: Any
     graphdef: Any
     parameters: tuple[Parameter, ...]
-    weights: tuple[Stored, ...]
+    weights: tuple[StoredWeight, ...]
     left_out: tuple[str, ...]
 
 
@@ -116,8 +116,8 @@ DRAFTERS = {
 }
 
 
-def find_target(name: str | Path, *, keep_quantized: bool = False) -> Found:
-    """A target as `load_target` finds it; weights are looked into where that decides what it is.
+def find_target(name: str | Path, *, keep_quantized: bool = False) -> FoundModel:
+    """A target as `load_target` finds it; only weights that decide what it is are read.
 
     Raises:
       InputError: as `load_target`, but for what concerns meshes and dtypes.
@@ -134,7 +134,7 @@ def find_target(name: str | Path, *, keep_quantized: bool = False) -> Found:
     return _find(folder, config, stored, TARGET, ignored)
 
 
-def find_drafter(name: str | Path) -> Found:
+def find_drafter(name: str | Path) -> FoundModel:
     """A drafter as `load_drafter` finds it, no weight read yet; errors are the same."""
     folder = locate(name)
     if is_gguf(folder):
@@ -148,7 +148,7 @@ def find_drafter(name: str | Path) -> Found:
         )
     check_method(values, folder / "config.json")
     # The sizes of published Medusa heads are in the weights alone.
-    folder = with_weights(name, folder)
+    folder = locate_weights(name, folder)
     return _find(folder, kind.read_config(folder), find_weights(folder), kind, ignored=())
 
 
@@ -165,14 +165,14 @@ def drafter_kind(values: Mapping[str, Any]) -> Kind | None:
 
 def _describe(
     name: str | Path, folder: Path, keep_quantized: bool
-) -> tuple[Path, Any, dict[str, Stored]]:
+) -> tuple[Path, Any, dict[str, StoredWeight]]:
     """What a format of files tells of a target: its place, its configuration, stored weights."""
     if is_gguf(folder):
         from redrafter_jax.checkpoints.gguf import find_gguf  # the `gguf` package takes its time
 
         return folder, *find_gguf(folder, keep_quantized=keep_quantized)
     config = read_target_config(folder)
-    folder = with_weights(name, folder)
+    folder = locate_weights(name, folder)
     path = folder / "config.json"
     find_quantized = read_method(text_fields(read_json(path), path), path)
     return folder, config, find_quantized(find_weights(folder))
@@ -192,8 +192,8 @@ def _parameters(config: Any, kind: Kind) -> tuple[Any, list[Parameter]]:
 
 
 def _find(
-    folder: Path, config: Any, stored: dict[str, Stored], kind: Kind, ignored: Sequence[str]
-) -> Found:
+    folder: Path, config: Any, stored: dict[str, StoredWeight], kind: Kind, ignored: Sequence[str]
+) -> FoundModel:
     """A model whose weights all have their place and shape; names may match those `ignored`.
 
     Raises:
@@ -212,7 +212,7 @@ def _find(
             raise InputError(
                 f"{folder} holds no weight {parameter.name!r}; the model is incomplete."
             )
-        weights.append(stored_weight(stored, parameter.name, parameter.shape))
+        weights.append(weight_with_scales(stored, parameter.name, parameter.shape))
     names = {parameter.name for parameter in parameters}
     scales = {name + ending for name in names for ending in (SCALE, MINIMUM)}
     left_out = sorted(stored.keys() - names - scales)
@@ -228,10 +228,10 @@ def _find(
             f"{folder} holds the weight {others[0]!r}{more}, for which the model that "
             f"{_description(folder).name} describes has no place; they do not belong together."
         )
-    return Found(folder, config, graphdef, tuple(parameters), tuple(weights), tuple(left_out))
+    return FoundModel(folder, config, graphdef, tuple(parameters), tuple(weights), tuple(left_out))
 
 
-def _is_zero_bias(stored: Mapping[str, Stored], name: str) -> bool:
+def _is_zero_bias(stored: Mapping[str, StoredWeight], name: str) -> bool:
     """Whether it is a quantized layer's; early folders of GPTQ have them where a model has none."""
     layer = name.removesuffix("bias")
     return layer != name and f"{layer}weight{SCALE}" in stored and is_zero(stored[name])
@@ -242,7 +242,7 @@ def _description(folder: Path) -> Path:
     return folder if is_gguf(folder) else folder / "config.json"
 
 
-def _check_tied_head(stored: Mapping[str, Stored], config: TargetConfig) -> None:
+def _check_tied_head(stored: Mapping[str, StoredWeight], config: TargetConfig) -> None:
     """A tied target's files may carry the embedding twice, but no head of its own."""
     if HEAD not in stored or EMBEDDING not in stored:
         return

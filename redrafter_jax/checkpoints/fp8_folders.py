@@ -12,10 +12,10 @@ import numpy as np
 from jaxtyping import Float
 
 from redrafter_jax.checkpoints.quantized import SCALE
-from redrafter_jax.checkpoints.stored import Stored, dtype_of, mapped
+from redrafter_jax.checkpoints.stored import StoredWeight, dtype_of, memory_map
 
 
-def with_output_scales(stored: dict[str, Stored]) -> dict[str, Stored]:
+def with_output_scales(stored: dict[str, StoredWeight]) -> dict[str, StoredWeight]:
     """The same weights, the scales of those in float8 [out, 1]; others are as they are."""
     found = dict(stored)
     for weight in stored.values():
@@ -30,7 +30,7 @@ def with_output_scales(stored: dict[str, Stored]) -> dict[str, Stored]:
 
 
 def _spread(
-    scale: Stored, outputs: int, index: tuple[slice, ...]
+    scale: StoredWeight, outputs: int, index: tuple[slice, ...]
 ) -> Float[np.ndarray, "outputs 1"]:
-    numbers = mapped(scale, dtype_of(scale)).reshape(-1, 1)
+    numbers = memory_map(scale, dtype_of(scale)).reshape(-1, 1)
     return np.broadcast_to(numbers, (outputs, 1))[index]

@@ -19,7 +19,7 @@ from redrafter_jax.checkpoints.gguf_fields import (
     gguf_fields,
 )
 from redrafter_jax.checkpoints.gguf_header import Tensor, read_header, stored_bytes
-from redrafter_jax.checkpoints.stored import ITEM_BYTES, Stored, mapped
+from redrafter_jax.checkpoints.stored import ITEM_BYTES, StoredWeight, memory_map
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
 
@@ -33,7 +33,7 @@ SUPPORTED_KINDS = (
 
 def find_gguf(
     path: Path, *, keep_quantized: bool = False
-) -> tuple[TargetConfig, dict[str, Stored]]:
+) -> tuple[TargetConfig, dict[str, StoredWeight]]:
     """The configuration of a GGUF model, and its weights by their names in transformers.
 
     Args:
@@ -56,15 +56,15 @@ def find_gguf(
                 f"{tensor.path}: tensor {name!r} is stored as {tensor.kind}; supported are "
                 f"{', '.join(SUPPORTED_KINDS)}."
             )
-        place, own, ending = _parse(name)
+        prefix, own, suffix = _parse(name)
         if own in ROTARY_TENSORS:
             continue
-        if own not in architecture.names or (own in OUTER_TENSORS) != (place == ""):
+        if own not in architecture.names or (own in OUTER_TENSORS) != (prefix == ""):
             raise InputError(
                 f"{tensor.path} holds the tensor {name!r}, for which a model of its architecture "
                 "has no place; it is of a kind that is not supported."
             )
-        weight = f"{place}{architecture.names[own]}.{ending}"
+        weight = f"{prefix}{architecture.names[own]}.{suffix}"
         alternating = heads[own] if own in architecture.interleaved else 0
         added = -1.0 if architecture.norms_from_one and own.endswith("norm") else 0.0
         stored[weight] = _stored(weight, tensor, alternating, added)
@@ -80,19 +80,19 @@ def find_gguf(
 
 
 def _parse(name: str) -> tuple[str, str, str]:
-    """A tensor's name: where the weight stands, its own name, and `weight` or `bias`."""
-    rest, _, ending = name.rpartition(".")
+    """A tensor's name: the prefix that names its layer, its own name, and `weight` or `bias`."""
+    rest, _, suffix = name.rpartition(".")
     if not rest.startswith("blk."):
-        return "", rest, ending
+        return "", rest, suffix
     _, layer, own = (*rest.split(".", 2), "")[:3]
-    return f"model.layers.{layer}.", own, ending
+    return f"model.layers.{layer}.", own, suffix
 
 
-def _stored(name: str, tensor: Tensor, alternating: int, added: float) -> Stored:
+def _stored(name: str, tensor: Tensor, alternating: int, added: float) -> StoredWeight:
     """The weight; numbers in blocks count as float32."""
     plain = tensor.kind in ITEM_BYTES
     dtype = tensor.kind if plain else "F32"
-    stored = Stored(tensor.path, name, dtype, tensor.shape, tensor.offset)
+    stored = StoredWeight(tensor.path, name, dtype, tensor.shape, tensor.offset)
     if alternating and tensor.shape and tensor.shape[0] % (2 * alternating):
         raise InputError(
             f"{tensor.path}: weight {name!r} has shape {tensor.shape}, which {alternating} heads "
@@ -142,7 +142,7 @@ def _content(tensor: Tensor) -> UInt8[np.ndarray, "..."]:
     """The bytes of a tensor, of which those are read that are looked at."""
     *rest, length = tensor.shape
     shape = (*rest, stored_bytes(tensor.kind, (length,)))
-    return mapped(Stored(tensor.path, "", "U8", shape, tensor.offset), np.uint8)
+    return memory_map(StoredWeight(tensor.path, "", "U8", shape, tensor.offset), np.uint8)
 
 
 def _rows(count: int, alternating: int) -> Int[np.ndarray, " rows"]:

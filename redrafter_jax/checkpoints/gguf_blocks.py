@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from redrafter_jax.checkpoints.quantized import MINIMUM, SCALE
-from redrafter_jax.checkpoints.stored import Stored
+from redrafter_jax.checkpoints.stored import StoredWeight
 from redrafter_jax.errors import InputError
 
 # Rows of a tensor's blocks, [rows, blocks, bytes], that begin within these slices.
@@ -108,8 +108,8 @@ BLOCK_KINDS = {
 }
 
 
-def kept_blocks(stored: Stored, kind: str, read: ReadBlocks) -> dict[str, Stored]:
-    """The codes, the scales and the minima of a matrix in blocks, as `stored_weight` finds them.
+def kept_blocks(stored: StoredWeight, kind: str, read: ReadBlocks) -> dict[str, StoredWeight]:
+    """Codes, scales and minima of a matrix in blocks, as `weight_with_scales` looks for them.
 
     Args:
       stored: the matrix.
@@ -126,7 +126,7 @@ def kept_blocks(stored: Stored, kind: str, read: ReadBlocks) -> dict[str, Stored
         shape: tuple[int, ...],
         take: Callable[[np.ndarray], np.ndarray],
         per_block: int,
-    ) -> Stored:
+    ) -> StoredWeight:
         name = stored.name + ending
         unpack = partial(_unpack, name, read, take, per_block)
         return stored._replace(name=name, dtype=dtype, shape=shape, unpack=unpack)

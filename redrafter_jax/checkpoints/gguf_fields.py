@@ -215,10 +215,10 @@ def _scaling(header: Header, prefix: str) -> dict[str, Any] | None:
         kind = "linear"
     context = header.get(f"{prefix}context_length", int)
     original = stated("scaling.original_context_length", int, context)
-    share = stated("scaling.attn_factor", float, 1.0)
-    if share != 1.0 and kind != "longrope":
+    gain = stated("scaling.attn_factor", float, 1.0)
+    if gain != 1.0 and kind != "longrope":
         raise InputError(
-            f"{header.path} states {prefix}rope.scaling.attn_factor={share}, which is supported "
+            f"{header.path} states {prefix}rope.scaling.attn_factor={gain}, which is supported "
             "with scaling of type 'longrope' alone."
         )
     short, long = (f"{name}.weight" in header.tensors for name in (_SHORT, _LONG))
@@ -234,7 +234,7 @@ def _scaling(header: Header, prefix: str) -> dict[str, Any] | None:
                 "not supported together."
             )
         factors = _factors(header, _FACTORS)
-        return _longrope(factors, factors, context, share)
+        return _longrope(factors, factors, context, gain)
     match kind:
         case "none":
             return None
@@ -249,7 +249,7 @@ def _scaling(header: Header, prefix: str) -> dict[str, Any] | None:
                 "beta_slow": stated("scaling.yarn_beta_slow", float, 1.0),
             }
         case "longrope":
-            return _longrope(_factors(header, _SHORT), _factors(header, _LONG), original, share)
+            return _longrope(_factors(header, _SHORT), _factors(header, _LONG), original, gain)
         case _:
             raise InputError(
                 f"{header.path} asks for rotary scaling of type {kind!r}; supported are 'none', "
@@ -257,13 +257,13 @@ def _scaling(header: Header, prefix: str) -> dict[str, Any] | None:
             )
 
 
-def _longrope(short: list[float], long: list[float], original: int, share: float) -> dict[str, Any]:
+def _longrope(short: list[float], long: list[float], original: int, gain: float) -> dict[str, Any]:
     return {
         "rope_type": "longrope",
         "short_factor": short,
         "long_factor": long,
         "original_max_position_embeddings": original,
-        "attention_factor": share,
+        "attention_factor": gain,
     }
 
 

@@ -27,16 +27,16 @@ class _PreTokenizer(NamedTuple):
 
     Attributes:
       parts: that split a text before it becomes bytes.
-      own_pattern: GPT-2's pattern splits it, too.
-      composes: the text is brought into Unicode's normal form C first.
-      whole_words: a word that is a token stays one, whatever the merges say.
+      gpt2_pattern: GPT-2's pattern splits it too.
+      nfc: the text is brought into Unicode's normal form C first.
+      ignore_merges: a word that is a token stays one, whatever the merges say.
       adds_bos: where the header does not say.
     """
 
     parts: tuple[Any, ...] = ()
-    own_pattern: bool = False
-    composes: bool = False
-    whole_words: bool = False
+    gpt2_pattern: bool = False
+    nfc: bool = False
+    ignore_merges: bool = False
     adds_bos: bool = False
 
 
@@ -51,10 +51,10 @@ def _split(digits: str) -> Any:
 
 
 _PRE_TOKENIZERS = {
-    "gpt-2": _PreTokenizer(own_pattern=True),
-    "smollm": _PreTokenizer((pre_tokenizers.Digits(individual_digits=True),), own_pattern=True),
-    "llama-bpe": _PreTokenizer((_split(r"\p{N}{1,3}"),), whole_words=True, adds_bos=True),
-    "qwen2": _PreTokenizer((_split(r"\p{N}"),), composes=True),
+    "gpt-2": _PreTokenizer(gpt2_pattern=True),
+    "smollm": _PreTokenizer((pre_tokenizers.Digits(individual_digits=True),), gpt2_pattern=True),
+    "llama-bpe": _PreTokenizer((_split(r"\p{N}{1,3}"),), ignore_merges=True, adds_bos=True),
+    "qwen2": _PreTokenizer((_split(r"\p{N}"),), nfc=True),
 }
 # Types of tokens.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
@@ -129,11 +129,11 @@ def _byte_level(header: Header, vocabulary: dict[str, int]) -> tuple[Tokenizer, 
         )
     pre = _PRE_TOKENIZERS[name]
     merges = [tuple(merge.split(" ", 1)) for merge in _entries(header, "merges", str)]
-    model = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre.whole_words)
+    model = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre.ignore_merges)
     tokenizer = Tokenizer(model)
-    if pre.composes:
+    if pre.nfc:
         tokenizer.normalizer = normalizers.NFC()
-    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre.own_pattern)
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre.gpt2_pattern)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*pre.parts, as_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer, pre.adds_bos

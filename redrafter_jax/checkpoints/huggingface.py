@@ -16,13 +16,13 @@ from safetensors import SafetensorError
 from safetensors.flax import save_file
 from tqdm import tqdm
 
-from redrafter_jax.checkpoints.config_files import write_whole
+from redrafter_jax.checkpoints.config_files import write_atomically
 from redrafter_jax.checkpoints.download import is_gguf, locate
 from redrafter_jax.checkpoints.families import read_target_config
 from redrafter_jax.checkpoints.found import (
     DRAFTERS,
     TARGET,
-    Found,
+    FoundModel,
     Kind,
     Parameter,
     dotted,
@@ -31,7 +31,7 @@ from redrafter_jax.checkpoints.found import (
     is_matrix,
 )
 from redrafter_jax.checkpoints.quantized import CODES, MINIMUM, QUANT_METHOD, SCALE, pack
-from redrafter_jax.checkpoints.stored import Stored, dtype_of, read_weight
+from redrafter_jax.checkpoints.stored import StoredWeight, dtype_of, read_weight
 from redrafter_jax.checkpoints.weights import SINGLE_FILE
 from redrafter_jax.config import Dtype, TargetConfig
 from redrafter_jax.drafters.head_drafter import DraftModel
@@ -98,7 +98,7 @@ def load_target_without_layers(
     return _load(found, dtype, mesh)
 
 
-def digest_files(found: Found) -> str:
+def digest_files(found: FoundModel) -> str:
     """A digest of the contents of a model's files: its weights, and what describes it.
 
     They are read once from beginning to end; on a terminal a bar shows how far it is.
@@ -168,7 +168,7 @@ def save_drafter(drafter: DraftModel, folder: str | Path) -> None:
     _save(Path(folder), drafter, next(kinds))
 
 
-def _load(found: Found, dtype: DTypeLike, mesh: Mesh | None = None) -> Any:
+def _load(found: FoundModel, dtype: DTypeLike, mesh: Mesh | None = None) -> Any:
     if str(dtype) not in get_args(Dtype) and dtype not in (jnp.float32, jnp.bfloat16):
         supported = " or ".join(map(repr, get_args(Dtype)))
         raise InputError(f"dtype {dtype!r} is not supported; use {supported}.")
@@ -185,11 +185,11 @@ def _load(found: Found, dtype: DTypeLike, mesh: Mesh | None = None) -> Any:
     return Model(found.config, found.graphdef, nnx.from_flat_state(flat), mesh)
 
 
-def _read(parameter: Parameter, weight: Stored, dtype: DTypeLike, mesh: Mesh | None) -> Any:
+def _read(parameter: Parameter, weight: StoredWeight, dtype: DTypeLike, mesh: Mesh | None) -> Any:
     """Numbers are cast; codes, scales and minima are bit for bit as stored."""
     name, order = dotted(parameter.path), slice(None, None, -1 if parameter.transposed else 1)
 
-    def read(part: Stored, dtype: DTypeLike) -> jax.Array:
+    def read(part: StoredWeight, dtype: DTypeLike) -> jax.Array:
         sharding = None
         if mesh is not None:
             sharding = NamedSharding(mesh, parameter_spec(name, part.shape[order], mesh))
@@ -236,6 +236,6 @@ def _save(folder: Path, model: Model[Any, Any], kind: Kind) -> None:
     (folder / "config.json").unlink(missing_ok=True)
     fresh.replace(folder / SINGLE_FILE)
     stated = {**config, "torch_dtype": str(dtype)}
-    write_whole(folder / "config.json", json.dumps(stated, indent=2) + "\n")
+    write_atomically(folder / "config.json", json.dumps(stated, indent=2) + "\n")
     # safetensors leaves a file that its owner alone may read.
     shutil.copymode(folder / "config.json", folder / SINGLE_FILE)

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float, Float32, Int8, UInt8, UInt32
 
 from redrafter_jax.checkpoints.quantized import MINIMUM, SCALE
-from redrafter_jax.checkpoints.stored import Stored, dtype_of, mapped
+from redrafter_jax.checkpoints.stored import StoredWeight, dtype_of, memory_map
 from redrafter_jax.errors import InputError
 
 # Where each of the eight lies in its word.
@@ -33,13 +33,13 @@ class Packing(NamedTuple):
     Attributes:
       by_inputs: whether a word of codes holds inputs, as GPTQ's do, or outputs, as AWQ's.
       group_size: inputs to a scale; -1 is all.
-      less: what stored zero points lack.
+      zero_offset: what the stored zero points lack.
       symmetric: every zero point is 8, which is then no minimum.
     """
 
     by_inputs: bool
     group_size: int
-    less: int
+    zero_offset: int
     symmetric: bool
 
 
@@ -47,13 +47,13 @@ class _Layer(NamedTuple):
     """The stored parts of a linear layer."""
 
     packing: Packing
-    codes: Stored
-    zeros: Stored
-    scales: Stored
+    codes: StoredWeight
+    zeros: StoredWeight
+    scales: StoredWeight
 
 
-def unpacked(stored: dict[str, Stored], packing: Packing) -> dict[str, Stored]:
-    """The same weights, those in words as `stored_weight` finds them; others are as they are.
+def unpack_layers(stored: dict[str, StoredWeight], packing: Packing) -> dict[str, StoredWeight]:
+    """The same weights, packed ones as codes, scales and minima; others are as they are.
 
     Raises:
       InputError: a part of a layer is missing, has another shape or dtype than `qweight` asks for,
@@ -78,11 +78,11 @@ def unpacked(stored: dict[str, Stored], packing: Packing) -> dict[str, Stored]:
                     "one that is not meant."
                 )
         parts = _Layer(packing, *(found.pop(name) for name in names))
-        found |= _found(f"{layer}.weight", parts, found.pop(f"{layer}.g_idx", None))
+        found |= _layer_parts(f"{layer}.weight", parts, found.pop(f"{layer}.g_idx", None))
     return found
 
 
-def _found(name: str, layer: _Layer, order: Stored | None) -> dict[str, Stored]:
+def _layer_parts(name: str, layer: _Layer, order: StoredWeight | None) -> dict[str, StoredWeight]:
     """A layer's codes, scales and minima, the minima left out where they are symmetric."""
     packing, codes, zeros, scales = layer
     rows, columns = (*codes.shape, 0, 0)[:2]
@@ -102,7 +102,7 @@ def _found(name: str, layer: _Layer, order: Stored | None) -> dict[str, Stored]:
                 f"inputs, {outputs} outputs and groups of {group} it is {dtypes[0]} of shape "
                 f"{shape}, the inputs a multiple of the group and the outputs of 8."
             )
-    if order and (mapped(order, "<i4") != np.arange(inputs) // group).any():
+    if order and (memory_map(order, "<i4") != np.arange(inputs) // group).any():
         raise InputError(
             f"{order.path}: {order.name!r} puts inputs into groups by their activations "
             "(desc_act, act-order), which is not supported; take a folder quantized without it."
@@ -122,11 +122,11 @@ def _found(name: str, layer: _Layer, order: Stored | None) -> dict[str, Stored]:
 
 def _codes(layer: _Layer, index: tuple[slice, ...]) -> Int8[np.ndarray, "out in"]:
     outputs, inputs = index
-    words = mapped(layer.codes, _WORDS)
+    words = memory_map(layer.codes, _WORDS)
     if layer.packing.by_inputs:
-        codes = _eighths(words.T, outputs, inputs, _IN_ORDER)
+        codes = _unpack_words(words.T, outputs, inputs, _IN_ORDER)
     else:
-        codes = _eighths(words, inputs, outputs, _INTERLEAVED).T
+        codes = _unpack_words(words, inputs, outputs, _INTERLEAVED).T
     return codes.astype(np.int8) - np.int8(8)
 
 
@@ -141,30 +141,30 @@ def _scales(layer: _Layer, index: tuple[slice, ...]) -> Float[np.ndarray, "out g
                 "middle, though config.json states sym=true; state false if they are meant."
             )
     outputs, groups = index
-    return mapped(layer.scales, dtype_of(layer.scales))[groups, outputs].T
+    return memory_map(layer.scales, dtype_of(layer.scales))[groups, outputs].T
 
 
 def _minima(layer: _Layer, index: tuple[slice, ...]) -> Float32[np.ndarray, "out groups"]:
     """Exact: a scale of float16 has 11 bits, a zero point 4."""
     zeros = _zeros(layer, index)
     # A zero point of 0, less one, has run over into its neighbours in some programs.
-    if layer.packing.less and (zeros == 15).any():
+    if layer.packing.zero_offset and (zeros == 15).any():
         raise InputError(
             f"{layer.zeros.path}: {layer.zeros.name!r} holds zero points that are stored as 15, "
             "less one, which some programs read as 0 and others as 16; write the folder once more "
             "in the format gptq_v2."
         )
-    return -_scales(layer, index).astype(np.float32) * (zeros + layer.packing.less)
+    return -_scales(layer, index).astype(np.float32) * (zeros + layer.packing.zero_offset)
 
 
 def _zeros(layer: _Layer, index: tuple[slice, ...]) -> UInt8[np.ndarray, "out groups"]:
     """As they are stored."""
     outputs, groups = index
     order = _IN_ORDER if layer.packing.by_inputs else _INTERLEAVED
-    return _eighths(mapped(layer.zeros, _WORDS), groups, outputs, order).T
+    return _unpack_words(memory_map(layer.zeros, _WORDS), groups, outputs, order).T
 
 
-def _eighths(
+def _unpack_words(
     words: UInt32[np.ndarray, "all words"],
     rows: slice,
     columns: slice,

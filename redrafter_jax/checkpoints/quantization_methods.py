@@ -7,9 +7,9 @@ from typing import Any
 
 from redrafter_jax.checkpoints.config_files import field
 from redrafter_jax.checkpoints.fp8_folders import with_output_scales
-from redrafter_jax.checkpoints.packed_words import Packing, unpacked
+from redrafter_jax.checkpoints.packed_words import Packing, unpack_layers
 from redrafter_jax.checkpoints.quantized import QUANT_METHOD
-from redrafter_jax.checkpoints.stored import Stored
+from redrafter_jax.checkpoints.stored import StoredWeight
 from redrafter_jax.errors import InputError
 
 # What is read of each method: a field's names, and its values, of which the first is the default.
@@ -32,8 +32,8 @@ _FIELDS: Mapping[str, Mapping[tuple[str, ...], tuple[Any, ...]]] = {
     "fp8": {("weight_block_size",): (None,), ("fmt",): ("e4m3",)},
     "fbgemm_fp8": {},
 }
-# Takes the weights of a folder, and finds the quantized ones as `stored_weight` does.
-FindQuantized = Callable[[dict[str, Stored]], dict[str, Stored]]
+# From the weights of a folder to the same, quantized ones as `weight_with_scales` looks for them.
+FindQuantized = Callable[[dict[str, StoredWeight]], dict[str, StoredWeight]]
 
 
 def read_method(values: Mapping[str, Any], path: Path) -> FindQuantized:
@@ -69,10 +69,10 @@ def read_method(values: Mapping[str, Any], path: Path) -> FindQuantized:
     packing = Packing(
         by_inputs=method == "gptq",
         group_size=found["group_size"],
-        less=int(found.get("checkpoint_format") == "gptq"),
+        zero_offset=int(found.get("checkpoint_format") == "gptq"),
         symmetric=method == "gptq" and stated.get("sym") is True,
     )
-    return partial(unpacked, packing=packing)
+    return partial(unpack_layers, packing=packing)
 
 
 def check_method(

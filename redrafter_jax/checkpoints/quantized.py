@@ -13,7 +13,7 @@ from functools import partial
 import jax.numpy as jnp
 import numpy as np
 
-from redrafter_jax.checkpoints.stored import Stored, check_shape, mapped
+from redrafter_jax.checkpoints.stored import StoredWeight, check_shape, memory_map
 from redrafter_jax.errors import InputError
 
 QUANT_METHOD = "redrafter"
@@ -22,7 +22,9 @@ _SCALES = ("F32", "F16", "BF16")
 CODES = {"I8": jnp.int8, "I4": jnp.int4, "F8_E4M3": jnp.float8_e4m3fn}
 
 
-def stored_weight(stored: Mapping[str, Stored], name: str, shape: tuple[int, ...]) -> Stored:
+def weight_with_scales(
+    stored: Mapping[str, StoredWeight], name: str, shape: tuple[int, ...]
+) -> StoredWeight:
     """A weight that is known to be stored, with the scales beside it if it has any.
 
     Raises:
@@ -75,9 +77,9 @@ def pack(codes: np.ndarray) -> np.ndarray:
     return shifted[:, ::2] | (shifted[:, 1::2] << 4)
 
 
-def _unpack(packed: Stored, index: tuple[slice, ...]) -> np.ndarray:
+def _unpack(packed: StoredWeight, index: tuple[slice, ...]) -> np.ndarray:
     """A part of int4 codes, one to a byte."""
-    content = mapped(packed, np.uint8)
+    content = memory_map(packed, np.uint8)
     rows, columns = index
     start, stop, _ = columns.indices(2 * packed.shape[1])
     pairs = content[rows, start // 2 : -(-stop // 2)]

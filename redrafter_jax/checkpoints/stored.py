@@ -32,7 +32,7 @@ READ_DTYPES = _DTYPES | _CODES
 _NUMBERS = 1 << 20
 
 
-class Stored(NamedTuple):
+class StoredWeight(NamedTuple):
     """A weight in a file, its numbers in row-major order and little-endian, or packed.
 
     Attributes:
@@ -41,8 +41,8 @@ class Stored(NamedTuple):
       dtype: safetensors' name of it, such as "BF16".
       shape: as stored.
       offset: of its first byte in the file.
-      unpack: of a weight that lies there in another way: the numbers within these slices, one for
-        each axis; None where they lie as they are.
+      unpack: for a packed weight: from slices, one for each axis, to the numbers in them; None for
+        one that is not packed.
       scale: of a quantized weight, whose numbers are codes [out, in]: of every group, [out,
         groups].
       minimum: the same, or None.
@@ -54,23 +54,23 @@ class Stored(NamedTuple):
     shape: tuple[int, ...]
     offset: int
     unpack: Callable[[tuple[slice, ...]], np.ndarray] | None = None
-    scale: "Stored | None" = None
-    minimum: "Stored | None" = None
+    scale: "StoredWeight | None" = None
+    minimum: "StoredWeight | None" = None
 
     @property
-    def groups(self) -> "tuple[Stored, ...]":
+    def groups(self) -> "tuple[StoredWeight, ...]":
         """Scales and minima, those that there are."""
         return tuple(part for part in (self.scale, self.minimum) if part is not None)
 
     @property
     def bytes(self) -> int:
-        """That it takes on a device in its own dtype, scales and minima included."""
+        """Its size on a device in its own dtype, scales and minima included."""
         codes_in_a_byte = 2 if self.dtype == "I4" else 1
         own = math.prod(self.shape) * ITEM_BYTES[self.dtype] // codes_in_a_byte
         return own + sum(part.bytes for part in self.groups)
 
 
-def check_shape(stored: Stored, expected: tuple[int, ...]) -> None:
+def check_shape(stored: StoredWeight, expected: tuple[int, ...]) -> None:
     """Refuse a weight that is not of this shape, or not of floating-point numbers."""
     if stored.shape != expected:
         raise InputError(
@@ -84,12 +84,12 @@ def check_shape(stored: Stored, expected: tuple[int, ...]) -> None:
         )
 
 
-def dtype_of(stored: Stored) -> np.dtype:
+def dtype_of(stored: StoredWeight) -> np.dtype:
     """Of its numbers, floating-point or codes of 8 bits, into which those of 4 are read."""
     return READ_DTYPES[stored.dtype]
 
 
-def same_bytes(first: Stored, second: Stored) -> bool:
+def same_bytes(first: StoredWeight, second: StoredWeight) -> bool:
     """Whether two weights are the same numbers, stored alike."""
     if (first.dtype, first.shape) != (second.dtype, second.shape):
         return False
@@ -97,7 +97,7 @@ def same_bytes(first: Stored, second: Stored) -> bool:
     return all(one.tobytes() == other.tobytes() for one, other in numbers)
 
 
-def is_zero(stored: Stored) -> bool:
+def is_zero(stored: StoredWeight) -> bool:
     """Whether all of a weight's numbers are floating-point zeros."""
     if not stored.shape or stored.dtype not in _DTYPES:
         return False
@@ -105,7 +105,11 @@ def is_zero(stored: Stored) -> bool:
 
 
 def read_weight(
-    stored: Stored, dtype: DTypeLike, *, transpose: bool, sharding: NamedSharding | None = None
+    stored: StoredWeight,
+    dtype: DTypeLike,
+    *,
+    transpose: bool,
+    sharding: NamedSharding | None = None,
 ) -> Shaped[Array, "..."]:
     """The weight on the default device, or each part of it on its own; complete when this returns.
 
@@ -122,7 +126,7 @@ def read_weight(
       InputError: the file has become shorter since its header was read.
     """
     if sharding is None:
-        placed = jax.device_put(_read(stored, jnp.dtype(dtype), _whole(stored)))
+        placed = jax.device_put(_read(stored, jnp.dtype(dtype), _full_index(stored)))
         if not transpose and placed.dtype == dtype:
             return jax.block_until_ready(placed)
     else:
@@ -132,14 +136,14 @@ def read_weight(
         # What is unpacked is kept for the other devices that get the same.
         part = cache(partial(_read, stored, jnp.dtype(dtype)))
         if stored.unpack is None:
-            part = mapped(stored, dtype_of(stored)).__getitem__
+            part = memory_map(stored, dtype_of(stored)).__getitem__
         placed = jax.make_array_from_callback(
             stored.shape, NamedSharding(sharding.mesh, spec), part
         )
     return jax.block_until_ready(_convert(placed, jnp.dtype(dtype), transpose, sharding))
 
 
-def mapped(stored: Stored, dtype: DTypeLike) -> Shaped[np.ndarray, "..."]:
+def memory_map(stored: StoredWeight, dtype: DTypeLike) -> Shaped[np.ndarray, "..."]:
     """The weight's bytes in its file as numbers of a dtype, of which those are read that are used.
 
     Raises:
@@ -151,17 +155,19 @@ def mapped(stored: Stored, dtype: DTypeLike) -> Shaped[np.ndarray, "..."]:
         raise _cut_short(stored) from None
 
 
-def pieces(stored: Stored) -> Iterator[Shaped[np.ndarray, "..."]]:
+def pieces(stored: StoredWeight) -> Iterator[Shaped[np.ndarray, "..."]]:
     """Rows of the weight, some at a time, in its own dtype.
 
     Raises:
       InputError: as `read_weight`.
     """
-    for rows in _unrounded(stored, _whole(stored)):
+    for rows in _unrounded(stored, _full_index(stored)):
         yield rows.astype(dtype_of(stored), copy=False)
 
 
-def _unrounded(stored: Stored, index: tuple[slice, ...]) -> Iterator[Shaped[np.ndarray, "..."]]:
+def _unrounded(
+    stored: StoredWeight, index: tuple[slice, ...]
+) -> Iterator[Shaped[np.ndarray, "..."]]:
     """Rows of a part as they are unpacked, maybe more precise than the weight's own dtype."""
     if not stored.shape:  # a scalar is read as a row
         stored, index = stored._replace(shape=(1,)), (slice(None),)
@@ -173,11 +179,11 @@ def _unrounded(stored: Stored, index: tuple[slice, ...]) -> Iterator[Shaped[np.n
         yield read((slice(row, min(row + step, stop)), *others))
 
 
-def _whole(stored: Stored) -> tuple[slice, ...]:
+def _full_index(stored: StoredWeight) -> tuple[slice, ...]:
     return (slice(None),) * len(stored.shape)
 
 
-def _read_rows(stored: Stored, index: tuple[slice, ...]) -> Shaped[np.ndarray, "..."]:
+def _read_rows(stored: StoredWeight, index: tuple[slice, ...]) -> Shaped[np.ndarray, "..."]:
     """Whole rows of numbers that lie in the file as they are."""
     rows, dtype, columns = index[0], dtype_of(stored), math.prod(stored.shape[1:])
     start = stored.offset + rows.start * columns * dtype.itemsize
@@ -188,7 +194,9 @@ def _read_rows(stored: Stored, index: tuple[slice, ...]) -> Shaped[np.ndarray, "
     return numbers.reshape(-1, *stored.shape[1:])
 
 
-def _read(stored: Stored, dtype: np.dtype, index: tuple[slice, ...]) -> Shaped[np.ndarray, "..."]:
+def _read(
+    stored: StoredWeight, dtype: np.dtype, index: tuple[slice, ...]
+) -> Shaped[np.ndarray, "..."]:
     """A part: unpacked numbers are cast on the way, others on the device."""
     dtype = dtype if stored.unpack else dtype_of(stored)
     sizes = [len(range(*one.indices(size))) for one, size in zip(index, stored.shape, strict=True)]
@@ -202,7 +210,7 @@ def _read(stored: Stored, dtype: np.dtype, index: tuple[slice, ...]) -> Shaped[n
     return values.reshape(sizes)
 
 
-def _cut_short(stored: Stored) -> InputError:
+def _cut_short(stored: StoredWeight) -> InputError:
     return InputError(f"{stored.path} was cut short while it was read; load it again.")
 
 

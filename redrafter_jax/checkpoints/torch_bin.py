@@ -13,20 +13,18 @@ from pathlib import Path
 from typing import BinaryIO
 
 from redrafter_jax.checkpoints.config_files import reading
-from redrafter_jax.checkpoints.stored import ITEM_BYTES, Stored
+from redrafter_jax.checkpoints.stored import ITEM_BYTES, StoredWeight
 from redrafter_jax.checkpoints.torch_pickle import Tensor, read_pickle
 from redrafter_jax.errors import InputError
 
 # A thousand weights take a tenth of a megabyte; any byte may take a hundred once it is read.
 _LONGEST_PICKLE = 1 << 22
 _LOCAL_HEADER = 30
-
-
 # Where the bytes of a record of the archive begin in the file, and how many there are.
 _Record = tuple[int, int]
 
 
-def read_torch_file(path: Path) -> dict[str, Stored]:
+def read_torch_file(path: Path) -> dict[str, StoredWeight]:
     """Every weight of a file of `torch.save`; of the weights themselves nothing is read.
 
     Raises:
@@ -37,7 +35,7 @@ def read_torch_file(path: Path) -> dict[str, Stored]:
         return _read(path, file)
 
 
-def _read(path: Path, file: BinaryIO) -> dict[str, Stored]:
+def _read(path: Path, file: BinaryIO) -> dict[str, StoredWeight]:
     records = _records(path, file)
     described = [name for name in records if name.count("/") == 1 and name.endswith("/data.pkl")]
     if len(described) != 1:
@@ -103,7 +101,7 @@ def _records(path: Path, file: BinaryIO) -> dict[str, _Record]:
     return records
 
 
-def _place(path: Path, name: str, tensor: Tensor, record: _Record | None) -> Stored:
+def _place(path: Path, name: str, tensor: Tensor, record: _Record | None) -> StoredWeight:
     storage, size = tensor.storage, math.prod(tensor.shape)
     expected = storage.numbers * ITEM_BYTES[storage.dtype]
     if record is None or record[1] != expected:
@@ -126,4 +124,4 @@ def _place(path: Path, name: str, tensor: Tensor, record: _Record | None) -> Sto
             "it does not lie in one piece; save it again after .contiguous()."
         )
     start = record[0] + (tensor.offset * ITEM_BYTES[storage.dtype] if size else 0)
-    return Stored(path, name, storage.dtype, tensor.shape, start)
+    return StoredWeight(path, name, storage.dtype, tensor.shape, start)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from redrafter_jax.checkpoints.stored import Stored
+from redrafter_jax.checkpoints.stored import StoredWeight
 from redrafter_jax.config import DrafterConfig, MedusaConfig, TargetConfig
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -48,7 +48,7 @@ def medusa_name(config: MedusaConfig, name: str) -> str:
     return f"{head}.{block}.linear.{last}"
 
 
-def text_weights(stored: Mapping[str, Stored]) -> dict[str, Stored]:
+def text_weights(stored: Mapping[str, StoredWeight]) -> dict[str, StoredWeight]:
     """The same weights, those of a text model within a larger one named as if it were alone."""
 
     def own(name: str) -> str:

@@ -6,22 +6,22 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from redrafter_jax.checkpoints.config_files import field, read_json, reading
-from redrafter_jax.checkpoints.stored import Stored
+from redrafter_jax.checkpoints.stored import StoredWeight
 from redrafter_jax.checkpoints.torch_bin import read_torch_file
 from redrafter_jax.errors import InputError
 
 SINGLE_FILE = "model.safetensors"
 INDEX = f"{SINGLE_FILE}.index.json"
 TORCH_FILE = "pytorch_model.bin"
-# Of Medusa's heads, beside which their target does not lie.
 _OTHERWISE = (
     "the model folder is incomplete, or holds its weights in another format than safetensors and "
     f"{TORCH_FILE} and must be converted first"
 )
+# Of Medusa's heads, beside which their target does not lie.
 MEDUSA_FILE, TORCH_MEDUSA_FILE = "medusa_lm_head.safetensors", "medusa_lm_head.pt"
 
 
-def find_weights(folder: Path) -> dict[str, Stored]:
+def find_weights(folder: Path) -> dict[str, StoredWeight]:
     """Every weight of a model folder: of its one file, or of the shards that its index names.
 
     Only headers are read. Of a folder that holds both, safetensors are taken and PyTorch's `.bin`
@@ -32,28 +32,28 @@ def find_weights(folder: Path) -> dict[str, Stored]:
       InputError: a file is missing or truncated, there are two sources, or index and shards
         disagree.
     """
-    headers_of = {
-        SINGLE_FILE: _header,
+    readers = {
+        SINGLE_FILE: _read_safetensors,
         TORCH_FILE: read_torch_file,
-        MEDUSA_FILE: _header,
+        MEDUSA_FILE: _read_safetensors,
         TORCH_MEDUSA_FILE: read_torch_file,
     }
     present = [
         name
-        for name in headers_of
+        for name in readers
         if (folder / name).exists() or (folder / f"{name}.index.json").exists()
     ]
     file = (present or [SINGLE_FILE])[0]
-    header_of, single, index = headers_of[file], folder / file, folder / f"{file}.index.json"
+    read, single, index = readers[file], folder / file, folder / f"{file}.index.json"
     if not index.is_file():
-        return header_of(single)
+        return read(single)
     if single.is_file():
         raise InputError(
             f"{folder} holds both {single.name} and {index.name}; remove the one that is not meant."
         )
     placed = field(read_json(index), "weight_map", index, dict)
     shards = {name: folder / field(placed, name, index, str) for name in placed}
-    headers = {path: header_of(path) for path in sorted(set(shards.values()))}
+    headers = {path: read(path) for path in sorted(set(shards.values()))}
     for name, path in shards.items():
         if name not in headers[path]:
             raise InputError(f"{path} holds no weight {name!r}, which the index places there.")
@@ -68,7 +68,7 @@ def find_weights(folder: Path) -> dict[str, Stored]:
     return {name: headers[path][name] for name, path in shards.items()}
 
 
-def _header(path: Path) -> dict[str, Stored]:
+def _read_safetensors(path: Path) -> dict[str, StoredWeight]:
     """What a safetensors file says it holds; the library makes sure that the file is whole."""
     try:
         with (
@@ -82,7 +82,7 @@ def _header(path: Path) -> dict[str, Stored]:
         raise InputError(f"{path} is truncated or no safetensors file ({error}).") from None
     entries.pop("__metadata__", None)
     return {
-        name: Stored(
+        name: StoredWeight(
             path, name, entry["dtype"], tuple(entry["shape"]), 8 + size + entry["data_offsets"][0]
         )
         for name, entry in entries.items()

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
 
-from redrafter_jax.checkpoints.real_models import SMOLLM2, cache_folder, find
+from redrafter_jax.checkpoints.real_models import SMOLLM2, cache_folder, find_cached
 from redrafter_jax.command_line import Parser, program_name, refuse_unknown_command
 from redrafter_jax.commands.option_groups import (
     add_decoding,
@@ -56,7 +56,7 @@ def read_arguments(words: list[str]) -> argparse.Namespace:
 def _complete_models(arguments: argparse.Namespace, command: argparse.ArgumentParser) -> None:
     """Without a target, SmolLM2 from the cache folder, and no drafter unless one is named."""
     if arguments.target is None:
-        if (path := find()) is None:
+        if (path := find_cached()) is None:
             raise InputError(
                 f"no --target is given, and the default, {SMOLLM2.name}, is not in "
                 f"{cache_folder()}; fetch it with `{program_name('fetch')}`, or give --target."

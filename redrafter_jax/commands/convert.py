@@ -19,7 +19,7 @@ def run(arguments: argparse.Namespace) -> None:
     """
     quantization = _quantization(arguments)
     windows = None if arguments.text is None else read_windows(arguments.text, arguments.source)
-    told = convert(
+    sentences = convert(
         arguments.source,
         arguments.folder,
         arguments.dtype,
@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> None:
         quantization=quantization,
         keep_quantized=arguments.quantize == "keep",
     )
-    for sentence in told:
+    for sentence in sentences:
         print(sentence)
     if windows is not None:
         tell_change(arguments.source, arguments.folder, windows)

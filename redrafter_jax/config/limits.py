@@ -51,16 +51,17 @@ def check_fields(config: Any) -> None:
     """Refuse, as a `FieldError`, values that are not of their field's type or limits."""
     for field in fields(config):
         value = getattr(config, field.name)
-        if needed := unmet(value, *unfold(field.type)):
+        if needed := unmet(value, *parse_annotation(field.type)):
             raise FieldError(config, field.name, f"is {value!r:.200}; it must be {needed}.")
 
 
-def held(number: int, before: int) -> str:
-    """What a list that must rise from 0 holds, and after what, unless that is -1, its beginning."""
-    return f"holds {number}" if before < 0 else f"holds {number} after {before}"
+def out_of_order(entries: str, number: int, before: int) -> str:
+    """Of a list that must rise: what it holds after which number; -1 stands for its beginning."""
+    place = "" if before < 0 else f" after {before}"
+    return f"holds {number}{place}; list {entries} in increasing order"
 
 
-def field_texts(kind: type) -> dict[str, str]:
+def field_docs(kind: type) -> dict[str, str]:
     """What the `Attributes` of a class and of its bases say of each field, in one line."""
     texts: dict[str, str] = {}
     for one in reversed(inspect.getmro(kind)):
@@ -70,14 +71,14 @@ def field_texts(kind: type) -> dict[str, str]:
     return texts
 
 
-def unfold(annotation: Any) -> tuple[list[Any], list[Any]]:
+def parse_annotation(annotation: Any) -> tuple[list[Any], list[Any]]:
     """The types that an annotation allows, and the limits it states."""
     if get_origin(annotation) is Annotated:
         kind, *limits = get_args(annotation)
         return [kind], limits
     if get_origin(annotation) not in (Union, UnionType):
         return [annotation], []
-    parts = [unfold(part) for part in get_args(annotation)]
+    parts = [parse_annotation(part) for part in get_args(annotation)]
     return [kind for kinds, _ in parts for kind in kinds], [one for _, own in parts for one in own]
 
 

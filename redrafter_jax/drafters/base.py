@@ -17,7 +17,7 @@ import jax
 from jaxtyping import Array, Float
 
 from redrafter_jax.config import TargetConfig
-from redrafter_jax.config.limits import held
+from redrafter_jax.config.limits import out_of_order
 from redrafter_jax.drafters.tree import root_tree
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Decoder
@@ -117,9 +117,7 @@ def check_context_layers(target: TargetConfig, layers: Sequence[int], name: str)
     last = target.num_hidden_layers - 1
     for before, layer in pairwise((-1, *layers)):
         if layer <= before:
-            raise InputError(
-                f"{name} {held(layer, before)}; list layers in increasing order, counted from 0."
-            )
+            raise InputError(f"{name} {out_of_order('layers', layer, before)}, counted from 0.")
         if layer >= last:
             raise InputError(
                 f"{name} holds {layer}; the target has {last + 1} layers, counted from 0, of which "

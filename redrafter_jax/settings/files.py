@@ -18,7 +18,7 @@ import pydantic
 import yaml
 
 from redrafter_jax.checkpoints.config_files import read_text
-from redrafter_jax.config.limits import FieldError, unfold
+from redrafter_jax.config.limits import FieldError, parse_annotation
 from redrafter_jax.errors import InputError
 
 _UNKNOWN_KEYS = ("extra_forbidden", "unexpected_keyword_argument")
@@ -182,7 +182,9 @@ def _known_keys(section: Any, location: tuple[int | str, ...]) -> list[str]:
             section = [one for one in get_args(section) if one is not Ellipsis][-1]
         else:
             section = annotations_of(section).get(str(part))
-        section = next((kind for kind in unfold(section)[0] if kind is not NoneType), None)
+        section = next(
+            (kind for kind in parse_annotation(section)[0] if kind is not NoneType), None
+        )
     return list(annotations_of(section))
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import yaml
 
-from redrafter_jax.config.limits import field_texts, unfold
+from redrafter_jax.config.limits import field_docs, parse_annotation
 from redrafter_jax.settings.files import Settings, annotations_of
 
 _WIDTH = 80
@@ -30,7 +30,7 @@ def _sections(
             return
     listed.append((kind, defaults, path))
     prefix = "" if path == "settings" else f"{path}."
-    texts, lines, below = field_texts(kind), [], list[tuple[str, Any, Any]]()
+    texts, lines, below = field_docs(kind), [], list[tuple[str, Any, Any]]()
     for name, annotation in annotations_of(kind).items():
         default = defaults[name]
         inner, place = _inner(annotation)
@@ -80,7 +80,9 @@ def _inner(annotation: Any) -> tuple[Any, str]:
     """The type of a field, or of what its lists and mappings hold, and what leads there."""
     place = ""
     while True:
-        annotation = next((one for one in unfold(annotation)[0] if one is not NoneType), None)
+        annotation = next(
+            (one for one in parse_annotation(annotation)[0] if one is not NoneType), None
+        )
         if get_origin(annotation) not in (list, tuple, dict):
             return annotation, place
         place += ".NAME" if get_origin(annotation) is dict else ".0"

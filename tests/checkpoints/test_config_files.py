@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from redrafter_jax import InputError
-from redrafter_jax.checkpoints.config_files import field, read_json, write_whole
+from redrafter_jax.checkpoints.config_files import field, read_json, write_atomically
 
 
 @pytest.mark.parametrize(
@@ -42,12 +42,12 @@ def test_a_file_is_written_whole_or_left_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.json"
-    write_whole(path, "old")
+    write_atomically(path, "old")
 
     def fail(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(OSError, match="No space left"):
-        write_whole(path, "new")
+        write_atomically(path, "new")
     assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("a.json", "old")]

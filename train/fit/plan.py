@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from redrafter_jax.checkpoints.config_files import write_whole
+from redrafter_jax.checkpoints.config_files import write_atomically
 from redrafter_jax.config import Dtype
 from redrafter_jax.errors import InputError
 from redrafter_jax.settings.files import Settings
@@ -115,4 +115,4 @@ def read_plan(folder: Path, asked: FitRequest) -> FitPlan | None:
 
 def write_plan(plan: FitPlan, folder: Path) -> None:
     """Keep the plan, whole or not at all."""
-    write_whole(folder / "plan.json", plan.model_dump_json(indent=2) + "\n")
+    write_atomically(folder / "plan.json", plan.model_dump_json(indent=2) + "\n")

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from redrafter_jax.checkpoints.quantized import MINIMUM, SCALE, pack
-from redrafter_jax.checkpoints.stored import ITEM_BYTES, READ_DTYPES, Stored, dtype_of, pieces
+from redrafter_jax.checkpoints.stored import ITEM_BYTES, READ_DTYPES, StoredWeight, dtype_of, pieces
 from redrafter_jax.config import WeightFormat
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.quantize import compiled_quantize
@@ -25,7 +25,7 @@ _DTYPE_NAMES = {str(dtype): name for name, dtype in READ_DTYPES.items() if name 
 
 def write_shard(
     path: Path,
-    weights: Sequence[Stored],
+    weights: Sequence[StoredWeight],
     dtype: str | None,
     forms: Mapping[str, WeightFormat],
 ) -> tuple[list[str], int]:
@@ -67,7 +67,9 @@ def write_shard(
     return [name for name, _, _ in entries], end
 
 
-def same_weight(ours: Stored, theirs: Stored, dtype: str | None, form: WeightFormat | None) -> bool:
+def same_weight(
+    ours: StoredWeight, theirs: StoredWeight, dtype: str | None, form: WeightFormat | None
+) -> bool:
     """Whether what was written is what is read of the source, bit for bit.
 
     Args:
@@ -85,7 +87,7 @@ def same_weight(ours: Stored, theirs: Stored, dtype: str | None, form: WeightFor
 
 
 def _entries(
-    weight: Stored, dtype: str | None, form: WeightFormat | None
+    weight: StoredWeight, dtype: str | None, form: WeightFormat | None
 ) -> list[tuple[str, str, tuple[int, ...]]]:
     """Name, dtype and shape of all that is written of a weight, as `_rows` hands it out."""
     if weight.scale is None and form is None:
@@ -100,7 +102,7 @@ def _entries(
 
 
 def _rows(
-    weight: Stored, dtype: str | None, form: WeightFormat | None
+    weight: StoredWeight, dtype: str | None, form: WeightFormat | None
 ) -> Iterator[tuple[np.ndarray, ...]]:
     """Rows of a weight as they are written, some at a time: numbers, or codes and scales."""
     if weight.scale is not None:
@@ -126,7 +128,7 @@ def _rows(
         yield packed, *(part for part in groups if part is not None)
 
 
-def _cast(weight: Stored, numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def _cast(weight: StoredWeight, numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
     with np.errstate(over="ignore"):
         cast = numbers.astype(dtype)
     if (np.isinf(cast) & ~np.isinf(numbers)).any():
