@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.timing import empty_like, repeat, take_turns
 from redrafter_jax.config import SamplingConfig
-from redrafter_jax.decoding.prefill import no_counts
+from redrafter_jax.decoding.prefill import zero_stats
 from redrafter_jax.decoding.step import decode, finish, step_noise, verify
 from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.models.target import Target
@@ -216,5 +216,5 @@ def reset_state(
         done=jnp.full(B, done),
         # Copied, because the state is donated.
         sampling=jax.tree.map(jnp.copy, sampling),
-        stats=no_counts(state.root, drafter.max_path, len(drafter.names)),
+        stats=zero_stats(state.root, drafter.max_path, len(drafter.names)),
     )

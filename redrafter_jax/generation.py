@@ -7,7 +7,7 @@ import numpy as np
 
 from redrafter_jax.acceptance import acceptance_length
 from redrafter_jax.config import DraftConfig, SamplingConfig, TargetConfig
-from redrafter_jax.decoding.prefill import Memory, begin_drafting, prefill
+from redrafter_jax.decoding.prefill import PrefixCache, begin_drafting, prefill
 from redrafter_jax.decoding.step import decode
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.bind import bind_drafter
@@ -124,27 +124,27 @@ def start(
     batch: Batch,
     *,
     log_probs: bool = False,
-    memory: Memory | None = None,
+    prefix: PrefixCache | None = None,
 ) -> tuple[DecodeState, int]:
     """Check and prefill the prompts; arguments as in `generate` and `prefill`.
 
-    Where the prompts begin with the texts of a `memory`, row by row, only the rest is read. It is
+    Where the prompts begin with the texts of a `prefix`, row by row, only the rest is read. It is
     donated, and its slots become the state's.
 
     Returns:
       The state, and a number of decode steps that suffices for every row.
 
     Raises:
-      InputError: as `generate`, or the memory has too few slots or other rows.
+      InputError: as `generate`, or the prefix has too few slots or other rows.
     """
     check_models(target, drafter)
-    shape = None if memory is None else memory.tokens.shape
+    shape = None if prefix is None else prefix.tokens.shape
     requests, slots = prepare(target.config, batch, drafter.max_path, shape)
     check_rows(len(batch.prompts), target.mesh)
     state = prefill(
         target,
         place(requests, target.mesh),
-        memory,
+        prefix,
         log_probs=log_probs,
         context_layers=drafter.context_layers,
     )

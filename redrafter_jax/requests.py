@@ -96,7 +96,7 @@ def _short(value: Any) -> str:
 
 
 def prepare(
-    config: TargetConfig, batch: Batch, max_path: int, remembered: tuple[int, ...] | None = None
+    config: TargetConfig, batch: Batch, max_path: int, cache_shape: tuple[int, ...] | None = None
 ) -> tuple[Requests, int]:
     """The batch as arrays of NumPy, and its cache slots per row.
 
@@ -104,13 +104,13 @@ def prepare(
       config: the target's.
       batch: lists and numbers.
       max_path: P of the decode steps to come.
-      remembered: rows and slots of the memory that the batch begins with; without one it takes as
-        many slots as it needs.
+      cache_shape: rows and slots of the cache that the batch continues in; None makes as many slots
+        as it needs.
 
     Raises:
       InputError: no or empty prompts, tokens outside the vocabulary, more tokens than the target
-        has positions for or the memory has slots for, or a per-row argument or a memory whose
-        rows are not the prompts'.
+        has positions for or the cache has slots for, or a per-row argument or a cache whose rows
+        are not the prompts'.
     """
     prompts, max_new_tokens, sampling, seeds, eos_token_ids = batch
     rows = len(prompts)
@@ -140,9 +140,9 @@ def prepare(
     lengths: Any = np.asarray([len(prompt) for prompt in prompts], np.int32)
     ends: Any = lengths + np.asarray(limits, np.int32)
     slots = slots_for(int(ends.max()), max_path)
-    if remembered is not None:
-        _check_memory(remembered, rows, int(ends.max()), max_path)
-        slots = remembered[1]
+    if cache_shape is not None:
+        _check_cache_shape(cache_shape, rows, int(ends.max()), max_path)
+        slots = cache_shape[1]
     tokens: Any = np.zeros((rows, slots), np.int32)
     for row, prompt in enumerate(prompts):
         tokens[row, : len(prompt)] = prompt
@@ -164,16 +164,16 @@ def slots_for(tokens: int, max_path: int) -> int:
     return -(-needed // block) * block
 
 
-def _check_memory(remembered: tuple[int, ...], rows: int, tokens: int, max_path: int) -> None:
-    if remembered[0] != rows:
+def _check_cache_shape(cache_shape: tuple[int, ...], rows: int, tokens: int, max_path: int) -> None:
+    if cache_shape[0] != rows:
         raise InputError(
-            f"kept_cache has {remembered[0]} rows, but there are {rows} prompts; give one of as "
+            f"kept_cache has {cache_shape[0]} rows, but there are {rows} prompts; give one of as "
             "many."
         )
-    if tokens + max_path > remembered[1]:
+    if tokens + max_path > cache_shape[1]:
         raise InputError(
             f"{tokens} tokens, prompt included, and {max_path} spare ones for decode steps do not "
-            f"fit the {remembered[1]} slots of kept_cache; ask for fewer, or give KeptCache "
+            f"fit the {cache_shape[1]} slots of kept_cache; ask for fewer, or give KeptCache "
             "a longer context_length."
         )
 
@@ -201,7 +201,7 @@ def lists_of_rows(value: Any, rows: int, name: str, entries: str) -> list[tuple[
     if not _is_list(value):
         raise InputError(f"{name} is {value!r}; give a list of {entries}, or such a list per row.")
     if not any(map(_is_list, value)):
-        return [(name, _listed(value))] * rows
+        return [(name, _as_list(value))] * rows
     own = []
     for row, one in enumerate(_per_row(value, rows, name)):
         label = of_row(name, row, rows)
@@ -209,7 +209,7 @@ def lists_of_rows(value: Any, rows: int, name: str, entries: str) -> list[tuple[
             raise InputError(
                 f"{label} is {one!r}; where rows differ, give a list of {entries} for every row."
             )
-        own.append((label, _listed(one)))
+        own.append((label, _as_list(one)))
     return own
 
 
@@ -220,7 +220,7 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return list(np.asarray(value) if hasattr(value, "__array__") else value)
 
 
@@ -274,7 +274,7 @@ def _per_row(
 ) -> list[Value]:
     if not _is_list(value):
         return [cast(Value, value)] * rows
-    value = _listed(value)
+    value = _as_list(value)
     if len(value) != rows:
         raise InputError(f"{name} has {len(value)} entries for {rows} prompts; give {way_out}.")
     return value

@@ -47,8 +47,8 @@ def _gumbel(
         uniform = jnp.minimum((bits.astype(jnp.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
         return -jnp.log(-jnp.log1p(-uniform))
 
-    # Held: fused with what interleaves or reads them, XLA for CPUs would compute every word anew
-    # for both its neighbours, and one at a time.
+    # A barrier: fused with what interleaves or reads them, XLA for CPUs would compute every word
+    # anew for both its neighbours, and one at a time.
     even, odd = jax.lax.optimization_barrier((noise(words[0]), noise(words[1])))
     return jnp.stack([even, odd], axis=-1).reshape(*positions.shape, -1)[..., :vocab_size]
 
@@ -163,7 +163,7 @@ def _lowest_key(
         bit = jnp.uint32(1) << (31 - step).astype(jnp.uint32)
         above = jnp.where(keys > (lowest | (bit - 1)), weights, 0.0)
         enough = jnp.sum(above, axis=-1, keepdims=True) < bound
-        # Held, or XLA for GPUs writes each step into all that follow when V is small.
+        # Without the barrier XLA for GPUs writes each step into all that follow when V is small.
         return jax.lax.optimization_barrier(jnp.where(enough, lowest, lowest | bit))
 
     def search(lowest: UInt[Array, "B M 1"], *, unroll: bool) -> UInt[Array, "B M 1"]:

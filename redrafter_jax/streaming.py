@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from redrafter_jax.config import DraftConfig, SamplingConfig
-from redrafter_jax.decoding.prefill import Memory, empty_memory
+from redrafter_jax.decoding.prefill import PrefixCache, empty_prefix
 from redrafter_jax.decoding.step import decode
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.bind import bind_drafter
@@ -84,32 +84,32 @@ class KeptCache:
     def __init__(self, context_length: int) -> None:
         check_size(context_length, "context_length")
         self._context_length = context_length
-        self._memory: Memory | None = None
+        self._prefix: PrefixCache | None = None
         self._target: Target | None = None
 
-    def take(self, target: Target, rows: int, max_path: int) -> Memory:
-        """The memory to begin with; empty at first, and after a step that was interrupted.
+    def take(self, target: Target, rows: int, max_path: int) -> PrefixCache:
+        """What a stream begins with; empty at first, and after a step that was interrupted.
 
         Raises:
           InputError: it has been another target's.
         """
-        kept = self._target if self._memory is not None else None
+        kept = self._target if self._prefix is not None else None
         if kept is not None and not _same_weights(kept, target):
             raise InputError("kept_cache is of another target; make a new KeptCache for this one.")
         self._target = target
         slots = slots_for(self._context_length, max_path)
-        # A step that was interrupted has taken its state along; other drafters need more slots.
-        memory = self._memory
-        if memory is None or memory.tokens.is_deleted() or memory.tokens.shape[1] < slots:
-            empty = partial(empty_memory, target, rows, slots)
+        # A step that was interrupted took the donated state along; other drafters need more slots.
+        prefix = self._prefix
+        if prefix is None or prefix.tokens.is_deleted() or prefix.tokens.shape[1] < slots:
+            empty = partial(empty_prefix, target, rows, slots)
             # Each device of a mesh makes its own part: no one could hold the whole.
             parts = target.mesh and shardings(jax.eval_shape(empty), target.mesh)
-            memory = jax.jit(empty, out_shardings=parts)()
-        return memory
+            prefix = jax.jit(empty, out_shardings=parts)()
+        return prefix
 
     def put(self, state: DecodeState) -> None:
         """Remember a state, until it is donated to the next step."""
-        self._memory = Memory(state.tokens, state.cache)
+        self._prefix = PrefixCache(state.tokens, state.cache)
 
 
 def stream(
@@ -160,9 +160,9 @@ def stream(
     check_models(target, bound)
     if not isinstance(kept_cache, KeptCache | None):
         raise InputError(f"kept_cache is {kept_cache!r:.40}; give a KeptCache, or leave it out.")
-    memory = kept_cache.take(target, len(prompts), bound.max_path) if kept_cache else None
+    prefix = kept_cache.take(target, len(prompts), bound.max_path) if kept_cache else None
     batch = Batch(prompts, max_new_tokens, sampling, seeds, eos_token_ids)
-    state, _ = start(target, bound, batch, log_probs=log_probs, memory=memory)
+    state, _ = start(target, bound, batch, log_probs=log_probs, prefix=prefix)
     rows = [
         _Row(TextStream(detokenize, prompt, stop) if detokenize else None)
         for prompt, stop in zip(prompts, stops, strict=True)

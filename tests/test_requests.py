@@ -29,10 +29,10 @@ CONFIG = tiny_config(max_position_embeddings=64, eos_token_ids=(3, 5))
 
 
 def prepared(
-    max_path: int = 5, remembered: tuple[int, ...] | None = None, **changes: Any
+    max_path: int = 5, cache_shape: tuple[int, ...] | None = None, **changes: Any
 ) -> tuple[Requests, int]:
     batch = Batch([[1, 2, 3], [4]], 10)._replace(**changes)
-    return prepare(CONFIG, batch, max_path, remembered)
+    return prepare(CONFIG, batch, max_path, cache_shape)
 
 
 def test_prompts_are_left_aligned_and_rows_have_limits_of_their_own() -> None:
@@ -228,13 +228,13 @@ def test_long_rows_come_in_few_sizes() -> None:
 def test_a_memory_must_hold_the_rows_and_their_tokens() -> None:
     # Of the two rows of `prepared`, 4 + 5 tokens are the most; P = 1.
     longest: dict[str, Any] = {"prompts": [[1] * 4, [2]], "max_new_tokens": 5, "max_path": 1}
-    requests, slots = prepared(**longest, remembered=(2, 10))
+    requests, slots = prepared(**longest, cache_shape=(2, 10))
     assert slots == 10
     assert requests.tokens.tolist() == [[1] * 4 + [0] * 6, [2] + [0] * 9]
     with pytest.raises(InputError, match=r"9 tokens, prompt included, and 1 spare .* 9 slots"):
-        prepared(**longest, remembered=(2, 9))
+        prepared(**longest, cache_shape=(2, 9))
     with pytest.raises(InputError, match="kept_cache has 3 rows, but there are 2 prompts"):
-        prepared(**longest, remembered=(3, 10))
+        prepared(**longest, cache_shape=(3, 10))
 
 
 def first_update(*models: Any, **arguments: Any) -> None:

@@ -29,33 +29,33 @@ def chunk_length() -> int:
     return _CHUNK.get(jax.default_backend(), _CHUNK_ELSEWHERE)
 
 
-class Memory(NamedTuple):
-    """A text from before, and the cache that holds its first `cache.lengths` tokens.
+class PrefixCache(NamedTuple):
+    """Texts decoded before, and the cache that holds the first `cache.lengths` tokens of each.
 
-    `Memory(state.tokens, state.cache)` is what a decode state leaves to the next prompt.
+    `PrefixCache(state.tokens, state.cache)` is what a decode state leaves to the next prompt.
     """
 
     tokens: Int[Array, "B S"]
     cache: KVCache
 
 
-def empty_memory(target: Target, batch: int, slots: int) -> Memory:
+def empty_prefix(target: Target, batch: int, slots: int) -> PrefixCache:
     """Nothing yet, in the shape of S slots per row."""
     dtype = target.merge().dtype
     cache = init_cache(target.config, batch, slots, dtype)
-    return Memory(jnp.zeros((batch, slots), jnp.int32), cache)
+    return PrefixCache(jnp.zeros((batch, slots), jnp.int32), cache)
 
 
 @partial(
     jax.jit,
     static_argnames=("chunk", "log_probs", "context_layers"),
-    donate_argnames="memory",
+    donate_argnames="prefix",
 )
 @per_shard
 def prefill(
     target: Target,
     requests: Requests,
-    memory: Memory | None = None,
+    prefix: PrefixCache | None = None,
     *,
     chunk: int | None = None,
     log_probs: bool = False,
@@ -65,19 +65,19 @@ def prefill(
 
     The state's `drafter` is the hidden states at each prompt's last token, for `begin_drafting`.
     It compiles once for each number of rows, slots and stop tokens, each `chunk`, `log_probs` and
-    `context_layers`, and with and without a memory; not for each length of the prompts. Trees to
+    `context_layers`, and with and without a prefix; not for each length of the prompts. Trees to
     come matter only through the slots.
 
     Args:
       target: the target model.
       requests: the checked and padded prompts.
-      memory: of the same rows and slots, donated. Where a prompt begins with the same tokens,
+      prefix: of the same rows and slots, donated. Where a prompt begins with the same tokens,
         their keys and values are taken from it; None starts from nothing.
       chunk: tokens per pass; None takes what suits the platform.
       log_probs: keep the log-probability of every new token.
       context_layers: of the drafter that will read the state.
     """
-    last, cache = read_requests(target, requests, memory, chunk, context_layers)
+    last, cache = read_requests(target, requests, prefix, chunk, context_layers)
     state, logits = choose_first(target, requests, last, cache, max_path=1)
     if not log_probs:
         return state
@@ -119,7 +119,7 @@ def choose_first(
         limits=requests.limits,
         stop_tokens=requests.stop_tokens,
         sampling=requests.sampling,
-        stats=no_counts(lengths, max_path),
+        stats=zero_stats(lengths, max_path),
         log_probs=None,
     )
     return state, logits
@@ -127,12 +127,12 @@ def choose_first(
 
 def begin_drafting(state: DecodeState, drafter: Drafter) -> DecodeState:
     """The state of `prefill` with the drafter's own, and with counts for its trees."""
-    stats = no_counts(state.root, drafter.max_path, len(drafter.names))
+    stats = zero_stats(state.root, drafter.max_path, len(drafter.names))
     return state._replace(drafter=drafter.init(state.drafter), stats=stats)
 
 
 @partial(jax.jit, static_argnames=("max_path", "sources"))
-def no_counts(like: Int[Array, " B"], max_path: int, sources: int = 0) -> DecodeStats:
+def zero_stats(like: Int[Array, " B"], max_path: int, sources: int = 0) -> DecodeStats:
     """Zeros for rows that lie on the devices as `like` does; O `sources`, 0 counts for none."""
 
     def zeros(width: int) -> Int[Array, "B width"]:
@@ -144,24 +144,24 @@ def no_counts(like: Int[Array, " B"], max_path: int, sources: int = 0) -> Decode
 def read_requests(
     target: Target,
     requests: Requests,
-    memory: Memory | None = None,
+    prefix: PrefixCache | None = None,
     chunk: int | None = None,
     context_layers: tuple[int, ...] = (),
 ) -> tuple[Float[Array, "B Z"], KVCache]:
     """The hidden states at the end of each prompt, and the cache with all prompts in it.
 
     The last chunk of a row ends with its prompt, so that it begins at or before what is still to
-    be read and never runs past the slots. A row that is through with it reads it once more while
-    longer ones go on, to the same result. The arguments are those of `prefill`.
+    be read and never runs past the slots. A row whose prompt is read repeats its last
+    chunk while longer ones go on, to the same result. The arguments are those of `prefill`.
     """
     decoder, lengths = target.merge(), requests.lengths
     B, S = requests.tokens.shape
     C = min(S, chunk or chunk_length())
-    if memory is None:
-        memory, known = empty_memory(target, B, S), jnp.zeros(B, jnp.int32)
+    if prefix is None:
+        prefix, known = empty_prefix(target, B, S), jnp.zeros(B, jnp.int32)
     else:
-        remembered = jnp.arange(S) < memory.cache.lengths[:, None]
-        same = remembered & (requests.tokens == memory.tokens)
+        cached = jnp.arange(S) < prefix.cache.lengths[:, None]
+        same = cached & (requests.tokens == prefix.tokens)
         # There is a first difference: a cache is never full to its last slot.
         known = jnp.argmin(same, axis=1).astype(jnp.int32)
     begin_of_last = jnp.maximum(lengths - C, 0)
@@ -180,6 +180,6 @@ def read_requests(
         return cache, jnp.take_along_axis(hidden, end[:, None, None], axis=1)[:, 0]
 
     width = (len(context_layers) + 1) * target.config.hidden_size
-    nothing = jnp.zeros((B, width), memory.cache.keys[0].dtype)
-    cache, last = jax.lax.fori_loop(0, chunks, read, (memory.cache, nothing))
+    nothing = jnp.zeros((B, width), prefix.cache.keys[0].dtype)
+    cache, last = jax.lax.fori_loop(0, chunks, read, (prefix.cache, nothing))
     return last, cache._replace(lengths=lengths)

@@ -134,7 +134,7 @@ class HeadDrafter(Drafter):
         return replace(self, scorer=decoder.scorer(self.model.merge().draft_token_ids))
 
     def init(self, hidden: Float[Array, "B Z"]) -> Float[Array, "B context"]:
-        return self._own(hidden)
+        return self._own_context(hidden)
 
     def observe(
         self, drafter_state: Float[Array, "B context"], verified: Verified, trace: StepTrace
@@ -143,9 +143,9 @@ class HeadDrafter(Drafter):
         newest = jnp.maximum(trace.gained - 1, 0)[:, None]
         node = jnp.take_along_axis(trace.accepted.path, newest, axis=1)
         context = jnp.take_along_axis(verified.hidden, node[..., None], axis=1)[:, 0]
-        return jnp.where(trace.gained[:, None] > 0, self._own(context), drafter_state)
+        return jnp.where(trace.gained[:, None] > 0, self._own_context(context), drafter_state)
 
-    def _own(self, hidden: Float[Array, "B Z"]) -> Float[Array, "B context"]:
+    def _own_context(self, hidden: Float[Array, "B Z"]) -> Float[Array, "B context"]:
         size = self.model.config.context_size
         if hidden.shape[-1] < size:
             raise InputError(

@@ -37,7 +37,7 @@ def rank_tokens(
     scores = factor * (filter_logits(logits, sampling, size) + noise)
     best, tokens = _highest_of_shards(scores, draft.candidates or draft.extensions, size)
     if draft.candidates:
-        # Held together: on the CPU XLA sorts the whole vocabulary when it sees both cut to X.
+        # A barrier: on the CPU XLA sorts the whole vocabulary when it sees both cut to X.
         best, tokens = jax.lax.optimization_barrier((best, tokens))
     total = _logsumexp(best, best.shape[-1]) if draft.candidates else _logsumexp(scores, size)
     best = best - total

@@ -78,7 +78,7 @@ def chain_tree(
     tokens = jnp.concatenate([root[:, None], drafted], axis=1)
     above = jnp.broadcast_to(jnp.tri(C + 1, dtype=bool), (B, C + 1, C + 1))
     parents, log_probs = jnp.maximum(depth - 1, 0), jnp.zeros((B, C + 1))
-    tree = TokenTree(tokens, parents, depth, above, log_probs, _of_one_source(tokens))
+    tree = TokenTree(tokens, parents, depth, above, log_probs, _single_origin(tokens))
     return pad_nodes(tree, found[:, None] | (depth == 0))
 
 
@@ -92,7 +92,7 @@ def _with_mask(nodes: "_Kept", max_depth: int) -> TokenTree:
     tokens, parents, depth, log_probs = nodes
     live = log_probs > -jnp.inf
     mask = ancestor_mask(jnp.where(live, parents, 0), max_depth)
-    tree = TokenTree(tokens, parents, depth, mask, log_probs, _of_one_source(tokens))
+    tree = TokenTree(tokens, parents, depth, mask, log_probs, _single_origin(tokens))
     return pad_nodes(tree, live)
 
 
@@ -111,7 +111,7 @@ def pad_nodes(tree: TokenTree, live: Bool[Array, "B N"]) -> TokenTree:
     )
 
 
-def _of_one_source(tokens: Int[Array, "B N"]) -> Int[Array, "B N"]:
+def _single_origin(tokens: Int[Array, "B N"]) -> Int[Array, "B N"]:
     """The origin of the nodes of a tree of one source."""
     return jnp.zeros_like(tokens).at[:, 0].set(-1)
 

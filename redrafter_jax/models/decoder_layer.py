@@ -58,8 +58,8 @@ class Attention(nnx.Module):
         q = rotate(heads(self.q_proj, self.q_bias, self.q_norm), *angles)
         k = rotate(heads(self.k_proj, self.k_bias, self.k_norm), *angles)
         v = heads(self.v_proj, self.v_bias)
-        # Held, for attention reads them now and `commit` at the end of the step: XLA for GPUs would
-        # keep their products in float32 parts until then, to add them up a second time.
+        # A barrier, for attention reads them now and `commit` at the end of the step: XLA for GPUs
+        # would keep their products in float32 parts until then, to add them up a second time.
         k, v = jax.lax.optimization_barrier((k, v))
         attended = attend(q, k, v).reshape(*x.shape[:2], -1)
         projected = all_reduce(linear(attended, self.o_proj.get_value()))

@@ -157,7 +157,7 @@ def specs(tree: Any, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Any:
     Scalars are replicated.
     """
 
-    def of(value: Any) -> Any:
+    def spec(value: Any) -> Any:
         if isinstance(value, nnx.State):
             return _by_name(value, mesh, rules)
         if isinstance(value, KVCache):
@@ -167,11 +167,11 @@ def specs(tree: Any, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Any:
             return KVCache(layers, layers, rows)
         return partition(np.shape(value), ("rows",), mesh, rules)
 
-    return jax.tree.map(of, tree, is_leaf=lambda x: isinstance(x, nnx.State | KVCache))
+    return jax.tree.map(spec, tree, is_leaf=lambda x: isinstance(x, nnx.State | KVCache))
 
 
 def _by_name(params: nnx.State, mesh: Mesh, rules: Mapping[str, str]) -> nnx.State:
-    def of(path: tuple[Any, ...], leaf: Any) -> PartitionSpec:
+    def spec(path: tuple[Any, ...], leaf: Any) -> PartitionSpec:
         name = ".".join(str(getattr(key, "key", key)) for key in path if hasattr(key, "key"))
         return parameter_spec(name, leaf.shape, mesh, rules)
 
@@ -180,7 +180,7 @@ def _by_name(params: nnx.State, mesh: Mesh, rules: Mapping[str, str]) -> nnx.Sta
         if isinstance(value := variable.get_value(), tuple):
             codes, scale, *_ = value
             check_groups(".".join(map(str, path)), codes.shape, scale.shape, mesh)
-    return jax.tree.map_with_path(of, params)
+    return jax.tree.map_with_path(spec, params)
 
 
 def place(tree: Tree, mesh: Mesh | None, rules: Mapping[str, str] = RULES) -> Tree:
@@ -218,15 +218,15 @@ def constrain(tree: Tree, mesh: Mesh | None, rules: Mapping[str, str] = RULES) -
 
 
 def constrain_rows(tree: Tree, mesh: Mesh | None) -> Tree:
-    """The same values, their leading axes held over `data` and the others wherever they are."""
+    """The same values, their leading axes split over `data`; XLA decides on the others."""
     if mesh is None:
         return tree
     free = PartitionSpec.UNCONSTRAINED
 
-    def held(leaf: Any) -> NamedSharding:
+    def sharding(leaf: Any) -> NamedSharding:
         return NamedSharding(mesh, PartitionSpec(DATA, *(free,) * (leaf.ndim - 1)))
 
-    return jax.lax.with_sharding_constraint(tree, jax.tree.map(held, tree))
+    return jax.lax.with_sharding_constraint(tree, jax.tree.map(sharding, tree))
 
 
 def data_shards(mesh: Mesh | None) -> int:

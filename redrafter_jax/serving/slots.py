@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from redrafter_jax.decoding.accept import log_probs_of
-from redrafter_jax.decoding.prefill import choose_first, no_counts, prefill
+from redrafter_jax.decoding.prefill import choose_first, prefill, zero_stats
 from redrafter_jax.decoding.step import verified_step
 from redrafter_jax.drafters.one_of import OneOf
 from redrafter_jax.models.target import Target
@@ -105,7 +105,7 @@ def _some_rows(
         Sampling(ones, numbers, ones, ones, numbers),
     )
     state = prefill(target, requests, context_layers=drafter.context_layers)
-    stats = no_counts(state.root, drafter.longest_path)
+    stats = zero_stats(state.root, drafter.longest_path)
     return state._replace(drafter=drafter.init(state.drafter), stats=stats)
 
 
@@ -225,7 +225,7 @@ def _gains(
 
 def _rows_of(tree: Tree, rows: Int[Array, " G"]) -> Tree:
     """Copies of these rows; a number past the last row stands for the last."""
-    # Held: XLA for CPUs would gather where they are read, and copy all for the rows written since.
+    # A barrier: XLA for CPUs would gather where they are read, and so copy all rows before a write.
     return jax.lax.optimization_barrier(jax.tree.map(lambda leaf: leaf[rows], tree))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tiny_models import random_target, tiny_config
 
-from redrafter_jax.decoding.prefill import Memory, empty_memory, prefill
+from redrafter_jax.decoding.prefill import PrefixCache, empty_prefix, prefill
 from redrafter_jax.models.target import Target
 from redrafter_jax.requests import Batch, prepare
 from redrafter_jax.types import DecodeState, Requests
@@ -44,9 +44,9 @@ def read(target: Target) -> Any:
     counted = chex.assert_max_traces(inspect.unwrap(prefill), n=1)
     run = jax.jit(counted, static_argnames="chunk")
 
-    def read(prompts: list[list[int]], memory: Memory | None = None) -> DecodeState:
-        memory = memory or empty_memory(target, *SHAPE)
-        return run(target, requests_of(prompts), memory, chunk=C)
+    def read(prompts: list[list[int]], prefix: PrefixCache | None = None) -> DecodeState:
+        prefix = prefix or empty_prefix(target, *SHAPE)
+        return run(target, requests_of(prompts), prefix, chunk=C)
 
     return read
 
@@ -95,8 +95,8 @@ def test_chunks_are_one_causal_pass(read: Any, at_once: Any, lengths: list[int])
     assert_read(read(prompts), prompts, at_once)
 
 
-def remember(state: DecodeState) -> Memory:
-    return Memory(state.tokens, state.cache)
+def remember(state: DecodeState) -> PrefixCache:
+    return PrefixCache(state.tokens, state.cache)
 
 
 FIRST = prompts_of([30, 30, 30, 2, 40])
@@ -112,15 +112,15 @@ NEXT = [
 SAME = [30, 25, 0, 2, 20]
 
 
-def spoil(memory: Memory, places: np.ndarray, value: float) -> Memory:
+def spoil(prefix: PrefixCache, places: np.ndarray, value: float) -> PrefixCache:
     """Another value in the cache at `places` [B, S]."""
     where = places[:, None, :, None]
 
     def over(slots: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         return tuple(jnp.where(where, value, layer) for layer in slots)
 
-    cache = memory.cache
-    return memory._replace(cache=cache._replace(keys=over(cache.keys), values=over(cache.values)))
+    cache = prefix.cache
+    return prefix._replace(cache=cache._replace(keys=over(cache.keys), values=over(cache.values)))
 
 
 def test_only_the_common_beginning_is_taken(read: Any, at_once: Any) -> None:
@@ -130,7 +130,7 @@ def test_only_the_common_beginning_is_taken(read: Any, at_once: Any) -> None:
 
 
 def test_the_common_beginning_is_not_read_again(read: Any) -> None:
-    # What a row's own last chunk does not cover comes from the memory, spoilt as it is.
+    # What a row's own last chunk does not cover comes from the cache, spoilt as it is.
     begin = np.asarray([max(len(row) - C, 0) for row in NEXT])
     kept = np.arange(S) < np.minimum(SAME, begin)[:, None]
     state = read(NEXT, spoil(remember(read(FIRST)), kept, 7.0))
@@ -143,6 +143,6 @@ def test_tokens_that_the_cache_does_not_hold_are_read(read: Any, at_once: Any) -
     # The buffer goes on as the new prompts do, but what is decided ends earlier.
     decided = np.minimum(SAME, 10)
     cache = read(FIRST).cache._replace(lengths=jnp.asarray(decided))
-    memory = Memory(requests_of(NEXT).tokens, cache)
+    prefix = PrefixCache(requests_of(NEXT).tokens, cache)
     rest = np.arange(S) >= decided[:, None]
-    assert_read(read(NEXT, spoil(memory, rest, np.nan)), NEXT, at_once)
+    assert_read(read(NEXT, spoil(prefix, rest, np.nan)), NEXT, at_once)

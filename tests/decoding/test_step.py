@@ -23,7 +23,7 @@ from redrafter_jax import (
     generate,
     generate_autoregressive,
 )
-from redrafter_jax.decoding.prefill import begin_drafting, no_counts, prefill
+from redrafter_jax.decoding.prefill import begin_drafting, prefill, zero_stats
 from redrafter_jax.decoding.step import decode, finish
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.bind import bind_drafter
@@ -239,7 +239,7 @@ def test_accepted_nodes_are_counted_by_the_drafter_that_proposed_them(target: Ta
     # for two tokens, row 2 accepts one of the first and all of the second, row 3 the first two.
     requests, _ = prepare(PARITY_CONFIG, Batch(PROMPTS, [1, 3, 9, 9]), 5)
     state = prefill(target, requests)
-    state = state._replace(stats=no_counts(state.root, 5, 2))
+    state = state._replace(stats=zero_stats(state.root, 5, 2))
     from_root, below_first, longer = [0, 0, 0, 0, 3, 4], [0, 0, 0, 1, 3, 4], [0, 0, 1, 0, 3, 4]
     tree = tree_of([[9, 1, 2, 3, 3, 3]] * 4, [from_root, from_root, below_first, longer])
     tree = tree._replace(origin=jnp.broadcast_to(jnp.asarray([-1, 0, 0, 1, 1, 1]), (4, 6)))
