@@ -19,7 +19,7 @@ import numpy as np
 from rich.table import Table
 
 from redrafter_jax.command_line import make_folder
-from redrafter_jax.commands.terminal import tell
+from redrafter_jax.commands.terminal import log
 from redrafter_jax.errors import InputError
 from redrafter_jax.progress import track
 from redrafter_jax.text.prompts import read_prompts
@@ -164,7 +164,7 @@ def _find_model(settings: ServeLoadSettings) -> dict[str, Any]:
                 if client.get("/health").status_code != 503:
                     break
                 if seconds % 10 == 0:
-                    tell(f"the server warms up: {seconds} s")
+                    log(f"the server warms up: {seconds} s")
                 time.sleep(1)
             client.get("/health").raise_for_status()
             return found

@@ -81,21 +81,21 @@ def run(main: Callable[[], None]) -> None:
         # Where process 0 leaves first the others abort.
         if code != _INTERRUPTED or process == 0:
             time.sleep(_GRACE)
-        _leave(code)
+        _exit_now(code)
     # At Python's usual end a program that still runs would be waited for, or abort the process.
     if code == _INTERRUPTED:
-        _leave(code)
+        _exit_now(code)
     if code:
         sys.exit(code)
 
 
 def _exit_code(main: Callable[[], None]) -> int:
-    """Of the command, whose errors are told; those of programming are raised."""
+    """Of the command. Errors that the user can mend are printed, others are raised."""
     try:
         with _ctrl_c_in_callbacks():
             main()
     except KeyboardInterrupt:
-        return _tell_of_interrupt()
+        return _report_interrupt()
     except Exception as error:
         if sentence := _sentence(error):
             if _DEBUG in sys.argv:
@@ -105,12 +105,12 @@ def _exit_code(main: Callable[[], None]) -> int:
         process = _process_index()
         if process is None:
             raise
-        _tell_of_failure(error, process)
+        _report_failure(error, process)
         return 1
     return 0
 
 
-def _tell_of_interrupt() -> int:
+def _report_interrupt() -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # once more ends it, whatever this waits for
     _write("stderr", "\ninterrupted\n")
     return _INTERRUPTED
@@ -121,12 +121,12 @@ def _ctrl_c_in_callbacks() -> Generator[None]:
     """Hear Ctrl-C also in callbacks, such as JAX's of the garbage collector: Python ignores it."""
     before = sys.unraisablehook
 
-    def hear(event: "sys.UnraisableHookArgs") -> None:
+    def hook(event: "sys.UnraisableHookArgs") -> None:
         if issubclass(event.exc_type, KeyboardInterrupt):
-            _leave(_tell_of_interrupt())
+            _exit_now(_report_interrupt())
         before(event)
 
-    sys.unraisablehook = hear
+    sys.unraisablehook = hook
     try:
         yield
     finally:
@@ -138,7 +138,7 @@ def ctrl_c_ends_at_once() -> Generator[None]:
     """While JAX is imported: an extension would raise an ImportError for a KeyboardInterrupt."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:
-        signal.signal(signal.SIGINT, lambda *_: _leave(_tell_of_interrupt()))
+        signal.signal(signal.SIGINT, lambda *_: _exit_now(_report_interrupt()))
     try:
         yield
     finally:
@@ -146,7 +146,7 @@ def ctrl_c_ends_at_once() -> Generator[None]:
 
 
 def _sentence(error: Exception) -> str | None:
-    """What the user can mend, told; None for other errors."""
+    """The sentence for an error that the user can mend; None for others."""
     if isinstance(error, InputError):
         return str(error)
     # A full disk, or a folder that was taken away meanwhile, may meet any file that is written.
@@ -165,7 +165,7 @@ def _process_index() -> int | None:
     return sys.modules["jax"].process_index()
 
 
-def _leave(code: int) -> NoReturn:
+def _exit_now(code: int) -> NoReturn:
     """End this process, and wait for nothing that JAX runs or other processes do."""
     _write("stdout")
     _write("stderr")
@@ -186,7 +186,7 @@ def _write(name: Literal["stdout", "stderr"], text: str = "") -> None:
 _LOST = ("unavailable", "deadline_exceeded", "heartbeat", "gloo", "connect")
 
 
-def _tell_of_failure(error: Exception, process: int) -> None:
+def _report_failure(error: Exception, process: int) -> None:
     reason = str(error).partition("\n")[0]
     own = f"error: process {process}"
     runtime = type(error).__name__ == "JaxRuntimeError"
@@ -198,7 +198,7 @@ def _tell_of_failure(error: Exception, process: int) -> None:
     print(sentence, file=sys.stderr, flush=True)
 
 
-def call_program(program: Literal["train", "eval"], place: str, *arguments: Any) -> None:
+def call_program(program: Literal["train", "eval"], entry_point: str, *arguments: Any) -> None:
     """Call a function of the training or the evaluation program, `module:function` below it.
 
     In a wheel the two programs are packages below `redrafter_jax`; in a checkout, which an editable
@@ -209,7 +209,7 @@ def call_program(program: Literal["train", "eval"], place: str, *arguments: Any)
     """
     installed = find_spec(f"redrafter_jax.{program}") is not None
     package = f"redrafter_jax.{program}" if installed else program
-    module, _, function = place.partition(":")
+    module, _, function = entry_point.partition(":")
     try:
         getattr(import_module(f"{package}.{module}"), function)(*arguments)
     except ModuleNotFoundError as error:

@@ -33,23 +33,23 @@ def progress(total: int, description: str, done: int = 0) -> Generator[Callable[
             yield lambda amount: bar.advance(task, amount)
         return
     begun, now = done, done
-    started = said = time.perf_counter()
+    started = last = time.perf_counter()
 
-    def tell(rest: str = "") -> None:
+    def write(rest: str = "") -> None:
         sys.stderr.write(f"{description}: {now} of {total}{rest}\n")
         sys.stderr.flush()
 
     def advance(amount: int) -> None:
-        nonlocal now, said
+        nonlocal now, last
         now += amount
-        if (clock := time.perf_counter()) - said >= _INTERVAL:
+        if (clock := time.perf_counter()) - last >= _INTERVAL:
             left = (clock - started) / max(now - begun, 1) * max(total - now, 0)
             # The first rows to end tell little of the others.
-            settled = 10 * (now - begun) >= total - begun
-            tell(f", about {left:.0f} s left" if settled else "")
-            said = clock
+            reliable = 10 * (now - begun) >= total - begun
+            write(f", about {left:.0f} s left" if reliable else "")
+            last = clock
 
-    tell()
+    write()
     yield advance
 
 

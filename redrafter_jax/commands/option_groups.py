@@ -72,8 +72,8 @@ def add_decoding(command: argparse.ArgumentParser) -> None:
 def add_draft(command: argparse.ArgumentParser) -> None:
     """Options that draft trees."""
     title = "how drafts are made, which changes the speed but never the text"
-    told = "Without any of these the tree is that of the drafter's draft.yaml, if it has one."
-    add_fields(command.add_argument_group(title, told), DraftConfig)
+    text = "Without any of these the tree is that of the drafter's draft.yaml, if it has one."
+    add_fields(command.add_argument_group(title, text), DraftConfig)
 
 
 def add_fields(group: Any, config: type) -> None:

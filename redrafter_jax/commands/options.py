@@ -11,7 +11,7 @@ from redrafter_jax.checkpoints.download import DRAFT_TABLE
 from redrafter_jax.checkpoints.draft_table import DraftTable, find_draft_table
 from redrafter_jax.checkpoints.huggingface import load_drafter, load_target, load_target_config
 from redrafter_jax.commands.option_groups import config_of, given_options, option_of
-from redrafter_jax.commands.terminal import tell
+from redrafter_jax.commands.terminal import log
 from redrafter_jax.config import DraftConfig, SamplingConfig
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.bind import bind_drafter
@@ -165,7 +165,7 @@ def _nearest_tree(
     tree = draft.nearest(batch_size, temperature)
     place = f"batch size {tree.batch_size} at temperature {tree.temperature:g} on {draft.device}"
     if tree.draft is None:
-        tell(f"{DRAFT_TABLE}: no tree beats the baseline for {place}; the drafter is not used")
+        log(f"{DRAFT_TABLE}: no tree beats the baseline for {place}; the drafter is not used")
         return None
     words = ", ".join(
         f"{name}={value}"
@@ -173,7 +173,7 @@ def _nearest_tree(
         if value != getattr(DraftConfig, name)
     )
     speedup = f"{tree.measured_speedup:.2f} times the baseline"
-    tell(f"{DRAFT_TABLE}: {words or 'the default tree'}, {speedup} for {place}")
+    log(f"{DRAFT_TABLE}: {words or 'the default tree'}, {speedup} for {place}")
     return tree.draft
 
 

@@ -14,6 +14,7 @@ from redrafter_jax.checkpoints.huggingface import load_target, load_target_confi
 from redrafter_jax.errors import InputError
 from redrafter_jax.generation import generate_autoregressive
 from redrafter_jax.models.target import Target
+from redrafter_jax.text.text_stream import shared_length
 from redrafter_jax.text.tokenizer import load_tokenizer
 
 # Tokens that are read together, and of each text the prompt and the continuation compared.
@@ -45,7 +46,7 @@ def read_windows(path: Path, source: str | Path) -> Int[np.ndarray, "windows tok
     return tokens[: count * _WINDOW].reshape(count, _WINDOW)
 
 
-def tell_change(
+def print_change(
     source: str | Path, quantized: Path, windows: Int[np.ndarray, "windows tokens"]
 ) -> None:
     """Print what the quantized folder changes in a text of its source, in float32.
@@ -55,7 +56,7 @@ def tell_change(
     before, after = (_read(load_target(path, "float32"), windows) for path in (source, quantized))
     agreement = float(np.mean(before.choices == after.choices))
     loss, new_loss = before.losses.mean(), after.losses.mean()
-    same = sum(map(_shared, before.greedy, after.greedy))
+    same = sum(map(shared_length, before.greedy, after.greedy))
     total = sum(map(len, before.greedy))
     whole = sum(one == other for one, other in zip(before.greedy, after.greedy, strict=True))
     print(
@@ -88,9 +89,3 @@ def _score(
     hidden, _, _ = decoder.forward(window)
     log_probs = jax.nn.log_softmax(decoder.logits(hidden[0, :-1]))
     return -jnp.take_along_axis(log_probs, window[0, 1:, None], axis=1)[:, 0], log_probs.argmax(-1)
-
-
-def _shared(first: list[int], second: list[int]) -> int:
-    """Tokens before the first difference."""
-    pairs = zip(first, second, strict=False)
-    return next((at for at, (one, other) in enumerate(pairs) if one != other), len(first))

@@ -17,7 +17,7 @@ from redrafter_jax.commands.options import (
     load_models,
     load_prompt_format,
 )
-from redrafter_jax.commands.terminal import tell
+from redrafter_jax.commands.terminal import log
 from redrafter_jax.config import ServeConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
@@ -71,10 +71,10 @@ def run(arguments: argparse.Namespace) -> None:
     # A server that was told to end by SIGTERM, and did, has not failed.
     signal.signal(signal.SIGTERM, server.handle_exit)
     if arguments.host not in LOOPBACK and arguments.api_key is None:
-        tell(f"Anyone who can reach {arguments.host} may ask; --api-key asks for a key.")
+        log(f"Anyone who can reach {arguments.host} may ask; --api-key asks for a key.")
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    tell(f"Serving {name} at http://{shown}:{port}; compiling, ready when /health says so.")
+    log(f"Serving {name} at http://{shown}:{port}; compiling, ready when /health says so.")
     server.run([listening])
     if server.failed:
         sys.exit(1)
@@ -86,5 +86,5 @@ def fingerprint(target: Target) -> str:
     arrays = [(str(leaf.dtype), leaf.shape) for leaf in jax.tree.leaves(target)]
     versions = [version(package) for package in ("redrafter-jax", "jax", "jaxlib")]
     devices = target.mesh and target.mesh.shape, jax.devices()[0].device_kind
-    told = repr((versions, target.config, arrays, devices)).encode()
-    return "fp_" + hashlib.sha256(told).hexdigest()[:10]
+    stated = repr((versions, target.config, arrays, devices)).encode()
+    return "fp_" + hashlib.sha256(stated).hexdigest()[:10]

@@ -76,12 +76,12 @@ def show_stream(
       screen: where the text goes.
       stop: set by Ctrl-C, ends the text between two steps; without it Ctrl-C is raised.
     """
-    said, text, update, stamps, counts = "", "", None, [], []
+    whole, text, update, stamps, counts = "", "", None, [], []
     decided = 0
     try:
         for update in updates:
-            before, said = len(text), said + update.texts[0]
-            text = said.removeprefix(gap)
+            before, whole = len(text), whole + update.texts[0]
+            text = whole.removeprefix(gap)
             screen.write(text[before:], max(1, len(update.tokens[0])))
             stamps.append(time.perf_counter())
             decided += len(update.tokens[0])

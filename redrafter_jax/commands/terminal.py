@@ -31,7 +31,7 @@ def visible(text: str) -> str:
     return text.translate(_PICTURES)
 
 
-def tell(sentence: str) -> None:
+def log(sentence: str) -> None:
     """Write a line to stderr."""
     print(sentence, file=sys.stderr)
 
@@ -46,14 +46,14 @@ class Screen:
 
     def __init__(self, colour: When) -> None:
         self._out = sys.stdout
-        self._obeyed = self._out.isatty()
-        can = self._obeyed and os.environ.get("TERM", "dumb") != "dumb"
-        asked = can and not os.environ.get("NO_COLOR")
-        self._coloured = asked if colour == "auto" else colour == "always"
+        self._is_terminal = self._out.isatty()
+        capable = self._is_terminal and os.environ.get("TERM", "dumb") != "dumb"
+        auto = capable and not os.environ.get("NO_COLOR")
+        self._coloured = auto if colour == "auto" else colour == "always"
 
     def write(self, text: str, gained: int = 1) -> None:
         """A piece of an answer, from a call that gained so many tokens."""
-        if self._obeyed:
+        if self._is_terminal:
             text = visible(text)
         colour = _COLOURS[min(gained, len(_COLOURS)) - 1] if self._coloured else ""
         self._out.write(f"{colour}{text}{_PLAIN}" if colour and text else text)
@@ -97,11 +97,11 @@ def read_lines() -> Iterator[str]:
         except KeyboardInterrupt:
             if not typed:
                 raise
-            tell("\nCtrl-D or /quit ends.")
+            log("\nCtrl-D or /quit ends.")
 
 
 @contextmanager
-def ctrl_c_sets() -> Generator[Event]:
+def ctrl_c_event() -> Generator[Event]:
     """An event that Ctrl-C sets; pressed once more, Ctrl-C raises KeyboardInterrupt as ever."""
     pressed = Event()
     before = signal.getsignal(signal.SIGINT)

@@ -14,6 +14,7 @@ from redrafter_jax.models.target import Target
 from redrafter_jax.requests import Batch, prepare
 from redrafter_jax.serving.messages import OWN_STOPS, Request, Token
 from redrafter_jax.serving.slots import PrefillChunk
+from redrafter_jax.text.text_stream import shared_length
 from redrafter_jax.types import Requests
 
 
@@ -112,10 +113,7 @@ class Slot:
 
     def shared_with(self, prompt: Sequence[int]) -> int:
         """How many tokens of the prompt's beginning are in its own cache."""
-        held = self.cached if self.source is None else 0
-        pairs = enumerate(zip(self.text[:held], prompt, strict=False))
-        different = (place for place, (ours, theirs) in pairs if ours != theirs)
-        return next(different, min(held, len(prompt)))
+        return 0 if self.source is not None else shared_length(self.text[: self.cached], prompt)
 
 
 def take_slot(slots: Sequence[Slot], parts: Sequence[range], row: Row) -> int | None:

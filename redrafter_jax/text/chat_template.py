@@ -34,12 +34,12 @@ class ChatTemplate(NamedTuple):
 
     Attributes:
       name: for messages.
-      render: turns, and whether the opening of an answer follows them, to text; it may raise
-        anything where the turns are not to its liking.
+      render: from turns, and whether the opening of an answer follows them, to text; it may raise
+        any error for turns that it does not take.
       adds_special_tokens: whether the tokenizer adds its own, because the text spells none.
       end: the token that ends an answer, as text; None where nothing states one.
-      gap: what stands between the opening of an answer and its text: said when the answer is
-        decoded, written by the template when it is rendered.
+      gap: what stands between the opening of an answer and its text: decoded with the answer, but
+        written by the template when a later turn follows.
     """
 
     name: str
@@ -79,7 +79,7 @@ def load_template(
       NoTemplateError: the tokenizer has no template.
       InputError: it cannot be loaded, or has no token that Vicuna's template needs.
     """
-    if name == "none" or (name is None and _brings_none(Path(target))):
+    if name == "none" or (name is None and _has_no_template(Path(target))):
         return NO_TEMPLATE
     if name == "vicuna_v1.1":
         if tokenizer.token_to_id(_VICUNA_END) is None:
@@ -107,16 +107,16 @@ def load_template(
             f"chat_template.jinja{built_in}."
         )
 
-    def render(turns: list[Turn], asks: bool) -> str:
+    def render(turns: list[Turn], add_generation_prompt: bool) -> str:
         return loaded.apply_chat_template(
-            turns, tokenize=False, add_generation_prompt=asks, **(arguments or {})
+            turns, tokenize=False, add_generation_prompt=add_generation_prompt, **(arguments or {})
         )
 
     end = loaded.eos_token
     return ChatTemplate(f"the tokenizer of {target}", render, adds_special_tokens=False, end=end)
 
 
-def _brings_none(target: Path) -> bool:
+def _has_no_template(target: Path) -> bool:
     """Whether a folder surely has no template: transformers, which would tell, imports slowly."""
     if not target.is_dir() or (target / "chat_template.jinja").exists():
         return False
@@ -235,7 +235,7 @@ def _closing_token(
     return [token for token in ids if token in special][:1]
 
 
-def render_vicuna(turns: Sequence[Turn], asks: bool) -> str:
+def render_vicuna(turns: Sequence[Turn], add_generation_prompt: bool) -> str:
     """The conversation in the format of Vicuna v1.1.
 
     Raises:
@@ -253,4 +253,4 @@ def render_vicuna(turns: Sequence[Turn], asks: bool) -> str:
             text += f"USER: {turn['content']} "
         else:
             text += f"ASSISTANT: {turn['content']}{_VICUNA_END}"
-    return text + "ASSISTANT:" if asks else text
+    return text + "ASSISTANT:" if add_generation_prompt else text

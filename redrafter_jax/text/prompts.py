@@ -127,7 +127,7 @@ def rows_decoded(prompts: Sequence[Prompt]) -> list[int]:
     return [*turns.values(), turns.total()]
 
 
-def encode_prompts(how: PromptEncoding, prompts: Sequence[Prompt]) -> EncodedPrompts:
+def encode_prompts(encoding: PromptEncoding, prompts: Sequence[Prompt]) -> EncodedPrompts:
     """The first turn of every prompt in the template, never cut, and what ends its answer.
 
     Without a template special tokens are those that the tokenizer itself adds.
@@ -137,32 +137,32 @@ def encode_prompts(how: PromptEncoding, prompts: Sequence[Prompt]) -> EncodedPro
         has no tokens, or it has several turns and there is no template to write them in.
     """
     for prompt in prompts:
-        if how.template is NO_TEMPLATE and len(prompt.turns) > 1:
+        if encoding.template is NO_TEMPLATE and len(prompt.turns) > 1:
             raise InputError(
                 f"{prompt.place}: the question has {len(prompt.turns)} turns, and without a chat "
                 "template only one can be asked; give a chat template, or turns=1 for the first "
                 "turn alone."
             )
     conversations = [[user_turn(prompt.text)] for prompt in prompts]
-    stops = end_tokens(how.template, how.tokenizer, how.eos_token_ids, conversations)
-    return _encode_turn(how, prompts, conversations, stops)
+    stops = end_tokens(encoding.template, encoding.tokenizer, encoding.eos_token_ids, conversations)
+    return _encode_turn(encoding, prompts, conversations, stops)
 
 
 def encode_later_turns(
-    how: PromptEncoding,
+    encoding: PromptEncoding,
     asked: EncodedPrompts,
     answer: Callable[[EncodedPrompts], Sequence[Sequence[int]]],
 ) -> EncodedPrompts:
     """The same and all later turns of its prompts, each behind the answers to those before.
 
     Args:
-      how: as the first turns were asked.
-      asked: from `ask`.
+      encoding: that of the first turns.
+      asked: from `encode_prompts`.
       answer: from what is asked to the new tokens of each row, ended by a stop token or not. It is
         called once per turn but the last, with the prompts that have another turn.
 
     Raises:
-      InputError: as in `ask`.
+      InputError: as in `encode_prompts`.
     """
     conversations = {prompt.number: [user_turn(prompt.text)] for prompt in asked.prompts}
     latest = whole = asked
@@ -174,11 +174,11 @@ def encode_later_turns(
             rows=[latest.rows[row] for row in rest],
         )
         for prompt, answered in zip(before.prompts, answer(before), strict=True):
-            text = answer_text(how.tokenizer, answered, asked.stop_tokens)
-            said = {"role": "assistant", "content": text}
-            conversations[prompt.number] += [said, user_turn(prompt.turns[turn])]
+            text = answer_text(encoding.tokenizer, answered, asked.stop_tokens)
+            answer_turn = {"role": "assistant", "content": text}
+            conversations[prompt.number] += [answer_turn, user_turn(prompt.turns[turn])]
         histories = [conversations[prompt.number] for prompt in before.prompts]
-        latest = _encode_turn(how, before.prompts, histories, asked.stop_tokens)
+        latest = _encode_turn(encoding, before.prompts, histories, asked.stop_tokens)
         whole = whole._replace(
             prompts=whole.prompts + latest.prompts,
             turns=whole.turns + latest.turns,
@@ -213,7 +213,7 @@ def tokenize_to_length(
 
 
 def _encode_turn(
-    how: PromptEncoding,
+    encoding: PromptEncoding,
     prompts: Sequence[Prompt],
     conversations: Sequence[Sequence[Turn]],
     stop_tokens: tuple[int, ...],
@@ -221,25 +221,25 @@ def _encode_turn(
     """The last turn of each conversation, behind what comes before it.
 
     Raises:
-      InputError: as in `ask`.
+      InputError: as in `encode_prompts`.
     """
     rows, asked_turns = [], [(len(turns) + 1) // 2 for turns in conversations]
     for prompt, turns, number in zip(prompts, conversations, asked_turns, strict=True):
         place = prompt.place if number == 1 else f"{prompt.place}, turn {number}"
-        tokens = encode_turns(how.template, how.tokenizer, turns)
+        tokens = encode_turns(encoding.template, encoding.tokenizer, turns)
         if not tokens:
             raise InputError(f"{place}: the tokenizer makes no tokens of the prompt.")
-        room = how.positions - len(tokens)
-        if how.max_new_tokens > room:
+        room = encoding.positions - len(tokens)
+        if encoding.max_new_tokens > room:
             lower = f"lower max_new_tokens to {room} or " if room > 0 else ""
-            written = "" if how.template is NO_TEMPLATE else " in the chat template"
+            written = "" if encoding.template is NO_TEMPLATE else " in the chat template"
             raise InputError(
                 f"{place}: the prompt has {len(tokens)} tokens{written} and max_new_tokens is "
-                f"{how.max_new_tokens}, but the target has {how.positions} positions; {lower}"
-                "shorten the prompt."
+                f"{encoding.max_new_tokens}, but the target has {encoding.positions} positions; "
+                f"{lower}shorten the prompt."
             )
         rows.append(tokens)
-    return EncodedPrompts(list(prompts), asked_turns, rows, how.template.name, stop_tokens)
+    return EncodedPrompts(list(prompts), asked_turns, rows, encoding.template.name, stop_tokens)
 
 
 def _parse_row(line: str, number: int, place: str) -> Prompt:

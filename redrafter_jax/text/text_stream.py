@@ -34,11 +34,11 @@ class TextStream:
         self._stop_strings = stop_strings
         self._pending = ""  # text that may begin a stop string
         # A tokenizer may spell a token differently at the start of a text, so it gets new tokens
-        # together with some before them. The text of the first `_settled` is `_base`; `_shown` is
-        # what has been given out of the text of all.
+        # together with some before them. The text of the first `_base_count` is `_base`;
+        # `_shown` is what has been given out of the text of all.
         self._tokens = _context(detokenize, prompt)
-        self._settled = _whole(detokenize, self._tokens)
-        self._base = self._shown = detokenize(self._tokens[: self._settled])
+        self._base_count = _complete_count(detokenize, self._tokens)
+        self._base = self._shown = detokenize(self._tokens[: self._base_count])
         # A character that begins in the prompt is undecodable there, and is not shown once more.
         text, _ = self._decode()
         self._shown += text[len(self._shown) :].rstrip(_UNDECODABLE)
@@ -65,10 +65,10 @@ class TextStream:
         piece = certain[len(self._shown) :]
         if piece:
             self._shown = certain
-            piece = piece[_same(piece, self._in_prompt) :]
+            piece = piece[shared_length(piece, self._in_prompt) :]
             self._in_prompt = ""
         if certain == text:
-            self._settle(text, broken)
+            self._rebase(text, broken)
         return piece
 
     def _decode(self) -> tuple[str, bool]:
@@ -76,9 +76,9 @@ class TextStream:
         text = self._detokenize(self._tokens)
         if text.startswith(self._shown):
             return text, False
-        same = _same(text, self._base)
+        same = shared_length(text, self._base)
         if text[same:].startswith(_UNDECODABLE):
-            return self._base + self._detokenize(self._tokens[self._settled :]), True
+            return self._base + self._detokenize(self._tokens[self._base_count :]), True
         if self._base[same:].startswith(_UNDECODABLE):  # of a prompt of broken characters
             self._base = self._shown = text[:same]
             return text, False
@@ -87,17 +87,17 @@ class TextStream:
             "that does not clean up spaces, so that text can be shown before the next token."
         )
 
-    def _settle(self, text: str, broken: bool) -> None:
+    def _rebase(self, text: str, broken: bool) -> None:
         """Forget the tokens that later ones need not be decoded with."""
         if text and text == self._base:  # special tokens, which spell nothing
-            del self._tokens[self._settled :]
+            del self._tokens[self._base_count :]
             return
-        new = self._tokens[self._settled :]
+        new = self._tokens[self._base_count :]
         alone = self._detokenize(new)
         # New tokens that begin within a character still need those before it.
         if broken or (alone and not alone.startswith(_UNDECODABLE)):
             self._tokens, text = new, alone
-        self._settled, self._base, self._shown = len(self._tokens), text, text
+        self._base_count, self._base, self._shown = len(self._tokens), text, text
 
     def _release(self, piece: str) -> str:
         text = self._pending + piece
@@ -122,7 +122,7 @@ def _context(detokenize: Detokenize, prompt: Sequence[int]) -> list[int]:
     return list(prompt[-length:])
 
 
-def _whole(detokenize: Detokenize, tokens: list[int]) -> int:
+def _complete_count(detokenize: Detokenize, tokens: list[int]) -> int:
     """The length of the longest beginning that ends on a complete character."""
     fewest = max(0, len(tokens) - _MOST_PENDING)
     for count in range(len(tokens), fewest, -1):
@@ -136,8 +136,8 @@ def _certain(text: str) -> str:
     return text[: len(text) - min(pending, _MOST_PENDING)]
 
 
-def _same(one: str, other: str) -> int:
-    """How many characters both begin with."""
+def shared_length[Item](one: Sequence[Item], other: Sequence[Item]) -> int:
+    """How many characters or tokens both begin with."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (ours, theirs) in pairs if ours != theirs), min(len(one), len(other)))
 

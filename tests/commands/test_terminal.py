@@ -7,7 +7,7 @@ from contextlib import redirect_stdout
 
 import pytest
 
-from redrafter_jax.commands.terminal import Screen, When, ctrl_c_sets
+from redrafter_jax.commands.terminal import Screen, When, ctrl_c_event
 
 
 class Terminal(io.StringIO):
@@ -72,7 +72,7 @@ def test_colours_are_for_terminals_that_want_them(
 
 @pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_is_heard_once_and_then_raises() -> None:
-    with ctrl_c_sets() as pressed:
+    with ctrl_c_event() as pressed:
         assert not pressed.is_set()
         os.kill(os.getpid(), signal.SIGINT)
         assert pressed.is_set()

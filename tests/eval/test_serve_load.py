@@ -95,11 +95,11 @@ def test_the_load_waits_for_a_server_that_warms_up(
     warm = threading.Event()
     told: list[str] = []
 
-    def tell(text: str) -> None:
+    def log(text: str) -> None:
         told.append(text)
         warm.set()
 
-    monkeypatch.setattr(serve_load, "tell", tell)
+    monkeypatch.setattr(serve_load, "log", log)
     with serving(
         FakeEngine(8, 8, warm=warm), listening=lambda base: evaluate(words(tmp_path, base))
     ):
