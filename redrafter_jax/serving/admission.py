@@ -170,15 +170,16 @@ def admit(
     admitted = []
     if free >= min(most, len(queue)) or not any(slot.decoding for slot in slots):
         while queue:
-            room = [part for part, of in zip(parts, reading, strict=True) if len(of) < most]
+            room = [part for part, own in zip(parts, reading, strict=True) if len(own) < most]
             index = take_slot(slots, room, queue[0])
             if index is None:
                 break
             queue.popleft()
             admitted.append(slots[index])
-            next(of for part, of in zip(parts, reading, strict=True) if index in part).append(index)
+            own = next(own for part, own in zip(parts, reading, strict=True) if index in part)
+            own.append(index)
     places = {
-        part * most + at: index for part, of in enumerate(reading) for at, index in enumerate(of)
+        part * most + at: index for part, own in enumerate(reading) for at, index in enumerate(own)
     }
     return places, admitted
 

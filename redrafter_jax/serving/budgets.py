@@ -116,19 +116,19 @@ class Budgets:
         if program.gain * baseline.seconds >= program.seconds:
             return chosen
         # It is tried again when little is left of what made it look slow.
-        program.gain += (predicted - program.gain) * _share(len(temperatures), _FORGOTTEN)
+        program.gain += (predicted - program.gain) * _update_weight(len(temperatures), _FORGOTTEN)
         return 0
 
-    def time(self, rows: int, chosen: int, seconds: float) -> None:
-        """Tell how long a step took; the shortest time counts."""
+    def add_time(self, rows: int, chosen: int, seconds: float) -> None:
+        """Record how long a step took; the shortest time counts."""
         program = self.programs[rows, chosen]
         program.seconds = min(seconds, program.seconds or seconds)
 
-    def see(self, rows: int, chosen: int, calls: int, gained: int) -> None:
-        """Tell what target calls of rows that speculate gained."""
+    def add_gain(self, rows: int, chosen: int, calls: int, gained: int) -> None:
+        """Record what target calls of rows that speculate gained."""
         program = self.programs[rows, chosen]
         if program.gain is not None and calls:
-            program.gain += (gained / calls - program.gain) * _share(calls, _HALF_LIFE)
+            program.gain += (gained / calls - program.gain) * _update_weight(calls, _HALF_LIFE)
 
     def _chosen_for(self, rows: int) -> set[int]:
         if self._table is None:
@@ -139,5 +139,5 @@ class Budgets:
         return {0, *(self._place[tree.draft] for tree in nearest if tree.draft is not None)}
 
 
-def _share(calls: int, half_life: int) -> float:
+def _update_weight(calls: int, half_life: int) -> float:
     return 1 - 0.5 ** (calls / half_life)

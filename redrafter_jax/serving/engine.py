@@ -33,10 +33,10 @@ from redrafter_jax.serving.budgets import Budgets
 from redrafter_jax.serving.messages import Counters, Event, QueueFull, Request, new_tokens
 from redrafter_jax.serving.slots import Gains, decode_rows, empty_rows, read_chunk
 
-# Of a warm-up: the first one compiles.
-_TURNS = 4
-# Requests that ended last, from which the pace is taken.
-_LATELY = 64
+# The first one compiles.
+_WARM_UP_TURNS = 4
+# How many requests that ended last tell the pace.
+_RECENT = 64
 
 
 class _Run(NamedTuple):
@@ -61,7 +61,7 @@ class Engine:
 
     Attributes:
       counters: sums over all requests.
-      admitted: called with a request's number when it gets its slot, before its prompt is read.
+      on_admission: called with a request's number when it gets its slot, before its prompt is read.
 
     Args:
       target: the target model.
@@ -118,7 +118,7 @@ class Engine:
         check_same_mesh(target, *one_of.models)
 
         self.counters = Counters()
-        self.admitted: Callable[[int], object] = lambda number: None
+        self.on_admission: Callable[[int], object] = lambda number: None
         self._target = target
         self._context_length = context_length
         self._queue_limit = queue_limit
@@ -137,7 +137,7 @@ class Engine:
         self._ended: list[Event] = []
         self._submitted = self._freed = 0
         # When there was nothing to do, and since then when slots became free.
-        self._ends: deque[float] = deque(maxlen=_LATELY + 1)
+        self._ends: deque[float] = deque(maxlen=_RECENT + 1)
         self._idle = idle_row(target, self._stop_tokens)
         self._stop_width = self._idle.arrays.stop_tokens.shape[1]
         self._state = empty_rows(target, one_of, slots, cache_slots, self._stop_width)
@@ -162,11 +162,12 @@ class Engine:
         """Whether the next `advance` has something to do or to tell."""
         return bool(self._queue or self._ended or self.active)
 
-    def warm_up(self, goes_on: Callable[[int, int], bool] = lambda ready, programs: True) -> None:
+    def warm_up(self, proceed: Callable[[int, int], bool] = lambda ready, programs: True) -> None:
         """Compile everything, and time a step of each program.
 
         Args:
-          goes_on: told before each program how many are ready, and of how many; False ends it.
+          proceed: called before each program with how many are ready, and of how many; False ends
+            it.
 
         Raises:
           InputError: a request has been submitted.
@@ -175,16 +176,16 @@ class Engine:
             raise InputError("warm_up comes before the first request; make another engine.")
         count = len(self._budgets.programs) + 1  # prefill, too
         # From the second turn on the state is what these programs leave behind.
-        for turn in range(_TURNS):
+        for turn in range(_WARM_UP_TURNS):
             jax.block_until_ready(self._read({}).gains)
             for compiled, (rows, chosen) in enumerate(self._budgets.programs, start=1):
-                if not goes_on(count if turn else compiled, count):
+                if not proceed(count if turn else compiled, count):
                     return
                 started = time.perf_counter()
                 jax.block_until_ready(self._decode([], rows, chosen).gains)
                 seconds = (time.perf_counter() - started) / self._steps
                 if turn:
-                    self._budgets.time(rows, chosen, seconds)
+                    self._budgets.add_time(rows, chosen, seconds)
         self.counters.prefill_passes = 0
         self.counters.count_compilations(self)
 
@@ -240,7 +241,7 @@ class Engine:
             for slot in admitted:
                 self.counters.prompt_tokens += slot.prompt_length
                 self.counters.reused_tokens += slot.cached
-                self.admitted(slot.number)
+                self.on_admission(slot.number)
             runs.append(self._read(places))
         active = [index for index, slot in enumerate(self._slots) if slot.decoding]
         if active:
@@ -293,7 +294,7 @@ class Engine:
             before, ended = events[number].decided if number in events else [], None
             if gains.done[at]:
                 ended = "stop" if slot.text[-1] in arrays.stop_tokens else "length"
-                self._give_back(slot)
+                self._free(slot)
             events[number] = Event(number, before + new, ended)
             if run.program:
                 drafted = zip(names, gains.drafted[at].sum(axis=0).tolist(), strict=True)
@@ -301,7 +302,7 @@ class Engine:
                 calls += request.speculate * own_calls
                 gained += request.speculate * len(new)
         if run.program:
-            self._budgets.see(*run.program, calls, gained)
+            self._budgets.add_gain(*run.program, calls, gained)
 
     def _end(self, why: str, ends: Callable[[Row], bool]) -> None:
         """End the requests for which this holds."""
@@ -311,9 +312,9 @@ class Engine:
         for slot in self._slots:
             if slot.row is not None and ends(slot.row):
                 self._ended.append(Event(slot.number, [], why))
-                self._give_back(slot)
+                self._free(slot)
 
-    def _give_back(self, slot: Slot) -> None:
+    def _free(self, slot: Slot) -> None:
         self._freed += 1
         slot.row, slot.freed = None, self._freed
         self._ends.append(self._clock())

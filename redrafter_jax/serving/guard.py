@@ -21,7 +21,7 @@ class Guard:
       hosts: names that requests may call the server by, without a port; None for any. A page of
         another site that has its own name point to this machine is kept out so.
       max_body: bytes of a request's body.
-      refused: told the path and the error of what does not pass.
+      on_refusal: called with the path and the error of what does not pass.
     """
 
     def __init__(
@@ -31,13 +31,13 @@ class Guard:
         api_key: str | None,
         hosts: Sequence[str] | None,
         max_body: int,
-        refused: Callable[[str, ApiError], None],
+        on_refusal: Callable[[str, ApiError], None],
     ) -> None:
         self._app = app
         self._api_key = None if api_key is None else api_key.encode()
         self._hosts = hosts
         self._max_body = max_body
-        self._refused = refused
+        self._on_refusal = on_refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -48,7 +48,7 @@ class Guard:
             return
         headers = Headers(scope=scope)
         if refusal := self._refusal(scope["path"], headers):
-            self._refused(scope["path"], refusal)
+            self._on_refusal(scope["path"], refusal)
             await refusal.response()(scope, receive, send)
             return
         size = 0

@@ -15,7 +15,7 @@ from redrafter_jax.serving.metrics import Metrics, Outcome
 from redrafter_jax.serving.openai_errors import ApiError
 from redrafter_jax.serving.openai_schema import BaseRequest, CompletionRequest
 from redrafter_jax.serving.service import Service
-from redrafter_jax.serving.worker import Arrivals, EngineFailedError
+from redrafter_jax.serving.worker import EngineFailedError, EventQueue
 from redrafter_jax.text.tokenizer import split_stops
 
 _SEEDS = 2**31
@@ -29,7 +29,7 @@ class Job:
 
     Attributes:
       service: that answers.
-      arrivals: what the engine decides of the choices.
+      event_queue: what the engine decides of the choices.
       choices: by place in the request.
       seed: of the first choice.
       prompt_tokens: of all prompts.
@@ -39,7 +39,7 @@ class Job:
     """
 
     service: Service
-    arrivals: Arrivals
+    event_queue: EventQueue
     choices: Sequence[Choice]
     seed: int
     prompt_tokens: int
@@ -66,7 +66,7 @@ class Job:
         times = [_Times(self.began) for _ in self.choices]
         try:
             while unfinished:
-                step = await self.arrivals.get()
+                step = await self.event_queue.get()
                 if isinstance(step, Exception):
                     raise step
                 for index, event in step:
@@ -78,24 +78,24 @@ class Job:
                     times[index].add(piece, metrics)
                     if event.ended == "deadline":
                         self.outcome = "deadline"
-                        raise _too_late(self.service.limits.deadline or math.inf)
+                        raise _deadline_exceeded(self.service.limits.deadline or math.inf)
                     if choice.ended:
                         unfinished -= 1
-                        times[index].tell(metrics)
+                        times[index].observe(metrics)
                         if event.ended is None:  # at a stop string, which the engine does not know
-                            self.service.worker.cancel(self.arrivals, index)
+                            self.service.worker.cancel(self.event_queue, index)
                     yield index, piece
             self.outcome = "finished"
         except EngineFailedError:
             self.outcome = "failed"
-            raise _gone() from None
+            raise _closed() from None
         except InputError as error:
             self.outcome = "failed"
             raise ApiError(500, str(error)) from None
 
     def end(self) -> None:
         """Free what is not ended; count the tokens."""
-        self.service.worker.cancel(self.arrivals)
+        self.service.worker.cancel(self.event_queue)
         self.service.metrics.completion_tokens.inc(self.completion_tokens)
 
 
@@ -119,7 +119,7 @@ class _Times:
         self._tokens += len(piece.tokens)
         self._calls = piece.tokens[-1].call
 
-    def tell(self, metrics: Metrics) -> None:
+    def observe(self, metrics: Metrics) -> None:
         """Once the choice has ended."""
         if self._after_first:
             metrics.output_token.observe((self._last - self._first) / self._after_first)
@@ -131,7 +131,7 @@ def check(service: Service, asked: BaseRequest) -> None:
     """Refuse, as an `ApiError`, what can be refused before the prompts are read."""
     status, limits = service.worker.status, service.limits
     if status in ("failed", "closed"):
-        raise _gone()
+        raise _closed()
     if status != "ready":
         raise ApiError(
             503,
@@ -193,7 +193,7 @@ async def start_job(
     ]
     choices = [Choice(service.model.form.tokenizer, one.prompt, strings, gap) for one in requests]
     try:
-        arrivals = await service.worker.submit(requests)
+        event_queue = await service.worker.submit(requests)
     except QueueFull as error:
         # Until all of its choices may wait, but no longer than clients put up with.
         wait = min(max(1, math.ceil(len(requests) * error.seconds)), _LONGEST_WAIT)
@@ -202,8 +202,8 @@ async def start_job(
     except InputError as error:
         raise ApiError(400, str(error), field=asked.prompt_field) from None
     except EngineFailedError:
-        raise _gone() from None
-    return Job(service, arrivals, choices, seed, sum(map(len, prompts)), began)
+        raise _closed() from None
+    return Job(service, event_queue, choices, seed, sum(map(len, prompts)), began)
 
 
 def _sampling(asked: BaseRequest) -> SamplingConfig:
@@ -235,7 +235,7 @@ def _limit(service: Service, asked: BaseRequest, prompt: Sequence[int]) -> int:
     return limit
 
 
-def _too_late(seconds: float) -> ApiError:
+def _deadline_exceeded(seconds: float) -> ApiError:
     return ApiError(
         504,
         f"The answer was not complete after {seconds:g} seconds, the server's limit; ask for fewer "
@@ -244,7 +244,7 @@ def _too_late(seconds: float) -> ApiError:
     )
 
 
-def _gone() -> ApiError:
+def _closed() -> ApiError:
     return ApiError(
         503, "The server is shutting down; send the request to another one.", code="server_ends"
     )

@@ -14,8 +14,6 @@ from redrafter_jax.config import SamplingConfig
 from redrafter_jax.serving.slots import Gains
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
-
-
 # Stop tokens, or strings, that a request may have beside the engine's.
 OWN_STOPS = 4
 

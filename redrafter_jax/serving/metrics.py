@@ -29,20 +29,20 @@ class Metrics(Collector):
         self._engine, self._registry = engine, CollectorRegistry()
         named: Any = {"namespace": _NAME, "registry": self._registry}
         count = partial(Counter, **named)
-        spread = partial(Histogram, buckets=_SECONDS, **named)
+        histogram = partial(Histogram, buckets=_SECONDS, **named)
         self.requests = count("requests", "HTTP requests by outcome.", ["route", "outcome"])
         self.completion_tokens = count("completion_tokens", "Tokens of answers.")
-        self.queue = spread(
+        self.queue = histogram(
             "queue_seconds", "From a request to the admission of its prompt into a slot."
         )
-        self.first_token = spread(
+        self.first_token = histogram(
             "time_to_first_token_seconds",
             "From a request to the first token of an answer, the queue included.",
         )
-        self.output_token = spread(
+        self.output_token = histogram(
             "time_per_output_token_seconds", "Seconds per token after the first, of one answer."
         )
-        self.acceptance_length = spread(
+        self.acceptance_length = histogram(
             "acceptance_length",
             "Of an answer, tokens gained per target call after prefill.",
             buckets=_GAINED,
@@ -68,7 +68,7 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """What the engine counts itself."""
         engine, sums = self._engine, self._engine.counters
-        for name, told, value in (
+        for name, text, value in (
             ("active_slots", "Requests that have a slot.", engine.active),
             ("waiting_requests", "Requests that wait for a slot.", engine.waiting),
             (
@@ -77,8 +77,8 @@ class Metrics(Collector):
                 sums.compiled,
             ),
         ):
-            yield GaugeMetricFamily(f"{_NAME}_{name}", told, value)
-        for name, told, value in (
+            yield GaugeMetricFamily(f"{_NAME}_{name}", text, value)
+        for name, text, value in (
             (
                 "target_calls",
                 "Target calls, each counted for every row decoded.",
@@ -96,12 +96,12 @@ class Metrics(Collector):
                 sums.reused_tokens,
             ),
         ):
-            yield CounterMetricFamily(f"{_NAME}_{name}", told, value)
-        for name, told, counts in (
+            yield CounterMetricFamily(f"{_NAME}_{name}", text, value)
+        for name, text, counts in (
             ("drafted_tokens", "Nodes that a drafter proposed.", sums.drafted),
             ("accepted_tokens", "Drafted tokens that the target chose too.", sums.accepted),
         ):
-            family = CounterMetricFamily(f"{_NAME}_{name}", told, labels=["drafter"])
+            family = CounterMetricFamily(f"{_NAME}_{name}", text, labels=["drafter"])
             for drafter, count in dict(counts).items():
                 family.add_metric([drafter], count)
             yield family

@@ -30,7 +30,7 @@ class Answer(ABC):
             "system_fingerprint": service.model.fingerprint,
             "seed": seed,
         }
-        self._read = service.read_token
+        self._read = service.token_text
         self._top = asked.top
         self._draft_trace = asked.draft_trace
         self._include_usage = asked.stream_options.include_usage
@@ -50,13 +50,13 @@ class Answer(ABC):
 
     def whole(self, choices: Sequence[Sequence[Piece]], usage: dict[str, int]) -> dict[str, Any]:
         """The answer at once, of all that the steps added to each choice."""
-        told = []
+        objects = []
         for index, pieces in enumerate(choices):
             text = "".join(piece.text for piece in pieces)
             tokens = [token for piece in pieces for token in piece.tokens]
             piece = Piece(text, tokens, pieces[-1].finish)
-            told.append(self._choice(index, piece, 0, self._content(piece, whole=True)))
-        return self._head | {"object": self.kind, "choices": told, "usage": usage}
+            objects.append(self._choice(index, piece, 0, self._content(piece, whole=True)))
+        return self._head | {"object": self.kind, "choices": objects, "usage": usage}
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         usage = {"usage": None} if self._include_usage else {}
@@ -138,7 +138,7 @@ class CompletionAnswer(Answer):
 
     def _top_log_probs(self, token: Token) -> dict[str, float]:
         """The likeliest tokens, best first, and the decided one."""
-        told: dict[str, float] = {}
+        log_probs: dict[str, float] = {}
         for other, log_prob in [*token.top[: self._top], (token.id, token.log_prob)]:
-            told.setdefault(self._read(other), log_prob)  # parts of characters read alike
-        return told
+            log_probs.setdefault(self._read(other), log_prob)  # parts of characters read alike
+        return log_probs

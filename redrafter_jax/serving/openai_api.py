@@ -208,21 +208,21 @@ async def _collect(job: Job, answer: Answer, echoes: Sequence[str]) -> Response:
 class _EventStream(StreamingResponse):
     """Server-sent events for a client that may leave, or stop reading, at any time.
 
-    `ended` is called once nothing more is sent, whatever the reason.
+    `on_end` is called once nothing more is sent, whatever the reason.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[str], ended: Callable[[], None]) -> None:
+    def __init__(self, events: AsyncIterator[str], on_end: Callable[[], None]) -> None:
         super().__init__(events, headers={"Cache-Control": "no-store"})
-        self._ended = ended
+        self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Starlette cancels what sends as soon as the client has left.
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._ended()
+            self._on_end()
 
 
 async def _events(job: Job, answer: Answer, echoes: Sequence[str]) -> AsyncIterator[str]:
@@ -245,5 +245,5 @@ async def _events(job: Job, answer: Answer, echoes: Sequence[str]) -> AsyncItera
     yield "data: [DONE]\n\n"
 
 
-def _event(told: dict[str, Any]) -> str:
-    return f"data: {json.dumps(told, separators=(',', ':'))}\n\n"
+def _event(body: dict[str, Any]) -> str:
+    return f"data: {json.dumps(body, separators=(',', ':'))}\n\n"

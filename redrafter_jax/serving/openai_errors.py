@@ -40,8 +40,8 @@ class ApiError(HTTPException):
         """The object that says it, of a response or of an event in a stream."""
         other = "server_error" if self.status_code >= 500 else "invalid_request_error"
         kind = _KINDS.get(self.status_code, other)
-        told = {"message": self.detail, "type": kind, "param": self.field, "code": self.code}
-        return {"error": told}
+        error = {"message": self.detail, "type": kind, "param": self.field, "code": self.code}
+        return {"error": error}
 
     def response(self) -> Response:
         """The response that says it."""
@@ -66,7 +66,7 @@ def as_api_error(method: str, path: str, error: Exception) -> ApiError:
 
 
 def _refusal(error: RequestValidationError) -> ApiError:
-    """The first thing that is wrong with a body, told by the name of its field."""
+    """The first thing that is wrong with a body, by the name of its field."""
     first = error.errors()[0]
     kind, place = first["type"], first["loc"][1:]
     if kind == "json_invalid":
@@ -74,8 +74,7 @@ def _refusal(error: RequestValidationError) -> ApiError:
         return ApiError(
             400, f"The body is not valid JSON: {why} at character {at}.", code="invalid_json"
         )
-    told = first["msg"].removeprefix("Value error, ").replace(" after validation", "")
-    told = told.rstrip(".") + "."
+    reason = first["msg"].removeprefix("Value error, ").replace(" after validation", "")
     if not place:
         if isinstance(error.body, bytes):  # FastAPI reads no other type
             return ApiError(
@@ -87,5 +86,5 @@ def _refusal(error: RequestValidationError) -> ApiError:
     problem = {
         "extra_forbidden": " is not supported; leave it out.",
         "missing": " is missing; give it.",
-    }.get(kind, f": {told}")
+    }.get(kind, f": {reason.rstrip('.')}.")
     return ApiError(400, field + problem, field=field, code=kind)

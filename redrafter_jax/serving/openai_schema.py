@@ -169,7 +169,7 @@ class BaseRequest(_Fields):
 
     @property
     def top(self) -> int | None:
-        """How many of the likeliest tokens are told; None for no log-probabilities at all."""
+        """How many of the likeliest tokens are reported; None for no log-probabilities at all."""
         return None
 
 

@@ -69,7 +69,7 @@ class Server(uvicorn.Server):
     ) -> None:
         metrics = Metrics(engine)
         self.failed = False
-        self._worker = Worker(engine, failed=self._fail, waited=metrics.queue.observe)
+        self._worker = Worker(engine, on_failure=self._fail, on_wait=metrics.queue.observe)
         self._drain_seconds = limits.drain
         service = Service(self._worker, model, limits, token_texts(model.form.tokenizer), metrics)
         guarded = Guard(
@@ -77,7 +77,7 @@ class Server(uvicorn.Server):
             api_key=api_key,
             hosts=LOOPBACK if host in LOOPBACK else None,
             max_body=limits.max_body,
-            refused=metrics.count_refusal,
+            on_refusal=metrics.count_refusal,
         )
         super().__init__(
             uvicorn.Config(

@@ -32,12 +32,12 @@ class Service(NamedTuple):
       worker: that decodes.
       model: what is served.
       limits: on requests.
-      read_token: how a token reads within a text.
+      token_text: how a token reads within a text.
       metrics: what is counted.
     """
 
     worker: Worker
     model: Model
     limits: ServeConfig
-    read_token: Callable[[int], str]
+    token_text: Callable[[int], str]
     metrics: Metrics

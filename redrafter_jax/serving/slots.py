@@ -1,8 +1,8 @@
 """Rows of one decode state that requests take one by one: the device's side.
 
-Nothing here knows a queue: what is read for which rows, and which rows decode, is said by the
-caller. Shapes follow from the sizes alone, so that nothing is compiled for a new request. On a mesh
-each device's part of the state numbers its own rows from 0.
+Nothing here knows a queue: the caller says what is read for which rows, and which rows decode.
+Shapes follow from the sizes alone, so that nothing is compiled for a new request. On a mesh each
+device's part of the state numbers its own rows from 0.
 """
 
 from functools import partial
@@ -79,7 +79,6 @@ def empty_rows(
       slots: S, cache slots of each.
       stop_width: E, stop tokens that a row may have.
     """
-
     sizes = {"rows": rows, "slots": slots, "stop_width": stop_width}
     shapes = jax.eval_shape(partial(_some_rows, **sizes), target, drafter)
 

@@ -18,7 +18,7 @@ Status = Literal["warming up", "ready", "failed", "closed"]
 # What is decided of requests that came together: after every step, which of them have news, and the
 # news; an exception where nothing more will come. What is not read is kept: a slow reader delays
 # no step.
-Arrivals = asyncio.Queue[list[tuple[int, Event]] | Exception]
+EventQueue = asyncio.Queue[list[tuple[int, Event]] | Exception]
 
 _log = logging.getLogger(__name__)
 
@@ -31,9 +31,9 @@ class Worker:
     """The thread that alone touches the engine; what others want of it is done between its steps.
 
     Args:
-      engine: that decodes; its `admitted` is set.
-      failed: called in that thread when the engine has raised.
-      waited: told, in that thread, how many seconds after `submit` a request got its slot.
+      engine: that decodes; its `on_admission` is set.
+      on_failure: called in that thread when the engine has raised.
+      on_wait: called in that thread with the seconds from `submit` until a request got its slot.
 
     Attributes:
       status: "ready" once the engine is warmed up.
@@ -42,20 +42,20 @@ class Worker:
     def __init__(
         self,
         engine: Engine,
-        failed: Callable[[], None] = lambda: None,
-        waited: Callable[[float], object] = lambda seconds: None,
+        on_failure: Callable[[], None] = lambda: None,
+        on_wait: Callable[[float], object] = lambda seconds: None,
     ) -> None:
         self.status: Status = "warming up"
         self._engine = engine
-        engine.admitted = self._tell_wait
-        self._failed = failed
-        self._waited = waited
+        engine.on_admission = self._report_wait
+        self._on_failure = on_failure
+        self._on_wait = on_wait
         self._calls: list[Callable[[], None]] = []
         self._changed = threading.Condition()
         self._closing = False
         # By number in the engine: who waits for what is decided, which of theirs it is, and when it
         # came.
-        self._running: dict[int, tuple[Arrivals, int, float]] = {}
+        self._running: dict[int, tuple[EventQueue, int, float]] = {}
         self._loop: asyncio.AbstractEventLoop
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -63,7 +63,7 @@ class Worker:
         """Begin with the engine's warm-up."""
         self._thread.start()
 
-    async def submit(self, requests: Sequence[Request]) -> Arrivals:
+    async def submit(self, requests: Sequence[Request]) -> EventQueue:
         """Let requests wait together, all of them or none.
 
         Returns:
@@ -75,7 +75,7 @@ class Worker:
           EngineFailedError: there is no engine any more.
         """
         came = time.monotonic()  # the engine may be in the middle of a step
-        arrivals = Arrivals()
+        event_queue = EventQueue()
         self._loop = asyncio.get_running_loop()
         accepted: Future[None] = Future()
 
@@ -85,9 +85,9 @@ class Worker:
             try:
                 self._refuse_after_end()
                 for place, request in enumerate(requests):
-                    self._running[self._engine.submit(request)] = arrivals, place, came
+                    self._running[self._engine.submit(request)] = event_queue, place, came
             except Exception as error:
-                self._free(arrivals)
+                self._free(event_queue)
                 accepted.set_exception(error)
             else:
                 accepted.set_result(None)
@@ -96,17 +96,17 @@ class Worker:
         try:
             await asyncio.wrap_future(accepted)
         except asyncio.CancelledError:  # the engine may have taken them meanwhile
-            self.cancel(arrivals)
+            self.cancel(event_queue)
             raise
-        return arrivals
+        return event_queue
 
-    def cancel(self, arrivals: Arrivals, place: int | None = None) -> None:
+    def cancel(self, event_queue: EventQueue, place: int | None = None) -> None:
         """Free the rows of requests that came together, or of one of them, before the next step."""
         with contextlib.suppress(EngineFailedError):
-            self._call(lambda: self._free(arrivals, place))
+            self._call(lambda: self._free(event_queue, place))
 
     async def close(self) -> None:
-        """End the thread after its step or compilation; who still waits is told so."""
+        """End the thread after its step or compilation; who still waits gets an error."""
         self._closing = True
         with contextlib.suppress(EngineFailedError):
             self._call(lambda: self._end("closed"))
@@ -123,16 +123,16 @@ class Worker:
         if self.status in ("failed", "closed"):
             raise EngineFailedError(f"the engine has {self.status}")
 
-    def _free(self, arrivals: Arrivals, place: int | None = None) -> None:
+    def _free(self, event_queue: EventQueue, place: int | None = None) -> None:
         for number, (owner, own, _) in list(self._running.items()):
-            if owner is arrivals and place in (None, own):
+            if owner is event_queue and place in (None, own):
                 del self._running[number]
                 self._engine.cancel(number)
 
     def _run(self) -> None:
         try:
             began = time.monotonic()
-            self._engine.warm_up(self._warms_up)
+            self._engine.warm_up(self._report_warm_up)
             if not self._closing:
                 _log.info("Ready after %.0f s of compiling.", time.monotonic() - began)
             self.status = "ready"
@@ -147,38 +147,38 @@ class Worker:
         except Exception:
             _log.exception("The engine failed; the server ends.")
             self._end("failed")
-            self._failed()
+            self._on_failure()
 
-    def _warms_up(self, ready: int, programs: int) -> bool:
+    def _report_warm_up(self, ready: int, programs: int) -> bool:
         if ready < programs:
             _log.info("Compiled %d of %d programs.", ready, programs)
         return not self._closing
 
-    def _tell_wait(self, number: int) -> None:
+    def _report_wait(self, number: int) -> None:
         _, _, came = self._running[number]
-        self._waited(time.monotonic() - came)
+        self._on_wait(time.monotonic() - came)
 
     def _deliver(self, events: Sequence[Event]) -> None:
-        arrived: dict[Arrivals, list[tuple[int, Event]]] = defaultdict(list)
+        arrived: dict[EventQueue, list[tuple[int, Event]]] = defaultdict(list)
         for event in events:
             if event.number not in self._running:
                 continue  # cancelled
-            arrivals, place, _ = self._running[event.number]
-            arrived[arrivals].append((place, event))
+            event_queue, place, _ = self._running[event.number]
+            arrived[event_queue].append((place, event))
             if event.ended:
                 del self._running[event.number]
-        for arrivals, own in arrived.items():
-            self._post(arrivals, own)
+        for event_queue, own in arrived.items():
+            self._post(event_queue, own)
 
-    def _post(self, arrivals: Arrivals, arrived: list[tuple[int, Event]] | Exception) -> None:
-        self._loop.call_soon_threadsafe(arrivals.put_nowait, arrived)
+    def _post(self, event_queue: EventQueue, arrived: list[tuple[int, Event]] | Exception) -> None:
+        self._loop.call_soon_threadsafe(event_queue.put_nowait, arrived)
 
     def _end(self, status: Status) -> None:
         with self._changed:
             self.status, calls, self._calls = status, self._calls, []
         error = EngineFailedError(f"the engine has {status}")
-        for arrivals in {arrivals for arrivals, _, _ in self._running.values()}:
-            self._post(arrivals, error)
+        for event_queue in {event_queue for event_queue, _, _ in self._running.values()}:
+            self._post(event_queue, error)
         self._running.clear()
         for call in calls:
             call()

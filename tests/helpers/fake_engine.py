@@ -35,7 +35,7 @@ class FakeEngine(Engine):
     ) -> None:
         # Nothing of a real one is made.
         self.counters = Counters()
-        self.admitted = lambda number: None
+        self.on_admission = lambda number: None
         self.places, self.queue_limit = slots, queue_limit
         self.seconds, self.fails, self.warm, self.gate = seconds, fails, warm, gate
         self.paused = False
@@ -44,8 +44,8 @@ class FakeEngine(Engine):
         self.requests: dict[int, tuple[Request, int]] = {}
         self.told = 0
 
-    def warm_up(self, goes_on: Callable[[int, int], bool] = lambda ready, programs: True) -> None:
-        while self.warm is not None and not self.warm.wait(timeout=0.01) and goes_on(1, 1):
+    def warm_up(self, proceed: Callable[[int, int], bool] = lambda ready, programs: True) -> None:
+        while self.warm is not None and not self.warm.wait(timeout=0.01) and proceed(1, 1):
             pass
 
     @property
@@ -77,7 +77,7 @@ class FakeEngine(Engine):
         for number in list(self.requests)[: self.places]:
             if number > self.told:
                 self.told = number
-                self.admitted(number)
+                self.on_admission(number)
         time.sleep(self.seconds)
         if self.paused:
             return []

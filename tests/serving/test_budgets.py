@@ -52,14 +52,14 @@ def test_rows_and_temperature_choose_the_tree(
 
 def test_a_tree_that_gains_too_little_gives_way_and_is_tried_again(drafter: DraftModel) -> None:
     budgets = Budgets(drafter, TABLE, slots=4)
-    budgets.time(1, BASELINE, 1.0)
-    budgets.time(1, LARGE_AT, 2.0)  # needs two tokens per call to pay; the table expects four
+    budgets.add_time(1, BASELINE, 1.0)
+    budgets.add_time(1, LARGE_AT, 2.0)  # needs two tokens per call to pay; the table expects four
     for _ in range(100):
         assert budgets.choose(1, [0.0]) == LARGE_AT
-        budgets.see(1, LARGE_AT, calls=20, gained=50)
+        budgets.add_gain(1, LARGE_AT, calls=20, gained=50)
     for _ in range(30):
         budgets.choose(1, [0.0])
-        budgets.see(1, LARGE_AT, calls=20, gained=22)
+        budgets.add_gain(1, LARGE_AT, calls=20, gained=22)
     assert budgets.choose(1, [0.0]) == BASELINE
     waited = next(calls for calls in range(10_000) if budgets.choose(1, [0.0]) == LARGE_AT)
     assert waited > 100
@@ -69,8 +69,8 @@ def test_without_a_table_the_tree_is_always_the_same(drafter: DraftModel) -> Non
     budgets = Budgets(drafter, SMALL, slots=8)
     assert budgets.row_counts == [1, 8]
     assert len(budgets.programs) == 4
-    budgets.time(8, 0, 1.0)
-    budgets.time(8, 1, 9.0)
+    budgets.add_time(8, 0, 1.0)
+    budgets.add_time(8, 1, 9.0)
     assert budgets.choose(8, [1.0]) == 1
     assert budgets.choose(8, []) == 0
     assert Budgets(None, None, slots=8).choose(8, [1.0]) == 0

@@ -233,7 +233,7 @@ def test_a_long_prompt_is_admitted_and_then_stops_nobody_for_more_than_a_chunk(
     make_engine: MakeEngine, device: Mock
 ) -> None:
     engine = make_engine()
-    engine.admitted = device.admitted
+    engine.on_admission = device.admitted
     running = [
         engine.submit(Request([n], 40, n, stop_tokens=(), speculate=False)) for n in range(2)
     ]
