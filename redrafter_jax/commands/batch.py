@@ -59,7 +59,7 @@ def continue_file(arguments: argparse.Namespace) -> None:
     make_folder(output.parent, "the folder of --output")
     size = min(arguments.batch_size or _BATCH_SIZE, len(prompts) - done)
     session = open_session(arguments, [prompt.text for prompt in prompts], size)
-    rows = [session.form.encode_text(prompt.text) for prompt in prompts]
+    rows = [session.format.encode_text(prompt.text) for prompt in prompts]
     for prompt, row in zip(prompts, rows, strict=True):
         try:
             prepare(session.target.config, Batch([row], limit), max_path=1)
@@ -78,7 +78,7 @@ def continue_file(arguments: argparse.Namespace) -> None:
                 [rows[index] for index in indices],
                 [limit] * len(batch) + [1] * (size - len(batch)),
                 [seeds[index] for index in indices],
-                steps_per_yield=1 if session.form.stop_strings else _STEPS_PER_UPDATE,
+                steps_per_yield=1 if session.format.stop_strings else _STEPS_PER_UPDATE,
                 kept_cache=kept_cache,
             ):
                 texts = [text + new for text, new in zip(texts, update.texts, strict=True)]
@@ -89,11 +89,11 @@ def continue_file(arguments: argparse.Namespace) -> None:
                     "id": prompts[index].name,
                     "prompt": prompts[index].text,
                     "seed": seeds[index],
-                    "text": texts[row].removeprefix(session.form.template.gap),
+                    "text": texts[row].removeprefix(session.format.template.gap),
                     "tokens": result.tokens[row],
                     "steps": result.steps[row],
                     "acceptance_length": round(acceptance_length(result.accept_counts[row]), 4),
-                    "ended_by": _ending(update, row, session.form.stop_tokens),
+                    "ended_by": _ending(update, row, session.format.stop_tokens),
                     "options": options,
                 }
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")

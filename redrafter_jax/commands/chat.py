@@ -61,7 +61,7 @@ class _Conversation:
                 f"{most} positions."
             )
         self._session = open_session(arguments, ["Hello"])
-        self._turns = list(self._session.form.opening)
+        self._turns = list(self._session.format.opening)
         self._kept_cache = KeptCache(self._context_length)
         self._baseline = self._compile()
 
@@ -86,7 +86,7 @@ class _Conversation:
         elif value:
             raise InputError(f"{command} takes no value, but {value!r} was given; see /help.")
         elif command == "/reset":
-            self._turns = list(self._session.form.opening)
+            self._turns = list(self._session.format.opening)
             log("The conversation is forgotten.")
         else:
             log("\n".join(filter(None, (_HELP, self._screen.legend()))))
@@ -108,7 +108,7 @@ class _Conversation:
 
     def _answer(self, message: str) -> None:
         asked = [*self._turns, user_turn(message)]
-        prompt = self._session.form.encode(asked)
+        prompt = self._session.format.encode(asked)
         room = self._context_length - len(prompt)
         if room < 1:
             raise InputError(
@@ -121,7 +121,7 @@ class _Conversation:
         updates = self._session.stream([prompt], limit, [self._seed], kept_cache=self._kept_cache)
         with ctrl_c_event() as stop:
             text, update, stamps, _ = show_stream(
-                updates, self._session.form.template.gap, self._screen, stop
+                updates, self._session.format.template.gap, self._screen, stop
             )
         seconds = time.perf_counter() - started
         if update is None:
@@ -136,7 +136,7 @@ class _Conversation:
             cost = own / self._baseline
             summary += "; " + describe_cost(result.acceptance_length, cost, self._session.drafter)
         log(summary)
-        ended = update.stopped[0] or tokens[-1] in self._session.form.stop_tokens
+        ended = update.stopped[0] or tokens[-1] in self._session.format.stop_tokens
         if not stopped and len(tokens) == limit and not ended:
             log(
                 f"The context of {self._context_length} tokens is full; /reset begins anew."
@@ -147,8 +147,8 @@ class _Conversation:
     def _compile(self) -> float | None:
         """Prefill and one step, before the first answer; the seconds of a baseline step."""
         log(f"Compiling for {self._context_length} tokens of conversation ...")
-        endless = self._session.form._replace(stop_tokens=())
-        session, cache = self._session._replace(form=endless), self._kept_cache
+        endless = self._session.format._replace(stop_tokens=())
+        session, cache = self._session._replace(format=endless), self._kept_cache
         for _ in islice(session.stream([[0]], 2, [self._seed], kept_cache=cache), 2):
             pass
         baseline = baseline_seconds(session, [0], self._context_length, cache)

@@ -34,11 +34,11 @@ def run(arguments: argparse.Namespace) -> None:
             raise InputError(f"{option_of(name)} is for --prompts; give that, or leave it out.")
     text = _read_prompt(arguments.prompt)
     session = open_session(arguments, [text])
-    prompt = session.form.encode_text(text)
+    prompt = session.format.encode_text(text)
     if sys.stderr.isatty():
         log("Compiling ...")
     updates = session.stream([prompt], arguments.max_new_tokens, [arguments.seed])
-    _, update, stamps, counts = show_stream(updates, session.form.template.gap, Screen("never"))
+    _, update, stamps, counts = show_stream(updates, session.format.template.gap, Screen("never"))
     assert update is not None, "a stream yields the tokens of prefill at least"
     result = update.generation
     # The first step compiles; what follows is decoding alone.

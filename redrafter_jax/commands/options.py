@@ -41,13 +41,13 @@ class Session(NamedTuple):
       target: the target.
       drafter: that is checked for it.
       sampling: how tokens are chosen.
-      form: how prompts are written, and what ends a continuation.
+      format: how prompts are written, and what ends a continuation.
     """
 
     target: Target
     drafter: Drafter
     sampling: SamplingConfig
-    form: PromptFormat
+    format: PromptFormat
 
     def stream(
         self,
@@ -66,9 +66,9 @@ class Session(NamedTuple):
             max_new_tokens=max_new_tokens,
             sampling=self.sampling,
             seeds=seeds,
-            eos_token_ids=self.form.stop_tokens,
-            detokenize=self.form.tokenizer.decode,
-            stop_strings=self.form.stop_strings,
+            eos_token_ids=self.format.stop_tokens,
+            detokenize=self.format.tokenizer.decode,
+            stop_strings=self.format.stop_strings,
             steps_per_yield=steps_per_yield,
             kept_cache=kept_cache,
         )
@@ -89,11 +89,11 @@ def open_session(
     """
     sampling = config_of(SamplingConfig, arguments)
     draft = _nearest_tree(draft_of(arguments), batch_size, sampling.temperature)
-    form = load_prompt_format(arguments, texts, arguments.stop or ())
+    prompt_format = load_prompt_format(arguments, texts, arguments.stop or ())
     target, model = load_models(arguments, draft)
     drafter = bind_drafter(model, None if arguments.no_drafter else draft)
     drafter.check(target.config)
-    return Session(target, drafter, sampling, form)
+    return Session(target, drafter, sampling, prompt_format)
 
 
 def load_prompt_format(

@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> None:
     draft, config = draft_of(arguments), config_of(ServeConfig, arguments)
     # First: what follows takes long.
     listening = listen(arguments.host, arguments.port)
-    form = load_prompt_format(arguments, ["Hello"])
+    prompt_format = load_prompt_format(arguments, ["Hello"])
     target, drafter = load_models(arguments, draft)
     length = context_length(arguments, target.config.position_limit)
     engine = Engine(
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> None:
         slots=config.slots,
         context_length=length,
         queue_limit=config.queue_limit,
-        stop_tokens=form.stop_tokens,
+        stop_tokens=prompt_format.stop_tokens,
         steps_per_call=config.steps_per_call,
         top_log_probs=config.max_logprobs,
     )
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> None:
     name = arguments.name or (given.resolve() if given.name in ("", "..") else given).name
     server = Server(
         engine,
-        Model(name, fingerprint(target), form, length),
+        Model(name, fingerprint(target), prompt_format, length),
         config,
         host=arguments.host,
         api_key=arguments.api_key,

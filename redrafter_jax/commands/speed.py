@@ -114,7 +114,7 @@ def baseline_seconds(
     if drafter.num_nodes == 1 or room < len(prompt) + 2 + _BASELINE_STEPS:
         return None
     baseline = session._replace(
-        drafter=RootOnly(), form=session.form._replace(stop_tokens=(), stop_strings=[])
+        drafter=RootOnly(), format=session.format._replace(stop_tokens=(), stop_strings=[])
     )
     # As many slots as the drafter's steps have, so that prefill is not compiled again.
     most = min(room + drafter.max_path - RootOnly().max_path, limit)

@@ -174,7 +174,7 @@ async def start_job(
     """
     seed = secrets.randbelow(_SEEDS) if asked.seed is None else asked.seed
     try:
-        ends, strings = split_stops(service.model.form.tokenizer, asked.stop)
+        ends, strings = split_stops(service.model.format.tokenizer, asked.stop)
     except InputError as error:
         raise ApiError(400, str(error), field="stop") from None
     sampling = _sampling(asked)
@@ -185,13 +185,13 @@ async def start_job(
             limit,
             (seed + choice) % _SEEDS,
             sampling,
-            stop_tokens=(*service.model.form.stop_tokens, *ends),
+            stop_tokens=(*service.model.format.stop_tokens, *ends),
             deadline=began + (service.limits.deadline or math.inf),
             speculate=asked.speculation,
         )
         for choice, (prompt, limit) in enumerate(row for row in rows for _ in range(asked.n))
     ]
-    choices = [Choice(service.model.form.tokenizer, one.prompt, strings, gap) for one in requests]
+    choices = [Choice(service.model.format.tokenizer, one.prompt, strings, gap) for one in requests]
     try:
         event_queue = await service.worker.submit(requests)
     except QueueFull as error:

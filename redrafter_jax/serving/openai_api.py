@@ -80,7 +80,9 @@ def make_app(service: Service, *, log_prompts: bool = False) -> FastAPI:
 
     @app.post(ROUTES[0])
     async def chat(asked: ChatRequest, http: Request) -> Response:
-        return await respond(asked, http, ChatAnswer, _encode_chat, service.model.form.template.gap)
+        return await respond(
+            asked, http, ChatAnswer, _encode_chat, service.model.format.template.gap
+        )
 
     @app.post(ROUTES[1])
     async def completions(asked: CompletionRequest, http: Request) -> Response:
@@ -112,7 +114,7 @@ def _model(service: Service, created: int) -> dict[str, Any]:
         "created": created,
         "owned_by": "redrafter-jax",
         "context_length": service.model.context_length,
-        "chat": service.model.form.template is not NO_TEMPLATE,
+        "chat": service.model.format.template is not NO_TEMPLATE,
     }
 
 
@@ -127,22 +129,22 @@ def _check_model(service: Service, name: str) -> None:
 
 
 def _encode_chat(service: Service, asked: ChatRequest) -> list[list[int]]:
-    if service.model.form.template is NO_TEMPLATE:
+    if service.model.format.template is NO_TEMPLATE:
         raise ApiError(
             400,
             f"{service.model.name} has no chat template; ask /v1/completions to continue a text.",
         )
     turns = [{"role": turn.role, "content": turn.content} for turn in asked.messages]
-    opening = [] if turns[0]["role"] == "system" else service.model.form.opening
+    opening = [] if turns[0]["role"] == "system" else service.model.format.opening
     try:
-        return [service.model.form.encode([*opening, *turns])]
+        return [service.model.format.encode([*opening, *turns])]
     except InputError as error:
         raise ApiError(400, str(error), field="messages") from None
 
 
 def _encode(service: Service, asked: CompletionRequest) -> list[list[int]]:
     return [
-        encode(service.model.form.tokenizer, prompt) if isinstance(prompt, str) else prompt
+        encode(service.model.format.tokenizer, prompt) if isinstance(prompt, str) else prompt
         for prompt in asked.prompt
     ]
 
@@ -152,7 +154,7 @@ def _echoes(service: Service, asked: BaseRequest) -> list[str]:
     if not (isinstance(asked, CompletionRequest) and asked.echo):
         return []
     texts = [
-        prompt if isinstance(prompt, str) else service.model.form.tokenizer.decode(prompt)
+        prompt if isinstance(prompt, str) else service.model.format.tokenizer.decode(prompt)
         for prompt in asked.prompt
     ]
     return [text for text in texts for _ in range(asked.n)]

@@ -71,7 +71,7 @@ class Server(uvicorn.Server):
         self.failed = False
         self._worker = Worker(engine, on_failure=self._fail, on_wait=metrics.queue.observe)
         self._drain_seconds = limits.drain
-        service = Service(self._worker, model, limits, token_texts(model.form.tokenizer), metrics)
+        service = Service(self._worker, model, limits, token_texts(model.format.tokenizer), metrics)
         guarded = Guard(
             make_app(service, log_prompts=log_prompts),
             api_key=api_key,

@@ -15,13 +15,13 @@ class Model(NamedTuple):
     Attributes:
       name: what clients call it.
       fingerprint: of all that decides a text besides the request.
-      form: how conversations become tokens, and what ends an answer.
+      format: how conversations become tokens, and what ends an answer.
       context_length: tokens that a prompt and its answer may come to.
     """
 
     name: str
     fingerprint: str
-    form: PromptFormat
+    format: PromptFormat
     context_length: int
 
 
