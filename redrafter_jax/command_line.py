@@ -35,9 +35,9 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f"{message}; see {self.prog} --help.")
 
     def unknown_option(self, words: Sequence[str]) -> str | None:
-        """The first word that is an option that there is not.
+        """The first word that looks like an option and is none.
 
-        argparse would first ask for those that are missing.
+        argparse would first ask for required options that are missing.
         """
         for word in takewhile(lambda word: word != "--", words):
             name = word.partition("=")[0]
@@ -48,11 +48,7 @@ class Parser(argparse.ArgumentParser):
         return None
 
     def refuse_mistyped(self, words: Sequence[str]) -> None:
-        """Name the option that was meant.
-
-        Raises:
-          InputError: a word is an option that there is not.
-        """
+        """Refuse a word that looks like an option and is none, and name the one that was meant."""
         if word := self.unknown_option(words):
             options = list(self._option_string_actions)
             near = difflib.get_close_matches(word.partition("=")[0], options, n=1, cutoff=0.8)

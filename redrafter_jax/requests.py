@@ -178,22 +178,17 @@ def _check_cache_shape(cache_shape: tuple[int, ...], rows: int, tokens: int, max
         )
 
 
-def check_whole(value: int, name: str) -> None:
-    """Refuse what is no whole number; the sentence calls it by `name`."""
+def check_size(value: int, name: str, least: int = 1, most: int | None = None) -> None:
+    """Refuse what is no whole number from `least` on, to `most` if given; errors say `name`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise InputError(f"{name} is {value!r}; it must be a whole number.")
-
-
-def check_size(value: int, name: str, least: int = 1, most: int | None = None) -> None:
-    """Refuse what is no whole number from `least` on, to `most` if given."""
-    check_whole(value, name)
     if value < least or (most is not None and value > most):
         limit = f"{least} or more" if most is None else f"from {least} to {most}"
         raise InputError(f"{name} is {value}; it must be {limit}.")
 
 
 def lists_of_rows(value: Any, rows: int, name: str, entries: str) -> list[tuple[str, list[Any]]]:
-    """One list for all rows, or one per row: for every row what to call its list, and the list.
+    """For every row what to call its list, and the list; given is one for all rows, or one per row.
 
     Raises:
       InputError: it is neither.

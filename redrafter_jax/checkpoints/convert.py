@@ -159,7 +159,7 @@ def _formats(found: FoundModel, quantization: Quantization | None) -> dict[str, 
 
 
 def _quantized_fields(found: FoundModel, quantization: Quantization) -> dict[str, Any]:
-    """What `config.json` states of a quantized model, its sizes where the weights alone told."""
+    """What `config.json` states of a quantized model; sizes too where only the weights had them."""
     sizes = medusa_fields(found.config) if isinstance(found.config, MedusaConfig) else {}
     return {**sizes, "quantization_config": {"quant_method": QUANT_METHOD, **asdict(quantization)}}
 

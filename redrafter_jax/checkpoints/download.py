@@ -43,7 +43,7 @@ def is_gguf(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             return file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
-    except OSError:  # one that may not be read is told as what its name says
+    except OSError:  # one that may not be read is what its name says
         return False
 
 

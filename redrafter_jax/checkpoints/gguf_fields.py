@@ -43,7 +43,7 @@ class Architecture(NamedTuple):
 
 
 def _gemma3_fields(stated: Callable[..., Any]) -> dict[str, Any]:
-    """Windows, and what llama.cpp knows without being told."""
+    """Windows, and what llama.cpp knows though no field states it."""
     layers, width = stated("block_count", int), stated("embedding_length", int)
     scalar = stated("attention.key_length", int)
     if layers == _LARGEST_GEMMA3:
@@ -72,7 +72,7 @@ _LLAMA = OUTER_TENSORS | {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-# Layers of the one model of Gemma 3, 27B, that divides scores by the root of another number.
+# Layers of Gemma 3 27B, which alone divides scores by the root of another number.
 _LARGEST_GEMMA3 = 62
 _QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _ARCHITECTURES = {

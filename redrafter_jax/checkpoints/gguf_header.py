@@ -127,14 +127,14 @@ class _Reader:
         self.position = 0
 
     def take(self, size: int) -> int:
-        """The position of the next `size` bytes, which are passed."""
+        """Skip `size` bytes; where they begin."""
         start, self.position = self.position, self.position + size
         if self.position > len(self.content):
             raise cut_short(self.path, self.position, len(self.content))
         return start
 
     def numbers(self, kind: int, count: int = 1) -> tuple[Any, ...]:
-        """So many of a type, one after the other."""
+        """`count` numbers of a type."""
         if kind not in _SCALARS:
             raise InputError(
                 f"{self.path} holds a value of type {kind} at byte {self.position}, which is no "

@@ -20,7 +20,7 @@ from redrafter_jax.streaming import KeptCache, Update
 from redrafter_jax.text.prompts import Prompt, read_prompts
 
 _BATCH_SIZE = 8
-# Between two looks at what is decided. Where strings end a row the host looks at every step.
+# Decode steps between two updates; only one where strings end a row.
 _STEPS_PER_UPDATE = 16
 # What decides a row's text beside its prompt, its seed and the sampling.
 _DECIDING = ("target", "max_new_tokens", "stop", "chat", "chat_template", "system")
@@ -43,7 +43,7 @@ def continue_file(arguments: argparse.Namespace) -> None:
         raise InputError(f"--output is {output}, the file of --prompts; name another.")
     prompts = read_prompts(arguments.prompts)
     last_seed = 2**31 - len(prompts)
-    if not 0 <= arguments.seed <= last_seed:  # told now, not when the last batch is due
+    if not 0 <= arguments.seed <= last_seed:  # refused now, not when the last batch is due
         raise InputError(
             f"--seed is {arguments.seed}; row i is drawn with seed --seed + i, so for "
             f"{len(prompts)} prompts it must be from 0 to {last_seed}."

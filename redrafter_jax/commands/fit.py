@@ -6,7 +6,7 @@ from redrafter_jax.command_line import call_program
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Fit a head; what it does is told on stderr.
+    """Fit a head; progress on stderr.
 
     Raises:
       InputError: the target cannot be used, the folder holds another fit, there is too little time,

@@ -106,7 +106,7 @@ def limited(annotation: Any) -> Callable[[str], Any]:
 
 
 def not_empty(problem: str) -> Callable[[str], str]:
-    """The type of an option whose value is a text; of an empty one the problem is told."""
+    """The type of an option whose value is a text; an empty one is an error with this problem."""
 
     def read(text: str) -> str:
         if not text:

@@ -109,7 +109,7 @@ def load_prompt_format(
     Raises:
       InputError: a file cannot be used, or an option does not go with the template.
     """
-    config = load_target_config(arguments.target)  # a folder of another kind is told as that
+    config = load_target_config(arguments.target)  # first: it refuses what is no target
     tokenizer = load_tokenizer(arguments.target)
     template, opening = _template_of(arguments, tokenizer), []
     if arguments.system is not None:
@@ -159,7 +159,7 @@ def _nearest_tree(
     batch_size: int,
     temperature: float,
 ) -> DraftConfig | None:
-    """Of a table, what it says for so many rows, which is told; None for no drafter."""
+    """The tree to draft; one that a table gives is logged. None drafts none."""
     if isinstance(draft, DraftConfig):
         return draft
     tree = draft.nearest(batch_size, temperature)
@@ -206,7 +206,7 @@ def load_models(
 def context_length(arguments: argparse.Namespace, limit: int) -> int:
     """The tokens that a conversation may have: as the options say, or the target's limit.
 
-    Of a limit that is high only a part: a cache for it may take more memory than the weights.
+    A high limit is cut: a cache for all of it may take more memory than the weights.
     """
     return arguments.context_length or min(limit, _CONTEXT_LENGTH)
 

@@ -72,7 +72,7 @@ def show_stream(
 
     Args:
       updates: of a stream, which is closed.
-      gap: of the chat template, whose to write it is when it renders the answer.
+      gap: of the chat template, which writes it itself when it renders the answer.
       screen: where the text goes.
       stop: set by Ctrl-C, ends the text between two steps; without it Ctrl-C is raised.
     """

@@ -83,7 +83,7 @@ def parse_annotation(annotation: Any) -> tuple[list[Any], list[Any]]:
 
 
 def unmet(value: Any, kinds: list[Any], limits: list[Any]) -> str | None:
-    """What the value should be, if it is not; of numbers, bools, choices and tuples of these."""
+    """What the value must be, None if it is; for numbers, bools, choices and tuples of these."""
     if value is None and NoneType in kinds:
         return None
     if get_origin(kinds[0]) is Literal:

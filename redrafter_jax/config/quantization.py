@@ -29,7 +29,7 @@ class Quantization:
 
     @classmethod
     def of(cls, form: WeightFormat) -> "Quantization":
-        """The usual one: embedding and head stay at 8 bits, for they cost text more than layers."""
+        """The usual one: embedding and head keep 8 bits, for they change the text more."""
         return cls(form, "int8", "int8")
 
     def format_of(self, name: str) -> WeightFormat | None:

@@ -86,8 +86,8 @@ class Drafter(ABC):
     ) -> TokenTree:
         """A tree of N nodes below each row's root; siblings carry distinct tokens.
 
-        It is called on the drafter of `prepare` in a loop, and on one as it is in a single step. On
-        a mesh all arrays are this device's parts.
+        A loop calls it on what `prepare` returns, a single step on the drafter as it is. On a mesh
+        all arrays are this device's parts.
 
         Args:
           decoder: the target, for its embedding and vocabulary projection.

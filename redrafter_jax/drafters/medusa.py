@@ -128,8 +128,8 @@ def paths_of(draft: DraftConfig) -> list[Path]:
 def _possible_paths(draft: DraftConfig, above: Path = (), better: int = 0) -> Iterator[Path]:
     """Every path that can be among the N - 1 most probable, whatever the heads say.
 
-    A path whose ranks are nowhere higher, and which is no longer, is never less probable. Whoever
-    has N - 1 such paths beside it is out: of (0, 2) they are (0,), (0, 0) and (0, 1).
+    A path whose ranks are nowhere higher, and which is no longer, is never less probable. A path
+    with N - 1 such paths beside it is out: for (0, 2) they are (0,), (0, 0) and (0, 1).
 
     Args:
       draft: W, R and N.

@@ -19,9 +19,9 @@ class QuantizedWeight(NamedTuple):
     """A weight of 8 or 4 bits per number.
 
     A matrix lies [in, out], and its numbers are quantized in groups along the inputs; a table of
-    embeddings lies [V, D], in groups along D. Each group has a scale: one group is all inputs of an
-    output channel. Scales and minima have the matrix's axes; along the grouped one they have one
-    entry per group.
+    embeddings lies [V, D], in groups along D. Each group has a scale; a single group is all inputs
+    of an output channel. Scales and minima have the matrix's axes, with one entry per group along
+    the grouped one.
 
     Attributes:
       codes: int8, int4 or float8_e4m3fn. A number is `scale * code`, or of whole numbers with a

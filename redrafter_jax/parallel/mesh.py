@@ -211,7 +211,7 @@ def _put(array: Any, sharding: NamedSharding) -> jax.Array:
 
 
 def constrain(tree: Tree, mesh: Mesh | None, rules: Mapping[str, str] = RULES) -> Tree:
-    """The same values, in their parts in the program that is traced; without rules, replicated."""
+    """The same values, split in the program that is traced; with empty rules, replicated."""
     if mesh is None:
         return tree
     return jax.lax.with_sharding_constraint(tree, shardings(tree, mesh, rules))

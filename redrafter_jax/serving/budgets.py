@@ -16,10 +16,10 @@ from redrafter_jax.drafters.one_of import OneOf
 from redrafter_jax.errors import InputError
 from redrafter_jax.requests import check_size
 
-# Target calls of a row after which what was gained before counts half, and of rows that could have
-# drafted a tree, but did not, after which half of what is known of it is forgotten.
+# Half-lives in target calls of a row: of the gains of a tree that is drafted, and of what is known
+# of one that could have been drafted, but was too slow.
 _HALF_LIFE = 200
-_FORGOTTEN = 2000
+_IDLE_HALF_LIFE = 2000
 
 
 @dataclass
@@ -116,7 +116,7 @@ class Budgets:
         if program.gain * baseline.seconds >= program.seconds:
             return chosen
         # It is tried again when little is left of what made it look slow.
-        program.gain += (predicted - program.gain) * _update_weight(len(temperatures), _FORGOTTEN)
+        program.gain += (predicted - program.gain) * _weight(len(temperatures), _IDLE_HALF_LIFE)
         return 0
 
     def add_time(self, rows: int, chosen: int, seconds: float) -> None:
@@ -128,7 +128,7 @@ class Budgets:
         """Record what target calls of rows that speculate gained."""
         program = self.programs[rows, chosen]
         if program.gain is not None and calls:
-            program.gain += (gained / calls - program.gain) * _update_weight(calls, _HALF_LIFE)
+            program.gain += (gained / calls - program.gain) * _weight(calls, _HALF_LIFE)
 
     def _chosen_for(self, rows: int) -> set[int]:
         if self._table is None:
@@ -139,5 +139,5 @@ class Budgets:
         return {0, *(self._place[tree.draft] for tree in nearest if tree.draft is not None)}
 
 
-def _update_weight(calls: int, half_life: int) -> float:
+def _weight(calls: int, half_life: int) -> float:
     return 1 - 0.5 ** (calls / half_life)

@@ -18,8 +18,8 @@ class Guard:
     Args:
       app: that answers what passes.
       api_key: that requests must bear; None for none.
-      hosts: names that requests may call the server by, without a port; None for any. A page of
-        another site that has its own name point to this machine is kept out so.
+      hosts: names that requests may call the server by, without a port; None for any. They keep out
+        DNS rebinding: a page of another site whose name points to this machine.
       max_body: bytes of a request's body.
       on_refusal: called with the path and the error of what does not pass.
     """

@@ -72,7 +72,7 @@ def parse_settings(
 
 
 def _as_override(option: str, words: Sequence[str]) -> str:
-    """Refuse an option that there is not, and tell how it is spelt as a setting."""
+    """The sentence that refuses an unknown option; it spells the option as a setting."""
     key, assigned, value = option.lstrip("-").partition("=")
     following = words[words.index(option) + 1 :]
     if not assigned:

@@ -125,8 +125,8 @@ def _apply(values: dict[str, Any], override: str) -> None:
     holder: Any = values
     try:
         for key in parents:
-            holder = holder.setdefault(key, {}) if isinstance(holder, dict) else holder[_at(key)]
-        holder[leaf if isinstance(holder, dict) else _at(leaf)] = value
+            holder = holder.setdefault(key, {}) if isinstance(holder, dict) else holder[_index(key)]
+        holder[leaf if isinstance(holder, dict) else _index(leaf)] = value
     except (IndexError, TypeError, ValueError):
         raise InputError(
             f"Override {override!r} leads into a value that is no section, or to an entry that a "
@@ -134,14 +134,14 @@ def _apply(values: dict[str, Any], override: str) -> None:
         ) from None
 
 
-def _at(index: str) -> int:
+def _index(index: str) -> int:
     if not index.isdecimal():  # -1 would count from the end
         raise IndexError(index)
     return int(index)
 
 
 def _describe(error: pydantic.ValidationError, model: Any) -> list[str]:
-    """A line for each; a section's keys are listed once, where the last has none like it."""
+    """A line for each problem; a section's last key that is like none lists all keys."""
     lines, lists = [], {}
     for problem in error.errors():
         location, context = problem["loc"], problem.get("ctx", {})

@@ -45,7 +45,7 @@ def _sections(
 
 
 def _stated(name: str, kind: Any, place: str, default: Any) -> str:
-    """A setting with its default as a file has it, or that it has none, and its choices."""
+    """A setting with its default as a file states it, or "(required)", and its choices."""
     choices = f" ({', '.join(map(str, get_args(kind)))})" if get_origin(kind) is Literal else ""
     if default is _REQUIRED:
         return f"{name}{choices} (required)"
@@ -94,7 +94,7 @@ def _is_section(kind: Any) -> bool:
 
 
 def _defaults(kind: Any, given: Any = None) -> dict[str, Any]:
-    """Of a section's settings, from the whole that is taken without it, if there is one."""
+    """Of a section's settings; `given` is the section where a file leaves it out, if it may."""
     names = annotations_of(kind)
     if given is not None:
         return {name: getattr(given, name) for name in names}
