@@ -24,7 +24,7 @@ from redrafter_jax.models.quantize import quantize_model
 from redrafter_jax.models.target import Target, init_target
 from redrafter_jax.parallel.mesh import shardings
 from redrafter_jax.parallel.model import Model
-from redrafter_jax.requests import Batch, prepare
+from redrafter_jax.requests import Batch, pad_requests
 from redrafter_jax.types import DecodeState
 
 Tree = TypeVar("Tree")
@@ -63,7 +63,7 @@ def abstract_state(target: Target, drafter: Drafter, batch_size: int, slots: int
       batch_size: B.
       slots: S, cache slots per row.
     """
-    requests, _ = prepare(target.config, Batch([[0]] * batch_size, 1), drafter.max_path)
+    requests, _ = pad_requests(target.config, Batch([[0]] * batch_size, 1), drafter.max_path)
     tokens = jax.ShapeDtypeStruct((batch_size, slots), requests.tokens.dtype)
     requests = requests._replace(tokens=cast(Any, tokens))
     fill = partial(prefill, context_layers=drafter.context_layers)

@@ -16,7 +16,7 @@ from redrafter_jax.generation import collect, start
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import place
 from redrafter_jax.progress import track
-from redrafter_jax.requests import Batch, prepare
+from redrafter_jax.requests import Batch, pad_requests
 from redrafter_jax.text.prompts import EncodedPrompts
 from redrafter_jax.types import Requests
 
@@ -163,5 +163,5 @@ def decode_batch(method: Method, batch: Batch) -> Run:
 
 def prepare_batch(method: Method, batch: Batch) -> Requests:
     """The batch as arrays where the target lies."""
-    requests, _ = prepare(method.target.config, batch, method.drafter.max_path)
+    requests, _ = pad_requests(method.target.config, batch, method.drafter.max_path)
     return place(requests, method.target.mesh)

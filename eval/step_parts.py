@@ -24,7 +24,7 @@ from redrafter_jax.decoding.step import decode, finish, step_noise, verify
 from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.models.target import Target
 from redrafter_jax.progress import track
-from redrafter_jax.requests import Batch, prepare
+from redrafter_jax.requests import Batch, pad_requests
 from redrafter_jax.types import DecodeState, Sampling, TokenTree, Verified
 
 from .abstract import random_state
@@ -176,7 +176,7 @@ def time_parts(
     for (index, config), (row, drafter), part in product(
         enumerate(samplings), enumerate(drafters), turns
     ):
-        sampling = prepare(target.config, Batch([[0]] * batch_size, 1, config), 1)[0].sampling
+        sampling = pad_requests(target.config, Batch([[0]] * batch_size, 1, config), 1)[0].sampling
         own = (RootOnly(), Buffers(())) if part == "baseline" else (drafter, buffers[row])
         timers[key(index, row, part)] = partial(timer.seconds, part, turns[part], *own, sampling)
 

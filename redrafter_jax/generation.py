@@ -16,7 +16,7 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_rows, check_same_mesh, place, to_host
 from redrafter_jax.parallel.model import Model
-from redrafter_jax.requests import Batch, PerRow, Prompts, StopTokens, prepare, token_lists
+from redrafter_jax.requests import Batch, PerRow, Prompts, StopTokens, pad_requests, token_lists
 from redrafter_jax.types import DecodeState
 
 
@@ -139,7 +139,7 @@ def start(
     """
     check_models(target, drafter)
     shape = None if prefix is None else prefix.tokens.shape
-    requests, slots = prepare(target.config, batch, drafter.max_path, shape)
+    requests, slots = pad_requests(target.config, batch, drafter.max_path, shape)
     check_rows(len(batch.prompts), target.mesh)
     state = prefill(
         target,

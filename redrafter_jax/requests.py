@@ -95,7 +95,7 @@ def _short(value: Any) -> str:
     return " ".join(f"{value!r:.60}".split())
 
 
-def prepare(
+def pad_requests(
     config: TargetConfig, batch: Batch, max_path: int, cache_shape: tuple[int, ...] | None = None
 ) -> tuple[Requests, int]:
     """The batch as arrays of NumPy, and its cache slots per row.
@@ -193,26 +193,19 @@ def lists_of_rows(value: Any, rows: int, name: str, entries: str) -> list[tuple[
     Raises:
       InputError: it is neither.
     """
-    if not _is_list(value):
+    if not _axes(value):
         raise InputError(f"{name} is {value!r}; give a list of {entries}, or such a list per row.")
-    if not any(map(_is_list, value)):
+    if not any(map(_axes, value)):
         return [(name, _as_list(value))] * rows
     own = []
     for row, one in enumerate(_per_row(value, rows, name)):
         label = of_row(name, row, rows)
-        if not _is_list(one):
+        if not _axes(one):
             raise InputError(
                 f"{label} is {one!r}; where rows differ, give a list of {entries} for every row."
             )
         own.append((label, _as_list(one)))
     return own
-
-
-def _is_list(value: Any) -> bool:
-    # An array is a list of values too, though no `Sequence`.
-    if hasattr(value, "__array__"):
-        return np.ndim(value) > 0
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -267,7 +260,7 @@ def _sampling_arrays(
 def _per_row(
     value: PerRow[Value], rows: int, name: str, way_out: str = "one value or one per prompt"
 ) -> list[Value]:
-    if not _is_list(value):
+    if not _axes(value):
         return [cast(Value, value)] * rows
     value = _as_list(value)
     if len(value) != rows:

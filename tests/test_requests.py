@@ -20,7 +20,7 @@ from redrafter_jax import (
 from redrafter_jax.config import DynamicScaling
 from redrafter_jax.drafters.head_drafter import check_pair
 from redrafter_jax.models.target import Target
-from redrafter_jax.requests import Batch, prepare, slots_for, token_lists
+from redrafter_jax.requests import Batch, pad_requests, slots_for, token_lists
 from redrafter_jax.types import Requests
 
 SHAPE = DrafterConfig(vocab_size=24, hidden_size=32, exit_dim=8, num_draft_layers=0)
@@ -32,7 +32,7 @@ def prepared(
     max_path: int = 5, cache_shape: tuple[int, ...] | None = None, **changes: Any
 ) -> tuple[Requests, int]:
     batch = Batch([[1, 2, 3], [4]], 10)._replace(**changes)
-    return prepare(CONFIG, batch, max_path, cache_shape)
+    return pad_requests(CONFIG, batch, max_path, cache_shape)
 
 
 def test_prompts_are_left_aligned_and_rows_have_limits_of_their_own() -> None:
@@ -47,7 +47,7 @@ def test_prompts_are_left_aligned_and_rows_have_limits_of_their_own() -> None:
 def test_dynamic_scaling_says_why_it_ends() -> None:
     dynamic = dataclasses.replace(CONFIG, rope_scaling=DynamicScaling(4.0))
     with pytest.raises(InputError, match=r"64 positions \(its dynamic rotary scaling has no one"):
-        prepare(dynamic, Batch([[1] * 64], 1), 1)
+        pad_requests(dynamic, Batch([[1] * 64], 1), 1)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ MATRIX = np.array([[1, 2], [3, 4]])
         (TWO, [[1, 2], [3]]),
         ([ONE, ONE], [[1, 2], [1, 2]]),
         ({"input_ids": MATRIX, "attention_mask": np.ones((2, 2))}, [[1, 2], [3, 4]]),
-        ([[]], [[]]),  # for `prepare` to refuse, and so is no prompt
+        ([[]], [[]]),  # for `pad_requests` to refuse, and so is no prompt
         ([], []),
         ({"input_ids": [1, 2], "attention_mask": None}, [[1, 2]]),
     ],

@@ -15,7 +15,7 @@ from redrafter_jax.commands.options import dtype_of, open_session
 from redrafter_jax.commands.terminal import log
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.errors import InputError
-from redrafter_jax.requests import Batch, prepare
+from redrafter_jax.requests import Batch, pad_requests
 from redrafter_jax.streaming import KeptCache, Update
 from redrafter_jax.text.prompts import Prompt, read_prompts
 
@@ -62,7 +62,7 @@ def continue_file(arguments: argparse.Namespace) -> None:
     rows = [session.format.encode_text(prompt.text) for prompt in prompts]
     for prompt, row in zip(prompts, rows, strict=True):
         try:
-            prepare(session.target.config, Batch([row], limit), max_path=1)
+            pad_requests(session.target.config, Batch([row], limit), max_path=1)
         except InputError as error:
             raise InputError(f"{prompt.place}: {error}") from None
     # In one size of cache every batch runs what the first one compiled.

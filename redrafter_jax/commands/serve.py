@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> None:
     try:
         from redrafter_jax.serving.engine import Engine
         from redrafter_jax.serving.server import LOOPBACK, Server, listen
-        from redrafter_jax.serving.service import Model
+        from redrafter_jax.serving.service import ServedModel
     except ModuleNotFoundError as error:
         raise InputError(
             f"redrafter serve needs the package {error.name}, which is not installed; in a "
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> None:
     name = arguments.name or (given.resolve() if given.name in ("", "..") else given).name
     server = Server(
         engine,
-        Model(name, fingerprint(target), prompt_format, length),
+        ServedModel(name, fingerprint(target), prompt_format, length),
         config,
         host=arguments.host,
         api_key=arguments.api_key,

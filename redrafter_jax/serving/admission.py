@@ -11,7 +11,7 @@ from jaxtyping import Int
 
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
-from redrafter_jax.requests import Batch, prepare
+from redrafter_jax.requests import Batch, pad_requests
 from redrafter_jax.serving.messages import OWN_STOPS, Request, Token
 from redrafter_jax.serving.slots import PrefillChunk
 from redrafter_jax.text.text_stream import shared_length
@@ -50,7 +50,7 @@ def make_row(
     batch = Batch(
         [list(request.prompt)], request.max_new_tokens, request.sampling, [request.seed], [stops]
     )
-    arrays, _ = prepare(target.config, batch, max_path=1)
+    arrays, _ = pad_requests(target.config, batch, max_path=1)
     missing = (stop_width or 0) - arrays.stop_tokens.shape[1]
     if stop_width and missing < 0:
         raise InputError(

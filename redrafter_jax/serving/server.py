@@ -13,7 +13,7 @@ from redrafter_jax.serving.engine import Engine
 from redrafter_jax.serving.guard import Guard
 from redrafter_jax.serving.metrics import Metrics
 from redrafter_jax.serving.openai_api import make_app
-from redrafter_jax.serving.service import Model, Service
+from redrafter_jax.serving.service import ServedModel, Service
 from redrafter_jax.serving.worker import Worker
 
 # After the last answers are cut off, for their clients to read that.
@@ -60,7 +60,7 @@ class Server(uvicorn.Server):
     def __init__(
         self,
         engine: Engine,
-        model: Model,
+        model: ServedModel,
         limits: ServeConfig,
         *,
         host: str = LOOPBACK[0],

@@ -9,7 +9,7 @@ from redrafter_jax.serving.worker import Worker
 from redrafter_jax.text.chat_template import PromptFormat
 
 
-class Model(NamedTuple):
+class ServedModel(NamedTuple):
     """What is served, besides the engine.
 
     Attributes:
@@ -37,7 +37,7 @@ class Service(NamedTuple):
     """
 
     worker: Worker
-    model: Model
+    model: ServedModel
     limits: ServeConfig
     token_text: Callable[[int], str]
     metrics: Metrics

@@ -13,7 +13,7 @@ from tiny_models import random_target, tiny_config
 
 from redrafter_jax.decoding.prefill import PrefixCache, empty_prefix, prefill
 from redrafter_jax.models.target import Target
-from redrafter_jax.requests import Batch, prepare
+from redrafter_jax.requests import Batch, pad_requests
 from redrafter_jax.types import DecodeState, Requests
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -34,7 +34,7 @@ def target() -> Target:
 
 
 def requests_of(prompts: list[list[int]]) -> Requests:
-    return prepare(CONFIG, Batch(prompts, 4, eos_token_ids=()), 3, SHAPE)[0]
+    return pad_requests(CONFIG, Batch(prompts, 4, eos_token_ids=()), 3, SHAPE)[0]
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model
-from redrafter_jax.requests import Batch, prepare
+from redrafter_jax.requests import Batch, pad_requests
 from redrafter_jax.sampling import draw_noise
 from redrafter_jax.types import DecodeState, Requests, Verified
 
@@ -79,7 +79,7 @@ def _begin(drafter: Drafter, target: Target, requests: Requests) -> DecodeState:
 
 def test_the_context_holds_the_layers_that_the_drafter_reads(habitual_target: Target) -> None:
     drafter = imitating_drafter(habitual_target, context_layers=(0,))
-    requests, _ = prepare(PARITY_CONFIG, Batch(PROMPTS, [24] * 4), 4)
+    requests, _ = pad_requests(PARITY_CONFIG, Batch(PROMPTS, [24] * 4), 4)
     bound = bind_drafter(drafter, DRAFT)
     with pytest.raises(InputError, match=r"are 32 wide and .* 64; .*context_layers=\(0,\)"):
         bound.init(jnp.zeros((4, 32)))
@@ -102,7 +102,7 @@ def test_a_smaller_head_of_the_targets_is_gathered_once_and_not_in_every_step(
     habitual_target: Target,
 ) -> None:
     drafter = imitating_drafter(habitual_target, head="target", draft_tokens=tuple(range(1, V)))
-    requests, _ = prepare(PARITY_CONFIG, Batch(PROMPTS, [24] * 4), 4)
+    requests, _ = pad_requests(PARITY_CONFIG, Batch(PROMPTS, [24] * 4), 4)
     bound = bind_drafter(drafter, DRAFT)
     state = jax.eval_shape(partial(_begin, bound), habitual_target, requests)
     loop = jax.make_jaxpr(decode)(habitual_target, bound, state, 3)
@@ -135,7 +135,7 @@ def test_no_step_copies_the_cache(
     habitual_target: Target, good_drafter: DraftModel, draft: DraftConfig | None
 ) -> None:
     drafter = bind_drafter(good_drafter if draft else None, draft)
-    requests, _ = prepare(PARITY_CONFIG, Batch(PROMPTS, [24] * 4), drafter.max_path)
+    requests, _ = pad_requests(PARITY_CONFIG, Batch(PROMPTS, [24] * 4), drafter.max_path)
     state = jax.eval_shape(partial(_begin, drafter), habitual_target, requests)
     loop = jax.jit(decode, donate_argnums=2)
     lowered = loop.lower(habitual_target, drafter, state, jnp.int32(3))
@@ -146,7 +146,7 @@ def test_no_step_copies_the_cache(
 
 
 def test_a_done_row_never_changes_again(habitual_target: Target, good_drafter: DraftModel) -> None:
-    requests, _ = prepare(PARITY_CONFIG, Batch(PROMPTS, [1, 24, 24, 24]), 4)
+    requests, _ = pad_requests(PARITY_CONFIG, Batch(PROMPTS, [1, 24, 24, 24]), 4)
     drafter = bind_drafter(good_drafter, DRAFT)
     start = prefill(habitual_target, requests)
     # Another, for a state is donated.
@@ -237,7 +237,7 @@ def test_a_row_that_ends_at_the_edge_of_the_cache_keeps_its_text(
 def test_accepted_nodes_are_counted_by_the_drafter_that_proposed_them(target: Target) -> None:
     # Root, two nodes of the first drafter and three of the second. Row 0 is done, row 1 has room
     # for two tokens, row 2 accepts one of the first and all of the second, row 3 the first two.
-    requests, _ = prepare(PARITY_CONFIG, Batch(PROMPTS, [1, 3, 9, 9]), 5)
+    requests, _ = pad_requests(PARITY_CONFIG, Batch(PROMPTS, [1, 3, 9, 9]), 5)
     state = prefill(target, requests)
     state = state._replace(stats=zero_stats(state.root, 5, 2))
     from_root, below_first, longer = [0, 0, 0, 0, 3, 4], [0, 0, 0, 1, 3, 4], [0, 0, 1, 0, 3, 4]

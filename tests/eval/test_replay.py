@@ -16,7 +16,7 @@ from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import make_mesh, place
-from redrafter_jax.requests import Batch, prepare
+from redrafter_jax.requests import Batch, pad_requests
 from redrafter_jax.sampling import filter_logits
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -55,7 +55,7 @@ def see(
     logits: list[float], noise: list[float], scores: list[float], sampling: SamplingConfig
 ) -> TokenScores:
     config = tiny_config(vocab_size=len(logits))
-    requests, _ = prepare(config, Batch([[0]], 1, sampling, [0], ()), 1)
+    requests, _ = pad_requests(config, Batch([[0]], 1, sampling, [0], ()), 1)
     arrays = [np.asarray(values, np.float32) for values in (logits, noise, scores)]
     return TokenScores(arrays[0], arrays[1], arrays[2], requests.sampling)
 

@@ -34,7 +34,7 @@ from redrafter_jax.decoding.step import decode_step
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
-from redrafter_jax.requests import Batch, prepare
+from redrafter_jax.requests import Batch, pad_requests
 from redrafter_jax.serving.messages import Counters
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -72,7 +72,7 @@ def test_the_parts_in_a_row_are_a_decode_step() -> None:
     target, drafter = random_pair()
     bound = bind_drafter(drafter, DraftConfig(beam_width=2, draft_rounds=2, lookup_tokens=1))
     config = SamplingConfig(0.8, top_k=5)
-    sampling = prepare(target.config, Batch([[0]] * 2, 1, config), 1)[0].sampling
+    sampling = pad_requests(target.config, Batch([[0]] * 2, 1, config), 1)[0].sampling
     filled = random_state(target, bound, 2, 32)
     state = reset_state(filled, 9, bound, sampling, done=False)
     expected, _ = jax.jit(decode_step)(target, bound, state)

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 
 from redrafter_jax.config import ServeConfig
 from redrafter_jax.serving.server import LOOPBACK, Server, listen
-from redrafter_jax.serving.service import Model
+from redrafter_jax.serving.service import ServedModel
 from redrafter_jax.text.chat_template import ChatTemplate, PromptFormat
 
 # Every turn is a line.
@@ -52,7 +52,7 @@ def serving(
     while the engine is not warmed up yet.
     """
     form = PromptFormat(tokenizer or byte_tokenizer(), template, [], (), [])
-    model = Model("tiny", "fp_tiny", form, limits.context_length or 120)
+    model = ServedModel("tiny", "fp_tiny", form, limits.context_length or 120)
     server = Server(engine, model, limits, **options)
     bound = listen(LOOPBACK[0], 0)
     # Connections hold little of what a client does not read.
