@@ -107,8 +107,8 @@ class _Conversation:
         log(f"The temperature is {sampling.temperature:g}.")
 
     def _answer(self, message: str) -> None:
-        asked = [*self._turns, user_turn(message)]
-        prompt = self._session.format.encode(asked)
+        turns = [*self._turns, user_turn(message)]
+        prompt = self._session.format.encode(turns)
         room = self._context_length - len(prompt)
         if room < 1:
             raise InputError(
@@ -127,7 +127,7 @@ class _Conversation:
         if update is None:
             log("Stopped before the answer began; the message is not kept.")
             return
-        self._turns = [*asked, {"role": "assistant", "content": text}]
+        self._turns = [*turns, {"role": "assistant", "content": text}]
         result, stopped = update.generation, stop.is_set()
         (tokens,) = result.tokens
         summary = ("stopped; " if stopped else "") + describe_speed(result, len(tokens) / seconds)

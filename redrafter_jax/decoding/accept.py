@@ -44,7 +44,7 @@ def choose_tokens(
     V = noise.shape[-1]
     own_noise = own_shard(noise, logits.shape[-1])
     node_noise = jnp.take_along_axis(own_noise, depth[..., None], axis=1)
-    return _first_best(filter_logits(logits, sampling, V) + node_noise, V)
+    return _argmax(filter_logits(logits, sampling, V) + node_noise, V)
 
 
 def log_probs_of(logits: Float[Array, "B N V"], chosen: Int[Array, "B N"]) -> Float[Array, "B N"]:
@@ -78,7 +78,7 @@ def is_stop(tokens: Int[Array, "B M"], stop_tokens: Int[Array, "B E"]) -> Bool[A
     return (tokens[:, :, None] == stop_tokens[:, None, :]).any(axis=-1)
 
 
-def _first_best(scores: Float[Array, "B N part"], V: int) -> Int[Array, "B N"]:
+def _argmax(scores: Float[Array, "B N part"], V: int) -> Int[Array, "B N"]:
     """The lowest index of the maximum over all V; of NaN scores the last index.
 
     This is `argmax` as two reductions, which the CPU can vectorise.

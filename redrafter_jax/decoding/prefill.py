@@ -164,14 +164,14 @@ def read_requests(
         same = cached & (requests.tokens == prefix.tokens)
         # There is a first difference: a cache is never full to its last slot.
         known = jnp.argmin(same, axis=1).astype(jnp.int32)
-    begin_of_last = jnp.maximum(lengths - C, 0)
+    last_begin = jnp.maximum(lengths - C, 0)
     chunks = jnp.maximum(jnp.max((lengths - known + C - 1) // C), 1)
 
     def read(
         index: Int[Array, ""], carry: tuple[KVCache, Float[Array, "B Z"]]
     ) -> tuple[KVCache, Float[Array, "B Z"]]:
         cache, _ = carry
-        begin = jnp.minimum(known + index * C, begin_of_last)
+        begin = jnp.minimum(known + index * C, last_begin)
         fresh = jax.vmap(lambda row, at: jax.lax.dynamic_slice(row, (at,), (C,)))(
             requests.tokens, begin
         )

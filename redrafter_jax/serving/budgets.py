@@ -41,7 +41,7 @@ class Budgets:
     Attributes:
       drafters: that may propose, the one-node tree first.
       row_counts: rows that are decoded together, in rising order.
-      programs: all that may be chosen, by number of rows and place in `drafters`. A tree of a table
+      programs: all that may be chosen, by number of rows and index in `drafters`. A tree of a table
         gives way to the baseline while it gains too little.
 
     Args:
@@ -78,7 +78,7 @@ class Budgets:
         else:
             found = [] if drafter is None else [draft]
         self.drafters = (RootOnly(), *(bind_drafter(drafter, tree) for tree in found))
-        self._place = {tree: place for place, tree in enumerate(found, start=1)}
+        self._index = {tree: index for index, tree in enumerate(found, start=1)}
         self.programs = {
             (rows, chosen): Program()
             for rows in self.row_counts
@@ -95,7 +95,7 @@ class Budgets:
         return next(rows for rows in self.row_counts if rows >= active)
 
     def choose(self, rows: int, temperatures: Sequence[float]) -> int:
-        """The place of the drafter for the next steps.
+        """The index of the drafter for the next steps.
 
         Args:
           rows: of `row_counts`.
@@ -106,7 +106,7 @@ class Budgets:
         if self._table is None:
             return len(self.drafters) - 1
         tuned = self._table.nearest(rows, sum(temperatures) / len(temperatures))
-        chosen = self._place[tuned.draft] if tuned.draft else 0
+        chosen = self._index[tuned.draft] if tuned.draft else 0
         program, baseline = self.programs[rows, chosen], self.programs[rows, 0]
         if program.seconds is None or baseline.seconds is None:
             return chosen
@@ -136,7 +136,7 @@ class Budgets:
         nearest: list[TunedTree] = [
             self._table.nearest(rows, tree.temperature) for tree in self._table.trees
         ]
-        return {0, *(self._place[tree.draft] for tree in nearest if tree.draft is not None)}
+        return {0, *(self._index[tree.draft] for tree in nearest if tree.draft is not None)}
 
 
 def _weight(calls: int, half_life: int) -> float:

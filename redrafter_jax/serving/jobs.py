@@ -30,7 +30,7 @@ class Job:
     Attributes:
       service: that answers.
       event_queue: what the engine decides of the choices.
-      choices: by place in the request.
+      choices: by index in the request.
       seed: of the first choice.
       prompt_tokens: of all prompts.
       began: when the request came, by the monotonic clock.
@@ -127,7 +127,7 @@ class _Times:
             metrics.acceptance_length.observe((self._tokens - 1) / self._calls)
 
 
-def check(service: Service, asked: BaseRequest) -> None:
+def check(service: Service, request: BaseRequest) -> None:
     """Refuse, as an `ApiError`, what can be refused before the prompts are read."""
     status, limits = service.worker.status, service.limits
     if status in ("failed", "closed"):
@@ -139,46 +139,46 @@ def check(service: Service, asked: BaseRequest) -> None:
             code="not_ready",
             headers={"Retry-After": "1"},
         )
-    choices = asked.n * (len(asked.prompt) if isinstance(asked, CompletionRequest) else 1)
+    choices = request.n * (len(request.prompt) if isinstance(request, CompletionRequest) else 1)
     if choices > limits.choices:
         raise ApiError(
             400,
-            f"{asked.prompt_field} and n ask for {choices} answers, but a request may have "
+            f"{request.prompt_field} and n ask for {choices} answers, but a request may have "
             f"{limits.choices}; ask for fewer.",
             field="n",
         )
-    if (asked.top or 0) > limits.max_logprobs:
-        field = "top_logprobs" if "top_logprobs" in type(asked).model_fields else "logprobs"
+    if (request.top or 0) > limits.max_logprobs:
+        field = "top_logprobs" if "top_logprobs" in type(request).model_fields else "logprobs"
         raise ApiError(
             400,
-            f"{field} is {asked.top}, but this server tells {limits.max_logprobs} at most; ask for "
-            f"fewer, or start it with --max-logprobs {asked.top}.",
+            f"{field} is {request.top}, but this server tells {limits.max_logprobs} at most; ask "
+            f"for fewer, or start it with --max-logprobs {request.top}.",
             field=field,
         )
 
 
 async def start_job(
     service: Service,
-    asked: BaseRequest,
+    request: BaseRequest,
     prompts: Sequence[Sequence[int]],
     began: float,
     gap: str = "",
 ) -> Job:
     """Let a request that passed `check` wait for the engine.
 
-    Each of its prompts, which are token ids, is answered `asked.n` times. Its deadline counts from
-    `began` by the monotonic clock; `gap` is as in `Choice`.
+    Each of its prompts, token ids, is answered `request.n` times. Its deadline counts from `began`
+    by the monotonic clock; `gap` is as in `Choice`.
 
     Raises:
       ApiError: it does not fit, there is no room in the queue, or the engine is gone.
     """
-    seed = secrets.randbelow(_SEEDS) if asked.seed is None else asked.seed
+    seed = secrets.randbelow(_SEEDS) if request.seed is None else request.seed
     try:
-        ends, strings = split_stops(service.model.format.tokenizer, asked.stop)
+        ends, strings = split_stops(service.model.format.tokenizer, request.stop)
     except InputError as error:
         raise ApiError(400, str(error), field="stop") from None
-    sampling = _sampling(asked)
-    rows = [(prompt, _limit(service, asked, prompt)) for prompt in prompts]
+    sampling = _sampling(request)
+    rows = [(prompt, _limit(service, request, prompt)) for prompt in prompts]
     requests = [
         Request(
             list(prompt),
@@ -187,9 +187,9 @@ async def start_job(
             sampling,
             stop_tokens=(*service.model.format.stop_tokens, *ends),
             deadline=began + (service.limits.deadline or math.inf),
-            speculate=asked.speculation,
+            speculate=request.speculation,
         )
-        for choice, (prompt, limit) in enumerate(row for row in rows for _ in range(asked.n))
+        for choice, (prompt, limit) in enumerate(row for row in rows for _ in range(request.n))
     ]
     choices = [Choice(service.model.format.tokenizer, one.prompt, strings, gap) for one in requests]
     try:
@@ -200,33 +200,33 @@ async def start_job(
         headers = {"Retry-After": str(wait)}
         raise ApiError(429, str(error), code="queue_full", headers=headers) from None
     except InputError as error:
-        raise ApiError(400, str(error), field=asked.prompt_field) from None
+        raise ApiError(400, str(error), field=request.prompt_field) from None
     except EngineFailedError:
         raise _closed() from None
     return Job(service, event_queue, choices, seed, sum(map(len, prompts)), began)
 
 
-def _sampling(asked: BaseRequest) -> SamplingConfig:
+def _sampling(request: BaseRequest) -> SamplingConfig:
     try:
-        return SamplingConfig(asked.temperature, asked.top_k, asked.top_p, asked.min_p)
+        return SamplingConfig(request.temperature, request.top_k, request.top_p, request.min_p)
     except FieldError as error:
         raise ApiError(400, f"{error.field} {error.problem}", field=error.field) from None
 
 
-def _limit(service: Service, asked: BaseRequest, prompt: Sequence[int]) -> int:
+def _limit(service: Service, request: BaseRequest, prompt: Sequence[int]) -> int:
     """On the new tokens of an answer: what is asked for, or all that there is room for."""
     most = service.model.context_length
-    limit = asked.max_tokens or max(1, most - len(prompt))
+    limit = request.max_tokens or max(1, most - len(prompt))
     if len(prompt) + limit > most:
         # The prompt alone would fit; the limit is to blame if the client gave it.
         names = [] if len(prompt) >= most else ["max_completion_tokens", "max_tokens"]
         blamed = next(
-            (name for name in names if name in asked.model_fields_set), asked.prompt_field
+            (name for name in names if name in request.model_fields_set), request.prompt_field
         )
         ones = "one is" if limit == 1 else "ones are"
         raise ApiError(
             400,
-            f"{asked.prompt_field} has {len(prompt)} tokens and {limit} new {ones} asked for, "
+            f"{request.prompt_field} has {len(prompt)} tokens and {limit} new {ones} asked for, "
             f"but an answer and its prompt have room for {most}; shorten the prompt, or ask for "
             "fewer.",
             field=blamed,

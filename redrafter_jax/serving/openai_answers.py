@@ -21,7 +21,7 @@ class Answer(ABC):
     kind: str
     chunk_kind: str
 
-    def __init__(self, service: Service, asked: BaseRequest, seed: int) -> None:
+    def __init__(self, service: Service, request: BaseRequest, seed: int) -> None:
         self.id = self.prefix + secrets.token_hex(12)
         self._head = {
             "id": self.id,
@@ -31,9 +31,9 @@ class Answer(ABC):
             "seed": seed,
         }
         self._read = service.token_text
-        self._top = asked.top
-        self._draft_trace = asked.draft_trace
-        self._include_usage = asked.stream_options.include_usage
+        self._top = request.top
+        self._draft_trace = request.draft_trace
+        self._include_usage = request.stream_options.include_usage
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """The chunk before a choice's first token, if the API has one."""

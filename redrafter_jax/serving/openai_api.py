@@ -79,30 +79,29 @@ def make_app(service: Service, *, log_prompts: bool = False) -> FastAPI:
         return _model(service, created)
 
     @app.post(ROUTES[0])
-    async def chat(asked: ChatRequest, http: Request) -> Response:
-        return await respond(
-            asked, http, ChatAnswer, _encode_chat, service.model.format.template.gap
-        )
+    async def chat(request: ChatRequest, http: Request) -> Response:
+        gap = service.model.format.template.gap
+        return await respond(request, http, ChatAnswer, _encode_chat, gap)
 
     @app.post(ROUTES[1])
-    async def completions(asked: CompletionRequest, http: Request) -> Response:
-        return await respond(asked, http, CompletionAnswer, _encode)
+    async def completions(request: CompletionRequest, http: Request) -> Response:
+        return await respond(request, http, CompletionAnswer, _encode)
 
     async def respond(
-        asked: BaseRequest,
+        request: BaseRequest,
         http: Request,
         kind: type[Answer],
         read: Callable[[Service, Any], list[list[int]]],
         gap: str = "",
     ) -> Response:
         began = time.monotonic()
-        _check_model(service, asked.model)
+        _check_model(service, request.model)
         if log_prompts:
-            _log.info("%s: %r", http.url.path, getattr(asked, asked.prompt_field))
-        check(service, asked)
-        prompts = await asyncio.to_thread(read, service, asked)
-        job = await start_job(service, asked, prompts, began, gap)
-        return await _answer(job, kind(service, asked, job.seed), asked, http)
+            _log.info("%s: %r", http.url.path, getattr(request, request.prompt_field))
+        check(service, request)
+        prompts = await asyncio.to_thread(read, service, request)
+        job = await start_job(service, request, prompts, began, gap)
+        return await _answer(job, kind(service, request, job.seed), request, http)
 
     return app
 
@@ -128,13 +127,13 @@ def _check_model(service: Service, name: str) -> None:
         )
 
 
-def _encode_chat(service: Service, asked: ChatRequest) -> list[list[int]]:
+def _encode_chat(service: Service, request: ChatRequest) -> list[list[int]]:
     if service.model.format.template is NO_TEMPLATE:
         raise ApiError(
             400,
             f"{service.model.name} has no chat template; ask /v1/completions to continue a text.",
         )
-    turns = [{"role": turn.role, "content": turn.content} for turn in asked.messages]
+    turns = [{"role": turn.role, "content": turn.content} for turn in request.messages]
     opening = [] if turns[0]["role"] == "system" else service.model.format.opening
     try:
         return [service.model.format.encode([*opening, *turns])]
@@ -142,27 +141,27 @@ def _encode_chat(service: Service, asked: ChatRequest) -> list[list[int]]:
         raise ApiError(400, str(error), field="messages") from None
 
 
-def _encode(service: Service, asked: CompletionRequest) -> list[list[int]]:
+def _encode(service: Service, request: CompletionRequest) -> list[list[int]]:
     return [
         encode(service.model.format.tokenizer, prompt) if isinstance(prompt, str) else prompt
-        for prompt in asked.prompt
+        for prompt in request.prompt
     ]
 
 
-def _echoes(service: Service, asked: BaseRequest) -> list[str]:
+def _echoes(service: Service, request: BaseRequest) -> list[str]:
     """What the choices begin with, where they repeat their prompts."""
-    if not (isinstance(asked, CompletionRequest) and asked.echo):
+    if not (isinstance(request, CompletionRequest) and request.echo):
         return []
     texts = [
         prompt if isinstance(prompt, str) else service.model.format.tokenizer.decode(prompt)
-        for prompt in asked.prompt
+        for prompt in request.prompt
     ]
-    return [text for text in texts for _ in range(asked.n)]
+    return [text for text in texts for _ in range(request.n)]
 
 
-async def _answer(job: Job, answer: Answer, asked: BaseRequest, http: Request) -> Response:
+async def _answer(job: Job, answer: Answer, request: BaseRequest, http: Request) -> Response:
     """The response to a request that the engine has: a stream, or all of it once it is complete."""
-    echoes = _echoes(job.service, asked)
+    echoes = _echoes(job.service, request)
 
     def ended() -> None:
         job.end()
@@ -177,7 +176,7 @@ async def _answer(job: Job, answer: Answer, asked: BaseRequest, http: Request) -
             time.monotonic() - job.began,
         )
 
-    if asked.stream:
+    if request.stream:
         return _EventStream(_events(job, answer, echoes), ended)
     collected = asyncio.ensure_future(_collect(job, answer, echoes))
     left = asyncio.ensure_future(_client_leaves(http))

@@ -84,8 +84,8 @@ class Worker:
                 return
             try:
                 self._refuse_after_end()
-                for place, request in enumerate(requests):
-                    self._running[self._engine.submit(request)] = event_queue, place, came
+                for index, request in enumerate(requests):
+                    self._running[self._engine.submit(request)] = event_queue, index, came
             except Exception as error:
                 self._free(event_queue)
                 accepted.set_exception(error)
@@ -100,10 +100,10 @@ class Worker:
             raise
         return event_queue
 
-    def cancel(self, event_queue: EventQueue, place: int | None = None) -> None:
+    def cancel(self, event_queue: EventQueue, index: int | None = None) -> None:
         """Free the rows of requests that came together, or of one of them, before the next step."""
         with contextlib.suppress(EngineFailedError):
-            self._call(lambda: self._free(event_queue, place))
+            self._call(lambda: self._free(event_queue, index))
 
     async def close(self) -> None:
         """End the thread after its step or compilation; who still waits gets an error."""
@@ -123,9 +123,9 @@ class Worker:
         if self.status in ("failed", "closed"):
             raise EngineFailedError(f"the engine has {self.status}")
 
-    def _free(self, event_queue: EventQueue, place: int | None = None) -> None:
+    def _free(self, event_queue: EventQueue, index: int | None = None) -> None:
         for number, (owner, own, _) in list(self._running.items()):
-            if owner is event_queue and place in (None, own):
+            if owner is event_queue and index in (None, own):
                 del self._running[number]
                 self._engine.cancel(number)
 
@@ -163,8 +163,8 @@ class Worker:
         for event in events:
             if event.number not in self._running:
                 continue  # cancelled
-            event_queue, place, _ = self._running[event.number]
-            arrived[event_queue].append((place, event))
+            event_queue, index, _ = self._running[event.number]
+            arrived[event_queue].append((index, event))
             if event.ended:
                 del self._running[event.number]
         for event_queue, own in arrived.items():
