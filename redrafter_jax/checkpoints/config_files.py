@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args, get_origin
 
 from redrafter_jax.config import DrafterConfig
-from redrafter_jax.config.limits import FieldError, parse_annotation
+from redrafter_jax.config.limits import FieldError, main_type
 from redrafter_jax.errors import InputError
 
 DRAFTER_MODEL_TYPE = "recurrent_drafting_drafter"
@@ -58,7 +58,7 @@ def read_fields[T](kind: type[T], values: Mapping[str, Any], path: Path, **given
     for one in fields(cast(Any, kind)):
         if one.name in given or (values.get(one.name) is None and one.default is not MISSING):
             continue
-        (allowed, *_), _ = parse_annotation(one.type)
+        allowed = main_type(one.type)
         expected = cast(type, get_origin(allowed) or allowed)
         value = field(values, one.name, path, _AS_JSON.get(expected, expected))
         if expected is tuple:

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from redrafter_jax.checkpoints.quantized import SCALE
-from redrafter_jax.checkpoints.stored import StoredWeight, dtype_of, memory_map
+from redrafter_jax.checkpoints.stored import Index, StoredWeight, dtype_of, memory_map
 
 
 def with_output_scales(stored: dict[str, StoredWeight]) -> dict[str, StoredWeight]:
@@ -29,8 +29,6 @@ def with_output_scales(stored: dict[str, StoredWeight]) -> dict[str, StoredWeigh
     return found
 
 
-def _spread(
-    scale: StoredWeight, outputs: int, index: tuple[slice, ...]
-) -> Float[np.ndarray, "outputs 1"]:
+def _spread(scale: StoredWeight, outputs: int, index: Index) -> Float[np.ndarray, "outputs 1"]:
     numbers = memory_map(scale, dtype_of(scale)).reshape(-1, 1)
     return np.broadcast_to(numbers, (outputs, 1))[index]

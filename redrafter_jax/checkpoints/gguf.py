@@ -19,7 +19,7 @@ from redrafter_jax.checkpoints.gguf_fields import (
     gguf_fields,
 )
 from redrafter_jax.checkpoints.gguf_header import Tensor, read_header, stored_bytes
-from redrafter_jax.checkpoints.stored import ITEM_BYTES, StoredWeight, memory_map
+from redrafter_jax.checkpoints.stored import ITEM_BYTES, Index, StoredWeight, memory_map
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
 
@@ -104,7 +104,7 @@ def _stored(name: str, tensor: Tensor, alternating: int, added: float) -> Stored
 
 
 def _unpack(
-    tensor: Tensor, alternating: int, added: float, index: tuple[slice, ...]
+    tensor: Tensor, alternating: int, added: float, index: Index
 ) -> Float[np.ndarray, "..."]:
     """A part of a tensor on one axis or two, float32; nothing else of it is read.
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from redrafter_jax.checkpoints.quantized import MINIMUM, SCALE
-from redrafter_jax.checkpoints.stored import StoredWeight
+from redrafter_jax.checkpoints.stored import Index, StoredWeight
 from redrafter_jax.errors import InputError
 
 # Rows of a tensor's blocks, [rows, blocks, bytes], that begin within these slices.
@@ -146,7 +146,7 @@ def _unpack(
     read: ReadBlocks,
     take: Callable[[np.ndarray], np.ndarray],
     per_block: int,
-    index: tuple[slice, ...],
+    index: Index,
 ) -> np.ndarray:
     """A part of the codes, scales or minima."""
     rows, columns = index

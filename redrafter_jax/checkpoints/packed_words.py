@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float, Float32, Int8, UInt8, UInt32
 
 from redrafter_jax.checkpoints.quantized import MINIMUM, SCALE
-from redrafter_jax.checkpoints.stored import StoredWeight, dtype_of, memory_map
+from redrafter_jax.checkpoints.stored import Index, StoredWeight, dtype_of, memory_map
 from redrafter_jax.errors import InputError
 
 # Where each of the eight lies in its word.
@@ -120,7 +120,7 @@ def _layer_parts(name: str, layer: _Layer, order: StoredWeight | None) -> dict[s
     return {part.name: part for part in parts}
 
 
-def _codes(layer: _Layer, index: tuple[slice, ...]) -> Int8[np.ndarray, "out in"]:
+def _codes(layer: _Layer, index: Index) -> Int8[np.ndarray, "out in"]:
     outputs, inputs = index
     words = memory_map(layer.codes, _WORDS)
     if layer.packing.by_inputs:
@@ -130,7 +130,7 @@ def _codes(layer: _Layer, index: tuple[slice, ...]) -> Int8[np.ndarray, "out in"
     return codes.astype(np.int8) - np.int8(8)
 
 
-def _scales(layer: _Layer, index: tuple[slice, ...]) -> Float[np.ndarray, "out groups"]:
+def _scales(layer: _Layer, index: Index) -> Float[np.ndarray, "out groups"]:
     if layer.packing.symmetric:
         stored = _zeros(layer, index)
         # Most programs take 8 whatever is stored, so folders of both formats state either name
@@ -144,7 +144,7 @@ def _scales(layer: _Layer, index: tuple[slice, ...]) -> Float[np.ndarray, "out g
     return memory_map(layer.scales, dtype_of(layer.scales))[groups, outputs].T
 
 
-def _minima(layer: _Layer, index: tuple[slice, ...]) -> Float32[np.ndarray, "out groups"]:
+def _minima(layer: _Layer, index: Index) -> Float32[np.ndarray, "out groups"]:
     """Exact: a scale of float16 has 11 bits, a zero point 4."""
     zeros = _zeros(layer, index)
     # A zero point of 0, less one, has run over into its neighbours in some programs.
@@ -157,7 +157,7 @@ def _minima(layer: _Layer, index: tuple[slice, ...]) -> Float32[np.ndarray, "out
     return -_scales(layer, index).astype(np.float32) * (zeros + layer.packing.zero_offset)
 
 
-def _zeros(layer: _Layer, index: tuple[slice, ...]) -> UInt8[np.ndarray, "out groups"]:
+def _zeros(layer: _Layer, index: Index) -> UInt8[np.ndarray, "out groups"]:
     """As they are stored."""
     outputs, groups = index
     order = _IN_ORDER if layer.packing.by_inputs else _INTERLEAVED

@@ -13,7 +13,7 @@ from functools import partial
 import jax.numpy as jnp
 import numpy as np
 
-from redrafter_jax.checkpoints.stored import StoredWeight, check_shape, memory_map
+from redrafter_jax.checkpoints.stored import Index, StoredWeight, check_shape, memory_map
 from redrafter_jax.errors import InputError
 
 QUANT_METHOD = "redrafter"
@@ -77,7 +77,7 @@ def pack(codes: np.ndarray) -> np.ndarray:
     return shifted[:, ::2] | (shifted[:, 1::2] << 4)
 
 
-def _unpack(packed: StoredWeight, index: tuple[slice, ...]) -> np.ndarray:
+def _unpack(packed: StoredWeight, index: Index) -> np.ndarray:
     """A part of int4 codes, one to a byte."""
     content = memory_map(packed, np.uint8)
     rows, columns = index

@@ -30,6 +30,8 @@ _DTYPES = {
 READ_DTYPES = _DTYPES | _CODES
 # Numbers of a weight that are read at a time.
 _NUMBERS = 1 << 20
+# A part of a weight: a slice for each axis.
+Index = tuple[slice, ...]
 
 
 class StoredWeight(NamedTuple):
@@ -41,8 +43,7 @@ class StoredWeight(NamedTuple):
       dtype: safetensors' name of it, such as "BF16".
       shape: as stored.
       offset: of its first byte in the file.
-      unpack: for a packed weight: from slices, one for each axis, to the numbers in them; None for
-        one that is not packed.
+      unpack: for a packed weight: from an index to the numbers there; None for others.
       scale: of a quantized weight, whose numbers are codes [out, in]: of every group, [out,
         groups].
       minimum: the same, or None.
@@ -53,7 +54,7 @@ class StoredWeight(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     offset: int
-    unpack: Callable[[tuple[slice, ...]], np.ndarray] | None = None
+    unpack: Callable[[Index], np.ndarray] | None = None
     scale: "StoredWeight | None" = None
     minimum: "StoredWeight | None" = None
 
@@ -165,9 +166,7 @@ def pieces(stored: StoredWeight) -> Iterator[Shaped[np.ndarray, "..."]]:
         yield rows.astype(dtype_of(stored), copy=False)
 
 
-def _unrounded(
-    stored: StoredWeight, index: tuple[slice, ...]
-) -> Iterator[Shaped[np.ndarray, "..."]]:
+def _unrounded(stored: StoredWeight, index: Index) -> Iterator[Shaped[np.ndarray, "..."]]:
     """Rows of a part as they are unpacked, maybe more precise than the weight's own dtype."""
     if not stored.shape:  # a scalar is read as a row
         stored, index = stored._replace(shape=(1,)), (slice(None),)
@@ -179,11 +178,11 @@ def _unrounded(
         yield read((slice(row, min(row + step, stop)), *others))
 
 
-def _full_index(stored: StoredWeight) -> tuple[slice, ...]:
+def _full_index(stored: StoredWeight) -> Index:
     return (slice(None),) * len(stored.shape)
 
 
-def _read_rows(stored: StoredWeight, index: tuple[slice, ...]) -> Shaped[np.ndarray, "..."]:
+def _read_rows(stored: StoredWeight, index: Index) -> Shaped[np.ndarray, "..."]:
     """Whole rows of numbers that lie in the file as they are."""
     rows, dtype, columns = index[0], dtype_of(stored), math.prod(stored.shape[1:])
     start = stored.offset + rows.start * columns * dtype.itemsize
@@ -194,9 +193,7 @@ def _read_rows(stored: StoredWeight, index: tuple[slice, ...]) -> Shaped[np.ndar
     return numbers.reshape(-1, *stored.shape[1:])
 
 
-def _read(
-    stored: StoredWeight, dtype: np.dtype, index: tuple[slice, ...]
-) -> Shaped[np.ndarray, "..."]:
+def _read(stored: StoredWeight, dtype: np.dtype, index: Index) -> Shaped[np.ndarray, "..."]:
     """A part: unpacked numbers are cast on the way, others on the device."""
     dtype = dtype if stored.unpack else dtype_of(stored)
     sizes = [len(range(*one.indices(size))) for one, size in zip(index, stored.shape, strict=True)]

@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any, get_args
 
 from redrafter_jax.config import DraftConfig, Dtype, SamplingConfig, ServeConfig
-from redrafter_jax.config.limits import FieldError, field_docs, parse_annotation, unmet
+from redrafter_jax.config.limits import FieldError, field_docs, main_type, parse_annotation, unmet
 from redrafter_jax.errors import InputError
 
 
@@ -81,7 +81,7 @@ def add_fields(group: Any, config: type) -> None:
     texts = field_docs(config)
     for field in fields(config):
         text = texts.get(field.name, "").replace("%", "%%")
-        kind = parse_annotation(field.type)[0][0]
+        kind = main_type(field.type)
         if kind is bool:
             group.add_argument(option_of(field.name), action="store_true", default=None, help=text)
             continue

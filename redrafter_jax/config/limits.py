@@ -82,6 +82,11 @@ def parse_annotation(annotation: Any) -> tuple[list[Any], list[Any]]:
     return [kind for kinds, _ in parts for kind in kinds], [one for _, own in parts for one in own]
 
 
+def main_type(annotation: Any) -> Any:
+    """The first type that an annotation allows beside None."""
+    return next((kind for kind in parse_annotation(annotation)[0] if kind is not NoneType), None)
+
+
 def unmet(value: Any, kinds: list[Any], limits: list[Any]) -> str | None:
     """What the value must be, None if it is; for numbers, bools, choices and tuples of these."""
     if value is None and NoneType in kinds:

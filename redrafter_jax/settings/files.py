@@ -11,14 +11,13 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin
 
 import pydantic
 import yaml
 
 from redrafter_jax.checkpoints.config_files import read_text
-from redrafter_jax.config.limits import FieldError, parse_annotation
+from redrafter_jax.config.limits import FieldError, main_type
 from redrafter_jax.errors import InputError
 
 _UNKNOWN_KEYS = ("extra_forbidden", "unexpected_keyword_argument")
@@ -182,9 +181,7 @@ def _known_keys(section: Any, location: tuple[int | str, ...]) -> list[str]:
             section = [one for one in get_args(section) if one is not Ellipsis][-1]
         else:
             section = annotations_of(section).get(str(part))
-        section = next(
-            (kind for kind in parse_annotation(section)[0] if kind is not NoneType), None
-        )
+        section = main_type(section)
     return list(annotations_of(section))
 
 

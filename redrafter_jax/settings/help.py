@@ -4,12 +4,11 @@ import dataclasses
 import inspect
 import textwrap
 from collections.abc import Iterator
-from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 import yaml
 
-from redrafter_jax.config.limits import field_docs, parse_annotation
+from redrafter_jax.config.limits import field_docs, main_type
 from redrafter_jax.settings.files import Settings, annotations_of
 
 _WIDTH = 80
@@ -80,9 +79,7 @@ def _inner(annotation: Any) -> tuple[Any, str]:
     """The type of a field, or of what its lists and mappings hold, and what leads there."""
     place = ""
     while True:
-        annotation = next(
-            (one for one in parse_annotation(annotation)[0] if one is not NoneType), None
-        )
+        annotation = main_type(annotation)
         if get_origin(annotation) not in (list, tuple, dict):
             return annotation, place
         place += ".NAME" if get_origin(annotation) is dict else ".0"
