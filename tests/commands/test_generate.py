@@ -127,7 +127,7 @@ def test_a_message_is_written_as_the_template_does_and_its_answer_ends_with_its_
         (["--mesh-model", "4"], "model=4, which does not divide the target's num_key"),
         (["--temperature", "-1"], "--temperature is -1.0; it must be 0 or more"),
         (
-            ["--top-k", "5", "--min-p", "0.1"],
+            ["--top-k", "5", "--min-p", "0"],
             "whatever --top-k and --min-p would keep; give a --te",
         ),
         (["--stop", ""], "argument --stop: the text is empty; leave it out"),

@@ -20,6 +20,7 @@ from redrafter_jax.serving.openai_schema import ChatRequest, CompletionRequest
         (b"[]", 400, "Send a JSON object"),
         (b"", 400, "Send a JSON object"),
         (b'{"model": "tiny"}', 400, "prompt is missing"),
+        (b'{"model": "tiny", "prompt": "a", "tools": [1]}', 400, "tools is not supported"),
         (b'{"model": "tiny", "prompt": "a", "\\ud800": 1}', 400, "Send a JSON object"),
         (b'{"model": "tiny", "prompt": "\\ud800"}', 400, "a lone surrogate"),
         (b'{"model": "tiny", "prompt": "a", "temperature": NaN}', 400, "it must be finite"),
