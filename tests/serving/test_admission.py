@@ -36,6 +36,7 @@ def test_a_common_beginning_is_copied_where_it_is_a_small_part_of_what_is_kept(
 
 def test_nobody_takes_a_beginning_that_is_not_there_yet(target: Target) -> None:
     slots = [Slot(freed=1), kept([1, 2, 3, 4, 5, 6, 7], 3), Slot(freed=2)]
+    slots[1].row = row_of(target, [1, 2, 3])
     assert take_slot(slots, ONE_PART, row_of(target, [1, 2, 0, 0])) == 0
     assert take_slot(slots, ONE_PART, row_of(target, [1, 2, 0, 5])) == 2
     assert slots[2].source == 1, "row 0 will hold three of the tokens, after the next pass"

@@ -46,6 +46,22 @@ def test_a_stop_string_that_the_limit_completes_ends_the_answer() -> None:
     assert (piece.text, piece.finish) == ("", "stop")
 
 
+def test_what_a_template_writes_before_an_answer_is_left_out_once() -> None:
+    tokenizer = byte_tokenizer()
+    tokens = [Token(id, -1.0, [], 0, None) for id in tokenizer.encode(" a b").ids]
+    choice = Choice(tokenizer, tokenizer.encode("a").ids, [], gap=" ")
+    assert choice.take(Event(0, tokens, "length")).text == "a b"
+
+
+def test_a_choice_that_a_stop_string_ends_frees_its_slot_and_no_other() -> None:
+    engine = FakeEngine(slots=2)
+    asked = {"prompt": ["abc", "de"], "limit": ENDLESS, "stop": "cab"}
+    with serving(engine, limits=ROOMY) as base, streamed(base, **asked):
+        wait_until(lambda: len(engine.requests) == 1, seconds=60)
+        steps = engine.steps
+        wait_until(lambda: engine.steps > steps + 9, seconds=60)
+
+
 def test_log_probabilities_that_are_no_numbers_are_an_error() -> None:
     choice = Choice(byte_tokenizer(), [0], [])
     with pytest.raises(InputError, match="logits are not finite"):
