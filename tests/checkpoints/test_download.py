@@ -14,10 +14,17 @@ from huggingface_hub.errors import (
 )
 from safetensors.numpy import load_file
 from tiny_folders import change_json
-from tiny_models import assert_same, random_target, tiny_config
+from tiny_models import assert_same, random_drafter, random_target, tiny_config
 from torch_archives import write_archive
 
-from redrafter_jax import InputError, load_target, save_target
+from redrafter_jax import (
+    DrafterConfig,
+    InputError,
+    load_drafter,
+    load_target,
+    save_drafter,
+    save_target,
+)
 from redrafter_jax.checkpoints import download
 from redrafter_jax.checkpoints.convert import convert
 
@@ -61,6 +68,14 @@ def test_the_hubs_description_comes_before_its_weights(
     of_commit = [("some/body", "0123abc")] * (2 if stored == "bin" else 1)
     assert asked == [("some/body", None), *of_commit]
     assert not list(target_folder.parent.glob("snapshots/*/consolidated*"))
+
+
+@pytest.mark.usefixtures("asked")
+def test_a_drafters_weights_come_from_the_hub_too(target_folder: Path) -> None:
+    drafter = random_drafter(DrafterConfig(24, 32, exit_dim=8, num_draft_layers=0))
+    shutil.rmtree(target_folder)
+    save_drafter(drafter, target_folder)
+    assert_same(load_drafter("some/body", dtype="float32"), drafter)
 
 
 @pytest.mark.usefixtures("asked")

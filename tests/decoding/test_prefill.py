@@ -100,11 +100,11 @@ def remember(state: DecodeState) -> PrefixCache:
 
 
 FIRST = prompts_of([30, 30, 30, 2, 40])
-# More follows; another end; another text; a longer one; a beginning of the same.
+# More follows; another end; another first token alone; a longer text; a beginning of the same.
 NEXT = [
     [*FIRST[0], *[7] * 20],
     [*FIRST[1][:25], 1, 2, 3, 4],
-    [(token + 1) % 24 for token in FIRST[2]],
+    [(FIRST[2][0] + 1) % 24, *FIRST[2][1:]],
     [*FIRST[3], *range(20)],
     FIRST[4][:20],
 ]

@@ -1,7 +1,7 @@
 """Text from tokens that hold parts of characters, and where a stop string cuts it."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -190,6 +190,7 @@ def first_stop(text: str, stops: list[str]) -> int | None:
     st.lists(st.integers(0, len(WORDS) - 1), max_size=12),
     st.lists(st.text("abé", min_size=1, max_size=4), max_size=3),
 )
+@example([1, 2], ["bab", "a"])  # one token completes both, and the one that begins later first
 def test_text_is_cut_where_the_first_completed_stop_string_begins(
     tokens: list[int], stops: list[str]
 ) -> None:
