@@ -112,11 +112,14 @@ def test_too_little_time_is_refused_with_what_is_enough() -> None:
     assert make_plan(enough, spent=2.0, rows=48, rates=RATES, new_tokens=96).tokens >= 4096
 
 
-def test_a_plan_is_kept(tmp_path: Path) -> None:
+def test_a_plan_is_kept_for_the_same_model_alone(tmp_path: Path) -> None:
     assert read_plan(tmp_path, ASKED) is None
     plan = make_plan(ASKED, spent=2.0, rows=48, rates=RATES, new_tokens=96)
     write_plan(plan, tmp_path)
     assert read_plan(tmp_path, ASKED) == plan
+    for other in (ASKED._replace(target="other"), ASKED._replace(target_dtype="bfloat16")):
+        with pytest.raises(InputError, match=r"holds a fit with target\w* \w+ \(now \w+\); use"):
+            read_plan(tmp_path, other)
 
 
 @pytest.mark.long

@@ -17,7 +17,13 @@ from redrafter_jax.models.target import init_target
 from redrafter_jax.parallel.mesh import make_mesh, place
 from train.config import TrainSettings
 from train.data.types import Windows
-from train.setup import check_same_inputs, digest_rows, digest_weights, set_up
+from train.setup import (
+    check_same_inputs,
+    check_same_run,
+    digest_rows,
+    digest_weights,
+    set_up,
+)
 
 CONFIG = TargetConfig(32, 16, 24, 1, 2, 2, 8, 1e4, 1e-5, 64, False, (0,))
 
@@ -61,6 +67,16 @@ def test_a_template_of_another_day_is_told_the_way_out() -> None:
     assert str(told.value).endswith("from the first start on.")
     with pytest.raises(InputError, match=r"contents of texts; .* or remove that one\.$"):
         check_same_inputs(saved, saved | {"texts": "C"}, {"chats"}, Path("runs"))
+
+
+def test_steps_grow_once_all_are_taken_and_not_on_the_way() -> None:
+    saved, more = (
+        TrainSettings.model_validate(settings(Path("any"), Path("runs"), steps=steps))
+        for steps in (40, 60)
+    )
+    check_same_run(saved.model_dump(mode="json"), 40, more)
+    with pytest.raises(InputError, match="settings for steps; steps may only grow, once all 40"):
+        check_same_run(saved.model_dump(mode="json"), 20, more)
 
 
 def test_a_place_where_no_folder_can_be_made_is_refused() -> None:
