@@ -12,11 +12,9 @@ import pytest
 from engine_runs import ROWS, STOPS, gather, generated, make_requests, run
 from tiny_models import forgetful_target, imitating_drafter, tiny_config
 
-from redrafter_jax import DraftConfig, make_mesh
+from redrafter_jax import DraftConfig
 from redrafter_jax.checkpoints.draft_table import DraftTable, TunedTree
-from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.models.target import Target
-from redrafter_jax.parallel.mesh import place
 from redrafter_jax.serving import engine as engine_module
 from redrafter_jax.serving.engine import Engine, Event, QueueFull, Request
 
@@ -301,34 +299,3 @@ def test_the_queue_has_a_limit_and_says_at_what_pace_it_moves(make_engine: MakeE
     run(engine)
     engine.submit(request)
     assert len(run(engine)) == 1
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("data", "model"), [(2, 1), (2, 2)])
-def test_on_a_mesh_too(
-    habitual_target: Target, good_drafter: DraftModel, data: int, model: int
-) -> None:
-    mesh = make_mesh(data, model)
-    engine = Engine(
-        place(habitual_target, mesh),
-        place(good_drafter, mesh),
-        draft=DraftConfig(beam_width=2, draft_rounds=2),
-        slots=4,
-        context_length=64,
-        stop_tokens=STOPS,
-        prefill_chunk=CHUNK,
-        prefill_rows=2,
-        row_counts=(),
-    )
-    engine.counters.count_compilations(engine)  # there is no warm-up
-    requests = [request._replace(speculate=True) for request in make_requests(0, ROWS)]
-    told = {}
-    for half in (requests[:8], requests[8:]):
-        engine.counters.compiled = 0
-        for request in half:
-            engine.submit(request)
-        told |= run(engine)
-    assert engine.counters.compiled == 0
-    assert engine.counters.reused_tokens > 0
-    texts = generated(habitual_target, requests).tokens
-    assert [told[number].tokens for number in range(ROWS)] == texts
