@@ -12,7 +12,7 @@ from redrafter_jax.commands.speed import (
     describe_cost,
     describe_speed,
     show_stream,
-    step_seconds,
+    update_seconds,
 )
 from redrafter_jax.commands.terminal import Screen, ctrl_c_event, log, read_lines
 from redrafter_jax.config.limits import FieldError
@@ -131,7 +131,7 @@ class _Conversation:
         result, stopped = update.generation, stop.is_set()
         (tokens,) = result.tokens
         summary = ("stopped; " if stopped else "") + describe_speed(result, len(tokens) / seconds)
-        own = step_seconds(stamps)
+        own = update_seconds(stamps)
         if own and self._baseline:
             cost = own / self._baseline
             summary += "; " + describe_cost(result.acceptance_length, cost, self._session.drafter)
@@ -151,6 +151,6 @@ class _Conversation:
         session, cache = self._session._replace(format=endless), self._kept_cache
         for _ in islice(session.stream([[0]], 2, [self._seed], kept_cache=cache), 2):
             pass
-        baseline = baseline_seconds(session, [0], self._context_length, cache)
+        baseline = baseline_seconds(session, [0], self._context_length, 1, cache)
         log("Ready; /help tells what else may be typed.")
         return baseline

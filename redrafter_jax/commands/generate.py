@@ -11,12 +11,16 @@ from redrafter_jax.commands.speed import (
     describe_cost,
     describe_speed,
     show_stream,
-    step_seconds,
+    update_seconds,
 )
 from redrafter_jax.commands.terminal import Screen, log
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.text.tokenizer import require_text
+
+# What a drafter prepares for many steps, it prepares for each update. Strings end a text at the
+# step that spells them.
+_STEPS_PER_UPDATE = 4
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -37,16 +41,19 @@ def run(arguments: argparse.Namespace) -> None:
     prompt = session.format.encode_text(text)
     if sys.stderr.isatty():
         log("Compiling ...")
-    updates = session.stream([prompt], arguments.max_new_tokens, [arguments.seed])
+    steps = 1 if session.format.stop_strings else _STEPS_PER_UPDATE
+    updates = session.stream(
+        [prompt], arguments.max_new_tokens, [arguments.seed], steps_per_yield=steps
+    )
     _, update, stamps, counts = show_stream(updates, session.format.template.gap, Screen("never"))
     assert update is not None, "a stream yields the tokens of prefill at least"
     result = update.generation
-    # The first step compiles; what follows is decoding alone.
+    # The first update compiles; what follows is decoding alone.
     rate = (counts[-1] - counts[1]) / (stamps[-1] - stamps[1]) if len(stamps) > 2 else None
     log(describe_speed(result, rate))
-    own = step_seconds(stamps[1:])
+    own = update_seconds(stamps[1:])
     room = len(prompt) + arguments.max_new_tokens
-    if own and (baseline := baseline_seconds(session, prompt, room)):
+    if own and (baseline := baseline_seconds(session, prompt, room, steps)):
         log(describe_cost(result.acceptance_length, own / baseline, session.drafter))
 
 

@@ -14,8 +14,8 @@ from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.generation import Generation
 from redrafter_jax.streaming import KeptCache, Update
 
-# Steps that a median is taken of: at least, and of the baseline.
-_STEPS, _BASELINE_STEPS = 3, 10
+# Updates that a median is taken of: at least, and of the baseline.
+_UPDATES, _BASELINE_UPDATES = 3, 5
 
 
 def describe_speed(result: Generation, tokens_per_second: float | None) -> str:
@@ -43,10 +43,10 @@ def describe_cost(acceptance_length: float, cost: float, drafter: Drafter) -> st
     return f"{sentence}; try --no-drafter, or another tree"
 
 
-def step_seconds(stamps: Sequence[float]) -> float | None:
-    """The median of a step's seconds; None of too few. Stamps are taken after every step."""
-    steps = [after - before for before, after in pairwise(stamps)]
-    return median(steps) if len(steps) >= _STEPS else None
+def update_seconds(stamps: Sequence[float]) -> float | None:
+    """The median of an update's seconds; None of too few. Stamps are taken after every update."""
+    updates = [after - before for before, after in pairwise(stamps)]
+    return median(updates) if len(updates) >= _UPDATES else None
 
 
 class ShownText(NamedTuple):
@@ -74,7 +74,7 @@ def show_stream(
       updates: of a stream, which is closed.
       gap: of the chat template, which writes it itself when it renders the answer.
       screen: where the text goes.
-      stop: set by Ctrl-C, ends the text between two steps; without it Ctrl-C is raised.
+      stop: set by Ctrl-C, ends the text between two updates; without it Ctrl-C is raised.
     """
     whole, text, update, stamps, counts = "", "", None, [], []
     decided = 0
@@ -100,25 +100,38 @@ def show_stream(
 
 
 def baseline_seconds(
-    session: Session, prompt: list[int], room: int, kept_cache: KeptCache | None = None
+    session: Session,
+    prompt: list[int],
+    room: int,
+    steps_per_update: int,
+    kept_cache: KeptCache | None = None,
 ) -> float | None:
-    """The median of a baseline step's seconds, compilation left out; None for the baseline itself.
+    """The median of a baseline update's seconds, compiling left out; None for the baseline itself.
 
     Args:
-      session: whose steps are compared with it.
+      session: whose updates are compared with it.
       prompt: of the steps to compare with, for a step's time grows with the text.
       room: tokens that the cache is made for, prompt included; of too few there is no measurement.
+      steps_per_update: of the updates to compare with.
       kept_cache: to borrow; its text is forgotten.
     """
     drafter, limit = session.drafter, session.target.config.position_limit
-    if drafter.num_nodes == 1 or room < len(prompt) + 2 + _BASELINE_STEPS:
+    # Prefill is an update too.
+    needed = 1 + steps_per_update * (1 + _BASELINE_UPDATES)
+    if drafter.num_nodes == 1 or room < len(prompt) + needed:
         return None
     baseline = session._replace(
         drafter=RootOnly(), format=session.format._replace(stop_tokens=(), stop_strings=[])
     )
     # As many slots as the drafter's steps have, so that prefill is not compiled again.
     most = min(room + drafter.max_path - RootOnly().max_path, limit)
-    updates = baseline.stream([prompt], most - len(prompt), [0], kept_cache=kept_cache)
-    stamps = [time.perf_counter() for _ in islice(updates, 2 + _BASELINE_STEPS)]
+    updates = baseline.stream(
+        [prompt],
+        most - len(prompt),
+        [0],
+        steps_per_yield=steps_per_update,
+        kept_cache=kept_cache,
+    )
+    stamps = [time.perf_counter() for _ in islice(updates, 2 + _BASELINE_UPDATES)]
     updates.close()
-    return step_seconds(stamps[1:])
+    return update_seconds(stamps[1:])

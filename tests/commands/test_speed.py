@@ -8,7 +8,7 @@ from tiny_folders import byte_tokenizer
 
 from redrafter_jax import DraftConfig, PromptLookup, SamplingConfig
 from redrafter_jax.commands.options import PromptFormat, Session
-from redrafter_jax.commands.speed import baseline_seconds, describe_cost, step_seconds
+from redrafter_jax.commands.speed import baseline_seconds, describe_cost, update_seconds
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel
@@ -16,9 +16,9 @@ from redrafter_jax.models.target import Target
 from redrafter_jax.text.chat_template import NO_TEMPLATE
 
 
-def test_a_step_takes_the_median_of_at_least_three() -> None:
-    assert step_seconds([0.0, 1.0, 3.0]) is None
-    assert step_seconds([0.0, 1.0, 3.0, 13.0]) == 2.0
+def test_an_update_takes_the_median_of_at_least_three() -> None:
+    assert update_seconds([0.0, 1.0, 3.0]) is None
+    assert update_seconds([0.0, 1.0, 3.0, 13.0]) == 2.0
 
 
 def test_the_speed_is_the_acceptance_length_over_the_cost_of_a_call(
@@ -36,7 +36,7 @@ def test_the_speed_is_the_acceptance_length_over_the_cost_of_a_call(
 
 
 @pytest.mark.usefixtures("quick_compilation")
-def test_the_baseline_is_timed_without_the_step_that_compiles(
+def test_the_baseline_is_timed_without_the_update_that_compiles(
     habitual_target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = accumulate(chain([0.0, 1.0, 100.0], repeat(2.0)))
@@ -48,7 +48,7 @@ def test_the_baseline_is_timed_without_the_step_that_compiles(
         SamplingConfig(),
         PromptFormat(byte_tokenizer(), NO_TEMPLATE, [], (), []),
     )
-    assert baseline_seconds(session, [3, 1], 40) == 2.0
+    assert baseline_seconds(session, [3, 1], 40, 4) == 2.0
     # Of few tokens, and of the baseline itself, there is nothing to measure.
-    assert baseline_seconds(session, [3, 1], 8) is None
-    assert baseline_seconds(session._replace(drafter=RootOnly()), [3, 1], 40) is None
+    assert baseline_seconds(session, [3, 1], 26, 4) is None
+    assert baseline_seconds(session._replace(drafter=RootOnly()), [3, 1], 40, 4) is None
