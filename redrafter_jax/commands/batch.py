@@ -20,7 +20,7 @@ from redrafter_jax.streaming import KeptCache, Update
 from redrafter_jax.text.prompts import Prompt, read_prompts
 
 _BATCH_SIZE = 8
-# Decode steps between two updates; only one where strings end a row.
+# Decode steps between two updates, of which nothing is shown.
 _STEPS_PER_UPDATE = 16
 # What decides a row's text beside its prompt, its seed and the sampling.
 _DECIDING = ("target", "max_new_tokens", "stop", "chat", "chat_template", "system")
@@ -78,7 +78,7 @@ def continue_file(arguments: argparse.Namespace) -> None:
                 [rows[index] for index in indices],
                 [limit] * len(batch) + [1] * (size - len(batch)),
                 [seeds[index] for index in indices],
-                steps_per_yield=1 if session.format.stop_strings else _STEPS_PER_UPDATE,
+                steps_per_yield=session.steps_per_update(_STEPS_PER_UPDATE),
                 kept_cache=kept_cache,
             ):
                 texts = [text + new for text, new in zip(texts, update.texts, strict=True)]

@@ -18,8 +18,7 @@ from redrafter_jax.config import SamplingConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.text.tokenizer import require_text
 
-# What a drafter prepares for many steps, it prepares for each update. Strings end a text at the
-# step that spells them.
+# Decode steps between two updates: a drafter prepares for all of them at once.
 _STEPS_PER_UPDATE = 4
 
 
@@ -41,7 +40,7 @@ def run(arguments: argparse.Namespace) -> None:
     prompt = session.format.encode_text(text)
     if sys.stderr.isatty():
         log("Compiling ...")
-    steps = 1 if session.format.stop_strings else _STEPS_PER_UPDATE
+    steps = session.steps_per_update(_STEPS_PER_UPDATE)
     updates = session.stream(
         [prompt], arguments.max_new_tokens, [arguments.seed], steps_per_yield=steps
     )

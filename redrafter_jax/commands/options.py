@@ -49,6 +49,10 @@ class Session(NamedTuple):
     sampling: SamplingConfig
     format: PromptFormat
 
+    def steps_per_update(self, most: int) -> int:
+        """Decode steps between two updates: `most`, but one where strings end a row."""
+        return 1 if self.format.stop_strings else most
+
     def stream(
         self,
         prompts: list[list[int]],
