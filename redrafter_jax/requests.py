@@ -11,9 +11,10 @@ from redrafter_jax.config import DynamicScaling, SamplingConfig, TargetConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.types import Requests, Sampling
 
-# Cache slots come in multiples of this, so that near-equal requests share one compilation; beyond
-# 512 of them in eight steps from one power of two to the next.
-_SLOT_BLOCK = 32
+# Cache slots come in multiples of this, so that near-equal requests share one compilation, and
+# attention, which reads as many at once, finds whole blocks; beyond 4096 of them in eight steps
+# from one power of two to the next.
+_SLOT_BLOCK = 256
 # And stop tokens in multiples of this.
 _STOP_BLOCK = 8
 

@@ -218,11 +218,16 @@ def test_a_drafter_and_a_draft_must_fit_the_target(
 
 
 def test_long_rows_come_in_few_sizes() -> None:
-    assert [slots_for(tokens, 5) for tokens in (1, 27, 28, 251, 507)] == [32, 32, 64, 256, 512]
-    assert [slots_for(tokens, 5) for tokens in (508, 1019, 1020, 4000)] == [576, 1024, 1152, 4096]
-    sizes = {slots_for(tokens, 5) for tokens in range(1, 16384)}
-    # 16 up to 512, and eight from each power of two to the next.
-    assert len(sizes) == 16 + 8 * 5 + 1
+    assert [slots_for(tokens, 5) for tokens in (1, 251, 252, 4091)] == [256, 256, 512, 4096]
+    assert [slots_for(tokens, 5) for tokens in (4092, 8187, 8188, 20000)] == [
+        4608,
+        8192,
+        9216,
+        20480,
+    ]
+    sizes = {slots_for(tokens, 5) for tokens in range(1, 32768)}
+    # 16 up to 4096, and eight from each power of two to the next.
+    assert len(sizes) == 16 + 8 * 3 + 1
 
 
 def test_a_memory_must_hold_the_rows_and_their_tokens() -> None:

@@ -1,8 +1,22 @@
-"""The specification in jnp: the CPU path and the oracle of the kernels' tests."""
+"""The specification in jnp: the path of every device without a kernel, and the tests' oracle."""
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
+
+# Slots that are attended to at once, whatever the cache has: a row's result is the same bits in a
+# larger cache and beside longer rows, since blocks past its text add exact zeros.
+BLOCK = 256
+
+
+class _Attended(NamedTuple):
+    """What a softmax over some of the keys has come to (arXiv 1805.02867), float32."""
+
+    maximum: Float[Array, "B K M 1"]
+    total: Float[Array, "B K M 1"]
+    weighted: Float[Array, "B K M H"]
 
 
 def reference(
@@ -19,52 +33,65 @@ def reference(
 ) -> Float[Array, "B N Q H"]:
     """See `pallas_kernels.tree_attention.tree_attention`.
 
-    Past and tree keep their own scores, joined only in the softmax's maximum and sum: past keys
-    need a length, tree keys need the mask, and the cache is never copied to append the tree.
+    The tree comes first, then the cache block by block, from the first slot that any row sees to
+    the end of the longest row: the cost follows the texts, not the room that they have.
     """
     B, N, Q, H = q.shape
-    K, S = k_cache.shape[1:3]
+    K = k_cache.shape[1]
+    depth = mask.sum(axis=-1) - 1
 
     def head_major(x: Array, heads: int) -> Float[Array, "B K M H"]:
         """Rows of one key head together: its G query heads for every node, or its nodes."""
         x = x.reshape(B, N, K, heads // K, H).transpose(0, 2, 3, 1, 4)
         return x.reshape(B, K, heads // K * N, H)
 
-    rows, k_tree, v_tree = head_major(q, Q), head_major(k_tree, K), head_major(v_tree, K)
+    rows = head_major(q, Q)
 
-    def scores(keys: Float[Array, "B K S H"], visible: Array) -> Float[Array, "B K M S"]:
-        products = jnp.einsum("BKMH,BKSH->BKMS", rows, keys, preferred_element_type=jnp.float32)
-        return jnp.where(visible, products * scale, -jnp.inf)
+    def attend(
+        before: _Attended,
+        keys: Float[Array, "B K M H"],
+        values: Float[Array, "B K M H"],
+        visible: Bool[Array, "B nodes M"],
+    ) -> _Attended:
+        scores = jnp.einsum("BKMH,BKSH->BKMS", rows, keys, preferred_element_type=jnp.float32)
+        if visible.shape[1] > 1:
+            visible = jnp.tile(visible, (1, Q // K, 1))
+        scores = jnp.where(visible[:, None], scores * scale, -jnp.inf)
+        maximum = jnp.maximum(before.maximum, scores.max(axis=-1, keepdims=True))
+        weights, decay = jnp.exp(scores - maximum), jnp.exp(before.maximum - maximum)
+        added = jnp.matmul(weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
+        total = before.total * decay + weights.sum(axis=-1, keepdims=True)
+        return _Attended(maximum, total, before.weighted * decay + added)
 
-    decided = jnp.arange(S) < lengths[:, None]
-    seen = decided[:, None, None, :]
+    def attend_block(index: Int[Array, ""] | int, before: _Attended) -> _Attended:
+        slots = index * BLOCK + jnp.arange(BLOCK)
+        decided = slots < lengths[:, None]
+        visible = decided[:, None]
+        if window is not None:
+            positions = lengths[:, None] + depth
+            visible = visible & (positions[:, :, None] - slots < window)
+        # A weight of zero does not silence a NaN.
+        values = jnp.where(decided[:, None, :, None], _block(v_cache, index), 0)
+        return attend(before, _block(k_cache, index), values, visible)
+
     if window is not None:
-        depth = mask.sum(axis=-1) - 1
-        mask &= depth[:, :, None] - depth[:, None, :] < window
-        positions = lengths[:, None] + depth
-        near = positions[:, :, None] - jnp.arange(S) < window
-        seen &= jnp.tile(near, (1, Q // K, 1))[:, None]
-    past = scores(k_cache, seen)
-    tree = scores(k_tree, jnp.tile(mask, (1, Q // K, 1))[:, None])
+        mask = mask & (depth[:, :, None] - depth[:, None, :] < window)
+    # The diagonal of the mask makes the maximum finite.
+    column = jnp.zeros((*rows.shape[:3], 1), jnp.float32)
+    nothing = _Attended(column - jnp.inf, column, jnp.zeros(rows.shape, jnp.float32))
+    attended = attend(nothing, head_major(k_tree, K), head_major(v_tree, K), mask)
+    first = 0 if window is None else jnp.maximum(jnp.min(lengths) - window + 1, 0) // BLOCK
+    end = (jnp.max(lengths) + BLOCK - 1) // BLOCK
+    attended = jax.lax.fori_loop(first, end, attend_block, attended)
+    result = (attended.weighted / attended.total).reshape(B, K, Q // K, N, H)
+    return result.transpose(0, 3, 1, 2, 4).reshape(B, N, Q, H).astype(q.dtype)
 
-    # The diagonal of the mask keeps the maximum finite where the cache is empty.
-    maximum = tree.max(axis=-1, keepdims=True)
-    maximum = jnp.maximum(maximum, past.max(axis=-1, keepdims=True, initial=-jnp.inf))
-    past, tree = jnp.exp(past - maximum), jnp.exp(tree - maximum)
-    total = past.sum(axis=-1, keepdims=True) + tree.sum(axis=-1, keepdims=True)
 
-    def weighted(weights: Float[Array, "B K M S"], values: Float[Array, "B K S H"]) -> Array:
-        weights = weights.astype(values.dtype)
-        return jnp.matmul(weights, values, preferred_element_type=jnp.float32)
-
-    # A weight of zero does not silence a NaN. The clean copy of the values is made only where one
-    # came through: it takes as much memory traffic as the rest of the attention.
-    from_cache = weighted(past, v_cache)
-    from_cache = jax.lax.cond(
-        jnp.isnan(from_cache.sum()),
-        lambda: weighted(past, jnp.where(decided[:, None, :, None], v_cache, 0)),
-        lambda: from_cache,
-    )
-    result = (from_cache + weighted(tree, v_tree)) / total
-    result = result.reshape(B, K, Q // K, N, H).transpose(0, 3, 1, 2, 4)
-    return result.reshape(B, N, Q, H).astype(q.dtype)
+def _block(cached: Float[Array, "B K S H"], index: Int[Array, ""] | int) -> Float[Array, "B K M H"]:
+    """The slots of a block, in their places; there may be anything where the cache has ended."""
+    S = cached.shape[2]
+    if S < BLOCK:
+        return jnp.pad(cached, ((0, 0), (0, 0), (0, BLOCK - S), (0, 0)))
+    start = jnp.minimum(index * BLOCK, S - BLOCK)
+    block = jax.lax.dynamic_slice_in_dim(cached, start, BLOCK, axis=2)
+    return jnp.roll(block, start - index * BLOCK, axis=2) if S % BLOCK else block

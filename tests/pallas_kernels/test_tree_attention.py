@@ -1,6 +1,7 @@
 """Tree attention: the reference, and what is refused; test_tree_attention_mosaic.py: the kernel."""
 
 import re
+import sys
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from attention_arrays import Case, expected_output
 from attention_arrays import random_inputs as draw_inputs
 
 from pallas_kernels.tree_attention import tree_attention
+from pallas_kernels.tree_attention.reference import BLOCK, reference
 
 S = 80
 LENGTHS = (0, S, 13)
@@ -29,6 +31,11 @@ def random_inputs(
 ) -> dict[str, Any]:
     """Three rows, two key/value heads, a random tree each."""
     return draw_inputs(Case(LENGTHS, nodes, group, S, 16, 2, dtype), garbage)
+
+
+def inputs_of(slots: int, lengths: tuple[int, ...]) -> dict[str, Any]:
+    """Three rows of so many tokens in so many slots."""
+    return draw_inputs(Case(lengths, 7, 2, slots, 16, 2, np.float32))
 
 
 @pytest.mark.parametrize(("nodes", "group"), [(1, 1), (7, 2), (33, 4)])
@@ -63,12 +70,49 @@ def test_garbage_past_the_lengths_changes_no_bit(garbage: float, window: int | N
     np.testing.assert_array_equal(attend(**dirty, window=window), attend(**clean, window=window))
 
 
-def test_the_cache_is_read_and_not_copied() -> None:
-    """Clearing garbage is left to the branch that is taken where a NaN came through."""
-    program = attend.lower(**random_inputs(7, 2)).compile()
-    entry = (program.as_text() or "").partition("\nENTRY")[2]
-    made_by = set(re.findall(r"= f32\[3,2,80,16\]\S* ([\w-]+)\(", entry))
-    assert made_by == {"parameter"}
+@pytest.mark.parametrize("slots", [4 * BLOCK, 4 * BLOCK + 8])
+def test_the_cache_is_read_and_not_copied(slots: int) -> None:
+    program = attend.lower(**inputs_of(slots, (0, 40, 13))).compile()
+    made_by = set(re.findall(rf"= f32\[3,2,{slots},16\]\S* ([\w-]+)\(", program.as_text() or ""))
+    assert made_by <= {"parameter", "get-tuple-element"}
+
+
+@pytest.mark.parametrize("slots", [BLOCK - 8, BLOCK, 2 * BLOCK, 2 * BLOCK + 40, 5 * BLOCK + 8])
+def test_the_room_changes_no_bit(slots: int) -> None:
+    """Nor does a longer row in the batch."""
+    wide = inputs_of(8 * BLOCK, (17, 0, BLOCK - 8))
+    expected = attend(**wide)
+    narrow = wide | {name: wide[name][:, :, :slots] for name in ("k_cache", "v_cache")}
+    np.testing.assert_array_equal(attend(**narrow), expected)
+    longer = wide | {"lengths": jnp.asarray((17, 7 * BLOCK + 3, BLOCK - 8))}
+    np.testing.assert_array_equal(attend(**longer)[::2], expected[::2])
+
+
+@pytest.mark.parametrize(
+    ("lengths", "window", "blocks"),
+    [
+        ((0, 0, 0), None, []),
+        ((1, 0, BLOCK), None, [0]),
+        ((5, BLOCK + 1, 9), None, [0, 1]),
+        ((8 * BLOCK, 1, 1), None, [0, 1, 2, 3, 4, 5, 6, 7]),
+        ((8 * BLOCK, 4 * BLOCK, 4 * BLOCK), 10, [3, 4, 5, 6, 7]),
+        ((3 * BLOCK, 3 * BLOCK, 3 * BLOCK), 10, [2]),
+        ((3 * BLOCK, 3 * BLOCK, 3 * BLOCK), 1, []),
+    ],
+)
+def test_blocks_that_no_row_sees_are_not_read(
+    lengths: tuple[int, ...], window: int | None, blocks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+
+    def record(cached: Any, index: Any) -> Any:
+        read.append(int(index))
+        return cached[:, :, int(index) * BLOCK :][:, :, :BLOCK]
+
+    monkeypatch.setattr(sys.modules[reference.__module__], "_block", record)
+    with jax.disable_jit():
+        reference(**inputs_of(8 * BLOCK, lengths), scale=SCALE, window=window)
+    assert read[::2] == read[1::2] == blocks  # keys and values
 
 
 @pytest.mark.parametrize("nodes", [1, 33])
