@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.drafters.base import Drafter
+from redrafter_jax.models.projection import Lender
 from redrafter_jax.models.target import Decoder
 from redrafter_jax.types import DecodeState, StepTrace, TokenTree, Verified
 
@@ -58,8 +59,8 @@ class Ranked(Drafter):
     def context_layers(self) -> tuple[int, ...]:
         return self.drafter.context_layers
 
-    def prepare(self, decoder: Decoder) -> "Ranked":
-        return replace(self, drafter=self.drafter.prepare(decoder))
+    def prepare(self, lender: Lender) -> "Ranked":
+        return replace(self, drafter=self.drafter.prepare(lender))
 
     def init(self, hidden: Float[Array, "B Z"]) -> Any:
         return self.drafter.init(hidden)

@@ -21,6 +21,7 @@ from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.drafters.tree import matching_paths
+from redrafter_jax.models.projection import Lender
 from redrafter_jax.models.target import Target
 from redrafter_jax.progress import track
 from redrafter_jax.text.prompts import EncodedPrompts
@@ -208,7 +209,7 @@ def _read_drafts(
     target: Target, drafter: Drafter, recorded: RecordedBatch, count: int, rounds: tuple[int, ...]
 ) -> Int[Array, "new B X D"]:
     decoder, P = target.merge(), drafter.max_path
-    prepared = drafter.prepare(decoder)
+    prepared = drafter.prepare(Lender(target))
     tokens, B = recorded.tokens, len(recorded.tokens)
 
     def take(values: Array, at: Int[Array, " B"]) -> Array:

@@ -22,6 +22,7 @@ from redrafter_jax.config import SamplingConfig
 from redrafter_jax.decoding.prefill import zero_stats
 from redrafter_jax.decoding.step import decode, finish, step_noise, verify
 from redrafter_jax.drafters.base import Drafter, RootOnly
+from redrafter_jax.models.projection import Lender
 from redrafter_jax.models.target import Target
 from redrafter_jax.progress import track
 from redrafter_jax.requests import Batch, pad_requests
@@ -45,7 +46,7 @@ def begin_step(target: Target, drafter: Drafter, state: DecodeState) -> StepArra
     """A step without `finish`."""
     decoder = target.merge()
     noise = step_noise(state, drafter.max_path, target.config.vocab_size)
-    tree = drafter.prepare(decoder).propose(decoder, state, noise)
+    tree = drafter.propose(decoder, state, noise)
     verified = verify(decoder, tree, state.cache, drafter.context_layers)
     return StepArrays(noise, tree, verified)
 
@@ -78,7 +79,7 @@ def run_part(
     rows that are done, which cost all of its work and take no slots.
     """
     decoder = target.merge()
-    prepared = drafter.prepare(decoder)
+    prepared = drafter.prepare(Lender(target))
 
     def turn(
         carry: tuple[DecodeState, StepArrays], none: Int[Array, ""]

@@ -21,6 +21,7 @@ from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.generation import Generation, check_models, collect, start
+from redrafter_jax.models.projection import Lender
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import place, shardings, to_host
 from redrafter_jax.requests import (
@@ -158,6 +159,7 @@ def stream(
     bound, prompts = bind_drafter(drafter, draft), token_lists(prompts)
     stops = _stop_strings(stop_strings, len(prompts), detokenize)
     check_models(target, bound)
+    bound = bound.prepare(Lender(target))
     if not isinstance(kept_cache, KeptCache | None):
         raise InputError(f"kept_cache is {kept_cache!r:.40}; give a KeptCache, or leave it out.")
     prefix = kept_cache.take(target, len(prompts), bound.max_path) if kept_cache else None

@@ -18,6 +18,7 @@ from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.errors import InputError
+from redrafter_jax.models.projection import Lender
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import make_mesh
 from redrafter_jax.streaming import KeptCache, Update, stream
@@ -97,7 +98,7 @@ def open_session(
     target, model = load_models(arguments, draft)
     drafter = bind_drafter(model, None if arguments.no_drafter else draft)
     drafter.check(target.config)
-    return Session(target, drafter, sampling, prompt_format)
+    return Session(target, drafter.prepare(Lender(target)), sampling, prompt_format)
 
 
 def load_prompt_format(

@@ -10,6 +10,7 @@ from redrafter_jax.decoding.accept import decide, is_stop, log_probs_of
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.cache import commit
+from redrafter_jax.models.projection import Lender
 from redrafter_jax.models.target import Decoder, Target
 from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.parallel.mesh import per_shard
@@ -129,8 +130,11 @@ def _write(
 def decode(
     target: Target, drafter: Drafter, state: DecodeState, max_steps: Int[Array, ""] | int
 ) -> DecodeState:
-    """Decode steps until every row is done, `max_steps` at most; the state is donated."""
-    prepared = drafter.prepare(target.merge())
+    """Decode steps until every row is done, `max_steps` at most; the state is donated.
+
+    Who calls it more than once prepares the drafter before, or each call does it anew.
+    """
+    prepared = drafter.prepare(Lender(target))
 
     def unfinished(carry: tuple[Array, DecodeState]) -> Bool[Array, ""]:
         count, state = carry

@@ -20,6 +20,7 @@ from redrafter_jax.config import TargetConfig
 from redrafter_jax.config.limits import out_of_order
 from redrafter_jax.drafters.tree import root_tree
 from redrafter_jax.errors import InputError
+from redrafter_jax.models.projection import Lender
 from redrafter_jax.models.target import Decoder
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.types import DecodeState, StepTrace, TokenTree, Verified
@@ -62,9 +63,9 @@ class Drafter(ABC):
                 f"{target.position_limit} positions; draft fewer tokens."
             )
 
-    def prepare(self, decoder: Decoder) -> "Drafter":
-        """The drafter with what it computes once from the target, outside the loop over steps."""
-        del decoder
+    def prepare(self, lender: Lender) -> "Drafter":
+        """The drafter with what it borrows of the target, gathered once for all of its steps."""
+        del lender
         return self
 
     def init(self, hidden: Float[Array, "B Z"]) -> Any:
@@ -86,7 +87,7 @@ class Drafter(ABC):
     ) -> TokenTree:
         """A tree of N nodes below each row's root; siblings carry distinct tokens.
 
-        A loop calls it on what `prepare` returns, a single step on the drafter as it is. On a mesh
+        Loops call it on what `prepare` returns, a single step on the drafter as it is. On a mesh
         all arrays are this device's parts.
 
         Args:

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.config.limits import Count, check_fields
 from redrafter_jax.drafters.base import Drafter, check_together
+from redrafter_jax.models.projection import Lender
 from redrafter_jax.models.target import Decoder
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.types import DecodeState, StepTrace, TokenTree, Verified
@@ -49,8 +50,8 @@ class Combined(Drafter):
         check_fields(self)
         check_together((self.first, self.second), target)
 
-    def prepare(self, decoder: Decoder) -> "Combined":
-        return Combined(self.first.prepare(decoder), self.second.prepare(decoder), self.nodes)
+    def prepare(self, lender: Lender) -> "Combined":
+        return Combined(self.first.prepare(lender), self.second.prepare(lender), self.nodes)
 
     def init(self, hidden: Float[Array, "B Z"]) -> tuple[Any, Any]:
         # The state is donated: no buffer may lie in it twice.

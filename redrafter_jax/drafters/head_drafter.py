@@ -14,6 +14,7 @@ from redrafter_jax.config import DraftConfig, HeadConfig, TargetConfig
 from redrafter_jax.drafters.base import Drafter, check_context_layers
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.linear import linear
+from redrafter_jax.models.projection import Lender, Projection
 from redrafter_jax.models.target import Decoder
 from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.parallel.model import Model
@@ -93,13 +94,13 @@ class HeadDrafter(Drafter):
       module: the class of the head.
       model: the head.
       draft: beam width, draft rounds, node budget; `lookup_tokens` belong to `Combined`.
-      scorer: the target's vocabulary projection, from `prepare`, for a head that has none.
+      borrowed: the target's projection of the head's tokens, from `prepare`, if it has none.
     """
 
     module: ClassVar[type[DraftHead]]
     model: DraftModel
     draft: DraftConfig = field(metadata={"static": True})
-    scorer: Scorer | None = field(default=None, metadata={"static": True})
+    borrowed: Model[None, Projection] | None = None
 
     @property
     def max_path(self) -> int:
@@ -127,11 +128,20 @@ class HeadDrafter(Drafter):
             )
         check_pair(target, self.model.config, self.draft)
 
-    def prepare(self, decoder: Decoder) -> "HeadDrafter":
+    def prepare(self, lender: Lender) -> "HeadDrafter":
         """With the target's projection gathered for the head's tokens, if the head has none."""
-        if self.model.config.head != "target":
+        config = self.model.config
+        if config.head != "target" or config.draft_tokens is None or self.borrowed is not None:
             return self
-        return replace(self, scorer=decoder.scorer(self.model.merge().draft_token_ids))
+        return replace(self, borrowed=lender.projection(config.draft_tokens))
+
+    def scorer(self, decoder: Decoder) -> Scorer | None:
+        """The target's projection of the head's tokens; None for a head that has its own."""
+        if self.model.config.head != "target":
+            return None
+        if self.borrowed is not None:
+            return self.borrowed.merge()
+        return decoder.scorer(self.model.merge().draft_token_ids)
 
     def init(self, hidden: Float[Array, "B Z"]) -> Float[Array, "B context"]:
         return self._own_context(hidden)

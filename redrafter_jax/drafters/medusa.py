@@ -104,8 +104,7 @@ class MedusaDrafter(HeadDrafter):
     ) -> TokenTree:
         heads, draft = self.model.merge(), self.draft
         rounds, drafted = draft.draft_rounds, heads.draft_token_ids
-        scorer = self.scorer or self.prepare(decoder).scorer
-        logits = heads.logits(state.drafter, rounds, scorer)
+        logits = heads.logits(state.drafter, rounds, self.scorer(decoder))
         noise = noise[:, :rounds]
         noise = noise if drafted is None else noise[..., drafted]
         size = heads.config.draft_vocab_size

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.drafters.base import Drafter, check_together
 from redrafter_jax.drafters.tree import pad_nodes
+from redrafter_jax.models.projection import Lender
 from redrafter_jax.models.target import Decoder
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.types import DecodeState, StepTrace, TokenTree, Verified
@@ -59,10 +60,8 @@ class OneOf(Drafter):
         """Refuse a target that any of them refuses, and drafters that read different layers."""
         check_together(self.drafters, target)
 
-    def prepare(self, decoder: Decoder) -> "OneOf":
-        ready = list(self.drafters)
-        ready[self.chosen] = ready[self.chosen].prepare(decoder)
-        return replace(self, drafters=tuple(ready))
+    def prepare(self, lender: Lender) -> "OneOf":
+        return replace(self, drafters=tuple(one.prepare(lender) for one in self.drafters))
 
     def init(self, hidden: Float[Array, "B Z"]) -> OneOfState:
         # The state is donated: no buffer may lie in it twice.

@@ -221,6 +221,6 @@ class RecurrentDrafter(HeadDrafter):
             noise,
             state.sampling,
             self.draft,
-            self.scorer or self.prepare(decoder).scorer,
+            self.scorer(decoder),
         )
         return build_tree(state.root, beams, self.draft)

@@ -20,13 +20,11 @@ from redrafter_jax.models.decoder_layer import (
     normalised,
 )
 from redrafter_jax.models.linear import (
-    QuantizedWeight,
     dequantize,
-    linear,
     read_rows,
     table_length,
-    transposed,
 )
+from redrafter_jax.models.projection import Projection
 from redrafter_jax.models.rotary import rotary_angles, rotary_frequencies
 from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.parallel.model import Model
@@ -146,29 +144,19 @@ class Decoder(nnx.Module):
         The weights of some are gathered by this call: make it outside of loops. On a mesh it is
         this device's part of all, and the whole of some, of which each device may hold but a few.
         """
-        V = self.config.vocab_size
-        table = self.embed_tokens.get_value()
-        if tokens is not None and table_length(table) < V:
-            score_part = self.scorer()
-            return lambda hidden: all_gather(score_part(hidden), V)[..., tokens]
-        if not self.config.tie_word_embeddings:
-            head = self.lm_head.get_value()
-            if tokens is not None:
-                head = jax.tree.map(lambda leaf: leaf[:, tokens], head)
-            return partial(linear, weight=head, dtype=jnp.float32)
-        if tokens is not None:
-            table = jax.tree.map(lambda leaf: leaf[tokens], table)
-        if isinstance(table, QuantizedWeight):
-            return partial(linear, weight=transposed(table), dtype=jnp.float32)
+        whole, V = self.projection, self.config.vocab_size
+        if tokens is None:
+            return whole
+        if table_length(self.embed_tokens.get_value()) < V:
+            return lambda hidden: all_gather(whole(hidden), V)[..., tokens]
+        return whole.of_tokens(tokens)
 
-        def score(hidden: Float[Array, "... D"]) -> Float[Array, "... U"]:
-            # Written as the embedding times a few columns, and held so by the barriers: on the CPU
-            # XLA would otherwise transpose the whole embedding in every step.
-            columns = jax.lax.optimization_barrier(jnp.moveaxis(hidden, -1, 0))
-            scores = jnp.tensordot(table, columns, 1, preferred_element_type=jnp.float32)
-            return jnp.moveaxis(jax.lax.optimization_barrier(scores), 0, -1)
-
-        return score
+    @property
+    def projection(self) -> Projection:
+        """The vocabulary projection: its own weight, or the embedding where the two are tied."""
+        tied = self.config.tie_word_embeddings
+        weight = self.embed_tokens if tied else self.lm_head
+        return Projection(weight.get_value(), embedding=tied)
 
     @property
     def head(self) -> Float[Array, "D V"]:

@@ -77,7 +77,8 @@ class Budgets:
             found = [tree for tree in tuned if tree is not None]
         else:
             found = [] if drafter is None else [draft]
-        self.drafters = (RootOnly(), *(bind_drafter(drafter, tree) for tree in found))
+        bound = (bind_drafter(drafter, tree) for tree in found)
+        self.drafters: tuple[Drafter, ...] = (RootOnly(), *bound)
         self._index = {tree: index for index, tree in enumerate(found, start=1)}
         self.programs = {
             (rows, chosen): Program()

@@ -17,6 +17,7 @@ from redrafter_jax.decoding.prefill import chunk_length
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.errors import InputError
+from redrafter_jax.models.projection import Lender
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_same_mesh, data_shards, place, to_host
 from redrafter_jax.requests import check_size, slots_for
@@ -116,6 +117,7 @@ class Engine:
         one_of = self._budgets.one_of(0)
         one_of.check(config)
         check_same_mesh(target, *one_of.models)
+        self._budgets.drafters = one_of.prepare(Lender(target)).drafters
 
         self.counters = Counters()
         self.on_admission: Callable[[int], object] = lambda number: None

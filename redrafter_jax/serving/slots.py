@@ -183,11 +183,11 @@ def decode_rows(
     batch = state if all_rows else _rows_of(state, rows)
     batch = batch._replace(done=batch.done | (rows >= B))
     decoder = target.merge()
-    prepared, sources = drafter.prepare(decoder), jnp.arange(len(drafter.names))
+    sources = jnp.arange(len(drafter.names))
 
     def step(batch: DecodeState, _: None) -> tuple[DecodeState, tuple[Array, ...]]:
         active = ~batch.done
-        batch, trace, verified = verified_step(decoder, prepared, batch)
+        batch, trace, verified = verified_step(decoder, drafter, batch)
         path = trace.accepted.path
         places = jnp.arange(path.shape[1])
         tokens = jnp.take_along_axis(trace.chosen, path, axis=1)

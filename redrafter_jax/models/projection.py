@@ -1,0 +1,73 @@
+"""A target's vocabulary projection, and the parts of it that drafters borrow."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from redrafter_jax.config import TargetConfig
+from redrafter_jax.models.linear import QuantizedWeight, Weight, linear, transposed
+from redrafter_jax.parallel.collectives import MODEL
+from redrafter_jax.parallel.model import Model
+
+
+class Projection(nnx.Module):
+    """Scores of the tokens of a vocabulary, or of some of them in their order.
+
+    Attributes:
+      weight: [D U], or [U D] where it is an embedding.
+      embedding: whether it lies as an embedding does.
+    """
+
+    def __init__(self, weight: Weight, *, embedding: bool) -> None:
+        self.weight = nnx.Param(weight)
+        self.embedding = embedding
+
+    def __call__(self, hidden: Float[Array, "... D"]) -> Float[Array, "... U"]:
+        """Scores, float32; on a mesh, those of this device's part of the weight."""
+        weight = self.weight.get_value()
+        if not self.embedding:
+            return linear(hidden, weight, jnp.float32)
+        if isinstance(weight, QuantizedWeight):
+            return linear(hidden, transposed(weight), jnp.float32)
+        # Written as the embedding times a few columns, and held so by the barriers: on the CPU XLA
+        # would otherwise transpose the whole embedding in every step.
+        columns = jax.lax.optimization_barrier(jnp.moveaxis(hidden, -1, 0))
+        scores = jnp.tensordot(weight, columns, 1, preferred_element_type=jnp.float32)
+        return jnp.moveaxis(jax.lax.optimization_barrier(scores), 0, -1)
+
+    def of_tokens(self, tokens: Int[Array, " U"]) -> "Projection":
+        """The projection of these tokens alone, whose weights are gathered."""
+        axis = 0 if self.embedding else 1
+        gather = partial(jnp.take, indices=tokens, axis=axis)
+        weight: Weight = jax.tree.map(gather, self.weight.get_value())
+        if self.embedding and isinstance(weight, QuantizedWeight):
+            return Projection(transposed(weight), embedding=False)
+        return Projection(weight, embedding=self.embedding)
+
+
+class Lender:
+    """What drafters borrow of one target's vocabulary projection, each part gathered once."""
+
+    def __init__(self, target: Model[TargetConfig, Any]) -> None:
+        self._target = target
+        self._parts: dict[tuple[int, ...], Model[None, Projection]] = {}
+
+    def projection(self, tokens: tuple[int, ...]) -> Model[None, Projection] | None:
+        """The projection of these tokens; None where each device holds but a part of it."""
+        mesh = self._target.mesh
+        if mesh is not None and mesh.shape[MODEL] > 1:
+            return None
+        if tokens not in self._parts:
+            part = _gather(self._target, jnp.asarray(tokens, jnp.int32))
+            self._parts[tokens] = replace(part, mesh=mesh)
+        return self._parts[tokens]
+
+
+@jax.jit
+def _gather(target: Model[TargetConfig, Any], tokens: Int[Array, " U"]) -> Model[None, Projection]:
+    return Model.split(None, target.merge().projection.of_tokens(tokens))
