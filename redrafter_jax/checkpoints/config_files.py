@@ -67,7 +67,7 @@ def read_fields[T](kind: type[T], values: Mapping[str, Any], path: Path, **given
                 if type(entry) not in (int, entry_type):
                     wanted = "integers" if entry_type is int else "numbers"
                     raise InputError(
-                        f"{path} states {entry!r} in {one.name!r}; they must be {wanted}."
+                        f"{path} states {entry!r:.80} in {one.name!r}; they must be {wanted}."
                     )
         given[one.name] = tuple(value) if expected is tuple else value
     with errors_naming(path):
@@ -176,5 +176,5 @@ def field(
         return float(value)
     # Not isinstance: to Python, true is a whole number.
     if type(value) is not expected:
-        raise InputError(f"{path} states {name}={value!r}; it must be {_EXPECTED[expected]}.")
+        raise InputError(f"{path} states {name}={value!r:.80}; it must be {_EXPECTED[expected]}.")
     return value
