@@ -90,12 +90,20 @@ def dtype_of(stored: StoredWeight) -> np.dtype:
     return READ_DTYPES[stored.dtype]
 
 
-def same_bytes(first: StoredWeight, second: StoredWeight) -> bool:
-    """Whether two weights are the same numbers, stored alike."""
-    if (first.dtype, first.shape) != (second.dtype, second.shape):
+def same_values(first: StoredWeight, second: StoredWeight) -> bool:
+    """Whether two weights are the same numbers, those of floating point in whatever dtype."""
+    if first.shape != second.shape:
         return False
     numbers = zip(pieces(first), pieces(second), strict=True)
-    return all(one.tobytes() == other.tobytes() for one, other in numbers)
+    if first.dtype == second.dtype:
+        return all(one.tobytes() == other.tobytes() for one, other in numbers)
+    if not {first.dtype, second.dtype} <= _DTYPES.keys():
+        return False
+    wide = np.float64 if "F64" in (first.dtype, second.dtype) else np.float32
+    return all(
+        np.array_equal(one.astype(wide), other.astype(wide), equal_nan=True)
+        for one, other in numbers
+    )
 
 
 def is_zero(stored: StoredWeight) -> bool:

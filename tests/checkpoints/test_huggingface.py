@@ -137,6 +137,12 @@ def test_a_tied_head_may_lie_in_the_file_if_it_is_the_embedding(tmp_path: Path) 
     save_file(tensors | {"lm_head.weight": embedding.copy()}, path)
     assert_same(load_target(tmp_path, dtype="float32"), target)
 
+    # The same values in another dtype are no other head; values that were rounded are.
+    short = embedding.astype(np.float16)
+    exact = {"model.embed_tokens.weight": short.astype(np.float32), "lm_head.weight": short}
+    save_file(tensors | exact, path)
+    assert load_target(tmp_path, dtype="float32").config.tie_word_embeddings
+
     other = embedding.copy()
     other[-1, -1] += 1
     for head, sentence in (
