@@ -22,6 +22,8 @@ _EXPECTED = {
     dict: "an object",
     list: "a list",
 }
+# How the file begins that Git LFS leaves where it has not downloaded what it stands for.
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _AS_JSON: dict[Any, type] = {tuple: list, Literal: str}
 
 
@@ -116,6 +118,7 @@ def drafter_fields(config: DrafterConfig) -> dict[str, Any]:
 def reading(path: Path, otherwise: str) -> Generator[None]:
     """Within it, a file that cannot be read is one sentence; `otherwise` says why it is needed."""
     try:
+        refuse_pointer(path)
         yield
     except FileNotFoundError:
         raise InputError(f"{path} is missing; {otherwise}.") from None
@@ -123,13 +126,27 @@ def reading(path: Path, otherwise: str) -> Generator[None]:
         raise InputError(f"Cannot read {path}: {error.strerror or error}.") from None
 
 
+def refuse_pointer(path: Path) -> None:
+    """Refuse a file of Git LFS that stands for another, which was not downloaded."""
+    if not path.is_file():  # of a pipe nothing may be read twice
+        return
+    with path.open("rb") as file:
+        begin = file.read(len(_LFS_POINTER))
+    if begin == _LFS_POINTER:
+        raise InputError(
+            f"{path} is a Git LFS pointer, not the file that it stands for; run `git lfs pull` in "
+            "its folder, or download the model again by `hf download`."
+        )
+
+
 def read_text(path: Path) -> str:
     """A file's text.
 
     Raises:
-      InputError: it cannot be read, or is no UTF-8.
+      InputError: it cannot be read, is no UTF-8, or stands for another (Git LFS).
     """
     try:
+        refuse_pointer(path)
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(f"Cannot read {path}: {error.strerror}.") from None
