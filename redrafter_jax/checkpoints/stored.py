@@ -145,7 +145,7 @@ def read_weight(
         # What is unpacked is kept for the other devices that get the same.
         part = cache(partial(_read, stored, jnp.dtype(dtype)))
         if stored.unpack is None:
-            part = memory_map(stored, dtype_of(stored)).__getitem__
+            part = partial(_copy, stored)
         placed = jax.make_array_from_callback(
             stored.shape, NamedSharding(sharding.mesh, spec), part
         )
@@ -162,6 +162,15 @@ def memory_map(stored: StoredWeight, dtype: DTypeLike) -> Shaped[np.ndarray, "..
         return np.memmap(stored.path, np.dtype(dtype), "r", stored.offset, stored.shape)
     except ValueError:
         raise _cut_short(stored) from None
+
+
+def _copy(stored: StoredWeight, index: Index) -> Shaped[np.ndarray, "..."]:
+    """A part of numbers that lie in the file as they are, and the file no longer needed.
+
+    JAX keeps what it is given, for CPUs as it is, and a file that is cut short ends a process that
+    has it mapped into memory.
+    """
+    return np.array(memory_map(stored, dtype_of(stored))[index])
 
 
 def pieces(stored: StoredWeight) -> Iterator[Shaped[np.ndarray, "..."]]:
