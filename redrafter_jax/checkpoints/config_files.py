@@ -1,6 +1,7 @@
 """JSON files of model folders, and the `config.json` of drafters."""
 
 import json
+import stat
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
@@ -128,7 +129,11 @@ def reading(path: Path, otherwise: str) -> Generator[None]:
 
 def refuse_pointer(path: Path) -> None:
     """Refuse a file of Git LFS that stands for another, which was not downloaded."""
-    if not path.is_file():  # of a pipe nothing may be read twice
+    try:
+        kind = path.stat().st_mode
+    except ValueError:  # of names that a file may state; NUL and lone surrogates can be in none
+        raise InputError(f"{str(path)!r} is no name of a file.") from None
+    if not stat.S_ISREG(kind):  # of a pipe nothing may be read twice
         return
     with path.open("rb") as file:
         begin = file.read(len(_LFS_POINTER))

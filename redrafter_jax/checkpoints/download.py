@@ -103,8 +103,8 @@ def _refuse_adapter(folder: Path, *needed: str) -> None:
     stated = read_json(path)
     kind, base = (stated.get(name) for name in ("peft_type", "base_model_name_or_path"))
     raise InputError(
-        f"{folder} is an adapter ({kind or 'PEFT'}) for the model {base!r:.200}, not a model; "
-        "merge the two with the package peft, by PeftModel.from_pretrained(model, adapter)"
+        f"{folder} is an adapter ({kind or 'PEFT'!s:.20}) for the model {base!r:.200}, not a "
+        "model; merge the two with the package peft, by PeftModel.from_pretrained(model, adapter)"
         ".merge_and_unload().save_pretrained(FOLDER), and give that folder."
     )
 

@@ -143,9 +143,8 @@ def read_weight(
         axes = (*sharding.spec, *(None,) * (len(stored.shape) - len(sharding.spec)))
         spec = PartitionSpec(*(axes[::-1] if transpose else axes))
         # What is unpacked is kept for the other devices that get the same.
-        part = cache(partial(_read, stored, jnp.dtype(dtype)))
-        if stored.unpack is None:
-            part = partial(_copy, stored)
+        read = partial(_read, stored, jnp.dtype(dtype))
+        part = cache(read) if stored.unpack else partial(_copy, stored)
         placed = jax.make_array_from_callback(
             stored.shape, NamedSharding(sharding.mesh, spec), part
         )
@@ -164,7 +163,7 @@ def memory_map(stored: StoredWeight, dtype: DTypeLike) -> Shaped[np.ndarray, "..
         raise _cut_short(stored) from None
 
 
-def _copy(stored: StoredWeight, index: Index) -> Shaped[np.ndarray, "..."]:
+def _copy(stored: StoredWeight, index: Index | None) -> Shaped[np.ndarray, "..."]:
     """A part of numbers that lie in the file as they are, and the file no longer needed.
 
     JAX keeps what it is given, for CPUs as it is, and a file that is cut short ends a process that

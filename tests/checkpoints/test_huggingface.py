@@ -164,6 +164,8 @@ ONE, TWO = (f"model-0000{number}-of-00002.safetensors" for number in (1, 2))
         ({"lm_head.weight": ...}, r"the weight 'lm_head\.weight', which .*index"),
         ({"lm_head.weight": ..., "model.norm.weight": ...}, r"weight 'lm_head\.weight' and 1 more"),
         ({"lm_head.weight": TWO}, r"holds no weight 'lm_head\.weight', which the index"),
+        ({"lm_head.weight": "a\0"}, r"/a\\x00' is no name of a file"),
+        ({"lm_head.weight": "\ud800"}, r"/\\ud800' is no name of a file"),
         ({"lm_head.weight": 1}, r"index\.json states lm_head\.weight=1; it must be a string"),
         (None, r"index\.json does not state 'weight_map'"),
         ([1], r"index\.json states weight_map=\[1\]; it must be an object"),
