@@ -165,8 +165,7 @@ def _yarn_defaults(
 ) -> dict[str, int | float]:
     """Those of the paper (arXiv 2309.00071) and of transformers.
 
-    A file with `attn_factor` is for vLLM, SGLang and others, which multiply by it; transformers
-    does not read it.
+    `attn_factor` is for programs such as vLLM, which multiply by it; transformers does not read it.
     """
     defaults = {
         "original_max_position_embeddings": field(values, "max_position_embeddings", path, int),
