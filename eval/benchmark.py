@@ -150,7 +150,7 @@ def decode_batch(method: Method, batch: Batch) -> Run:
     state = jax.block_until_ready(state)
     prefilled = time.perf_counter()
     state = decode(method.target, method.drafter, state, max_steps)
-    result = collect(state, list(map(len, batch.prompts)), method.drafter)
+    result = collect(method.target, state, list(map(len, batch.prompts)), method.drafter)
     return Run(
         result.tokens,
         result.steps,

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import difflib
 import os
+import re
 import signal
 import sys
 import time
@@ -43,16 +44,22 @@ class Parser(argparse.ArgumentParser):
             name = word.partition("=")[0]
             # What begins an option stands for it, and text with a space is a value.
             known = any(option.startswith(name) for option in self._option_string_actions)
-            if word.startswith("--") and " " not in word and not known:
+            if re.match("--|-[a-zA-Z]", word) and " " not in word and not known:
                 return word
         return None
+
+    def meant_option(self, word: str) -> str | None:
+        """The option that is spelt much like a word, or begins like one of a single dash."""
+        name, options = word.partition("=")[0], list(self._option_string_actions)
+        near = difflib.get_close_matches(name, options, n=1, cutoff=0.8)
+        near += [option for option in options if option.startswith(f"-{name}")]
+        return near[0] if near else None
 
     def refuse_mistyped(self, words: Sequence[str]) -> None:
         """Refuse a word that looks like an option and is none, and name the one that was meant."""
         if word := self.unknown_option(words):
-            options = list(self._option_string_actions)
-            near = difflib.get_close_matches(word.partition("=")[0], options, n=1, cutoff=0.8)
-            hint = f"did you mean {near[0]}?" if near else f"see {self.prog} --help."
+            meant = self.meant_option(word)
+            hint = f"did you mean {meant}?" if meant else f"see {self.prog} --help."
             raise InputError(f"unrecognized argument: {word}; {hint}")
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from redrafter_jax.acceptance import acceptance_length
@@ -17,7 +19,7 @@ from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_rows, check_same_mesh, place, to_host
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.requests import Batch, PerRow, Prompts, StopTokens, pad_requests, token_lists
-from redrafter_jax.types import DecodeState
+from redrafter_jax.types import NO_CHOICE, DecodeState
 
 
 class Generation(NamedTuple):
@@ -82,7 +84,8 @@ def generate(
     bound, prompts = bind_drafter(drafter, draft), token_lists(prompts)
     batch = Batch(prompts, max_new_tokens, sampling, seeds, eos_token_ids)
     state, max_steps = start(target, bound, batch, log_probs=log_probs)
-    return collect(decode(target, bound, state, max_steps), list(map(len, prompts)), bound)
+    state = decode(target, bound, state, max_steps)
+    return collect(target, state, list(map(len, prompts)), bound)
 
 
 def generate_autoregressive(
@@ -151,8 +154,14 @@ def start(
     return begin_drafting(state, drafter), slots
 
 
-def collect(state: DecodeState, starts: Sequence[int], drafter: Drafter) -> Generation:
-    """What row b has decided from its token `starts[b]` on, on the host; counts are the state's."""
+def collect(
+    target: Target, state: DecodeState, starts: Sequence[int], drafter: Drafter
+) -> Generation:
+    """What row b has decided from its token `starts[b]` on, on the host; counts are the state's.
+
+    Raises:
+      InputError: the target's scores were not numbers.
+    """
     tokens, log_probs, lengths, stats = to_host(
         (state.tokens, state.log_probs, state.cache.lengths, state.stats)
     )
@@ -161,15 +170,34 @@ def collect(state: DecodeState, starts: Sequence[int], drafter: Drafter) -> Gene
         ends = zip(rows, starts, lengths, strict=True)
         return [row[start : length + 1].tolist() for row, start, length in ends]
 
+    decided = new(tokens)
+    if any(NO_CHOICE in row for row in decided):
+        raise not_numbers(target)
     accepted_by = {name: [0] * len(starts) for name in drafter.names}
     for source, name in enumerate(drafter.names):
         counts = stats.accepted_by[:, source].tolist()
         accepted_by[name] = [sum(pair) for pair in zip(accepted_by[name], counts, strict=True)]
     return Generation(
-        tokens=new(tokens),
+        tokens=decided,
         steps=stats.steps.tolist(),
         acceptance_length=acceptance_length(stats.accept_counts),
         accept_counts=stats.accept_counts,
         accepted_by=accepted_by,
         log_probs=None if log_probs is None else new(log_probs),
+    )
+
+
+def not_numbers(target: Target) -> InputError:
+    """For a target whose scores are NaN or infinite: where it came from, and which weight it is."""
+    problem = f"{target.source}: the target's scores are NaN or infinite"
+    for path, leaf in jax.tree_util.tree_leaves_with_path(target.params):
+        if jnp.issubdtype(leaf.dtype, jnp.floating) and not bool(jnp.isfinite(leaf).all()):
+            keys = (str(getattr(key, "key", getattr(key, "idx", ""))) for key in path)
+            return InputError(
+                f"{problem}, because its weight {'.'.join(filter(None, keys))} holds such numbers; "
+                "download or convert it again."
+            )
+    return InputError(
+        f"{problem}, though its weights are finite: they overflow on the way; load it in float32, "
+        "or download it again."
     )

@@ -173,7 +173,7 @@ def stream(
     while True:
         if kept_cache:
             kept_cache.put(state)
-        new = _collect_new(state, bound, starts, steps_per_yield * bound.max_path)
+        new = _collect_new(target, state, bound, starts, steps_per_yield * bound.max_path)
         done = to_host(state.done)
         starts = starts + np.asarray([len(tokens) for tokens in new.tokens], np.int32)
         fresh, texts = [], []
@@ -191,7 +191,11 @@ def stream(
 
 
 def _collect_new(
-    state: DecodeState, drafter: Drafter, starts: Int[np.ndarray, " B"], most: int
+    target: Target,
+    state: DecodeState,
+    drafter: Drafter,
+    starts: Int[np.ndarray, " B"],
+    most: int,
 ) -> Generation:
     """The tokens decided from `starts` on, `most` per row at most; counts are the state's."""
     tokens, log_probs, lengths = _newest(
@@ -200,7 +204,7 @@ def _collect_new(
     window = state._replace(
         tokens=tokens, log_probs=log_probs, cache=state.cache._replace(lengths=lengths)
     )
-    return collect(window, [0] * len(starts), drafter)
+    return collect(target, window, [0] * len(starts), drafter)
 
 
 @partial(jax.jit, static_argnums=4)

@@ -59,6 +59,10 @@ class Requests(NamedTuple):
     sampling: Sampling
 
 
+# What stands for the choice among scores that are not numbers; padding is -1.
+NO_CHOICE = -2
+
+
 class Beams(NamedTuple):
     """The trace of a beam search.
 

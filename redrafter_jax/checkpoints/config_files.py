@@ -1,6 +1,7 @@
 """JSON files of model folders, and the `config.json` of drafters."""
 
 import json
+import stat
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
@@ -22,6 +23,8 @@ _EXPECTED = {
     dict: "an object",
     list: "a list",
 }
+# How the file begins that Git LFS leaves where it has not downloaded what it stands for.
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _AS_JSON: dict[Any, type] = {tuple: list, Literal: str}
 
 
@@ -67,7 +70,7 @@ def read_fields[T](kind: type[T], values: Mapping[str, Any], path: Path, **given
                 if type(entry) not in (int, entry_type):
                     wanted = "integers" if entry_type is int else "numbers"
                     raise InputError(
-                        f"{path} states {entry!r} in {one.name!r}; they must be {wanted}."
+                        f"{path} states {entry!r:.80} in {one.name!r}; they must be {wanted}."
                     )
         given[one.name] = tuple(value) if expected is tuple else value
     with errors_naming(path):
@@ -116,6 +119,7 @@ def drafter_fields(config: DrafterConfig) -> dict[str, Any]:
 def reading(path: Path, otherwise: str) -> Generator[None]:
     """Within it, a file that cannot be read is one sentence; `otherwise` says why it is needed."""
     try:
+        refuse_pointer(path)
         yield
     except FileNotFoundError:
         raise InputError(f"{path} is missing; {otherwise}.") from None
@@ -123,13 +127,31 @@ def reading(path: Path, otherwise: str) -> Generator[None]:
         raise InputError(f"Cannot read {path}: {error.strerror or error}.") from None
 
 
+def refuse_pointer(path: Path) -> None:
+    """Refuse a file of Git LFS that stands for another, which was not downloaded."""
+    try:
+        kind = path.stat().st_mode
+    except ValueError:  # of names that a file may state; NUL and lone surrogates can be in none
+        raise InputError(f"{str(path)!r} is no name of a file.") from None
+    if not stat.S_ISREG(kind):  # of a pipe nothing may be read twice
+        return
+    with path.open("rb") as file:
+        begin = file.read(len(_LFS_POINTER))
+    if begin == _LFS_POINTER:
+        raise InputError(
+            f"{path} is a Git LFS pointer, not the file that it stands for; run `git lfs pull` in "
+            "its folder, or download the model again by `hf download`."
+        )
+
+
 def read_text(path: Path) -> str:
     """A file's text.
 
     Raises:
-      InputError: it cannot be read, or is no UTF-8.
+      InputError: it cannot be read, is no UTF-8, or stands for another (Git LFS).
     """
     try:
+        refuse_pointer(path)
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(f"Cannot read {path}: {error.strerror}.") from None
@@ -176,5 +198,5 @@ def field(
         return float(value)
     # Not isinstance: to Python, true is a whole number.
     if type(value) is not expected:
-        raise InputError(f"{path} states {name}={value!r}; it must be {_EXPECTED[expected]}.")
+        raise InputError(f"{path} states {name}={value!r:.80}; it must be {_EXPECTED[expected]}.")
     return value

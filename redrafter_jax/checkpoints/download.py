@@ -8,12 +8,17 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from redrafter_jax.checkpoints.config_files import read_json
 from redrafter_jax.errors import InputError
 
 # Other files of a repository hold the same weights again, in other formats.
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin", "medusa_lm_head.*")
 # Beside a drafter's `config.json`; see `redrafter_jax.checkpoints.draft_table`.
 DRAFT_TABLE = "draft.yaml"
+# Of a folder that holds changes to a model, in the format of the package peft.
+_ADAPTER = "adapter_config.json"
+# A name that ends so is meant as a file's.
+_FILES = (".safetensors", ".bin", ".pt", ".json")
 # The first bytes of a GGUF file.
 GGUF_MAGIC = b"GGUF"
 
@@ -22,14 +27,19 @@ def locate(name: str | Path) -> Path:
     """The folder or GGUF file itself, or the hub's copy of what describes the model.
 
     Raises:
-      InputError: it is neither a folder nor a repository that the hub gives, or a folder around
-        the one of a model.
+      InputError: it is neither a folder nor a repository that the hub gives, a folder around
+        the one of a model, or one of an adapter.
     """
+    if not str(name):
+        raise InputError("The name of a model is empty; give a folder, a GGUF file or a hub id.")
     folder = Path(name)
     if is_gguf(folder):
         return folder
     if not folder.is_dir():
-        return _download(str(name), "*.json", "*.jinja", DRAFT_TABLE)
+        folder = _download(str(name), "*.json", "*.jinja", DRAFT_TABLE)
+        _refuse_adapter(folder, "config.json")
+        return folder
+    _refuse_adapter(folder, "config.json")
     refuse_outer_folder(folder, "config.json")
     return folder
 
@@ -71,15 +81,31 @@ def locate_weights(name: str | Path, folder: Path) -> Path:
       InputError: the hub does not give the weights.
     """
     if Path(name).is_dir():
+        _refuse_adapter(folder, *_WEIGHTS)
         return folder
     # The folder is named after the commit, so that description and weights are of one.
     for pattern in _WEIGHTS:
         folder = _download(str(name), pattern, revision=folder.name)
         if any(folder.glob(pattern)):
             return folder
+    _refuse_adapter(folder, *_WEIGHTS)
     raise InputError(
         f"The hub's {str(name)!r} has no weights as safetensors or .bin; of a repository of GGUF "
         f"files download one by `hf download {name} FILE.gguf`, and give its path."
+    )
+
+
+def _refuse_adapter(folder: Path, *needed: str) -> None:
+    """Refuse a folder that holds an adapter and none of the files needed for a model."""
+    path = folder / _ADAPTER
+    if not path.is_file() or any(any(folder.glob(pattern)) for pattern in needed):
+        return
+    stated = read_json(path)
+    kind, base = (stated.get(name) for name in ("peft_type", "base_model_name_or_path"))
+    raise InputError(
+        f"{folder} is an adapter ({kind or 'PEFT'!s:.20}) for the model {base!r:.200}, not a "
+        "model; merge the two with the package peft, by PeftModel.from_pretrained(model, adapter)"
+        ".merge_and_unload().save_pretrained(FOLDER), and give that folder."
     )
 
 
@@ -113,6 +139,14 @@ def from_hub(fetch: Callable[[str], str], repository: str, needed: str) -> Path:
         raise InputError(f"{repository!r} is a file; {folder}.")
     try:
         validate_repo_id(repository)
+        if repository.endswith(_FILES):
+            raise HFValidationError
+    except HFValidationError:  # a path, which the hub is not asked for
+        raise InputError(
+            f"{repository!r} does not exist, and is no id of the Hugging Face hub, such as "
+            f"ORGANISATION/NAME; {folder}{_hint(repository)}."
+        ) from None
+    try:
         return Path(fetch(repository))
     except GatedRepoError:
         raise InputError(
@@ -131,18 +165,17 @@ def from_hub(fetch: Callable[[str], str], repository: str, needed: str) -> Path:
                 f"{repository!r} was not downloaded from the Hugging Face hub: "
                 f"{error.strerror}{place}; mend that, or {folder}."
             ) from None
-        kind, end = "a repository that the Hugging Face hub gave", "\n"
-        if isinstance(error, HFValidationError):
-            # Its sentences end in the id, and then in advice about arguments that nobody gave.
-            kind, end = "an id of the Hugging Face hub", ": '"
-        cause = str(error).strip().partition(end)[0].rstrip(".:") or type(error).__name__
+        cause = str(error).strip().partition("\n")[0].rstrip(".:") or type(error).__name__
         raise InputError(
-            f"{repository!r} is neither a folder nor {kind} ({cause}); {folder}{_hint(repository)}."
+            f"{repository!r} is neither a folder nor a repository that the Hugging Face hub gave "
+            f"({cause}); {folder}{_hint(repository)}."
         ) from None
 
 
 def _hint(name: str) -> str:
     """A question that names a model's folder of a similar name beside the missing one; or ""."""
+    if name.startswith("~") and (home := Path(name).expanduser()).exists():
+        return f" (did you mean {str(home)!r}?)"  # the shell did not see it
     wanted = Path(name)
     try:
         names = [path.parent.name for path in wanted.parent.glob("*/config.json")]

@@ -12,7 +12,7 @@ from annotated_types import Ge
 from redrafter_jax.checkpoints.config_files import errors_naming, field, read_text, write_atomically
 from redrafter_jax.checkpoints.download import DRAFT_TABLE, locate
 from redrafter_jax.config import DraftConfig
-from redrafter_jax.config.limits import Count, Positive, check_fields
+from redrafter_jax.config.limits import Count, Positive, check_fields, main_type
 from redrafter_jax.errors import InputError
 
 _HEADER = """\
@@ -108,19 +108,13 @@ def find_draft_table(drafter: str | Path) -> DraftTable | None:
     path = locate(drafter) / DRAFT_TABLE
     if not path.exists():
         return None
-    import yaml  # takes 20 ms, for the few who need it
+    # YAML takes 20 ms to import, for the few who need it.
+    from redrafter_jax.checkpoints.yaml_text import NotYamlError, parse_yaml
 
-    text = read_text(path)
     try:
-        # A few of them may stand for more than fits in memory.
-        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
-            raise InputError(f"{path} has YAML aliases; write out what they stand for.")
-        values = yaml.safe_load(text)
-    except InputError:
-        raise
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split()) or "nested too deeply"
-        raise InputError(f"{path} is not valid YAML: {reason}.") from None
+        values = parse_yaml(read_text(path), aliases=False)
+    except NotYamlError as error:
+        raise InputError(f"{path} is not valid YAML: {error}.") from None
     values = _mapping(DraftTable, values, str(path))
     trees = field(values, "trees", path, list)
     if not trees:
@@ -171,4 +165,10 @@ def _mapping(kind: type, values: Any, place: str) -> dict[str, Any]:
     if not isinstance(values, dict) or not needed <= values.keys() <= set(names):
         given = ", ".join(map(str, values)) if isinstance(values, dict) else repr(values)
         raise InputError(f"{place} holds {given:.80}; it must hold {', '.join(names)}.")
-    return values
+    wide = {one.name for one in fields(kind) if main_type(one.type) is float}
+    return {
+        name: field(values, name, Path(place), float)
+        if name in wide and value is not None
+        else value
+        for name, value in values.items()
+    }

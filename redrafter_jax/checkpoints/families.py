@@ -31,7 +31,6 @@ _OTHERS = ("num_key_value_heads", "head_dim", "rms_norm_eps", "tie_word_embeddin
 _SUPPORTED = {
     "mlp_bias": False,
     "partial_rotary_factor": 1.0,
-    "original_max_position_embeddings": None,
 }
 
 
@@ -147,7 +146,7 @@ def _family(values: Mapping[str, Any], path: Path) -> Family:
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
         raise InputError(
-            f"{path} states model_type {model_type!r}; this version reads "
+            f"{path} states model_type {model_type!r:.80}; this version reads "
             f"{', '.join(map(repr, (*FAMILIES, *MULTIMODAL)))}."
         )
     _check_architecture(values, family.architecture, path)
@@ -160,7 +159,7 @@ def _family(values: Mapping[str, Any], path: Path) -> Family:
     }.items():
         if values.get(name, supported) != supported:
             raise InputError(
-                f"{path} states {name}={values[name]!r}; only {supported!r} is supported."
+                f"{path} states {name}={values[name]!r:.80}; only {supported!r} is supported."
             )
     return family
 
@@ -169,7 +168,7 @@ def _check_architecture(values: Mapping[str, Any], architecture: str, path: Path
     architectures = field(values, "architectures", path, list, [architecture])
     if architecture not in architectures:
         raise InputError(
-            f"{path} states architectures={architectures!r}; of model_type "
+            f"{path} states architectures={architectures!r:.80}; of model_type "
             f"{values['model_type']!r} only {architecture!r} is supported."
         )
 
@@ -222,6 +221,7 @@ def _eos_token_ids(folder: Path, values: Mapping[str, Any]) -> tuple[int, ...]:
     tokens = stated if isinstance(stated, list) else [stated]
     if not all(type(token) is int for token in tokens):
         raise InputError(
-            f"{path} states eos_token_id={stated!r}; it must be a whole number or a list of them."
+            f"{path} states eos_token_id={stated!r:.80}; it must be a whole number or a list of "
+            "them."
         )
     return tuple(tokens)

@@ -22,8 +22,8 @@ from redrafter_jax.checkpoints.medusa import (
     read_medusa_config,
 )
 from redrafter_jax.checkpoints.quantization_methods import check_method, read_method
-from redrafter_jax.checkpoints.quantized import MINIMUM, SCALE, weight_with_scales
-from redrafter_jax.checkpoints.stored import StoredWeight, check_shape, is_zero, same_bytes
+from redrafter_jax.checkpoints.quantized import CODES, MINIMUM, SCALE, weight_with_scales
+from redrafter_jax.checkpoints.stored import StoredWeight, check_shape, is_zero, same_values
 from redrafter_jax.checkpoints.weight_names import (
     ACTIVATION_SCALES,
     EMBEDDING,
@@ -247,10 +247,10 @@ def _check_tied_head(stored: Mapping[str, StoredWeight], config: TargetConfig) -
     if HEAD not in stored or EMBEDDING not in stored:
         return
     head, embedding = stored[HEAD], stored[EMBEDDING]
-    if head.dtype == embedding.dtype:
-        for weight in (embedding, head):
+    for weight in (embedding, head):
+        if weight.dtype not in (*CODES, "U8"):
             check_shape(weight, (config.vocab_size, config.hidden_size))
-    if not same_bytes(head, embedding):
+    if not same_values(head, embedding):
         raise InputError(
             f"{head.path}: {HEAD!r} is not the same as {EMBEDDING!r}, though config.json states "
             "tie_word_embeddings=True; state false if the head is meant, or take it out."

@@ -91,7 +91,8 @@ def gguf_tokenizer(header: Header) -> Tokenizer:
         raise
     # tokenizers raises nothing narrower, and a panic of its Rust code is no Exception.
     except BaseException as error:
-        raise InputError(f"{header.path} holds no whole tokenizer: {error}.") from None
+        reason = " ".join(str(error).split())
+        raise InputError(f"{header.path} holds no whole tokenizer: {reason}.") from None
     tokenizer.add_tokens(
         [
             AddedToken(token, special=kind != _USER_DEFINED, normalized=False)

@@ -39,7 +39,7 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.models.linear import QuantizedWeight, transposed
 from redrafter_jax.models.target import Decoder, Target
 from redrafter_jax.parallel.mesh import check_groups, check_mesh, check_target, parameter_spec
-from redrafter_jax.parallel.model import Model
+from redrafter_jax.parallel.model import Model, Source
 
 
 def load_target(
@@ -182,7 +182,8 @@ def _load(found: FoundModel, dtype: DTypeLike, mesh: Mesh | None = None) -> Any:
             value = _read(parameter, weight, dtype, mesh)
             flat.append((parameter.path, parameter.variable.replace(value)))
             bar.update(weight.bytes)
-    return Model(found.config, found.graphdef, nnx.from_flat_state(flat), mesh)
+    params = nnx.from_flat_state(flat)
+    return Model(found.config, found.graphdef, params, mesh, Source(found.folder))
 
 
 def _read(parameter: Parameter, weight: StoredWeight, dtype: DTypeLike, mesh: Mesh | None) -> Any:

@@ -28,8 +28,20 @@ _KINDS: dict[str, type[RopeScaling] | None] = {
     "yarn": YarnScaling,
     "longrope": LongRopeScaling,
 }
-# Of yarn, beside its fields: weights of the logarithm in `attention_factor`.
-_YARN_WEIGHTS = ("mscale", "mscale_all_dim")
+# What a type reads beside its own fields, for the `attention_factor` that a file does not state.
+_READ = {"yarn": ("mscale", "mscale_all_dim", "attn_factor"), "longrope": ("factor",)}
+# Names that every type may state: any value of the first two, which only describe how the model was
+# made, and of others the one that changes nothing.
+_DESCRIBING = ("finetuned", "original_max_position_embeddings")
+_NEUTRAL = {
+    "factor": 1,
+    "attention_factor": 1,
+    "attn_factor": 1,
+    "extrapolation_factor": 1,
+    "apply_yarn_scaling": True,
+    "truncate": True,
+    "partial_rotary_factor": 1,
+}
 # Files of older versions state no base: Llama's was a constant of their code.
 _FIRST_WITH_THETA = (4, 33)
 _LLAMA_THETA = 10000.0
@@ -83,16 +95,19 @@ def rotary_fields(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
     if scaling is None:
         return {"rope_theta": theta}
     kind = next(name for name, one in _KINDS.items() if one is type(scaling))
+    # A default is not stated: transformers before 4.56 knows no `truncate`.
     own = {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in vars(scaling).items()
+        one.name: list(value) if isinstance(value, tuple) else value
+        for one in fields(scaling)
+        if (value := getattr(scaling, one.name)) != one.default
     }
     return {"rope_theta": theta, "rope_scaling": {"rope_type": kind, **own}}
 
 
 def _stated(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Every parameter that is stated, in whatever place; in several it must be the same."""
-    places = {"": {"rope_theta": values.get("rope_theta")}} | {
+    outer = ("rope_theta", "original_max_position_embeddings")
+    places = {"": {name: values.get(name) for name in outer}} | {
         f"{name}.": field(values, name, path, dict, {})
         for name in ("rope_parameters", "rope_scaling")
     }
@@ -119,7 +134,7 @@ def _scaling(
     kind = field(stated, "rope_type", path, str, "default")
     if kind not in _KINDS:
         raise InputError(
-            f"{path} asks for rotary scaling of type {kind!r}; supported are "
+            f"{path} asks for rotary scaling of type {kind!r:.80}; supported are "
             f"{', '.join(map(repr, _KINDS))}."
         )
     if stated.get("partial_rotary_factor", 1) != 1:
@@ -129,37 +144,74 @@ def _scaling(
         )
     scaling = _KINDS[kind]
     own = [one.name for one in fields(scaling)] if scaling else []
-    known = [*own, *(_YARN_WEIGHTS if scaling is YarnScaling else ())]
-    for name in stated:
-        if name not in {"rope_type", "rope_theta", "partial_rotary_factor", *known}:
+    known = [*own, *_READ.get(kind, ())]
+    for name, value in stated.items():
+        if name in {"rope_type", "rope_theta", *_DESCRIBING, *known}:
+            continue
+        if name not in _NEUTRAL or value != _NEUTRAL[name]:
             raise InputError(
-                f"{path} states {name!r} for rotary scaling of type {kind!r}; supported are "
-                f"{', '.join(map(repr, known)) or 'no fields'}."
+                f"{path} states {name}={value!r:.80} for rotary scaling of type {kind!r}; "
+                f"supported are {', '.join(map(repr, known)) or 'no fields'}."
             )
-    if scaling is None:
-        return None
-    defaults = _yarn_defaults(stated, values, path) if scaling is YarnScaling else {}
-    return read_fields(scaling, {**defaults, **stated}, path)
+    if scaling is YarnScaling:
+        stated = {**_yarn_defaults(stated, values, path), **stated}
+    elif scaling is LongRopeScaling:
+        stated = {**_longrope_defaults(stated, values, path), **stated}
+    return read_fields(scaling, stated, path) if scaling else None
 
 
 def _yarn_defaults(
     stated: Mapping[str, Any], values: Mapping[str, Any], path: Path
 ) -> dict[str, int | float]:
-    """Those of the paper (arXiv 2309.00071) and of transformers."""
-    factor = field(stated, "factor", path, float)
+    """Those of the paper (arXiv 2309.00071) and of transformers.
+
+    `attn_factor` is for programs such as vLLM, which multiply by it; transformers does not read it.
+    """
+    defaults = {
+        "original_max_position_embeddings": field(values, "max_position_embeddings", path, int),
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+    }
+    factor = _factor(stated, values, path)
 
     def gain(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
-    one, all_dimensions = (field(stated, name, path, float, 0.0) for name in _YARN_WEIGHTS)
-    return {
-        "original_max_position_embeddings": field(values, "max_position_embeddings", path, int),
-        "attention_factor": gain(one) / gain(all_dimensions)
-        if one and all_dimensions
-        else gain(1.0),
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-    }
+    one, all_dimensions, more = (
+        field(stated, name, path, float, default)
+        for name, default in zip(_READ["yarn"], (0.0, 0.0, 1.0), strict=True)
+    )
+    if more != 1 and "attention_factor" in stated:
+        raise InputError(
+            f"{path} states attention_factor={stated['attention_factor']!r} and attn_factor="
+            f"{more!r}; one is the whole factor and the other multiplies it, remove one."
+        )
+    whole = gain(one) / gain(all_dimensions) if one and all_dimensions else gain(1.0)
+    return {**defaults, "factor": factor, "attention_factor": more * whole}
+
+
+def _longrope_defaults(
+    stated: Mapping[str, Any], values: Mapping[str, Any], path: Path
+) -> dict[str, float]:
+    """The attention factor of the paper (arXiv 2402.13753), as transformers has it."""
+    original = field(stated, "original_max_position_embeddings", path, int)
+    factor = _factor(stated, values, path)
+    if factor <= 1:
+        return {"attention_factor": 1.0}
+    if original < 2:
+        raise InputError(
+            f"{path} states original_max_position_embeddings={original}; without an "
+            "attention_factor it must be greater than 1."
+        )
+    return {"attention_factor": math.sqrt(1 + math.log(factor) / math.log(original))}
+
+
+def _factor(stated: Mapping[str, Any], values: Mapping[str, Any], path: Path) -> float:
+    """What the context is stretched by: where it is not stated, from the two contexts that are."""
+    if "factor" in stated or "original_max_position_embeddings" not in stated:
+        return field(stated, "factor", path, float)
+    original = field(stated, "original_max_position_embeddings", path, int)
+    return field(values, "max_position_embeddings", path, int) / max(original, 1)
 
 
 def _implied_theta(values: Mapping[str, Any]) -> float | None:

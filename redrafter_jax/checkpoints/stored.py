@@ -90,12 +90,20 @@ def dtype_of(stored: StoredWeight) -> np.dtype:
     return READ_DTYPES[stored.dtype]
 
 
-def same_bytes(first: StoredWeight, second: StoredWeight) -> bool:
-    """Whether two weights are the same numbers, stored alike."""
-    if (first.dtype, first.shape) != (second.dtype, second.shape):
+def same_values(first: StoredWeight, second: StoredWeight) -> bool:
+    """Whether two weights are the same numbers, those of floating point in whatever dtype."""
+    if first.shape != second.shape:
         return False
     numbers = zip(pieces(first), pieces(second), strict=True)
-    return all(one.tobytes() == other.tobytes() for one, other in numbers)
+    if first.dtype == second.dtype:
+        return all(one.tobytes() == other.tobytes() for one, other in numbers)
+    if not {first.dtype, second.dtype} <= _DTYPES.keys():
+        return False
+    wide = np.float64 if "F64" in (first.dtype, second.dtype) else np.float32
+    return all(
+        np.array_equal(one.astype(wide), other.astype(wide), equal_nan=True)
+        for one, other in numbers
+    )
 
 
 def is_zero(stored: StoredWeight) -> bool:
@@ -135,9 +143,8 @@ def read_weight(
         axes = (*sharding.spec, *(None,) * (len(stored.shape) - len(sharding.spec)))
         spec = PartitionSpec(*(axes[::-1] if transpose else axes))
         # What is unpacked is kept for the other devices that get the same.
-        part = cache(partial(_read, stored, jnp.dtype(dtype)))
-        if stored.unpack is None:
-            part = memory_map(stored, dtype_of(stored)).__getitem__
+        read = partial(_read, stored, jnp.dtype(dtype))
+        part = cache(read) if stored.unpack else partial(_copy, stored)
         placed = jax.make_array_from_callback(
             stored.shape, NamedSharding(sharding.mesh, spec), part
         )
@@ -154,6 +161,15 @@ def memory_map(stored: StoredWeight, dtype: DTypeLike) -> Shaped[np.ndarray, "..
         return np.memmap(stored.path, np.dtype(dtype), "r", stored.offset, stored.shape)
     except ValueError:
         raise _cut_short(stored) from None
+
+
+def _copy(stored: StoredWeight, index: Index | None) -> Shaped[np.ndarray, "..."]:
+    """A part of numbers that lie in the file as they are, and the file no longer needed.
+
+    JAX keeps what it is given, for CPUs as it is, and a file that is cut short ends a process that
+    has it mapped into memory.
+    """
+    return np.array(memory_map(stored, dtype_of(stored))[index])
 
 
 def pieces(stored: StoredWeight) -> Iterator[Shaped[np.ndarray, "..."]]:

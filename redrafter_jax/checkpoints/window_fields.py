@@ -28,7 +28,7 @@ def read_windows(
         types = [FULL if window is None else WINDOWED] * layers
         if stated not in (None, types):
             raise InputError(
-                f"{path} states layer_types={stated!r}; with sliding_window={window} all "
+                f"{path} states layer_types={stated!r:.80}; with sliding_window={window} all "
                 f"{layers} layers of {family.architecture} are {types[0]!r}."
             )
     elif stated is None and family.windowed == "switched":
@@ -43,7 +43,7 @@ def read_windows(
         types = field(values, "layer_types", path, list)
         if len(types) != layers or any(kind not in (FULL, WINDOWED) for kind in types):
             raise InputError(
-                f"{path} states layer_types={types!r}; it must hold {FULL!r} or {WINDOWED!r} "
+                f"{path} states layer_types={types!r:.80}; it must hold {FULL!r} or {WINDOWED!r} "
                 f"for each of {layers} layers."
             )
     windowed = tuple(layer for layer, kind in enumerate(types) if kind == WINDOWED)

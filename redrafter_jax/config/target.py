@@ -65,6 +65,7 @@ class YarnScaling:
       attention_factor: multiplies cosine and sine, so that scores grow by its square.
       beta_fast: turns within the original context above which a frequency is kept.
       beta_slow: turns below which it is divided by the whole factor.
+      truncate: the ramp begins and ends at whole dimensions.
     """
 
     factor: Positive
@@ -72,6 +73,7 @@ class YarnScaling:
     attention_factor: Positive
     beta_fast: Positive
     beta_slow: Positive
+    truncate: bool = True
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float, Int
 from redrafter_jax.drafters.tree import matching_paths
 from redrafter_jax.parallel.collectives import all_reduce, own_shard, shard_start
 from redrafter_jax.sampling import filter_logits
-from redrafter_jax.types import Accepted, Sampling, TokenTree
+from redrafter_jax.types import NO_CHOICE, Accepted, Sampling, TokenTree
 
 
 def decide(
@@ -39,7 +39,8 @@ def choose_tokens(
 ) -> Int[Array, "B N"]:
     """The target's next token at every node, greedy and sampled alike; see `decide`.
 
-    A node at depth d chooses with noise[:, d].
+    A node at depth d chooses with noise[:, d]. Where scores are NaN or infinite the choice is
+    `NO_CHOICE`, which is no token, and so comes to the host with the tokens.
     """
     V = noise.shape[-1]
     own_noise = own_shard(noise, logits.shape[-1])
@@ -74,16 +75,20 @@ def accept(tree: TokenTree, chosen: Int[Array, "B N"], max_path: int) -> Accepte
 
 
 def is_stop(tokens: Int[Array, "B M"], stop_tokens: Int[Array, "B E"]) -> Bool[Array, "B M"]:
-    """Which tokens end their row."""
-    return (tokens[:, :, None] == stop_tokens[:, None, :]).any(axis=-1)
+    """Which tokens end their row; `NO_CHOICE` always does."""
+    stops = (tokens[:, :, None] == stop_tokens[:, None, :]).any(axis=-1)
+    return stops | (tokens == NO_CHOICE)
 
 
 def _argmax(scores: Float[Array, "B N part"], V: int) -> Int[Array, "B N"]:
-    """The lowest index of the maximum over all V; of NaN scores the last index.
+    """The lowest index of the maximum over all V; `NO_CHOICE` where that is not finite.
 
     This is `argmax` as two reductions, which the CPU can vectorise.
     """
     part = scores.shape[-1]
-    best = scores == all_reduce(jnp.max(scores, axis=-1, keepdims=True), jax.lax.pmax)
+    top = jnp.max(scores, axis=-1, keepdims=True)
+    # NaN becomes infinite first: of NaN and a number the devices of a mesh may take either.
+    top = all_reduce(jnp.where(top < jnp.inf, top, jnp.inf), jax.lax.pmax)
     index = shard_start(part, V) + jnp.arange(part, dtype=jnp.int32)
-    return all_reduce(jnp.min(jnp.where(best, index, V - 1), axis=-1), jax.lax.pmin)
+    best = all_reduce(jnp.min(jnp.where(scores == top, index, V - 1), axis=-1), jax.lax.pmin)
+    return jnp.where(jnp.isfinite(top[..., 0]), best, NO_CHOICE)

@@ -88,8 +88,10 @@ def _yarn_kept(head_dim: int, theta: float, scaling: YarnScaling) -> Float[np.nd
         positions_per_radian = scaling.original_max_position_embeddings / (2 * math.pi * turns)
         return head_dim * math.log(positions_per_radian) / (2 * math.log(theta))
 
-    first = max(math.floor(pair_with(scaling.beta_fast)), 0)
-    last = min(math.ceil(pair_with(scaling.beta_slow)), head_dim - 1)
+    first, last = pair_with(scaling.beta_fast), pair_with(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)
     # transformers' width of a ramp that would have none.
     width = last - first or 1e-3
     return 1 - np.clip((np.arange(head_dim // 2) - first) / width, 0, 1)

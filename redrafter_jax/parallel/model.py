@@ -8,6 +8,18 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh
 
+
+class Source(str):
+    """Where a model came from, for messages; all are equal, so that none compiles anything anew."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Source)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+_UNKNOWN = Source("The model")
 Config = TypeVar("Config")
 Module = TypeVar("Module", bound=nnx.Module)
 
@@ -15,7 +27,7 @@ Module = TypeVar("Module", bound=nnx.Module)
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("params",),
-    meta_fields=("config", "graphdef", "mesh"),
+    meta_fields=("config", "graphdef", "mesh", "source"),
 )
 @dataclass(frozen=True)
 class Model(Generic[Config, Module]):
@@ -28,12 +40,14 @@ class Model(Generic[Config, Module]):
       graphdef: structure of the module, hashable.
       params: its parameters.
       mesh: that they are split over, from `make_mesh`; None on one device.
+      source: its folder or file, if it came from one.
     """
 
     config: Config
     graphdef: nnx.GraphDef[Module]
     params: nnx.State
     mesh: Mesh | None = None
+    source: Source = _UNKNOWN
 
     @classmethod
     def split(cls, config: Config, module: Module) -> "Model[Config, Module]":

@@ -1,6 +1,5 @@
 """From the engine's tokens to the text of an answer, piece by piece."""
 
-import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -52,8 +51,11 @@ class Choice:
         Raises:
           InputError: the target computes no numbers, or its tokenizer's texts change as they grow.
         """
-        if not all(math.isfinite(token.log_prob) for token in event.decided):
-            raise InputError("The target's logits are not finite; check its weights and dtype.")
+        if event.ended == "not numbers":
+            raise InputError(
+                "The target's scores are NaN or infinite, so that it has no answer; the server's "
+                "log says which of its weights is damaged."
+            )
         tokens: list[Token] = []
         for token in event.decided:
             text = self._without_gap(self._stream.push(token.id))

@@ -33,6 +33,7 @@ from redrafter_jax.serving.admission import (
 from redrafter_jax.serving.budgets import Budgets
 from redrafter_jax.serving.messages import Counters, Event, QueueFull, Request, new_tokens
 from redrafter_jax.serving.slots import Gains, decode_rows, empty_rows, read_chunk
+from redrafter_jax.types import NO_CHOICE
 
 # The first one compiles.
 _WARM_UP_TURNS = 4
@@ -61,6 +62,7 @@ class Engine:
     in the same order, without deadlines and with one `DraftConfig`.
 
     Attributes:
+      target: the target model.
       counters: sums over all requests.
       on_admission: called with a request's number when it gets its slot, before its prompt is read.
 
@@ -121,7 +123,7 @@ class Engine:
 
         self.counters = Counters()
         self.on_admission: Callable[[int], object] = lambda number: None
-        self._target = target
+        self.target = target
         self._context_length = context_length
         self._queue_limit = queue_limit
         self._stop_tokens = tuple(config.eos_token_ids if stop_tokens is None else stop_tokens)
@@ -201,7 +203,7 @@ class Engine:
           InputError: it can never run: something in it does not fit the target or a slot.
           QueueFull: too many wait.
         """
-        row = make_row(self._target, self._submitted, request, self._stop_tokens, self._stop_width)
+        row = make_row(self.target, self._submitted, request, self._stop_tokens, self._stop_width)
         length, limit = len(request.prompt), request.max_new_tokens
         if length + limit > self._context_length:
             raise InputError(
@@ -258,8 +260,8 @@ class Engine:
         """One prefill pass for these slots, by place."""
         shape = self._prefill_rows * len(self._parts), self._chunk
         chunk = next_chunk(self._slots, places, len(self._parts[0]), shape, self._idle)
-        drafter, placed = self._budgets.one_of(0), place(chunk, self._target.mesh)
-        self._state, gains = read_chunk(self._target, drafter, self._state, placed, top=self._top)
+        drafter, placed = self._budgets.one_of(0), place(chunk, self.target.mesh)
+        self._state, gains = read_chunk(self.target, drafter, self._state, placed, top=self._top)
         self.counters.prefill_passes += 1
         return _Run(places, gains, None)
 
@@ -274,10 +276,10 @@ class Engine:
     def _decode(self, active: list[int], rows: int, chosen: int) -> _Run:
         """Decode these slots for a few steps by the program of so many rows and this drafter."""
         batch, places = next_batch(active, rows, self._parts)
-        placed: Any = place(batch, self._target.mesh)
+        placed: Any = place(batch, self.target.mesh)
         drafter = self._budgets.one_of(chosen)
         self._state, gains = decode_rows(
-            self._target, drafter, self._state, placed, steps=self._steps, top=self._top
+            self.target, drafter, self._state, placed, steps=self._steps, top=self._top
         )
         return _Run(places, gains, (rows, chosen))
 
@@ -296,6 +298,9 @@ class Engine:
             before, ended = events[number].decided if number in events else [], None
             if gains.done[at]:
                 ended = "stop" if slot.text[-1] in arrays.stop_tokens else "length"
+                if slot.text[-1] == NO_CHOICE:
+                    ended = "not numbers"
+                    new.pop()
                 self._free(slot)
             events[number] = Event(number, before + new, ended)
             if run.program:

@@ -82,7 +82,8 @@ class Event(NamedTuple):
     Attributes:
       number: of the request, from `submit`.
       decided: new tokens, up to and including the stop token.
-      ended: "stop", "length", "cancelled" or "deadline"; None while it goes on.
+      ended: "stop", "length", "cancelled", "deadline" or, where the target's scores were not
+        numbers, "not numbers"; None while it goes on.
     """
 
     number: int

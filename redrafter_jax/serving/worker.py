@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Literal
 
+from redrafter_jax.generation import not_numbers
 from redrafter_jax.serving.engine import Engine
 from redrafter_jax.serving.messages import Event, Request
 
@@ -53,6 +54,7 @@ class Worker:
         self._calls: list[Callable[[], None]] = []
         self._changed = threading.Condition()
         self._closing = False
+        self._told = False
         # By number in the engine: who waits for what is decided, which of theirs it is, and when it
         # came.
         self._running: dict[int, tuple[EventQueue, int, float]] = {}
@@ -167,6 +169,9 @@ class Worker:
             arrived[event_queue].append((index, event))
             if event.ended:
                 del self._running[event.number]
+            if event.ended == "not numbers" and not self._told:
+                self._told = True
+                _log.error("%s", not_numbers(self._engine.target))
         for event_queue, own in arrived.items():
             self._post(event_queue, own)
 

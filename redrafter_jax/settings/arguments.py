@@ -60,6 +60,8 @@ def parse_settings(
     if processes:
         _add_processes(parser)
     if unknown := parser.unknown_option(words):
+        if parser.meant_option(unknown):
+            parser.refuse_mistyped([unknown])
         raise InputError(_as_override(unknown, words))
     parsed = parser.parse_intermixed_args(words)
     settings = load_settings(model, parsed.config, parsed.overrides + parsed.flags)

@@ -7,7 +7,6 @@ pydantic.
 import dataclasses
 import difflib
 import json
-import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,12 +16,11 @@ import pydantic
 import yaml
 
 from redrafter_jax.checkpoints.config_files import read_text
+from redrafter_jax.checkpoints.yaml_text import NotYamlError, parse_yaml
 from redrafter_jax.config.limits import FieldError, main_type
 from redrafter_jax.errors import InputError
 
 _UNKNOWN_KEYS = ("extra_forbidden", "unexpected_keyword_argument")
-# What reading YAML may raise: ValueError for a number such as 0x_, TypeError for an unhashable key.
-_UNREADABLE = (yaml.YAMLError, ValueError, TypeError, RecursionError)
 
 
 class Settings(pydantic.BaseModel):
@@ -62,54 +60,12 @@ def dump_settings(settings: Settings) -> str:
 def _read_yaml(path: Path) -> dict[str, Any]:
     text = read_text(path)
     try:
-        values = _parse(text)
-    except _UNREADABLE as error:
-        raise InputError(f"{path} is not valid YAML: {error}") from None
+        values = parse_yaml(text)
+    except NotYamlError as error:
+        raise InputError(f"{path} is not valid YAML: {error}.") from None
     if not isinstance(values, dict):
         raise InputError(f"{path} must hold `key: value` settings.")
     return values
-
-
-class _Loader(yaml.SafeLoader):
-    """SafeLoader that reads 3e-4 as a number and 2024-01-31 as a string, as YAML 1.2 does.
-
-    A key that appears twice is refused: of two sections of one name the first would be lost.
-    """
-
-    yaml_implicit_resolvers = {  # noqa: RUF012 - the name and the place are YAML's
-        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-    def construct_number(self, node: yaml.ScalarNode) -> int | float:
-        """A whole one as an int: steps may be 1e4."""
-        number = self.construct_yaml_float(node)
-        return int(number) if number.is_integer() else number
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """The mapping, whose keys must differ; what is merged into it comes later."""
-        node = super().compose_mapping_node(anchor)
-        seen = set[tuple[str, str]]()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if (key.tag, key.value) in seen:
-                problem = f"the key {key.value!r} appears twice"
-                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            seen.add((key.tag, key.value))
-        return node
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
-)
-_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_number)
-
-
-def _parse(text: str) -> Any:
-    values = yaml.load(text, Loader=_Loader)
-    # A copy without YAML's aliases, so that an override changes one place; refuses cycles.
-    return json.loads(json.dumps(values, default=str))
 
 
 def _apply(values: dict[str, Any], override: str) -> None:
@@ -117,8 +73,8 @@ def _apply(values: dict[str, Any], override: str) -> None:
     if not separator or not path:
         raise InputError(f"Override {override!r} is not of the form key.path=value.")
     try:
-        value = _parse(text)
-    except _UNREADABLE:
+        value = parse_yaml(text)
+    except NotYamlError:
         raise InputError(f"Override {override!r}: {text!r} is not a YAML value.") from None
     *parents, leaf = path.split(".")
     holder: Any = values

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from redrafter_jax.checkpoints.config_files import refuse_pointer
 from redrafter_jax.checkpoints.download import from_hub, is_gguf, refuse_outer_folder
 from redrafter_jax.errors import InputError
 
@@ -45,6 +46,7 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
         refuse_outer_folder(path.parent, path.name)
     if not path.is_file():
         raise InputError(f"{path} is missing; save the target's tokenizer there.")
+    refuse_pointer(path)
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except (KeyboardInterrupt, SystemExit):

@@ -1,12 +1,17 @@
 """JSON files of model folders: read, refused in a sentence, written whole."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_models import tiny_config
 
-from redrafter_jax import InputError
+from redrafter_jax import InputError, load_draft, load_target
 from redrafter_jax.checkpoints.config_files import field, read_json, write_atomically
+from redrafter_jax.checkpoints.families import target_fields
+from redrafter_jax.text.tokenizer import load_tokenizer
 
 
 @pytest.mark.parametrize(
@@ -28,6 +33,35 @@ def test_json_that_describes_no_model(tmp_path: Path, text: str, sentence: str) 
 def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^Cannot read .*: Is a directory\.$"):
         read_json(tmp_path)
+
+
+# As https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md has it.
+POINTER = """\
+version https://git-lfs.github.com/spec/v1
+oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393
+size 12345
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("config.json", load_target),
+        ("model.safetensors", load_target),
+        ("pytorch_model.bin", load_target),
+        ("model.safetensors.index.json", load_target),
+        ("model-Q4_0.gguf", lambda folder: load_target(folder / "model-Q4_0.gguf")),
+        ("tokenizer.json", load_tokenizer),
+        ("draft.yaml", load_draft),
+    ],
+)
+def test_a_git_lfs_pointer_is_told_as_one(
+    tmp_path: Path, name: str, read: Callable[[Path], Any]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(target_fields(tiny_config())))
+    (tmp_path / name).write_text(POINTER)
+    with pytest.raises(InputError, match=rf"{name} is a Git LFS pointer, .*`git lfs pull` in its"):
+        read(tmp_path)
 
 
 @pytest.mark.parametrize("expected", [int, float])

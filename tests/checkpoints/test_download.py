@@ -1,8 +1,10 @@
 """Models by their hub id: what is fetched, in which order, and what is said when nothing comes."""
 
+import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -135,7 +137,10 @@ def test_the_folder_that_was_meant_is_named(
         load_target(around)
     monkeypatch.chdir(around.parent)
     # The first could be the hub's, which is asked; the second cannot.
-    for missing, why in ((f"{around.name}/{name}s", "offline"), (f"./{around.name}/{name}s", "id")):
+    for missing, why in (
+        (f"{around.name}/{name}s", "offline"),
+        (f"./{around.name}/{name}s", "not"),
+    ):
         with pytest.raises(
             InputError, match=rf"{why}.*\(did you mean '{around.name}/{name}'\?\)\.$"
         ):
@@ -147,21 +152,66 @@ def test_the_folder_that_was_meant_is_named(
 
 
 @pytest.mark.parametrize(
-    ("name", "why"),
+    "name",
     [
-        ("runs/demo/drafter", "must be in the form"),
-        ("./here", "cannot start or end with"),
+        "runs/demo/drafter",
+        "./here",
+        "/a/b",
+        "~/here",
+        r"C:\models\a",
+        "here/",
+        "a b",
+        "a/b.safetensors",
     ],
 )
-def test_the_hub_is_not_asked_for_what_cannot_be_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, why: str
+def test_the_hub_is_not_asked_for_what_can_only_be_a_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     ask = Mock()
     monkeypatch.setattr("huggingface_hub.snapshot_download", ask)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=f"nor an id of the Hugging Face hub .*{re.escape(why)}"):
+    with pytest.raises(
+        InputError, match=r"does not exist, and is no id .*; give the path of a fol"
+    ):
         load_target(name)
     ask.assert_not_called()
+
+
+def test_a_home_folder_that_the_shell_did_not_see_is_named(
+    target_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(target_folder.parent))
+    with pytest.raises(InputError, match=rf"did you mean '{re.escape(str(target_folder))}'"):
+        load_target(f"~/{target_folder.name}")
+
+
+def test_no_name_is_no_folder() -> None:
+    with pytest.raises(InputError, match="name of a model is empty; give a folder"):
+        load_target("")
+
+
+ADAPTER = {"peft_type": "LORA", "base_model_name_or_path": "org/base", "r": 8}
+IS_ADAPTER = (
+    r"is an adapter \(LORA\) for the model 'org/base', not a model; merge the two .* folder\.$"
+)
+
+
+@pytest.mark.parametrize("with_config", [False, True])
+@pytest.mark.parametrize("on_hub", [False, True])
+def test_an_adapter_is_told_as_one(
+    target_folder: Path, asked: list[Any], with_config: bool, on_hub: bool
+) -> None:
+    """As peft saves it, and as programs for fine-tuning do, beside the model's `config.json`."""
+    (target_folder / "adapter_config.json").write_text(json.dumps(ADAPTER))
+    name = "some/body" if on_hub else target_folder
+    load_target(name)  # a whole model may have one too
+    shutil.rmtree(target_folder.parent / "snapshots", ignore_errors=True)
+    (target_folder / "model.safetensors").rename(target_folder / "adapter_model.safetensors")
+    if not with_config:
+        (target_folder / "config.json").unlink()
+    with pytest.raises(InputError, match=IS_ADAPTER):
+        load_target(name)
+    assert bool(asked) == on_hub
 
 
 REQUEST = Request("GET", "http://h")

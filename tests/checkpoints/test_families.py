@@ -107,6 +107,22 @@ def test_what_follows_from_the_rest_or_is_null_may_be_left_out(folder: Path) -> 
 
 
 @pytest.mark.parametrize(
+    "fields",
+    [
+        {"is_llama_config": True, "rope_interleaved": False},  # SmolLM2
+        {"rope_scaling": None, "pretraining_tp": 1, "max_sequence_length": 64},  # Llama 2, Vicuna
+        {"original_max_position_embeddings": 32, "unsloth_version": "2025.12.5"},
+        {"rope_parameters": {"rope_theta": 5000.0, "rope_type": "default", "finetuned": True}},
+    ],
+)
+def test_fields_of_published_files_that_change_nothing_are_no_obstacle(
+    folder: Path, fields: dict[str, Any]
+) -> None:
+    change_json(folder / "config.json", **fields)
+    assert read_target_config(folder) == CONFIG
+
+
+@pytest.mark.parametrize(
     ("changes", "sentence"),
     [
         (

@@ -59,7 +59,7 @@ def test_what_the_writer_wrote_is_read(tmp_path: Path) -> None:
 LIES = [
     (b"", "is empty; download it again"),
     (b"<html>Not found</html>", "is no GGUF file: it begins with b'<htm', not b'GGUF'; download"),
-    (b"version https://git-lfs.github.com/spec/v1", "is no GGUF file"),
+    (b"version https://git-lfs.github.com/spec/v1", "is a Git LFS pointer, not the file that it"),
     (b"GG", "is no GGUF file"),
     (b"GGUF", "is cut short: it should have 8 bytes or more and has 4; download it again"),
     (header(version=1), "is GGUF of version 1, or big-endian; supported are little-endian"),

@@ -137,6 +137,12 @@ def test_a_tied_head_may_lie_in_the_file_if_it_is_the_embedding(tmp_path: Path) 
     save_file(tensors | {"lm_head.weight": embedding.copy()}, path)
     assert_same(load_target(tmp_path, dtype="float32"), target)
 
+    # The same values in another dtype are no other head; values that were rounded are.
+    short = embedding.astype(np.float16)
+    exact = {"model.embed_tokens.weight": short.astype(np.float32), "lm_head.weight": short}
+    save_file(tensors | exact, path)
+    assert load_target(tmp_path, dtype="float32").config.tie_word_embeddings
+
     other = embedding.copy()
     other[-1, -1] += 1
     for head, sentence in (
@@ -158,6 +164,8 @@ ONE, TWO = (f"model-0000{number}-of-00002.safetensors" for number in (1, 2))
         ({"lm_head.weight": ...}, r"the weight 'lm_head\.weight', which .*index"),
         ({"lm_head.weight": ..., "model.norm.weight": ...}, r"weight 'lm_head\.weight' and 1 more"),
         ({"lm_head.weight": TWO}, r"holds no weight 'lm_head\.weight', which the index"),
+        ({"lm_head.weight": "a\0"}, r"/a\\x00' is no name of a file"),
+        ({"lm_head.weight": "\ud800"}, r"/\\ud800' is no name of a file"),
         ({"lm_head.weight": 1}, r"index\.json states lm_head\.weight=1; it must be a string"),
         (None, r"index\.json does not state 'weight_map'"),
         ([1], r"index\.json states weight_map=\[1\]; it must be an object"),

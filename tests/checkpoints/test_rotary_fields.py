@@ -1,9 +1,12 @@
 """Rotary embedding in `config.json`: what each type states, and what is refused."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from places import GOLDENS
 
 from redrafter_jax import InputError
 from redrafter_jax.checkpoints.rotary_fields import read_rotary
@@ -14,12 +17,18 @@ from redrafter_jax.config import (
     RopeScaling,
     YarnScaling,
 )
+from redrafter_jax.models.rotary import rotary_frequencies
 
 PATH = Path("config.json")
 LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1,
     "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+FLAT = {
+    "short_factor": [1.0] * 8,
+    "long_factor": [1.0] * 8,
     "original_max_position_embeddings": 64,
 }
 
@@ -42,6 +51,22 @@ def test_each_type_states_its_fields(stated: dict[str, Any], expected: RopeScali
     assert read(stated) == (5e3, expected)
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=str(case["stated"])[53:])
+        for case in json.loads((GOLDENS / "rotary.json").read_text())
+    ],
+)
+def test_fields_mean_what_they_mean_to_transformers(case: dict[str, Any]) -> None:
+    """Those that it reads change the result, and those that it does not are no obstacle."""
+    theta, scaling = read_rotary(case["stated"], PATH)
+    frequencies = rotary_frequencies(16, theta, scaling)
+    np.testing.assert_allclose(frequencies, case["frequencies"], rtol=2e-6)
+    gain = getattr(scaling, "attention_factor", 1.0)
+    assert gain == pytest.approx(case["gain"])
+
+
 # The gain of factor 4 is 0.1 ln 4 + 1; DeepSeek's files weigh the logarithm instead.
 @pytest.mark.parametrize(
     ("fields", "expected"),
@@ -57,6 +82,8 @@ def test_each_type_states_its_fields(stated: dict[str, Any], expected: RopeScali
             YarnScaling(4.0, 128, 1.2772589 / 1.1386294, 32.0, 1.0),
         ),
         ({"factor": 1.0}, YarnScaling(1.0, 128, 1.0, 32.0, 1.0)),
+        # DeepSeek-R1-0528-Qwen3-8B: for vLLM, whose factor times this is 1.
+        ({"attn_factor": 0.8782488562869419}, YarnScaling(4.0, 128, 1.0, 32.0, 1.0)),
     ],
 )
 def test_yarn_has_the_papers_defaults(fields: dict[str, Any], expected: YarnScaling) -> None:
@@ -75,16 +102,32 @@ def test_yarn_has_the_papers_defaults(fields: dict[str, Any], expected: YarnScal
         ({"type": "linear", "factor": "4"}, "factor='4'; it must be a number"),
         (
             {"type": "linear", "factor": 2.0, "alpha": 1},
-            "'alpha' for rotary scaling of type 'linear'; supported are 'factor'",
+            "alpha=1 for rotary scaling of type 'linear'; supported are 'factor'",
         ),
-        ({"full_attention": {"rope_type": "default"}}, "'full_attention' .* are no fields"),
+        ({"full_attention": {"rope_type": "default"}}, "full_attention=.* are no fields"),
         ({"type": "linear", "partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
         (
             {"rope_type": "llama3", **LLAMA3, "original_max_position_embeddings": None},
             "does not state 'original_max_position_embeddings'",
         ),
-        ({"rope_type": "yarn", "factor": 4.0, "truncate": False}, "states 'truncate' for"),
-        ({"rope_type": "longrope", "short_factor": 2.0}, "short_factor=2.0; it must be a list"),
+        ({"rope_type": "yarn", "factor": 4.0, "truncate": "no"}, "'no'; it must be true or false"),
+        ({"rope_type": "yarn"}, "does not state 'factor'"),
+        ({"rope_type": "yarn", "factor": 4.0, "alpha": 1}, "states alpha=1 for"),
+        *(
+            ({"rope_type": "yarn", "factor": 4.0, name: value}, f"states {name}={value} for")
+            for name, value in (("extrapolation_factor", 0.5), ("apply_yarn_scaling", False))
+        ),
+        (
+            {"rope_type": "yarn", "factor": 4.0, "attn_factor": 0.5, "attention_factor": 1.1},
+            "attention_factor=1.1 and attn_factor=0.5; .*, remove one",
+        ),
+        ({"factor": 4.0}, "factor=4.0 for rotary scaling of type 'default'; supported are no f"),
+        ({"rope_type": "longrope", **FLAT, "short_factor": 2.0}, "=2.0; it must be a list"),
+        ({"rope_type": "longrope", "factor": 2.0}, "state 'original_max_position_embeddings'"),
+        (
+            {"rope_type": "longrope", **FLAT, "original_max_position_embeddings": 1},
+            "original_max_position_embeddings=1; without an attention_factor",
+        ),
     ],
 )
 def test_what_is_missing_or_unknown_is_named(scaling: dict[str, Any], sentence: str) -> None:
@@ -108,6 +151,11 @@ def test_parameters_may_stand_in_several_places_but_must_agree() -> None:
             {"factor": 4.0},
             {"factor": 2.0},
             r"rope_parameters\.factor=2\.0 and rope_scaling\.factor",
+        ),
+        (
+            {"original_max_position_embeddings": 64},
+            {"original_max_position_embeddings": 32},
+            r"original_max_position_embeddings=32 and rope_scaling\.original",
         ),
         ({"rope_theta": 8e3}, {}, r"rope_theta=5000\.0 and rope_scaling\.rope_theta=8000\.0"),
         ({"rope_type": "yarn", "type": "linear"}, {}, r"\.rope_type='yarn' and .*\.type='linear'"),

@@ -1,17 +1,28 @@
 """Files of weights: where they lie, and that they arrive as they are stored."""
 
+import os
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
 from safetensors.flax import save_file as save_arrays
 from safetensors.numpy import save_file
 from tiny_folders import write_index
 from torch_archives import write_archive
 
-from redrafter_jax import InputError
-from redrafter_jax.checkpoints.stored import StoredWeight, check_shape, read_weight, same_bytes
+from redrafter_jax import InputError, make_mesh
+from redrafter_jax.checkpoints.stored import (
+    StoredWeight,
+    check_shape,
+    memory_map,
+    read_weight,
+    same_values,
+)
 from redrafter_jax.checkpoints.weights import find_weights
 
 MATRIX = np.arange(6, dtype=np.float64).reshape(2, 3) / 3
@@ -56,15 +67,41 @@ def test_two_sources_are_one_too_many(tmp_path: Path) -> None:
         find_weights(tmp_path)
 
 
-def test_equal_weights_are_equal_to_the_last_byte(tmp_path: Path) -> None:
+def test_equal_weights_are_equal_to_the_last_number_in_whatever_dtype(tmp_path: Path) -> None:
     # More than is compared at a time.
     long = np.zeros(1_100_000, np.float32)
     other = long.copy()
     other[-1] = 1
-    tensors = {"a": long, "b": long.copy(), "c": other, "d": long.astype(np.float64)}
-    save_file(tensors, tmp_path / "model.safetensors")
+    tensors: dict[str, Any] = {"a": long, "b": long.copy(), "c": other}
+    tensors |= {"d": long.astype(np.float64), "e": long.astype(jnp.bfloat16)}
+    tensors |= {"f": other.astype(np.float16), "g": long.astype(np.int32), "h": long[1:]}
+    save_arrays(tensors, tmp_path / "model.safetensors")
     stored = find_weights(tmp_path)
-    assert [same_bytes(stored["a"], stored[name]) for name in "bcd"] == [True, False, False]
+    assert [name for name in "bcdefgh" if same_values(stored["a"], stored[name])] == ["b", "d", "e"]
+
+
+@pytest.mark.parametrize("spec", [("data",), (None, "data")])
+def test_a_file_that_is_cut_while_the_parts_of_a_mesh_are_read_is_told(
+    tmp_path: Path, spec: tuple[str | None, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After one device's part; what has been read does not hang on the file."""
+    path = tmp_path / "model.safetensors"
+    save_file({"a": np.ones((64, 64), np.float32)}, path)
+    stored, sharding = find_weights(tmp_path)["a"], NamedSharding(make_mesh(2, 1), P(*spec))
+    whole = read_weight(stored, jnp.float32, transpose=False, sharding=sharding)
+    parts = 0
+
+    def cut(weight: StoredWeight, dtype: DTypeLike) -> np.ndarray:
+        nonlocal parts
+        parts += 1
+        if parts == 2:
+            os.truncate(path, 200)
+        return memory_map(weight, dtype)
+
+    monkeypatch.setattr("redrafter_jax.checkpoints.stored.memory_map", cut)
+    with pytest.raises(InputError, match="was cut short while it was read; load it again"):
+        read_weight(stored, jnp.float32, transpose=False, sharding=sharding)
+    assert float(whole.sum()) == 64 * 64
 
 
 def test_safetensors_come_before_torch_files_of_the_same_weights(tmp_path: Path) -> None:

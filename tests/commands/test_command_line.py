@@ -145,6 +145,10 @@ def test_an_option_in_a_settings_place_is_told_how_to_be_one() -> None:
         hint = f"{words[0]} is no option; settings are given without dashes: {setting}"
         with pytest.raises(InputError, match=hint):
             parse_settings(Outer, "A test.", words)
+    with pytest.raises(
+        InputError, match=r"^unrecognized argument: --confg; did you .* --config\?$"
+    ):
+        parse_settings(Outer, "A test.", ["--confg", "x.yaml"])
 
 
 def test_a_defect_of_ours_keeps_its_traceback() -> None:

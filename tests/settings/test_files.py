@@ -175,6 +175,8 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="must hold `key: value`"):
         load_settings(Outer, path)
     bad = ("size: [\n", "size: 0x_\n", "size: " + "[" * 3000, "? [a]\n: 1\n", "size: &a [*a]\n")
+    # Tags that their value does not fit, each of which ends in another error of the parser.
+    bad += ("size: !!int ''\n", "size: !!bool q\n", "size: !!timestamp x\n", "size: !!float _\n")
     for text in bad:
         path.write_text(text)
         with pytest.raises(InputError, match=r"^[^ ]*bad.yaml is not valid YAML"):
@@ -182,6 +184,8 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
     path.write_text("size: 1\n")
     with pytest.raises(InputError, match=r"^Override 'size=&a \[\*a\]': .* is not a YAML value"):
         load_settings(Outer, path, ["size=&a [*a]"])
+    with pytest.raises(InputError, match=r"^Override 'size=!!int \"\"': .* is not a YAML value"):
+        load_settings(Outer, path, ['size=!!int ""'])
     path.write_text("inner: {rate: 1}\nsize: 1\ninner: {fast: true}\n")
     with pytest.raises(InputError, match="the key 'inner' appears twice"):
         load_settings(Outer, path)

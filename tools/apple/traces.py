@@ -88,7 +88,7 @@ def trace_ours(
             if len(path) > 1:  # below the root
                 rounds[len(path) - 2][path[1:]] = log_prob
         steps.append(Step(length, rounds, frozenset(read_tree(tree))))
-    result = collect(state, [len(prompt)], bound)
+    result = collect(target, state, [len(prompt)], bound)
     return Decoded(result.tokens[0], result.steps[0], 0.0, steps)
 
 

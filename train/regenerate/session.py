@@ -5,6 +5,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.generation import not_numbers
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import data_shards
 from redrafter_jax.serving.engine import Engine
@@ -55,6 +56,9 @@ def run_sessions(engine: Engine, sessions: Iterator[Session[Result]]) -> Iterato
 
     Up to twice as many sessions as slots are open at once, so that a slot that gets free finds a
     request waiting.
+
+    Raises:
+      InputError: the target's scores were not numbers.
     """
     # By the number of the request: its session's number, the session, the new tokens so far.
     running: dict[int, tuple[int, Session[Result], list[int]]] = {}
@@ -80,6 +84,8 @@ def run_sessions(engine: Engine, sessions: Iterator[Session[Result]]) -> Iterato
             for event in engine.advance(passes=None):
                 number, session, tokens = running[event.number]
                 tokens += event.tokens
+                if event.ended == "not numbers":
+                    raise not_numbers(engine.target)
                 if event.ended:
                     del running[event.number]
                     resume(number, session, tokens)
