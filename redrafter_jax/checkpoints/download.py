@@ -14,6 +14,8 @@ from redrafter_jax.errors import InputError
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin", "medusa_lm_head.*")
 # Beside a drafter's `config.json`; see `redrafter_jax.checkpoints.draft_table`.
 DRAFT_TABLE = "draft.yaml"
+# What describes a model, its tokenizer with it.
+_DESCRIPTION = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", DRAFT_TABLE)
 # The first bytes of a GGUF file.
 GGUF_MAGIC = b"GGUF"
 
@@ -29,7 +31,7 @@ def locate(name: str | Path) -> Path:
     if is_gguf(folder):
         return folder
     if not folder.is_dir():
-        return _download(str(name), "*.json", "*.jinja", DRAFT_TABLE)
+        return _download(str(name), *_DESCRIPTION)
     refuse_outer_folder(folder, "config.json")
     return folder
 

@@ -75,7 +75,7 @@ def load_target(
     found = find_target(name, keep_quantized=keep_quantized)
     if mesh is not None:
         check_target(found.config, mesh)
-    return _load(found, dtype, mesh)
+    return _load(found, dtype, mesh).loaded_from(str(name))
 
 
 def load_target_without_layers(

@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redrafter_jax.errors import InputError
-from redrafter_jax.text.chat_template import ChatTemplate, Turn, render_vicuna
+from redrafter_jax.text.chat_formats import FORMATS
+from redrafter_jax.text.chat_template import ChatTemplate, Turn
 from train.data.chat import load_template
 from train.data.documents import encode_records
 from train.data.settings import DataSettings
@@ -60,7 +61,7 @@ def test_vicunas_answers_and_their_end_carry_loss() -> None:
     assert learnt(document) == " Hello</s>| Ciao</s>"
     assert isinstance(document, Document)
     whole = chat_tokenizer().decode(document.tokens.tolist(), skip_special_tokens=False)
-    assert whole == "<s>" + render_vicuna(TURNS, False)
+    assert whole == "<s>" + FORMATS["vicuna_v1.1"].render(TURNS, False)
 
 
 def slow_mask(tokens: list[int]) -> list[bool]:

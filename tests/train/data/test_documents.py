@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from tiny_folders import byte_tokenizer
 
 from redrafter_jax.errors import InputError
-from redrafter_jax.text.tokenizer import load_tokenizer
+from redrafter_jax.text.tokenizer import read_tokenizer
 from train.data.documents import SourceDocuments, encode_records, load_documents
 from train.data.types import Document, Text
 
@@ -144,7 +144,7 @@ def test_an_answer_whose_first_token_joins_the_prompts_last_carries_no_loss(tmp_
     assert skip.detail == "a token runs across the edge of every answer"
     assert document.left_out == 1
     learnt = document.tokens[document.loss_mask].tolist()
-    assert load_tokenizer(glued).decode(learnt, skip_special_tokens=False) == "Ciao<|im_end|>n"
+    assert read_tokenizer(glued).decode(learnt, skip_special_tokens=False) == "Ciao<|im_end|>n"
     with pytest.raises(InputError, match=r"answers of 1 records carry no loss, .*line 1"):
         load_documents(data_settings({"files": [path]}, skips="refuse"), glued, config)
 
