@@ -55,8 +55,10 @@ class Choice:
         if not all(math.isfinite(token.log_prob) for token in event.decided):
             raise InputError("The target's logits are not finite; check its weights and dtype.")
         tokens: list[Token] = []
-        for token in event.decided:
-            text = self._without_gap(self._stream.push(token.id))
+        # What ends an answer is no part of it, whatever the tokenizer says of it.
+        end = len(event.decided) - 1 if event.ended == "stop" else None
+        for at, token in enumerate(event.decided):
+            text = "" if at == end else self._without_gap(self._stream.push(token.id))
             tokens.append(token._replace(text=text))
             if self._stream.stopped:
                 break
