@@ -12,7 +12,7 @@ from redrafter_jax.checkpoints.config_files import read_text
 from redrafter_jax.checkpoints.download import is_gguf
 from redrafter_jax.errors import InputError
 from redrafter_jax.text.chat_formats import FORMATS
-from redrafter_jax.text.tokenizer import encode, load_tokenizer
+from redrafter_jax.text.tokenizer import encode, load_tokenizer, special_tokens
 
 OWN, NONE = "tokenizer", "none"
 """The tokenizer's own template, and texts as they stand, where templates are chosen by name."""
@@ -195,6 +195,8 @@ def template_of(
         ) from None
     except Exception:  # a template is a program of its own, which need not take this turn
         pass
+    # Special tokens are no part of an answer's text, so that nothing is between them there.
+    unseen = special_tokens(loaded.backend_tokenizer).values()
     # What is handed to the template anyway.
     own = {"messages", "raise_exception", *inspect.signature(loaded.apply_chat_template).parameters}
     return ChatTemplate(
@@ -203,7 +205,7 @@ def template_of(
         adds_special_tokens=False,
         end=loaded.eos_token,
         reads=frozenset(words - own),
-        thinks=all(mark in jinja for mark in THINKING),
+        thinks=all(mark in jinja and mark not in unseen for mark in THINKING),
     )
 
 

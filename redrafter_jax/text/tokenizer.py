@@ -72,6 +72,13 @@ def load_tokenizer(source: str | Path | Model[Any, Any]) -> Any:
             f"The tokenizer of {source} is one in Python alone ({type(loaded).__name__}); save it "
             f"as {_FILE}."
         )
+    try:
+        loaded.backend_tokenizer.encode("Hi \N{SNOWMAN}\n")
+    except Exception as error:  # of a class that is not the vocabulary's
+        raise InputError(
+            f"The tokenizer of {source} is a {type(loaded).__name__} to transformers and makes no "
+            f"tokens of a text ({error}); mend tokenizer_class in its tokenizer_config.json."
+        ) from None
     return loaded
 
 

@@ -5,12 +5,10 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import jax
 import pytest
-import sentencepiece
-from chat_folders import CHATML, write_tokenizer
+from chat_folders import CHATML, auto_tokenizer, write_sentencepiece, write_tokenizer
 from mixed_lines import mixed_lines
 from tiny_folders import byte_tokenizer
 from tiny_gguf import CONFIG, tokenizer_fields, write_random
@@ -89,12 +87,6 @@ def write_settings(folder: Path, **settings: object) -> Path:
     return folder
 
 
-def auto_tokenizer(folder: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(str(folder))
-
-
 def test_tokens_that_other_files_add_are_added(tmp_path: Path) -> None:
     marks = {"256": "<|im_start|>", "257": "<|im_end|>"}
     added = {id: {"content": mark, "special": False} for id, mark in marks.items()}
@@ -112,27 +104,6 @@ def test_tokens_that_other_files_add_are_added(tmp_path: Path) -> None:
     read = read_tokenizer(folder)
     assert read.encode(ROW).ids.count(256) == 1
     assert read.encode(ROW).ids == auto_tokenizer(folder)(ROW)["input_ids"]
-
-
-def write_sentencepiece(folder: Path) -> Any:
-    """`tokenizer.model` as Llama 2, Vicuna and Mistral were first published; its own encoder."""
-    folder.mkdir()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(mixed_lines()[:3000]),
-        model_prefix=str(folder / "tokenizer"),
-        vocab_size=1200,
-        model_type="bpe",
-        byte_fallback=True,
-        character_coverage=0.98,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        minloglevel=2,
-    )
-    (folder / "tokenizer.vocab").unlink()
-    roles = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "legacy": False}
-    settings = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "add_eos_token": False}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings | roles))
-    return sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
 
 
 def test_a_sentencepiece_model_alone_is_read(tmp_path: Path) -> None:
