@@ -134,7 +134,9 @@ def _find_template(
             return template_of(loaded)
         if name is None:
             return NO_TEMPLATE
-        fitting = [name for name, form in FORMATS.items() if not form.missing(tokenizer)]
+        # Gemma's tokenizers have `</s>` too, as a tag of HTML.
+        special = set(special_tokens(tokenizer).values())
+        fitting = [name for name, form in FORMATS.items() if special.issuperset(form.tokens)]
         beside = "" if is_gguf(Path(target)) else "save one beside it as chat_template.jinja, or "
         built_in = f", or a built-in by {setting}{' or '.join(fitting)}" if fitting else ""
         raise NoTemplateError(
