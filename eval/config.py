@@ -8,7 +8,6 @@ from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_
 from redrafter_jax.config import DraftConfig, Dtype, SamplingConfig
 from redrafter_jax.settings.files import Settings
 from redrafter_jax.settings.sections import DraftSettings, MeshSettings, SamplingSettings
-from redrafter_jax.text.chat_template import TemplateName
 from redrafter_jax.text.prompts import Turns
 
 from .rankings import Ranking
@@ -22,14 +21,15 @@ class TargetSettings(Settings):
       target: folder or hub id of the target, `tokenizer.json` included, or a GGUF file.
       prompts: JSONL file, see `redrafter_jax.text.prompts`.
       chat_template: how a prompt is written as a user's turn. None takes the template of the
-        target's tokenizer where it brings one; "none" continues prompts as they stand.
+        target's tokenizer where it brings one; "none" continues prompts as they stand; a file of
+        Jinja or a built-in format (docs/chat.md) is another.
       report_dir: folder for what the command writes, made if it is missing.
       mesh: devices that share the work.
     """
 
     target: str
     prompts: Path
-    chat_template: Literal[TemplateName, "none"] | None = None
+    chat_template: str | None = None
     report_dir: Path
     mesh: MeshSettings = MeshSettings()
 

@@ -30,7 +30,7 @@ from redrafter_jax.text.prompts import (
     rows_decoded,
     tokenize_to_length,
 )
-from redrafter_jax.text.tokenizer import load_tokenizer
+from redrafter_jax.text.tokenizer import read_tokenizer
 
 from .benchmark import Method, decode_batch, make_batches
 from .config import AcceptanceSettings, EvalSettings, RowSettings, TargetSettings, TuneSettings
@@ -57,7 +57,7 @@ def open_target(settings: TargetSettings) -> FoundTarget:
     """
     mesh, name = settings.mesh.build(), settings.target
     config = find_target(name).config  # first: it explains a folder of another kind
-    tokenizer = load_tokenizer(name)
+    tokenizer = read_tokenizer(name)
     template = load_template(settings.chat_template, name, tokenizer, "chat_template=")
     return FoundTarget(settings, mesh, tokenizer, template, config)
 

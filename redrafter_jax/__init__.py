@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from redrafter_jax.generation import Generation, generate, generate_autoregressive
     from redrafter_jax.parallel.mesh import make_mesh
     from redrafter_jax.streaming import KeptCache, Update, stream
+    from redrafter_jax.text.tokenizer import load_tokenizer
 
 __all__ = [
     "DraftConfig",
@@ -40,6 +41,7 @@ __all__ = [
     "load_draft",
     "load_drafter",
     "load_target",
+    "load_tokenizer",
     "make_mesh",
     "save_drafter",
     "save_target",
@@ -57,6 +59,7 @@ _MODULES = {
     "generation": ("Generation", "generate", "generate_autoregressive"),
     "parallel.mesh": ("make_mesh",),
     "streaming": ("KeptCache", "Update", "stream"),
+    "text.tokenizer": ("load_tokenizer",),
 }
 
 

@@ -18,7 +18,7 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_rows, check_same_mesh, place, to_host
 from redrafter_jax.parallel.model import Model
-from redrafter_jax.requests import Batch, PerRow, Prompts, StopTokens, pad_requests, token_lists
+from redrafter_jax.requests import Batch, PerRow, Prompts, StopTokens, pad_requests, tokenize
 from redrafter_jax.types import NO_CHOICE, DecodeState
 
 
@@ -35,6 +35,7 @@ class Generation(NamedTuple):
         last token is the target's bonus, also where the row ends before it.
       log_probs: per row, beside each new token its log-probability under the target at
         temperature 1 without filters; None unless asked for.
+      texts: per row, what the new tokens spell, without what ended it; None without a tokenizer.
     """
 
     tokens: list[list[int]]
@@ -43,6 +44,7 @@ class Generation(NamedTuple):
     accept_counts: np.ndarray
     accepted_by: dict[str, list[int]]
     log_probs: list[list[float]] | None = None
+    texts: list[str] | None = None
 
     @property
     def copied_tokens(self) -> list[int]:
@@ -61,6 +63,7 @@ def generate(
     seeds: Sequence[int] | None = None,
     eos_token_ids: StopTokens | None = None,
     log_probs: bool = False,
+    tokenizer: Any = None,
 ) -> Generation:
     """Speculative decoding: the text of `generate_autoregressive`, in fewer target calls.
 
@@ -69,23 +72,29 @@ def generate(
       drafter: from `load_drafter`, trained for this target; or `PromptLookup()`, which needs no
         training; or None for autoregressive decoding.
       prompts: token ids: a list of lists or of arrays, ragged; an array [B T]; or what a tokenizer
-        of transformers returns without padding, such as `apply_chat_template(turns)`.
+        of transformers returns without padding, such as `apply_chat_template(turns)`. With a
+        tokenizer also a conversation, a list of turns such as `{"role": "user", "content":
+        "Hi"}`, a text to continue, or a list of such.
       max_new_tokens: limit on new tokens, one for all rows or one per row.
       draft: how a loaded drafter drafts trees; None for `DraftConfig()`.
       sampling: how tokens are chosen, one for all rows or one per row; None is greedy.
       seeds: one per row, equal ones allowed; None counts rows from 0.
       eos_token_ids: tokens that end a row, one list for all rows or one per row; None takes the
-        target's, () never stops.
+        target's, and of a tokenizer those that end an answer; () never stops.
       log_probs: also return the log-probability of every new token.
+      tokenizer: from `load_tokenizer`: reads conversations and texts, and gives `texts`.
 
     Raises:
       InputError: a prompt, a limit or the drafter does not fit the target.
     """
-    bound, prompts = bind_drafter(drafter, draft), token_lists(prompts)
-    batch = Batch(prompts, max_new_tokens, sampling, seeds, eos_token_ids)
+    bound = bind_drafter(drafter, draft)
+    check_models(target, bound)
+    asked = tokenize(target.config, prompts, tokenizer, eos_token_ids)
+    batch = Batch(asked.prompts, max_new_tokens, sampling, seeds, asked.eos_token_ids)
     state, max_steps = start(target, bound, batch, log_probs=log_probs)
-    state = decode(target, bound, state, max_steps)
-    return collect(target, state, list(map(len, prompts)), bound)
+    lengths = list(map(len, asked.prompts))
+    result = collect(target, decode(target, bound, state, max_steps), lengths, bound)
+    return result._replace(texts=asked.texts(target.config, result.tokens))
 
 
 def generate_autoregressive(
@@ -97,6 +106,7 @@ def generate_autoregressive(
     seeds: Sequence[int] | None = None,
     eos_token_ids: StopTokens | None = None,
     log_probs: bool = False,
+    tokenizer: Any = None,
 ) -> Generation:
     """The baseline, one token per target call: `generate` without a drafter."""
     return generate(
@@ -108,6 +118,7 @@ def generate_autoregressive(
         seeds=seeds,
         eos_token_ids=eos_token_ids,
         log_probs=log_probs,
+        tokenizer=tokenizer,
     )
 
 
@@ -189,7 +200,7 @@ def collect(
 
 def not_numbers(target: Target) -> InputError:
     """For a target whose scores are NaN or infinite: where it came from, and which weight it is."""
-    problem = f"{target.source}: the target's scores are NaN or infinite"
+    problem = f"{target.source or 'The model'}: the target's scores are NaN or infinite"
     for path, leaf in jax.tree_util.tree_leaves_with_path(target.params):
         if jnp.issubdtype(leaf.dtype, jnp.floating) and not bool(jnp.isfinite(leaf).all()):
             keys = (str(getattr(key, "key", getattr(key, "idx", ""))) for key in path)

@@ -1,6 +1,6 @@
 """Ragged requests of lists and numbers, checked and padded into arrays."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import jax
@@ -22,8 +22,9 @@ Value = TypeVar("Value")
 # One value for all rows, or one per row.
 PerRow: TypeAlias = Value | Sequence[Value]
 StopTokens: TypeAlias = PerRow[Sequence[int]]
-# A list of token ids per prompt, an array [B T], or what a tokenizer of transformers returns.
-Prompts: TypeAlias = Sequence[Any] | np.ndarray | jax.Array | Mapping[str, Any]
+# A list of token ids per prompt, an array [B T], or what a tokenizer of transformers returns; with
+# a tokenizer also conversations and texts.
+Prompts: TypeAlias = str | Sequence[Any] | np.ndarray | jax.Array | Mapping[str, Any]
 
 
 class Batch(NamedTuple):
@@ -34,6 +35,58 @@ class Batch(NamedTuple):
     sampling: PerRow[SamplingConfig] | None = None
     seeds: Sequence[int] | None = None
     eos_token_ids: StopTokens | None = None
+
+
+class TokenizedPrompts(NamedTuple):
+    """Prompts as lists of token ids, and what their tokenizer says, if there is one.
+
+    Attributes:
+      prompts: one list per prompt.
+      eos_token_ids: that end a row; None takes the target's.
+      decode: from token ids to text; None without a tokenizer.
+    """
+
+    prompts: list[list[int]]
+    eos_token_ids: StopTokens | None
+    decode: Callable[[list[int]], str] | None
+
+    def texts(self, config: TargetConfig, rows: Sequence[Sequence[int]]) -> list[str] | None:
+        """What rows of new tokens spell, up to their end tokens."""
+        if self.decode is None:
+            return None
+        ends = stop_lists(config, self.eos_token_ids, len(rows))
+        return [
+            self.decode([token for token in row if token not in stops])
+            for row, (_, stops) in zip(rows, ends, strict=True)
+        ]
+
+
+def tokenize(
+    config: TargetConfig, prompts: Prompts, tokenizer: Any, eos_token_ids: StopTokens | None
+) -> TokenizedPrompts:
+    """Prompts of any kind as tokens.
+
+    Args:
+      config: the target's.
+      prompts: as `redrafter_jax.generate` takes them.
+      tokenizer: from `load_tokenizer`, or None.
+      eos_token_ids: that end a row; None takes the target's, and with a tokenizer its own.
+
+    Raises:
+      InputError: prompts cannot be read, or not without a tokenizer.
+    """
+    from redrafter_jax.text.written import is_written, read_written  # for the few who need it
+
+    if tokenizer is None:
+        if is_written(prompts):
+            raise InputError(
+                f"prompts is {_short(prompts)}; conversations and texts become tokens with "
+                "tokenizer=load_tokenizer(target)."
+            )
+        return TokenizedPrompts(token_lists(prompts), eos_token_ids, None)
+    written = read_written(prompts, tokenizer, config.eos_token_ids)
+    ends = written.end_tokens if eos_token_ids is None else eos_token_ids
+    return TokenizedPrompts(token_lists(written.prompts), ends, written.decode)
 
 
 def token_lists(prompts: Prompts) -> list[list[int]]:
@@ -213,11 +266,18 @@ def _as_list(value: Any) -> list[Any]:
     return list(np.asarray(value) if hasattr(value, "__array__") else value)
 
 
+def stop_lists(
+    config: TargetConfig, eos_token_ids: StopTokens | None, rows: int
+) -> list[tuple[str, list[Any]]]:
+    """For every row what to call its stop tokens, and these; None takes the target's."""
+    stops = config.eos_token_ids if eos_token_ids is None else eos_token_ids
+    return lists_of_rows(stops, rows, "eos_token_ids", "token ids")
+
+
 def _stop_array(
     config: TargetConfig, eos_token_ids: StopTokens | None, rows: int
 ) -> Int[np.ndarray, "B E"]:
-    stops = config.eos_token_ids if eos_token_ids is None else eos_token_ids
-    own = lists_of_rows(stops, rows, "eos_token_ids", "token ids")
+    own = stop_lists(config, eos_token_ids, rows)
     for name, tokens in own:
         _check_tokens(tokens, name, config.vocab_size)
     longest = max(1, *(len(tokens) for _, tokens in own))

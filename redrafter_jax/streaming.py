@@ -7,6 +7,7 @@ import operator
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +33,8 @@ from redrafter_jax.requests import (
     check_size,
     lists_of_rows,
     slots_for,
-    token_lists,
+    stop_lists,
+    tokenize,
 )
 from redrafter_jax.text.text_stream import Detokenize, TextStream
 from redrafter_jax.types import DecodeState
@@ -54,6 +56,7 @@ class Update:
     stopped: list[bool]
     _rows: Sequence["_Row"] = field(repr=False)
     _counts: Sequence[int] = field(repr=False)
+    _whole_texts: list[str] | None = field(repr=False)
     _collected: Generation = field(repr=False)
 
     @cached_property
@@ -62,6 +65,7 @@ class Update:
         rows = list(zip(self._rows, self._counts, strict=True))
         return self._collected._replace(
             tokens=[row.tokens[:count] for row, count in rows],
+            texts=self._whole_texts,
             log_probs=None
             if self._collected.log_probs is None
             else [row.log_probs[:count] for row, count in rows],
@@ -128,12 +132,14 @@ def stream(
     detokenize: Detokenize | None = None,
     stop_strings: Sequence[str] | Sequence[Sequence[str]] = (),
     kept_cache: KeptCache | None = None,
+    tokenizer: Any = None,
 ) -> Generator[Update]:
     """Decode as `generate` does, yielding what is new every `steps_per_yield` steps.
 
     The first update holds the token that prefill decides. Closing the iterator frees the state.
-    A row whose text meets a stop string ends there: its text is cut before the string, its tokens
-    after the one that completes it; steps and counts go on to the next update.
+    What ends a row is no part of its text. A row whose text meets a stop string ends there: its
+    text is cut before the string, its tokens after the one that completes it; steps and counts go
+    on to the next update.
 
     Args:
       target: from `load_target`.
@@ -150,24 +156,28 @@ def stream(
         cleaning up of spaces); stop strings need it.
       stop_strings: strings that end a row, one list for all rows or one per row.
       kept_cache: of the streams before this one; it keeps the cache when this one is closed.
+      tokenizer: as in `generate`; it detokenizes too.
 
     Raises:
       InputError: as `generate`, at the first `next`; or a stop string is empty or has no
         `detokenize`, or the kept cache has too few slots, other rows or another target.
     """
     check_size(steps_per_yield, "steps_per_yield")
-    bound, prompts = bind_drafter(drafter, draft), token_lists(prompts)
-    stops = _stop_strings(stop_strings, len(prompts), detokenize)
+    bound = bind_drafter(drafter, draft)
     check_models(target, bound)
     bound = bound.prepare(Lender(target))
+    asked = tokenize(target.config, prompts, tokenizer, eos_token_ids)
+    prompts, detokenize = asked.prompts, detokenize or asked.decode
+    stops = _stop_strings(stop_strings, len(prompts), detokenize)
     if not isinstance(kept_cache, KeptCache | None):
         raise InputError(f"kept_cache is {kept_cache!r:.40}; give a KeptCache, or leave it out.")
     prefix = kept_cache.take(target, len(prompts), bound.max_path) if kept_cache else None
-    batch = Batch(prompts, max_new_tokens, sampling, seeds, eos_token_ids)
+    batch = Batch(prompts, max_new_tokens, sampling, seeds, asked.eos_token_ids)
     state, _ = start(target, bound, batch, log_probs=log_probs, prefix=prefix)
+    ends = stop_lists(target.config, asked.eos_token_ids, len(prompts))
     rows = [
-        _Row(TextStream(detokenize, prompt, stop) if detokenize else None)
-        for prompt, stop in zip(prompts, stops, strict=True)
+        _Row(TextStream(detokenize, prompt, stop) if detokenize else None, end_tokens)
+        for prompt, stop, (_, end_tokens) in zip(prompts, stops, ends, strict=True)
     ]
     starts = np.asarray([len(prompt) for prompt in prompts], np.int32)
     while True:
@@ -183,7 +193,8 @@ def stream(
             fresh.append(tokens)
             texts.append(text)
         stopped = [row.stopped for row in rows]
-        yield Update(fresh, texts, stopped, rows, [len(row.tokens) for row in rows], new)
+        counts, whole = [len(row.tokens) for row in rows], [row.shown for row in rows]
+        yield Update(fresh, texts, stopped, rows, counts, whole if detokenize else None, new)
         if (done | stopped).all():
             return
         state = state._replace(done=place(done | stopped, target.mesh))
@@ -236,11 +247,13 @@ def _same_weights(one: Target, other: Target) -> bool:
 class _Row:
     """What one row of a stream has given out, up to the token that completes a stop string."""
 
-    def __init__(self, text: TextStream | None) -> None:
+    def __init__(self, text: TextStream | None, end_tokens: Sequence[int]) -> None:
         self.tokens: list[int] = []
         self.log_probs: list[float] = []
         self.stopped = False
+        self.shown = ""
         self._text = text
+        self._end_tokens = frozenset(end_tokens)
 
     def push(self, tokens: list[int], log_probs: list[float], ended: bool) -> tuple[list[int], str]:
         """Take the tokens that were decided; returns those given out, and the text released."""
@@ -249,13 +262,14 @@ class _Row:
         text, used = "", len(tokens)
         if self._text:
             for i, token in enumerate(tokens):
-                text += self._text.push(token)
+                text += "" if token in self._end_tokens else self._text.push(token)
                 if self._text.stopped:
                     used = i + 1
                     break
             if ended and not self._text.stopped:
                 text += self._text.finish()
             self.stopped = self._text.stopped
+        self.shown += text
         self.tokens += tokens[:used]
         self.log_probs += log_probs[:used]
         return tokens[:used], text

@@ -16,7 +16,7 @@ from redrafter_jax.checkpoints.real_models import SMOLLM2
 from redrafter_jax.settings.files import load_settings
 from redrafter_jax.text.chat_template import encode_turns, load_template
 from redrafter_jax.text.prompts import read_prompts
-from redrafter_jax.text.tokenizer import load_tokenizer
+from redrafter_jax.text.tokenizer import read_tokenizer
 from train.config import RegenerateSettings, TrainSettings
 from train.loop import train
 
@@ -68,7 +68,7 @@ def test_tokens_keep_to_the_limits_that_the_settings_of_their_writing_state() ->
 
 @pytest.mark.long
 def test_tokens_are_conversations_in_the_models_template(model: Path) -> None:
-    tokenizer = load_tokenizer(model)
+    tokenizer = read_tokenizer(model)
     template = load_template("tokenizer", model, tokenizer, "")
     for row in TOKENS:
         prompt = row["input_ids"][: row["loss_mask"].index(1)]

@@ -68,6 +68,28 @@ def test_an_update_brings_what_is_new_to_the_host_and_not_the_whole_text(
     assert max(brought) < 200
 
 
+def test_what_ends_a_row_is_no_part_of_its_text(habitual_target: Target) -> None:
+    # No token of this tokenizer is special, so that decoding shows them all.
+    (whole,) = generate_autoregressive(
+        habitual_target, PROMPTS[:1], max_new_tokens=24, eos_token_ids=()
+    ).tokens
+    end = whole[7]
+    (*_, last) = updates = list(
+        stream(
+            habitual_target,
+            None,
+            PROMPTS[:1],
+            max_new_tokens=24,
+            eos_token_ids=[end],
+            detokenize=decode,
+        )
+    )
+    said = whole[: whole.index(end)]
+    assert "".join(update.texts[0] for update in updates) == decode(said)
+    assert last.generation.texts == [decode(said)]
+    assert last.generation.tokens == [[*said, end]]
+
+
 def test_closing_a_stream_frees_its_state(
     habitual_target: Target, good_drafter: DraftModel
 ) -> None:

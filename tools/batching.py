@@ -13,7 +13,7 @@ from redrafter_jax.progress import track
 from redrafter_jax.serving.engine import Engine
 from redrafter_jax.serving.messages import Request
 from redrafter_jax.text.prompts import read_prompts
-from redrafter_jax.text.tokenizer import load_tokenizer
+from redrafter_jax.text.tokenizer import read_tokenizer
 
 _CONFIGS = Path(__file__).parents[1] / "configs"
 _SLOTS, _NEW_TOKENS, _TURNS = 8, 48, 5
@@ -22,7 +22,7 @@ _SLOTS, _NEW_TOKENS, _TURNS = 8, 48, 5
 def measure() -> list[float]:
     """The ratio of each turn: 16 prompts for the tiny demo target, autoregressively."""
     target = load_target(_CONFIGS / "demo_target", "float32")
-    tokenizer = load_tokenizer(_CONFIGS / "demo_target")
+    tokenizer = read_tokenizer(_CONFIGS / "demo_target")
     requests = [
         Request(tokenizer.encode(prompt.turns[0]).ids, _NEW_TOKENS, seed, stop_tokens=())
         for seed, prompt in enumerate(read_prompts(_CONFIGS / "demo_prompts.jsonl", 16))

@@ -18,7 +18,7 @@ from redrafter_jax.command_line import make_folder_of, run
 from redrafter_jax.errors import InputError
 from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.settings.files import Settings, load_settings
-from redrafter_jax.text.tokenizer import load_tokenizer
+from redrafter_jax.text.tokenizer import read_tokenizer
 from tools.pretrain import PretrainSettings
 from train.data.types import Text
 
@@ -100,7 +100,7 @@ def main() -> None:
     make_folder_of(settings.output, "output")
     prompts = choose_prompts(
         load_settings(PretrainSettings, settings.pretrain_config).read(held_out=True),
-        load_tokenizer(settings.tokenizer),
+        read_tokenizer(settings.tokenizer),
         settings.count,
         settings.prompt_tokens,
         settings.seed,

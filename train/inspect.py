@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from redrafter_jax.checkpoints.huggingface import load_target_config
 from redrafter_jax.settings.arguments import parse_settings
-from redrafter_jax.text.tokenizer import load_tokenizer
+from redrafter_jax.text.tokenizer import read_tokenizer
 
 from .config import TrainSettings
 from .data.report import print_report
@@ -55,7 +55,7 @@ def inspect(arguments: Sequence[str]) -> None:
     )
     console = Console()
     loaded = load_sources(settings, load_target_config(settings.target))
-    tokenizer = load_tokenizer(settings.target)
+    tokenizer = read_tokenizer(settings.target)
     print_report(loaded, console)
     for source, _ in loaded:
         order = np.random.default_rng(settings.data.shuffle_seed).permutation(len(source.documents))

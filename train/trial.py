@@ -32,7 +32,7 @@ from redrafter_jax.text.prompts import (
     read_prompts,
     rows_decoded,
 )
-from redrafter_jax.text.tokenizer import load_tokenizer
+from redrafter_jax.text.tokenizer import read_tokenizer
 
 from .config import AcceptanceSettings, TrainSettings
 from .data.chat import load_template
@@ -80,7 +80,7 @@ def plan_trial(
     drafter = settings.drafter.build_for(target, settings.draft_rounds)
     check_pair(target, drafter, trial.draft)
     prompts = read_prompts(trial.prompts, trial.prompt_count, trial.turns)
-    tokenizer = load_tokenizer(settings.target)
+    tokenizer = read_tokenizer(settings.target)
     template, eos = chat_template.NO_TEMPLATE, ()
     own = chat_template.load_template(None, settings.target, tokenizer, "")
     chats = chats or own is not chat_template.NO_TEMPLATE

@@ -19,6 +19,8 @@ DRAFT_TABLE = "draft.yaml"
 _ADAPTER = "adapter_config.json"
 # A name that ends so is meant as a file's.
 _FILES = (".safetensors", ".bin", ".pt", ".json")
+# What describes a model, its tokenizer with it.
+_DESCRIPTION = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", DRAFT_TABLE)
 # The first bytes of a GGUF file.
 GGUF_MAGIC = b"GGUF"
 
@@ -36,7 +38,7 @@ def locate(name: str | Path) -> Path:
     if is_gguf(folder):
         return folder
     if not folder.is_dir():
-        folder = _download(str(name), "*.json", "*.jinja", DRAFT_TABLE)
+        folder = _download(str(name), *_DESCRIPTION)
         _refuse_adapter(folder, "config.json")
         return folder
     _refuse_adapter(folder, "config.json")

@@ -55,6 +55,19 @@ _PRE_TOKENIZERS = {
     "smollm": _PreTokenizer((pre_tokenizers.Digits(individual_digits=True),), gpt2_pattern=True),
     "llama-bpe": _PreTokenizer((_split(r"\p{N}{1,3}"),), ignore_merges=True, adds_bos=True),
     "qwen2": _PreTokenizer((_split(r"\p{N}"),), nfc=True),
+    "dbrx": _PreTokenizer((_split(r"\p{N}{1,3}"),)),
+}
+# Other names of these patterns, as llama.cpp reads them (`src/llama-vocab.cpp`).
+_ALIASES = {
+    "gpt-2": "phi-2 gigachat a.x-4.0 mellum exaone4 jina-es jina-de jina-v2-es jina-v2-de "
+    "modern-bert mpt olmo jais trillion granite-docling",
+    "smollm": "starcoder refact command-r codeshell exaone minerva-7b mellum2",
+    "llama-bpe": "llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
+    "qwen2": "deepseek-r1-qwen kormo f2llmv2 megrez",
+    "dbrx": "smaug-bpe",
+}
+_PATTERN_OF = {name: name for name in _PRE_TOKENIZERS} | {
+    alias: name for name, aliases in _ALIASES.items() for alias in aliases.split()
 }
 # Types of tokens.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
@@ -123,12 +136,12 @@ def tokenizer_fields(header: Header) -> dict[str, Any]:
 
 def _byte_level(header: Header, vocabulary: dict[str, int]) -> tuple[Tokenizer, bool]:
     name = header.get("tokenizer.ggml.pre", str)
-    if name not in _PRE_TOKENIZERS:
+    if name not in _PATTERN_OF:
         raise InputError(
             f"{header.path} names the pre-tokenizer {name!r}; supported are "
-            f"{', '.join(map(repr, _PRE_TOKENIZERS))}."
+            f"{', '.join(map(repr, _PRE_TOKENIZERS))} and their other names in llama.cpp."
         )
-    pre = _PRE_TOKENIZERS[name]
+    pre = _PRE_TOKENIZERS[_PATTERN_OF[name]]
     merges = [tuple(merge.split(" ", 1)) for merge in _entries(header, "merges", str)]
     model = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre.ignore_merges)
     tokenizer = Tokenizer(model)

@@ -108,7 +108,7 @@ def _add_generate(commands: Any) -> None:
         help="refuse a target without a chat template (by default its prompts are continued as "
         "they stand)",
     )
-    add_template(command, "none")
+    add_template(command, or_none=True)
     add_decoding(command)
 
 
@@ -153,7 +153,7 @@ def _add_serve(commands: Any) -> None:
         "together, and none changes another's text. SIGTERM lets running answers end.",
     )
     add_models(command)
-    add_template(command, "none")
+    add_template(command, or_none=True)
     command.set_defaults(chat=False)
     group = command.add_argument_group("who may ask")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")

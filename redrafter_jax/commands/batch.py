@@ -23,7 +23,8 @@ _BATCH_SIZE = 8
 # Decode steps between two updates, of which nothing is shown.
 _STEPS_PER_UPDATE = 16
 # What decides a row's text beside its prompt, its seed and the sampling.
-_DECIDING = ("target", "max_new_tokens", "stop", "chat", "chat_template", "system")
+_TEMPLATE = ("chat", "chat_template", "template_arguments", "system")
+_DECIDING = ("target", "max_new_tokens", "stop", *_TEMPLATE)
 
 
 def continue_file(arguments: argparse.Namespace) -> None:

@@ -41,15 +41,37 @@ def add_models(command: argparse.ArgumentParser) -> None:
     )
 
 
-def add_template(command: argparse.ArgumentParser, *others: str) -> None:
-    """Options that say how turns become text; `others` are more names of templates."""
+def add_template(command: argparse.ArgumentParser, *, or_none: bool = False) -> None:
+    """Options that say how turns become text, or with `or_none` that they do not."""
     command.add_argument(
         "--chat-template",
-        choices=("tokenizer", "vicuna_v1.1", *others),
-        help="how turns become text: by the tokenizer's own template (the default) or a built-in"
-        + "; none continues prompts as they stand" * ("none" in others),
+        metavar="NAME",
+        help="how turns become text: by the tokenizer's own template (the default), by a file of "
+        "Jinja, or by a built-in: chatml, gemma, llama2, llama3, mistral, mistral_v0.1, "
+        "vicuna_v1.1, zephyr" + "; none continues prompts as they stand" * or_none,
+    )
+    command.add_argument(
+        "--template-arguments",
+        type=_mapping,
+        metavar="MAPPING",
+        help="what the template is told besides, in YAML, such as '{enable_thinking: false}'",
     )
     command.add_argument("--system", metavar="TEXT", help="a system turn that comes first")
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    """The type of an option whose value is a mapping in YAML, as settings have it."""
+    import yaml  # takes 20 ms, for the few who need it
+
+    try:
+        value = yaml.safe_load(text)
+    except Exception:  # a tag that cannot be followed is of any kind
+        value = None
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        raise argparse.ArgumentTypeError(
+            f"{text!r:.80} is given; it must be a mapping such as {{enable_thinking: false}}"
+        )
+    return value
 
 
 def add_decoding(command: argparse.ArgumentParser) -> None:

@@ -24,13 +24,15 @@ from redrafter_jax.parallel.mesh import make_mesh
 from redrafter_jax.streaming import KeptCache, Update, stream
 from redrafter_jax.text.chat_template import (
     NO_TEMPLATE,
+    NONE,
+    OWN,
     ChatTemplate,
     PromptFormat,
     end_tokens,
     load_template,
     user_turn,
 )
-from redrafter_jax.text.tokenizer import load_tokenizer, require_text, split_stops
+from redrafter_jax.text.tokenizer import read_tokenizer, require_text, split_stops
 
 _CONTEXT_LENGTH = 4096
 
@@ -115,7 +117,7 @@ def load_prompt_format(
       InputError: a file cannot be used, or an option does not go with the template.
     """
     config = load_target_config(arguments.target)  # first: it refuses what is no target
-    tokenizer = load_tokenizer(arguments.target)
+    tokenizer = read_tokenizer(arguments.target)
     template, opening = _template_of(arguments, tokenizer), []
     if arguments.system is not None:
         require_text(arguments.system, "--system")
@@ -128,13 +130,15 @@ def load_prompt_format(
 
 def _template_of(arguments: argparse.Namespace, tokenizer: Tokenizer) -> ChatTemplate:
     name, option = arguments.chat_template, option_of("chat_template") + " "
-    if arguments.chat and name == "none":
+    if arguments.chat and name == NONE:
         raise InputError(
-            "--chat asks for a chat template, and --chat-template none continues the prompt as it "
-            "stands; leave one of them out."
+            "A conversation is written by a chat template, and --chat-template none continues the "
+            "prompt as it stands; name another, or leave it out."
         )
-    asked = "tokenizer" if arguments.chat and name is None else name
-    template = load_template(asked, arguments.target, tokenizer, option)
+    asked = OWN if arguments.chat and name is None else name
+    template = load_template(
+        asked, arguments.target, tokenizer, option, arguments.template_arguments
+    )
     if template is NO_TEMPLATE and arguments.system is not None:
         raise InputError(
             "--system is for conversations, and the prompt is continued as it stands; give another "

@@ -15,7 +15,7 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.generation import generate_autoregressive
 from redrafter_jax.models.target import Target
 from redrafter_jax.text.text_stream import shared_length
-from redrafter_jax.text.tokenizer import load_tokenizer
+from redrafter_jax.text.tokenizer import read_tokenizer
 
 # Tokens that are read together, and of each text the prompt and the continuation compared.
 _WINDOW, _PROMPT, _CONTINUED, _TEXTS = 256, 32, 64, 8
@@ -37,7 +37,7 @@ def read_windows(path: Path, source: str | Path) -> Int[np.ndarray, "windows tok
     """
     text = read_text(path)
     load_target_config(source)  # a drafter has no text of its own
-    tokens = np.asarray(load_tokenizer(source).encode(text).ids, np.int32)
+    tokens = np.asarray(read_tokenizer(source).encode(text).ids, np.int32)
     count = len(tokens) // _WINDOW
     if not count:
         raise InputError(

@@ -19,7 +19,7 @@ class Source(str):
         return 0
 
 
-_UNKNOWN = Source("The model")
+_UNKNOWN = Source("")
 Config = TypeVar("Config")
 Module = TypeVar("Module", bound=nnx.Module)
 
@@ -40,7 +40,7 @@ class Model(Generic[Config, Module]):
       graphdef: structure of the module, hashable.
       params: its parameters.
       mesh: that they are split over, from `make_mesh`; None on one device.
-      source: its folder or file, if it came from one.
+      source: folder, GGUF file or hub id that it was loaded from; empty if it was made otherwise.
     """
 
     config: Config

@@ -57,8 +57,10 @@ class Choice:
                 "log says which of its weights is damaged."
             )
         tokens: list[Token] = []
-        for token in event.decided:
-            text = self._without_gap(self._stream.push(token.id))
+        # What ends an answer is no part of it, whatever the tokenizer says of it.
+        end = len(event.decided) - 1 if event.ended == "stop" else None
+        for at, token in enumerate(event.decided):
+            text = "" if at == end else self._without_gap(self._stream.push(token.id))
             tokens.append(token._replace(text=text))
             if self._stream.stopped:
                 break

@@ -9,6 +9,7 @@ from typing import Any
 from redrafter_jax.serving.choices import Piece
 from redrafter_jax.serving.messages import Token
 from redrafter_jax.serving.openai_schema import BaseRequest
+from redrafter_jax.serving.reasoning import ReasoningSplit, opens_reasoning
 from redrafter_jax.serving.service import Service
 
 _UNDECODABLE = "\N{REPLACEMENT CHARACTER}"
@@ -21,7 +22,14 @@ class Answer(ABC):
     kind: str
     chunk_kind: str
 
-    def __init__(self, service: Service, request: BaseRequest, seed: int) -> None:
+    def __init__(
+        self,
+        service: Service,
+        request: BaseRequest,
+        seed: int,
+        prompts: Sequence[Sequence[int]],
+    ) -> None:
+        del prompts  # of the choices; chats have one
         self.id = self.prefix + secrets.token_hex(12)
         self._head = {
             "id": self.id,
@@ -42,11 +50,14 @@ class Answer(ABC):
 
     def chunk(self, index: int, piece: Piece, offset: int) -> dict[str, Any]:
         """A chunk of a stream: what a step adds to a choice, `offset` characters into its text."""
-        return self._chunk([self._choice(index, piece, offset, self._content(piece, whole=False))])
+        content = self._content(index, piece, whole=False)
+        return self._chunk([self._choice(index, piece, offset, content)])
 
     def usage_chunk(self, usage: dict[str, int]) -> dict[str, Any] | None:
         """The last chunk, where it was asked for."""
-        return self._chunk([]) | {"usage": usage} if self._include_usage else None
+        if not self._include_usage:
+            return None
+        return self._chunk([]) | {"usage": usage | self._usage_details()}
 
     def whole(self, choices: Sequence[Sequence[Piece]], usage: dict[str, int]) -> dict[str, Any]:
         """The answer at once, of all that the steps added to each choice."""
@@ -55,7 +66,8 @@ class Answer(ABC):
             text = "".join(piece.text for piece in pieces)
             tokens = [token for piece in pieces for token in piece.tokens]
             piece = Piece(text, tokens, pieces[-1].finish)
-            objects.append(self._choice(index, piece, 0, self._content(piece, whole=True)))
+            objects.append(self._choice(index, piece, 0, self._content(index, piece, whole=True)))
+        usage = usage | self._usage_details()
         return self._head | {"object": self.kind, "choices": objects, "usage": usage}
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -74,8 +86,11 @@ class Answer(ABC):
             ]
         return choice
 
+    def _usage_details(self) -> dict[str, Any]:
+        return {}
+
     @abstractmethod
-    def _content(self, piece: Piece, whole: bool) -> dict[str, Any]: ...
+    def _content(self, index: int, piece: Piece, whole: bool) -> dict[str, Any]: ...
 
     @abstractmethod
     def _log_probs(self, tokens: Sequence[Token], offset: int) -> dict[str, Any]: ...
@@ -86,15 +101,41 @@ class ChatAnswer(Answer):
 
     prefix, kind, chunk_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
+    def __init__(
+        self,
+        service: Service,
+        request: BaseRequest,
+        seed: int,
+        prompts: Sequence[Sequence[int]],
+    ) -> None:
+        super().__init__(service, request, seed, prompts)
+        form = service.model.format
+        # By choice, where the template marks reasoning.
+        self._splits: list[ReasoningSplit] | None = None
+        if form.template.thinks:
+            opened = opens_reasoning(form.tokenizer, prompts[0])
+            self._splits = [ReasoningSplit(opened) for _ in range(request.n)]
+
     def opening(self, index: int) -> dict[str, Any]:
         delta = {"role": "assistant", "content": ""}
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         return self._chunk([choice])
 
-    def _content(self, piece: Piece, whole: bool) -> dict[str, Any]:
+    def _content(self, index: int, piece: Piece, whole: bool) -> dict[str, Any]:
+        told: dict[str, Any] = {"content": piece.text}
+        if self._splits is not None:
+            reasoning, told["content"] = _split(self._splits[index], piece)
+            if reasoning or whole:
+                told["reasoning_content"] = reasoning or None
         if whole:
-            return {"message": {"role": "assistant", "content": piece.text, "refusal": None}}
-        return {"delta": {"content": piece.text} if piece.text or piece.tokens else {}}
+            return {"message": {"role": "assistant", **told, "refusal": None}}
+        return {"delta": told if any(told.values()) or piece.tokens else {}}
+
+    def _usage_details(self) -> dict[str, Any]:
+        if self._splits is None:
+            return {}
+        count = sum(split.tokens for split in self._splits)
+        return {"completion_tokens_details": {"reasoning_tokens": count}}
 
     def _log_probs(self, tokens: Sequence[Token], offset: int) -> dict[str, Any]:
         del offset
@@ -115,13 +156,21 @@ class ChatAnswer(Answer):
         }
 
 
+def _split(split: ReasoningSplit, piece: Piece) -> tuple[str, str]:
+    """The reasoning and the answer that a piece adds."""
+    pairs = [split.push(token.text) for token in piece.tokens]
+    if piece.finish is not None:
+        pairs.append(split.finish())
+    return "".join(one for one, _ in pairs), "".join(other for _, other in pairs)
+
+
 class CompletionAnswer(Answer):
     """Of `/v1/completions`, for which whole answers and chunks are of one kind."""
 
     prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
 
-    def _content(self, piece: Piece, whole: bool) -> dict[str, Any]:
-        del whole
+    def _content(self, index: int, piece: Piece, whole: bool) -> dict[str, Any]:
+        del index, whole
         return {"text": piece.text}
 
     def _log_probs(self, tokens: Sequence[Token], offset: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from redrafter_jax.serving.openai_answers import Answer, ChatAnswer, CompletionA
 from redrafter_jax.serving.openai_errors import ApiError, as_api_error
 from redrafter_jax.serving.openai_schema import BaseRequest, ChatRequest, CompletionRequest
 from redrafter_jax.serving.service import Service
-from redrafter_jax.text.chat_template import NO_TEMPLATE
+from redrafter_jax.text.chat_template import NO_TEMPLATE, Turn
 from redrafter_jax.text.tokenizer import encode
 
 _log = logging.getLogger(__name__)
@@ -101,7 +101,8 @@ def make_app(service: Service, *, log_prompts: bool = False) -> FastAPI:
         check(service, request)
         prompts = await asyncio.to_thread(read, service, request)
         job = await start_job(service, request, prompts, began, gap)
-        return await _answer(job, kind(service, request, job.seed), request, http)
+        answer = kind(service, request, job.seed, prompts)
+        return await _answer(job, answer, request, http)
 
     return app
 
@@ -133,10 +134,26 @@ def _encode_chat(service: Service, request: ChatRequest) -> list[list[int]]:
             400,
             f"{service.model.name} has no chat template; ask /v1/completions to continue a text.",
         )
-    turns = [{"role": turn.role, "content": turn.content} for turn in request.messages]
+    template, arguments = service.model.format.template, request.chat_template_kwargs
+    turns: list[Turn] = []
+    for turn in request.messages:
+        reasoning = turn.reasoning_content
+        own = {} if reasoning is None else {"reasoning_content": reasoning}
+        turns.append({"role": turn.role, "content": turn.content, **own})
+    if not template.thinks and any("reasoning_content" in turn for turn in turns):
+        raise ApiError(
+            400,
+            f"The chat template of {service.model.name} knows no reasoning; leave "
+            "reasoning_content out.",
+            field="messages",
+        )
+    try:
+        template.check_arguments(arguments)
+    except InputError as error:
+        raise ApiError(400, str(error), field="chat_template_kwargs") from None
     opening = [] if turns[0]["role"] == "system" else service.model.format.opening
     try:
-        return [service.model.format.encode([*opening, *turns])]
+        return [service.model.format.encode([*opening, *turns], arguments)]
     except InputError as error:
         raise ApiError(400, str(error), field="messages") from None
 

@@ -106,13 +106,24 @@ def _as_text(content: Any) -> Any:
 
 
 class Message(_Fields):
-    """A turn of a conversation; "developer" is OpenAI's later name of the system."""
+    """A turn of a conversation; "developer" is OpenAI's later name of the system.
+
+    `reasoning_content` is what an answer of this server had under that name.
+    """
 
     role: Annotated[
         Literal["system", "developer", "user", "assistant"],
         AfterValidator(lambda role: "system" if role == "developer" else role),
     ]
     content: Annotated[Text, BeforeValidator(_as_text)]
+    reasoning_content: Text | None = None
+
+    @field_validator("reasoning_content")
+    @classmethod
+    def _check_role(cls, reasoning: str, others: Any) -> str:
+        if others.data.get("role") != "assistant":
+            raise ValueError("the assistant alone reasons; leave it out")
+        return reasoning
 
 
 class StreamOptions(_Fields):
@@ -181,6 +192,8 @@ class ChatRequest(BaseRequest):
       max_completion_tokens: the later name of `max_tokens`.
       logprobs: tell the log-probability of every new token.
       top_logprobs: and of so many others, by probability.
+      chat_template_kwargs: arguments of the chat template, such as `{"enable_thinking": false}`.
+        Not OpenAI's.
     """
 
     prompt_field = "messages"
@@ -189,6 +202,7 @@ class ChatRequest(BaseRequest):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+    chat_template_kwargs: dict[str, Any] = {}
 
     @field_validator("max_completion_tokens")
     @classmethod

@@ -1,26 +1,28 @@
-"""Conversations as text: the tokenizer's own chat template, or the built-in one of Vicuna v1.1."""
+"""Conversations as text: the tokenizer's own chat template, a file's, or a built-in format."""
 
-import os
+import difflib
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
+from redrafter_jax.checkpoints.config_files import read_text
 from redrafter_jax.checkpoints.download import is_gguf
 from redrafter_jax.errors import InputError
-from redrafter_jax.text.tokenizer import encode, special_tokens
+from redrafter_jax.text.chat_formats import FORMATS
+from redrafter_jax.text.tokenizer import encode, load_tokenizer, special_tokens
 
-TemplateName = Literal["tokenizer", "vicuna_v1.1"]
+OWN, NONE = "tokenizer", "none"
+"""The tokenizer's own template, and texts as they stand, where templates are chosen by name."""
 
 Turn = dict[str, Any]
 """`role` and `content` at least; what else a turn states is for the chat template to read."""
 
-VICUNA_SYSTEM = (
-    "A chat between a curious user and an artificial intelligence assistant. "
-    "The assistant gives helpful, detailed, and polite answers to the user's questions."
-)
-_VICUNA_END = "</s>"
+THINKING = ("<think>", "</think>")
+"""Between which a target that reasons writes its reasoning."""
+
 # An answer of this text is found again where a template writes it.
 _ANSWER = "WhatTheAssistantSays"
 
@@ -33,24 +35,39 @@ class ChatTemplate(NamedTuple):
     """How conversations are written, or with `NO_TEMPLATE` that they are not.
 
     Attributes:
-      name: for messages.
-      render: from turns, and whether the opening of an answer follows them, to text; it may raise
-        any error for turns that it does not take.
+      name: for messages, which clients of a server read too: no path.
+      render: from turns, whether the opening of an answer follows them, and arguments by name, to
+        text; it may raise any error for turns that it does not take.
       adds_special_tokens: whether the tokenizer adds its own, because the text spells none.
       end: the token that ends an answer, as text; None where nothing states one.
       gap: what stands between the opening of an answer and its text: decoded with the answer, but
         written by the template when a later turn follows.
+      reads: names of the arguments that it may read.
+      thinks: whether it knows reasoning, between the marks of `THINKING`.
     """
 
     name: str
-    render: Callable[[list[Turn], bool], str]
+    render: Callable[..., str]
     adds_special_tokens: bool
     end: str | None = None
     gap: str = ""
+    reads: frozenset[str] = frozenset()
+    thinks: bool = False
+
+    def check_arguments(self, arguments: Mapping[str, Any]) -> None:
+        """Refuse arguments that it does not read."""
+        for name in arguments:
+            if name in self.reads:
+                continue
+            near = difflib.get_close_matches(name, self.reads, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "leave it out."
+            raise InputError(
+                f"The chat template of {self.name} reads no argument {name!r:.80}; {hint}"
+            )
 
 
 # Where texts are continued as they stand: the last turn is the text.
-NO_TEMPLATE = ChatTemplate("none", lambda turns, _: turns[-1]["content"], True)
+NO_TEMPLATE = ChatTemplate(NONE, lambda turns, _: turns[-1]["content"], True)
 
 
 def user_turn(text: str) -> Turn:
@@ -59,7 +76,7 @@ def user_turn(text: str) -> Turn:
 
 
 def load_template(
-    name: TemplateName | Literal["none"] | None,
+    name: str | None,
     target: str | Path,
     tokenizer: Tokenizer,
     setting: str,
@@ -68,52 +85,69 @@ def load_template(
     """The template of that name.
 
     Args:
-      name: the tokenizer's own, the built-in one, or "none" for texts as they stand; None is the
-        tokenizer's own where it brings one, else "none".
+      name: "tokenizer" for its own, a built-in of `FORMATS`, a file of Jinja, or "none" for texts
+        as they stand; None is the tokenizer's own where it brings one, else "none".
       target: folder, GGUF file or hub id that the tokenizer comes from.
       tokenizer: the target's.
       setting: what the user writes in front of a template's name to choose it, for messages.
-      arguments: handed to the tokenizer's template, such as `{"enable_thinking": False}`.
+      arguments: handed to the template, such as `{"enable_thinking": False}`.
 
     Raises:
       NoTemplateError: the tokenizer has no template.
-      InputError: it cannot be loaded, or has no token that Vicuna's template needs.
+      InputError: it cannot be loaded, needs tokens that the tokenizer lacks, or does not read an
+        argument.
     """
-    if name == "none" or (name is None and _has_no_template(Path(target))):
-        return NO_TEMPLATE
-    if name == "vicuna_v1.1":
-        if tokenizer.token_to_id(_VICUNA_END) is None:
-            raise InputError(
-                f"{setting}vicuna_v1.1 ends answers with {_VICUNA_END!r}, but the tokenizer of "
-                f"{target} has no such token; use a template of its own."
-            )
-        return ChatTemplate(name, render_vicuna, adds_special_tokens=True, end=_VICUNA_END, gap=" ")
-    try:
-        loaded = _load_with_transformers(Path(target), tokenizer)
-    except InputError:
-        raise
-    except Exception as error:  # transformers raises whatever its many loaders raise
+    template = _find_template(name, target, tokenizer, setting)
+    given = dict(arguments or {})
+    if not given:
+        return template
+    if template is NO_TEMPLATE:
         raise InputError(
-            f"transformers cannot load the tokenizer of {target} for its chat template: "
-            f"{' '.join(str(error).split())}"
-        ) from None
-    if loaded.chat_template is None and name is None:
+            f"{next(iter(given))!r:.80} is an argument of a chat template, and texts are continued "
+            "as they stand here; leave it out."
+        )
+    template.check_arguments(given)
+
+    def render(turns: list[Turn], opens: bool, **others: Any) -> str:
+        return template.render(turns, opens, **given | others)
+
+    return template._replace(render=render)
+
+
+def _find_template(
+    name: str | None, target: str | Path, tokenizer: Tokenizer, setting: str
+) -> ChatTemplate:
+    if name == NONE or (name is None and _has_no_template(Path(target))):
         return NO_TEMPLATE
-    if loaded.chat_template is None:
-        way_out = "`redrafter convert` it and save one" if is_gguf(Path(target)) else "save one"
-        built_in = f", or use {setting}vicuna_v1.1" if tokenizer.token_to_id(_VICUNA_END) else ""
+    if name in FORMATS:
+        form = FORMATS[name]
+        if missing := form.missing(tokenizer):
+            raise InputError(
+                f"{setting}{name} is written with {missing[0]!r}, but the tokenizer of {target} "
+                "has no such token; use a template of its own."
+            )
+        adds, end = form.begin is None, form.tokens[-1]
+        return ChatTemplate(name, form.render, adds, end=end, gap=form.gap)
+    if name in (None, OWN):
+        loaded = load_tokenizer(target)
+        if loaded.chat_template is not None:
+            return template_of(loaded)
+        if name is None:
+            return NO_TEMPLATE
+        # Gemma's tokenizers have `</s>` too, as a tag of HTML.
+        special = set(special_tokens(tokenizer).values())
+        fitting = [name for name, form in FORMATS.items() if special.issuperset(form.tokens)]
+        beside = "" if is_gguf(Path(target)) else "save one beside it as chat_template.jinja, or "
+        built_in = f", or a built-in by {setting}{' or '.join(fitting)}" if fitting else ""
         raise NoTemplateError(
-            f"The tokenizer of {target} has no chat template; {way_out} beside it as "
-            f"chat_template.jinja{built_in}."
+            f"The tokenizer of {target} has no chat template; {beside}give a file of one by "
+            f"{setting}FILE{built_in}."
         )
-
-    def render(turns: list[Turn], add_generation_prompt: bool) -> str:
-        return loaded.apply_chat_template(
-            turns, tokenize=False, add_generation_prompt=add_generation_prompt, **(arguments or {})
+    if not Path(name).is_file():
+        raise InputError(
+            f"{setting}{name} is neither a file nor {OWN} nor a built-in ({', '.join(FORMATS)})."
         )
-
-    end = loaded.eos_token
-    return ChatTemplate(f"the tokenizer of {target}", render, adds_special_tokens=False, end=end)
+    return template_of(load_tokenizer(target), read_text(Path(name)), Path(name).name)
 
 
 def _has_no_template(target: Path) -> bool:
@@ -124,30 +158,79 @@ def _has_no_template(target: Path) -> bool:
     return not settings.exists() or b'"chat_template"' not in settings.read_bytes()
 
 
-def _load_with_transformers(target: Path, tokenizer: Tokenizer) -> Any:
-    """Transformers' tokenizer, which renders chat templates."""
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that PyTorch is not there
-    # Slow, and only conversations need it.
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+def template_of(
+    loaded: Any, source: str | None = None, name: str = "the target's tokenizer"
+) -> ChatTemplate:
+    """A chat template in Jinja.
 
-    if is_gguf(target):
-        from redrafter_jax.checkpoints.gguf_header import read_header
-        from redrafter_jax.checkpoints.gguf_tokenizer import tokenizer_fields
-
-        fields = tokenizer_fields(read_header(target))
-        return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **fields)
-    # A folder's own code is never run: by default transformers would ask on stdin whether to.
-    return AutoTokenizer.from_pretrained(str(target), trust_remote_code=False)
-
-
-def encode_turns(template: ChatTemplate, tokenizer: Tokenizer, turns: Sequence[Turn]) -> list[int]:
-    """The tokens of a conversation and of the opening of the answer that is asked for.
+    Args:
+      loaded: transformers' tokenizer, which renders it.
+      source: the template; None takes the tokenizer's own.
+      name: for messages.
 
     Raises:
-      InputError: the template refuses the turns.
+      InputError: it is no template.
     """
+    # With transformers, which is loaded by now.
+    from jinja2 import Environment, TemplateSyntaxError
+
     try:
-        text = template.render(list(turns), True)
+        jinja: str = loaded.get_chat_template() if source is None else source
+    except ValueError as error:  # of several templates none is the default
+        raise InputError(
+            f"The chat template of {name} cannot be told: {' '.join(str(error).split())}"
+        ) from None
+
+    def render(turns: list[Turn], opens: bool, **arguments: Any) -> str:
+        return loaded.apply_chat_template(
+            turns, chat_template=jinja, tokenize=False, add_generation_prompt=opens, **arguments
+        )
+
+    words: set[str] = set()
+    try:
+        words = {word for _, kind, word in Environment().lex(jinja) if kind == "name"}
+        render([user_turn("Hi")], True)
+    except TemplateSyntaxError as error:
+        raise InputError(
+            f"The chat template of {name} is no valid Jinja at line {error.lineno}: "
+            f"{' '.join(str(error.message).split()).rstrip('.')}."
+        ) from None
+    except Exception:  # a template is a program of its own, which need not take this turn
+        pass
+    # Special tokens are no part of an answer's text, so that nothing is between them there.
+    unseen = special_tokens(loaded.backend_tokenizer).values()
+    # What is handed to the template anyway.
+    own = {"messages", "raise_exception", *inspect.signature(loaded.apply_chat_template).parameters}
+    return ChatTemplate(
+        name,
+        render,
+        adds_special_tokens=False,
+        end=loaded.eos_token,
+        reads=frozenset(words - own),
+        thinks=all(mark in jinja and mark not in unseen for mark in THINKING),
+    )
+
+
+def encode_turns(
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    turns: Sequence[Turn],
+    arguments: Mapping[str, Any] | None = None,
+) -> list[int]:
+    """The tokens of a conversation and of the opening of the answer that is asked for.
+
+    Args:
+      template: how conversations are written.
+      tokenizer: the target's.
+      turns: of the conversation.
+      arguments: of the template, for these turns alone.
+
+    Raises:
+      InputError: the template refuses the turns, or does not read an argument.
+    """
+    template.check_arguments(arguments or {})
+    try:
+        text = template.render(list(turns), True, **(arguments or {}))
         text.encode()
     except Exception as error:  # a template is a program of its own
         raise InputError(
@@ -174,9 +257,11 @@ class PromptFormat(NamedTuple):
     stop_tokens: tuple[int, ...]
     stop_strings: list[str]
 
-    def encode(self, turns: Sequence[Turn]) -> list[int]:
-        """The tokens of a conversation."""
-        return encode_turns(self.template, self.tokenizer, turns)
+    def encode(
+        self, turns: Sequence[Turn], arguments: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """The tokens of a conversation; arguments are of the template, for this one alone."""
+        return encode_turns(self.template, self.tokenizer, turns, arguments)
 
     def encode_text(self, text: str) -> list[int]:
         """The tokens of a conversation's first message, or of a prompt."""
@@ -203,8 +288,8 @@ def end_tokens(
 ) -> tuple[int, ...]:
     """The tokens that end an answer: the target's, the tokenizer's and the template's own.
 
-    The template's is the special token that it closes an answer with: a target whose config.json
-    does not count it among its end tokens would go on with a turn of the user.
+    The template's is the added token that it closes an answer with, special or not: a target whose
+    config.json does not count it among its end tokens would go on with a turn of the user.
 
     Args:
       template: how conversations are written.
@@ -222,7 +307,7 @@ def end_tokens(
 def _closing_token(
     template: ChatTemplate, tokenizer: Tokenizer, turns: Sequence[Turn]
 ) -> list[int] | None:
-    """The first special token after the answer, if there is one; None where no answer is seen."""
+    """The first added token after the answer, if there is one; None where no answer is seen."""
     try:
         text = template.render([*turns, {"role": "assistant", "content": _ANSWER}], False)
     except Exception:  # a template is a program of its own
@@ -230,27 +315,7 @@ def _closing_token(
     _, found, closing = text.rpartition(_ANSWER)
     if not found:
         return None
-    special = special_tokens(tokenizer)
+    added = tokenizer.get_added_tokens_decoder()
     ids = tokenizer.encode(closing, add_special_tokens=False).ids
-    return [token for token in ids if token in special][:1]
-
-
-def render_vicuna(turns: Sequence[Turn], add_generation_prompt: bool) -> str:
-    """The conversation in the format of Vicuna v1.1.
-
-    Raises:
-      ValueError: after an optional system turn, user and assistant do not take turns.
-    """
-    system, rest = VICUNA_SYSTEM, turns
-    if turns and turns[0]["role"] == "system":
-        system, rest = turns[0]["content"], turns[1:]
-    text = f"{system} "
-    for index, turn in enumerate(rest):
-        due = ("user", "assistant")[index % 2]
-        if turn["role"] != due:
-            raise ValueError(f"a turn is of {turn['role']!r} where one of {due!r} is due")
-        if due == "user":
-            text += f"USER: {turn['content']} "
-        else:
-            text += f"ASSISTANT: {turn['content']}{_VICUNA_END}"
-    return text + "ASSISTANT:" if add_generation_prompt else text
+    # Runs of newlines are added tokens too, of Gemma's tokenizers.
+    return [token for token in ids if token in added and added[token].content.strip()][:1]

@@ -106,7 +106,7 @@ class TextStream:
             first, _ = min(found, key=lambda match: (match[0] + len(match[1]), match[0]))
             self.stopped, self._pending = True, ""
             return text[:first]
-        keep = max((_overlap(text, stop) for stop in self._stop_strings), default=0)
+        keep = max((overlap(text, stop) for stop in self._stop_strings), default=0)
         self._pending = text[len(text) - keep :]
         return text[: len(text) - keep]
 
@@ -142,7 +142,7 @@ def shared_length[Item](one: Sequence[Item], other: Sequence[Item]) -> int:
     return next((i for i, (ours, theirs) in pairs if ours != theirs), min(len(one), len(other)))
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of the text that begins the stop string."""
     lengths = range(min(len(text), len(stop) - 1), 0, -1)
     return next((length for length in lengths if text.endswith(stop[:length])), 0)

@@ -14,7 +14,7 @@ from redrafter_jax import TargetConfig, generate, load_target
 from redrafter_jax.checkpoints.real_models import RealModel
 from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.models.target import Target
-from redrafter_jax.text.tokenizer import load_tokenizer
+from redrafter_jax.text.tokenizer import read_tokenizer
 
 pytestmark = pytest.mark.long
 
@@ -109,5 +109,5 @@ def test_greedy_texts_are_pytorchs(
 
 
 def test_ids_of_10_000_lines_are_sentencepieces(path: Path, answers: dict[str, np.ndarray]) -> None:
-    encoded = load_tokenizer(path).encode_batch(mixed_lines(), add_special_tokens=False)
+    encoded = read_tokenizer(path).encode_batch(mixed_lines(), add_special_tokens=False)
     np.testing.assert_array_equal(digests(line.ids for line in encoded), answers["ids"])

@@ -34,6 +34,42 @@ def test_ids_are_those_of_the_reference_over_10_000_lines(kind: str) -> None:
     assert not differing, LINES[LINES_PER_DIGEST * differing[0] :][:LINES_PER_DIGEST]
 
 
+# What llama.cpp reads as the pattern of another name, with the model whose files state it.
+ALIASES = [
+    ("deepseek-r1-qwen", "qwen2"),  # DeepSeek-R1-Distill-Qwen
+    ("megrez", "qwen2"),
+    ("llama3", "llama-bpe"),  # Llama 3, converted early
+    ("llama-v3", "llama-bpe"),
+    ("falcon3", "llama-bpe"),
+    ("mellum", "gpt-2"),
+    ("phi-2", "gpt-2"),
+    ("olmo", "gpt-2"),
+    ("refact", "smollm"),  # Granite's code models
+    ("minerva-7b", "smollm"),
+]
+
+
+@pytest.mark.parametrize(("alias", "kind"), ALIASES)
+def test_other_names_of_a_pattern_are_that_pattern(alias: str, kind: str) -> None:
+    found = digests(line.ids for line in build(kind, pre=alias).encode_batch(LINES))
+    assert found == DIGESTS[kind]
+    bos = {"bos_token_id": 0, "add_bos_token": ...}
+    adds = kind == "llama-bpe"  # in llama.cpp's table too, where the header is silent
+    assert (build(kind, pre=alias, **bos).encode("the").ids[0] == 0) is adds
+
+
+def test_llama_3s_pattern_without_its_exceptions() -> None:
+    """`smaug-bpe`: Llama 3's pattern, but merges are followed and no token opens a text."""
+    plain, llama = (build("llama-bpe", pre=pre) for pre in ("smaug-bpe", "llama-bpe"))
+    assert json.loads(plain.to_str())["model"]["ignore_merges"] is False
+    assert json.loads(llama.to_str())["model"]["ignore_merges"] is True
+    assert plain.pre_tokenizer.pre_tokenize_str("It's 12345 now\n\n  x") == (
+        llama.pre_tokenizer.pre_tokenize_str("It's 12345 now\n\n  x")
+    )
+    opened = build("llama-bpe", pre="smaug-bpe", bos_token_id=0, add_bos_token=...)
+    assert opened.encode("the").ids[0] != 0
+
+
 @pytest.mark.parametrize("kind", ["smollm", "gpt-2", "llama-bpe", "llama", "gemma"])
 def test_text_comes_back(kind: str) -> None:
     """But for special tokens, which decoded text leaves out."""

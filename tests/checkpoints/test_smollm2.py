@@ -18,7 +18,7 @@ from redrafter_jax.checkpoints.real_models import SMOLLM2
 from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.models.target import Target
 from redrafter_jax.text.chat_template import encode_turns, end_tokens, load_template
-from redrafter_jax.text.tokenizer import load_tokenizer
+from redrafter_jax.text.tokenizer import read_tokenizer
 
 pytestmark = pytest.mark.long
 
@@ -51,7 +51,7 @@ def read(target: Target, tokens: Any) -> jax.Array:
 def test_prompts_are_written_by_the_files_template(
     path: Path, target: Target, answers: list[dict[str, np.ndarray]]
 ) -> None:
-    tokenizer = load_tokenizer(path)
+    tokenizer = read_tokenizer(path)
     template = load_template("tokenizer", path, tokenizer, "--chat-template ")
     turns = [[{"role": "user", "content": str(answer["question"])}] for answer in answers]
     for conversation, answer in zip(turns, answers, strict=True):

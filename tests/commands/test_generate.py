@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from engine_runs import WARM, decoded_alone
 from tiny_folders import PairFolders, add_template, character_tokenizer, decode, run_module
+from tokenizers import AddedToken
 
 from redrafter_jax import SamplingConfig
 from redrafter_jax.commands import options
@@ -89,15 +90,17 @@ def test_sampled_text_is_the_seeds_whatever_the_tree_and_the_devices(
     assert 1 + own + lookup == pytest.approx(length, abs=0.02)
 
 
+@pytest.mark.parametrize("special", [True, False])
 def test_a_message_is_written_as_the_template_does_and_its_answer_ends_with_its_token(
-    run_redrafter: Any, folders: PairFolders, habitual_target: Target, tmp_path: Path
+    run_redrafter: Any, folders: PairFolders, habitual_target: Target, tmp_path: Path, special: bool
 ) -> None:
     target = Path(add_template(Path(folders.target), tmp_path))
     (target / "chat_template.jinja").write_text(
         "{% for turn in messages %}{{ turn.content }}w{% endfor %}"
     )
     tokenizer = character_tokenizer()
-    tokenizer.add_special_tokens(["w"])
+    # The last one is beyond the target's vocabulary, and does no harm there.
+    tokenizer.add_tokens([AddedToken("w", special=special), AddedToken("[PAD]", special=True)])
     tokenizer.save(str(target / "tokenizer.json"))
     texts = [plain_text(habitual_target, "subwabcw", i, WARM) for i in range(20)]
     # A text that goes on after the token if it is let to.
@@ -110,6 +113,8 @@ def test_a_message_is_written_as_the_template_does_and_its_answer_ends_with_its_
     system = ["--system", "sub"]
     code, out, err = run_redrafter(*arguments_of(moved, *choice, *system, prompt="abc"))
     assert (code, out) == (0, whole.partition("w")[0] + "\n"), err
+    padded = arguments_of(moved, *choice, prompt="[PAD]")
+    assert "token 24, outside the vocabulary of 24 tokens" in run_redrafter(*padded)[2]
     # A special token has no text, and ends one all the same.
     raw = ["--chat-template", "none", "--stop", "w"]
     stopped = arguments_of(moved, *choice, *raw, prompt="subwabcw")
@@ -120,9 +125,12 @@ def test_a_message_is_written_as_the_template_does_and_its_answer_ends_with_its_
     ("more", "reason"),
     [
         (["--system", "be brief"], "--system is for conversations, and the prompt is continued as"),
-        (["--chat"], "has no chat template; save one beside it as chat_template.jinja."),
+        (["--chat"], "has no chat template; save one beside it as chat_template.jinja, or give"),
         (["--chat", "--chat-template", "vicuna_v1.1"], "has no such token"),
-        (["--chat", "--chat-template", "none"], "--chat asks for a chat template, and --chat-temp"),
+        (["--chat", "--chat-template", "none"], "--chat-template none continues the prompt as it"),
+        (["--template-arguments", "{x: 1}"], "'x' is an argument of a chat template, and texts "),
+        (["--template-arguments", "!!int ''"], "is given; it must be a mapping such as {enable"),
+        (["--chat-template", "vicunna"], "neither a file nor tokenizer nor a built-in (chatml, "),
         (["--mesh-model", "9"], "--mesh-model is 9; it must be from 1 to the 8 devices here."),
         (["--mesh-model", "4"], "model=4, which does not divide the target's num_key"),
         (["--temperature", "-1"], "--temperature is -1.0; it must be 0 or more"),

@@ -41,7 +41,8 @@ def test_a_help_and_a_start_need_no_jax(code: str) -> None:
 def test_decoding_costs_what_jax_and_flax_cost() -> None:
     own = {"redrafter_jax", "pallas_kernels", "annotated_types", "jaxtyping", "safetensors"}
     base = imported("import jax, flax.nnx") | own
-    # `tqdm` takes 20 ms; all else is of the standard library.
-    assert imported("from redrafter_jax import *") - base <= {*sys.stdlib_module_names, "tqdm"}
+    # `tqdm` takes 20 ms, `tokenizers` as long; all else is of the standard library.
+    allowed = {*sys.stdlib_module_names, "tqdm", "tokenizers"}
+    assert imported("from redrafter_jax import *") - base <= allowed
     commands = imported("import redrafter_jax.commands.generate") - base
-    assert commands <= {*sys.stdlib_module_names, "tqdm", "tokenizers"}
+    assert commands <= allowed

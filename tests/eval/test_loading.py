@@ -35,7 +35,7 @@ def test_prompts_are_asked_in_the_template_that_the_tokenizer_brings_unless_told
     settings: dict[str, Any], pair_settings: dict[str, Any]
 ) -> None:
     cases: list[tuple[dict[str, Any], str, list[str]]] = [
-        ({}, f"the tokenizer of {settings['target']}", [f"{text}\n" for text in PROMPTS]),
+        ({}, "the target's tokenizer", [f"{text}\n" for text in PROMPTS]),
         ({"chat_template": "none"}, "none", PROMPTS),
         # A target without a template.
         ({"target": pair_settings["target"]}, "none", PROMPTS),

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from mixed_lines import mixed_lines
 from tiny_folders import byte_tokenizer
 from tokenizers import Tokenizer, processors
 
@@ -59,6 +60,36 @@ def write_tokenizer(folder: Path, template: str | None = CHATML) -> Path:
         settings["chat_template"] = template
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
+
+
+def auto_tokenizer(folder: Path) -> Any:
+    """What transformers makes of a folder."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(folder))
+
+
+def write_sentencepiece(folder: Path) -> Any:
+    """`tokenizer.model` as Llama 2, Vicuna and Mistral were first published; its own encoder."""
+    import sentencepiece
+
+    folder.mkdir()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(mixed_lines()[:3000]),
+        model_prefix=str(folder / "tokenizer"),
+        vocab_size=1200,
+        model_type="bpe",
+        byte_fallback=True,
+        character_coverage=0.98,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        minloglevel=2,
+    )
+    (folder / "tokenizer.vocab").unlink()
+    roles = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "legacy": False}
+    settings = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "add_eos_token": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | roles))
+    return sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
 
 
 def write_lines(path: Path, *records: object) -> str:

@@ -19,6 +19,7 @@ from tiny_folders import byte_tokenizer
 
 from redrafter_jax.errors import InputError
 from redrafter_jax.requests import token_lists
+from redrafter_jax.text.chat_formats import FORMATS
 from redrafter_jax.text.chat_template import (
     NO_TEMPLATE,
     ChatTemplate,
@@ -26,7 +27,6 @@ from redrafter_jax.text.chat_template import (
     encode_turns,
     end_tokens,
     load_template,
-    render_vicuna,
 )
 
 
@@ -35,13 +35,15 @@ def load(target: Path, name: Any = "tokenizer", **options: Any) -> Any:
 
 
 def test_vicuna_is_written_as_published() -> None:
-    assert render_vicuna(TURNS, False) == (
+    assert FORMATS["vicuna_v1.1"].render(TURNS, False) == (
         "A chat between a curious user and an artificial intelligence assistant. The assistant "
         "gives helpful, detailed, and polite answers to the user's questions. USER: Hi ASSISTANT: "
         "Hello</s>USER: Bye ASSISTANT: Ciao</s>"
     )
     system = {"role": "system", "content": "Be brief."}
-    assert render_vicuna([system, *TURNS[:1]], True) == "Be brief. USER: Hi ASSISTANT:"
+    assert (
+        FORMATS["vicuna_v1.1"].render([system, *TURNS[:1]], True) == "Be brief. USER: Hi ASSISTANT:"
+    )
     # An answer begins after a space and ends with its token.
     template = load(Path("any"), "vicuna_v1.1")
     assert (template.gap, template.end, template.adds_special_tokens) == (" ", "</s>", True)
@@ -54,12 +56,12 @@ def test_the_tokenizers_own_template_gets_its_arguments(tmp_path: Path) -> None:
         "calm<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     )
     assert (template.gap, template.end, template.adds_special_tokens) == ("", "</s>", False)
-    assert template.name == f"the tokenizer of {folder}"
+    assert template.name == "the target's tokenizer"
 
 
 def test_a_template_is_taken_where_the_tokenizer_brings_one(tmp_path: Path) -> None:
     own = write_tokenizer(tmp_path / "own")
-    assert load(own, None).name == f"the tokenizer of {own}"
+    assert load(own, None).name == "the target's tokenizer"
     assert load(own, "none") is NO_TEMPLATE
     assert load(own, "vicuna_v1.1").end == "</s>"
     without = write_tokenizer(tmp_path / "without", template=None)
@@ -97,12 +99,21 @@ def test_what_transformers_makes_of_turns_is_a_prompt(tmp_path: Path) -> None:
 
 def test_a_missing_template_or_token_is_named_with_the_way_out(tmp_path: Path) -> None:
     folder = write_tokenizer(tmp_path, None)
-    with pytest.raises(InputError, match=r"no chat template; .*use --chat-template vicuna_v1\.1\."):
+    sentence = (
+        r"no chat template; save one beside it as chat_template\.jinja, or give a file of one by "
+        r"--chat-template FILE, or a built-in by --chat-template chatml or llama2 or mistral_v0\.1 "
+        r"or vicuna_v1\.1 or zephyr\.$"
+    )
+    with pytest.raises(InputError, match=sentence):  # those whose tokens the tokenizer has
         load(folder)
-    with pytest.raises(InputError, match="ends answers with '</s>', but the tokenizer of x has no"):
+    with pytest.raises(InputError, match="is written with '</s>', but the tokenizer of x has no"):
         load_template("vicuna_v1.1", Path("x"), byte_tokenizer(), "--chat-template ")
-    with pytest.raises(InputError, match=r"beside it as chat_template\.jinja\.$"):
+    with pytest.raises(InputError, match=r"give a file of one by --chat-template FILE\.$"):
         load_template("tokenizer", folder, byte_tokenizer(), "--chat-template ")
+    with pytest.raises(
+        InputError, match=r"^--chat-template vicunna is neither a file nor .*chatml"
+    ):
+        load(folder, "vicunna")
 
 
 def test_code_that_comes_with_a_tokenizer_is_never_run(

@@ -35,7 +35,7 @@ CASES: dict[type[BaseModel], tuple[dict[str, Any], list[tuple[dict[str, Any], st
             (source(folder=".", exclude=["a**/b.py"]), r"has '\*\*' beside other letters"),
             (
                 {"chat_template": "vicuna_v1.1", "template_arguments": {"enable_thinking": False}},
-                "template_arguments are for the tokenizer's template",
+                "template_arguments are for templates in Jinja",
             ),
         ],
     ),

@@ -33,7 +33,7 @@ from redrafter_jax.config import DraftConfig, DrafterConfig, TargetConfig
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.generation import generate
 from redrafter_jax.models.target import Target, init_target
-from redrafter_jax.text.tokenizer import load_tokenizer
+from redrafter_jax.text.tokenizer import read_tokenizer
 from train.step import train_step
 from train.trial import Trial, try_drafter
 
@@ -160,7 +160,7 @@ def test_the_drafter_is_tried_and_the_best_is_kept(
     result = generate(
         load_target(target_folder, "float32"),
         load_drafter(output / "best", "float32"),
-        [load_tokenizer(target_folder).encode(text).ids for text in texts],
+        [read_tokenizer(target_folder).encode(text).ids for text in texts],
         max_new_tokens=12,
         draft=DraftConfig(**draft),
         eos_token_ids=(),

@@ -40,7 +40,7 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.text.chat_template import NO_TEMPLATE
 from redrafter_jax.text.prompts import PromptEncoding, encode_prompts, read_prompts
-from redrafter_jax.text.tokenizer import load_tokenizer
+from redrafter_jax.text.tokenizer import read_tokenizer
 from tools.apple.process import SIDES, apple_command, in_turns, start, versions_of
 from tools.apple.traces import Decoded, apple_tree, compare_traces, read_apple, trace_ours
 
@@ -164,7 +164,7 @@ def main(words: Sequence[str]) -> None:
     target = load_target(arguments.target, "float32")
     drafter = load_drafter(arguments.drafter, "float32")
     tokens = arguments.max_new_tokens
-    tokenizer, positions = load_tokenizer(arguments.target), target.config.position_limit
+    tokenizer, positions = read_tokenizer(arguments.target), target.config.position_limit
     how = PromptEncoding(NO_TEMPLATE, tokenizer, (), tokens, positions)
     prompts = encode_prompts(how, read_prompts(arguments.prompts, turns=1)).rows
     pairs = itertools.product(arguments.beam_widths, arguments.draft_rounds)

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.text.chat_template import ChatTemplate
-from redrafter_jax.text.tokenizer import load_tokenizer
+from redrafter_jax.text.tokenizer import read_tokenizer
 
 from .chat import Rendered, load_template, mask_answers, render_chat
 from .files import read_raw
@@ -64,7 +64,7 @@ def load_own_tokenizer(settings: DataSettings, target: Path, config: TargetConfi
       InputError: the tokenizer does not fit the target, rows are longer than the target has
         positions, or the target states no end token.
     """
-    tokenizer = load_tokenizer(target)
+    tokenizer = read_tokenizer(target)
     if tokenizer.get_vocab_size() > config.vocab_size:
         raise InputError(
             f"{target} has a tokenizer of {tokenizer.get_vocab_size()} tokens and a model of "

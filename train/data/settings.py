@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from redrafter_jax.settings.files import Settings
-from redrafter_jax.text.chat_template import TemplateName
+from redrafter_jax.text.chat_formats import FORMATS
 
 from .types import Format
 
@@ -95,8 +95,9 @@ class SourceSettings(Settings):
 class DataSettings(Settings):
     """The sources, and how their records become rows of `sequence_length` tokens.
 
-    `chat_template` renders conversations: the tokenizer's own, or the built-in one of Vicuna v1.1.
-    `template_arguments` are handed to the tokenizer's template, such as `enable_thinking: false`.
+    `chat_template` renders conversations: the tokenizer's own, a file of Jinja, or a built-in:
+    chatml, gemma, llama2, llama3, mistral, mistral_v0.1, vicuna_v1.1, zephyr.
+    `template_arguments` are handed to the template, such as `enable_thinking: false`.
     `train_turns` says which of the assistant's turns carry loss; `last` also ends the conversation
     there.
 
@@ -108,7 +109,7 @@ class DataSettings(Settings):
     sources: list[SourceSettings] = Field(min_length=1)
     sequence_length: PositiveInt
     shuffle_seed: NonNegativeInt = 0
-    chat_template: TemplateName = "tokenizer"
+    chat_template: str = "tokenizer"
     template_arguments: dict[str, Any] = {}
     train_turns: Literal["all", "last"] = "all"
     long_records: Literal["cut", "refuse"] = "cut"
@@ -117,9 +118,9 @@ class DataSettings(Settings):
 
     @model_validator(mode="after")
     def _read_arguments(self) -> "DataSettings":
-        if self.template_arguments and self.chat_template != "tokenizer":
+        if self.template_arguments and self.chat_template in FORMATS:
             raise ValueError(
-                f"template_arguments are for the tokenizer's template, not {self.chat_template}; "
+                f"template_arguments are for templates in Jinja, not {self.chat_template}; "
                 "leave them out"
             )
         return self

@@ -22,7 +22,7 @@ from redrafter_jax.config import Dtype, TargetConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.settings.files import load_settings
 from redrafter_jax.text.chat_template import NO_TEMPLATE, load_template
-from redrafter_jax.text.tokenizer import load_tokenizer
+from redrafter_jax.text.tokenizer import read_tokenizer
 
 from ..config import TrainSettings
 from ..data.report import print_line
@@ -127,7 +127,7 @@ def _run_stages(plan: FitPlan, folder: Path, config: TargetConfig, console: Cons
     head = folder / "run" / "drafter"
     print_line(console, f"the head: {head}, {minutes:.1f} min after the probe; to try it:")
     target = plan.asked.target
-    chats = load_template(None, target, load_tokenizer(target), "") is not NO_TEMPLATE
+    chats = load_template(None, target, read_tokenizer(target), "") is not NO_TEMPLATE
     command = ["chat"] if chats else ["generate", "--prompt", "Once upon a time"]
     models = ["--target", target, "--drafter", str(head)]
     words = [*command, *models, "--beam-width", str(_TREE["beam_width"])]
@@ -225,7 +225,7 @@ def _hold_out(plan: FitPlan, folder: Path) -> int:
     rows = read_rows(folder / "written.jsonl")
     seeds = list(dict.fromkeys(row["seed"] for row in rows))
     held_out = set(seeds[: plan.prompts])
-    tokenizer = load_tokenizer(plan.asked.target)
+    tokenizer = read_tokenizer(plan.asked.target)
     prompts = [
         row["questions"][0]
         if row.get("questions")

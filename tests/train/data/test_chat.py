@@ -1,5 +1,7 @@
 """Conversations as their templates write them, and the tokens that the assistant writes."""
 
+import dataclasses
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +14,17 @@ from chat_folders import (
     TURNS,
     chat_tokenizer,
     data_settings,
+    write_sentencepiece,
     write_tokenizer,
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from places import ROOT
 
 from redrafter_jax.errors import InputError
-from redrafter_jax.text.chat_template import ChatTemplate, Turn, render_vicuna
+from redrafter_jax.text.chat_formats import FORMATS
+from redrafter_jax.text.chat_template import ChatTemplate, Turn
+from redrafter_jax.text.tokenizer import read_tokenizer
 from train.data.chat import load_template
 from train.data.documents import encode_records
 from train.data.settings import DataSettings
@@ -60,7 +66,7 @@ def test_vicunas_answers_and_their_end_carry_loss() -> None:
     assert learnt(document) == " Hello</s>| Ciao</s>"
     assert isinstance(document, Document)
     whole = chat_tokenizer().decode(document.tokens.tolist(), skip_special_tokens=False)
-    assert whole == "<s>" + render_vicuna(TURNS, False)
+    assert whole == "<s>" + FORMATS["vicuna_v1.1"].render(TURNS, False)
 
 
 def slow_mask(tokens: list[int]) -> list[bool]:
@@ -136,3 +142,24 @@ def test_a_template_gets_its_arguments_and_may_refuse(tmp_path: Path) -> None:
         assert skip.reason == "the chat template refuses the turns"
         assert fault in skip.detail
     assert isinstance(encode(load_template(OWN, folder, chat_tokenizer()), TURNS), Document)
+
+
+def test_the_template_of_the_documentation_lets_every_answer_carry_loss(tmp_path: Path) -> None:
+    (page,) = re.findall(r"```jinja\n(.*?)```", (ROOT / "docs" / "chat.md").read_text(), re.DOTALL)
+    folder = tmp_path / "target"
+    write_sentencepiece(folder)
+    (folder / "chat_template.jinja").write_text(page)
+    tokenizer = read_tokenizer(folder)
+    template = load_template(OWN, folder, tokenizer)
+    said = ["Hello there", "2", "if x:\n    y", "Ciao."]
+    turns = [turn | {"content": text} for turn, text in zip(TURNS, said, strict=True)]
+    config = dataclasses.replace(CONFIG, vocab_size=tokenizer.get_vocab_size())
+    records = [Chat("rows.jsonl, line 1", turns)]
+    (document,) = encode_records(records, OWN, tokenizer, config, lambda: template)
+    assert isinstance(document, Document)
+    assert document.tokens[0] == tokenizer.token_to_id("<s>")
+    assert list(document.tokens).count(1) == 1
+    learnt = tokenizer.decode(
+        document.tokens[document.loss_mask].tolist(), skip_special_tokens=False
+    )
+    assert learnt == "2</s>\nCiao.</s>\n"

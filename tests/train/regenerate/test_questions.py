@@ -7,7 +7,8 @@ import pytest
 import regenerated
 from chat_folders import END, IM_END, SPECIAL, chat_tokenizer
 
-from redrafter_jax.text.chat_template import ChatTemplate, Turn, render_vicuna
+from redrafter_jax.text.chat_formats import FORMATS
+from redrafter_jax.text.chat_template import ChatTemplate, Turn
 from train.config import RegenerateSettings
 from train.regenerate.conversations import Conversation, Exchange, Row, TurnEncoder
 from train.regenerate.questions import (
@@ -51,7 +52,7 @@ def as_template(render: Callable[[list[Turn], bool], str]) -> ChatTemplate:
         (chatml, UserTurn("<s><|im_start|>user\n", "<|im_end|>", IM_END, SPECIAL)),
         (llama_2, UserTurn("<s>[INST]", "[/INST]", None, (*SPECIAL, "[INST]"), " ")),
         (
-            render_vicuna,
+            FORMATS["vicuna_v1.1"].render,
             UserTurn(
                 "A chat between a curious user and an artificial intelligence assistant. The "
                 "assistant gives helpful, detailed, and polite answers to the user's questions. "

@@ -1,0 +1,83 @@
+"""What a target reasons before it answers, told from the answer while both are decided."""
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+
+from redrafter_jax.text.chat_template import THINKING
+from redrafter_jax.text.text_stream import overlap
+
+_OPENS, _CLOSES = THINKING
+# Tokens of a prompt whose text ends with the mark, if it does.
+_TAIL = 16
+
+
+def opens_reasoning(tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
+    """Whether the template has opened the reasoning, so that the target goes on within it."""
+    tail = tokenizer.decode(list(prompt[-_TAIL:]), skip_special_tokens=False)
+    return tail.rstrip().endswith(_OPENS)
+
+
+class ReasoningSplit:
+    """Text in, reasoning and answer out, without the marks between them and the spaces there.
+
+    Reasoning comes first or not at all: a mark within an answer is text like any other.
+
+    Args:
+      opened: whether the text begins within the reasoning.
+
+    Attributes:
+      reasons: whether what comes is reasoning, as far as is known.
+      tokens: that belonged to reasoning, marks included.
+    """
+
+    def __init__(self, opened: bool) -> None:
+        self.reasons = opened
+        self.tokens = 0
+        self._undecided = not opened  # whether it begins with the mark
+        self._trims = True  # spaces after a mark
+        self._held = ""
+        self._new = 0  # tokens that are not counted yet
+
+    def push(self, text: str) -> tuple[str, str]:
+        """What the text of one token adds to reasoning and answer."""
+        self._new += 1
+        reasoned, pair = self.reasons, self._take(text)
+        if not self._undecided:
+            self.tokens += self._new if reasoned or self.reasons else 0
+            self._new = 0
+        return pair
+
+    def finish(self) -> tuple[str, str]:
+        """What was held back."""
+        held, self._held = self._held, ""
+        return (held, "") if self.reasons else ("", held)
+
+    def _take(self, text: str) -> tuple[str, str]:
+        text, self._held = self._held + text, ""
+        if self._undecided:
+            begun = text.lstrip()
+            if not begun.startswith(_OPENS):
+                if _OPENS.startswith(begun):
+                    self._held = text
+                    return "", ""
+                self._undecided = self._trims = False
+                return "", text
+            self._undecided, self.reasons = False, True
+            text = begun.removeprefix(_OPENS)
+        if not self.reasons:
+            return "", self._trim(text)
+        before, closed, after = text.partition(_CLOSES)
+        if closed:
+            reasoning = self._trim(before).rstrip()
+            self.reasons, self._trims = False, True
+            return reasoning, self._trim(after)
+        # Spaces before the mark are none of the reasoning.
+        shown = text[: len(text) - overlap(text, _CLOSES)].rstrip()
+        self._held = text[len(shown) :]
+        return self._trim(shown), ""
+
+    def _trim(self, text: str) -> str:
+        kept = text.lstrip() if self._trims else text
+        self._trims = self._trims and not kept
+        return kept

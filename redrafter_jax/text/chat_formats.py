@@ -1,0 +1,139 @@
+"""Chat formats that are built in, as data: what stands around the turns of a conversation."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from tokenizers import Tokenizer
+
+
+class ChatFormat(NamedTuple):
+    """A chat format; `{}` is where a turn's text stands.
+
+    Attributes:
+      user: around what the user says.
+      opening: of an answer.
+      closing: of an answer that ends.
+      tokens: that the tokenizer must have; the last ends an answer.
+      system: around a system turn, or with two places around it and what the user says first.
+      begin: before the first turn; None where the tokenizer adds its own.
+      gap: between the opening and an answer, which the target writes itself.
+      strips: whether outer spaces of turns are left out.
+      default_system: where no system turn is given.
+    """
+
+    user: str
+    opening: str
+    closing: str
+    tokens: tuple[str, ...]
+    system: str
+    begin: str | None = ""
+    gap: str = ""
+    strips: bool = False
+    default_system: str | None = None
+
+    def render(self, turns: Sequence[dict[str, Any]], opens: bool) -> str:
+        """The conversation as text, with the opening of an answer behind it if asked for.
+
+        Raises:
+          ValueError: after an optional system turn, user and assistant do not take turns.
+        """
+        system, rest, text = self.default_system, turns, self.begin or ""
+        if turns and turns[0]["role"] == "system":
+            system, rest = turns[0]["content"], turns[1:]
+        within = self.system.count("{}") == 2
+        if system is not None and not within:
+            text += self.system.format(self._own(system))
+        for index, turn in enumerate(rest):
+            due = ("user", "assistant")[index % 2]
+            if turn["role"] != due:
+                raise ValueError(f"a turn is of {turn['role']!r} where one of {due!r} is due")
+            said = self._own(turn["content"])
+            if due == "assistant":
+                text += f"{self.opening}{self.gap}{said}{self.closing}"
+                continue
+            if within and system is not None and index == 0:
+                said = self.system.format(self._own(system), said)
+            text += self.user.format(said)
+        return text + self.opening if opens else text
+
+    def missing(self, tokenizer: Tokenizer) -> list[str]:
+        """Those of its tokens that a tokenizer lacks."""
+        return [token for token in self.tokens if tokenizer.token_to_id(token) is None]
+
+    def _own(self, text: str) -> str:
+        return text.strip() if self.strips else text
+
+
+FORMATS = {
+    "chatml": ChatFormat(
+        user="<|im_start|>user\n{}<|im_end|>\n",
+        opening="<|im_start|>assistant\n",
+        closing="<|im_end|>\n",
+        tokens=("<|im_start|>", "<|im_end|>"),
+        system="<|im_start|>system\n{}<|im_end|>\n",
+    ),
+    "gemma": ChatFormat(
+        user="<start_of_turn>user\n{}<end_of_turn>\n",
+        opening="<start_of_turn>model\n",
+        closing="<end_of_turn>\n",
+        tokens=("<bos>", "<start_of_turn>", "<end_of_turn>"),
+        system="{}\n\n{}",
+        begin="<bos>",
+        strips=True,
+    ),
+    "llama2": ChatFormat(
+        user="<s>[INST] {} [/INST]",
+        opening="",
+        closing=" </s>",
+        tokens=("<s>", "</s>"),
+        system="<<SYS>>\n{}\n<</SYS>>\n\n{}",
+        gap=" ",
+        strips=True,
+    ),
+    "llama3": ChatFormat(
+        user="<|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|>",
+        opening="<|start_header_id|>assistant<|end_header_id|>\n\n",
+        closing="<|eot_id|>",
+        tokens=("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+        system="<|start_header_id|>system<|end_header_id|>\n\n{}<|eot_id|>",
+        begin="<|begin_of_text|>",
+        strips=True,
+    ),
+    # Of v0.3 and later, whose tokenizers have tokens for it, and of v0.1 and v0.2.
+    "mistral": ChatFormat(
+        user="[INST] {}[/INST]",
+        opening="",
+        closing="</s>",
+        tokens=("<s>", "[INST]", "[/INST]", "</s>"),
+        system="{}\n\n{}",
+        begin="<s>",
+        gap=" ",
+    ),
+    "mistral_v0.1": ChatFormat(
+        user="[INST] {} [/INST]",
+        opening="",
+        closing="</s>",
+        tokens=("<s>", "</s>"),
+        system="{}\n\n{}",
+        begin="<s>",
+        gap=" ",
+    ),
+    "vicuna_v1.1": ChatFormat(
+        user="USER: {} ",
+        opening="ASSISTANT:",
+        closing="</s>",
+        tokens=("</s>",),
+        system="{} ",
+        begin=None,
+        gap=" ",
+        default_system="A chat between a curious user and an artificial intelligence assistant. "
+        "The assistant gives helpful, detailed, and polite answers to the user's questions.",
+    ),
+    "zephyr": ChatFormat(
+        user="<|user|>\n{}</s>\n",
+        opening="<|assistant|>\n",
+        closing="</s>\n",
+        tokens=("</s>",),
+        system="<|system|>\n{}</s>\n",
+    ),
+}

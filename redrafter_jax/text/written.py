@@ -1,0 +1,84 @@
+"""Prompts that are conversations or texts, and new tokens as texts, for callers in Python."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tokenizers import Tokenizer
+
+from redrafter_jax.errors import InputError
+from redrafter_jax.text.chat_template import end_tokens, template_of
+
+
+class Written(NamedTuple):
+    """What a tokenizer makes of prompts.
+
+    Attributes:
+      prompts: conversations and texts as token ids, all else as given.
+      end_tokens: that end an answer, as far as the tokenizer states them.
+      decode: from token ids to text.
+    """
+
+    prompts: Any
+    end_tokens: tuple[int, ...]
+    decode: Callable[[list[int]], str]
+
+
+def is_written(prompts: Any) -> bool:
+    """Whether it is a text or a conversation, or a list that holds one."""
+    return _is_one(prompts) or (_is_list(prompts) and any(map(_is_one, prompts)))
+
+
+def read_written(prompts: Any, tokenizer: Any, eos_token_ids: Sequence[int]) -> Written:
+    """Prompts as a tokenizer and its chat template write them, one conversation or text or many.
+
+    Args:
+      prompts: as `generate` takes them.
+      tokenizer: from `load_tokenizer`, or another fast one of transformers.
+      eos_token_ids: the target's.
+
+    Raises:
+      InputError: it is no such tokenizer, or its chat template refuses a conversation.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if not isinstance(backend, Tokenizer):
+        raise InputError(f"tokenizer is {tokenizer!r:.40}; give what load_tokenizer returns.")
+    if _is_one(prompts):
+        prompts = [prompts]
+    own = tokenizer.eos_token_id
+    ends = (*eos_token_ids, *([] if own is None else [own]))
+    if not is_written(prompts):
+        return Written(prompts, ends, backend.decode)
+    conversations = [prompt for prompt in prompts if _is_conversation(prompt)]
+    if conversations:
+        if tokenizer.chat_template is None:
+            raise InputError(
+                "tokenizer has no chat template; set its chat_template, or give texts or token ids."
+            )
+        ends = end_tokens(template_of(tokenizer), backend, ends, conversations)
+    rows = [_read(prompt, tokenizer) if _is_one(prompt) else prompt for prompt in prompts]
+    return Written(rows, tuple(dict.fromkeys(ends)), backend.decode)
+
+
+def _read(prompt: Any, tokenizer: Any) -> list[int]:
+    if isinstance(prompt, str):
+        return tokenizer(prompt)["input_ids"]
+    try:
+        return tokenizer.apply_chat_template(
+            list(prompt), add_generation_prompt=True, return_dict=False
+        )
+    except Exception as error:  # a template is a program of its own
+        raise InputError(
+            f"The tokenizer's chat template refuses the turns: {' '.join(str(error).split())}"
+        ) from None
+
+
+def _is_one(prompt: Any) -> bool:
+    return isinstance(prompt, str) or _is_conversation(prompt)
+
+
+def _is_conversation(prompt: Any) -> bool:
+    return _is_list(prompt) and isinstance(prompt[0], Mapping) and "role" in prompt[0]
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes) and len(value) > 0
