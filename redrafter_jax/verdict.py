@@ -18,7 +18,7 @@ Kind = Literal["faster", "slower", "no difference", "too little data"]
 class Texts(NamedTuple):
     """The baseline's texts: how many, how many repeat themselves, how many end at once."""
 
-    count: int
+    total: int
     repeating: int = 0
     short: int = 0
 
@@ -103,13 +103,13 @@ def describe_tree(draft: DraftConfig | None) -> str:
 
 def _too_little(ways: Sequence[Way], texts: Texts) -> str:
     """Why nothing can be told; empty if it can."""
-    if texts.count < FEWEST_TEXTS:
-        return f"{_count(texts.count, 'text')}, and {FEWEST_TEXTS} are the fewest"
-    if 2 * texts.short >= texts.count:
-        return f"{texts.short} of {texts.count} answers end within a few tokens"
-    if 2 * texts.repeating >= texts.count:
+    if texts.total < FEWEST_TEXTS:
+        return f"{_count(texts.total, 'text')}, and {FEWEST_TEXTS} are the fewest"
+    if 2 * texts.short >= texts.total:
+        return f"{texts.short} of {texts.total} answers end within a few tokens"
+    if 2 * texts.repeating >= texts.total:
         return (
-            f"{texts.repeating} of {texts.count} texts repeat themselves, which any drafter guesses"
+            f"{texts.repeating} of {texts.total} texts repeat themselves, which any drafter guesses"
         )
     if not any(way.speedup for way in ways):
         return "no text goes on beyond its first token"

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
+from redrafter_jax.acceptance import repeats_itself
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.serving.messages import Request
@@ -39,8 +40,6 @@ from .session import JsonRows, Session
 
 # Fewest tokens of a question.
 _FEWEST_TOKENS = 4
-# So many tokens or more repeat themselves if less than this share of their n-grams is distinct.
-_LOOP_TOKENS, _NGRAM, _DISTINCT = 16, 4, 0.5
 # The run stops after so many dropped conversations in a row.
 MOST_DROPPED = 256
 
@@ -284,14 +283,6 @@ def read_question(
 def answer_fault(answer: Sequence[int]) -> str | None:
     """Why an answer is left out."""
     return "an answer that repeats itself" if repeats_itself(answer) else None
-
-
-def repeats_itself(tokens: Sequence[int]) -> bool:
-    """Whether these are 16 tokens or more, and less than half of their 4-grams are distinct."""
-    if len(tokens) < _LOOP_TOKENS:
-        return False
-    ngrams = list(zip(*(tokens[start:] for start in range(_NGRAM)), strict=False))
-    return len(set(ngrams)) < _DISTINCT * len(ngrams)
 
 
 def _join_ids(tokens: Sequence[int]) -> str:
