@@ -20,7 +20,6 @@ from redrafter_jax.checkpoints.huggingface import (
     load_target_config,
     load_target_without_layers,
 )
-from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.errors import InputError
@@ -77,10 +76,8 @@ def set_up(settings: TrainSettings, console: Console) -> Run:
     With features the target's layers are not loaded, unless the drafter is tried.
 
     Raises:
-      InputError: the target, the data or the features do not fit the settings, or the folder cannot
-        be made.
+      InputError: the target, the data or the features do not fit the settings.
     """
-    make_folder(settings.output_dir, "output_dir")
     mesh = settings.mesh.build()
     check_rows(settings.optimizer.batch_size, mesh, "optimizer.batch_size")
     if settings.acceptance:
