@@ -22,6 +22,20 @@ class Texts(NamedTuple):
     repeating: int = 0
     short: int = 0
 
+    @property
+    def fault(self) -> str:
+        """Why they tell nothing of a head; empty if they do."""
+        if self.total < FEWEST_TEXTS:
+            return f"{self.total} text{'s' * (self.total != 1)}, and {FEWEST_TEXTS} are the fewest"
+        if 2 * self.short >= self.total:
+            return f"{self.short} of {self.total} answers end within a few tokens"
+        if 2 * self.repeating >= self.total:
+            return (
+                f"{self.repeating} of {self.total} texts repeat themselves, which any drafter "
+                "guesses"
+            )
+        return ""
+
 
 class Way(NamedTuple):
     """A way of drafting, measured beside the baseline.
@@ -76,7 +90,8 @@ def judge(ways: Sequence[Way], texts: Texts) -> Verdict:
     and the head do alone, if that was measured.
     """
     best = max(ways, key=lambda way: way.median)
-    if fault := _too_little(ways, texts):
+    untimed = "" if any(way.speedup for way in ways) else "no text goes on beyond its first token"
+    if fault := texts.fault or untimed:
         return Verdict("too little data", best, f"Too little data to tell: {fault}")
     assert best.speedup is not None
     low, _, high = best.speedup
@@ -99,21 +114,6 @@ def describe_tree(draft: DraftConfig | None) -> str:
     if draft.lookup_tokens:
         words.append(f"C={draft.lookup_tokens}")
     return " ".join([*words, *["rerank"] * draft.rerank])
-
-
-def _too_little(ways: Sequence[Way], texts: Texts) -> str:
-    """Why nothing can be told; empty if it can."""
-    if texts.total < FEWEST_TEXTS:
-        return f"{_count(texts.total, 'text')}, and {FEWEST_TEXTS} are the fewest"
-    if 2 * texts.short >= texts.total:
-        return f"{texts.short} of {texts.total} answers end within a few tokens"
-    if 2 * texts.repeating >= texts.total:
-        return (
-            f"{texts.repeating} of {texts.total} texts repeat themselves, which any drafter guesses"
-        )
-    if not any(way.speedup for way in ways):
-        return "no text goes on beyond its first token"
-    return ""
 
 
 def _describe(way: Way) -> str:
@@ -145,7 +145,3 @@ def _describe_others(ways: Sequence[Way], best: Way) -> str:
         if own and (has_head != best.has_head or best.lookup_share):
             found.append(f", {words} {max(own):.2f}")
     return "".join(found)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"

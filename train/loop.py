@@ -198,7 +198,8 @@ def try_position(run: Run, position: Position) -> tuple[Position, dict[str, floa
     trained = Model(run.drafter.config, run.drafter.graphdef, position.state.params, run.mesh)
     tried = try_drafter(run.trial, run.target, trained)
     measured = tried["acceptance_length"]
-    best = keep_best(run.trial, position.best, position.step, measured, trained)
+    texts = [int(tried.get(f"trial/{name}", 0)) for name in ("texts", "repeating", "short")]
+    best = keep_best(run.trial, position.best, position.step, measured, trained, texts)
     return position._replace(best=best), tried
 
 
