@@ -210,10 +210,8 @@ def describe_best(best: Best | None, settings: TrainSettings) -> str:
     texts = Texts(best.texts, best.repeating, best.short)
     if trial.draft.lookup_tokens:
         looked_up = f"acceptance.draft has lookup_tokens={trial.draft.lookup_tokens}"
-        return (
-            f"Too little data to tell: {looked_up}, and what prompt lookup gains is not the head's; "
-            f"{compare}"
-        )
+        gain = "and what lookup gains is not the head's"
+        return f"Too little data to tell: {looked_up}, {gain}; {compare}"
     if texts.fault:
         return (
             f"Too little data to tell: the head was tried on {texts.fault}; give acceptance other "
