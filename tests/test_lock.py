@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from places import ROOT
@@ -15,6 +16,7 @@ from redrafter_jax.lock import hold
 HOLDS = """
 import sys, time
 from pathlib import Path
+from typing import Any
 from redrafter_jax.lock import hold
 with hold(Path(sys.argv[1]), "output_dir"):
     print("held", flush=True)
@@ -54,3 +56,10 @@ def test_a_file_is_held_by_itself_and_again_after_an_error(tmp_path: Path) -> No
         raise RuntimeError
     with hold(one, "output"):
         pass
+
+
+def test_a_second_fit_in_a_folder_is_refused(tmp_path: Path, run_redrafter: Any) -> None:
+    with hold(tmp_path, "OUTPUT"):
+        code, _, told = run_redrafter("fit", "any", str(tmp_path), "--minutes", "9")
+    assert (code, told.count("\n")) == (2, 1)
+    assert told.startswith(f"error: OUTPUT {tmp_path} is in use by process {os.getpid()} of ")
