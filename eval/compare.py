@@ -31,7 +31,7 @@ from .compare_tables import LEGEND, markdown, prompts_of, tables
 from .config import CompareSettings
 from .loading import bind, open_target, read_questions
 from .measured import Measured, open_measured
-from .metrics import answer_lines
+from .metrics import answer_lines, judge_case, lookup_lines
 from .plan import call_bytes, draft_bytes, embedding_bytes
 from .report import describe_device, describe_sampling, describe_versions, show, write_report
 
@@ -83,10 +83,15 @@ def compare(settings: CompareSettings) -> None:
         return
     per_token = rows * _cache_bytes(target, settings.dtype)
     summaries = []
+    drafts = {
+        name: (drafting.draft, drafting.drafter is not None)
+        for name, drafting in settings.drafters.items()
+    }
     for index, sampling in enumerate(settings.samplings):
         turns = [turn for turn in measured.turns[index] if turn.repeat < settings.repeats]
         summary = speed.summarize(asked[index], settings.batch_size, turns)
         _add_costs(summary, methods, weights, per_token)
+        summary["verdict"] = judge_case(summary, drafts)
         described = describe_sampling(sampling)
         summaries.append({"sampling": asdict(sampling), "described": described, **summary})
     measures = {
@@ -107,12 +112,14 @@ def compare(settings: CompareSettings) -> None:
     notes = [
         f"{case['described']}: {line}"
         for case in summaries
-        for line in answer_lines(case["answers"])
+        for line in (*answer_lines(case["answers"]), *lookup_lines(case["verdict"]))
     ]
     if before:
         notes.append(f"Of earlier runs, from {measured.path}: {before}.")
     shown = [table for case in summaries for table in tables(case)]
     show(path, title, *notes, *shown, LEGEND, f"The page: {page}", f"The chart: {chart}")
+    for case in summaries:
+        print(f"{case['described']}: {case['verdict']['sentence']}")
 
 
 def _identify(

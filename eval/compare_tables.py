@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 
 from . import speed
-from .metrics import answer_lines
+from .metrics import answer_lines, lookup_lines
 from .report import make_table, number
 
 _ALL = "all prompts"
@@ -29,13 +29,18 @@ def markdown(report: Mapping[str, Any], title: str) -> str:
     """A page with the tables of all samplings."""
     lines = [title, ""]
     for case in report["samplings"]:
-        lines += [f"## {case['described']}", "", *answer_lines(case["answers"]), ""]
+        lines += [f"## {case['described']}", "", *_notes(case), ""]
         lines += [f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|"]
         for row in _rows(case):
             cells = [row[name].replace("|", "\\|") for name in _COLUMNS]
             lines += [f"| {' | '.join(cells)} |"]
         lines += [""]
     return "\n".join([*lines, LEGEND, ""])
+
+
+def _notes(case: Mapping[str, Any]) -> Iterator[str]:
+    verdict = case["verdict"]
+    yield from (*answer_lines(case["answers"]), *lookup_lines(verdict), "", verdict["sentence"])
 
 
 def tables(case: Mapping[str, Any]) -> Iterator[Table]:

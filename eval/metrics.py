@@ -7,8 +7,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from redrafter_jax.acceptance import acceptance_length, acceptance_rate_per_depth
+from redrafter_jax.acceptance import (
+    acceptance_length,
+    acceptance_rate_per_depth,
+    repeats_itself,
+)
+from redrafter_jax.config import DraftConfig
 from redrafter_jax.text.prompts import EncodedPrompts
+from redrafter_jax.verdict import Texts, Verdict, Way, judge
 
 from .benchmark import Run
 
@@ -34,7 +40,19 @@ DEFINITIONS = {
     "answer_tokens": "quartiles of the baseline's new tokens, the stop token included",
     "ended_by": "why the baseline's texts end: at a stop token, or at max_new_tokens",
     "short": f"texts that a stop token ends within {_FEW} tokens",
+    "repeating": "texts of 16 tokens or more of whose 4-grams less than half are distinct",
+    "verdict": "on the fastest way of drafting, and whose gain it is",
 }
+# What to do after each kind of verdict.
+_NEXT = {
+    "faster": "`eval tune` finds the fastest tree for this device",
+    "slower": "decode without it, train the head on more tokens, or let `eval tune` look for a "
+    "smaller tree",
+    "no difference": "more prompts or repeats tell more, and `eval tune` looks for a better tree",
+    "too little data": "give more prompts, with answers of more tokens that do not repeat "
+    "themselves",
+}
+_WITHOUT_HEAD = "it needs no head: --no-drafter --lookup-tokens {}"
 
 
 def count_accepted(runs: Sequence[Run]) -> dict[str, Any]:
@@ -66,11 +84,12 @@ def describe_answers(asked: EncodedPrompts, texts: Sequence[Sequence[int]]) -> d
         "answer_tokens": quartiles(np.asarray([len(text) for text in texts], float)),
         "ended_by": {"stop_token": len(stopped), "max_new_tokens": len(texts) - len(stopped)},
         "short": sum(length <= _FEW for length in stopped),
+        "repeating": sum(map(repeats_itself, texts)),
     }
 
 
 def answer_lines(said: Mapping[str, Any]) -> Iterator[str]:
-    """The same in a line, and a warning if half of the answers or more have only a few tokens."""
+    """The same in a line, and warnings if half of the answers or more tell little of a head."""
     low, middle, high = said["answer_tokens"]
     stopped, limited = said["ended_by"].values()
     turns = "" if said["turns"] == 1 else f", up to {said['turns']} turns with its own answers"
@@ -84,6 +103,56 @@ def answer_lines(said: Mapping[str, Any]) -> Iterator[str]:
             "that little but prefill is measured. Chat models end so where prompts are not in "
             "their chat template."
         )
+    if 2 * said["repeating"] >= stopped + limited:
+        yield (
+            f"Warning: {said['repeating']} of {stopped + limited} answers repeat themselves, and "
+            "what repeats itself any drafter guesses: other prompts, stop=eos or a temperature "
+            "above 0 tell more."
+        )
+
+
+def judge_case(
+    case: Mapping[str, Any], drafts: Mapping[str, tuple[DraftConfig, bool]]
+) -> dict[str, Any]:
+    """The verdict on the methods of one sampling, for the report.
+
+    `drafts` has, of each method but the baseline, its trees and whether it has a head.
+    """
+    ways = []
+    for name, (draft, has_head) in drafts.items():
+        measures = case["methods"][name]
+        middle, ends = measures["speedup"], measures["speedup_quartiles"]
+        speedup = None if ends is None else (ends[0], middle, ends[1])
+        ways.append(Way(name, draft, has_head, speedup, measures["accepted_by"]))
+    said = case["answers"]
+    texts = Texts(len(case["prompts"]), said["repeating"], said["short"])
+    verdict = judge(ways, texts)
+    sentence = verdict.then(_next_step(verdict))
+    looked_up = {way.name: way.lookup_share for way in ways if way.has_head and way.lookup_share}
+    return {
+        "kind": verdict.kind,
+        "method": verdict.way.name,
+        "sentence": sentence,
+        "lookup_share": looked_up,
+    }
+
+
+def _next_step(verdict: Verdict) -> str:
+    if verdict.kind == "faster" and not verdict.way.is_heads_own:
+        draft = verdict.way.draft
+        return _WITHOUT_HEAD.format(draft.lookup_tokens if draft else 0)
+    return _NEXT[verdict.kind]
+
+
+def lookup_lines(verdict: Mapping[str, Any]) -> Iterator[str]:
+    """A warning of each method with a head most of whose accepted tokens were looked up."""
+    for name, share in verdict["lookup_share"].items():
+        if share > 0.5:
+            yield (
+                f"Warning: prompt lookup proposed {share:.0%} of the accepted tokens of {name!r}: "
+                "what it gains is not the head's; measure the head alone, with "
+                "draft.lookup_tokens=0."
+            )
 
 
 def first_divergence(tokens: Sequence[int], expected: Sequence[int]) -> int | None:

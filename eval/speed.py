@@ -21,10 +21,21 @@ from . import metrics
 from .benchmark import Method, Run, TimedTurn, make_batches, measure, warm_up
 from .config import EvalSettings, TuneSettings
 from .loading import bind, load
-from .metrics import answer_lines, count_accepted, describe_answers, quartiles
+from .metrics import (
+    answer_lines,
+    count_accepted,
+    describe_answers,
+    judge_case,
+    lookup_lines,
+    quartiles,
+)
 from .report import describe_sampling, make_table, number, show, write_report
 
 BASELINE = "baseline"
+_NO_TREE = (
+    "By the drafter's table no drafting is the fastest: `eval tune` makes it anew, or draft names "
+    "a tree."
+)
 _TIMES = ("new_tokens", "prefill_seconds", "decode_seconds")
 
 DEFINITIONS = metrics.DEFINITIONS | {
@@ -75,8 +86,12 @@ def measure_speed(settings: EvalSettings) -> None:
     )
     if not is_first():
         return
+    verdict = None
+    if draft is not None:
+        verdict = judge_case(timed, {"speculative": (draft, drafter is not None)})
     measures = {
         **timed,
+        "verdict": verdict,
         "draft": draft and asdict(draft),
         "num_nodes": bound.num_nodes,
         "target": asdict(target.config),
@@ -87,8 +102,9 @@ def measure_speed(settings: EvalSettings) -> None:
     setting = _describe(settings, report)
     chart = path.with_suffix(".png")
     write_speed_chart(report, setting, chart)
-    said = answer_lines(report["answers"])
+    said = [*answer_lines(report["answers"]), *(lookup_lines(verdict) if verdict else ())]
     show(path, setting, *said, *_tables(report), f"The chart: {chart}")
+    print(verdict["sentence"] if verdict else _NO_TREE)
 
 
 def time_methods(

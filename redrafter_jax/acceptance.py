@@ -1,7 +1,12 @@
-"""What a drafter is judged by, from the histogram of what its target calls gained."""
+"""What a drafter is judged by: what its target calls gained, and whether a text says anything."""
+
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
+
+# Of a text that repeats itself: tokens at least, and the share of its 4-grams that are distinct.
+_LOOP_TOKENS, _NGRAM, _DISTINCT = 16, 4, 0.5
 
 
 def acceptance_length(accept_counts: Int[np.ndarray, "*rows P"]) -> float:
@@ -31,3 +36,11 @@ def acceptance_rate_per_depth(
     reached = np.cumsum(histogram[::-1])[::-1].astype(float)
     rates = np.full(len(reached) - 1, np.nan)
     return np.divide(reached[1:], reached[:-1], out=rates, where=reached[:-1] > 0)
+
+
+def repeats_itself(tokens: Sequence[int]) -> bool:
+    """Whether these are 16 tokens or more, and less than half of their 4-grams are distinct."""
+    if len(tokens) < _LOOP_TOKENS:
+        return False
+    ngrams = list(zip(*(tokens[start:] for start in range(_NGRAM)), strict=False))
+    return len(set(ngrams)) < _DISTINCT * len(ngrams)

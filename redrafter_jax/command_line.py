@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -20,7 +21,8 @@ from redrafter_jax.errors import InputError
 
 # As shells count a command that Ctrl-C ended.
 _INTERRUPTED = 130
-# Seconds in which processes that fail alike tell so, each by itself, before the first one leaves.
+# Seconds in which processes that fail alike tell so, each by itself, before the first one leaves,
+# and those that other threads have to end after an error.
 _GRACE = 3
 _DEBUG = "--debug"
 
@@ -89,6 +91,7 @@ def run(main: Callable[[], None]) -> None:
     if code == _INTERRUPTED:
         _exit_now(code)
     if code:
+        _end_by_itself(code)
         sys.exit(code)
 
 
@@ -107,10 +110,26 @@ def _exit_code(main: Callable[[], None]) -> int:
             return 2
         process = _process_index()
         if process is None:
+            _end_by_itself(1)
             raise
         _report_failure(error, process)
         return 1
     return 0
+
+
+def _end_by_itself(code: int) -> None:
+    """See that a process whose command has failed does not go on when its main thread has ended.
+
+    Python waits for all threads, and orbax's, of a save that could not begin, wait ten minutes for
+    a folder that is not made.
+    """
+
+    def watch() -> None:
+        threading.main_thread().join()
+        time.sleep(_GRACE)
+        _exit_now(code)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _report_interrupt() -> int:

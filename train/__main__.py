@@ -43,6 +43,7 @@ def _train() -> None:
         from .config import TrainSettings
         from .data.report import print_line
         from .loop import train
+        from .trial import describe_best
     settings = parse_settings(
         TrainSettings,
         "Train a drafter for a frozen target: a recurrent head, or with drafter.kind=medusa Medusa "
@@ -61,6 +62,7 @@ def _train() -> None:
         )
     if outcome.exported is not None:
         print_line(console, f"drafter written to {outcome.exported}")
+        print_line(console, describe_best(outcome.best, settings))
     if outcome.stopped_by is not None:
         goes_on = "" if outcome.exported else "; the same command goes on"
         print_line(

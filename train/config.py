@@ -43,6 +43,12 @@ class OptimizerSettings(Settings):
     accumulation_steps: PositiveInt = 1
 
 
+class TrainData(DataSettings):
+    """The data of a training run, whose short documents share rows: `pack`."""
+
+    pack: bool = True
+
+
 class RegenerateData(DataSettings):
     """The data whose words are taken up; `prompts: self` reads no sources."""
 
@@ -164,9 +170,11 @@ class DrafterSettings(DrafterShape):
     a whole.
 
     Of `draft_vocab_size` tokens the head knows those that the training data asks for most often, or
-    those of `initial_drafter`, whose number must be stated. One with `head: target` has no
-    parameters of its tokens, so that another number is chosen from the data.
+    those of `initial_drafter`, whose number must be stated or left at "auto". One with `head:
+    target` has no parameters of its tokens, so that another number is chosen from the data.
     """
+
+    draft_vocab_size: PositiveInt | Literal["auto"] | None = "auto"
 
     initial_head: Literal["random", "target"] = "random"
     initial_drafter: str | None = None
@@ -268,7 +276,7 @@ class TrainSettings(Settings):
     target_dtype: Dtype = "bfloat16"
     drafter: DrafterSettings
     draft_rounds: PositiveInt
-    data: DataSettings
+    data: TrainData
     features: Path | None = None
     loss: LossSettings = LossSettings()
     acceptance: AcceptanceSettings | None = None

@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 from pydantic import PositiveInt
 from rich.console import Console
@@ -26,6 +27,7 @@ from redrafter_jax.checkpoints.huggingface import digest_files, load_target, loa
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
+from redrafter_jax.lock import hold
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_rows, to_host
 from redrafter_jax.parallel.processes import (
@@ -88,6 +90,13 @@ def features(arguments: Sequence[str]) -> None:
             f"top_k is {settings.top_k}; the target has {config.vocab_size} tokens, lower it."
         )
     make_folder(folder, "features")
+    with hold(folder, "features"):
+        _write_features(settings, folder, mesh, config)
+
+
+def _write_features(
+    settings: FeaturesSettings, folder: Path, mesh: Mesh | None, config: TargetConfig
+) -> None:
     console = Console(stderr=True, quiet=not is_first())
     sources = load_sources(settings, config)
     print_report(sources, console)

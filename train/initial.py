@@ -37,10 +37,11 @@ def new_drafter(
         or layers than are asked for; or a trained drafter to start from is of another shape.
     """
     tokens = None
-    if settings.draft_vocab_size is not None:
+    count = settings.count_draft_tokens(target.config.vocab_size)
+    if count is not None:
         # Without end tokens no draft could end a text: each would take one more target call.
         ends = set(target.config.eos_token_ids)
-        tokens = most_frequent(sources, settings.draft_vocab_size, target.config.vocab_size, ends)
+        tokens = most_frequent(sources, count, target.config.vocab_size, ends)
     if settings.initial_drafter is not None:
         return _load_initial(settings.initial_drafter, settings, target.config, rounds, tokens)
     config = settings.build_for(target.config, rounds, tokens)
@@ -68,17 +69,20 @@ def _load_initial(
     drafter = load_drafter(folder, "float32")
     tokens = drafter.config.draft_tokens
     count = len(tokens or ()) or None
-    if settings.draft_vocab_size != count and drafter.config.head == "target":
+    asked = settings.draft_vocab_size
+    if asked not in (count, "auto") and drafter.config.head == "target":
         # None of its parameters belongs to a token, so that the data may choose others.
         module, tokens = drafter.merge(), chosen
         module.config = replace(module.config, draft_tokens=chosen)
         drafter = Model.split(module.config, module)
-    elif settings.draft_vocab_size != count:
+    elif asked not in (count, "auto"):
         raise InputError(
-            f"drafter.draft_vocab_size is {settings.draft_vocab_size}, and that of {folder} is "
+            f"drafter.draft_vocab_size is {asked}, and that of {folder} is "
             f"{count}; state the same, or another drafter.initial_drafter."
         )
-    stated, found = asdict(settings.build_for(target, rounds, tokens)), asdict(drafter.config)
+    # "auto" is as many as it has.
+    shape = settings.model_copy(update={"draft_vocab_size": None})
+    stated, found = asdict(shape.build_for(target, rounds, tokens)), asdict(drafter.config)
     for name in stated | found:
         if stated.get(name) != found.get(name):
             raise InputError(
@@ -143,13 +147,29 @@ def most_frequent(
             f"{len(always)} end a text and are always drafted, so ask for {len(always)} to "
             f"{vocab_size}, or leave it out for all."
         )
+    frequency = _frequencies(sources, vocab_size)
+    frequency[list(always)] = np.inf
+    best = np.argsort(-frequency, kind="stable")[:count]
+    return tuple(np.sort(best).tolist())
+
+
+def share_drafted(
+    sources: Sequence[tuple[Windows, float]], tokens: Collection[int], vocab_size: int
+) -> float:
+    """The part of the tokens that carry loss that can be drafted, as `most_frequent` counts."""
+    frequency = _frequencies(sources, vocab_size)
+    return float(frequency[list(tokens)].sum() / frequency.sum())
+
+
+def _frequencies(
+    sources: Sequence[tuple[Windows, float]], vocab_size: int
+) -> Float[np.ndarray, " V"]:
+    """How often each token carries loss in a row, weighted by its source."""
     frequency = np.zeros(vocab_size)
     for windows, weight in sources:
         counts = np.bincount(windows.tokens[windows.loss_mask], minlength=vocab_size)
         frequency += weight * counts / len(windows.tokens)
-    frequency[list(always)] = np.inf
-    best = np.argsort(-frequency, kind="stable")[:count]
-    return tuple(np.sort(best).tolist())
+    return frequency
 
 
 def _low_rank(

@@ -15,11 +15,13 @@ from rich.text import Text
 from tokenizers import Tokenizer
 
 from redrafter_jax.checkpoints.huggingface import load_target_config
+from redrafter_jax.errors import InputError
 from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.text.tokenizer import read_tokenizer
 
 from .config import TrainSettings
-from .data.report import print_report
+from .data.documents import refuse_many_skips
+from .data.report import print_line, print_report
 from .data.types import Document
 from .setup import load_sources
 
@@ -54,9 +56,21 @@ def inspect(arguments: Sequence[str]) -> None:
         command="inspect",
     )
     console = Console()
-    loaded = load_sources(settings, load_target_config(settings.target))
+    # What would stop a run is shown too, and told.
+    shown = settings
+    if settings.data.skips == "report":
+        shown = settings.model_copy(
+            update={"data": settings.data.model_copy(update={"skips": "allow"})}
+        )
+    loaded = load_sources(shown, load_target_config(settings.target))
     tokenizer = read_tokenizer(settings.target)
     print_report(loaded, console)
+    for source, _ in loaded:
+        total = len(source.documents) + len(source.skips)
+        try:
+            refuse_many_skips(source.name, source.skips, total, settings.data)
+        except InputError as error:
+            print_line(console, f"a run would stop: {error}")
     for source, _ in loaded:
         order = np.random.default_rng(settings.data.shuffle_seed).permutation(len(source.documents))
         for index in sorted(order[: settings.examples].tolist()):

@@ -12,6 +12,8 @@ import orbax.checkpoint as ocp
 from rich.console import Console
 
 from redrafter_jax.checkpoints.huggingface import save_drafter
+from redrafter_jax.command_line import make_folder
+from redrafter_jax.lock import hold
 from redrafter_jax.parallel.mesh import FULLY_SHARDED, RULES, place, to_host
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.parallel.processes import is_first, rows_of_process, wait_for_all
@@ -60,6 +62,13 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
       InputError: the target, the data or a checkpoint does not fit the settings, the folder cannot
         be made, or the run diverges.
     """
+    folder = settings.output_dir
+    make_folder(folder, "output_dir")
+    with hold(folder, "output_dir"):
+        return _train(settings, console)
+
+
+def _train(settings: TrainSettings, console: Console) -> Outcome:
     run = set_up(settings, console)
     folder = settings.output_dir
     # Signals are watched outermost: closing the checkpoints waits for the last save.
@@ -189,7 +198,8 @@ def try_position(run: Run, position: Position) -> tuple[Position, dict[str, floa
     trained = Model(run.drafter.config, run.drafter.graphdef, position.state.params, run.mesh)
     tried = try_drafter(run.trial, run.target, trained)
     measured = tried["acceptance_length"]
-    best = keep_best(run.trial, position.best, position.step, measured, trained)
+    texts = [int(tried.get(f"trial/{name}", 0)) for name in ("texts", "repeating", "short")]
+    best = keep_best(run.trial, position.best, position.step, measured, trained, texts)
     return position._replace(best=best), tried
 
 

@@ -84,10 +84,16 @@ class TrainProgress(Progress):
         self._tried: dict[str, float] = {}
         self._line = ""
         self._printed = time.monotonic()
+        # The end of the first step, which compiles, and the steps since.
+        self._compiled, self._since = 0.0, 0
 
     def step(self) -> None:
         """A step was taken."""
         self.advance(self._step)
+        if not self._compiled:
+            self._compiled = time.monotonic()
+        else:
+            self._since += 1
 
     def show(self, step: int, scalars: dict[str, float]) -> None:
         """Show a step's scalars; an acceptance length stays until the next."""
@@ -95,7 +101,14 @@ class TrainProgress(Progress):
             self._tried = scalars
         status = status_line(self._tried | scalars)
         self.update(self._step, status=status)
-        self._line = f"step {step} of {self._steps}: {status}"
+        self._line = f"step {step} of {self._steps}{self._describe_left(step)}: {status}"
+
+    def _describe_left(self, step: int) -> str:
+        """The time that is left at the pace so far, trials and saves included."""
+        if not self._since or step == self._steps:
+            return ""
+        left = (time.monotonic() - self._compiled) / self._since * (self._steps - step)
+        return f", about {left / 60:.0f} min left" if left >= 120 else f", about {left:.0f} s left"
 
     def print_status(self, due: bool) -> None:
         """Without a terminal, print the latest status if it is due or the last line is long ago."""

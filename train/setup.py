@@ -20,7 +20,6 @@ from redrafter_jax.checkpoints.huggingface import (
     load_target_config,
     load_target_without_layers,
 )
-from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.errors import InputError
@@ -33,10 +32,10 @@ from .config import TrainSettings
 from .data.batches import Batch, make_batches
 from .data.documents import load_documents
 from .data.features import FeatureIndex, ReadRow, open_features
-from .data.report import print_report
+from .data.report import print_line, print_report
 from .data.rows import Sources, make_rows
 from .data.types import Windows
-from .initial import new_drafter
+from .initial import new_drafter, share_drafted
 from .optimizer import make_optimizer
 from .trial import Trial, plan_trial
 
@@ -77,10 +76,8 @@ def set_up(settings: TrainSettings, console: Console) -> Run:
     With features the target's layers are not loaded, unless the drafter is tried.
 
     Raises:
-      InputError: the target, the data or the features do not fit the settings, or the folder cannot
-        be made.
+      InputError: the target, the data or the features do not fit the settings.
     """
-    make_folder(settings.output_dir, "output_dir")
     mesh = settings.mesh.build()
     check_rows(settings.optimizer.batch_size, mesh, "optimizer.batch_size")
     if settings.acceptance:
@@ -93,7 +90,7 @@ def set_up(settings: TrainSettings, console: Console) -> Run:
     digests = {source.name: digest_rows(made.windows) for source, made in sources}
     readers = None
     if settings.features is not None:
-        index, readers = _open_features(settings, digests)
+        index, readers = _open_features(settings, config.vocab_size, digests)
         digests |= {"features": index.digest}
     mixture = [(made.windows, source.weight) for source, made in sources]
     rows = settings.optimizer.batch_size * settings.optimizer.accumulation_steps
@@ -105,6 +102,14 @@ def set_up(settings: TrainSettings, console: Console) -> Run:
     if settings.features is None:
         digests |= {"target": digest_weights(target)}
     drafter = new_drafter(target, settings.drafter, settings.draft_rounds, mixture, settings.seed)
+    if (tokens := drafter.config.draft_tokens) is not None:
+        V = config.vocab_size
+        share = share_drafted(mixture, tokens, V)
+        print_line(
+            console,
+            f"the head drafts {len(tokens):,} of {V:,} tokens, {share:.1%} of those that carry "
+            "loss in the data (drafter.draft_vocab_size)",
+        )
     if settings.drafter.initial_drafter is not None:
         digests |= {"drafter.initial_drafter": digest_weights(drafter)}
     optimizer = make_optimizer(settings.optimizer, settings.steps)
@@ -131,7 +136,7 @@ def load_sources(settings: TrainSettings, config: TargetConfig) -> Sources:
 
 
 def _open_features(
-    settings: TrainSettings, sources: dict[str, str]
+    settings: TrainSettings, vocab_size: int, sources: dict[str, str]
 ) -> tuple[FeatureIndex, list[ReadRow]]:
     """The features that the run reads.
 
@@ -158,11 +163,12 @@ def _open_features(
             f"loss.soft_temperature is {loss.soft_temperature:g}, which needs probabilities that "
             f"{settings.features} does not keep; give loss.soft_top_k, {kept} at most."
         )
-    if loss.soft and loss.soft_temperature != 1 and settings.drafter.draft_vocab_size:
+    drafted = settings.drafter.count_draft_tokens(vocab_size)
+    if loss.soft and loss.soft_temperature != 1 and drafted:
         raise InputError(
             f"loss.soft_temperature is {loss.soft_temperature:g}, which needs the probabilities of "
-            f"more draft tokens than {settings.features} keeps; leave drafter.draft_vocab_size "
-            "out, or train without features."
+            f"more draft tokens than {settings.features} keeps; set drafter.draft_vocab_size=null, "
+            "or train without features."
         )
     return index, readers
 

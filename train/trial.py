@@ -3,7 +3,7 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import batched
@@ -14,7 +14,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from redrafter_jax.acceptance import acceptance_length, acceptance_rate_per_depth
+from redrafter_jax.acceptance import (
+    acceptance_length,
+    acceptance_rate_per_depth,
+    repeats_itself,
+)
 from redrafter_jax.checkpoints.huggingface import save_drafter
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.drafters.head_drafter import DraftModel, check_pair
@@ -33,9 +37,15 @@ from redrafter_jax.text.prompts import (
     rows_decoded,
 )
 from redrafter_jax.text.tokenizer import read_tokenizer
+from redrafter_jax.verdict import Texts, describe_tree
 
 from .config import AcceptanceSettings, TrainSettings
 from .data.chat import load_template
+
+# Fewer tokens a target call never pay for the drafting.
+_HARDLY = 1.1
+# Tokens of an answer that ends at once, the stop token included.
+_FEW = 4
 
 
 class Trial(NamedTuple):
@@ -53,11 +63,17 @@ class Trial(NamedTuple):
 
 
 class Best(NamedTuple):
-    """The drafter that did best so far: its step, what it reached, and in which trial."""
+    """The drafter that did best so far: its step, what it reached, and in which trial.
+
+    Of that trial's `texts` so many repeat themselves or end within a few tokens (`short`).
+    """
 
     step: int
     acceptance_length: float
     measured_on: str
+    texts: int = 0
+    repeating: int = 0
+    short: int = 0
 
 
 def plan_trial(
@@ -124,12 +140,14 @@ def try_drafter(trial: Trial, target: Target, drafter: DraftModel) -> dict[str, 
 
     Returns:
       `acceptance_length`, and for every depth d that was reached `acceptance_rate/depth_d` and
-      `acceptance_calls/depth_d`, the number of target calls that the rate is over.
+      `acceptance_calls/depth_d`, the number of target calls that the rate is over; and of the texts
+      `trial/texts`, `trial/repeating` and `trial/short`, see `Best`.
     """
     dtype = target.merge().dtype
     drafter = jax.tree.map(lambda leaf: leaf.astype(dtype), drafter)
     draft = trial.settings.draft
     counts = np.zeros(draft.max_path, int)
+    texts: list[list[int]] = []
     for rows in batched(trial.rows, trial.settings.batch_size):
         result = generate(
             target,
@@ -139,8 +157,16 @@ def try_drafter(trial: Trial, target: Target, drafter: DraftModel) -> dict[str, 
             draft=draft,
             eos_token_ids=trial.stop_tokens,
         )
+        texts += result.tokens
         counts += result.accept_counts.sum(axis=0)
-    measured = {"acceptance_length": acceptance_length(counts)}
+    measured = {
+        "acceptance_length": acceptance_length(counts),
+        "trial/texts": len(texts),
+        "trial/repeating": sum(map(repeats_itself, texts)),
+        "trial/short": sum(
+            len(text) <= _FEW and text[-1] in trial.stop_tokens for text in texts if text
+        ),
+    }
     for depth, rate in enumerate(acceptance_rate_per_depth(counts), start=1):
         if np.isfinite(rate):
             measured[f"acceptance_rate/depth_{depth}"] = float(rate)
@@ -149,19 +175,61 @@ def try_drafter(trial: Trial, target: Target, drafter: DraftModel) -> dict[str, 
 
 
 def keep_best(
-    trial: Trial, best: Best | None, step: int, measured: float, drafter: DraftModel
+    trial: Trial,
+    best: Best | None,
+    step: int,
+    measured: float,
+    drafter: DraftModel,
+    texts: Sequence[int] = (),
 ) -> Best:
     """Export the drafter if it did better than the best one; the new best one.
 
-    A best one that was measured on other prompts or trees is replaced. A run that is killed
-    meanwhile leaves one of the two, complete, here or in the folder beside it.
+    `texts` are the last fields of `Best`. A best one that was measured on other prompts or trees is
+    replaced. A run that is killed meanwhile leaves one of the two, complete, here or in the folder
+    beside it.
     """
     if best and best.measured_on == trial.measured_on and measured <= best.acceptance_length:
         return best
     params = to_host(drafter.params)
     if is_first():
         _replace(trial.folder, Model(drafter.config, drafter.graphdef, params))
-    return Best(step, measured, trial.measured_on)
+    return Best(step, measured, trial.measured_on, *texts)
+
+
+def describe_best(best: Best | None, settings: TrainSettings) -> str:
+    """What a run comes to, in a sentence, and what to do next; speed is not measured here."""
+    target, drafter = settings.target, settings.output_dir / ("best" if best else "drafter")
+    compare = (
+        "`eval compare` measures its speed beside no drafting: python -m eval compare --config "
+        f"configs/compare.yaml target={target} drafters.head.drafter={drafter} "
+        f"drafters.both.drafter={drafter} prompts=FILE"
+    )
+    trial = settings.acceptance
+    if best is None or trial is None:
+        return f"No verdict: the head was not tried (acceptance); {compare}"
+    texts = Texts(best.texts, best.repeating, best.short)
+    if trial.draft.lookup_tokens:
+        looked_up = f"acceptance.draft has lookup_tokens={trial.draft.lookup_tokens}"
+        gain = "and what lookup gains is not the head's"
+        return f"Too little data to tell: {looked_up}, {gain}; {compare}"
+    if texts.fault:
+        return (
+            f"Too little data to tell: the head was tried on {texts.fault}; give acceptance other "
+            f"prompts; {compare}"
+        )
+    gained = (
+        f"a target call gains {best.acceptance_length:.2f} tokens (1.00 without a head) with "
+        f"{describe_tree(trial.draft)} on {best.texts} held-out texts"
+    )
+    if best.acceptance_length < _HARDLY:
+        return (
+            f"Slower than no head, wherever it runs: {gained}; train on more tokens, best on the "
+            "target's own words (train regenerate)."
+        )
+    return (
+        f"Faster where a call over the tree costs less than {best.acceptance_length:.2f} calls of "
+        f"the baseline: {gained}; {compare}"
+    )
 
 
 def _replace(folder: Path, drafter: DraftModel) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from redrafter_jax.acceptance import acceptance_length
-from redrafter_jax.command_line import make_folder
+from redrafter_jax.command_line import make_folder_of
 from redrafter_jax.commands.option_groups import config_of, option_of
 from redrafter_jax.commands.options import dtype_of, open_session
 from redrafter_jax.commands.terminal import log
@@ -53,11 +53,11 @@ def continue_file(arguments: argparse.Namespace) -> None:
     sampling = config_of(SamplingConfig, arguments)
     options = {name: getattr(arguments, name) for name in _DECIDING} | asdict(sampling)
     options["dtype"] = dtype_of(arguments)
+    make_folder_of(output, "--output")
     done = _rows_written(output, prompts, seeds, options)
     if done == len(prompts):
         log(f"{output} has the rows of all {done} prompts already.")
         return
-    make_folder(output.parent, "the folder of --output")
     size = min(arguments.batch_size or _BATCH_SIZE, len(prompts) - done)
     session = open_session(arguments, [prompt.text for prompt in prompts], size)
     rows = [session.format.encode_text(prompt.text) for prompt in prompts]

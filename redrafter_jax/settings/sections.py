@@ -34,6 +34,9 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.parallel.mesh import make_mesh
 from redrafter_jax.settings.files import Settings
 
+# Of "auto": a head to more tokens costs most of what drafting does, and gains hardly anything.
+_DRAFT_TOKENS = 16384
+
 
 class BuildableSettings(Settings):
     """Settings that stand for one of the library's values, and are refused as it would be."""
@@ -101,7 +104,8 @@ class DrafterShape(BuildableSettings):
     Or with `kind: medusa` those of `redrafter_jax.MedusaConfig`, `num_draft_layers` and `head`;
     there are as many heads as draft rounds. `num_draft_layers` None is the papers': 2, or 1 of
     Medusa heads. `exit_dim` None is Apple's layout, twice the target's width. `draft_vocab_size`
-    makes the head one to that many tokens; None makes it one to all.
+    makes the head one to that many tokens; None makes it one to all, "auto" to 16,384 of a target
+    that has more.
     """
 
     kind: Literal["recurrent", "medusa"] = "recurrent"
@@ -111,7 +115,13 @@ class DrafterShape(BuildableSettings):
     head: Head = DrafterConfig.head
     head_rank: PositiveInt | None = DrafterConfig.head_rank
     context_layers: tuple[NonNegativeInt, ...] = DrafterConfig.context_layers
-    draft_vocab_size: PositiveInt | None = None
+    draft_vocab_size: PositiveInt | Literal["auto"] | None = None
+
+    def count_draft_tokens(self, vocab_size: int) -> int | None:
+        """How many tokens of so many the head drafts; None is all."""
+        if self.draft_vocab_size == "auto":
+            return _DRAFT_TOKENS if vocab_size > _DRAFT_TOKENS else None
+        return self.draft_vocab_size
 
     def build(
         self,
@@ -148,12 +158,13 @@ class DrafterShape(BuildableSettings):
         Args:
           target: the target's configuration.
           rounds: R, the tokens that it will draft at most, for which Medusa has a head each.
-          draft_tokens: the tokens that can be drafted; None takes the first `draft_vocab_size`.
+          draft_tokens: the tokens that can be drafted; None takes the first of as many as
+            `count_draft_tokens` says.
 
         Raises:
           InputError: the target has not so many tokens, or not these layers.
         """
-        count = self.draft_vocab_size
+        count = self.count_draft_tokens(target.vocab_size)
         if count is not None and count > target.vocab_size:
             raise InputError(
                 f"drafter.draft_vocab_size is {count}; the target has {target.vocab_size} tokens."

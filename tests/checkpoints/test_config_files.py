@@ -11,7 +11,7 @@ from tiny_models import tiny_config
 from redrafter_jax import InputError, load_draft, load_target
 from redrafter_jax.checkpoints.config_files import field, read_json, write_atomically
 from redrafter_jax.checkpoints.families import target_fields
-from redrafter_jax.text.tokenizer import load_tokenizer
+from redrafter_jax.text.tokenizer import read_tokenizer
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ size 12345
         ("pytorch_model.bin", load_target),
         ("model.safetensors.index.json", load_target),
         ("model-Q4_0.gguf", lambda folder: load_target(folder / "model-Q4_0.gguf")),
-        ("tokenizer.json", load_tokenizer),
+        ("tokenizer.json", read_tokenizer),
         ("draft.yaml", load_draft),
     ],
 )

@@ -140,6 +140,24 @@ def test_an_error_of_the_user_is_one_sentence_with_its_traceback_only_where_aske
     assert (code, told[:9], told.endswith(f"\n{sentence}")) == (2, "Traceback", True)
 
 
+def test_a_process_that_failed_waits_for_no_thread_of_others() -> None:
+    program = """
+import threading
+from redrafter_jax.command_line import run
+from redrafter_jax.errors import InputError
+
+def main():
+    threading.Thread(target=threading.Event().wait).start()
+    raise InputError("no room")
+
+run(main)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (2, "error: no room\n")
+
+
 def test_an_option_in_a_settings_place_is_told_how_to_be_one() -> None:
     for words, setting in ((["--steps", "3"], "steps=3"), (["--log-every"], "log_every=value")):
         hint = f"{words[0]} is no option; settings are given without dashes: {setting}"

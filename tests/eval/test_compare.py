@@ -1,6 +1,7 @@
 """`python -m eval compare`: every way of drafting against the baseline, per sampling."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,10 @@ import jax
 import numpy as np
 import pytest
 import yaml
+from chat_folders import write_lines
 from pair_prompts import generate_each
-from tiny_folders import add_template, write_yaml
+from tiny_folders import add_template, write_pair, write_yaml
+from tiny_models import forgetful_target, imitating_drafter
 
 from eval import benchmark
 from eval.commands import evaluate
@@ -101,6 +104,59 @@ def test_methods_count_what_generate_counts_and_keep_the_text(
         }
         drafted = {name: ours["drafted_per_step"] for name, ours in part["methods"].items()}
         assert drafted == {"baseline": 0, "lookup": 3, "head": 4}
+
+
+# Not "Faster: 'head'", nor 'both', nor what `eval` calls its only way.
+NO_GAIN = (
+    "Slower than no drafting|No clear difference|Too little data|Faster: 'lookup'"
+    "|Faster by prompt lookup, not by the head"
+)
+
+
+@pytest.mark.parametrize(
+    ("head", "memory", "last"),
+    [
+        ("random", 1.0, NO_GAIN),
+        # It says everything again: whatever drafts is right.
+        ("good", 0.0, "Too little data to tell: [5-8] of 8 texts repeat themselves"),
+    ],
+)
+def test_no_last_line_gives_a_gain_to_a_head_that_has_none(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    drafter: DraftModel,
+    head: str,
+    memory: float,
+    last: str,
+) -> None:
+    target = forgetful_target(memory)
+    folders = write_pair(tmp_path, target, imitating_drafter(target) if head == "good" else drafter)
+    prompts = write_lines(tmp_path / "prompts.jsonl", *({"prompt": one * 2} for one in "abcdefgh"))
+    tree = {"beam_width": 2, "draft_rounds": 2}
+    values: dict[str, Any] = {
+        "target": folders.target,
+        "prompts": prompts,
+        "dtype": "float32",
+        "max_new_tokens": 24,
+        "stop": "never",
+        "warm_ups": 1,
+        "report_dir": str(tmp_path),
+    }
+    both = {"drafter": folders.drafter, "draft": tree | {"lookup_tokens": 4}}
+    ways = {
+        "lookup": {"draft": {"lookup_tokens": 4}},
+        "head": {"drafter": folders.drafter, "draft": tree},
+        "both": both,
+    }
+    for command, settings in {
+        "compare": values | {"drafters": ways},
+        "": values | both,
+    }.items():
+        path = write_yaml(tmp_path / "settings.yaml", settings)
+        evaluate([*[command] * bool(command), "--config", str(path)])
+        line = capsys.readouterr().out.splitlines()[-1]
+        assert re.match(f"(greedy: )?({last})", line)
+        assert re.search(r"[;,] (give|more|decode|it needs) ", line)
 
 
 class Killed(BaseException):

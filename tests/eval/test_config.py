@@ -36,6 +36,8 @@ CONFIGURATIONS = [
 
 @pytest.mark.parametrize(("path", "command"), CONFIGURATIONS)
 def test_the_repositorys_configurations_are_valid(path: Path, command: Command) -> None:
-    # Some leave the target to whoever starts them.
-    left = "target" in command.settings.model_fields and "\ntarget:" not in path.read_text()
-    load_settings(command.settings, path, ["target=a/model"] if left else [])
+    # Some leave the target, or the prompts too, to whoever starts them.
+    left = {"target": "a/model", "prompts": "a.jsonl"}.items()
+    fields, stated = command.settings.model_fields, path.read_text()
+    words = [f"{name}={it}" for name, it in left if name in fields and f"\n{name}:" not in stated]
+    load_settings(command.settings, path, words)

@@ -52,6 +52,7 @@ def test_answers_tell_their_lengths_their_ends_and_warn_where_they_say_little() 
         "answer_tokens": [2.75, 4.0, 5.0],
         "ended_by": {"stop_token": 3, "max_new_tokens": 1},
         "short": 1,
+        "repeating": 0,
     }
     (line,) = answer_lines(said)
     assert (
@@ -61,6 +62,10 @@ def test_answers_tell_their_lengths_their_ends_and_warn_where_they_say_little() 
     assert "2 of 4 answers end within 4 tokens" in warning
     # The user's own limit warns of nothing.
     (_,) = answer_lines(describe_answers(asked, [[1, 2], [3, 4]]))
+    # Of the 13 4-grams of the first text 4 are distinct, of the second all.
+    loop, other = [1, 2, 3, 4] * 4, [*range(10, 26)]
+    _, warning = answer_lines(describe_answers(asked, [loop, other]))
+    assert "1 of 2 answers repeat themselves" in warning
 
 
 def test_names_are_broken_before_a_number_is_cut() -> None:

@@ -157,7 +157,10 @@ def test_a_pipe_gets_progress_on_stderr_and_the_table_on_stdout(
     reached = ours["calls_per_depth"]
     assert f"({reached[1]} of {reached[0]})" in finished.stdout
     assert "chat template: none; answers of 24 tokens (24 to 24), 0 ended by" in finished.stdout
-    assert str(config.parent / "report.json") in finished.stdout.splitlines()[-1]
+    *_, place, verdict = finished.stdout.splitlines()
+    assert str(config.parent / "report.json") in place
+    assert verdict == report["verdict"]["sentence"]
+    assert verdict.startswith("Too little data to tell: 5 texts, and 8 are the fewest; give more")
 
 
 def test_texts_that_prefill_ends_leave_rates_unknown_and_lookup_needs_no_drafter(

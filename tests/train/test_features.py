@@ -183,7 +183,7 @@ def test_features_that_were_killed_go_on_to_the_same_bits(
         (
             {"drafter": {"exit_dim": 16, "draft_vocab_size": 9}},
             ("loss.soft_temperature=2", "loss.soft_top_k=4"),
-            "leave drafter.draft_vocab_size out",
+            "set drafter.draft_vocab_size=null",
         ),
         ({"features": "nowhere"}, (), "nowhere holds no features; make them by `python -m train"),
         ({"features": None}, ("features",), "features is missing; name the folder to write"),

@@ -1,5 +1,6 @@
 """Where a drafter starts: its head, and the tokens that it knows."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,13 +14,15 @@ from redrafter_jax import save_drafter
 from redrafter_jax.config import MedusaConfig, TargetConfig
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.errors import InputError
+from redrafter_jax.models.target import init_target
 from train.config import DrafterSettings
 from train.data.types import Windows
-from train.initial import most_frequent, new_drafter
+from train.initial import most_frequent, new_drafter, share_drafted
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-TARGET = random_target(TargetConfig(31, 16, 24, 1, 2, 1, 8, 1e4, 1e-5, 64, True, (0,)), 3)
+CONFIG = TargetConfig(31, 16, 24, 1, 2, 1, 8, 1e4, 1e-5, 64, True, (0,))
+TARGET = random_target(CONFIG, 3)
 ROWS = Windows(
     np.asarray([[4, 4, 7, 9]], np.int32), np.ones((1, 4), bool), np.ones((1, 4), np.int32)
 )
@@ -53,6 +56,31 @@ def test_a_small_head_knows_the_most_learnt_tokens_and_the_end() -> None:
     check_strongest(new_head(narrow), HEAD[:, [0, 4, 7]])
 
 
+def test_without_a_word_a_head_drafts_16384_tokens_of_the_data_or_all_of_fewer() -> None:
+    large = init_target(replace(CONFIG, vocab_size=20_000), 0)
+    # The last tokens of the vocabulary are the only ones that carry loss.
+    tokens = np.arange(19_990, 20_000, dtype=np.int32)[None]
+    rows = Windows(tokens, np.ones_like(tokens, bool), np.ones_like(tokens))
+    shape: dict[str, Any] = {"exit_dim": 4, "head": "target"}
+    drafter = new_drafter(large, DrafterSettings(**shape), 2, [(rows, 1.0)], 0)
+    drafted = drafter.config.draft_tokens or ()
+    assert len(drafted) == 16_384
+    assert set(range(19_990, 20_000)) < set(drafted)
+    whole = DrafterSettings(**shape, draft_vocab_size=None)
+    assert new_drafter(large, whole, 2, [(rows, 1.0)], 0).config.draft_tokens is None
+    assert new_drafter(TARGET, DrafterSettings(**shape), 2, [], 0).config.draft_tokens is None
+
+
+def test_the_share_of_the_data_that_can_be_drafted_counts_what_carries_loss() -> None:
+    tokens = np.asarray([[9, 1, 1, 2], [9, 3, 3, 3]], np.int32)
+    mask = np.asarray([[0, 1, 1, 1], [0, 1, 1, 1]], bool)
+    rows = Windows(tokens, mask, np.ones_like(tokens))
+    assert share_drafted([(rows, 1.0)], (1, 2, 9), 10) == 0.5
+    # Sources count by their weights: twice as often what is of the second, of one row.
+    first, second = (Windows(*(part[i : i + 1] for part in rows)) for i in (0, 1))
+    assert share_drafted([(first, 1.0), (second, 2.0)], (1, 2, 9), 10) == pytest.approx(1 / 3)
+
+
 def test_other_heads_start_as_the_best_of_their_rank_too() -> None:
     lent = DrafterSettings(exit_dim=4, initial_head="target", head="target", draft_vocab_size=3)
     drafter = new_drafter(TARGET, lent, 2, [(ROWS, 1.0)], 0)
@@ -84,6 +112,7 @@ def test_a_run_can_start_with_a_trained_drafter(
         return new_drafter(TARGET, settings, rounds, others, 0)
 
     assert_same(start_with(2), trained)
+    assert_same(start_with(2, draft_vocab_size="auto"), trained)
     with pytest.raises(InputError, match=r"draft_vocab_size is None, and that of .* is 3; state"):
         start_with(2, draft_vocab_size=None)
     with pytest.raises(InputError, match=r"whose num_draft_layers is . and not 5; state the same"):

@@ -2,8 +2,11 @@
 
 import io
 import json
+import os
 import shutil
 import signal
+import subprocess
+import time
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -16,9 +19,11 @@ from tiny_models import assert_same
 from train_runs import (
     Start,
     assert_same_weights,
+    command,
     rows,
     run_train,
     settings,
+    start_command,
     trial,
     weights,
 )
@@ -32,6 +37,7 @@ from redrafter_jax.checkpoints.huggingface import (
 from redrafter_jax.config import DraftConfig, DrafterConfig, TargetConfig
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.generation import generate
+from redrafter_jax.lock import hold
 from redrafter_jax.models.target import Target, init_target
 from redrafter_jax.text.tokenizer import read_tokenizer
 from train.step import train_step
@@ -121,10 +127,47 @@ def test_sigterm_and_ctrl_c_save_and_the_same_command_goes_on(
 
     said = start(values, code=130)
     assert "resumed from step 14" in said.out
-    assert said.out.endswith(
-        f"drafter written to {output}/drafter\nstopped by SIGINT after step 40\n"
-    )
+    *_, written, verdict, stopped = said.out.splitlines()
+    assert written == f"drafter written to {output}/drafter"
+    assert verdict.startswith("No verdict: the head was not tried (acceptance); `eval compare`")
+    assert stopped == "stopped by SIGINT after step 40"
     assert_same_weights(output, finished)
+
+
+def test_a_second_run_in_a_folder_that_one_works_in_is_refused(
+    target_folder: Path, tmp_path: Path, start: Start
+) -> None:
+    output, kept = tmp_path / "held", tmp_path / "features"
+    output.mkdir()
+    kept.mkdir()
+    values = settings(target_folder, output, steps=1)
+    with hold(output, "output_dir"), hold(kept, "features"):
+        told = start(values, code=2).err
+        assert f"error: output_dir {output} is in use by process {os.getpid()} of " in told
+        told = start(values, "features", f"features={kept}", code=2).err
+        assert f"error: features {kept} is in use by process {os.getpid()} of " in told
+        assert {path.name for path in output.iterdir()} == {".lock"}
+
+
+def test_a_run_whose_folder_is_taken_away_ends_with_a_sentence(
+    target_folder: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "taken"
+    values = settings(target_folder, output, steps=100_000, checkpoint_every=10)
+    running = start_command(command(tmp_path, values), subprocess.PIPE)
+    try:
+        while running.poll() is None and not (output / "checkpoints" / "10").exists():
+            time.sleep(0.05)
+        (output / "checkpoints").rename(tmp_path / "away")
+        # No folder of a next checkpoint can be made, for which orbax would wait ten minutes.
+        (output / "checkpoints").touch()
+        told, _ = running.communicate(timeout=60)
+    finally:
+        running.kill()
+    assert running.returncode == 2
+    *_, last = told.splitlines()
+    assert last.startswith("error: ")
+    assert "checkpoints" in last
 
 
 def test_trials_that_cannot_be_are_refused_before_the_target_is_loaded(
@@ -155,6 +198,8 @@ def test_the_drafter_is_tried_and_the_best_is_kept(
     # The prompt's pass decides 1 token of 12, five calls two each, and one the last.
     assert [row["acceptance_length"] for row in tried.values()] == [11 / 6] * 3
     assert f"best drafter, acceptance length 1.83 at step 16: {output}/best\n" in said.out
+    verdict = said.out.splitlines()[-1]
+    assert verdict.startswith("Too little data to tell: the head was tried on 2 texts, and 8 are")
 
     # What the run logged is what anyone gets who decodes with the kept drafter.
     result = generate(

@@ -1,16 +1,18 @@
 """What a run writes of its steps, for programs and for TensorBoard."""
 
 import gc
+import io
 import json
 import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from tensorboardX.proto import event_pb2
 from train_runs import no_file_larger_than
 
-from train.metrics import open_log
+from train.metrics import TrainProgress, open_log
 
 PROTO: Any = event_pb2
 
@@ -55,6 +57,21 @@ def test_a_resumed_run_writes_over_the_steps_past_its_checkpoint(tmp_path: Path)
             assert value.tag == "loss"
             kept[event.step] = value.simple_value
     assert kept == {1: 1.0, 2: 2.0, 3: 7.0}
+
+
+def test_lines_tell_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, told = 5000.0, io.StringIO()
+    monkeypatch.setattr("train.metrics.time.monotonic", lambda: clock)
+    shown = TrainProgress(Console(file=told, width=200), steps=1003, step=0)
+    for at in (5100.0, 5103.0, 5106.0):  # the first one compiles
+        clock = at
+        shown.step()
+    shown.show(3, {"loss": 1.0, "tokens_per_second": 5.0})
+    shown.print_status(due=True)
+    assert told.getvalue().startswith("step 3 of 1003, about 50 min left: loss 1.000")
+    shown.show(973, {"loss": 1.0, "tokens_per_second": 5.0})
+    shown.print_status(due=True)
+    assert "step 973 of 1003, about 90 s left: " in told.getvalue()
 
 
 # What is left open is closed by the collector, which warns of it.

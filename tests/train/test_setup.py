@@ -17,12 +17,12 @@ from redrafter_jax.models.target import init_target
 from redrafter_jax.parallel.mesh import make_mesh, place
 from train.config import TrainSettings
 from train.data.types import Windows
+from train.loop import train
 from train.setup import (
     check_same_inputs,
     check_same_run,
     digest_rows,
     digest_weights,
-    set_up,
 )
 
 CONFIG = TargetConfig(32, 16, 24, 1, 2, 2, 8, 1e4, 1e-5, 64, False, (0,))
@@ -82,4 +82,4 @@ def test_steps_grow_once_all_are_taken_and_not_on_the_way() -> None:
 def test_a_place_where_no_folder_can_be_made_is_refused() -> None:
     values = settings(Path("any"), Path("README.md/x"))
     with pytest.raises(InputError, match=r"Cannot make output_dir README.md/x: Not a directory\."):
-        set_up(TrainSettings.model_validate(values), Console(quiet=True))
+        train(TrainSettings.model_validate(values), Console(quiet=True))

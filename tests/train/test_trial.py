@@ -21,7 +21,7 @@ from redrafter_jax.checkpoints.huggingface import load_drafter
 from redrafter_jax.config import DrafterConfig
 from redrafter_jax.generation import generate_autoregressive
 from train.config import AcceptanceSettings, TrainSettings
-from train.trial import Best, Trial, keep_best, plan_trial
+from train.trial import Best, Trial, describe_best, keep_best, plan_trial
 
 
 def planned(folder: Path, chats: bool, template: str | None = CHATML, **changes: Any) -> Trial:
@@ -66,6 +66,42 @@ def test_a_second_turn_stands_behind_the_targets_own_answer(tmp_path: Path, turn
     ).tokens
     said = chat_tokenizer().decode(answers[0]).strip()
     assert later == ([] if turns == 1 else [first + said + second])
+
+
+@pytest.mark.parametrize(
+    ("best", "told"),
+    [
+        (None, "No verdict: the head was not tried (acceptance); `eval compare` measures its"),
+        (
+            Best(9, 1.03, "a", 24),
+            "Slower than no head, wherever it runs: a target call gains 1.03 tokens (1.00 without "
+            "a head) with W=2 R=2 N=5 on 24 held-out texts; train on more tokens",
+        ),
+        (
+            Best(9, 1.92, "a", 24),
+            "Faster where a call over the tree costs less than 1.92 calls of the baseline: a "
+            "target call gains 1.92 tokens (1.00 without a head) with W=2 R=2 N=5 on 24",
+        ),
+        # What any drafter guesses is no gain of the head.
+        (Best(9, 3.0, "a", 24, 12), "Too little data to tell: the head was tried on 12 of 24 text"),
+        (Best(9, 3.0, "a", 24, 0, 12), "Too little data to tell: the head was tried on 12 of 24 a"),
+        (Best(9, 3.0, "a", 2), "Too little data to tell: the head was tried on 2 texts, and 8 are"),
+        # Kept by a run that did not count texts.
+        (Best(9, 3.0, "a"), "Too little data to tell: the head was tried on 0 texts"),
+    ],
+)
+def test_a_run_ends_with_what_its_trials_tell(tmp_path: Path, best: Best | None, told: str) -> None:
+    draft = {"beam_width": 2, "draft_rounds": 2}
+    values = settings(tmp_path, tmp_path / "run", acceptance=trial(tmp_path, draft=draft))
+    sentence = describe_best(best, TrainSettings.model_validate(values))
+    assert sentence.startswith(told)
+
+
+def test_a_trial_with_prompt_lookup_tells_nothing_of_the_head(tmp_path: Path) -> None:
+    draft = {"beam_width": 2, "draft_rounds": 2, "lookup_tokens": 4}
+    values = settings(tmp_path, tmp_path / "run", acceptance=trial(tmp_path, draft=draft))
+    told = describe_best(Best(9, 3.0, "a", 24), TrainSettings.model_validate(values))
+    assert told.startswith("Too little data to tell: acceptance.draft has lookup_tokens=4, and")
 
 
 def test_a_better_drafter_takes_the_place_of_the_best(tmp_path: Path) -> None:

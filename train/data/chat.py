@@ -15,21 +15,26 @@ from tokenizers import Tokenizer
 
 from redrafter_jax.errors import InputError
 from redrafter_jax.text import chat_template
-from redrafter_jax.text.chat_template import ChatTemplate
+from redrafter_jax.text.chat_template import ChatTemplate, Turn
 
 from .settings import DataSettings
 from .types import Chat, Skip
+
+# Of a turn, by every template.
+_READ = ("role", "content")
 
 
 class Rendered(NamedTuple):
     """A conversation as text.
 
     `turns` has, for each turn that carries loss, the prefixes of `whole` before it and with it.
+    `unread` are fields of the record that nothing has read, the template included.
     """
 
     place: str
     whole: str
     turns: list[tuple[str, str]]
+    unread: tuple[str, ...] = ()
 
 
 def load_template(settings: DataSettings, target: Path, tokenizer: Tokenizer) -> ChatTemplate:
@@ -50,12 +55,18 @@ def load_template(settings: DataSettings, target: Path, tokenizer: Tokenizer) ->
 def render_chat(
     template: ChatTemplate, chat: Chat, which: Literal["all", "last"]
 ) -> Rendered | Skip:
-    """The conversation as text, or why the template refuses it; `last` drops what follows it.
+    """The conversation as text, or why the template refuses it.
+
+    With `last` the last answer that carries loss ends it.
 
     Raises:
       InputError: the template writes the beginning of a conversation otherwise when more follows.
     """
-    answers = [index for index, turn in enumerate(chat.turns) if turn["role"] == "assistant"]
+    answers = [
+        index
+        for index, turn in enumerate(chat.turns)
+        if turn["role"] == "assistant" and index not in chat.without_loss
+    ]
     turns = chat.turns
     if which == "last":
         answers, turns = answers[-1:], turns[: answers[-1] + 1]
@@ -82,7 +93,23 @@ def render_chat(
             f"{index + 1} of {len(turns)}, what stands before changes when {when}, so what the "
             f"assistant writes cannot be told; {remedy}."
         )
-    return Rendered(chat.place, whole, pairs)
+    unread = (*chat.unread, *_unread_by_template(template, turns, whole))
+    return Rendered(chat.place, whole, pairs, unread)
+
+
+def _unread_by_template(template: ChatTemplate, turns: Sequence[Turn], whole: str) -> list[str]:
+    """What turns state besides role and content, and the template writes nothing of."""
+    names = dict.fromkeys(name for turn in turns for name in turn if name not in _READ)
+    unread = []
+    for name in names:
+        without = [{key: turn[key] for key in turn if key != name} for turn in turns]
+        try:
+            written = template.render(without, False)
+        except Exception:  # it needs the field
+            continue
+        if written == whole:
+            unread.append(f"{name} of a turn")
+    return unread
 
 
 def mask_answers(

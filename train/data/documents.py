@@ -60,16 +60,13 @@ def load_documents(
 def load_own_tokenizer(settings: DataSettings, target: Path, config: TargetConfig) -> Tokenizer:
     """The tokenizer of the target in folder `target`, once the target is checked to fit the data.
 
+    It may have more tokens than the target, such as one for padding; data with one of those is
+    refused.
+
     Raises:
-      InputError: the tokenizer does not fit the target, rows are longer than the target has
-        positions, or the target states no end token.
+      InputError: rows are longer than the target has positions, or it states no end token.
     """
     tokenizer = read_tokenizer(target)
-    if tokenizer.get_vocab_size() > config.vocab_size:
-        raise InputError(
-            f"{target} has a tokenizer of {tokenizer.get_vocab_size()} tokens and a model of "
-            f"{config.vocab_size}; they do not belong together."
-        )
     length, positions = settings.sequence_length, config.position_limit
     if length > positions:
         raise InputError(
@@ -114,11 +111,15 @@ def encode_records(
                     yield record
                 case Text():
                     ids = ids_of_text[record.text]
-                    yield _from_text(record.place, ids, opening, end_token)
+                    _check_tokens(record.place, ids, tokenizer, config.vocab_size)
+                    yield _from_text(record, ids, opening, end_token)
                 case Rendered():
+                    ids = ids_of_chat[record.whole]
+                    _check_tokens(record.place, ids, tokenizer, config.vocab_size)
                     yield _from_chat(record, ids_of_chat)
                 case Tokens():
-                    yield _from_tokens(record, config.vocab_size)
+                    _check_tokens(record.place, record.ids, tokenizer, config.vocab_size)
+                    yield _from_tokens(record)
 
 
 def read_records(source: SourceSettings) -> Iterator[Record | Skip]:
@@ -142,10 +143,13 @@ def _encode(
     return {text: encoding.ids for text, encoding in zip(unique, encodings, strict=True)}
 
 
-def _from_text(place: str, ids: Sequence[int], opening: Sequence[int], end_token: int) -> Document:
+def _from_text(
+    record: Text, ids: Sequence[int], opening: Sequence[int], end_token: int
+) -> Document:
     closing = [] if list(ids[-1:]) == [end_token] else [end_token]
     tokens = np.asarray([*opening, *ids, *closing], np.int32)
-    return Document(place, "text", tokens, np.arange(len(tokens)) > 0)
+    mask = np.arange(len(tokens)) > 0
+    return Document(record.place, "text", tokens, mask, unread=record.unread)
 
 
 def _from_chat(chat: Rendered, ids: dict[str, list[int]]) -> Document | Skip:
@@ -154,21 +158,39 @@ def _from_chat(chat: Rendered, ids: dict[str, list[int]]) -> Document | Skip:
     if not mask.any():
         fault = "a token runs across the edge of every answer" if left_out else ""
         return Skip(chat.place, "no token carries loss", fault)
-    return Document(chat.place, "chat", np.asarray(ids[chat.whole], np.int32), mask, left_out, True)
+    tokens = np.asarray(ids[chat.whole], np.int32)
+    return Document(chat.place, "chat", tokens, mask, left_out, True, chat.unread)
 
 
-def _from_tokens(record: Tokens, vocab_size: int) -> Document | Skip:
-    for token in (min(record.ids), max(record.ids)):
-        if not 0 <= token < vocab_size:
-            raise InputError(
-                f"{record.place} holds token {token}, which is outside the vocabulary of "
-                f"{vocab_size} tokens; give tokens of this target's tokenizer."
-            )
+def _from_tokens(record: Tokens) -> Document | Skip:
     if not any(record.mask):
         return Skip(record.place, "no token carries loss")
     mask = np.asarray(record.mask, bool)
     tokens = np.asarray(record.ids, np.int32)
-    return Document(record.place, "tokens", tokens, mask, is_chat=record.is_chat)
+    return Document(record.place, "tokens", tokens, mask, 0, record.is_chat, record.unread)
+
+
+def _check_tokens(place: str, ids: Sequence[int], tokenizer: Tokenizer, vocab_size: int) -> None:
+    """Refuse a record with a token that the target does not have, though its tokenizer may."""
+    for token in (min(ids, default=0), max(ids, default=0)):
+        if not 0 <= token < vocab_size:
+            known = 0 <= token < tokenizer.get_vocab_size()
+            named = f" ({tokenizer.id_to_token(token)!r})" if known else ""
+            raise InputError(
+                f"{place} holds token {token}{named}, which is outside the vocabulary of "
+                f"{vocab_size} tokens; give tokens of this target's tokenizer that the target has "
+                "too."
+            )
+
+
+def refuse_many_skips(name: str, skips: Sequence[Skip], total: int, settings: DataSettings) -> None:
+    """Refuse data of which more than half of the records are left out, unless that is allowed."""
+    if settings.skips == "report" and 2 * len(skips) > total:
+        raise InputError(
+            f"{name}: {len(skips)} of {total} records are left out, more than half: "
+            f"{describe_skips(skips)}. Mend them or what reads them (template, format), or set "
+            "data.skips=allow to go on with the others."
+        )
 
 
 def _check(loaded: SourceDocuments, source: SourceSettings, settings: DataSettings) -> None:
@@ -179,6 +201,7 @@ def _check(loaded: SourceDocuments, source: SourceSettings, settings: DataSettin
         raise InputError(
             f"{loaded.name} holds nothing to train on; {why}. Give it other data or leave it out."
         )
+    refuse_many_skips(loaded.name, skips, total, settings)
     if settings.skips == "refuse":
         faults = []
         if skips:

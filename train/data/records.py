@@ -17,6 +17,12 @@ _SPEAKERS = {
     "system": "system",
     "tool": "tool",
 }
+# What `train regenerate` states of a row: how it was made, which asks for nothing here.
+_STATED = frozenset([
+    "record", "seed", "temperature", "max_new_tokens", "sequence_length", "row", "rows", "answers",
+    "cut", "left_out", "dropped", "questions", "turns", "max_user_tokens", "user_sampling",
+    "user_opening", "target", "shuffle_seed",
+])  # fmt: skip
 
 
 class _MalformedError(Exception):
@@ -24,7 +30,7 @@ class _MalformedError(Exception):
 
 
 def parse(raw: Raw, stated: Format | None) -> Record | Skip:
-    """The record, in the stated format or the one that its keys tell; other keys are ignored.
+    """The record, in the stated format or the one that its keys tell, with the keys left unread.
 
     A key whose value is null counts as absent: rows of a table have all columns.
     """
@@ -33,7 +39,8 @@ def parse(raw: Raw, stated: Format | None) -> Record | Skip:
             raise _MalformedError("no JSON object", f"but a {type(raw.value).__name__}")
         row = {key: value for key, value in raw.value.items() if value is not None}
         _, read = _FORMATS[stated or _format(row)]
-        return read(raw.place, row)
+        record = read(raw.place, row)
+        return record._replace(unread=(*record.unread, *row))
     except _MalformedError as error:
         return Skip(raw.place, *error.args)
 
@@ -50,32 +57,29 @@ def _format(row: dict[str, Any]) -> Format:
 
 
 def _messages(place: str, row: dict[str, Any]) -> Chat:
-    turns = _turns(row, "messages", "role", "content")
-    stated = [{key: value for key, value in turn.items() if value is not None} for turn in turns]
-    return _chat(place, stated)
+    return _chat(place, row, "messages")
 
 
 def _conversations(place: str, row: dict[str, Any]) -> Chat:
-    turns = _turns(row, "conversations", "from", "value")
-    for turn in turns:
-        if turn["from"] not in _SPEAKERS:
-            detail = f"{turn['from']!r} is none of {', '.join(_SPEAKERS)}"
-            raise _MalformedError("a turn is from nobody known", detail)
-    return _chat(
-        place, [{"role": _SPEAKERS[turn["from"]], "content": turn["value"]} for turn in turns]
-    )
+    return _chat(place, row, "conversations")
 
 
 def _alpaca(place: str, row: dict[str, Any]) -> Chat:
     task, answer = _string(row, "instruction"), _string(row, "output")
-    material = row.get("input", "")
+    material = row.pop("input", "")
     if not isinstance(material, str):
         raise _MalformedError("input is no string", f"but a {type(material).__name__}")
     if material.strip():
         task = f"{task}\n\n{material}"
-    return _chat(
-        place, [{"role": "user", "content": task}, {"role": "assistant", "content": answer}]
-    )
+    earlier = row.pop("history", [])
+    if not isinstance(earlier, list) or not all(_is_pair(pair) for pair in earlier):
+        raise _MalformedError("history is no list of pairs of strings")
+    turns = [
+        {"role": role, "content": said}
+        for pair in [*earlier, [task, answer]]
+        for role, said in zip(("user", "assistant"), pair, strict=True)
+    ]
+    return _check_chat(Chat(place, [*_system(row, turns), *turns]))
 
 
 def _text(place: str, row: dict[str, Any]) -> Text:
@@ -83,7 +87,7 @@ def _text(place: str, row: dict[str, Any]) -> Text:
 
 
 def _tokens(place: str, row: dict[str, Any]) -> Tokens:
-    ids, mask = row.get("input_ids"), row.get("loss_mask")
+    ids, mask = row.pop("input_ids", None), row.pop("loss_mask", None)
     # Not isinstance: a bool is no token.
     if not isinstance(ids, list) or not ids or any(type(token) is not int for token in ids):
         raise _MalformedError("input_ids is no list of whole numbers")
@@ -93,10 +97,13 @@ def _tokens(place: str, row: dict[str, Any]) -> Tokens:
         detail = f"{len(ids)} and {len(mask)} values"
         raise _MalformedError("input_ids and loss_mask differ in length", detail)
     rewritten = {"answers", "rows"} <= row.keys()
+    if {"seed", "temperature"} <= row.keys():
+        for name in _STATED & row.keys():
+            del row[name]
     return Tokens(place, ids, [int(value) for value in mask], rewritten)
 
 
-# The key that a record of each format must have, and what reads it.
+# The key that a record of each format must have, and what takes its fields out of the row.
 _FORMATS: dict[Format, tuple[str, Callable[[str, dict[str, Any]], Record]]] = {
     "messages": ("messages", _messages),
     "conversations": ("conversations", _conversations),
@@ -106,34 +113,100 @@ _FORMATS: dict[Format, tuple[str, Callable[[str, dict[str, Any]], Record]]] = {
 }
 
 
-def _turns(row: dict[str, Any], key: str, speaker: str, said: str) -> list[dict[str, Any]]:
-    turns = row.get(key)
+def _chat(place: str, row: dict[str, Any], key: str) -> Chat:
+    """The conversation under that key; a record's own system text comes first.
+
+    Turns have role and content, or from and value. What else a turn of the first kind states is
+    left to the chat template, but OpenAI's weight: 0 is an answer without loss.
+    """
+    turns, unread = row.pop(key), dict[str, None]()
     if not isinstance(turns, list) or not turns:
         raise _MalformedError(f"{key} is no list of turns")
+    weights, read = [], list[Turn]()
     for turn in turns:
-        if not isinstance(turn, dict) or not isinstance(turn.get(speaker), str):
-            raise _MalformedError(f"a turn is no object with {speaker} and {said}")
-        if not isinstance(turn.get(said), str):
-            raise _MalformedError(f"a turn's {said} is no string", f"the turn of {turn[speaker]!r}")
-    return turns
+        rest = {name: value for name, value in _object(turn).items() if value is not None}
+        speaker, said = ("role", "content") if "role" in rest else ("from", "value")
+        role, content = rest.pop(speaker, None), rest.pop(said, None)
+        if not isinstance(role, str):
+            raise _MalformedError(_NO_TURN)
+        if speaker == "from" and role not in _SPEAKERS:
+            detail = f"{role!r} is none of {', '.join(_SPEAKERS)}"
+            raise _MalformedError("a turn is from nobody known", detail)
+        if not isinstance(content, str):
+            raise _MalformedError(f"a turn's {said} is no string", f"the turn of {role!r}")
+        weights.append(rest.pop("weight", None))
+        read.append({"role": _SPEAKERS.get(role, role), "content": content})
+        if speaker == "role":
+            read[-1] |= rest
+        else:
+            unread |= dict.fromkeys(f"{name} of a turn" for name in rest)
+    before = _system(row, read)
+    without_loss = [
+        len(before) + index
+        for index, (turn, weight) in enumerate(zip(read, weights, strict=True))
+        if not _carries_loss(turn, weight)
+    ]
+    return _check_chat(Chat(place, [*before, *read], tuple(unread), frozenset(without_loss)))
 
 
-def _chat(place: str, turns: list[Turn]) -> Chat:
-    answers = [turn["content"] for turn in turns if turn["role"] == "assistant"]
+_NO_TURN = "a turn is no object with role and content, or from and value"
+
+
+def _object(turn: Any) -> dict[str, Any]:
+    if not isinstance(turn, dict):
+        raise _MalformedError(_NO_TURN)
+    return turn
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and [type(part) for part in value] == [str, str]
+
+
+def _carries_loss(turn: Turn, weight: Any) -> bool:
+    """Whether an answer's weight is not 0; others carry no loss and may not ask for any."""
+    is_answer = turn["role"] == "assistant"
+    # Not isinstance: true is no weight.
+    if weight is not None and (type(weight) not in (int, float) or weight not in (0, 1)):
+        raise _MalformedError("a turn's weight is neither 0 nor 1", f"but {weight!r}")
+    if weight == 1 and not is_answer:
+        detail = f"the turn of {turn['role']!r}; the assistant's alone carry loss"
+        raise _MalformedError("a turn's weight is 1", detail)
+    return not (is_answer and weight == 0)
+
+
+def _system(row: dict[str, Any], turns: list[Turn]) -> list[Turn]:
+    """The turn of a record's own system text, unless it is blank or the turns begin with it."""
+    text = row.pop("system", "")
+    if not isinstance(text, str):
+        raise _MalformedError("system is no string", f"but a {type(text).__name__}")
+    if not text.strip():
+        return []
+    if turns[0]["role"] != "system":
+        return [{"role": "system", "content": text}]
+    if turns[0]["content"] != text:
+        raise _MalformedError("two system texts", "the record's own and a turn's differ")
+    return []
+
+
+def _check_chat(chat: Chat) -> Chat:
+    turns = chat.turns
+    answers = [index for index, turn in enumerate(turns) if turn["role"] == "assistant"]
     if not answers:
         raise _MalformedError("no assistant turn")
     if turns[0]["role"] == "assistant":
         raise _MalformedError("the assistant speaks first")
-    if not all(answer.strip() for answer in answers):
+    if not all(turns[index]["content"].strip() for index in answers):
         raise _MalformedError("an assistant turn is blank")
+    if chat.without_loss.issuperset(answers):
+        raise _MalformedError("every answer has weight 0")
     for turn in turns:
         _require_unicode(turn["content"], f"the turn of {turn['role']!r}")
-    return Chat(place, turns)
+    return chat
 
 
 def _string(row: dict[str, Any], key: str) -> str:
     """A string that is not blank and is Unicode."""
-    text = row.get(key)
+    text = row.pop(key, None)
     if not isinstance(text, str):
         raise _MalformedError(f"{key} is no string", f"but a {type(text).__name__}")
     if not text.strip():

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from .documents import SourceDocuments
 from .rows import Rows, Sources
-from .types import count_reasons, describe_skips
+from .types import count_reasons, count_unread, describe_skips, describe_unread
 
 # A smaller share of tokens that carry loss is worth a warning.
 _LITTLE = 0.1
@@ -35,6 +35,8 @@ def print_report(loaded: Sources, console: Console) -> None:
         table.add_row(Text(source.name.removeprefix("data.sources.")), *shown, f"{source.weight:g}")
         if source.skips:
             notes.append(f"{source.name}: skipped {describe_skips(source.skips)}")
+        if unread := describe_unread(source.documents):
+            notes.append(f"{source.name}: fields that nothing reads, with their records: {unread}")
         for name, note in _NOTES.items():
             if counts[name]:
                 notes.append(f"{source.name}: {note}: {counts[name]}")
@@ -55,6 +57,7 @@ def write_report(loaded: Sources, path: Path) -> None:
             "source": source.name,
             "weight": source.weight,
             **_counts(source, rows),
+            "unread_fields": count_unread(source.documents),
             "skips_by_reason": count_reasons(source.skips),
             "skips": [skip._asdict() for skip in source.skips],
         }

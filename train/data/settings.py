@@ -102,8 +102,9 @@ class DataSettings(Settings):
     there.
 
     `long_records` are cut into pieces of `sequence_length`, or refused. `pack` puts several
-    documents into a row where they fit; none of them sees another. A record that cannot be
-    used is left out, counted and listed; with `skips: refuse` the run stops instead.
+    documents into a row where they fit; none of them sees another. A record that cannot be used is
+    left out, counted and listed, and where they are more than half of a source the run stops; with
+    `skips: allow` it goes on, with `skips: refuse` it stops at any.
     """
 
     sources: list[SourceSettings] = Field(min_length=1)
@@ -114,7 +115,7 @@ class DataSettings(Settings):
     train_turns: Literal["all", "last"] = "all"
     long_records: Literal["cut", "refuse"] = "cut"
     pack: bool = False
-    skips: Literal["report", "refuse"] = "report"
+    skips: Literal["report", "refuse", "allow"] = "report"
 
     @model_validator(mode="after")
     def _read_arguments(self) -> "DataSettings":

@@ -1,7 +1,8 @@
 """What the steps pass on: a raw record, a record, a document, a skip."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -28,29 +29,37 @@ class Skip(NamedTuple):
 
 
 class Text(NamedTuple):
-    """Plain text: all of it carries loss."""
+    """Plain text: all of it carries loss. `unread` are fields of the record that nothing reads."""
 
     place: str
     text: str
+    unread: tuple[str, ...] = ()
 
 
 class Chat(NamedTuple):
-    """A conversation: the assistant's turns carry loss."""
+    """A conversation: the assistant's turns carry loss, but those whose `weight` is 0.
+
+    Those are `without_loss`, by index; `unread` are fields of the record that nothing reads.
+    """
 
     place: str
     turns: list[Turn]
+    unread: tuple[str, ...] = ()
+    without_loss: frozenset[int] = frozenset()
 
 
 class Tokens(NamedTuple):
     """Token ids, and a mask of 0 and 1 of the same length: which of them carry loss.
 
-    `is_chat` is True of a conversation that `train regenerate` wrote.
+    `is_chat` is True of a conversation that `train regenerate` wrote; `unread` are fields of the
+    record that nothing reads.
     """
 
     place: str
     ids: list[int]
     mask: list[int]
     is_chat: bool = False
+    unread: tuple[str, ...] = ()
 
 
 Record = Text | Chat | Tokens
@@ -66,6 +75,7 @@ class Document(NamedTuple):
       loss_mask: True where predicting the token counts.
       left_out: answers that carry no loss, because a token runs across their edge.
       is_chat: whether a chat template wrote it, here or before.
+      unread: fields of the record that nothing has read, the chat template included.
     """
 
     place: str
@@ -74,6 +84,7 @@ class Document(NamedTuple):
     loss_mask: Bool[np.ndarray, " t"]
     left_out: int = 0
     is_chat: bool = False
+    unread: tuple[str, ...] = ()
 
 
 class Windows(NamedTuple):
@@ -102,6 +113,17 @@ def describe_skips(skips: Sequence[Skip]) -> str:
         f"{count} × {reason} (first at {_place(first[reason])})"
         for reason, count in count_reasons(skips).items()
     )
+
+
+def count_unread(records: Iterable[Document | Record | Skip]) -> dict[str, int]:
+    """How many records have each field that nothing reads, the most frequent first."""
+    unread = (() if isinstance(record, Skip) else record.unread for record in records)
+    return dict(Counter(chain.from_iterable(unread)).most_common())
+
+
+def describe_unread(records: Iterable[Document | Record | Skip]) -> str:
+    """One line: every field that nothing reads, with its count; empty without any."""
+    return ", ".join(f"{name} ({count})" for name, count in count_unread(records).items())
 
 
 def _place(skip: Skip) -> str:

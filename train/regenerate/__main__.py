@@ -21,9 +21,10 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from redrafter_jax.checkpoints.huggingface import load_drafter, load_target, load_target_config
-from redrafter_jax.command_line import make_folder, run
+from redrafter_jax.command_line import make_folder_of, run
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.errors import InputError
+from redrafter_jax.lock import hold
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_rows
 from redrafter_jax.parallel.processes import is_first
@@ -38,7 +39,15 @@ from ..data.chat import load_template
 from ..data.documents import load_documents, load_own_tokenizer
 from ..data.report import print_line
 from ..data.rows import cut
-from ..data.types import Chat, Skip, Windows, describe_skips
+from ..data.types import (
+    Chat,
+    Document,
+    Record,
+    Skip,
+    Windows,
+    describe_skips,
+    describe_unread,
+)
 from ..setup import digest_weights
 from .conversations import (
     TurnEncoder,
@@ -83,14 +92,15 @@ def regenerate(arguments: Sequence[str], command: str = "regenerate") -> None:
     mesh = settings.mesh.build()
     check_rows(settings.batch_size, mesh, "batch_size")
     if is_first():
-        make_folder(settings.output.parent, "the folder of output")
+        make_folder_of(settings.output, "output")
         check_is_no_source(settings.output, settings.data)
     console = Console(stderr=True, quiet=not is_first())
     if settings.prompts == "self":
         write = _write_prompts_too
     else:
         write = _rewrite_chats if settings.prompt_tokens is None else _continue_texts
-    write(settings, mesh, console)
+    with hold(settings.output, "output"):
+        write(settings, mesh, console)
 
 
 def _continue_texts(settings: RegenerateSettings, mesh: Mesh | None, console: Console) -> None:
@@ -99,6 +109,7 @@ def _continue_texts(settings: RegenerateSettings, mesh: Mesh | None, console: Co
     sources = load_documents(settings.data, settings.target, config)
     for source in sources:
         _print_skips(console, source.name, source.skips)
+        _print_unread(console, source.name, source.documents)
     documents = [document for source in sources for document in source.documents]
     length = settings.data.sequence_length
     prompts = _choose_prompts(cut(documents, config.eos_token_ids[0], length), settings)
@@ -145,9 +156,12 @@ def _rewrite_chats(settings: RegenerateSettings, mesh: Mesh | None, console: Con
     template = load_template(settings.data, settings.target, tokenizer)
     asked = (first_question(record) for record in records if isinstance(record, Chat))
     stop_tokens = end_tokens(template, tokenizer, config.eos_token_ids, asked)
-    encoder = TurnEncoder(tokenizer, template, stop_tokens, settings.data.sequence_length)
+    length = settings.data.sequence_length
+    encoder = TurnEncoder(tokenizer, template, stop_tokens, length, config.vocab_size)
     recorded, skips = choose_conversations(records, encoder, settings.data, settings.count)
     _print_skips(console, "conversations", skips)
+    _print_unread(console, "conversations", records)
+    _print_weights(console, records)
     items = [each.item(seed, settings) for seed, each in enumerate(recorded)]
 
     def write(item: Item) -> Session[JsonRows]:
@@ -191,9 +205,9 @@ def _write_prompts_too(settings: RegenerateSettings, mesh: Mesh | None, console:
                     f"{name} is for chat models, and {settings.target} has no chat template; leave "
                     "it out, or give data.chat_template."
                 ) from None
-        writer = text_writer(tokenizer, config.eos_token_ids, settings)
+        writer = text_writer(tokenizer, config, settings)
     else:
-        writer = chat_writer(tokenizer, template, config.eos_token_ids, asked, settings)
+        writer = chat_writer(tokenizer, template, config, asked, settings)
     target = load_target(settings.target, settings.target_dtype, mesh)
     digest = hashlib.sha256(f"{digest_weights(target)} {writer.opening}".encode()).hexdigest()
 
@@ -293,6 +307,21 @@ def _summarize(settings: RegenerateSettings) -> str:
 def _print_skips(console: Console, name: str, skips: Sequence[Skip]) -> None:
     if skips:
         print_line(console, f"{name}: skipped {describe_skips(skips)}")
+
+
+def _print_unread(console: Console, name: str, records: Iterable[Document | Record | Skip]) -> None:
+    if unread := describe_unread(records):
+        print_line(console, f"{name}: fields that nothing reads, with their records: {unread}")
+
+
+def _print_weights(console: Console, records: Iterable[Record | Skip]) -> None:
+    weighted = sum(isinstance(one, Chat) and bool(one.without_loss) for one in records)
+    if weighted:
+        print_line(
+            console,
+            f"conversations: {weighted} have answers of weight 0; the target rewrites these too, "
+            "and what it writes carries loss",
+        )
 
 
 def main() -> None:

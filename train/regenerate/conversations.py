@@ -26,7 +26,7 @@ from redrafter_jax.serving.messages import Request
 from redrafter_jax.text.chat_template import ChatTemplate, Turn, answer_text
 
 from ..config import RegenerateSettings
-from ..data.documents import read_records
+from ..data.documents import read_records, refuse_many_skips
 from ..data.settings import DataSettings
 from ..data.types import Chat, Record, Skip, describe_skips
 from .output import Item
@@ -34,12 +34,16 @@ from .session import JsonRows, Session
 
 
 class TurnEncoder(NamedTuple):
-    """Encodes turns; `room` is the tokens of a row, `stop_tokens` end an answer."""
+    """Encodes turns for a target of V tokens.
+
+    `room` is the tokens of a row, `stop_tokens` end an answer.
+    """
 
     tokenizer: Tokenizer
     template: ChatTemplate
     stop_tokens: tuple[int, ...]
     room: int
+    vocab_size: int
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a rendered prompt, as in decoding."""
@@ -54,6 +58,8 @@ class TurnEncoder(NamedTuple):
             prompt = self.encode(self.template.render(turns, True))
         except Exception:  # a template is a program of its own
             return "the chat template refuses the turns"
+        if max(prompt, default=0) >= self.vocab_size:
+            return f"token {max(prompt)} is none of the target's {self.vocab_size}"
         if len(prompt) >= self.room:
             return "no room for an answer in data.sequence_length"
         return prompt
@@ -218,6 +224,7 @@ def choose_conversations(
     made = [_encode(encoder, record) for record in records]
     skips = [skip for skip in made if isinstance(skip, Skip)]
     usable = [recorded for recorded in made if not isinstance(recorded, Skip)]
+    refuse_many_skips("conversations", skips if usable else [], len(made), settings)
     if skips and settings.skips == "refuse":
         raise InputError(
             f"{len(skips)} of {len(made)} records cannot be rewritten: {describe_skips(skips)}. "

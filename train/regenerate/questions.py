@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from redrafter_jax.config import SamplingConfig
+from redrafter_jax.acceptance import repeats_itself
+from redrafter_jax.config import SamplingConfig, TargetConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.serving.messages import Request
 from redrafter_jax.text.chat_template import ChatTemplate, Turn, end_tokens, user_turn
@@ -39,8 +40,6 @@ from .session import JsonRows, Session
 
 # Fewest tokens of a question.
 _FEWEST_TOKENS = 4
-# So many tokens or more repeat themselves if less than this share of their n-grams is distinct.
-_LOOP_TOKENS, _NGRAM, _DISTINCT = 16, 4, 0.5
 # The run stops after so many dropped conversations in a row.
 MOST_DROPPED = 256
 
@@ -117,7 +116,7 @@ class Writer(NamedTuple):
 def chat_writer(
     tokenizer: Tokenizer,
     template: ChatTemplate,
-    eos_token_ids: Sequence[int],
+    target: TargetConfig,
     asked: Container[str],
     settings: RegenerateSettings,
 ) -> Writer:
@@ -133,10 +132,12 @@ def chat_writer(
             "end, so that the target cannot be asked for them; give another data.chat_template, or "
             "recorded conversations in data.sources and prompts: data."
         )
-    stops = end_tokens(template, tokenizer, eos_token_ids, [[{"role": "user", "content": "Hi"}]])
+    hi = [{"role": "user", "content": "Hi"}]
+    stops = end_tokens(template, tokenizer, target.eos_token_ids, [hi])
     if first.token is not None and first.token not in stops:
         stops = (*stops, first.token)
-    encoder = TurnEncoder(tokenizer, template, stops, settings.data.sequence_length)
+    length = settings.data.sequence_length
+    encoder = TurnEncoder(tokenizer, template, stops, length, target.vocab_size)
 
     def ask(seed: int, turns: list[Turn]) -> Session[list[Turn] | str | None]:
         if len(turns) == 2 * settings.turns:
@@ -168,15 +169,15 @@ def chat_writer(
     return Writer(write, stops, first.opening + first.closing, identity | limits(settings), True)
 
 
-def text_writer(
-    tokenizer: Tokenizer, eos_token_ids: Sequence[int], settings: RegenerateSettings
-) -> Writer:
+def text_writer(tokenizer: Tokenizer, target: TargetConfig, settings: RegenerateSettings) -> Writer:
     """A base model that writes texts: text i continues the i-th ordinary token.
 
-    Ordinary tokens are all but special and end tokens, in an order drawn by `data.shuffle_seed`.
+    Ordinary tokens are all of the target's but special and end tokens, in an order drawn by
+    `data.shuffle_seed`.
     """
-    excluded = {*special_tokens(tokenizer), *eos_token_ids}
-    ordinary = sorted(token for token in tokenizer.get_vocab().values() if token not in excluded)
+    excluded = {*special_tokens(tokenizer), *target.eos_token_ids}
+    tokens = (token for token in tokenizer.get_vocab().values() if token < target.vocab_size)
+    ordinary = sorted(token for token in tokens if token not in excluded)
     order = np.random.default_rng(settings.data.shuffle_seed).permutation(ordinary).tolist()
     prefix = tokenizer.encode("").ids
 
@@ -191,7 +192,7 @@ def text_writer(
         return Conversation([Exchange(_join_ids(prompt + written), None if fault else rows)], fault)
 
     identity = limits(settings) | {"shuffle_seed": settings.data.shuffle_seed}
-    return Writer(write, tuple(eos_token_ids), _join_ids(prefix), identity, False)
+    return Writer(write, tuple(target.eos_token_ids), _join_ids(prefix), identity, False)
 
 
 def new_rows(
@@ -284,14 +285,6 @@ def read_question(
 def answer_fault(answer: Sequence[int]) -> str | None:
     """Why an answer is left out."""
     return "an answer that repeats itself" if repeats_itself(answer) else None
-
-
-def repeats_itself(tokens: Sequence[int]) -> bool:
-    """Whether these are 16 tokens or more, and less than half of their 4-grams are distinct."""
-    if len(tokens) < _LOOP_TOKENS:
-        return False
-    ngrams = list(zip(*(tokens[start:] for start in range(_NGRAM)), strict=False))
-    return len(set(ngrams)) < _DISTINCT * len(ngrams)
 
 
 def _join_ids(tokens: Sequence[int]) -> str:

@@ -60,6 +60,28 @@ def learnt(document: Document | Skip) -> str:
     return "|".join(decoded)
 
 
+def test_an_answer_of_weight_0_carries_no_loss_and_is_no_last_one(chatml: ChatTemplate) -> None:
+    records = [Chat("rows.jsonl, line 1", TURNS, without_loss=frozenset({1}))]
+    (made,) = encode_records(records, OWN, chat_tokenizer(), CONFIG, lambda: chatml)
+    assert learnt(made) == "Ciao<|im_end|>\n"
+    records = [Chat("rows.jsonl, line 1", TURNS, without_loss=frozenset({3}))]
+    (made,) = encode_records(records, LAST, chat_tokenizer(), CONFIG, lambda: chatml)
+    assert learnt(made) == "Hello<|im_end|>\n"
+
+
+def test_what_the_template_writes_nothing_of_is_told(chatml: ChatTemplate) -> None:
+    named = [TURNS[0] | {"name": "Ann", "tool_calls": []}, TURNS[1]]
+    made = encode(chatml, named)
+    assert isinstance(made, Document)
+    assert made.unread == ("name of a turn", "tool_calls of a turn")
+    with_name = chatml._replace(
+        render=lambda turns, _: "".join(turn.get("name", "") + turn["content"] for turn in turns)
+    )
+    made = encode(with_name, named)
+    assert isinstance(made, Document)
+    assert made.unread == ("tool_calls of a turn",)
+
+
 def test_vicunas_answers_and_their_end_carry_loss() -> None:
     template = load_template(VICUNA, Path("any"), chat_tokenizer())
     document = encode(template, TURNS, VICUNA)

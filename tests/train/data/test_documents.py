@@ -120,8 +120,14 @@ def test_full_masks_and_skips_are_allowed_or_refused(chat_target: Path, tmp_path
     full = {"input_ids": [1, 2], "loss_mask": [1, 1]}
     path = write_lines(tmp_path / "a.jsonl", full, {"text": 3}, [])
     files = {"files": [path], "full_masks": "allow"}
-    (source,) = load(chat_target, files)
+    (source,) = load(chat_target, files, skips="allow")
     assert (len(source.documents), len(source.skips)) == (1, 2)
+    most = r"2 of 3 records are left out, more than half: 1 × text is no string \(first at .*line 2"
+    with pytest.raises(InputError, match=rf"{most}.*set data\.skips=allow"):
+        load(chat_target, files)
+    # Half is not more than half.
+    half = write_lines(tmp_path / "half.jsonl", full, {"text": 3})
+    load(chat_target, {"files": [half], "full_masks": "allow"})
     with pytest.raises(InputError, match=r"2 of 3 records cannot be used: 1 × text is no string"):
         load(chat_target, files, skips="refuse")
     # One mask that is not full is enough.
@@ -164,7 +170,6 @@ def test_texts_need_no_chat_template_and_conversations_do(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"vocab_size": 259}, "has a tokenizer of 260 tokens and a model of 259"),
         ({"eos_token_ids": ()}, "states no eos_token_id"),
         (
             {"max_position_embeddings": 63},
@@ -178,6 +183,25 @@ def test_a_target_that_does_not_fit_the_data_is_named(
     config = dataclasses.replace(CONFIG, **changes)
     with pytest.raises(InputError, match=sentence):
         load_documents(data_settings({"files": ["a.jsonl"]}), chat_target, config)
+
+
+def test_a_tokenizer_may_have_more_tokens_than_its_target_but_no_record_one_of_them(
+    chat_target: Path, tmp_path: Path
+) -> None:
+    # The last of 260 tokens, <|im_end|>, is here one that was added for padding.
+    config = dataclasses.replace(CONFIG, vocab_size=VOCABULARY - 1)
+    fine = write_lines(tmp_path / "fine.jsonl", RECORDS["text"], RECORDS["alpaca"])
+    vicuna = {"chat_template": "vicuna_v1.1"}
+    load_documents(data_settings({"files": [fine]}, **vicuna), chat_target, config)
+    for row in (
+        {"text": "a<|im_end|>"},
+        {"messages": [TURNS[0], {"role": "assistant", "content": "b<|im_end|>"}]},
+        {"input_ids": [1, VOCABULARY - 1], "loss_mask": [0, 1]},
+    ):
+        path = write_lines(tmp_path / "padded.jsonl", RECORDS["text"], row)
+        told = r"padded.jsonl, line 2 holds token 259 \('<\|im_end\|>'\), which is outside .* 259"
+        with pytest.raises(InputError, match=told):
+            load_documents(data_settings({"files": [path]}, **vicuna), chat_target, config)
 
 
 HEALTHY = [json.dumps(row).encode() for row in RECORDS.values()]

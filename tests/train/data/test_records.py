@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from chat_folders import TURNS
 
 from train.data.records import parse
 from train.data.types import Chat, Raw, Skip, Text, Tokens
@@ -13,7 +14,7 @@ ASKED = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "He
 @pytest.mark.parametrize(
     ("row", "record"),
     [
-        ({"messages": ASKED, "id": 7}, Chat("here", ASKED)),
+        ({"messages": ASKED}, Chat("here", ASKED)),
         (
             {
                 "conversations": [
@@ -23,7 +24,15 @@ ASKED = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "He
             },
             Chat("here", ASKED),
         ),
+        # SpecForge's, and either pair of names under either key.
+        ({"conversations": ASKED}, Chat("here", ASKED)),
+        ({"messages": [ASKED[0], {"from": "gpt", "value": "Hello"}]}, Chat("here", ASKED)),
         ({"instruction": "Hi", "input": "", "output": "Hello"}, Chat("here", ASKED)),
+        # LLaMA-Factory's turns before the last.
+        (
+            {"instruction": "Bye", "output": "Ciao", "history": [["Hi", "Hello"]]},
+            Chat("here", [*ASKED, *TURNS[2:]]),
+        ),
         (
             {"instruction": "Add.", "input": "1 2", "output": "Hello"},
             Chat("here", [{"role": "user", "content": "Add.\n\n1 2"}, ASKED[1]]),
@@ -51,7 +60,70 @@ def test_a_stated_format_decides_between_several() -> None:
     assert skip == Skip(
         "here", "of several formats", "it has instruction and text; state the source's format"
     )
-    assert parse(Raw("here", row), "alpaca") == Chat("here", ASKED)
+    assert parse(Raw("here", row), "alpaca") == Chat("here", ASKED, ("text",))
+
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+@pytest.mark.parametrize(
+    ("row", "turns"),
+    [
+        ({"messages": ASKED}, [SYSTEM, *ASKED]),
+        ({"conversations": ASKED}, [SYSTEM, *ASKED]),
+        ({"instruction": "Hi", "output": "Hello"}, [SYSTEM, *ASKED]),
+        # Said once where a turn says it too.
+        ({"messages": [SYSTEM, *ASKED]}, [SYSTEM, *ASKED]),
+        ({"messages": ASKED, "system": " "}, ASKED),
+    ],
+)
+def test_a_records_own_system_text_comes_first(row: dict[str, Any], turns: list[Any]) -> None:
+    record = parse(Raw("here", {"system": "Be brief."} | row), None)
+    assert record == Chat("here", turns)
+
+
+def test_an_answer_of_weight_0_is_one_without_loss() -> None:
+    # OpenAI's own example of fine-tuning on some answers of a conversation.
+    turns = [
+        {"role": "user", "content": "What's the capital of France?"},
+        {"role": "assistant", "content": "Paris", "weight": 0},
+        {"role": "user", "content": "Can you be more sarcastic?"},
+        {"role": "assistant", "content": "Paris, as if everyone doesn't know.", "weight": 1},
+    ]
+    record = parse(Raw("here", {"system": "Be brief.", "messages": turns}), None)
+    assert isinstance(record, Chat)
+    assert record.without_loss == {2}
+    assert all(turn.keys() == {"role", "content"} for turn in record.turns)
+
+
+@pytest.mark.parametrize(
+    ("row", "unread"),
+    [
+        ({"messages": ASKED, "id": 7, "tools": [{}], "parallel_tool_calls": None}, ("id", "tools")),
+        (
+            {
+                "id": "x",
+                "conversations": [
+                    {"from": "human", "value": "Hi", "markdown": None},
+                    {"from": "gpt", "value": "Hello", "text": "<p>Hello"},
+                ],
+            },
+            ("text of a turn", "id"),
+        ),
+        ({"instruction": "Hi", "output": "Hello", "lang": "en"}, ("lang",)),
+        ({"text": "a", "meta": {}}, ("meta",)),
+        ({"input_ids": [5], "loss_mask": [1], "labels": [5]}, ("labels",)),
+        # What `train regenerate` states of a row asks for nothing.
+        ({"seed": 0, "temperature": 0.0, "input_ids": [5, 6], "loss_mask": [0, 1]}, ()),
+    ],
+)
+def test_every_field_that_is_not_read_is_told(row: dict[str, Any], unread: tuple[str, ...]) -> None:
+    record = parse(Raw("here", row), None)
+    assert not isinstance(record, Skip)
+    assert record.unread == unread
+
+
+NO_TURN = "a turn is no object with role and content, or from and value"
 
 
 def chat(*turns: object) -> dict[str, Any]:
@@ -64,14 +136,23 @@ def chat(*turns: object) -> dict[str, Any]:
         ([1], "no JSON object"),
         ({}, "of no known format"),
         ({"messages": []}, "messages is no list of turns"),
-        (chat("Hi"), "a turn is no object with role and content"),
+        (chat("Hi"), NO_TURN),
         (chat({"role": "assistant", "content": [{"text": "x"}]}), "a turn's content is no string"),
         (chat(ASKED[0]), "no assistant turn"),
         (chat(ASKED[1], ASKED[0]), "the assistant speaks first"),
         (chat(ASKED[0], {"role": "assistant", "content": " \n"}), "an assistant turn is blank"),
         (chat({"role": "user", "content": "\ud800"}, ASKED[1]), "a lone surrogate"),
         ({"conversations": [{"from": "human"}]}, "a turn's value is no string"),
-        ({"conversations": [{"value": "Hi"}]}, "a turn is no object with from and value"),
+        ({"conversations": [{"value": "Hi"}]}, NO_TURN),
+        (chat(ASKED[0], ASKED[1] | {"weight": 0}), "every answer has weight 0"),
+        (chat(ASKED[0], ASKED[1] | {"weight": 0.5}), "a turn's weight is neither 0 nor 1"),
+        (chat(ASKED[0] | {"weight": 1}, ASKED[1]), "a turn's weight is 1"),
+        ({"messages": ASKED, "system": 3}, "system is no string"),
+        (chat(SYSTEM, *ASKED) | {"system": "Be long."}, "two system texts"),
+        (
+            {"instruction": "Hi", "output": "x", "history": ["x"]},
+            "history is no list of pairs of strings",
+        ),
         ({"conversations": [{"from": "dog", "value": "x"}]}, "a turn is from nobody known"),
         ({"instruction": "Hi"}, "output is no string"),
         ({"instruction": "Hi", "output": ""}, "output is blank"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from chat_folders import IM_END, chat_tokenizer, data_settings, write_lines
+from chat_folders import IM_END, VOCABULARY, chat_tokenizer, data_settings, write_lines
 from regenerated import CHATS, LENGTH, LIMIT, LONG, Regeneration, chat, read, settings
 
 from redrafter_jax.checkpoints.huggingface import load_target
@@ -101,7 +101,7 @@ def test_records_that_cannot_be_rewritten_are_told(
 @pytest.fixture(scope="module")
 def encoder(chat_folder: Path) -> TurnEncoder:
     template = load_template(data_settings({"files": ["x"]}), chat_folder / "target", TOKENIZER)
-    return TurnEncoder(TOKENIZER, template, (IM_END,), 400)
+    return TurnEncoder(TOKENIZER, template, (IM_END,), 400, VOCABULARY)
 
 
 def answered(

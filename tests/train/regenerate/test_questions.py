@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import regenerated
-from chat_folders import END, IM_END, SPECIAL, chat_tokenizer
+from chat_folders import CONFIG, END, IM_END, SPECIAL, VOCABULARY, chat_tokenizer
 
 from redrafter_jax.text.chat_formats import FORMATS
 from redrafter_jax.text.chat_template import ChatTemplate, Turn
@@ -122,7 +122,7 @@ def test_questions_that_are_none_are_left_out(
     turn: UserTurn | tuple[UserTurn, str], written: str, words: str, fault: str | None
 ) -> None:
     turn, begun = (turn, "") if isinstance(turn, UserTurn) else turn
-    encoder = TurnEncoder(TOKENIZER, as_template(chatml), (IM_END, END), 64)
+    encoder = TurnEncoder(TOKENIZER, as_template(chatml), (IM_END, END), 64, VOCABULARY)
     tokens = TOKENIZER.encode(written, add_special_tokens=False).ids
     assert read_question(tokens, encoder, turn, begun) == (words, fault)
 
@@ -137,7 +137,7 @@ def test_an_opening_stands_where_the_template_has_the_users_words(
     settings = RegenerateSettings.model_validate(
         regenerated.settings(Path("x"), Path("y"), **values, user_openings=["Why"])
     )
-    writer = chat_writer(TOKENIZER, as_template(render), (END,), set(), settings)
+    writer = chat_writer(TOKENIZER, as_template(render), CONFIG, set(), settings)
     request = next(writer.write(0))
     assert request.prompt == TOKENIZER.encode(opening, add_special_tokens=False).ids
 
