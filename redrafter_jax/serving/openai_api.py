@@ -133,7 +133,7 @@ def _encode_chat(service: Service, request: ChatRequest) -> list[list[int]]:
             400,
             f"{service.model.name} has no chat template; ask /v1/completions to continue a text.",
         )
-    turns = [{"role": turn.role, "content": turn.content} for turn in request.messages]
+    turns = [turn.model_dump(exclude_none=True) for turn in request.messages]
     opening = [] if turns[0]["role"] == "system" else service.model.format.opening
     try:
         return [service.model.format.encode([*opening, *turns])]
