@@ -191,7 +191,8 @@ async def start_job(
         )
         for choice, (prompt, limit) in enumerate(row for row in rows for _ in range(request.n))
     ]
-    choices = [Choice(service.model.format.tokenizer, one.prompt, strings, gap) for one in requests]
+    tokenizer, spell = service.model.format.tokenizer, service.spell
+    choices = [Choice(tokenizer, one.prompt, strings, gap, spell) for one in requests]
     try:
         event_queue = await service.worker.submit(requests)
     except QueueFull as error:

@@ -8,7 +8,7 @@ import uvicorn
 
 from redrafter_jax.config import ServeConfig
 from redrafter_jax.errors import InputError
-from redrafter_jax.serving.choices import token_texts
+from redrafter_jax.serving.choices import token_spellings
 from redrafter_jax.serving.engine import Engine
 from redrafter_jax.serving.guard import Guard
 from redrafter_jax.serving.metrics import Metrics
@@ -71,7 +71,8 @@ class Server(uvicorn.Server):
         self.failed = False
         self._worker = Worker(engine, on_failure=self._fail, on_wait=metrics.queue.observe)
         self._drain_seconds = limits.drain
-        service = Service(self._worker, model, limits, token_texts(model.format.tokenizer), metrics)
+        spell = token_spellings(model.format.tokenizer, model.format.stop_tokens)
+        service = Service(self._worker, model, limits, spell, metrics)
         guarded = Guard(
             make_app(service, log_prompts=log_prompts),
             api_key=api_key,
