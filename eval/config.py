@@ -178,7 +178,8 @@ class TuneSettings(RowSettings, PairSettings):
     Attributes:
       dtype: of both models' parameters.
       trees: the candidates, each grid in turn.
-      batch_sizes: prompts decoded together, each in turn.
+      batch_sizes: prompts decoded together, each in turn; None is 1, 2, 4 and 8, those of them that
+        there are prompts for.
       samplings: how tokens are chosen, each in turn, of different temperatures.
       timed_trees: how many of the candidates have their steps timed, for each batch size; the cost
         of the others lies between theirs.
@@ -194,7 +195,7 @@ class TuneSettings(RowSettings, PairSettings):
 
     dtype: Dtype = "bfloat16"
     trees: list[TreeGrid] = Field(default=_CANDIDATES, min_length=1)
-    batch_sizes: list[PositiveInt] = Field(default=[1], min_length=1)
+    batch_sizes: Annotated[list[PositiveInt], Field(min_length=1)] | None = None
     samplings: list[SamplingSettings] = Field(default=[SamplingConfig()], min_length=1)
     timed_trees: PositiveInt = 5
     steps: PositiveInt = 8

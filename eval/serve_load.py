@@ -238,34 +238,54 @@ async def _ask(
     try:
         async with client.stream("POST", path, json=body) as response:
             if response.status_code != 200:
-                # The body may replace it with a better one.
-                answer.error = f"HTTP {response.status_code}"
+                await response.aread()
+                answer.error = _kind_of(_parsed(response.text)) or f"HTTP {response.status_code}"
             async for line in response.aiter_lines():
-                _read_event(answer, line, time.monotonic() - arrived)
+                # Other lines of server-sent events are comments, which proxies keep alive with.
+                if answer.error is None and line.startswith("data:"):
+                    _read_event(answer, line.removeprefix("data:"), time.monotonic() - arrived)
         if not answer.tokens:  # another kind of server, which ignores unknown fields
             answer.error = answer.error or "no draft_trace"
-    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-        answer.error = answer.error or type(error).__name__
+    except httpx.HTTPError as error:
+        answer.error = type(error).__name__
     answer.latency = time.monotonic() - arrived
     return answer
 
 
-def _read_event(answer: RequestResult, line: str, now: float) -> None:
-    data = line.removeprefix("data: ")
-    if not data or data == "[DONE]":
+def _read_event(answer: RequestResult, data: str, now: float) -> None:
+    if not data.strip() or data.strip() == "[DONE]":
         return
-    event = json.loads(data)
-    if "error" in event:
-        error = event["error"]  # gateways write it in their own ways
-        kind = error.get("code") or error.get("type") if isinstance(error, dict) else None
-        answer.error = str(kind or answer.error or "error")
+    event = _parsed(data)
+    choices = event.get("choices") if isinstance(event, dict) else None
+    if not isinstance(choices, list):
+        unnamed = "error" if isinstance(event, dict) and "error" in event else "no event of the API"
+        answer.error = _kind_of(event) or unnamed
         return
-    for choice in event["choices"]:
-        trace = choice.get("draft_trace", [])
-        if trace:
-            answer.first_token = answer.first_token or now
-            answer.tokens += len(trace)
-            answer.calls = trace[-1]["call"]
+    for choice in choices:
+        match choice:
+            case {"draft_trace": [*_, {"call": int(call)}] as trace}:
+                answer.first_token = answer.first_token or now
+                answer.tokens += len(trace)
+                answer.calls = call
+            case _:  # the end, or another server's
+                pass
+
+
+def _kind_of(body: Any) -> str | None:
+    """What an error calls itself, which gateways write in their own ways; None if it does not."""
+    match body:
+        case {"error": {"code": str() | int() as kind}} | {"error": {"type": str() as kind}}:
+            return str(kind)
+        case _:
+            return None
+
+
+def _parsed(text: str) -> Any:
+    """What JSON holds; None of other text."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _table(title: str, runs: Sequence[dict[str, Any]]) -> Table:

@@ -26,7 +26,7 @@ from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.progress import track
-from redrafter_jax.text.prompts import EncodedPrompts
+from redrafter_jax.text.prompts import EncodedPrompts, read_prompts
 
 from .benchmark import Method
 from .config import TuneSettings
@@ -55,6 +55,7 @@ _LEGEND = (
     "baseline steps. predicted, measured: speed-up over the baseline, without prefill."
 )
 
+_BATCH_SIZES = (1, 2, 4, 8)
 # Fewest timed runs of a finalist: quartiles of fewer mean little.
 _TURNS = 8
 
@@ -82,7 +83,8 @@ def tune(settings: TuneSettings) -> None:
         raise InputError("eval tune measures one device; leave mesh out, and start one process.")
     drafts = build_all(settings.trees)
     output = _output(settings)
-    target, ask = load(settings, drafts, max(settings.batch_sizes))
+    batch_sizes = _batch_sizes(settings)
+    target, ask = load(settings, drafts, max(batch_sizes))
     drafter = load_drafter(settings.drafter, settings.dtype, target.mesh)
     asked = [ask(sampling) for sampling in settings.samplings]
     recordings = _record(target, drafter, asked, settings)
@@ -97,12 +99,10 @@ def tune(settings: TuneSettings) -> None:
     cached = min(cached, slots - room)
     timed = {
         batch_size: time_steps(target, drafter, timed_drafts, batch_size, slots, cached, settings)
-        for batch_size in settings.batch_sizes
+        for batch_size in batch_sizes
     }
     rows, entries = [], []
-    for batch_size, (index, sampling) in product(
-        settings.batch_sizes, enumerate(settings.samplings)
-    ):
+    for batch_size, (index, sampling) in product(batch_sizes, enumerate(settings.samplings)):
         candidates = rank_candidates(
             recordings[index],
             {draft: own[index] for draft, own in counts.items()},
@@ -184,6 +184,23 @@ def choose(finalists: Sequence[Candidate]) -> Candidate | None:
     """The fastest of those that beat the baseline beyond noise; None if none does."""
     faster = [one for one in finalists if one.measured[0] > 1]
     return max(faster, key=lambda one: one.measured[1], default=None)
+
+
+def _batch_sizes(settings: TuneSettings) -> list[int]:
+    """Those that are tuned for.
+
+    Raises:
+      InputError: there are too few prompts for one, which would be measured with fewer rows.
+    """
+    prompts = len(read_prompts(settings.prompts, settings.prompt_count))
+    if settings.batch_sizes is None:
+        return [size for size in _BATCH_SIZES if size <= prompts]
+    if max(settings.batch_sizes) > prompts:
+        raise InputError(
+            f"batch_sizes has {max(settings.batch_sizes)}, but only {prompts} prompts are asked; "
+            "give as many, or smaller batch_sizes."
+        )
+    return settings.batch_sizes
 
 
 def _output(settings: TuneSettings) -> Path:

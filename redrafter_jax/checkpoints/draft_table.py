@@ -3,6 +3,7 @@
 `python -m eval tune` measures and writes it. Its values hold for the device that it names.
 """
 
+import math
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,8 +21,8 @@ _HEADER = """\
 # For each batch size and temperature: the tree, or null where none was faster than the baseline,
 # decoding without the drafter; and its speed-up over the baseline, as predicted and as measured.
 # Read by `redrafter_jax.load_draft`, by `draft: auto` in the settings of `python -m eval`, and by
-# `generate`, `chat` and `serve` without options for the tree: the smallest batch size that is no
-# smaller than theirs, or else the largest; of it the nearest temperature.
+# `generate`, `chat` and `serve` without options for the tree: the batch size that is nearest to
+# theirs by ratio, of two as near the larger; of it the nearest temperature.
 """
 
 
@@ -62,12 +63,13 @@ class DraftTable:
     trees: tuple[TunedTree, ...]
 
     def nearest(self, batch_size: int, temperature: float) -> TunedTree:
-        """Of the smallest batch size at or above this one, or the largest, the nearest temperature.
+        """Of the nearest batch size the nearest temperature.
 
-        Of two temperatures as near, the lower one.
+        Batch sizes are compared by their ratio, for a step's cost grows in proportion; of two as
+        near the larger is taken, at which trees pay less, and of two temperatures the lower.
         """
-        sizes = sorted({tree.batch_size for tree in self.trees})
-        size = next((size for size in sizes if size >= batch_size), sizes[-1])
+        sizes = {tree.batch_size for tree in self.trees}
+        size = min(sizes, key=lambda size: (abs(math.log(size / batch_size)), -size))
         own = [tree for tree in self.trees if tree.batch_size == size]
         return min(own, key=lambda t: (abs(t.temperature - temperature), t.temperature))
 
@@ -79,8 +81,7 @@ def load_draft(
 
     Args:
       drafter: the folder or hub id that `load_drafter` takes.
-      batch_size: rows that will be decoded together; the table's next larger one is taken, or its
-        largest.
+      batch_size: rows that will be decoded together; the table's nearest one by ratio is taken.
       temperature: of the sampling; the table's nearest one is taken.
 
     Returns:

@@ -117,8 +117,9 @@ def _add_chat(commands: Any) -> None:
         "chat",
         help="talk with the target",
         description="A conversation: messages line by line from stdin, answers on stdout as they "
-        "are decided, counts on stderr. /help lists what may be typed besides messages. On a "
-        "terminal control characters of answers are shown, not obeyed.",
+        "are decided, notes on stderr. /help lists what may be typed besides messages. On a "
+        "terminal what is pasted is one message, and control characters of answers are shown, not "
+        "obeyed.",
     )
     add_models(command)
     add_template(command)
@@ -139,6 +140,12 @@ def _add_chat(commands: Any) -> None:
         default="auto",
         help="colour text by the tokens that each call gained (auto: on a terminal, unless "
         "NO_COLOR is set)",
+    )
+    command.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="tell after every answer how it was decoded, not only where it was slow",
     )
     command.set_defaults(chat=True)
     add_decoding(command)

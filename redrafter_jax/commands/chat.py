@@ -2,9 +2,12 @@
 
 import argparse
 import dataclasses
+import json
 import time
 from itertools import islice
+from pathlib import Path
 
+from redrafter_jax.checkpoints.config_files import write_atomically
 from redrafter_jax.checkpoints.huggingface import load_target_config
 from redrafter_jax.commands.options import context_length, open_session
 from redrafter_jax.commands.speed import (
@@ -14,21 +17,35 @@ from redrafter_jax.commands.speed import (
     show_stream,
     update_seconds,
 )
-from redrafter_jax.commands.terminal import Screen, ctrl_c_event, log, read_lines
+from redrafter_jax.commands.terminal import Screen, ctrl_c_event, log, read_messages
 from redrafter_jax.config.limits import FieldError
 from redrafter_jax.errors import InputError
 from redrafter_jax.streaming import KeptCache
-from redrafter_jax.text.chat_template import user_turn
+from redrafter_jax.text.chat_template import Turn, user_turn
 from redrafter_jax.text.tokenizer import require_text
 
-_COMMANDS = ("/reset", "/temperature", "/help", "/quit")
+# With what each takes, if anything.
+_COMMANDS = {
+    "/system": "TEXT",
+    "/temperature": "X",
+    "/retry": "",
+    "/save": "FILE",
+    "/reset": "",
+    "/help": "",
+    "/quit": "",
+}
 _HELP = """\
-/reset            forget the conversation, not the system turn
+/system TEXT      speak to the target as the system from now on; alone, tell what it is; -, nothing
 /temperature X    choose at temperature X from now on; 0 takes the most likely token
+/retry            answer the last message again, with the next seed
+/save FILE        write the conversation, as a line of JSON
+/reset            forget the conversation, not the system turn
 /help             this
 /quit             end, as Ctrl-D does
-Ctrl-C stops an answer; what it said stays in the conversation. Every line is a message; one that
-begins with / is typed with two."""
+Ctrl-C stops an answer; what it said stays in the conversation. Every line is a message, and so is
+what is pasted as a whole; Alt-Enter begins another line of it. One that begins with / is typed with
+two."""
+_SEEDS = 2**31
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -38,11 +55,11 @@ def run(arguments: argparse.Namespace) -> None:
       InputError: an argument or a file cannot be used.
     """
     conversation = _Conversation(arguments)
-    for line in read_lines():
-        if line.strip() == "/quit":
+    for message in read_messages():
+        if message.strip() == "/quit":
             return
         try:
-            conversation.handle(line)
+            conversation.handle(message)
         except InputError as error:
             log(f"error: {error}")
 
@@ -53,6 +70,8 @@ class _Conversation:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._screen = Screen(arguments.color)
         self._seed, self._longest_answer = arguments.seed, arguments.max_new_tokens
+        self._verbose = arguments.verbose
+        self._saved: set[Path] = set()
         most = load_target_config(arguments.target).position_limit
         self._context_length = context_length(arguments, most)
         if not 3 <= self._context_length <= most:
@@ -61,35 +80,86 @@ class _Conversation:
                 f"{most} positions."
             )
         self._session = open_session(arguments, ["Hello"])
-        self._turns = list(self._session.format.opening)
+        self._turns = list(self._opening)
         self._kept_cache = KeptCache(self._context_length)
         self._baseline = self._compile()
 
-    def handle(self, line: str) -> None:
+    def handle(self, message: str) -> None:
         """Obey a command, or answer a message.
 
         Raises:
           InputError: there is no such command, its value cannot be used, or the message does not
             fit; the conversation is as before.
         """
-        command, _, value = line.strip().partition(" ")
-        if not command.startswith("/") or command.startswith("//"):
-            if command:
-                require_text(line, "The message")
-                self._answer(line.replace("//", "/", 1) if command.startswith("//") else line)
-        elif command not in _COMMANDS:
+        typed = message.strip()
+        command, _, value = typed.partition(" ")
+        one_line = "\n" not in typed  # else it was pasted, and is no command
+        if not (one_line and command.startswith("/")) or command.startswith("//"):
+            if typed:
+                require_text(message, "The message")
+                escaped = one_line and command.startswith("//")
+                self._answer(self._turns, message.replace("//", "/", 1) if escaped else message)
+            return
+        if command not in _COMMANDS:
             raise InputError(
                 f"{command} is no command; /help lists them, and // begins a message with /."
             )
-        elif command == "/temperature":
-            self._set_temperature(value)
-        elif value:
+        if value and not _COMMANDS[command]:
             raise InputError(f"{command} takes no value, but {value!r} was given; see /help.")
-        elif command == "/reset":
-            self._turns = list(self._session.format.opening)
-            log("The conversation is forgotten.")
-        else:
-            log("\n".join(filter(None, (_HELP, self._screen.legend()))))
+        match command:
+            case "/system":
+                self._set_system(value.strip())
+            case "/temperature":
+                self._set_temperature(value)
+            case "/retry":
+                self._retry()
+            case "/save":
+                self._save(value.strip())
+            case "/reset":
+                self._turns = list(self._opening)
+                log("The conversation is forgotten.")
+            case _:
+                log("\n".join(filter(None, (_HELP, self._screen.legend()))))
+
+    @property
+    def _opening(self) -> list[Turn]:
+        return self._session.format.opening
+
+    def _set_system(self, text: str) -> None:
+        if not text:
+            log(f"The system turn: {self._opening[0]['content'] if self._opening else 'none'}")
+            return
+        require_text(text, "The system turn")
+        opening = [] if text == "-" else [{"role": "system", "content": text}]
+        turns = [*opening, *self._turns[len(self._opening) :]]
+        self._session.format.encode([*turns, user_turn("Hello")])  # a template may refuse it
+        self._turns = turns
+        self._session = self._session._replace(
+            format=self._session.format._replace(opening=opening)
+        )
+        log("The system turn is set." if opening else "There is no system turn.")
+
+    def _retry(self) -> None:
+        if len(self._turns) == len(self._opening):
+            raise InputError("No message was answered yet; /retry answers the last one again.")
+        *earlier, message, _ = self._turns
+        self._seed = (self._seed + 1) % _SEEDS
+        same = "" if self._session.sampling.temperature else "; greedily the answer is the same"
+        log(f"The seed is {self._seed}{same}.")
+        self._answer(earlier, message["content"])
+
+    def _save(self, name: str) -> None:
+        if not name:
+            raise InputError("/save takes the name of a file to write; see /help.")
+        path = Path(name).expanduser()
+        if path.exists() and path.resolve() not in self._saved:
+            raise InputError(f"{path} exists; /save under another name.")
+        try:
+            write_atomically(path, json.dumps({"messages": self._turns}, ensure_ascii=False) + "\n")
+        except OSError as error:
+            raise InputError(f"Cannot write {path}: {error.strerror}.") from None
+        self._saved.add(path.resolve())
+        log(f"Wrote {path}.")
 
     def _set_temperature(self, value: str) -> None:
         sampling = self._session.sampling
@@ -106,8 +176,8 @@ class _Conversation:
         self._session = self._session._replace(sampling=sampling)
         log(f"The temperature is {sampling.temperature:g}.")
 
-    def _answer(self, message: str) -> None:
-        turns = [*self._turns, user_turn(message)]
+    def _answer(self, earlier: list[Turn], message: str) -> None:
+        turns = [*earlier, user_turn(message)]
         prompt = self._session.format.encode(turns)
         room = self._context_length - len(prompt)
         if room < 1:
@@ -131,11 +201,13 @@ class _Conversation:
         result, stopped = update.generation, stop.is_set()
         (tokens,) = result.tokens
         summary = ("stopped; " if stopped else "") + describe_speed(result, len(tokens) / seconds)
-        own = update_seconds(stamps)
+        own, slower = update_seconds(stamps), False
         if own and self._baseline:
             cost = own / self._baseline
             summary += "; " + describe_cost(result.acceptance_length, cost, self._session.drafter)
-        log(summary)
+            slower = result.acceptance_length < cost
+        if self._verbose or slower:  # else there is nothing to do about it
+            log(summary)
         ended = update.stopped[0] or tokens[-1] in self._session.format.stop_tokens
         if not stopped and len(tokens) == limit and not ended:
             log(
@@ -143,6 +215,7 @@ class _Conversation:
                 if limit == room
                 else f"The answer ends at --max-new-tokens {limit}."
             )
+        self._screen.rule()
 
     def _compile(self) -> float | None:
         """Prefill and one step, before the first answer; the seconds of a baseline step."""

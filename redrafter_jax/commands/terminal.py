@@ -1,17 +1,20 @@
-"""A conversation on a terminal or in a pipe: lines in, text out, colours, Ctrl-C."""
+"""A conversation on a terminal or in a pipe: messages in, text out, colours, Ctrl-C."""
 
 import os
 import signal
 import sys
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from io import TextIOWrapper
+from pathlib import Path
 from threading import Event
-from typing import Literal
+from typing import Any, Literal
 
 # How many tokens a call gained, from one to five and more: plain, cyan, green, yellow, magenta.
 _COLOURS = ("", "\x1b[36m", "\x1b[32m", "\x1b[33m", "\x1b[35m")
-_PLAIN = "\x1b[0m"
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+# Cells of a line below which words are not kept whole.
+_NARROWEST = 8
 
 _PICTURES = {
     **{code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"},
@@ -36,8 +39,16 @@ def log(sentence: str) -> None:
     print(sentence, file=sys.stderr)
 
 
+def _is_capable() -> bool:
+    """Whether stdout is a terminal that obeys escape sequences."""
+    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
 class Screen:
-    """stdout: answers as they come; on a terminal their control characters are made visible.
+    """stdout: answers as they come.
+
+    On a terminal their control characters are made visible, and a word that meets the edge moves to
+    the next line.
 
     Args:
       colour: pieces by what they gained; `auto` where stdout is a terminal that can, unless
@@ -46,17 +57,20 @@ class Screen:
 
     def __init__(self, colour: When) -> None:
         self._out = sys.stdout
-        self._is_terminal = self._out.isatty()
-        capable = self._is_terminal and os.environ.get("TERM", "dumb") != "dumb"
-        auto = capable and not os.environ.get("NO_COLOR")
+        self._is_terminal, self._wraps = self._out.isatty(), _is_capable()
+        auto = self._wraps and not os.environ.get("NO_COLOR")
         self._coloured = auto if colour == "auto" else colour == "always"
+        self._column = 0
+        # Of the word that the cursor is in: what it is painted as, and its cells.
+        self._word, self._word_cells = "", 0
 
     def write(self, text: str, gained: int = 1) -> None:
         """A piece of an answer, from a call that gained so many tokens."""
         if self._is_terminal:
             text = visible(text)
         colour = _COLOURS[min(gained, len(_COLOURS)) - 1] if self._coloured else ""
-        self._out.write(f"{colour}{text}{_PLAIN}" if colour and text else text)
+        width = self._width()
+        self._out.write(self._wrapped(text, colour, width) if width else _painted(text, colour))
         self._out.flush()
 
     def legend(self) -> str:
@@ -64,26 +78,72 @@ class Screen:
         if not self._coloured:
             return ""
         numbers = [str(count) for count in range(1, len(_COLOURS))] + [f"{len(_COLOURS)} or more"]
-        shown = (f"{colour}{n}{_PLAIN}" for colour, n in zip(_COLOURS, numbers, strict=True))
+        shown = (_painted(n, colour) for colour, n in zip(_COLOURS, numbers, strict=True))
         return "Colours tell how many tokens a call of the target gained: " + " ".join(shown)
 
+    def rule(self) -> None:
+        """On a terminal a line between two turns."""
+        if width := self._width():
+            self._out.write(_painted("─" * width, _DIM if self._coloured else "") + "\n")
+            self._out.flush()
 
-def read_lines() -> Iterator[str]:
-    """Lines of stdin, typed at a prompt if somebody types; Ctrl-C there drops the line."""
+    def _width(self) -> int | None:
+        """Cells of a line, the last one left out, where terminals differ; None does not wrap."""
+        if not self._wraps:
+            return None
+        try:
+            width = os.get_terminal_size(self._out.fileno()).columns - 1
+        except (OSError, ValueError):  # no terminal, although it says so
+            return None
+        return width if width >= _NARROWEST else None
+
+    def _wrapped(self, text: str, colour: str, width: int) -> str:
+        """The text painted, with what moves a word that has begun to the next line."""
+        from wcwidth import wcwidth  # few write to a terminal
+
+        shown = run = ""
+        for character in text:
+            cells = 8 - self._column % 8 if character == "\t" else max(0, wcwidth(character))
+            overflows = self._column + cells > width
+            parts = character in " \t\n" or cells > 1  # Chinese may break anywhere
+            if overflows and not parts and 0 < self._word_cells < self._column:
+                back = f"\x1b[{self._word_cells}D\x1b[K\n"
+                shown, run = shown + _painted(run, colour) + back + self._word, ""
+                self._column = self._word_cells
+            elif character in " \t" and overflows:
+                character = "\n"
+            elif overflows:
+                run, self._column, self._word, self._word_cells = run + "\n", 0, "", 0
+            run += character
+            self._column = 0 if character == "\n" else self._column + cells
+            if parts:
+                self._word, self._word_cells = "", 0
+            else:
+                self._word += _painted(character, colour)
+                self._word_cells += cells
+        return shown + _painted(run, colour)
+
+
+def _painted(text: str, colour: str) -> str:
+    return f"{colour}{text}{_PLAIN}" if colour and text else text
+
+
+def read_messages() -> Iterator[str]:
+    """Lines of stdin; where somebody types, what is pasted is one message, whatever its lines.
+
+    Ctrl-C at the prompt drops what was typed.
+    """
     if sys.stdin is None:  # closed by whoever started the program
         return
     typed = sys.stdin.isatty()
-    edited = typed and sys.stdout.isatty()
-    if edited:
-        with suppress(ImportError):
-            import readline  # noqa: F401 - `input` then edits its line and knows the ones before
+    ask = _editor() if typed and _is_capable() else None
     # Bytes that are no UTF-8 become lone surrogates, which the reader refuses by name.
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")
     while True:
         try:
-            if edited:
-                yield input("> ")
+            if ask is not None:
+                yield ask.prompt().removesuffix("\n")
                 continue
             if typed:
                 print("> ", end="", file=sys.stderr, flush=True)
@@ -92,12 +152,33 @@ def read_lines() -> Iterator[str]:
                 return
             yield line.removesuffix("\n")
         except EOFError:
-            print()
             return
         except KeyboardInterrupt:
             if not typed:
                 raise
             log("\nCtrl-D or /quit ends.")
+
+
+def _editor() -> Any:
+    """A prompt whose lines are edited, with a history over sessions."""
+    os.environ.setdefault("PROMPT_TOOLKIT_NO_CPR", "1")  # no questions that terminals answer late
+    # Slow, and only terminals need it.
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+    from prompt_toolkit.key_binding import KeyBindings
+
+    keys = KeyBindings()
+    keys.add("escape", "enter")(lambda event: event.current_buffer.insert_text("\n"))
+    history = InMemoryHistory()
+    try:
+        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        path = Path(state) / "redrafter-jax" / "chat_history"
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600)):
+            history = FileHistory(path)
+    except (OSError, RuntimeError) as error:  # a folder that cannot be written, or no home
+        log(f"What is typed is not kept for the next session: {error}.")
+    return PromptSession("> ", history=history, key_bindings=keys)
 
 
 @contextmanager

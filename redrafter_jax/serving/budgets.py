@@ -111,7 +111,7 @@ class Budgets:
         program, baseline = self.programs[rows, chosen], self.programs[rows, 0]
         if program.seconds is None or baseline.seconds is None:
             return chosen
-        predicted = tuned.measured_speedup * program.seconds / baseline.seconds
+        predicted = tuned.measured_speedup * self._cost_where_tuned(tuned, rows, chosen)
         if program.gain is None:
             program.gain = predicted
         if program.gain * baseline.seconds >= program.seconds:
@@ -130,6 +130,22 @@ class Budgets:
         program = self.programs[rows, chosen]
         if program.gain is not None and calls:
             program.gain += (gained / calls - program.gain) * _weight(calls, _HALF_LIFE)
+
+    def _cost_where_tuned(self, tuned: TunedTree, rows: int, chosen: int) -> float:
+        """Of a step in baseline steps, at the table's own batch size if that is timed too.
+
+        Its speed-up over that is what the tree gains, for any number of rows.
+        """
+        own = tuned.batch_size
+        pairs = [
+            (self.programs.get((size, chosen)), self.programs.get((size, 0)))
+            for size in (own, rows)
+        ]
+        return next(
+            program.seconds / baseline.seconds
+            for program, baseline in pairs
+            if program and baseline and program.seconds and baseline.seconds
+        )
 
     def _chosen_for(self, rows: int) -> set[int]:
         if self._table is None:

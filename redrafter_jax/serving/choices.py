@@ -1,5 +1,6 @@
 """From the engine's tokens to the text of an answer, piece by piece."""
 
+import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -8,9 +9,29 @@ from tokenizers import Tokenizer
 
 from redrafter_jax.errors import InputError
 from redrafter_jax.serving.messages import Event, Token
-from redrafter_jax.text.text_stream import TextStream
+from redrafter_jax.text.text_stream import UNDECODABLE, TextStream
+from redrafter_jax.text.tokenizer import special_tokens
 
 Finish = Literal["stop", "length"]
+
+
+class Spelling(NamedTuple):
+    """How a token reads within a text.
+
+    Attributes:
+      text: with replacement characters for parts of characters.
+      raw: its own bytes.
+    """
+
+    text: str
+    raw: bytes
+
+    @property
+    def escaped(self) -> str:
+        """The text, or where there is none the bytes, as OpenAI writes them."""
+        if UNDECODABLE not in self.text:
+            return self.text
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.raw)
 
 
 class Piece(NamedTuple):
@@ -36,13 +57,22 @@ class Choice:
       stop: strings that end the answer.
       gap: what a chat template writes between the opening of an answer and its text, which is no
         part of it.
+      spell: how tokens read within a text; by default as the tokenizer says.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str], gap: str = ""
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        stop: Sequence[str],
+        gap: str = "",
+        spell: Callable[[int], Spelling] | None = None,
     ) -> None:
         self._stream = TextStream(tokenizer.decode, prompt, stop)
-        self._gap = gap
+        self._decode = tokenizer.decode
+        self._spell = spell or token_spellings(tokenizer)
+        self._gap, self._raw_gap = gap, gap.encode()
+        self._at_start = not self._stream.follows_text
         self.ended = False
 
     def take(self, event: Event) -> Piece:
@@ -60,8 +90,10 @@ class Choice:
         # What ends an answer is no part of it, whatever the tokenizer says of it.
         end = len(event.decided) - 1 if event.ended == "stop" else None
         for at, token in enumerate(event.decided):
-            text = "" if at == end else self._without_gap(self._stream.push(token.id))
-            tokens.append(token._replace(text=text))
+            text, raw = "", b""
+            if at != end:
+                text, raw = self._without_gap(self._stream.push(token.id)), self._raw(token.id)
+            tokens.append(token._replace(text=text, raw=raw))
             if self._stream.stopped:
                 break
         finish: Finish | None = "stop" if self._stream.stopped else None
@@ -80,15 +112,63 @@ class Choice:
             self._gap = ""
         return kept
 
+    def _raw(self, token: int) -> bytes:
+        """The bytes that a token adds to the answer."""
+        raw = self._spell(token).raw
+        if raw and self._at_start:  # where decoders may leave a space out
+            alone = self._decode([token])
+            raw = raw if UNDECODABLE in alone else alone.encode()
+            self._at_start = False
+        kept = raw.removeprefix(self._raw_gap)
+        if raw:
+            self._raw_gap = b""
+        return kept
 
-def token_texts(tokenizer: Tokenizer) -> Callable[[int], str]:
-    """How a token reads within a text; some decoders spell it otherwise at the start of one."""
+
+def token_spellings(tokenizer: Tokenizer, ends: Sequence[int] = ()) -> Callable[[int], Spelling]:
+    """How tokens read within a text; some decoders spell one otherwise at the start of it.
+
+    Special tokens, and those that end an answer, have a text but no bytes in it.
+    """
+    silent = {*special_tokens(tokenizer), *ends}
 
     @lru_cache(maxsize=1 << 16)
-    def read(token: int) -> str:
+    def spell(token: int) -> Spelling:
         once, twice = (
             tokenizer.decode([token] * count, skip_special_tokens=False) for count in (1, 2)
         )
-        return twice.removeprefix(once)
+        text = twice.removeprefix(once)
+        raw = text.encode()
+        if UNDECODABLE in text:
+            raw = _raw_bytes(tokenizer.id_to_token(token) or "") or raw
+            text = raw.decode(errors="replace")
+        return Spelling(text, b"" if token in silent else raw)
 
-    return read
+    return spell
+
+
+def _raw_bytes(entry: str) -> bytes | None:
+    """The bytes that a vocabulary's entry stands for; None of one that is spelt as it reads.
+
+    Such as `<0xE2>` of SentencePiece, or a character for each byte, of GPT-2.
+    """
+    if named := re.fullmatch("<0x([0-9A-Fa-f]{2})>", entry):
+        return bytes.fromhex(named[1])
+    if set(entry) <= _BYTES.keys():
+        return bytes(_BYTES[character] for character in entry)
+    return None
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's characters of bytes: the printable ones of Latin-1 themselves, for others new ones.
+
+    The new ones are those from U+0100 on, in order.
+    """
+    kept = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in kept]
+    return {chr(byte): byte for byte in kept} | {
+        chr(0x100 + place): byte for place, byte in enumerate(others)
+    }
+
+
+_BYTES = _byte_alphabet()

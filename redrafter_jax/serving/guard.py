@@ -1,12 +1,13 @@
-"""What every request passes before it is read: the host it names, its key and its size."""
+"""What every request passes before it is read: the host it names, its key, its size, its pace."""
 
+import asyncio
 import hmac
 from collections.abc import Callable, Sequence
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from redrafter_jax.serving.openai_errors import ApiError
+from redrafter_jax.serving.openai_errors import ApiError, server_ends
 
 # Open to everyone: a page that asks for the key, and whether the server is up.
 _OPEN = ("/", "/health")
@@ -38,6 +39,8 @@ class Guard:
         self._hosts = hosts
         self._max_body = max_body
         self._on_refusal = on_refusal
+        self._reading: set[asyncio.Timeout] = set()
+        self._read_until: float | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -51,17 +54,42 @@ class Guard:
             self._on_refusal(scope["path"], refusal)
             await refusal.response()(scope, receive, send)
             return
-        size = 0
+        size, complete = 0, False
 
         async def receive_within_limit() -> Message:
-            nonlocal size
-            message = await receive()
+            nonlocal size, complete
+            if complete:  # what comes is that the client leaves
+                return await receive()
+            message = await self._receive_in_time(receive)
+            if message["type"] == "http.disconnect":
+                raise ApiError(499, "The client left.", code="client_gone")  # which nobody reads
             size += len(message.get("body", b""))
             if size > self._max_body:
                 raise self._too_large()
+            complete = not message.get("more_body", False)
             return message
 
         await self._app(scope, receive_within_limit, send)
+
+    def end(self, seconds: float) -> None:
+        """Bodies may take so many more seconds; then their clients are told that the server ends.
+
+        It is called in the server's loop.
+        """
+        self._read_until = asyncio.get_running_loop().time() + seconds
+        for limit in self._reading:
+            limit.reschedule(self._read_until)
+
+    async def _receive_in_time(self, receive: Receive) -> Message:
+        limit = asyncio.timeout_at(self._read_until)
+        self._reading.add(limit)
+        try:
+            async with limit:
+                return await receive()
+        except TimeoutError:
+            raise server_ends() from None
+        finally:
+            self._reading.remove(limit)
 
     def _refusal(self, path: str, headers: Headers) -> ApiError | None:
         host = headers.get("host", "").rpartition("@")[2]

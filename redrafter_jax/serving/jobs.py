@@ -12,7 +12,7 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.serving.choices import Choice, Piece
 from redrafter_jax.serving.messages import QueueFull, Request
 from redrafter_jax.serving.metrics import Metrics, Outcome
-from redrafter_jax.serving.openai_errors import ApiError
+from redrafter_jax.serving.openai_errors import ApiError, server_ends
 from redrafter_jax.serving.openai_schema import BaseRequest, CompletionRequest
 from redrafter_jax.serving.service import Service
 from redrafter_jax.serving.worker import EngineFailedError, EventQueue
@@ -88,7 +88,7 @@ class Job:
             self.outcome = "finished"
         except EngineFailedError:
             self.outcome = "failed"
-            raise _closed() from None
+            raise server_ends() from None
         except InputError as error:
             self.outcome = "failed"
             raise ApiError(500, str(error)) from None
@@ -131,7 +131,7 @@ def check(service: Service, request: BaseRequest) -> None:
     """Refuse, as an `ApiError`, what can be refused before the prompts are read."""
     status, limits = service.worker.status, service.limits
     if status in ("failed", "closed"):
-        raise _closed()
+        raise server_ends()
     if status != "ready":
         raise ApiError(
             503,
@@ -191,7 +191,8 @@ async def start_job(
         )
         for choice, (prompt, limit) in enumerate(row for row in rows for _ in range(request.n))
     ]
-    choices = [Choice(service.model.format.tokenizer, one.prompt, strings, gap) for one in requests]
+    tokenizer, spell = service.model.format.tokenizer, service.spell
+    choices = [Choice(tokenizer, one.prompt, strings, gap, spell) for one in requests]
     try:
         event_queue = await service.worker.submit(requests)
     except QueueFull as error:
@@ -202,7 +203,7 @@ async def start_job(
     except InputError as error:
         raise ApiError(400, str(error), field=request.prompt_field) from None
     except EngineFailedError:
-        raise _closed() from None
+        raise server_ends() from None
     return Job(service, event_queue, choices, seed, sum(map(len, prompts)), began)
 
 
@@ -241,10 +242,4 @@ def _deadline_exceeded(seconds: float) -> ApiError:
         f"The answer was not complete after {seconds:g} seconds, the server's limit; ask for fewer "
         "tokens, or again when the server is less busy.",
         code="deadline_exceeded",
-    )
-
-
-def _closed() -> ApiError:
-    return ApiError(
-        503, "The server is shutting down; send the request to another one.", code="server_ends"
     )

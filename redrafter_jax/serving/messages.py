@@ -52,6 +52,8 @@ class Token(NamedTuple):
       call: the target call that decided it, counted from 0, which read the prompt.
       origin: the drafter that proposed it; None for the target's own.
       text: that it released, once it is decoded: the texts of all tokens are the answer's.
+      raw: its own bytes in the answer, which may be parts of a character: those of all tokens are
+        the answer's, up to a stop string.
     """
 
     id: int
@@ -60,6 +62,7 @@ class Token(NamedTuple):
     call: int
     origin: str | None
     text: str = ""
+    raw: bytes = b""
 
 
 def new_tokens(gains: Gains, at: int, names: tuple[str, ...], first: int) -> list[Token]:

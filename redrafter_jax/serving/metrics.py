@@ -57,9 +57,16 @@ class Metrics(Collector):
         """One more, which got no answer but this error."""
         if route not in ROUTES:
             return
-        status, code = error.status_code, error.code
-        refused = "refused" if status < 500 or code == "not_ready" else "failed"
-        self.count(route, "queue_full" if status == 429 else refused)
+        match error.status_code, error.code:
+            case 429, _:
+                outcome = "queue_full"
+            case _, "client_gone":
+                outcome = "client_gone"
+            case status, code if status < 500 or code == "not_ready":
+                outcome = "refused"
+            case _:
+                outcome = "failed"
+        self.count(route, outcome)
 
     def page(self) -> bytes:
         """All of them, in Prometheus's text format."""

@@ -12,8 +12,6 @@ from redrafter_jax.serving.openai_schema import BaseRequest
 from redrafter_jax.serving.reasoning import ReasoningSplit, opens_reasoning
 from redrafter_jax.serving.service import Service
 
-_UNDECODABLE = "\N{REPLACEMENT CHARACTER}"
-
 
 class Answer(ABC):
     """The objects of one request's answer."""
@@ -38,7 +36,7 @@ class Answer(ABC):
             "system_fingerprint": service.model.fingerprint,
             "seed": seed,
         }
-        self._read = service.token_text
+        self._spell = service.spell
         self._top = request.top
         self._draft_trace = request.draft_trace
         self._include_usage = request.stream_options.include_usage
@@ -140,16 +138,15 @@ class ChatAnswer(Answer):
     def _log_probs(self, tokens: Sequence[Token], offset: int) -> dict[str, Any]:
         del offset
 
-        def entry(token: int, log_prob: float) -> dict[str, Any]:
-            text = self._read(token)
-            # A part of a character has no text to take bytes of.
-            whole = None if _UNDECODABLE in text else list(text.encode())
-            return {"token": text, "logprob": log_prob, "bytes": whole}
+        def entry(id: int, log_prob: float, chosen: Token) -> dict[str, Any]:
+            text, raw = self._spell(id)
+            raw = chosen.raw if id == chosen.id else raw
+            return {"token": text, "logprob": log_prob, "bytes": list(raw)}
 
         return {
             "content": [
-                entry(token.id, token.log_prob)
-                | {"top_logprobs": [entry(*other) for other in token.top[: self._top]]}
+                entry(token.id, token.log_prob, token)
+                | {"top_logprobs": [entry(*other, token) for other in token.top[: self._top]]}
                 for token in tokens
             ],
             "refusal": None,
@@ -179,7 +176,7 @@ class CompletionAnswer(Answer):
             offsets.append(offset)
             offset += len(token.text)
         return {
-            "tokens": [self._read(token.id) for token in tokens],
+            "tokens": [self._spell(token.id).escaped for token in tokens],
             "token_logprobs": [token.log_prob for token in tokens],
             "top_logprobs": [self._top_log_probs(token) for token in tokens],
             "text_offset": offsets,
@@ -189,5 +186,5 @@ class CompletionAnswer(Answer):
         """The likeliest tokens, best first, and the decided one."""
         log_probs: dict[str, float] = {}
         for other, log_prob in [*token.top[: self._top], (token.id, token.log_prob)]:
-            log_probs.setdefault(self._read(other), log_prob)  # parts of characters read alike
+            log_probs.setdefault(self._spell(other).escaped, log_prob)  # two may read alike
         return log_probs

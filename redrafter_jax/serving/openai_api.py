@@ -23,7 +23,7 @@ from redrafter_jax.serving.openai_answers import Answer, ChatAnswer, CompletionA
 from redrafter_jax.serving.openai_errors import ApiError, as_api_error
 from redrafter_jax.serving.openai_schema import BaseRequest, ChatRequest, CompletionRequest
 from redrafter_jax.serving.service import Service
-from redrafter_jax.text.chat_template import NO_TEMPLATE, Turn
+from redrafter_jax.text.chat_template import NO_TEMPLATE
 from redrafter_jax.text.tokenizer import encode
 
 _log = logging.getLogger(__name__)
@@ -135,11 +135,7 @@ def _encode_chat(service: Service, request: ChatRequest) -> list[list[int]]:
             f"{service.model.name} has no chat template; ask /v1/completions to continue a text.",
         )
     template, arguments = service.model.format.template, request.chat_template_kwargs
-    turns: list[Turn] = []
-    for turn in request.messages:
-        reasoning = turn.reasoning_content
-        own = {} if reasoning is None else {"reasoning_content": reasoning}
-        turns.append({"role": turn.role, "content": turn.content, **own})
+    turns = [turn.model_dump(exclude_none=True) for turn in request.messages]
     if not template.thinks and any("reasoning_content" in turn for turn in turns):
         raise ApiError(
             400,

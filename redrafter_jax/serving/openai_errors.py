@@ -49,6 +49,13 @@ class ApiError(HTTPException):
         return Response(json.dumps(self.body()), self.status_code, self.headers, "application/json")
 
 
+def server_ends() -> ApiError:
+    """What is answered to requests that are not complete when the server ends."""
+    return ApiError(
+        503, "The server is shutting down; send the request to another one.", code="server_ends"
+    )
+
+
 def as_api_error(method: str, path: str, error: Exception) -> ApiError:
     """What is answered to a request that FastAPI or a route refuses."""
     if isinstance(error, ApiError):

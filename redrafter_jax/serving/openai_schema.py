@@ -16,34 +16,65 @@ from pydantic import (
 from redrafter_jax.serving.messages import OWN_STOPS
 from redrafter_jax.text.tokenizer import require_text
 
-# Fields of requests and messages, with the values that ask for nothing: clients send them unasked.
-# With any other value they are refused.
-_ASKS_FOR_NOTHING: Mapping[str, tuple[Any, ...]] = {
+Values = Mapping[str, tuple[Any, ...]]
+
+_LABELS = frozenset(
+    {
+        "user",
+        "metadata",
+        "safety_identifier",
+        "parallel_tool_calls",  # of tools, which there are none of
+        # Hints to providers who charge for caches; here they are reused unasked.
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "prompt_cache_options",
+        "cache_control",
+    }
+)
+_PART_LABELS = frozenset({"cache_control", "prompt_cache_breakpoint"})
+_OFF: Values = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
-    "repetition_penalty": (1,),
     "logit_bias": ({},),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
+    "verbosity": ("medium",),
     "best_of": (1,),
     "suffix": ("",),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
-    "tool_calls": ([],),
     "functions": ([],),
-    "annotations": ([],),
+    "function_call": ("none", "auto"),
     "service_tier": ("auto", "default"),
     "store": (False,),
+    # Of other servers' APIs.
     "top_k": (0, -1),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "min_tokens": (0,),
+    "stop_token_ids": ([],),
+    "bad_words": ([],),
+    "ignore_eos": (False,),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "use_beam_search": (False,),
+    "priority": (0,),
 }
-# Fields that change no answer, whatever their value.
-_LABELS = {"user", "metadata", "parallel_tool_calls"}
 
 
 class _Fields(BaseModel):
-    """JSON's own types, known names; null is as if the field was not given."""
+    """JSON's own types, known names; null is as if the field was not given.
+
+    Attributes:
+      labels: fields that change nothing, whatever their value.
+      off: fields that are not supported, with the values that ask for nothing.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    labels: ClassVar[frozenset[str]] = frozenset()
+    off: ClassVar[Values] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -53,9 +84,7 @@ class _Fields(BaseModel):
         return {
             name: value
             for name, value in given.items()
-            if value is not None
-            and name not in _LABELS
-            and value not in _ASKS_FOR_NOTHING.get(name, ())
+            if value is not None and name not in cls.labels and value not in cls.off.get(name, ())
         }
 
 
@@ -98,24 +127,32 @@ def _as_text(content: Any) -> Any:
         return content
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text" or set(part) != {"type", "text"} or not isinstance(part["text"], str):
+        if kind != "text" or not isinstance(part.get("text"), str):
             raise ValueError(
                 f'only parts {{"type": "text", "text": ...}} are supported, not {kind!r:.80}'
             )
+        for name, value in part.items():
+            if name not in {"type", "text"} | _PART_LABELS and value is not None:
+                raise ValueError(f"{name:.80} of a part is not supported; leave it out")
     return "".join(part["text"] for part in content)
 
 
 class Message(_Fields):
     """A turn of a conversation; "developer" is OpenAI's later name of the system.
 
-    `reasoning_content` is what an answer of this server had under that name.
+    `name`, of who speaks, is for the chat template to read; `reasoning_content` is what an answer
+    of this server had under that name.
     """
+
+    labels: ClassVar[frozenset[str]] = frozenset({"cache_control"})
+    off: ClassVar[Values] = {"tool_calls": ([],), "annotations": ([],)}
 
     role: Annotated[
         Literal["system", "developer", "user", "assistant"],
         AfterValidator(lambda role: "system" if role == "developer" else role),
     ]
     content: Annotated[Text, BeforeValidator(_as_text)]
+    name: Text | None = None
     reasoning_content: Text | None = None
 
     @field_validator("reasoning_content")
@@ -128,6 +165,8 @@ class Message(_Fields):
 
 class StreamOptions(_Fields):
     """What a stream tells besides the answer."""
+
+    off: ClassVar[Values] = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
 
     include_usage: bool = False
 
@@ -149,6 +188,8 @@ class BaseRequest(_Fields):
         OpenAI's.
     """
 
+    labels: ClassVar[frozenset[str]] = _LABELS
+    off: ClassVar[Values] = _OFF
     prompt_field: ClassVar[str]
 
     model: str
@@ -197,6 +238,12 @@ class ChatRequest(BaseRequest):
     """
 
     prompt_field = "messages"
+    off: ClassVar[Values] = _OFF | {
+        "echo": (False,),
+        "add_generation_prompt": (True,),
+        "continue_final_message": (False,),
+        "add_special_tokens": (False,),
+    }
 
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -239,6 +286,7 @@ class CompletionRequest(BaseRequest):
     """
 
     prompt_field = "prompt"
+    off: ClassVar[Values] = _OFF | {"add_special_tokens": (True,)}
 
     prompt: Annotated[list[str | list[int]], BeforeValidator(_as_prompts)]
     max_tokens: Annotated[int, Field(ge=1)] | None = 16

@@ -8,7 +8,7 @@ import uvicorn
 
 from redrafter_jax.config import ServeConfig
 from redrafter_jax.errors import InputError
-from redrafter_jax.serving.choices import token_texts
+from redrafter_jax.serving.choices import token_spellings
 from redrafter_jax.serving.engine import Engine
 from redrafter_jax.serving.guard import Guard
 from redrafter_jax.serving.metrics import Metrics
@@ -16,8 +16,9 @@ from redrafter_jax.serving.openai_api import make_app
 from redrafter_jax.serving.service import ServedModel, Service
 from redrafter_jax.serving.worker import Worker
 
-# After the last answers are cut off, for their clients to read that.
-_GRACE = 2
+# Seconds for requests that are not whole when the server ends to become so, and after the last
+# answers are cut off, for their clients to read that.
+_GRACE = 2.0
 # Seconds that an idle connection stays open.
 _KEEP_ALIVE = 75
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -71,8 +72,9 @@ class Server(uvicorn.Server):
         self.failed = False
         self._worker = Worker(engine, on_failure=self._fail, on_wait=metrics.queue.observe)
         self._drain_seconds = limits.drain
-        service = Service(self._worker, model, limits, token_texts(model.format.tokenizer), metrics)
-        guarded = Guard(
+        spell = token_spellings(model.format.tokenizer, model.format.stop_tokens)
+        service = Service(self._worker, model, limits, spell, metrics)
+        self._guard = Guard(
             make_app(service, log_prompts=log_prompts),
             api_key=api_key,
             hosts=LOOPBACK if host in LOOPBACK else None,
@@ -81,7 +83,7 @@ class Server(uvicorn.Server):
         )
         super().__init__(
             uvicorn.Config(
-                guarded,
+                self._guard,
                 http="h11",  # which bounds the size of headers; httptools does not
                 lifespan="on",
                 log_config=None,
@@ -103,6 +105,7 @@ class Server(uvicorn.Server):
                 connection.transport.abort()
 
         _log.info("Shutting down: no new requests; running answers have %g s.", self._drain_seconds)
+        self._guard.end(min(_GRACE, self._drain_seconds))
         cutting = asyncio.ensure_future(cut_off())
         await super().shutdown(sockets)
         if self.force_exit:  # of a second Ctrl-C, which leaves the application's own end out

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from redrafter_jax.config import ServeConfig
+from redrafter_jax.serving.choices import Spelling
 from redrafter_jax.serving.metrics import Metrics
 from redrafter_jax.serving.worker import Worker
 from redrafter_jax.text.chat_template import PromptFormat
@@ -32,12 +33,12 @@ class Service(NamedTuple):
       worker: that decodes.
       model: what is served.
       limits: on requests.
-      token_text: how a token reads within a text.
+      spell: how a token reads within a text.
       metrics: what is counted.
     """
 
     worker: Worker
     model: ServedModel
     limits: ServeConfig
-    token_text: Callable[[int], str]
+    spell: Callable[[int], Spelling]
     metrics: Metrics

@@ -7,7 +7,7 @@ from redrafter_jax.errors import InputError
 Detokenize = Callable[[list[int]], str]
 """From token ids to the text they spell, such as a tokenizer's `decode`."""
 
-_UNDECODABLE = "\N{REPLACEMENT CHARACTER}"
+UNDECODABLE = "\N{REPLACEMENT CHARACTER}"
 # A character has four bytes at most: of more bytes that are undecodable the first stay so.
 _MOST_PENDING = 3
 # Tokens of the prompt to begin with.
@@ -24,6 +24,10 @@ class TextStream:
     character is incomplete, the characters before it are undecodable too. They have been shown
     when they were complete, and stay as they were; bytes that are no character at last become
     replacement characters on their own.
+
+    Attributes:
+      stopped: whether a stop string has ended the text.
+      follows_text: whether the prompt spells any.
     """
 
     def __init__(
@@ -41,7 +45,8 @@ class TextStream:
         self._base = self._shown = detokenize(self._tokens[: self._base_count])
         # A character that begins in the prompt is undecodable there, and is not shown once more.
         text, _ = self._decode()
-        self._shown += text[len(self._shown) :].rstrip(_UNDECODABLE)
+        self.follows_text = bool(text)
+        self._shown += text[len(self._shown) :].rstrip(UNDECODABLE)
         self._in_prompt = text[len(self._shown) :]
 
     def push(self, token: int) -> str:
@@ -77,9 +82,9 @@ class TextStream:
         if text.startswith(self._shown):
             return text, False
         same = shared_length(text, self._base)
-        if text[same:].startswith(_UNDECODABLE):
+        if text[same:].startswith(UNDECODABLE):
             return self._base + self._detokenize(self._tokens[self._base_count :]), True
-        if self._base[same:].startswith(_UNDECODABLE):  # of a prompt of broken characters
+        if self._base[same:].startswith(UNDECODABLE):  # of a prompt of broken characters
             self._base = self._shown = text[:same]
             return text, False
         raise InputError(
@@ -95,7 +100,7 @@ class TextStream:
         new = self._tokens[self._base_count :]
         alone = self._detokenize(new)
         # New tokens that begin within a character still need those before it.
-        if broken or (alone and not alone.startswith(_UNDECODABLE)):
+        if broken or (alone and not alone.startswith(UNDECODABLE)):
             self._tokens, text = new, alone
         self._base_count, self._base, self._shown = len(self._tokens), text, text
 
@@ -116,7 +121,7 @@ def _context(detokenize: Detokenize, prompt: Sequence[int]) -> list[int]:
     length = _CONTEXT
     while length < len(prompt):
         text = detokenize(list(prompt[-length:]))
-        if text and not text.startswith(_UNDECODABLE):
+        if text and not text.startswith(UNDECODABLE):
             break
         length *= 2
     return list(prompt[-length:])
@@ -126,13 +131,13 @@ def _complete_count(detokenize: Detokenize, tokens: list[int]) -> int:
     """The length of the longest beginning that ends on a complete character."""
     fewest = max(0, len(tokens) - _MOST_PENDING)
     for count in range(len(tokens), fewest, -1):
-        if not detokenize(tokens[:count]).endswith(_UNDECODABLE):
+        if not detokenize(tokens[:count]).endswith(UNDECODABLE):
             return count
     return fewest
 
 
 def _certain(text: str) -> str:
-    pending = len(text) - len(text.rstrip(_UNDECODABLE))
+    pending = len(text) - len(text.rstrip(UNDECODABLE))
     return text[: len(text) - min(pending, _MOST_PENDING)]
 
 

@@ -30,12 +30,17 @@ TABLE = DraftTable(
     [
         (1, 0.0, WIDE),
         (1, 1.0, LOOKUP),
-        # The next larger batch, or the largest; then the nearest temperature, or the lower of two.
+        # The nearest batch by ratio, or the larger of two; then the nearest temperature, or the
+        # lower of two.
         (2, 0.0, PATHS),
-        (5, 0.0, CHAIN),
+        (3, 0.0, PATHS),
+        (5, 0.0, PATHS),
+        (6, 0.0, CHAIN),
+        (7, 0.0, CHAIN),
         (9, 0.1, CHAIN),
         (9, 0.5, CHAIN),
-        (5, 0.7, None),
+        (6, 0.7, None),
+        (5, 0.7, PATHS),
         (1, 2.0, LOOKUP),
     ],
 )

@@ -1,6 +1,7 @@
 """`python -m redrafter_jax chat`: turns in a pipe, each the target's own text."""
 
 import io
+import json
 import os
 import re
 import signal
@@ -15,6 +16,7 @@ from tiny_folders import PairFolders, add_template, decode
 from tiny_models import random_drafter
 
 from redrafter_jax import DrafterConfig, SamplingConfig, save_drafter
+from redrafter_jax.commands import chat
 from redrafter_jax.commands.terminal import Screen
 from redrafter_jax.models.target import Target
 
@@ -30,10 +32,12 @@ def folders(folders: PairFolders, tmp_path_factory: pytest.TempPathFactory) -> P
     return folders._replace(target=target)
 
 
-def plain_answer(target: Target, *lines: str, sampling: SamplingConfig = WARM) -> str:
+def plain_answer(
+    target: Target, *lines: str, sampling: SamplingConfig = WARM, seed: int = 3
+) -> str:
     """The baseline's answer to the conversation, each turn a line, up to the end of the room."""
     prompt = "".join(f"{line}\n" for line in lines)
-    tokens, _ = decoded_alone(target, prompt, ROOM, 3, sampling)
+    tokens, _ = decoded_alone(target, prompt, ROOM, seed, sampling)
     return decode(tokens).partition(STOP)[0]
 
 
@@ -66,11 +70,22 @@ def test_every_turn_in_a_pipe_is_the_text_of_the_whole_conversation(
     assert first
     assert second
     # The last line needs no newline, and an empty one is no message.
-    code, answers, told = talk("abc\n\n  \ndef")
+    code, answers, told = talk("abc\n\n  \ndef", "-v")
     assert (code, answers) == (0, [first, second])
     assert [bool(re.fullmatch(COUNTS, line)) for line in told[:2]] == [True, True]
     # With the newline that ended it: prefill decided one token.
     assert int(told[0].split()[0]) == len(first) + 1
+
+
+def test_how_an_answer_was_decoded_is_told_where_it_was_slow(
+    talk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for baseline_seconds, told_lines in ((1e9, 0), (1e-9, 1)):
+        monkeypatch.setattr(chat, "baseline_seconds", lambda *_, told=baseline_seconds: told)
+        _, _, told = talk("/temperature 0\nuvw\n")
+        counts = [line for line in told if re.fullmatch(COUNTS, line)]
+        assert len(counts) == told_lines
+    assert counts[0].endswith("; try --no-drafter, or another tree")
 
 
 def test_commands_and_what_they_refuse_are_one_sentence_each(
@@ -86,11 +101,81 @@ def test_commands_and_what_they_refuse_are_one_sentence_each(
         "error: /what is no command; /help lists them, and // begins a message with /.",
         "error: /reset takes no value, but '1' was given; see /help.",
     ]
-    assert [line.split()[0] for line in told[5:9]] == ["/reset", "/temperature", "/help", "/quit"]
+    listed = [line.split()[0] for line in told[5:] if line.startswith("/")]
+    assert listed == ["/system", "/temperature", "/retry", "/save", "/reset", "/help", "/quit"]
     # A reset forgets the turns, but not the system's.
     code, answers, told = talk("abc\n/reset\nabc\n", "--system", "sub")
     assert answers == [plain_answer(habitual_target, "sub", "abc")] * 2
     assert "The conversation is forgotten." in told
+
+
+def test_the_system_turn_changes_and_the_conversation_stays(
+    talk: Any, habitual_target: Target
+) -> None:
+    first = plain_answer(habitual_target, "abc")
+    second = plain_answer(habitual_target, "sub", "abc", first, "def")
+    third = plain_answer(habitual_target, "abc", first, "def", second, "g")
+    typed = "abc\n/system\n/system sub\ndef\n/system\n/system -\ng\n"
+    _, answers, told = talk(typed)
+    assert answers == [first, second, third]
+    assert [line for line in told if "system turn" in line] == [
+        "The system turn: none",
+        "The system turn is set.",
+        "The system turn: sub",
+        "There is no system turn.",
+    ]
+    # What was set outlives a reset.
+    _, answers, _ = talk("/system sub\nabc\n/reset\nabc\n")
+    assert answers == [plain_answer(habitual_target, "sub", "abc")] * 2
+
+
+def test_a_retry_answers_the_last_message_with_the_next_seed(
+    talk: Any, habitual_target: Target
+) -> None:
+    first = plain_answer(habitual_target, "abc")
+    again = plain_answer(habitual_target, "abc", seed=4)
+    after = plain_answer(habitual_target, "abc", again, "def", seed=4)
+    assert first != again
+    code, answers, told = talk("/retry\nabc\n/retry\ndef\n")
+    assert (code, answers) == (0, [first, again, after])
+    assert told[0] == "error: No message was answered yet; /retry answers the last one again."
+    assert told[1] == "The seed is 4."
+    _, answers, told = talk("/temperature 0\nabc\n/retry\n")
+    assert answers[0] == answers[1]
+    assert "The seed is 4; greedily the answer is the same." in told
+
+
+def test_a_conversation_is_saved_and_overwrites_nothing_but_itself(
+    talk: Any, habitual_target: Target, tmp_path: Path
+) -> None:
+    first = plain_answer(habitual_target, "abc")
+    path, other = tmp_path / "chat.jsonl", tmp_path / "other.jsonl"
+    other.write_text("precious")
+    saves = f"/save {path}\nabc\n/save {path}\n/save {other}\n/save\n/save {tmp_path}/no/a\n"
+    _, _, told = talk(saves, "--system", "sub")
+    first = plain_answer(habitual_target, "sub", "abc")
+    turns = [("system", "sub"), ("user", "abc"), ("assistant", first)]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    (line,) = path.read_text().splitlines()
+    assert json.loads(line) == {"messages": messages}
+    assert other.read_text() == "precious"
+    assert [line for line in told if not line.startswith("The context")] == [
+        f"Wrote {path}.",
+        f"Wrote {path}.",
+        f"error: {other} exists; /save under another name.",
+        "error: /save takes the name of a file to write; see /help.",
+        f"error: Cannot write {tmp_path}/no/a: No such file or directory.",
+    ]
+
+
+def test_what_was_pasted_is_one_message_and_no_command(
+    talk: Any, habitual_target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat, "read_messages", lambda: iter(["/quit\nabc", "//a"]))
+    # The tokenizer knows no slash, and leaves it out.
+    first = plain_answer(habitual_target, "quit", "abc")
+    _, answers, _ = talk("")
+    assert answers == [first, plain_answer(habitual_target, "quit", "abc", first, "a")]
 
 
 def test_what_meets_the_end_of_the_room_or_its_limit_says_so(
@@ -144,7 +229,7 @@ def test_ctrl_c_stops_an_answer_which_stays_in_the_conversation(
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(Screen, "write", interrupt)
-    _, (part, answer), told = talk("/temperature 0\nuvw\n/temperature 1\nabc\n")
+    _, (part, answer), told = talk("/temperature 0\nuvw\n/temperature 1\nabc\n", "-v")
     assert told[1].startswith("stopped; ")
     assert whole.startswith(part)
     assert 0 < len(part) < len(whole)

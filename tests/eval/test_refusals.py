@@ -90,6 +90,7 @@ def configs(tmp_path_factory: pytest.TempPathFactory, pair_settings: dict[str, A
         (["steps", "slots=[160]"], "slots is 160, but the target has 128 positions; give fewer"),
         (["steps", "steps=10"], "slots is 32, which 10 steps of up to 4 tokens overrun; give more"),
         (["tune", SAMPLINGS], r"1\.0, 1\.0; a table holds"),
+        (["tune", "batch_sizes=[1, 8]"], "batch_sizes has 8, but only 5 prompts are asked; give"),
         (["tune", "output=."], r"output is \., a folder; give output=FILE"),
         (["tune", "output=none/draft.yaml"], "the folder none is missing, give output=FILE"),
         (

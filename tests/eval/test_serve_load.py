@@ -145,6 +145,21 @@ def test_where_no_server_is_the_way_out_is_told(tmp_path: Path) -> None:
         evaluate(words(tmp_path, base))
 
 
+def answered(status: int, content: str) -> RequestResult:
+    async def ask() -> RequestResult:
+        answer = httpx.MockTransport(lambda _: httpx.Response(status, text=content))
+        async with httpx.AsyncClient(transport=answer, base_url="http://server") as client:
+            return await _ask(client, "/v1/completions", {}, 0.0)
+
+    return asyncio.run(ask())
+
+
+def test_comments_between_events_are_no_error() -> None:
+    event = 'data:{"choices": [{"draft_trace": [{"call": 0}, {"call": 3}]}]}'
+    result = answered(200, f": a gateway waits\n\nevent: chunk\n{event}\n\ndata: [DONE]\n\n")
+    assert (result.error, result.tokens, result.calls) == (None, 2, 3)
+
+
 @pytest.mark.parametrize(
     ("status", "content", "error"),
     [
@@ -157,14 +172,17 @@ def test_where_no_server_is_the_way_out_is_told(tmp_path: Path) -> None:
         (404, '{"detail": "Not Found"}', "HTTP 404"),
         (503, "", "HTTP 503"),
         (200, 'data: {"error": {"code": null, "type": "server_error"}}\n\n', "server_error"),
+        (429, '{\n "error": {\n  "code": "queue_full"\n }\n}', "queue_full"),
         (200, 'data: {"error": "overloaded"}\n\n', "error"),
+        (200, 'data: "the upstream server has an error"\n\n', "no event of the API"),
+        (200, "data: upstream request timeout\n\n", "no event of the API"),
+        (200, 'data: {"choices": ["overloaded"]}\n\n', "no draft_trace"),
+        (200, 'data: {"choices": [{"draft_trace": ["a"]}]}\n\n', "no draft_trace"),
+        (200, 'data: {"choices": "overloaded"}\n\n', "no event of the API"),
+        (200, "no healthy upstream", "no draft_trace"),
+        (200, f"data: {'[' * 100_000}\n\n", "no event of the API"),
         (200, 'data: {"choices": [{"text": "a"}]}\n\ndata: [DONE]\n\n', "no draft_trace"),
     ],
 )
 def test_what_is_refused_is_no_whole_answer(status: int, content: str, error: str) -> None:
-    async def ask() -> RequestResult:
-        refuse = httpx.MockTransport(lambda _: httpx.Response(status, text=content))
-        async with httpx.AsyncClient(transport=refuse, base_url="http://server") as client:
-            return await _ask(client, "/v1/completions", {}, 0.0)
-
-    assert asyncio.run(ask()).error == error
+    assert answered(status, content).error == error

@@ -8,12 +8,18 @@ import numpy as np
 import pytest
 from tiny_folders import write_yaml
 
+from eval import tune
 from eval.commands import evaluate
 from eval.recorded import Recording
 from eval.step_costs import TimedTree
 from eval.tune import Candidate, choose, leaders_first, rank_candidates
 from redrafter_jax import DraftConfig, InputError, load_draft, save_drafter
-from redrafter_jax.checkpoints.draft_table import DraftTable, TunedTree, write_draft_table
+from redrafter_jax.checkpoints.draft_table import (
+    DraftTable,
+    TunedTree,
+    find_draft_table,
+    write_draft_table,
+)
 from redrafter_jax.drafters.head_drafter import DraftModel
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -117,6 +123,27 @@ def test_what_beats_the_baseline_beyond_noise_is_chosen(
 ) -> None:
     finalists = [Candidate(SMALL, 2.0, 1.0, 2.0, quartiles) for quartiles in measured]
     assert choose(finalists) == (None if chosen is None else finalists[chosen])
+
+
+@pytest.mark.parametrize(("prompts", "sizes"), [(3, [1, 2]), (4, [1, 2, 4])])
+def test_unless_told_otherwise_every_batch_up_to_eight_has_an_entry(
+    config: Path, monkeypatch: pytest.MonkeyPatch, prompts: int, sizes: list[int]
+) -> None:
+    timed: list[int] = []
+
+    def time_steps(*args: Any) -> list[list[TimedTree]]:
+        timed.append(args[3])
+        return [[]]
+
+    monkeypatch.setattr(tune, "time_steps", time_steps)
+    monkeypatch.setattr(tune, "rank_candidates", lambda *_: [])
+    monkeypatch.setattr(tune, "_measure", lambda *_: [])
+    monkeypatch.setattr(tune, "show", lambda *_: None)
+    evaluate(["tune", "--config", str(config), f"prompt_count={prompts}", "batch_sizes=null"])
+    assert timed == sizes
+    table = find_draft_table(config.parent / "drafter")
+    assert table is not None
+    assert [tree.batch_size for tree in table.trees] == sizes
 
 
 def test_answers_of_one_token_are_nothing_to_tune_on(config: Path) -> None:

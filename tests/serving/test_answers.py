@@ -49,6 +49,17 @@ def test_a_chat_with_all_that_can_be_told(base: str) -> None:
     }
 
 
+def test_tokens_that_are_parts_of_a_character_have_their_own_bytes(base: str) -> None:
+    asked: dict[str, Any] = {"max_tokens": 3, "logprobs": True, "top_logprobs": 1}
+    answer = chat(base, messages=[{"role": "user", "content": "é"}], **asked)["choices"][0]
+    assert answer["message"]["content"] == "é\n"
+    entries = answer["logprobs"]["content"]
+    assert [entry["bytes"] for entry in entries] == [[0xC3], [0xA9], [0x0A]]
+    assert [entry["top_logprobs"][0]["bytes"] for entry in entries] == [[0xC3], [0xA9], [0x0A]]
+    told = post(base, json=body("é", 2, logprobs=1)).json()["choices"][0]["logprobs"]
+    assert told["tokens"] == ["bytes:\\xc3", "bytes:\\xa9"]
+
+
 def test_turns_as_openai_writes_them_itself_are_taken(base: str) -> None:
     turns = [
         {"role": "developer", "content": "a"},

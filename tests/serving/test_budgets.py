@@ -65,6 +65,25 @@ def test_a_tree_that_gains_too_little_gives_way_and_is_tried_again(drafter: Draf
     assert waited > 100
 
 
+def test_between_the_sizes_of_a_table_its_nearest_tree_is_drafted_where_the_costs_agree(
+    drafter: DraftModel,
+) -> None:
+    def slots_of_three(cost: float) -> Budgets:
+        table = DraftTable("cpu", "float32", (TunedTree(2, 0.0, SMALL, 1.5, 1.5),))
+        budgets = Budgets(drafter, table, slots=3)
+        assert budgets.row_counts == [2, 3]
+        for rows, seconds in ((2, 1.2), (3, cost)):
+            budgets.add_time(rows, BASELINE, 1.0)
+            budgets.add_time(rows, 1, seconds)
+        return budgets
+
+    # What it gains at two rows, 1.5 * 1.2 tokens a call, it gains at three.
+    assert slots_of_three(cost=1.7).choose(3, [0.0]) == 1
+    too_dear = slots_of_three(cost=1.9)
+    assert too_dear.choose(2, [0.0]) == 1
+    assert {too_dear.choose(3, [0.0]) for _ in range(10_000)} == {BASELINE}
+
+
 def test_without_a_table_the_tree_is_always_the_same(drafter: DraftModel) -> None:
     budgets = Budgets(drafter, SMALL, slots=8)
     assert budgets.row_counts == [1, 8]

@@ -106,6 +106,16 @@ def test_a_client_that_leaves_frees_its_slot_within_a_step(stream: bool) -> None
         assert engine.steps == 3
 
 
+def test_a_client_that_leaves_within_its_body_is_counted_so() -> None:
+    with serving(FakeEngine()) as base:
+        client = HTTPConnection(base.removeprefix("http://"))
+        client.putrequest("POST", "/v1/completions")
+        client.putheader("content-length", "100")
+        client.endheaders(b'{"model"')
+        client.close()
+        wait_until(lambda: outcomes(base) == {"client_gone": 1}, seconds=60)
+
+
 def test_a_reader_that_stalls_delays_nobody_and_frees_its_slot() -> None:
     engine = FakeEngine(slots=2)
     # More than the sockets hold.

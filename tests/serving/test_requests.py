@@ -57,31 +57,6 @@ def test_too_many_prompts_are_refused_unread(base: str, monkeypatch: pytest.Monk
     assert "32 answers, but" in answer.json()["error"]["message"]
 
 
-def test_what_asks_for_nothing_is_taken(base: str) -> None:
-    nothing: dict[str, Any] = {
-        "presence_penalty": 0,
-        "logit_bias": {},
-        "user": "somebody",
-        "metadata": {"session": "7"},
-        "store": False,
-        "parallel_tool_calls": True,
-        "top_k": 0,
-        "best_of": 1,
-        "stop": None,
-        "stream_options": None,
-        "tool_choice": "none",
-        "functions": [],
-        "modalities": ["text"],
-        "service_tier": "auto",
-        "repetition_penalty": 1.0,
-    }
-    off: dict[str, Any] = nothing | {"top_k": -1, "user": None, "tool_choice": "auto"}
-    off |= {"stream_options": {"include_usage": False}}
-    for asked in (nothing, off):
-        answer = post(base, json=body(**asked))
-        assert answer.json()["choices"][0]["text"] == "hellohel"
-
-
 def test_unknown_routes_and_methods_are_told(base: str) -> None:
     for path in ("/v1/files", "/openapi.json"):
         assert "is no route" in HTTP.get(f"{base}{path}").json()["error"]["message"]

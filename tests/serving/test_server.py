@@ -1,10 +1,12 @@
 """A server's start, its log and its end."""
 
 import asyncio
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
+from http.client import HTTPConnection
 from typing import Any
 
 import httpx
@@ -13,6 +15,7 @@ from fake_engine import FakeEngine
 from servers import (
     ENDLESS,
     HTTP,
+    JSON,
     ROOMY,
     body,
     measured,
@@ -80,6 +83,20 @@ def test_answers_that_take_longer_than_the_drain_are_told_so() -> None:
             streams = [clients.enter_context(streamed(base, limit=ENDLESS)) for _ in range(2)]
         codes = [list(events)[-1]["error"]["code"] for events in streams]
     assert codes == ["server_ends"] * 2, "one that ran, and one that waited"
+
+
+def test_a_client_that_stalls_in_its_body_is_told_and_does_not_keep_the_server() -> None:
+    with ExitStack() as clients:
+        with serving(FakeEngine(), limits=replace(ROOMY, drain=1000.0)) as base:
+            client = clients.enter_context(closing(HTTPConnection(base.removeprefix("http://"))))
+            client.putrequest("POST", "/v1/completions")
+            for name, value in JSON.items() | {("content-length", "100")}:
+                client.putheader(name, value)
+            client.endheaders(b'{"model"')
+            HTTP.get(f"{base}/health")  # after the server has read as much
+        # The end of the block has ended the server.
+        answer = client.getresponse()
+        assert (answer.status, json.load(answer)["error"]["code"]) == (503, "server_ends")
 
 
 @pytest.mark.long

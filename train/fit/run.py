@@ -132,7 +132,7 @@ def _run_stages(plan: FitPlan, folder: Path, config: TargetConfig, console: Cons
     models = ["--target", target, "--drafter", str(head)]
     words = [*command, *models, "--beam-width", str(_TREE["beam_width"])]
     print_line(console, f"  python -m redrafter_jax {shlex.join(words)}")
-    tuning = _decode_settings(plan, folder, "tune") | {"drafter": str(head)}
+    tuning = _decode_settings(plan, folder, "tune") | {"drafter": str(head), "batch_sizes": [1]}
     words = ["eval", "tune", *write_settings("tune", tuning)]
     print_line(
         console, "to find the fastest tree on this device, which is taken without --beam-width:"
