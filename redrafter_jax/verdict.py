@@ -1,0 +1,151 @@
+"""What a measurement of drafting comes to: faster, slower, or too little to tell.
+
+What prompt lookup gains is never called the gain of a head.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from redrafter_jax.config import DraftConfig
+
+# Fewer texts differ too much from each other for a median to tell.
+FEWEST_TEXTS = 8
+# What the tokens of prompt lookup are called where accepted tokens are counted by their source.
+_LOOKUP = "lookup"
+Kind = Literal["faster", "slower", "no difference", "too little data"]
+
+
+class Texts(NamedTuple):
+    """The baseline's texts: how many, how many repeat themselves, how many end at once."""
+
+    count: int
+    repeating: int = 0
+    short: int = 0
+
+
+class Way(NamedTuple):
+    """A way of drafting, measured beside the baseline.
+
+    Attributes:
+      name: what the sentence calls it.
+      draft: how its trees are drafted; None is the baseline itself.
+      has_head: whether trained heads draft, alone or beside prompt lookup.
+      speedup: quartiles of the pairs with the baseline, the median in the middle; None where none
+        could be timed.
+      accepted_by: accepted tokens by the source that proposed them.
+    """
+
+    name: str
+    draft: DraftConfig | None
+    has_head: bool
+    speedup: tuple[float, float, float] | None
+    accepted_by: Mapping[str, int]
+
+    @property
+    def median(self) -> float:
+        """The median speed-up, 0 where there is none."""
+        return self.speedup[1] if self.speedup else 0.0
+
+    @property
+    def lookup_share(self) -> float:
+        """The part of the accepted tokens that prompt lookup proposed."""
+        return self.accepted_by.get(_LOOKUP, 0) / max(sum(self.accepted_by.values()), 1)
+
+    @property
+    def is_heads_own(self) -> bool:
+        """Whether what it gains is the head's: most of the accepted tokens are."""
+        return self.has_head and self.lookup_share <= 0.5
+
+
+class Verdict(NamedTuple):
+    """What was found, of which way of drafting, in a sentence without its period."""
+
+    kind: Kind
+    way: Way
+    sentence: str
+
+    def then(self, next_step: str) -> str:
+        """The whole sentence, with what to do next."""
+        return f"{self.sentence}; {next_step}."
+
+
+def judge(ways: Sequence[Way], texts: Texts) -> Verdict:
+    """The verdict on one way of drafting or more, measured on the same texts in turns.
+
+    It is on the fastest way. Where that is not a head alone the sentence says what prompt lookup
+    and the head do alone, if that was measured.
+    """
+    best = max(ways, key=lambda way: way.median)
+    if fault := _too_little(ways, texts):
+        return Verdict("too little data", best, f"Too little data to tell: {fault}")
+    assert best.speedup is not None
+    low, _, high = best.speedup
+    found = f"{_describe(best)}{_describe_others(ways, best)}"
+    # Where nothing was accepted a ratio above 1 is the machine's noise.
+    if low > 1 and any(best.accepted_by.values()):
+        lookups = " by prompt lookup, not by the head" * (best.has_head and not best.is_heads_own)
+        return Verdict("faster", best, f"Faster{lookups}: {found}")
+    if high < 1:
+        return Verdict("slower", best, f"Slower than no drafting: {found}")
+    return Verdict("no difference", best, f"No clear difference from no drafting: {found}")
+
+
+def describe_tree(draft: DraftConfig | None) -> str:
+    """The sizes of a tree in the letters of the glossary, and what else is not by default."""
+    if draft is None:
+        return "no drafting"
+    named = {"W": draft.beam_width, "R": draft.draft_rounds, "N": draft.budget}
+    words = [f"{letter}={value}" for letter, value in named.items()]
+    if draft.lookup_tokens:
+        words.append(f"C={draft.lookup_tokens}")
+    return " ".join([*words, *["rerank"] * draft.rerank])
+
+
+def _too_little(ways: Sequence[Way], texts: Texts) -> str:
+    """Why nothing can be told; empty if it can."""
+    if texts.count < FEWEST_TEXTS:
+        return f"{_count(texts.count, 'text')}, and {FEWEST_TEXTS} are the fewest"
+    if 2 * texts.short >= texts.count:
+        return f"{texts.short} of {texts.count} answers end within a few tokens"
+    if 2 * texts.repeating >= texts.count:
+        return (
+            f"{texts.repeating} of {texts.count} texts repeat themselves, which any drafter guesses"
+        )
+    if not any(way.speedup for way in ways):
+        return "no text goes on beyond its first token"
+    return ""
+
+
+def _describe(way: Way) -> str:
+    assert way.speedup is not None
+    low, median, high = way.speedup
+    tree = describe_tree(way.draft)
+    if way.draft is not None and not way.has_head:
+        tree = f"C={way.draft.lookup_tokens}, no head"
+    looked_up = ""
+    if way.has_head and way.lookup_share:
+        looked_up = f", {way.lookup_share:.0%} of the accepted tokens looked up"
+    return (
+        f"{way.name!r} decodes {median:.2f} times as fast (middle half {low:.2f} to {high:.2f}) "
+        f"with {tree}{looked_up}"
+    )
+
+
+def _describe_others(ways: Sequence[Way], best: Way) -> str:
+    """What shares the gain: lookup without a head, and a head without lookup."""
+    others = ((False, "prompt lookup alone"), (True, "the head alone"))
+    found = []
+    for has_head, words in others:
+        own = [
+            way.median
+            for way in ways
+            if way is not best and way.speedup and way.draft is not None
+            if way.has_head == has_head and not (has_head and way.lookup_share)
+        ]
+        if own and (has_head != best.has_head or best.lookup_share):
+            found.append(f", {words} {max(own):.2f}")
+    return "".join(found)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
