@@ -15,7 +15,7 @@ from tiny_folders import run_module
 from train_runs import start_command
 
 from eval.config import TuneSettings
-from redrafter_jax import DraftConfig, load_target
+from redrafter_jax import DraftConfig, load_draft, load_target
 from redrafter_jax.checkpoints.draft_table import (
     DraftTable,
     TunedTree,
@@ -27,7 +27,7 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.settings.files import load_settings
 from train.config import TrainSettings
 from train.fit import probe
-from train.fit.ending import verdict
+from train.fit.ending import obey_report, verdict
 from train.fit.plan import (
     FitPlan,
     FitRequest,
@@ -127,12 +127,12 @@ def test_a_folder_of_another_fit_is_refused(
 
 def test_the_time_is_divided_among_writing_reading_training_and_an_ending() -> None:
     plan = plan_of()
-    # 19 minutes, of which a quarter is for tuner and report, and 30 s to start. An answer of 128
-    # tokens follows 48 of a question, and 64 are read before both; every token is read, and trained
-    # on four times.
+    # 19 minutes, of which a quarter is for tuner and report, and 15 s to load thrice. An answer of
+    # 128 tokens follows 48 of a question, and 64 are read before both; every token is read, and
+    # trained on four times.
     assert plan.ending == 0.25 * 1140
     per_answer = (128 + 48) / 150 + 64 / 500 + 128 * (1 / 500 + 4 / 400)
-    assert plan.tokens == int((1140 - 285 - 30) / per_answer * 128)
+    assert plan.tokens == int((1140 - 285 - 15) / per_answer * 128)
     assert sum(plan.expected(STEP).values()) <= 1140
     assert plan.prompts == max(8, plan.tokens // 2048)
     # Answers are no longer than a row, and few of the texts are held out.
@@ -172,7 +172,7 @@ def test_a_fit_on_a_machine_that_gets_slower_keeps_its_time(slower: float) -> No
     assert steps
     while step < steps:
         pace, legs = Pace(plan, used), legs + 1
-        used += rates.starting / 3
+        used += rates.starting / 6
         while step < steps:
             step += 1
             used += slower * STEP / rates.trained
@@ -192,7 +192,7 @@ def test_training_takes_what_writing_left_up_to_eight_passes() -> None:
     plan = plan_of()
     in_time = plan_training(plan.model_copy(update={"spent": 600.0}), plan.tokens, STEP)
     # What is left until the ending, but for the time to start.
-    assert in_time.steps == int((600 - 285 - 10) * 400 / STEP)
+    assert in_time.steps == int((600 - 285 - 5) * 400 / STEP)
     early = plan_training(plan.model_copy(update={"spent": 70.0}), 4096, STEP)
     assert early.steps == 8 * 4096 // STEP
     too_late = plan_training(plan.model_copy(update={"spent": 1300.0}), 4096, STEP)
@@ -206,8 +206,8 @@ def test_a_late_ending_measures_fewer_tokens_of_no_less_than_eight_prompts() -> 
     assert seconds == pytest.approx(plan.ending - plan.measuring)
     late, seconds = plan_measuring(plan.model_copy(update={"spent": 3590.0}))
     assert (late.prompts, late.new_tokens) == (8, 24)
-    # Four trees: 30 / 3 seconds to compile each, and four turns of two runs.
-    assert seconds == pytest.approx(10 + 4 * (10 + 2 * 4 * 24 / 50))
+    # Four trees: 30 / 6 seconds to compile each, and four turns of two runs.
+    assert seconds == pytest.approx(5 + 4 * (5 + 2 * 4 * 24 / 50))
 
 
 def test_a_plan_is_kept_for_the_same_model_alone(tmp_path: Path) -> None:
@@ -249,6 +249,18 @@ def write_ending(folder: Path, greedy: float, sampled: float) -> FitPlan:
     report = {"samplings": cases, "config": config}
     (folder / "report" / "compare.json").write_text(json.dumps(report))
     return plan_of(minutes=10.0)
+
+
+def test_a_temperature_that_was_not_tuned_gets_what_the_report_measured_there(
+    tmp_path: Path,
+) -> None:
+    tree = DraftConfig(1, 1, 2)
+    table = DraftTable("CPU", "float32", (TunedTree(1, 0.0, tree, 1.2, 1.1),))
+    for at_heat, expected in ((1.05, tree), (0.9, None)):
+        write_draft_table(tmp_path / "draft.yaml", table)
+        assert obey_report(tmp_path, {0.0: {tree: 1.1}, 0.7: {tree: at_heat}})
+        assert load_draft(tmp_path, temperature=0.0) == tree
+        assert load_draft(tmp_path, temperature=0.7) == expected
 
 
 @pytest.mark.parametrize(

@@ -50,16 +50,15 @@ def verdict(folder: Path, plan: FitPlan) -> tuple[bool, str]:
         for name, drafting in report["config"]["drafters"].items()
     }
     verdicts: list[Verdict] = []
-    slower: dict[float, set[DraftConfig]] = {}
+    measured: dict[float, dict[DraftConfig | None, float]] = {}
     for case in report["samplings"]:
         ways = [_way(name, draft, case["methods"][name]) for name, draft in drafts.items()]
         answers = case["answers"]
         texts = Texts(len(case["prompts"]), answers.get("repeating", 0), answers["short"])
         verdicts.append(judge(ways, texts))
-        slower[case["sampling"]["temperature"]] = {
-            way.draft for way in ways if way.draft is not None and way.median < 1
-        }
-    pays = obey_report(drafter, slower)
+        temperature = case["sampling"]["temperature"]
+        measured[temperature] = {way.draft: way.median for way in ways}
+    pays = obey_report(drafter, measured)
     first, *others = verdicts
     also = "".join(
         f"; at temperature {settings['temperature']:g} {other.way.median:.2f} times"
@@ -68,21 +67,23 @@ def verdict(folder: Path, plan: FitPlan) -> tuple[bool, str]:
     return pays, f"{first.sentence}{also}; {_next_step(pays, first, report, plan)}."
 
 
-def obey_report(drafter: Path, slower: dict[float, set[DraftConfig]]) -> bool:
-    """Take out of the drafter's table what the report measured as slower than the baseline.
+def obey_report(drafter: Path, measured: dict[float, dict[DraftConfig | None, float]]) -> bool:
+    """Make the drafter's table say what the report measured: speed-ups of trees by temperature.
 
-    `slower` has such trees by temperature. Returns whether any tree is left.
+    A tree that is slower than the baseline gives way to it. A temperature for which the tuner had
+    no time gets the tree that would be taken there, if that pays. Returns whether any tree is left.
     """
     table = find_draft_table(drafter)
     assert table is not None
-    trees = tuple(
-        replace(tree, draft=None, predicted_speedup=1.0, measured_speedup=1.0)
-        if tree.batch_size == 1 and tree.draft in slower.get(tree.temperature, ())
-        else tree
-        for tree in table.trees
-    )
-    if trees != table.trees:
-        write_draft_table(drafter / DRAFT_TABLE, replace(table, trees=trees))
+    trees = [
+        tree for tree in table.trees if tree.batch_size != 1 or tree.temperature not in measured
+    ]
+    for temperature, speedups in reversed(measured.items()):
+        tree = table.nearest(1, temperature)
+        if speedups.get(tree.draft, 0.0) < 1:
+            tree = replace(tree, draft=None, predicted_speedup=1.0, measured_speedup=1.0)
+        trees.insert(0, replace(tree, temperature=temperature))
+    write_draft_table(drafter / DRAFT_TABLE, replace(table, trees=tuple(trees)))
     return any(tree.draft is not None for tree in trees)
 
 

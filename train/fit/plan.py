@@ -34,8 +34,10 @@ _FEWEST_PROMPTS, _MOST_PROMPTS, _TOKENS_PER_PROMPT = 8, 24, 2048
 _FEWEST_NEW_TOKENS = 24
 # Runs of each prompt: the baseline and a tree, at two temperatures; the first two compile.
 _RUNS = 5
-# Trees that the tuner should have time to compile, each as long as one of the probe's programs.
+# Trees that the tuner should have time to compile.
 _TREES = 4
+# To load the target or to compile one program, of what all of the probe's took.
+_PART = 1 / 6
 # Answers are so short that rows decode one after the other so many times, not all of them once.
 _WAVES, _SHORTEST_ANSWER = 8, 128
 # Tokens of a question, which the target writes too and which carry no loss; and of what it reads
@@ -108,13 +110,13 @@ class FitPlan(Settings):
 
 def measuring_seconds(rates: Rates, prompts: int, new_tokens: int) -> float:
     """Seconds to measure with so many prompts: to load, to compile two methods, and to decode."""
-    return 2 * rates.starting / 3 + _RUNS * prompts * new_tokens / rates.alone
+    return 3 * _PART * rates.starting + _RUNS * prompts * new_tokens / rates.alone
 
 
 def _tuning_seconds(rates: Rates, new_tokens: int) -> float:
     """Seconds in which the tuner measures a few trees: to compile each, and four turns of each."""
-    per_tree = rates.starting / 3 + 2 * 4 * new_tokens / rates.alone
-    return rates.starting / 3 + _TREES * per_tree
+    per_tree = _PART * rates.starting + 2 * 4 * new_tokens / rates.alone
+    return _PART * rates.starting + _TREES * per_tree
 
 
 def _per_written(rates: Rates, answer: int) -> float:
@@ -132,7 +134,7 @@ def is_enough(plan: FitPlan, used: float, tokens: int) -> bool:
 
     `used` seconds of the fit are over.
     """
-    left = 60 * plan.asked.minutes - used - plan.ending - 2 * plan.rates.starting / 3
+    left = 60 * plan.asked.minutes - used - plan.ending - 2 * _PART * plan.rates.starting
     return tokens * _per_learned(plan.rates) >= left
 
 
@@ -160,7 +162,7 @@ def make_plan(
     def tokens_in(minutes: float) -> int:
         """The tokens for which there is time."""
         seconds = 60 * minutes - spent
-        return int((seconds - rates.starting - _ending(rates, seconds)) / per_token)
+        return int((seconds - 3 * _PART * rates.starting - _ending(rates, seconds)) / per_token)
 
     tokens = tokens_in(asked.minutes)
     if tokens < _FEWEST_TOKENS:
@@ -200,7 +202,7 @@ def plan_training(plan: FitPlan, tokens: int, step_tokens: int) -> FitPlan:
 
     A step reads `step_tokens`.
     """
-    seconds = plan.left - plan.ending - plan.rates.starting / 3
+    seconds = plan.left - plan.ending - _PART * plan.rates.starting
     by_time = int(seconds * plan.rates.trained / step_tokens)
     most = max(1, _MOST_EPOCHS * tokens // step_tokens)
     return plan.model_copy(update={"steps": max(min(by_time, most), _FEWEST_STEPS)})

@@ -90,6 +90,9 @@ def fit(target: str, output: Path, minutes: float, dtype: Dtype | None) -> None:
     asked = FitRequest(target, dtype or ("float32" if _on_cpu() else "bfloat16"), minutes)
     console = Console(stderr=True)
     make_folder(output, "the output folder")
+    # What the probe compiles every stage compiles again, and a run that goes on.
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(output / "programs"))
     config = load_target_config(target)
     plan, before = read_plan(output, asked), 0.0
     if plan is None:
@@ -350,22 +353,23 @@ def _decode_settings(plan: FitPlan, folder: Path, report: str, prompts: str) -> 
 
 
 def _hold_out(plan: FitPlan, folder: Path) -> int:
-    """Hold out the first conversations, for the tuner and for the report.
+    """Hold out conversations of usual length, for the tuner and for the report.
 
     Returns how many tokens the others have.
     """
     rows = read_rows(folder / "written.jsonl")
-    seeds = list(dict.fromkeys(row["seed"] for row in rows))
+    openings = {row["seed"]: row["loss_mask"].index(1) for row in rows if row.get("row", 0) == 0}
     tuning = plan.prompts // 2
-    held_out = {
-        "tuning_prompts": seeds[:tuning],
-        "held_out": seeds[tuning : tuning + plan.prompts],
-    }
-    left = [row for row in rows if row["seed"] not in seeds[: tuning + plan.prompts]]
+    count = tuning + plan.prompts
+    # Of like length: every length of arrays needs a program of its own.
+    first = max(0, len(openings) - count) // 2
+    seeds = sorted(openings, key=lambda seed: (openings[seed], seed))[first : first + count]
+    held_out = {"tuning_prompts": seeds[1::3], "held_out": [*seeds[::3], *seeds[2::3]]}
+    left = [row for row in rows if row["seed"] not in seeds]
     if not left:
         raise InputError(
-            f"The target wrote {len(seeds)} texts, no more than the {tuning + plan.prompts} that "
-            "are held out; give more --minutes, and another folder."
+            f"The target wrote {len(openings)} texts, no more than the {count} that are held out; "
+            "give more --minutes, and another folder."
         )
     tokenizer = load_tokenizer(plan.asked.target)
     for name, own in held_out.items():
