@@ -55,8 +55,8 @@ def write_speed_chart(report: Mapping[str, Any], title: str, path: Path) -> None
 def write_comparison_chart(report: Mapping[str, Any], title: str, path: Path) -> None:
     """A PNG of speed-up against acceptance length, a panel for each sampling.
 
-    A large point is a method over all prompts, a small one the method in a category. On a dashed
-    line all steps cost the same number of baseline steps.
+    A large point is a method over all prompts, its lines the intervals of both; a small point is
+    the method in a category. On a dashed line all steps cost the same number of baseline steps.
     """
     cases = report["samplings"]
     figure, panels = _figure(title, 1.0 + 4 * len(cases), 5.0, len(cases))
@@ -79,6 +79,8 @@ def write_comparison_chart(report: Mapping[str, Any], title: str, path: Path) ->
         for index, (name, point) in enumerate(large.items()):
             color = f"C{index}"
             panel.scatter(*point, color=color, zorder=3, label=name)
+            if name != "baseline":
+                _draw_intervals(panel, case["methods"][name], color)
             for points in small if name != "baseline" else ():
                 if name in points:
                     panel.scatter(*points[name], color=color, s=10, alpha=0.45, zorder=2)
@@ -119,6 +121,14 @@ def write_load_chart(report: Mapping[str, Any], title: str, path: Path) -> None:
         panel.set_xlabel("requests per second")
         panel.legend(fontsize=8)
     figure.savefig(path, dpi=150)
+
+
+def _draw_intervals(panel: Any, measures: Mapping[str, Any], color: str) -> None:
+    length, speedup = measures["acceptance_length"], measures["speedup"]
+    if ends := measures["speedup_interval"]:
+        panel.vlines(length, *ends, color=color, linewidth=1, zorder=2)
+    if ends := measures["acceptance_interval"]:
+        panel.hlines(speedup, *ends, color=color, linewidth=1, zorder=2)
 
 
 def _points(methods: Mapping[str, Any]) -> dict[str, tuple[float, float]]:

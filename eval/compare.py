@@ -24,7 +24,7 @@ from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.progress import progress
 from redrafter_jax.text.prompts import EncodedPrompts
 
-from . import speed
+from . import paper, speed
 from .abstract import bytes_of
 from .benchmark import Method, make_batches, measure, warm_up
 from .compare_tables import LEGEND, markdown, prompts_of, tables
@@ -92,22 +92,28 @@ def compare(settings: CompareSettings) -> None:
         summary = speed.summarize(asked[index], settings.batch_size, turns)
         _add_costs(summary, methods, weights, per_token)
         summary["verdict"] = judge_case(summary, drafts)
+        paper.add_intervals(summary)
         described = describe_sampling(sampling)
         summaries.append({"sampling": asdict(sampling), "described": described, **summary})
     measures = {
         "samplings": summaries,
         "num_nodes": {name: method.drafter.num_nodes for name, method in methods.items()},
         "target": asdict(target.config),
+        "training_seeds": paper.training_seeds(
+            {name: drafting.drafter for name, drafting in settings.drafters.items()}
+        ),
         "identity": identity,
     }
-    report = write_report(path, measures, settings, DEFINITIONS)
+    report = write_report(path, measures, settings, DEFINITIONS | paper.DEFINITIONS)
     prompts = len(summaries[0]["prompts"])
     title = (
         f"{settings.target}; {settings.dtype}, batch {settings.batch_size}; {prompts} prompts, "
         f"up to {settings.max_new_tokens} new tokens; {report['device']}"
     )
     page, chart = path.with_suffix(".md"), path.with_suffix(".png")
-    page.write_text(markdown(report, title), encoding="utf-8")
+    page.write_text(markdown(report, title) + "\n" + paper.markdown(report), encoding="utf-8")
+    path.with_suffix(".csv").write_text(paper.as_csv(report), encoding="utf-8")
+    path.with_suffix(".tex").write_text(paper.as_latex(report), encoding="utf-8")
     write_comparison_chart(report, title, chart)
     notes = [
         f"{case['described']}: {line}"

@@ -3,7 +3,14 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from redrafter_jax.config import DraftConfig, Dtype, SamplingConfig
 from redrafter_jax.settings.files import Settings
@@ -181,15 +188,13 @@ class TuneSettings(RowSettings, PairSettings):
       batch_sizes: prompts decoded together, each in turn; None is 1, 2, 4 and 8, those of them that
         there are prompts for.
       samplings: how tokens are chosen, each in turn, of different temperatures.
-      timed_trees: how many of the candidates have their steps timed, for each batch size; the cost
-        of the others lies between theirs.
-      steps: decode steps per timed run.
-      step_repeats: timed runs of these steps and of the baseline's, in turns.
-      finalists: how many trees decode the prompts beside the baseline: the best prediction of each
-        number of nodes, then the next best.
-      repeats: timed runs of each of these per batch, in turns; more where this makes fewer than
-        eight.
-      warm_ups: untimed runs of each per array shape, the one that compiles included.
+      entrants: how many trees, of very different sizes, are measured first; half as many that are
+        like the best of them join, and again half as many.
+      finalists: trees that have all pairs, among which the fastest is chosen.
+      pairs: of runs that a finalist and the baseline have, one after the other; pair i decodes
+        batch i, and begins again after the last one. None is one for each batch, eight at least.
+      minutes: for all batch sizes and samplings together; they share what is left evenly, and the
+        last ones are left out where nothing is left. None takes the time that it needs.
       output: file to write; None is `draft.yaml` in the drafter's folder.
     """
 
@@ -197,12 +202,10 @@ class TuneSettings(RowSettings, PairSettings):
     trees: list[TreeGrid] = Field(default=_CANDIDATES, min_length=1)
     batch_sizes: Annotated[list[PositiveInt], Field(min_length=1)] | None = None
     samplings: list[SamplingSettings] = Field(default=[SamplingConfig()], min_length=1)
-    timed_trees: PositiveInt = 5
-    steps: PositiveInt = 8
-    step_repeats: PositiveInt = 9
-    finalists: PositiveInt = 4
-    repeats: PositiveInt = 2
-    warm_ups: PositiveInt = 1
+    entrants: PositiveInt = 8
+    finalists: PositiveInt = 3
+    pairs: PositiveInt | None = None
+    minutes: PositiveFloat | None = None
     output: Path | None = None
 
     @field_validator("samplings")

@@ -19,7 +19,7 @@ from redrafter_jax.text.prompts import EncodedPrompts
 
 from . import metrics
 from .benchmark import Method, Run, TimedTurn, make_batches, measure, warm_up
-from .config import EvalSettings, TuneSettings
+from .config import EvalSettings
 from .loading import bind, load
 from .metrics import (
     answer_lines,
@@ -112,7 +112,7 @@ def time_methods(
     asked: EncodedPrompts,
     sampling: SamplingConfig,
     batch_size: int,
-    settings: EvalSettings | TuneSettings,
+    settings: EvalSettings,
     name: str,
 ) -> dict[str, Any]:
     """Compile and warm up every method, time all of them in turns, and summarize."""

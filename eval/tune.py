@@ -1,183 +1,225 @@
 """`python -m eval tune`: the fastest tree for each batch size and temperature, into `draft.yaml`.
 
-What a tree gains is counted on recorded answers. What it costs is interpolated between the steps of
-a few timed trees. The best by their ratio, each of another number of nodes, then decode the prompts
-beside the baseline.
+Trees decode the prompts in turns with the baseline. Those that do well take more turns, and trees
+like them join, as `halving.py` says. Nothing is predicted, so it serves every kind of drafter.
 """
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import batched, groupby, product
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int
 from rich.table import Table
 
 from redrafter_jax.acceptance import acceptance_length
 from redrafter_jax.checkpoints.download import DRAFT_TABLE
 from redrafter_jax.checkpoints.draft_table import DraftTable, TunedTree, write_draft_table
 from redrafter_jax.checkpoints.huggingface import load_drafter
-from redrafter_jax.config import DraftConfig, SamplingConfig
+from redrafter_jax.config import DraftConfig
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import DraftModel
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
-from redrafter_jax.progress import track
-from redrafter_jax.text.prompts import EncodedPrompts, read_prompts
+from redrafter_jax.progress import progress
+from redrafter_jax.text.prompts import read_prompts
 
-from .benchmark import Method
+from .benchmark import Batch, Method, Run, decode_batch, make_batches, prepare_batch
 from .config import TuneSettings
+from .halving import Race, Tried, find_fastest, pick_diverse, tree_turns
 from .loading import load
-from .recorded import Recording, count_calls, record
+from .metrics import quartiles
 from .report import describe_device, describe_sampling, make_table, show, tree_columns, write_report
-from .speed import BASELINE, time_methods
-from .step_costs import TimedTree, pick_diverse, predict, time_steps
-from .step_parts import slots_needed
 from .tree_grid import build_all
 
 DEFINITIONS = {
-    "acceptance_length": "mean tokens gained per target call, bonus token included, counted on the "
-    "target's answers: the drafter alone ran",
-    "cost": "of a decode step in baseline steps; `timed_trees` by the clock, the others between "
-    "them: propose by rounds and beams, the rest by nodes",
-    "predicted": "speed-up: in each batch that goes on after prefill target calls of the baseline "
-    "/ those with the tree, each of its longest row; the median of these / cost",
-    "measured": "quartiles over (batch, repeat) turns of the ratio to the baseline's tokens per "
-    "second without prefill, of real decoding; empty for trees that were no finalists",
+    "acceptance_length": "mean tokens gained per target call, bonus token included, over the turns",
+    "cost": "of a decode step in baseline steps: median over turns",
+    "predicted": "speed-up: acceptance length / cost",
+    "turns": "in how many the tree and the baseline decoded a batch one after the other",
+    "measured": "quartiles over turns of the ratio to the baseline's tokens per second without "
+    "prefill",
     "chosen": "the finalist of the largest median, if its lower quartile is above 1; where there "
     "is none, the baseline",
 }
 _LEGEND = (
     "length: acceptance length, tokens per target call. step: what a decode step costs, in "
-    "baseline steps. predicted, measured: speed-up over the baseline, without prefill."
+    "baseline steps. measured: speed-up over the baseline, without prefill."
 )
 
 _BATCH_SIZES = (1, 2, 4, 8)
-# Fewest timed runs of a finalist: quartiles of fewer mean little.
+# Fewest turns of a finalist: quartiles of fewer mean little.
 _TURNS = 8
 
 
 class Candidate(NamedTuple):
-    """A tree at one batch size and sampling: its step in baseline steps, and its speed-up.
-
-    `measured` are the quartiles of real decoding, none for a tree that was no finalist.
-    """
+    """A tree at one batch size and sampling, as it was measured; see `DEFINITIONS`."""
 
     draft: DraftConfig
     acceptance_length: float
     cost: float
     predicted: float
-    measured: tuple[float, ...] = ()
+    turns: int
+    measured: tuple[float, float, float]
 
 
 def tune(settings: TuneSettings) -> None:
-    """Count, time, predict, measure; write the table and a report.
+    """Measure trees; write the table and a report.
 
     Raises:
       InputError: a setting, a file or a prompt cannot be used.
     """
     if settings.mesh.build() is not None:
         raise InputError("eval tune measures one device; leave mesh out, and start one process.")
+    started = time.perf_counter()
     drafts = build_all(settings.trees)
     output = _output(settings)
     batch_sizes = _batch_sizes(settings)
-    target, ask = load(settings, drafts, max(batch_sizes))
+    target, ask = load(settings, drafts, None)
     drafter = load_drafter(settings.drafter, settings.dtype, target.mesh)
-    asked = [ask(sampling) for sampling in settings.samplings]
-    recordings = _record(target, drafter, asked, settings)
-    counts = count_calls(target, drafter, drafts, recordings)
-    timed_drafts = pick_diverse(drafts, settings.timed_trees)
-    batches = [batch for one in recordings for batch in one.batches]
-    room = slots_needed(settings.steps, max(draft.max_path for draft in drafts))
-    longest = max(batch.tokens.shape[1] for batch in batches)
-    slots = max(longest, 32 * (room // 32 + 1))
-    # As when half of an answer is written.
-    cached = int(np.median([(batch.prompts + batch.ends) // 2 for batch in batches]))
-    cached = min(cached, slots - room)
-    timed = {
-        batch_size: time_steps(target, drafter, timed_drafts, batch_size, slots, cached, settings)
-        for batch_size in batch_sizes
-    }
-    rows, entries = [], []
-    for batch_size, (index, sampling) in product(batch_sizes, enumerate(settings.samplings)):
-        candidates = rank_candidates(
-            recordings[index],
-            {draft: own[index] for draft, own in counts.items()},
-            timed[batch_size][index],
-            batch_size,
-        )
-        candidates = leaders_first(candidates)
-        finalists = _measure(
-            target,
-            drafter,
-            asked[index],
-            candidates[: settings.finalists],
-            batch_size,
-            sampling,
-            settings,
-        )
-        best = choose(finalists)
+    cells = list(product(batch_sizes, settings.samplings))
+    rows, entries, left_out = [], [], []
+    entrants = pick_diverse(drafts, settings.entrants)
+    for index, (batch_size, sampling) in enumerate(cells):
+        name = f"batch size {batch_size}, {describe_sampling(sampling)}"
+        seconds = None
+        if settings.minutes is not None:
+            left = started + 60 * settings.minutes - time.perf_counter()
+            seconds = left / (len(cells) - index)
+            if left <= 0:
+                left_out.append(name)
+                continue
+        batches = make_batches(ask(sampling), batch_size, sampling, settings)
+        whole = [batch for batch in batches if len(batch.prompts) == batch_size]
+        pair = _Pair(target, drafter, whole, settings, name)
+        candidates = pair.find(drafts, entrants, seconds)
+        # What did well here is tried first in the next setting.
+        leaders = [one.draft for one in candidates[: -(-settings.entrants // 2)]]
+        entrants = list(dict.fromkeys([*leaders, *entrants]))[: settings.entrants]
+        best = choose(candidates[: settings.finalists])
         rows += [
             {
                 "batch_size": batch_size,
                 "sampling": describe_sampling(sampling),
                 **asdict(one.draft),
                 **dict(zip(one._fields[1:], one[1:], strict=True)),
+                "finalist": place < settings.finalists,
                 "chosen": one == best,
             }
-            for one in [*finalists, *candidates[settings.finalists :]]
+            for place, one in enumerate(candidates)
         ]
-        found = (None, 1.0, 1.0)
+        chosen = (None, 1.0, 1.0)
         if best is not None:
-            found = (best.draft, round(best.predicted, 3), round(best.measured[1], 3))
-        entries.append(TunedTree(batch_size, sampling.temperature, *found))
+            chosen = (best.draft, round(best.predicted, 3), round(best.measured[1], 3))
+        entries.append(TunedTree(batch_size, sampling.temperature, *chosen))
+    if not entries:
+        raise InputError(
+            f"minutes is {settings.minutes:g}, over when the models were loaded; raise it."
+        )
     write_draft_table(output, DraftTable(describe_device(), settings.dtype, tuple(entries)))
     path = settings.report_dir / "tune.json"
     shapes = {"target": asdict(target.config), "drafter": asdict(drafter.config)}
     write_report(path, {"rows": rows, **shapes}, settings, DEFINITIONS)
-    show(path, _table(rows), _LEGEND, f"The trees: {output}")
+    notes = [f"No time was left for: {'; '.join(left_out)}."] if left_out else []
+    show(path, _table(rows), _LEGEND, *notes, f"The trees: {output}")
 
 
-def rank_candidates(
-    recording: Recording,
-    counts: Mapping[DraftConfig, Int[np.ndarray, "prompts _"]],
-    timed: Sequence[TimedTree],
-    batch_size: int,
-) -> list[Candidate]:
-    """Every tree with its predicted speed-up, the fastest first."""
-    baseline = _batch_calls(recording.baseline_calls, batch_size)
-    goes_on = baseline > 0
-    candidates = []
-    for draft, own in counts.items():
-        cost = predict(timed, draft)
-        calls = _batch_calls(own.sum(axis=1), batch_size)
-        # A median, like `measured`, is not moved by a few texts that gain much.
-        gain = float(np.median(baseline[goes_on] / calls[goes_on]))
-        candidates.append(Candidate(draft, acceptance_length(own), cost, gain / cost))
-    return sorted(candidates, key=lambda one: one.predicted, reverse=True)
+class _Pair:
+    """The target and the drafter on the prompts of one batch size and sampling."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: DraftModel,
+        batches: Sequence[Batch],
+        settings: TuneSettings,
+        name: str,
+    ) -> None:
+        self._target, self._drafter, self._batches = target, drafter, batches
+        self._settings, self._name = settings, name
+        self._runs: dict[DraftConfig, list[tuple[Run, Run]]] = {}
+        self._warm: set[tuple[DraftConfig | None, tuple[int, ...]]] = set()
+
+    def find(
+        self,
+        drafts: Sequence[DraftConfig],
+        entrants: Sequence[DraftConfig],
+        seconds: float | None,
+    ) -> list[Candidate]:
+        """The trees that were measured, in so many seconds if a number is given; see `halving`."""
+        begun = time.perf_counter()
+        turns = self._settings.pairs or max(_TURNS, len(self._batches))
+
+        def used() -> float:
+            return 0.0 if seconds is None else (time.perf_counter() - begun) / seconds
+
+        race = Race(self._prepare, self._measure, turns, self._settings.finalists, used)
+        with progress(tree_turns(drafts, entrants, race), self._name) as self._advance:
+            return [self._candidate(one) for one in find_fastest(drafts, entrants, race)]
+
+    def _prepare(self, draft: DraftConfig) -> None:
+        """Compile for the first batch, untimed."""
+        self._warm_up(draft, self._batches[0])
+
+    def _warm_up(self, draft: DraftConfig | None, batch: Batch) -> Method:
+        """The method, compiled for the batch."""
+        bound = RootOnly() if draft is None else bind_drafter(self._drafter, draft)
+        method = Method(self._target, bound)
+        shape = draft, prepare_batch(method, batch).tokens.shape
+        if shape not in self._warm:
+            decode_batch(method, batch)
+            self._warm.add(shape)
+        return method
+
+    def _measure(self, drafts: Sequence[DraftConfig], turn: int) -> list[float]:
+        """The speed-ups of these trees on one batch, which each decodes after the other."""
+        batch = self._batches[turn % len(self._batches)]
+        every = [self._warm_up(draft, batch) for draft in (None, *drafts)]
+        first = turn % len(every)
+        order = [*range(first, len(every)), *range(first)]
+        runs = {index: decode_batch(every[index], batch) for index in order}
+        self._advance(len(drafts))
+        for index, draft in enumerate(drafts, start=1):
+            self._runs.setdefault(draft, []).append((runs[index], runs[0]))
+        return [_speedup(runs[index], runs[0]) for index in range(1, len(every))]
+
+    def _candidate(self, tried: Tried) -> Candidate:
+        """What was measured of a tree.
+
+        Raises:
+          InputError: nothing was decoded after prefill.
+        """
+        runs = [pair for pair in self._runs[tried.draft] if pair[1].decoded_tokens]
+        if not runs:
+            raise InputError(
+                f"{self._settings.prompts}: every answer ends at its first token ({self._name}), "
+                "so that there is nothing to measure; raise max_new_tokens, or give other prompts "
+                "or another chat_template."
+            )
+        counts = np.sum([own.accept_counts.sum(axis=0) for own, _ in runs], axis=0)
+        length = acceptance_length(counts)
+        cost = float(np.median([_cost(own) / _cost(theirs) for own, theirs in runs]))
+        speedups = np.asarray(list(tried.speedups.values()), float)
+        low, middle, high = quartiles(speedups) or [0.0, 0.0, 0.0]
+        turns = len(tried.speedups)
+        return Candidate(tried.draft, length, cost, length / cost, turns, (low, middle, high))
 
 
-def leaders_first(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The first tree of each number of nodes, then the rest, both in their order.
-
-    The cost of the nodes is the least certain part of a prediction. Its error is much the same for
-    trees of the same number of nodes, so trees of several numbers are measured.
-    """
-    leaders: dict[int, Candidate] = {}
-    for one in candidates:
-        leaders.setdefault(one.draft.budget, one)
-    first = list(leaders.values())
-    return [*first, *(one for one in candidates if one not in first)]
+def _speedup(own: Run, baseline: Run) -> float:
+    """The ratio of tokens per second without prefill; the texts are the same."""
+    if not baseline.decoded_tokens:
+        return math.nan
+    rates = [run.decoded_tokens / run.decode_seconds for run in (own, baseline)]
+    return rates[0] / rates[1]
 
 
-def _batch_calls(
-    calls: Int[np.ndarray, " prompts"], batch_size: int
-) -> Int[np.ndarray, " batches"]:
-    """Target calls of each batch, which takes as many as its longest row."""
-    return np.asarray([max(batch) for batch in batched(calls.tolist(), batch_size)])
+def _cost(run: Run) -> float:
+    """Seconds of a decode step."""
+    return run.decode_seconds / max(run.steps)
 
 
 def choose(finalists: Sequence[Candidate]) -> Candidate | None:
@@ -220,62 +262,12 @@ def _output(settings: TuneSettings) -> Path:
     return output
 
 
-def _record(
-    target: Target, drafter: DraftModel, asked: Sequence[EncodedPrompts], settings: TuneSettings
-) -> list[Recording]:
-    """The answers under each sampling.
-
-    Raises:
-      InputError: none goes on beyond its first token, which prefill decides.
-    """
-    layers = bind_drafter(drafter).context_layers
-    recordings, samplings = [], settings.samplings
-    work = zip(samplings, asked, strict=True)
-    for sampling, own in track(work, len(samplings), "record answers"):
-        recording = record(target, own, sampling, settings, layers)
-        if not recording.baseline_calls.any():
-            raise InputError(
-                f"{settings.prompts}: every answer ends at its first token "
-                f"({describe_sampling(sampling)}), so that there is nothing to measure; raise "
-                "max_new_tokens, or give other prompts or another chat_template."
-            )
-        recordings.append(recording)
-    return recordings
-
-
-def _measure(
-    target: Target,
-    drafter: DraftModel,
-    asked: EncodedPrompts,
-    finalists: Sequence[Candidate],
-    batch_size: int,
-    sampling: SamplingConfig,
-    settings: TuneSettings,
-) -> list[Candidate]:
-    """The finalists with their measured speed-ups, decoding in turns with the baseline."""
-    batches = -(-len(asked.rows) // batch_size)
-    repeats = max(settings.repeats, -(-_TURNS // batches))
-    methods = {BASELINE: Method(target, RootOnly())} | {
-        str(index): Method(target, bind_drafter(drafter, one.draft))
-        for index, one in enumerate(finalists)
-    }
-    name = f"measure batch size {batch_size}, {describe_sampling(sampling)}"
-    repeated = settings.model_copy(update={"repeats": repeats})
-    measures = time_methods(methods, asked, sampling, batch_size, repeated, name)["methods"]
-    speeds = [measures[str(index)]["decode_only"] for index in range(len(finalists))]
-    return [
-        one._replace(measured=(own[0], speed["speedup"], own[1]))
-        for one, speed in zip(finalists, speeds, strict=True)
-        for own in [speed["speedup_quartiles"]]
-    ]
-
-
 def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """A row per finalist, with the one that was chosen."""
     sizes = tree_columns(rows)
-    numbers = {"acceptance_length": "length", "cost": "step", "predicted": "predicted"}
+    numbers = {"acceptance_length": "length", "cost": "step"}
     cells = []
-    measured = [row for row in rows if row["measured"]]
+    measured = [row for row in rows if row["finalist"]]
     for (batch_size, sampling), own in groupby(
         measured, lambda row: (row["batch_size"], row["sampling"])
     ):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from signal import Signals
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import orbax.checkpoint as ocp
@@ -30,11 +30,14 @@ from .step import TrainState, init_state, train_step
 from .termination import watch_for_termination
 from .trial import Best, keep_best, try_drafter
 
+Stop: TypeAlias = Signals | Literal["late"]
+
 
 class Outcome(NamedTuple):
     """How a run ended: its last step, the drafter's folder, the best one, and what stopped it.
 
-    Nothing is exported where it was asked to stop before its last step.
+    Nothing is exported where it was asked to stop before its last step, by a signal or by `is_late`
+    of `train`.
     """
 
     step: int
@@ -51,8 +54,13 @@ class Position(NamedTuple):
     best: Best | None
 
 
-def train(settings: TrainSettings, console: Console) -> Outcome:
+def train(
+    settings: TrainSettings, console: Console, is_late: Callable[[int], bool] | None = None
+) -> Outcome:
     """Train a drafter and export it to `drafter` in the output folder.
+
+    With `is_late`, which is asked after every step, the run ends with a checkpoint once it is true,
+    and may have begun with other `steps`.
 
     A run that was killed goes on from its newest checkpoint, to the same parameters bit for bit.
     SIGTERM or Ctrl-C ends it after a last checkpoint. Where `acceptance` is set, the drafter that
@@ -65,10 +73,12 @@ def train(settings: TrainSettings, console: Console) -> Outcome:
     folder = settings.output_dir
     make_folder(folder, "output_dir")
     with hold(folder, "output_dir"):
-        return _train(settings, console)
+        return _train(settings, console, is_late)
 
 
-def _train(settings: TrainSettings, console: Console) -> Outcome:
+def _train(
+    settings: TrainSettings, console: Console, is_late: Callable[[int], bool] | None
+) -> Outcome:
     run = set_up(settings, console)
     folder = settings.output_dir
     # Signals are watched outermost: closing the checkpoints waits for the last save.
@@ -76,7 +86,12 @@ def _train(settings: TrainSettings, console: Console) -> Outcome:
         watch_for_termination() as asked_to_stop,
         open_checkpoints(folder / "checkpoints", settings.checkpoints_kept) as checkpoints,
     ):
-        position = resume(run, checkpoints, console)
+        position = resume(run, checkpoints, console, steps_may_change=is_late is not None)
+
+        def stop(step: int) -> Stop | None:
+            late = is_late is not None and step < settings.steps and is_late(step)
+            return asked_to_stop(step) or ("late" if late else None)
+
         if is_first():
             (folder / "config.yaml").write_text(dump_settings(settings))
             write_report(run.sources, folder / "data.json")
@@ -84,11 +99,9 @@ def _train(settings: TrainSettings, console: Console) -> Outcome:
             open_log(folder, position.step) if is_first() else nullcontext() as log,
             TrainProgress(console, settings.steps, position.step) as progress,
         ):
-            stopped_by = None
+            stopped_by: Stop | None = None
             while position.step < settings.steps and stopped_by is None:
-                position, scalars, stopped_by = run_interval(
-                    run, position, asked_to_stop, progress.step
-                )
+                position, scalars, stopped_by = run_interval(run, position, stop, progress.step)
                 due = _due(settings, position.step)
                 if "try" in due:
                     position, tried = try_position(run, position)
@@ -103,11 +116,19 @@ def _train(settings: TrainSettings, console: Console) -> Outcome:
                 progress.print_status(due="try" in due or position.step == settings.steps)
 
     exported = export(run, position) if position.step == settings.steps else None
-    return Outcome(position.step, exported, position.best, stopped_by)
+    signal = stopped_by if isinstance(stopped_by, Signals) else None
+    return Outcome(position.step, exported, position.best, signal)
 
 
-def resume(run: Run, checkpoints: ocp.CheckpointManager, console: Console) -> Position:
+def resume(
+    run: Run,
+    checkpoints: ocp.CheckpointManager,
+    console: Console,
+    steps_may_change: bool = False,
+) -> Position:
     """Restore the newest checkpoint, the position in the data too; step 0 where there is none.
+
+    Where its `steps` may change, its schedule is from there on that of a run of the new length.
 
     Raises:
       InputError: the checkpoint is of another run, or cannot be read.
@@ -118,7 +139,7 @@ def resume(run: Run, checkpoints: ocp.CheckpointManager, console: Console) -> Po
     restored = restore_latest(checkpoints, state, settings.resume == "auto")
     if restored is None:
         return Position(0, state, None)
-    check_same_run(restored.record["settings"], restored.step, settings)
+    check_same_run(restored.record["settings"], restored.step, settings, steps_may_change)
     chats = {
         source.name
         for source, _ in run.sources
@@ -137,9 +158,9 @@ def resume(run: Run, checkpoints: ocp.CheckpointManager, console: Console) -> Po
 def run_interval(
     run: Run,
     position: Position,
-    asked_to_stop: Callable[[int], Signals | None],
+    asked_to_stop: Callable[[int], Stop | None],
     advance: Callable[[], None],
-) -> tuple[Position, dict[str, float], Signals | None]:
+) -> tuple[Position, dict[str, float], Stop | None]:
     """Take steps until one is logged, tried or saved, or the run is asked to stop.
 
     The state of `position` is donated; `advance` is called after every step.

@@ -173,16 +173,19 @@ def _open_features(
     return index, readers
 
 
-def check_same_run(saved: dict[str, Any], step: int, settings: TrainSettings) -> None:
+def check_same_run(
+    saved: dict[str, Any], step: int, settings: TrainSettings, steps_may_change: bool = False
+) -> None:
     """Compare the settings of a checkpoint with those of the run that would go on from it.
 
-    A run that has taken all its `steps` may go on to more.
+    A run that has taken all its `steps` may go on to more; they may also be declared to change.
 
     Raises:
       InputError: a setting differs that may not change.
     """
     stated = settings.model_dump(mode="json")
-    free = _FREE_SETTINGS | ({"steps"} if step == saved["steps"] < settings.steps else set())
+    longer = step == saved["steps"] < settings.steps
+    free = _FREE_SETTINGS | ({"steps"} if longer or steps_may_change else set())
     changed = [name for name in stated if name not in free and saved.get(name) != stated[name]]
     if changed:
         only = f"; steps may only grow, once all {saved['steps']} are taken" * ("steps" in changed)

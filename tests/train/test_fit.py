@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +15,52 @@ from tiny_folders import run_module
 from train_runs import start_command
 
 from eval.config import TuneSettings
-from redrafter_jax import load_target
+from redrafter_jax import DraftConfig, load_draft, load_target
+from redrafter_jax.checkpoints.draft_table import (
+    DraftTable,
+    TunedTree,
+    find_draft_table,
+    write_draft_table,
+)
 from redrafter_jax.checkpoints.huggingface import load_target_config
 from redrafter_jax.errors import InputError
 from redrafter_jax.settings.files import load_settings
 from train.config import TrainSettings
 from train.fit import probe
-from train.fit.plan import FitRequest, make_plan, read_plan, write_plan
+from train.fit.ending import obey_report, verdict
+from train.fit.plan import (
+    FitPlan,
+    FitRequest,
+    Pace,
+    is_enough,
+    make_plan,
+    plan_measuring,
+    plan_training,
+    read_plan,
+    write_plan,
+)
 from train.fit.probe import Rates, measure_rates
 from train.fit.run import train_settings
 
-MINUTES = 3.0
-RATES = Rates(alone=10.0, written=100.0, read=1000.0, trained=400.0)
+MINUTES = 60.0
+RATES = Rates(alone=50.0, written=150.0, read=500.0, trained=400.0, starting=30.0)
 ASKED = FitRequest("model", "float32", 20.0)
+STEP = 1024
+
+
+def plan_of(minutes: float = 20.0, spent: float = 60.0, rates: Rates = RATES) -> FitPlan:
+    asked = ASKED._replace(minutes=minutes)
+    return make_plan(asked, spent, rows=48, rates=rates, new_tokens=96, row_tokens=512)
 
 
 def prepare(target: Path, folder: Path) -> tuple[Path, list[str]]:
-    """A folder with a small plan, as a probe leaves it, and the command that goes on with it."""
+    """A folder with a small plan and much time, as a probe leaves it, and what goes on with it."""
     folder.mkdir()
+    rates = Rates(50.0, 60.0, 500.0, 500.0, 5.0)
     asked = FitRequest(str(target), "float32", MINUTES)
-    plan = make_plan(asked, 0.0, rows=4, rates=Rates(50.0, 60.0, 500.0, 500.0), new_tokens=8)
-    write_plan(plan.model_copy(update={"prompts": 2}), folder)
+    plan = make_plan(asked, 0.0, rows=4, rates=rates, new_tokens=8, row_tokens=64)
+    changes = {"tokens": 4096, "prompts": 8, "answer_tokens": 64, "new_tokens": 8}
+    write_plan(plan.model_copy(update=changes), folder)
     return folder, ["redrafter_jax", "fit", str(target), str(folder), "--minutes", str(MINUTES)]
 
 
@@ -72,10 +98,20 @@ def test_a_fit_that_is_killed_three_times_ends_with_the_same_head(
     for name in ("written.jsonl", "held_out.jsonl", "run/drafter/model.safetensors"):
         assert (killed / name).read_bytes() == (whole / name).read_bytes()
 
-    load_settings(TuneSettings, whole / "tune.yaml")
+    settings = load_settings(TuneSettings, whole / "tune.yaml")
+    assert settings.drafter == str(whole / "run" / "drafter")
     report = json.loads((killed / "report" / "compare.json").read_text())
     for case in report["samplings"]:
-        assert [ours["identical"] for ours in case["methods"].values()] == [1.0, 1.0, 1.0]
+        assert {ours["identical"] for ours in case["methods"].values()} == {1.0}
+        assert len(case["prompts"]) == 8
+    table = find_draft_table(killed / "run" / "drafter")
+    assert table
+    assert {tree.temperature for tree in table.trees} == {0.0, 0.7}
+    # All is done: the same command says again what was found, and changes nothing.
+    once_more = run_module(*command)
+    assert once_more.returncode == 0
+    assert once_more.stderr.splitlines()[-1] == again.stderr.splitlines()[-1]
+    assert find_draft_table(killed / "run" / "drafter") == table
 
 
 def test_a_folder_of_another_fit_is_refused(
@@ -84,42 +120,171 @@ def test_a_folder_of_another_fit_is_refused(
     folder, (_, *words) = prepare(target_folder, tmp_path / "other")
     code, _, told = run_redrafter(*words[:-1], "30")
     assert code == 2
-    assert "holds a fit with minutes 3.0 (now 30.0)" in told
+    assert "holds a fit with minutes 60.0 (now 30.0)" in told
     (folder / "plan.json").write_text("{}")
     assert "plan.json is no plan of a fit" in run_redrafter(*words)[2]
 
 
-def test_the_time_is_divided_among_writing_reading_and_four_passes_of_training() -> None:
-    plan = make_plan(ASKED, spent=2.0, rows=48, rates=RATES, new_tokens=96)
-    # 18 minutes, of which 78% are for tokens: 1/100 + 1/1000 + 4/400 seconds each.
-    assert plan.tokens == int(18 * 60 * 0.78 / 0.021)
-    assert plan.seconds["write"] == pytest.approx(plan.tokens / 100)
-    assert plan.seconds["train"] == pytest.approx(plan.tokens / 100)
-    # 12% of 18 minutes are 1296 tokens at 10 a second, of 6 runs of 96 each: two prompts.
-    assert plan.prompts == 2
-    # However fast it measures, few of the texts are held out.
-    quick = RATES._replace(alone=1000.0)
-    assert make_plan(ASKED, spent=17.0, rows=48, rates=quick, new_tokens=96).prompts == 3
+def test_the_time_is_divided_among_writing_reading_training_and_an_ending() -> None:
+    plan = plan_of()
+    # 19 minutes, of which a quarter is for tuner and report, and 15 s to load thrice. An answer of
+    # 128 tokens follows 48 of a question, and 64 are read before both; every token is read, and
+    # trained on four times.
+    assert plan.ending == 0.25 * 1140
+    per_answer = (128 + 48) / 150 + 64 / 500 + 128 * (1 / 500 + 4 / 400)
+    assert plan.tokens == int((1140 - 285 - 15) / per_answer * 128)
+    assert sum(plan.expected(STEP).values()) <= 1140
+    assert plan.prompts == max(8, plan.tokens // 2048)
+    # Answers are no longer than a row, and few of the texts are held out.
+    assert plan.answer_tokens == 128
+    more = plan_of(minutes=60.0)
+    assert more.answer_tokens == more.tokens // (8 * 48)
+    assert plan_of(minutes=6000.0).answer_tokens == 512
+    assert plan_of(minutes=6000.0).prompts == 24
 
 
-def test_too_little_time_is_refused_with_what_is_enough() -> None:
-    asked = ASKED._replace(minutes=3.0)
-    with pytest.raises(InputError, match=r"In 3 minutes .* 4096 are needed") as refusal:
-        make_plan(asked, spent=2.0, rows=48, rates=RATES, new_tokens=96)
+def test_too_little_time_is_refused_with_the_least_that_is_enough() -> None:
+    with pytest.raises(InputError, match=r"In 3 minutes .* a head needs 4096") as refusal:
+        plan_of(minutes=3.0)
     found = re.search(r"--minutes (\d+) or more", str(refusal.value))
     assert found
-    enough = asked._replace(minutes=float(found[1]))
-    assert make_plan(enough, spent=2.0, rows=48, rates=RATES, new_tokens=96).tokens >= 4096
+    enough = float(found[1])
+    assert plan_of(minutes=enough).tokens >= 4096
+    with pytest.raises(InputError):
+        plan_of(minutes=enough - 1)
+
+
+@pytest.mark.parametrize("slower", [1.0, 1.5, 2.0, 4.0])
+def test_a_fit_on_a_machine_that_gets_slower_keeps_its_time(slower: float) -> None:
+    """After the probe every stage takes so many times as long as its rate says."""
+    plan = plan_of(minutes=10.0)
+    rates = plan.rates
+    # Writing is cut where what is written takes the rest of the time.
+    used, tokens = plan.spent, 0
+    while tokens < plan.tokens and not is_enough(plan, used, tokens):
+        used += slower * 4.0
+        tokens += int(4.0 * rates.written * 128 / (128 + 48 + 64 * rates.written / rates.read))
+    used += slower * tokens / rates.read
+    plan = plan_training(plan.model_copy(update={"spent": used}), tokens, STEP)
+    # Training begins again with fewer steps where it is late.
+    step, legs = 0, 0
+    steps = plan.steps
+    assert steps
+    while step < steps:
+        pace, legs = Pace(plan, used), legs + 1
+        used += rates.starting / 6
+        while step < steps:
+            step += 1
+            used += slower * STEP / rates.trained
+            if fewer := pace.steps(step, used):
+                plan = plan.model_copy(update={"steps": fewer, "spent": used})
+                steps = fewer
+                break
+    assert legs <= 2
+    assert step == steps == plan.steps
+    plan, tuning = plan_measuring(plan.model_copy(update={"spent": used}))
+    assert plan.prompts >= 8
+    ended = used + tuning + slower * plan.measuring
+    assert 60 * 8 < ended <= 60 * (10.5 if slower <= 1.5 else 12 if slower <= 2 else 15)
+
+
+def test_training_takes_what_writing_left_up_to_eight_passes() -> None:
+    plan = plan_of()
+    in_time = plan_training(plan.model_copy(update={"spent": 600.0}), plan.tokens, STEP)
+    # What is left until the ending, but for the time to start.
+    assert in_time.steps == int((600 - 285 - 5) * 400 / STEP)
+    early = plan_training(plan.model_copy(update={"spent": 70.0}), 4096, STEP)
+    assert early.steps == 8 * 4096 // STEP
+    too_late = plan_training(plan.model_copy(update={"spent": 1300.0}), 4096, STEP)
+    assert too_late.steps == 8
+
+
+def test_a_late_ending_measures_fewer_tokens_of_no_less_than_eight_prompts() -> None:
+    plan = plan_of(minutes=60.0)
+    in_time, seconds = plan_measuring(plan.model_copy(update={"spent": 3600 - plan.ending}))
+    assert in_time == plan.model_copy(update={"spent": 3600 - plan.ending})
+    assert seconds == pytest.approx(plan.ending - plan.measuring)
+    late, seconds = plan_measuring(plan.model_copy(update={"spent": 3590.0}))
+    assert (late.prompts, late.new_tokens) == (8, 24)
+    # Four trees: 30 / 6 seconds to compile each, and four turns of two runs.
+    assert seconds == pytest.approx(5 + 4 * (5 + 2 * 4 * 24 / 50))
 
 
 def test_a_plan_is_kept_for_the_same_model_alone(tmp_path: Path) -> None:
     assert read_plan(tmp_path, ASKED) is None
-    plan = make_plan(ASKED, spent=2.0, rows=48, rates=RATES, new_tokens=96)
+    plan = plan_of().model_copy(update={"steps": 71, "done": ("write", "read")})
     write_plan(plan, tmp_path)
     assert read_plan(tmp_path, ASKED) == plan
     for other in (ASKED._replace(target="other"), ASKED._replace(target_dtype="bfloat16")):
         with pytest.raises(InputError, match=r"holds a fit with target\w* \w+ \(now \w+\); use"):
             read_plan(tmp_path, other)
+
+
+def write_ending(folder: Path, greedy: float, sampled: float) -> FitPlan:
+    """A report of these speed-ups of a tree of two nodes, which the tuner chose throughout."""
+    tree = DraftConfig(1, 1, 2)
+    (folder / "run" / "drafter").mkdir(parents=True)
+    (folder / "report").mkdir()
+    trees = tuple(TunedTree(1, heat, tree, 1.2, 1.1) for heat in (0.0, 0.7))
+    eight = TunedTree(8, 0.0, None, 1.0, 1.0)
+    table = DraftTable("CPU", "float32", (*trees, eight))
+    write_draft_table(folder / "run" / "drafter" / "draft.yaml", table)
+    cases = [
+        {
+            "sampling": {"temperature": heat},
+            "answers": {"short": 0},
+            "prompts": [{}] * 8,
+            "methods": {
+                "head": {
+                    "speedup": speedup,
+                    "speedup_quartiles": [speedup - 0.05, speedup + 0.05],
+                    "acceptance_length": 1.3,
+                    "accepted_by": {"recurrent": 90},
+                }
+            },
+        }
+        for heat, speedup in ((0.0, greedy), (0.7, sampled))
+    ]
+    config = {"drafters": {"head": {"draft": asdict(tree)}}}
+    report = {"samplings": cases, "config": config}
+    (folder / "report" / "compare.json").write_text(json.dumps(report))
+    return plan_of(minutes=10.0)
+
+
+def test_a_temperature_that_was_not_tuned_gets_what_the_report_measured_there(
+    tmp_path: Path,
+) -> None:
+    tree = DraftConfig(1, 1, 2)
+    table = DraftTable("CPU", "float32", (TunedTree(1, 0.0, tree, 1.2, 1.1),))
+    for at_heat, expected in ((1.05, tree), (0.9, None)):
+        write_draft_table(tmp_path / "draft.yaml", table)
+        assert obey_report(tmp_path, {0.0: {tree: 1.1}, 0.7: {tree: at_heat}})
+        assert load_draft(tmp_path, temperature=0.0) == tree
+        assert load_draft(tmp_path, temperature=0.7) == expected
+
+
+@pytest.mark.parametrize(
+    ("greedy", "sampled", "kept", "words"),
+    [
+        (1.2, 1.1, [0.0, 0.7], "Faster: 'head' decodes 1.20 times as fast"),
+        (1.2, 0.9, [0.0], "; at temperature 0.7 0.90 times; the table beside the head, draft.yaml"),
+        (0.9, 1.1, [0.7], "Slower than no drafting: 'head' decodes 0.90 times as fast"),
+        # 1.3 tokens a call at 0.9: it needs 1.05 * 1.3 / 0.9 - 1.3 more, 2.7 doublings.
+        (0.9, 0.9, [], "; decode without the head, or fit again: some 70 minutes would be needed."),
+        (0.62, 0.66, [], "without the head: on this device it would need more than a day."),
+    ],
+)
+def test_what_the_report_found_is_recommended_and_the_table_obeys(
+    greedy: float, sampled: float, kept: list[float], words: str, tmp_path: Path
+) -> None:
+    plan = write_ending(tmp_path, greedy, sampled)
+    pays, sentence = verdict(tmp_path, plan)
+    assert pays == bool(kept)
+    assert words in sentence
+    table = find_draft_table(tmp_path / "run" / "drafter")
+    assert table
+    assert [tree.temperature for tree in table.trees if tree.draft is not None] == kept
+    assert verdict(tmp_path, plan) == (pays, sentence)
 
 
 @pytest.mark.long
@@ -135,6 +300,13 @@ def test_rates_are_tokens_by_the_clock(
     times = iter(range(1000))
     monkeypatch.setattr(probe.time, "perf_counter", lambda: next(times) / 4)
     monkeypatch.setattr(probe, "_SECONDS", 0.5)
-    rates = measure_rates(load_target(target_folder, "float32"), settings, rows=3, top_k=8)
-    positions = 4 * 64 / 0.25
-    assert rates == Rates(alone=16 / 0.25, written=3 * 16 / 0.25, read=positions, trained=positions)
+    rates = measure_rates(lambda: load_target(target_folder, "float32"), settings, rows=3, top_k=8)
+    positions = 2 * 64 / 0.25
+    assert rates == Rates(
+        alone=16 / 0.25,
+        written=3 * 16 / 0.25,
+        read=positions,
+        trained=positions,
+        # The target, and the first call of each.
+        starting=5 * 0.25,
+    )

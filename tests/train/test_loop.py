@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import pytest
 import yaml
+from rich.console import Console
 from tiny_models import assert_same
 from train_runs import (
     Start,
@@ -36,10 +37,13 @@ from redrafter_jax.checkpoints.huggingface import (
 )
 from redrafter_jax.config import DraftConfig, DrafterConfig, TargetConfig
 from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.errors import InputError
 from redrafter_jax.generation import generate
 from redrafter_jax.lock import hold
 from redrafter_jax.models.target import Target, init_target
 from redrafter_jax.text.tokenizer import read_tokenizer
+from train.config import TrainSettings
+from train.loop import Outcome, train
 from train.step import train_step
 from train.trial import Trial, try_drafter
 
@@ -68,6 +72,36 @@ def test_a_run_that_diverges_stops_and_exports_nothing(
     assert "less than optimizer.learning_rate=1e+30" in said.err
     assert not (output / "drafter").exists()
     assert not list((output / "checkpoints").glob("[0-9]*"))
+
+
+@pytest.mark.long
+def test_a_late_run_ends_at_a_step_and_goes_on_with_fewer_to_the_same_bits(
+    finished: Path, target_folder: Path, tmp_path: Path
+) -> None:
+    console = Console(quiet=True)
+
+    def run(output: Path, steps: int, late_at: int) -> Outcome:
+        stated = settings(target_folder, output, steps=steps, checkpoint_every=10)
+        values = TrainSettings.model_validate(stated)
+        return train(values, console, lambda step: step >= late_at)
+
+    once, killed = tmp_path / "once", tmp_path / "killed"
+    for output in (once, killed):
+        outcome = run(output, 40, late_at=13)
+        assert (outcome.step, outcome.exported, outcome.stopped_by) == (13, None, None)
+    assert run(once, 25, late_at=25).exported
+    # As if a kill came after step 20: what was decided is followed to the same head.
+    assert run(killed, 25, late_at=20).step == 20
+    assert run(killed, 25, late_at=25).exported
+    assert_same_weights(once, killed)
+    # The schedule is that of 25 steps from there on, at whose end the learning rate is zero.
+    assert [row["step"] for row in rows(once)] == [5, 10, 15, 20, 25]
+    before, after = rows(finished)[3], rows(once)[3]
+    assert before["step"] == after["step"] == 20
+    assert before["loss"] != after["loss"]
+    # Without a clock a run's steps may not change.
+    with pytest.raises(InputError, match="other settings for steps; steps may only grow"):
+        train(TrainSettings.model_validate(settings(target_folder, once, steps=20)), console)
 
 
 def test_a_run_leaves_a_drafter_metrics_and_its_settings(finished: Path) -> None:

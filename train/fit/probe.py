@@ -21,26 +21,35 @@ from ..step import init_state, train_step
 
 # A timed call is repeated for this many seconds.
 _SECONDS = 3.0
+# That rows decode from: prefill is a small part of writing.
+_PROMPT_TOKENS = 16
 
 
 class Rates(NamedTuple):
-    """Tokens per second of the long parts of a fit.
+    """Tokens per second of the long parts of a fit, and what all parts begin with.
 
     Attributes:
       alone: written by the target in one row, as the baseline decodes.
       written: written by it in many rows together.
       read: in one forward pass, with the search for the most likely tokens.
       trained: positions of an optimizer step over features.
+      starting: seconds to load the target and to compile these four.
     """
 
     alone: float
     written: float
     read: float
     trained: float
+    starting: float
 
 
-def measure_rates(target: Target, settings: TrainSettings, rows: int, top_k: int) -> Rates:
+def measure_rates(
+    load: Callable[[], Target], settings: TrainSettings, rows: int, top_k: int
+) -> Rates:
     """Time each part at the shapes of the coming run, on random tokens; `rows` decode together."""
+    begun = time.perf_counter()
+    target = load()
+    starting = time.perf_counter() - begun
     T, B = settings.data.sequence_length, settings.optimizer.batch_size
     V = target.config.vocab_size
     tokens = np.random.default_rng(0).integers(0, V, (B, T), np.int32)
@@ -73,31 +82,47 @@ def measure_rates(target: Target, settings: TrainSettings, rows: int, top_k: int
         )
         return metrics
 
-    return Rates(
-        alone=_decoding_rate(target, 1, T),
-        written=_decoding_rate(target, rows, T),
-        read=B * T / _seconds(read),
-        trained=B * T / _seconds(step),
-    )
+    timed = [
+        _decoding(target, 1, T),
+        _decoding(target, rows, T),
+        _Timed(B * T, read),
+        _Timed(B * T, step),
+    ]
+    rates: list[float] = []
+    for part in timed:
+        first, seconds = _seconds(part.call, part.calls)
+        starting += first
+        rates.append(part.tokens / seconds)
+    return Rates(*rates, starting=starting)
 
 
-def _decoding_rate(target: Target, rows: int, length: int) -> float:
-    """Tokens per second of rows that decode together, from the middle of a row on."""
+class _Timed(NamedTuple):
+    """A call that computes so many tokens, and how often it can be called."""
+
+    tokens: int
+    call: Callable[[], Any]
+    calls: int = 1 << 30
+
+
+def _decoding(target: Target, rows: int, length: int) -> _Timed:
+    """A call that lets rows decode together for some steps, from a short prompt on."""
     engine = make_engine(target, None, None, rows, length, ())
-    half = [0] * (length // 2)
+    prompt = [0] * min(_PROMPT_TOKENS, length // 2)
     for number in range(rows):
-        engine.submit(Request(half, length - len(half), number))
+        engine.submit(Request(prompt, length - len(prompt), number))
     # Prefill decides one of the new tokens.
-    calls = (length - len(half) - 1) // STEPS
-    return rows * STEPS / _seconds(lambda: engine.advance(passes=None), calls)
+    calls = (length - len(prompt) - 1) // STEPS
+    return _Timed(rows * STEPS, lambda: engine.advance(passes=None), calls)
 
 
-def _seconds(call: Callable[[], Any], most: int = 1 << 30) -> float:
-    """Median seconds of a call, of `most` calls at most; the first compiles and is not timed."""
+def _seconds(call: Callable[[], Any], most: int) -> tuple[float, float]:
+    """Seconds of the first call, which compiles, and the median of others, `most` at most."""
+    begun = time.perf_counter()
     jax.block_until_ready(call())
+    first = time.perf_counter() - begun
     times: list[float] = []
     while not times or (sum(times) < _SECONDS and len(times) < most - 1):
         started = time.perf_counter()
         jax.block_until_ready(call())
         times.append(time.perf_counter() - started)
-    return float(np.median(times))
+    return first, float(np.median(times))

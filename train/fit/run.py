@@ -1,14 +1,15 @@
 """`redrafter fit TARGET OUTPUT --minutes M`: from a checkpoint and nothing else to a draft head.
 
-Four stages, each of them a command with a file of settings that can be run by hand: the target
-writes conversations, its hidden states are kept, a head is trained on them and tried, and the head
-is measured beside the baseline. A short probe of the device decides the sizes, once. A killed run
-goes on where it was, to the same head.
+Five stages, each of them a command with a file of settings that can be run by hand: the target
+writes conversations, its hidden states are kept, a head is trained on them, the fastest tree is
+sought, and the head is measured with it beside the baseline. A short probe of the device decides
+the sizes; a stage that is late leaves less to the next ones. A killed run goes on where it was.
 """
 
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,22 +31,50 @@ from ..features import features
 from ..loop import train
 from ..regenerate.__main__ import regenerate
 from ..regenerate.output import format_rows, read_rows
-from .plan import EPOCHS, FitPlan, FitRequest, make_plan, read_plan, write_plan
+from .ending import SAMPLINGS, finalists, verdict
+from .plan import (
+    STAGES,
+    FitPlan,
+    FitRequest,
+    Pace,
+    Stage,
+    is_enough,
+    make_plan,
+    plan_measuring,
+    plan_training,
+    read_plan,
+    write_plan,
+)
 from .probe import measure_rates
 
 # In a wheel the packages `train` and `eval` are inside `redrafter_jax`.
 _PROGRAMS = __name__.removesuffix("train.fit.run")
-# Rows that the target writes together.
-_CPU_ROWS, _GPU_ROWS = 48, 256
+# Rows that the target writes together, and of an optimizer step.
+_CPU_ROWS, _GPU_ROWS = 32, 256
+_CPU_BATCH, _GPU_BATCH = 2, 4
 # Of training data, unless the target has fewer positions.
 _ROW_TOKENS = 512
 _TOP_K = 64
 _DRAFT_VOCAB_SIZE = 8192
-_TREE = {"beam_width": 4, "draft_rounds": 4}
-_LOOKUP_TOKENS = 6
-_BATCH_SIZE = 4
+_DRAFT_ROUNDS = 4
+# Trees among which the fastest is sought: a CPU pays for every node, a GPU for hardly any.
+_CPU_TREES = [
+    {"beam_width": 1, "draft_rounds": [1, 2, 3, 4]},
+    {"beam_width": 1, "draft_rounds": [1, 2], "num_nodes": [3, 4], "rerank": True},
+    {"beam_width": 2, "draft_rounds": [2, 3], "num_nodes": [4, 5]},
+    {"beam_width": 4, "draft_rounds": 4, "num_nodes": 9},
+]
+_GPU_TREES = [
+    *_CPU_TREES,
+    {"beam_width": 4, "draft_rounds": 4},
+    {"beam_width": 8, "draft_rounds": 4, "num_nodes": [17, None]},
+]
+# The tuner's batch sizes beyond one, where it has so many seconds for each of them.
+_BATCH_SIZES, _TUNING_SECONDS = (1, 8, 4, 2), 180
 # The beginning of a text that is no conversation, as its prompt.
 _PROMPT_TOKENS = 16
+# Seconds between two times that the plan keeps how long the fit has taken.
+_KEEPING = 5.0
 
 
 def fit(target: str, output: Path, minutes: float, dtype: Dtype | None) -> None:
@@ -57,87 +86,209 @@ def fit(target: str, output: Path, minutes: float, dtype: Dtype | None) -> None:
       InputError: the target cannot be used, the folder holds another fit, or there is too little
         time.
     """
-    on_cpu = jax.default_backend() == "cpu"
-    asked = FitRequest(target, dtype or ("float32" if on_cpu else "bfloat16"), minutes)
+    started = time.perf_counter()
+    asked = FitRequest(target, dtype or ("float32" if _on_cpu() else "bfloat16"), minutes)
     console = Console(stderr=True)
     make_folder(output, "the output folder")
+    # What the probe compiles every stage compiles again, and a run that goes on.
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(output / "programs"))
     config = load_target_config(target)
-    plan = read_plan(output, asked)
+    plan, before = read_plan(output, asked), 0.0
     if plan is None:
-        plan = _probe(asked, output, config, console)
+        plan = _probe(asked, output, config, console, started)
     else:
+        before = plan.spent
         print_line(console, f"going on with the plan in {output / 'plan.json'}")
-    _run_stages(plan, output, config, console)
+    _Fit(plan, output, config, console, started, before).run()
 
 
-def _probe(asked: FitRequest, folder: Path, config: TargetConfig, console: Console) -> FitPlan:
+def _probe(
+    asked: FitRequest, folder: Path, config: TargetConfig, console: Console, started: float
+) -> FitPlan:
     """Measure the device and decide the sizes."""
     print_line(console, "measuring how fast this device writes, reads and trains: a minute or two")
-    started = time.perf_counter()
-    rows = _CPU_ROWS if jax.default_backend() == "cpu" else _GPU_ROWS
+    rows = _CPU_ROWS if _on_cpu() else _GPU_ROWS
     settings = TrainSettings.model_validate(train_settings(asked, folder, config, steps=1))
-    rates = measure_rates(load_target(asked.target, asked.target_dtype), settings, rows, _TOP_K)
-    spent = (time.perf_counter() - started) / 60
-    plan = make_plan(asked, spent, rows, rates, new_tokens=min(96, row_length(config) // 4))
+
+    def load() -> Any:
+        return load_target(asked.target, asked.target_dtype)
+
+    rates = measure_rates(load, settings, rows, _TOP_K)
+    length = row_length(config)
+    spent = time.perf_counter() - started
+    plan = make_plan(asked, spent, rows, rates, min(96, length // 4), length)
     write_plan(plan, folder)
     return plan
 
 
-def _run_stages(plan: FitPlan, folder: Path, config: TargetConfig, console: Console) -> None:
-    stages = ["write", "read", "train", "measure"]
-    started = time.perf_counter()
+class _Fit:
+    """A fit on its way: the plan in force, and a clock that counts earlier runs too."""
 
-    def write_settings(name: str, values: dict[str, Any]) -> list[str]:
+    def __init__(
+        self,
+        plan: FitPlan,
+        folder: Path,
+        config: TargetConfig,
+        console: Console,
+        started: float,
+        before: float,
+    ) -> None:
+        self.plan, self._folder, self._config, self._console = plan, folder, config, console
+        self._began, self._before = started, before
+        self._kept = 0.0
+        self._length = row_length(config)
+        self._step_tokens = _batch_size() * self._length
+
+    def used(self) -> float:
+        """Seconds that all runs of the fit have taken, which the plan keeps now and then."""
+        used = self._before + time.perf_counter() - self._began
+        if used - self._kept >= _KEEPING:
+            self._keep(spent=used)
+            self._kept = used
+        return used
+
+    def run(self) -> None:
+        """All stages that are not done, and what they come to."""
+        stages: dict[Stage, Callable[[], None]] = {
+            "write": self._write,
+            "read": self._read,
+            "train": self._train,
+            "tune": self._tune,
+            "measure": self._measure,
+        }
+        for name, stage in stages.items():
+            if name not in self.plan.done:
+                stage()
+                self._keep(spent=self.used(), done=(*self.plan.done, name))
+        self._end()
+
+    def _keep(self, **changes: Any) -> None:
+        self.plan = self.plan.model_copy(update=changes)
+        write_plan(self.plan, self._folder)
+
+    def _settings(self, name: str, values: dict[str, Any]) -> list[str]:
         """Write a command's settings to a file; the arguments that name it."""
-        path = folder / f"{name}.yaml"
+        path = self._folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
         return ["--config", str(path)]
 
-    def announce(stage: str, what: str, *words: str) -> None:
-        index = stages.index(stage)
-        left = sum(plan.seconds[each] for each in stages[index:]) / 60
-        print_line(console, f"\n{index + 1} of 4: {what}; about {max(left, 1):.0f} min left in all")
-        print_line(console, f"  by hand: python -m {_PROGRAMS}{shlex.join(words)}")
+    def _announce(self, stage: Stage, what: str, *words: str) -> None:
+        self.used()
+        left = max(sum(self.plan.expected(self._step_tokens).values()), self.plan.left) / 60
+        place = f"{STAGES.index(stage) + 1} of {len(STAGES)}"
+        minutes = f"about {max(left, 1):.0f} of {self.plan.asked.minutes:g} min left in all"
+        print_line(self._console, f"\n{place}: {what}; {minutes}")
+        print_line(self._console, f"  by hand: python -m {_PROGRAMS}{shlex.join(words)}")
 
-    length = row_length(config)
-    words = write_settings("regenerate", _regenerate_settings(plan, folder, length))
-    written = f"the target writes {plan.tokens:,} tokens of its own"
-    announce("write", written, "train", "regenerate", *words)
-    regenerate(words)
-    tokens = _hold_out(plan, folder)
+    def _write(self) -> None:
+        plan = self.plan
+        words = self._settings("regenerate", _regenerate_settings(plan, self._folder, self._length))
+        what = f"the target writes {plan.tokens:,} tokens of its own"
+        self._announce("write", what, "train", "regenerate", *words)
+        regenerate(words, is_late=lambda written: is_enough(plan, self.used(), written))
+        tokens = sum(sum(row["loss_mask"]) for row in read_rows(self._folder / "written.jsonl"))
+        if tokens < plan.tokens:
+            late = f"late: {tokens:,} of {plan.tokens:,} tokens, for which time is left to learn"
+            print_line(self._console, late)
+        # Now a run by hand finds all that it asks for.
+        self._keep(tokens=min(plan.tokens, tokens))
+        self._settings("regenerate", _regenerate_settings(self.plan, self._folder, self._length))
 
-    steps = max(1, EPOCHS * tokens // (_BATCH_SIZE * length))
-    words = write_settings("train", train_settings(plan.asked, folder, config, steps))
-    kept = [*words, f"top_k={_TOP_K}"]
-    announce(
-        "read", "one forward pass keeps the target's hidden states", "train", "features", *kept
-    )
-    features(kept)
+    def _read(self) -> None:
+        tokens = _hold_out(self.plan, self._folder)
+        values = train_settings(self.plan.asked, self._folder, self._config, 1)
+        kept = [*self._settings("train", values), f"top_k={_TOP_K}"]
+        self._announce(
+            "read", "one forward pass keeps the target's hidden states", "train", "features", *kept
+        )
+        features(kept)
+        self._keep(spent=self.used())
+        self._keep(steps=plan_training(self.plan, tokens, self._step_tokens).steps)
 
-    announce("train", f"{steps} steps of training", "train", *words)
-    outcome = train(load_settings(TrainSettings, folder / "train.yaml"), console)
-    if outcome.stopped_by is not None:
-        print_line(console, f"stopped by {outcome.stopped_by.name}; the same command goes on")
-        sys.exit(128 + outcome.stopped_by)
+    def _train(self) -> None:
+        while True:
+            steps = self.plan.steps
+            assert steps is not None
+            values = train_settings(self.plan.asked, self._folder, self._config, steps)
+            words = self._settings("train", values)
+            self._announce("train", f"{steps} steps of training", "train", *words)
+            pace, fewer = Pace(self.plan, self.used()), steps
 
-    words = ["compare", *write_settings("compare", _compare_settings(plan, folder))]
-    announce("measure", f"{plan.prompts} prompts that it was not trained on", "eval", *words)
-    call_program("eval", "commands:evaluate", words)
-    minutes = (time.perf_counter() - started) / 60
-    head = folder / "run" / "drafter"
-    print_line(console, f"the head: {head}, {minutes:.1f} min after the probe; to try it:")
-    target = plan.asked.target
-    chats = load_template(None, target, read_tokenizer(target), "") is not NO_TEMPLATE
-    command = ["chat"] if chats else ["generate", "--prompt", "Once upon a time"]
-    models = ["--target", target, "--drafter", str(head)]
-    words = [*command, *models, "--beam-width", str(_TREE["beam_width"])]
-    print_line(console, f"  python -m redrafter_jax {shlex.join(words)}")
-    tuning = _decode_settings(plan, folder, "tune") | {"drafter": str(head), "batch_sizes": [1]}
-    words = ["eval", "tune", *write_settings("tune", tuning)]
-    print_line(
-        console, "to find the fastest tree on this device, which is taken without --beam-width:"
-    )
-    print_line(console, f"  python -m {_PROGRAMS}{shlex.join(words)}")
+            def is_late(step: int, pace: Pace = pace) -> bool:
+                nonlocal fewer
+                fewer = pace.steps(step, self.used()) or fewer
+                return fewer < (self.plan.steps or 0)
+
+            settings = load_settings(TrainSettings, self._folder / "train.yaml")
+            outcome = train(settings, self._console, is_late)
+            if outcome.stopped_by is not None:
+                name = outcome.stopped_by.name
+                print_line(self._console, f"stopped by {name}; the same command goes on")
+                sys.exit(128 + outcome.stopped_by)
+            if outcome.exported is not None:
+                return
+            print_line(self._console, f"late: {fewer} steps instead of {steps}")
+            self._keep(steps=fewer, spent=self.used())
+
+    def _tune(self) -> None:
+        self._keep(spent=self.used())
+        plan, seconds = plan_measuring(self.plan)
+        self._keep(prompts=plan.prompts, new_tokens=plan.new_tokens)
+        count = max(1, min(len(_BATCH_SIZES), int(seconds / _TUNING_SECONDS)))
+        decoding = _decode_settings(self.plan, self._folder, "tune", "tuning_prompts")
+        prompts = len(read_rows(self._folder / "tuning_prompts.jsonl"))
+        sizes = [size for size in _BATCH_SIZES[:count] if size <= prompts]
+        words = self._settings(
+            "tune",
+            decoding
+            | {
+                "drafter": str(self._drafter),
+                "trees": _CPU_TREES if _on_cpu() else _GPU_TREES,
+                "batch_sizes": sizes,
+                "entrants": 6,
+                "minutes": round(seconds / 60, 2),
+            },
+        )
+        self._announce("tune", "the fastest tree is sought", "eval", "tune", *words)
+        call_program("eval", "commands:evaluate", ["tune", *words])
+
+    def _measure(self) -> None:
+        self._keep(spent=self.used())
+        drafters = {
+            name: {"drafter": str(self._drafter), "draft": draft}
+            for name, draft in finalists(self._folder).items()
+        }
+        values = _decode_settings(self.plan, self._folder, "report", "held_out")
+        words = ["compare", *self._settings("compare", values | {"drafters": drafters})]
+        what = f"{self.plan.prompts} prompts that neither training nor the tuner saw"
+        self._announce("measure", what, "eval", *words)
+        call_program("eval", "commands:evaluate", words)
+
+    @property
+    def _drafter(self) -> Path:
+        return self._folder / "run" / "drafter"
+
+    def _end(self) -> None:
+        """How to use what was fastest, and the verdict."""
+        target = self.plan.asked.target
+        pays, sentence = verdict(self._folder, self.plan)
+        chats = load_template(None, target, read_tokenizer(target), "") is not NO_TEMPLATE
+        command = ["chat"] if chats else ["generate", "--prompt", "Once upon a time"]
+        with_head = ["--drafter", str(self._drafter)] if pays else ["--no-drafter"]
+        words = [*command, "--target", target, *with_head]
+        minutes = self.plan.spent / 60
+        print_line(self._console, f"\n{minutes:.1f} of {self.plan.asked.minutes:g} minutes; to use")
+        print_line(self._console, f"  python -m redrafter_jax {shlex.join(words)}")
+        print_line(self._console, sentence)
+
+
+def _on_cpu() -> bool:
+    return jax.default_backend() == "cpu"
+
+
+def _batch_size() -> int:
+    return _CPU_BATCH if _on_cpu() else _GPU_BATCH
 
 
 def row_length(config: TargetConfig) -> int:
@@ -155,6 +306,7 @@ def _regenerate_settings(plan: FitPlan, folder: Path, length: int) -> dict[str, 
         "user_openings": "varied",
         "tokens": plan.tokens,
         "batch_size": plan.rows,
+        "max_new_tokens": plan.answer_tokens,
         "temperatures": [0.0, 1.0],
         "output": str(folder / "written.jsonl"),
     }
@@ -173,7 +325,7 @@ def train_settings(
             "draft_vocab_size": min(_DRAFT_VOCAB_SIZE, config.vocab_size),
             "initial_head": "target",
         },
-        "draft_rounds": _TREE["draft_rounds"],
+        "draft_rounds": _DRAFT_ROUNDS,
         "data": {
             "sources": [{"files": [str(folder / "training.jsonl")]}],
             "sequence_length": row_length(config),
@@ -181,65 +333,54 @@ def train_settings(
         },
         "features": str(folder / "features"),
         "loss": {"soft": 1.0},
-        "acceptance": {
-            "every": max(1, steps // 4),
-            "prompts": str(folder / "held_out.jsonl"),
-            "max_new_tokens": min(64, row_length(config) // 4),
-            "draft": _TREE,
-        },
-        "optimizer": {"rule": "muon", "learning_rate": 4e-3, "batch_size": _BATCH_SIZE},
+        "optimizer": {"rule": "muon", "learning_rate": 4e-3, "batch_size": _batch_size()},
         "steps": steps,
-        "checkpoint_every": 50,
+        "checkpoint_every": min(50, max(1, steps // 10)),
         "output_dir": str(folder / "run"),
     }
 
 
-def _decode_settings(plan: FitPlan, folder: Path, report: str) -> dict[str, Any]:
-    """Settings of whatever decodes the held-out prompts."""
+def _decode_settings(plan: FitPlan, folder: Path, report: str, prompts: str) -> dict[str, Any]:
+    """Settings of whatever decodes held-out prompts."""
     return {
         "target": plan.asked.target,
         "dtype": plan.asked.target_dtype,
-        "prompts": str(folder / "held_out.jsonl"),
-        "samplings": [{"temperature": 0.0}, {"temperature": 0.7}],
+        "prompts": str(folder / f"{prompts}.jsonl"),
+        "samplings": SAMPLINGS,
         "max_new_tokens": plan.new_tokens,
         "report_dir": str(folder / report),
     }
 
 
-def _compare_settings(plan: FitPlan, folder: Path) -> dict[str, Any]:
-    """Settings of `eval compare`."""
-    drafter = str(folder / "run" / "drafter")
-    return _decode_settings(plan, folder, "report") | {
-        "drafters": {
-            "head": {"drafter": drafter, "draft": _TREE},
-            "head and lookup": {
-                "drafter": drafter,
-                "draft": _TREE | {"lookup_tokens": _LOOKUP_TOKENS},
-            },
-        },
-    }
-
-
 def _hold_out(plan: FitPlan, folder: Path) -> int:
-    """Hold out the first conversations for measuring; returns how many tokens the others have."""
+    """Hold out conversations of usual length, for the tuner and for the report.
+
+    Returns how many tokens the others have.
+    """
     rows = read_rows(folder / "written.jsonl")
-    seeds = list(dict.fromkeys(row["seed"] for row in rows))
-    held_out = set(seeds[: plan.prompts])
-    tokenizer = read_tokenizer(plan.asked.target)
-    prompts = [
-        row["questions"][0]
-        if row.get("questions")
-        else tokenizer.decode(row["input_ids"][:_PROMPT_TOKENS])
-        for row in rows
-        if row["seed"] in held_out and row.get("row", 0) == 0
-    ]
-    left = [row for row in rows if row["seed"] not in held_out]
+    openings = {row["seed"]: row["loss_mask"].index(1) for row in rows if row.get("row", 0) == 0}
+    tuning = plan.prompts // 2
+    count = tuning + plan.prompts
+    # Of like length: every length of arrays needs a program of its own.
+    first = max(0, len(openings) - count) // 2
+    seeds = sorted(openings, key=lambda seed: (openings[seed], seed))[first : first + count]
+    held_out = {"tuning_prompts": seeds[1::3], "held_out": [*seeds[::3], *seeds[2::3]]}
+    left = [row for row in rows if row["seed"] not in seeds]
     if not left:
         raise InputError(
-            f"The target wrote {len(seeds)} texts, no more than the {plan.prompts} that are held "
-            "out; give more --minutes."
+            f"The target wrote {len(openings)} texts, no more than the {count} that are held out; "
+            "give more --minutes, and another folder."
         )
-    lines = format_rows({"prompt": prompt} for prompt in prompts)
-    (folder / "held_out.jsonl").write_text(lines, encoding="utf-8")
+    tokenizer = read_tokenizer(plan.asked.target)
+    for name, own in held_out.items():
+        prompts = [
+            row["questions"][0]
+            if row.get("questions")
+            else tokenizer.decode(row["input_ids"][:_PROMPT_TOKENS])
+            for row in rows
+            if row["seed"] in own and row.get("row", 0) == 0
+        ]
+        lines = format_rows({"prompt": prompt} for prompt in prompts)
+        (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
     (folder / "training.jsonl").write_text(format_rows(left), encoding="utf-8")
     return sum(len(row["input_ids"]) for row in left)

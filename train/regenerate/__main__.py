@@ -12,6 +12,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ from ..data.types import (
 )
 from ..setup import digest_weights
 from .conversations import (
+    Conversation,
     TurnEncoder,
     add_answer,
     choose_conversations,
@@ -76,8 +78,15 @@ _DATE = (
 )
 
 
-def regenerate(arguments: Sequence[str], command: str = "regenerate") -> None:
+def regenerate(
+    arguments: Sequence[str],
+    command: str = "regenerate",
+    is_late: Callable[[int], bool] = lambda _: False,
+) -> None:
     """Append what the target writes to the output, whole texts and conversations only.
+
+    Where the target writes prompts too, `is_late` is asked now and then, of what was written: once
+    it is true the run ends, and what is being written is cut.
 
     Raises:
       InputError: the settings, the data, the models or what the output holds cannot be used.
@@ -96,7 +105,7 @@ def regenerate(arguments: Sequence[str], command: str = "regenerate") -> None:
         check_is_no_source(settings.output, settings.data)
     console = Console(stderr=True, quiet=not is_first())
     if settings.prompts == "self":
-        write = _write_prompts_too
+        write = partial(_write_prompts_too, is_late=is_late)
     else:
         write = _rewrite_chats if settings.prompt_tokens is None else _continue_texts
     with hold(settings.output, "output"):
@@ -188,11 +197,18 @@ def _write(
     if left := [item for item in items if item.seed not in done]:
         target = load_target(settings.target, settings.target_dtype, mesh)
         rows = run_sessions(_make_engine(settings, target, stop_tokens), map(write, left))
-        _append(rows, len(done), len(items), settings)
+        unit = "conversations" if settings.prompt_tokens is None else "texts"
+        with progress(len(items), f"{unit} written", len(done)) as advance:
+            _append(rows, len(done), len(items), settings, advance)
 
 
-def _write_prompts_too(settings: RegenerateSettings, mesh: Mesh | None, console: Console) -> None:
-    """Let the target write prompts and answers, until there are enough."""
+def _write_prompts_too(
+    settings: RegenerateSettings,
+    mesh: Mesh | None,
+    console: Console,
+    is_late: Callable[[int], bool],
+) -> None:
+    """Let the target write prompts and answers, until there are enough or it is late."""
     config = load_target_config(settings.target)
     tokenizer = load_own_tokenizer(settings.data, settings.target, config)
     asked: set[str] = set()
@@ -230,9 +246,24 @@ def _write_prompts_too(settings: RegenerateSettings, mesh: Mesh | None, console:
     if have < goal:
         engine = _make_engine(settings, target, writer.stop_tokens)
         following = max(done, default=first - 1) + 1
-        conversations = run_sessions(engine, map(writer.write, count(following)))
-        written = new_rows(writer, (item(seed) for seed in count(following)), conversations, asked)
-        _append(written, have, goal, settings)
+        unit = "conversations" if settings.tokens is None else "tokens"
+        with progress(goal, f"{unit} written", have) as advance:
+            total = have
+
+            def told(conversation: Conversation) -> None:
+                nonlocal total
+                # Before it is its turn, and before it is known whether its question is new.
+                rows = conversation.exchanges[-1].rows if conversation.exchanges else None
+                tokens = sum(sum(row.mask) for row in rows or ())
+                amount = int(rows is not None) if settings.tokens is None else tokens
+                total += amount
+                advance(amount)
+
+            sessions = map(writer.write, count(following))
+            late = Conversation([], "no time was left")
+            conversations = run_sessions(engine, sessions, late, lambda: is_late(total), told)
+            items = (item(seed) for seed in count(following))
+            _append(new_rows(writer, items, conversations, asked), have, goal, settings)
     print_line(console, _summarize(settings))
 
 
@@ -248,16 +279,17 @@ def _make_engine(
     return make_engine(target, drafter, draft, settings.batch_size, length, stop_tokens)
 
 
-def _append(texts: Iterable[JsonRows], have: int, goal: int, settings: RegenerateSettings) -> None:
+def _append(
+    texts: Iterable[JsonRows],
+    have: int,
+    goal: int,
+    settings: RegenerateSettings,
+    advance: Callable[[int], None] = lambda _: None,
+) -> None:
     """Write the rows as they come, until there are enough."""
     # All processes decode together; the first one writes.
     path = settings.output if is_first() else Path(os.devnull)
-    unit = "conversations" if settings.prompt_tokens is None else "texts"
-    unit = unit if settings.tokens is None else "tokens"
-    with (
-        progress(goal, f"{unit} written", have) as advance,
-        path.open("a", encoding="utf-8") as file,
-    ):
+    with path.open("a", encoding="utf-8") as file:
         for rows in texts:
             file.write(format_rows(rows))
             file.flush()

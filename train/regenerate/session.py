@@ -1,6 +1,6 @@
 """Texts and conversations that are written at the same time and returned in their order."""
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from redrafter_jax.config import DraftConfig
@@ -51,11 +51,19 @@ def make_engine(
     )
 
 
-def run_sessions(engine: Engine, sessions: Iterator[Session[Result]]) -> Iterator[Result]:
+def run_sessions(
+    engine: Engine,
+    sessions: Iterator[Session[Result]],
+    unfinished: Result | None = None,
+    is_late: Callable[[], bool] = lambda: False,
+    on_end: Callable[[Result], None] = lambda _: None,
+) -> Iterator[Result]:
     """What the sessions return, in their order; many of them are decoded at the same time.
 
     Up to twice as many sessions as slots are open at once, so that a slot that gets free finds a
-    request waiting.
+    request waiting. Once `is_late`, which is asked every few decode steps, every session gets the
+    tokens that it has, as if its limit were reached, and those that ask for more return
+    `unfinished`. `on_end` is called as soon as a session ends, before it is its turn.
 
     Raises:
       InputError: the target's scores were not numbers.
@@ -71,6 +79,7 @@ def run_sessions(engine: Engine, sessions: Iterator[Session[Result]]) -> Iterato
             request = next(session) if tokens is None else session.send(tokens)
         except StopIteration as stop:
             ended[number] = stop.value
+            on_end(stop.value)
             return
         running[engine.submit(request)] = number, session, []
 
@@ -78,6 +87,13 @@ def run_sessions(engine: Engine, sessions: Iterator[Session[Result]]) -> Iterato
         while first in ended:
             yield ended.pop(first)
             first += 1
+        if unfinished is not None and is_late():
+            last = max([*ended, *(number for number, *_ in running.values())], default=-1)
+            for number, session, tokens in list(running.values()):
+                if tokens:
+                    resume(number, session, tokens)
+            yield from (ended.get(number, unfinished) for number in range(first, last + 1))
+            return
         if len(running) < 2 * engine.slots and (started := next(numbered, None)):
             resume(*started, None)
         elif running:

@@ -1,0 +1,168 @@
+"""The fastest of many trees by measuring few: successive halving, with neighbours of the best."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from redrafter_jax.config import DraftConfig
+
+# Shares of a finalist's turns after which the slower half gives way.
+_ROUNDS = (0.25, 0.5, 0.75)
+# Share of a limited time after which no further tree is tried, and turns without which it is not
+# judged.
+_TRYING, _FEWEST_TURNS = 0.6, 4
+
+
+@dataclass
+class Tried:
+    """A tree, and its speed-ups over the baseline by the number of the turn."""
+
+    draft: DraftConfig
+    speedups: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def speedup(self) -> float:
+        """The median of the turns; NaN is a turn without tokens after prefill."""
+        known = [one for one in self.speedups.values() if not math.isnan(one)]
+        return median(known) if known else 0.0
+
+
+class Race(NamedTuple):
+    """How trees are timed.
+
+    Attributes:
+      prepare: compiles a tree.
+      measure: the speed-ups of these trees in a turn, in which they and the baseline decode the
+        same batch one after the other.
+      turns: of every finalist.
+      finalists: trees that take all turns.
+      used: share of the time that is used; 0 where time is not limited.
+    """
+
+    prepare: Callable[[DraftConfig], None]
+    measure: Callable[[Sequence[DraftConfig], int], Sequence[float]]
+    turns: int
+    finalists: int
+    used: Callable[[], float] = lambda: 0.0
+
+
+def find_fastest(
+    drafts: Sequence[DraftConfig], entrants: Sequence[DraftConfig], race: Race
+) -> list[Tried]:
+    """All trees that were measured, finalists first and of them the fastest.
+
+    The entrants take a quarter of the turns. Then twice the better half stays, as many of the trees
+    most like these join, and all take more turns. Where time runs out the best so far are
+    finalists.
+    """
+    tried = {draft: Tried(draft) for draft in entrants}
+    alive = list(tried.values())
+    keep = len(alive)
+    for share in _ROUNDS:
+        alive = _take_turns(alive, max(2, math.ceil(share * race.turns)), race, final=False)
+        if share == _ROUNDS[-1] or race.used() >= _TRYING:
+            break
+        keep = max(race.finalists, math.ceil(keep / 2))
+        alive = alive[:keep]
+        joining = _neighbours([one.draft for one in alive], drafts, tried, keep)
+        tried |= {draft: Tried(draft) for draft in joining}
+        alive += [tried[draft] for draft in joining]
+    alive = _take_turns(_ranked(alive)[: race.finalists], race.turns, race, final=True)
+    others = [one for one in tried.values() if one not in alive and one.speedups]
+    return [*alive, *_ranked(others)]
+
+
+def tree_turns(drafts: Sequence[DraftConfig], entrants: Sequence[DraftConfig], race: Race) -> int:
+    """How many turns all trees take together, where time is not limited."""
+    count = 0
+
+    def measure(trees: Sequence[DraftConfig], _: int) -> list[float]:
+        nonlocal count
+        count += len(trees)
+        return [1.0] * len(trees)
+
+    find_fastest(drafts, entrants, Race(lambda _: None, measure, race.turns, race.finalists))
+    return count
+
+
+def pick_diverse(drafts: Sequence[DraftConfig], count: int) -> list[DraftConfig]:
+    """Trees of very different sizes: fewest and most nodes, then those most unlike the chosen."""
+    sizes = np.stack([_sizes(draft) for draft in drafts])
+    chosen = list(dict.fromkeys([int(sizes[:, 0].argmin()), int(sizes[:, 0].argmax())]))[:count]
+    while len(chosen) < count:
+        distances = np.abs(sizes[:, None] - sizes[chosen]).sum(axis=2).min(axis=1)
+        distances[chosen] = -1
+        if distances.max() < 0:
+            break
+        chosen.append(int(distances.argmax()))
+    return [drafts[index] for index in chosen]
+
+
+def _take_turns(alive: Sequence[Tried], turns: int, race: Race, final: bool) -> list[Tried]:
+    """Let the trees take the turns that they lack; the fastest first.
+
+    Where time is limited, trees that have not begun give way, and finalists to what is measured.
+    """
+
+    def late(turn: int) -> bool:
+        if final:
+            return turn >= _FEWEST_TURNS and race.used() >= 1
+        return turn >= 1 and race.used() >= _TRYING
+
+    begun: list[Tried] = []
+    for one in alive:
+        if not one.speedups:
+            if begun and race.used() >= _TRYING:
+                continue
+            race.prepare(one.draft)
+        begun.append(one)
+    for turn in range(turns):
+        if late(turn):
+            break
+        if missing := [one for one in begun if turn not in one.speedups]:
+            measured = race.measure([one.draft for one in missing], turn)
+            for one, speedup in zip(missing, measured, strict=True):
+                one.speedups[turn] = speedup
+    return _ranked(begun)
+
+
+def _ranked(trees: Sequence[Tried]) -> list[Tried]:
+    return sorted(trees, key=lambda one: one.speedup, reverse=True)
+
+
+def _neighbours(
+    best: Sequence[DraftConfig],
+    drafts: Sequence[DraftConfig],
+    tried: dict[DraftConfig, Tried],
+    count: int,
+) -> list[DraftConfig]:
+    """Trees that were not tried, most like the best, the second best and so on, in turns."""
+    left = [draft for draft in drafts if draft not in tried]
+    chosen: list[DraftConfig] = []
+    while left and len(chosen) < count:
+        sizes = _sizes(best[len(chosen) % len(best)])
+        distances = [float(np.abs(_sizes(draft) - sizes).sum()) for draft in left]
+        chosen.append(left.pop(int(np.argmin(distances))))
+    return chosen
+
+
+def _sizes(draft: DraftConfig) -> Float[np.ndarray, " sizes"]:
+    """Logarithms of a tree's sizes, so that half and twice a size are equally far away.
+
+    The last three only tell apart trees of the same sizes.
+    """
+    return np.asarray(
+        [
+            *np.log2(
+                [draft.budget, draft.beam_width, draft.draft_rounds, 1.0 + draft.lookup_tokens]
+            ),
+            0.5 * np.log2(draft.sharpness),
+            0.5 * draft.rerank,
+            0.5 * draft.final_beams_only,
+        ]
+    )
