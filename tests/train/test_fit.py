@@ -40,7 +40,7 @@ from train.fit.plan import (
     write_plan,
 )
 from train.fit.probe import Rates, measure_rates
-from train.fit.run import train_settings
+from train.fit.settings import train_settings
 
 MINUTES = 60.0
 RATES = Rates(alone=50.0, written=150.0, read=500.0, trained=400.0, starting=30.0)

@@ -20,7 +20,6 @@ from rich.console import Console
 from redrafter_jax.checkpoints.huggingface import load_target, load_target_config
 from redrafter_jax.command_line import call_program, make_folder
 from redrafter_jax.config import Dtype, TargetConfig
-from redrafter_jax.errors import InputError
 from redrafter_jax.settings.files import load_settings
 from redrafter_jax.text.chat_template import NO_TEMPLATE, load_template
 from redrafter_jax.text.tokenizer import read_tokenizer
@@ -30,8 +29,8 @@ from ..data.report import print_line
 from ..features import features
 from ..loop import train
 from ..regenerate.__main__ import regenerate
-from ..regenerate.output import format_rows, read_rows
-from .ending import SAMPLINGS, finalists, verdict
+from ..regenerate.output import read_rows
+from .ending import finalists, verdict
 from .plan import (
     STAGES,
     FitPlan,
@@ -46,33 +45,23 @@ from .plan import (
     write_plan,
 )
 from .probe import measure_rates
+from .settings import (
+    BATCH_SIZES,
+    TOP_K,
+    TUNING_SECONDS,
+    batch_size,
+    decode_settings,
+    hold_out,
+    on_cpu,
+    regenerate_settings,
+    row_length,
+    rows_written,
+    train_settings,
+    trees,
+)
 
 # In a wheel the packages `train` and `eval` are inside `redrafter_jax`.
 _PROGRAMS = __name__.removesuffix("train.fit.run")
-# Rows that the target writes together, and of an optimizer step.
-_CPU_ROWS, _GPU_ROWS = 32, 256
-_CPU_BATCH, _GPU_BATCH = 2, 4
-# Of training data, unless the target has fewer positions.
-_ROW_TOKENS = 512
-_TOP_K = 64
-_DRAFT_VOCAB_SIZE = 8192
-_DRAFT_ROUNDS = 4
-# Trees among which the fastest is sought: a CPU pays for every node, a GPU for hardly any.
-_CPU_TREES = [
-    {"beam_width": 1, "draft_rounds": [1, 2, 3, 4]},
-    {"beam_width": 1, "draft_rounds": [1, 2], "num_nodes": [3, 4], "rerank": True},
-    {"beam_width": 2, "draft_rounds": [2, 3], "num_nodes": [4, 5]},
-    {"beam_width": 4, "draft_rounds": 4, "num_nodes": 9},
-]
-_GPU_TREES = [
-    *_CPU_TREES,
-    {"beam_width": 4, "draft_rounds": 4},
-    {"beam_width": 8, "draft_rounds": 4, "num_nodes": [17, None]},
-]
-# The tuner's batch sizes beyond one, where it has so many seconds for each of them.
-_BATCH_SIZES, _TUNING_SECONDS = (1, 8, 4, 2), 180
-# The beginning of a text that is no conversation, as its prompt.
-_PROMPT_TOKENS = 16
 # Seconds between two times that the plan keeps how long the fit has taken.
 _KEEPING = 5.0
 
@@ -87,7 +76,7 @@ def fit(target: str, output: Path, minutes: float, dtype: Dtype | None) -> None:
         time.
     """
     started = time.perf_counter()
-    asked = FitRequest(target, dtype or ("float32" if _on_cpu() else "bfloat16"), minutes)
+    asked = FitRequest(target, dtype or ("float32" if on_cpu() else "bfloat16"), minutes)
     console = Console(stderr=True)
     make_folder(output, "the output folder")
     # What the probe compiles every stage compiles again, and a run that goes on.
@@ -108,13 +97,13 @@ def _probe(
 ) -> FitPlan:
     """Measure the device and decide the sizes."""
     print_line(console, "measuring how fast this device writes, reads and trains: a minute or two")
-    rows = _CPU_ROWS if _on_cpu() else _GPU_ROWS
+    rows = rows_written()
     settings = TrainSettings.model_validate(train_settings(asked, folder, config, steps=1))
 
     def load() -> Any:
         return load_target(asked.target, asked.target_dtype)
 
-    rates = measure_rates(load, settings, rows, _TOP_K)
+    rates = measure_rates(load, settings, rows, TOP_K)
     length = row_length(config)
     spent = time.perf_counter() - started
     plan = make_plan(asked, spent, rows, rates, min(96, length // 4), length)
@@ -138,7 +127,7 @@ class _Fit:
         self._began, self._before = started, before
         self._kept = 0.0
         self._length = row_length(config)
-        self._step_tokens = _batch_size() * self._length
+        self._step_tokens = batch_size() * self._length
 
     def used(self) -> float:
         """Seconds that all runs of the fit have taken, which the plan keeps now and then."""
@@ -183,7 +172,7 @@ class _Fit:
 
     def _write(self) -> None:
         plan = self.plan
-        words = self._settings("regenerate", _regenerate_settings(plan, self._folder, self._length))
+        words = self._settings("regenerate", regenerate_settings(plan, self._folder, self._length))
         what = f"the target writes {plan.tokens:,} tokens of its own"
         self._announce("write", what, "train", "regenerate", *words)
         regenerate(words, is_late=lambda written: is_enough(plan, self.used(), written))
@@ -193,12 +182,12 @@ class _Fit:
             print_line(self._console, late)
         # Now a run by hand finds all that it asks for.
         self._keep(tokens=min(plan.tokens, tokens))
-        self._settings("regenerate", _regenerate_settings(self.plan, self._folder, self._length))
+        self._settings("regenerate", regenerate_settings(self.plan, self._folder, self._length))
 
     def _read(self) -> None:
-        tokens = _hold_out(self.plan, self._folder)
+        tokens = hold_out(self.plan, self._folder)
         values = train_settings(self.plan.asked, self._folder, self._config, 1)
-        kept = [*self._settings("train", values), f"top_k={_TOP_K}"]
+        kept = [*self._settings("train", values), f"top_k={TOP_K}"]
         self._announce(
             "read", "one forward pass keeps the target's hidden states", "train", "features", *kept
         )
@@ -235,16 +224,16 @@ class _Fit:
         self._keep(spent=self.used())
         plan, seconds = plan_measuring(self.plan)
         self._keep(prompts=plan.prompts, new_tokens=plan.new_tokens)
-        count = max(1, min(len(_BATCH_SIZES), int(seconds / _TUNING_SECONDS)))
-        decoding = _decode_settings(self.plan, self._folder, "tune", "tuning_prompts")
+        count = max(1, min(len(BATCH_SIZES), int(seconds / TUNING_SECONDS)))
+        decoding = decode_settings(self.plan, self._folder, "tune", "tuning_prompts")
         prompts = len(read_rows(self._folder / "tuning_prompts.jsonl"))
-        sizes = [size for size in _BATCH_SIZES[:count] if size <= prompts]
+        sizes = [size for size in BATCH_SIZES[:count] if size <= prompts]
         words = self._settings(
             "tune",
             decoding
             | {
                 "drafter": str(self._drafter),
-                "trees": _CPU_TREES if _on_cpu() else _GPU_TREES,
+                "trees": trees(),
                 "batch_sizes": sizes,
                 "entrants": 6,
                 "minutes": round(seconds / 60, 2),
@@ -259,7 +248,7 @@ class _Fit:
             name: {"drafter": str(self._drafter), "draft": draft}
             for name, draft in finalists(self._folder).items()
         }
-        values = _decode_settings(self.plan, self._folder, "report", "held_out")
+        values = decode_settings(self.plan, self._folder, "report", "held_out")
         words = ["compare", *self._settings("compare", values | {"drafters": drafters})]
         what = f"{self.plan.prompts} prompts that neither training nor the tuner saw"
         self._announce("measure", what, "eval", *words)
@@ -281,106 +270,3 @@ class _Fit:
         print_line(self._console, f"\n{minutes:.1f} of {self.plan.asked.minutes:g} minutes; to use")
         print_line(self._console, f"  python -m redrafter_jax {shlex.join(words)}")
         print_line(self._console, sentence)
-
-
-def _on_cpu() -> bool:
-    return jax.default_backend() == "cpu"
-
-
-def _batch_size() -> int:
-    return _CPU_BATCH if _on_cpu() else _GPU_BATCH
-
-
-def row_length(config: TargetConfig) -> int:
-    """Tokens of a row of training data."""
-    return min(_ROW_TOKENS, config.position_limit)
-
-
-def _regenerate_settings(plan: FitPlan, folder: Path, length: int) -> dict[str, Any]:
-    """Settings of `train regenerate`: half of the answers greedy, half sampled."""
-    return {
-        "target": plan.asked.target,
-        "target_dtype": plan.asked.target_dtype,
-        "data": {"sequence_length": length},
-        "prompts": "self",
-        "user_openings": "varied",
-        "tokens": plan.tokens,
-        "batch_size": plan.rows,
-        "max_new_tokens": plan.answer_tokens,
-        "temperatures": [0.0, 1.0],
-        "output": str(folder / "written.jsonl"),
-    }
-
-
-def train_settings(
-    asked: FitRequest, folder: Path, config: TargetConfig, steps: int
-) -> dict[str, Any]:
-    """Settings of training: the recurrent head of the paper, over the most frequent tokens."""
-    return {
-        "target": asked.target,
-        "target_dtype": asked.target_dtype,
-        "drafter": {
-            "exit_dim": config.hidden_size,
-            "num_draft_layers": 2,
-            "draft_vocab_size": min(_DRAFT_VOCAB_SIZE, config.vocab_size),
-            "initial_head": "target",
-        },
-        "draft_rounds": _DRAFT_ROUNDS,
-        "data": {
-            "sources": [{"files": [str(folder / "training.jsonl")]}],
-            "sequence_length": row_length(config),
-            "pack": True,
-        },
-        "features": str(folder / "features"),
-        "loss": {"soft": 1.0},
-        "optimizer": {"rule": "muon", "learning_rate": 4e-3, "batch_size": _batch_size()},
-        "steps": steps,
-        "checkpoint_every": min(50, max(1, steps // 10)),
-        "output_dir": str(folder / "run"),
-    }
-
-
-def _decode_settings(plan: FitPlan, folder: Path, report: str, prompts: str) -> dict[str, Any]:
-    """Settings of whatever decodes held-out prompts."""
-    return {
-        "target": plan.asked.target,
-        "dtype": plan.asked.target_dtype,
-        "prompts": str(folder / f"{prompts}.jsonl"),
-        "samplings": SAMPLINGS,
-        "max_new_tokens": plan.new_tokens,
-        "report_dir": str(folder / report),
-    }
-
-
-def _hold_out(plan: FitPlan, folder: Path) -> int:
-    """Hold out conversations of usual length, for the tuner and for the report.
-
-    Returns how many tokens the others have.
-    """
-    rows = read_rows(folder / "written.jsonl")
-    openings = {row["seed"]: row["loss_mask"].index(1) for row in rows if row.get("row", 0) == 0}
-    tuning = plan.prompts // 2
-    count = tuning + plan.prompts
-    # Of like length: every length of arrays needs a program of its own.
-    first = max(0, len(openings) - count) // 2
-    seeds = sorted(openings, key=lambda seed: (openings[seed], seed))[first : first + count]
-    held_out = {"tuning_prompts": seeds[1::3], "held_out": [*seeds[::3], *seeds[2::3]]}
-    left = [row for row in rows if row["seed"] not in seeds]
-    if not left:
-        raise InputError(
-            f"The target wrote {len(openings)} texts, no more than the {count} that are held out; "
-            "give more --minutes, and another folder."
-        )
-    tokenizer = read_tokenizer(plan.asked.target)
-    for name, own in held_out.items():
-        prompts = [
-            row["questions"][0]
-            if row.get("questions")
-            else tokenizer.decode(row["input_ids"][:_PROMPT_TOKENS])
-            for row in rows
-            if row["seed"] in own and row.get("row", 0) == 0
-        ]
-        lines = format_rows({"prompt": prompt} for prompt in prompts)
-        (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
-    (folder / "training.jsonl").write_text(format_rows(left), encoding="utf-8")
-    return sum(len(row["input_ids"]) for row in left)

@@ -1,0 +1,154 @@
+"""The settings of a fit's stages, and the prompts that are held out."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from redrafter_jax.config import TargetConfig
+from redrafter_jax.errors import InputError
+from redrafter_jax.text.tokenizer import read_tokenizer
+
+from ..regenerate.output import format_rows, read_rows
+from .ending import SAMPLINGS
+from .plan import FitPlan, FitRequest
+
+# Rows that the target writes together, and of an optimizer step.
+_CPU_ROWS, _GPU_ROWS = 32, 256
+_CPU_BATCH, _GPU_BATCH = 2, 4
+# Of training data, unless the target has fewer positions.
+_ROW_TOKENS = 512
+TOP_K = 64
+_DRAFT_VOCAB_SIZE = 8192
+_DRAFT_ROUNDS = 4
+# Trees among which the fastest is sought: a CPU pays for every node, a GPU for hardly any.
+_CPU_TREES = [
+    {"beam_width": 1, "draft_rounds": [1, 2, 3, 4]},
+    {"beam_width": 1, "draft_rounds": [1, 2], "num_nodes": [3, 4], "rerank": True},
+    {"beam_width": 2, "draft_rounds": [2, 3], "num_nodes": [4, 5]},
+    {"beam_width": 4, "draft_rounds": 4, "num_nodes": 9},
+]
+_GPU_TREES = [
+    *_CPU_TREES,
+    {"beam_width": 4, "draft_rounds": 4},
+    {"beam_width": 8, "draft_rounds": 4, "num_nodes": [17, None]},
+]
+# The tuner's batch sizes beyond one, where it has so many seconds for each of them.
+BATCH_SIZES, TUNING_SECONDS = (1, 8, 4, 2), 180
+# The beginning of a text that is no conversation, as its prompt.
+_PROMPT_TOKENS = 16
+
+
+def on_cpu() -> bool:
+    """Whether there is no accelerator."""
+    return jax.default_backend() == "cpu"
+
+
+def rows_written() -> int:
+    """Rows that the target writes together."""
+    return _CPU_ROWS if on_cpu() else _GPU_ROWS
+
+
+def trees() -> list[dict[str, Any]]:
+    """The tuner's candidates."""
+    return _CPU_TREES if on_cpu() else _GPU_TREES
+
+
+def batch_size() -> int:
+    """Rows of an optimizer step."""
+    return _CPU_BATCH if on_cpu() else _GPU_BATCH
+
+
+def row_length(config: TargetConfig) -> int:
+    """Tokens of a row of training data."""
+    return min(_ROW_TOKENS, config.position_limit)
+
+
+def regenerate_settings(plan: FitPlan, folder: Path, length: int) -> dict[str, Any]:
+    """Settings of `train regenerate`: half of the answers greedy, half sampled."""
+    return {
+        "target": plan.asked.target,
+        "target_dtype": plan.asked.target_dtype,
+        "data": {"sequence_length": length},
+        "prompts": "self",
+        "user_openings": "varied",
+        "tokens": plan.tokens,
+        "batch_size": plan.rows,
+        "max_new_tokens": plan.answer_tokens,
+        "temperatures": [0.0, 1.0],
+        "output": str(folder / "written.jsonl"),
+    }
+
+
+def train_settings(
+    asked: FitRequest, folder: Path, config: TargetConfig, steps: int
+) -> dict[str, Any]:
+    """Settings of training: the recurrent head of the paper, over the most frequent tokens."""
+    return {
+        "target": asked.target,
+        "target_dtype": asked.target_dtype,
+        "drafter": {
+            "exit_dim": config.hidden_size,
+            "num_draft_layers": 2,
+            "draft_vocab_size": min(_DRAFT_VOCAB_SIZE, config.vocab_size),
+            "initial_head": "target",
+        },
+        "draft_rounds": _DRAFT_ROUNDS,
+        "data": {
+            "sources": [{"files": [str(folder / "training.jsonl")]}],
+            "sequence_length": row_length(config),
+            "pack": True,
+        },
+        "features": str(folder / "features"),
+        "loss": {"soft": 1.0},
+        "optimizer": {"rule": "muon", "learning_rate": 4e-3, "batch_size": batch_size()},
+        "steps": steps,
+        "checkpoint_every": min(50, max(1, steps // 10)),
+        "output_dir": str(folder / "run"),
+    }
+
+
+def decode_settings(plan: FitPlan, folder: Path, report: str, prompts: str) -> dict[str, Any]:
+    """Settings of whatever decodes held-out prompts."""
+    return {
+        "target": plan.asked.target,
+        "dtype": plan.asked.target_dtype,
+        "prompts": str(folder / f"{prompts}.jsonl"),
+        "samplings": SAMPLINGS,
+        "max_new_tokens": plan.new_tokens,
+        "report_dir": str(folder / report),
+    }
+
+
+def hold_out(plan: FitPlan, folder: Path) -> int:
+    """Hold out conversations of usual length, for the tuner and for the report.
+
+    Returns how many tokens the others have.
+    """
+    rows = read_rows(folder / "written.jsonl")
+    openings = {row["seed"]: row["loss_mask"].index(1) for row in rows if row.get("row", 0) == 0}
+    tuning = plan.prompts // 2
+    count = tuning + plan.prompts
+    # Of like length: every length of arrays needs a program of its own.
+    first = max(0, len(openings) - count) // 2
+    seeds = sorted(openings, key=lambda seed: (openings[seed], seed))[first : first + count]
+    held_out = {"tuning_prompts": seeds[1::3], "held_out": [*seeds[::3], *seeds[2::3]]}
+    left = [row for row in rows if row["seed"] not in seeds]
+    if not left:
+        raise InputError(
+            f"The target wrote {len(openings)} texts, no more than the {count} that are held out; "
+            "give more --minutes, and another folder."
+        )
+    tokenizer = read_tokenizer(plan.asked.target)
+    for name, own in held_out.items():
+        prompts = [
+            row["questions"][0]
+            if row.get("questions")
+            else tokenizer.decode(row["input_ids"][:_PROMPT_TOKENS])
+            for row in rows
+            if row["seed"] in own and row.get("row", 0) == 0
+        ]
+        lines = format_rows({"prompt": prompt} for prompt in prompts)
+        (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+    (folder / "training.jsonl").write_text(format_rows(left), encoding="utf-8")
+    return sum(len(row["input_ids"]) for row in left)
