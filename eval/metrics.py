@@ -8,8 +8,10 @@ import numpy as np
 from jaxtyping import Float
 
 from redrafter_jax.acceptance import (
+    FEW,
     acceptance_length,
     acceptance_rate_per_depth,
+    ends_at_once,
     repeats_itself,
 )
 from redrafter_jax.config import DraftConfig
@@ -18,8 +20,6 @@ from redrafter_jax.verdict import Texts, Verdict, Way, judge
 
 from .benchmark import Run
 
-# Tokens, the stop token included.
-_FEW = 4
 DEFINITIONS = {
     "acceptance_length": "mean tokens gained per target call after prefill, bonus token included; "
     "1.0 for the baseline",
@@ -39,7 +39,7 @@ DEFINITIONS = {
     "decoded once for all methods",
     "answer_tokens": "quartiles of the baseline's new tokens, the stop token included",
     "ended_by": "why the baseline's texts end: at a stop token, or at max_new_tokens",
-    "short": f"texts that a stop token ends within {_FEW} tokens",
+    "short": f"texts that a stop token ends within {FEW} tokens",
     "repeating": "texts of 16 tokens or more of whose 4-grams less than half are distinct",
     "verdict": "on the fastest way of drafting, and whose gain it is",
 }
@@ -77,13 +77,13 @@ def describe_answers(asked: EncodedPrompts, texts: Sequence[Sequence[int]]) -> d
 
     Each text has at least one new token.
     """
-    stopped = [len(text) for text in texts if text[-1] in asked.stop_tokens]
+    stopped = sum(text[-1] in asked.stop_tokens for text in texts)
     return {
         "chat_template": asked.template,
         "turns": max(asked.turns),
         "answer_tokens": quartiles(np.asarray([len(text) for text in texts], float)),
-        "ended_by": {"stop_token": len(stopped), "max_new_tokens": len(texts) - len(stopped)},
-        "short": sum(length <= _FEW for length in stopped),
+        "ended_by": {"stop_token": stopped, "max_new_tokens": len(texts) - stopped},
+        "short": sum(ends_at_once(text, asked.stop_tokens) for text in texts),
         "repeating": sum(map(repeats_itself, texts)),
     }
 
@@ -99,7 +99,7 @@ def answer_lines(said: Mapping[str, Any]) -> Iterator[str]:
     )
     if 2 * said["short"] >= stopped + limited:
         yield (
-            f"Warning: {said['short']} of {stopped + limited} answers end within {_FEW} tokens, so "
+            f"Warning: {said['short']} of {stopped + limited} answers end within {FEW} tokens, so "
             "that little but prefill is measured. Chat models end so where prompts are not in "
             "their chat template."
         )

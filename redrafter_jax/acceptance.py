@@ -1,12 +1,14 @@
 """What a drafter is judged by: what its target calls gained, and whether a text says anything."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
 
 # Of a text that repeats itself: tokens at least, and the share of its 4-grams that are distinct.
 _LOOP_TOKENS, _NGRAM, _DISTINCT = 16, 4, 0.5
+# Tokens of a text that ends at once, the stop token included.
+FEW = 4
 
 
 def acceptance_length(accept_counts: Int[np.ndarray, "*rows P"]) -> float:
@@ -44,3 +46,8 @@ def repeats_itself(tokens: Sequence[int]) -> bool:
         return False
     ngrams = list(zip(*(tokens[start:] for start in range(_NGRAM)), strict=False))
     return len(set(ngrams)) < _DISTINCT * len(ngrams)
+
+
+def ends_at_once(tokens: Sequence[int], stops: Collection[int]) -> bool:
+    """Whether a stop token ends these within `FEW` tokens, itself included."""
+    return 0 < len(tokens) <= FEW and tokens[-1] in stops

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from redrafter_jax.acceptance import (
     acceptance_length,
     acceptance_rate_per_depth,
+    ends_at_once,
     repeats_itself,
 )
 from redrafter_jax.checkpoints.huggingface import save_drafter
@@ -44,8 +45,6 @@ from .data.chat import load_template
 
 # Fewer tokens a target call never pay for the drafting.
 _HARDLY = 1.1
-# Tokens of an answer that ends at once, the stop token included.
-_FEW = 4
 
 
 class Trial(NamedTuple):
@@ -163,9 +162,7 @@ def try_drafter(trial: Trial, target: Target, drafter: DraftModel) -> dict[str, 
         "acceptance_length": acceptance_length(counts),
         "trial/texts": len(texts),
         "trial/repeating": sum(map(repeats_itself, texts)),
-        "trial/short": sum(
-            len(text) <= _FEW and text[-1] in trial.stop_tokens for text in texts if text
-        ),
+        "trial/short": sum(ends_at_once(text, trial.stop_tokens) for text in texts),
     }
     for depth, rate in enumerate(acceptance_rate_per_depth(counts), start=1):
         if np.isfinite(rate):
