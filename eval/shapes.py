@@ -109,7 +109,7 @@ class StepsSettings(PairShape):
     Attributes:
       trees: how trees are drafted.
       batch_sizes: rows decoded together, each in turn.
-      slots: cache slots per row, each in turn; `generate` makes them in multiples of 32.
+      slots: cache slots per row, each in turn; `generate` makes them in multiples of 256.
       samplings: how tokens are chosen, each in turn; the first is what others are compared with.
       steps: turns per timed run of a whole step, of propose and of verify.
       short_turns: turns of finish and of the noise, which may take microseconds.

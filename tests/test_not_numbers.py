@@ -173,6 +173,8 @@ def test_commands_say_it_in_one_sentence(folder: Path, tmp_path: Path, run_redra
 def test_targets_of_two_folders_share_their_programs(folders: PairFolders, target: Target) -> None:
     other = load_target(folders.target, dtype="float32")
     assert str(other.source) != str(target.source)
+    assert other.source == target.source
+    assert (other.source != target.source) is False
     traced = []
 
     @jax.jit

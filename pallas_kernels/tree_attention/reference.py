@@ -80,7 +80,11 @@ def reference(
     column = jnp.zeros((*rows.shape[:3], 1), jnp.float32)
     nothing = _Attended(column - jnp.inf, column, jnp.zeros(rows.shape, jnp.float32))
     attended = attend(nothing, head_major(k_tree, K), head_major(v_tree, K), mask)
-    first = 0 if window is None else jnp.maximum(jnp.min(lengths) - window + 1, 0) // BLOCK
+    first = jnp.int32(0)
+    if window is not None:
+        # A row without a text sees no block at all.
+        shortest = jnp.min(lengths, where=lengths > 0, initial=k_cache.shape[2])
+        first = jnp.maximum(shortest - window + 1, 0) // BLOCK
     end = (jnp.max(lengths) + BLOCK - 1) // BLOCK
     attended = jax.lax.fori_loop(first, end, attend_block, attended)
     result = (attended.weighted / attended.total).reshape(B, K, Q // K, N, H)

@@ -58,9 +58,10 @@ class Lender:
         self._parts: dict[tuple[int, ...], Model[None, Projection]] = {}
 
     def projection(self, tokens: tuple[int, ...]) -> Model[None, Projection] | None:
-        """The projection of these tokens; None where each device holds but a part of it."""
+        """The projection of these tokens; None where each device holds but a part of all."""
         mesh = self._target.mesh
-        if mesh is not None and mesh.shape[MODEL] > 1:
+        parts = 1 if mesh is None else mesh.shape[MODEL]
+        if parts > 1 and self._target.config.vocab_size % parts == 0:
             return None
         if tokens not in self._parts:
             part = _gather(self._target, jnp.asarray(tokens, jnp.int32))

@@ -15,6 +15,9 @@ class Source(str):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Source)
 
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
     def __hash__(self) -> int:
         return 0
 

@@ -53,7 +53,7 @@ def whole_pass(
     target: Target, prompt: Sequence[int], tokens: list[int]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Hidden states and scores behind each new token: one pass over the text, without a cache."""
-    text = np.zeros((1, 32), np.int32)  # one shape for all; nothing sees the padding
+    text = np.zeros((1, 256), np.int32)  # one shape for all; nothing sees the padding
     text[0, : len(prompt) + len(tokens)] = [*prompt, *tokens]
     before = len(prompt) - 1 + np.arange(len(tokens))
     hidden, logits = (np.asarray(values[0], np.float64) for values in forward(target, text))
@@ -223,9 +223,11 @@ def test_values_never_recompile_nor_does_another_tree_the_prefill(
 def test_a_row_that_ends_at_the_edge_of_the_cache_keeps_its_text(
     habitual_target: Target, good_drafter: DraftModel, spare: int
 ) -> None:
-    # It is done before the others, whose steps go on. P = 4: of 32 slots a row may fill 28.
-    early = [5] * (32 - 4 - 4 - spare)
+    # It is done before the others, whose steps go on. P = 4: of 256 slots a row may fill 252.
+    early = [5] * (256 - 4 - 4 - spare)
     prompts = [early, *PROMPTS[1:]]
+    _, slots = pad_requests(PARITY_CONFIG, Batch(prompts, [4, 20, 20, 20]), DRAFT.max_path)
+    assert slots == (256 if spare >= 0 else 512)
     result = generate(
         habitual_target, good_drafter, prompts, max_new_tokens=[4, 20, 20, 20], draft=DRAFT
     )

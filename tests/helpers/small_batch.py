@@ -3,7 +3,6 @@
 from redrafter_jax.config import DraftConfig, SamplingConfig
 
 DRAFT = DraftConfig(beam_width=4, draft_rounds=3)
-# With 24 new tokens and P = 4 the longest fills 32 slots: one size of cache for nearly all tests.
 PROMPTS = [[3, 1, 4], [9], [2, 6, 5, 3], [11, 0]]
 MIXED = [
     SamplingConfig(),

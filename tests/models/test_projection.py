@@ -36,8 +36,11 @@ def test_a_part_is_gathered_once_whoever_asks(tied: bool) -> None:
 
 
 def test_nothing_is_gathered_where_each_device_holds_a_part() -> None:
-    target = place(random_target(), make_mesh(model=2))
-    assert Lender(target).projection(TOKENS) is None
+    mesh = make_mesh(model=2)
+    assert Lender(place(random_target(), mesh)).projection(TOKENS) is None
+    # A vocabulary that the mesh does not divide is whole on every device.
+    odd = random_target(tiny_config(vocab_size=31))
+    assert Lender(place(odd, mesh)).projection(TOKENS) is not None
 
 
 def test_a_stream_gathers_before_its_first_step_alone(

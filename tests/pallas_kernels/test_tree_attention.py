@@ -97,6 +97,8 @@ def test_the_room_changes_no_bit(slots: int) -> None:
         ((8 * BLOCK, 1, 1), None, [0, 1, 2, 3, 4, 5, 6, 7]),
         ((8 * BLOCK, 4 * BLOCK, 4 * BLOCK), 10, [3, 4, 5, 6, 7]),
         ((3 * BLOCK, 3 * BLOCK, 3 * BLOCK), 10, [2]),
+        ((3 * BLOCK, 0, 3 * BLOCK), 10, [2]),
+        ((0, 0, 0), 10, []),
         ((3 * BLOCK, 3 * BLOCK, 3 * BLOCK), 1, []),
     ],
 )
