@@ -14,6 +14,9 @@ from filelock import FileLock, Timeout
 from redrafter_jax.errors import InputError
 from redrafter_jax.parallel.processes import broadcast_from_first, is_first
 
+# What the first process finds of the lock.
+_FREE, _HELD, _FAILED = range(3)
+
 
 @contextmanager
 def hold(place: Path, name: str) -> Generator[None]:
@@ -22,25 +25,36 @@ def hold(place: Path, name: str) -> Generator[None]:
     The folder, or the file's, exists. Of processes that are one job the first one holds it.
 
     Raises:
-      InputError: another run holds it; the sentence calls it by `name`, its setting.
+      InputError: another run holds it, or it cannot be locked; the sentence calls it by `name`, its
+        setting.
     """
     path = place / ".lock" if place.is_dir() else place.with_name(f".{place.name}.lock")
-    lock = FileLock(path, blocking=False)
-    holder = ""
+    # In place of the system's lock a file that merely exists would outlive a run that is killed.
+    lock = FileLock(path, blocking=False, fallback_to_soft=False)
+    found, told = _FREE, ""
     if is_first():
         try:
             lock.acquire()
             path.write_text(_describe_self(), encoding="utf-8")
         except Timeout:
+            found = _HELD
             with suppress(OSError, UnicodeDecodeError):
-                holder = path.read_text(encoding="utf-8")
-            holder = holder or "another process"
+                told = path.read_text(encoding="utf-8")
+            told = told or "another process"
+        except OSError as error:
+            found, told = _FAILED, error.strerror or str(error)
+            lock.release()
     # The others wait for what the first one found.
-    taken = broadcast_from_first(np.asarray(bool(holder)))
-    if taken:
+    found = int(broadcast_from_first(np.asarray(found)))
+    if found == _HELD:
         raise InputError(
-            f"{name} {place} is in use by {holder or 'another job'}; wait for its end, stop it, or "
+            f"{name} {place} is in use by {told or 'another job'}; wait for its end, stop it, or "
             f"give another {name}."
+        )
+    if found == _FAILED:
+        raise InputError(
+            f"{name} {place} cannot be locked ({told or 'the first process says why'}); give "
+            f"another {name}, where files can be written and locked."
         )
     try:
         yield
