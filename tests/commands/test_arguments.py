@@ -26,6 +26,12 @@ def test_options_have_the_fields_defaults_and_types(words: list[str]) -> None:
     assert config_of(SamplingConfig, arguments) == SamplingConfig(1.0, 4, 0.5, 0.25)
 
 
+def test_template_arguments_are_read_as_settings_are() -> None:
+    given = ["--template-arguments", "{scale: 3e-4, date_string: 2024-01-31, tools: [1]}"]
+    read = read_arguments([*GENERATE, *given]).template_arguments
+    assert read == {"scale": 0.0003, "date_string": "2024-01-31", "tools": [1]}
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

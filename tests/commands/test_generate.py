@@ -130,6 +130,8 @@ def test_a_message_is_written_as_the_template_does_and_its_answer_ends_with_its_
         (["--chat", "--chat-template", "none"], "--chat-template none continues the prompt as it"),
         (["--template-arguments", "{x: 1}"], "'x' is an argument of a chat template, and texts "),
         (["--template-arguments", "!!int ''"], "is given; it must be a mapping such as {enable"),
+        (["--template-arguments", "[x]"], "is given; it must be a mapping such as {enable"),
+        (["--template-arguments", "{x: 1, x: 2}"], "} (the key 'x' appears twice at line 1, col"),
         (["--chat-template", "vicunna"], "neither a file nor tokenizer nor a built-in (chatml, "),
         (["--mesh-model", "9"], "--mesh-model is 9; it must be from 1 to the 8 devices here."),
         (["--mesh-model", "4"], "model=4, which does not divide the target's num_key"),
