@@ -84,7 +84,7 @@ def tokenize(
                 "tokenizer=load_tokenizer(target)."
             )
         return TokenizedPrompts(token_lists(prompts), eos_token_ids, None)
-    written = read_written(prompts, tokenizer, config.eos_token_ids)
+    written = read_written(prompts, tokenizer, config)
     ends = written.end_tokens if eos_token_ids is None else eos_token_ids
     return TokenizedPrompts(token_lists(written.prompts), ends, written.decode)
 

@@ -118,3 +118,17 @@ def test_a_tokenizer_without_a_template_continues_texts_alone(habitual_target: T
     assert generate(habitual_target, None, "ab", **options).texts is not None
     with pytest.raises(InputError, match="tokenizer has no chat template; set its chat_template"):
         generate(habitual_target, None, TURNS, **options)
+
+
+def test_end_tokens_that_the_target_cannot_write_end_nothing(habitual_target: Target) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 4}
+    tokenizer = line_tokenizer(end="[END]")  # the token after the target's last one
+    assert tokenizer.eos_token_id == habitual_target.config.vocab_size
+    written = generate(habitual_target, None, "ab", tokenizer=tokenizer, **options)
+    assert written.tokens == generate(habitual_target, None, [encode("ab")], **options).tokens
+    # The template closes answers with it too.
+    template = "{% for turn in messages %}{{ turn.content }}{% if turn.role != 'user' %}"
+    template += "{{ eos_token }}{% endif %}{% endfor %}"
+    tokenizer = line_tokenizer(template, end="[END]")
+    told = generate(habitual_target, None, TURNS, tokenizer=tokenizer, **options)
+    assert told.tokens == generate(habitual_target, None, [encode("abc")], **options).tokens

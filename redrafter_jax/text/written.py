@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
+from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.text.chat_template import end_tokens, template_of
 
@@ -28,13 +29,13 @@ def is_written(prompts: Any) -> bool:
     return _is_one(prompts) or (_is_list(prompts) and any(map(_is_one, prompts)))
 
 
-def read_written(prompts: Any, tokenizer: Any, eos_token_ids: Sequence[int]) -> Written:
+def read_written(prompts: Any, tokenizer: Any, config: TargetConfig) -> Written:
     """Prompts as a tokenizer and its chat template write them, one conversation or text or many.
 
     Args:
       prompts: as `generate` takes them.
       tokenizer: from `load_tokenizer`, or another fast one of transformers.
-      eos_token_ids: the target's.
+      config: the target's. A tokenizer may have more tokens than it; those end no answer.
 
     Raises:
       InputError: it is no such tokenizer, or its chat template refuses a conversation.
@@ -44,19 +45,20 @@ def read_written(prompts: Any, tokenizer: Any, eos_token_ids: Sequence[int]) -> 
         raise InputError(f"tokenizer is {tokenizer!r:.40}; give what load_tokenizer returns.")
     if _is_one(prompts):
         prompts = [prompts]
+    written = is_written(prompts)
     own = tokenizer.eos_token_id
-    ends = (*eos_token_ids, *([] if own is None else [own]))
-    if not is_written(prompts):
-        return Written(prompts, ends, backend.decode)
-    conversations = [prompt for prompt in prompts if _is_conversation(prompt)]
+    ends = (*config.eos_token_ids, *([] if own is None else [own]))
+    conversations = [prompt for prompt in prompts if _is_conversation(prompt)] if written else []
     if conversations:
         if tokenizer.chat_template is None:
             raise InputError(
                 "tokenizer has no chat template; set its chat_template, or give texts or token ids."
             )
         ends = end_tokens(template_of(tokenizer), backend, ends, conversations)
-    rows = [_read(prompt, tokenizer) if _is_one(prompt) else prompt for prompt in prompts]
-    return Written(rows, tuple(dict.fromkeys(ends)), backend.decode)
+    if written:
+        prompts = [_read(prompt, tokenizer) if _is_one(prompt) else prompt for prompt in prompts]
+    kept = (end for end in ends if end < config.vocab_size or end in config.eos_token_ids)
+    return Written(prompts, tuple(dict.fromkeys(kept)), backend.decode)
 
 
 def _read(prompt: Any, tokenizer: Any) -> list[int]:
