@@ -84,7 +84,7 @@ class Choice:
         if event.ended == "not numbers":
             raise InputError(
                 "The target's scores are NaN or infinite, so that it has no answer; the server's "
-                "log says which of its weights is damaged."
+                "log says why."
             )
         tokens: list[Token] = []
         # What ends an answer is no part of it, whatever the tokenizer says of it.

@@ -41,7 +41,7 @@ def load_template(settings: DataSettings, target: Path, tokenizer: Tokenizer) ->
     """The template that `data.chat_template` names.
 
     Raises:
-      InputError: the tokenizer has no template, or no token that Vicuna's needs.
+      InputError: the tokenizer has no template, or no tokens that a built-in needs.
     """
     return chat_template.load_template(
         settings.chat_template,
