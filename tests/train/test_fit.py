@@ -15,7 +15,7 @@ from tiny_folders import run_module
 from train_runs import start_command
 
 from eval.config import TuneSettings
-from redrafter_jax import DraftConfig, load_draft, load_target
+from redrafter_jax import DraftConfig, load_target
 from redrafter_jax.checkpoints.draft_table import (
     DraftTable,
     TunedTree,
@@ -27,8 +27,9 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.settings.files import load_settings
 from train.config import TrainSettings
 from train.fit import probe
-from train.fit.ending import obey_report, verdict
+from train.fit.ending import finalists, obey_report, verdict
 from train.fit.plan import (
+    STAGES,
     FitPlan,
     FitRequest,
     Pace,
@@ -40,6 +41,7 @@ from train.fit.plan import (
     write_plan,
 )
 from train.fit.probe import Rates, measure_rates
+from train.fit.run import fit
 from train.fit.settings import train_settings
 
 MINUTES = 60.0
@@ -220,19 +222,28 @@ def test_a_plan_is_kept_for_the_same_model_alone(tmp_path: Path) -> None:
             read_plan(tmp_path, other)
 
 
-def write_ending(folder: Path, greedy: float, sampled: float) -> FitPlan:
-    """A report of these speed-ups of a tree of two nodes, which the tuner chose throughout."""
-    tree = DraftConfig(1, 1, 2)
+TREE = DraftConfig(1, 1, 2)
+OTHER = DraftConfig(2, 2, 4)
+
+
+def write_ending(
+    folder: Path, speedups: dict[float, float], trees: tuple[TunedTree, ...]
+) -> FitPlan:
+    """A tuner's table, and a report of these speed-ups of a tree of two nodes by temperature."""
     (folder / "run" / "drafter").mkdir(parents=True)
     (folder / "report").mkdir()
-    trees = tuple(TunedTree(1, heat, tree, 1.2, 1.1) for heat in (0.0, 0.7))
-    eight = TunedTree(8, 0.0, None, 1.0, 1.0)
-    table = DraftTable("CPU", "float32", (*trees, eight))
-    write_draft_table(folder / "run" / "drafter" / "draft.yaml", table)
+    write_table(folder, trees)
     cases = [
         {
             "sampling": {"temperature": heat},
-            "answers": {"short": 0},
+            "answers": {
+                "chat_template": "none",
+                "turns": 1,
+                "answer_tokens": [24.0, 24.0, 24.0],
+                "ended_by": {"stop_token": 0, "max_new_tokens": 8},
+                "short": 0,
+                "repeating": 0,
+            },
             "prompts": [{}] * 8,
             "methods": {
                 "head": {
@@ -243,48 +254,161 @@ def write_ending(folder: Path, greedy: float, sampled: float) -> FitPlan:
                 }
             },
         }
-        for heat, speedup in ((0.0, greedy), (0.7, sampled))
+        for heat, speedup in speedups.items()
     ]
-    config = {"drafters": {"head": {"draft": asdict(tree)}}}
+    config = {"drafters": {"head": {"draft": asdict(TREE)}}}
     report = {"samplings": cases, "config": config}
     (folder / "report" / "compare.json").write_text(json.dumps(report))
     return plan_of(minutes=10.0)
 
 
-def test_a_temperature_that_was_not_tuned_gets_what_the_report_measured_there(
-    tmp_path: Path,
-) -> None:
-    tree = DraftConfig(1, 1, 2)
-    table = DraftTable("CPU", "float32", (TunedTree(1, 0.0, tree, 1.2, 1.1),))
-    for at_heat, expected in ((1.05, tree), (0.9, None)):
-        write_draft_table(tmp_path / "draft.yaml", table)
-        assert obey_report(tmp_path, {0.0: {tree: 1.1}, 0.7: {tree: at_heat}})
-        assert load_draft(tmp_path, temperature=0.0) == tree
-        assert load_draft(tmp_path, temperature=0.7) == expected
+def write_table(folder: Path, trees: tuple[TunedTree, ...]) -> None:
+    path = folder / "run" / "drafter" / "draft.yaml"
+    write_draft_table(path, DraftTable("CPU", "float32", trees))
+
+
+def read_table(folder: Path) -> tuple[TunedTree, ...]:
+    table = find_draft_table(folder / "run" / "drafter")
+    assert table
+    return table.trees
+
+
+def tuned(batch_size: int, temperature: float, draft: DraftConfig | None) -> TunedTree:
+    ratios = (1.0, 1.0) if draft is None else (1.2, 1.15)
+    return TunedTree(batch_size, temperature, draft, *ratios)
+
+
+BOTH = (tuned(1, 0.0, TREE), tuned(1, 0.7, TREE))
 
 
 @pytest.mark.parametrize(
-    ("greedy", "sampled", "kept", "words"),
+    ("trees", "at_heat", "obeyed"),
     [
-        (1.2, 1.1, [0.0, 0.7], "Faster: 'head' decodes 1.20 times as fast"),
-        (1.2, 0.9, [0.0], "; at temperature 0.7 0.90 times; the table beside the head, draft.yaml"),
-        (0.9, 1.1, [0.7], "Slower than no drafting: 'head' decodes 0.90 times as fast"),
-        # 1.3 tokens a call at 0.9: it needs 1.05 * 1.3 / 0.9 - 1.3 more, 2.7 doublings.
-        (0.9, 0.9, [], "; decode without the head, or fit again: some 70 minutes would be needed."),
-        (0.62, 0.66, [], "without the head: on this device it would need more than a day."),
+        # What the report measured takes the place of what the tuner did.
+        (BOTH, 1.05, [(0.0, TREE, 1.1), (0.7, TREE, 1.05)]),
+        (BOTH, 0.9, [(0.0, TREE, 1.1), (0.7, None, 1.0)]),
+        # The tuner had no time for 0.7.
+        (BOTH[:1], 1.05, [(0.0, TREE, 1.1), (0.7, TREE, 1.05)]),
+        (BOTH[:1], 0.9, [(0.0, TREE, 1.1), (0.7, None, 1.0)]),
+        # A tree that the report does not have stays, and so does the baseline.
+        ((BOTH[0], tuned(1, 0.7, OTHER)), 0.9, [(0.0, TREE, 1.1), (0.7, OTHER, 1.15)]),
+        ((BOTH[0], tuned(1, 0.7, None)), 1.3, [(0.0, TREE, 1.1), (0.7, None, 1.0)]),
     ],
 )
-def test_what_the_report_found_is_recommended_and_the_table_obeys(
-    greedy: float, sampled: float, kept: list[float], words: str, tmp_path: Path
+def test_the_table_obeys_the_report_at_batch_size_one(
+    trees: tuple[TunedTree, ...],
+    at_heat: float,
+    obeyed: list[tuple[float, DraftConfig | None, float]],
+    tmp_path: Path,
 ) -> None:
-    plan = write_ending(tmp_path, greedy, sampled)
+    eight = tuned(8, 0.0, TREE)
+    write_ending(tmp_path, {0.0: 1.1, 0.7: at_heat}, (*trees, eight))
+    obey_report(tmp_path)
+    *ones, last = read_table(tmp_path)
+    assert sorted((one.temperature, one.draft, one.measured_speedup) for one in ones) == obeyed
+    assert {one.batch_size for one in ones} == {1}
+    assert last == eight
+
+
+@pytest.mark.parametrize(
+    ("greedy", "sampled", "at_eight", "kept", "words"),
+    [
+        (1.2, 1.1, None, [0.0, 0.7], "Faster: 'head' decodes 1.20 times as fast"),
+        (
+            1.2,
+            0.9,
+            None,
+            [0.0],
+            "; at temperature 0.7 0.90 times; the table beside the head, draft",
+        ),
+        (0.9, 1.1, TREE, [0.7], "Slower than no drafting: 'head' decodes 0.90 times as fast"),
+        # 1.3 tokens a call at 0.9: it needs 1.05 * 1.3 / 0.9 - 1.3 more, 2.7 doublings.
+        (
+            0.9,
+            0.9,
+            None,
+            [],
+            "; decode without the head, or fit again: some 70 minutes would be ne",
+        ),
+        (0.62, 0.66, None, [], "without the head: on this device it would need more than a day."),
+        # The report measured one prompt at a time alone.
+        (
+            0.9,
+            0.9,
+            TREE,
+            [],
+            "; decode one prompt at a time without the head; of several at once "
+            "the tuner found it faster (batch size 8): serve with --drafter ",
+        ),
+    ],
+)
+def test_what_the_report_found_is_recommended(
+    greedy: float,
+    sampled: float,
+    at_eight: DraftConfig | None,
+    kept: list[float],
+    words: str,
+    tmp_path: Path,
+) -> None:
+    trees = (*BOTH, tuned(8, 0.0, at_eight))
+    plan = write_ending(tmp_path, {0.0: greedy, 0.7: sampled}, trees)
+    obey_report(tmp_path)
     pays, sentence = verdict(tmp_path, plan)
-    assert pays == bool(kept)
+    assert pays == kept
     assert words in sentence
-    table = find_draft_table(tmp_path / "run" / "drafter")
-    assert table
-    assert [tree.temperature for tree in table.trees if tree.draft is not None] == kept
-    assert verdict(tmp_path, plan) == (pays, sentence)
+    # Reading changes nothing: a table of a later `eval tune` stays, and is what is used.
+    write_table(tmp_path, trees)
+    assert verdict(tmp_path, plan)[0] == [0.0, 0.7]
+    assert read_table(tmp_path) == trees
+
+
+@pytest.mark.parametrize(
+    ("speedups", "options"),
+    [
+        ({0.0: 1.2, 0.7: 1.1}, "--drafter {}"),
+        ({0.0: 1.2, 0.7: 0.9}, "--drafter {}"),
+        # Commands are greedy by themselves.
+        ({0.0: 0.9, 0.7: 1.1}, "--drafter {} --temperature 0.7"),
+        ({0.0: 0.9, 0.7: 0.9}, "--no-drafter"),
+    ],
+)
+def test_the_command_that_is_shown_uses_the_head_where_it_pays(
+    speedups: dict[float, float],
+    options: str,
+    target_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of a fit whose stages are done; the table at batch size 8 says nothing of one prompt."""
+    plan = write_ending(tmp_path, speedups, (*BOTH, tuned(8, 0.0, TREE)))
+    obey_report(tmp_path)
+    asked = FitRequest(str(target_folder), "float32", 10.0)
+    write_plan(plan.model_copy(update={"asked": asked, "done": STAGES}), tmp_path)
+    before = read_table(tmp_path)
+    fit(str(target_folder), tmp_path, 10.0, "float32")
+    shown = capsys.readouterr().err.replace("\n", "")
+    words = f"--target {target_folder} {options.format(tmp_path / 'run' / 'drafter')}"
+    assert re.search(f"{re.escape(words)} *(Faster|Slower)", shown)
+    assert read_table(tmp_path) == before
+
+
+def test_the_report_measures_the_trees_that_the_tuner_chose(tmp_path: Path) -> None:
+    """Not one of a larger median whose lower quartile is below 1."""
+
+    def row(draft: DraftConfig, sampling: str, median: float, chosen: bool) -> dict[str, Any]:
+        measured = [median - 0.1, median, median + 0.1]
+        said = {"batch_size": 1, "sampling": sampling, "finalist": True, "chosen": chosen}
+        return asdict(draft) | said | {"measured": measured}
+
+    rows = [
+        row(OTHER, "greedy", 1.3, False),
+        row(TREE, "greedy", 1.2, True),
+        row(TREE, "T 0.7", 0.8, False),
+        row(OTHER, "T 0.7", 0.9, False),
+    ]
+    (tmp_path / "tune").mkdir()
+    (tmp_path / "tune" / "tune.json").write_text(json.dumps({"rows": rows}))
+    assert list(finalists(tmp_path).values()) == [asdict(TREE), asdict(OTHER)]
 
 
 @pytest.mark.long

@@ -2,12 +2,13 @@
 
 import json
 import math
+import shlex
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from redrafter_jax.checkpoints.download import DRAFT_TABLE
-from redrafter_jax.checkpoints.draft_table import find_draft_table, write_draft_table
+from redrafter_jax.checkpoints.draft_table import as_tuples, find_draft_table, write_draft_table
 from redrafter_jax.config import DraftConfig
 from redrafter_jax.verdict import Texts, Verdict, Way, judge
 
@@ -21,9 +22,9 @@ _DAY = 24 * 60
 
 
 def finalists(folder: Path) -> dict[str, dict[str, Any]]:
-    """By name, for each temperature the tree that the tuner measured as fastest of the head's.
+    """By name, for each temperature the tree that the tuner chose.
 
-    The baseline may be faster than it.
+    Where it chose the baseline it is the fastest of the head's.
     """
     rows = json.loads((folder / "tune" / "tune.json").read_text())["rows"]
     names = [one.name for one in fields(DraftConfig)]
@@ -31,60 +32,72 @@ def finalists(folder: Path) -> dict[str, dict[str, Any]]:
     for sampling in dict.fromkeys(row["sampling"] for row in rows):
         of_one = [row for row in rows if row["batch_size"] == 1 and row["finalist"]]
         own = [row for row in of_one if row["sampling"] == sampling]
-        best = max(own, key=lambda row: row["measured"][1])
+        best = max(own, key=lambda row: (row["chosen"], row["measured"][1]))
         draft = {name: best[name] for name in names}
         if draft not in trees.values():
             trees["head" if not trees else f"head, the tree for {sampling}"] = draft
     return trees
 
 
-def verdict(folder: Path, plan: FitPlan) -> tuple[bool, str]:
-    """Whether the head is recommended, and what was found in a sentence.
+def obey_report(folder: Path) -> None:
+    """Make the table beside the head say what the report measured, at batch size 1.
 
-    A tree of the table that is slower than the baseline on the report's prompts gives way there.
+    A tree that is slower than the baseline there gives way to it; one that the report does not have
+    stays. A temperature for which the tuner had no time gets the tree that would be taken there, if
+    that pays.
     """
-    report = json.loads((folder / "report" / "compare.json").read_text())
-    drafter = folder / "run" / "drafter"
-    drafts = {
-        name: DraftConfig(**drafting["draft"])
-        for name, drafting in report["config"]["drafters"].items()
-    }
-    verdicts: list[Verdict] = []
-    measured: dict[float, dict[DraftConfig | None, float]] = {}
-    for case in report["samplings"]:
-        ways = [_way(name, draft, case["methods"][name]) for name, draft in drafts.items()]
-        answers = case["answers"]
-        texts = Texts(len(case["prompts"]), answers.get("repeating", 0), answers["short"])
-        verdicts.append(judge(ways, texts))
-        temperature = case["sampling"]["temperature"]
-        measured[temperature] = {way.draft: way.median for way in ways}
-    pays = obey_report(drafter, measured)
-    first, *others = verdicts
-    also = "".join(
-        f"; at temperature {settings['temperature']:g} {other.way.median:.2f} times"
-        for settings, other in zip(SAMPLINGS[1:], others, strict=True)
-    )
-    return pays, f"{first.sentence}{also}; {_next_step(pays, first, report, plan)}."
-
-
-def obey_report(drafter: Path, measured: dict[float, dict[DraftConfig | None, float]]) -> bool:
-    """Make the drafter's table say what the report measured: speed-ups of trees by temperature.
-
-    A tree that is slower than the baseline gives way to it. A temperature for which the tuner had
-    no time gets the tree that would be taken there, if that pays. Returns whether any tree is left.
-    """
+    drafter = _drafter(folder)
     table = find_draft_table(drafter)
     assert table is not None
-    trees = [
-        tree for tree in table.trees if tree.batch_size != 1 or tree.temperature not in measured
-    ]
-    for temperature, speedups in reversed(measured.items()):
+    trees = list(table.trees)
+    report = _report(folder)
+    for case in reversed(report["samplings"]):
+        temperature = case["sampling"]["temperature"]
+        speedups = {way.draft: way.median for way in _ways(report, case)}
         tree = table.nearest(1, temperature)
-        if speedups.get(tree.draft, 0.0) < 1:
+        if tree.draft not in speedups:
+            continue
+        speedup = speedups[tree.draft]
+        if speedup < 1:
             tree = replace(tree, draft=None, predicted_speedup=1.0, measured_speedup=1.0)
-        trees.insert(0, replace(tree, temperature=temperature))
+        else:
+            tree = replace(tree, measured_speedup=round(speedup, 3))
+        tree = replace(tree, temperature=temperature)
+        others = [one for one in trees if (one.batch_size, one.temperature) != (1, temperature)]
+        trees = [tree, *others]
     write_draft_table(drafter / DRAFT_TABLE, replace(table, trees=tuple(trees)))
-    return any(tree.draft is not None for tree in trees)
+
+
+def verdict(folder: Path, plan: FitPlan) -> tuple[list[float], str]:
+    """At which of the temperatures the table has a tree for one prompt, and what was found."""
+    report = _report(folder)
+    table = find_draft_table(_drafter(folder))
+    assert table is not None
+    verdicts: list[Verdict] = []
+    for case in report["samplings"]:
+        answers = case["answers"]
+        texts = Texts(len(case["prompts"]), answers["repeating"], answers["short"])
+        verdicts.append(judge(_ways(report, case), texts))
+    temperatures = [case["sampling"]["temperature"] for case in report["samplings"]]
+    pays = [one for one in temperatures if table.nearest(1, one).draft is not None]
+    first, *others = verdicts
+    also = "".join(
+        f"; at temperature {temperature:g} {other.way.median:.2f} times"
+        for temperature, other in zip(temperatures[1:], others, strict=True)
+    )
+    larger = sorted({one.batch_size for one in table.trees if one.batch_size > 1 and one.draft})
+    if pays:
+        then = f"the table beside the head, {DRAFT_TABLE}, says where it is used"
+    elif larger:
+        then = (
+            "decode one prompt at a time without the head; of several at once the tuner found it "
+            f"faster (batch size {', '.join(map(str, larger))}): serve with "
+            f"{shlex.join(['--drafter', str(_drafter(folder))])}"
+        )
+    else:
+        measures = report["samplings"][0]["methods"][first.way.name]
+        then = _without_head(first, measures["acceptance_length"], plan.asked.minutes)
+    return pays, f"{first.sentence}{also}; {then}."
 
 
 def minutes_to_pay(minutes: float, length: float, speedup: float) -> float:
@@ -96,20 +109,31 @@ def minutes_to_pay(minutes: float, length: float, speedup: float) -> float:
     return minutes * 2 ** max(missing / _PER_DOUBLING, 1.0)
 
 
-def _way(name: str, draft: DraftConfig, measures: dict[str, Any]) -> Way:
-    ends = measures["speedup_quartiles"]
-    speedup = None if ends is None else (ends[0], measures["speedup"], ends[1])
-    return Way(name, draft, True, speedup, measures["accepted_by"])
+def _drafter(folder: Path) -> Path:
+    return folder / "run" / "drafter"
 
 
-def _next_step(pays: bool, found: Verdict, report: dict[str, Any], plan: FitPlan) -> str:
-    if pays:
-        return f"the table beside the head, {DRAFT_TABLE}, says where it is used"
-    minutes = plan.asked.minutes
+def _report(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "report" / "compare.json").read_text())
+
+
+def _ways(report: dict[str, Any], case: dict[str, Any]) -> list[Way]:
+    """The trees that the report measured, as they did at one temperature."""
+    ways = []
+    for name, drafting in report["config"]["drafters"].items():
+        measures = case["methods"][name]
+        ends = measures["speedup_quartiles"]
+        speedup = None if ends is None else (ends[0], measures["speedup"], ends[1])
+        draft = DraftConfig(**as_tuples(drafting["draft"]))
+        ways.append(Way(name, draft, True, speedup, measures["accepted_by"]))
+    return ways
+
+
+def _without_head(found: Verdict, length: float, minutes: float) -> str:
+    """What to do where the head does not pay, whose acceptance length is given."""
     if not found.way.median:
         return f"decode without the head, or fit again with --minutes {2 * minutes:g}"
-    measures = report["samplings"][0]["methods"][found.way.name]
-    needed = minutes_to_pay(minutes, measures["acceptance_length"], found.way.median)
+    needed = minutes_to_pay(minutes, length, found.way.median)
     if needed > _DAY:
         return "decode without the head: on this device it would need more than a day"
     return (

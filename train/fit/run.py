@@ -30,7 +30,7 @@ from ..features import features
 from ..loop import train
 from ..regenerate.__main__ import regenerate
 from ..regenerate.output import read_rows
-from .ending import finalists, verdict
+from .ending import finalists, obey_report, verdict
 from .plan import (
     STAGES,
     FitPlan,
@@ -253,6 +253,8 @@ class _Fit:
         what = f"{self.plan.prompts} prompts that neither training nor the tuner saw"
         self._announce("measure", what, "eval", *words)
         call_program("eval", "commands:evaluate", words)
+        # Once: a table of a later `eval tune` is its own.
+        obey_report(self._folder)
 
     @property
     def _drafter(self) -> Path:
@@ -265,7 +267,9 @@ class _Fit:
         chats = load_template(None, target, read_tokenizer(target), "") is not NO_TEMPLATE
         command = ["chat"] if chats else ["generate", "--prompt", "Once upon a time"]
         with_head = ["--drafter", str(self._drafter)] if pays else ["--no-drafter"]
-        words = [*command, "--target", target, *with_head]
+        # Greedy is what commands do by themselves.
+        heat = ["--temperature", f"{pays[0]:g}"] if pays and pays[0] else []
+        words = [*command, "--target", target, *with_head, *heat]
         minutes = self.plan.spent / 60
         print_line(self._console, f"\n{minutes:.1f} of {self.plan.asked.minutes:g} minutes; to use")
         print_line(self._console, f"  python -m redrafter_jax {shlex.join(words)}")
