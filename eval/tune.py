@@ -90,7 +90,7 @@ def tune(settings: TuneSettings) -> None:
         if settings.minutes is not None:
             left = started + 60 * settings.minutes - time.perf_counter()
             seconds = left / (len(cells) - index)
-            if left <= 0:
+            if left <= 0 and entries:
                 left_out.append(name)
                 continue
         batches = make_batches(ask(sampling), batch_size, sampling, settings)
@@ -116,10 +116,6 @@ def tune(settings: TuneSettings) -> None:
         if best is not None:
             chosen = (best.draft, round(best.predicted, 3), round(best.measured[1], 3))
         entries.append(TunedTree(batch_size, sampling.temperature, *chosen))
-    if not entries:
-        raise InputError(
-            f"minutes is {settings.minutes:g}, over when the models were loaded; raise it."
-        )
     write_draft_table(output, DraftTable(describe_device(), settings.dtype, tuple(entries)))
     path = settings.report_dir / "tune.json"
     shapes = {"target": asdict(target.config), "drafter": asdict(drafter.config)}
@@ -150,12 +146,17 @@ class _Pair:
         entrants: Sequence[DraftConfig],
         seconds: float | None,
     ) -> list[Candidate]:
-        """The trees that were measured, in so many seconds if a number is given; see `halving`."""
+        """The trees that were measured, in so many seconds if a number is given; see `halving`.
+
+        In no seconds or less it is one tree, with the fewest turns.
+        """
         begun = time.perf_counter()
         turns = self._settings.pairs or max(_TURNS, len(self._batches))
 
         def used() -> float:
-            return 0.0 if seconds is None else (time.perf_counter() - begun) / seconds
+            if seconds is None:
+                return 0.0
+            return (time.perf_counter() - begun) / seconds if seconds > 0 else 1.0
 
         race = Race(self._prepare, self._measure, turns, self._settings.finalists, used)
         with progress(tree_turns(drafts, entrants, race), self._name) as self._advance:

@@ -95,6 +95,22 @@ def test_limited_minutes_are_shared_and_what_they_leave_out_is_said(
     assert f"No time was left for: {left_out}." in shown
 
 
+@pytest.mark.parametrize("minutes", [0.001, 1e-9])
+def test_a_time_that_is_over_when_the_models_are_loaded_still_measures_a_tree(
+    config: Path, capsys: pytest.CaptureFixture[str], minutes: float
+) -> None:
+    """So that hours of training before are not in vain."""
+    more = ["batch_sizes=[2,4]", f"minutes={minutes}", "pairs=8", "entrants=3"]
+    trees = "trees=[{beam_width: [1, 2, 4], draft_rounds: 3}]"
+    evaluate(["tune", "--config", str(config), trees, *more])
+    assert "No time was left for: batch size 4, greedy." in capsys.readouterr().out
+    (row,) = json.loads((config.parent / "report" / "tune.json").read_text())["rows"]
+    assert (row["batch_size"], row["turns"]) == (2, 4)
+    table = find_draft_table(config.parent / "drafter")
+    assert table
+    assert [tree.batch_size for tree in table.trees] == [2]
+
+
 @pytest.mark.parametrize(
     ("measured", "chosen"),
     [
