@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shlex
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -196,10 +197,15 @@ def keep_best(
 def describe_best(best: Best | None, settings: TrainSettings) -> str:
     """What a run comes to, in a sentence, and what to do next; speed is not measured here."""
     target, drafter = settings.target, settings.output_dir / ("best" if best else "drafter")
+    words = [
+        f"target={target}",
+        f"drafters.head.drafter={drafter}",
+        f"drafters.both.drafter={drafter}",
+        "prompts=FILE",
+    ]
     compare = (
         "`eval compare` measures its speed beside no drafting: python -m eval compare --config "
-        f"configs/compare.yaml target={target} drafters.head.drafter={drafter} "
-        f"drafters.both.drafter={drafter} prompts=FILE"
+        f"configs/compare.yaml {shlex.join(words)}"
     )
     trial = settings.acceptance
     if best is None or trial is None:

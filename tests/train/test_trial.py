@@ -1,5 +1,6 @@
 """Trials: what prompts are asked as, and which drafter is kept."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,16 @@ def test_a_run_ends_with_what_its_trials_tell(tmp_path: Path, best: Best | None,
     values = settings(tmp_path, tmp_path / "run", acceptance=trial(tmp_path, draft=draft))
     sentence = describe_best(best, TrainSettings.model_validate(values))
     assert sentence.startswith(told)
+
+
+def test_the_command_of_the_next_step_can_be_pasted(tmp_path: Path) -> None:
+    folder = tmp_path / "it's a run"
+    values = settings(tmp_path, folder, acceptance=trial(tmp_path))
+    told = describe_best(Best(9, 1.92, "a", 24), TrainSettings.model_validate(values))
+    words = shlex.split(told.partition("drafting: ")[2])
+    assert words[:6] == ["python", "-m", "eval", "compare", "--config", "configs/compare.yaml"]
+    assert f"drafters.head.drafter={folder / 'best'}" in words
+    assert words[-1] == "prompts=FILE"
 
 
 def test_a_trial_with_prompt_lookup_tells_nothing_of_the_head(tmp_path: Path) -> None:
