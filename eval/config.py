@@ -189,12 +189,13 @@ class TuneSettings(RowSettings, PairSettings):
         there are prompts for.
       samplings: how tokens are chosen, each in turn, of different temperatures.
       entrants: how many trees, of very different sizes, are measured first; half as many that are
-        like the best of them join, and again half as many.
+        like the best of them join, then a quarter (`finalists` at least, both times).
       finalists: trees that have all pairs, among which the fastest is chosen.
       pairs: of runs that a finalist and the baseline have, one after the other; pair i decodes
         batch i, and begins again after the last one. None is one for each batch, eight at least.
       minutes: for all batch sizes and samplings together; they share what is left evenly, and the
-        last ones are left out where nothing is left. None takes the time that it needs.
+        last ones are left out where nothing is left; the first one has four turns of a tree at
+        least. None takes the time that it needs.
       output: file to write; None is `draft.yaml` in the drafter's folder.
     """
 

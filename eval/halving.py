@@ -56,9 +56,9 @@ def find_fastest(
 ) -> list[Tried]:
     """All trees that were measured, finalists first and of them the fastest.
 
-    The entrants take a quarter of the turns. Then twice the better half stays, as many of the trees
-    most like these join, and all take more turns. Where time runs out the best so far are
-    finalists.
+    The entrants take a quarter of the turns. Half as many stay, as many of the trees most like
+    these join, and all take half of the turns; then a quarter as many, and three quarters. As many
+    as the finalists stay and join at least. Where time runs out the best so far are finalists.
     """
     tried = {draft: Tried(draft) for draft in entrants}
     alive = list(tried.values())

@@ -19,7 +19,8 @@ from redrafter_jax.errors import InputError
 _HEADER = """\
 # How this drafter's trees are drafted fastest, as `python -m eval tune` measured it on one device.
 # For each batch size and temperature: the tree, or null where none was faster than the baseline,
-# decoding without the drafter; and its speed-up over the baseline, as predicted and as measured.
+# decoding without the drafter; and its speed-up over the baseline: as predicted, the tokens that a
+# target call gains over what a step was measured to cost in baseline steps, and as measured.
 # Read by `redrafter_jax.load_draft`, by `draft: auto` in the settings of `python -m eval`, and by
 # `generate`, `chat` and `serve` without options for the tree: the batch size that is nearest to
 # theirs by ratio, of two as near the larger; of it the nearest temperature.
@@ -34,7 +35,8 @@ class TunedTree:
       batch_size: rows decoded together.
       temperature: at which their tokens are chosen; 0 is greedy.
       draft: how trees are drafted; None where nothing beat decoding without the drafter.
-      predicted_speedup: of the tree over the baseline, from what its parts cost; 1 for None.
+      predicted_speedup: acceptance length over the measured cost of a step in baseline steps; 1
+        for None.
       measured_speedup: of real decoding; 1 for None.
     """
 
