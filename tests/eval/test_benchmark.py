@@ -33,7 +33,7 @@ def test_nothing_compiles_inside_the_timers(
 ) -> None:
     # Prompts of two sizes of cache; no other test has the longer one.
     rows = RowSettings(max_new_tokens=11)
-    batches = make_batches(asked_with([encode("a" * 90), encode("b")]), 1, SamplingConfig(), rows)
+    batches = make_batches(asked_with([encode("a" * 280), encode("b")]), 1, SamplingConfig(), rows)
     decoded = []
 
     def spy(method: Method, batch: Batch) -> Run:
