@@ -71,7 +71,7 @@ def test_trees_of_one_head_share_what_they_borrow(habitual_target: Target) -> No
         habitual_target, head="target", draft_tokens=tuple(range(1, PARITY_CONFIG.vocab_size))
     )
     drafters = tuple(bind_drafter(model, DRAFT) for _ in range(2))
-    one, other = OneOf(drafters, 0).prepare(Lender(habitual_target)).drafters
-    weights = [jax.tree.leaves(drafter.borrowed) for drafter in (one, other)]  # type: ignore[attr-defined]
-    assert weights[0]
-    assert [id(leaf) for leaf in weights[0]] == [id(leaf) for leaf in weights[1]]
+    ready = OneOf(drafters, 0).prepare(Lender(habitual_target)).drafters
+    one, other = (jax.tree.leaves(vars(drafter)["borrowed"]) for drafter in ready)
+    assert one
+    assert [id(leaf) for leaf in one] == [id(leaf) for leaf in other]
