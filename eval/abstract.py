@@ -19,7 +19,7 @@ from redrafter_jax.config import HeadConfig, Quantization, TargetConfig, WeightF
 from redrafter_jax.decoding.prefill import begin_drafting, prefill
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.bind import init_drafter
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.models.quantize import quantize_model
 from redrafter_jax.models.target import Target, init_target
 from redrafter_jax.parallel.mesh import shardings
@@ -40,7 +40,7 @@ def abstract_target(
 
 def abstract_drafter(
     config: HeadConfig, dtype: DTypeLike, form: WeightFormat | None = None
-) -> DraftModel:
+) -> LoadedHead:
     """A drafter whose parameters are `jax.ShapeDtypeStruct`s, its matrices quantized if asked."""
     return _abstract(lambda: init_drafter(config, 0), dtype, form)
 

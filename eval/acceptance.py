@@ -12,7 +12,7 @@ import numpy as np
 from rich.table import Table
 
 from redrafter_jax.checkpoints.huggingface import load_drafter
-from redrafter_jax.config import DraftConfig, SamplingConfig
+from redrafter_jax.config import SamplingConfig, TreeConfig
 from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.parallel.processes import is_first
@@ -37,7 +37,7 @@ DEFINITIONS = metrics.DEFINITIONS | {
 class Cell(NamedTuple):
     """One point of the grid."""
 
-    draft: DraftConfig
+    tree: TreeConfig
     ranking: Ranking
     sampling: SamplingConfig
 
@@ -69,8 +69,8 @@ def measure_acceptance(settings: AcceptanceSettings) -> None:
     cells = [Cell(*cell) for cell in product(drafts, settings.rankings, settings.samplings)]
     measures: dict[Cell, dict[str, Any]] = {}
     for cell in track(cells, len(cells), "decode"):
-        bound = bind_drafter(drafter, cell.draft)
-        runs = decode(with_ranking(bound, cell.ranking, cell.draft), cell.sampling)
+        bound = bind_drafter(drafter, cell.tree)
+        runs = decode(with_ranking(bound, cell.ranking, cell.tree), cell.sampling)
         same = [a == b for a, b in zip(_texts(runs), expected[cell.sampling], strict=True)]
         measures[cell] = {**count_accepted(runs), "identical": float(np.mean(same))}
     if not is_first():
@@ -98,7 +98,7 @@ def _row(cell: Cell, measures: dict[Cell, dict[str, Any]]) -> dict[str, Any]:
     length = measures[cell]["acceptance_length"]
     greedy = measures.get(cell._replace(sampling=SamplingConfig()))
     return {
-        **asdict(cell.draft),
+        **asdict(cell.tree),
         "ranking": cell.ranking,
         "sampling": describe_sampling(cell.sampling),
         "temperature": cell.sampling.temperature,

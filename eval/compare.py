@@ -64,7 +64,7 @@ def compare(settings: CompareSettings) -> None:
         if drafting.drafter is not None
     }
     for name, model in models.items():
-        check_pair(found.target, model.config, settings.drafters[name].draft)
+        check_pair(found.target, model.config, settings.drafters[name].tree)
     questions = read_questions(found, settings, settings.batch_size)
     if is_first():
         make_folder(settings.report_dir, "report_dir")
@@ -84,7 +84,7 @@ def compare(settings: CompareSettings) -> None:
     per_token = rows * _cache_bytes(target, settings.dtype)
     summaries = []
     drafts = {
-        name: (drafting.draft, drafting.drafter is not None)
+        name: (drafting.tree, drafting.drafter is not None)
         for name, drafting in settings.drafters.items()
     }
     for index, sampling in enumerate(settings.samplings):
@@ -141,7 +141,7 @@ def _identify(
         **{
             f"drafters.{name}": {
                 "files": digest_files(models[name]) if name in models else None,
-                "draft": asdict(drafting.draft),
+                "tree": asdict(drafting.tree),
             }
             for name, drafting in settings.drafters.items()
         },
@@ -168,11 +168,11 @@ def _load_methods(
     load_once = cache(partial(load_drafter, dtype=settings.dtype, mesh=target.mesh))
     for name, drafting in settings.drafters.items():
         model = None if drafting.drafter is None else load_once(drafting.drafter)
-        drafter = bind(target.config, model, drafting.draft)
+        drafter = bind(target.config, model, drafting.tree)
         methods[name] = Method(target, drafter)
         weights[name] = call_bytes(target, drafter.num_nodes, row_bytes)
         if model is not None:
-            weights[name] += draft_bytes(target, model, drafting.draft, row_bytes)
+            weights[name] += draft_bytes(target, model, drafting.tree, row_bytes)
     return methods, weights
 
 

@@ -12,7 +12,7 @@ from pydantic import (
     model_validator,
 )
 
-from redrafter_jax.config import DraftConfig, Dtype, SamplingConfig
+from redrafter_jax.config import Dtype, SamplingConfig, TreeConfig
 from redrafter_jax.settings.files import Settings
 from redrafter_jax.settings.sections import DraftSettings, MeshSettings, SamplingSettings
 from redrafter_jax.text.prompts import Turns
@@ -81,12 +81,12 @@ class DecodingSettings(RowSettings):
 
 def _check_drafting(settings: Any) -> Any:
     """Without a drafter there is nothing to set but the tokens of prompt lookup."""
-    draft = settings.draft
-    tokens = 1 if draft == "auto" else max(draft.lookup_tokens, 1)
-    if settings.drafter is None and draft != DraftConfig(lookup_tokens=tokens):
+    tree = settings.tree
+    tokens = 1 if tree == "auto" else max(tree.lookup_tokens, 1)
+    if settings.drafter is None and tree != TreeConfig(lookup_tokens=tokens):
         raise ValueError(
-            f"without a drafter there is prompt lookup alone, and draft is {draft}; give a "
-            "drafter, or draft: {lookup_tokens: 8} and nothing else"
+            f"without a drafter there is prompt lookup alone, and tree is {tree}; give a "
+            "drafter, or tree: {lookup_tokens: 8} and nothing else"
         )
     return settings
 
@@ -95,15 +95,15 @@ class EvalSettings(DecodingSettings, TargetSettings):
     """`python -m eval`: which drafter decodes which prompts how, and where the report goes.
 
     Attributes:
-      drafter: folder or hub id; None for prompt lookup alone, of `draft.lookup_tokens`.
-      draft: how trees are drafted; "auto" as the drafter's table says, see `eval tune`.
+      drafter: folder or hub id; None for prompt lookup alone, of `tree.lookup_tokens`.
+      tree: how trees are drafted; "auto" as the drafter's table says, see `eval tune`.
       dtype: of both models' parameters.
       repeats: timed runs of every method per batch, in turns.
       warm_ups: untimed runs per method and array shape, the one that compiles included.
     """
 
     drafter: str | None = None
-    draft: DraftSettings = DraftConfig()
+    tree: DraftSettings = TreeConfig()
     dtype: Dtype = "bfloat16"
     repeats: PositiveInt = 3
     warm_ups: PositiveInt = 3
@@ -114,12 +114,12 @@ class DraftingSettings(Settings):
     """One way of drafting that `python -m eval compare` measures.
 
     Attributes:
-      drafter: folder or hub id; None for prompt lookup alone, of `draft.lookup_tokens`.
-      draft: how trees are drafted.
+      drafter: folder or hub id; None for prompt lookup alone, of `tree.lookup_tokens`.
+      tree: how trees are drafted.
     """
 
     drafter: str | None = None
-    draft: DraftConfig = DraftConfig()
+    tree: TreeConfig = TreeConfig()
     _something_drafts = model_validator(mode="after")(_check_drafting)
 
 
@@ -225,13 +225,13 @@ class CaseSettings(DecodingSettings):
     """One way of decoding that `python -m eval parity` tries.
 
     Attributes:
-      draft: how trees are drafted.
+      tree: how trees are drafted.
       prompt_tokens: exact lengths that the rows' prompts take one after the other, as plain text
         of the prompts' first turns, see `redrafter_jax.text.prompts.tokenize_to_length`; None takes
         each prompt as it is.
     """
 
-    draft: DraftConfig = DraftConfig()
+    tree: TreeConfig = TreeConfig()
     prompt_tokens: list[PositiveInt] | None = Field(default=None, min_length=1)
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from redrafter_jax.config import DraftConfig
+from redrafter_jax.config import TreeConfig
 
 # Shares of a finalist's turns after which the slower half gives way.
 _ROUNDS = (0.25, 0.5, 0.75)
@@ -22,7 +22,7 @@ _TRYING, _FEWEST_TURNS = 0.6, 4
 class Tried:
     """A tree, and its speed-ups over the baseline by the number of the turn."""
 
-    draft: DraftConfig
+    tree: TreeConfig
     speedups: dict[int, float] = field(default_factory=dict)
 
     @property
@@ -44,15 +44,15 @@ class Race(NamedTuple):
       used: share of the time that is used; 0 where time is not limited.
     """
 
-    prepare: Callable[[DraftConfig], None]
-    measure: Callable[[Sequence[DraftConfig], int], Sequence[float]]
+    prepare: Callable[[TreeConfig], None]
+    measure: Callable[[Sequence[TreeConfig], int], Sequence[float]]
     turns: int
     finalists: int
     used: Callable[[], float] = lambda: 0.0
 
 
 def find_fastest(
-    drafts: Sequence[DraftConfig], entrants: Sequence[DraftConfig], race: Race
+    drafts: Sequence[TreeConfig], entrants: Sequence[TreeConfig], race: Race
 ) -> list[Tried]:
     """All trees that were measured, finalists first and of them the fastest.
 
@@ -60,7 +60,7 @@ def find_fastest(
     these join, and all take half of the turns; then a quarter as many, and three quarters. As many
     as the finalists stay and join at least. Where time runs out the best so far are finalists.
     """
-    tried = {draft: Tried(draft) for draft in entrants}
+    tried = {tree: Tried(tree) for tree in entrants}
     alive = list(tried.values())
     keep = len(alive)
     for share in _ROUNDS:
@@ -69,19 +69,19 @@ def find_fastest(
             break
         keep = max(race.finalists, math.ceil(keep / 2))
         alive = alive[:keep]
-        joining = _neighbours([one.draft for one in alive], drafts, tried, keep)
-        tried |= {draft: Tried(draft) for draft in joining}
-        alive += [tried[draft] for draft in joining]
+        joining = _neighbours([one.tree for one in alive], drafts, tried, keep)
+        tried |= {tree: Tried(tree) for tree in joining}
+        alive += [tried[tree] for tree in joining]
     alive = _take_turns(_ranked(alive)[: race.finalists], race.turns, race, final=True)
     others = [one for one in tried.values() if one not in alive and one.speedups]
     return [*alive, *_ranked(others)]
 
 
-def tree_turns(drafts: Sequence[DraftConfig], entrants: Sequence[DraftConfig], race: Race) -> int:
+def tree_turns(drafts: Sequence[TreeConfig], entrants: Sequence[TreeConfig], race: Race) -> int:
     """How many turns all trees take together, where time is not limited."""
     count = 0
 
-    def measure(trees: Sequence[DraftConfig], _: int) -> list[float]:
+    def measure(trees: Sequence[TreeConfig], _: int) -> list[float]:
         nonlocal count
         count += len(trees)
         return [1.0] * len(trees)
@@ -90,9 +90,9 @@ def tree_turns(drafts: Sequence[DraftConfig], entrants: Sequence[DraftConfig], r
     return count
 
 
-def pick_diverse(drafts: Sequence[DraftConfig], count: int) -> list[DraftConfig]:
+def pick_diverse(drafts: Sequence[TreeConfig], count: int) -> list[TreeConfig]:
     """Trees of very different sizes: fewest and most nodes, then those most unlike the chosen."""
-    sizes = np.stack([_sizes(draft) for draft in drafts])
+    sizes = np.stack([_sizes(tree) for tree in drafts])
     chosen = list(dict.fromkeys([int(sizes[:, 0].argmin()), int(sizes[:, 0].argmax())]))[:count]
     while len(chosen) < count:
         distances = np.abs(sizes[:, None] - sizes[chosen]).sum(axis=2).min(axis=1)
@@ -119,13 +119,13 @@ def _take_turns(alive: Sequence[Tried], turns: int, race: Race, final: bool) -> 
         if not one.speedups:
             if begun and race.used() >= _TRYING:
                 continue
-            race.prepare(one.draft)
+            race.prepare(one.tree)
         begun.append(one)
     for turn in range(turns):
         if late(turn):
             break
         if missing := [one for one in begun if turn not in one.speedups]:
-            measured = race.measure([one.draft for one in missing], turn)
+            measured = race.measure([one.tree for one in missing], turn)
             for one, speedup in zip(missing, measured, strict=True):
                 one.speedups[turn] = speedup
     return _ranked(begun)
@@ -136,33 +136,31 @@ def _ranked(trees: Sequence[Tried]) -> list[Tried]:
 
 
 def _neighbours(
-    best: Sequence[DraftConfig],
-    drafts: Sequence[DraftConfig],
-    tried: dict[DraftConfig, Tried],
+    best: Sequence[TreeConfig],
+    drafts: Sequence[TreeConfig],
+    tried: dict[TreeConfig, Tried],
     count: int,
-) -> list[DraftConfig]:
+) -> list[TreeConfig]:
     """Trees that were not tried, most like the best, the second best and so on, in turns."""
-    left = [draft for draft in drafts if draft not in tried]
-    chosen: list[DraftConfig] = []
+    left = [tree for tree in drafts if tree not in tried]
+    chosen: list[TreeConfig] = []
     while left and len(chosen) < count:
         sizes = _sizes(best[len(chosen) % len(best)])
-        distances = [float(np.abs(_sizes(draft) - sizes).sum()) for draft in left]
+        distances = [float(np.abs(_sizes(tree) - sizes).sum()) for tree in left]
         chosen.append(left.pop(int(np.argmin(distances))))
     return chosen
 
 
-def _sizes(draft: DraftConfig) -> Float[np.ndarray, " sizes"]:
+def _sizes(tree: TreeConfig) -> Float[np.ndarray, " sizes"]:
     """Logarithms of a tree's sizes, so that half and twice a size are equally far away.
 
     The last three only tell apart trees of the same sizes.
     """
     return np.asarray(
         [
-            *np.log2(
-                [draft.budget, draft.beam_width, draft.draft_rounds, 1.0 + draft.lookup_tokens]
-            ),
-            0.5 * np.log2(draft.sharpness),
-            0.5 * draft.rerank,
-            0.5 * draft.final_beams_only,
+            *np.log2([tree.budget, tree.beam_width, tree.draft_rounds, 1.0 + tree.lookup_tokens]),
+            0.5 * np.log2(tree.sharpness),
+            0.5 * tree.rerank,
+            0.5 * tree.final_beams_only,
         ]
     )

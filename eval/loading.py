@@ -10,10 +10,10 @@ from tokenizers import Tokenizer
 from redrafter_jax.checkpoints.found import find_drafter, find_target
 from redrafter_jax.checkpoints.huggingface import load_target
 from redrafter_jax.command_line import make_folder
-from redrafter_jax.config import DraftConfig, SamplingConfig, TargetConfig
+from redrafter_jax.config import SamplingConfig, TargetConfig, TreeConfig
 from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
-from redrafter_jax.drafters.head_drafter import DraftModel, check_pair
+from redrafter_jax.drafters.head_drafter import LoadedHead, check_pair
 from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
@@ -133,7 +133,7 @@ def read_questions(
 
 def load(
     settings: EvalSettings | AcceptanceSettings | TuneSettings,
-    drafts: Sequence[DraftConfig],
+    drafts: Sequence[TreeConfig],
     batch_size: int | None,
 ) -> tuple[Target, Callable[[SamplingConfig], EncodedPrompts]]:
     """Check everything that the settings name, make the folder of the report, load the target.
@@ -147,8 +147,8 @@ def load(
     found = open_target(settings)
     if settings.drafter is not None:
         drafter_config = find_drafter(settings.drafter).config
-        for draft in drafts:
-            check_pair(found.target, drafter_config, draft)
+        for tree in drafts:
+            check_pair(found.target, drafter_config, tree)
     questions = read_questions(found, settings, batch_size)
     if is_first():
         make_folder(settings.report_dir, "report_dir")
@@ -156,13 +156,13 @@ def load(
     return target, partial(questions.encode_turns, target)
 
 
-def bind(target: TargetConfig, drafter: DraftModel | None, draft: DraftConfig) -> Drafter:
+def bind(target: TargetConfig, drafter: LoadedHead | None, tree: TreeConfig) -> Drafter:
     """The drafter of these trees; without a model prompt lookup alone.
 
     Raises:
       InputError: it does not fit the target, as when trees are deeper than that has positions.
     """
-    bound = PromptLookup(draft.lookup_tokens) if drafter is None else bind_drafter(drafter, draft)
+    bound = PromptLookup(tree.lookup_tokens) if drafter is None else bind_drafter(drafter, tree)
     bound.check(target)
     return bound
 

@@ -14,7 +14,7 @@ from redrafter_jax.acceptance import (
     ends_at_once,
     repeats_itself,
 )
-from redrafter_jax.config import DraftConfig
+from redrafter_jax.config import TreeConfig
 from redrafter_jax.text.prompts import EncodedPrompts
 from redrafter_jax.verdict import Texts, Verdict, Way, judge
 
@@ -112,18 +112,18 @@ def answer_lines(said: Mapping[str, Any]) -> Iterator[str]:
 
 
 def judge_case(
-    case: Mapping[str, Any], drafts: Mapping[str, tuple[DraftConfig, bool]]
+    case: Mapping[str, Any], drafts: Mapping[str, tuple[TreeConfig, bool]]
 ) -> dict[str, Any]:
     """The verdict on the methods of one sampling, for the report.
 
     `drafts` has, of each method but the baseline, its trees and whether it has a head.
     """
     ways = []
-    for name, (draft, has_head) in drafts.items():
+    for name, (tree, has_head) in drafts.items():
         measures = case["methods"][name]
         middle, ends = measures["speedup"], measures["speedup_quartiles"]
         speedup = None if ends is None else (ends[0], middle, ends[1])
-        ways.append(Way(name, draft, has_head, speedup, measures["accepted_by"]))
+        ways.append(Way(name, tree, has_head, speedup, measures["accepted_by"]))
     said = case["answers"]
     texts = Texts(len(case["prompts"]), said["repeating"], said["short"])
     verdict = judge(ways, texts)
@@ -139,8 +139,8 @@ def judge_case(
 
 def _next_step(verdict: Verdict) -> str:
     if verdict.kind == "faster" and not verdict.way.is_heads_own:
-        draft = verdict.way.draft
-        return _WITHOUT_HEAD.format(draft.lookup_tokens if draft else 0)
+        tree = verdict.way.tree
+        return _WITHOUT_HEAD.format(tree.lookup_tokens if tree else 0)
     return _NEXT[verdict.kind]
 
 
@@ -151,7 +151,7 @@ def lookup_lines(verdict: Mapping[str, Any]) -> Iterator[str]:
             yield (
                 f"Warning: prompt lookup proposed {share:.0%} of the accepted tokens of {name!r}: "
                 "what it gains is not the head's; measure the head alone, with "
-                "draft.lookup_tokens=0."
+                "tree.lookup_tokens=0."
             )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from redrafter_jax.config import DraftConfig
+from redrafter_jax.config import TreeConfig
 from redrafter_jax.verdict import describe_tree
 
 from .report import number
@@ -94,10 +94,10 @@ def markdown(report: Mapping[str, Any]) -> str:
     ]
     config = report["config"]
     for name, drafting in config["drafters"].items():
-        draft = DraftConfig(**drafting["draft"])
-        tree = describe_tree(draft) if drafting["drafter"] else f"C={draft.lookup_tokens}"
+        tree = TreeConfig(**drafting["tree"])
+        described = describe_tree(tree) if drafting["drafter"] else f"C={tree.lookup_tokens}"
         seed = report["training_seeds"].get(name, "-")
-        lines += [f"| {name} | {drafting['drafter'] or 'prompt lookup'} | {seed} | {tree} |"]
+        lines += [f"| {name} | {drafting['drafter'] or 'prompt lookup'} | {seed} | {described} |"]
     versions = ", ".join(f"{name} {text}" for name, text in report["versions"].items() if text)
     lines += [
         "",

@@ -11,10 +11,10 @@ from rich.table import Table
 from redrafter_jax.checkpoints.found import find_drafter
 from redrafter_jax.checkpoints.huggingface import load_drafter, load_target
 from redrafter_jax.command_line import make_folder
-from redrafter_jax.config import DraftConfig
+from redrafter_jax.config import TreeConfig
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
-from redrafter_jax.drafters.head_drafter import DraftModel, check_pair
+from redrafter_jax.drafters.head_drafter import LoadedHead, check_pair
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.processes import is_first
@@ -60,7 +60,7 @@ def check_parity(settings: ParitySettings) -> None:
     questions: dict[str, Questions] = {}
     for name, case in settings.cases.items():
         with _case(name):
-            check_pair(found.target, drafter_config, case.draft)
+            check_pair(found.target, drafter_config, case.tree)
             questions[name] = read_questions(found, case, case.batch_size, case.prompt_tokens)
     if is_first():
         make_folder(settings.report_dir, "report_dir")
@@ -78,10 +78,10 @@ def check_parity(settings: ParitySettings) -> None:
             work += [(name, batch) for batch in batches]
         compared: dict[str, list[ComparedBatch]] = {name: [] for name in settings.cases}
         for name, batch in track(work, len(work), f"decode in {dtype}"):
-            draft = settings.cases[name].draft
-            compared[name].append(compare_batch(target, drafter, draft, batch, tolerance))
+            tree = settings.cases[name].tree
+            compared[name].append(compare_batch(target, drafter, tree, batch, tolerance))
         for name, case in settings.cases.items():
-            measured = _measure(asked[name], case.draft, compared[name])
+            measured = _measure(asked[name], case.tree, compared[name])
             measures.append({"case": name, "dtype": dtype, **measured})
 
     if is_first():
@@ -111,10 +111,10 @@ def _case(name: str) -> Generator[None]:
 
 
 def compare_batch(
-    target: Target, drafter: DraftModel, draft: DraftConfig, batch: Batch, tolerance: float
+    target: Target, drafter: LoadedHead, tree: TreeConfig, batch: Batch, tolerance: float
 ) -> ComparedBatch:
     """Decode a batch both ways; where texts differ, decode it again to see why."""
-    bound = bind_drafter(drafter, draft)
+    bound = bind_drafter(drafter, tree)
     methods = (Method(target, RootOnly()), Method(target, bound))
     baseline, speculative = (decode_batch(method, batch) for method in methods)
     indices = [
@@ -144,7 +144,7 @@ def _token_at(run: Run, index: TokenIndex) -> int | None:
 
 
 def _measure(
-    asked: EncodedPrompts, draft: DraftConfig, compared: Sequence[ComparedBatch]
+    asked: EncodedPrompts, tree: TreeConfig, compared: Sequence[ComparedBatch]
 ) -> dict[str, Any]:
     """What `parity.json` says of one case in one dtype."""
     rows = [divergence for one in compared for divergence in one.divergences]
@@ -167,7 +167,7 @@ def _measure(
     ]
     texts = [row for one in compared for row in one.baseline.tokens]
     return {
-        "num_nodes": draft.budget,
+        "num_nodes": tree.budget,
         "rows": len(rows),
         "identical": 1 - len(divergences) / len(rows),
         "answers": describe_answers(asked, texts),

@@ -15,11 +15,11 @@ from rich.console import RenderableType
 from pallas_kernels.aot import AotUnavailableError, Compilation, compile_on, gpu_mesh
 from pallas_kernels.gpus import GPUS
 from redrafter_jax.command_line import make_folder
-from redrafter_jax.config import DraftConfig, MedusaConfig
+from redrafter_jax.config import MedusaConfig, TreeConfig
 from redrafter_jax.decoding.step import decode
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.bind import bind_drafter
-from redrafter_jax.drafters.head_drafter import DraftModel, check_pair
+from redrafter_jax.drafters.head_drafter import LoadedHead, check_pair
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import MODEL
@@ -64,16 +64,16 @@ def plan(settings: PlanSettings) -> None:
     Raises:
       InputError: the pair, the mesh or the folder of the report cannot be used.
     """
-    draft, gpu, dtype = settings.draft, GPUS[settings.gpu], jnp.dtype(settings.dtype)
+    tree, gpu, dtype = settings.tree, GPUS[settings.gpu], jnp.dtype(settings.dtype)
     target_config = settings.target.build()
-    drafter_config = settings.drafter_config(draft.draft_rounds)
-    check_pair(target_config, drafter_config, draft)
+    drafter_config = settings.drafter_config(tree.draft_rounds)
+    check_pair(target_config, drafter_config, tree)
     make_folder(settings.report_dir, "report_dir")
     # Planning needs no device, and asking JAX for one may log what is wrong with CUDA.
     jax.config.update("jax_platforms", "cpu")
     target = abstract_target(target_config, dtype, settings.quantize)
     drafter = abstract_drafter(drafter_config, dtype, settings.quantize_drafter)
-    bound = bind_drafter(drafter, draft)
+    bound = bind_drafter(drafter, tree)
     state = abstract_state(target, bound, settings.batch_size, settings.slots)
 
     temporaries, reason = None, None
@@ -84,7 +84,7 @@ def plan(settings: PlanSettings) -> None:
             check_rows(settings.batch_size, mesh)
             target, drafter = on_mesh(target, mesh), on_mesh(drafter, mesh)
             state = on_mesh(state, mesh)
-        compiled = compile_decode(mesh, target, bind_drafter(drafter, draft), state)
+        compiled = compile_decode(mesh, target, bind_drafter(drafter, tree), state)
         temporaries = compiled.memory.temp_size_in_bytes
     except AotUnavailableError as error:
         reason = str(error)
@@ -98,7 +98,7 @@ def plan(settings: PlanSettings) -> None:
         "temporaries": temporaries,
     }
     needed = sum(filter(None, needs.values()))
-    reads = bytes_read(target, drafter, state, draft)
+    reads = bytes_read(target, drafter, state, tree)
     bounds = {name: 1000 * read / gpu.bandwidth for name, read in reads.items()}
     report: dict[str, Any] = {
         "needs_bytes": needs,
@@ -117,7 +117,7 @@ def plan(settings: PlanSettings) -> None:
 
 
 def bytes_read(
-    target: Target, drafter: DraftModel, state: DecodeState, draft: DraftConfig
+    target: Target, drafter: LoadedHead, state: DecodeState, tree: TreeConfig
 ) -> dict[str, int]:
     """The least that a decode step reads from one device's memory, its cache full.
 
@@ -127,8 +127,8 @@ def bytes_read(
     row_bytes = embedding_bytes(target, len(state.root) // data_shards(target.mesh))
     cache = bytes_of((state.cache.keys, state.cache.values))
     return {
-        "draft": draft_bytes(target, drafter, draft, row_bytes),
-        "verification": call_bytes(target, draft.budget, row_bytes) + cache,
+        "draft": draft_bytes(target, drafter, tree, row_bytes),
+        "verification": call_bytes(target, tree.budget, row_bytes) + cache,
         "baseline": call_bytes(target, 1, row_bytes) + cache,
     }
 
@@ -149,7 +149,7 @@ def call_bytes(target: Target, nodes: int, row_bytes: int) -> int:
     return bytes_of(target) - bytes_of(target.params["embed_tokens"]) + nodes * row_bytes
 
 
-def draft_bytes(target: Target, drafter: DraftModel, draft: DraftConfig, row_bytes: int) -> int:
+def draft_bytes(target: Target, drafter: LoadedHead, tree: TreeConfig, row_bytes: int) -> int:
     """Bytes that drafting one tree for every row reads on one device.
 
     Every round of a recurrent head reads all of its weights, rows of the embedding and, where it
@@ -157,7 +157,7 @@ def draft_bytes(target: Target, drafter: DraftModel, draft: DraftConfig, row_byt
     the projection of the context is read once. Medusa heads that are used are read once, and the
     target's projection once for all.
     """
-    config, rounds = drafter.config, draft.draft_rounds
+    config, rounds = drafter.config, tree.draft_rounds
     borrowed = 0
     if config.head == "target":
         tied = target.config.tie_word_embeddings
@@ -172,7 +172,7 @@ def draft_bytes(target: Target, drafter: DraftModel, draft: DraftConfig, row_byt
         return bytes_of([drafter.params["heads"][head] for head in range(rounds)]) + borrowed
     once = bytes_of(drafter.params["context_proj"]) if config.context_layers else 0
     # The root alone is fed in the first round, W tokens in every later one.
-    fed = 1 + draft.beam_width * (rounds - 1)
+    fed = 1 + tree.beam_width * (rounds - 1)
     return once + rounds * (bytes_of(drafter) - once + borrowed) + fed * row_bytes
 
 

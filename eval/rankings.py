@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from redrafter_jax.config import DraftConfig
+from redrafter_jax.config import TreeConfig
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.models.projection import Lender
 from redrafter_jax.models.target import Decoder
@@ -82,8 +82,8 @@ class Ranked(Drafter):
         return self.drafter.observe(drafter_state, verified, trace)
 
 
-def with_ranking(drafter: Drafter, ranking: Ranking, draft: DraftConfig) -> Ranked:
+def with_ranking(drafter: Drafter, ranking: Ranking, tree: TreeConfig) -> Ranked:
     """The drafter with this ranking; one program serves all rankings."""
-    weights = {"weak noise": 1 / draft.sharpness, "blind": 0.0}
+    weights = {"weak noise": 1 / tree.sharpness, "blind": 0.0}
     weight = jnp.float32(weights.get(ranking, 1.0))
     return Ranked(drafter, weight, jnp.bool_(ranking != "unfiltered"))

@@ -7,11 +7,11 @@ from pydantic import Field, PositiveInt, model_validator
 
 from redrafter_jax.checkpoints.huggingface import load_target_config
 from redrafter_jax.config import (
-    DraftConfig,
     Dtype,
     HeadConfig,
     SamplingConfig,
     TargetConfig,
+    TreeConfig,
     WeightFormat,
 )
 from redrafter_jax.errors import InputError
@@ -85,7 +85,7 @@ class PlanSettings(PairShape):
     """`python -m eval plan`: what the pair is meant for.
 
     Attributes:
-      draft: how trees are drafted.
+      tree: how trees are drafted.
       quantize: of the target's matrices, "int8", "int4" or "fp8"; embedding and head are int8 then.
       quantize_drafter: of the drafter's.
       batch_size: rows decoded together.
@@ -94,7 +94,7 @@ class PlanSettings(PairShape):
       mesh: GPUs that share the work.
     """
 
-    draft: DraftConfig = DraftConfig()
+    tree: TreeConfig = TreeConfig()
     quantize: WeightFormat | None = None
     quantize_drafter: WeightFormat | None = None
     batch_size: PositiveInt = 1

@@ -9,8 +9,8 @@ from jaxtyping import Float
 from rich.console import RenderableType
 from rich.text import Text
 
-from redrafter_jax.checkpoints.draft_table import load_draft
 from redrafter_jax.checkpoints.huggingface import load_drafter
+from redrafter_jax.checkpoints.tree_table import load_tree
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.parallel.processes import is_first
@@ -33,7 +33,7 @@ from .report import describe_sampling, make_table, number, show, write_report
 
 BASELINE = "baseline"
 _NO_TREE = (
-    "By the drafter's table no drafting is the fastest: `eval tune` makes it anew, or draft names "
+    "By the drafter's table no drafting is the fastest: `eval tune` makes it anew, or tree names "
     "a tree."
 )
 _TIMES = ("new_tokens", "prefill_seconds", "decode_seconds")
@@ -56,7 +56,7 @@ LEGEND = {
     "heads for 7B chat models reach 2.2 with one beam and about 4 with wide ones. Near 1 after a "
     "training that went well: the drafter belongs to another target, or prompts are tokenised or "
     "templated otherwise than in training. Prompt lookup gains where the text repeats itself, "
-    "whatever the drafter: draft.lookup_tokens=0 measures the drafter alone.",
+    "whatever the drafter: tree.lookup_tokens=0 measures the drafter alone.",
     "acceptance rate": "Of drafts whose parent was accepted. Flat or slowly falling is normal; "
     "a steep fall after depth 1 means that later rounds are poorly trained. With prompt lookup it "
     "may rise with the depth: deep nodes are looked up, and a text that repeats itself goes on so.",
@@ -72,13 +72,13 @@ def measure_speed(settings: EvalSettings) -> None:
     """
     from .charts import write_speed_chart  # matplotlib is slow to import
 
-    draft, name = settings.draft, settings.drafter
-    if draft == "auto":
+    tree, name = settings.tree, settings.drafter
+    if tree == "auto":
         assert name is not None
-        draft = load_draft(name, settings.batch_size, settings.sampling.temperature)
-    target, ask = load(settings, [draft] if draft else [], settings.batch_size)
+        tree = load_tree(name, settings.batch_size, settings.sampling.temperature)
+    target, ask = load(settings, [tree] if tree else [], settings.batch_size)
     drafter = None if name is None else load_drafter(name, settings.dtype, target.mesh)
-    bound = RootOnly() if draft is None else bind(target.config, drafter, draft)
+    bound = RootOnly() if tree is None else bind(target.config, drafter, tree)
     asked = ask(settings.sampling)
     methods = {BASELINE: Method(target, RootOnly()), "speculative": Method(target, bound)}
     timed = time_methods(
@@ -87,12 +87,12 @@ def measure_speed(settings: EvalSettings) -> None:
     if not is_first():
         return
     verdict = None
-    if draft is not None:
-        verdict = judge_case(timed, {"speculative": (draft, drafter is not None)})
+    if tree is not None:
+        verdict = judge_case(timed, {"speculative": (tree, drafter is not None)})
     measures = {
         **timed,
         "verdict": verdict,
-        "draft": draft and asdict(draft),
+        "tree": tree and asdict(tree),
         "num_nodes": bound.num_nodes,
         "target": asdict(target.config),
         "drafter": drafter and asdict(drafter.config),
@@ -226,12 +226,12 @@ def _rates(
 
 def _describe(settings: EvalSettings, report: Mapping[str, Any]) -> str:
     """Models, tree, sampling and device in three lines."""
-    draft = (report["draft"] or {}) | {"num_nodes": report["num_nodes"]}
-    tree = ", ".join(f"{name} {value}" for name, value in draft.items() if value)
+    tree = (report["tree"] or {}) | {"num_nodes": report["num_nodes"]}
+    described = ", ".join(f"{name} {value}" for name, value in tree.items() if value)
     sampling = describe_sampling(settings.sampling)
     return (
         f"{settings.target} with {settings.drafter or 'prompt lookup'}\n"
-        f"{tree}; {sampling}; {settings.dtype}, batch {settings.batch_size}\n"
+        f"{described}; {sampling}; {settings.dtype}, batch {settings.batch_size}\n"
         f"{len(report['prompts'])} prompts, up to {settings.max_new_tokens} new tokens; "
         f"{report['device']}"
     )

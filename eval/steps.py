@@ -15,9 +15,9 @@ import jax.numpy as jnp
 from rich.table import Table
 
 from redrafter_jax.command_line import make_folder
-from redrafter_jax.config import DraftConfig
+from redrafter_jax.config import TreeConfig
 from redrafter_jax.drafters.bind import bind_drafter
-from redrafter_jax.drafters.head_drafter import DraftModel, check_pair
+from redrafter_jax.drafters.head_drafter import LoadedHead, check_pair
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.progress import track
@@ -78,19 +78,19 @@ def measure_steps(settings: StepsSettings) -> None:
 
 def measure(
     target: Target,
-    drafter: DraftModel,
-    draft: DraftConfig,
+    drafter: LoadedHead,
+    tree: TreeConfig,
     batch_size: int,
     slots: int,
     settings: StepsSettings,
 ) -> Iterator[dict[str, Any]]:
     """A row of the report for each sampling: every part and both whole steps, in turns."""
     # The most tokens that leave room for a run of so many steps.
-    cached = slots - slots_needed(settings.steps, draft.max_path)
+    cached = slots - slots_needed(settings.steps, tree.max_path)
     short: dict[Timing, int] = dict.fromkeys(("finish", "noise"), settings.short_turns)
     timed = time_parts(
         target,
-        [bind_drafter(drafter, draft)],
+        [bind_drafter(drafter, tree)],
         settings.samplings,
         batch_size,
         slots,
@@ -101,7 +101,7 @@ def measure(
     first = timed[0][0]["step"]
     for sampling, (own,) in zip(settings.samplings, timed, strict=True):
         yield {
-            **asdict(draft),
+            **asdict(tree),
             "batch_size": batch_size,
             "slots": slots,
             "sampling": describe_sampling(sampling),
@@ -138,31 +138,31 @@ def _tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
 
 
 def _check(
-    settings: StepsSettings, grid: Sequence[tuple[DraftConfig, int, int]]
-) -> tuple[Target, DraftModel]:
+    settings: StepsSettings, grid: Sequence[tuple[TreeConfig, int, int]]
+) -> tuple[Target, LoadedHead]:
     """The pair as shapes, once the whole grid is checked: nothing is drawn or compiled yet.
 
     Raises:
       InputError: a tree or the slots do not fit the target, or not the memory.
     """
     config, dtype = settings.target.build(), jnp.dtype(settings.dtype)
-    drafter_config = settings.drafter_config(max(draft.draft_rounds for draft, _, _ in grid))
+    drafter_config = settings.drafter_config(max(tree.draft_rounds for tree, _, _ in grid))
     limit = (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
     target = abstract_target(config, dtype)
     drafter = abstract_drafter(drafter_config, dtype)
-    for draft, batch_size, slots in grid:
-        check_pair(config, drafter_config, draft)
+    for tree, batch_size, slots in grid:
+        check_pair(config, drafter_config, tree)
         if slots > config.max_position_embeddings:
             raise InputError(
                 f"slots is {slots}, but the target has {config.max_position_embeddings} "
                 "positions; give fewer."
             )
-        if slots <= slots_needed(settings.steps, draft.max_path):
+        if slots <= slots_needed(settings.steps, tree.max_path):
             raise InputError(
                 f"slots is {slots}, which {settings.steps} steps of up to "
-                f"{draft.max_path} tokens overrun; give more slots or fewer steps."
+                f"{tree.max_path} tokens overrun; give more slots or fewer steps."
             )
-        bound = bind_drafter(drafter, draft)
+        bound = bind_drafter(drafter, tree)
         state = abstract_state(target, bound, batch_size, slots)
         needed = bytes_of((target, drafter, state))
         if limit is not None and needed > limit:

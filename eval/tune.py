@@ -16,13 +16,13 @@ import numpy as np
 from rich.table import Table
 
 from redrafter_jax.acceptance import acceptance_length
-from redrafter_jax.checkpoints.download import DRAFT_TABLE
-from redrafter_jax.checkpoints.draft_table import DraftTable, TunedTree, write_draft_table
+from redrafter_jax.checkpoints.download import TREE_TABLE
 from redrafter_jax.checkpoints.huggingface import load_drafter
-from redrafter_jax.config import DraftConfig
+from redrafter_jax.checkpoints.tree_table import TreeTable, TunedTree, write_tree_table
+from redrafter_jax.config import TreeConfig
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.progress import progress
@@ -59,7 +59,7 @@ _TURNS = 8
 class Candidate(NamedTuple):
     """A tree at one batch size and sampling, as it was measured; see `DEFINITIONS`."""
 
-    draft: DraftConfig
+    tree: TreeConfig
     acceptance_length: float
     cost: float
     predicted: float
@@ -98,14 +98,14 @@ def tune(settings: TuneSettings) -> None:
         pair = _Pair(target, drafter, whole, settings, name)
         candidates = pair.find(drafts, entrants, seconds)
         # What did well here is tried first in the next setting.
-        leaders = [one.draft for one in candidates[: -(-settings.entrants // 2)]]
+        leaders = [one.tree for one in candidates[: -(-settings.entrants // 2)]]
         entrants = list(dict.fromkeys([*leaders, *entrants]))[: settings.entrants]
         best = choose(candidates[: settings.finalists])
         rows += [
             {
                 "batch_size": batch_size,
                 "sampling": describe_sampling(sampling),
-                **asdict(one.draft),
+                **asdict(one.tree),
                 **dict(zip(one._fields[1:], one[1:], strict=True)),
                 "finalist": place < settings.finalists,
                 "chosen": one == best,
@@ -114,9 +114,9 @@ def tune(settings: TuneSettings) -> None:
         ]
         chosen = (None, 1.0, 1.0)
         if best is not None:
-            chosen = (best.draft, round(best.predicted, 3), round(best.measured[1], 3))
+            chosen = (best.tree, round(best.predicted, 3), round(best.measured[1], 3))
         entries.append(TunedTree(batch_size, sampling.temperature, *chosen))
-    write_draft_table(output, DraftTable(describe_device(), settings.dtype, tuple(entries)))
+    write_tree_table(output, TreeTable(describe_device(), settings.dtype, tuple(entries)))
     path = settings.report_dir / "tune.json"
     shapes = {"target": asdict(target.config), "drafter": asdict(drafter.config)}
     write_report(path, {"rows": rows, **shapes}, settings, DEFINITIONS)
@@ -130,20 +130,20 @@ class _Pair:
     def __init__(
         self,
         target: Target,
-        drafter: DraftModel,
+        drafter: LoadedHead,
         batches: Sequence[Batch],
         settings: TuneSettings,
         name: str,
     ) -> None:
         self._target, self._drafter, self._batches = target, drafter, batches
         self._settings, self._name = settings, name
-        self._runs: dict[DraftConfig, list[tuple[Run, Run]]] = {}
-        self._warm: set[tuple[DraftConfig | None, tuple[int, ...]]] = set()
+        self._runs: dict[TreeConfig, list[tuple[Run, Run]]] = {}
+        self._warm: set[tuple[TreeConfig | None, tuple[int, ...]]] = set()
 
     def find(
         self,
-        drafts: Sequence[DraftConfig],
-        entrants: Sequence[DraftConfig],
+        drafts: Sequence[TreeConfig],
+        entrants: Sequence[TreeConfig],
         seconds: float | None,
     ) -> list[Candidate]:
         """The trees that were measured, in so many seconds if a number is given; see `halving`.
@@ -162,30 +162,30 @@ class _Pair:
         with progress(tree_turns(drafts, entrants, race), self._name) as self._advance:
             return [self._candidate(one) for one in find_fastest(drafts, entrants, race)]
 
-    def _prepare(self, draft: DraftConfig) -> None:
+    def _prepare(self, tree: TreeConfig) -> None:
         """Compile for the first batch, untimed."""
-        self._warm_up(draft, self._batches[0])
+        self._warm_up(tree, self._batches[0])
 
-    def _warm_up(self, draft: DraftConfig | None, batch: Batch) -> Method:
+    def _warm_up(self, tree: TreeConfig | None, batch: Batch) -> Method:
         """The method, compiled for the batch."""
-        bound = RootOnly() if draft is None else bind_drafter(self._drafter, draft)
+        bound = RootOnly() if tree is None else bind_drafter(self._drafter, tree)
         method = Method(self._target, bound)
-        shape = draft, prepare_batch(method, batch).tokens.shape
+        shape = tree, prepare_batch(method, batch).tokens.shape
         if shape not in self._warm:
             decode_batch(method, batch)
             self._warm.add(shape)
         return method
 
-    def _measure(self, drafts: Sequence[DraftConfig], turn: int) -> list[float]:
+    def _measure(self, drafts: Sequence[TreeConfig], turn: int) -> list[float]:
         """The speed-ups of these trees on one batch, which each decodes after the other."""
         batch = self._batches[turn % len(self._batches)]
-        every = [self._warm_up(draft, batch) for draft in (None, *drafts)]
+        every = [self._warm_up(tree, batch) for tree in (None, *drafts)]
         first = turn % len(every)
         order = [*range(first, len(every)), *range(first)]
         runs = {index: decode_batch(every[index], batch) for index in order}
         self._advance(len(drafts))
-        for index, draft in enumerate(drafts, start=1):
-            self._runs.setdefault(draft, []).append((runs[index], runs[0]))
+        for index, tree in enumerate(drafts, start=1):
+            self._runs.setdefault(tree, []).append((runs[index], runs[0]))
         return [_speedup(runs[index], runs[0]) for index in range(1, len(every))]
 
     def _candidate(self, tried: Tried) -> Candidate:
@@ -194,7 +194,7 @@ class _Pair:
         Raises:
           InputError: nothing was decoded after prefill.
         """
-        runs = [pair for pair in self._runs[tried.draft] if pair[1].decoded_tokens]
+        runs = [pair for pair in self._runs[tried.tree] if pair[1].decoded_tokens]
         if not runs:
             raise InputError(
                 f"{self._settings.prompts}: every answer ends at its first token ({self._name}), "
@@ -207,7 +207,7 @@ class _Pair:
         speedups = np.asarray(list(tried.speedups.values()), float)
         low, middle, high = quartiles(speedups) or [0.0, 0.0, 0.0]
         turns = len(tried.speedups)
-        return Candidate(tried.draft, length, cost, length / cost, turns, (low, middle, high))
+        return Candidate(tried.tree, length, cost, length / cost, turns, (low, middle, high))
 
 
 def _speedup(own: Run, baseline: Run) -> float:
@@ -252,7 +252,7 @@ def _output(settings: TuneSettings) -> Path:
     Raises:
       InputError: there is no folder for it.
     """
-    output = settings.output or Path(settings.drafter) / DRAFT_TABLE
+    output = settings.output or Path(settings.drafter) / TREE_TABLE
     if not output.parent.is_dir():
         why = f"the folder {output.parent} is missing"
         if settings.output is None:

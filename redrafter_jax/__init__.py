@@ -4,19 +4,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from redrafter_jax.checkpoints.draft_table import load_draft
     from redrafter_jax.checkpoints.huggingface import (
         load_drafter,
         load_target,
         save_drafter,
         save_target,
     )
+    from redrafter_jax.checkpoints.tree_table import load_tree
     from redrafter_jax.config import (
-        DraftConfig,
-        DrafterConfig,
         MedusaConfig,
+        RecurrentConfig,
         SamplingConfig,
         TargetConfig,
+        TreeConfig,
     )
     from redrafter_jax.drafters.lookup import PromptLookup
     from redrafter_jax.errors import InputError
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
     from redrafter_jax.text.tokenizer import load_tokenizer
 
 __all__ = [
-    "DraftConfig",
-    "DrafterConfig",
     "Generation",
     "InputError",
     "KeptCache",
     "MedusaConfig",
     "PromptLookup",
+    "RecurrentConfig",
     "SamplingConfig",
     "TargetConfig",
+    "TreeConfig",
     "Update",
     "generate",
     "generate_autoregressive",
-    "load_draft",
     "load_drafter",
     "load_target",
     "load_tokenizer",
+    "load_tree",
     "make_mesh",
     "save_drafter",
     "save_target",
@@ -51,9 +51,9 @@ __all__ = [
 # Where each name is defined. They are imported when first asked for, so that the help of a command
 # needs no JAX; none of these modules may bear the name of something public, which it would hide.
 _MODULES = {
-    "checkpoints.draft_table": ("load_draft",),
+    "checkpoints.tree_table": ("load_tree",),
     "checkpoints.huggingface": ("load_drafter", "load_target", "save_drafter", "save_target"),
-    "config": ("DraftConfig", "DrafterConfig", "MedusaConfig", "SamplingConfig", "TargetConfig"),
+    "config": ("TreeConfig", "RecurrentConfig", "MedusaConfig", "SamplingConfig", "TargetConfig"),
     "drafters.lookup": ("PromptLookup",),
     "errors": ("InputError",),
     "generation": ("Generation", "generate", "generate_autoregressive"),

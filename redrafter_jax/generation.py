@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from redrafter_jax.acceptance import acceptance_length
-from redrafter_jax.config import DraftConfig, SamplingConfig, TargetConfig
+from redrafter_jax.config import SamplingConfig, TargetConfig, TreeConfig
 from redrafter_jax.decoding.prefill import PrefixCache, begin_drafting, prefill
 from redrafter_jax.decoding.step import decode
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.bind import bind_drafter
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_rows, check_same_mesh, place, to_host
@@ -54,11 +54,11 @@ class Generation(NamedTuple):
 
 def generate(
     target: Target,
-    drafter: DraftModel | Drafter | None,
+    drafter: LoadedHead | Drafter | None,
     prompts: Prompts,
     *,
     max_new_tokens: PerRow[int],
-    draft: DraftConfig | None = None,
+    tree: TreeConfig | None = None,
     sampling: PerRow[SamplingConfig] | None = None,
     seeds: Sequence[int] | None = None,
     eos_token_ids: StopTokens | None = None,
@@ -76,7 +76,7 @@ def generate(
         tokenizer also a conversation, a list of turns such as `{"role": "user", "content":
         "Hi"}`, a text to continue, or a list of such.
       max_new_tokens: limit on new tokens, one for all rows or one per row.
-      draft: how a loaded drafter drafts trees; None for `DraftConfig()`.
+      tree: how a loaded drafter drafts trees; None for `TreeConfig()`.
       sampling: how tokens are chosen, one for all rows or one per row; None is greedy.
       seeds: one per row, equal ones allowed; None counts rows from 0.
       eos_token_ids: tokens that end a row, one list for all rows or one per row; None takes the
@@ -87,7 +87,7 @@ def generate(
     Raises:
       InputError: a prompt, a limit or the drafter does not fit the target.
     """
-    bound = bind_drafter(drafter, draft)
+    bound = bind_drafter(drafter, tree)
     check_models(target, bound)
     asked = tokenize(target.config, prompts, tokenizer, eos_token_ids)
     batch = Batch(asked.prompts, max_new_tokens, sampling, seeds, asked.eos_token_ids)

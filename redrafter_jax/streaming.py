@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from redrafter_jax.config import DraftConfig, SamplingConfig
+from redrafter_jax.config import SamplingConfig, TreeConfig
 from redrafter_jax.decoding.prefill import PrefixCache, empty_prefix
 from redrafter_jax.decoding.step import decode
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.bind import bind_drafter
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.errors import InputError
 from redrafter_jax.generation import Generation, check_models, collect, start
 from redrafter_jax.models.projection import Lender
@@ -119,11 +119,11 @@ class KeptCache:
 
 def stream(
     target: Target,
-    drafter: DraftModel | Drafter | None,
+    drafter: LoadedHead | Drafter | None,
     prompts: Prompts,
     *,
     max_new_tokens: PerRow[int],
-    draft: DraftConfig | None = None,
+    tree: TreeConfig | None = None,
     sampling: PerRow[SamplingConfig] | None = None,
     seeds: Sequence[int] | None = None,
     eos_token_ids: StopTokens | None = None,
@@ -146,7 +146,7 @@ def stream(
       drafter: as in `generate`.
       prompts: as in `generate`.
       max_new_tokens: as in `generate`.
-      draft: as in `generate`.
+      tree: as in `generate`.
       sampling: as in `generate`.
       seeds: as in `generate`.
       eos_token_ids: as in `generate`.
@@ -163,7 +163,7 @@ def stream(
         `detokenize`, or the kept cache has too few slots, other rows or another target.
     """
     check_size(steps_per_yield, "steps_per_yield")
-    bound = bind_drafter(drafter, draft)
+    bound = bind_drafter(drafter, tree)
     check_models(target, bound)
     bound = bound.prepare(Lender(target))
     asked = tokenize(target.config, prompts, tokenizer, eos_token_ids)

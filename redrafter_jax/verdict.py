@@ -6,7 +6,7 @@ What prompt lookup gains is never called the gain of a head.
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from redrafter_jax.config import DraftConfig
+from redrafter_jax.config import TreeConfig
 
 # Fewer texts differ too much from each other for a median to tell.
 FEWEST_TEXTS = 8
@@ -42,7 +42,7 @@ class Way(NamedTuple):
 
     Attributes:
       name: what the sentence calls it.
-      draft: how its trees are drafted; None is the baseline itself.
+      tree: how its trees are drafted; None is the baseline itself.
       has_head: whether trained heads draft, alone or beside prompt lookup.
       speedup: quartiles of the pairs with the baseline, the median in the middle; None where none
         could be timed.
@@ -50,7 +50,7 @@ class Way(NamedTuple):
     """
 
     name: str
-    draft: DraftConfig | None
+    tree: TreeConfig | None
     has_head: bool
     speedup: tuple[float, float, float] | None
     accepted_by: Mapping[str, int]
@@ -105,23 +105,23 @@ def judge(ways: Sequence[Way], texts: Texts) -> Verdict:
     return Verdict("no difference", best, f"No clear difference from no drafting: {found}")
 
 
-def describe_tree(draft: DraftConfig | None) -> str:
+def describe_tree(tree: TreeConfig | None) -> str:
     """The sizes of a tree in the letters of the glossary, and what else is not by default."""
-    if draft is None:
+    if tree is None:
         return "no drafting"
-    named = {"W": draft.beam_width, "R": draft.draft_rounds, "N": draft.budget}
+    named = {"W": tree.beam_width, "R": tree.draft_rounds, "N": tree.budget}
     words = [f"{letter}={value}" for letter, value in named.items()]
-    if draft.lookup_tokens:
-        words.append(f"C={draft.lookup_tokens}")
-    return " ".join([*words, *["rerank"] * draft.rerank])
+    if tree.lookup_tokens:
+        words.append(f"C={tree.lookup_tokens}")
+    return " ".join([*words, *["rerank"] * tree.rerank])
 
 
 def _describe(way: Way) -> str:
     assert way.speedup is not None
     low, median, high = way.speedup
-    tree = describe_tree(way.draft)
-    if way.draft is not None and not way.has_head:
-        tree = f"C={way.draft.lookup_tokens}, no head"
+    tree = describe_tree(way.tree)
+    if way.tree is not None and not way.has_head:
+        tree = f"C={way.tree.lookup_tokens}, no head"
     looked_up = ""
     if way.has_head and way.lookup_share:
         looked_up = f", {way.lookup_share:.0%} of the accepted tokens looked up"
@@ -139,7 +139,7 @@ def _describe_others(ways: Sequence[Way], best: Way) -> str:
         own = [
             way.median
             for way in ways
-            if way is not best and way.speedup and way.draft is not None
+            if way is not best and way.speedup and way.tree is not None
             if way.has_head == has_head and not (has_head and way.lookup_share)
         ]
         if own and (has_head != best.has_head or best.lookup_share):

@@ -22,8 +22,8 @@ from tiny_models import (
 )
 
 from redrafter_jax.__main__ import main
-from redrafter_jax.config import DrafterConfig
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.config import RecurrentConfig
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.models.target import Target
 
 # The interpreter of GPU kernels blocks one of XLA's threads for each warpgroup that waits, and on
@@ -84,9 +84,9 @@ def target() -> Target:
 
 
 @pytest.fixture(scope="session")
-def drafter() -> DraftModel:
+def drafter() -> LoadedHead:
     """Random weights of the width of `target`: nearly always wrong."""
-    config = DrafterConfig(
+    config = RecurrentConfig(
         vocab_size=PARITY_CONFIG.vocab_size,
         hidden_size=PARITY_CONFIG.hidden_size,
         exit_dim=40,
@@ -102,14 +102,14 @@ def habitual_target() -> Target:
 
 
 @pytest.fixture(scope="session")
-def good_drafter(habitual_target: Target) -> DraftModel:
+def good_drafter(habitual_target: Target) -> LoadedHead:
     """Mostly right about `habitual_target`."""
     return imitating_drafter(habitual_target)
 
 
 @pytest.fixture(scope="session")
 def folders(
-    tmp_path_factory: pytest.TempPathFactory, habitual_target: Target, good_drafter: DraftModel
+    tmp_path_factory: pytest.TempPathFactory, habitual_target: Target, good_drafter: LoadedHead
 ) -> PairFolders:
     """Where the two lie, for tests that leave them as they are."""
     return write_pair(tmp_path_factory.mktemp("models"), habitual_target, good_drafter)

@@ -10,9 +10,9 @@ from rich.console import Console
 
 from eval.commands import evaluate
 from eval.config import CompareSettings
-from redrafter_jax.checkpoints.draft_table import load_draft
 from redrafter_jax.checkpoints.huggingface import load_drafter
 from redrafter_jax.checkpoints.real_models import SMOLLM2
+from redrafter_jax.checkpoints.tree_table import load_tree
 from redrafter_jax.settings.files import load_settings
 from redrafter_jax.text.chat_template import encode_turns, load_template
 from redrafter_jax.text.prompts import read_prompts
@@ -49,7 +49,7 @@ def test_the_shipped_head_is_that_of_its_settings_and_small() -> None:
     assert len(shipped.draft_tokens) == settings.drafter.draft_vocab_size
     sizes = shipped.vocab_size, shipped.hidden_size, settings.draft_rounds
     assert shipped == settings.drafter.build(*sizes, shipped.draft_tokens)
-    assert load_draft(FOLDER / "drafter") is not None
+    assert load_tree(FOLDER / "drafter") is not None
     assert sum(path.stat().st_size for path in (FOLDER / "drafter").iterdir()) < 16e6
 
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from tiny_models import imitating_drafter
 
-from redrafter_jax import DraftConfig, SamplingConfig, generate, generate_autoregressive
+from redrafter_jax import SamplingConfig, TreeConfig, generate, generate_autoregressive
 from redrafter_jax.acceptance import acceptance_length
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.models.target import Target
 
 GENERATE = importlib.import_module("redrafter_jax.generation")
@@ -35,9 +35,9 @@ SAMPLINGS = [
 ]
 ROWS = 2 * len(SAMPLINGS)
 TREES = {
-    "deep and sharp": DraftConfig(beam_width=3, draft_rounds=5, num_nodes=12, sharpness=2.5),
-    "wide beam": DraftConfig(beam_width=16, draft_rounds=2, candidates=20),
-    "prompt lookup": DraftConfig(beam_width=3, draft_rounds=2, num_nodes=8, lookup_tokens=3),
+    "deep and sharp": TreeConfig(beam_width=3, draft_rounds=5, num_nodes=12, sharpness=2.5),
+    "wide beam": TreeConfig(beam_width=16, draft_rounds=2, candidates=20),
+    "prompt lookup": TreeConfig(beam_width=3, draft_rounds=2, num_nodes=8, lookup_tokens=3),
 }
 
 
@@ -71,9 +71,9 @@ def test_drafters_change_no_token_however_often_they_are_right(
         "seeds": random.integers(2**31, size=ROWS).tolist(),
         "eos_token_ids": (),
     }
-    drafter: DraftModel = imitating_drafter(habitual_target, corruption)
+    drafter: LoadedHead = imitating_drafter(habitual_target, corruption)
     plain = generate_autoregressive(habitual_target, **arguments)
-    ours = generate(habitual_target, drafter, draft=TREES[tree], **arguments)
+    ours = generate(habitual_target, drafter, tree=TREES[tree], **arguments)
     assert [len(tokens) for tokens in plain.tokens] == arguments["max_new_tokens"]
     assert ours.tokens == plain.tokens
     # Paths of every length: what was rejected along them must leave no trace either.

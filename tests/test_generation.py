@@ -10,7 +10,7 @@ from tiny_models import PARITY_CONFIG, tiny_config
 from transformers import PreTrainedTokenizerFast
 
 from redrafter_jax import InputError, generate, generate_autoregressive, stream
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.models.target import Target
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -24,9 +24,9 @@ def cut(text: list[int], stops: list[int]) -> list[int]:
 
 
 def test_a_row_ends_with_the_first_of_its_own_stop_tokens_wherever_that_falls(
-    habitual_target: Target, good_drafter: DraftModel
+    habitual_target: Target, good_drafter: LoadedHead
 ) -> None:
-    options: dict[str, Any] = {"max_new_tokens": 24, "sampling": MIXED, "draft": DRAFT}
+    options: dict[str, Any] = {"max_new_tokens": 24, "sampling": MIXED, "tree": DRAFT}
     plain = generate_autoregressive(
         habitual_target, PROMPTS, max_new_tokens=24, sampling=MIXED, eos_token_ids=()
     )
@@ -68,15 +68,15 @@ TURNS = [{"role": "user", "content": "abc"}]
 
 
 def test_conversations_and_texts_are_prompts_with_a_tokenizer(
-    habitual_target: Target, good_drafter: DraftModel
+    habitual_target: Target, good_drafter: LoadedHead
 ) -> None:
     pair = habitual_target, good_drafter
     said = generate_autoregressive(habitual_target, [encode("ab")], max_new_tokens=24)
     end = spell(said.tokens[0][7:8])
     tokenizer, ends = line_tokenizer(end=end), encode(end)
-    options: dict[str, Any] = {"max_new_tokens": 24, "draft": DRAFT, "tokenizer": tokenizer}
+    options: dict[str, Any] = {"max_new_tokens": 24, "tree": DRAFT, "tokenizer": tokenizer}
     rows = [encode(f"abc{end}\n"), encode("ab"), [3, 1, 4]]
-    plain = generate(*pair, rows, max_new_tokens=24, draft=DRAFT, eos_token_ids=ends)
+    plain = generate(*pair, rows, max_new_tokens=24, tree=DRAFT, eos_token_ids=ends)
     assert plain.texts is None
     result = generate(*pair, [TURNS, "ab", [3, 1, 4]], **options)
     assert result.tokens == plain.tokens

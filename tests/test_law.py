@@ -19,10 +19,10 @@ import oracles
 import pytest
 from tiny_models import forgetful_target, imitating_drafter, tiny_config
 
-from redrafter_jax import DraftConfig, Generation, SamplingConfig, generate
+from redrafter_jax import Generation, SamplingConfig, TreeConfig, generate
 from redrafter_jax.decoding import step
 from redrafter_jax.decoding.accept import accept, choose_tokens
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.types import Accepted, Sampling, TokenTree
@@ -40,7 +40,7 @@ ROWS = 12_800
 BATCHES = 4
 
 
-def contrary(drafter: DraftModel) -> DraftModel:
+def contrary(drafter: LoadedHead) -> LoadedHead:
     """The drafter turned round: what it found most likely it now finds least likely."""
     # A copy, for a merged module shares its parameters.
     head = jax.tree.map(jnp.copy, drafter).merge()
@@ -64,7 +64,7 @@ def target() -> Target:
 
 
 @cache
-def drafters() -> dict[str, DraftModel]:
+def drafters() -> dict[str, LoadedHead]:
     good = imitating_drafter(target())
     fair = imitating_drafter(target(), corruption=1.0)
     return {"good": good, "fair": fair, "adversarial": contrary(good)}
@@ -74,14 +74,14 @@ class Case(NamedTuple):
     """One way to draft and to sample."""
 
     drafter: str
-    draft: DraftConfig
+    tree: TreeConfig
     sampling: SamplingConfig
 
 
-CHAIN = DraftConfig(beam_width=1, draft_rounds=2)
-ALL_NODES = DraftConfig(beam_width=2, draft_rounds=2)
-FINAL_BEAMS = DraftConfig(beam_width=3, draft_rounds=2, num_nodes=4, final_beams_only=True)
-DEEP_AND_SHARP = DraftConfig(beam_width=2, draft_rounds=3, num_nodes=5, sharpness=2.5)
+CHAIN = TreeConfig(beam_width=1, draft_rounds=2)
+ALL_NODES = TreeConfig(beam_width=2, draft_rounds=2)
+FINAL_BEAMS = TreeConfig(beam_width=3, draft_rounds=2, num_nodes=4, final_beams_only=True)
+DEEP_AND_SHARP = TreeConfig(beam_width=2, draft_rounds=3, num_nodes=5, sharpness=2.5)
 
 CASES = {
     "chain": Case("good", CHAIN, SamplingConfig(1.4)),
@@ -115,7 +115,7 @@ def sample(case: Case, first_seed: int = 0) -> Generation:
         drafters()[case.drafter],
         [PROMPT] * ROWS,
         max_new_tokens=LENGTH,
-        draft=case.draft,
+        tree=case.tree,
         sampling=case.sampling,
         seeds=range(first_seed, first_seed + ROWS),
         eos_token_ids=(),

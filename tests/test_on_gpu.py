@@ -22,8 +22,8 @@ from pallas_kernels.bench import Case as Shape
 from pallas_kernels.bench import draw_inputs
 from pallas_kernels.tree_attention import tree_attention
 from redrafter_jax import (
-    DraftConfig,
     SamplingConfig,
+    TreeConfig,
     generate,
     generate_autoregressive,
 )
@@ -104,7 +104,7 @@ def test_texts_are_the_targets_own_but_for_ties(temperature: float) -> None:
         sampling=SamplingConfig(temperature),
         eos_token_ids=(),
     )
-    draft = DraftConfig(beam_width=4, draft_rounds=3)
+    draft = TreeConfig(beam_width=4, draft_rounds=3)
     compared = compare_batch(target, drafter, draft, batch, tolerance=0.25)
     assert [row for row in compared.divergences if row is not None and not row["tie"]] == []
     # It did speculate.
@@ -127,8 +127,8 @@ def test_float32_texts_are_plain_decodings_at_full_precision(
     # By default JAX multiplies float32 in TF32 here: three digits, of which two texts may part.
     with jax.default_matmul_precision("highest"):
         plain = generate_autoregressive(target, PROMPTS, **asked)
-        draft = DraftConfig(beam_width=4, draft_rounds=3, lookup_tokens=copied)
-        ours = generate(target, drafter, PROMPTS, draft=draft, **asked)
+        draft = TreeConfig(beam_width=4, draft_rounds=3, lookup_tokens=copied)
+        ours = generate(target, drafter, PROMPTS, tree=draft, **asked)
     assert ours.tokens == plain.tokens
     # It did speculate.
     assert sum(ours.steps) < 0.7 * sum(plain.steps)

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from tiny_models import forgetful_target, imitating_drafter, random_drafter, random_target
 
 from redrafter_jax import (
-    DraftConfig,
     Generation,
     SamplingConfig,
+    TreeConfig,
     generate,
     generate_autoregressive,
 )
 from redrafter_jax.decoding import step
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.models.target import Target
 
 GENERATE = importlib.import_module("redrafter_jax.generation")
@@ -31,15 +31,15 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 V = 24
 TREES = {
-    "all nodes": DraftConfig(beam_width=4, draft_rounds=3),
-    "final beams under a budget": DraftConfig(
+    "all nodes": TreeConfig(beam_width=4, draft_rounds=3),
+    "final beams under a budget": TreeConfig(
         beam_width=4, draft_rounds=3, num_nodes=6, final_beams_only=True
     ),
-    "deep and sharp": DraftConfig(beam_width=2, draft_rounds=6, num_nodes=9, sharpness=2.5),
-    "reranked": DraftConfig(beam_width=2, draft_rounds=3, num_nodes=9, rerank=True),
-    "root alone": DraftConfig(beam_width=2, draft_rounds=2, num_nodes=1),
-    "whole vocabulary": DraftConfig(beam_width=V, draft_rounds=1),
-    "copied tokens under a budget": DraftConfig(
+    "deep and sharp": TreeConfig(beam_width=2, draft_rounds=6, num_nodes=9, sharpness=2.5),
+    "reranked": TreeConfig(beam_width=2, draft_rounds=3, num_nodes=9, rerank=True),
+    "root alone": TreeConfig(beam_width=2, draft_rounds=2, num_nodes=1),
+    "whole vocabulary": TreeConfig(beam_width=V, draft_rounds=1),
+    "copied tokens under a budget": TreeConfig(
         beam_width=4, draft_rounds=3, num_nodes=12, lookup_tokens=4
     ),
 }
@@ -58,7 +58,7 @@ SAMPLINGS = [
 
 
 @cache
-def pairs() -> dict[str, tuple[Target, DraftModel]]:
+def pairs() -> dict[str, tuple[Target, LoadedHead]]:
     """Drafters that are nearly always, often and nearly never right; all of one structure.
 
     And one whose training diverged: none of its parameters is a number.
@@ -90,11 +90,11 @@ def draw_requests(seed: int) -> dict[str, Any]:
 
 
 def plain_and_speculative(
-    target: Target, drafter: DraftModel, draft: DraftConfig, requests: dict[str, Any]
+    target: Target, drafter: LoadedHead, draft: TreeConfig, requests: dict[str, Any]
 ) -> tuple[Generation, Generation]:
     return (
         generate_autoregressive(target, **requests),
-        generate(target, drafter, draft=draft, **requests),
+        generate(target, drafter, tree=draft, **requests),
     )
 
 
@@ -164,20 +164,20 @@ def test_copied_tokens_come_true_where_a_text_repeats_itself() -> None:
     plain, speculative = plain_and_speculative(target, drafter, tree, full_requests())
     assert speculative.tokens == plain.tokens
     assert speculative.accept_counts[:, tree.draft_rounds + 1 :].any(), "further than beams reach"
-    without = generate(target, drafter, draft=alone, **full_requests())
+    without = generate(target, drafter, tree=alone, **full_requests())
     assert speculative.acceptance_length > 1.5 * without.acceptance_length
     assert without.copied_tokens == [0] * len(without.tokens)
 
 
 def test_a_row_says_the_same_alone_as_in_a_batch() -> None:
     requests = full_requests(sampling=SAMPLINGS[2:6])
-    together = generate(*pairs()["good"], draft=TREES["final beams under a budget"], **requests)
+    together = generate(*pairs()["good"], tree=TREES["final beams under a budget"], **requests)
     for row in range(4):
         changed: dict[str, Any] = {
             name: [requests[name][row]] for name in ("prompts", "sampling", "seeds")
         }
         alone = generate(
-            *pairs()["good"], draft=TREES["final beams under a budget"], **requests | changed
+            *pairs()["good"], tree=TREES["final beams under a budget"], **requests | changed
         )
         assert alone.tokens == [together.tokens[row]]
         assert alone.steps == [together.steps[row]]
@@ -197,5 +197,5 @@ def test_a_wrong_path_in_the_cache_changes_the_text(monkeypatch: pytest.MonkeyPa
     inner = inspect.unwrap(step.decode)
     # A function of its own, so that no trace of the right path is reused.
     monkeypatch.setattr(GENERATE, "decode", jax.jit(lambda *arguments: inner(*arguments)))
-    speculative = generate(*pairs()["fair"], draft=TREES["all nodes"], **requests)
+    speculative = generate(*pairs()["fair"], tree=TREES["all nodes"], **requests)
     assert speculative.tokens != plain.tokens

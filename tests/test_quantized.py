@@ -17,8 +17,8 @@ from tiny_models import (
 )
 
 from redrafter_jax import (
-    DraftConfig,
     InputError,
+    TreeConfig,
     generate,
     generate_autoregressive,
     load_target,
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 V = 24
 KINDS = ["recurrent", "recurrent, the target's head", "Medusa", "lookup", "combined"]
-TREE = DraftConfig(beam_width=4, draft_rounds=3, num_nodes=8)
+TREE = TreeConfig(beam_width=4, draft_rounds=3, num_nodes=8)
 REQUESTS: dict[str, Any] = {
     "prompts": PROMPTS,
     "max_new_tokens": 30,
@@ -60,7 +60,7 @@ def drafters() -> dict[str, Any]:
         "recurrent, the target's head": (quantize_model(borrowing, eight), TREE),
         "Medusa": (quantize_model(imitating_medusa(target), eight), TREE),
         "lookup": (PromptLookup(3), None),
-        "combined": (recurrent, DraftConfig(4, 3, num_nodes=10, lookup_tokens=3)),
+        "combined": (recurrent, TreeConfig(4, 3, num_nodes=10, lookup_tokens=3)),
     }
 
 
@@ -76,8 +76,8 @@ def test_the_text_is_the_quantized_targets_own(form: Any, kinds: Any) -> None:
     assert logits_error(target, plain_target()) > 1e-4, "the numbers did change"
     expected = generate_autoregressive(target, **REQUESTS).tokens
     for kind in kinds:
-        drafter, draft = drafters()[kind]
-        drafted: dict[str, Any] = {} if draft is None else {"draft": draft}
+        drafter, tree = drafters()[kind]
+        drafted: dict[str, Any] = {} if tree is None else {"tree": tree}
         result = generate(target, drafter, **drafted, **REQUESTS)
         assert result.tokens == expected, kind
         assert result.acceptance_length > (1.0 if kind == "lookup" else 1.5), kind
@@ -103,7 +103,7 @@ def test_scales_are_split_with_their_weights(tmp_path: Path, form: Any) -> None:
     requests: dict[str, Any] = REQUESTS | {"max_new_tokens": 12}
     drafter = quantize_model(imitating_drafter(random_target(WIDE)), Quantization.of(form))
     expected = generate_autoregressive(target, **requests).tokens
-    assert generate(split, place(drafter, mesh), draft=TREE, **requests).tokens == expected
+    assert generate(split, place(drafter, mesh), tree=TREE, **requests).tokens == expected
 
 
 def test_a_mesh_that_would_split_a_group_is_refused(tmp_path: Path) -> None:

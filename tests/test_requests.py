@@ -10,10 +10,10 @@ import pytest
 from tiny_models import random_drafter, random_target, tiny_config
 
 from redrafter_jax import (
-    DraftConfig,
-    DrafterConfig,
     InputError,
+    RecurrentConfig,
     SamplingConfig,
+    TreeConfig,
     generate,
     stream,
 )
@@ -23,7 +23,7 @@ from redrafter_jax.models.target import Target
 from redrafter_jax.requests import Batch, pad_requests, slots_for, token_lists
 from redrafter_jax.types import Requests
 
-SHAPE = DrafterConfig(vocab_size=24, hidden_size=32, exit_dim=8, num_draft_layers=0)
+SHAPE = RecurrentConfig(vocab_size=24, hidden_size=32, exit_dim=8, num_draft_layers=0)
 DRAFTER = random_drafter(SHAPE)
 CONFIG = tiny_config(max_position_embeddings=64, eos_token_ids=(3, 5))
 
@@ -188,7 +188,7 @@ def test_bad_requests_get_one_sentence(changes: dict[str, Any], sentence: str) -
 
 
 @pytest.mark.parametrize(
-    ("sizes", "draft", "sentence"),
+    ("sizes", "tree", "sentence"),
     [
         ({"hidden_size": 16}, {}, "The drafter's hidden_size is 16 and the target's is 32; "),
         ({"vocab_size": 25}, {}, "The drafter's vocab_size is 25 and the target's is 24; "),
@@ -198,23 +198,23 @@ def test_bad_requests_get_one_sentence(changes: dict[str, Any], sentence: str) -
             r"context_layers holds 1; the target has 2 layers, .* the last, 1, is always read",
         ),
         ({}, {"beam_width": 24, "candidates": 24}, None),
-        ({}, {"beam_width": 25}, r"^DraftConfig\.beam_width is 25, more than the 24 tokens that"),
-        ({}, {"candidates": 25}, r"^DraftConfig\.candidates is 25, more than .* 24 tokens"),
+        ({}, {"beam_width": 25}, r"^TreeConfig\.beam_width is 25, more than the 24 tokens that"),
+        ({}, {"candidates": 25}, r"^TreeConfig\.candidates is 25, more than .* 24 tokens"),
         ({}, {"lookup_tokens": 59}, None),
         (
             {},
             {"lookup_tokens": 60},
-            r"^DraftConfig\.draft_rounds is 4 and lookup_tokens 60, .* 64 positions; draft fewer",
+            r"^TreeConfig\.draft_rounds is 4 and lookup_tokens 60, .* 64 positions; draft fewer",
         ),
     ],
 )
 def test_a_drafter_and_a_draft_must_fit_the_target(
-    sizes: dict[str, Any], draft: dict[str, Any], sentence: str | None
+    sizes: dict[str, Any], tree: dict[str, Any], sentence: str | None
 ) -> None:
     shape: dict[str, Any] = {"vocab_size": 24, "hidden_size": 32, "exit_dim": 8}
-    drafter = DrafterConfig(**(shape | sizes), num_draft_layers=0)
+    drafter = RecurrentConfig(**(shape | sizes), num_draft_layers=0)
     with pytest.raises(InputError, match=sentence) if sentence else nullcontext():
-        check_pair(CONFIG, drafter, DraftConfig(**draft))
+        check_pair(CONFIG, drafter, TreeConfig(**tree))
 
 
 def test_long_rows_come_in_few_sizes() -> None:
@@ -252,9 +252,9 @@ def first_update(*models: Any, **arguments: Any) -> None:
     ("changes", "sentence"),
     [
         ({"prompts": {"input_ids": np.array([[24]])}}, "outside the vocabulary"),
-        ({"draft": DraftConfig(25, 2)}, "beam_width is 25"),
-        ({"draft": 8}, r"^draft is 8; give a DraftConfig\.$"),
-        ({"drafter": None, "draft": DraftConfig()}, "but there is no drafter; leave"),
+        ({"tree": TreeConfig(25, 2)}, "beam_width is 25"),
+        ({"tree": 8}, r"^tree is 8; give a TreeConfig\.$"),
+        ({"drafter": None, "tree": TreeConfig()}, "but there is no drafter; leave"),
         (
             {"drafter": random_target()},
             r"^drafter is .*; give what load_drafter returns, .* or None",

@@ -12,7 +12,7 @@ from tiny_folders import decode, encode
 from tiny_models import random_target
 
 from redrafter_jax import InputError, KeptCache, generate, generate_autoregressive, stream
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import to_host
 
@@ -29,11 +29,11 @@ TEXTS: dict[str, Any] = {"max_new_tokens": 24, "eos_token_ids": (), "log_probs":
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_the_updates_together_are_what_generate_returns(
-    habitual_target: Target, good_drafter: DraftModel, steps: int
+    habitual_target: Target, good_drafter: LoadedHead, steps: int
 ) -> None:
     models = habitual_target, good_drafter
-    whole = generate(*models, PROMPTS, draft=DRAFT, **OPTIONS)
-    updates = list(stream(*models, PROMPTS, draft=DRAFT, steps_per_yield=steps, **OPTIONS))
+    whole = generate(*models, PROMPTS, tree=DRAFT, **OPTIONS)
+    updates = list(stream(*models, PROMPTS, tree=DRAFT, steps_per_yield=steps, **OPTIONS))
     assert [len(row) for row in updates[0].tokens] == [1, 1, 1, 1], "prefill decides the first"
     assert len(updates) == 1 + -(-max(whole.steps) // steps)
     # Old updates are whole after the stream has ended: the state is donated, they are not.
@@ -52,7 +52,7 @@ def test_the_updates_together_are_what_generate_returns(
 
 
 def test_an_update_brings_what_is_new_to_the_host_and_not_the_whole_text(
-    habitual_target: Target, good_drafter: DraftModel, monkeypatch: pytest.MonkeyPatch
+    habitual_target: Target, good_drafter: LoadedHead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     brought: list[int] = []
 
@@ -62,7 +62,7 @@ def test_an_update_brings_what_is_new_to_the_host_and_not_the_whole_text(
 
     monkeypatch.setattr("redrafter_jax.generation.to_host", count)
     options: dict[str, Any] = OPTIONS | {"max_new_tokens": [200, 1, 24, 17]}
-    whole = list(stream(habitual_target, good_drafter, PROMPTS, draft=DRAFT, **options))
+    whole = list(stream(habitual_target, good_drafter, PROMPTS, tree=DRAFT, **options))
     assert len(brought) == len(whole)
     # Of four rows of 200 tokens and more.
     assert max(brought) < 200
@@ -91,10 +91,10 @@ def test_what_ends_a_row_is_no_part_of_its_text(habitual_target: Target) -> None
 
 
 def test_closing_a_stream_frees_its_state(
-    habitual_target: Target, good_drafter: DraftModel
+    habitual_target: Target, good_drafter: LoadedHead
 ) -> None:
     def run(count: int) -> Any:
-        updates = stream(habitual_target, good_drafter, PROMPTS, draft=DRAFT, **OPTIONS)
+        updates = stream(habitual_target, good_drafter, PROMPTS, tree=DRAFT, **OPTIONS)
         for _ in range(count):
             next(updates)
         return updates
@@ -110,10 +110,10 @@ def test_closing_a_stream_frees_its_state(
 
 
 def test_a_kept_cache_never_changes_what_is_said(
-    habitual_target: Target, good_drafter: DraftModel
+    habitual_target: Target, good_drafter: LoadedHead
 ) -> None:
     kept = KeptCache(context_length=60)
-    options: dict[str, Any] = {"sampling": MIXED[1], "draft": DRAFT}
+    options: dict[str, Any] = {"sampling": MIXED[1], "tree": DRAFT}
 
     def say(prompt: list[int], limit: int = 12, updates: int = 99) -> list[int]:
         said = stream(
@@ -154,13 +154,13 @@ def test_a_kept_cache_never_changes_what_is_said(
 
 
 def test_rows_stop_each_at_its_own_string_and_the_others_go_on(
-    habitual_target: Target, good_drafter: DraftModel
+    habitual_target: Target, good_drafter: LoadedHead
 ) -> None:
     prompts = [encode(text) for text in ("abc", "wv", "b\ncd", "d")]
     plain = generate_autoregressive(habitual_target, prompts, **TEXTS)
     texts = [decode(row) for row in plain.tokens]
     stops = [[texts[0][7:10]], ["not in it"], ["nor this", texts[2][20:22]], []]
-    options: dict[str, Any] = {"draft": DRAFT, "detokenize": decode, "stop_strings": stops}
+    options: dict[str, Any] = {"tree": DRAFT, "detokenize": decode, "stop_strings": stops}
     updates = list(stream(habitual_target, good_drafter, prompts, **options, **TEXTS))
     last = updates[-1].generation
     assert last.log_probs is not None

@@ -2,12 +2,12 @@
 
 import pytest
 
-from redrafter_jax.config import DraftConfig
+from redrafter_jax.config import TreeConfig
 from redrafter_jax.verdict import Texts, Way, judge
 
-TREE = DraftConfig(beam_width=2, draft_rounds=3, num_nodes=4)
-BOTH = DraftConfig(beam_width=2, draft_rounds=3, num_nodes=12, lookup_tokens=8)
-LOOKUP = DraftConfig(lookup_tokens=8)
+TREE = TreeConfig(beam_width=2, draft_rounds=3, num_nodes=4)
+BOTH = TreeConfig(beam_width=2, draft_rounds=3, num_nodes=12, lookup_tokens=8)
+LOOKUP = TreeConfig(lookup_tokens=8)
 ENOUGH = Texts(24)
 
 

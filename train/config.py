@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from redrafter_jax.config import DraftConfig, Dtype, SamplingConfig
+from redrafter_jax.config import Dtype, SamplingConfig, TreeConfig
 from redrafter_jax.settings.files import Settings
 from redrafter_jax.settings.sections import DrafterShape, MeshSettings, SamplingSettings
 from redrafter_jax.text.prompts import Turns
@@ -82,7 +82,7 @@ class RegenerateSettings(Settings):
     target: Path
     target_dtype: Dtype = "bfloat16"
     drafter: Path | None = None
-    draft: DraftConfig = DraftConfig()
+    tree: TreeConfig = TreeConfig()
     mesh: MeshSettings = MeshSettings()
     data: RegenerateData
     prompts: Literal["data", "self"] = "data"
@@ -116,7 +116,7 @@ class RegenerateSettings(Settings):
         for name, value in (("pack", False), ("long_records", "cut"), ("train_turns", "all")):
             if getattr(self.data, name) != value:
                 raise ValueError(f"regeneration does not read data.{name}; leave it out")
-        if self.drafter is None and self.draft != DraftConfig():
+        if self.drafter is None and self.tree != TreeConfig():
             raise ValueError("draft is how a drafter drafts; give drafter, or leave it out")
         return self
 
@@ -244,7 +244,7 @@ class AcceptanceSettings(Settings):
     max_new_tokens: PositiveInt = 64
     batch_size: PositiveInt = 8
     chat: bool | None = None
-    draft: DraftConfig = DraftConfig()
+    tree: TreeConfig = TreeConfig()
 
 
 class TrainSettings(Settings):

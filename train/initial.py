@@ -8,9 +8,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from redrafter_jax.checkpoints.huggingface import load_drafter
-from redrafter_jax.config import DrafterConfig, MedusaConfig, TargetConfig
+from redrafter_jax.config import MedusaConfig, RecurrentConfig, TargetConfig
 from redrafter_jax.drafters.bind import init_drafter
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.medusa import MedusaHeads
 from redrafter_jax.drafters.recurrent import RecurrentHead
 from redrafter_jax.errors import InputError
@@ -27,7 +27,7 @@ def new_drafter(
     rounds: int,
     sources: Sequence[tuple[Windows, float]],
     seed: int,
-) -> DraftModel:
+) -> LoadedHead:
     """A drafter to start from, of the target's width, that learns to draft R = `rounds` tokens.
 
     A smaller vocabulary, if one is asked for, is chosen from the training data, the `sources`.
@@ -54,7 +54,7 @@ def new_drafter(
     match config:
         case MedusaConfig():
             _start_medusa(start, head)
-        case DrafterConfig():
+        case RecurrentConfig():
             _start_recurrent(start, config, head)
     return Model.split(config, start)
 
@@ -65,7 +65,7 @@ def _load_initial(
     target: TargetConfig,
     rounds: int,
     chosen: tuple[int, ...] | None,
-) -> DraftModel:
+) -> LoadedHead:
     drafter = load_drafter(folder, "float32")
     tokens = drafter.config.draft_tokens
     count = len(tokens or ()) or None
@@ -103,7 +103,7 @@ def _start_medusa(medusa: MedusaHeads, projection: Float[Array, "D U"]) -> None:
 
 
 def _start_recurrent(
-    start: RecurrentHead, config: DrafterConfig, head: Float[Array, "D U"]
+    start: RecurrentHead, config: RecurrentConfig, head: Float[Array, "D U"]
 ) -> None:
     """Start the head of a recurrent drafter from the target's.
 

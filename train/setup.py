@@ -21,7 +21,7 @@ from redrafter_jax.checkpoints.huggingface import (
     load_target_without_layers,
 )
 from redrafter_jax.config import TargetConfig
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_rows
@@ -62,7 +62,7 @@ class Run(NamedTuple):
     settings: TrainSettings
     mesh: Mesh | None
     target: Target
-    drafter: DraftModel
+    drafter: LoadedHead
     sources: Sources
     batches: grain.DatasetIterator[Batch]
     optimizer: optax.GradientTransformation

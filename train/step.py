@@ -9,7 +9,7 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import (
     FULLY_SHARDED,
@@ -39,7 +39,7 @@ class StepMetrics(NamedTuple):
     gradient_norm: Float[Array, ""]
 
 
-def init_state(drafter: DraftModel, optimizer: optax.GradientTransformation) -> TrainState:
+def init_state(drafter: LoadedHead, optimizer: optax.GradientTransformation) -> TrainState:
     """The state before the first step."""
     return TrainState(drafter.params, optimizer.init(drafter.params))
 

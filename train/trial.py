@@ -23,7 +23,7 @@ from redrafter_jax.acceptance import (
 )
 from redrafter_jax.checkpoints.huggingface import save_drafter
 from redrafter_jax.config import TargetConfig
-from redrafter_jax.drafters.head_drafter import DraftModel, check_pair
+from redrafter_jax.drafters.head_drafter import LoadedHead, check_pair
 from redrafter_jax.generation import generate, generate_autoregressive
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_rows, to_host
@@ -94,7 +94,7 @@ def plan_trial(
     if trial is None:
         return None
     drafter = settings.drafter.build_for(target, settings.draft_rounds)
-    check_pair(target, drafter, trial.draft)
+    check_pair(target, drafter, trial.tree)
     prompts = read_prompts(trial.prompts, trial.prompt_count, trial.turns)
     tokenizer = read_tokenizer(settings.target)
     template, eos = chat_template.NO_TEMPLATE, ()
@@ -128,12 +128,12 @@ def _prepare(
         ]
 
     asked = encode_later_turns(how, first, answer)
-    inputs = [asked.rows, asked.stop_tokens, trial.max_new_tokens, asdict(trial.draft)]
+    inputs = [asked.rows, asked.stop_tokens, trial.max_new_tokens, asdict(trial.tree)]
     digest = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
     return Trial(trial, asked.rows, asked.stop_tokens, settings.output_dir / "best", digest)
 
 
-def try_drafter(trial: Trial, target: Target, drafter: DraftModel) -> dict[str, float]:
+def try_drafter(trial: Trial, target: Target, drafter: LoadedHead) -> dict[str, float]:
     """Decode all prompts, greedily, up to their end or the limit, and count what was accepted.
 
     The drafter runs in the target's dtype, as it will when it is used.
@@ -145,8 +145,8 @@ def try_drafter(trial: Trial, target: Target, drafter: DraftModel) -> dict[str, 
     """
     dtype = target.merge().dtype
     drafter = jax.tree.map(lambda leaf: leaf.astype(dtype), drafter)
-    draft = trial.settings.draft
-    counts = np.zeros(draft.max_path, int)
+    tree = trial.settings.tree
+    counts = np.zeros(tree.max_path, int)
     texts: list[list[int]] = []
     for rows in batched(trial.rows, trial.settings.batch_size):
         result = generate(
@@ -154,7 +154,7 @@ def try_drafter(trial: Trial, target: Target, drafter: DraftModel) -> dict[str, 
             drafter,
             rows,
             max_new_tokens=trial.settings.max_new_tokens,
-            draft=draft,
+            tree=tree,
             eos_token_ids=trial.stop_tokens,
         )
         texts += result.tokens
@@ -177,7 +177,7 @@ def keep_best(
     best: Best | None,
     step: int,
     measured: float,
-    drafter: DraftModel,
+    drafter: LoadedHead,
     texts: Sequence[int] = (),
 ) -> Best:
     """Export the drafter if it did better than the best one; the new best one.
@@ -211,8 +211,8 @@ def describe_best(best: Best | None, settings: TrainSettings) -> str:
     if best is None or trial is None:
         return f"No verdict: the head was not tried (acceptance); {compare}"
     texts = Texts(best.texts, best.repeating, best.short)
-    if trial.draft.lookup_tokens:
-        looked_up = f"acceptance.draft has lookup_tokens={trial.draft.lookup_tokens}"
+    if trial.tree.lookup_tokens:
+        looked_up = f"acceptance.tree has lookup_tokens={trial.tree.lookup_tokens}"
         gain = "and what lookup gains is not the head's"
         return f"Too little data to tell: {looked_up}, {gain}; {compare}"
     if texts.fault:
@@ -222,7 +222,7 @@ def describe_best(best: Best | None, settings: TrainSettings) -> str:
         )
     gained = (
         f"a target call gains {best.acceptance_length:.2f} tokens (1.00 without a head) with "
-        f"{describe_tree(trial.draft)} on {best.texts} held-out texts"
+        f"{describe_tree(trial.tree)} on {best.texts} held-out texts"
     )
     if best.acceptance_length < _HARDLY:
         return (
@@ -235,7 +235,7 @@ def describe_best(best: Best | None, settings: TrainSettings) -> str:
     )
 
 
-def _replace(folder: Path, drafter: DraftModel) -> None:
+def _replace(folder: Path, drafter: LoadedHead) -> None:
     fresh, old = (folder.with_name(f"{folder.name}.{word}") for word in ("new", "old"))
     shutil.rmtree(fresh, ignore_errors=True)
     save_drafter(drafter, fresh)

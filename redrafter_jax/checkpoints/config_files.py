@@ -8,7 +8,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Literal, cast, get_args, get_origin
 
-from redrafter_jax.config import DrafterConfig
+from redrafter_jax.config import RecurrentConfig
 from redrafter_jax.config.limits import FieldError, main_type
 from redrafter_jax.errors import InputError
 
@@ -28,8 +28,8 @@ _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _AS_JSON: dict[Any, type] = {tuple: list, Literal: str}
 
 
-def read_drafter_config(folder: Path) -> DrafterConfig:
-    """The `DrafterConfig` that `config.json` states.
+def read_drafter_config(folder: Path) -> RecurrentConfig:
+    """The `RecurrentConfig` that `config.json` states.
 
     Raises:
       InputError: the file is missing, lacks a field, or states one of another type or range.
@@ -43,7 +43,7 @@ def read_drafter_config(folder: Path) -> DrafterConfig:
         raise InputError(
             f"{path} states rnn={has_cell} and cell={cell!r}, which contradict each other."
         )
-    return read_fields(DrafterConfig, values, path, cell=cell)
+    return read_fields(RecurrentConfig, values, path, cell=cell)
 
 
 def read_fields[T](kind: type[T], values: Mapping[str, Any], path: Path, **given: Any) -> T:
@@ -97,10 +97,10 @@ def errors_naming(place: Path | str) -> Generator[None]:
         raise InputError(f"{place}: {error.field} {error.problem}") from None
 
 
-def drafter_fields(config: DrafterConfig) -> dict[str, Any]:
+def drafter_fields(config: RecurrentConfig) -> dict[str, Any]:
     """What Apple's code states of a drafter in `config.json` (`configuration_drafter.py`).
 
-    And what it does not know, where the drafter has it: `DrafterConfig.beyond_apple`.
+    And what it does not know, where the drafter has it: `RecurrentConfig.beyond_apple`.
     """
     return {
         "architectures": ["Drafter"],

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from redrafter_jax.checkpoints.config_files import read_json
-from redrafter_jax.checkpoints.download import DRAFT_TABLE, is_gguf, locate
+from redrafter_jax.checkpoints.download import TREE_TABLE, is_gguf, locate
 from redrafter_jax.checkpoints.families import text_fields
 from redrafter_jax.checkpoints.found import (
     FoundModel,
@@ -28,10 +28,10 @@ from redrafter_jax.checkpoints.shards import DTYPES, same_weight, write_shard
 from redrafter_jax.checkpoints.stored import StoredWeight
 from redrafter_jax.checkpoints.weights import INDEX, SINGLE_FILE
 from redrafter_jax.config import (
-    DrafterConfig,
     HeadConfig,
     MedusaConfig,
     Quantization,
+    RecurrentConfig,
     TargetConfig,
     WeightFormat,
 )
@@ -167,7 +167,7 @@ def _quantized_fields(found: FoundModel, quantization: Quantization) -> dict[str
 def _beyond_apple(config: TargetConfig | HeadConfig, quantized: bool) -> list[str]:
     """What a drafter has that Apple's layout does not."""
     match config:
-        case DrafterConfig():
+        case RecurrentConfig():
             return sorted([*config.beyond_apple, *["quantized weights"] * quantized])
         case MedusaConfig():
             return ["Medusa heads"]
@@ -212,7 +212,7 @@ def _write_companions(
     written = ["config.json"]
     for path in sorted(found.folder.iterdir()):
         known = path.name in _DESCRIPTIONS or path.name.endswith(".index.json")
-        goes_along = path.suffix in _COMPANIONS or path.name == DRAFT_TABLE
+        goes_along = path.suffix in _COMPANIONS or path.name == TREE_TABLE
         if goes_along and path.is_file() and not known:
             shutil.copyfile(path, folder / path.name)
             written.append(path.name)

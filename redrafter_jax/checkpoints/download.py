@@ -13,14 +13,14 @@ from redrafter_jax.errors import InputError
 
 # Other files of a repository hold the same weights again, in other formats.
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin", "medusa_lm_head.*")
-# Beside a drafter's `config.json`; see `redrafter_jax.checkpoints.draft_table`.
-DRAFT_TABLE = "draft.yaml"
+# Beside a drafter's `config.json`; see `redrafter_jax.checkpoints.tree_table`.
+TREE_TABLE = "draft.yaml"
 # Of a folder that holds changes to a model, in the format of the package peft.
 _ADAPTER = "adapter_config.json"
 # A name that ends so is meant as a file's.
 _FILES = (".safetensors", ".bin", ".pt", ".json")
 # What describes a model, its tokenizer with it.
-_DESCRIPTION = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", DRAFT_TABLE)
+_DESCRIPTION = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", TREE_TABLE)
 # The first bytes of a GGUF file.
 GGUF_MAGIC = b"GGUF"
 

@@ -35,7 +35,7 @@ from redrafter_jax.checkpoints.weight_names import (
     text_weights,
 )
 from redrafter_jax.checkpoints.weights import find_weights
-from redrafter_jax.config import DrafterConfig, MedusaConfig, TargetConfig
+from redrafter_jax.config import MedusaConfig, RecurrentConfig, TargetConfig
 from redrafter_jax.drafters.medusa import MedusaHeads
 from redrafter_jax.drafters.recurrent import RecurrentHead
 from redrafter_jax.errors import InputError
@@ -98,7 +98,7 @@ TARGET = Kind(
 # By the model_type that `config.json` states.
 DRAFTERS = {
     DRAFTER_MODEL_TYPE: Kind(
-        DrafterConfig,
+        RecurrentConfig,
         read_drafter_config,
         drafter_fields,
         RecurrentHead,

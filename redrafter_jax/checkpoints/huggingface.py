@@ -34,7 +34,7 @@ from redrafter_jax.checkpoints.quantized import CODES, MINIMUM, QUANT_METHOD, SC
 from redrafter_jax.checkpoints.stored import StoredWeight, dtype_of, read_weight
 from redrafter_jax.checkpoints.weights import SINGLE_FILE
 from redrafter_jax.config import Dtype, TargetConfig
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.linear import QuantizedWeight, transposed
 from redrafter_jax.models.target import Decoder, Target
@@ -137,7 +137,7 @@ def load_target_config(name: str | Path) -> TargetConfig:
 
 def load_drafter(
     name: str | Path, dtype: DTypeLike = "bfloat16", mesh: Mesh | None = None
-) -> DraftModel:
+) -> LoadedHead:
     """Load a drafter from a folder or a hub id: a recurrent head, or Medusa heads.
 
     A recurrent head is in Apple's layout or beyond it. Medusa heads are what `save_drafter` writes
@@ -158,10 +158,10 @@ def save_target(target: Target, folder: str | Path) -> None:
     _save(Path(folder), target, TARGET)
 
 
-def save_drafter(drafter: DraftModel, folder: str | Path) -> None:
+def save_drafter(drafter: LoadedHead, folder: str | Path) -> None:
     """Write `config.json` and `model.safetensors`, in Apple's layout where it applies.
 
-    Where it does not, `config.json` says what is different; see `DrafterConfig.beyond_apple`. The
+    Where it does not, `config.json` says what is different; see `RecurrentConfig.beyond_apple`. The
     weights of Medusa heads have the names that their authors gave them.
     """
     kinds = (kind for kind in DRAFTERS.values() if kind.config is type(drafter.config))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from redrafter_jax.checkpoints.stored import StoredWeight
-from redrafter_jax.config import DrafterConfig, MedusaConfig, TargetConfig
+from redrafter_jax.config import MedusaConfig, RecurrentConfig, TargetConfig
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 # Of a model that reads images too: what is no part of its text model.
@@ -30,7 +30,7 @@ def target_name(config: TargetConfig, name: str) -> str:
     return HEAD if name == "lm_head" else f"model.{name}.weight"
 
 
-def recurrent_name(config: DrafterConfig, name: str) -> str:
+def recurrent_name(config: RecurrentConfig, name: str) -> str:
     """Ours: blocks.0.kernel, lm_head.kernel ... Apple's: one `lm_head` list holds them all."""
     name = name.replace("kernel", "weight")
     if name == "lm_head.weight":

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, get_args
 
-from redrafter_jax.config import DraftConfig, Dtype, SamplingConfig, ServeConfig
+from redrafter_jax.config import Dtype, SamplingConfig, ServeConfig, TreeConfig
 from redrafter_jax.config.limits import FieldError, field_docs, main_type, parse_annotation, unmet
 from redrafter_jax.errors import InputError
 
@@ -97,7 +97,7 @@ def add_draft(command: argparse.ArgumentParser) -> None:
     """Options that draft trees."""
     title = "how drafts are made, which changes the speed but never the text"
     text = "Without any of these the tree is that of the drafter's draft.yaml, if it has one."
-    add_fields(command.add_argument_group(title, text), DraftConfig)
+    add_fields(command.add_argument_group(title, text), TreeConfig)
 
 
 def add_fields(group: Any, config: type) -> None:
@@ -151,7 +151,7 @@ def given_options(config: type, arguments: argparse.Namespace) -> dict[str, Any]
     return {name: value for name, value in values.items() if value is not None}
 
 
-def config_of[Config: (DraftConfig, SamplingConfig, ServeConfig)](
+def config_of[Config: (TreeConfig, SamplingConfig, ServeConfig)](
     config: type[Config], arguments: argparse.Namespace
 ) -> Config:
     """The configuration that the options of its fields give.

@@ -7,15 +7,15 @@ from typing import NamedTuple
 import jax
 from tokenizers import Tokenizer
 
-from redrafter_jax.checkpoints.download import DRAFT_TABLE
-from redrafter_jax.checkpoints.draft_table import DraftTable, find_draft_table
+from redrafter_jax.checkpoints.download import TREE_TABLE
 from redrafter_jax.checkpoints.huggingface import load_drafter, load_target, load_target_config
+from redrafter_jax.checkpoints.tree_table import TreeTable, find_tree_table
 from redrafter_jax.commands.option_groups import config_of, given_options, option_of
 from redrafter_jax.commands.terminal import log
-from redrafter_jax.config import DraftConfig, SamplingConfig
+from redrafter_jax.config import SamplingConfig, TreeConfig
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.bind import bind_drafter
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.projection import Lender
@@ -95,10 +95,10 @@ def open_session(
       InputError: a value, a file or a folder cannot be used, or they do not go together.
     """
     sampling = config_of(SamplingConfig, arguments)
-    draft = _nearest_tree(draft_of(arguments), batch_size, sampling.temperature)
+    tree = _nearest_tree(draft_of(arguments), batch_size, sampling.temperature)
     prompt_format = load_prompt_format(arguments, texts, arguments.stop or ())
-    target, model = load_models(arguments, draft)
-    drafter = bind_drafter(model, None if arguments.no_drafter else draft)
+    target, model = load_models(arguments, tree)
+    drafter = bind_drafter(model, None if arguments.no_drafter else tree)
     drafter.check(target.config)
     return Session(target, drafter.prepare(Lender(target)), sampling, prompt_format)
 
@@ -147,53 +147,53 @@ def _template_of(arguments: argparse.Namespace, tokenizer: Tokenizer) -> ChatTem
     return template
 
 
-def draft_of(arguments: argparse.Namespace) -> DraftConfig | DraftTable:
+def draft_of(arguments: argparse.Namespace) -> TreeConfig | TreeTable:
     """How drafts are made: as the options say, or else as the drafter's table does.
 
     Raises:
       InputError: an option cannot be used, or the table.
     """
-    given = given_options(DraftConfig, arguments)
+    given = given_options(TreeConfig, arguments)
     idle = ", ".join(option_of(name) for name in given if name != "lookup_tokens")
     if idle and arguments.no_drafter:
         raise InputError(f"Only a drafter's trees use {idle}; give --drafter, or leave it out.")
-    draft = config_of(DraftConfig, arguments)
+    tree = config_of(TreeConfig, arguments)
     if arguments.no_drafter:
-        return draft
-    return draft if given else find_draft_table(arguments.drafter) or draft
+        return tree
+    return tree if given else find_tree_table(arguments.drafter) or tree
 
 
 def _nearest_tree(
-    draft: DraftConfig | DraftTable,
+    tree: TreeConfig | TreeTable,
     batch_size: int,
     temperature: float,
-) -> DraftConfig | None:
-    """The tree to draft; one that a table gives is logged. None drafts none."""
-    if isinstance(draft, DraftConfig):
-        return draft
-    tree = draft.nearest(batch_size, temperature)
-    place = f"batch size {tree.batch_size} at temperature {tree.temperature:g} on {draft.device}"
-    if tree.draft is None:
-        log(f"{DRAFT_TABLE}: no tree beats the baseline for {place}; the drafter is not used")
+) -> TreeConfig | None:
+    """The tree to tree; one that a table gives is logged. None drafts none."""
+    if isinstance(tree, TreeConfig):
+        return tree
+    tuned = tree.nearest(batch_size, temperature)
+    place = f"batch size {tuned.batch_size} at temperature {tuned.temperature:g} on {tree.device}"
+    if tuned.tree is None:
+        log(f"{TREE_TABLE}: no tree beats the baseline for {place}; the drafter is not used")
         return None
     words = ", ".join(
         f"{name}={value}"
-        for name, value in vars(tree.draft).items()
-        if value != getattr(DraftConfig, name)
+        for name, value in vars(tuned.tree).items()
+        if value != getattr(TreeConfig, name)
     )
-    speedup = f"{tree.measured_speedup:.2f} times the baseline"
-    log(f"{DRAFT_TABLE}: {words or 'the default tree'}, {speedup} for {place}")
-    return tree.draft
+    speedup = f"{tuned.measured_speedup:.2f} times the baseline"
+    log(f"{TREE_TABLE}: {words or 'the default tree'}, {speedup} for {place}")
+    return tuned.tree
 
 
 def load_models(
-    arguments: argparse.Namespace, draft: DraftConfig | DraftTable | None
-) -> tuple[Target, DraftModel | PromptLookup | None]:
+    arguments: argparse.Namespace, tree: TreeConfig | TreeTable | None
+) -> tuple[Target, LoadedHead | PromptLookup | None]:
     """The target and what drafts for it, on the mesh that the options name.
 
     Args:
       arguments: of the command.
-      draft: how drafts are made; None makes none.
+      tree: how drafts are made; None makes none.
 
     Raises:
       InputError: a file cannot be used, or there are fewer devices.
@@ -206,10 +206,10 @@ def load_models(
     mesh = None if parts == 1 else make_mesh(model=parts)
     dtype = dtype_of(arguments)
     target = load_target(arguments.target, dtype, mesh)
-    if draft is None or not arguments.no_drafter:
-        return target, load_drafter(arguments.drafter, dtype, mesh) if draft else None
-    assert isinstance(draft, DraftConfig), "tables are of drafters"
-    return target, PromptLookup(draft.lookup_tokens) if draft.lookup_tokens else None
+    if tree is None or not arguments.no_drafter:
+        return target, load_drafter(arguments.drafter, dtype, mesh) if tree else None
+    assert isinstance(tree, TreeConfig), "tables are of drafters"
+    return target, PromptLookup(tree.lookup_tokens) if tree.lookup_tokens else None
 
 
 def context_length(arguments: argparse.Namespace, limit: int) -> int:

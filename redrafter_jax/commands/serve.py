@@ -40,16 +40,16 @@ def run(arguments: argparse.Namespace) -> None:
         ) from None
     logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
     logging.getLogger("redrafter_jax").setLevel(logging.INFO)
-    draft, config = draft_of(arguments), config_of(ServeConfig, arguments)
+    tree, config = draft_of(arguments), config_of(ServeConfig, arguments)
     # First: what follows takes long.
     listening = listen(arguments.host, arguments.port)
     prompt_format = load_prompt_format(arguments, ["Hello"])
-    target, drafter = load_models(arguments, draft)
+    target, drafter = load_models(arguments, tree)
     length = context_length(arguments, target.config.position_limit)
     engine = Engine(
         target,
         drafter,
-        draft=None if arguments.no_drafter else draft,
+        tree=None if arguments.no_drafter else tree,
         slots=config.slots,
         context_length=length,
         queue_limit=config.queue_limit,

@@ -1,7 +1,7 @@
 """Frozen, hashable configurations: static under `jax.jit`, checked on construction."""
 
-from redrafter_jax.config.drafter import Cell, DrafterConfig, Head, HeadConfig, MedusaConfig
-from redrafter_jax.config.drafting import DraftConfig, SamplingConfig
+from redrafter_jax.config.drafter import Cell, Head, HeadConfig, MedusaConfig, RecurrentConfig
+from redrafter_jax.config.drafting import SamplingConfig, TreeConfig
 from redrafter_jax.config.quantization import Quantization, WeightFormat
 from redrafter_jax.config.serving import ServeConfig
 from redrafter_jax.config.target import (
@@ -19,8 +19,6 @@ from redrafter_jax.config.target import (
 __all__ = [
     "Activation",
     "Cell",
-    "DraftConfig",
-    "DrafterConfig",
     "Dtype",
     "DynamicScaling",
     "Head",
@@ -30,10 +28,12 @@ __all__ = [
     "LongRopeScaling",
     "MedusaConfig",
     "Quantization",
+    "RecurrentConfig",
     "RopeScaling",
     "SamplingConfig",
     "ServeConfig",
     "TargetConfig",
+    "TreeConfig",
     "WeightFormat",
     "YarnScaling",
 ]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
-from redrafter_jax.config.drafting import DraftConfig
+from redrafter_jax.config.drafting import TreeConfig
 from redrafter_jax.config.limits import Count, Natural, check_fields, out_of_order, require
 from redrafter_jax.errors import InputError
 
@@ -13,7 +13,7 @@ Head = Literal["own", "target", "low_rank"]
 
 
 @dataclass(frozen=True)
-class DrafterConfig:
+class RecurrentConfig:
     """Shape of a recurrent drafter; the defaults are Apple's layout.
 
     Attributes:
@@ -56,14 +56,14 @@ class DrafterConfig:
             require(before < layer, self, "context_layers", problem)
         _check_draft_tokens(self)
 
-    def check_draft(self, draft: DraftConfig) -> None:
+    def check_draft(self, tree: TreeConfig) -> None:
         """Refuse Medusa's trees, and those whose beams take more tokens than can be drafted."""
-        if draft.static_tree:
+        if tree.static_tree:
             raise InputError(
-                "DraftConfig.static_tree is for Medusa heads, and this is a recurrent head, whose "
+                "TreeConfig.static_tree is for Medusa heads, and this is a recurrent head, whose "
                 "trees follow its beams; leave it out."
             )
-        _check_width(self, draft)
+        _check_width(self, tree)
 
     @property
     def beyond_apple(self) -> dict[str, Any]:
@@ -123,20 +123,20 @@ class MedusaConfig:
         require(trains, self, "num_draft_layers", problem)
         _check_draft_tokens(self)
 
-    def check_draft(self, draft: DraftConfig) -> None:
+    def check_draft(self, tree: TreeConfig) -> None:
         """Refuse beams, more draft rounds than heads, and more tokens than can be drafted."""
-        if draft.draft_rounds > self.num_heads:
+        if tree.draft_rounds > self.num_heads:
             raise InputError(
-                f"DraftConfig.draft_rounds is {draft.draft_rounds}, more than the {self.num_heads} "
+                f"TreeConfig.draft_rounds is {tree.draft_rounds}, more than the {self.num_heads} "
                 "Medusa heads that the drafter has; draft fewer."
             )
         for name in ("final_beams_only", "rerank"):
-            if getattr(draft, name):
+            if getattr(tree, name):
                 raise InputError(
-                    f"DraftConfig.{name} is for a recurrent head, and Medusa heads draft without "
+                    f"TreeConfig.{name} is for a recurrent head, and Medusa heads draft without "
                     "beams; leave it out."
                 )
-        _check_width(self, draft)
+        _check_width(self, tree)
 
     @property
     def draft_vocab_size(self) -> int:
@@ -155,7 +155,7 @@ class MedusaConfig:
 
 
 # Of a head of any kind; whatever depends on the kind matches it to the end.
-HeadConfig: TypeAlias = DrafterConfig | MedusaConfig
+HeadConfig: TypeAlias = RecurrentConfig | MedusaConfig
 
 
 def _check_draft_tokens(config: HeadConfig) -> None:
@@ -167,17 +167,17 @@ def _check_draft_tokens(config: HeadConfig) -> None:
         require(before < token <= most, config, "draft_tokens", problem)
 
 
-def _check_width(config: HeadConfig, draft: DraftConfig) -> None:
+def _check_width(config: HeadConfig, tree: TreeConfig) -> None:
     for name in ("beam_width", "candidates"):
-        asked = getattr(draft, name) or 0
+        asked = getattr(tree, name) or 0
         if asked > config.draft_vocab_size:
             raise InputError(
-                f"DraftConfig.{name} is {asked}, more than the {config.draft_vocab_size} tokens "
+                f"TreeConfig.{name} is {asked}, more than the {config.draft_vocab_size} tokens "
                 "that the drafter can draft."
             )
-    if draft.rerank and draft.extensions > config.draft_vocab_size:
+    if tree.rerank and tree.extensions > config.draft_vocab_size:
         raise InputError(
-            f"DraftConfig.num_nodes is {draft.budget}; with rerank it may be at most "
-            f"{config.draft_vocab_size + 1 + draft.lookup_tokens}, for the drafter can draft "
+            f"TreeConfig.num_nodes is {tree.budget}; with rerank it may be at most "
+            f"{config.draft_vocab_size + 1 + tree.lookup_tokens}, for the drafter can draft "
             f"{config.draft_vocab_size} tokens."
         )

@@ -13,7 +13,7 @@ _FILTERS = ("top_k", "top_p", "min_p")
 
 
 @dataclass(frozen=True)
-class DraftConfig:
+class TreeConfig:
     """How a tree is drafted in one decode step.
 
     Attributes:

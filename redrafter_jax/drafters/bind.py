@@ -7,10 +7,10 @@ from typing import Any
 import jax
 from flax import nnx
 
-from redrafter_jax.config import DraftConfig, DrafterConfig, HeadConfig, MedusaConfig
+from redrafter_jax.config import HeadConfig, MedusaConfig, RecurrentConfig, TreeConfig
 from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.drafters.combined import Combined
-from redrafter_jax.drafters.head_drafter import DraftModel, HeadDrafter
+from redrafter_jax.drafters.head_drafter import HeadDrafter, LoadedHead
 from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.drafters.medusa import MedusaDrafter
 from redrafter_jax.drafters.recurrent import RecurrentDrafter
@@ -19,35 +19,35 @@ from redrafter_jax.parallel.model import Model
 
 # By the configuration of the head.
 _KINDS: Mapping[type, type[HeadDrafter]] = {
-    DrafterConfig: RecurrentDrafter,
+    RecurrentConfig: RecurrentDrafter,
     MedusaConfig: MedusaDrafter,
 }
 
 
-def init_drafter(config: HeadConfig, seed: int) -> DraftModel:
+def init_drafter(config: HeadConfig, seed: int) -> LoadedHead:
     """A head with random float32 parameters, where training starts."""
     module: Any = _KINDS[type(config)].module
     return Model.split(config, module(config, rngs=nnx.Rngs(seed)))
 
 
-def bind_drafter(drafter: DraftModel | Drafter | None, draft: DraftConfig | None = None) -> Drafter:
+def bind_drafter(drafter: LoadedHead | Drafter | None, draft: TreeConfig | None = None) -> Drafter:
     """The drafter that decoding takes.
 
     Args:
       drafter: from `load_drafter`; or a drafter as it is, such as `PromptLookup()`; or None for
         autoregressive decoding.
-      draft: how a loaded model drafts, None for `DraftConfig()`; with `lookup_tokens` it is
+      draft: how a loaded model drafts, None for `TreeConfig()`; with `lookup_tokens` it is
         combined with prompt lookup. The others take none.
 
     Raises:
       InputError: `drafter` is something else, or has no use for `draft`.
     """
-    if draft is not None and not isinstance(draft, DraftConfig):
-        raise InputError(f"draft is {draft!r}; give a DraftConfig.")
+    if draft is not None and not isinstance(draft, TreeConfig):
+        raise InputError(f"tree is {draft!r}; give a TreeConfig.")
     if drafter is None or isinstance(drafter, Drafter):
         if draft is not None:
             what = "there is no drafter" if drafter is None else f"{drafter!r:.60} takes none"
-            raise InputError(f"draft is {draft}, but {what}; leave draft out.")
+            raise InputError(f"tree is {draft}, but {what}; leave tree out.")
         if isinstance(drafter, Drafter) and any(
             leaf is drafter for leaf in jax.tree.leaves(drafter)
         ):
@@ -62,7 +62,7 @@ def bind_drafter(drafter: DraftModel | Drafter | None, draft: DraftConfig | None
             f"drafter is {drafter!r:.40}; give what load_drafter returns, a Drafter such as "
             "PromptLookup(), or None for autoregressive decoding."
         )
-    draft = draft or DraftConfig()
+    draft = draft or TreeConfig()
     if not draft.lookup_tokens:
         return kind(drafter, draft)
     nodes = None if draft.num_nodes is None else draft.beam_nodes

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from redrafter_jax.config import DraftConfig, HeadConfig, TargetConfig
+from redrafter_jax.config import HeadConfig, TargetConfig, TreeConfig
 from redrafter_jax.drafters.base import Drafter, check_context_layers
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.linear import linear
@@ -21,7 +21,7 @@ from redrafter_jax.parallel.model import Model
 from redrafter_jax.types import Scorer, StepTrace, Verified
 
 # A trained head of any kind, from `load_drafter`; `bind` lists the kinds.
-DraftModel = Model[Any, Any]
+LoadedHead = Model[Any, Any]
 _WEIGHT_INIT = nnx.initializers.lecun_normal()
 
 
@@ -52,7 +52,7 @@ def run_blocks(blocks: Sequence[Dense], x: Float[Array, "... E"]) -> Float[Array
     return x
 
 
-class DraftHead(nnx.Module):
+class HeadWeights(nnx.Module):
     """Parameters that draft from the target's hidden states; a kind for each configuration.
 
     Attributes:
@@ -97,18 +97,18 @@ class HeadDrafter(Drafter):
       borrowed: the target's projection of the head's tokens, from `prepare`, if it has none.
     """
 
-    module: ClassVar[type[DraftHead]]
-    model: DraftModel
-    draft: DraftConfig = field(metadata={"static": True})
+    module: ClassVar[type[HeadWeights]]
+    model: LoadedHead
+    tree: TreeConfig = field(metadata={"static": True})
     borrowed: Model[None, Projection] | None = None
 
     @property
     def max_path(self) -> int:
-        return self.draft.draft_rounds + 1
+        return self.tree.draft_rounds + 1
 
     @property
     def num_nodes(self) -> int:
-        return self.draft.beam_nodes
+        return self.tree.beam_nodes
 
     @property
     def context_layers(self) -> tuple[int, ...]:
@@ -120,13 +120,13 @@ class HeadDrafter(Drafter):
 
     def check(self, target: TargetConfig) -> None:
         """Refuse prompt lookup, which is another drafter's, and what `check_pair` refuses."""
-        if self.draft.lookup_tokens:
+        if self.tree.lookup_tokens:
             raise InputError(
-                f"DraftConfig.lookup_tokens is {self.draft.lookup_tokens}, but "
+                f"TreeConfig.lookup_tokens is {self.tree.lookup_tokens}, but "
                 f"{type(self).__name__} does no prompt lookup; use bind_drafter, or Combined with "
                 "PromptLookup."
             )
-        check_pair(target, self.model.config, self.draft)
+        check_pair(target, self.model.config, self.tree)
 
     def prepare(self, lender: Lender) -> "HeadDrafter":
         """With the target's projection gathered for the head's tokens, if the head has none."""
@@ -166,7 +166,7 @@ class HeadDrafter(Drafter):
         return hidden[..., -size:]
 
 
-def check_pair(target: TargetConfig, drafter: HeadConfig, draft: DraftConfig) -> None:
+def check_pair(target: TargetConfig, drafter: HeadConfig, tree: TreeConfig) -> None:
     """Refuse a head of another target, and trees that it cannot draft or that reach too far."""
     for name in ("hidden_size", "vocab_size"):
         ours, theirs = getattr(drafter, name), getattr(target, name)
@@ -176,10 +176,10 @@ def check_pair(target: TargetConfig, drafter: HeadConfig, draft: DraftConfig) ->
                 "trained for this target."
             )
     check_context_layers(target, drafter.context_layers, "The drafter's context_layers")
-    if draft.max_path > target.position_limit:
-        lookup = f" and lookup_tokens {draft.lookup_tokens}" if draft.lookup_tokens else ""
+    if tree.max_path > target.position_limit:
+        lookup = f" and lookup_tokens {tree.lookup_tokens}" if tree.lookup_tokens else ""
         raise InputError(
-            f"DraftConfig.draft_rounds is {draft.draft_rounds}{lookup}, but the target has "
+            f"TreeConfig.draft_rounds is {tree.draft_rounds}{lookup}, but the target has "
             f"{target.position_limit} positions; draft fewer."
         )
-    drafter.check_draft(draft)
+    drafter.check_draft(tree)

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from redrafter_jax.config import DraftConfig, MedusaConfig
+from redrafter_jax.config import MedusaConfig, TreeConfig
 from redrafter_jax.drafters.head_drafter import (
     Dense,
-    DraftHead,
     HeadDrafter,
+    HeadWeights,
     make_blocks,
     run_blocks,
 )
@@ -41,7 +41,7 @@ class MedusaHead(nnx.Module):
             self.lm_head = Dense(D, config.draft_vocab_size, bias=False, rngs=rngs)
 
 
-class MedusaHeads(DraftHead):
+class MedusaHeads(HeadWeights):
     """K heads; head k predicts the token k + 2 places after the one whose hidden state it reads.
 
     The target itself predicts the token before that of head 0, the root.
@@ -79,7 +79,7 @@ class MedusaHeads(DraftHead):
         rounds: int,
         scorer: Scorer | None = None,
     ) -> Iterator[Float[Array, "B C U"]]:
-        """See `DraftHead`: a head for every round, whatever tokens follow."""
+        """See `HeadWeights`: a head for every round, whatever tokens follow."""
         del embedded
         yield from jnp.moveaxis(self.logits(hidden, rounds, scorer), -2, 0)
 
@@ -102,7 +102,7 @@ class MedusaDrafter(HeadDrafter):
     def propose(
         self, decoder: Decoder, state: DecodeState, noise: Float[Array, "B P V"]
     ) -> TokenTree:
-        heads, draft = self.model.merge(), self.draft
+        heads, draft = self.model.merge(), self.tree
         rounds, drafted = draft.draft_rounds, heads.draft_token_ids
         logits = heads.logits(state.drafter, rounds, self.scorer(decoder))
         noise = noise[:, :rounds]
@@ -113,7 +113,7 @@ class MedusaDrafter(HeadDrafter):
         return rank_tree(state.root, tokens, log_probs, paths_of(draft), draft.beam_nodes)
 
 
-def paths_of(draft: DraftConfig) -> list[Path]:
+def paths_of(draft: TreeConfig) -> list[Path]:
     """The paths among which a step chooses its N - 1 nodes, each after those it extends."""
     if isinstance(draft.static_tree, tuple):
         return sorted(draft.static_tree, key=_order)
@@ -124,7 +124,7 @@ def paths_of(draft: DraftConfig) -> list[Path]:
     return paths
 
 
-def _possible_paths(draft: DraftConfig, above: Path = (), better: int = 0) -> Iterator[Path]:
+def _possible_paths(draft: TreeConfig, above: Path = (), better: int = 0) -> Iterator[Path]:
     """Every path that can be among the N - 1 most probable, whatever the heads say.
 
     A path whose ranks are nowhere higher, and which is no longer, is never less probable. A path

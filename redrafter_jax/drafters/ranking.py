@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from redrafter_jax.config import DraftConfig
+from redrafter_jax.config import TreeConfig
 from redrafter_jax.parallel.collectives import all_gather, own_shard, shard_start
 from redrafter_jax.sampling import filter_logits
 from redrafter_jax.types import Sampling
@@ -14,7 +14,7 @@ def rank_tokens(
     logits: Float[Array, "B M part"],
     noise: Float[Array, "B _ U"],
     sampling: Sampling,
-    draft: DraftConfig,
+    tree: TreeConfig,
     size: int,
 ) -> tuple[Float[Array, "B M X"], Int[Array, "B M X"]]:
     """The X best tokens at M positions in falling order: their log-probabilities, and places in U.
@@ -28,23 +28,23 @@ def rank_tokens(
       logits: of the U tokens that can be drafted; on a mesh of this device's part of them.
       noise: that the target will choose with, of the same tokens.
       sampling: the rows' temperature and filters.
-      draft: X, sharpness and candidates; neither X nor candidates may exceed U.
+      tree: X, sharpness and candidates; neither X nor candidates may exceed U.
       size: U.
     """
     unit = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
-    factor = (draft.sharpness * unit)[:, None, None]
+    factor = (tree.sharpness * unit)[:, None, None]
     noise = own_shard(noise, logits.shape[-1])
     scores = factor * (filter_logits(logits, sampling, size) + noise)
-    best, tokens = _highest_of_shards(scores, draft.candidates or draft.extensions, size)
-    if draft.candidates:
+    best, tokens = _highest_of_shards(scores, tree.candidates or tree.extensions, size)
+    if tree.candidates:
         # A barrier: on the CPU XLA sorts the whole vocabulary when it sees both cut to X.
         best, tokens = jax.lax.optimization_barrier((best, tokens))
-    total = _logsumexp(best, best.shape[-1]) if draft.candidates else _logsumexp(scores, size)
+    total = _logsumexp(best, best.shape[-1]) if tree.candidates else _logsumexp(scores, size)
     best = best - total
     # Never above 0, not even by rounding: or a child would outrank its parent in the budget.
     # Nor may a broken drafter's NaN, which ranks above all numbers: it drafts nothing.
     best = jnp.where(jnp.isnan(best), -jnp.inf, jnp.minimum(best, 0.0))
-    return best[..., : draft.extensions], tokens[..., : draft.extensions]
+    return best[..., : tree.extensions], tokens[..., : tree.extensions]
 
 
 def highest(

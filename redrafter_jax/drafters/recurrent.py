@@ -14,11 +14,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from redrafter_jax.config import DraftConfig, DrafterConfig
+from redrafter_jax.config import RecurrentConfig, TreeConfig
 from redrafter_jax.drafters.head_drafter import (
     Dense,
-    DraftHead,
     HeadDrafter,
+    HeadWeights,
     make_blocks,
     run_blocks,
 )
@@ -29,15 +29,15 @@ from redrafter_jax.models.target import Decoder
 from redrafter_jax.types import Beams, DecodeState, Sampling, Scorer, TokenTree
 
 
-class RecurrentHead(DraftHead):
+class RecurrentHead(HeadWeights):
     """`[context ; state]` -> projection -> residual blocks -> head -> the tokens to draft from.
 
     One set of weights serves every round; the state is zero before the root is fed.
     """
 
-    config: DrafterConfig
+    config: RecurrentConfig
 
-    def __init__(self, config: DrafterConfig, *, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: RecurrentConfig, *, rngs: nnx.Rngs) -> None:
         D, E = config.hidden_size, config.exit_dim
         self.config = config
         if config.cell == "simple":
@@ -122,7 +122,7 @@ class RecurrentHead(DraftHead):
         rounds: int,
         scorer: Scorer | None = None,
     ) -> Iterator[Float[Array, "B C U"]]:
-        """See `DraftHead`: the decoder's recurrence, fed with true tokens."""
+        """See `HeadWeights`: the decoder's recurrence, fed with true tokens."""
         context = self.read_context(hidden)
         state = jnp.zeros_like(context)
         for fed in range(rounds):
@@ -146,7 +146,7 @@ def beam_search(
     root: Int[Array, " B"],
     noise: Float[Array, "B P V"],
     sampling: Sampling,
-    draft: DraftConfig,
+    draft: TreeConfig,
     scorer: Scorer | None = None,
 ) -> Beams:
     """Draft R tokens on each of W beams below the root.
@@ -220,7 +220,7 @@ class RecurrentDrafter(HeadDrafter):
             state.root,
             noise,
             state.sampling,
-            self.draft,
+            self.tree,
             self.scorer(decoder),
         )
-        return build_tree(state.root, beams, self.draft)
+        return build_tree(state.root, beams, self.tree)

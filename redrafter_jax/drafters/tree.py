@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from redrafter_jax.config import DraftConfig
+from redrafter_jax.config import TreeConfig
 from redrafter_jax.types import Beams, TokenTree
 
 
-def build_tree(root: Int[Array, " B"], beams: Beams, draft: DraftConfig) -> TokenTree:
+def build_tree(root: Int[Array, " B"], beams: Beams, draft: TreeConfig) -> TokenTree:
     """The tree of a beam trace, cut to the node budget that the beams have.
 
     The (parent beam, token) pairs of a round are all distinct, so the trace is a tree without any
@@ -160,7 +160,7 @@ def _trace_nodes(root: Int[Array, " B"], beams: Beams) -> _Nodes:
     )
 
 
-def _keep_final_beams(nodes: _Nodes, draft: DraftConfig) -> _Nodes:
+def _keep_final_beams(nodes: _Nodes, draft: TreeConfig) -> _Nodes:
     """The nodes that a beam of the last round descends from, in their old order.
 
     After them the others, with log-probability -inf.

@@ -7,11 +7,11 @@ gains depends on the text: a tree that pays for one row may cost more than it ga
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from redrafter_jax.checkpoints.draft_table import DraftTable, TunedTree
-from redrafter_jax.config import DraftConfig
+from redrafter_jax.checkpoints.tree_table import TreeTable, TunedTree
+from redrafter_jax.config import TreeConfig
 from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.one_of import OneOf
 from redrafter_jax.errors import InputError
 from redrafter_jax.requests import check_size
@@ -54,14 +54,14 @@ class Budgets:
 
     def __init__(
         self,
-        drafter: DraftModel | Drafter | None,
-        draft: DraftConfig | DraftTable | None,
+        drafter: LoadedHead | Drafter | None,
+        draft: TreeConfig | TreeTable | None,
         slots: int,
         row_counts: Sequence[int] | None = None,
         shards: int = 1,
     ) -> None:
         if row_counts is None:
-            sizes = [t.batch_size for t in draft.trees] if isinstance(draft, DraftTable) else []
+            sizes = [t.batch_size for t in draft.trees] if isinstance(draft, TreeTable) else []
             row_counts = [size for size in sizes if size % shards == 0] or [shards]
         self.row_counts = sorted({count for count in row_counts if count < slots} | {slots})
         for count in self.row_counts:
@@ -71,9 +71,9 @@ class Budgets:
                     f"{count} rows cannot be split evenly over the {shards} devices along data; "
                     f"give slots and row_counts in multiples of {shards}."
                 )
-        self._table = draft if isinstance(draft, DraftTable) else None
-        if isinstance(draft, DraftTable):
-            tuned = dict.fromkeys(tree.draft for tree in draft.trees)
+        self._table = draft if isinstance(draft, TreeTable) else None
+        if isinstance(draft, TreeTable):
+            tuned = dict.fromkeys(tree.tree for tree in draft.trees)
             found = [tree for tree in tuned if tree is not None]
         else:
             found = [] if drafter is None else [draft]
@@ -107,7 +107,7 @@ class Budgets:
         if self._table is None:
             return len(self.drafters) - 1
         tuned = self._table.nearest(rows, sum(temperatures) / len(temperatures))
-        chosen = self._index[tuned.draft] if tuned.draft else 0
+        chosen = self._index[tuned.tree] if tuned.tree else 0
         program, baseline = self.programs[rows, chosen], self.programs[rows, 0]
         if program.seconds is None or baseline.seconds is None:
             return chosen
@@ -153,7 +153,7 @@ class Budgets:
         nearest: list[TunedTree] = [
             self._table.nearest(rows, tree.temperature) for tree in self._table.trees
         ]
-        return {0, *(self._index[tree.draft] for tree in nearest if tree.draft is not None)}
+        return {0, *(self._index[tree.tree] for tree in nearest if tree.tree is not None)}
 
 
 def _weight(calls: int, half_life: int) -> float:

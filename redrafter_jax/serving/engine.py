@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from redrafter_jax.checkpoints.draft_table import DraftTable
-from redrafter_jax.config import DraftConfig
+from redrafter_jax.checkpoints.tree_table import TreeTable
+from redrafter_jax.config import TreeConfig
 from redrafter_jax.decoding.prefill import chunk_length
 from redrafter_jax.drafters.base import Drafter
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.projection import Lender
 from redrafter_jax.models.target import Target
@@ -59,7 +59,7 @@ class Engine:
     """A fixed number of slots that requests share, and the queue before them.
 
     It belongs to one thread. On a mesh of several processes each runs one, with the same requests
-    in the same order, without deadlines and with one `DraftConfig`.
+    in the same order, without deadlines and with one `TreeConfig`.
 
     Attributes:
       target: the target model.
@@ -69,9 +69,9 @@ class Engine:
     Args:
       target: the target model.
       drafter: as in `generate`.
-      draft: how a loaded drafter drafts: one `DraftConfig`, or the tuner's table, of which the tree
+      tree: how a loaded drafter drafts: one `TreeConfig`, or the tuner's table, of which the tree
         is taken for the number of rows that decode and their temperature; None is
-        `DraftConfig()` for a loaded one.
+        `TreeConfig()` for a loaded one.
       slots: B, rows that decode together; a multiple of the mesh's `data`.
       context_length: tokens that a request may come to, its prompt included.
       queue_limit: requests that may wait beyond those that free slots can take; None for no limit.
@@ -93,9 +93,9 @@ class Engine:
     def __init__(
         self,
         target: Target,
-        drafter: DraftModel | Drafter | None,
+        drafter: LoadedHead | Drafter | None,
         *,
-        draft: DraftConfig | DraftTable | None = None,
+        tree: TreeConfig | TreeTable | None = None,
         slots: int,
         context_length: int,
         queue_limit: int | None = None,
@@ -115,7 +115,7 @@ class Engine:
         check_size(1 if prefill_chunk is None else prefill_chunk, "prefill_chunk")
         check_size(prefill_rows, "prefill_rows")
         check_size(top_log_probs, "top_log_probs", 0, config.vocab_size)
-        self._budgets = Budgets(drafter, draft, slots, row_counts, shards)
+        self._budgets = Budgets(drafter, tree, slots, row_counts, shards)
         one_of = self._budgets.one_of(0)
         one_of.check(config)
         check_same_mesh(target, *one_of.models)

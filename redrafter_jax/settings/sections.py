@@ -1,4 +1,4 @@
-"""Sections of settings; `DraftConfig` and `SamplingSettings` are the library's own dataclasses."""
+"""Sections of settings; `TreeConfig` and `SamplingSettings` are the library's own dataclasses."""
 
 import sys
 from abc import abstractmethod
@@ -18,16 +18,16 @@ from pydantic import (
     model_validator,
 )
 
-from redrafter_jax.checkpoints.draft_table import as_tuples
+from redrafter_jax.checkpoints.tree_table import as_tuples
 from redrafter_jax.config import (
     Cell,
-    DraftConfig,
-    DrafterConfig,
     Head,
     HeadConfig,
     MedusaConfig,
+    RecurrentConfig,
     SamplingConfig,
     TargetConfig,
+    TreeConfig,
 )
 from redrafter_jax.drafters.base import check_context_layers
 from redrafter_jax.errors import InputError
@@ -64,11 +64,11 @@ def _write_draft(value: Any, write: Callable[[Any], Any]) -> Any:
     return value if value == "auto" else write(value)
 
 
-# "auto" stands for the tree of `redrafter_jax.load_draft`. It is no member of a union here, whose
+# "auto" stands for the tree of `redrafter_jax.load_tree`. It is no member of a union here, whose
 # every member pydantic would blame for a key that is wrong.
 DraftSettings = Annotated[
-    DraftConfig | Literal["auto"],
-    GetPydanticSchema(lambda _, handler: handler(DraftConfig)),
+    TreeConfig | Literal["auto"],
+    GetPydanticSchema(lambda _, handler: handler(TreeConfig)),
     WrapValidator(_read_draft),
     WrapSerializer(_write_draft),
 ]
@@ -99,7 +99,7 @@ class MeshSettings(Settings):
 
 
 class DrafterShape(BuildableSettings):
-    """Shape of a drafter: the fields of `redrafter_jax.DrafterConfig` that a target leaves open.
+    """Shape of a drafter: the fields of `redrafter_jax.RecurrentConfig` that a target leaves open.
 
     Or with `kind: medusa` those of `redrafter_jax.MedusaConfig`, `num_draft_layers` and `head`;
     there are as many heads as draft rounds. `num_draft_layers` None is the papers': 2, or 1 of
@@ -111,10 +111,10 @@ class DrafterShape(BuildableSettings):
     kind: Literal["recurrent", "medusa"] = "recurrent"
     exit_dim: PositiveInt | None = None
     num_draft_layers: NonNegativeInt | None = None
-    cell: Cell = DrafterConfig.cell
-    head: Head = DrafterConfig.head
-    head_rank: PositiveInt | None = DrafterConfig.head_rank
-    context_layers: tuple[NonNegativeInt, ...] = DrafterConfig.context_layers
+    cell: Cell = RecurrentConfig.cell
+    head: Head = RecurrentConfig.head
+    head_rank: PositiveInt | None = RecurrentConfig.head_rank
+    context_layers: tuple[NonNegativeInt, ...] = RecurrentConfig.context_layers
     draft_vocab_size: PositiveInt | Literal["auto"] | None = None
 
     def count_draft_tokens(self, vocab_size: int) -> int | None:
@@ -142,10 +142,10 @@ class DrafterShape(BuildableSettings):
             return MedusaConfig(vocab_size, hidden_size, rounds, layers, draft_tokens, head)
         if self.head == "low_rank" and self.head_rank is None:
             raise ValueError("head_rank is None; head: low_rank needs one, less than exit_dim")
-        own = self.model_dump(include={field.name for field in fields(DrafterConfig)})
+        own = self.model_dump(include={field.name for field in fields(RecurrentConfig)})
         own["exit_dim"] = self.exit_dim or 2 * hidden_size
         own["num_draft_layers"] = 2 if layers is None else layers
-        return DrafterConfig(vocab_size, hidden_size, draft_tokens=draft_tokens, **own)
+        return RecurrentConfig(vocab_size, hidden_size, draft_tokens=draft_tokens, **own)
 
     def build_for(
         self,

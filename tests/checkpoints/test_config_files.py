@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tiny_models import tiny_config
 
-from redrafter_jax import InputError, load_draft, load_target
+from redrafter_jax import InputError, load_target, load_tree
 from redrafter_jax.checkpoints.config_files import field, read_json, write_atomically
 from redrafter_jax.checkpoints.families import target_fields
 from redrafter_jax.text.tokenizer import read_tokenizer
@@ -52,7 +52,7 @@ size 12345
         ("model.safetensors.index.json", load_target),
         ("model-Q4_0.gguf", lambda folder: load_target(folder / "model-Q4_0.gguf")),
         ("tokenizer.json", read_tokenizer),
-        ("draft.yaml", load_draft),
+        ("draft.yaml", load_tree),
     ],
 )
 def test_a_git_lfs_pointer_is_told_as_one(

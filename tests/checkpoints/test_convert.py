@@ -22,12 +22,12 @@ from tiny_gguf import write_random
 from tiny_models import assert_same, random_drafter, random_target, tiny_config
 from torch_archives import write_archive
 
-from redrafter_jax import DrafterConfig, InputError, load_target, save_drafter, save_target
+from redrafter_jax import InputError, RecurrentConfig, load_target, save_drafter, save_target
 from redrafter_jax.checkpoints.convert import convert as convert_folder
 from redrafter_jax.checkpoints.shards import write_shard
 
 assert_identical = partial(chex.assert_trees_all_equal, strict=True)
-CONFIG = DrafterConfig(vocab_size=13, hidden_size=8, exit_dim=5, num_draft_layers=1)
+CONFIG = RecurrentConfig(vocab_size=13, hidden_size=8, exit_dim=5, num_draft_layers=1)
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,8 @@ from tiny_models import assert_same, random_drafter, random_target, tiny_config
 from torch_archives import write_archive
 
 from redrafter_jax import (
-    DrafterConfig,
     InputError,
+    RecurrentConfig,
     load_drafter,
     load_target,
     save_drafter,
@@ -74,14 +74,14 @@ def test_the_hubs_description_comes_before_its_weights(
 
 @pytest.mark.usefixtures("asked")
 def test_a_drafters_weights_come_from_the_hub_too(target_folder: Path) -> None:
-    drafter = random_drafter(DrafterConfig(24, 32, exit_dim=8, num_draft_layers=0))
+    drafter = random_drafter(RecurrentConfig(24, 32, exit_dim=8, num_draft_layers=0))
     shutil.rmtree(target_folder)
     save_drafter(drafter, target_folder)
     assert_same(load_drafter("some/body", dtype="float32"), drafter)
 
 
 @pytest.mark.usefixtures("asked")
-def test_chat_template_and_draft_table_come_with_the_description(
+def test_chat_template_and_tree_table_come_with_the_description(
     target_folder: Path, tmp_path: Path
 ) -> None:
     for file in ("chat_template.jinja", "draft.yaml"):

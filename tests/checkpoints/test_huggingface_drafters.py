@@ -12,10 +12,10 @@ import pytest
 from tiny_folders import change_json, stored_tensors
 from tiny_models import assert_same, cast, random_drafter
 
-from redrafter_jax import DrafterConfig, InputError, load_drafter, save_drafter
+from redrafter_jax import InputError, RecurrentConfig, load_drafter, save_drafter
 
 D, V = 8, 13
-CONFIG = DrafterConfig(V, D, exit_dim=5, num_draft_layers=1)
+CONFIG = RecurrentConfig(V, D, exit_dim=5, num_draft_layers=1)
 RNN_SHAPES = {"rnn_u.weight": [D, D], "rnn_u.bias": [D], "rnn_w.weight": [D, D]}
 INPUT_SHAPES = {"input_proj.weight": [5, 2 * D], "input_proj.bias": [5]}
 
@@ -24,7 +24,7 @@ INPUT_SHAPES = {"input_proj.weight": [5, 2 * D], "input_proj.bias": [5]}
     ("config", "dtype", "shapes", "stated"),
     [
         (
-            DrafterConfig(V, D, exit_dim=5, num_draft_layers=2),
+            RecurrentConfig(V, D, exit_dim=5, num_draft_layers=2),
             "float32",
             RNN_SHAPES
             | INPUT_SHAPES
@@ -38,14 +38,14 @@ INPUT_SHAPES = {"input_proj.weight": [5, 2 * D], "input_proj.bias": [5]}
             {"rnn": True},
         ),
         (
-            DrafterConfig(V, D, exit_dim=2 * D, num_draft_layers=0, cell="sum"),
+            RecurrentConfig(V, D, exit_dim=2 * D, num_draft_layers=0, cell="sum"),
             "bfloat16",
             {"lm_head.0.weight": [V, 2 * D]},
             {"rnn": False},
         ),
         # Apple's code does not know the following.
         (
-            DrafterConfig(V, D, 5, 0, cell="gru", head="low_rank", head_rank=3),
+            RecurrentConfig(V, D, 5, 0, cell="gru", head="low_rank", head_rank=3),
             "float32",
             INPUT_SHAPES
             | {
@@ -59,13 +59,13 @@ INPUT_SHAPES = {"input_proj.weight": [5, 2 * D], "input_proj.bias": [5]}
             {"rnn": True, "cell": "gru", "head": "low_rank", "head_rank": 3},
         ),
         (
-            DrafterConfig(V, D, 5, 0, cell="sum", head="target", draft_tokens=(1, 2)),
+            RecurrentConfig(V, D, 5, 0, cell="sum", head="target", draft_tokens=(1, 2)),
             "float32",
             INPUT_SHAPES | {"head_proj.weight": [D, 5]},
             {"rnn": False, "head": "target", "draft_tokens": [1, 2]},
         ),
         (
-            DrafterConfig(V, D, 5, 0, context_layers=(0, 2), draft_tokens=(0, 3, 4)),
+            RecurrentConfig(V, D, 5, 0, context_layers=(0, 2), draft_tokens=(0, 3, 4)),
             "float32",
             RNN_SHAPES
             | INPUT_SHAPES
@@ -76,7 +76,7 @@ INPUT_SHAPES = {"input_proj.weight": [5, 2 * D], "input_proj.bias": [5]}
 )
 def test_drafters_are_stored_in_apples_layout_and_say_what_goes_beyond(
     tmp_path: Path,
-    config: DrafterConfig,
+    config: RecurrentConfig,
     dtype: str,
     shapes: dict[str, list[int]],
     stated: dict[str, Any],
@@ -138,7 +138,7 @@ def test_a_full_disk_is_one_sentence_and_keeps_what_was_there(tmp_path: Path) ->
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
     try:
         with pytest.raises(InputError, match=r"model\.safetensors could not be written \("):
-            save_drafter(random_drafter(DrafterConfig(100, 50, 40, 1)), tmp_path)
+            save_drafter(random_drafter(RecurrentConfig(100, 50, 40, 1)), tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert sorted(tmp_path.iterdir()) == files

@@ -18,8 +18,8 @@ from tiny_gguf import tokenizer_fields, write_random
 from tiny_models import assert_same, logits_error, random_drafter, random_target, tiny_config
 
 from redrafter_jax import (
-    DrafterConfig,
     InputError,
+    RecurrentConfig,
     load_drafter,
     load_target,
     save_drafter,
@@ -78,7 +78,7 @@ def test_a_quantized_target_loads_bit_for_bit(
 @pytest.mark.parametrize(
     ("config", "form"),
     [
-        (DrafterConfig(24, hidden_size=32, exit_dim=64, num_draft_layers=1), "int8"),
+        (RecurrentConfig(24, hidden_size=32, exit_dim=64, num_draft_layers=1), "int8"),
         (MedusaConfig(24, hidden_size=32, num_heads=2, num_draft_layers=1), "int4"),
     ],
 )

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from redrafter_jax import DraftConfig, SamplingConfig
+from redrafter_jax import SamplingConfig, TreeConfig
 from redrafter_jax.commands.arguments import read_arguments
 from redrafter_jax.commands.option_groups import config_of
 
@@ -15,14 +15,14 @@ CHAT = ["chat", "--target", "t", "--drafter", "d"]
 @pytest.mark.parametrize("words", [GENERATE, CHAT])
 def test_options_have_the_fields_defaults_and_types(words: list[str]) -> None:
     arguments = read_arguments(words)
-    assert config_of(DraftConfig, arguments) == DraftConfig()
+    assert config_of(TreeConfig, arguments) == TreeConfig()
     assert config_of(SamplingConfig, arguments) == SamplingConfig()
     tree = ["--beam-width", "3", "--draft-rounds", "2", "--num-nodes", "5", "--sharpness", "2"]
     tree += ["--candidates", "50", "--final-beams-only", "--lookup-tokens", "1"]
     tree += ["--static-tree"]
     choice = ["--temperature", "1", "--top-k", "4", "--top-p", "0.5", "--min-p", "0.25"]
     arguments = read_arguments([*words, *tree, *choice])
-    assert config_of(DraftConfig, arguments) == DraftConfig(3, 2, 5, True, 2.0, 50, 1, True)
+    assert config_of(TreeConfig, arguments) == TreeConfig(3, 2, 5, True, 2.0, 50, 1, True)
     assert config_of(SamplingConfig, arguments) == SamplingConfig(1.0, 4, 0.5, 0.25)
 
 

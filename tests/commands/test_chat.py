@@ -15,7 +15,7 @@ from engine_runs import ROOM, WARM, decoded_alone
 from tiny_folders import PairFolders, add_template, decode
 from tiny_models import random_drafter
 
-from redrafter_jax import DrafterConfig, SamplingConfig, save_drafter
+from redrafter_jax import RecurrentConfig, SamplingConfig, save_drafter
 from redrafter_jax.commands import chat
 from redrafter_jax.commands.terminal import Screen
 from redrafter_jax.models.target import Target
@@ -205,7 +205,7 @@ def test_what_meets_the_end_of_the_room_or_its_limit_says_so(
 def test_a_bad_argument_is_one_sentence_before_anything_is_compiled(
     talk: Any, tmp_path: Path
 ) -> None:
-    save_drafter(random_drafter(DrafterConfig(9, 8, 16, 1)), tmp_path / "other")
+    save_drafter(random_drafter(RecurrentConfig(9, 8, 16, 1)), tmp_path / "other")
     for more, reason in (
         (["--context-length", "513"], "must be from 3 to the target's 512 positions"),
         (["--system", os.fsdecode(b"\xff")], "a lone surrogate"),

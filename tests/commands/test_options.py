@@ -5,31 +5,31 @@ from pathlib import Path
 import pytest
 from tiny_folders import PairFolders, write_pair
 
-from redrafter_jax import DraftConfig
-from redrafter_jax.checkpoints.draft_table import DraftTable, TunedTree, write_draft_table
+from redrafter_jax import TreeConfig
+from redrafter_jax.checkpoints.tree_table import TreeTable, TunedTree, write_tree_table
 from redrafter_jax.commands.arguments import read_arguments
 from redrafter_jax.commands.options import open_session
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.models.target import Target
 
-TUNED = DraftConfig(beam_width=2, draft_rounds=3, num_nodes=5)
+TUNED = TreeConfig(beam_width=2, draft_rounds=3, num_nodes=5)
 
 
 @pytest.fixture(scope="module")
 def folders(
-    tmp_path_factory: pytest.TempPathFactory, habitual_target: Target, good_drafter: DraftModel
+    tmp_path_factory: pytest.TempPathFactory, habitual_target: Target, good_drafter: LoadedHead
 ) -> PairFolders:
     folders = write_pair(tmp_path_factory.mktemp("models"), habitual_target, good_drafter)
     trees = (TunedTree(1, 0.0, TUNED, 1.6, 1.52), TunedTree(4, 0.0, None, 1.0, 1.0))
-    table = DraftTable("TPU v9", "float32", trees)
-    write_draft_table(Path(folders.drafter) / "draft.yaml", table)
+    table = TreeTable("TPU v9", "float32", trees)
+    write_tree_table(Path(folders.drafter) / "draft.yaml", table)
     return folders
 
 
 @pytest.mark.parametrize(
-    ("options", "batch_size", "draft", "told"),
+    ("options", "batch_size", "tree", "told"),
     [
         (
             [],
@@ -46,23 +46,23 @@ def folders(
             "the drafter is not used\n",
         ),
         # An option of the tree, be it the default, is for the default tree with it.
-        (["--beam-width", "8"], 1, DraftConfig(), ""),
-        (["--lookup-tokens", "2"], 1, DraftConfig(lookup_tokens=2), ""),
+        (["--beam-width", "8"], 1, TreeConfig(), ""),
+        (["--lookup-tokens", "2"], 1, TreeConfig(lookup_tokens=2), ""),
     ],
 )
 def test_without_options_the_tree_is_the_tables_and_it_is_told(
     folders: PairFolders,
-    good_drafter: DraftModel,
+    good_drafter: LoadedHead,
     capsys: pytest.CaptureFixture[str],
     options: list[str],
     batch_size: int,
-    draft: DraftConfig | None,
+    tree: TreeConfig | None,
     told: str,
 ) -> None:
     models = ["--target", folders.target, "--drafter", folders.drafter]
     arguments = read_arguments(["generate", *models, "--prompt", "a", *options])
     drafter = open_session(arguments, ["a"], batch_size).drafter
-    expected = RootOnly() if draft is None else bind_drafter(good_drafter, draft)
+    expected = RootOnly() if tree is None else bind_drafter(good_drafter, tree)
     assert (drafter.num_nodes, drafter.max_path) == (expected.num_nodes, expected.max_path)
     assert type(drafter) is type(expected)
     assert capsys.readouterr().err == told

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 from tiny_folders import byte_tokenizer
 
-from redrafter_jax import DraftConfig, PromptLookup, SamplingConfig
+from redrafter_jax import PromptLookup, SamplingConfig, TreeConfig
 from redrafter_jax.commands.options import PromptFormat, Session
 from redrafter_jax.commands.speed import baseline_seconds, describe_cost, update_seconds
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.models.target import Target
 from redrafter_jax.text.chat_template import NO_TEMPLATE
 
@@ -22,9 +22,9 @@ def test_an_update_takes_the_median_of_at_least_three() -> None:
 
 
 def test_the_speed_is_the_acceptance_length_over_the_cost_of_a_call(
-    good_drafter: DraftModel,
+    good_drafter: LoadedHead,
 ) -> None:
-    tree = bind_drafter(good_drafter, DraftConfig(beam_width=8, draft_rounds=4))
+    tree = bind_drafter(good_drafter, TreeConfig(beam_width=8, draft_rounds=4))
     assert describe_cost(3.0, 2.0, tree) == (
         "a call takes 2.00 times as long as the baseline's; speed-up 1.50"
     )

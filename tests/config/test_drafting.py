@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from redrafter_jax import DraftConfig, DrafterConfig, InputError, MedusaConfig, SamplingConfig
+from redrafter_jax import InputError, MedusaConfig, RecurrentConfig, SamplingConfig, TreeConfig
 
 SHAPE: dict[str, Any] = {"vocab_size": 5, "hidden_size": 4, "exit_dim": 8, "num_draft_layers": 0}
 HEADS: dict[str, Any] = {"vocab_size": 5, "hidden_size": 4, "num_heads": 2, "num_draft_layers": 0}
@@ -14,45 +14,57 @@ TREE: dict[str, Any] = {"beam_width": 4, "draft_rounds": 3}
 @pytest.mark.parametrize(
     ("config", "changes", "sentence"),
     [
-        (DrafterConfig, {"draft_tokens": ()}, "draft_tokens is empty; name tokens, or None"),
-        (DrafterConfig, {"draft_tokens": (1, 1)}, "draft_tokens holds 1 after 1; list tokens in"),
-        (DrafterConfig, {"draft_tokens": (1, 5)}, "holds 5 after 1; list tokens in increasing"),
-        (DrafterConfig, {"draft_tokens": (-3,)}, "holds -3; list tokens in increasing order, from"),
-        (DrafterConfig, {"head": "low_rank"}, "head_rank is None; head='low_rank' needs one, less"),
+        (RecurrentConfig, {"draft_tokens": ()}, "draft_tokens is empty; name tokens, or None"),
+        (RecurrentConfig, {"draft_tokens": (1, 1)}, "draft_tokens holds 1 after 1; list tokens in"),
+        (RecurrentConfig, {"draft_tokens": (1, 5)}, "holds 5 after 1; list tokens in increasing"),
         (
-            DrafterConfig,
+            RecurrentConfig,
+            {"draft_tokens": (-3,)},
+            "holds -3; list tokens in increasing order, from",
+        ),
+        (
+            RecurrentConfig,
+            {"head": "low_rank"},
+            "head_rank is None; head='low_rank' needs one, less",
+        ),
+        (
+            RecurrentConfig,
             {"head": "low_rank", "head_rank": 8},
             "is 8; head='low_rank' needs one, less than exit_dim=8.",
         ),
-        (DrafterConfig, {"head_rank": 2}, "is 2 and head is 'own'; give it to head='low_rank' al"),
-        (DrafterConfig, {"context_layers": (3, 1)}, "holds 1 after 3; list layers in increasing"),
-        (DrafterConfig, {"context_layers": (-1,)}, "holds -1; list layers in increasing order"),
-        (DraftConfig, {"candidates": 3}, "candidates is 3; a beam of beam_width=4 needs that many"),
         (
-            DraftConfig,
+            RecurrentConfig,
+            {"head_rank": 2},
+            "is 2 and head is 'own'; give it to head='low_rank' al",
+        ),
+        (RecurrentConfig, {"context_layers": (3, 1)}, "holds 1 after 3; list layers in increasing"),
+        (RecurrentConfig, {"context_layers": (-1,)}, "holds -1; list layers in increasing order"),
+        (TreeConfig, {"candidates": 3}, "candidates is 3; a beam of beam_width=4 needs that many"),
+        (
+            TreeConfig,
             {"candidates": 6, "num_nodes": 8, "rerank": True},
             "candidates is 6; rerank of 8 nodes needs 7 or more.",
         ),
         (
-            DraftConfig,
+            TreeConfig,
             {"final_beams_only": True, "rerank": True},
             "final_beams_only is True beside rerank, which keeps nodes of no beam; leave one",
         ),
-        (DraftConfig, {"num_nodes": 14}, "give 1 to 13 nodes."),
+        (TreeConfig, {"num_nodes": 14}, "give 1 to 13 nodes."),
         (
-            DraftConfig,
+            TreeConfig,
             {"lookup_tokens": 2, "num_nodes": 2, "rerank": True},
             "give 3 to 15 nodes, lookup_tokens=2 included, and more with rerank.",
         ),
-        (DraftConfig, {"lookup_tokens": 5, "num_nodes": 5}, "6 to 18 nodes, lookup_tokens=5 incl"),
-        (DraftConfig, {"static_tree": [[0]]}, "static_tree is [[0]]; it must be True, False or a"),
-        (DraftConfig, {"static_tree": ()}, "static_tree is empty; give paths, or True for those"),
-        (DraftConfig, {"static_tree": ((0,), (1, 0))}, "holds (1, 0) and not (1,), where it begin"),
-        (DraftConfig, {"static_tree": ((0,), (0,))}, "holds a path twice, or an empty one; take"),
-        (DraftConfig, {"static_tree": ((0,), (0, 4))}, "holds (0, 4); its ranks must be below bea"),
-        (DraftConfig, {"static_tree": ((-1,),)}, "holds (-1,); its ranks must be below beam_width"),
+        (TreeConfig, {"lookup_tokens": 5, "num_nodes": 5}, "6 to 18 nodes, lookup_tokens=5 incl"),
+        (TreeConfig, {"static_tree": [[0]]}, "static_tree is [[0]]; it must be True, False or a"),
+        (TreeConfig, {"static_tree": ()}, "static_tree is empty; give paths, or True for those"),
+        (TreeConfig, {"static_tree": ((0,), (1, 0))}, "holds (1, 0) and not (1,), where it begin"),
+        (TreeConfig, {"static_tree": ((0,), (0,))}, "holds a path twice, or an empty one; take"),
+        (TreeConfig, {"static_tree": ((0,), (0, 4))}, "holds (0, 4); its ranks must be below bea"),
+        (TreeConfig, {"static_tree": ((-1,),)}, "holds (-1,); its ranks must be below beam_width"),
         (
-            DraftConfig,
+            TreeConfig,
             {"static_tree": ((0,),), "num_nodes": 2},
             "gives the paths, which are the no",
         ),
@@ -65,7 +77,7 @@ TREE: dict[str, Any] = {"beam_width": 4, "draft_rounds": 3}
 def test_fields_that_contradict_each_other_are_refused(
     config: Any, changes: dict[str, Any], sentence: str
 ) -> None:
-    good = {DrafterConfig: SHAPE, DraftConfig: TREE, MedusaConfig: HEADS, SamplingConfig: {}}[
+    good = {RecurrentConfig: SHAPE, TreeConfig: TREE, MedusaConfig: HEADS, SamplingConfig: {}}[
         config
     ]
     with pytest.raises(InputError, match=re.escape(sentence)):
@@ -73,35 +85,35 @@ def test_fields_that_contradict_each_other_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("draft", "all_nodes", "budget", "beam_nodes", "max_path"),
+    ("tree", "all_nodes", "budget", "beam_nodes", "max_path"),
     [
         # Three rounds of four beams below the root; a path is the root and one node per round.
-        (DraftConfig(**TREE), 13, 13, 13, 4),
-        (DraftConfig(**TREE, num_nodes=6), 13, 6, 6, 4),
+        (TreeConfig(**TREE), 13, 13, 13, 4),
+        (TreeConfig(**TREE, num_nodes=6), 13, 6, 6, 4),
         # Lookup tokens are some of the nodes, and reach further than beams.
-        (DraftConfig(**TREE, lookup_tokens=5), 18, 18, 13, 9),
-        (DraftConfig(**TREE, num_nodes=6, lookup_tokens=2), 15, 6, 4, 6),
-        (DraftConfig(**TREE, static_tree=((0,), (3,), (0, 3)), lookup_tokens=2), 6, 6, 4, 6),
+        (TreeConfig(**TREE, lookup_tokens=5), 18, 18, 13, 9),
+        (TreeConfig(**TREE, num_nodes=6, lookup_tokens=2), 15, 6, 4, 6),
+        (TreeConfig(**TREE, static_tree=((0,), (3,), (0, 3)), lookup_tokens=2), 6, 6, 4, 6),
     ],
 )
 def test_a_draft_counts_its_nodes_and_its_longest_path(
-    draft: DraftConfig, all_nodes: int, budget: int, beam_nodes: int, max_path: int
+    tree: TreeConfig, all_nodes: int, budget: int, beam_nodes: int, max_path: int
 ) -> None:
-    counted = (draft.max_nodes, draft.budget, draft.beam_nodes, draft.max_path)
+    counted = (tree.max_nodes, tree.budget, tree.beam_nodes, tree.max_path)
     assert counted == (all_nodes, budget, beam_nodes, max_path)
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_a_beam_has_no_more_extensions_than_tokens_to_draft() -> None:
-    config = DrafterConfig(**SHAPE)
-    config.check_draft(DraftConfig(1, 2, num_nodes=8, lookup_tokens=2, rerank=True))
+    config = RecurrentConfig(**SHAPE)
+    config.check_draft(TreeConfig(1, 2, num_nodes=8, lookup_tokens=2, rerank=True))
     sentence = "num_nodes is 9; with rerank it may be at most 8, for the drafter can draft 5 tokens"
     with pytest.raises(InputError, match=sentence):
-        config.check_draft(DraftConfig(1, 2, num_nodes=9, lookup_tokens=2, rerank=True))
+        config.check_draft(TreeConfig(1, 2, num_nodes=9, lookup_tokens=2, rerank=True))
 
 
 def test_a_recurrent_head_has_no_static_tree() -> None:
     with pytest.raises(
         InputError, match="static_tree is for Medusa heads, and this is a recurrent"
     ):
-        DrafterConfig(**SHAPE).check_draft(DraftConfig(beam_width=4, static_tree=True))
+        RecurrentConfig(**SHAPE).check_draft(TreeConfig(beam_width=4, static_tree=True))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tiny_models import tiny_config
 
-from redrafter_jax import DraftConfig, DrafterConfig, InputError, PromptLookup, SamplingConfig
+from redrafter_jax import InputError, PromptLookup, RecurrentConfig, SamplingConfig, TreeConfig
 from redrafter_jax.config import LinearScaling, Quantization
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
@@ -15,21 +15,21 @@ pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 NAN, INFINITY = float("nan"), float("inf")
 
 
-def drafter(**changes: Any) -> DrafterConfig:
-    return dataclasses.replace(DrafterConfig(5, 4, 8, 0), **changes)
+def drafter(**changes: Any) -> RecurrentConfig:
+    return dataclasses.replace(RecurrentConfig(5, 4, 8, 0), **changes)
 
 
 SIZES: dict[Any, list[str]] = {
     tiny_config: ["vocab_size", "num_hidden_layers", "head_dim", "sliding_window"],
     drafter: ["exit_dim", "head_rank"],
-    DraftConfig: ["beam_width", "draft_rounds", "num_nodes", "candidates"],
+    TreeConfig: ["beam_width", "draft_rounds", "num_nodes", "candidates"],
     SamplingConfig: ["top_k"],
     PromptLookup: ["tokens"],
 }
 CONSTANTS: dict[Any, list[str]] = {
     tiny_config: ["rope_theta", "rms_norm_eps"],
     LinearScaling: ["factor"],
-    DraftConfig: ["sharpness"],
+    TreeConfig: ["sharpness"],
 }
 BAD_SIZES = [(0, "greater than 0"), (2.0, "a whole number, an int")]
 BAD_CONSTANTS = [(-1.0, "greater than 0"), (NAN, "finite"), (INFINITY, "finite")]
@@ -45,9 +45,9 @@ BAD_CONSTANTS = [(-1.0, "greater than 0"), (NAN, "finite"), (INFINITY, "finite")
             for name in names
             for bad in bads
         ),
-        (DraftConfig, "num_nodes", True, "a whole number, an int"),
-        (DraftConfig, "sharpness", "1.2", "a number, a float"),
-        (DraftConfig, "lookup_tokens", -1, "0 or more"),
+        (TreeConfig, "num_nodes", True, "a whole number, an int"),
+        (TreeConfig, "sharpness", "1.2", "a number, a float"),
+        (TreeConfig, "lookup_tokens", -1, "0 or more"),
         (drafter, "num_draft_layers", -1, "0 or more"),
         (drafter, "cell", "lstm", "one of simple, gru, sum"),
         (drafter, "context_layers", [1], "a tuple of ints"),
@@ -70,4 +70,4 @@ def test_a_value_that_a_field_cannot_have_is_refused_by_name(
 def test_the_bounds_themselves_are_allowed() -> None:
     SamplingConfig(temperature=0.0, top_k=1, top_p=1.0, min_p=0.0)
     SamplingConfig(temperature=100, top_k=10**6, top_p=1e-6, min_p=1)
-    DraftConfig(beam_width=1, draft_rounds=1, num_nodes=1, candidates=1, sharpness=1e-6)
+    TreeConfig(beam_width=1, draft_rounds=1, num_nodes=1, candidates=1, sharpness=1e-6)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trees import R, W, numpy_tree, random_beams, tree_of
 
-from redrafter_jax.config import DraftConfig, SamplingConfig
+from redrafter_jax.config import SamplingConfig, TreeConfig
 from redrafter_jax.decoding.accept import accept, choose_tokens
 from redrafter_jax.types import Accepted, TokenTree
 
@@ -50,7 +50,7 @@ def walk(tokens: list[int], parents: list[int], chosen: list[int]) -> list[int]:
 @given(st.integers(0, 2**32 - 1))
 def test_acceptance_is_a_walk_down_the_tree(seed: int) -> None:
     root, beams = random_beams(seed)
-    tree = numpy_tree(root, beams, DraftConfig(W, R))
+    tree = numpy_tree(root, beams, TreeConfig(W, R))
     B, N = tree.tokens.shape
     chosen = np.random.default_rng(seed).integers(W, size=(B, N))
     accepted = run(tree, chosen, max_path=R + 1)

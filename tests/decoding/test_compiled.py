@@ -16,10 +16,10 @@ from eval.abstract import abstract_drafter, abstract_state, abstract_target, byt
 from eval.plan import compile_decode
 from eval.shapes import PlanSettings
 from pallas_kernels.aot import Compilation, compile_on, gpu_mesh
-from redrafter_jax.config import DraftConfig
+from redrafter_jax.config import TreeConfig
 from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.drafters.recurrent import beam_search
 from redrafter_jax.models.target import Target
@@ -45,12 +45,12 @@ def compile_step(config: str, kind: str, batch_size: int, layers: int) -> Step:
     shape = settings.target.build()
     whole_bytes = bytes_of(abstract_target(shape, jnp.bfloat16))
     target = abstract_target(replace(shape, num_hidden_layers=layers), jnp.bfloat16)
-    model = abstract_drafter(settings.drafter_config(settings.draft.draft_rounds), jnp.bfloat16)
+    model = abstract_drafter(settings.drafter_config(settings.tree.draft_rounds), jnp.bfloat16)
     drafter = {
         "autoregressive": lambda: bind_drafter(None),
         "prompt lookup": lambda: bind_drafter(PromptLookup(tokens=8)),
-        "recurrent": lambda: bind_drafter(model, settings.draft),
-        "both": lambda: bind_drafter(model, replace(settings.draft, lookup_tokens=8)),
+        "recurrent": lambda: bind_drafter(model, settings.tree),
+        "both": lambda: bind_drafter(model, replace(settings.tree, lookup_tokens=8)),
     }[kind]()
     state = abstract_state(target, drafter, batch_size, 4096)
     compiled = compile_decode(gpu_mesh("h200"), target, drafter, state)
@@ -125,17 +125,17 @@ def test_kernels_are_launched_from_command_buffers(step: Step) -> None:
 
 @pytest.mark.parametrize(
     "draft",
-    [DraftConfig(8), DraftConfig(64), DraftConfig(1, num_nodes=64, rerank=True)],
+    [TreeConfig(8), TreeConfig(64), TreeConfig(1, num_nodes=64, rerank=True)],
     ids=["8 beams", "64 beams", "one beam, 64 nodes"],
 )
 @pytest.mark.parametrize("batch_size", [1, 8])
-def test_no_vocabulary_is_sorted(draft: DraftConfig, batch_size: int) -> None:
+def test_no_vocabulary_is_sorted(draft: TreeConfig, batch_size: int) -> None:
     settings = load_settings(PlanSettings, CONFIGS / "plan_llama_3_1_8b.yaml")
-    drafter = abstract_drafter(settings.drafter_config(settings.draft.draft_rounds), jnp.bfloat16)
+    drafter = abstract_drafter(settings.drafter_config(settings.tree.draft_rounds), jnp.bfloat16)
     V, D = drafter.config.vocab_size, drafter.config.hidden_size
 
     def search(
-        drafter: DraftModel,
+        drafter: LoadedHead,
         embedding: jax.Array,
         context: jax.Array,
         root: jax.Array,

@@ -60,9 +60,9 @@ def compiled(settings: PlanSettings) -> Compilation:
     mesh = gpu_mesh("h200", (1, 8), ("data", "model"))
     target = on_mesh(abstract_target(settings.target.build(), jnp.bfloat16), mesh)
     model = on_mesh(
-        abstract_drafter(settings.drafter_config(settings.draft.draft_rounds), jnp.bfloat16), mesh
+        abstract_drafter(settings.drafter_config(settings.tree.draft_rounds), jnp.bfloat16), mesh
     )
-    drafter = bind_drafter(model, settings.draft)
+    drafter = bind_drafter(model, settings.tree)
     state = on_mesh(abstract_state(target, drafter, 1, 4096), mesh)
     compilation = compile_decode(mesh, target, drafter, state)
     assert compilation.memory.alias_size_in_bytes == bytes_of(state)

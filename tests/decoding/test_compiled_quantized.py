@@ -24,7 +24,7 @@ SHAPE = SETTINGS.target.build()
 # Layers are alike: what holds for two holds for all 32.
 FEW = replace(SHAPE, num_hidden_layers=2)
 # So many nodes that no product of them has as many numbers as a weight.
-DRAFT = replace(SETTINGS.draft, num_nodes=24)
+DRAFT = replace(SETTINGS.tree, num_nodes=24)
 
 
 def pair(shape: Any, form: Any) -> tuple[Any, Any]:

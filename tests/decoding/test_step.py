@@ -18,8 +18,8 @@ from tiny_models import PARITY_CONFIG, imitating_drafter, tiny_config
 from trees import tree_of
 
 from redrafter_jax import (
-    DraftConfig,
     SamplingConfig,
+    TreeConfig,
     generate,
     generate_autoregressive,
 )
@@ -27,7 +27,7 @@ from redrafter_jax.decoding.prefill import begin_drafting, prefill, zero_stats
 from redrafter_jax.decoding.step import decode, finish
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.bind import bind_drafter
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model
@@ -127,12 +127,12 @@ def test_a_smaller_head_of_the_targets_is_gathered_once_and_not_in_every_step(
     [
         None,
         DRAFT,
-        pytest.param(DraftConfig(2, 2, lookup_tokens=3), marks=pytest.mark.long),
+        pytest.param(TreeConfig(2, 2, lookup_tokens=3), marks=pytest.mark.long),
     ],
     ids=["baseline", "speculative", "with prompt lookup"],
 )
 def test_no_step_copies_the_cache(
-    habitual_target: Target, good_drafter: DraftModel, draft: DraftConfig | None
+    habitual_target: Target, good_drafter: LoadedHead, draft: TreeConfig | None
 ) -> None:
     drafter = bind_drafter(good_drafter if draft else None, draft)
     requests, _ = pad_requests(PARITY_CONFIG, Batch(PROMPTS, [24] * 4), drafter.max_path)
@@ -145,7 +145,7 @@ def test_no_step_copies_the_cache(
     assert not re.search(rf"= f32\[{cache}\]\S* copy\(", program)
 
 
-def test_a_done_row_never_changes_again(habitual_target: Target, good_drafter: DraftModel) -> None:
+def test_a_done_row_never_changes_again(habitual_target: Target, good_drafter: LoadedHead) -> None:
     requests, _ = pad_requests(PARITY_CONFIG, Batch(PROMPTS, [1, 24, 24, 24]), 4)
     drafter = bind_drafter(good_drafter, DRAFT)
     start = prefill(habitual_target, requests)
@@ -166,12 +166,12 @@ def test_a_done_row_never_changes_again(habitual_target: Target, good_drafter: D
 
 
 def test_log_probabilities_are_the_targets_before_filters_and_statistics_add_up(
-    habitual_target: Target, good_drafter: DraftModel
+    habitual_target: Target, good_drafter: LoadedHead
 ) -> None:
     limits = [5, 1, 24, 17]
     options: dict[str, Any] = {"max_new_tokens": limits, "sampling": MIXED, "log_probs": True}
     plain = generate_autoregressive(habitual_target, PROMPTS, **options)
-    speculative = generate(habitual_target, good_drafter, PROMPTS, draft=DRAFT, **options)
+    speculative = generate(habitual_target, good_drafter, PROMPTS, tree=DRAFT, **options)
     assert speculative.tokens == plain.tokens
     assert plain.log_probs is not None
     assert speculative.log_probs is not None
@@ -191,7 +191,7 @@ def test_log_probabilities_are_the_targets_before_filters_and_statistics_add_up(
 
 
 def test_values_never_recompile_nor_does_another_tree_the_prefill(
-    monkeypatch: pytest.MonkeyPatch, target: Target, drafter: DraftModel
+    monkeypatch: pytest.MonkeyPatch, target: Target, drafter: LoadedHead
 ) -> None:
     chex.clear_trace_counter()
 
@@ -208,10 +208,10 @@ def test_values_never_recompile_nor_does_another_tree_the_prefill(
 
     let_be_traced_once("prefill", static_argnames=("log_probs", "context_layers"))
     generate(target, None, PROMPTS, max_new_tokens=4)
-    other_tree = DraftConfig(1, 1, lookup_tokens=2)
-    generate(target, drafter, PROMPTS, max_new_tokens=4, draft=other_tree)
+    other_tree = TreeConfig(1, 1, lookup_tokens=2)
+    generate(target, drafter, PROMPTS, max_new_tokens=4, tree=other_tree)
     let_be_traced_once("decode", donate_argnames="state")
-    run = partial(generate, target, drafter, draft=DRAFT)
+    run = partial(generate, target, drafter, tree=DRAFT)
     run(PROMPTS, max_new_tokens=10)
     run([[1], [2, 3], [4] * 16, [5]], max_new_tokens=[1, 12, 2, 7], seeds=[9, 9, 1, 0])
     run(PROMPTS, max_new_tokens=10, sampling=MIXED, eos_token_ids=[5])
@@ -221,7 +221,7 @@ def test_values_never_recompile_nor_does_another_tree_the_prefill(
 
 @pytest.mark.parametrize("spare", [-1, 0])
 def test_a_row_that_ends_at_the_edge_of_the_cache_keeps_its_text(
-    habitual_target: Target, good_drafter: DraftModel, spare: int
+    habitual_target: Target, good_drafter: LoadedHead, spare: int
 ) -> None:
     # It is done before the others, whose steps go on. P = 4: of 256 slots a row may fill 252.
     early = [5] * (256 - 4 - 4 - spare)
@@ -229,7 +229,7 @@ def test_a_row_that_ends_at_the_edge_of_the_cache_keeps_its_text(
     _, slots = pad_requests(PARITY_CONFIG, Batch(prompts, [4, 20, 20, 20]), DRAFT.max_path)
     assert slots == (256 if spare >= 0 else 512)
     result = generate(
-        habitual_target, good_drafter, prompts, max_new_tokens=[4, 20, 20, 20], draft=DRAFT
+        habitual_target, good_drafter, prompts, max_new_tokens=[4, 20, 20, 20], tree=DRAFT
     )
     assert len(result.tokens[0]) == 4
     _, logits = whole_pass(habitual_target, early, result.tokens[0])

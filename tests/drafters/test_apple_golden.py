@@ -12,7 +12,7 @@ import pytest
 from places import GOLDENS
 
 from redrafter_jax import load_drafter, load_target
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.models.target import Target
 from tools.apple.traces import Step, trace_ours
 
@@ -22,7 +22,7 @@ GOLDEN = json.loads((GOLDENS / "apple.json").read_text())
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Target, DraftModel]:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Target, LoadedHead]:
     """Loaded from the files that PyTorch wrote."""
     folders = {}
     for name in ("target", "drafter"):
@@ -61,7 +61,7 @@ def assert_same_step(ours: Step, apple: dict[str, Any]) -> None:
     ],
 )
 def test_every_step_drafts_apples_beams_and_verifies_its_tree(
-    pair: tuple[Target, DraftModel], beam_width: int, draft_rounds: int
+    pair: tuple[Target, LoadedHead], beam_width: int, draft_rounds: int
 ) -> None:
     cases = [
         case

@@ -11,16 +11,16 @@ from jaxtyping import Array, Float
 from small_batch import MIXED, PROMPTS
 
 from redrafter_jax import (
-    DraftConfig,
     InputError,
     PromptLookup,
+    TreeConfig,
     generate,
     generate_autoregressive,
 )
 from redrafter_jax.decoding.step import decode
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.combined import Combined
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.recurrent import RecurrentDrafter
 from redrafter_jax.drafters.tree import chain_tree
 from redrafter_jax.generation import start
@@ -119,7 +119,7 @@ def test_a_call_gains_what_the_toy_guesses(
 @pytest.mark.parametrize(
     ("drafter", "draft", "sentence"),
     [
-        (PromptLookup(), DraftConfig(), r"^draft is .*PromptLookup\(tokens=8\) takes none; leave"),
+        (PromptLookup(), TreeConfig(), r"^draft is .*PromptLookup\(tokens=8\) takes none; leave"),
         (PromptLookup(512), None, r"trees are 512 tokens deep, but the target has 512 positions"),
         (
             Combined(RepeatLast(2), PromptLookup(2), 0),
@@ -131,20 +131,20 @@ def test_a_call_gains_what_the_toy_guesses(
     ],
 )
 def test_what_does_not_fit_is_refused(
-    habitual_target: Target, drafter: Any, draft: DraftConfig | None, sentence: str
+    habitual_target: Target, drafter: Any, draft: TreeConfig | None, sentence: str
 ) -> None:
     with pytest.raises(InputError, match=sentence):
-        generate(habitual_target, drafter, PROMPTS, max_new_tokens=2, draft=draft)
+        generate(habitual_target, drafter, PROMPTS, max_new_tokens=2, tree=draft)
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
-def test_a_head_that_is_not_bound_is_refused(target: Target, drafter: DraftModel) -> None:
+def test_a_head_that_is_not_bound_is_refused(target: Target, drafter: LoadedHead) -> None:
     head: Any = drafter
     for unbound, sentence in (
         (Combined(head, PromptLookup(2), 2), r" is not a Drafter; pass a loaded head"),
         (
-            RecurrentDrafter(head, DraftConfig(2, 2, lookup_tokens=3)),
-            r"^DraftConfig\.lookup_tokens is 3, but .* bind_drafter",
+            RecurrentDrafter(head, TreeConfig(2, 2, lookup_tokens=3)),
+            r"^TreeConfig\.lookup_tokens is 3, but .* bind_drafter",
         ),
     ):
         with pytest.raises(InputError, match=sentence):

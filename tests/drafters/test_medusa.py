@@ -16,10 +16,10 @@ from tiny_models import cast, imitating_medusa, random_drafter
 from trees import live_paths
 
 from redrafter_jax import (
-    DraftConfig,
     InputError,
     MedusaConfig,
     SamplingConfig,
+    TreeConfig,
     generate,
     generate_autoregressive,
 )
@@ -85,13 +85,13 @@ def most_probable(log_probs: np.ndarray, count: int) -> dict[tuple[int, ...], fl
 
 
 @partial(jax.jit, static_argnames="draft")
-def tree_of(log_probs: jax.Array, tokens: jax.Array, draft: DraftConfig) -> TokenTree:
+def tree_of(log_probs: jax.Array, tokens: jax.Array, draft: TreeConfig) -> TokenTree:
     root = jnp.asarray([7, 8])
     return rank_tree(root, tokens, log_probs, paths_of(draft), draft.beam_nodes)
 
 
 def live_nodes(
-    random: np.random.Generator, log_probs: np.ndarray, draft: DraftConfig
+    random: np.random.Generator, log_probs: np.ndarray, draft: TreeConfig
 ) -> list[dict[tuple[int, ...], float]]:
     """For each row of a tree of random tokens its nodes below the root, as ranks, with scores."""
     tokens = np.stack([random.permutation(20)[: R * W].reshape(R, W) for _ in range(B)])
@@ -114,7 +114,7 @@ def test_a_dynamic_tree_is_the_most_probable_of_all_products(nodes: int, seed: i
     # Whole numbers, of which many are equal, and tokens that a filter forbids.
     drops = random.choice([0, 1, 2, 3, np.inf], (B, R, W), p=[0.3, 0.3, 0.2, 0.1, 0.1])
     log_probs = -np.cumsum(drops, axis=-1).astype(np.float32)
-    rows = live_nodes(random, log_probs, DraftConfig(W, R, num_nodes=nodes))
+    rows = live_nodes(random, log_probs, TreeConfig(W, R, num_nodes=nodes))
     assert rows == [most_probable(row, nodes - 1) for row in log_probs]
 
 
@@ -139,15 +139,15 @@ PATHS = ((1,), (0,), (0, 3), (0, 3, 0))
 @pytest.mark.parametrize(
     ("draft", "expected"),
     [
-        (DraftConfig(W, R, static_tree=PATHS), set(PATHS)),
-        (DraftConfig(W, R, static_tree=True), greedy_expansion(W * R)),
-        (DraftConfig(W, R, num_nodes=6, static_tree=True), greedy_expansion(5)),
-        (DraftConfig(W, R, num_nodes=1), set()),
+        (TreeConfig(W, R, static_tree=PATHS), set(PATHS)),
+        (TreeConfig(W, R, static_tree=True), greedy_expansion(W * R)),
+        (TreeConfig(W, R, num_nodes=6, static_tree=True), greedy_expansion(5)),
+        (TreeConfig(W, R, num_nodes=1), set()),
     ],
     ids=["given", "likeliest", "five likeliest", "none"],
 )
 def test_a_static_tree_has_the_same_ranks_whatever_the_heads_say(
-    draft: DraftConfig, expected: set[tuple[int, ...]]
+    draft: TreeConfig, expected: set[tuple[int, ...]]
 ) -> None:
     assert draft.beam_nodes == 1 + len(expected)
     random = np.random.default_rng(0)
@@ -162,16 +162,16 @@ def test_a_static_tree_has_the_same_ranks_whatever_the_heads_say(
 @pytest.mark.parametrize(
     ("draft", "variant"),
     [
-        pytest.param(DraftConfig(4, 3), {}, marks=pytest.mark.long),
+        pytest.param(TreeConfig(4, 3), {}, marks=pytest.mark.long),
         pytest.param(
-            DraftConfig(4, 2, num_nodes=6, sharpness=1.5, candidates=9),
+            TreeConfig(4, 2, num_nodes=6, sharpness=1.5, candidates=9),
             {"corruption": 0.5},
             marks=pytest.mark.long,
         ),
-        pytest.param(DraftConfig(4, 3, static_tree=True), {}, marks=pytest.mark.long),
-        (DraftConfig(4, 3, static_tree=PATHS, lookup_tokens=3), {}),
+        pytest.param(TreeConfig(4, 3, static_tree=True), {}, marks=pytest.mark.long),
+        (TreeConfig(4, 3, static_tree=PATHS, lookup_tokens=3), {}),
         pytest.param(
-            DraftConfig(3, 3, num_nodes=9, lookup_tokens=3),
+            TreeConfig(3, 3, num_nodes=9, lookup_tokens=3),
             {"draft_tokens": tuple(range(0, 24, 2))},
             marks=pytest.mark.long,
         ),
@@ -179,12 +179,12 @@ def test_a_static_tree_has_the_same_ranks_whatever_the_heads_say(
     ids=["dynamic", "budget", "static", "paths and lookup", "few tokens and lookup"],
 )
 def test_texts_are_the_targets_own(
-    habitual_target: Target, draft: DraftConfig, variant: dict[str, Any]
+    habitual_target: Target, draft: TreeConfig, variant: dict[str, Any]
 ) -> None:
     run: dict[str, Any] = {"max_new_tokens": 24, "sampling": MIXED}
     plain = generate_autoregressive(habitual_target, PROMPTS, **run)
     medusa = imitating_medusa(habitual_target, **variant)
-    result = generate(habitual_target, medusa, PROMPTS, draft=draft, **run)
+    result = generate(habitual_target, medusa, PROMPTS, tree=draft, **run)
     assert result.tokens == plain.tokens
     assert sum(result.accepted_by["medusa"]) > 8, "some drafts came true"
     assert list(result.accepted_by) == ["medusa", "lookup"][: 1 + (draft.lookup_tokens > 0)]
@@ -192,7 +192,7 @@ def test_texts_are_the_targets_own(
 
 def test_a_head_drafts_with_the_noise_of_its_own_position(habitual_target: Target) -> None:
     medusa = imitating_medusa(habitual_target)
-    drafter = bind_drafter(medusa, DraftConfig(1, 3))
+    drafter = bind_drafter(medusa, TreeConfig(1, 3))
     state, _ = start(habitual_target, drafter, Batch(PROMPTS, 5, SamplingConfig(1.0)))
     shape = len(PROMPTS), drafter.max_path, habitual_target.config.vocab_size
     noise = np.random.default_rng(4).gumbel(size=shape).astype(np.float32)
@@ -207,7 +207,7 @@ def test_parts_of_the_heads_on_a_mesh_draft_the_same(habitual_target: Target) ->
         generate,
         prompts=PROMPTS,
         max_new_tokens=24,
-        draft=DraftConfig(4, 3, num_nodes=8),
+        tree=TreeConfig(4, 3, num_nodes=8),
         sampling=MIXED,
     )
     medusa, mesh = imitating_medusa(habitual_target, corruption=0.5), make_mesh(1, 2)
@@ -224,7 +224,7 @@ def test_heads_without_a_projection_change_no_text_either(habitual_target: Targe
     run: dict[str, Any] = {"max_new_tokens": 12, "sampling": MIXED}
     plain = generate_autoregressive(habitual_target, PROMPTS, **run)
     drafted = generate(
-        habitual_target, random_drafter(shape), PROMPTS, draft=DraftConfig(4, 2), **run
+        habitual_target, random_drafter(shape), PROMPTS, tree=TreeConfig(4, 2), **run
     )
     assert drafted.tokens == plain.tokens
 
@@ -244,6 +244,6 @@ def test_trees_that_the_heads_cannot_draft_are_refused(
 ) -> None:
     medusa = imitating_medusa(habitual_target)
     tree: dict[str, Any] = {"beam_width": 4, "draft_rounds": 3}
-    asked = DraftConfig(**tree | draft)
+    asked = TreeConfig(**tree | draft)
     with pytest.raises(InputError, match=sentence):
-        generate(habitual_target, medusa, PROMPTS, max_new_tokens=2, draft=asked)
+        generate(habitual_target, medusa, PROMPTS, max_new_tokens=2, tree=asked)

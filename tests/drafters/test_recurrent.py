@@ -11,9 +11,9 @@ import pytest
 from tiny_models import cast, random_drafter
 from trees import live_paths, numpy_tree
 
-from redrafter_jax.config import DraftConfig, DrafterConfig, SamplingConfig
+from redrafter_jax.config import RecurrentConfig, SamplingConfig, TreeConfig
 from redrafter_jax.drafters.bind import init_drafter
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.recurrent import beam_search
 from redrafter_jax.types import Beams
 
@@ -22,22 +22,22 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 V, D, B = 11, 6, 3
 CONFIGS = [
     # 2 D needs no projection; the others are narrower and wider.
-    DrafterConfig(V, D, exit_dim=2 * D, num_draft_layers=0),
-    DrafterConfig(V, D, exit_dim=4, num_draft_layers=1),
-    DrafterConfig(V, D, exit_dim=16, num_draft_layers=2),
-    DrafterConfig(V, D, exit_dim=2 * D, num_draft_layers=1, cell="sum"),
-    DrafterConfig(V, D, exit_dim=2 * D, num_draft_layers=1, cell="gru"),
-    DrafterConfig(V, D, exit_dim=8, num_draft_layers=1, head="low_rank", head_rank=3),
-    DrafterConfig(V, D, exit_dim=8, num_draft_layers=1, head="target"),
-    DrafterConfig(V, D, exit_dim=D, num_draft_layers=1, head="target", draft_tokens=(1, 4, 9)),
-    DrafterConfig(V, D, exit_dim=8, num_draft_layers=0, context_layers=(0, 3)),
+    RecurrentConfig(V, D, exit_dim=2 * D, num_draft_layers=0),
+    RecurrentConfig(V, D, exit_dim=4, num_draft_layers=1),
+    RecurrentConfig(V, D, exit_dim=16, num_draft_layers=2),
+    RecurrentConfig(V, D, exit_dim=2 * D, num_draft_layers=1, cell="sum"),
+    RecurrentConfig(V, D, exit_dim=2 * D, num_draft_layers=1, cell="gru"),
+    RecurrentConfig(V, D, exit_dim=8, num_draft_layers=1, head="low_rank", head_rank=3),
+    RecurrentConfig(V, D, exit_dim=8, num_draft_layers=1, head="target"),
+    RecurrentConfig(V, D, exit_dim=D, num_draft_layers=1, head="target", draft_tokens=(1, 4, 9)),
+    RecurrentConfig(V, D, exit_dim=8, num_draft_layers=0, context_layers=(0, 3)),
 ]
 VOCABULARY = np.random.default_rng(9).normal(size=(D, V)).astype(np.float32)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_a_head_is_the_papers_recurrence_and_one_context_serves_all_beams(
-    config: DrafterConfig,
+    config: RecurrentConfig,
 ) -> None:
     head = random_drafter(config).merge()
     # A target's vocabulary projection, as the drafter takes it and as the oracle does.
@@ -60,14 +60,14 @@ def test_a_head_is_the_papers_recurrence_and_one_context_serves_all_beams(
 
 
 def test_several_layers_begin_as_the_last_alone() -> None:
-    config = DrafterConfig(V, D, exit_dim=8, num_draft_layers=0, context_layers=(0, 3))
+    config = RecurrentConfig(V, D, exit_dim=8, num_draft_layers=0, context_layers=(0, 3))
     context = jnp.arange(3.0 * D)
     read = init_drafter(config, 0).merge().read_context(context)
     np.testing.assert_array_equal(read, context[-D:])
 
 
 def test_bfloat16_states_stay_bfloat16_and_logits_are_float32() -> None:
-    config = DrafterConfig(V, D, exit_dim=16, num_draft_layers=2)
+    config = RecurrentConfig(V, D, exit_dim=16, num_draft_layers=2)
     head = cast(random_drafter(config), jnp.bfloat16).merge()
     weights = oracles.DrafterWeights(head)
     context, state = np.random.default_rng(0).normal(size=(2, D)).astype(jnp.bfloat16)
@@ -92,19 +92,19 @@ RANDOM = np.random.default_rng(5)
 EMBEDDING = RANDOM.normal(size=(V, D)).astype(np.float32)
 CONTEXT = RANDOM.normal(size=(B, D)).astype(np.float32)
 ROOT = np.asarray([4, 0, 10], np.int32)
-DRAFTER = random_drafter(DrafterConfig(V, D, exit_dim=8, num_draft_layers=1), seed=3)
+DRAFTER = random_drafter(RecurrentConfig(V, D, exit_dim=8, num_draft_layers=1), seed=3)
 
 
 @partial(jax.jit, static_argnames="draft")
 def search(
-    drafter: DraftModel, noise: jax.Array, sampling: oracles.Sampling, draft: DraftConfig
+    drafter: LoadedHead, noise: jax.Array, sampling: oracles.Sampling, draft: TreeConfig
 ) -> Beams:
     embedding, context, root = map(jnp.asarray, (EMBEDDING, CONTEXT, ROOT))
     return beam_search(drafter.merge(), embedding, context, root, noise, sampling, draft)
 
 
 def run(
-    drafter: DraftModel, configs: tuple[SamplingConfig, ...], draft: DraftConfig, traced: int
+    drafter: LoadedHead, configs: tuple[SamplingConfig, ...], draft: TreeConfig, traced: int
 ) -> tuple[Beams, list[list[list[oracles.Beam]]]]:
     """The beams, and for every row the best `traced` extensions of each round."""
     # One position more than rounds: the bonus token's noise is there, and is not the beam's.
@@ -119,7 +119,7 @@ def run(
 
 
 def assert_best_extensions(
-    drafter: DraftModel, configs: tuple[SamplingConfig, ...], draft: DraftConfig, width: int
+    drafter: LoadedHead, configs: tuple[SamplingConfig, ...], draft: TreeConfig, width: int
 ) -> None:
     beams, rows = run(drafter, configs, draft, width)
     assert beams.tokens.shape == (B, draft.draft_rounds, width)
@@ -145,21 +145,21 @@ by_sampling = pytest.mark.parametrize(
 @pytest.mark.parametrize(
     ("draft", "width"),
     [
-        (DraftConfig(1, 3), 1),
-        (DraftConfig(6, 3), 6),
-        (DraftConfig(4, 3, sharpness=2.5, candidates=9), 4),
-        (DraftConfig(V, 2, candidates=V), V),
-        (DraftConfig(4, 1, sharpness=2.5), 4),
+        (TreeConfig(1, 3), 1),
+        (TreeConfig(6, 3), 6),
+        (TreeConfig(4, 3, sharpness=2.5, candidates=9), 4),
+        (TreeConfig(V, 2, candidates=V), V),
+        (TreeConfig(4, 1, sharpness=2.5), 4),
         # A beam's X best tokens are N - 1, more than there are beams; or W, more than N - 1.
-        (DraftConfig(2, 3, num_nodes=8, rerank=True), 7),
-        (DraftConfig(1, 3, num_nodes=V + 1, rerank=True, candidates=V), V),
-        (DraftConfig(4, 2, num_nodes=3, rerank=True), 4),
+        (TreeConfig(2, 3, num_nodes=8, rerank=True), 7),
+        (TreeConfig(1, 3, num_nodes=V + 1, rerank=True, candidates=V), V),
+        (TreeConfig(4, 2, num_nodes=3, rerank=True), 4),
     ],
     ids=str,
 )
 @by_sampling
 def test_equals_a_search_that_sorts_every_extension(
-    configs: tuple[SamplingConfig, ...], draft: DraftConfig, width: int
+    configs: tuple[SamplingConfig, ...], draft: TreeConfig, width: int
 ) -> None:
     assert_best_extensions(DRAFTER, configs, draft, width)
 
@@ -167,14 +167,14 @@ def test_equals_a_search_that_sorts_every_extension(
 @pytest.mark.parametrize(
     ("draft", "width"),
     [
-        (DraftConfig(3, 3, sharpness=1.5), 3),
-        (DraftConfig(2, 3, sharpness=1.5, num_nodes=6, rerank=True), 5),
+        (TreeConfig(3, 3, sharpness=1.5), 3),
+        (TreeConfig(2, 3, sharpness=1.5, num_nodes=6, rerank=True), 5),
     ],
     ids=["beams", "reranked"],
 )
 @by_sampling
 def test_a_head_for_some_tokens_searches_among_these(
-    configs: tuple[SamplingConfig, ...], draft: DraftConfig, width: int
+    configs: tuple[SamplingConfig, ...], draft: TreeConfig, width: int
 ) -> None:
     config = dataclasses.replace(DRAFTER.config, draft_tokens=(0, 2, 3, 7, 10))
     assert_best_extensions(random_drafter(config, seed=3), configs, draft, width)
@@ -185,7 +185,7 @@ def test_a_head_for_some_tokens_searches_among_these(
 def test_a_reranked_tree_is_the_best_of_all_extensions_of_its_beams(
     width: int, configs: tuple[SamplingConfig, ...]
 ) -> None:
-    draft = DraftConfig(width, 3, num_nodes=10, rerank=True, sharpness=1.5)
+    draft = TreeConfig(width, 3, num_nodes=10, rerank=True, sharpness=1.5)
     beams, rows = run(DRAFTER, configs, draft, traced=width * V)
     tree = numpy_tree(ROOT, beams, draft)
     for row, trace in enumerate(rows):

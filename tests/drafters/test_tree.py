@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trees import ALL, DRAWN, ROOT, B, NumpyBeams, R, W, live_paths, numpy_tree, random_beams
 
-from redrafter_jax.config import DraftConfig
+from redrafter_jax.config import TreeConfig
 from redrafter_jax.drafters.tree import ancestor_mask
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -15,10 +15,10 @@ INFINITY = float("inf")
 
 
 def test_the_beams_are_the_tree_and_final_beams_only_drop_the_dead_end() -> None:
-    tree = numpy_tree(ROOT, DRAWN, DraftConfig(2, 2))
+    tree = numpy_tree(ROOT, DRAWN, TreeConfig(2, 2))
     assert live_paths(tree, 0) == [(7,), (7, 3), (7, 5), (7, 3, 4), (7, 3, 6)]
     # Token 5 leads to no final beam: its slot is dead, and comes last.
-    tree = numpy_tree(ROOT, DRAWN, DraftConfig(2, 2, final_beams_only=True))
+    tree = numpy_tree(ROOT, DRAWN, TreeConfig(2, 2, final_beams_only=True))
     assert live_paths(tree, 0) == [(7,), (7, 3), (7, 3, 4), (7, 3, 6)]
     assert tree.tokens.tolist() == [[7, 3, 4, 6, -1]]
 
@@ -43,7 +43,7 @@ def trace_of_row(beams: NumpyBeams, row: int) -> tuple[list[int], list[float]]:
     return parents, log_probs
 
 
-def nodes_that_stay(beams: NumpyBeams, row: int, draft: DraftConfig) -> list[int]:
+def nodes_that_stay(beams: NumpyBeams, row: int, draft: TreeConfig) -> list[int]:
     """The oracle of budget and final beams: trace numbers of the live nodes, ascending."""
     parents, log_probs = trace_of_row(beams, row)
     candidates = [node for node in range(ALL) if log_probs[node] > -INFINITY]
@@ -55,14 +55,14 @@ def nodes_that_stay(beams: NumpyBeams, row: int, draft: DraftConfig) -> list[int
 
 
 DRAFTS = [
-    DraftConfig(W, R, num_nodes=num_nodes, final_beams_only=final)
+    TreeConfig(W, R, num_nodes=num_nodes, final_beams_only=final)
     for num_nodes, final in ((None, False), (None, True), (1, False), (5, True), (9, False))
 ]
 
 
 @pytest.mark.parametrize("draft", DRAFTS, ids=str)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_live_nodes_are_the_best_of_the_trace(draft: DraftConfig, seed: int) -> None:
+def test_live_nodes_are_the_best_of_the_trace(draft: TreeConfig, seed: int) -> None:
     root, beams = random_beams(seed)
     tree = numpy_tree(root, beams, draft)
     assert tree.tokens.shape == (B, draft.budget)

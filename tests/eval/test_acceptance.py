@@ -17,8 +17,8 @@ from tiny_folders import encode, write_yaml
 from eval.__main__ import main
 from eval.commands import evaluate
 from eval.rankings import RANKINGS, with_ranking
-from redrafter_jax import DraftConfig, SamplingConfig, generate
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax import SamplingConfig, TreeConfig, generate
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.models.target import Target
 from redrafter_jax.types import Sampling
@@ -81,7 +81,7 @@ def test_the_grid_is_whole_and_every_text_the_baselines(report: dict[str, Any]) 
 
 
 def test_the_counts_are_those_of_generate(
-    report: dict[str, Any], habitual_target: Target, good_drafter: DraftModel
+    report: dict[str, Any], habitual_target: Target, good_drafter: LoadedHead
 ) -> None:
     # One budget: `generate` has programs of its own for each.
     rows = [row for row in report["rows"] if (row["ranking"], row["num_nodes"]) == ("shared", 7)]
@@ -91,7 +91,7 @@ def test_the_counts_are_those_of_generate(
             good_drafter,
             [encode(text) for text in FOUR],
             max_new_tokens=NEW_TOKENS,
-            draft=DraftConfig(3, 3, 7, sharpness=1.5),
+            tree=TreeConfig(3, 3, 7, sharpness=1.5),
             sampling=sampling,
         )
         assert row["target_calls"] == sum(whole.steps)
@@ -130,7 +130,7 @@ class Recorder(PromptLookup):
 
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_rankings_show_what_their_names_say() -> None:
-    draft = DraftConfig(3, 3, sharpness=2.0)
+    draft = TreeConfig(3, 3, sharpness=2.0)
     sampling = Sampling(
         temperature=jnp.ones(1),
         top_k=jnp.full(1, 5),

@@ -17,14 +17,14 @@ from tiny_models import forgetful_target, imitating_drafter
 from eval import benchmark
 from eval.commands import evaluate
 from eval.measured import open_measured
-from redrafter_jax import DraftConfig, InputError, PromptLookup, SamplingConfig
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax import InputError, PromptLookup, SamplingConfig, TreeConfig
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.models.target import Target
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 NEW_TOKENS = 16
-HEAD = DraftConfig(beam_width=2, draft_rounds=2)
+HEAD = TreeConfig(beam_width=2, draft_rounds=2)
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +34,10 @@ def config(tmp_path_factory: pytest.TempPathFactory, pair_settings: dict[str, An
         "target": pair_settings["target"],
         "prompts": pair_settings["prompts"],
         "drafters": {
-            "lookup": {"draft": {"lookup_tokens": 3}},
+            "lookup": {"tree": {"lookup_tokens": 3}},
             "head": {
                 "drafter": pair_settings["drafter"],
-                "draft": {"beam_width": 2, "draft_rounds": 2},
+                "tree": {"beam_width": 2, "draft_rounds": 2},
             },
         },
         "samplings": [{"temperature": 0.0}, {"temperature": 0.8}],
@@ -51,7 +51,7 @@ def config(tmp_path_factory: pytest.TempPathFactory, pair_settings: dict[str, An
 def test_methods_count_what_generate_counts_and_keep_the_text(
     config: Path,
     habitual_target: Target,
-    good_drafter: DraftModel,
+    good_drafter: LoadedHead,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     evaluate(["compare", "--config", str(config)])
@@ -66,7 +66,7 @@ def test_methods_count_what_generate_counts_and_keep_the_text(
             ("lookup", PromptLookup(3), None),
             ("head", good_drafter, HEAD),
         ):
-            how = {"max_new_tokens": NEW_TOKENS, "draft": draft, "sampling": sampling}
+            how = {"max_new_tokens": NEW_TOKENS, "tree": draft, "sampling": sampling}
             expected = generate_each(habitual_target, drafter, **how)
             ours = case["methods"][name]
             assert ours["identical"] == 1.0
@@ -124,7 +124,7 @@ NO_GAIN = (
 def test_no_last_line_gives_a_gain_to_a_head_that_has_none(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    drafter: DraftModel,
+    drafter: LoadedHead,
     head: str,
     memory: float,
     last: str,
@@ -142,10 +142,10 @@ def test_no_last_line_gives_a_gain_to_a_head_that_has_none(
         "warm_ups": 1,
         "report_dir": str(tmp_path),
     }
-    both = {"drafter": folders.drafter, "draft": tree | {"lookup_tokens": 4}}
+    both = {"drafter": folders.drafter, "tree": tree | {"lookup_tokens": 4}}
     ways = {
-        "lookup": {"draft": {"lookup_tokens": 4}},
-        "head": {"drafter": folders.drafter, "draft": tree},
+        "lookup": {"tree": {"lookup_tokens": 4}},
+        "head": {"drafter": folders.drafter, "tree": tree},
         "both": both,
     }
     for command, settings in {
@@ -243,7 +243,7 @@ def test_a_killed_run_goes_on_to_a_report_that_holds_every_measurement_once(
         (["dtype=bfloat16"], r'settings: dtype "float32" \(now "bfloat16"\); give another'),
         (["max_new_tokens=9", "first_seed=2"], r"max_new_tokens 8 \(now 9\), first_seed 0 \(now 2"),
         (["turns=1"], r'prompts, turns "all" \(now 1\);'),
-        (["drafters.head.draft.beam_width=3"], r"other settings: drafters\.head;"),
+        (["drafters.head.tree.beam_width=3"], r"other settings: drafters\.head;"),
         (["drafters={lookup: {draft: {lookup_tokens: 3}}}"], r"settings: drafters\.head;"),
     ],
 )

@@ -8,7 +8,7 @@ from places import CONFIGS
 
 from eval.commands import COMMANDS, SPEED, Command
 from eval.tree_grid import TreeGrid
-from redrafter_jax import DraftConfig
+from redrafter_jax import TreeConfig
 from redrafter_jax.settings.files import load_settings
 
 
@@ -17,13 +17,13 @@ def test_a_grid_has_every_tree_of_its_lists() -> None:
         beam_width=[2], draft_rounds=[3], num_nodes=[4, None], sharpness=[1.5], lookup_tokens=[0, 2]
     )
     assert grid.build() == [
-        DraftConfig(2, 3, 4, sharpness=1.5),
-        DraftConfig(2, 3, 7, sharpness=1.5),
-        DraftConfig(2, 3, 4, sharpness=1.5, lookup_tokens=2),
-        DraftConfig(2, 3, 9, sharpness=1.5, lookup_tokens=2),
+        TreeConfig(2, 3, 4, sharpness=1.5),
+        TreeConfig(2, 3, 7, sharpness=1.5),
+        TreeConfig(2, 3, 4, sharpness=1.5, lookup_tokens=2),
+        TreeConfig(2, 3, 9, sharpness=1.5, lookup_tokens=2),
     ]
     # None and 33 nodes are one tree.
-    assert TreeGrid(num_nodes=[33, None]).build() == [DraftConfig(num_nodes=33)]
+    assert TreeGrid(num_nodes=[33, None]).build() == [TreeConfig(num_nodes=33)]
 
 
 # By the command that their headers name.

@@ -9,16 +9,16 @@ from places import ROOT
 from eval.config import TuneSettings
 from eval.halving import Race, find_fastest, pick_diverse, tree_turns
 from eval.tree_grid import build_all
-from redrafter_jax import DraftConfig
+from redrafter_jax import TreeConfig
 from redrafter_jax.settings.files import load_settings
 
 TREES = build_all(load_settings(TuneSettings, ROOT / "configs/demo_sweep.yaml").trees)
 
 
-def speed_of(draft: DraftConfig, best_nodes: float, best_beams: float) -> float:
+def speed_of(tree: TreeConfig, best_nodes: float, best_beams: float) -> float:
     """A hill over nodes and beams, as measured speed-ups are; lookup pays for its tokens."""
-    distance = abs(np.log2(draft.budget / best_nodes)) + abs(np.log2(draft.beam_width / best_beams))
-    return 2.0 - 0.25 * distance + 0.02 * min(draft.lookup_tokens, 6)
+    distance = abs(np.log2(tree.budget / best_nodes)) + abs(np.log2(tree.beam_width / best_beams))
+    return 2.0 - 0.25 * distance + 0.02 * min(tree.lookup_tokens, 6)
 
 
 class Bench:
@@ -27,12 +27,12 @@ class Bench:
     def __init__(self, best_nodes: float, best_beams: float, seed: int = 0) -> None:
         self.hill = best_nodes, best_beams
         self.random = np.random.default_rng(seed)
-        self.prepared: list[DraftConfig] = []
-        self.turns: list[tuple[DraftConfig, int]] = []
+        self.prepared: list[TreeConfig] = []
+        self.turns: list[tuple[TreeConfig, int]] = []
 
-    def measure(self, drafts: Sequence[DraftConfig], turn: int) -> list[float]:
+    def measure(self, drafts: Sequence[TreeConfig], turn: int) -> list[float]:
         assert {*drafts} <= {*self.prepared}
-        self.turns += [(draft, turn) for draft in drafts]
+        self.turns += [(tree, turn) for tree in drafts]
         noise = self.random.normal(1, 0.05, len(drafts))
         return [speed_of(one, *self.hill) * by for one, by in zip(drafts, noise, strict=True)]
 
@@ -42,10 +42,10 @@ class Bench:
 
 @pytest.mark.parametrize("hill", [(2, 1), (4, 2), (6, 4), (10, 1), (16, 6), (30, 8)])
 def test_the_best_of_197_trees_is_found_by_trying_a_tenth_of_them(hill: tuple[int, int]) -> None:
-    best = max(speed_of(draft, *hill) for draft in TREES)
+    best = max(speed_of(tree, *hill) for tree in TREES)
     bench = Bench(*hill)
     found = find_fastest(TREES, pick_diverse(TREES, 12), bench.race())
-    assert speed_of(found[0].draft, *hill) >= 0.92 * best
+    assert speed_of(found[0].tree, *hill) >= 0.92 * best
     assert len(bench.prepared) == len({*bench.prepared}) == len(found) == 12 + 6 + 3
     assert all(sorted(one.speedups) == list(range(8)) for one in found[:3])
     # Every tree is measured on the same batches as the others, from the first on, once.
@@ -68,11 +68,11 @@ def test_a_limited_time_is_kept_but_for_one_tree_and_a_turn(seconds: float) -> N
     """A tree takes five seconds to compile, each decoding one."""
     bench, clock = Bench(4, 2), [0.0]
 
-    def prepare(draft: DraftConfig) -> None:
-        bench.prepared.append(draft)
+    def prepare(tree: TreeConfig) -> None:
+        bench.prepared.append(tree)
         clock[0] += 5
 
-    def measure(drafts: Sequence[DraftConfig], turn: int) -> list[float]:
+    def measure(drafts: Sequence[TreeConfig], turn: int) -> list[float]:
         clock[0] += 1 + len(drafts)
         return bench.measure(drafts, turn)
 
@@ -91,11 +91,11 @@ def test_the_first_trees_are_the_extremes_and_those_most_unlike_the_others() -> 
     )
     drafts = build_all(settings.trees)
     few = pick_diverse(drafts, settings.entrants)
-    assert few[0] == DraftConfig(1, 1, 2)
-    assert {8} <= {draft.beam_width for draft in few}
-    assert {33} <= {draft.budget for draft in few}
-    assert {0, 8} <= {draft.lookup_tokens for draft in few}
+    assert few[0] == TreeConfig(1, 1, 2)
+    assert {8} <= {tree.beam_width for tree in few}
+    assert {33} <= {tree.budget for tree in few}
+    assert {0, 8} <= {tree.lookup_tokens for tree in few}
     assert len(few) == len(set(few)) == settings.entrants
     # No more than there are.
-    same = [DraftConfig(2, 2), DraftConfig(2, 2, sharpness=2.0)]
+    same = [TreeConfig(2, 2), TreeConfig(2, 2, sharpness=2.0)]
     assert pick_diverse(same, 5) == same

@@ -46,7 +46,7 @@ def case_of(speedups: list[float], batches: list[int] | None = None) -> dict[str
 
 
 def report_of(case: dict[str, Any]) -> dict[str, Any]:
-    drafting = {"drafter": "runs/a/drafter", "draft": {"beam_width": 2, "draft_rounds": 3}}
+    drafting = {"drafter": "runs/a/drafter", "tree": {"beam_width": 2, "draft_rounds": 3}}
     return {
         "samplings": [case],
         "training_seeds": {"head_50%": 7},

@@ -19,7 +19,7 @@ from eval.config import CaseSettings
 from redrafter_jax import SamplingConfig
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.drafters.base import RootOnly
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.models.target import Decoder, Target
 from redrafter_jax.parallel.collectives import shard_start
 from redrafter_jax.parallel.mesh import place
@@ -32,7 +32,7 @@ CASE = {
     "prompt_count": 4,
     "max_new_tokens": 24,
     "batch_size": 4,
-    "draft": {"beam_width": 3, "draft_rounds": 3},
+    "tree": {"beam_width": 3, "draft_rounds": 3},
     "stop": "never",
 }
 
@@ -113,7 +113,7 @@ def run_uneven(
     config: Path,
     tmp_path: Path,
     habitual_target: Target,
-    good_drafter: DraftModel,
+    good_drafter: LoadedHead,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., tuple[int, dict[str, Any]]]:
     """A run with twin tokens, of which the speculative pass prefers the second by a nudge."""

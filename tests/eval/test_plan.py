@@ -19,7 +19,7 @@ from pallas_kernels.gpus import GPUS
 from redrafter_jax import InputError
 from redrafter_jax.checkpoints.huggingface import save_target
 from redrafter_jax.drafters.bind import bind_drafter
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.models.target import Target
 from redrafter_jax.settings.files import load_settings
 from redrafter_jax.types import DecodeState
@@ -27,7 +27,7 @@ from redrafter_jax.types import DecodeState
 TARGET = tiny_shapes.TARGET | {"intermediate_size": 32, "tie_word_embeddings": False}
 VALUES: dict[str, Any] = {
     "target": TARGET,
-    "draft": {"beam_width": 2, "draft_rounds": 3, "num_nodes": 5},
+    "tree": {"beam_width": 2, "draft_rounds": 3, "num_nodes": 5},
     "batch_size": 3,
     "slots": 64,
 }
@@ -41,16 +41,16 @@ DRAFTER = 2 * 256 + 16 + 2 * (32 * 32 + 32) + 32 * 24
 CACHE = 2 * 2 * 3 * 1 * 64 * 8
 
 
-def shapes_of(settings: PlanSettings) -> tuple[Target, DraftModel, DecodeState]:
+def shapes_of(settings: PlanSettings) -> tuple[Target, LoadedHead, DecodeState]:
     target = abstract_target(settings.target.build(), jnp.bfloat16)
-    drafter = abstract_drafter(settings.drafter_config(settings.draft.draft_rounds), jnp.bfloat16)
-    bound = bind_drafter(drafter, settings.draft)
+    drafter = abstract_drafter(settings.drafter_config(settings.tree.draft_rounds), jnp.bfloat16)
+    bound = bind_drafter(drafter, settings.tree)
     return target, drafter, abstract_state(target, bound, settings.batch_size, settings.slots)
 
 
 def read_with(**changes: Any) -> dict[str, int]:
     settings = PlanSettings.model_validate(VALUES | {"report_dir": "unused"} | changes)
-    return bytes_read(*shapes_of(settings), settings.draft)
+    return bytes_read(*shapes_of(settings), settings.tree)
 
 
 def test_a_step_reads_weights_and_cache_once_and_the_drafter_every_round() -> None:

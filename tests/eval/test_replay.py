@@ -10,10 +10,10 @@ from tiny_models import tiny_config
 from eval.benchmark import Method, decode_batch, make_batches
 from eval.config import RowSettings
 from eval.replay import Explanation, TokenIndex, TokenScores, explain, find_node, replay
-from redrafter_jax import DraftConfig, SamplingConfig
+from redrafter_jax import SamplingConfig, TreeConfig
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import make_mesh, place
 from redrafter_jax.requests import Batch, pad_requests
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 @pytest.mark.parametrize("sizes", [None, pytest.param((2, 2), marks=pytest.mark.long)])
 def test_replay_sees_what_every_token_was_chosen_from(
-    habitual_target: Target, good_drafter: DraftModel, sizes: tuple[int, int] | None
+    habitual_target: Target, good_drafter: LoadedHead, sizes: tuple[int, int] | None
 ) -> None:
     mesh = None if sizes is None else make_mesh(*sizes)
     target, drafter = place(habitual_target, mesh), place(good_drafter, mesh)
@@ -32,9 +32,9 @@ def test_replay_sees_what_every_token_was_chosen_from(
     sampling = SamplingConfig(temperature=0.9, top_k=6)
     rows = RowSettings(max_new_tokens=24, first_seed=4)
     (batch,) = make_batches(asked_with(prompts), 4, sampling, rows)
-    draft = DraftConfig(beam_width=3, draft_rounds=3)
+    tree = TreeConfig(beam_width=3, draft_rounds=3)
     places = [TokenIndex(row, position) for position in (23, 0, 5, 1) for row in range(4)]
-    methods = [Method(target, bind_drafter(drafter, draft)), Method(target, RootOnly())]
+    methods = [Method(target, bind_drafter(drafter, tree)), Method(target, RootOnly())]
     for method in methods if mesh is None else methods[:1]:
         tokens = decode_batch(method, batch).tokens
         seen = replay(method, batch, tokens, places)

@@ -13,16 +13,16 @@ from tiny_folders import run_module, write_yaml
 from eval.benchmark import Run, TimedTurn
 from eval.commands import evaluate
 from eval.speed import summarize
-from redrafter_jax import DraftConfig
+from redrafter_jax import TreeConfig
 from redrafter_jax.acceptance import acceptance_length
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.models.target import Target
 from redrafter_jax.text.prompts import EncodedPrompts, Prompt
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 NEW_TOKENS = 24
-DRAFT = DraftConfig(beam_width=3, draft_rounds=3)
+DRAFT = TreeConfig(beam_width=3, draft_rounds=3)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def config(tmp_path_factory: pytest.TempPathFactory, pair_settings: dict[str, An
     values = pair_settings | {
         "dtype": "float32",
         "max_new_tokens": NEW_TOKENS,
-        "draft": {"beam_width": DRAFT.beam_width, "draft_rounds": DRAFT.draft_rounds},
+        "tree": {"beam_width": DRAFT.beam_width, "draft_rounds": DRAFT.draft_rounds},
         "repeats": 2,
         "warm_ups": 1,
         "report_dir": str(folder),
@@ -52,9 +52,9 @@ def report(finished: subprocess.CompletedProcess[str], config: Path) -> dict[str
 
 
 def test_texts_are_the_baselines_and_counts_those_of_generate(
-    report: dict[str, Any], habitual_target: Target, good_drafter: DraftModel
+    report: dict[str, Any], habitual_target: Target, good_drafter: LoadedHead
 ) -> None:
-    how = {"max_new_tokens": NEW_TOKENS, "draft": DRAFT}
+    how = {"max_new_tokens": NEW_TOKENS, "tree": DRAFT}
     expected = generate_each(habitual_target, good_drafter, **how)
     steps = [one.steps[0] for one in expected]
     counts = np.concatenate([one.accept_counts for one in expected])

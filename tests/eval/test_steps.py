@@ -28,11 +28,11 @@ from eval.shapes import StepsSettings
 from eval.step_parts import StepPart, StepTimer, begin_step, reset_state, run_part, time_parts
 from pallas_kernels.aot import compile_on, gpu_mesh
 from pallas_kernels.timing import empty_like, take_turns
-from redrafter_jax import DraftConfig, InputError, SamplingConfig
-from redrafter_jax.config import DrafterConfig
+from redrafter_jax import InputError, SamplingConfig, TreeConfig
+from redrafter_jax.config import RecurrentConfig
 from redrafter_jax.decoding.step import decode_step
 from redrafter_jax.drafters.bind import bind_drafter
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.models.target import Target
 from redrafter_jax.requests import Batch, pad_requests
 from redrafter_jax.serving.messages import Counters
@@ -59,7 +59,7 @@ def config(tmp_path: Path) -> Path:
     return write_yaml(tmp_path / "steps.yaml", VALUES | {"report_dir": str(tmp_path / "report")})
 
 
-def random_pair() -> tuple[Target, DraftModel]:
+def random_pair() -> tuple[Target, LoadedHead]:
     settings = StepsSettings.model_validate(VALUES | {"report_dir": "unused"})
     target = abstract_target(settings.target.build(), jnp.float32)
     drafter = abstract_drafter(settings.drafter_config(4), jnp.float32)
@@ -70,7 +70,7 @@ def random_pair() -> tuple[Target, DraftModel]:
 @pytest.mark.long
 def test_the_parts_in_a_row_are_a_decode_step() -> None:
     target, drafter = random_pair()
-    bound = bind_drafter(drafter, DraftConfig(beam_width=2, draft_rounds=2, lookup_tokens=1))
+    bound = bind_drafter(drafter, TreeConfig(beam_width=2, draft_rounds=2, lookup_tokens=1))
     config = SamplingConfig(0.8, top_k=5)
     sampling = pad_requests(target.config, Batch([[0]] * 2, 1, config), 1)[0].sampling
     filled = random_state(target, bound, 2, 32)
@@ -121,7 +121,7 @@ def test_trees_of_different_paths_and_states_take_turns_on_one_cache(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     target, drafter = random_pair()
-    drafts = [DraftConfig(1, 1), DraftConfig(2, 2, lookup_tokens=1)]
+    drafts = [TreeConfig(1, 1), TreeConfig(2, 2, lookup_tokens=1)]
     counters, owner = Counters(), lambda: None
     compiled: list[int] = []
 
@@ -171,9 +171,9 @@ def test_every_combination_is_a_row(config: Path, monkeypatch: pytest.MonkeyPatc
 def test_compiled_for_a_gpu_every_loop_has_its_turns_and_verify_its_kernel() -> None:
     config = tiny_config(hidden_size=128, head_dim=64, num_hidden_layers=3)
     # A tree with padding nodes, over all of which there is one pass.
-    draft = DraftConfig(beam_width=2, draft_rounds=2, final_beams_only=True)
+    draft = TreeConfig(beam_width=2, draft_rounds=2, final_beams_only=True)
     target = abstract_target(config, jnp.bfloat16)
-    drafter = bind_drafter(abstract_drafter(DrafterConfig(24, 128, 128, 0), jnp.bfloat16), draft)
+    drafter = bind_drafter(abstract_drafter(RecurrentConfig(24, 128, 128, 0), jnp.bfloat16), draft)
     state = abstract_state(target, drafter, 2, 64)
     between = jax.eval_shape(begin_step, target, drafter, state)
     zero = jax.ShapeDtypeStruct((), jnp.int32)

@@ -10,22 +10,22 @@ from tiny_folders import write_yaml
 from eval import tune
 from eval.commands import evaluate
 from eval.tune import Candidate, choose
-from redrafter_jax import DraftConfig, InputError, load_draft, save_drafter
-from redrafter_jax.checkpoints.draft_table import (
-    DraftTable,
+from redrafter_jax import InputError, TreeConfig, load_tree, save_drafter
+from redrafter_jax.checkpoints.tree_table import (
+    TreeTable,
     TunedTree,
-    find_draft_table,
-    write_draft_table,
+    find_tree_table,
+    write_tree_table,
 )
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-SMALL = DraftConfig(1, 1)
+SMALL = TreeConfig(1, 1)
 
 
 @pytest.fixture
-def config(tmp_path: Path, pair_settings: dict[str, Any], drafter: DraftModel) -> Path:
+def config(tmp_path: Path, pair_settings: dict[str, Any], drafter: LoadedHead) -> Path:
     """Of a drafter that knows nothing of the target."""
     save_drafter(drafter, tmp_path / "drafter")
     values = pair_settings | {
@@ -40,7 +40,7 @@ def config(tmp_path: Path, pair_settings: dict[str, Any], drafter: DraftModel) -
         "batch_sizes": [2],
         "pairs": 3,
     }
-    write_yaml(tmp_path / "eval.yaml", values | {"batch_size": 2, "draft": "auto"})
+    write_yaml(tmp_path / "eval.yaml", values | {"batch_size": 2, "tree": "auto"})
     return write_yaml(tmp_path / "tune.yaml", values | tuned)
 
 
@@ -52,7 +52,7 @@ def test_with_a_random_drafter_the_baseline_is_chosen_and_auto_obeys_the_table(
     shown, folder = capsys.readouterr().out, config.parent
     assert "The trees: " in shown
     assert "the baseline  chosen" in shown
-    assert load_draft(folder / "drafter", 2, 0.0) is None
+    assert load_tree(folder / "drafter", 2, 0.0) is None
     (row,) = json.loads((folder / "report" / "tune.json").read_text())["rows"]
     assert (row["batch_size"], row["sampling"], row["num_nodes"]) == (2, "greedy", 13)
     assert row["measured"][0] < 1
@@ -64,12 +64,12 @@ def test_with_a_random_drafter_the_baseline_is_chosen_and_auto_obeys_the_table(
         return json.loads((folder / "report" / "report.json").read_text())
 
     report = report_of_auto()
-    assert (report["draft"], report["num_nodes"]) == (None, 1)
+    assert (report["tree"], report["num_nodes"]) == (None, 1)
     assert report["methods"]["speculative"]["acceptance_length"] == 1
-    tree = TunedTree(2, 0.0, DraftConfig(4, 3), 2.0, 2.0)
-    write_draft_table(folder / "drafter" / "draft.yaml", DraftTable("a", "b", (tree,)))
+    tree = TunedTree(2, 0.0, TreeConfig(4, 3), 2.0, 2.0)
+    write_tree_table(folder / "drafter" / "draft.yaml", TreeTable("a", "b", (tree,)))
     report = report_of_auto()
-    assert (report["draft"]["beam_width"], report["num_nodes"]) == (4, 13)
+    assert (report["tree"]["beam_width"], report["num_nodes"]) == (4, 13)
     # Three turns decoded the two batches of the prompts, the first one twice.
     assert row["turns"] == 3
     speculative = report["methods"]["speculative"]
@@ -86,7 +86,7 @@ def test_limited_minutes_are_shared_and_what_they_leave_out_is_said(
     monkeypatch.setattr("eval.tune.time.perf_counter", lambda: float(next(seconds)))
     evaluate(["tune", "--config", str(config), "batch_sizes=[1,2,4]", "minutes=1"])
     shown = capsys.readouterr().out
-    table = find_draft_table(config.parent / "drafter")
+    table = find_tree_table(config.parent / "drafter")
     assert table
     sizes = [tree.batch_size for tree in table.trees]
     assert sizes == [1, 2, 4][: len(sizes)]
@@ -106,7 +106,7 @@ def test_a_time_that_is_over_when_the_models_are_loaded_still_measures_a_tree(
     assert "No time was left for: batch size 4, greedy." in capsys.readouterr().out
     (row,) = json.loads((config.parent / "report" / "tune.json").read_text())["rows"]
     assert (row["batch_size"], row["turns"]) == (2, 4)
-    table = find_draft_table(config.parent / "drafter")
+    table = find_tree_table(config.parent / "drafter")
     assert table
     assert [tree.batch_size for tree in table.trees] == [2]
 
@@ -134,7 +134,7 @@ def test_unless_told_otherwise_every_batch_up_to_eight_has_an_entry(
     monkeypatch.setattr(tune._Pair, "find", lambda *_: [])
     monkeypatch.setattr(tune, "show", lambda *_: None)
     evaluate(["tune", "--config", str(config), f"prompt_count={prompts}", "batch_sizes=null"])
-    table = find_draft_table(config.parent / "drafter")
+    table = find_tree_table(config.parent / "drafter")
     assert table is not None
     assert [tree.batch_size for tree in table.trees] == sizes
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from redrafter_jax.config import DraftConfig, SamplingConfig
+from redrafter_jax.config import SamplingConfig, TreeConfig
 from redrafter_jax.types import Sampling
 
 Array = np.ndarray[Any, Any]
@@ -180,7 +180,7 @@ def beam_search(
     root: int,
     noise: Array,
     sampling: SamplingConfig,
-    draft: DraftConfig,
+    tree: TreeConfig,
     traced: int,
 ) -> list[list[Beam]]:
     """All extensions of all beams scored and sorted whole; one row, noise [R V].
@@ -189,21 +189,21 @@ def beam_search(
     """
     beams = [Beam(0.0, 0, root, np.zeros(embedding.shape[1]))]
     trace = []
-    for step in range(draft.draft_rounds):
+    for step in range(tree.draft_rounds):
         extensions = []
         for parent, beam in enumerate(beams):
             state = weights.step(beam.state, embedding[beam.token])
             scores = filtered_scores(weights.logits(context, state), sampling)
             scores = scores + noise[step, weights.tokens]
-            scores = draft.sharpness * (sampling.temperature or 1.0) * scores
-            if draft.candidates:
-                scores = np.where(scores < np.sort(scores)[-draft.candidates], -np.inf, scores)
+            scores = tree.sharpness * (sampling.temperature or 1.0) * scores
+            if tree.candidates:
+                scores = np.where(scores < np.sort(scores)[-tree.candidates], -np.inf, scores)
             extensions += [
                 Beam(beam.log_prob + log_prob, parent, token, state)
                 for token, log_prob in zip(weights.tokens, log_softmax(scores), strict=True)
             ]
         extensions.sort(key=lambda beam: -beam.log_prob)
-        beams = extensions[: draft.beam_width]
+        beams = extensions[: tree.beam_width]
         trace.append(extensions[:traced])
     return trace
 

@@ -5,7 +5,7 @@ from typing import Any
 from tiny_folders import encode
 
 from redrafter_jax.drafters.base import Drafter
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.generation import Generation, generate
 from redrafter_jax.models.target import Target
 from redrafter_jax.text.prompts import EncodedPrompts, Prompt
@@ -20,7 +20,7 @@ def asked_with(rows: list[list[int]]) -> EncodedPrompts:
 
 
 def generate_each(
-    target: Target, drafter: DraftModel | Drafter | None, **how: Any
+    target: Target, drafter: LoadedHead | Drafter | None, **how: Any
 ) -> list[Generation]:
     """One prompt after the other, so that nothing is compiled beside what commands compile."""
     return [

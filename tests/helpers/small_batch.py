@@ -1,8 +1,8 @@
 """Four requests that tests of decoding share, so that they share what is compiled."""
 
-from redrafter_jax.config import DraftConfig, SamplingConfig
+from redrafter_jax.config import SamplingConfig, TreeConfig
 
-DRAFT = DraftConfig(beam_width=4, draft_rounds=3)
+DRAFT = TreeConfig(beam_width=4, draft_rounds=3)
 PROMPTS = [[3, 1, 4], [9], [2, 6, 5, 3], [11, 0]]
 MIXED = [
     SamplingConfig(),

@@ -16,7 +16,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from redrafter_jax.checkpoints.huggingface import save_drafter, save_target
 from redrafter_jax.config import TargetConfig
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.models.target import Target, init_target
 from tools.tokenizer import save_tokenizer, train_tokenizer
 
@@ -57,7 +57,7 @@ def decode(tokens: list[int]) -> str:
     return "".join(CHARACTERS[token] for token in tokens)
 
 
-def write_pair(folder: Path, target: Target, drafter: DraftModel) -> PairFolders:
+def write_pair(folder: Path, target: Target, drafter: LoadedHead) -> PairFolders:
     save_target(target, folder / "target")
     save_drafter(drafter, folder / "drafter")
     character_tokenizer().save(str(folder / "target" / "tokenizer.json"))

@@ -11,9 +11,9 @@ from flax import nnx
 from eval.abstract import abstract_drafter, abstract_target
 from redrafter_jax.checkpoints.found import dotted, is_matrix
 from redrafter_jax.checkpoints.weight_names import target_name
-from redrafter_jax.config import DrafterConfig, HeadConfig, MedusaConfig, TargetConfig
+from redrafter_jax.config import HeadConfig, MedusaConfig, RecurrentConfig, TargetConfig
 from redrafter_jax.drafters.bind import init_drafter
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model
 
@@ -64,7 +64,7 @@ def random_target(config: TargetConfig = PARITY_CONFIG, seed: int = 0) -> Target
     return with_random_weights(abstract_target(config, jnp.float32), seed)
 
 
-def random_drafter(config: HeadConfig, seed: int = 0) -> DraftModel:
+def random_drafter(config: HeadConfig, seed: int = 0) -> LoadedHead:
     """A drafter that knows nothing of any target."""
     return with_random_weights(abstract_drafter(config, jnp.float32), seed)
 
@@ -124,7 +124,7 @@ def _markov_chain(target: Target) -> tuple[Any, Any, Any]:
 
 def imitating_drafter(
     target: Target, corruption: float = 0.0, seed: int = 0, **variant: Any
-) -> DraftModel:
+) -> LoadedHead:
     """A drafter that computes the forgetful target's map from token to logits.
 
     Its recurrence forgets (U = 0, and a gated one never keeps its state), so its state is a fixed
@@ -135,7 +135,7 @@ def imitating_drafter(
       target: the forgetful target.
       corruption: how wrong it is.
       seed: of its random parameters.
-      variant: fields of `DrafterConfig`.
+      variant: fields of `RecurrentConfig`.
     """
     random = np.random.default_rng(seed)
     V, D = target.config.vocab_size, target.config.hidden_size
@@ -143,7 +143,7 @@ def imitating_drafter(
 
     mix = random.normal(size=(D, D)) / np.sqrt(D)
     mixed = embedding @ mix
-    config = DrafterConfig(
+    config = RecurrentConfig(
         vocab_size=V, hidden_size=D, exit_dim=2 * D, num_draft_layers=0, **variant
     )
     head = init_drafter(config, 0).merge()
@@ -175,7 +175,7 @@ def imitating_drafter(
 
 def imitating_medusa(
     target: Target, heads: int = 3, corruption: float = 0.0, seed: int = 0, **variant: Any
-) -> DraftModel:
+) -> LoadedHead:
     """Medusa heads that know the greedy text of a forgetful target, as if it had no memory.
 
     Its hidden state after a token is then a fixed vector per token. From these vectors every head

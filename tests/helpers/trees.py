@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 
-from redrafter_jax.config import DraftConfig
+from redrafter_jax.config import TreeConfig
 from redrafter_jax.drafters.tree import build_tree
 from redrafter_jax.types import Beams, TokenTree
 
@@ -18,7 +18,7 @@ B, R, W = 3, 3, 4
 ALL = 1 + R * W
 
 
-def numpy_tree(root: Any, beams: Any, draft: DraftConfig) -> TokenTree:
+def numpy_tree(root: Any, beams: Any, draft: TreeConfig) -> TokenTree:
     tree = build(jnp.asarray(root), Beams(*map(jnp.asarray, beams)), draft)
     return jax.tree.map(np.asarray, tree)
 

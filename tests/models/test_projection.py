@@ -58,7 +58,7 @@ def test_a_stream_gathers_before_its_first_step_alone(
 
     monkeypatch.setattr(projection, "_gather", count)
     options: dict[str, Any] = {"max_new_tokens": 20, "eos_token_ids": ()}
-    *_, last = stream(habitual_target, model, PROMPTS, draft=DRAFT, **options)
+    *_, last = stream(habitual_target, model, PROMPTS, tree=DRAFT, **options)
     assert len(gathered) == 1
     monkeypatch.undo()
     plain = generate_autoregressive(habitual_target, PROMPTS, **options)

@@ -19,13 +19,13 @@ from tiny_models import (
 )
 
 from redrafter_jax import (
-    DraftConfig,
-    DrafterConfig,
     Generation,
     InputError,
     KeptCache,
     PromptLookup,
+    RecurrentConfig,
     SamplingConfig,
+    TreeConfig,
     generate,
     generate_autoregressive,
     load_drafter,
@@ -35,7 +35,7 @@ from redrafter_jax import (
     save_target,
     stream,
 )
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.ranking import _highest_of_shards, _logsumexp
 from redrafter_jax.generation import start
 from redrafter_jax.models.target import Target
@@ -64,17 +64,17 @@ ASKED: dict[str, Any] = {
         SamplingConfig(),
     ],
 }
-DRAFT = DraftConfig(beam_width=3, draft_rounds=3, num_nodes=10, sharpness=1.3, lookup_tokens=2)
+DRAFT = TreeConfig(beam_width=3, draft_rounds=3, num_nodes=10, sharpness=1.3, lookup_tokens=2)
 
 
 @pytest.fixture(scope="module")
-def pair() -> tuple[Target, DraftModel]:
+def pair() -> tuple[Target, LoadedHead]:
     target = forgetful_target(memory=0.15, config=CONFIG)
     return target, imitating_drafter(target)
 
 
 @pytest.fixture(scope="module")
-def on_one_device(pair: tuple[Target, DraftModel]) -> Generation:
+def on_one_device(pair: tuple[Target, LoadedHead]) -> Generation:
     return generate_autoregressive(pair[0], PROMPTS, **ASKED)
 
 
@@ -88,14 +88,14 @@ def on_one_device(pair: tuple[Target, DraftModel]) -> Generation:
     ids=["two devices", "eight devices, reranked"],
 )
 def test_the_text_is_that_of_one_device(
-    pair: tuple[Target, DraftModel],
+    pair: tuple[Target, LoadedHead],
     on_one_device: Generation,
     sizes: tuple[int, int],
-    draft: DraftConfig,
+    draft: TreeConfig,
 ) -> None:
     mesh = make_mesh(*sizes)
     target, drafter = place(pair[0], mesh), place(pair[1], mesh)
-    result = generate(target, drafter, PROMPTS, draft=draft, **ASKED)
+    result = generate(target, drafter, PROMPTS, tree=draft, **ASKED)
     assert result.tokens == on_one_device.tokens
     assert result.acceptance_length > 1.5
     for ours, theirs in zip(result.log_probs or (), on_one_device.log_probs or (), strict=True):
@@ -119,7 +119,7 @@ def test_other_kinds_of_pair_say_the_same_on_a_mesh(
     changes: dict[str, Any], kind: dict[str, Any]
 ) -> None:
     target = random_target(replace(CONFIG, **changes))
-    shape = DrafterConfig(
+    shape = RecurrentConfig(
         vocab_size=target.config.vocab_size,
         hidden_size=32,
         exit_dim=64,
@@ -135,13 +135,11 @@ def test_other_kinds_of_pair_say_the_same_on_a_mesh(
     expected = generate_autoregressive(target, prompts, **asked).tokens
     split = place(target, mesh), place(drafter, mesh)
     for _ in range(2):  # the second time from the cache of the first
-        *_, last = stream(
-            *split, prompts, draft=DRAFT, steps_per_yield=16, kept_cache=kept, **asked
-        )
+        *_, last = stream(*split, prompts, tree=DRAFT, steps_per_yield=16, kept_cache=kept, **asked)
         assert last.generation.tokens == expected
 
 
-def test_every_part_of_a_state_lies_on_its_own_device(pair: tuple[Target, DraftModel]) -> None:
+def test_every_part_of_a_state_lies_on_its_own_device(pair: tuple[Target, LoadedHead]) -> None:
     target = place(pair[0], make_mesh(2, 4))
     state, _ = start(target, PromptLookup(3), Batch(PROMPTS, 4, eos_token_ids=()))
     B, S = state.tokens.shape
@@ -169,7 +167,7 @@ HALVES = {
 }
 
 
-def held(model: Target | DraftModel) -> dict[str, tuple[int, ...]]:
+def held(model: Target | LoadedHead) -> dict[str, tuple[int, ...]]:
     """The shape of what the first device holds of each parameter."""
     return {
         ".".join(map(str, path)): variable[...].addressable_shards[0].data.shape
@@ -184,7 +182,7 @@ def test_what_each_device_holds_of_a_target() -> None:
 
 
 def test_every_device_reads_its_own_part_of_the_files(
-    pair: tuple[Target, DraftModel], tmp_path: Path
+    pair: tuple[Target, LoadedHead], tmp_path: Path
 ) -> None:
     save_target(pair[0], tmp_path / "target")
     save_drafter(pair[1], tmp_path / "drafter")
@@ -258,13 +256,13 @@ def test_heads_that_cannot_be_divided(changes: dict[str, int], words: str, tmp_p
         load_target(tmp_path, mesh=make_mesh(2, 4))
 
 
-def test_rows_that_cannot_be_divided(pair: tuple[Target, DraftModel]) -> None:
+def test_rows_that_cannot_be_divided(pair: tuple[Target, LoadedHead]) -> None:
     target = place(pair[0], make_mesh(4, 2))
     with pytest.raises(InputError, match="The number of prompts is 3, which the mesh's data=4"):
         generate_autoregressive(target, PROMPTS[:3], max_new_tokens=4)
 
 
-def test_target_and_drafter_lie_on_one_mesh(pair: tuple[Target, DraftModel]) -> None:
+def test_target_and_drafter_lie_on_one_mesh(pair: tuple[Target, LoadedHead]) -> None:
     target = place(pair[0], make_mesh(2, 4))
     with pytest.raises(InputError, match="different meshes"):
         generate(target, pair[1], PROMPTS, max_new_tokens=4)

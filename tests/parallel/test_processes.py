@@ -21,7 +21,7 @@ from servers import wait_until
 from tiny_folders import write_pair, write_untrained_target, write_yaml
 from train_runs import command, rows, settings, trial, weights
 
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import make_mesh
@@ -279,7 +279,7 @@ def test_a_job_that_loses_a_process_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_two_processes_measure_what_one_does(
-    habitual_target: Target, good_drafter: DraftModel, tmp_path: Path
+    habitual_target: Target, good_drafter: LoadedHead, tmp_path: Path
 ) -> None:
     target, drafter = write_pair(tmp_path, habitual_target, good_drafter)
     prompts = write_lines(tmp_path / "prompts.jsonl", *({"prompt": text} for text in "abde"))

@@ -2,13 +2,13 @@
 
 import pytest
 
-from redrafter_jax import DraftConfig, InputError, PromptLookup
-from redrafter_jax.checkpoints.draft_table import DraftTable, TunedTree
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax import InputError, PromptLookup, TreeConfig
+from redrafter_jax.checkpoints.tree_table import TreeTable, TunedTree
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.serving.budgets import Budgets
 
-LARGE, SMALL = DraftConfig(3, 4), DraftConfig(2, 2)
-TABLE = DraftTable(
+LARGE, SMALL = TreeConfig(3, 4), TreeConfig(2, 2)
+TABLE = TreeTable(
     "cpu",
     "float32",
     (
@@ -21,7 +21,7 @@ TABLE = DraftTable(
 BASELINE, LARGE_AT, SMALL_AT = 0, 1, 2
 
 
-def test_the_table_names_what_is_compiled(drafter: DraftModel) -> None:
+def test_the_table_names_what_is_compiled(drafter: LoadedHead) -> None:
     budgets = Budgets(drafter, TABLE, slots=4)
     assert budgets.row_counts == [1, 4]
     assert set(budgets.programs) == {
@@ -45,12 +45,12 @@ def test_the_table_names_what_is_compiled(drafter: DraftModel) -> None:
     ],
 )
 def test_rows_and_temperature_choose_the_tree(
-    drafter: DraftModel, rows: int, temperatures: list[float], chosen: int
+    drafter: LoadedHead, rows: int, temperatures: list[float], chosen: int
 ) -> None:
     assert Budgets(drafter, TABLE, slots=4).choose(rows, temperatures) == chosen
 
 
-def test_a_tree_that_gains_too_little_gives_way_and_is_tried_again(drafter: DraftModel) -> None:
+def test_a_tree_that_gains_too_little_gives_way_and_is_tried_again(drafter: LoadedHead) -> None:
     budgets = Budgets(drafter, TABLE, slots=4)
     budgets.add_time(1, BASELINE, 1.0)
     budgets.add_time(1, LARGE_AT, 2.0)  # needs two tokens per call to pay; the table expects four
@@ -66,10 +66,10 @@ def test_a_tree_that_gains_too_little_gives_way_and_is_tried_again(drafter: Draf
 
 
 def test_between_the_sizes_of_a_table_its_nearest_tree_is_drafted_where_the_costs_agree(
-    drafter: DraftModel,
+    drafter: LoadedHead,
 ) -> None:
     def slots_of_three(cost: float) -> Budgets:
-        table = DraftTable("cpu", "float32", (TunedTree(2, 0.0, SMALL, 1.5, 1.5),))
+        table = TreeTable("cpu", "float32", (TunedTree(2, 0.0, SMALL, 1.5, 1.5),))
         budgets = Budgets(drafter, table, slots=3)
         assert budgets.row_counts == [2, 3]
         for rows, seconds in ((2, 1.2), (3, cost)):
@@ -84,7 +84,7 @@ def test_between_the_sizes_of_a_table_its_nearest_tree_is_drafted_where_the_cost
     assert {too_dear.choose(3, [0.0]) for _ in range(10_000)} == {BASELINE}
 
 
-def test_without_a_table_the_tree_is_always_the_same(drafter: DraftModel) -> None:
+def test_without_a_table_the_tree_is_always_the_same(drafter: LoadedHead) -> None:
     budgets = Budgets(drafter, SMALL, slots=8)
     assert budgets.row_counts == [1, 8]
     assert len(budgets.programs) == 4
@@ -96,7 +96,7 @@ def test_without_a_table_the_tree_is_always_the_same(drafter: DraftModel) -> Non
     assert Budgets(PromptLookup(2), None, slots=8).choose(1, [1.0]) == 1
 
 
-def test_a_mesh_takes_the_numbers_of_rows_that_it_divides(drafter: DraftModel) -> None:
+def test_a_mesh_takes_the_numbers_of_rows_that_it_divides(drafter: LoadedHead) -> None:
     assert Budgets(drafter, TABLE, slots=8, shards=2).row_counts == [4, 8]
     assert Budgets(None, None, slots=8, shards=2).row_counts == [2, 8]
     with pytest.raises(InputError, match="3 rows cannot be split evenly over the 2 devices"):

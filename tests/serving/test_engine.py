@@ -12,8 +12,8 @@ import pytest
 from engine_runs import ROWS, STOPS, gather, generated, make_requests, run
 from tiny_models import forgetful_target, imitating_drafter, tiny_config
 
-from redrafter_jax import DraftConfig
-from redrafter_jax.checkpoints.draft_table import DraftTable, TunedTree
+from redrafter_jax import TreeConfig
+from redrafter_jax.checkpoints.tree_table import TreeTable, TunedTree
 from redrafter_jax.models.target import Target
 from redrafter_jax.serving import engine as engine_module
 from redrafter_jax.serving.engine import Engine, Event, QueueFull, Request
@@ -22,12 +22,12 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 CHUNK, STEPS = 8, 3
 # Four rows together draft a tree, a few of them a larger one or, to compile less, none.
-COMBINED = DraftConfig(beam_width=2, draft_rounds=2, lookup_tokens=2)
+COMBINED = TreeConfig(beam_width=2, draft_rounds=2, lookup_tokens=2)
 
 
-def table_of(few: DraftConfig | None) -> DraftTable:
+def table_of(few: TreeConfig | None) -> TreeTable:
     trees = TunedTree(1, 0.0, few, 1.0, 1.0), TunedTree(4, 0.0, COMBINED, 1.5, 1.5)
-    return DraftTable("cpu", "float32", trees)
+    return TreeTable("cpu", "float32", trees)
 
 
 MakeEngine = Callable[..., Engine]
@@ -47,7 +47,7 @@ def make_engine(shallow_target: Target) -> MakeEngine:
     def make(**options: Any) -> Engine:
         shapes: dict[str, Any] = {
             "drafter": drafter,
-            "draft": table_of(None),
+            "tree": table_of(None),
             "slots": 4,
             "context_length": 64,
             "stop_tokens": STOPS,
@@ -86,7 +86,7 @@ def test_a_warm_up_tells_how_many_programs_are_ready(make_engine: MakeEngine) ->
     assert told == [(1, 4), (2, 4), (3, 4), (4, 4), (4, 4)]
 
 
-LARGER = DraftConfig(beam_width=3, draft_rounds=5)
+LARGER = TreeConfig(beam_width=3, draft_rounds=5)
 
 
 @pytest.mark.parametrize(
@@ -97,10 +97,10 @@ LARGER = DraftConfig(beam_width=3, draft_rounds=5)
     ],
 )
 def test_every_request_gets_what_generate_gives_it(
-    shallow_target: Target, make_engine: MakeEngine, seed: int, few: DraftConfig | None
+    shallow_target: Target, make_engine: MakeEngine, seed: int, few: TreeConfig | None
 ) -> None:
     chance = random.Random(seed)
-    engine, requests = make_engine(draft=table_of(few)), make_requests(seed, ROWS)
+    engine, requests = make_engine(tree=table_of(few)), make_requests(seed, ROWS)
     drafters = {rows: [c for r, c in engine._budgets.programs if r == rows] for rows in (1, 4)}
     with pytest.MonkeyPatch.context() as patch:
         # Whatever tree is chosen.
@@ -140,7 +140,7 @@ def test_every_request_gets_what_generate_gives_it(
                 assert first == (token.id, pytest.approx(token.log_prob))
 
 
-@pytest.mark.parametrize("changes", [{}, {"drafter": None, "draft": None}])
+@pytest.mark.parametrize("changes", [{}, {"drafter": None, "tree": None}])
 def test_eight_requests_in_four_slots_share_calls(
     make_engine: MakeEngine, device: Mock, changes: dict[str, Any]
 ) -> None:

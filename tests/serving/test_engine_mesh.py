@@ -3,8 +3,8 @@
 import pytest
 from engine_runs import ROWS, STOPS, generated, make_requests, run
 
-from redrafter_jax import DraftConfig, make_mesh
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax import TreeConfig, make_mesh
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import place
 from redrafter_jax.serving.engine import Engine
@@ -15,13 +15,13 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.long
 @pytest.mark.parametrize(("data", "model"), [(2, 1), (2, 2)])
 def test_every_request_gets_what_generate_gives_it_on_one_device(
-    habitual_target: Target, good_drafter: DraftModel, data: int, model: int
+    habitual_target: Target, good_drafter: LoadedHead, data: int, model: int
 ) -> None:
     mesh = make_mesh(data, model)
     engine = Engine(
         place(habitual_target, mesh),
         place(good_drafter, mesh),
-        draft=DraftConfig(beam_width=2, draft_rounds=2),
+        tree=TreeConfig(beam_width=2, draft_rounds=2),
         slots=4,
         context_length=64,
         stop_tokens=STOPS,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pydantic
 import pytest
 
-from redrafter_jax import DraftConfig, InputError
+from redrafter_jax import InputError, TreeConfig
 from redrafter_jax.settings.files import Settings, dump_settings, load_settings
 from redrafter_jax.settings.sections import DraftSettings
 
@@ -19,7 +19,7 @@ class Inner(Settings):
 
 class Outer(Settings):
     size: pydantic.PositiveInt
-    draft: DraftConfig = DraftConfig()
+    tree: TreeConfig = TreeConfig()
     inner: Inner = Inner()
     spare: Inner | None = None
     spares: tuple[Inner, ...] = ()
@@ -60,21 +60,21 @@ def test_an_override_changes_one_of_the_places_that_share_a_yaml_alias(tmp_path:
 
 
 def test_a_tree_may_be_given_as_paths(config: Path) -> None:
-    settings = load_settings(Outer, config, ["draft.static_tree=[[0], [1], [0, 0]]"])
-    assert settings.draft.static_tree == ((0,), (1,), (0, 0))
-    assert load_settings(Outer, config, ["draft.static_tree=yes"]).draft.static_tree is True
-    with pytest.raises(InputError, match=r"draft.static_tree holds \(1, 0\) and not \(1,\), where"):
-        load_settings(Outer, config, ["draft.static_tree=[[0], [1, 0]]"])
+    settings = load_settings(Outer, config, ["tree.static_tree=[[0], [1], [0, 0]]"])
+    assert settings.tree.static_tree == ((0,), (1,), (0, 0))
+    assert load_settings(Outer, config, ["tree.static_tree=yes"]).tree.static_tree is True
+    with pytest.raises(InputError, match=r"tree.static_tree holds \(1, 0\) and not \(1,\), where"):
+        load_settings(Outer, config, ["tree.static_tree=[[0], [1, 0]]"])
 
     class OrAuto(Settings):
-        draft: DraftSettings
+        tree: DraftSettings
 
     config.write_text("draft: {static_tree: [[0], [1], [0, 0]]}\n")
-    draft = load_settings(OrAuto, config).draft
-    assert isinstance(draft, DraftConfig)
-    assert draft.static_tree == ((0,), (1,), (0, 0))
+    tree = load_settings(OrAuto, config).tree
+    assert isinstance(tree, TreeConfig)
+    assert tree.static_tree == ((0,), (1,), (0, 0))
     auto = load_settings(OrAuto, config, ["draft=auto"])
-    assert (auto.draft, dump_settings(auto)) == ("auto", "draft: auto\n")
+    assert (auto.tree, dump_settings(auto)) == ("auto", "draft: auto\n")
 
 
 def test_a_date_is_a_string_and_yes_is_true_where_that_is_asked_for(tmp_path: Path) -> None:
@@ -103,12 +103,12 @@ def test_a_date_is_a_string_and_yes_is_true_where_that_is_asked_for(tmp_path: Pa
             "inner.weights.1: Input should be a valid number (got True); YAML reads yes",
         ),
         ("inner.rate=.inf", "inner.rate: Input should be a finite number"),
-        ("draft.beam_width=0", "draft.beam_width: Input should be greater than 0 (got 0)"),
+        ("tree.beam_width=0", "tree.beam_width: Input should be greater than 0 (got 0)"),
         (
-            "draft.beam_width=yes",
-            "draft.beam_width: Input should be a valid integer (got True); YAML reads yes",
+            "tree.beam_width=yes",
+            "tree.beam_width: Input should be a valid integer (got True); YAML reads yes",
         ),
-        ("draft.lookup=1", "draft.lookup: unknown key; did you mean 'lookup_tokens'?"),
+        ("tree.lookup=1", "tree.lookup: unknown key; did you mean 'lookup_tokens'?"),
     ],
 )
 def test_a_bad_override_is_refused(config: Path, override: str, reason: str) -> None:
@@ -122,7 +122,7 @@ def test_problems_of_a_file_and_of_overrides_are_told_at_once(tmp_path: Path) ->
     path = tmp_path / "bad.yaml"
     path.write_text("size: 0\ndraft: {num_nodes: 3}\n")
     with pytest.raises(InputError) as error:
-        load_settings(Outer, path, ["inner.rate=fast", "draft.lookup_tokens=3"])
+        load_settings(Outer, path, ["inner.rate=fast", "tree.lookup_tokens=3"])
     assert str(error.value).splitlines() == [
         f"{path} with inner.rate=fast draft.lookup_tokens=3 is not a valid configuration:",
         "  size: Input should be greater than 0 (got 0)",

@@ -13,7 +13,7 @@ from tiny_folders import write_untrained_target
 
 from redrafter_jax import InputError
 from redrafter_jax.checkpoints.huggingface import load_drafter
-from redrafter_jax.config import DrafterConfig
+from redrafter_jax.config import RecurrentConfig
 from tools.apple.case import load_case, write_case
 from tools.apple.process import start
 from tools.apple.train import RealSettings, main, take_turns
@@ -47,7 +47,7 @@ def test_our_side_takes_the_steps_of_a_case_and_learns(tmp_path: Path) -> None:
     write_case(folder, target, steps, rounds=2, learning_rate=0.01)
     # Apple's trainer skips the projection, so there is none.
     drafter = load_drafter(folder / "drafter", "float32")
-    assert drafter.config == DrafterConfig(300, 16, 32, 1)
+    assert drafter.config == RecurrentConfig(300, 16, 32, 1)
     batches = dict(np.load(folder / "batches.npz"))
     assert batches["tokens"].shape == (3, 2, 6)
     np.testing.assert_array_equal(batches["tokens"][..., :4].reshape(-1, 4), [[1, 2, 3, 4]] * 6)

@@ -129,7 +129,7 @@ def test_training_from_features_is_training_online_to_bfloat16_rounding(
 def test_a_run_from_features_resumes_tries_and_refuses_other_features(
     target: Path, tmp_path: Path, start: Start
 ) -> None:
-    acceptance = trial(tmp_path, every=3, max_new_tokens=2, draft={"draft_rounds": 1})
+    acceptance = trial(tmp_path, every=3, max_new_tokens=2, tree={"draft_rounds": 1})
     stated = values(target, tmp_path, acceptance=acceptance)
     start(stated, "features", "top_k=5")
     start(stated)

@@ -15,14 +15,14 @@ from tiny_folders import run_module
 from train_runs import start_command
 
 from eval.config import TuneSettings
-from redrafter_jax import DraftConfig, load_target
-from redrafter_jax.checkpoints.draft_table import (
-    DraftTable,
-    TunedTree,
-    find_draft_table,
-    write_draft_table,
-)
+from redrafter_jax import TreeConfig, load_target
 from redrafter_jax.checkpoints.huggingface import load_target_config
+from redrafter_jax.checkpoints.tree_table import (
+    TreeTable,
+    TunedTree,
+    find_tree_table,
+    write_tree_table,
+)
 from redrafter_jax.errors import InputError
 from redrafter_jax.settings.files import load_settings
 from train.config import TrainSettings
@@ -106,14 +106,14 @@ def test_a_fit_that_is_killed_three_times_ends_with_the_same_head(
     for case in report["samplings"]:
         assert {ours["identical"] for ours in case["methods"].values()} == {1.0}
         assert len(case["prompts"]) == 8
-    table = find_draft_table(killed / "run" / "drafter")
+    table = find_tree_table(killed / "run" / "drafter")
     assert table
     assert {tree.temperature for tree in table.trees} == {0.0, 0.7}
     # All is done: the same command says again what was found, and changes nothing.
     once_more = run_module(*command)
     assert once_more.returncode == 0
     assert once_more.stderr.splitlines()[-1] == again.stderr.splitlines()[-1]
-    assert find_draft_table(killed / "run" / "drafter") == table
+    assert find_tree_table(killed / "run" / "drafter") == table
 
 
 def test_a_folder_of_another_fit_is_refused(
@@ -222,8 +222,8 @@ def test_a_plan_is_kept_for_the_same_model_alone(tmp_path: Path) -> None:
             read_plan(tmp_path, other)
 
 
-TREE = DraftConfig(1, 1, 2)
-OTHER = DraftConfig(2, 2, 4)
+TREE = TreeConfig(1, 1, 2)
+OTHER = TreeConfig(2, 2, 4)
 
 
 def write_ending(
@@ -256,7 +256,7 @@ def write_ending(
         }
         for heat, speedup in speedups.items()
     ]
-    config = {"drafters": {"head": {"draft": asdict(TREE)}}}
+    config = {"drafters": {"head": {"tree": asdict(TREE)}}}
     report = {"samplings": cases, "config": config}
     (folder / "report" / "compare.json").write_text(json.dumps(report))
     return plan_of(minutes=10.0)
@@ -264,16 +264,16 @@ def write_ending(
 
 def write_table(folder: Path, trees: tuple[TunedTree, ...]) -> None:
     path = folder / "run" / "drafter" / "draft.yaml"
-    write_draft_table(path, DraftTable("CPU", "float32", trees))
+    write_tree_table(path, TreeTable("CPU", "float32", trees))
 
 
 def read_table(folder: Path) -> tuple[TunedTree, ...]:
-    table = find_draft_table(folder / "run" / "drafter")
+    table = find_tree_table(folder / "run" / "drafter")
     assert table
     return table.trees
 
 
-def tuned(batch_size: int, temperature: float, draft: DraftConfig | None) -> TunedTree:
+def tuned(batch_size: int, temperature: float, draft: TreeConfig | None) -> TunedTree:
     ratios = (1.0, 1.0) if draft is None else (1.2, 1.15)
     return TunedTree(batch_size, temperature, draft, *ratios)
 
@@ -298,14 +298,14 @@ BOTH = (tuned(1, 0.0, TREE), tuned(1, 0.7, TREE))
 def test_the_table_obeys_the_report_at_batch_size_one(
     trees: tuple[TunedTree, ...],
     at_heat: float,
-    obeyed: list[tuple[float, DraftConfig | None, float]],
+    obeyed: list[tuple[float, TreeConfig | None, float]],
     tmp_path: Path,
 ) -> None:
     eight = tuned(8, 0.0, TREE)
     write_ending(tmp_path, {0.0: 1.1, 0.7: at_heat}, (*trees, eight))
     obey_report(tmp_path)
     *ones, last = read_table(tmp_path)
-    assert sorted((one.temperature, one.draft, one.measured_speedup) for one in ones) == obeyed
+    assert sorted((one.temperature, one.tree, one.measured_speedup) for one in ones) == obeyed
     assert {one.batch_size for one in ones} == {1}
     assert last == eight
 
@@ -345,7 +345,7 @@ def test_the_table_obeys_the_report_at_batch_size_one(
 def test_what_the_report_found_is_recommended(
     greedy: float,
     sampled: float,
-    at_eight: DraftConfig | None,
+    at_eight: TreeConfig | None,
     kept: list[float],
     words: str,
     tmp_path: Path,
@@ -395,7 +395,7 @@ def test_the_command_that_is_shown_uses_the_head_where_it_pays(
 def test_the_report_measures_the_trees_that_the_tuner_chose(tmp_path: Path) -> None:
     """Not one of a larger median whose lower quartile is below 1."""
 
-    def row(draft: DraftConfig, sampling: str, median: float, chosen: bool) -> dict[str, Any]:
+    def row(draft: TreeConfig, sampling: str, median: float, chosen: bool) -> dict[str, Any]:
         measured = [median - 0.1, median, median + 0.1]
         said = {"batch_size": 1, "sampling": sampling, "finalist": True, "chosen": chosen}
         return asdict(draft) | said | {"measured": measured}

@@ -12,7 +12,7 @@ from tiny_models import assert_same, random_target
 
 from redrafter_jax import save_drafter
 from redrafter_jax.config import MedusaConfig, TargetConfig
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import init_target
 from train.config import DrafterSettings
@@ -107,7 +107,7 @@ def test_a_run_can_start_with_a_trained_drafter(
     # Data of which three other tokens would be the most frequent.
     others = [(ROWS._replace(tokens=ROWS.tokens + 1), 1.0)]
 
-    def start_with(rounds: int, **changes: Any) -> DraftModel:
+    def start_with(rounds: int, **changes: Any) -> LoadedHead:
         settings = DrafterSettings(**shape | changes, initial_drafter=str(tmp_path))
         return new_drafter(TARGET, settings, rounds, others, 0)
 

@@ -35,8 +35,8 @@ from redrafter_jax.checkpoints.huggingface import (
     save_drafter,
     save_target,
 )
-from redrafter_jax.config import DraftConfig, DrafterConfig, TargetConfig
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.config import RecurrentConfig, TargetConfig, TreeConfig
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.errors import InputError
 from redrafter_jax.generation import generate
 from redrafter_jax.lock import hold
@@ -106,7 +106,7 @@ def test_a_late_run_ends_at_a_step_and_goes_on_with_fewer_to_the_same_bits(
 
 def test_a_run_leaves_a_drafter_metrics_and_its_settings(finished: Path) -> None:
     drafter = load_drafter(finished / "drafter", "float32")
-    assert drafter.config == DrafterConfig(300, 16, 16, 1)
+    assert drafter.config == RecurrentConfig(300, 16, 16, 1)
     logged = rows(finished)
     assert [row["step"] for row in logged] == list(range(5, 45, 5))
     assert logged[-1]["loss"] < logged[0]["loss"]
@@ -210,7 +210,7 @@ def test_trials_that_cannot_be_are_refused_before_the_target_is_loaded(
     monkeypatch.delattr("train.setup.load_target")
     for changes, sentence in (
         ({"prompts": str(tmp_path / "nowhere.jsonl")}, "Cannot read "),
-        ({"draft": {"beam_width": 5000}}, "beam_width is 5000, more than "),
+        ({"tree": {"beam_width": 5000}}, "beam_width is 5000, more than "),
         ({"max_new_tokens": 5000}, "max_new_tokens is 5000, but the target has 64 positions"),
     ):
         tried = trial(tmp_path, **changes)
@@ -224,7 +224,7 @@ def test_the_drafter_is_tried_and_the_best_is_kept(
     texts, output = ("def ", "return x"), tmp_path / "tried"
     # An untrained target says what no drafter of 40 steps knows: here every token is drafted.
     draft: dict[str, Any] = {"beam_width": 300, "draft_rounds": 1}
-    acceptance = trial(tmp_path, *texts, every=16, max_new_tokens=12, draft=draft)
+    acceptance = trial(tmp_path, *texts, every=16, max_new_tokens=12, tree=draft)
     said = start(settings(target_folder, output, acceptance=acceptance, checkpoint_every=40))
 
     tried = {row["step"]: row for row in rows(output) if "acceptance_length" in row}
@@ -241,7 +241,7 @@ def test_the_drafter_is_tried_and_the_best_is_kept(
         load_drafter(output / "best", "float32"),
         [read_tokenizer(target_folder).encode(text).ids for text in texts],
         max_new_tokens=12,
-        draft=DraftConfig(**draft),
+        tree=TreeConfig(**draft),
         eos_token_ids=(),
     )
     assert result.acceptance_length == 11 / 6
@@ -255,12 +255,12 @@ def test_medusa_heads_are_trained_tried_and_kept_as_they_are_at_that_step(
 ) -> None:
     output, shape = tmp_path / "tried", {"kind": "medusa", "draft_vocab_size": 40}
     changes = {"drafter": shape | {"initial_head": "target"}, "checkpoint_every": 10}
-    acceptance = trial(tmp_path, every=10, draft={"beam_width": 2, "draft_rounds": 2})
+    acceptance = trial(tmp_path, every=10, tree={"beam_width": 2, "draft_rounds": 2})
     values = settings(target_folder, output, acceptance=acceptance, **changes)
     scripted = {10: 2.0, 20: 3.0, 30: 2.5, 40: 2.9}
-    kept: list[DraftModel] = []
+    kept: list[LoadedHead] = []
 
-    def tried(by: Trial, target: Target, drafter: DraftModel) -> dict[str, float]:
+    def tried(by: Trial, target: Target, drafter: LoadedHead) -> dict[str, float]:
         assert try_drafter(by, target, drafter)["acceptance_length"] >= 1
         kept.append(jax.tree.map(np.array, drafter))
         if len(kept) == 3:

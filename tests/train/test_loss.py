@@ -11,9 +11,9 @@ import pytest
 from jax.flatten_util import ravel_pytree
 from jax.test_util import check_grads
 
-from redrafter_jax.config import DrafterConfig, HeadConfig, MedusaConfig, TargetConfig
+from redrafter_jax.config import HeadConfig, MedusaConfig, RecurrentConfig, TargetConfig
 from redrafter_jax.drafters.bind import init_drafter
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.models.target import Target, init_target
 from train.config import LossSettings
 from train.loss import RoundSums, count_positions, round_sums, split_chunks
@@ -28,7 +28,7 @@ TOKENS = GENERATOR.integers(0, 29, (B, T)).astype(np.int32)
 MASK = GENERATOR.random((B, T)) < 0.7
 MASK[1, 8:] = False
 SOME = (1, 2, 3, 5, 7, 8, 11, 13, 17, 19, 20, 23, 27)
-SHAPE = DrafterConfig(29, 16, 20, 1)
+SHAPE = RecurrentConfig(29, 16, 20, 1)
 LENT = replace(SHAPE, head="target", draft_tokens=SOME)
 
 
@@ -37,7 +37,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
-def make_pair(shape: HeadConfig = SHAPE) -> tuple[Target, DraftModel]:
+def make_pair(shape: HeadConfig = SHAPE) -> tuple[Target, LoadedHead]:
     config = TargetConfig(29, 16, 24, 2, 2, 1, 8, 1e4, 1e-5, 64, False, (0,))
     target = init_target(config, 0)
     louder = jax.tree.map(lambda leaf: leaf * 12 if leaf.ndim == 2 else leaf, target.params)
@@ -59,7 +59,7 @@ def forward(
 
 @jax.jit
 def guesses(
-    target: Target, drafter: DraftModel, hidden: jax.Array, tokens: jax.Array | np.ndarray
+    target: Target, drafter: LoadedHead, hidden: jax.Array, tokens: jax.Array | np.ndarray
 ) -> list[jax.Array]:
     """The drafter's scores of every round at a position, which reads a token in each."""
     decoder, head = target.merge(), drafter.merge()
@@ -76,7 +76,7 @@ def guesses(
 
 def brute_force(
     target: Target,
-    drafter: DraftModel,
+    drafter: LoadedHead,
     tokens: np.ndarray,
     mask: np.ndarray,
     softening: LossSettings = UNSOFTENED,
@@ -121,7 +121,7 @@ def soft_loss(teach: np.ndarray, guess: np.ndarray, softening: LossSettings) -> 
 
 @partial(jax.jit, static_argnames=("chunk_length", "softening"))
 def sums_over_chunks(
-    pair: tuple[Target, DraftModel],
+    pair: tuple[Target, LoadedHead],
     hidden: jax.Array,
     tokens: jax.Array | np.ndarray,
     mask: jax.Array | np.ndarray,

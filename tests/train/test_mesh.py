@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from tiny_models import random_drafter, random_target, tiny_config
 
-from redrafter_jax.config import DrafterConfig
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.config import RecurrentConfig
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import FULLY_SHARDED, RULES, make_mesh, place
 from train.checkpoint import open_checkpoints, restore_latest, save
@@ -23,11 +23,11 @@ from train.step import TrainState, init_state, train_step
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-Pair: TypeAlias = tuple[Target, DraftModel]
+Pair: TypeAlias = tuple[Target, LoadedHead]
 Trained: TypeAlias = tuple[TrainState, list[float]]
 
 CONFIG = tiny_config(num_attention_heads=8, num_key_value_heads=4, num_hidden_layers=1)
-SHAPE = DrafterConfig(CONFIG.vocab_size, CONFIG.hidden_size, 40, 1)
+SHAPE = RecurrentConfig(CONFIG.vocab_size, CONFIG.hidden_size, 40, 1)
 STEPS = 40
 LOSS = LossSettings(hard=0.5, soft=1.0, chunk_length=8)
 OPTIMIZER = make_optimizer(

@@ -12,7 +12,7 @@ import optax
 import pytest
 from tiny_models import random_drafter, random_target
 
-from redrafter_jax.config import DrafterConfig, TargetConfig
+from redrafter_jax.config import RecurrentConfig, TargetConfig
 from train.config import LossSettings, OptimizerSettings
 from train.optimizer import make_optimizer
 from train.step import StepMetrics, TrainState, init_state, train_step
@@ -33,7 +33,7 @@ def one_step(
     mask: np.ndarray,
     optimizer: optax.GradientTransformation = ADAMW,
 ) -> tuple[TrainState, StepMetrics]:
-    target, drafter = random_target(CONFIG), random_drafter(DrafterConfig(31, 16, 16, 1))
+    target, drafter = random_target(CONFIG), random_drafter(RecurrentConfig(31, 16, 16, 1))
     arrays = tokens, mask, np.ones_like(tokens)
     return train_step(
         init_state(drafter, optimizer),
@@ -69,7 +69,7 @@ def test_the_loss_is_the_weighted_sum_of_its_parts() -> None:
 
 def test_no_value_grows_with_rounds_times_positions_times_vocabulary() -> None:
     config = TargetConfig(512, 8, 8, 1, 1, 1, 8, 1e4, 1e-5, 512, True, (0,))
-    target, drafter = random_target(config), random_drafter(DrafterConfig(512, 8, 8, 1))
+    target, drafter = random_target(config), random_drafter(RecurrentConfig(512, 8, 8, 1))
     optimizer = make_optimizer(OptimizerSettings(learning_rate=1e-2, batch_size=1), 10)
     rounds, positions, window = 3, 256, 16
 

@@ -19,7 +19,7 @@ from tiny_models import random_drafter, random_target
 from train_runs import settings, trial
 
 from redrafter_jax.checkpoints.huggingface import load_drafter
-from redrafter_jax.config import DrafterConfig
+from redrafter_jax.config import RecurrentConfig
 from redrafter_jax.generation import generate_autoregressive
 from train.config import AcceptanceSettings, TrainSettings
 from train.trial import Best, Trial, describe_best, keep_best, plan_trial
@@ -92,8 +92,8 @@ def test_a_second_turn_stands_behind_the_targets_own_answer(tmp_path: Path, turn
     ],
 )
 def test_a_run_ends_with_what_its_trials_tell(tmp_path: Path, best: Best | None, told: str) -> None:
-    draft = {"beam_width": 2, "draft_rounds": 2}
-    values = settings(tmp_path, tmp_path / "run", acceptance=trial(tmp_path, draft=draft))
+    tree = {"beam_width": 2, "draft_rounds": 2}
+    values = settings(tmp_path, tmp_path / "run", acceptance=trial(tmp_path, tree=tree))
     sentence = describe_best(best, TrainSettings.model_validate(values))
     assert sentence.startswith(told)
 
@@ -109,15 +109,15 @@ def test_the_command_of_the_next_step_can_be_pasted(tmp_path: Path) -> None:
 
 
 def test_a_trial_with_prompt_lookup_tells_nothing_of_the_head(tmp_path: Path) -> None:
-    draft = {"beam_width": 2, "draft_rounds": 2, "lookup_tokens": 4}
-    values = settings(tmp_path, tmp_path / "run", acceptance=trial(tmp_path, draft=draft))
+    tree = {"beam_width": 2, "draft_rounds": 2, "lookup_tokens": 4}
+    values = settings(tmp_path, tmp_path / "run", acceptance=trial(tmp_path, tree=tree))
     told = describe_best(Best(9, 3.0, "a", 24), TrainSettings.model_validate(values))
-    assert told.startswith("Too little data to tell: acceptance.draft has lookup_tokens=4, and")
+    assert told.startswith("Too little data to tell: acceptance.tree has lookup_tokens=4, and")
 
 
 def test_a_better_drafter_takes_the_place_of_the_best(tmp_path: Path) -> None:
     tried = Trial(AcceptanceSettings(every=1, prompts=tmp_path), [], (), tmp_path / "best", "a")
-    drafters = {step: random_drafter(DrafterConfig(31, 16, 16, 1), step) for step in (1, 2, 3)}
+    drafters = {step: random_drafter(RecurrentConfig(31, 16, 16, 1), step) for step in (1, 2, 3)}
     best = None
     for step, measured in ((1, 2.0), (2, 2.5), (3, 2.5)):
         best = keep_best(tried, best, step, measured, drafters[step])

@@ -21,7 +21,7 @@ from redrafter_jax.checkpoints.huggingface import (
     save_drafter,
     save_target,
 )
-from redrafter_jax.config import DrafterConfig
+from redrafter_jax.config import RecurrentConfig
 from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.models.target import Target
 from tools.apple.worker import serve, take_steps
@@ -42,7 +42,7 @@ def write_case(
     """
     width = target.config.hidden_size
     save_target(target, folder / "target")
-    shape = DrafterConfig(target.config.vocab_size, width, 2 * width, num_draft_layers=1)
+    shape = RecurrentConfig(target.config.vocab_size, width, 2 * width, num_draft_layers=1)
     save_drafter(init_drafter(shape, 0), folder / "drafter")
     batches = dict(zip(Windows._fields, map(np.stack, zip(*steps, strict=True)), strict=True))
     np.savez(folder / "batches.npz", allow_pickle=False, **batches)

@@ -35,7 +35,7 @@ from rich.progress import track
 
 from redrafter_jax import generate, load_drafter, load_target
 from redrafter_jax.command_line import make_folder_of
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.text.chat_template import NO_TEMPLATE
@@ -63,18 +63,18 @@ class Job(NamedTuple):
 type Side = Callable[[Job, bool], Decoded]
 
 
-def decode_ours(target: Target, drafter: DraftModel, job: Job, trace: bool) -> Decoded:
+def decode_ours(target: Target, drafter: LoadedHead, job: Job, trace: bool) -> Decoded:
     """Decode on our side."""
     started = time.perf_counter()
     if job.beam_width and trace:
         return trace_ours(target, drafter, **job._asdict())
-    draft = apple_tree(target, job.beam_width, job.draft_rounds) if job.beam_width else None
+    tree = apple_tree(target, job.beam_width, job.draft_rounds) if job.beam_width else None
     result = generate(
         target,
-        drafter if draft else None,
+        drafter if tree else None,
         [job.prompt],
         max_new_tokens=job.max_new_tokens,
-        draft=draft,
+        tree=tree,
         eos_token_ids=(),
     )
     return Decoded(result.tokens[0], result.steps[0], time.perf_counter() - started, [])

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 
 from eval.metrics import first_divergence
-from redrafter_jax.config import DraftConfig
+from redrafter_jax.config import TreeConfig
 from redrafter_jax.decoding.step import decode_step, step_noise
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.recurrent import RecurrentDrafter
 from redrafter_jax.generation import collect, start
 from redrafter_jax.models.target import Target
@@ -44,9 +44,9 @@ class Decoded(NamedTuple):
     steps: list[Step]  # one for each target call, where they were asked for
 
 
-def apple_tree(target: Target, beam_width: int, draft_rounds: int) -> DraftConfig:
+def apple_tree(target: Target, beam_width: int, draft_rounds: int) -> TreeConfig:
     """The settings under which our tree is the one that Apple's code makes."""
-    return DraftConfig(
+    return TreeConfig(
         beam_width=beam_width,
         draft_rounds=draft_rounds,
         num_nodes=None,
@@ -69,7 +69,7 @@ def read_apple(reply: dict[str, Any]) -> Decoded:
 
 def trace_ours(
     target: Target,
-    drafter: DraftModel,
+    drafter: LoadedHead,
     prompt: list[int],
     *,
     beam_width: int,
@@ -98,7 +98,7 @@ def _traced_step(
 ) -> tuple[TokenTree, TokenTree, DecodeState]:
     """A decode step: the tree of all beams of all rounds, the tree that is verified, the state."""
     noise = step_noise(state, drafter.max_path, target.config.vocab_size)
-    every_beam = replace(drafter, draft=replace(drafter.draft, final_beams_only=False))
+    every_beam = replace(drafter, tree=replace(drafter.tree, final_beams_only=False))
     beams = every_beam.propose(target.merge(), state, noise)
     after, trace = decode_step(target, drafter, state)
     return beams, trace.tree, after

@@ -7,9 +7,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from redrafter_jax.checkpoints.download import DRAFT_TABLE
-from redrafter_jax.checkpoints.draft_table import as_tuples, find_draft_table, write_draft_table
-from redrafter_jax.config import DraftConfig
+from redrafter_jax.checkpoints.download import TREE_TABLE
+from redrafter_jax.checkpoints.tree_table import as_tuples, find_tree_table, write_tree_table
+from redrafter_jax.config import TreeConfig
 from redrafter_jax.verdict import Texts, Verdict, Way, judge
 
 from .plan import FitPlan
@@ -27,15 +27,15 @@ def finalists(folder: Path) -> dict[str, dict[str, Any]]:
     Where it chose the baseline it is the fastest of the head's.
     """
     rows = json.loads((folder / "tune" / "tune.json").read_text())["rows"]
-    names = [one.name for one in fields(DraftConfig)]
+    names = [one.name for one in fields(TreeConfig)]
     trees: dict[str, dict[str, Any]] = {}
     for sampling in dict.fromkeys(row["sampling"] for row in rows):
         of_one = [row for row in rows if row["batch_size"] == 1 and row["finalist"]]
         own = [row for row in of_one if row["sampling"] == sampling]
         best = max(own, key=lambda row: (row["chosen"], row["measured"][1]))
-        draft = {name: best[name] for name in names}
-        if draft not in trees.values():
-            trees["head" if not trees else f"head, the tree for {sampling}"] = draft
+        tree = {name: best[name] for name in names}
+        if tree not in trees.values():
+            trees["head" if not trees else f"head, the tree for {sampling}"] = tree
     return trees
 
 
@@ -47,31 +47,31 @@ def obey_report(folder: Path) -> None:
     that pays.
     """
     drafter = _drafter(folder)
-    table = find_draft_table(drafter)
+    table = find_tree_table(drafter)
     assert table is not None
     trees = list(table.trees)
     report = _report(folder)
     for case in reversed(report["samplings"]):
         temperature = case["sampling"]["temperature"]
-        speedups = {way.draft: way.median for way in _ways(report, case)}
+        speedups = {way.tree: way.median for way in _ways(report, case)}
         tree = table.nearest(1, temperature)
-        if tree.draft not in speedups:
+        if tree.tree not in speedups:
             continue
-        speedup = speedups[tree.draft]
+        speedup = speedups[tree.tree]
         if speedup < 1:
-            tree = replace(tree, draft=None, predicted_speedup=1.0, measured_speedup=1.0)
+            tree = replace(tree, tree=None, predicted_speedup=1.0, measured_speedup=1.0)
         else:
             tree = replace(tree, measured_speedup=round(speedup, 3))
         tree = replace(tree, temperature=temperature)
         others = [one for one in trees if (one.batch_size, one.temperature) != (1, temperature)]
         trees = [tree, *others]
-    write_draft_table(drafter / DRAFT_TABLE, replace(table, trees=tuple(trees)))
+    write_tree_table(drafter / TREE_TABLE, replace(table, trees=tuple(trees)))
 
 
 def verdict(folder: Path, plan: FitPlan) -> tuple[list[float], str]:
     """At which of the temperatures the table has a tree for one prompt, and what was found."""
     report = _report(folder)
-    table = find_draft_table(_drafter(folder))
+    table = find_tree_table(_drafter(folder))
     assert table is not None
     verdicts: list[Verdict] = []
     for case in report["samplings"]:
@@ -79,15 +79,15 @@ def verdict(folder: Path, plan: FitPlan) -> tuple[list[float], str]:
         texts = Texts(len(case["prompts"]), answers["repeating"], answers["short"])
         verdicts.append(judge(_ways(report, case), texts))
     temperatures = [case["sampling"]["temperature"] for case in report["samplings"]]
-    pays = [one for one in temperatures if table.nearest(1, one).draft is not None]
+    pays = [one for one in temperatures if table.nearest(1, one).tree is not None]
     first, *others = verdicts
     also = "".join(
         f"; at temperature {temperature:g} {other.way.median:.2f} times"
         for temperature, other in zip(temperatures[1:], others, strict=True)
     )
-    larger = sorted({one.batch_size for one in table.trees if one.batch_size > 1 and one.draft})
+    larger = sorted({one.batch_size for one in table.trees if one.batch_size > 1 and one.tree})
     if pays:
-        then = f"the table beside the head, {DRAFT_TABLE}, says where it is used"
+        then = f"the table beside the head, {TREE_TABLE}, says where it is used"
     elif larger:
         then = (
             "decode one prompt at a time without the head; of several at once the tuner found it "
@@ -124,8 +124,8 @@ def _ways(report: dict[str, Any], case: dict[str, Any]) -> list[Way]:
         measures = case["methods"][name]
         ends = measures["speedup_quartiles"]
         speedup = None if ends is None else (ends[0], measures["speedup"], ends[1])
-        draft = DraftConfig(**as_tuples(drafting["draft"]))
-        ways.append(Way(name, draft, True, speedup, measures["accepted_by"]))
+        tree = TreeConfig(**as_tuples(drafting["tree"]))
+        ways.append(Way(name, tree, True, speedup, measures["accepted_by"]))
     return ways
 
 

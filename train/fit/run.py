@@ -245,8 +245,8 @@ class _Fit:
     def _measure(self) -> None:
         self._keep(spent=self.used())
         drafters = {
-            name: {"drafter": str(self._drafter), "draft": draft}
-            for name, draft in finalists(self._folder).items()
+            name: {"drafter": str(self._drafter), "draft": tree}
+            for name, tree in finalists(self._folder).items()
         }
         values = decode_settings(self.plan, self._folder, "report", "held_out")
         words = ["compare", *self._settings("compare", values | {"drafters": drafters})]

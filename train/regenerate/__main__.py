@@ -271,12 +271,12 @@ def _make_engine(
     settings: RegenerateSettings, target: Target, stop_tokens: Sequence[int]
 ) -> Engine:
     """An engine for the run, speculative if there is a drafter."""
-    drafter = draft = None
+    drafter = tree = None
     if settings.drafter is not None:
         drafter = load_drafter(settings.drafter, settings.target_dtype, target.mesh)
-        draft = settings.draft
+        tree = settings.tree
     length = settings.data.sequence_length
-    return make_engine(target, drafter, draft, settings.batch_size, length, stop_tokens)
+    return make_engine(target, drafter, tree, settings.batch_size, length, stop_tokens)
 
 
 def _append(

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar
 
-from redrafter_jax.config import DraftConfig
-from redrafter_jax.drafters.head_drafter import DraftModel
+from redrafter_jax.config import TreeConfig
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.generation import not_numbers
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import data_shards
@@ -28,8 +28,8 @@ _LONGEST_CHUNK = 64
 
 def make_engine(
     target: Target,
-    drafter: DraftModel | None,
-    draft: DraftConfig | None,
+    drafter: LoadedHead | None,
+    tree: TreeConfig | None,
     rows: int,
     length: int,
     stop_tokens: Sequence[int],
@@ -40,7 +40,7 @@ def make_engine(
     return Engine(
         target,
         drafter,
-        draft=draft,
+        tree=tree,
         slots=rows,
         context_length=length,
         stop_tokens=stop_tokens,

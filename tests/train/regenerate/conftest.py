@@ -10,7 +10,7 @@ from regenerated import CHATS, LENGTH, LIMIT, Regeneration
 from tiny_models import random_drafter, random_target, tiny_config
 
 from redrafter_jax.checkpoints.huggingface import save_drafter, save_target
-from redrafter_jax.config import DrafterConfig
+from redrafter_jax.config import RecurrentConfig
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model
 
@@ -39,7 +39,7 @@ def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_tokenizer(folder / "target")
     target = talkative_target()
     save_target(target, folder / "target")
-    shape = DrafterConfig(target.config.vocab_size, target.config.hidden_size, 24, 1)
+    shape = RecurrentConfig(target.config.vocab_size, target.config.hidden_size, 24, 1)
     save_drafter(random_drafter(shape), folder / "drafter")
     return folder
 

@@ -65,8 +65,8 @@ def test_neither_a_drafter_nor_a_mesh_changes_a_byte(
     chat_folder: Path, rewriting: Regeneration, tmp_path: Path
 ) -> None:
     output, drafter = tmp_path / "rows.jsonl", str(chat_folder / "drafter")
-    draft = {"beam_width": 2, "draft_rounds": 2}
-    rewriting(output, drafter=drafter, draft=draft, mesh={"data": 2})
+    tree = {"beam_width": 2, "draft_rounds": 2}
+    rewriting(output, drafter=drafter, tree=tree, mesh={"data": 2})
     assert output.read_bytes() == rewriting.finished.read_bytes()
 
 

@@ -5,14 +5,14 @@ from unittest.mock import Mock
 
 import pytest
 
-from redrafter_jax import DraftConfig, InputError, load_draft
-from redrafter_jax.checkpoints.draft_table import DraftTable, TunedTree, write_draft_table
+from redrafter_jax import InputError, TreeConfig, load_tree
+from redrafter_jax.checkpoints.tree_table import TreeTable, TunedTree, write_tree_table
 
-CHAIN = DraftConfig(beam_width=1, draft_rounds=2, num_nodes=6, rerank=True)
-WIDE = DraftConfig(beam_width=4, draft_rounds=3, num_nodes=9, sharpness=1.2)
-LOOKUP = DraftConfig(beam_width=1, draft_rounds=2, lookup_tokens=8)
-PATHS = DraftConfig(beam_width=2, draft_rounds=2, static_tree=((0,), (1,), (0, 0)))
-TABLE = DraftTable(
+CHAIN = TreeConfig(beam_width=1, draft_rounds=2, num_nodes=6, rerank=True)
+WIDE = TreeConfig(beam_width=4, draft_rounds=3, num_nodes=9, sharpness=1.2)
+LOOKUP = TreeConfig(beam_width=1, draft_rounds=2, lookup_tokens=8)
+PATHS = TreeConfig(beam_width=2, draft_rounds=2, static_tree=((0,), (1,), (0, 0)))
+TABLE = TreeTable(
     "CPU, 2 cores",
     "float32",
     (
@@ -45,44 +45,44 @@ TABLE = DraftTable(
     ],
 )
 def test_the_tree_of_the_nearest_entry_is_read_back(
-    tmp_path: Path, batch_size: int, temperature: float, expected: DraftConfig | None
+    tmp_path: Path, batch_size: int, temperature: float, expected: TreeConfig | None
 ) -> None:
-    write_draft_table(tmp_path / "draft.yaml", TABLE)
-    assert load_draft(tmp_path, batch_size, temperature) == expected
+    write_tree_table(tmp_path / "draft.yaml", TABLE)
+    assert load_tree(tmp_path, batch_size, temperature) == expected
 
 
 def test_the_file_explains_itself_and_reads_like_a_configuration(tmp_path: Path) -> None:
     path = tmp_path / "draft.yaml"
-    write_draft_table(path, TABLE)
+    write_tree_table(path, TABLE)
     text = path.read_text()
     assert text.startswith("# How this drafter's trees are drafted fastest, as `python -m eval tun")
     assert "\ndevice: CPU, 2 cores\ndtype: float32\ntrees:\n- batch_size: 1\n" in text
-    assert "  draft:\n    beam_width: 4\n    draft_rounds: 3\n    num_nodes: 9\n" in text
-    assert text.endswith("  draft: null\n  predicted_speedup: 1.0\n  measured_speedup: 1.0\n")
+    assert "  tree:\n    beam_width: 4\n    draft_rounds: 3\n    num_nodes: 9\n" in text
+    assert text.endswith("  tree: null\n  predicted_speedup: 1.0\n  measured_speedup: 1.0\n")
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_a_field_that_an_older_file_lacks_has_its_default(tmp_path: Path) -> None:
-    (tmp_path / "draft.yaml").write_text(entry(draft="{beam_width: 2}"))
-    assert load_draft(tmp_path) == DraftConfig(beam_width=2)
+    (tmp_path / "draft.yaml").write_text(entry(tree="{beam_width: 2}"))
+    assert load_tree(tmp_path) == TreeConfig(beam_width=2)
 
 
 def test_the_table_of_a_hub_repository_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_draft_table(tmp_path / "draft.yaml", TABLE)
+    write_tree_table(tmp_path / "draft.yaml", TABLE)
     monkeypatch.setattr("huggingface_hub.snapshot_download", Mock(return_value=tmp_path))
-    assert load_draft("some/body") == WIDE
+    assert load_tree("some/body") == WIDE
 
 
 def test_without_a_table_the_sentence_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no draft\.yaml, .*`python -m eval tune`, or state"):
-        load_draft(tmp_path)
+        load_tree(tmp_path)
 
 
 def entry(**changes: str) -> str:
     """A table of one entry."""
-    values = {"batch_size": "1", "temperature": "0", "draft": "null"}
+    values = {"batch_size": "1", "temperature": "0", "tree": "null"}
     values |= {"predicted_speedup": "1", "measured_speedup": "1"} | changes
     stated = ", ".join(f"{name}: {value}" for name, value in values.items() if value)
     return f"device: a\ndtype: b\ntrees: [{{{stated}}}]\n"
@@ -103,19 +103,19 @@ def entry(**changes: str) -> str:
         ("device: 3\ndtype: b\ntrees: [1]", "states device=3; it must be a string."),
         ("device: a\ndtype: b\ntrees: {}", "states trees={}; it must be a list."),
         ("device: a\ndtype: b\ntrees: []", "states no trees; delete it, or run"),
-        (entry(draft=""), "trees.0 holds batch_size, temperature, predicted_speedup, "),
+        (entry(tree=""), "trees.0 holds batch_size, temperature, predicted_speedup, "),
         (entry(batch_size="0"), "trees.0: batch_size is 0; it must be greater than 0."),
         (entry(temperature="9" * 400), "temperature=99999999..., a number of 400 digits; it must"),
         (entry(temperature="hot"), "trees.0 states temperature='hot'; it must be a number"),
-        (entry(draft="{beam: 4}"), "trees.0.draft holds beam; it must hold beam_width, draft_"),
-        (entry(draft="wide"), "trees.0.draft holds 'wide'; it must hold beam_width, "),
-        (entry(draft="{num_nodes: 99}"), "trees.0: num_nodes is 99; beam_width=8 and draft_"),
-        (entry(draft="{final_beams_only: 1}"), "final_beams_only is 1; it must be true or false"),
+        (entry(tree="{beam: 4}"), "trees.0.tree holds beam; it must hold beam_width, draft_"),
+        (entry(tree="wide"), "trees.0.tree holds 'wide'; it must hold beam_width, "),
+        (entry(tree="{num_nodes: 99}"), "trees.0: num_nodes is 99; beam_width=8 and draft_"),
+        (entry(tree="{final_beams_only: 1}"), "final_beams_only is 1; it must be true or false"),
     ],
 )
 def test_a_bad_table_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
     (tmp_path / "draft.yaml").write_text(text)
     with pytest.raises(InputError) as refused:
-        load_draft(tmp_path)
+        load_tree(tmp_path)
     assert sentence in str(refused.value)
     assert str(refused.value).startswith(str(tmp_path))

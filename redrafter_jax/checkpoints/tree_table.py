@@ -11,8 +11,8 @@ from typing import Annotated, Any
 from annotated_types import Ge
 
 from redrafter_jax.checkpoints.config_files import errors_naming, field, read_text, write_atomically
-from redrafter_jax.checkpoints.download import DRAFT_TABLE, locate
-from redrafter_jax.config import DraftConfig
+from redrafter_jax.checkpoints.download import TREE_TABLE, locate
+from redrafter_jax.config import TreeConfig
 from redrafter_jax.config.limits import Count, Positive, check_fields, main_type
 from redrafter_jax.errors import InputError
 
@@ -21,7 +21,7 @@ _HEADER = """\
 # For each batch size and temperature: the tree, or null where none was faster than the baseline,
 # decoding without the drafter; and its speed-up over the baseline: as predicted, the tokens that a
 # target call gains over what a step was measured to cost in baseline steps, and as measured.
-# Read by `redrafter_jax.load_draft`, by `draft: auto` in the settings of `python -m eval`, and by
+# Read by `redrafter_jax.load_tree`, by `tree: auto` in the settings of `python -m eval`, and by
 # `generate`, `chat` and `serve` without options for the tree: the batch size that is nearest to
 # theirs by ratio, of two as near the larger; of it the nearest temperature.
 """
@@ -34,7 +34,7 @@ class TunedTree:
     Attributes:
       batch_size: rows decoded together.
       temperature: at which their tokens are chosen; 0 is greedy.
-      draft: how trees are drafted; None where nothing beat decoding without the drafter.
+      tree: how trees are drafted; None where nothing beat decoding without the drafter.
       predicted_speedup: acceptance length over the measured cost of a step in baseline steps; 1
         for None.
       measured_speedup: of real decoding; 1 for None.
@@ -42,7 +42,7 @@ class TunedTree:
 
     batch_size: Count
     temperature: Annotated[float, Ge(0)]
-    draft: DraftConfig | None
+    tree: TreeConfig | None
     predicted_speedup: Positive
     measured_speedup: Positive
 
@@ -51,7 +51,7 @@ class TunedTree:
 
 
 @dataclass(frozen=True)
-class DraftTable:
+class TreeTable:
     """What `draft.yaml` holds.
 
     Attributes:
@@ -76,9 +76,9 @@ class DraftTable:
         return min(own, key=lambda t: (abs(t.temperature - temperature), t.temperature))
 
 
-def load_draft(
+def load_tree(
     drafter: str | Path, batch_size: int = 1, temperature: float = 0.0
-) -> DraftConfig | None:
+) -> TreeConfig | None:
     """The tree that `python -m eval tune` found fastest for a drafter, from its `draft.yaml`.
 
     Args:
@@ -93,22 +93,22 @@ def load_draft(
     Raises:
       InputError: there is no such file, or it cannot be used.
     """
-    table = find_draft_table(drafter)
+    table = find_tree_table(drafter)
     if table is None:
         raise InputError(
-            f"{drafter} has no {DRAFT_TABLE}, which holds the tree for draft: auto; write one with "
+            f"{drafter} has no {TREE_TABLE}, which holds the tree for tree: auto; write one with "
             "`python -m eval tune`, or state the tree."
         )
-    return table.nearest(batch_size, temperature).draft
+    return table.nearest(batch_size, temperature).tree
 
 
-def find_draft_table(drafter: str | Path) -> DraftTable | None:
+def find_tree_table(drafter: str | Path) -> TreeTable | None:
     """The table of a drafter's folder or hub repository; None if there is none.
 
     Raises:
       InputError: the file cannot be read, or does not hold such a table.
     """
-    path = locate(drafter) / DRAFT_TABLE
+    path = locate(drafter) / TREE_TABLE
     if not path.exists():
         return None
     # YAML takes 20 ms to import, for the few who need it.
@@ -118,19 +118,19 @@ def find_draft_table(drafter: str | Path) -> DraftTable | None:
         values = parse_yaml(read_text(path), aliases=False)
     except NotYamlError as error:
         raise InputError(f"{path} is not valid YAML: {error}.") from None
-    values = _mapping(DraftTable, values, str(path))
+    values = _mapping(TreeTable, values, str(path))
     trees = field(values, "trees", path, list)
     if not trees:
         raise InputError(f"{path} states no trees; delete it, or run `python -m eval tune` again.")
-    return DraftTable(
+    return TreeTable(
         field(values, "device", path, str),
         field(values, "dtype", path, str),
         tuple(_read_tree(tree, f"{path}: trees.{place}") for place, tree in enumerate(trees)),
     )
 
 
-def write_draft_table(path: Path, table: DraftTable) -> None:
-    """Write the table for people and for `find_draft_table`, in place of one that is there.
+def write_tree_table(path: Path, table: TreeTable) -> None:
+    """Write the table for people and for `find_tree_table`, in place of one that is there.
 
     Raises:
       InputError: the file cannot be written.
@@ -147,10 +147,10 @@ def write_draft_table(path: Path, table: DraftTable) -> None:
 def _read_tree(values: Any, place: str) -> TunedTree:
     values = _mapping(TunedTree, values, place)
     with errors_naming(place):
-        if values["draft"] is not None:
-            stated = _mapping(DraftConfig, values["draft"], f"{place}.draft")
-            draft = DraftConfig(**as_tuples(stated))
-            values = values | {"draft": draft}
+        if values["tree"] is not None:
+            stated = _mapping(TreeConfig, values["tree"], f"{place}.tree")
+            tree = TreeConfig(**as_tuples(stated))
+            values = values | {"tree": tree}
         return TunedTree(**values)
 
 
