@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,15 +16,14 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from redrafter_jax.config import HeadConfig, Quantization, TargetConfig, WeightFormat
-from redrafter_jax.decoding.prefill import begin_drafting, prefill
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.engine.device import row_shapes
 from redrafter_jax.models.quantize import quantize_model
 from redrafter_jax.models.target import Target, init_target
 from redrafter_jax.parallel.mesh import shardings
 from redrafter_jax.parallel.model import Model
-from redrafter_jax.requests import Batch, pad_requests
 from redrafter_jax.types import DecodeState
 
 Tree = TypeVar("Tree")
@@ -55,7 +54,7 @@ def _abstract(
 
 
 def abstract_state(target: Target, drafter: Drafter, batch_size: int, slots: int) -> DecodeState:
-    """The shapes of the state that `start` returns and `decode` takes.
+    """The shapes of the state that `decode_rows` takes.
 
     Args:
       target: from `abstract_target`.
@@ -63,12 +62,7 @@ def abstract_state(target: Target, drafter: Drafter, batch_size: int, slots: int
       batch_size: B.
       slots: S, cache slots per row.
     """
-    requests, _ = pad_requests(target.config, Batch([[0]] * batch_size, 1), drafter.max_path)
-    tokens = jax.ShapeDtypeStruct((batch_size, slots), requests.tokens.dtype)
-    requests = requests._replace(tokens=cast(Any, tokens))
-    fill = partial(prefill, context_layers=drafter.context_layers)
-    state = jax.eval_shape(fill, target, requests)
-    return jax.eval_shape(partial(begin_drafting, drafter=drafter), state)
+    return row_shapes(target, drafter, batch_size, slots, 8)
 
 
 def on_mesh(tree: Tree, mesh: Mesh) -> Tree:

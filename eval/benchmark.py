@@ -16,7 +16,7 @@ from redrafter_jax.generation import collect, start
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import place
 from redrafter_jax.progress import track
-from redrafter_jax.requests import Batch, pad_requests
+from redrafter_jax.engine.requests import Batch, pad_requests
 from redrafter_jax.text.prompts import EncodedPrompts
 from redrafter_jax.types import Requests
 

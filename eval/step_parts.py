@@ -25,7 +25,7 @@ from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.models.projection import Lender
 from redrafter_jax.models.target import Target
 from redrafter_jax.progress import track
-from redrafter_jax.requests import Batch, pad_requests
+from redrafter_jax.engine.requests import Batch, pad_requests
 from redrafter_jax.types import DecodeState, Sampling, TokenTree, Verified
 
 from .abstract import random_state

@@ -8,18 +8,27 @@ import jax.numpy as jnp
 import numpy as np
 
 from redrafter_jax.acceptance import acceptance_length
-from redrafter_jax.config import SamplingConfig, TargetConfig, TreeConfig
-from redrafter_jax.decoding.prefill import PrefixCache, begin_drafting, prefill
-from redrafter_jax.decoding.step import decode
+from redrafter_jax.checkpoints.tree_table import TreeTable
+from redrafter_jax.config import SamplingConfig, TreeConfig
 from redrafter_jax.drafters.base import Drafter
-from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.engine.engine import Engine, bind_models
+from redrafter_jax.engine.messages import Request, Token
+from redrafter_jax.engine.requests import (
+    Batch,
+    PerRow,
+    Prompts,
+    StopTokens,
+    check_batch,
+    tokenize,
+)
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
-from redrafter_jax.parallel.mesh import check_rows, check_same_mesh, place, to_host
-from redrafter_jax.parallel.model import Model
-from redrafter_jax.requests import Batch, PerRow, Prompts, StopTokens, pad_requests, tokenize
-from redrafter_jax.types import NO_CHOICE, DecodeState
+from redrafter_jax.parallel.mesh import check_rows, data_shards
+
+
+# Decode steps between two choices of the tree.
+_STEPS = 32
 
 
 class Generation(NamedTuple):
@@ -58,7 +67,8 @@ def generate(
     prompts: Prompts,
     *,
     max_new_tokens: PerRow[int],
-    tree: TreeConfig | None = None,
+    tree: TreeConfig | TreeTable | None = None,
+    adaptive: bool | None = None,
     sampling: PerRow[SamplingConfig] | None = None,
     seeds: Sequence[int] | None = None,
     eos_token_ids: StopTokens | None = None,
@@ -76,7 +86,10 @@ def generate(
         tokenizer also a conversation, a list of turns such as `{"role": "user", "content":
         "Hi"}`, a text to continue, or a list of such.
       max_new_tokens: limit on new tokens, one for all rows or one per row.
-      tree: how a loaded drafter drafts trees; None for `TreeConfig()`.
+      tree: the shape of the drafted trees, or the tuner's table of the fastest ones; None is the
+        drafter's default, `TreeConfig()` for a head.
+      adaptive: whether plain decoding takes over while a tree gains less than it costs; None is
+        True unless `tree` is one `TreeConfig`.
       sampling: how tokens are chosen, one for all rows or one per row; None is greedy.
       seeds: one per row, equal ones allowed; None counts rows from 0.
       eos_token_ids: tokens that end a row, one list for all rows or one per row; None takes the
@@ -87,13 +100,19 @@ def generate(
     Raises:
       InputError: a prompt, a limit or the drafter does not fit the target.
     """
-    bound = bind_drafter(drafter, tree)
-    check_models(target, bound)
+    bound, _ = bind_models(target, drafter, tree)
     asked = tokenize(target.config, prompts, tokenizer, eos_token_ids)
     batch = Batch(asked.prompts, max_new_tokens, sampling, seeds, asked.eos_token_ids)
-    state, max_steps = start(target, bound, batch, log_probs=log_probs)
-    lengths = list(map(len, asked.prompts))
-    result = collect(target, decode(target, bound, state, max_steps), lengths, bound)
+    engine, requests = engine_of(target, bound, batch, tree, adaptive, log_probs)
+    if engine.adaptive:
+        engine.steps_per_call = _STEPS
+    tokens = {engine.submit(request): [] for request in requests}
+    while engine.busy:
+        for event in engine.advance(passes=None):
+            tokens[event.number] += event.decided
+            if event.ended == "not numbers":
+                raise not_numbers(target)
+    result = collect(engine, list(tokens.values()), log_probs)
     return result._replace(texts=asked.texts(target.config, result.tokens))
 
 
@@ -122,79 +141,56 @@ def generate_autoregressive(
     )
 
 
-def check_models(target: Target, drafter: Drafter) -> None:
-    """Refuse what is no target, and a drafter that does not fit it or lies on another mesh."""
-    if not (isinstance(target, Model) and isinstance(target.config, TargetConfig)):
-        raise InputError(
-            f"target is {target!r:.40}; give what load_target returns, then its drafter."
-        )
-    drafter.check(target.config)
-    check_same_mesh(target, *drafter.models)
-
-
-def start(
+def engine_of(
     target: Target,
     drafter: Drafter,
     batch: Batch,
-    *,
-    log_probs: bool = False,
-    prefix: PrefixCache | None = None,
-) -> tuple[DecodeState, int]:
-    """Check and prefill the prompts; arguments as in `generate` and `prefill`.
-
-    Where the prompts begin with the texts of a `prefix`, row by row, only the rest is read. It is
-    donated, and its slots become the state's.
-
-    Returns:
-      The state, and a number of decode steps that suffices for every row.
+    tree: TreeConfig | TreeTable | None,
+    adaptive: bool | None,
+    log_probs: bool,
+    context_length: int | None = None,
+) -> tuple[Engine, list[Request]]:
+    """An engine with a slot for every row of a batch, and the rows as its requests.
 
     Raises:
-      InputError: as `generate`, or the prefix has too few slots or other rows.
+      InputError: as `generate`.
     """
-    check_models(target, drafter)
-    shape = None if prefix is None else prefix.tokens.shape
-    requests, slots = pad_requests(target.config, batch, drafter.max_path, shape)
-    check_rows(len(batch.prompts), target.mesh)
-    state = prefill(
+    requests = check_batch(target.config, batch)
+    rows = len(requests)
+    check_rows(rows, target.mesh)
+    longest = max(len(request.prompt) + request.max_new_tokens for request in requests)
+    engine = Engine(
         target,
-        place(requests, target.mesh),
-        prefix,
-        log_probs=log_probs,
-        context_layers=drafter.context_layers,
+        drafter,
+        tree=tree,
+        adaptive=adaptive,
+        slots=rows,
+        context_length=context_length or longest,
+        stop_tokens=max((request.stop_tokens or () for request in requests), key=len),
+        steps_per_call=None,
+        prefill_rows=rows // data_shards(target.mesh),
+        row_counts=(),
+        top_log_probs=0 if log_probs else None,
     )
-    return begin_drafting(state, drafter), slots
+    return engine, requests
 
 
-def collect(
-    target: Target, state: DecodeState, starts: Sequence[int], drafter: Drafter
-) -> Generation:
-    """What row b has decided from its token `starts[b]` on, on the host; counts are the state's.
-
-    Raises:
-      InputError: the target's scores were not numbers.
-    """
-    tokens, log_probs, lengths, stats = to_host(
-        (state.tokens, state.log_probs, state.cache.lengths, state.stats)
-    )
-
-    def new(rows: np.ndarray) -> list[list[Any]]:
-        ends = zip(rows, starts, lengths, strict=True)
-        return [row[start : length + 1].tolist() for row, start, length in ends]
-
-    decided = new(tokens)
-    if any(NO_CHOICE in row for row in decided):
-        raise not_numbers(target)
-    accepted_by = {name: [0] * len(starts) for name in drafter.names}
-    for source, name in enumerate(drafter.names):
-        counts = stats.accepted_by[:, source].tolist()
-        accepted_by[name] = [sum(pair) for pair in zip(accepted_by[name], counts, strict=True)]
+def collect(engine: Engine, rows: Sequence[Sequence[Token]], log_probs: bool) -> Generation:
+    """What rows of tokens say together, each row from its first new token on."""
+    names, longest = engine.drafted_by, engine.longest_path
+    counts = np.zeros((len(rows), longest), np.int64)
+    for row, tokens in enumerate(rows):
+        calls = np.bincount([token.call for token in tokens])[1:]  # the first reads the prompt
+        counts[row] = np.bincount(calls[calls > 0] - 1, minlength=longest)
     return Generation(
-        tokens=decided,
-        steps=stats.steps.tolist(),
-        acceptance_length=acceptance_length(stats.accept_counts),
-        accept_counts=stats.accept_counts,
-        accepted_by=accepted_by,
-        log_probs=None if log_probs is None else new(log_probs),
+        tokens=[[token.id for token in row] for row in rows],
+        steps=counts.sum(axis=1).tolist(),
+        acceptance_length=acceptance_length(counts),
+        accept_counts=counts,
+        accepted_by={
+            name: [sum(token.origin == name for token in row) for row in rows] for name in names
+        },
+        log_probs=[[token.log_prob for token in row] for row in rows] if log_probs else None,
     )
 
 

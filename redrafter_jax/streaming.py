@@ -6,38 +6,32 @@ This is the host's side of decoding; everything it decides is decided between de
 import operator
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Float, Int
 
+from redrafter_jax.checkpoints.tree_table import TreeTable
 from redrafter_jax.config import SamplingConfig, TreeConfig
-from redrafter_jax.decoding.prefill import PrefixCache, empty_prefix
-from redrafter_jax.decoding.step import decode
 from redrafter_jax.drafters.base import Drafter
-from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
-from redrafter_jax.errors import InputError
-from redrafter_jax.generation import Generation, check_models, collect, start
-from redrafter_jax.models.projection import Lender
-from redrafter_jax.models.target import Target
-from redrafter_jax.parallel.mesh import place, shardings, to_host
-from redrafter_jax.requests import (
+from redrafter_jax.engine.engine import Engine, bind_models
+from redrafter_jax.engine.messages import Request, Token
+from redrafter_jax.engine.requests import (
     Batch,
     PerRow,
     Prompts,
     StopTokens,
+    check_batch,
     check_size,
     lists_of_rows,
-    slots_for,
     stop_lists,
     tokenize,
 )
+from redrafter_jax.errors import InputError
+from redrafter_jax.generation import Generation, collect, engine_of, not_numbers
+from redrafter_jax.models.target import Target
 from redrafter_jax.text.text_stream import Detokenize, TextStream
-from redrafter_jax.types import DecodeState
 
 
 @dataclass(frozen=True)
@@ -54,22 +48,18 @@ class Update:
     tokens: list[list[int]]
     texts: list[str]
     stopped: list[bool]
-    _rows: Sequence["_Row"] = field(repr=False)
+    _engine: Engine = field(repr=False)
+    _rows: Sequence[Sequence[Token]] = field(repr=False)
     _counts: Sequence[int] = field(repr=False)
     _whole_texts: list[str] | None = field(repr=False)
-    _collected: Generation = field(repr=False)
+    _log_probs: bool = field(repr=False)
 
     @cached_property
     def generation(self) -> Generation:
         """Everything up to this update, as `generate` returns it."""
-        rows = list(zip(self._rows, self._counts, strict=True))
-        return self._collected._replace(
-            tokens=[row.tokens[:count] for row, count in rows],
-            texts=self._whole_texts,
-            log_probs=None
-            if self._collected.log_probs is None
-            else [row.log_probs[:count] for row, count in rows],
-        )
+        rows = [row[:count] for row, count in zip(self._rows, self._counts, strict=True)]
+        collected = collect(self._engine, rows, self._log_probs)
+        return collected._replace(texts=self._whole_texts)
 
 
 class KeptCache:
@@ -89,32 +79,48 @@ class KeptCache:
     def __init__(self, context_length: int) -> None:
         check_size(context_length, "context_length")
         self._context_length = context_length
-        self._prefix: PrefixCache | None = None
-        self._target: Target | None = None
+        self._engine: Engine | None = None
+        self._made_for: tuple[Any, ...] = ()
 
-    def take(self, target: Target, rows: int, max_path: int) -> PrefixCache:
-        """What a stream begins with; empty at first, and after a step that was interrupted.
+    def engine_for(
+        self,
+        target: Target,
+        drafter: Drafter,
+        batch: Batch,
+        tree: TreeConfig | TreeTable | None,
+        adaptive: bool | None,
+        log_probs: bool,
+    ) -> tuple[Engine, list[Request]]:
+        """The engine of the streams before, which has their texts; a new one for other trees.
 
         Raises:
-          InputError: it has been another target's.
+          InputError: it has been another target's, or too few slots or other rows.
         """
-        kept = self._target if self._prefix is not None else None
-        if kept is not None and not _same_weights(kept, target):
+        kept = self._engine
+        if kept is not None and not _same_weights(kept.target, target):
             raise InputError("kept_cache is of another target; make a new KeptCache for this one.")
-        self._target = target
-        slots = slots_for(self._context_length, max_path)
-        # A step that was interrupted took the donated state along; other drafters need more slots.
-        prefix = self._prefix
-        if prefix is None or prefix.tokens.is_deleted() or prefix.tokens.shape[1] < slots:
-            empty = partial(empty_prefix, target, rows, slots)
-            # Each device of a mesh makes its own part: no one could hold the whole.
-            parts = target.mesh and shardings(jax.eval_shape(empty), target.mesh)
-            prefix = jax.jit(empty, out_shardings=parts)()
-        return prefix
-
-    def put(self, state: DecodeState) -> None:
-        """Remember a state, until it is donated to the next step."""
-        self._prefix = PrefixCache(state.tokens, state.cache)
+        requests = check_batch(target.config, batch)
+        if kept is not None and kept.slots != len(requests):
+            raise InputError(
+                f"kept_cache has {kept.slots} rows, but there are {len(requests)} prompts; give "
+                "one of as many."
+            )
+        longest = max(len(request.prompt) + request.max_new_tokens for request in requests)
+        if longest > self._context_length:
+            raise InputError(
+                f"{longest} tokens, prompt included, do not fit the {self._context_length} of "
+                "kept_cache; ask for fewer, or give KeptCache a longer context_length."
+            )
+        stops = max(len(request.stop_tokens or ()) for request in requests)
+        made_for = (jax.tree.leaves(drafter), type(drafter), tree, adaptive, log_probs)
+        fits = kept is not None and kept.intact and kept.stop_width >= stops
+        if kept is None or not fits or not _same(self._made_for, made_for):
+            kept, _ = engine_of(
+                target, drafter, batch, tree, adaptive, log_probs, self._context_length
+            )
+        kept.cancel_all()
+        self._engine, self._made_for = kept, made_for
+        return kept, requests
 
 
 def stream(
@@ -123,7 +129,8 @@ def stream(
     prompts: Prompts,
     *,
     max_new_tokens: PerRow[int],
-    tree: TreeConfig | None = None,
+    tree: TreeConfig | TreeTable | None = None,
+    adaptive: bool | None = None,
     sampling: PerRow[SamplingConfig] | None = None,
     seeds: Sequence[int] | None = None,
     eos_token_ids: StopTokens | None = None,
@@ -147,6 +154,7 @@ def stream(
       prompts: as in `generate`.
       max_new_tokens: as in `generate`.
       tree: as in `generate`.
+      adaptive: as in `generate`.
       sampling: as in `generate`.
       seeds: as in `generate`.
       eos_token_ids: as in `generate`.
@@ -163,79 +171,46 @@ def stream(
         `detokenize`, or the kept cache has too few slots, other rows or another target.
     """
     check_size(steps_per_yield, "steps_per_yield")
-    bound = bind_drafter(drafter, tree)
-    check_models(target, bound)
-    bound = bound.prepare(Lender(target))
+    bound, _ = bind_models(target, drafter, tree)
     asked = tokenize(target.config, prompts, tokenizer, eos_token_ids)
     prompts, detokenize = asked.prompts, detokenize or asked.decode
     stops = _stop_strings(stop_strings, len(prompts), detokenize)
     if not isinstance(kept_cache, KeptCache | None):
         raise InputError(f"kept_cache is {kept_cache!r:.40}; give a KeptCache, or leave it out.")
-    prefix = kept_cache.take(target, len(prompts), bound.max_path) if kept_cache else None
     batch = Batch(prompts, max_new_tokens, sampling, seeds, asked.eos_token_ids)
-    state, _ = start(target, bound, batch, log_probs=log_probs, prefix=prefix)
+    make = kept_cache.engine_for if kept_cache else engine_of
+    engine, requests = make(target, bound, batch, tree, adaptive, log_probs)
     ends = stop_lists(target.config, asked.eos_token_ids, len(prompts))
     rows = [
         _Row(TextStream(detokenize, prompt, stop) if detokenize else None, end_tokens)
         for prompt, stop, (_, end_tokens) in zip(prompts, stops, ends, strict=True)
     ]
-    starts = np.asarray([len(prompt) for prompt in prompts], np.int32)
-    while True:
-        if kept_cache:
-            kept_cache.put(state)
-        new = _collect_new(target, state, bound, starts, steps_per_yield * bound.max_path)
-        done = to_host(state.done)
-        starts = starts + np.asarray([len(tokens) for tokens in new.tokens], np.int32)
-        fresh, texts = [], []
-        for row, ended in enumerate(done):
-            scores = new.log_probs[row] if new.log_probs else []
-            tokens, text = rows[row].push(new.tokens[row], scores, bool(ended))
-            fresh.append(tokens)
-            texts.append(text)
-        stopped = [row.stopped for row in rows]
-        counts, whole = [len(row.tokens) for row in rows], [row.shown for row in rows]
-        yield Update(fresh, texts, stopped, rows, counts, whole if detokenize else None, new)
-        if (done | stopped).all():
-            return
-        state = state._replace(done=place(done | stopped, target.mesh))
-        state = decode(target, bound, state, steps_per_yield)
-
-
-def _collect_new(
-    target: Target,
-    state: DecodeState,
-    drafter: Drafter,
-    starts: Int[np.ndarray, " B"],
-    most: int,
-) -> Generation:
-    """The tokens decided from `starts` on, `most` per row at most; counts are the state's."""
-    tokens, log_probs, lengths = _newest(
-        state.tokens, state.log_probs, state.cache.lengths, starts, min(most, state.tokens.shape[1])
-    )
-    window = state._replace(
-        tokens=tokens, log_probs=log_probs, cache=state.cache._replace(lengths=lengths)
-    )
-    return collect(target, window, [0] * len(starts), drafter)
-
-
-@partial(jax.jit, static_argnums=4)
-def _newest(
-    tokens: Int[Array, "B S"],
-    log_probs: Float[Array, "B S"] | None,
-    lengths: Int[Array, " B"],
-    starts: Int[Array, " B"],
-    count: int,
-) -> tuple[Int[Array, "B count"], Float[Array, "B count"] | None, Int[Array, " B"]]:
-    slots = jnp.minimum(starts[:, None] + jnp.arange(count), tokens.shape[1] - 1)
-
-    def window(values: Array) -> Array:
-        return jnp.take_along_axis(values, slots, axis=1)
-
-    return (
-        window(tokens),
-        None if log_probs is None else window(log_probs),
-        lengths - starts,
-    )
+    engine.steps_per_call = steps_per_yield
+    places = {engine.submit(request): row for row, request in enumerate(requests)}
+    steps = 0  # the first update is prefill's
+    try:
+        while engine.busy:
+            fresh, texts = [list[int]() for _ in rows], [""] * len(rows)
+            for event in engine.advance(passes=None, steps=steps):
+                if event.ended == "not numbers":
+                    raise not_numbers(target)
+                row = places[event.number]
+                fresh[row], texts[row] = rows[row].push(event.decided, event.ended is not None)
+                if rows[row].stopped:
+                    engine.cancel(event.number)
+            steps = steps_per_yield
+            yield Update(
+                fresh,
+                texts,
+                [row.stopped for row in rows],
+                engine,
+                [row.tokens for row in rows],
+                [len(row.tokens) for row in rows],
+                [row.shown for row in rows] if detokenize else None,
+                log_probs,
+            )
+    finally:
+        engine.cancel_all()
 
 
 def _same_weights(one: Target, other: Target) -> bool:
@@ -244,25 +219,33 @@ def _same_weights(one: Target, other: Target) -> bool:
     return len(ours) == len(theirs) and all(map(operator.is_, ours, theirs))
 
 
+def _same(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
+    """Whether an engine was made for the same drafter and trees."""
+    if not before:
+        return False
+    (leaves, *stated), (own_leaves, *own_stated) = before, now
+    same_leaves = len(leaves) == len(own_leaves) and all(map(operator.is_, leaves, own_leaves))
+    return same_leaves and stated == own_stated
+
+
 class _Row:
     """What one row of a stream has given out, up to the token that completes a stop string."""
 
     def __init__(self, text: TextStream | None, end_tokens: Sequence[int]) -> None:
-        self.tokens: list[int] = []
-        self.log_probs: list[float] = []
+        self.tokens: list[Token] = []
         self.stopped = False
         self.shown = ""
         self._text = text
         self._end_tokens = frozenset(end_tokens)
 
-    def push(self, tokens: list[int], log_probs: list[float], ended: bool) -> tuple[list[int], str]:
+    def push(self, decided: Sequence[Token], ended: bool) -> tuple[list[int], str]:
         """Take the tokens that were decided; returns those given out, and the text released."""
         if self.stopped:
             return [], ""
-        text, used = "", len(tokens)
+        text, used = "", len(decided)
         if self._text:
-            for i, token in enumerate(tokens):
-                text += "" if token in self._end_tokens else self._text.push(token)
+            for i, token in enumerate(decided):
+                text += "" if token.id in self._end_tokens else self._text.push(token.id)
                 if self._text.stopped:
                     used = i + 1
                     break
@@ -270,9 +253,8 @@ class _Row:
                 text += self._text.finish()
             self.stopped = self._text.stopped
         self.shown += text
-        self.tokens += tokens[:used]
-        self.log_probs += log_probs[:used]
-        return tokens[:used], text
+        self.tokens += decided[:used]
+        return [token.id for token in decided[:used]], text
 
 
 def _stop_strings(

@@ -6,7 +6,7 @@ S cache slots    H head dimension           N tree nodes, root included
 V vocabulary     D model width              P longest accepted path, root included
 E stop tokens    U tokens that can be drafted, V or fewer
 Z context width, D for every hidden state in it            C nodes that a second drafter adds
-O sources of nodes, one or more per drafter                  X extensions of a round, W or more
+O sources of nodes, those of `SOURCES`                       X extensions of a round, W or more
 
 Elsewhere E is also the width of a head's blocks (`exit_dim`), C a chunk of positions, X the target
 calls that an engine makes at once; I and O are the inputs and outputs of a linear map.
@@ -78,6 +78,10 @@ class Beams(NamedTuple):
     log_probs: Float[Array, "B R X"]
 
 
+# What proposes nodes: the drafter, and prompt lookup where the tree has tokens of it.
+SOURCES = ("drafter", "lookup")
+
+
 class TokenTree(NamedTuple):
     """Draft tokens in topological order; node 0 is the root and its own parent.
 
@@ -91,7 +95,7 @@ class TokenTree(NamedTuple):
       depth: 0 at the root.
       mask: mask[b, i, j] is True where node j is node i or one of its ancestors.
       log_probs: the drafter's score of the path to the node; 0 at the root.
-      origin: which of `Drafter.names` proposed the node; -1 at the root and at padding nodes.
+      origin: which of `SOURCES` proposed the node; -1 at the root and at padding nodes.
     """
 
     tokens: Int[Array, "B N"]
@@ -102,9 +106,24 @@ class TokenTree(NamedTuple):
     origin: Int[Array, "B N"]
 
 
+class CacheShape(NamedTuple):
+    """The layers that a drafter has in the cache.
+
+    Attributes:
+      layers: number of layers.
+      heads: K, key/value heads of each.
+      head_dim: H, width of a head.
+    """
+
+    layers: int
+    heads: int
+    head_dim: int
+
+
 class KVCache(NamedTuple):
     """Keys and values of the decided tokens, a tuple over layers, head-major, left-aligned.
 
+    The target's layers come first, the drafter's own after them; these may differ in K and H.
     Slots at and past `lengths` hold garbage that nothing reads.
     """
 
@@ -142,6 +161,43 @@ class Accepted(NamedTuple):
     count: Int[Array, " B"]  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
+class Decided(NamedTuple):
+    """Tokens that are decided, and what the target computed at them: what a drafter reads.
+
+    A chunk of a prompt and the path that a decode step accepts are this same event.
+
+    Attributes:
+      tokens: consecutive tokens of each row, garbage past its `count`.
+      following: the token after each; after the last one of a text that is the root.
+      hidden: the target's hidden states at the tokens: of the layers that the drafter reads, then
+        the last one.
+      start: position of the first token.
+      count: how many of the C tokens are decided; 0 for a row to which nothing happened.
+    """
+
+    tokens: Int[Array, "B C"]
+    following: Int[Array, "B C"]
+    hidden: Float[Array, "B C Z"]
+    start: Int[Array, " B"]
+    count: Int[Array, " B"]  # pyright: ignore[reportIncompatibleMethodOverride]
+
+
+class View(NamedTuple):
+    """What a drafter sees of the rows that it drafts for.
+
+    Attributes:
+      tokens: decided tokens, prompt included, garbage past them.
+      lengths: how many of them are in the cache: all but the root.
+      root: the last decided token.
+      sampling: how the target chooses tokens.
+    """
+
+    tokens: Int[Array, "B S"]
+    lengths: Int[Array, " B"]
+    root: Int[Array, " B"]
+    sampling: Sampling
+
+
 class StepTrace(NamedTuple):
     """What a decode step decided, for drafters and for whoever measures.
 
@@ -158,21 +214,6 @@ class StepTrace(NamedTuple):
     gained: Int[Array, " B"]
 
 
-class DecodeStats(NamedTuple):
-    """Counts since prefill.
-
-    Attributes:
-      accept_counts: accept_counts[b, c - 1] target calls gained row b exactly c tokens.
-      accepted_by: accepted nodes by the source that proposed them, in the order of
-        `Drafter.names`; None where there is none.
-      steps: target calls while the row was not done.
-    """
-
-    accept_counts: Int[Array, "B P"]
-    accepted_by: Int[Array, "B O"] | None
-    steps: Int[Array, " B"]
-
-
 class DecodeState(NamedTuple):
     """Everything that changes, or must be remembered, from one decode step to the next.
 
@@ -181,26 +222,22 @@ class DecodeState(NamedTuple):
 
     Attributes:
       tokens: decided tokens, garbage past them.
-      cache: keys and values of all decided tokens but the root.
-      drafter: the drafter's own state, a pytree of arrays with B rows; after `prefill` the
-        target's hidden states at the token before the root, for `Drafter.init`.
+      cache: keys and values of all decided tokens but the root, the drafter's own included.
+      own: the drafter's own state, a pytree of arrays with B rows.
       root: the last decided token.
+      speculates: whether trees are drafted for the row; without one it gains a token a step.
       done: the row met a stop token or its limit; nothing of it changes any more.
       limits: number of tokens, prompt included, at which a row ends.
       stop_tokens: tokens that end a row, padded with -1.
       sampling: how the row's tokens are chosen.
-      stats: acceptance counts.
-      log_probs: beside each new token its log-probability under the target, before temperature
-        and filters; None where nobody asked. Garbage under the prompt and past the tokens.
     """
 
     tokens: Int[Array, "B S"]
     cache: KVCache
-    drafter: Any
+    own: Any
     root: Int[Array, " B"]
+    speculates: Bool[Array, " B"]
     done: Bool[Array, " B"]
     limits: Int[Array, " B"]
     stop_tokens: Int[Array, "B E"]
     sampling: Sampling
-    stats: DecodeStats
-    log_probs: Float[Array, "B S"] | None

@@ -137,9 +137,8 @@ def nothing_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     def compiled(*arguments: Any, **options: Any) -> None:
         pytest.fail("reached a compiled function")
 
-    monkeypatch.setattr("redrafter_jax.generation.prefill", compiled)
-    monkeypatch.setattr("redrafter_jax.generation.decode", compiled)
-    monkeypatch.setattr("redrafter_jax.streaming.decode", compiled)
+    for name in ("empty_rows", "read_rows", "decode_rows"):
+        monkeypatch.setattr(f"redrafter_jax.engine.engine.{name}", compiled)
 
 
 @pytest.fixture

@@ -24,8 +24,8 @@ from redrafter_jax import (
     stream,
 )
 from redrafter_jax.models.target import Target
-from redrafter_jax.serving.engine import Engine
-from redrafter_jax.serving.messages import Request
+from redrafter_jax.engine.engine import Engine
+from redrafter_jax.engine.messages import Request
 from train.regenerate.session import run_sessions
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -60,7 +60,7 @@ def test_an_update_brings_what_is_new_to_the_host_and_not_the_whole_text(
         brought.append(sum(leaf.size for leaf in jax.tree.leaves(values)))
         return to_host(values)
 
-    monkeypatch.setattr("redrafter_jax.generation.to_host", count)
+    monkeypatch.setattr("redrafter_jax.engine.engine.to_host", count)
     options: dict[str, Any] = OPTIONS | {"max_new_tokens": [200, 1, 24, 17]}
     whole = list(stream(habitual_target, good_drafter, PROMPTS, tree=DRAFT, **options))
     assert len(brought) == len(whole)

@@ -10,8 +10,8 @@ from statistics import median
 
 from redrafter_jax import load_target
 from redrafter_jax.progress import track
-from redrafter_jax.serving.engine import Engine
-from redrafter_jax.serving.messages import Request
+from redrafter_jax.engine.engine import Engine
+from redrafter_jax.engine.messages import Request
 from redrafter_jax.text.prompts import read_prompts
 from redrafter_jax.text.tokenizer import read_tokenizer
 

@@ -38,6 +38,7 @@ class TunedTree:
       predicted_speedup: acceptance length over the measured cost of a step in baseline steps; 1
         for None.
       measured_speedup: of real decoding; 1 for None.
+      acceptance_length: tokens that a target call gained then; None where it is not stated.
     """
 
     batch_size: Count
@@ -45,6 +46,7 @@ class TunedTree:
     tree: TreeConfig | None
     predicted_speedup: Positive
     measured_speedup: Positive
+    acceptance_length: Positive | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -14,8 +14,8 @@ from redrafter_jax.commands.option_groups import config_of, option_of
 from redrafter_jax.commands.options import dtype_of, open_session
 from redrafter_jax.commands.terminal import log
 from redrafter_jax.config import SamplingConfig
+from redrafter_jax.engine.requests import Batch, pad_requests
 from redrafter_jax.errors import InputError
-from redrafter_jax.requests import Batch, pad_requests
 from redrafter_jax.streaming import KeptCache, Update
 from redrafter_jax.text.prompts import Prompt, read_prompts
 

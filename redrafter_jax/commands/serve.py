@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> None:
       InputError: an argument, a file or a package cannot be used.
     """
     try:
-        from redrafter_jax.serving.engine import Engine
+        from redrafter_jax.engine.engine import Engine
         from redrafter_jax.serving.server import LOOPBACK, Server, listen
         from redrafter_jax.serving.service import ServedModel
     except ModuleNotFoundError as error:

@@ -1,7 +1,7 @@
 """How a drafter drafts, and how the target chooses."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Le
@@ -118,6 +118,24 @@ class TreeConfig:
     def max_path(self) -> int:
         """P, the longest path one target call can accept."""
         return self.draft_rounds + self.lookup_tokens + 1
+
+    @property
+    def without_lookup(self) -> "TreeConfig":
+        """The tree that the drafter itself proposes, to which prompt lookup adds its nodes."""
+        if not self.lookup_tokens:
+            return self
+        nodes = None if self.num_nodes is None else self.beam_nodes
+        return replace(self, num_nodes=nodes, lookup_tokens=0)
+
+
+def longest_path(tree: TreeConfig | None) -> int:
+    """P of a tree; 1 for None, the root alone."""
+    return 1 if tree is None else tree.max_path
+
+
+def node_count(tree: TreeConfig | None) -> int:
+    """N of a tree; 1 for None, the root alone."""
+    return 1 if tree is None else tree.budget
 
 
 @dataclass(frozen=True)

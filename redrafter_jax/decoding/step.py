@@ -4,54 +4,55 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Float, Int, Shaped
 
-from redrafter_jax.decoding.accept import decide, is_stop, log_probs_of
+from redrafter_jax.config import TreeConfig
+from redrafter_jax.config.drafting import longest_path
+from redrafter_jax.decoding.accept import decide, is_stop
 from redrafter_jax.drafters.base import Drafter
-from redrafter_jax.errors import InputError
-from redrafter_jax.models.cache import commit
-from redrafter_jax.models.projection import Lender
+from redrafter_jax.drafters.lookup import look_up
+from redrafter_jax.drafters.merge import merge_trees
+from redrafter_jax.drafters.tree import pad_nodes, root_tree
+from redrafter_jax.models.cache import commit, join_layers, split_layers
 from redrafter_jax.models.target import Decoder, Target
-from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.parallel.mesh import per_shard
 from redrafter_jax.sampling import draw_noise
-from redrafter_jax.types import DecodeState, DecodeStats, KVCache, StepTrace, TokenTree, Verified
+from redrafter_jax.types import (
+    Decided,
+    DecodeState,
+    KVCache,
+    StepTrace,
+    TokenTree,
+    Verified,
+    View,
+)
 
 
 @per_shard
 def decode_step(
-    target: Target, drafter: Drafter, state: DecodeState
+    target: Target, drafter: Drafter, state: DecodeState, *, tree: TreeConfig | None
 ) -> tuple[DecodeState, StepTrace]:
     """Propose a tree, verify it, keep what the target chose itself.
 
     Args:
       target: the target model.
-      drafter: from `bind_drafter`, checked for this target.
-      state: from `start` for this drafter, or the step before.
-
-    Raises:
-      InputError: the state was made for shorter paths than the drafter's.
+      drafter: the drafter, checked for this target.
+      state: from `prefill` with this drafter, or the step before.
+      tree: the shape of the tree; None is the root alone, as in autoregressive decoding.
     """
-    state, trace, _ = verified_step(target.merge(), drafter, state)
+    state, trace, _ = verified_step(target.merge(), drafter, state, tree)
     return state, trace
 
 
 def verified_step(
-    decoder: Decoder, drafter: Drafter, state: DecodeState
+    decoder: Decoder, drafter: Drafter, state: DecodeState, tree: TreeConfig | None
 ) -> tuple[DecodeState, StepTrace, Verified]:
     """`decode_step` with the target's answers over the tree, for whoever reads its scores."""
-    P = state.stats.accept_counts.shape[1]
-    if drafter.max_path > P:
-        raise InputError(
-            f"The decode state has room for paths of {P} nodes, but the drafter's have "
-            f"{drafter.max_path}; start one for this drafter, or call begin_drafting after prefill."
-        )
-    noise = step_noise(state, drafter.max_path, decoder.config.vocab_size)
-    tree = drafter.propose(decoder, state, noise)
-    verified = verify(decoder, tree, state.cache, drafter.context_layers)
-    state, trace = finish(state, tree, verified, noise)
-    observed = drafter.observe(state.drafter, verified, trace)
-    return state._replace(drafter=observed), trace, verified
+    noise = step_noise(state, longest_path(tree), decoder.config.vocab_size)
+    drafted = propose(decoder, drafter, state, noise, tree)
+    verified = verify(decoder, drafted, state.cache, drafter.layers)
+    after, trace = finish(decoder, state, drafted, verified, noise)
+    return read_path(decoder, drafter, state, after, verified, trace), trace, verified
 
 
 def step_noise(state: DecodeState, max_path: int, vocab_size: int) -> Float[Array, "B P V"]:
@@ -59,20 +60,71 @@ def step_noise(state: DecodeState, max_path: int, vocab_size: int) -> Float[Arra
     return draw_noise(state.sampling, state.cache.lengths + 1, max_path, vocab_size)
 
 
+def propose(
+    decoder: Decoder,
+    drafter: Drafter,
+    state: DecodeState,
+    noise: Float[Array, "B P V"],
+    tree: TreeConfig | None,
+) -> TokenTree:
+    """The drafter's tree, and the nodes that prompt lookup adds; rows may draft nothing."""
+    if tree is None:
+        return root_tree(state.root)
+    view = View(state.tokens, state.cache.lengths, state.root, state.sampling)
+    _, own_layers = split_layers(state.cache, decoder.config)
+    asked = tree.without_lookup
+    drafted = drafter.propose(
+        decoder, state.own, own_layers, view, noise[:, : asked.max_path], asked
+    )
+    if tree.lookup_tokens:
+        # The drafter may propose the first tokens too; a longer chain still adds C nodes.
+        looked_up = look_up(view, tree.draft_rounds + tree.lookup_tokens)
+        drafted = merge_trees(drafted, looked_up, tree.lookup_tokens)
+    return pad_nodes(drafted, state.speculates[:, None] | (drafted.depth == 0))
+
+
 def verify(
     decoder: Decoder, tree: TokenTree, cache: KVCache, context_layers: tuple[int, ...] = ()
 ) -> Verified:
     """One target pass over the tree; the cache, of the tokens above the root, is only read."""
-    return decoder.tree_forward(tree, cache, context_layers)
+    return decoder.tree_forward(tree, split_layers(cache, decoder.config)[0], context_layers)
+
+
+def read_path(
+    decoder: Decoder,
+    drafter: Drafter,
+    before: DecodeState,
+    after: DecodeState,
+    verified: Verified,
+    trace: StepTrace,
+) -> DecodeState:
+    """The state after a step, with what the drafter reads of the path that was accepted."""
+    path = trace.accepted.path
+    following = jnp.take_along_axis(trace.chosen, path, axis=1)
+    decided = Decided(
+        tokens=jnp.concatenate([before.root[:, None], following[:, :-1]], axis=1),
+        following=following,
+        hidden=jnp.take_along_axis(verified.hidden, path[..., None], axis=1),
+        start=before.cache.lengths,
+        count=trace.gained,
+    )
+    target_layers, own_layers = split_layers(after.cache, decoder.config)
+    own_layers = own_layers._replace(lengths=decided.start)
+    own, own_layers = drafter.read(decoder, before.own, own_layers, decided)
+    return after._replace(own=own, cache=join_layers(target_layers, own_layers))
 
 
 def finish(
-    state: DecodeState, tree: TokenTree, verified: Verified, noise: Float[Array, "B P V"]
+    decoder: Decoder,
+    state: DecodeState,
+    tree: TokenTree,
+    verified: Verified,
+    noise: Float[Array, "B P V"],
 ) -> tuple[DecodeState, StepTrace]:
     """Accept and commit a path; a row ends at its stop token or its limit.
 
     Returns:
-      The state after the step, but for the drafter's own, and what was decided.
+      The state after the step, before the drafter reads the path, and what was decided.
     """
     chosen, accepted = decide(tree, verified.logits, noise, state.sampling)
     gained = jnp.take_along_axis(chosen, accepted.path, axis=1)
@@ -88,33 +140,16 @@ def finish(
     # What the target chose has read every layer's cache: only then may it be written. XLA for CPUs
     # would write the baseline's one token at once and copy the whole cache for its readers.
     keys, values, chosen = jax.lax.optimization_barrier((verified.keys, verified.values, chosen))
-    cache = commit(state.cache, keys, values, accepted.path, count)
+    target_layers, own_layers = split_layers(state.cache, decoder.config)
+    cache = join_layers(commit(target_layers, keys, values, accepted.path, count), own_layers)
     newest = jnp.maximum(count - 1, 0)[:, None]
     root = jnp.take_along_axis(gained, newest, axis=1)[:, 0]
     active = ~state.done
-    # The state may count longer paths than this tree's.
-    lengths = jnp.arange(state.stats.accept_counts.shape[1])
-    accepted_by = state.stats.accepted_by
-    if accepted_by is not None:
-        origin = jnp.take_along_axis(tree.origin, accepted.path, axis=1)
-        by = origin[..., None] == jnp.arange(accepted_by.shape[1])
-        accepted_by = accepted_by + (by & kept[..., None]).sum(axis=1)
-    log_probs = state.log_probs
-    if log_probs is not None:
-        whole = all_gather(verified.logits, noise.shape[-1])
-        ours = jnp.take_along_axis(log_probs_of(whole, chosen), accepted.path, axis=1)
-        log_probs = _write(log_probs, ours, state.cache.lengths + 1)
     after = state._replace(
         tokens=_write(state.tokens, gained, state.cache.lengths + 1),
         cache=cache,
         root=jnp.where(active, root, state.root),
         done=state.done | (stops & kept).any(axis=1) | (cache.lengths + 1 >= state.limits),
-        stats=DecodeStats(
-            accept_counts=state.stats.accept_counts + (lengths == count[:, None] - 1),
-            accepted_by=accepted_by,
-            steps=state.stats.steps + active,
-        ),
-        log_probs=log_probs,
     )
     return after, StepTrace(tree, chosen, accepted, count)
 
@@ -123,27 +158,3 @@ def _write(
     rows: Shaped[Array, "B S"], fresh: Shaped[Array, "B M"], start: Int[Array, " B"]
 ) -> Shaped[Array, "B S"]:
     return jax.vmap(partial(jax.lax.dynamic_update_slice_in_dim, axis=0))(rows, fresh, start)
-
-
-@partial(jax.jit, donate_argnames="state")
-@per_shard
-def decode(
-    target: Target, drafter: Drafter, state: DecodeState, max_steps: Int[Array, ""] | int
-) -> DecodeState:
-    """Decode steps until every row is done, `max_steps` at most; the state is donated.
-
-    Who calls it more than once prepares the drafter before, or each call does it anew.
-    """
-    prepared = drafter.prepare(Lender(target))
-
-    def unfinished(carry: tuple[Array, DecodeState]) -> Bool[Array, ""]:
-        count, state = carry
-        return (count < max_steps) & ~state.done.all()
-
-    def body(carry: tuple[Array, DecodeState]) -> tuple[Array, DecodeState]:
-        count, state = carry
-        after, _ = decode_step(target, prepared, state)
-        return count + 1, after
-
-    _, state = jax.lax.while_loop(unfinished, body, (jnp.int32(0), state))
-    return state

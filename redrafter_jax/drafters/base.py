@@ -1,10 +1,10 @@
-"""The contract of a drafter: it proposes the tokens that a target call verifies.
+"""The contract of a drafter: it reads decided tokens, and proposes trees of the next ones.
 
 A drafter changes how fast the text arrives, never the text. It is a frozen dataclass that JAX knows
-as a pytree: its leaves are `Model`s, and arrays that a mesh splits by rows like a batch; all that
-decides shapes is static. To add a kind of drafter, write one file with a subclass. If its model
-comes from files, add a line to the table of `redrafter_jax.drafters.bind` and one to that of
-`redrafter_jax.checkpoints.found`.
+as a pytree: its leaves are `Model`s, and arrays that a mesh splits by rows like a batch. It holds
+weights, no tree and no state: the tree comes with the call, the state goes in and comes out. To add
+a kind of drafter, write one file with a subclass; where its weights come from files, add a record
+to `redrafter_jax.drafters.kinds`.
 """
 
 from abc import ABC, abstractmethod
@@ -16,98 +16,111 @@ from typing import Any
 import jax
 from jaxtyping import Array, Float
 
-from redrafter_jax.config import TargetConfig
+from redrafter_jax.config import TargetConfig, TreeConfig
 from redrafter_jax.config.limits import out_of_order
 from redrafter_jax.drafters.tree import root_tree
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.projection import Lender
 from redrafter_jax.models.target import Decoder
 from redrafter_jax.parallel.model import Model
-from redrafter_jax.types import DecodeState, StepTrace, TokenTree, Verified
+from redrafter_jax.types import CacheShape, Decided, KVCache, TokenTree, View
 
 
 class Drafter(ABC):
-    """What every drafter states and does; shapes follow from the static properties alone."""
+    """What every drafter states and does.
+
+    `own`, its state between two calls, is what the last decided token leaves; whatever it keeps of
+    earlier ones lies in its layers of the cache. So a beginning that another text left in the cache
+    serves it too: `own` is then empty, and `read` starts above 0.
+    """
 
     @property
     @abstractmethod
-    def max_path(self) -> int:
-        """P, the longest path of a tree, root included: tokens that one target call can gain."""
+    def name(self) -> str:
+        """What reports call it."""
 
     @property
-    def num_nodes(self) -> int:
-        """N, the number of nodes of every tree, root and padding nodes included; of a chain, P."""
-        return self.max_path
-
-    @property
-    @abstractmethod
-    def names(self) -> tuple[str, ...]:
-        """What reports call the sources of the nodes; `TokenTree.origin` counts them from 0."""
-
-    @property
-    def context_layers(self) -> tuple[int, ...]:
+    def layers(self) -> tuple[int, ...]:
         """Layers of the target whose hidden states the drafter reads beside the last one."""
         return ()
+
+    @property
+    def cache(self) -> CacheShape | None:
+        """The layers of its own in the cache; None for a drafter that keeps nothing there."""
+        return None
 
     @property
     def models(self) -> tuple[Model[Any, Any], ...]:
         """The models whose parameters it holds."""
         return ()
 
+    @property
+    def default_tree(self) -> TreeConfig | None:
+        """The tree that is drafted where none is asked for; None is the root alone."""
+        return TreeConfig()
+
     def check(self, target: TargetConfig) -> None:
-        """Refuse a target of too few positions or layers; overriding methods refuse these too."""
-        check_context_layers(target, self.context_layers, "The drafter's context_layers")
-        if self.max_path > target.position_limit:
-            raise InputError(
-                f"The drafter's trees are {self.max_path - 1} tokens deep, but the target has "
-                f"{target.position_limit} positions; draft fewer tokens."
-            )
+        """Refuse a target that it was not made for; a target of too few layers, by default."""
+        check_context_layers(target, self.layers, "The drafter's context_layers")
+
+    def check_tree(self, tree: TreeConfig) -> None:
+        """Refuse trees that it cannot draft; `tree` has no tokens of prompt lookup."""
+        del tree
 
     def prepare(self, lender: Lender) -> "Drafter":
         """The drafter with what it borrows of the target, gathered once for all of its steps."""
         del lender
         return self
 
-    def init(self, hidden: Float[Array, "B Z"]) -> Any:
-        """The drafter's own state after prefill, a pytree whose arrays have B rows.
+    def empty(self, target: Decoder, rows: int) -> Any:
+        """The state before anything is read, a pytree whose arrays have B `rows`."""
+        del target, rows
+        return ()
 
-        The last prompt token is all that a drafter learns of the prompt: one with a cache of its
-        own over the prompt does not fit this contract yet.
+    def read(
+        self, target: Decoder, own: Any, cache: KVCache, decided: Decided
+    ) -> tuple[Any, KVCache]:
+        """Take in decided tokens: of a chunk of a prompt, or of the path of a step.
+
+        The only writer of its layers of the cache: what was drafted and rejected never enters them.
+        To read the same tokens again must give the same.
 
         Args:
-          hidden: the target's hidden state at the last prompt token: those of the context layers,
-            then the last one.
+          target: the target, for its embedding.
+          own: its state before.
+          cache: its own layers alone; entries below `decided.start` are those of the same text.
+            An entry at position i may depend on the token at i + 1.
+          decided: the tokens; a row whose `count` is 0 must keep its state.
+
+        Returns:
+          The state, and its layers with the entries of these tokens.
         """
-        del hidden
-        return ()
+        del target, decided
+        return own, cache
 
     @abstractmethod
     def propose(
-        self, decoder: Decoder, state: DecodeState, noise: Float[Array, "B P V"]
+        self,
+        target: Decoder,
+        own: Any,
+        cache: KVCache,
+        view: View,
+        noise: Float[Array, "B P V"],
+        tree: TreeConfig,
     ) -> TokenTree:
-        """A tree of N nodes below each row's root; siblings carry distinct tokens.
+        """A tree of `tree.budget` nodes below each row's root; siblings carry distinct tokens.
 
         Loops call it on what `prepare` returns, a single step on the drafter as it is. On a mesh
         all arrays are this device's parts.
 
         Args:
-          decoder: the target, for its embedding and vocabulary projection.
-          state: before the step; `state.drafter` is the drafter's own, `state.sampling` how the
-            target will choose.
-          noise: of the P positions after the root, the noise that the target will choose with.
+          target: the target, for its embedding and vocabulary projection.
+          own: its state, from `read`.
+          cache: its own layers alone, with an entry for each decided token but the root.
+          view: the rows.
+          noise: noise of the P positions after the root, which the target will choose with.
+          tree: the shape of the tree, static, without tokens of prompt lookup; P is its `max_path`.
         """
-
-    def observe(self, drafter_state: Any, verified: Verified, trace: StepTrace) -> Any:
-        """The drafter's own state after a step, from the one before it.
-
-        Args:
-          drafter_state: before the step.
-          verified: hidden states of all nodes, [B N Z]. Those that the next step starts from are at
-            node `trace.accepted.path[b, trace.gained[b] - 1]`.
-          trace: what the step gained; a row that is done gains 0 and must keep its state.
-        """
-        del verified, trace
-        return drafter_state
 
 
 def check_context_layers(target: TargetConfig, layers: Sequence[int], name: str) -> None:
@@ -126,38 +139,45 @@ def check_context_layers(target: TargetConfig, layers: Sequence[int], name: str)
             )
 
 
-def check_together(drafters: Sequence[Drafter], target: TargetConfig) -> None:
-    """Refuse a target that one of the drafters refuses, and drafters that read different layers."""
-    layers: tuple[int, ...] = ()
-    for drafter in drafters:
-        if not isinstance(drafter, Drafter):
-            raise InputError(
-                f"{drafter!r:.40} is not a Drafter; pass a loaded head through bind_drafter."
-            )
-        drafter.check(target)
-        if layers and drafter.context_layers not in ((), layers):
-            raise InputError(
-                f"The drafters read the target's layers {layers} and {drafter.context_layers}; "
-                "combine drafters that read the same ones."
-            )
-        layers = layers or drafter.context_layers
-
-
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RootOnly(Drafter):
     """No drafter: the one-node tree, which makes autoregressive decoding the same program."""
 
     @property
-    def max_path(self) -> int:
-        return 1
+    def name(self) -> str:
+        return "none"
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return ()
+    def default_tree(self) -> None:
+        return None
 
     def propose(
-        self, decoder: Decoder, state: DecodeState, noise: Float[Array, "B P V"]
+        self,
+        target: Decoder,
+        own: Any,
+        cache: KVCache,
+        view: View,
+        noise: Float[Array, "B P V"],
+        tree: TreeConfig,
     ) -> TokenTree:
-        del decoder, noise
-        return root_tree(state.root)
+        del target, own, cache, noise, tree
+        return root_tree(view.root)
+
+
+def check_drafting(target: TargetConfig, drafter: Drafter, tree: TreeConfig | None) -> None:
+    """Refuse a drafter of another target, and trees that it cannot draft or that reach too far."""
+    drafter.check(target)
+    if tree is not None:
+        drafter.check_tree(tree.without_lookup)
+        check_reach(target, tree)
+
+
+def check_reach(target: TargetConfig, tree: TreeConfig) -> None:
+    """Refuse a tree that is deeper than the target has positions."""
+    if tree.max_path > target.position_limit:
+        lookup = f" and lookup_tokens {tree.lookup_tokens}" if tree.lookup_tokens else ""
+        raise InputError(
+            f"TreeConfig.draft_rounds is {tree.draft_rounds}{lookup}, but the target has "
+            f"{target.position_limit} positions; draft fewer."
+        )

@@ -1,7 +1,6 @@
 """From what a user gives as the drafter to a `Drafter`: a table of the heads there are."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -9,9 +8,7 @@ from flax import nnx
 
 from redrafter_jax.config import HeadConfig, MedusaConfig, RecurrentConfig, TreeConfig
 from redrafter_jax.drafters.base import Drafter, RootOnly
-from redrafter_jax.drafters.combined import Combined
 from redrafter_jax.drafters.head_drafter import HeadDrafter, LoadedHead
-from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.drafters.medusa import MedusaDrafter
 from redrafter_jax.drafters.recurrent import RecurrentDrafter
 from redrafter_jax.errors import InputError
@@ -30,43 +27,51 @@ def init_drafter(config: HeadConfig, seed: int) -> LoadedHead:
     return Model.split(config, module(config, rngs=nnx.Rngs(seed)))
 
 
-def bind_drafter(drafter: LoadedHead | Drafter | None, draft: TreeConfig | None = None) -> Drafter:
+def as_drafter(drafter: LoadedHead | Drafter | None) -> Drafter:
     """The drafter that decoding takes.
 
     Args:
       drafter: from `load_drafter`; or a drafter as it is, such as `PromptLookup()`; or None for
         autoregressive decoding.
-      draft: how a loaded model drafts, None for `TreeConfig()`; with `lookup_tokens` it is
-        combined with prompt lookup. The others take none.
 
     Raises:
-      InputError: `drafter` is something else, or has no use for `draft`.
+      InputError: it is something else.
     """
-    if draft is not None and not isinstance(draft, TreeConfig):
-        raise InputError(f"tree is {draft!r}; give a TreeConfig.")
-    if drafter is None or isinstance(drafter, Drafter):
-        if draft is not None:
-            what = "there is no drafter" if drafter is None else f"{drafter!r:.60} takes none"
-            raise InputError(f"tree is {draft}, but {what}; leave tree out.")
-        if isinstance(drafter, Drafter) and any(
-            leaf is drafter for leaf in jax.tree.leaves(drafter)
-        ):
+    if drafter is None:
+        return RootOnly()
+    if isinstance(drafter, Drafter):
+        if any(leaf is drafter for leaf in jax.tree.leaves(drafter)):
             raise InputError(
                 f"{type(drafter).__name__} is not a pytree; decorate the class with "
                 "jax.tree_util.register_dataclass."
             )
-        return RootOnly() if drafter is None else drafter
+        return drafter
     kind = _KINDS.get(type(drafter.config)) if isinstance(drafter, Model) else None
     if kind is None:
         raise InputError(
             f"drafter is {drafter!r:.40}; give what load_drafter returns, a Drafter such as "
             "PromptLookup(), or None for autoregressive decoding."
         )
-    draft = draft or TreeConfig()
-    if not draft.lookup_tokens:
-        return kind(drafter, draft)
-    nodes = None if draft.num_nodes is None else draft.beam_nodes
-    head = kind(drafter, replace(draft, num_nodes=nodes, lookup_tokens=0))
-    # The head may propose the first tokens of the lookup too; a longer one still adds C nodes.
-    lookup = PromptLookup(head.max_path - 1 + draft.lookup_tokens)
-    return Combined(head, lookup, draft.lookup_tokens)
+    return kind(drafter)
+
+
+def bind_drafter(
+    drafter: LoadedHead | Drafter | None, tree: TreeConfig | None = None
+) -> tuple[Drafter, TreeConfig | None]:
+    """The drafter that decoding takes, and the tree that it drafts.
+
+    Args:
+      drafter: as `as_drafter` takes it.
+      tree: the shape of its trees; None is the drafter's default.
+
+    Raises:
+      InputError: `drafter` is something else, `tree` is no tree, or there is no drafter for it.
+    """
+    bound = as_drafter(drafter)
+    if tree is None:
+        return bound, bound.default_tree
+    if not isinstance(tree, TreeConfig):
+        raise InputError(f"tree is {tree!r}; give a TreeConfig.")
+    if isinstance(bound, RootOnly):
+        raise InputError(f"tree is {tree}, but there is no drafter; leave tree out.")
+    return bound, tree

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import jax
@@ -11,14 +11,14 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from redrafter_jax.config import HeadConfig, TargetConfig, TreeConfig
-from redrafter_jax.drafters.base import Drafter, check_context_layers
+from redrafter_jax.drafters.base import Drafter, check_context_layers, check_reach
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.linear import linear
 from redrafter_jax.models.projection import Lender, Projection
 from redrafter_jax.models.target import Decoder
 from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.parallel.model import Model
-from redrafter_jax.types import Scorer, StepTrace, Verified
+from redrafter_jax.types import Decided, KVCache, Scorer
 
 # A trained head of any kind, from `load_drafter`; `bind` lists the kinds.
 LoadedHead = Model[Any, Any]
@@ -88,30 +88,20 @@ class HeadWeights(nnx.Module):
 
 @dataclass(frozen=True)
 class HeadDrafter(Drafter):
-    """A head and the trees that it drafts; its state is the context, `[B Z]`.
+    """A head, which drafts from the target's hidden state at the last token: its state, `[B Z]`.
 
     Attributes:
       module: the class of the head.
       model: the head.
-      draft: beam width, draft rounds, node budget; `lookup_tokens` belong to `Combined`.
       borrowed: the target's projection of the head's tokens, from `prepare`, if it has none.
     """
 
     module: ClassVar[type[HeadWeights]]
     model: LoadedHead
-    tree: TreeConfig = field(metadata={"static": True})
     borrowed: Model[None, Projection] | None = None
 
     @property
-    def max_path(self) -> int:
-        return self.tree.draft_rounds + 1
-
-    @property
-    def num_nodes(self) -> int:
-        return self.tree.beam_nodes
-
-    @property
-    def context_layers(self) -> tuple[int, ...]:
+    def layers(self) -> tuple[int, ...]:
         return self.model.config.context_layers
 
     @property
@@ -119,55 +109,51 @@ class HeadDrafter(Drafter):
         return (self.model,)
 
     def check(self, target: TargetConfig) -> None:
-        """Refuse prompt lookup, which is another drafter's, and what `check_pair` refuses."""
-        if self.tree.lookup_tokens:
-            raise InputError(
-                f"TreeConfig.lookup_tokens is {self.tree.lookup_tokens}, but "
-                f"{type(self).__name__} does no prompt lookup; use bind_drafter, or Combined with "
-                "PromptLookup."
-            )
-        check_pair(target, self.model.config, self.tree)
+        """Refuse the target of another head."""
+        _check_target(target, self.model.config)
+
+    def check_tree(self, tree: TreeConfig) -> None:
+        """Refuse trees that a head of this kind cannot draft."""
+        self.model.config.check_draft(tree)
 
     def prepare(self, lender: Lender) -> "HeadDrafter":
-        """With the target's projection gathered for the head's tokens, if the head has none."""
+        """With the target's projection of the tokens to draft, for a head that has none."""
         config = self.model.config
         if config.head != "target" or config.draft_tokens is None or self.borrowed is not None:
             return self
         return replace(self, borrowed=lender.projection(config.draft_tokens))
 
-    def scorer(self, decoder: Decoder) -> Scorer | None:
+    def scorer(self, target: Decoder) -> Scorer | None:
         """The target's projection of the head's tokens; None for a head that has its own."""
         if self.model.config.head != "target":
             return None
         if self.borrowed is not None:
             return self.borrowed.merge()
-        return decoder.scorer(self.model.merge().draft_token_ids)
+        return target.scorer(self.model.merge().draft_token_ids)
 
-    def init(self, hidden: Float[Array, "B Z"]) -> Float[Array, "B context"]:
-        return self._own_context(hidden)
+    def empty(self, target: Decoder, rows: int) -> Float[Array, "B context"]:
+        return jnp.zeros((rows, self.model.config.context_size), target.dtype)
 
-    def observe(
-        self, drafter_state: Float[Array, "B context"], verified: Verified, trace: StepTrace
-    ) -> Float[Array, "B context"]:
-        """The hidden state at the last accepted node, which chose the new root."""
-        newest = jnp.maximum(trace.gained - 1, 0)[:, None]
-        node = jnp.take_along_axis(trace.accepted.path, newest, axis=1)
-        context = jnp.take_along_axis(verified.hidden, node[..., None], axis=1)[:, 0]
-        return jnp.where(trace.gained[:, None] > 0, self._own_context(context), drafter_state)
-
-    def _own_context(self, hidden: Float[Array, "B Z"]) -> Float[Array, "B context"]:
-        size = self.model.config.context_size
-        if hidden.shape[-1] < size:
-            raise InputError(
-                f"The hidden states are {hidden.shape[-1]} wide and the drafter reads {size}; "
-                f"prefill with context_layers={self.context_layers}."
-            )
+    def read(
+        self, target: Decoder, own: Float[Array, "B context"], cache: KVCache, decided: Decided
+    ) -> tuple[Float[Array, "B context"], KVCache]:
+        """The hidden state at the last token, which chose the root."""
+        del target
+        newest = jnp.maximum(decided.count - 1, 0)[:, None, None]
+        hidden = jnp.take_along_axis(decided.hidden, newest, axis=1)[:, 0]
         # Another drafter's layers, which this one does not read, may come before.
-        return hidden[..., -size:]
+        context = hidden[:, -self.model.config.context_size :]
+        return jnp.where(decided.count[:, None] > 0, context, own), cache
 
 
 def check_pair(target: TargetConfig, drafter: HeadConfig, tree: TreeConfig) -> None:
     """Refuse a head of another target, and trees that it cannot draft or that reach too far."""
+    _check_target(target, drafter)
+    drafter.check_draft(tree)
+    check_reach(target, tree)
+
+
+def _check_target(target: TargetConfig, drafter: HeadConfig) -> None:
     for name in ("hidden_size", "vocab_size"):
         ours, theirs = getattr(drafter, name), getattr(target, name)
         if ours != theirs:
@@ -176,10 +162,3 @@ def check_pair(target: TargetConfig, drafter: HeadConfig, tree: TreeConfig) -> N
                 "trained for this target."
             )
     check_context_layers(target, drafter.context_layers, "The drafter's context_layers")
-    if tree.max_path > target.position_limit:
-        lookup = f" and lookup_tokens {tree.lookup_tokens}" if tree.lookup_tokens else ""
-        raise InputError(
-            f"TreeConfig.draft_rounds is {tree.draft_rounds}{lookup}, but the target has "
-            f"{target.position_limit} positions; draft fewer."
-        )
-    drafter.check_draft(tree)

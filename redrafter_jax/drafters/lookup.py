@@ -4,17 +4,19 @@ Prompt lookup decoding (https://github.com/apoorvumang/prompt-lookup-decoding): 
 code repeat themselves or their prompt, which a small head can hardly tell from a hidden state.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from redrafter_jax.config.limits import Count, check_fields
+from redrafter_jax.config import TreeConfig
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.tree import chain_tree
+from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Decoder
-from redrafter_jax.types import DecodeState, TokenTree
+from redrafter_jax.types import KVCache, TokenTree, View
 
 # Longer matches are sought first, up to so many tokens.
 LONGEST_MATCH = 4
@@ -23,31 +25,46 @@ LONGEST_MATCH = 4
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PromptLookup(Drafter):
-    """Draft the tokens that followed the last earlier occurrence of the text's suffix.
+    """Draft the tokens that followed the last earlier occurrence of the text's suffix: a chain.
 
-    Attributes:
-      tokens: C, tokens drafted in one step; a tree has C + 1 nodes.
+    Its trees have a beam width of 1, and as many tokens as draft rounds. `TreeConfig.lookup_tokens`
+    adds such a chain to the trees of other drafters.
     """
 
-    tokens: Count = field(default=8, metadata={"static": True})
-
-    def __post_init__(self) -> None:
-        check_fields(self)
+    @property
+    def name(self) -> str:
+        return "lookup"
 
     @property
-    def max_path(self) -> int:
-        return self.tokens + 1
+    def default_tree(self) -> TreeConfig:
+        return TreeConfig(beam_width=1, draft_rounds=8)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return ("lookup",)
+    def check_tree(self, tree: TreeConfig) -> None:
+        """Refuse what is no chain, and prompt lookup beside prompt lookup."""
+        chain = TreeConfig(beam_width=1, draft_rounds=tree.draft_rounds)
+        if tree != chain:
+            raise InputError(
+                f"tree is {tree}, but prompt lookup drafts a chain; give TreeConfig(beam_width=1, "
+                "draft_rounds=...) and nothing else."
+            )
 
     def propose(
-        self, decoder: Decoder, state: DecodeState, noise: Float[Array, "B P V"]
+        self,
+        target: Decoder,
+        own: Any,
+        cache: KVCache,
+        view: View,
+        noise: Float[Array, "B P V"],
+        tree: TreeConfig,
     ) -> TokenTree:
-        del decoder, noise
-        drafted, found = prompt_lookup(state.tokens, state.cache.lengths, self.tokens)
-        return chain_tree(state.root, drafted, found)
+        del target, own, cache, noise
+        return look_up(view, tree.draft_rounds)
+
+
+def look_up(view: View, count: int) -> TokenTree:
+    """The chain of C tokens that prompt lookup drafts below each row's root."""
+    drafted, found = prompt_lookup(view.tokens, view.lengths, count)
+    return chain_tree(view.root, drafted, found)
 
 
 def prompt_lookup(

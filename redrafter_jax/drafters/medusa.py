@@ -26,7 +26,7 @@ from redrafter_jax.drafters.ranking import rank_tokens
 from redrafter_jax.drafters.tree import rank_tree
 from redrafter_jax.models.linear import linear
 from redrafter_jax.models.target import Decoder
-from redrafter_jax.types import DecodeState, Scorer, TokenTree
+from redrafter_jax.types import KVCache, Scorer, TokenTree, View
 
 Path = tuple[int, ...]
 
@@ -89,61 +89,68 @@ class MedusaHeads(HeadWeights):
 class MedusaDrafter(HeadDrafter):
     """Medusa heads, and the paths that they draft.
 
-    Those of a step are the most probable ones under its node budget, or with `draft.static_tree`
+    Those of a step are the most probable ones under its node budget, or with `tree.static_tree`
     the same in every step.
     """
 
     module = MedusaHeads
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return ("medusa",)
+    def name(self) -> str:
+        return "medusa"
 
     def propose(
-        self, decoder: Decoder, state: DecodeState, noise: Float[Array, "B P V"]
+        self,
+        target: Decoder,
+        own: Float[Array, "B D"],
+        cache: KVCache,
+        view: View,
+        noise: Float[Array, "B P V"],
+        tree: TreeConfig,
     ) -> TokenTree:
-        heads, draft = self.model.merge(), self.tree
-        rounds, drafted = draft.draft_rounds, heads.draft_token_ids
-        logits = heads.logits(state.drafter, rounds, self.scorer(decoder))
+        del cache
+        heads = self.model.merge()
+        rounds, drafted = tree.draft_rounds, heads.draft_token_ids
+        logits = heads.logits(own, rounds, self.scorer(target))
         noise = noise[:, :rounds]
         noise = noise if drafted is None else noise[..., drafted]
         size = heads.config.draft_vocab_size
-        log_probs, tokens = rank_tokens(logits, noise, state.sampling, draft, size)
+        log_probs, tokens = rank_tokens(logits, noise, view.sampling, tree, size)
         tokens = tokens if drafted is None else drafted[tokens]
-        return rank_tree(state.root, tokens, log_probs, paths_of(draft), draft.beam_nodes)
+        return rank_tree(view.root, tokens, log_probs, paths_of(tree), tree.budget)
 
 
-def paths_of(draft: TreeConfig) -> list[Path]:
+def paths_of(tree: TreeConfig) -> list[Path]:
     """The paths among which a step chooses its N - 1 nodes, each after those it extends."""
-    if isinstance(draft.static_tree, tuple):
-        return sorted(draft.static_tree, key=_order)
-    paths = sorted(_possible_paths(draft), key=_order)
-    if draft.static_tree:
+    if isinstance(tree.static_tree, tuple):
+        return sorted(tree.static_tree, key=_order)
+    paths = sorted(_possible_paths(tree), key=_order)
+    if tree.static_tree:
         paths.sort(key=_assumed_acceptance, reverse=True)
-        paths = sorted(paths[: draft.beam_nodes - 1], key=_order)
+        paths = sorted(paths[: tree.beam_nodes - 1], key=_order)
     return paths
 
 
-def _possible_paths(draft: TreeConfig, above: Path = (), better: int = 0) -> Iterator[Path]:
+def _possible_paths(tree: TreeConfig, above: Path = (), better: int = 0) -> Iterator[Path]:
     """Every path that can be among the N - 1 most probable, whatever the heads say.
 
     A path whose ranks are nowhere higher, and which is no longer, is never less probable. A path
     with N - 1 such paths beside it is out: for (0, 2) they are (0,), (0, 0) and (0, 1).
 
     Args:
-      draft: W, R and N.
+      tree: W, R and N.
       above: where the paths begin.
       better: how many paths are never less probable than this beginning, itself included.
     """
-    if len(above) == draft.draft_rounds:
+    if len(above) == tree.draft_rounds:
         return
-    for rank in range(draft.beam_width):
+    for rank in range(tree.beam_width):
         path = (*above, rank)
         count = better + prod(each + 1 for each in path)
-        if count >= draft.beam_nodes:
+        if count >= tree.beam_nodes:
             return
         yield path
-        yield from _possible_paths(draft, path, count)
+        yield from _possible_paths(tree, path, count)
 
 
 def _order(path: Path) -> tuple[int, Path]:

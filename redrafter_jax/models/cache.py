@@ -9,22 +9,48 @@ from jaxtyping import Array, Float, Int
 
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.parallel.collectives import shard_size
-from redrafter_jax.types import KVCache
+from redrafter_jax.types import CacheShape, KVCache
 
 
-def init_cache(config: TargetConfig, batch: int, slots: int, dtype: DTypeLike) -> KVCache:
+def init_cache(
+    config: TargetConfig, batch: int, slots: int, dtype: DTypeLike, own: CacheShape | None = None
+) -> KVCache:
     """An empty cache of S slots per row; on a mesh, this device's part of it.
 
     A decode step writes P slots from `lengths` on, finished rows included, and the token buffer
     of the same S one further, so a row that may decide n tokens needs `n + P` slots.
+
+    Args:
+      config: of the target.
+      batch: B.
+      slots: S.
+      dtype: of the keys and values.
+      own: the drafter's own layers, which come after the target's.
     """
-    shape = (batch, shard_size(config.num_key_value_heads), slots, config.head_dim)
-    layers = range(config.num_hidden_layers)
-    return KVCache(
-        keys=tuple(jnp.zeros(shape, dtype) for _ in layers),
-        values=tuple(jnp.zeros(shape, dtype) for _ in layers),
-        lengths=jnp.zeros(batch, jnp.int32),
+    target = CacheShape(config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
+
+    def zeros() -> tuple[Float[Array, "B K S H"], ...]:
+        return tuple(
+            jnp.zeros((batch, shard_size(shape.heads), slots, shape.head_dim), dtype)
+            for shape in (target, own or CacheShape(0, 0, 0))
+            for _ in range(shape.layers)
+        )
+
+    return KVCache(zeros(), zeros(), jnp.zeros(batch, jnp.int32))
+
+
+def split_layers(cache: KVCache, config: TargetConfig) -> tuple[KVCache, KVCache]:
+    """The target's layers, and the drafter's own."""
+    L = config.num_hidden_layers
+    return (
+        cache._replace(keys=cache.keys[:L], values=cache.values[:L]),
+        cache._replace(keys=cache.keys[L:], values=cache.values[L:]),
     )
+
+
+def join_layers(target: KVCache, own: KVCache) -> KVCache:
+    """The cache of the target's layers and the drafter's own, with the target's lengths."""
+    return target._replace(keys=target.keys + own.keys, values=target.values + own.values)
 
 
 def append(
@@ -38,16 +64,41 @@ def append(
     All T slots are written, `lengths` grows by `count`: what lies past it is garbage, as it was
     before. `lengths + T` may not exceed S, or the write would slide down onto decided tokens.
     """
-
-    def write(slots: Float[Array, "B K S H"], fresh: Float[Array, "B T K H"]) -> Array:
-        write_row = partial(jax.lax.dynamic_update_slice_in_dim, axis=1)
-        return jax.vmap(write_row)(slots, fresh.transpose(0, 2, 1, 3), cache.lengths)
+    write = partial(_write, at=cache.lengths)
 
     return KVCache(
         keys=tuple(map(write, cache.keys, keys)),
         values=tuple(map(write, cache.values, values)),
         lengths=cache.lengths + count,
     )
+
+
+def extend(
+    cache: KVCache,
+    keys: tuple[Float[Array, "B T K H"], ...],
+    values: tuple[Float[Array, "B T K H"], ...],
+    count: Int[Array, " B"],
+) -> KVCache:
+    """`append` that writes nothing in rows of count 0, which need no room for it."""
+
+    def write(slots: Float[Array, "B K S H"], fresh: Float[Array, "B T K H"]) -> Array:
+        read_row = partial(jax.lax.dynamic_slice_in_dim, slice_size=fresh.shape[1], axis=1)
+        kept = jax.vmap(read_row)(slots, cache.lengths).transpose(0, 2, 1, 3)
+        written = jnp.where(count[:, None, None, None] > 0, fresh, kept)
+        return _write(slots, written, cache.lengths)
+
+    return KVCache(
+        keys=tuple(map(write, cache.keys, keys)),
+        values=tuple(map(write, cache.values, values)),
+        lengths=cache.lengths + count,
+    )
+
+
+def _write(
+    slots: Float[Array, "B K S H"], fresh: Float[Array, "B T K H"], at: Int[Array, " B"]
+) -> Float[Array, "B K S H"]:
+    write_row = partial(jax.lax.dynamic_update_slice_in_dim, axis=1)
+    return jax.vmap(write_row)(slots, fresh.transpose(0, 2, 1, 3), at)
 
 
 def commit(

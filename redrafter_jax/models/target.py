@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from redrafter_jax.config import LongRopeScaling, RopeScaling, TargetConfig, YarnScaling
 from redrafter_jax.models.attention import prefill_attention, tree_attention
-from redrafter_jax.models.cache import append
+from redrafter_jax.models.cache import extend
 from redrafter_jax.models.decoder_layer import (
     WEIGHT_INIT,
     Angles,
@@ -101,9 +101,19 @@ class Decoder(nnx.Module):
         return Verified(self.logits(hidden), hidden, keys, values)
 
     def extend(
-        self, tokens: Int[Array, "B C"], cache: KVCache, context_layers: tuple[int, ...] = ()
+        self,
+        tokens: Int[Array, "B C"],
+        cache: KVCache,
+        count: Int[Array, " B"],
+        context_layers: tuple[int, ...] = (),
     ) -> tuple[Float[Array, "B C Z"], KVCache]:
-        """One pass over C tokens that follow the cached ones, which must leave C slots.
+        """One pass over C tokens that follow the cached ones.
+
+        Args:
+          tokens: the tokens.
+          cache: of the target's layers alone; rows that read something must leave C slots.
+          count: how many of the tokens are read; a row that reads none keeps its slots.
+          context_layers: as in `forward`.
 
         Returns:
           Their hidden states, those of `forward`, and the cache with them in it.
@@ -112,7 +122,7 @@ class Decoder(nnx.Module):
         depth = jnp.broadcast_to(jnp.arange(C), (B, C))
         chain = jnp.broadcast_to(jnp.tri(C, dtype=bool), (B, C, C))
         hidden, keys, values = self._below(cache, tokens, depth, chain, context_layers)
-        return hidden, append(cache, keys, values, jnp.full(B, C))
+        return hidden, extend(cache, keys, values, count)
 
     def embed(self, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
         """Embeddings of the tokens, as they enter the first layer."""

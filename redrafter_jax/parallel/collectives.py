@@ -36,8 +36,9 @@ def own_shard(x: Shaped[Array, "... whole"], size: int) -> Shaped[Array, "... pa
 
 
 def shard_size(whole: int) -> int:
-    """Of an axis that the mesh divides, what this device holds of it."""
-    return whole // jax.sharding.get_abstract_mesh().shape[MODEL] if in_shard() else whole
+    """What this device holds of an axis: a part of it, or all where the mesh does not divide it."""
+    parts = jax.sharding.get_abstract_mesh().shape[MODEL] if in_shard() else 1
+    return whole if whole % parts else whole // parts
 
 
 def shard_start(size: int, whole: int) -> Int[Array, ""] | int:

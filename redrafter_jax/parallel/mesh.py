@@ -161,9 +161,8 @@ def specs(tree: Any, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Any:
         if isinstance(value, nnx.State):
             return _by_name(value, mesh, rules)
         if isinstance(value, KVCache):
-            layer = partition(value.keys[0].shape, _CACHE, mesh, rules)
             rows: Any = partition(value.lengths.shape, ("rows",), mesh, rules)
-            layers: Any = (layer,) * len(value.keys)
+            layers: Any = tuple(partition(one.shape, _CACHE, mesh, rules) for one in value.keys)
             return KVCache(layers, layers, rows)
         return partition(np.shape(value), ("rows",), mesh, rules)
 

@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple
 
 from tokenizers import Tokenizer
 
+from redrafter_jax.engine.messages import Event, Token
 from redrafter_jax.errors import InputError
-from redrafter_jax.serving.messages import Event, Token
 from redrafter_jax.text.text_stream import UNDECODABLE, TextStream
 from redrafter_jax.text.tokenizer import special_tokens
 

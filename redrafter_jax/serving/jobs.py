@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.config.limits import FieldError
+from redrafter_jax.engine.messages import QueueFull, Request
 from redrafter_jax.errors import InputError
 from redrafter_jax.serving.choices import Choice, Piece
-from redrafter_jax.serving.messages import QueueFull, Request
 from redrafter_jax.serving.metrics import Metrics, Outcome
 from redrafter_jax.serving.openai_errors import ApiError, server_ends
 from redrafter_jax.serving.openai_schema import BaseRequest, CompletionRequest

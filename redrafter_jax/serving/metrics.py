@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from redrafter_jax.serving.engine import Engine
+from redrafter_jax.engine.engine import Engine
 from redrafter_jax.serving.openai_errors import ApiError
 
 _NAME = "redrafter"

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+from redrafter_jax.engine.messages import Token
 from redrafter_jax.serving.choices import Piece
-from redrafter_jax.serving.messages import Token
 from redrafter_jax.serving.openai_schema import BaseRequest
 from redrafter_jax.serving.reasoning import ReasoningSplit, opens_reasoning
 from redrafter_jax.serving.service import Service

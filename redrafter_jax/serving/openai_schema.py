@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from redrafter_jax.serving.messages import OWN_STOPS
+from redrafter_jax.engine.messages import OWN_STOPS
 from redrafter_jax.text.tokenizer import require_text
 
 Values = Mapping[str, tuple[Any, ...]]

@@ -7,9 +7,9 @@ import socket
 import uvicorn
 
 from redrafter_jax.config import ServeConfig
+from redrafter_jax.engine.engine import Engine
 from redrafter_jax.errors import InputError
 from redrafter_jax.serving.choices import token_spellings
-from redrafter_jax.serving.engine import Engine
 from redrafter_jax.serving.guard import Guard
 from redrafter_jax.serving.metrics import Metrics
 from redrafter_jax.serving.openai_api import make_app

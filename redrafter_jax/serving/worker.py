@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Literal
 
+from redrafter_jax.engine.engine import Engine
+from redrafter_jax.engine.messages import Event, Request
 from redrafter_jax.generation import not_numbers
-from redrafter_jax.serving.engine import Engine
-from redrafter_jax.serving.messages import Event, Request
 
 Status = Literal["warming up", "ready", "failed", "closed"]
 

@@ -31,7 +31,7 @@ from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model
-from redrafter_jax.requests import Batch, pad_requests
+from redrafter_jax.engine.requests import Batch, pad_requests
 from redrafter_jax.sampling import draw_noise
 from redrafter_jax.types import DecodeState, Requests, Verified
 

@@ -1,111 +1,174 @@
-"""Drafters against the contract: whatever they propose, no text changes."""
+"""Every drafter against the contract: whatever it proposes, no text changes."""
 
-from dataclasses import dataclass, field
-from functools import partial
+import random
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 import pytest
-from jaxtyping import Array, Float
-from small_batch import MIXED, PROMPTS
+from engine_runs import ROWS, STOPS, gather, generated, make_requests
+from small_batch import DRAFT, MIXED, PROMPTS
+from tiny_models import PARITY_CONFIG, imitating_medusa
+from toy_drafters import CHAIN, BigramAttention, RepeatLast, Undecorated
 
 from redrafter_jax import (
     InputError,
+    KeptCache,
     PromptLookup,
     TreeConfig,
     generate,
     generate_autoregressive,
+    make_mesh,
+    stream,
 )
-from redrafter_jax.decoding.step import decode
-from redrafter_jax.drafters.base import Drafter
-from redrafter_jax.drafters.combined import Combined
 from redrafter_jax.drafters.head_drafter import LoadedHead
-from redrafter_jax.drafters.recurrent import RecurrentDrafter
-from redrafter_jax.drafters.tree import chain_tree
-from redrafter_jax.generation import start
-from redrafter_jax.models.target import Decoder, Target
-from redrafter_jax.requests import Batch
-from redrafter_jax.types import DecodeState, StepTrace, TokenTree, Verified
+from redrafter_jax.engine.engine import Engine
+from redrafter_jax.engine.messages import Event
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.mesh import place
+from redrafter_jax.parallel.model import Model
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class RepeatLast(Drafter):
-    """Drafts the last token over and over; its own state counts the target calls of each row."""
-
-    tokens: int = field(metadata={"static": True})
-
-    @property
-    def max_path(self) -> int:
-        return self.tokens + 1
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return ("repeat",)
-
-    def init(self, hidden: Float[Array, "B Z"]) -> Array:
-        return jnp.zeros(len(hidden), jnp.int32)
-
-    def propose(self, decoder: Decoder, state: DecodeState, noise: Array) -> TokenTree:
-        del decoder, noise
-        drafted = jnp.repeat(state.root[:, None], self.tokens, axis=1)
-        return chain_tree(state.root, drafted, jnp.ones(len(state.root), bool))
-
-    def observe(self, drafter_state: Array, verified: Verified, trace: StepTrace) -> Array:
-        return drafter_state + (trace.gained > 0)
+V = PARITY_CONFIG.vocab_size
+WITH_LOOKUP = TreeConfig(beam_width=1, draft_rounds=2, lookup_tokens=3)
+# A drafter, the tree that it drafts, and what it drafts at least of ten tokens.
+KINDS = {
+    "recurrent": DRAFT,
+    "medusa": DRAFT,
+    "lookup": CHAIN,
+    "repeat": CHAIN,
+    "bigram": CHAIN,
+    "bigram and lookup": WITH_LOOKUP,
+}
+LONG = [(7 * token) % V for token in range(70)]
 
 
-class Undecorated(RepeatLast):
-    """Lacks `register_dataclass`."""
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def expected(habitual_target: Target) -> list[list[int]]:
-    return generate_autoregressive(
-        habitual_target, PROMPTS, max_new_tokens=20, sampling=MIXED
-    ).tokens
+def drafter(kind: str, habitual_target: Target, good_drafter: LoadedHead) -> Any:
+    return {
+        "recurrent": lambda: good_drafter,
+        "medusa": lambda: imitating_medusa(habitual_target),
+        "lookup": PromptLookup,
+        "repeat": RepeatLast,
+    }.get(kind, lambda: BigramAttention(V))()
 
 
-@pytest.mark.parametrize(
-    ("drafter", "names"),
-    [
-        (RepeatLast(3), ["repeat"]),
-        (PromptLookup(tokens=3), ["lookup"]),
-        pytest.param(
-            Combined(RepeatLast(2), PromptLookup(4), nodes=3),
-            ["repeat", "lookup"],
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            Combined(PromptLookup(4), RepeatLast(2), nodes=2),
-            ["lookup", "repeat"],
-            marks=pytest.mark.long,
-        ),
-    ],
-    ids=["toy", "lookup", "toy and lookup", "lookup and toy"],
-)
+@pytest.fixture(scope="module")
+def tree(kind: str) -> TreeConfig:
+    return KINDS[kind]
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    return [*PROMPTS[:3], LONG]
+
+
 def test_texts_are_the_targets_own(
-    habitual_target: Target, expected: list[list[int]], drafter: Drafter, names: list[str]
+    habitual_target: Target, kind: str, drafter: Any, tree: TreeConfig, prompts: list[list[int]]
 ) -> None:
-    run = partial(generate, habitual_target, drafter, PROMPTS, sampling=MIXED)
-    result = run(max_new_tokens=20)
+    options: dict[str, Any] = {"max_new_tokens": 30, "sampling": MIXED}
+    expected = generate_autoregressive(habitual_target, prompts, **options).tokens
+    result = generate(habitual_target, drafter, prompts, tree=tree, **options)
     assert result.tokens == expected
-    assert list(result.accepted_by) == names
+    assert list(result.accepted_by) == kind.split(" and ")
     accepted = [sum(by_row) for by_row in zip(*result.accepted_by.values(), strict=True)]
     # A call gains what it accepts and the bonus, unless the row ends before the bonus.
     for row, steps in enumerate(result.steps):
         assert 0 <= len(expected[row]) - 1 - steps - accepted[row] + 1 <= 1
-    assert "lookup" not in names or sum(accepted) > 0, "some drafts came true"
+    assert sum(accepted) > 0, "some drafts came true"
 
 
-def test_a_call_gains_what_the_toy_guesses(
-    habitual_target: Target, expected: list[list[int]]
+def test_a_beginning_that_is_kept_serves_the_drafter_too(
+    habitual_target: Target, drafter: Any, tree: TreeConfig
 ) -> None:
-    result = generate(habitual_target, RepeatLast(3), PROMPTS, max_new_tokens=20, sampling=MIXED)
-    for row, text in enumerate(expected):
+    prompt, cache = LONG[:20], KeptCache(200)
+    for more in ([], [5, 6], [1], LONG[:30]):
+        prompt = [*prompt, *more]
+        alone = generate(habitual_target, drafter, [prompt], max_new_tokens=12, tree=tree)
+        *_, last = stream(
+            habitual_target, drafter, [prompt], max_new_tokens=12, tree=tree, kept_cache=cache
+        )
+        assert last.generation.tokens == alone.tokens
+        # It drafts as if it had read the whole text itself.
+        assert last.generation.steps == alone.steps
+        prompt = [*prompt, *alone.tokens[0][:7]]
+
+
+def test_requests_come_go_and_are_cancelled(
+    habitual_target: Target, drafter: Any, tree: TreeConfig
+) -> None:
+    chance, requests = random.Random(0), make_requests(0, ROWS)
+    engine = Engine(
+        habitual_target,
+        drafter,
+        tree=tree,
+        slots=3,
+        context_length=64,
+        stop_tokens=STOPS,
+        steps_per_call=2,
+        prefill_chunk=8,
+    )
+    told: dict[int, Event] = {}
+    cancelled = set()
+    for request in requests:
+        number = engine.submit(request)
+        for _ in range(chance.choice([0, 1, 3])):
+            gather(told, engine.advance())
+        if chance.random() < 0.2:
+            cancelled.add(number)
+            engine.cancel(number)
+    while engine.busy:
+        gather(told, engine.advance())
+    assert engine.counters.reused_tokens > 0
+    for number, text in enumerate(generated(habitual_target, requests).tokens):
+        own = told[number].tokens
+        assert own == (text[: len(own)] if number in cancelled else text)
+
+
+@pytest.mark.parametrize(
+    ("data", "model"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.long)]
+)
+def test_on_a_mesh_it_drafts_the_same(
+    habitual_target: Target, drafter: Any, tree: TreeConfig, data: int, model: int
+) -> None:
+    mesh, options = make_mesh(data, model), {"max_new_tokens": 12, "sampling": MIXED, "tree": tree}
+    placed: Any = place(drafter, mesh) if isinstance(drafter, Model) else drafter
+    ours = generate(place(habitual_target, mesh), placed, PROMPTS, **options)
+    alone = generate(habitual_target, drafter, PROMPTS, **options)
+    assert ours.tokens == alone.tokens
+    assert ours.steps == alone.steps
+
+
+def test_the_cache_holds_what_the_drafter_read(habitual_target: Target) -> None:
+    """Entry i is the bigram of tokens i and i + 1, also where a beginning was another text's."""
+    engine = Engine(
+        habitual_target, BigramAttention(V), slots=1, context_length=120, prefill_chunk=8
+    )
+    text: list[int] = []
+    for prompt in (LONG[:20], [*LONG[:13], 4, 4], [*LONG[:13], 4, 5, 6]):
+        engine.submit(make_requests(0, 1)[0]._replace(prompt=prompt, max_new_tokens=9))
+        text = list(prompt)
+        while engine.busy:
+            text += [token for event in engine.advance() for token in event.tokens]
+        keys, values = (
+            np.asarray(layers[-1][0, 0, : len(text) - 1])
+            for layers in (engine._state.cache.keys, engine._state.cache.values)
+        )
+        assert keys.argmax(axis=1).tolist() == text[:-1]
+        assert values.argmax(axis=1).tolist() == text[1:]
+    assert engine.counters.reused_tokens == 12 + 13
+
+
+def test_a_call_gains_what_the_toy_guesses(habitual_target: Target) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 20, "sampling": MIXED}
+    result = generate(habitual_target, RepeatLast(), PROMPTS, tree=CHAIN, **options)
+    for row, text in enumerate(result.tokens):
         steps, decided = 0, 1
         while decided < len(text):
             right = 0
@@ -117,41 +180,23 @@ def test_a_call_gains_what_the_toy_guesses(
 
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize(
-    ("drafter", "draft", "sentence"),
+    ("drafter", "tree", "words"),
     [
-        (PromptLookup(), TreeConfig(), r"^draft is .*PromptLookup\(tokens=8\) takes none; leave"),
-        (PromptLookup(512), None, r"trees are 512 tokens deep, but the target has 512 positions"),
-        (
-            Combined(RepeatLast(2), PromptLookup(2), 0),
-            None,
-            r"^Combined\.nodes is 0; it must be greater than 0\.$",
-        ),
-        ("lookup", None, r"^drafter is 'lookup'; give what load_drafter returns, a Drafter"),
-        (Undecorated(2), None, r"^Undecorated is not a pytree; decorate the class with"),
+        (PromptLookup(), TreeConfig(), ["prompt lookup drafts a chain", "beam_width=1"]),
+        (PromptLookup(), TreeConfig(1, 512), ["draft_rounds is 512", "512 positions"]),
+        (None, TreeConfig(), ["there is no drafter", "leave tree out"]),
+        (RepeatLast(), 8, ["tree is 8", "give a TreeConfig"]),
+        ("lookup", None, ["drafter is 'lookup'", "what load_drafter returns"]),
+        (Undecorated(), None, ["Undecorated is not a pytree", "register_dataclass"]),
     ],
 )
 def test_what_does_not_fit_is_refused(
-    habitual_target: Target, drafter: Any, draft: TreeConfig | None, sentence: str
+    habitual_target: Target, drafter: Any, tree: Any, words: list[str]
 ) -> None:
-    with pytest.raises(InputError, match=sentence):
-        generate(habitual_target, drafter, PROMPTS, max_new_tokens=2, tree=draft)
+    with pytest.raises(InputError) as refused:
+        generate(habitual_target, drafter, PROMPTS, max_new_tokens=2, tree=tree)
+    assert all(word in str(refused.value) for word in words), refused.value
 
 
-@pytest.mark.usefixtures("unchecked_shapes")
-def test_a_head_that_is_not_bound_is_refused(target: Target, drafter: LoadedHead) -> None:
-    head: Any = drafter
-    for unbound, sentence in (
-        (Combined(head, PromptLookup(2), 2), r" is not a Drafter; pass a loaded head"),
-        (
-            RecurrentDrafter(head, TreeConfig(2, 2, lookup_tokens=3)),
-            r"^TreeConfig\.lookup_tokens is 3, but .* bind_drafter",
-        ),
-    ):
-        with pytest.raises(InputError, match=sentence):
-            generate(target, unbound, PROMPTS, max_new_tokens=2)
-
-
-def test_a_state_of_another_drafter_is_refused(habitual_target: Target) -> None:
-    state, _ = start(habitual_target, PromptLookup(3), Batch(PROMPTS, 20, eos_token_ids=()))
-    with pytest.raises(InputError, match=r"for paths of 4 nodes, but the drafter's have 6; start"):
-        decode(habitual_target, PromptLookup(5), state, 1)
+def test_a_drafter_is_a_pytree_without_state() -> None:
+    assert jax.tree.leaves(BigramAttention(V)) == []

@@ -16,7 +16,7 @@ from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import make_mesh, place
-from redrafter_jax.requests import Batch, pad_requests
+from redrafter_jax.engine.requests import Batch, pad_requests
 from redrafter_jax.sampling import filter_logits
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -34,8 +34,8 @@ from redrafter_jax.decoding.step import decode_step
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.models.target import Target
-from redrafter_jax.requests import Batch, pad_requests
-from redrafter_jax.serving.messages import Counters
+from redrafter_jax.engine.requests import Batch, pad_requests
+from redrafter_jax.engine.messages import Counters
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

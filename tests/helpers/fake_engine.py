@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 
 from redrafter_jax.errors import InputError
-from redrafter_jax.serving.engine import Engine
-from redrafter_jax.serving.messages import Counters, Event, QueueFull, Request, Token
+from redrafter_jax.engine.engine import Engine
+from redrafter_jax.engine.messages import Counters, Event, QueueFull, Request, Token
 
 
 class FakeEngine(Engine):

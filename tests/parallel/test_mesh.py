@@ -41,7 +41,7 @@ from redrafter_jax.generation import start
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.parallel.mesh import partition, place
-from redrafter_jax.requests import Batch
+from redrafter_jax.engine.requests import Batch
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -18,7 +18,7 @@ from chat_folders import (
 from tiny_folders import byte_tokenizer
 
 from redrafter_jax.errors import InputError
-from redrafter_jax.requests import token_lists
+from redrafter_jax.engine.requests import token_lists
 from redrafter_jax.text.chat_formats import FORMATS
 from redrafter_jax.text.chat_template import (
     NO_TEMPLATE,

@@ -14,7 +14,7 @@ from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.recurrent import RecurrentDrafter
 from redrafter_jax.generation import collect, start
 from redrafter_jax.models.target import Target
-from redrafter_jax.requests import Batch
+from redrafter_jax.engine.requests import Batch
 from redrafter_jax.types import DecodeState, TokenTree
 
 # What Apple's `warp_logits` keeps of a beam's scores.

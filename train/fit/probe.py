@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from redrafter_jax.models.target import Target
-from redrafter_jax.serving.messages import Request
+from redrafter_jax.engine.messages import Request
 
 from ..config import TrainSettings
 from ..data.types import Windows

@@ -30,8 +30,8 @@ from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_rows
 from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.progress import progress
-from redrafter_jax.serving.engine import Engine
-from redrafter_jax.serving.messages import Request
+from redrafter_jax.engine.engine import Engine
+from redrafter_jax.engine.messages import Request
 from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.text.chat_template import NoTemplateError, end_tokens
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from redrafter_jax.serving.engine import Engine
-from redrafter_jax.serving.messages import Event, Request, Token
+from redrafter_jax.engine.engine import Engine
+from redrafter_jax.engine.messages import Event, Request, Token
 from train.regenerate.session import Session, run_sessions
 
 

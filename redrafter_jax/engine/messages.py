@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from redrafter_jax.config import SamplingConfig
-from redrafter_jax.serving.slots import Gains
+from redrafter_jax.engine.device import Gains
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 # Stop tokens, or strings, that a request may have beside the engine's.
@@ -45,37 +45,44 @@ class Token(NamedTuple):
     """A decided token.
 
     Attributes:
-      id: of the vocabulary.
-      log_prob: under the target at temperature 1 without filters.
+      id: number in the vocabulary.
+      call: number of the target call that decided it, counted from 0, which read the prompt.
+      origin: what proposed it; None for the target's own.
+      log_prob: log-probability under the target at temperature 1 without filters; NaN where the
+        engine was not asked for it.
       top: the most likely tokens there and their log-probabilities, best first, as many as the
         engine was asked for.
-      call: the target call that decided it, counted from 0, which read the prompt.
-      origin: the drafter that proposed it; None for the target's own.
       text: that it released, once it is decoded: the texts of all tokens are the answer's.
       raw: its own bytes in the answer, which may be parts of a character: those of all tokens are
         the answer's, up to a stop string.
     """
 
     id: int
-    log_prob: float
-    top: list[tuple[int, float]]
     call: int
     origin: str | None
+    log_prob: float = math.nan
+    top: Sequence[tuple[int, float]] = ()
     text: str = ""
     raw: bytes = b""
 
 
-def new_tokens(gains: Gains, at: int, names: tuple[str, ...], first: int) -> list[Token]:
-    """What one place of a batch gained from call `first` on; `names` are the drafters'."""
+def new_tokens(gains: Gains, at: int, sources: Sequence[str], first: int) -> list[Token]:
+    """What one place of a batch gained from call `first` on; `sources` are named as `SOURCES`."""
     kept = np.arange(gains.tokens.shape[2]) < np.asarray(gains.counts[at])[:, None]
     # A row that is done stays so: the calls that gain nothing come last.
     calls = (first + np.nonzero(kept)[0]).tolist()
-    origins = [names[by] if by >= 0 else None for by in gains.origins[at][kept].tolist()]
-    leaves = gains.tokens, gains.log_probs, gains.top_tokens, gains.top_log_probs
-    columns = [leaf[at][kept].tolist() for leaf in leaves]
+    origins: list[str | None] = [
+        sources[by] if by >= 0 else None for by in gains.origins[at][kept].tolist()
+    ]
+    tokens = gains.tokens[at][kept].tolist()
+    if gains.scores is None:
+        return list(map(Token, tokens, calls, origins))
+    chosen, top_tokens, top = (leaf[at][kept].tolist() for leaf in gains.scores)
     return [
-        Token(id, log_prob, list(zip(top, scores, strict=True)), call, origin)
-        for id, log_prob, top, scores, call, origin in zip(*columns, calls, origins, strict=True)
+        Token(id, call, origin, log_prob, list(zip(tops, scores, strict=True)))
+        for id, call, origin, log_prob, tops, scores in zip(
+            tokens, calls, origins, chosen, top_tokens, top, strict=True
+        )
     ]
 
 

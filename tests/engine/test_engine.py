@@ -16,7 +16,7 @@ from redrafter_jax import TreeConfig
 from redrafter_jax.checkpoints.tree_table import TreeTable, TunedTree
 from redrafter_jax.models.target import Target
 from redrafter_jax.serving import engine as engine_module
-from redrafter_jax.serving.engine import Engine, Event, QueueFull, Request
+from redrafter_jax.engine.engine import Engine, Event, QueueFull, Request
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

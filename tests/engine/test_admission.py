@@ -3,7 +3,7 @@
 from collections import deque
 
 from redrafter_jax.models.target import Target
-from redrafter_jax.serving.admission import (
+from redrafter_jax.engine.admission import (
     Row,
     Slot,
     admit,
@@ -12,7 +12,7 @@ from redrafter_jax.serving.admission import (
     next_chunk,
     take_slot,
 )
-from redrafter_jax.serving.messages import Request
+from redrafter_jax.engine.messages import Request
 
 ONE_PART = [range(3)]
 

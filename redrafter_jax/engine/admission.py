@@ -9,11 +9,10 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
-from redrafter_jax.errors import InputError
+from redrafter_jax.engine.device import Chunk
+from redrafter_jax.engine.messages import OWN_STOPS, Request, Token
+from redrafter_jax.engine.requests import Batch, check_batch, row_arrays
 from redrafter_jax.models.target import Target
-from redrafter_jax.requests import Batch, pad_requests
-from redrafter_jax.serving.messages import OWN_STOPS, Request, Token
-from redrafter_jax.serving.slots import PrefillChunk
 from redrafter_jax.text.text_stream import shared_length
 from redrafter_jax.types import Requests
 
@@ -47,18 +46,9 @@ def make_row(
       InputError: something in it does not fit the target, or it has too many stop tokens.
     """
     stops = stop_tokens if request.stop_tokens is None else request.stop_tokens
-    batch = Batch(
-        [list(request.prompt)], request.max_new_tokens, request.sampling, [request.seed], [stops]
-    )
-    arrays, _ = pad_requests(target.config, batch, max_path=1)
-    missing = (stop_width or 0) - arrays.stop_tokens.shape[1]
-    if stop_width and missing < 0:
-        raise InputError(
-            f"The request has {len(stops)} stop tokens; {stop_width} at most may end it."
-        )
-    padded: Any = np.pad(arrays.stop_tokens, ((0, 0), (0, max(missing, 0))), constant_values=-1)
-    arrays = arrays._replace(tokens=arrays.tokens[:, :0], stop_tokens=padded)
-    return Row(number, request, arrays)
+    prompt, limit, seed, sampling, *_ = request
+    (checked,) = check_batch(target.config, Batch([list(prompt)], limit, sampling, [seed], [stops]))
+    return Row(number, request, row_arrays(target.config, checked, stop_width))
 
 
 def idle_row(target: Target, stop_tokens: Sequence[int]) -> Row:
@@ -116,13 +106,13 @@ class Slot:
         return 0 if self.source is not None else shared_length(self.text[: self.cached], prompt)
 
 
-def take_slot(slots: Sequence[Slot], parts: Sequence[range], row: Row) -> int | None:
+def take_slot(slots: Sequence[Slot], parts: Sequence[range], row: Row, lost: int = 0) -> int | None:
     """Give a row the slot that it runs in, with the longest beginning of its prompt that is cached.
 
     Caches are copied within a part of the mesh; `parts` are the slots of those that have room. A
     slot that holds the beginning is taken over if it is free and at least half of what it keeps is
     of use; otherwise the one that has been free for longest is taken, so that the other text is
-    kept as well.
+    kept as well. The last `lost` tokens of a shared beginning are read anew.
 
     Returns:
       The slot, None where none is free.
@@ -132,7 +122,11 @@ def take_slot(slots: Sequence[Slot], parts: Sequence[range], row: Row) -> int | 
     if not parts:
         return None
     # The last token is read anew: its hidden state chooses the first token.
-    shared = {index: slots[index].shared_with(prompt[:-1]) for part in parts for index in part}
+    shared = {
+        index: max(slots[index].shared_with(prompt[:-1]) - lost, 0)
+        for part in parts
+        for index in part
+    }
     source = max(shared, key=lambda index: (shared[index], slots[index].row is None))
     own, known = slots[source], shared[source]
     if own.row is None and 0 < own.cached <= 2 * known:
@@ -153,7 +147,7 @@ def take_slot(slots: Sequence[Slot], parts: Sequence[range], row: Row) -> int | 
 
 
 def admit(
-    slots: Sequence[Slot], queue: deque[Row], parts: Sequence[range], most: int
+    slots: Sequence[Slot], queue: deque[Row], parts: Sequence[range], most: int, lost: int = 0
 ) -> tuple[dict[int, int], list[Slot]]:
     """Take in from the queue what has room in the next prefill pass, first come, first served.
 
@@ -171,22 +165,45 @@ def admit(
     if free >= min(most, len(queue)) or not any(slot.decoding for slot in slots):
         while queue:
             room = [part for part, own in zip(parts, reading, strict=True) if len(own) < most]
-            index = take_slot(slots, room, queue[0])
+            index = take_slot(slots, room, queue[0], lost)
             if index is None:
                 break
             queue.popleft()
             admitted.append(slots[index])
             own = next(own for part, own in zip(parts, reading, strict=True) if index in part)
             own.append(index)
+    # Where a pass has room for all slots, each has its own place.
+    own_places = most * len(parts) == len(slots)
     places = {
-        part * most + at: index for part, own in enumerate(reading) for at, index in enumerate(own)
+        index if own_places else part * most + at: index
+        for part, own in enumerate(reading)
+        for at, index in enumerate(own)
     }
     return places, admitted
 
 
+def beginnings(
+    slots: Sequence[Slot], places: Mapping[int, int], part: int, count: int
+) -> tuple[Int[np.ndarray, " G"], Int[np.ndarray, " G"]]:
+    """The rows whose beginning is copied before the next pass, and from which rows.
+
+    Args:
+      slots: all of them.
+      places: by place in the pass, the slot that is read for.
+      part: slots of each part of the mesh.
+      count: G, places of the pass.
+    """
+    rows, sources = np.full(count, part, np.int32), np.zeros(count, np.int32)
+    for at, index in places.items():
+        slot = slots[index]
+        if slot.source is not None:
+            rows[at], sources[at], slot.source = index % part, slot.source % part, None
+    return rows, sources
+
+
 def next_chunk(
     slots: Sequence[Slot], places: Mapping[int, int], part: int, shape: tuple[int, int], idle: Row
-) -> PrefillChunk:
+) -> Chunk:
     """The next chunk of some prompts, which the slots count as cached from now on.
 
     Args:
@@ -198,23 +215,22 @@ def next_chunk(
     """
     G, C = shape
     # A row past the last one is none.
-    rows, sources = np.full(G, part, np.int32), np.zeros(G, np.int32)
-    begins, tokens = np.zeros(G, np.int32), np.zeros((G, C), np.int32)
+    rows, begins = np.full(G, part, np.int32), np.zeros(G, np.int32)
+    tokens = np.zeros((G, C + 1), np.int32)
     speculates, arrays = np.ones(G, bool), [idle.arrays] * G
     for at, index in places.items():
         slot = slots[index]
         assert slot.row is not None
-        source = index if slot.source is None else slot.source
         # The last chunk ends with the prompt, and may begin with tokens that are known.
         begin = min(slot.cached, max(slot.prompt_length - C, 0))
-        fresh = slot.text[begin : begin + C]
-        rows[at], sources[at], begins[at] = index % part, source % part, begin
+        fresh = slot.text[begin : begin + C + 1]
+        rows[at], begins[at] = index % part, begin
         tokens[at, : len(fresh)] = fresh
         speculates[at], arrays[at] = slot.row.request.speculate, slot.row.arrays
-        slot.cached, slot.source = begin + len(fresh), None
+        slot.cached = min(begin + C, slot.prompt_length)
     requests: Any = jax.tree.map(lambda *one: np.concatenate(one), *arrays)
-    requests = requests._replace(tokens=tokens)
-    return PrefillChunk._make([rows, sources, begins, speculates, requests])
+    requests = requests._replace(tokens=tokens[:, :C])
+    return Chunk._make([rows, begins, tokens[:, C], speculates, requests])
 
 
 def next_batch(

@@ -6,8 +6,8 @@ import pytest
 
 from redrafter_jax import InputError
 from redrafter_jax.models.target import Target
-from redrafter_jax.serving.engine import Engine
-from redrafter_jax.serving.messages import Request
+from redrafter_jax.engine.engine import Engine
+from redrafter_jax.engine.messages import Request
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import jax
 import numpy as np
-from jaxtyping import Int
 
 from redrafter_jax.config import DynamicScaling, SamplingConfig, TargetConfig
+from redrafter_jax.engine.messages import Request
 from redrafter_jax.errors import InputError
 from redrafter_jax.types import Requests, Sampling
 
@@ -149,22 +149,13 @@ def _short(value: Any) -> str:
     return " ".join(f"{value!r:.60}".split())
 
 
-def pad_requests(
-    config: TargetConfig, batch: Batch, max_path: int, cache_shape: tuple[int, ...] | None = None
-) -> tuple[Requests, int]:
-    """The batch as arrays of NumPy, and its cache slots per row.
-
-    Args:
-      config: the target's.
-      batch: lists and numbers.
-      max_path: P of the decode steps to come.
-      cache_shape: rows and slots of the cache that the batch continues in; None makes as many slots
-        as it needs.
+def check_batch(config: TargetConfig, batch: Batch) -> list[Request]:
+    """The rows of a batch as requests.
 
     Raises:
-      InputError: no or empty prompts, tokens outside the vocabulary, more tokens than the target
-        has positions for or the cache has slots for, or a per-row argument or a cache whose rows
-        are not the prompts'.
+      InputError: there are no prompts, one is empty or has tokens outside the vocabulary, a row
+        asks for more tokens than the target has positions for, or an argument per row has not one
+        entry for each prompt.
     """
     prompts, max_new_tokens, sampling, seeds, eos_token_ids = batch
     rows = len(prompts)
@@ -189,25 +180,60 @@ def pad_requests(
                 f"{asker} for {len(prompt)} prompt and {limit} new tokens, but the target has "
                 f"{config.position_limit} positions{why}; {fewer}shorten the prompt."
             )
-    # NumPy's arrays, which `Requests` does not speak of.
-    stop_tokens: Any = _stop_array(config, eos_token_ids, rows)
-    lengths: Any = np.asarray([len(prompt) for prompt in prompts], np.int32)
-    ends: Any = lengths + np.asarray(limits, np.int32)
-    slots = slots_for(int(ends.max()), max_path)
-    if cache_shape is not None:
-        _check_cache_shape(cache_shape, rows, int(ends.max()), max_path)
-        slots = cache_shape[1]
-    tokens: Any = np.zeros((rows, slots), np.int32)
-    for row, prompt in enumerate(prompts):
-        tokens[row, : len(prompt)] = prompt
-    requests = Requests(
-        tokens=tokens,
-        lengths=lengths,
-        limits=ends,
-        stop_tokens=stop_tokens,
-        sampling=_sampling_arrays(config, sampling, seeds, rows),
+    stops = stop_lists(config, eos_token_ids, rows)
+    for name, tokens in stops:
+        _check_tokens(tokens, name, config.vocab_size)
+    chosen = _per_row(SamplingConfig() if sampling is None else sampling, rows, "sampling")
+    for row, one in enumerate(chosen):
+        if not isinstance(one, SamplingConfig):
+            name = of_row("sampling", row, rows)
+            raise InputError(f"{name} is {one!r}; give a SamplingConfig.")
+    if isinstance(seeds, int | np.integer):
+        raise InputError(f"seeds is {seeds}; give a list with one whole number per prompt.")
+    given = list(range(rows)) if seeds is None else seeds
+    numbers: list[int] = _per_row(given, rows, "seeds", "one per prompt")
+    for row, seed in enumerate(numbers):
+        check_size(seed, of_row("The seed", row, rows), 0, 2**31 - 1)
+    columns = zip(prompts, limits, numbers, chosen, stops, strict=True)
+    return [
+        Request(list(prompt), limit, seed, one, tuple(tokens))
+        for prompt, limit, seed, one, (_, tokens) in columns
+    ]
+
+
+def row_arrays(config: TargetConfig, request: Request, stop_width: int | None = None) -> Requests:
+    """A checked request as NumPy's arrays of one row; its tokens are left out.
+
+    Args:
+      config: of the target.
+      request: the request, which states its stop tokens.
+      stop_width: E, the stop tokens that a row may have; None takes as many as these need.
+
+    Raises:
+      InputError: it has more stop tokens.
+    """
+    stops, one, V = request.stop_tokens or (), request.sampling, config.vocab_size
+    width = stop_width or -(-max(len(stops), 1) // _STOP_BLOCK) * _STOP_BLOCK
+    if len(stops) > width:
+        raise InputError(f"The request has {len(stops)} stop tokens; {width} at most may end it.")
+
+    def array(value: Any, dtype: Any = np.int32) -> Any:
+        return np.asarray([value], dtype)
+
+    length = len(request.prompt)
+    return Requests(
+        tokens=array([]),
+        lengths=array(length),
+        limits=array(length + request.max_new_tokens),
+        stop_tokens=array([*stops, *[-1] * (width - len(stops))]),
+        sampling=Sampling(
+            temperature=array(one.temperature, np.float32),
+            top_k=array(min(one.top_k or V, V)),
+            top_p=array(1.0 if one.top_p is None else one.top_p, np.float32),
+            min_p=array(0.0 if one.min_p is None else one.min_p, np.float32),
+            seeds=array(request.seed),
+        ),
     )
-    return requests, slots
 
 
 def slots_for(tokens: int, max_path: int) -> int:
@@ -216,20 +242,6 @@ def slots_for(tokens: int, max_path: int) -> int:
     needed = tokens + max_path
     block = max(_SLOT_BLOCK, 1 << max((needed - 1).bit_length() - 4, 0))
     return -(-needed // block) * block
-
-
-def _check_cache_shape(cache_shape: tuple[int, ...], rows: int, tokens: int, max_path: int) -> None:
-    if cache_shape[0] != rows:
-        raise InputError(
-            f"kept_cache has {cache_shape[0]} rows, but there are {rows} prompts; give one of as "
-            "many."
-        )
-    if tokens + max_path > cache_shape[1]:
-        raise InputError(
-            f"{tokens} tokens, prompt included, and {max_path} spare ones for decode steps do not "
-            f"fit the {cache_shape[1]} slots of kept_cache; ask for fewer, or give KeptCache "
-            "a longer context_length."
-        )
 
 
 def check_size(value: int, name: str, least: int = 1, most: int | None = None) -> None:
@@ -272,50 +284,6 @@ def stop_lists(
     """For every row what to call its stop tokens, and these; None takes the target's."""
     stops = config.eos_token_ids if eos_token_ids is None else eos_token_ids
     return lists_of_rows(stops, rows, "eos_token_ids", "token ids")
-
-
-def _stop_array(
-    config: TargetConfig, eos_token_ids: StopTokens | None, rows: int
-) -> Int[np.ndarray, "B E"]:
-    own = stop_lists(config, eos_token_ids, rows)
-    for name, tokens in own:
-        _check_tokens(tokens, name, config.vocab_size)
-    longest = max(1, *(len(tokens) for _, tokens in own))
-    padded = np.full((rows, -(-longest // _STOP_BLOCK) * _STOP_BLOCK), -1, np.int32)
-    for row, (_, tokens) in enumerate(own):
-        padded[row, : len(tokens)] = tokens
-    return padded
-
-
-def _sampling_arrays(
-    config: TargetConfig,
-    sampling: PerRow[SamplingConfig] | None,
-    seeds: Sequence[int] | None,
-    rows: int,
-) -> Sampling:
-    most = config.vocab_size
-    chosen = _per_row(SamplingConfig() if sampling is None else sampling, rows, "sampling")
-    for row, one in enumerate(chosen):
-        if not isinstance(one, SamplingConfig):
-            name = of_row("sampling", row, rows)
-            raise InputError(f"{name} is {one!r}; give a SamplingConfig.")
-    if isinstance(seeds, int | np.integer):
-        raise InputError(f"seeds is {seeds}; give a list with one whole number per prompt.")
-    given = list(range(rows)) if seeds is None else seeds
-    numbers: list[int] = _per_row(given, rows, "seeds", "one per prompt")
-    for row, seed in enumerate(numbers):
-        check_size(seed, of_row("The seed", row, rows), 0, 2**31 - 1)
-
-    def array(values: list[Any], dtype: Any) -> Any:
-        return np.asarray(values, dtype)
-
-    return Sampling(
-        temperature=array([one.temperature for one in chosen], np.float32),
-        top_k=array([min(one.top_k or most, most) for one in chosen], np.int32),
-        top_p=array([1.0 if one.top_p is None else one.top_p for one in chosen], np.float32),
-        min_p=array([0.0 if one.min_p is None else one.min_p for one in chosen], np.float32),
-        seeds=array(numbers, np.int32),
-    )
 
 
 def _per_row(

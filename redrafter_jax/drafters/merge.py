@@ -1,87 +1,17 @@
-"""Two drafters in one tree."""
+"""Two trees below one root, as one."""
 
-from dataclasses import dataclass, field
-from typing import Any
-
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from redrafter_jax.config import TargetConfig
-from redrafter_jax.config.limits import Count, check_fields
-from redrafter_jax.drafters.base import Drafter, check_together
-from redrafter_jax.models.projection import Lender
-from redrafter_jax.models.target import Decoder
-from redrafter_jax.parallel.model import Model
-from redrafter_jax.types import DecodeState, StepTrace, TokenTree, Verified
+from redrafter_jax.types import TokenTree
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Combined(Drafter):
-    """The first drafter's whole tree, and below it at most C nodes that only the second's has."""
-
-    first: Drafter
-    second: Drafter
-    nodes: Count = field(metadata={"static": True})  # C
-
-    @property
-    def max_path(self) -> int:
-        return max(self.first.max_path, self.second.max_path)
-
-    @property
-    def num_nodes(self) -> int:
-        return self.first.num_nodes + self.nodes
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self.first.names + self.second.names
-
-    @property
-    def context_layers(self) -> tuple[int, ...]:
-        return self.first.context_layers or self.second.context_layers
-
-    @property
-    def models(self) -> tuple[Model[Any, Any], ...]:
-        return self.first.models + self.second.models
-
-    def check(self, target: TargetConfig) -> None:
-        """Refuse a target that either drafter refuses, and drafters that read different layers."""
-        check_fields(self)
-        check_together((self.first, self.second), target)
-
-    def prepare(self, lender: Lender) -> "Combined":
-        return Combined(self.first.prepare(lender), self.second.prepare(lender), self.nodes)
-
-    def init(self, hidden: Float[Array, "B Z"]) -> tuple[Any, Any]:
-        # The state is donated: no buffer may lie in it twice.
-        return self.first.init(hidden), jax.tree.map(jnp.copy, self.second.init(hidden))
-
-    def propose(
-        self, decoder: Decoder, state: DecodeState, noise: Float[Array, "B P V"]
-    ) -> TokenTree:
-        tree, other = (
-            drafter.propose(decoder, state._replace(drafter=own), noise[:, : drafter.max_path])
-            for drafter, own in zip((self.first, self.second), state.drafter, strict=True)
-        )
-        return merge_trees(tree, other, self.nodes, len(self.first.names))
-
-    def observe(
-        self, drafter_state: tuple[Any, Any], verified: Verified, trace: StepTrace
-    ) -> tuple[Any, Any]:
-        first, second = drafter_state
-        return (
-            self.first.observe(first, verified, trace),
-            self.second.observe(second, verified, trace),
-        )
-
-
-def merge_trees(tree: TokenTree, other: TokenTree, count: int, sources: int) -> TokenTree:
+def merge_trees(tree: TokenTree, other: TokenTree, count: int) -> TokenTree:
     """Append the first C nodes of another tree that this one lacks; padding nodes fill the rest.
 
     Nodes are the same if their paths from the root spell the same tokens, so that siblings stay
     distinct. A node comes after its parent in the other tree, so no appended node lacks its parent.
-    The tree has so many `sources`; those of the other are counted on from there.
+    Each tree is of one source, the other's the second.
     """
     B, N = tree.tokens.shape
     same = _same_nodes(other, tree)
@@ -121,7 +51,7 @@ def merge_trees(tree: TokenTree, other: TokenTree, count: int, sources: int) -> 
         depth=beside(tree.depth, take(other.depth), 0),
         mask=jnp.concatenate([jnp.pad(tree.mask, ((0, 0), (0, 0), (0, count))), seen], axis=1),
         log_probs=beside(tree.log_probs, scores, -jnp.inf),
-        origin=beside(tree.origin, sources + take(other.origin), -1),
+        origin=beside(tree.origin, 1 + take(other.origin), -1),
     )
 
 

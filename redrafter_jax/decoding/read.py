@@ -1,0 +1,98 @@
+"""Prompts into the cache, a chunk of fixed size at a time, and each row's first token."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from redrafter_jax.decoding.accept import decide
+from redrafter_jax.drafters.base import Drafter
+from redrafter_jax.drafters.tree import root_tree
+from redrafter_jax.models.cache import join_layers, split_layers
+from redrafter_jax.models.target import Decoder
+from redrafter_jax.sampling import draw_noise
+from redrafter_jax.types import Decided, KVCache, Sampling
+
+# Tokens of a chunk. A GPU reads every weight once per chunk, in the time that an H200 needs to
+# multiply it by some 200 tokens (990 TFLOP/s over 4.8 TB/s at two bytes), and the kernel takes 256.
+# A CPU computes for as long as there are tokens, padding included.
+_CHUNK = {"cpu": 64}
+_CHUNK_ELSEWHERE = 256
+
+
+def chunk_length() -> int:
+    """C, tokens of a chunk that suit this platform."""
+    return _CHUNK.get(jax.default_backend(), _CHUNK_ELSEWHERE)
+
+
+def lost_entries(drafter: Drafter) -> int:
+    """Entries of a shared beginning that do not serve another text.
+
+    A drafter's last one depends on the token that followed, and both caches have one length.
+    """
+    return 0 if drafter.cache is None else 1
+
+
+class ReadChunk(NamedTuple):
+    """What reading a chunk of each row's prompt leaves.
+
+    Attributes:
+      own: the drafter's state.
+      cache: with the chunk in it.
+      root: the first new token of rows whose prompt ends here; of others garbage.
+      logits: scores that `root` was chosen by; on a mesh maybe a part of V.
+    """
+
+    own: Any
+    cache: KVCache
+    root: Int[Array, " B"]
+    logits: Float[Array, "B 1 V"]
+
+
+def read_chunk(
+    decoder: Decoder,
+    drafter: Drafter,
+    own: Any,
+    cache: KVCache,
+    tokens: Int[Array, "B Cplus1"],
+    lengths: Int[Array, " B"],
+    sampling: Sampling,
+) -> ReadChunk:
+    """Read C tokens of each prompt; where a prompt ends, choose the root that follows it.
+
+    Args:
+      decoder: the target.
+      drafter: reads the same tokens.
+      own: the drafter's state.
+      cache: its lengths say where the chunk begins; C tokens must fit.
+      tokens: the C tokens, and the one after them; past the end of a prompt anything.
+      lengths: tokens of the prompts; of a row that reads nothing those in the cache.
+      sampling: how the root is chosen.
+    """
+    start, C = cache.lengths, tokens.shape[1] - 1
+    chunk, V = tokens[:, :C], decoder.config.vocab_size
+    count = jnp.clip(lengths - start, 0, C)
+    target_layers, own_layers = split_layers(cache, decoder.config)
+    hidden, target_layers = decoder.extend(chunk, target_layers, count, drafter.layers)
+    last = jnp.clip(lengths - 1 - start, 0, C - 1)
+    ends = (start + C >= lengths) & (start < lengths)
+
+    def choose() -> tuple[Int[Array, " B"], Float[Array, "B 1 part"]]:
+        # The prompt's last token is the root of a one-node tree, whose choice is the first new one.
+        at_end = jnp.take_along_axis(hidden, last[:, None, None], axis=1)
+        logits = decoder.logits(at_end)
+        tree = root_tree(jnp.take_along_axis(chunk, last[:, None], axis=1)[:, 0])
+        root, _ = decide(tree, logits, draw_noise(sampling, lengths, 1, V), sampling)
+        return root[:, 0], logits
+
+    def skip() -> tuple[Int[Array, " B"], Float[Array, "B 1 part"]]:
+        return jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), jax.eval_shape(choose))
+
+    root, logits = jax.lax.cond(ends.any(), choose, skip)
+    at_last = ends[:, None] & (jnp.arange(C) == last[:, None])
+    following = jnp.where(at_last, root[:, None], tokens[:, 1:])
+    decided = Decided(chunk, following, hidden, start, count)
+    own, own_layers = drafter.read(decoder, own, own_layers, decided)
+    cache = join_layers(target_layers, own_layers)
+    return ReadChunk(own, cache._replace(lengths=start + count), root, logits)

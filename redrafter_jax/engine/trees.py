@@ -1,0 +1,203 @@
+"""Which tree the next steps draft: never one that costs these very texts more than it gains.
+
+What a step costs grows with the rows that it decodes and with the nodes of their trees, what it
+gains depends on the text. So both are watched: a step's seconds of each compiled program, and the
+tokens that a target call has gained lately. Any rule is allowed, for no rule changes a text.
+"""
+
+from collections import deque
+from collections.abc import Hashable, Sequence
+from statistics import median
+
+from redrafter_jax.checkpoints.tree_table import TreeTable, TunedTree
+from redrafter_jax.config import TreeConfig
+from redrafter_jax.engine.requests import check_size
+from redrafter_jax.errors import InputError
+
+# Calls of a row that weigh as much as what was expected of the tree before.
+_PRIOR_CALLS = 4
+# Half-life of what was gained, in calls of a row.
+_HALF_LIFE = 32
+# Baseline steps until a tree that did not pay is tried again: at first, and after many failures.
+_PATIENCE, _LONGEST_PATIENCE = 16, 512
+# A tree must lose by so much before it is left: what is measured is noisy.
+_MARGIN = 0.02
+# Steps of a tree that has just been taken up; twice as many each time that it is kept.
+_FIRST_BURST = 4
+
+# Seconds of a step of every compiled program, the last few; engines of one shape share them.
+_seconds: dict[Hashable, deque[float]] = {}
+
+
+class TreeChooser:
+    """The trees that there are, and which of them is the fastest.
+
+    Attributes:
+      trees: all that may be drafted; None, the root alone, comes first.
+      row_counts: numbers of rows that are decoded together, in rising order.
+      programs: what may be compiled, pairs of a number of rows and a tree.
+
+    Args:
+      tree: one tree for all texts, or the tuner's table; None is the root alone.
+      adaptive: whether the root alone is drafted where a tree does not pay.
+      slots: B, rows of the state.
+      row_counts: numbers of rows, beside all, that are decoded together; None takes the table's
+        batch sizes, and without a table the smallest one possible.
+      shards: parts of the rows on a mesh, all of one size.
+      shape: what the seconds of a step depend on besides rows and tree.
+
+    Raises:
+      InputError: the parts would not be of one size.
+    """
+
+    def __init__(
+        self,
+        tree: TreeConfig | TreeTable | None,
+        *,
+        adaptive: bool,
+        slots: int,
+        row_counts: Sequence[int] | None,
+        shards: int,
+        shape: Hashable = None,
+    ) -> None:
+        self._table = tree if isinstance(tree, TreeTable) else None
+        self._only = tree if isinstance(tree, TreeConfig) else None
+        found = [tuned.tree for tuned in self._table.trees] if self._table else [self._only]
+        self.trees: tuple[TreeConfig | None, ...] = tuple(dict.fromkeys([None, *found]))
+        self._adaptive = adaptive
+        self._shape = shape
+        if row_counts is None:
+            sizes = [tuned.batch_size for tuned in self._table.trees] if self._table else []
+            row_counts = [size for size in sizes if size % shards == 0] or [shards]
+        self.row_counts = sorted({count for count in row_counts if count < slots} | {slots})
+        for count in self.row_counts:
+            check_size(count, "A number of rows")
+            if count % shards:
+                raise InputError(
+                    f"{count} rows cannot be split evenly over the {shards} devices along data; "
+                    f"give slots and row_counts in multiples of {shards}."
+                )
+        self.programs = [
+            (rows, tree) for rows in self.row_counts for tree in self.trees if self._may(rows, tree)
+        ]
+        # Of the tree that is drafted now, or was before it was left.
+        self._tree: TreeConfig | None = None
+        self._gain: float | None = None
+        self._calls = 0.0
+        self._patience, self._waiting = _PATIENCE, 0
+        self._burst = _FIRST_BURST
+
+    def rows_for(self, active: int) -> int:
+        """The smallest of `row_counts` that holds so many rows."""
+        return next(rows for rows in self.row_counts if rows >= active)
+
+    def begin_text(self) -> None:
+        """Forget what other texts gained: the rows that decode now are new."""
+        self._patience, self._waiting, self._burst = _PATIENCE, 0, _FIRST_BURST
+        self._gain, self._calls = None, 0.0
+
+    def choose(
+        self, rows: int, temperatures: Sequence[float], most: int
+    ) -> tuple[TreeConfig | None, int]:
+        """The tree of the next steps, and how many steps to take before the next choice.
+
+        Args:
+          rows: one of `row_counts`.
+          temperatures: of the rows that speculate; where none does, it is the root alone.
+          most: steps that the caller has room for.
+        """
+        tuned = self._tuned(rows, temperatures)
+        tree = self._only if tuned is None else tuned.tree
+        if not temperatures or tree is None:
+            return None, most
+        if not self._adaptive:
+            return tree, most
+        if tree != self._tree:
+            self._tree = tree
+            self.begin_text()
+        cost = self.cost(rows, tree, tuned)
+        if self._waiting:
+            return None, min(self._waiting, most)
+        if cost is None:
+            # The tree first; then the baseline once, to know what a step of the tree costs.
+            measured = self.seconds(rows, tree) is not None
+            return (None if measured and self._calls else tree), min(_FIRST_BURST, most)
+        if self._gain is None:
+            self._gain = max(cost, self._expected(tuned))
+        if self._gain >= cost * (1 - _MARGIN):
+            return tree, min(self._burst, most)
+        self._waiting = self._patience
+        self._patience = min(2 * self._patience, _LONGEST_PATIENCE)
+        # Tried again, it is expected to pay just so.
+        self._gain, self._calls, self._burst = cost, 0.0, _FIRST_BURST
+        return None, min(self._waiting, most)
+
+    def add(
+        self,
+        rows: int,
+        tree: TreeConfig | None,
+        steps: int,
+        calls: int,
+        gained: int,
+        seconds: float | None,
+    ) -> None:
+        """Record what some steps cost and gained.
+
+        Args:
+          rows: rows that were decoded together.
+          tree: what was drafted.
+          steps: steps that were taken.
+          calls: target calls of rows that speculate, in these steps.
+          gained: tokens that these calls gained.
+          seconds: that a step took; None where that was not measured.
+        """
+        if seconds is not None:
+            self.add_time(rows, tree, seconds)
+        if tree is None:
+            self._waiting = max(self._waiting - steps, 0)
+            return
+        if tree != self._tree or not calls:
+            return
+        kept = 0.5 ** (calls / _HALF_LIFE)
+        before = self._gain if self._gain is not None else gained / calls
+        weight = self._calls + _PRIOR_CALLS
+        self._gain = (before * weight * kept + gained) / (weight * kept + calls)
+        self._calls = self._calls * kept + calls
+        self._burst *= 2
+        if self._calls > 2 * _PATIENCE:
+            self._patience = _PATIENCE
+
+    def add_time(self, rows: int, tree: TreeConfig | None, seconds: float) -> None:
+        """Record how long a step took."""
+        _seconds.setdefault((self._shape, rows, tree), deque(maxlen=9)).append(seconds)
+
+    def seconds(self, rows: int, tree: TreeConfig | None) -> float | None:
+        """Median seconds of a step of late; None before one is measured."""
+        known = _seconds.get((self._shape, rows, tree))
+        return median(known) if known else None
+
+    def cost(self, rows: int, tree: TreeConfig, tuned: TunedTree | None = None) -> float | None:
+        """What a step costs in steps of the baseline, which it must gain in tokens; None: unknown.
+
+        Until the baseline is measured it is what the table says, for a tree that pays there.
+        """
+        own, baseline = self.seconds(rows, tree), self.seconds(rows, None)
+        if own is not None and baseline is not None:
+            return own / baseline
+        if tuned is not None and tuned.acceptance_length is not None:
+            return tuned.acceptance_length / tuned.measured_speedup
+        return None
+
+    def _expected(self, tuned: TunedTree | None) -> float:
+        return 1.0 if tuned is None or not tuned.acceptance_length else tuned.acceptance_length
+
+    def _tuned(self, rows: int, temperatures: Sequence[float]) -> TunedTree | None:
+        if self._table is None or not temperatures:
+            return None
+        return self._table.nearest(rows, sum(temperatures) / len(temperatures))
+
+    def _may(self, rows: int, tree: TreeConfig | None) -> bool:
+        if tree is None or self._table is None:
+            return True
+        nearest = [self._table.nearest(rows, tuned.temperature) for tuned in self._table.trees]
+        return any(tuned.tree == tree for tuned in nearest)
