@@ -11,14 +11,10 @@ if TYPE_CHECKING:
         save_target,
     )
     from redrafter_jax.checkpoints.tree_table import load_tree
-    from redrafter_jax.config import (
-        MedusaConfig,
-        RecurrentConfig,
-        SamplingConfig,
-        TargetConfig,
-        TreeConfig,
-    )
+    from redrafter_jax.config import SamplingConfig, TargetConfig, TreeConfig
     from redrafter_jax.drafters.lookup import PromptLookup
+    from redrafter_jax.drafters.medusa import MedusaConfig
+    from redrafter_jax.drafters.recurrent import RecurrentConfig
     from redrafter_jax.errors import InputError
     from redrafter_jax.generation import Generation, generate, generate_autoregressive
     from redrafter_jax.parallel.mesh import make_mesh
@@ -53,8 +49,10 @@ __all__ = [
 _MODULES = {
     "checkpoints.tree_table": ("load_tree",),
     "checkpoints.huggingface": ("load_drafter", "load_target", "save_drafter", "save_target"),
-    "config": ("TreeConfig", "RecurrentConfig", "MedusaConfig", "SamplingConfig", "TargetConfig"),
+    "config": ("TreeConfig", "SamplingConfig", "TargetConfig"),
     "drafters.lookup": ("PromptLookup",),
+    "drafters.medusa": ("MedusaConfig",),
+    "drafters.recurrent": ("RecurrentConfig",),
     "errors": ("InputError",),
     "generation": ("Generation", "generate", "generate_autoregressive"),
     "parallel.mesh": ("make_mesh",),

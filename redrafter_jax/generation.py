@@ -26,7 +26,6 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_rows, data_shards
 
-
 # Decode steps between two choices of the tree.
 _STEPS = 32
 

@@ -1,4 +1,4 @@
-"""JSON files of model folders, and the `config.json` of drafters."""
+"""JSON files of model folders."""
 
 import json
 import stat
@@ -8,11 +8,9 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Literal, cast, get_args, get_origin
 
-from redrafter_jax.config import RecurrentConfig
 from redrafter_jax.config.limits import FieldError, main_type
 from redrafter_jax.errors import InputError
 
-DRAFTER_MODEL_TYPE = "recurrent_drafting_drafter"
 # Beyond it a whole number fits no array, and far beyond it no float.
 _INT_LIMIT = 2**63
 _EXPECTED = {
@@ -26,24 +24,6 @@ _EXPECTED = {
 # How the file begins that Git LFS leaves where it has not downloaded what it stands for.
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _AS_JSON: dict[Any, type] = {tuple: list, Literal: str}
-
-
-def read_drafter_config(folder: Path) -> RecurrentConfig:
-    """The `RecurrentConfig` that `config.json` states.
-
-    Raises:
-      InputError: the file is missing, lacks a field, or states one of another type or range.
-    """
-    path = folder / "config.json"
-    values = read_json(path)
-    # Apple's layout states whether there is a cell, in `rnn`; ours which, if it is another.
-    has_cell = field(values, "rnn", path, bool)
-    cell = field(values, "cell", path, str, "simple" if has_cell else "sum")
-    if has_cell == (cell == "sum"):
-        raise InputError(
-            f"{path} states rnn={has_cell} and cell={cell!r}, which contradict each other."
-        )
-    return read_fields(RecurrentConfig, values, path, cell=cell)
 
 
 def read_fields[T](kind: type[T], values: Mapping[str, Any], path: Path, **given: Any) -> T:
@@ -95,24 +75,6 @@ def errors_naming(place: Path | str) -> Generator[None]:
         yield
     except FieldError as error:
         raise InputError(f"{place}: {error.field} {error.problem}") from None
-
-
-def drafter_fields(config: RecurrentConfig) -> dict[str, Any]:
-    """What Apple's code states of a drafter in `config.json` (`configuration_drafter.py`).
-
-    And what it does not know, where the drafter has it: `RecurrentConfig.beyond_apple`.
-    """
-    return {
-        "architectures": ["Drafter"],
-        "model_type": DRAFTER_MODEL_TYPE,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "exit_dim": config.exit_dim,
-        "num_draft_layers": config.num_draft_layers,
-        "num_lookback_tokens": -1,
-        "rnn": config.cell != "sum",
-        **config.beyond_apple,
-    }
 
 
 @contextmanager

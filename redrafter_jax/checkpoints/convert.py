@@ -22,19 +22,12 @@ from redrafter_jax.checkpoints.found import (
     find_drafter,
     find_target,
 )
-from redrafter_jax.checkpoints.medusa import medusa_fields
 from redrafter_jax.checkpoints.quantized import QUANT_METHOD
 from redrafter_jax.checkpoints.shards import DTYPES, same_weight, write_shard
 from redrafter_jax.checkpoints.stored import StoredWeight
 from redrafter_jax.checkpoints.weights import INDEX, SINGLE_FILE
-from redrafter_jax.config import (
-    HeadConfig,
-    MedusaConfig,
-    Quantization,
-    RecurrentConfig,
-    TargetConfig,
-    WeightFormat,
-)
+from redrafter_jax.config import Quantization, WeightFormat
+from redrafter_jax.drafters.kinds import kind_of
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.quantize import check_format
 
@@ -83,7 +76,7 @@ def convert(
             "to, or leave the option out if it is quantized already."
         )
     stated: dict[str, object] = _stated(located)
-    is_drafter = drafter_kind(stated) is not None
+    is_drafter = drafter_kind(source, stated) is not None
     find = find_drafter if is_drafter else find_target
     found = find_target(source, keep_quantized=True) if keep_quantized else find(source)
     forms = _formats(found, quantization)
@@ -160,19 +153,19 @@ def _formats(found: FoundModel, quantization: Quantization | None) -> dict[str, 
 
 def _quantized_fields(found: FoundModel, quantization: Quantization) -> dict[str, Any]:
     """What `config.json` states of a quantized model; sizes too where only the weights had them."""
-    sizes = medusa_fields(found.config) if isinstance(found.config, MedusaConfig) else {}
+    kind = kind_of(found.config)
+    sizes = kind.files.fields(found.config) if kind and kind.files else {}
     return {**sizes, "quantization_config": {"quant_method": QUANT_METHOD, **asdict(quantization)}}
 
 
-def _beyond_apple(config: TargetConfig | HeadConfig, quantized: bool) -> list[str]:
-    """What a drafter has that Apple's layout does not."""
-    match config:
-        case RecurrentConfig():
-            return sorted([*config.beyond_apple, *["quantized weights"] * quantized])
-        case MedusaConfig():
-            return ["Medusa heads"]
-        case TargetConfig():
-            return []
+def _beyond_apple(config: Any, quantized: bool) -> list[str]:
+    """What a drafter has that Apple's layout does not; nothing of a target."""
+    kind = kind_of(config)
+    if kind is None or kind.files is None:
+        return []
+    if kind.files.beyond_apple is None:
+        return [kind.title]
+    return sorted([*kind.files.beyond_apple(config), *["quantized weights"] * quantized])
 
 
 def _write_weights(

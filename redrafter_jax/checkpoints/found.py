@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,18 +10,13 @@ import jax
 from flax import nnx
 
 from redrafter_jax.checkpoints.config_files import (
-    DRAFTER_MODEL_TYPE,
-    drafter_fields,
-    read_drafter_config,
+    errors_naming,
+    field,
+    read_fields,
     read_json,
 )
 from redrafter_jax.checkpoints.download import is_gguf, locate, locate_weights
 from redrafter_jax.checkpoints.families import read_target_config, target_fields, text_fields
-from redrafter_jax.checkpoints.medusa import (
-    MEDUSA_MODEL_TYPE,
-    medusa_fields,
-    read_medusa_config,
-)
 from redrafter_jax.checkpoints.quantization_methods import check_method, read_method
 from redrafter_jax.checkpoints.quantized import CODES, MINIMUM, SCALE, weight_with_scales
 from redrafter_jax.checkpoints.stored import StoredWeight, check_shape, is_zero, same_values
@@ -29,15 +25,12 @@ from redrafter_jax.checkpoints.weight_names import (
     EMBEDDING,
     HEAD,
     IMAGE_WEIGHTS,
-    medusa_name,
-    recurrent_name,
     target_name,
     text_weights,
 )
 from redrafter_jax.checkpoints.weights import find_weights
-from redrafter_jax.config import MedusaConfig, RecurrentConfig, TargetConfig
-from redrafter_jax.drafters.medusa import MedusaHeads
-from redrafter_jax.drafters.recurrent import RecurrentHead
+from redrafter_jax.config import TargetConfig
+from redrafter_jax.drafters.kinds import KINDS, FileLayout, Kind, recognise
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Decoder
 
@@ -50,26 +43,6 @@ class Parameter(NamedTuple):
     name: str
     shape: tuple[int, ...]
     transposed: bool
-
-
-class Kind(NamedTuple):
-    """A kind of model.
-
-    Attributes:
-      config: the type of its configuration.
-      read_config: what a folder's `config.json` states.
-      fields: what `config.json` states of a configuration.
-      module: from a configuration, parameters only.
-      stored_name: from a configuration and a parameter's dotted name to its name in the files.
-      layers: the field that counts layers.
-    """
-
-    config: type
-    read_config: Callable[[Path], Any]
-    fields: Callable[[Any], Mapping[str, Any]]
-    module: Callable[..., nnx.Module]
-    stored_name: Callable[[Any, str], str]
-    layers: str
 
 
 class FoundModel(NamedTuple):
@@ -92,28 +65,7 @@ class FoundModel(NamedTuple):
     left_out: tuple[str, ...]
 
 
-TARGET = Kind(
-    TargetConfig, read_target_config, target_fields, Decoder, target_name, "num_hidden_layers"
-)
-# By the model_type that `config.json` states.
-DRAFTERS = {
-    DRAFTER_MODEL_TYPE: Kind(
-        RecurrentConfig,
-        read_drafter_config,
-        drafter_fields,
-        RecurrentHead,
-        recurrent_name,
-        "num_draft_layers",
-    ),
-    MEDUSA_MODEL_TYPE: Kind(
-        MedusaConfig,
-        read_medusa_config,
-        medusa_fields,
-        MedusaHeads,
-        medusa_name,
-        "num_draft_layers",
-    ),
-}
+TARGET = FileLayout(target_fields, target_name, ("num_hidden_layers",))
 
 
 def find_target(name: str | Path, *, keep_quantized: bool = False) -> FoundModel:
@@ -131,7 +83,7 @@ def find_target(name: str | Path, *, keep_quantized: bool = False) -> FoundModel
     if config.tie_word_embeddings:
         _check_tied_head(stored, config)
         ignored.append(HEAD)
-    return _find(folder, config, stored, TARGET, ignored)
+    return _find(folder, config, stored, Decoder, TARGET, ignored)
 
 
 def find_drafter(name: str | Path) -> FoundModel:
@@ -139,28 +91,36 @@ def find_drafter(name: str | Path) -> FoundModel:
     folder = locate(name)
     if is_gguf(folder):
         raise InputError(f"{folder} is a GGUF file, which holds a target; a drafter is a folder.")
-    values = read_json(folder / "config.json")
-    kind = drafter_kind(values)
-    if kind is None:
+    path = folder / "config.json"
+    values = read_json(path)
+    kind = drafter_kind(name, values)
+    if kind is None or kind.files is None:
+        types = " or ".join(repr(kind.files.model_type) for kind in KINDS if kind.files)
         raise InputError(
-            f"{folder / 'config.json'} states model_type {values.get('model_type')!r}; a drafter "
-            f"folder states {' or '.join(map(repr, DRAFTERS))}."
+            f"{path} states model_type {values.get('model_type')!r}; a drafter folder states "
+            f"{types}."
         )
-    check_method(values, folder / "config.json")
-    # The sizes of published Medusa heads are in the weights alone.
-    folder = locate_weights(name, folder)
-    return _find(folder, kind.read_config(folder), find_weights(folder), kind, ignored=())
+    check_method(values, path)
+    files = kind.files
+    own = {name: field(values, name, path, needed) for name, needed in files.own_fields.items()}
+    # The sizes of some published heads are in the weights alone.
+    folder = locate_weights(name, folder, files.weight_files)
+    stored = find_weights(folder, files.weight_files)
+    with errors_naming(path):
+        derived = files.read(values | own, {name: one.shape for name, one in stored.items()})
+    config = read_fields(kind.config, {**values, **derived}, path)
+    return _find(folder, config, stored, kind.module, files, ignored=())
 
 
-def drafter_kind(values: Mapping[str, Any]) -> Kind | None:
-    """The kind of drafter that the fields of a `config.json` state, None where it is no drafter's.
+def drafter_kind(name: str | Path, values: Mapping[str, Any]) -> Kind | None:
+    """The kind of drafter by the fields of its `config.json`; None where they are no drafter's.
 
-    Published Medusa heads are known by their number: they state no model_type.
+    Of a folder the names of its weights tell too; those of a hub's model are not downloaded here.
     """
-    model_type = values.get("model_type")
-    if not model_type and "medusa_num_heads" in values:
-        return DRAFTERS[MEDUSA_MODEL_TYPE]
-    return DRAFTERS.get(model_type) if isinstance(model_type, str) else None
+    kind = recognise(values)
+    if kind is None and Path(name).is_dir():
+        kind = recognise(values, find_weights(Path(name)))
+    return kind
 
 
 def _describe(
@@ -178,13 +138,15 @@ def _describe(
     return folder, config, find_quantized(find_weights(folder))
 
 
-def _parameters(config: Any, kind: Kind) -> tuple[Any, list[Parameter]]:
+def _parameters(
+    config: Any, module: Callable[..., nnx.Module], files: FileLayout
+) -> tuple[Any, list[Parameter]]:
     """The structure of the module, and its parameters, as shapes; no array is allocated."""
-    skeleton = nnx.eval_shape(lambda: kind.module(config, rngs=nnx.Rngs(0)))
+    skeleton = nnx.eval_shape(lambda: module(config, rngs=nnx.Rngs(0)))
     graphdef, abstract = nnx.split(skeleton)
     parameters = []
     for path, variable in nnx.to_flat_state(abstract):
-        name, leaf = kind.stored_name(config, dotted(path)), variable.get_value()
+        name, leaf = files.stored_name(config, dotted(path)), variable.get_value()
         transposed = is_matrix(name, leaf)
         shape = leaf.shape[::-1] if transposed else leaf.shape
         parameters.append(Parameter(path, variable, name, shape, transposed))
@@ -192,20 +154,26 @@ def _parameters(config: Any, kind: Kind) -> tuple[Any, list[Parameter]]:
 
 
 def _find(
-    folder: Path, config: Any, stored: dict[str, StoredWeight], kind: Kind, ignored: Sequence[str]
+    folder: Path,
+    config: Any,
+    stored: dict[str, StoredWeight],
+    module: Callable[..., nnx.Module],
+    files: FileLayout,
+    ignored: Sequence[str],
 ) -> FoundModel:
     """A model whose weights all have their place and shape; names may match those `ignored`.
 
     Raises:
       InputError: a weight is missing, of another shape, or has no place in the model.
     """
-    layers = getattr(config, kind.layers)
-    if layers > len(stored):  # before so many are made
+    counts = {name: getattr(config, name) for name in files.layers}
+    if prod(max(count, 1) for count in counts.values()) > len(stored):  # before so many are made
+        stated = " and ".join(f"{name}={count}" for name, count in counts.items())
         raise InputError(
-            f"{_description(folder)} states {kind.layers}={layers}, but the files hold "
-            f"{len(stored)} weights; they do not belong together."
+            f"{_description(folder)} states {stated}, but the files hold {len(stored)} weights; "
+            "they do not belong together."
         )
-    graphdef, parameters = _parameters(config, kind)
+    graphdef, parameters = _parameters(config, module, files)
     weights = []
     for parameter in parameters:
         if parameter.name not in stored:

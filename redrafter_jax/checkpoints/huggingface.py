@@ -20,10 +20,8 @@ from redrafter_jax.checkpoints.config_files import write_atomically
 from redrafter_jax.checkpoints.download import is_gguf, locate
 from redrafter_jax.checkpoints.families import read_target_config
 from redrafter_jax.checkpoints.found import (
-    DRAFTERS,
     TARGET,
     FoundModel,
-    Kind,
     Parameter,
     dotted,
     find_drafter,
@@ -35,6 +33,7 @@ from redrafter_jax.checkpoints.stored import StoredWeight, dtype_of, read_weight
 from redrafter_jax.checkpoints.weights import SINGLE_FILE
 from redrafter_jax.config import Dtype, TargetConfig
 from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.kinds import FileLayout, kind_of
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.linear import QuantizedWeight, transposed
 from redrafter_jax.models.target import Decoder, Target
@@ -138,11 +137,10 @@ def load_target_config(name: str | Path) -> TargetConfig:
 def load_drafter(
     name: str | Path, dtype: DTypeLike = "bfloat16", mesh: Mesh | None = None
 ) -> LoadedHead:
-    """Load a drafter from a folder or a hub id: a recurrent head, or Medusa heads.
+    """Load a drafter of any kind from a folder or a hub id.
 
-    A recurrent head is in Apple's layout or beyond it. Medusa heads are what `save_drafter` writes
-    or what their authors publish, `medusa_lm_head.pt` beside `config.json`. Arguments and errors
-    are those of `load_target`.
+    Its files are what `save_drafter` writes, or what the kind's authors publish; see
+    `redrafter_jax.drafters.kinds`. Arguments and errors are those of `load_target`.
     """
     if mesh is not None:
         check_mesh(mesh)
@@ -159,13 +157,13 @@ def save_target(target: Target, folder: str | Path) -> None:
 
 
 def save_drafter(drafter: LoadedHead, folder: str | Path) -> None:
-    """Write `config.json` and `model.safetensors`, in Apple's layout where it applies.
+    """Write `config.json` and `model.safetensors`, the weights named as by the kind's authors.
 
-    Where it does not, `config.json` says what is different; see `RecurrentConfig.beyond_apple`. The
-    weights of Medusa heads have the names that their authors gave them.
+    What the authors' layout does not know is said in `config.json`.
     """
-    kinds = (kind for kind in DRAFTERS.values() if kind.config is type(drafter.config))
-    _save(Path(folder), drafter, next(kinds))
+    kind = kind_of(drafter.config)
+    assert kind is not None, f"{type(drafter.config).__name__} is no drafter's configuration"
+    _save(Path(folder), drafter, kind.files or TARGET)
 
 
 def _load(found: FoundModel, dtype: DTypeLike, mesh: Mesh | None = None) -> Any:
@@ -204,13 +202,13 @@ def _read(parameter: Parameter, weight: StoredWeight, dtype: DTypeLike, mesh: Me
     return QuantizedWeight(codes, *(read(part, dtype_of(part)) for part in weight.groups))
 
 
-def _save(folder: Path, model: Model[Any, Any], kind: Kind) -> None:
-    config = kind.fields(model.config)
+def _save(folder: Path, model: Model[Any, Any], files: FileLayout) -> None:
+    config = files.fields(model.config)
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Any] = {}
     dtype = None
     for path, variable in nnx.to_flat_state(model.params):
-        name, value = kind.stored_name(model.config, dotted(path)), variable.get_value()
+        name, value = files.stored_name(model.config, dotted(path)), variable.get_value()
         if not isinstance(value, QuantizedWeight):
             dtype = value.dtype
             # Of a NumPy array safetensors would write the bytes in the order of before `.T`.

@@ -1,9 +1,9 @@
-"""Parameters' names in the files of Hugging Face, of Apple and of Medusa."""
+"""Parameters' names in the files of Hugging Face's targets."""
 
 from collections.abc import Mapping
 
 from redrafter_jax.checkpoints.stored import StoredWeight
-from redrafter_jax.config import MedusaConfig, RecurrentConfig, TargetConfig
+from redrafter_jax.config import TargetConfig
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 # Of a model that reads images too: what is no part of its text model.
@@ -28,24 +28,6 @@ def target_name(config: TargetConfig, name: str) -> str:
     *path, last = name.split(".")
     name = ".".join([*path, _NORMS[config.output_norms].get(last, last)])
     return HEAD if name == "lm_head" else f"model.{name}.weight"
-
-
-def recurrent_name(config: RecurrentConfig, name: str) -> str:
-    """Ours: blocks.0.kernel, lm_head.kernel ... Apple's: one `lm_head` list holds them all."""
-    name = name.replace("kernel", "weight")
-    if name == "lm_head.weight":
-        return f"lm_head.{config.num_draft_layers}.weight"
-    first, *rest = name.split(".")
-    return f"lm_head.{rest[0]}.linear.{rest[1]}" if first == "blocks" else name
-
-
-def medusa_name(config: MedusaConfig, name: str) -> str:
-    """Ours: heads.0.blocks.0.kernel, heads.0.lm_head.kernel; theirs: 0.0.linear.weight, 0.1 ..."""
-    _, head, *path = name.replace("kernel", "weight").split(".")
-    if path == ["lm_head", "weight"]:
-        return f"{head}.{config.num_draft_layers}.weight"
-    _, block, last = path
-    return f"{head}.{block}.linear.{last}"
 
 
 def text_weights(stored: Mapping[str, StoredWeight]) -> dict[str, StoredWeight]:

@@ -1,30 +1,22 @@
-"""From what a user gives as the drafter to a `Drafter`: a table of the heads there are."""
+"""From what a user gives as the drafter to a `Drafter`."""
 
-from collections.abc import Mapping
-from typing import Any
 
 import jax
 from flax import nnx
 
-from redrafter_jax.config import HeadConfig, MedusaConfig, RecurrentConfig, TreeConfig
+from redrafter_jax.config import HeadConfig, TreeConfig
 from redrafter_jax.drafters.base import Drafter, RootOnly
-from redrafter_jax.drafters.head_drafter import HeadDrafter, LoadedHead
-from redrafter_jax.drafters.medusa import MedusaDrafter
-from redrafter_jax.drafters.recurrent import RecurrentDrafter
+from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.kinds import kind_of
 from redrafter_jax.errors import InputError
 from redrafter_jax.parallel.model import Model
-
-# By the configuration of the head.
-_KINDS: Mapping[type, type[HeadDrafter]] = {
-    RecurrentConfig: RecurrentDrafter,
-    MedusaConfig: MedusaDrafter,
-}
 
 
 def init_drafter(config: HeadConfig, seed: int) -> LoadedHead:
     """A head with random float32 parameters, where training starts."""
-    module: Any = _KINDS[type(config)].module
-    return Model.split(config, module(config, rngs=nnx.Rngs(seed)))
+    kind = kind_of(config)
+    assert kind is not None, f"{type(config).__name__} is no drafter's configuration"
+    return Model.split(config, kind.module(config, rngs=nnx.Rngs(seed)))
 
 
 def as_drafter(drafter: LoadedHead | Drafter | None) -> Drafter:
@@ -46,13 +38,13 @@ def as_drafter(drafter: LoadedHead | Drafter | None) -> Drafter:
                 "jax.tree_util.register_dataclass."
             )
         return drafter
-    kind = _KINDS.get(type(drafter.config)) if isinstance(drafter, Model) else None
+    kind = kind_of(drafter.config) if isinstance(drafter, Model) else None
     if kind is None:
         raise InputError(
             f"drafter is {drafter!r:.40}; give what load_drafter returns, a Drafter such as "
             "PromptLookup(), or None for autoregressive decoding."
         )
-    return kind(drafter)
+    return kind.drafter(drafter)
 
 
 def bind_drafter(

@@ -39,19 +39,6 @@ def test_heads_are_stored_under_the_names_of_their_authors(tmp_path: Path) -> No
     assert_same(load_drafter(tmp_path, dtype="bfloat16"), heads)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        MedusaConfig(V, D, 3, 0, draft_tokens=(0, 5, 12)),
-        MedusaConfig(V, D, 1, 2, draft_tokens=(1, 2), head="target"),
-    ],
-    ids=str,
-)
-def test_what_is_saved_comes_back(tmp_path: Path, config: MedusaConfig) -> None:
-    save_drafter(random_drafter(config), tmp_path)
-    assert_same(load_drafter(tmp_path, dtype="float32"), random_drafter(config))
-
-
 @pytest.fixture
 def published(tmp_path: Path) -> Path:
     """Three heads of two blocks as the authors' trainer saves them; two are stated, and no size."""
@@ -105,7 +92,7 @@ def test_published_heads_become_safetensors_as_they_are(published: Path, tmp_pat
     [
         ({"medusa_num_heads": 4}, r"holds no weight '3\.0\.linear\.\w+'; the model is incomplete"),
         ({"medusa_num_heads": "2"}, r"states medusa_num_heads='2'; it must be a whole number"),
-        ({"medusa_num_heads": 10**9}, r"medusa_num_heads=1000000000 and .* hold 15 weights"),
+        ({"medusa_num_heads": 10**9}, r"num_heads=1000000000 and .* hold 15 weights"),
         ({"medusa_num_layers": 1}, r"no matrix '0\.1\.weight', the vocabulary projection that"),
         ({"medusa_num_layers": ...}, r"does not state 'medusa_num_layers', and it has no default"),
         ({"model_type": "medusa"}, r"does not state 'vocab_size', and it has no default"),

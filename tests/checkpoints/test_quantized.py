@@ -29,7 +29,8 @@ from redrafter_jax.checkpoints.convert import convert
 from redrafter_jax.checkpoints.found import find_target
 from redrafter_jax.checkpoints.gguf_blocks import BLOCK_KINDS
 from redrafter_jax.checkpoints.huggingface import digest_files
-from redrafter_jax.config import MedusaConfig, Quantization
+from redrafter_jax.config import Quantization
+from redrafter_jax.drafters.medusa import MedusaConfig
 from redrafter_jax.models.linear import QuantizedWeight, dequantize
 from redrafter_jax.models.quantize import quantize_model
 

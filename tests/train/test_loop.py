@@ -35,8 +35,9 @@ from redrafter_jax.checkpoints.huggingface import (
     save_drafter,
     save_target,
 )
-from redrafter_jax.config import RecurrentConfig, TargetConfig, TreeConfig
+from redrafter_jax.config import TargetConfig, TreeConfig
 from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.recurrent import RecurrentConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.generation import generate
 from redrafter_jax.lock import hold

@@ -21,8 +21,8 @@ from redrafter_jax.checkpoints.huggingface import (
     save_drafter,
     save_target,
 )
-from redrafter_jax.config import RecurrentConfig
 from redrafter_jax.drafters.bind import init_drafter
+from redrafter_jax.drafters.recurrent import RecurrentConfig
 from redrafter_jax.models.target import Target
 from tools.apple.worker import serve, take_steps
 from train.config import LossSettings, OptimizerSettings

@@ -10,7 +10,7 @@ from regenerated import CHATS, LENGTH, LIMIT, Regeneration
 from tiny_models import random_drafter, random_target, tiny_config
 
 from redrafter_jax.checkpoints.huggingface import save_drafter, save_target
-from redrafter_jax.config import RecurrentConfig
+from redrafter_jax.drafters.recurrent import RecurrentConfig
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model
 
