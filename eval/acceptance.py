@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.table import Table
 
-from redrafter_jax.checkpoints.huggingface import load_drafter
 from redrafter_jax.config import SamplingConfig, TreeConfig
 from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
+from redrafter_jax.files.drafter_files import load_drafter
 from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.progress import track
 

@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from redrafter_jax.checkpoints.found import FoundModel, find_drafter, find_target
-from redrafter_jax.checkpoints.huggingface import digest_files, load_drafter, load_target
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.head_drafter import check_pair
+from redrafter_jax.files.drafter_files import find_drafter, load_drafter
+from redrafter_jax.files.parameters import MatchedModel
 from redrafter_jax.models.cache import init_cache
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import MODEL
@@ -29,7 +29,7 @@ from .abstract import bytes_of
 from .benchmark import Method, make_batches, measure, warm_up
 from .compare_tables import LEGEND, markdown, prompts_of, tables
 from .config import CompareSettings
-from .loading import bind, open_target, read_questions
+from .loading import bind, find_target, read_questions
 from .measured import Measured, open_measured
 from .metrics import answer_lines, judge_case, lookup_lines
 from .plan import call_bytes, draft_bytes, embedding_bytes
@@ -56,7 +56,7 @@ def compare(settings: CompareSettings) -> None:
     """
     from .charts import write_comparison_chart  # matplotlib is slow to import
 
-    found = open_target(settings)
+    found = find_target(settings)
     find_once = cache(find_drafter)
     models = {
         name: find_once(drafting.drafter)
@@ -64,14 +64,14 @@ def compare(settings: CompareSettings) -> None:
         if drafting.drafter is not None
     }
     for name, model in models.items():
-        check_pair(found.target, model.config, settings.drafters[name].tree)
+        check_pair(found.files.config, model.config, settings.drafters[name].tree)
     questions = read_questions(found, settings, settings.batch_size)
     if is_first():
         make_folder(settings.report_dir, "report_dir")
     path = settings.report_dir / "compare.json"
-    identity = _identify(settings, questions.first, models)
+    identity = _identify(settings, found.files.digest(), questions.first, models)
     measured = open_measured(path.with_suffix(".jsonl"), identity)
-    target = load_target(settings.target, settings.dtype, found.mesh)
+    target = found.files.load(settings.dtype, found.mesh)
     rows = min(settings.batch_size, len(questions.first.rows)) // data_shards(found.mesh)
     methods, weights = _load_methods(settings, target, rows)
     asked = [
@@ -129,18 +129,24 @@ def compare(settings: CompareSettings) -> None:
 
 
 def _identify(
-    settings: CompareSettings, asked: EncodedPrompts, models: Mapping[str, FoundModel]
+    settings: CompareSettings,
+    target: str,
+    asked: EncodedPrompts,
+    models: Mapping[str, MatchedModel],
 ) -> dict[str, Any]:
-    """All that measurements depend on: digests of prompts and models, settings, the machine."""
+    """All that measurements depend on: digests of prompts and models, settings, the machine.
+
+    `target` is the digest of its files.
+    """
     omitted = {"target", "drafters", "prompts", "prompt_count", "report_dir", "repeats", "warm_ups"}
     questions = [[prompt.name, prompt.turns, prompt.category] for prompt in asked.prompts]
     encoded = json.dumps([questions, asked.rows, asked.stop_tokens])
     return {
         "prompts": hashlib.sha256(encoded.encode()).hexdigest(),
-        "target": digest_files(find_target(settings.target)),
+        "target": target,
         **{
             f"drafters.{name}": {
-                "files": digest_files(models[name]) if name in models else None,
+                "files": models[name].digest() if name in models else None,
                 "tree": asdict(drafting.tree),
             }
             for name, drafting in settings.drafters.items()

@@ -5,10 +5,7 @@ from functools import partial
 from typing import NamedTuple
 
 from jax.sharding import Mesh
-from tokenizers import Tokenizer
 
-from redrafter_jax.checkpoints.found import find_drafter, find_target
-from redrafter_jax.checkpoints.huggingface import load_target
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import SamplingConfig, TargetConfig, TreeConfig
 from redrafter_jax.drafters.base import Drafter, RootOnly
@@ -16,11 +13,13 @@ from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead, check_pair
 from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.drafter_files import find_drafter
+from redrafter_jax.files.target_files import TargetFiles, open_target
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_rows, data_shards
 from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.progress import track
-from redrafter_jax.text.chat_template import ChatTemplate, load_template
+from redrafter_jax.text.chat_template import ChatTemplate, find_template
 from redrafter_jax.text.prompts import (
     EncodedPrompts,
     PromptEncoding,
@@ -30,7 +29,6 @@ from redrafter_jax.text.prompts import (
     rows_decoded,
     tokenize_to_length,
 )
-from redrafter_jax.text.tokenizer import read_tokenizer
 
 from .benchmark import Method, decode_batch, make_batches
 from .config import AcceptanceSettings, EvalSettings, RowSettings, TargetSettings, TuneSettings
@@ -40,26 +38,24 @@ Answer = Callable[[EncodedPrompts], Texts]
 
 
 class FoundTarget(NamedTuple):
-    """A target whose weights are not read yet, with its tokenizer and chat template."""
+    """A target whose weights are not read yet, with its chat template."""
 
     settings: TargetSettings
     mesh: Mesh | None
-    tokenizer: Tokenizer
+    files: TargetFiles
     template: ChatTemplate
-    target: TargetConfig
 
 
-def open_target(settings: TargetSettings) -> FoundTarget:
+def find_target(settings: TargetSettings) -> FoundTarget:
     """Read all of the target that the settings name but its weights.
 
     Raises:
       InputError: a file cannot be used, or there are not as many devices.
     """
-    mesh, name = settings.mesh.build(), settings.target
-    config = find_target(name).config  # first: it explains a folder of another kind
-    tokenizer = read_tokenizer(name)
-    template = load_template(settings.chat_template, name, tokenizer, "chat_template=")
-    return FoundTarget(settings, mesh, tokenizer, template, config)
+    mesh, files = settings.mesh.build(), open_target(settings.target)
+    files.match()  # first: it explains a folder of another kind
+    template = find_template(settings.chat_template, files, "chat_template=")
+    return FoundTarget(settings, mesh, files, template)
 
 
 class Questions(NamedTuple):
@@ -108,12 +104,12 @@ def read_questions(
     Raises:
       InputError: the prompts cannot be used, or do not fit.
     """
-    path, positions = found.settings.prompts, found.target.position_limit
+    path, positions = found.settings.prompts, found.files.config.position_limit
     prompts = read_prompts(path, rows.prompt_count, rows.turns if lengths is None else 1)
     for count in rows_decoded(prompts):
         _check_batches(count, batch_size, found.mesh)
-    limit, stops = rows.max_new_tokens, found.target.eos_token_ids
-    how = PromptEncoding(found.template, found.tokenizer, stops, limit, positions)
+    limit, stops = rows.max_new_tokens, found.files.config.eos_token_ids
+    how = PromptEncoding(found.template, found.files.tokenizer, stops, limit, positions)
     if lengths is None:
         return Questions(how, rows, batch_size, encode_prompts(how, prompts))
     if max(lengths) + limit > positions:
@@ -124,7 +120,7 @@ def read_questions(
     # The whole file, so that the last prompts too can be joined with further ones.
     source = read_prompts(path)
     token_rows = [
-        tokenize_to_length(source, found.tokenizer, row, lengths[row % len(lengths)])
+        tokenize_to_length(source, found.files.tokenizer, row, lengths[row % len(lengths)])
         for row in range(len(prompts))
     ]
     asked = EncodedPrompts(prompts, [1] * len(prompts), token_rows, "none", stops)
@@ -144,15 +140,15 @@ def load(
     Raises:
       InputError: a file or a prompt cannot be used, or the two models do not fit.
     """
-    found = open_target(settings)
+    found = find_target(settings)
     if settings.drafter is not None:
         drafter_config = find_drafter(settings.drafter).config
         for tree in drafts:
-            check_pair(found.target, drafter_config, tree)
+            check_pair(found.files.config, drafter_config, tree)
     questions = read_questions(found, settings, batch_size)
     if is_first():
         make_folder(settings.report_dir, "report_dir")
-    target = load_target(settings.target, settings.dtype, found.mesh)
+    target = found.files.load(settings.dtype, found.mesh)
     return target, partial(questions.encode_turns, target)
 
 

@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from redrafter_jax.checkpoints.found import find_drafter
-from redrafter_jax.checkpoints.huggingface import load_drafter, load_target
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead, check_pair
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.drafter_files import find_drafter, load_drafter
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.progress import track
@@ -24,7 +23,7 @@ from redrafter_jax.text.prompts import EncodedPrompts
 from . import metrics
 from .benchmark import Batch, Method, Run, decode_batch, make_batches
 from .config import ParitySettings
-from .loading import Questions, open_target, read_questions
+from .loading import Questions, find_target, read_questions
 from .metrics import answer_lines, count_accepted, describe_answers, first_divergence
 from .replay import EXPLANATION, TokenIndex, explain, replay
 from .report import make_table, number, show, write_report
@@ -56,17 +55,17 @@ def check_parity(settings: ParitySettings) -> None:
     Raises:
       InputError: a file or a prompt cannot be used.
     """
-    found, drafter_config = open_target(settings), find_drafter(settings.drafter).config
+    found, drafter_config = find_target(settings), find_drafter(settings.drafter).config
     questions: dict[str, Questions] = {}
     for name, case in settings.cases.items():
         with _case(name):
-            check_pair(found.target, drafter_config, case.tree)
+            check_pair(found.files.config, drafter_config, case.tree)
             questions[name] = read_questions(found, case, case.batch_size, case.prompt_tokens)
     if is_first():
         make_folder(settings.report_dir, "report_dir")
     measures: list[dict[str, Any]] = []
     for dtype in settings.dtypes:
-        target = load_target(settings.target, dtype, found.mesh)
+        target = found.files.load(dtype, found.mesh)
         drafter = load_drafter(settings.drafter, dtype, found.mesh)
         tolerance = getattr(settings.tolerance, dtype)
         asked: dict[str, EncodedPrompts] = {}
@@ -87,7 +86,7 @@ def check_parity(settings: ParitySettings) -> None:
     if is_first():
         path = settings.report_dir / "parity.json"
         verdict = _verdict(measures)
-        shapes = {"target": asdict(found.target), "drafter": asdict(drafter_config)}
+        shapes = {"target": asdict(found.files.config), "drafter": asdict(drafter_config)}
         measured = {"verdict": verdict, "cases": measures, **shapes}
         device = write_report(path, measured, settings, DEFINITIONS)["device"]
         heading = f"{settings.target} with {settings.drafter}\n{device}"

@@ -9,10 +9,10 @@ from jaxtyping import Float
 from rich.console import RenderableType
 from rich.text import Text
 
-from redrafter_jax.checkpoints.huggingface import load_drafter
-from redrafter_jax.checkpoints.tree_table import load_tree
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.drafters.base import RootOnly
+from redrafter_jax.files.drafter_files import load_drafter
+from redrafter_jax.files.tree_table import load_tree
 from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.progress import track
 from redrafter_jax.text.prompts import EncodedPrompts

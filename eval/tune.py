@@ -16,14 +16,14 @@ import numpy as np
 from rich.table import Table
 
 from redrafter_jax.acceptance import acceptance_length
-from redrafter_jax.checkpoints.download import TREE_TABLE
-from redrafter_jax.checkpoints.huggingface import load_drafter
-from redrafter_jax.checkpoints.tree_table import TreeTable, TunedTree, write_tree_table
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.drafter_files import load_drafter
+from redrafter_jax.files.locate import TREE_TABLE
+from redrafter_jax.files.tree_table import TreeTable, TunedTree, write_tree_table
 from redrafter_jax.models.target import Target
 from redrafter_jax.progress import progress
 from redrafter_jax.text.prompts import read_prompts

@@ -18,7 +18,6 @@ from pydantic import (
     model_validator,
 )
 
-from redrafter_jax.checkpoints.tree_table import as_tuples
 from redrafter_jax.config import (
     Cell,
     Head,
@@ -31,6 +30,7 @@ from redrafter_jax.config import (
 )
 from redrafter_jax.drafters.base import check_context_layers
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.tree_table import as_tuples
 from redrafter_jax.parallel.mesh import make_mesh
 from redrafter_jax.settings.files import Settings
 

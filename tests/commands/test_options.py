@@ -6,12 +6,12 @@ import pytest
 from tiny_folders import PairFolders, write_pair
 
 from redrafter_jax import TreeConfig
-from redrafter_jax.checkpoints.tree_table import TreeTable, TunedTree, write_tree_table
 from redrafter_jax.commands.arguments import read_arguments
 from redrafter_jax.commands.options import open_session
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.files.tree_table import TreeTable, TunedTree, write_tree_table
 from redrafter_jax.models.target import Target
 
 TUNED = TreeConfig(beam_width=2, draft_rounds=3, num_nodes=5)

@@ -11,13 +11,13 @@ from eval import tune
 from eval.commands import evaluate
 from eval.tune import Candidate, choose
 from redrafter_jax import InputError, TreeConfig, load_tree, save_drafter
-from redrafter_jax.checkpoints.tree_table import (
+from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.files.tree_table import (
     TreeTable,
     TunedTree,
     find_tree_table,
     write_tree_table,
 )
-from redrafter_jax.drafters.head_drafter import LoadedHead
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

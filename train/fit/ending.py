@@ -7,9 +7,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from redrafter_jax.checkpoints.download import TREE_TABLE
-from redrafter_jax.checkpoints.tree_table import as_tuples, find_tree_table, write_tree_table
 from redrafter_jax.config import TreeConfig
+from redrafter_jax.files.locate import TREE_TABLE
+from redrafter_jax.files.tree_table import as_tuples, find_tree_table, write_tree_table
 from redrafter_jax.verdict import Texts, Verdict, Way, judge
 
 from .plan import FitPlan
