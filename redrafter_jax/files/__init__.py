@@ -1,12 +1,12 @@
 """Models from files and to files.
 
-`huggingface` loads and saves; `found` is what is known of a model before its weights are loaded;
-`stored` reads a weight, whatever its format, to a device or to each device of a mesh.
+`target_files` opens a target: `open_target` returns the files of a path or hub id, of which each
+is read when it is first needed and remembered. There are two formats, folders of the Hugging Face
+hub (`folder`) and GGUF files (`gguf`). To add one, write a subclass of `TargetFiles` and a line in
+`open_target`. `drafter_files` loads and saves drafters; to add a kind of them, write a line in its
+table `DRAFTERS`, by the `model_type` of `config.json`, and a reader of the kind's configuration.
 
-A file format states three things about a model before any weight is loaded: where it lies, its
-configuration, and its weights (`stored.StoredWeight`) by their names in Hugging Face's layout.
-There are two formats, folders of the Hugging Face hub and GGUF files. To add one, write a module
-that returns these three, and a line in `found._describe`. To add a kind of drafter, write a line
-in `found.DRAFTERS`, by the `model_type` of its `config.json`, and a reader of its configuration,
-such as `medusa`.
+`parameters` matches the parameters of a model with the weights in files (`stored.StoredWeight`),
+which have their names in Hugging Face's layout, and loads them to a device or to each device of a
+mesh.
 """

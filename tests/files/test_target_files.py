@@ -1,7 +1,10 @@
-"""Targets in files, as Hugging Face has them, and folders that cannot be used."""
+"""Targets in files: each file read once, as Hugging Face stores them, and unusable folders."""
 
 import io
 import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,15 @@ from places import GOLDENS
 from safetensors.flax import load_file as load_arrays
 from safetensors.numpy import load_file, save_file
 from tiny_folders import damaged, write_index
+from tiny_gguf import CONFIG as GGUF_CONFIG
+from tiny_gguf import tokenizer_fields, write_random
 from tiny_models import assert_same, cast, random_target, stored_shapes, tiny_config
+from transformers import AutoTokenizer
 
 from redrafter_jax import InputError, load_target, save_target
+from redrafter_jax.files import folder, gguf
+from redrafter_jax.files.convert import convert
+from redrafter_jax.serving.server import Server
 
 GOLDEN_FOLDERS = sorted((GOLDENS / "families").iterdir())
 CONFIG = tiny_config(head_dim=6)
@@ -183,3 +192,70 @@ def test_an_index_that_does_not_fit_its_shards(
     write_index(path, changes)
     with pytest.raises(InputError, match=sentence):
         load_target(target_folder)
+
+
+TEMPLATE = "{% for turn in messages %}{{ turn.content }}{% endfor %}"
+
+
+def write_gguf_chat(folder: Path) -> Path:
+    config = replace(GGUF_CONFIG, vocab_size=900, max_position_embeddings=512)
+    fields = tokenizer_fields("smollm") | {"tokenizer.chat_template": TEMPLATE}
+    write_random(folder / "model.gguf", "F16", config, **fields)
+    return folder / "model.gguf"
+
+
+def write_folder_chat(folder: Path) -> Path:
+    convert(write_gguf_chat(folder), folder / "model")
+    (folder / "model" / "generation_config.json").write_text("{}")
+    return folder / "model"
+
+
+@pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize("command", ["generate", "serve"])
+@pytest.mark.parametrize(
+    ("write", "parsed"),
+    [
+        (write_gguf_chat, {"read_header": 1, "gguf_tokenizer": 1}),
+        (
+            write_folder_chat,
+            {"config.json": 1, "generation_config.json": 1, "AutoTokenizer": 1},
+        ),
+    ],
+)
+def test_a_command_parses_each_file_of_its_target_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    run_redrafter: Any,
+    write: Callable[[Path], Path],
+    parsed: dict[str, int],
+    command: str,
+) -> None:
+    counts = Counter[str]()
+    path = write(tmp_path)
+
+    def count(place: Any, name: str) -> None:
+        parse = getattr(place, name)
+
+        def counted(*given: Any, **more: Any) -> Any:
+            counts[given[0].name if name == "read_json" else name] += 1
+            return parse(*given, **more)
+
+        monkeypatch.setattr(place, name, counted)
+
+    for place, name in ((gguf, "read_header"), (gguf, "gguf_tokenizer"), (folder, "read_json")):
+        count(place, name)
+
+    def from_pretrained(*given: Any, **more: Any) -> Any:
+        counts["AutoTokenizer"] += 1
+        return load(*given, **more)
+
+    load = AutoTokenizer.from_pretrained
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", from_pretrained)
+    # Ready to serve, it ends.
+    monkeypatch.setattr(Server, "run", lambda _, sockets: [one.close() for one in sockets])
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    rest = ["--prompt", "the", "--max-new-tokens", "1", "--chat"] if command == "generate" else []
+    rest += ["--port", "0", "--context-length", "64"] if command == "serve" else []
+    code, _, err = run_redrafter(command, "--target", str(path), "--no-drafter", *rest)
+    assert code == 0, err
+    assert counts == parsed
