@@ -19,6 +19,7 @@ from eval.commands import evaluate
 from eval.measured import open_measured
 from redrafter_jax import InputError, PromptLookup, SamplingConfig, TreeConfig
 from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.files.target_files import TargetFiles
 from redrafter_jax.models.target import Target
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -250,7 +251,7 @@ def test_a_killed_run_goes_on_to_a_report_that_holds_every_measurement_once(
 def test_measurements_of_something_else_are_refused(
     resumed: Path, overrides: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr("eval.compare.load_target")
+    monkeypatch.delattr(TargetFiles, "load")
     with pytest.raises(InputError, match=sentence):
         evaluate(["compare", f"--config={resumed.parent / 'compare.yaml'}", *overrides])
 

@@ -11,7 +11,7 @@ from tiny_folders import add_template, decode, encode
 from eval.abstract import abstract_target
 from eval.benchmark import make_batches
 from eval.config import EvalSettings, RowSettings
-from eval.loading import load, open_target, read_questions
+from eval.loading import find_target, load, read_questions
 from redrafter_jax import SamplingConfig, generate_autoregressive
 from redrafter_jax.models.target import Target
 from redrafter_jax.text.prompts import EncodedPrompts
@@ -26,8 +26,8 @@ def settings(tmp_path: Path, pair_settings: dict[str, Any]) -> dict[str, Any]:
 def asked_by(settings: dict[str, Any], **changes: Any) -> EncodedPrompts:
     lengths = changes.pop("lengths", None)
     parsed = EvalSettings.model_validate(settings | changes)
-    found = open_target(parsed)
-    target = abstract_target(found.target, "float32")  # there is nothing to answer
+    found = find_target(parsed)
+    target = abstract_target(found.files.config, "float32")  # there is nothing to answer
     return read_questions(found, parsed, None, lengths).encode_turns(target, SamplingConfig())
 
 
@@ -48,7 +48,7 @@ def test_prompts_are_asked_in_the_template_that_the_tokenizer_brings_unless_told
 
 
 def test_answers_end_at_end_tokens_unless_told_never_to(settings: dict[str, Any]) -> None:
-    config = open_target(EvalSettings.model_validate(settings)).target
+    config = find_target(EvalSettings.model_validate(settings)).files.config
     assert asked_by(settings).stop_tokens == config.eos_token_ids
     assert asked_by(settings, stop="never").stop_tokens == ()
 

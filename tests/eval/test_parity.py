@@ -20,6 +20,7 @@ from redrafter_jax import SamplingConfig
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.files.target_files import TargetFiles
 from redrafter_jax.models.target import Decoder, Target
 from redrafter_jax.parallel.collectives import shard_start
 from redrafter_jax.parallel.mesh import place
@@ -124,7 +125,7 @@ def run_uneven(
 
     def run_with(nudge: float, *overrides: str) -> tuple[int, dict[str, Any]]:
         target = with_twins(habitual_target, token, nudge)
-        monkeypatch.setattr(parity, "load_target", lambda name, dtype, mesh: place(target, mesh))
+        monkeypatch.setattr(TargetFiles, "load", lambda files, dtype, mesh: place(target, mesh))
         return run(config, tmp_path, *overrides)
 
     return run_with
