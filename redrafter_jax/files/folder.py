@@ -39,7 +39,7 @@ class FolderFiles(TargetFiles):
         generation = (path, read_json(path)) if path.is_file() else None
         return target_config(fields, self.described_by, generation)
 
-    @property
+    @cached_property
     def described_by(self) -> Path:
         return self.path / "config.json"
 

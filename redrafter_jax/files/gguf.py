@@ -60,7 +60,7 @@ class GgufFiles(TargetFiles):
     def config(self) -> TargetConfig:
         return target_config(self.fields, self.path)
 
-    @property
+    @cached_property
     def described_by(self) -> Path:
         return self.header.path
 

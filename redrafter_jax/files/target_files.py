@@ -42,65 +42,29 @@ class TargetFiles(ABC):
     """The files of a target; each format of files is a subclass, and `open_target` chooses.
 
     What is read is remembered, so that a command that is handed this object parses nothing twice.
+    Reading an attribute raises `InputError` where its file is missing, damaged or not supported.
 
     Attributes:
       name: the path or hub id, as the user wrote it.
       path: the folder, or the GGUF file.
+      described_by: the file that states the configuration.
+      fields: the fields of `config.json`, those of a GGUF header as transformers would spell them.
+      config: the configuration; no weight is read.
+      tokenizer: what makes tokens of texts and texts of tokens, by transformers' rules.
+      transformers_tokenizer: the same as transformers loads it, which also renders chat templates.
+      template: the chat templates that come with it: one in Jinja, several by name, or None.
     """
+
+    described_by: cached_property[Path]
+    fields: cached_property[dict[str, Any]]
+    config: cached_property[TargetConfig]
+    tokenizer: cached_property[Tokenizer]
+    transformers_tokenizer: cached_property[Any]
+    template: cached_property[Any]
 
     def __init__(self, name: str | Path, path: Path) -> None:
         self.name, self.path = str(name), path
         self._matched: dict[bool, MatchedModel] = {}
-
-    @cached_property
-    @abstractmethod
-    def fields(self) -> dict[str, Any]:
-        """The fields of `config.json`, those of a GGUF header as transformers would spell them.
-
-        Raises:
-          InputError: the file is missing, damaged, or of a kind that is not supported.
-        """
-
-    @cached_property
-    @abstractmethod
-    def config(self) -> TargetConfig:
-        """The configuration; no weight is read.
-
-        Raises:
-          InputError: the file that states it is missing, or the architecture is not supported.
-        """
-
-    @cached_property
-    @abstractmethod
-    def tokenizer(self) -> Tokenizer:
-        """What makes tokens of texts and texts of tokens, by transformers' rules.
-
-        Raises:
-          InputError: there is no such file, or it is no tokenizer.
-        """
-
-    @cached_property
-    @abstractmethod
-    def transformers_tokenizer(self) -> Any:
-        """The same tokenizer as transformers loads it, which also renders chat templates.
-
-        Raises:
-          InputError: there is none, or transformers cannot load it.
-        """
-
-    @cached_property
-    @abstractmethod
-    def template(self) -> Any:
-        """The chat templates that come with the tokenizer: one in Jinja, several by name, or None.
-
-        Raises:
-          InputError: the tokenizer cannot be loaded.
-        """
-
-    @property
-    @abstractmethod
-    def described_by(self) -> Path:
-        """The file that states the configuration."""
 
     @abstractmethod
     def stored_weights(self, *, keep_quantized: bool) -> tuple[Path, Mapping[str, StoredWeight]]:

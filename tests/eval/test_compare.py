@@ -245,7 +245,7 @@ def test_a_killed_run_goes_on_to_a_report_that_holds_every_measurement_once(
         (["max_new_tokens=9", "first_seed=2"], r"max_new_tokens 8 \(now 9\), first_seed 0 \(now 2"),
         (["turns=1"], r'prompts, turns "all" \(now 1\);'),
         (["drafters.head.tree.beam_width=3"], r"other settings: drafters\.head;"),
-        (["drafters={lookup: {draft: {lookup_tokens: 3}}}"], r"settings: drafters\.head;"),
+        (["drafters={lookup: {tree: {lookup_tokens: 3}}}"], r"settings: drafters\.head;"),
     ],
 )
 def test_measurements_of_something_else_are_refused(
