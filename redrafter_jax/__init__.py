@@ -4,14 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from redrafter_jax.config import (
-        MedusaConfig,
-        RecurrentConfig,
-        SamplingConfig,
-        TargetConfig,
-        TreeConfig,
-    )
+    from redrafter_jax.config import SamplingConfig, TargetConfig, TreeConfig
     from redrafter_jax.drafters.lookup import PromptLookup
+    from redrafter_jax.drafters.medusa import MedusaConfig
+    from redrafter_jax.drafters.recurrent import RecurrentConfig
     from redrafter_jax.errors import InputError
     from redrafter_jax.files.drafter_files import load_drafter, save_drafter
     from redrafter_jax.files.target_files import load_target, load_tokenizer, save_target
@@ -49,8 +45,10 @@ _MODULES = {
     "files.drafter_files": ("load_drafter", "save_drafter"),
     "files.target_files": ("load_target", "load_tokenizer", "save_target"),
     "files.tree_table": ("load_tree",),
-    "config": ("TreeConfig", "RecurrentConfig", "MedusaConfig", "SamplingConfig", "TargetConfig"),
+    "config": ("TreeConfig", "SamplingConfig", "TargetConfig"),
     "drafters.lookup": ("PromptLookup",),
+    "drafters.medusa": ("MedusaConfig",),
+    "drafters.recurrent": ("RecurrentConfig",),
     "errors": ("InputError",),
     "generation": ("Generation", "generate", "generate_autoregressive"),
     "parallel.mesh": ("make_mesh",),

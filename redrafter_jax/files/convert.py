@@ -12,16 +12,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from redrafter_jax.config import (
-    HeadConfig,
-    MedusaConfig,
-    Quantization,
-    RecurrentConfig,
-    TargetConfig,
-    WeightFormat,
-)
+from redrafter_jax.config import Quantization, WeightFormat
+from redrafter_jax.drafters.kinds import kind_of
 from redrafter_jax.errors import InputError
-from redrafter_jax.files.drafter_files import drafter_kind, find_drafter, medusa_fields
+from redrafter_jax.files.drafter_files import drafter_kind, find_drafter
 from redrafter_jax.files.gguf import GgufFiles
 from redrafter_jax.files.locate import SINGLE_FILE, TREE_TABLE
 from redrafter_jax.files.parameters import MatchedModel, dotted
@@ -76,7 +70,7 @@ def convert(
             "to, or leave the option out if it is quantized already."
         )
     stated: dict[str, object] = files.fields
-    is_drafter = drafter_kind(stated) is not None
+    is_drafter = drafter_kind(source, stated) is not None
     found = find_drafter(source) if is_drafter else files.match(keep_quantized=keep_quantized)
     forms = _formats(found, quantization)
     is_quantized = any(weight.scale is not None for weight in found.weights)
@@ -152,19 +146,19 @@ def _formats(found: MatchedModel, quantization: Quantization | None) -> dict[str
 
 def _quantized_fields(found: MatchedModel, quantization: Quantization) -> dict[str, Any]:
     """What `config.json` states of a quantized model; sizes too where only the weights had them."""
-    sizes = medusa_fields(found.config) if isinstance(found.config, MedusaConfig) else {}
+    kind = kind_of(found.config)
+    sizes = kind.files.fields(found.config) if kind and kind.files else {}
     return {**sizes, "quantization_config": {"quant_method": QUANT_METHOD, **asdict(quantization)}}
 
 
-def _beyond_apple(config: TargetConfig | HeadConfig, quantized: bool) -> list[str]:
-    """What a drafter has that Apple's layout does not."""
-    match config:
-        case RecurrentConfig():
-            return sorted([*config.beyond_apple, *["quantized weights"] * quantized])
-        case MedusaConfig():
-            return ["Medusa heads"]
-        case TargetConfig():
-            return []
+def _beyond_apple(config: Any, quantized: bool) -> list[str]:
+    """What a drafter has that Apple's layout does not; nothing of a target."""
+    kind = kind_of(config)
+    if kind is None or kind.files is None:
+        return []
+    if kind.files.beyond_apple is None:
+        return [kind.title]
+    return sorted([*kind.files.beyond_apple(config), *["quantized weights"] * quantized])
 
 
 def _write_weights(

@@ -4,7 +4,7 @@ The hub's client, which takes half a second to import, is imported where it is u
 """
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.files.fields import read_json
 
 # Other files of a repository hold the same weights again, in other formats.
-_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin", "medusa_lm_head.*")
+_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 # Beside a drafter's `config.json`; see `redrafter_jax.files.tree_table`.
 TREE_TABLE = "draft.yaml"
 SINGLE_FILE = "model.safetensors"
@@ -82,25 +82,27 @@ def refuse_outer_folder(folder: Path, needed: str) -> None:
         )
 
 
-def locate_weights(name: str | Path, folder: Path) -> Path:
+def locate_weights(name: str | Path, folder: Path, others: Sequence[str] = ()) -> Path:
     """The folder with the weights; the hub's are downloaded now, after their description is read.
 
     Args:
       name: what the user wrote.
       folder: where `locate` found its description.
+      others: names of files that may hold the weights too, as some drafters' are called.
 
     Raises:
       InputError: the hub does not give the weights.
     """
+    files = (*_WEIGHTS, *others)
     if Path(name).is_dir():
-        _refuse_adapter(folder, *_WEIGHTS)
+        _refuse_adapter(folder, *files)
         return folder
     # The folder is named after the commit, so that description and weights are of one.
-    for pattern in _WEIGHTS:
+    for pattern in files:
         folder = _download(str(name), pattern, revision=folder.name)
         if any(folder.glob(pattern)):
             return folder
-    _refuse_adapter(folder, *_WEIGHTS)
+    _refuse_adapter(folder, *files)
     raise InputError(
         f"The hub's {str(name)!r} has no weights as safetensors or .bin; of a repository of GGUF "
         f"files download one by `hf download {name} FILE.gguf`, and give its path."

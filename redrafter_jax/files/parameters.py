@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -42,12 +43,13 @@ class Layout(NamedTuple):
     Attributes:
       module: function from a configuration to a module that holds parameters and nothing else.
       stored_name: function from a configuration and a parameter's dotted name to the weight's name.
-      layers: the field of the configuration that counts layers.
+      layers: fields of the configuration whose product is the number of layers; there cannot be
+        more of them than weights in the files.
     """
 
     module: Callable[..., nnx.Module]
     stored_name: Callable[[Any, str], str]
-    layers: str
+    layers: tuple[str, ...]
 
 
 class Parameter(NamedTuple):
@@ -139,11 +141,12 @@ def match_weights(
     Raises:
       InputError: a weight is missing, of another shape, or has no place in the model.
     """
-    layers = getattr(config, layout.layers)
-    if layers > len(stored):  # before so many are made
+    counts = {name: getattr(config, name) for name in layout.layers}
+    if prod(max(count, 1) for count in counts.values()) > len(stored):  # before so many are made
+        stated = " and ".join(f"{name}={count}" for name, count in counts.items())
         raise InputError(
-            f"{described_by} states {layout.layers}={layers}, but the files hold "
-            f"{len(stored)} weights; they do not belong together."
+            f"{described_by} states {stated}, but the files hold {len(stored)} weights; they do "
+            "not belong together."
         )
     graphdef, parameters = _parameters(config, layout)
     weights = []

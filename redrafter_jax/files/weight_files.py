@@ -29,8 +29,6 @@ _OTHERWISE = (
     "the model folder is incomplete, or holds its weights in another format than safetensors and "
     f"{TORCH_FILE} and must be converted first"
 )
-# Of Medusa's heads, beside which their target does not lie.
-MEDUSA_FILE, TORCH_MEDUSA_FILE = "medusa_lm_head.safetensors", "medusa_lm_head.pt"
 # Safetensors' names of the dtypes that can be asked for.
 DTYPES = {"float32": "F32", "bfloat16": "BF16"}
 _DTYPE_NAMES = {str(dtype): name for name, dtype in READ_DTYPES.items() if name != "I4"} | {
@@ -38,30 +36,25 @@ _DTYPE_NAMES = {str(dtype): name for name, dtype in READ_DTYPES.items() if name 
 }
 
 
-def find_weights(folder: Path) -> dict[str, StoredWeight]:
+def find_weights(folder: Path, others: Sequence[str] = ()) -> dict[str, StoredWeight]:
     """Every weight of a model folder: of its one file, or of the shards that its index names.
 
     Only headers are read. Of a folder that holds both, safetensors are taken and PyTorch's `.bin`
-    files are not looked at: they are the same weights again, as transformers has it. Medusa's files
-    are read where there are neither.
+    files are not looked at: they are the same weights again, as transformers has it. The `others`,
+    as some drafters' files are called, are read where there are neither.
 
     Raises:
       InputError: a file is missing or truncated, there are two sources, or index and shards
         disagree.
     """
-    readers = {
-        SINGLE_FILE: _read_safetensors,
-        TORCH_FILE: read_torch_file,
-        MEDUSA_FILE: _read_safetensors,
-        TORCH_MEDUSA_FILE: read_torch_file,
-    }
     present = [
         name
-        for name in readers
+        for name in (SINGLE_FILE, TORCH_FILE, *others)
         if (folder / name).exists() or (folder / f"{name}.index.json").exists()
     ]
     file = (present or [SINGLE_FILE])[0]
-    read, single, index = readers[file], folder / file, folder / f"{file}.index.json"
+    read = _read_safetensors if file.endswith(".safetensors") else read_torch_file
+    single, index = folder / file, folder / f"{file}.index.json"
     if not index.is_file():
         return read(single)
     if single.is_file():

@@ -29,10 +29,10 @@ from eval.step_parts import StepPart, StepTimer, begin_step, reset_state, run_pa
 from pallas_kernels.aot import compile_on, gpu_mesh
 from pallas_kernels.timing import empty_like, take_turns
 from redrafter_jax import InputError, SamplingConfig, TreeConfig
-from redrafter_jax.config import RecurrentConfig
 from redrafter_jax.decoding.step import decode_step
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.recurrent import RecurrentConfig
 from redrafter_jax.models.target import Target
 from redrafter_jax.requests import Batch, pad_requests
 from redrafter_jax.serving.messages import Counters

@@ -18,6 +18,8 @@ from torch_archives import write_archive
 
 from redrafter_jax import InputError, MedusaConfig, RecurrentConfig, load_drafter, save_drafter
 from redrafter_jax.files.convert import convert
+from redrafter_jax.files.drafter_files import find_drafter
+from redrafter_jax.files.fields import read_json
 
 D, V = 8, 13
 CONFIG = RecurrentConfig(V, D, exit_dim=5, num_draft_layers=1)
@@ -154,15 +156,11 @@ def test_a_full_disk_is_one_sentence_and_keeps_what_was_there(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"model_type": "llama"}, "'llama'; .* states 'recurrent_drafting_drafter' or 'medusa'"),
         ({"exit_dim": 6}, r"has shape .*5.*, its configuration asks for .*6.*\.$"),
-        # Refused before so many are made.
-        ({"num_draft_layers": 10**9}, "states num_draft_layers=1000000000, but the files hold"),
-        # A constant that is not stated is not guessed.
-        *(({name: ...}, f"does not state '{name}'") for name in ("exit_dim", "rnn")),
+        ({"exit_dim": ...}, "does not state 'exit_dim'"),
         ({"cell": "lstm"}, r"cell is 'lstm'; it must be one of simple, gru, sum\.$"),
         ({"head": []}, r"states head=\[\]; it must be a string\.$"),
-        ({"rnn": False, "cell": "gru"}, r"rnn=False and cell='gru', which contradict each other"),
+        ({"rnn": False, "cell": "gru"}, r"cell is 'gru' and rnn is False, which contradict"),
         ({"head": "low_rank", "head_rank": 2.5}, r"head_rank=2\.5; it must be a whole number"),
         ({"draft_tokens": 7}, "draft_tokens=7; it must be a list"),
         ({"draft_tokens": [0, True]}, r"states True in 'draft_tokens'; they must be integers"),
@@ -201,19 +199,6 @@ def test_heads_are_stored_under_the_names_of_their_authors(tmp_path: Path) -> No
         "torch_dtype": "bfloat16",
     }
     assert_same(load_drafter(tmp_path, dtype="bfloat16"), heads)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        MedusaConfig(V, D, 3, 0, draft_tokens=(0, 5, 12)),
-        MedusaConfig(V, D, 1, 2, draft_tokens=(1, 2), head="target"),
-    ],
-    ids=str,
-)
-def test_what_is_saved_comes_back(tmp_path: Path, config: MedusaConfig) -> None:
-    save_drafter(random_drafter(config), tmp_path)
-    assert_same(load_drafter(tmp_path, dtype="float32"), random_drafter(config))
 
 
 @pytest.fixture
@@ -269,7 +254,7 @@ def test_published_heads_become_safetensors_as_they_are(published: Path, tmp_pat
     [
         ({"medusa_num_heads": 4}, r"holds no weight '3\.0\.linear\.\w+'; the model is incomplete"),
         ({"medusa_num_heads": "2"}, r"states medusa_num_heads='2'; it must be a whole number"),
-        ({"medusa_num_heads": 10**9}, r"medusa_num_heads=1000000000 and .* hold 15 weights"),
+        ({"medusa_num_heads": 10**9}, r"num_heads=1000000000 and .* hold 15 weights"),
         ({"medusa_num_layers": 1}, r"no matrix '0\.1\.weight', the vocabulary projection that"),
         ({"medusa_num_layers": ...}, r"does not state 'medusa_num_layers', and it has no default"),
         ({"model_type": "medusa"}, r"does not state 'vocab_size', and it has no default"),
@@ -291,3 +276,19 @@ def test_heads_that_are_not_what_their_config_says(
     change_json(published / "config.json", **fields)
     with pytest.raises(InputError, match=sentence):
         load_drafter(published)
+
+
+def test_a_drafters_description_is_read_once(
+    published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_drafter(random_drafter(CONFIG), tmp_path / "saved")
+    read: list[Path] = []
+
+    def counted(path: Path) -> dict[str, Any]:
+        read.append(path)
+        return read_json(path)
+
+    monkeypatch.setattr("redrafter_jax.files.drafter_files.read_json", counted)
+    for folder in (published, tmp_path / "saved"):
+        find_drafter(folder)
+    assert read == [published / "config.json", tmp_path / "saved" / "config.json"]

@@ -25,7 +25,8 @@ from redrafter_jax import (
     save_drafter,
     save_target,
 )
-from redrafter_jax.config import MedusaConfig, Quantization
+from redrafter_jax.config import Quantization
+from redrafter_jax.drafters.medusa import MedusaConfig
 from redrafter_jax.files.convert import convert
 from redrafter_jax.files.gguf import BLOCK_KINDS
 from redrafter_jax.files.target_files import open_target

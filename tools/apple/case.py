@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from redrafter_jax.config import RecurrentConfig
 from redrafter_jax.drafters.bind import init_drafter
+from redrafter_jax.drafters.recurrent import RecurrentConfig
 from redrafter_jax.files.drafter_files import load_drafter, save_drafter
 from redrafter_jax.files.target_files import load_target, save_target
 from redrafter_jax.models.target import Target
