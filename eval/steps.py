@@ -90,7 +90,7 @@ def measure(
     short: dict[Timing, int] = dict.fromkeys(("finish", "noise"), settings.short_turns)
     timed = time_parts(
         target,
-        [bind_drafter(drafter, tree)],
+        bind_drafter(drafter, tree),
         settings.samplings,
         batch_size,
         slots,
@@ -98,8 +98,8 @@ def measure(
         cached=cached,
         repeats=settings.repeats,
     )
-    first = timed[0][0]["step"]
-    for sampling, (own,) in zip(settings.samplings, timed, strict=True):
+    first = timed[0]["step"]
+    for sampling, own in zip(settings.samplings, timed, strict=True):
         yield {
             **asdict(tree),
             "batch_size": batch_size,
