@@ -43,8 +43,7 @@ def config(tmp_path: Path, pair_settings: dict[str, Any], drafter: LoadedHead) -
     head = {"drafter": values.pop("drafter"), "tree": "auto"}
     compared = {"batch_size": 2, "drafters": {"head": head}}
     write_yaml(tmp_path / "compare.yaml", values | compared)
-    tuned["drafter"] = head["drafter"]
-    return write_yaml(tmp_path / "tune.yaml", values | tuned)
+    return write_yaml(tmp_path / "tune.yaml", values | tuned | {"drafter": head["drafter"]})
 
 
 @pytest.mark.long
