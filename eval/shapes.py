@@ -23,7 +23,7 @@ from redrafter_jax.settings.sections import (
     SamplingSettings,
 )
 
-from .tree_grid import TreeGrid
+from .config import TreeGrid
 
 
 class TargetShape(BuildableSettings):

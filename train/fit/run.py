@@ -244,7 +244,7 @@ class _Fit:
     def _measure(self) -> None:
         self._keep(spent=self.used())
         drafters = {
-            name: {"drafter": str(self._drafter), "draft": tree}
+            name: {"drafter": str(self._drafter), "tree": tree}
             for name, tree in finalists(self._folder).items()
         }
         values = decode_settings(self.plan, self._folder, "report", "held_out")

@@ -10,8 +10,8 @@ from tiny_folders import add_template, decode, encode
 
 from eval.abstract import abstract_target
 from eval.benchmark import make_batches
-from eval.config import EvalSettings, RowSettings
-from eval.loading import find_target, load, read_questions
+from eval.config import RowSettings, TuneSettings
+from eval.questions import find_target, read_questions
 from redrafter_jax import SamplingConfig, generate_autoregressive
 from redrafter_jax.models.target import Target
 from redrafter_jax.text.prompts import EncodedPrompts
@@ -25,7 +25,7 @@ def settings(tmp_path: Path, pair_settings: dict[str, Any]) -> dict[str, Any]:
 
 def asked_by(settings: dict[str, Any], **changes: Any) -> EncodedPrompts:
     lengths = changes.pop("lengths", None)
-    parsed = EvalSettings.model_validate(settings | changes)
+    parsed = TuneSettings.model_validate(settings | changes)
     found = find_target(parsed)
     target = abstract_target(found.files.config, "float32")  # there is nothing to answer
     return read_questions(found, parsed, None, lengths).encode_turns(target, SamplingConfig())
@@ -48,7 +48,7 @@ def test_prompts_are_asked_in_the_template_that_the_tokenizer_brings_unless_told
 
 
 def test_answers_end_at_end_tokens_unless_told_never_to(settings: dict[str, Any]) -> None:
-    config = find_target(EvalSettings.model_validate(settings)).files.config
+    config = find_target(TuneSettings.model_validate(settings)).files.config
     assert asked_by(settings).stop_tokens == config.eos_token_ids
     assert asked_by(settings, stop="never").stop_tokens == ()
 
@@ -60,9 +60,9 @@ def test_second_turns_stand_behind_the_baselines_answers_under_the_same_sampling
     questions = [["abc", "de"], ["w"], ["mnop", "kk"]]
     prompts = tmp_path / "question.jsonl"
     prompts.write_text("".join(json.dumps({"turns": turns}) + "\n" for turns in questions))
-    changes = {"prompts": str(prompts), "dtype": "float32", "first_seed": 5}
-    _, ask = load(EvalSettings.model_validate(settings | changes), [], 1)
-    asked = ask(sampling)
+    parsed = TuneSettings.model_validate(settings | {"prompts": str(prompts), "first_seed": 5})
+    read = read_questions(find_target(parsed), parsed, 1)
+    asked = read.encode_turns(habitual_target, sampling)
     assert asked.rows[:3] == [encode(f"{turns[0]}\n") for turns in questions]
     answers = generate_autoregressive(
         habitual_target, asked.rows[:3], max_new_tokens=9, sampling=sampling, seeds=[5, 6, 7]

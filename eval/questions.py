@@ -6,18 +6,11 @@ from typing import NamedTuple
 
 from jax.sharding import Mesh
 
-from redrafter_jax.command_line import make_folder
-from redrafter_jax.config import SamplingConfig, TargetConfig, TreeConfig
-from redrafter_jax.drafters.base import Drafter, RootOnly
-from redrafter_jax.drafters.bind import bind_drafter
-from redrafter_jax.drafters.head_drafter import LoadedHead, check_pair
-from redrafter_jax.drafters.lookup import PromptLookup
+from redrafter_jax.config import SamplingConfig
 from redrafter_jax.errors import InputError
-from redrafter_jax.files.drafter_files import find_drafter
 from redrafter_jax.files.target_files import TargetFiles, open_target
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_rows, data_shards
-from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.progress import track
 from redrafter_jax.text.chat_template import ChatTemplate, find_template
 from redrafter_jax.text.prompts import (
@@ -30,8 +23,8 @@ from redrafter_jax.text.prompts import (
     tokenize_to_length,
 )
 
-from .benchmark import Method, decode_batch, make_batches
-from .config import AcceptanceSettings, EvalSettings, RowSettings, TargetSettings, TuneSettings
+from .benchmark import baseline, decode_batch, make_batches
+from .config import RowSettings, TargetSettings
 
 Texts = Sequence[Sequence[int]]
 Answer = Callable[[EncodedPrompts], Texts]
@@ -83,8 +76,7 @@ class Questions(NamedTuple):
         def answer(asked: EncodedPrompts) -> Texts:
             batches = make_batches(asked, self.batch_size, sampling, self.rows)
             work = track(batches, len(batches), f"answer turn {asked.turns[0]} for the next")
-            method = Method(target, RootOnly())
-            return [row for batch in work for row in decode_batch(method, batch).tokens]
+            return [row for batch in work for row in decode_batch(baseline(target), batch).tokens]
 
         answer_turn = answer if recall is None else partial(recall, answer)
         encoded = encode_later_turns(self.how, self.first, answer_turn)
@@ -125,42 +117,6 @@ def read_questions(
     ]
     asked = EncodedPrompts(prompts, [1] * len(prompts), token_rows, "none", stops)
     return Questions(how, rows, batch_size, asked)
-
-
-def load(
-    settings: EvalSettings | AcceptanceSettings | TuneSettings,
-    drafts: Sequence[TreeConfig],
-    batch_size: int | None,
-) -> tuple[Target, Callable[[SamplingConfig], EncodedPrompts]]:
-    """Check everything that the settings name, make the folder of the report, load the target.
-
-    Returns:
-      The target, and a function from a sampling to the encoded prompts.
-
-    Raises:
-      InputError: a file or a prompt cannot be used, or the two models do not fit.
-    """
-    found = find_target(settings)
-    if settings.drafter is not None:
-        drafter_config = find_drafter(settings.drafter).config
-        for tree in drafts:
-            check_pair(found.files.config, drafter_config, tree)
-    questions = read_questions(found, settings, batch_size)
-    if is_first():
-        make_folder(settings.report_dir, "report_dir")
-    target = found.files.load(settings.dtype, found.mesh)
-    return target, partial(questions.encode_turns, target)
-
-
-def bind(target: TargetConfig, drafter: LoadedHead | None, tree: TreeConfig) -> Drafter:
-    """The drafter of these trees; without a model prompt lookup alone.
-
-    Raises:
-      InputError: it does not fit the target, as when trees are deeper than that has positions.
-    """
-    bound = PromptLookup(tree.lookup_tokens) if drafter is None else bind_drafter(drafter, tree)
-    bound.check(target)
-    return bound
 
 
 def _check_batches(count: int, batch_size: int | None, mesh: Mesh | None) -> None:
