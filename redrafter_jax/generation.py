@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from redrafter_jax.acceptance import acceptance_length
-from redrafter_jax.checkpoints.tree_table import TreeTable
 from redrafter_jax.config import SamplingConfig, TreeConfig
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
@@ -23,6 +22,7 @@ from redrafter_jax.engine.requests import (
     tokenize,
 )
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.tree_table import TreeTable
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_rows, data_shards
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 
-from redrafter_jax.checkpoints.tree_table import TreeTable
 from redrafter_jax.config import SamplingConfig, TreeConfig
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
@@ -29,6 +28,7 @@ from redrafter_jax.engine.requests import (
     tokenize,
 )
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.tree_table import TreeTable
 from redrafter_jax.generation import Generation, collect, engine_of, not_numbers
 from redrafter_jax.models.target import Target
 from redrafter_jax.text.text_stream import Detokenize, TextStream

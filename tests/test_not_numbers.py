@@ -23,9 +23,9 @@ from redrafter_jax import (
     make_mesh,
     stream,
 )
-from redrafter_jax.models.target import Target
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Request
+from redrafter_jax.models.target import Target
 from train.regenerate.session import run_sessions
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from redrafter_jax.checkpoints.config_files import errors_naming
-from redrafter_jax.checkpoints.huggingface import load_drafter
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.kinds import TRAINED
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.drafter_files import load_drafter
+from redrafter_jax.files.fields import errors_naming
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model
 

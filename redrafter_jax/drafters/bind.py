@@ -1,19 +1,19 @@
 """From what a user gives as the drafter to a `Drafter`."""
 
-
 import jax
 from flax import nnx
 
 from redrafter_jax.config import HeadConfig, TreeConfig
 from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.drafters.head_drafter import LoadedHead
-from redrafter_jax.drafters.kinds import kind_of
 from redrafter_jax.errors import InputError
 from redrafter_jax.parallel.model import Model
 
 
 def init_drafter(config: HeadConfig, seed: int) -> LoadedHead:
     """A head with random float32 parameters, where training starts."""
+    from redrafter_jax.drafters.kinds import kind_of  # all kinds' modules, for heads alone
+
     kind = kind_of(config)
     assert kind is not None, f"{type(config).__name__} is no drafter's configuration"
     return Model.split(config, kind.module(config, rngs=nnx.Rngs(seed)))
@@ -38,6 +38,9 @@ def as_drafter(drafter: LoadedHead | Drafter | None) -> Drafter:
                 "jax.tree_util.register_dataclass."
             )
         return drafter
+    # The kinds are for those who bring a head.
+    from redrafter_jax.drafters.kinds import kind_of
+
     kind = kind_of(drafter.config) if isinstance(drafter, Model) else None
     if kind is None:
         raise InputError(

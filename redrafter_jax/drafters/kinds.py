@@ -21,9 +21,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class FileLayout:
-    """How models of a kind lie in a folder of `config.json` and weights.
-
-    Of a target only the first three are read; families of targets have readers of their own.
+    """How drafters of a kind lie in a folder of `config.json` and weights.
 
     Attributes:
       fields: from a configuration to what `config.json` states of it.

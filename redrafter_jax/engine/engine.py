@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from redrafter_jax.checkpoints.tree_table import TreeTable
 from redrafter_jax.config import TargetConfig, TreeConfig
 from redrafter_jax.config.drafting import longest_path
 from redrafter_jax.decoding.read import chunk_length, lost_entries
@@ -39,6 +38,7 @@ from redrafter_jax.engine.messages import Counters, Event, QueueFull, Request, n
 from redrafter_jax.engine.requests import check_size, slots_for
 from redrafter_jax.engine.trees import TreeChooser
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.tree_table import TreeTable
 from redrafter_jax.models.projection import Lender
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_same_mesh, data_shards, place, to_host

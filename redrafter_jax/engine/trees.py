@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from statistics import median
 
-from redrafter_jax.checkpoints.tree_table import TreeTable, TunedTree
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.engine.requests import check_size
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.tree_table import TreeTable, TunedTree
 
 # Calls of a row that weigh as much as what was expected of the tree before.
 _PRIOR_CALLS = 4

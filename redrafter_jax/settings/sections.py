@@ -1,8 +1,7 @@
-"""Sections of settings; `TreeConfig` and `SamplingSettings` are the library's own dataclasses."""
+"""Sections of settings; `SamplingSettings` is the library's own dataclass."""
 
 import sys
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import MISSING, fields
 from typing import Annotated, Any, Literal, cast
 
@@ -10,16 +9,12 @@ import jax
 from jax.sharding import Mesh
 from pydantic import (
     AfterValidator,
-    GetPydanticSchema,
     PositiveInt,
-    WrapSerializer,
-    WrapValidator,
     create_model,
     model_validator,
 )
 
-from redrafter_jax.checkpoints.tree_table import as_tuples
-from redrafter_jax.config import HeadConfig, SamplingConfig, TargetConfig, TreeConfig
+from redrafter_jax.config import HeadConfig, SamplingConfig, TargetConfig
 from redrafter_jax.config.limits import field_docs
 from redrafter_jax.drafters.base import check_context_layers
 from redrafter_jax.drafters.kinds import KINDS, TRAINED, Kind
@@ -48,23 +43,6 @@ class BuildableSettings(Settings):
         """
 
 
-def _read_draft(value: Any, read: Callable[[Any], Any]) -> Any:
-    # Here pydantic has Python's lists at hand, which it does not take for tuples.
-    return value if value == "auto" else read(as_tuples(value))
-
-
-def _write_draft(value: Any, write: Callable[[Any], Any]) -> Any:
-    return value if value == "auto" else write(value)
-
-
-# "auto" stands for the tree of `redrafter_jax.load_tree`. It is no member of a union here, whose
-# every member pydantic would blame for a key that is wrong.
-DraftSettings = Annotated[
-    TreeConfig | Literal["auto"],
-    GetPydanticSchema(lambda _, handler: handler(TreeConfig)),
-    WrapValidator(_read_draft),
-    WrapSerializer(_write_draft),
-]
 SamplingSettings = Annotated[SamplingConfig, AfterValidator(SamplingConfig.refuse_idle_filters)]
 
 

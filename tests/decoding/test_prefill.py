@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from redrafter_jax.decoding.prefill import PrefixCache, empty_prefix, prefill
 from tiny_models import random_target, tiny_config
 
-from redrafter_jax.decoding.prefill import PrefixCache, empty_prefix, prefill
-from redrafter_jax.models.target import Target
 from redrafter_jax.engine.requests import Batch, pad_requests
+from redrafter_jax.models.target import Target
 from redrafter_jax.types import DecodeState, Requests
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -13,6 +13,7 @@ import numpy as np
 import oracles
 import pytest
 from flax import nnx
+from redrafter_jax.decoding.prefill import begin_drafting, prefill, zero_stats
 from small_batch import DRAFT, MIXED, PROMPTS
 from tiny_models import PARITY_CONFIG, imitating_drafter, tiny_config
 from trees import tree_of
@@ -23,15 +24,14 @@ from redrafter_jax import (
     generate,
     generate_autoregressive,
 )
-from redrafter_jax.decoding.prefill import begin_drafting, prefill, zero_stats
 from redrafter_jax.decoding.step import decode, finish
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.engine.requests import Batch, pad_requests
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model
-from redrafter_jax.engine.requests import Batch, pad_requests
 from redrafter_jax.sampling import draw_noise
 from redrafter_jax.types import DecodeState, Requests, Verified
 

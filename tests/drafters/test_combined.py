@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from redrafter_jax.drafters.combined import merge_trees
 from trees import DRAWN, ROOT, B, R, W, live_paths, numpy_tree, random_beams
 
 from redrafter_jax.config import TreeConfig
-from redrafter_jax.drafters.combined import merge_trees
 from redrafter_jax.drafters.tree import chain_tree
 from redrafter_jax.types import TokenTree
 

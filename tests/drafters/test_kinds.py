@@ -21,10 +21,10 @@ from redrafter_jax import (
     load_drafter,
     save_drafter,
 )
-from redrafter_jax.checkpoints.found import drafter_kind, find_drafter
 from redrafter_jax.config import HeadConfig
 from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.drafters.kinds import KINDS, MEDUSA, TRAINED, Kind, kind_of, recognise
+from redrafter_jax.files.drafter_files import drafter_kind, find_drafter
 from redrafter_jax.settings.sections import DrafterShape
 
 V, D = 13, 8

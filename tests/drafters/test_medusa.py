@@ -25,10 +25,10 @@ from redrafter_jax import (
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.medusa import paths_of
 from redrafter_jax.drafters.tree import rank_tree
+from redrafter_jax.engine.requests import Batch
 from redrafter_jax.generation import start
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import make_mesh, place
-from redrafter_jax.engine.requests import Batch
 from redrafter_jax.types import TokenTree
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -2,7 +2,6 @@
 
 from collections import deque
 
-from redrafter_jax.models.target import Target
 from redrafter_jax.engine.admission import (
     Row,
     Slot,
@@ -13,6 +12,7 @@ from redrafter_jax.engine.admission import (
     take_slot,
 )
 from redrafter_jax.engine.messages import Request
+from redrafter_jax.models.target import Target
 
 ONE_PART = [range(3)]
 

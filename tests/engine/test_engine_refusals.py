@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from redrafter_jax import InputError
-from redrafter_jax.models.target import Target
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Request
+from redrafter_jax.models.target import Target
 
 
 @pytest.fixture(scope="module")

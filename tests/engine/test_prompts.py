@@ -19,8 +19,8 @@ from redrafter_jax import (
 )
 from redrafter_jax.config import DynamicScaling
 from redrafter_jax.drafters.head_drafter import check_pair
-from redrafter_jax.models.target import Target
 from redrafter_jax.engine.requests import Batch, pad_requests, slots_for, token_lists
+from redrafter_jax.models.target import Target
 from redrafter_jax.types import Requests
 
 SHAPE = RecurrentConfig(vocab_size=24, hidden_size=32, exit_dim=8, num_draft_layers=0)

@@ -1,11 +1,11 @@
 """Which tree is drafted: the tuner's for the rows and temperature, unless it gains too little."""
 
 import pytest
+from redrafter_jax.serving.budgets import Budgets
 
 from redrafter_jax import InputError, PromptLookup, TreeConfig
-from redrafter_jax.checkpoints.tree_table import TreeTable, TunedTree
 from redrafter_jax.drafters.head_drafter import LoadedHead
-from redrafter_jax.serving.budgets import Budgets
+from redrafter_jax.files.tree_table import TreeTable, TunedTree
 
 LARGE, SMALL = TreeConfig(3, 4), TreeConfig(2, 2)
 TABLE = TreeTable(

@@ -17,8 +17,8 @@ from servers import LIMITS, serving
 from eval import serve_load
 from eval.commands import evaluate
 from eval.serve_load import RequestResult, _ask, arrival_times
-from redrafter_jax.errors import InputError
 from redrafter_jax.engine.messages import Request
+from redrafter_jax.errors import InputError
 
 
 def words(folder: Path, url: str) -> list[str]:

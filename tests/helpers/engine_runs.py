@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from tiny_folders import encode
 
 from redrafter_jax import SamplingConfig, generate
-from redrafter_jax.generation import Generation
-from redrafter_jax.models.target import Target
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Event, Request
+from redrafter_jax.generation import Generation
+from redrafter_jax.models.target import Target
 
 # Of engines.
 STOPS = (3,)

@@ -4,9 +4,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from redrafter_jax.errors import InputError
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Counters, Event, QueueFull, Request, Token
+from redrafter_jax.errors import InputError
 
 
 class FakeEngine(Engine):

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from redrafter_jax.drafters.one_of import OneOf
 from small_batch import DRAFT, PROMPTS
 from tiny_models import PARITY_CONFIG, imitating_drafter, random_target, tiny_config
 
 from redrafter_jax import generate_autoregressive, make_mesh, stream
 from redrafter_jax.drafters.bind import bind_drafter
-from redrafter_jax.drafters.one_of import OneOf
 from redrafter_jax.models import projection
 from redrafter_jax.models.projection import Lender
 from redrafter_jax.models.target import Target

@@ -37,11 +37,11 @@ from redrafter_jax import (
 )
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.ranking import _highest_of_shards, _logsumexp
+from redrafter_jax.engine.requests import Batch
 from redrafter_jax.generation import start
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.parallel.mesh import partition, place
-from redrafter_jax.engine.requests import Batch
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -22,8 +22,8 @@ from servers import (
 from tiny_folders import byte_tokenizer
 from tokenizers import decoders
 
-from redrafter_jax.serving.choices import Choice
 from redrafter_jax.engine.messages import Event, Token
+from redrafter_jax.serving.choices import Choice
 
 
 def test_characters_of_several_tokens_come_whole() -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from redrafter_jax import InputError, TreeConfig
 from redrafter_jax.settings.files import Settings, dump_settings, load_settings
-from redrafter_jax.settings.sections import DraftSettings
 
 
 class Inner(Settings):
@@ -66,16 +65,6 @@ def test_a_tree_may_be_given_as_paths(config: Path) -> None:
     with pytest.raises(InputError, match=r"tree.static_tree holds \(1, 0\) and not \(1,\), where"):
         load_settings(Outer, config, ["tree.static_tree=[[0], [1, 0]]"])
 
-    class OrAuto(Settings):
-        tree: DraftSettings
-
-    config.write_text("draft: {static_tree: [[0], [1], [0, 0]]}\n")
-    tree = load_settings(OrAuto, config).tree
-    assert isinstance(tree, TreeConfig)
-    assert tree.static_tree == ((0,), (1,), (0, 0))
-    auto = load_settings(OrAuto, config, ["draft=auto"])
-    assert (auto.tree, dump_settings(auto)) == ("auto", "draft: auto\n")
-
 
 def test_a_date_is_a_string_and_yes_is_true_where_that_is_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "dates.yaml"
@@ -120,13 +109,13 @@ def test_a_bad_override_is_refused(config: Path, override: str, reason: str) -> 
 
 def test_problems_of_a_file_and_of_overrides_are_told_at_once(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
-    path.write_text("size: 0\ndraft: {num_nodes: 3}\n")
+    path.write_text("size: 0\ntree: {num_nodes: 3}\n")
     with pytest.raises(InputError) as error:
         load_settings(Outer, path, ["inner.rate=fast", "tree.lookup_tokens=3"])
     assert str(error.value).splitlines() == [
-        f"{path} with inner.rate=fast draft.lookup_tokens=3 is not a valid configuration:",
+        f"{path} with inner.rate=fast tree.lookup_tokens=3 is not a valid configuration:",
         "  size: Input should be greater than 0 (got 0)",
-        "  draft.num_nodes is 3; beam_width=8 and draft_rounds=4 give 4 to 36 nodes, "
+        "  tree.num_nodes is 3; beam_width=8 and draft_rounds=4 give 4 to 36 nodes, "
         "lookup_tokens=3 included.",
         "  inner.rate: Input should be a valid number (got 'fast')",
     ]
@@ -163,7 +152,7 @@ def test_known_keys_are_listed_once(tmp_path: Path) -> None:
         "  inner.b: unknown key; known keys: rate, names, weights, fast.",
         "  inner.rats: unknown key; did you mean 'rate'?",
         "  steps: unknown key",
-        "  loss: unknown key; known keys: size, draft, inner, spare, spares.",
+        "  loss: unknown key; known keys: size, tree, inner, spare, spares.",
     ]
 
 

@@ -12,8 +12,8 @@ from places import CONFIGS
 from tiny_folders import write_untrained_target
 
 from redrafter_jax import InputError
-from redrafter_jax.checkpoints.huggingface import load_drafter
 from redrafter_jax.drafters.recurrent import RecurrentConfig
+from redrafter_jax.files.drafter_files import load_drafter
 from tools.apple.case import load_case, write_case
 from tools.apple.process import start
 from tools.apple.train import RealSettings, main, take_turns

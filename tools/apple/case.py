@@ -15,14 +15,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from redrafter_jax.checkpoints.huggingface import (
-    load_drafter,
-    load_target,
-    save_drafter,
-    save_target,
-)
 from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.drafters.recurrent import RecurrentConfig
+from redrafter_jax.files.drafter_files import load_drafter, save_drafter
+from redrafter_jax.files.target_files import load_target, save_target
 from redrafter_jax.models.target import Target
 from tools.apple.worker import serve, take_steps
 from train.config import LossSettings, OptimizerSettings

@@ -33,14 +33,14 @@ import jax
 from rich.console import Console
 from rich.progress import track
 
-from redrafter_jax import generate, load_drafter, load_target
+from redrafter_jax import generate, load_drafter
 from redrafter_jax.command_line import make_folder_of
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.target_files import open_target
 from redrafter_jax.models.target import Target
 from redrafter_jax.text.chat_template import NO_TEMPLATE
 from redrafter_jax.text.prompts import PromptEncoding, encode_prompts, read_prompts
-from redrafter_jax.text.tokenizer import read_tokenizer
 from tools.apple.process import SIDES, apple_command, in_turns, start, versions_of
 from tools.apple.traces import Decoded, apple_tree, compare_traces, read_apple, trace_ours
 
@@ -161,10 +161,11 @@ def main(words: Sequence[str]) -> None:
     jax.config.update("jax_platforms", "cpu")  # Apple's side runs there as well
     # What else the machine was doing: speeds mean little where this is not near 0.
     load_average = os.getloadavg()[0]
-    target = load_target(arguments.target, "float32")
+    files = open_target(arguments.target)
+    target = files.load("float32")
     drafter = load_drafter(arguments.drafter, "float32")
     tokens = arguments.max_new_tokens
-    tokenizer, positions = read_tokenizer(arguments.target), target.config.position_limit
+    tokenizer, positions = files.tokenizer, target.config.position_limit
     how = PromptEncoding(NO_TEMPLATE, tokenizer, (), tokens, positions)
     prompts = encode_prompts(how, read_prompts(arguments.prompts, turns=1)).rows
     pairs = itertools.product(arguments.beam_widths, arguments.draft_rounds)

@@ -12,9 +12,9 @@ from redrafter_jax.config import TreeConfig
 from redrafter_jax.decoding.step import decode_step, step_noise
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.recurrent import RecurrentDrafter
+from redrafter_jax.engine.requests import Batch
 from redrafter_jax.generation import collect, start
 from redrafter_jax.models.target import Target
-from redrafter_jax.engine.requests import Batch
 from redrafter_jax.types import DecodeState, TokenTree
 
 # What Apple's `warp_logits` keeps of a beam's scores.

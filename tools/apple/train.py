@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 from pydantic import PositiveFloat, PositiveInt
 
-from redrafter_jax.checkpoints.huggingface import load_target
 from redrafter_jax.command_line import make_folder_of
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.target_files import open_target
 from redrafter_jax.models.target import Target, init_target
 from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.settings.files import Settings
@@ -89,11 +89,12 @@ class RealSettings(CaseSettings):
                 "curve.data.pack is true, but in Apple's trainer the documents of a row would see "
                 "each other; leave it out."
             )
-        target = load_target(self.target, "float32")
+        files = open_target(self.target)
+        target = files.load("float32")
         end_token = target.config.eos_token_ids[0]
         mixture = [
             (make_rows(source, self.data, end_token).windows, source.weight)
-            for source in load_documents(self.data, self.target, target.config)
+            for source in load_documents(self.data, files)
         ]
         batches = make_batches(mixture, self.batch_size, self.data.shuffle_seed)
         return target, [

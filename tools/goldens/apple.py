@@ -31,7 +31,7 @@ from recurrent_drafting import (  # noqa: E402
     modeling_llama,
     recurrent_drafting,
 )
-from recurrent_drafting.configuration_drafter import RecurrentConfig  # noqa: E402
+from recurrent_drafting.configuration_drafter import DrafterConfig  # noqa: E402
 
 VOCABULARY, WIDTH = 48, 8
 # Beam width, draft rounds, new tokens.
@@ -74,7 +74,7 @@ def make_pair(seed):
         )
     )
     drafter = modeling_drafter.Drafter(
-        RecurrentConfig(
+        DrafterConfig(
             vocab_size=VOCABULARY, hidden_size=WIDTH, exit_dim=12, num_draft_layers=2, rnn=True
         )
     )

@@ -7,9 +7,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from redrafter_jax.checkpoints.download import TREE_TABLE
-from redrafter_jax.checkpoints.tree_table import as_tuples, find_tree_table, write_tree_table
 from redrafter_jax.config import TreeConfig
+from redrafter_jax.files.locate import TREE_TABLE
+from redrafter_jax.files.tree_table import as_tuples, find_tree_table, write_tree_table
 from redrafter_jax.verdict import Texts, Verdict, Way, judge
 
 from .plan import FitPlan
@@ -53,7 +53,7 @@ def obey_report(folder: Path) -> None:
     report = _report(folder)
     for case in reversed(report["samplings"]):
         temperature = case["sampling"]["temperature"]
-        speedups = {way.tree: way.median for way in _ways(report, case)}
+        speedups = {way.tree: way.median for way in _ways(case)}
         tree = table.nearest(1, temperature)
         if tree.tree not in speedups:
             continue
@@ -77,7 +77,7 @@ def verdict(folder: Path, plan: FitPlan) -> tuple[list[float], str]:
     for case in report["samplings"]:
         answers = case["answers"]
         texts = Texts(len(case["prompts"]), answers["repeating"], answers["short"])
-        verdicts.append(judge(_ways(report, case), texts))
+        verdicts.append(judge(_ways(case), texts))
     temperatures = [case["sampling"]["temperature"] for case in report["samplings"]]
     pays = [one for one in temperatures if table.nearest(1, one).tree is not None]
     first, *others = verdicts
@@ -117,14 +117,16 @@ def _report(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "report" / "compare.json").read_text())
 
 
-def _ways(report: dict[str, Any], case: dict[str, Any]) -> list[Way]:
+def _ways(case: dict[str, Any]) -> list[Way]:
     """The trees that the report measured, as they did at one temperature."""
     ways = []
-    for name, drafting in report["config"]["drafters"].items():
+    for name, way in case["ways"].items():
+        if way["tree"] is None:
+            continue
         measures = case["methods"][name]
         ends = measures["speedup_quartiles"]
         speedup = None if ends is None else (ends[0], measures["speedup"], ends[1])
-        tree = TreeConfig(**as_tuples(drafting["tree"]))
+        tree = TreeConfig(**as_tuples(way["tree"]))
         ways.append(Way(name, tree, True, speedup, measures["accepted_by"]))
     return ways
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from redrafter_jax.models.target import Target
 from redrafter_jax.engine.messages import Request
+from redrafter_jax.models.target import Target
 
 from ..config import TrainSettings
 from ..data.types import Windows

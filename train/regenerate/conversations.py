@@ -21,8 +21,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from redrafter_jax.config import SamplingConfig
-from redrafter_jax.errors import InputError
 from redrafter_jax.engine.messages import Request
+from redrafter_jax.errors import InputError
 from redrafter_jax.text.chat_template import ChatTemplate, Turn, answer_text
 
 from ..config import RegenerateSettings

@@ -20,8 +20,8 @@ from tokenizers import Tokenizer
 
 from redrafter_jax.acceptance import repeats_itself
 from redrafter_jax.config import SamplingConfig, TargetConfig
-from redrafter_jax.errors import InputError
 from redrafter_jax.engine.messages import Request
+from redrafter_jax.errors import InputError
 from redrafter_jax.text.chat_template import ChatTemplate, Turn, end_tokens, user_turn
 from redrafter_jax.text.tokenizer import special_tokens
 

@@ -5,11 +5,11 @@ from typing import Any, TypeAlias, TypeVar
 
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.engine.engine import Engine
+from redrafter_jax.engine.messages import Request
 from redrafter_jax.generation import not_numbers
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import data_shards
-from redrafter_jax.engine.engine import Engine
-from redrafter_jax.engine.messages import Request
 
 Result = TypeVar("Result")
 # Yields requests one after the other, is sent the new tokens of each, and returns a result.
