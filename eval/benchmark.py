@@ -12,19 +12,19 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
-from redrafter_jax.config import SamplingConfig, TreeConfig
-from redrafter_jax.decoding.step import decode
-from redrafter_jax.drafters.base import Drafter, RootOnly
-from redrafter_jax.drafters.bind import bind_drafter
+from redrafter_jax.config import SamplingConfig, TargetConfig, TreeConfig
+from redrafter_jax.config.drafting import longest_path, node_count
+from redrafter_jax.drafters.base import Drafter, RootOnly, check_drafting
+from redrafter_jax.drafters.bind import as_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.lookup import PromptLookup
-from redrafter_jax.engine.requests import Batch, pad_requests
-from redrafter_jax.generation import collect, start
+from redrafter_jax.engine.messages import Request, Token
+from redrafter_jax.engine.requests import Batch, check_batch, row_arrays, slots_for
+from redrafter_jax.generation import collect, engine_of, not_numbers
 from redrafter_jax.models.target import Target
-from redrafter_jax.parallel.mesh import place
 from redrafter_jax.progress import track
 from redrafter_jax.text.prompts import EncodedPrompts
-from redrafter_jax.types import Requests
+from redrafter_jax.types import Sampling
 
 from .config import RowSettings
 
@@ -34,16 +34,17 @@ class Method(NamedTuple):
 
     target: Target
     drafter: Drafter
+    tree: TreeConfig | None
 
     @property
     def num_nodes(self) -> int:
         """N, tokens of a row that one target call reads."""
-        return self.drafter.num_nodes
+        return node_count(self.tree)
 
 
 def baseline(target: Target) -> Method:
     """Autoregressive decoding."""
-    return Method(target, RootOnly())
+    return Method(target, RootOnly(), None)
 
 
 def drafting(target: Target, head: LoadedHead | None, tree: TreeConfig | None) -> Method:
@@ -55,9 +56,11 @@ def drafting(target: Target, head: LoadedHead | None, tree: TreeConfig | None) -
     """
     if tree is None:
         return baseline(target)
-    drafter = PromptLookup(tree.lookup_tokens) if head is None else bind_drafter(head, tree)
-    drafter.check(target.config)
-    return Method(target, drafter)
+    drafter = as_drafter(PromptLookup() if head is None else head)
+    if head is None:
+        tree = TreeConfig(beam_width=1, draft_rounds=tree.lookup_tokens)
+    check_drafting(target.config, drafter, tree)
+    return Method(target, drafter, tree)
 
 
 class Run(NamedTuple):
@@ -144,7 +147,7 @@ def warm_up(work: Iterable[tuple[Hashable, Method, Batch]], times: int) -> None:
     """
     chosen = {}
     for name, method, batch in work:
-        shape = prepare_batch(method, batch).tokens.shape
+        shape = state_shape(method, batch)
         chosen.setdefault((name, shape), (method, batch))
     warming = list(chosen.values()) * times
     for method, batch in track(warming, len(warming), "measure: compile and warm up"):
@@ -184,12 +187,22 @@ def decode_batch(method: Method, batch: Batch) -> Run:
     Raises:
       InputError: a prompt or a seed does not fit, as in `generate`.
     """
+    target, drafter, tree = method
     started = time.perf_counter()
-    state, max_steps = start(*method, batch)
-    state = jax.block_until_ready(state)
+    engine, requests = engine_of(target, drafter, batch, tree, adaptive=False, log_probs=False)
+    rows: dict[int, list[Token]] = {engine.submit(request): [] for request in requests}
+
+    def advance(steps: int | None) -> None:
+        for event in engine.advance(passes=None, steps=steps):
+            rows[event.number] += event.decided
+            if event.ended == "not numbers":
+                raise not_numbers(target)
+
+    advance(0)
     prefilled = time.perf_counter()
-    state = decode(method.target, method.drafter, state, max_steps)
-    result = collect(method.target, state, list(map(len, batch.prompts)), method.drafter)
+    while engine.busy:
+        advance(None)
+    result = collect(engine, list(rows.values()), log_probs=False)
     return Run(
         result.tokens,
         result.steps,
@@ -200,7 +213,14 @@ def decode_batch(method: Method, batch: Batch) -> Run:
     )
 
 
-def prepare_batch(method: Method, batch: Batch) -> Requests:
-    """The batch as arrays where the target lies."""
-    requests, _ = pad_requests(method.target.config, batch, method.drafter.max_path)
-    return place(requests, method.target.mesh)
+def state_shape(method: Method, batch: Batch) -> tuple[int, int]:
+    """Rows and cache slots of the state that decodes a batch: all that its programs depend on."""
+    rows = check_batch(method.target.config, batch)
+    longest = max(len(row.prompt) + row.max_new_tokens for row in rows)
+    return len(rows), slots_for(longest, longest_path(method.tree))
+
+
+def stack_sampling(config: TargetConfig, rows: Sequence[Request]) -> Sampling:
+    """How the tokens of checked rows are chosen, as NumPy's arrays."""
+    own = [row_arrays(config, row).sampling for row in rows]
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *own)

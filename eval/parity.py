@@ -9,23 +9,26 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
-from redrafter_jax.decoding.prefill import read_requests
+from jaxtyping import Array, Bool, Float, Int
 from rich.table import Table
 
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import TreeConfig
+from redrafter_jax.decoding.read import chunk_length, read_chunk
+from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.head_drafter import LoadedHead, check_pair
+from redrafter_jax.engine.requests import check_batch, slots_for
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.drafter_files import find_drafter, load_drafter
+from redrafter_jax.models.cache import init_cache
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import all_gather
-from redrafter_jax.parallel.mesh import per_shard, to_host
+from redrafter_jax.parallel.mesh import per_shard, place, to_host
 from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.progress import track
 from redrafter_jax.sampling import draw_noise, filter_logits
 from redrafter_jax.text.prompts import EncodedPrompts
-from redrafter_jax.types import Requests, Sampling
+from redrafter_jax.types import KVCache, Sampling
 
 from . import metrics
 from .benchmark import (
@@ -35,7 +38,7 @@ from .benchmark import (
     decode_batch,
     drafting,
     make_batches,
-    prepare_batch,
+    stack_sampling,
 )
 from .config import ParitySettings
 from .metrics import answer_lines, count_accepted, describe_answers, first_divergence
@@ -205,8 +208,15 @@ class Scores(NamedTuple):
 
 def score(target: Target, batch: Batch) -> list[Scores]:
     """What the target chooses the token after each prompt from."""
-    requests = prepare_batch(baseline(target), batch)
-    logits, noise, sampling = to_host((*_score(target, requests), requests.sampling))
+    rows = check_batch(target.config, batch)
+    lengths = np.asarray([len(row.prompt) for row in rows], np.int32)
+    # Whole chunks, and the token after the last one.
+    tokens = np.zeros((len(rows), slots_for(max(lengths), 1) + 1), np.int32)
+    for own, row in zip(tokens, rows, strict=True):
+        own[: len(row.prompt)] = row.prompt
+    sampling = stack_sampling(target.config, rows)
+    placed = place((tokens, lengths, sampling), target.mesh)
+    logits, noise = to_host(_score(target, *placed))
     return [
         Scores(
             logits[row],
@@ -219,12 +229,26 @@ def score(target: Target, batch: Batch) -> list[Scores]:
 
 @jax.jit
 @per_shard
-def _score(target: Target, requests: Requests) -> tuple[Float[Array, "B V"], Float[Array, "B V"]]:
-    """`prefill` up to its choice: logits and noise."""
-    last, _ = read_requests(target, requests)
-    V = target.config.vocab_size
-    logits = all_gather(target.merge().logits(last[:, None]), V)
-    return logits[:, 0], draw_noise(requests.sampling, requests.lengths, 1, V)[:, 0]
+def _score(
+    target: Target, tokens: Int[Array, "B Splus1"], lengths: Int[Array, " B"], sampling: Sampling
+) -> tuple[Float[Array, "B V"], Float[Array, "B V"]]:
+    """The logits and the noise that the token after each prompt is chosen by."""
+    decoder, V = target.merge(), target.config.vocab_size
+    B, S = tokens.shape[0], tokens.shape[1] - 1
+    C = min(chunk_length(), S)
+
+    def read(
+        index: Int[Array, ""], carry: tuple[KVCache, Float[Array, "B V"]]
+    ) -> tuple[KVCache, Float[Array, "B V"]]:
+        cache, logits = carry
+        chunk = jax.lax.dynamic_slice_in_dim(tokens, index * C, C + 1, axis=1)
+        fresh = read_chunk(decoder, RootOnly(), (), cache, chunk, lengths, sampling)
+        ends = (lengths - 1) // C == index
+        return fresh.cache, jnp.where(ends[:, None], all_gather(fresh.logits[:, 0], V), logits)
+
+    nothing = init_cache(target.config, B, S, decoder.dtype), jnp.zeros((B, V))
+    _, logits = jax.lax.fori_loop(0, (lengths.max() - 1) // C + 1, read, nothing)
+    return logits, draw_noise(sampling, lengths, 1, V)[:, 0]
 
 
 def explain(

@@ -5,23 +5,26 @@ Computed from shapes alone: nothing is loaded, run or measured, and no GPU is ne
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Int
 from rich.console import RenderableType
 
 from pallas_kernels.aot import AotUnavailableError, Compilation, compile_on, gpu_mesh
 from pallas_kernels.gpus import GPUS
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import TreeConfig
-from redrafter_jax.decoding.step import decode
 from redrafter_jax.drafters.base import Drafter
-from redrafter_jax.drafters.bind import bind_drafter
+from redrafter_jax.drafters.bind import as_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead, check_pair
 from redrafter_jax.drafters.kinds import kind_of
+from redrafter_jax.engine.device import Gains, decode_rows
 from redrafter_jax.errors import InputError
+from redrafter_jax.models.projection import Lender
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import MODEL
 from redrafter_jax.parallel.mesh import DATA, check_rows, check_target, data_shards
@@ -42,8 +45,8 @@ DEFINITIONS = {
     "needed_bytes": "weights of both models, decode state and temporaries, on one device (of the "
     "mesh, where there is one; so are all other bytes)",
     "state": "cache, token buffer and all else that a decode step hands to the next",
-    "temporaries": "of the compiled decode loop, from the compiler's memory analysis; the prompt's "
-    "pass is not in it",
+    "temporaries": "of the compiled decode loop, from the compiler's memory analysis, and what it "
+    "notes of every step for the host; the prompt's pass is not in it",
     "bound_milliseconds": "bytes that must be read / peak bandwidth: a lower bound on the time, "
     "never a measurement",
     "baseline": "one target call on one token: every weight of the target once (of an embedding "
@@ -74,8 +77,7 @@ def plan(settings: PlanSettings) -> None:
     jax.config.update("jax_platforms", "cpu")
     target = abstract_target(target_config, dtype, settings.quantize)
     drafter = abstract_drafter(drafter_config, dtype, settings.quantize_drafter)
-    bound = bind_drafter(drafter, tree)
-    state = abstract_state(target, bound, settings.batch_size, settings.slots)
+    state = abstract_state(target, as_drafter(drafter), settings.batch_size, settings.slots)
 
     temporaries, reason = None, None
     try:
@@ -85,8 +87,9 @@ def plan(settings: PlanSettings) -> None:
             check_rows(settings.batch_size, mesh)
             target, drafter = on_mesh(target, mesh), on_mesh(drafter, mesh)
             state = on_mesh(state, mesh)
-        compiled = compile_decode(mesh, target, bind_drafter(drafter, tree), state)
-        temporaries = compiled.memory.temp_size_in_bytes
+        memory = compile_decode(mesh, target, as_drafter(drafter), state, tree).memory
+        noted = memory.output_size_in_bytes - memory.alias_size_in_bytes
+        temporaries = memory.temp_size_in_bytes + noted
     except AotUnavailableError as error:
         reason = str(error)
         if settings.mesh.data * settings.mesh.model > 1:
@@ -173,9 +176,30 @@ def draft_bytes(target: Target, drafter: LoadedHead, tree: TreeConfig, row_bytes
     return read
 
 
-def compile_decode(mesh: Mesh, target: Target, drafter: Drafter, state: DecodeState) -> Compilation:
-    """The loop over decode steps, compiled for GPUs that need not be there; see `compile_on`."""
-    return compile_on(mesh, decode, target, drafter, state, jax.ShapeDtypeStruct((), jnp.int32))
+def compile_decode(
+    mesh: Mesh, target: Target, drafter: Drafter, state: DecodeState, tree: TreeConfig | None
+) -> Compilation:
+    """The loop over decode steps, compiled for GPUs that need not be there; see `compile_on`.
+
+    It is that of `generate` where one tree is given: all rows, and as many steps as slots.
+    """
+    B, S = state.tokens.shape
+
+    @partial(jax.jit, donate_argnames="state")
+    def decode(
+        target: Target,
+        drafter: Drafter,
+        state: DecodeState,
+        rows: Int[Array, " B"],
+        most: Int[Array, ""],
+    ) -> tuple[DecodeState, tuple[Gains, Bool[Array, " B"]]]:
+        prepared = drafter.prepare(Lender(target))
+        return decode_rows(target, prepared, state, rows, most, tree=tree, steps=S)
+
+    rows, most = jax.ShapeDtypeStruct((B,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
+    if target.mesh is not None:
+        rows = on_mesh(rows, target.mesh)
+    return compile_on(mesh, decode, target, drafter, state, rows, most)
 
 
 def _tables(report: dict[str, Any]) -> Iterator[RenderableType]:

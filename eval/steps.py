@@ -16,7 +16,7 @@ from rich.table import Table
 
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import TreeConfig
-from redrafter_jax.drafters.bind import bind_drafter
+from redrafter_jax.drafters.bind import as_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead, check_pair
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
@@ -38,7 +38,8 @@ DEFINITIONS = {
     "first sampling of the list in the same repeat",
     "propose": "the drafter's tree, prompt lookup included",
     "verify": "one target call over the tree",
-    "finish": "the target's choice at every node, the accepted path and its commit to the cache",
+    "finish": "the target's choice at every node, the accepted path, its commit to the cache, and "
+    "what the drafter reads of it",
     "noise": "of the positions of a speculative step; greedy rows have none",
     "parts": "propose, verify, finish and noise are programs of their own, which read and write "
     "what passes between them; the whole step fuses and overlaps them, so their sum may exceed it",
@@ -90,7 +91,8 @@ def measure(
     short: dict[Timing, int] = dict.fromkeys(("finish", "noise"), settings.short_turns)
     timed = time_parts(
         target,
-        bind_drafter(drafter, tree),
+        as_drafter(drafter),
+        tree,
         settings.samplings,
         batch_size,
         slots,
@@ -162,8 +164,7 @@ def _check(
                 f"slots is {slots}, which {settings.steps} steps of up to "
                 f"{tree.max_path} tokens overrun; give more slots or fewer steps."
             )
-        bound = bind_drafter(drafter, tree)
-        state = abstract_state(target, bound, batch_size, slots)
+        state = abstract_state(target, as_drafter(drafter), batch_size, slots)
         needed = bytes_of((target, drafter, state))
         if limit is not None and needed > limit:
             raise InputError(

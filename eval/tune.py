@@ -27,7 +27,7 @@ from redrafter_jax.models.target import Target
 from redrafter_jax.progress import progress
 from redrafter_jax.text.prompts import read_prompts
 
-from .benchmark import Batch, Method, Run, decode_batch, drafting, make_batches, prepare_batch
+from .benchmark import Batch, Method, Run, decode_batch, drafting, make_batches, state_shape
 from .config import TuneSettings, build_all
 from .halving import Race, Tried, find_fastest, pick_diverse, tree_turns
 from .metrics import quartiles
@@ -116,9 +116,10 @@ def tune(settings: TuneSettings) -> None:
             }
             for place, one in enumerate(candidates)
         ]
-        chosen = (None, 1.0, 1.0)
+        chosen = (None, 1.0, 1.0, None)
         if best is not None:
-            chosen = (best.tree, round(best.predicted, 3), round(best.measured[1], 3))
+            figures = best.predicted, best.measured[1], best.acceptance_length
+            chosen = (best.tree, *(round(figure, 3) for figure in figures))
         entries.append(TunedTree(batch_size, sampling.temperature, *chosen))
     write_tree_table(output, TreeTable(describe_device(), settings.dtype, tuple(entries)))
     path = settings.report_dir / "tune.json"
@@ -173,7 +174,7 @@ class _Pair:
     def _warm_up(self, tree: TreeConfig | None, batch: Batch) -> Method:
         """The method, compiled for the batch."""
         method = drafting(self._target, self._drafter, tree)
-        shape = tree, prepare_batch(method, batch).tokens.shape
+        shape = tree, state_shape(method, batch)
         if shape not in self._warm:
             decode_batch(method, batch)
             self._warm.add(shape)

@@ -14,7 +14,7 @@ from redrafter_jax.commands.option_groups import config_of, option_of
 from redrafter_jax.commands.options import dtype_of, open_session
 from redrafter_jax.commands.terminal import log
 from redrafter_jax.config import SamplingConfig
-from redrafter_jax.engine.requests import Batch, pad_requests
+from redrafter_jax.engine.requests import Batch, check_batch
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.target_files import open_target
 from redrafter_jax.streaming import KeptCache, Update
@@ -65,7 +65,7 @@ def continue_file(arguments: argparse.Namespace) -> None:
     rows = [session.format.encode_text(prompt.text) for prompt in prompts]
     for prompt, row in zip(prompts, rows, strict=True):
         try:
-            pad_requests(session.target.config, Batch([row], limit), max_path=1)
+            check_batch(session.target.config, Batch([row], limit))
         except InputError as error:
             raise InputError(f"{prompt.place}: {error}") from None
     # In one size of cache every batch runs what the first one compiled.

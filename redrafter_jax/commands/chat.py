@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import json
-import time
 from itertools import islice
 from pathlib import Path
 
@@ -46,6 +45,8 @@ Ctrl-C stops an answer; what it said stays in the conversation. Every line is a 
 what is pasted as a whole; Alt-Enter begins another line of it. One that begins with / is typed with
 two."""
 _SEEDS = 2**31
+# Decode steps between two updates.
+_STEPS_PER_UPDATE = 2
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -188,20 +189,24 @@ class _Conversation:
                 "begin anew with /reset."
             )
         limit = min(room, self._longest_answer or room)
-        started = time.perf_counter()
-        updates = self._session.stream([prompt], limit, [self._seed], kept_cache=self._kept_cache)
+        steps = self._session.steps_per_update(_STEPS_PER_UPDATE)
+        updates = self._session.stream(
+            [prompt], limit, [self._seed], steps_per_yield=steps, kept_cache=self._kept_cache
+        )
         with ctrl_c_event() as stop:
-            text, update, stamps, _ = show_stream(
+            text, update, stamps, counts = show_stream(
                 updates, self._session.format.template.gap, self._screen, stop
             )
-        seconds = time.perf_counter() - started
         if update is None:
             log("Stopped before the answer began; the message is not kept.")
             return
         self._turns = [*turns, {"role": "assistant", "content": text}]
         result, stopped = update.generation, stop.is_set()
         (tokens,) = result.tokens
-        summary = ("stopped; " if stopped else "") + describe_speed(result, len(tokens) / seconds)
+        # The first update is prefill's.
+        decoding = stamps[-1] - stamps[0]
+        rate = (counts[-1] - counts[0]) / decoding if len(stamps) > 1 else None
+        summary = ("stopped; " if stopped else "") + describe_speed(result, rate)
         own, slower = update_seconds(stamps), False
         if own and self._baseline:
             cost = own / self._baseline
@@ -223,8 +228,10 @@ class _Conversation:
         log(f"Compiling for {self._context_length} tokens of conversation ...")
         endless = self._session.format._replace(stop_tokens=())
         session, cache = self._session._replace(format=endless), self._kept_cache
-        for _ in islice(session.stream([[0]], 2, [self._seed], kept_cache=cache), 2):
+        steps = session.steps_per_update(_STEPS_PER_UPDATE)
+        first = session.stream([[0]], 2, [self._seed], steps_per_yield=steps, kept_cache=cache)
+        for _ in islice(first, 2):
             pass
-        baseline = baseline_seconds(session, [0], self._context_length, 1, cache)
+        baseline = baseline_seconds(session, [0], self._context_length, steps)
         log("Ready; /help tells what else may be typed.")
         return baseline

@@ -97,7 +97,14 @@ def add_draft(command: argparse.ArgumentParser) -> None:
     """Options that draft trees."""
     title = "how drafts are made, which changes the speed but never the text"
     text = "Without any of these the tree is that of the drafter's draft.yaml, if it has one."
-    add_fields(command.add_argument_group(title, text), TreeConfig)
+    group = command.add_argument_group(title, text)
+    add_fields(group, TreeConfig)
+    group.add_argument(
+        "--adaptive",
+        choices=("on", "off"),
+        help="decode without drafts while a tree gains less than it costs (on, but off where the "
+        "tree is given)",
+    )
 
 
 def add_fields(group: Any, config: type) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -10,9 +11,9 @@ from redrafter_jax.commands.option_groups import config_of, given_options, optio
 from redrafter_jax.commands.terminal import log
 from redrafter_jax.config import SamplingConfig, TreeConfig
 from redrafter_jax.drafters.base import Drafter
-from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.lookup import PromptLookup
+from redrafter_jax.engine.engine import bind_models
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.locate import TREE_TABLE
 from redrafter_jax.files.target_files import TargetFiles
@@ -41,13 +42,17 @@ class Session(NamedTuple):
 
     Attributes:
       target: the target.
-      drafter: that is checked for it.
+      drafter: what drafts for it, or None.
+      tree: the shape of its trees, or the tuner's table.
+      adaptive: whether plain decoding takes over where a tree does not pay; None for the default.
       sampling: how tokens are chosen.
       format: how prompts are written, and what ends a continuation.
     """
 
     target: Target
-    drafter: Drafter
+    drafter: Drafter | LoadedHead | None
+    tree: TreeConfig | TreeTable | None
+    adaptive: bool | None
     sampling: SamplingConfig
     format: PromptFormat
 
@@ -70,6 +75,8 @@ class Session(NamedTuple):
             self.drafter,
             prompts,
             max_new_tokens=max_new_tokens,
+            tree=self.tree,
+            adaptive=self.adaptive,
             sampling=self.sampling,
             seeds=seeds,
             eos_token_ids=self.format.stop_tokens,
@@ -95,12 +102,13 @@ def open_session(
       InputError: a value, a file or a folder cannot be used, or they do not go together.
     """
     sampling = config_of(SamplingConfig, arguments)
-    tree = _nearest_tree(draft_of(arguments), batch_size, sampling.temperature)
+    tree = _tree_for(draft_of(arguments), batch_size, sampling.temperature)
     prompt_format = load_prompt_format(arguments, files, texts, arguments.stop or ())
-    target, model = load_models(arguments, files, tree)
-    drafter = bind_drafter(model, None if arguments.no_drafter else tree)
-    drafter.check(target.config)
-    return Session(target, drafter.prepare(Lender(target)), sampling, prompt_format)
+    target, model, tree = load_models(arguments, files, tree)
+    drafter, _ = bind_models(target, model, tree)
+    drafter = drafter.prepare(Lender(target))
+    adaptive = adaptive_of(arguments)
+    return Session(target, drafter, tree, adaptive, sampling, prompt_format)
 
 
 def load_prompt_format(
@@ -165,12 +173,15 @@ def draft_of(arguments: argparse.Namespace) -> TreeConfig | TreeTable:
     return tree if given else find_tree_table(arguments.drafter) or tree
 
 
-def _nearest_tree(
-    tree: TreeConfig | TreeTable,
-    batch_size: int,
-    temperature: float,
-) -> TreeConfig | None:
-    """The tree to tree; one that a table gives is logged. None drafts none."""
+def adaptive_of(arguments: argparse.Namespace) -> bool | None:
+    """Whether a tree gives way where it does not pay; None leaves it to the engine."""
+    return None if arguments.adaptive is None else arguments.adaptive == "on"
+
+
+def _tree_for(
+    tree: TreeConfig | TreeTable, batch_size: int, temperature: float
+) -> TreeConfig | TreeTable | None:
+    """The tree, or the nearest one of a table, which is logged; None drafts none."""
     if isinstance(tree, TreeConfig):
         return tree
     tuned = tree.nearest(batch_size, temperature)
@@ -185,13 +196,13 @@ def _nearest_tree(
     )
     speedup = f"{tuned.measured_speedup:.2f} times the baseline"
     log(f"{TREE_TABLE}: {words or 'the default tree'}, {speedup} for {place}")
-    return tuned.tree
+    return replace(tree, trees=(tuned,))
 
 
 def load_models(
     arguments: argparse.Namespace, files: TargetFiles, tree: TreeConfig | TreeTable | None
-) -> tuple[Target, LoadedHead | PromptLookup | None]:
-    """The target and what drafts for it, on the mesh that the options name.
+) -> tuple[Target, LoadedHead | PromptLookup | None, TreeConfig | TreeTable | None]:
+    """The target, what drafts for it and its trees, on the mesh that the options name.
 
     Args:
       arguments: of the command.
@@ -210,13 +221,15 @@ def load_models(
     dtype = dtype_of(arguments)
     target = files.load(dtype, mesh)
     if tree is None:
-        return target, None
+        return target, None, None
     if not arguments.no_drafter:
         from redrafter_jax.files.drafter_files import load_drafter  # most kinds for none
 
-        return target, load_drafter(arguments.drafter, dtype, mesh)
+        return target, load_drafter(arguments.drafter, dtype, mesh), tree
     assert isinstance(tree, TreeConfig), "tables are of drafters"
-    return target, PromptLookup(tree.lookup_tokens) if tree.lookup_tokens else None
+    if not tree.lookup_tokens:
+        return target, None, None
+    return target, PromptLookup(), TreeConfig(beam_width=1, draft_rounds=tree.lookup_tokens)
 
 
 def context_length(arguments: argparse.Namespace, limit: int) -> int:

@@ -12,6 +12,7 @@ import jax
 
 from redrafter_jax.commands.option_groups import config_of
 from redrafter_jax.commands.options import (
+    adaptive_of,
     context_length,
     draft_of,
     load_models,
@@ -46,12 +47,13 @@ def run(arguments: argparse.Namespace) -> None:
     listening = listen(arguments.host, arguments.port)
     files = open_target(arguments.target)
     prompt_format = load_prompt_format(arguments, files, ["Hello"])
-    target, drafter = load_models(arguments, files, tree)
+    target, drafter, tree = load_models(arguments, files, tree)
     length = context_length(arguments, target.config.position_limit)
     engine = Engine(
         target,
         drafter,
-        tree=None if arguments.no_drafter else tree,
+        tree=tree,
+        adaptive=adaptive_of(arguments),
         slots=config.slots,
         context_length=length,
         queue_limit=config.queue_limit,

@@ -9,13 +9,16 @@ from typing import NamedTuple
 
 from redrafter_jax.commands.options import Session
 from redrafter_jax.commands.terminal import Screen
-from redrafter_jax.drafters.base import Drafter, RootOnly
+from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.lookup import PromptLookup
+from redrafter_jax.files.tree_table import TreeTable, TunedTree
 from redrafter_jax.generation import Generation
 from redrafter_jax.streaming import KeptCache, Update
 
 # Updates that a median is taken of: at least, and of the baseline.
 _UPDATES, _BASELINE_UPDATES = 3, 5
+# Decodes without drafts, whatever the drafter.
+_ROOT_ALONE = TreeTable("", "", (TunedTree(1, 0.0, None, 1.0, 1.0),))
 
 
 def describe_speed(result: Generation, tokens_per_second: float | None) -> str:
@@ -32,7 +35,7 @@ def describe_speed(result: Generation, tokens_per_second: float | None) -> str:
     )
 
 
-def describe_cost(acceptance_length: float, cost: float, drafter: Drafter) -> str:
+def describe_cost(acceptance_length: float, cost: float, drafter: object) -> str:
     """What a target call costs in calls of the baseline, and what that makes of the speed."""
     speed_up = acceptance_length / cost
     sentence = f"a call takes {cost:.2f} times as long as the baseline's; speed-up {speed_up:.2f}"
@@ -115,16 +118,16 @@ def baseline_seconds(
       steps_per_update: of the updates to compare with.
       kept_cache: to borrow; its text is forgotten.
     """
-    drafter, limit = session.drafter, session.target.config.position_limit
     # Prefill is an update too.
     needed = 1 + steps_per_update * (1 + _BASELINE_UPDATES)
-    if drafter.num_nodes == 1 or room < len(prompt) + needed:
+    if session.drafter is None or isinstance(session.drafter, RootOnly):
         return None
-    baseline = session._replace(
-        drafter=RootOnly(), format=session.format._replace(stop_tokens=(), stop_strings=[])
-    )
-    # As many slots as the drafter's steps have, so that prefill is not compiled again.
-    most = min(room + drafter.max_path - RootOnly().max_path, limit)
+    if room < len(prompt) + needed:
+        return None
+    # The drafter reads on, so that prefill is not compiled again.
+    endless = session.format._replace(stop_tokens=(), stop_strings=[])
+    baseline = session._replace(tree=_ROOT_ALONE, format=endless)
+    most = min(room, session.target.config.position_limit)
     updates = baseline.stream(
         [prompt],
         most - len(prompt),

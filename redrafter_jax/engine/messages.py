@@ -66,7 +66,7 @@ class Token(NamedTuple):
     raw: bytes = b""
 
 
-def new_tokens(gains: Gains, at: int, sources: Sequence[str], first: int) -> list[Token]:
+def new_tokens(gains: Gains, at: int, sources: tuple[str, ...], first: int) -> list[Token]:
     """What one place of a batch gained from call `first` on; `sources` are named as `SOURCES`."""
     kept = np.arange(gains.tokens.shape[2]) < np.asarray(gains.counts[at])[:, None]
     # A row that is done stays so: the calls that gain nothing come last.

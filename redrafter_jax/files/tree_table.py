@@ -19,8 +19,9 @@ from redrafter_jax.files.locate import TREE_TABLE, locate
 _HEADER = """\
 # How this drafter's trees are drafted fastest, as `python -m eval tune` measured it on one device.
 # For each batch size and temperature: the tree, or null where none was faster than the baseline,
-# decoding without the drafter; and its speed-up over the baseline: as predicted, the tokens that a
-# target call gains over what a step was measured to cost in baseline steps, and as measured.
+# decoding without the drafter; its speed-up over the baseline: as predicted, the tokens that a
+# target call gains over what a step was measured to cost in baseline steps, and as measured; and
+# these tokens.
 # Read by `redrafter_jax.load_tree`, by `tree: auto` in the settings of `python -m eval`, and by
 # `generate`, `chat` and `serve` without options for the tree: the batch size that is nearest to
 # theirs by ratio, of two as near the larger; of it the nearest temperature.

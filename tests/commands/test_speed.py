@@ -6,11 +6,10 @@ from types import SimpleNamespace
 import pytest
 from tiny_folders import byte_tokenizer
 
-from redrafter_jax import PromptLookup, SamplingConfig, TreeConfig
+from redrafter_jax import PromptLookup, SamplingConfig
 from redrafter_jax.commands.options import PromptFormat, Session
 from redrafter_jax.commands.speed import baseline_seconds, describe_cost, update_seconds
 from redrafter_jax.drafters.base import RootOnly
-from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.models.target import Target
 from redrafter_jax.text.chat_template import NO_TEMPLATE
@@ -24,13 +23,12 @@ def test_an_update_takes_the_median_of_at_least_three() -> None:
 def test_the_speed_is_the_acceptance_length_over_the_cost_of_a_call(
     good_drafter: LoadedHead,
 ) -> None:
-    tree = bind_drafter(good_drafter, TreeConfig(beam_width=8, draft_rounds=4))
-    assert describe_cost(3.0, 2.0, tree) == (
+    assert describe_cost(3.0, 2.0, good_drafter) == (
         "a call takes 2.00 times as long as the baseline's; speed-up 1.50"
     )
     slow = "a call takes 4.00 times as long as the baseline's; speed-up 0.75; "
-    assert describe_cost(3.0, 4.0, tree) == slow + "try --no-drafter, or another tree"
-    assert describe_cost(3.0, 4.0, PromptLookup(3)).endswith(
+    assert describe_cost(3.0, 4.0, good_drafter) == slow + "try --no-drafter, or another tree"
+    assert describe_cost(3.0, 4.0, PromptLookup()).endswith(
         "lower --lookup-tokens, or leave it out"
     )
 
@@ -44,7 +42,9 @@ def test_the_baseline_is_timed_without_the_update_that_compiles(
     monkeypatch.setattr("redrafter_jax.commands.speed.time", clock)
     session = Session(
         habitual_target,
-        PromptLookup(3),
+        PromptLookup(),
+        None,
+        None,
         SamplingConfig(),
         PromptFormat(byte_tokenizer(), NO_TEMPLATE, [], (), []),
     )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tiny_models import tiny_config
 
-from redrafter_jax import InputError, PromptLookup, RecurrentConfig, SamplingConfig, TreeConfig
+from redrafter_jax import InputError, RecurrentConfig, SamplingConfig, TreeConfig
 from redrafter_jax.config import LinearScaling, Quantization
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
@@ -24,7 +24,6 @@ SIZES: dict[Any, list[str]] = {
     drafter: ["exit_dim", "head_rank"],
     TreeConfig: ["beam_width", "draft_rounds", "num_nodes", "candidates"],
     SamplingConfig: ["top_k"],
-    PromptLookup: ["tokens"],
 }
 CONSTANTS: dict[Any, list[str]] = {
     tiny_config: ["rope_theta", "rms_norm_eps"],
