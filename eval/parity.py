@@ -211,7 +211,7 @@ def score(target: Target, batch: Batch) -> list[Scores]:
     rows = check_batch(target.config, batch)
     lengths = np.asarray([len(row.prompt) for row in rows], np.int32)
     # Whole chunks, and the token after the last one.
-    tokens = np.zeros((len(rows), slots_for(max(lengths), 1) + 1), np.int32)
+    tokens = np.zeros((len(rows), slots_for(int(lengths.max()), 1) + 1), np.int32)
     for own, row in zip(tokens, rows, strict=True):
         own[: len(row.prompt)] = row.prompt
     sampling = stack_sampling(target.config, rows)

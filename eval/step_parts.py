@@ -68,8 +68,8 @@ def run_part(
 ) -> tuple[DecodeState, StepArrays]:
     """Run the part so many times on the same arrays; returns them as its last turn left them.
 
-    `drafter` is prepared; `state` and `between`, from `begin_step`, are donated. Only `finish` changes the state: give it
-    rows that are done, which cost all of its work and take no slots.
+    The drafter is prepared; `state` and `between`, from `begin_step`, are donated. Only `finish`
+    changes the state: give it rows that are done, which cost all of its work and take no slots.
     """
     decoder = target.merge()
 

@@ -4,7 +4,6 @@
 and its programs are compiled as users compile them.
 """
 
-import importlib
 import inspect
 from collections.abc import Iterator
 from itertools import product
@@ -18,9 +17,9 @@ from tiny_models import imitating_drafter
 from redrafter_jax import SamplingConfig, TreeConfig, generate, generate_autoregressive
 from redrafter_jax.acceptance import acceptance_length
 from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.engine import engine
 from redrafter_jax.models.target import Target
 
-GENERATE = importlib.import_module("redrafter_jax.generation")
 TEMPERATURES = (0.0, 0.7, 1.0, 1.3)
 FILTERS: tuple[dict[str, Any], ...] = (
     {},
@@ -45,10 +44,14 @@ TREES = {
 def compiled_as_users_compile() -> Iterator[None]:
     """With all of LLVM's passes, of which conftest.py leaves most out."""
     options = {"xla_backend_optimization_level": "3"} if jax.default_backend() == "cpu" else None
-    decode = inspect.unwrap(GENERATE.decode)
+    compiled = jax.jit(
+        inspect.unwrap(engine.decode_rows),
+        donate_argnames="state",
+        static_argnames=("tree", "steps", "top"),
+        compiler_options=options,
+    )
     with pytest.MonkeyPatch.context() as patch:
-        compiled = jax.jit(decode, donate_argnames="state", compiler_options=options)
-        patch.setattr(GENERATE, "decode", compiled)
+        patch.setattr(engine, "decode_rows", compiled)
         yield
 
 

@@ -5,10 +5,9 @@ probabilities come from the target reading each of them, in float64 and with the
 none of the library's sampling takes part in them.
 """
 
-import importlib
 import inspect
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import NamedTuple
 
@@ -23,11 +22,10 @@ from redrafter_jax import Generation, SamplingConfig, TreeConfig, generate
 from redrafter_jax.decoding import step
 from redrafter_jax.decoding.accept import accept, choose_tokens
 from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.engine import engine
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.types import Accepted, Sampling, TokenTree
-
-GENERATE = importlib.import_module("redrafter_jax.generation")
 
 # Over so many rows the checks of annotations would take half of the time.
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
@@ -231,10 +229,13 @@ def test_a_wrong_rule_breaks_the_law(monkeypatch: pytest.MonkeyPatch, rule: Rule
         chosen = rule(tree, logits, noise, sampling)
         return chosen, accept(tree, chosen, noise.shape[1])
 
-    inner = inspect.unwrap(step.decode)
+    inner = inspect.unwrap(engine.decode_rows)
     monkeypatch.setattr(step, "decide", decide)
     # A function of its own, so that no trace of the right step is reused.
-    monkeypatch.setattr(GENERATE, "decode", jax.jit(lambda *arguments: inner(*arguments)))
+    anew = partial(jax.jit, static_argnames=("tree", "steps", "top"))
+    monkeypatch.setattr(
+        engine, "decode_rows", anew(lambda *arguments, **options: inner(*arguments, **options))
+    )
     case = Case("fair", ALL_NODES, SamplingConfig(1.0))
     # Half of the draws that the right rule has to stand.
     counts = count_sequences(case, BATCHES // 2)

@@ -1,9 +1,8 @@
 """Speculation changes how fast the text arrives, never what it says."""
 
 import dataclasses
-import importlib
 import inspect
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -23,9 +22,8 @@ from redrafter_jax import (
 )
 from redrafter_jax.decoding import step
 from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.engine import engine
 from redrafter_jax.models.target import Target
-
-GENERATE = importlib.import_module("redrafter_jax.generation")
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -194,8 +192,11 @@ def test_a_wrong_path_in_the_cache_changes_the_text(monkeypatch: pytest.MonkeyPa
     requests = full_requests(sampling=SAMPLINGS[:4])
     plain = generate_autoregressive(pairs()["good"][0], **requests)
     monkeypatch.setattr(step, "commit", commit_the_first_nodes)
-    inner = inspect.unwrap(step.decode)
+    inner = inspect.unwrap(engine.decode_rows)
     # A function of its own, so that no trace of the right path is reused.
-    monkeypatch.setattr(GENERATE, "decode", jax.jit(lambda *arguments: inner(*arguments)))
+    anew = partial(jax.jit, static_argnames=("tree", "steps", "top"))
+    monkeypatch.setattr(
+        engine, "decode_rows", anew(lambda *arguments, **options: inner(*arguments, **options))
+    )
     speculative = generate(*pairs()["fair"], tree=TREES["all nodes"], **requests)
     assert speculative.tokens != plain.tokens

@@ -33,7 +33,7 @@ from redrafter_jax.parallel.mesh import make_mesh, place
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 V = 24
-KINDS = ["recurrent", "recurrent, the target's head", "Medusa", "lookup", "combined"]
+KINDS = ["recurrent", "recurrent, the target's head", "Medusa", "lookup", "with lookup"]
 TREE = TreeConfig(beam_width=4, draft_rounds=3, num_nodes=8)
 REQUESTS: dict[str, Any] = {
     "prompts": PROMPTS,
@@ -59,15 +59,15 @@ def drafters() -> dict[str, Any]:
         "recurrent": (recurrent, TREE),
         "recurrent, the target's head": (quantize_model(borrowing, eight), TREE),
         "Medusa": (quantize_model(imitating_medusa(target), eight), TREE),
-        "lookup": (PromptLookup(3), None),
-        "combined": (recurrent, TreeConfig(4, 3, num_nodes=10, lookup_tokens=3)),
+        "lookup": (PromptLookup(), TreeConfig(beam_width=1, draft_rounds=3)),
+        "with lookup": (recurrent, TreeConfig(4, 3, num_nodes=10, lookup_tokens=3)),
     }
 
 
 @pytest.mark.parametrize(
     ("form", "kinds"),
     [
-        ("int4", ["combined"]),
+        ("int4", ["with lookup"]),
         *(pytest.param(form, KINDS, marks=pytest.mark.long) for form in ("int8", "int4", "fp8")),
     ],
 )
@@ -77,8 +77,7 @@ def test_the_text_is_the_quantized_targets_own(form: Any, kinds: Any) -> None:
     expected = generate_autoregressive(target, **REQUESTS).tokens
     for kind in kinds:
         drafter, tree = drafters()[kind]
-        drafted: dict[str, Any] = {} if tree is None else {"tree": tree}
-        result = generate(target, drafter, **drafted, **REQUESTS)
+        result = generate(target, drafter, tree=tree, **REQUESTS)
         assert result.tokens == expected, kind
         assert result.acceptance_length > (1.0 if kind == "lookup" else 1.5), kind
 

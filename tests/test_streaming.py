@@ -145,10 +145,10 @@ def test_a_kept_cache_never_changes_what_is_said(
     for prompt in ([*second, *part, 1], [*second[:9], 2, 7], [8, 1]):
         assert say(prompt) == alone(prompt)
     # What a step that was interrupted left behind is gone, and is read again.
-    memory = kept.take(habitual_target, 1, DRAFT.max_path)
-    memory.tokens.delete()
+    assert kept._engine is not None
+    kept._engine._state.root.delete()
     assert say(second) == alone(second)
-    with pytest.raises(InputError, match="do not fit the 256 slots of kept_cache"):
+    with pytest.raises(InputError, match="do not fit the 60 of kept_cache"):
         say(second, limit=250)
     assert say(first) == answer
 

@@ -7,7 +7,7 @@ device's part of the state numbers its own rows from 0.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -92,12 +92,13 @@ def empty_rows(
     """
     shapes = row_shapes(target, drafter, rows, slots, stop_width)
 
-    def make() -> DecodeState:
-        state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        return state._replace(done=jnp.ones(rows, bool))
+    def zeros(leaf: Any, sharding: Any = None) -> Array:
+        return jnp.zeros(leaf.shape, leaf.dtype, device=sharding)
 
     # Each device of a mesh makes its own part: no one could hold the whole.
-    return jax.jit(make, out_shardings=target.mesh and shardings(shapes, target.mesh))()
+    split = [] if target.mesh is None else [shardings(shapes, target.mesh)]
+    state = jax.tree.map(zeros, shapes, *split)
+    return state._replace(done=~state.done)
 
 
 def row_shapes(

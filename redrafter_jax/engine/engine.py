@@ -171,7 +171,8 @@ class Engine:
             slots=slots,
             row_counts=row_counts,
             shards=shards,
-            shape=(structure, shapes, slots, context_length, top_log_probs),
+            models=(structure, shapes),
+            shape=(slots, context_length, top_log_probs),
         )
         self.longest_path = max(map(longest_path, trees))
         self.counters = Counters()

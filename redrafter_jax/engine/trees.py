@@ -7,6 +7,7 @@ tokens that a target call has gained lately. Any rule is allowed, for no rule ch
 
 from collections import deque
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 from redrafter_jax.config import TreeConfig
@@ -25,8 +26,33 @@ _MARGIN = 0.02
 # Steps of a tree that has just been taken up; twice as many each time that it is kept.
 _FIRST_BURST = 4
 
-# Seconds of a step of every compiled program, the last few; engines of one shape share them.
+# What is known of a text before counts for so much of what its own calls tell.
+_CARRIED = 0.25
+
+
+@dataclass
+class _Learned:
+    """What the last texts taught of a tree.
+
+    Attributes:
+      gain: tokens that a target call gains; None before it is known.
+      calls: target calls that it is known from, the older the less they count.
+      patience: baseline steps until a tree that does not pay is tried again.
+      waiting: how many of them are left.
+      burst: steps of the tree until the next choice.
+    """
+
+    gain: float | None = None
+    calls: float = 0.0
+    patience: int = _PATIENCE
+    waiting: int = 0
+    burst: int = _FIRST_BURST
+
+
+# Engines of one process share them: seconds of a step, the last few of every compiled program, and
+# what was learned of every tree of a pair of models.
 _seconds: dict[Hashable, deque[float]] = {}
+_learned: dict[Hashable, _Learned] = {}
 
 
 class TreeChooser:
@@ -44,7 +70,8 @@ class TreeChooser:
       row_counts: numbers of rows, beside all, that are decoded together; None takes the table's
         batch sizes, and without a table the smallest one possible.
       shards: parts of the rows on a mesh, all of one size.
-      shape: what the seconds of a step depend on besides rows and tree.
+      models: what tells target and drafter apart from others.
+      shape: what the seconds of a step depend on besides models, rows and tree.
 
     Raises:
       InputError: the parts would not be of one size.
@@ -58,6 +85,7 @@ class TreeChooser:
         slots: int,
         row_counts: Sequence[int] | None,
         shards: int,
+        models: Hashable = None,
         shape: Hashable = None,
     ) -> None:
         self._table = tree if isinstance(tree, TreeTable) else None
@@ -65,7 +93,7 @@ class TreeChooser:
         found = [tuned.tree for tuned in self._table.trees] if self._table else [self._only]
         self.trees: tuple[TreeConfig | None, ...] = tuple(dict.fromkeys([None, *found]))
         self._adaptive = adaptive
-        self._shape = shape
+        self._models, self._shape = models, (models, shape)
         if row_counts is None:
             sizes = [tuned.batch_size for tuned in self._table.trees] if self._table else []
             row_counts = [size for size in sizes if size % shards == 0] or [shards]
@@ -80,21 +108,19 @@ class TreeChooser:
         self.programs = [
             (rows, tree) for rows in self.row_counts for tree in self.trees if self._may(rows, tree)
         ]
-        # Of the tree that is drafted now, or was before it was left.
+        self._own = _Learned()
         self._tree: TreeConfig | None = None
-        self._gain: float | None = None
-        self._calls = 0.0
-        self._patience, self._waiting = _PATIENCE, 0
-        self._burst = _FIRST_BURST
 
     def rows_for(self, active: int) -> int:
         """The smallest of `row_counts` that holds so many rows."""
         return next(rows for rows in self.row_counts if rows >= active)
 
     def begin_text(self) -> None:
-        """Forget what other texts gained: the rows that decode now are new."""
-        self._patience, self._waiting, self._burst = _PATIENCE, 0, _FIRST_BURST
-        self._gain, self._calls = None, 0.0
+        """Let what other texts taught count for little: the rows that decode now are new."""
+        own = self._own
+        own.calls *= _CARRIED
+        own.patience, own.burst = _PATIENCE, _FIRST_BURST
+        own.waiting = min(own.waiting, _PATIENCE)
 
     def choose(
         self, rows: int, temperatures: Sequence[float], most: int
@@ -114,23 +140,23 @@ class TreeChooser:
             return tree, most
         if tree != self._tree:
             self._tree = tree
-            self.begin_text()
-        cost = self.cost(rows, tree, tuned)
-        if self._waiting:
-            return None, min(self._waiting, most)
+            self._own = _learned.setdefault((self._models, tree), _Learned())
+        own, cost = self._own, self.cost(rows, tree, tuned)
+        if own.waiting:
+            return None, min(own.waiting, most)
         if cost is None:
             # The tree first; then the baseline once, to know what a step of the tree costs.
             measured = self.seconds(rows, tree) is not None
-            return (None if measured and self._calls else tree), min(_FIRST_BURST, most)
-        if self._gain is None:
-            self._gain = max(cost, self._expected(tuned))
-        if self._gain >= cost * (1 - _MARGIN):
-            return tree, min(self._burst, most)
-        self._waiting = self._patience
-        self._patience = min(2 * self._patience, _LONGEST_PATIENCE)
+            return (None if measured and own.calls else tree), min(_FIRST_BURST, most)
+        if own.gain is None:
+            own.gain = max(cost, self._expected(tuned))
+        if own.gain >= cost * (1 - _MARGIN):
+            return tree, min(own.burst, most)
+        own.waiting = own.patience
+        own.patience = min(2 * own.patience, _LONGEST_PATIENCE)
         # Tried again, it is expected to pay just so.
-        self._gain, self._calls, self._burst = cost, 0.0, _FIRST_BURST
-        return None, min(self._waiting, most)
+        own.gain, own.calls, own.burst = cost, 0.0, _FIRST_BURST
+        return None, min(own.waiting, most)
 
     def add(
         self,
@@ -153,19 +179,20 @@ class TreeChooser:
         """
         if seconds is not None:
             self.add_time(rows, tree, seconds)
+        own = self._own
         if tree is None:
-            self._waiting = max(self._waiting - steps, 0)
+            own.waiting = max(own.waiting - steps, 0)
             return
         if tree != self._tree or not calls:
             return
         kept = 0.5 ** (calls / _HALF_LIFE)
-        before = self._gain if self._gain is not None else gained / calls
-        weight = self._calls + _PRIOR_CALLS
-        self._gain = (before * weight * kept + gained) / (weight * kept + calls)
-        self._calls = self._calls * kept + calls
-        self._burst *= 2
-        if self._calls > 2 * _PATIENCE:
-            self._patience = _PATIENCE
+        before = own.gain if own.gain is not None else gained / calls
+        weight = (own.calls + _PRIOR_CALLS) * kept
+        own.gain = (before * weight + gained) / (weight + calls)
+        own.calls = own.calls * kept + calls
+        own.burst *= 2
+        if own.calls > 2 * _PATIENCE:
+            own.patience = _PATIENCE
 
     def add_time(self, rows: int, tree: TreeConfig | None, seconds: float) -> None:
         """Record how long a step took."""

@@ -1,4 +1,3 @@
-import importlib
 import inspect
 import re
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,6 @@ import numpy as np
 import oracles
 import pytest
 from flax import nnx
-from redrafter_jax.decoding.prefill import begin_drafting, prefill, zero_stats
 from small_batch import DRAFT, MIXED, PROMPTS
 from tiny_models import PARITY_CONFIG, imitating_drafter, tiny_config
 from trees import tree_of
@@ -24,18 +22,19 @@ from redrafter_jax import (
     generate,
     generate_autoregressive,
 )
-from redrafter_jax.decoding.step import decode, finish
-from redrafter_jax.drafters.base import Drafter
+from redrafter_jax.decoding.step import finish
+from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
-from redrafter_jax.engine.requests import Batch, pad_requests
-from redrafter_jax.errors import InputError
+from redrafter_jax.engine import engine
+from redrafter_jax.engine.device import decode_rows, row_shapes
+from redrafter_jax.engine.requests import Batch, slots_for
+from redrafter_jax.generation import engine_of
+from redrafter_jax.models.projection import Lender
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.sampling import draw_noise
-from redrafter_jax.types import DecodeState, Requests, Verified
-
-GENERATE = importlib.import_module("redrafter_jax.generation")
+from redrafter_jax.types import DecodeState, StepTrace, Verified
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -73,19 +72,28 @@ def test_plain_decoding_chooses_by_a_whole_pass_and_the_noise_of_seed_and_positi
         assert plain.tokens[row] == (scores + noise[row]).argmax(axis=-1).tolist()
 
 
-def _begin(drafter: Drafter, target: Target, requests: Requests) -> DecodeState:
-    return begin_drafting(prefill(target, requests), drafter)
+def read_prompts(
+    target: Target, drafter: Drafter, limits: list[int], tree: TreeConfig | None
+) -> DecodeState:
+    """The state of an engine that has read `PROMPTS`, and has decoded nothing."""
+    reader, requests = engine_of(target, drafter, Batch(PROMPTS, limits), tree, None, False)
+    for request in requests:
+        reader.submit(request)
+    reader.advance(passes=None, steps=0)
+    return reader._state
+
+
+ALL_ROWS = jnp.arange(len(PROMPTS))
 
 
 def test_the_context_holds_the_layers_that_the_drafter_reads(habitual_target: Target) -> None:
-    drafter = imitating_drafter(habitual_target, context_layers=(0,))
-    requests, _ = pad_requests(PARITY_CONFIG, Batch(PROMPTS, [24] * 4), 4)
-    bound = bind_drafter(drafter, DRAFT)
-    with pytest.raises(InputError, match=r"are 32 wide and .* 64; .*context_layers=\(0,\)"):
-        bound.init(jnp.zeros((4, 32)))
-    state = begin_drafting(prefill(habitual_target, requests, context_layers=(0,)), bound)
-    state = decode(habitual_target, bound, state, 3)
-    assert int(state.stats.accept_counts[:, 1:].sum()) > 0, "some drafts came true"
+    head = imitating_drafter(habitual_target, context_layers=(0,))
+    drafter, tree = bind_drafter(head, DRAFT)
+    state = read_prompts(habitual_target, drafter, [24] * 4, tree)
+    state, (gains, _) = decode_rows(
+        habitual_target, drafter, state, ALL_ROWS, 3, tree=tree, steps=3
+    )
+    assert int(gains.counts.max()) > 1, "some drafts came true"
     # The first layer's hidden states are the last ones of the target that ends there.
     decoder = habitual_target.merge()
     decoder.layers = nnx.List([decoder.layers[0]])
@@ -95,31 +103,33 @@ def test_the_context_holds_the_layers_that_the_drafter_reads(habitual_target: Ta
         decided = state.tokens[row, : length + 1].tolist()
         for part, target in ((slice(0, D), shallow), (slice(D, 2 * D), habitual_target)):
             hidden, _ = whole_pass(target, decided[:1], decided[1:])
-            np.testing.assert_allclose(state.drafter[row, part], hidden[-1], rtol=0, atol=2e-5)
+            np.testing.assert_allclose(state.own[row, part], hidden[-1], rtol=0, atol=2e-5)
 
 
+def shapes_in_loops(jaxpr: jax.extend.core.Jaxpr, *, within: bool = False) -> Iterator[Any]:
+    """Shapes of all arrays that are made inside of loops."""
+    for equation in jaxpr.eqns:
+        if within:
+            yield from (getattr(one.aval, "shape", ()) for one in equation.outvars)
+        inside = within or equation.primitive.name == "while"
+        for parameter in jax.tree.leaves(equation.params):
+            inner = getattr(parameter, "jaxpr", parameter)
+            if isinstance(inner, jax.extend.core.Jaxpr):
+                yield from shapes_in_loops(inner, within=inside)
+
+
+@pytest.mark.parametrize("prepared", [True, False])
 def test_a_smaller_head_of_the_targets_is_gathered_once_and_not_in_every_step(
-    habitual_target: Target,
+    habitual_target: Target, prepared: bool
 ) -> None:
-    drafter = imitating_drafter(habitual_target, head="target", draft_tokens=tuple(range(1, V)))
-    requests, _ = pad_requests(PARITY_CONFIG, Batch(PROMPTS, [24] * 4), 4)
-    bound = bind_drafter(drafter, DRAFT)
-    state = jax.eval_shape(partial(_begin, bound), habitual_target, requests)
-    loop = jax.make_jaxpr(decode)(habitual_target, bound, state, 3)
-
-    def shapes(jaxpr: jax.extend.core.Jaxpr, *, within: bool) -> Iterator[tuple[bool, Any]]:
-        for equation in jaxpr.eqns:
-            yield from ((within, getattr(one.aval, "shape", ())) for one in equation.outvars)
-            inside = within or equation.primitive.name == "while"
-            for parameter in jax.tree.leaves(equation.params):
-                inner = getattr(parameter, "jaxpr", parameter)
-                if isinstance(inner, jax.extend.core.Jaxpr):
-                    yield from shapes(inner, within=inside)
-
-    head = PARITY_CONFIG.hidden_size, V - 1
-    assert {within for within, shape in shapes(loop.jaxpr, within=False) if shape == head} == {
-        False
-    }
+    head = imitating_drafter(habitual_target, head="target", draft_tokens=tuple(range(1, V)))
+    drafter, tree = bind_drafter(head, DRAFT)
+    drafter = drafter.prepare(Lender(habitual_target)) if prepared else drafter
+    state = row_shapes(habitual_target, drafter, 4, 256, 8)
+    decode = partial(decode_rows, tree=tree, steps=3)
+    loop = jax.make_jaxpr(decode)(habitual_target, drafter, state, ALL_ROWS, 3)
+    gathered = PARITY_CONFIG.hidden_size, V - 1
+    assert (gathered in set(shapes_in_loops(loop.jaxpr))) != prepared
 
 
 @pytest.mark.parametrize(
@@ -134,24 +144,26 @@ def test_a_smaller_head_of_the_targets_is_gathered_once_and_not_in_every_step(
 def test_no_step_copies_the_cache(
     habitual_target: Target, good_drafter: LoadedHead, draft: TreeConfig | None
 ) -> None:
-    drafter = bind_drafter(good_drafter if draft else None, draft)
-    requests, _ = pad_requests(PARITY_CONFIG, Batch(PROMPTS, [24] * 4), drafter.max_path)
-    state = jax.eval_shape(partial(_begin, drafter), habitual_target, requests)
-    loop = jax.jit(decode, donate_argnums=2)
-    lowered = loop.lower(habitual_target, drafter, state, jnp.int32(3))
-    program = str(lowered.compile().as_text())
+    drafter, tree = bind_drafter(good_drafter if draft else None, draft)
+    state = row_shapes(habitual_target, drafter, 4, 256, 8)
+    program = decode_rows.lower(
+        habitual_target, drafter, state, ALL_ROWS, jnp.int32(3), tree=tree, steps=3
+    )
+    program = str(program.compile().as_text())
     cache = ",".join(map(str, state.cache.keys[0].shape))
     assert f"f32[{cache}]" in program
     assert not re.search(rf"= f32\[{cache}\]\S* copy\(", program)
 
 
 def test_a_done_row_never_changes_again(habitual_target: Target, good_drafter: LoadedHead) -> None:
-    requests, _ = pad_requests(PARITY_CONFIG, Batch(PROMPTS, [1, 24, 24, 24]), 4)
-    drafter = bind_drafter(good_drafter, DRAFT)
-    start = prefill(habitual_target, requests)
-    # Another, for a state is donated.
-    state = begin_drafting(prefill(habitual_target, requests), drafter)
-    state = decode(habitual_target, drafter, state, 3)
+    drafter, tree = bind_drafter(good_drafter, DRAFT)
+    state = read_prompts(habitual_target, drafter, [1, 24, 24, 24], tree)
+    # A copy, for a state is donated.
+    start = jax.tree.map(np.array, state)
+    assert start.done.tolist() == [True, False, False, False]
+    state, (gains, done) = decode_rows(
+        habitual_target, drafter, state, ALL_ROWS, 3, tree=tree, steps=3
+    )
     length = int(start.cache.lengths[0])
     assert int(state.cache.lengths[0]) == length
     assert state.tokens[0, : length + 1].tolist() == start.tokens[0, : length + 1].tolist()
@@ -160,9 +172,9 @@ def test_a_done_row_never_changes_again(habitual_target: Target, good_drafter: L
     ):
         np.testing.assert_array_equal(before[0, :, :length], after[0, :, :length])
     assert int(state.root[0]) == int(start.root[0])
-    np.testing.assert_array_equal(state.drafter[0], start.drafter[0])
-    assert state.stats.steps.tolist() == [0, 3, 3, 3]
-    assert state.stats.accept_counts.sum(axis=1).tolist() == [0, 3, 3, 3]
+    np.testing.assert_array_equal(state.own[0], start.own[0])
+    assert done.tolist() == [True, False, False, False]
+    assert (gains.counts > 0).sum(axis=1).tolist() == [0, 3, 3, 3]
 
 
 def test_log_probabilities_are_the_targets_before_filters_and_statistics_add_up(
@@ -190,27 +202,27 @@ def test_log_probabilities_are_the_targets_before_filters_and_statistics_add_up(
     assert speculative.acceptance_length == pytest.approx(gained.sum() / sum(speculative.steps))
 
 
-def test_values_never_recompile_nor_does_another_tree_the_prefill(
+def test_values_never_recompile_nor_does_another_tree_what_reads_prompts(
     monkeypatch: pytest.MonkeyPatch, target: Target, drafter: LoadedHead
 ) -> None:
     chex.clear_trace_counter()
 
-    def let_be_traced_once(name: str, **options: Any) -> None:
-        inner = inspect.unwrap(getattr(GENERATE, name))
+    def let_be_traced_once(name: str, *static: str) -> None:
+        inner = inspect.unwrap(getattr(engine, name))
 
         def traced(*arguments: Any, **keywords: Any) -> Any:
             return inner(*arguments, **keywords)
 
         # Chex counts by name.
         traced.__name__ = name
-        function = jax.jit(chex.assert_max_traces(traced, n=1), **options)
-        monkeypatch.setattr(GENERATE, name, function)
+        counted = chex.assert_max_traces(traced, n=1)
+        function = jax.jit(counted, donate_argnums=2, static_argnames=static)
+        monkeypatch.setattr(engine, name, function)
 
-    let_be_traced_once("prefill", static_argnames=("log_probs", "context_layers"))
-    generate(target, None, PROMPTS, max_new_tokens=4)
+    let_be_traced_once("read_rows", "top")
     other_tree = TreeConfig(1, 1, lookup_tokens=2)
     generate(target, drafter, PROMPTS, max_new_tokens=4, tree=other_tree)
-    let_be_traced_once("decode", donate_argnames="state")
+    let_be_traced_once("decode_rows", "tree", "steps", "top")
     run = partial(generate, target, drafter, tree=DRAFT)
     run(PROMPTS, max_new_tokens=10)
     run([[1], [2, 3], [4] * 16, [5]], max_new_tokens=[1, 12, 2, 7], seeds=[9, 9, 1, 0])
@@ -226,8 +238,7 @@ def test_a_row_that_ends_at_the_edge_of_the_cache_keeps_its_text(
     # It is done before the others, whose steps go on. P = 4: of 256 slots a row may fill 252.
     early = [5] * (256 - 4 - 4 - spare)
     prompts = [early, *PROMPTS[1:]]
-    _, slots = pad_requests(PARITY_CONFIG, Batch(prompts, [4, 20, 20, 20]), DRAFT.max_path)
-    assert slots == (256 if spare >= 0 else 512)
+    assert slots_for(len(early) + 4, DRAFT.max_path) == (256 if spare >= 0 else 512)
     result = generate(
         habitual_target, good_drafter, prompts, max_new_tokens=[4, 20, 20, 20], tree=DRAFT
     )
@@ -236,12 +247,12 @@ def test_a_row_that_ends_at_the_edge_of_the_cache_keeps_its_text(
     assert result.tokens[0] == logits.argmax(axis=-1).tolist()
 
 
-def test_accepted_nodes_are_counted_by_the_drafter_that_proposed_them(target: Target) -> None:
-    # Root, two nodes of the first drafter and three of the second. Row 0 is done, row 1 has room
-    # for two tokens, row 2 accepts one of the first and all of the second, row 3 the first two.
-    requests, _ = pad_requests(PARITY_CONFIG, Batch(PROMPTS, [1, 3, 9, 9]), 5)
-    state = prefill(target, requests)
-    state = state._replace(stats=zero_stats(state.root, 5, 2))
+def test_accepted_nodes_are_counted_by_the_drafter_that_proposed_them(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Root, two nodes of the drafter and three of prompt lookup. Row 0 is done, row 1 has room for
+    # two tokens, row 2 accepts one of the first and all of the second, row 3 the first two.
+    state = read_prompts(target, RootOnly(), [1, 3, 9, 9], None)
     from_root, below_first, longer = [0, 0, 0, 0, 3, 4], [0, 0, 0, 1, 3, 4], [0, 0, 1, 0, 3, 4]
     tree = tree_of([[9, 1, 2, 3, 3, 3]] * 4, [from_root, from_root, below_first, longer])
     tree = tree._replace(origin=jnp.broadcast_to(jnp.asarray([-1, 0, 0, 1, 1, 1]), (4, 6)))
@@ -254,13 +265,30 @@ def test_accepted_nodes_are_counted_by_the_drafter_that_proposed_them(target: Ta
     logits = jax.nn.one_hot(choices, PARITY_CONFIG.vocab_size)
     verified = Verified(logits, jnp.zeros((B, N, PARITY_CONFIG.hidden_size)), nodes, nodes)
     noise = jnp.zeros((B, 5, PARITY_CONFIG.vocab_size))
-    after, trace = jax.jit(finish)(state, tree, verified, noise)
-    assert trace.gained.tolist() == [0, 2, 5, 3]
-    assert after.stats.accepted_by is not None
-    assert after.stats.accepted_by.tolist() == [[0, 0], [0, 1], [1, 3], [2, 0]]
-    assert after.stats.accept_counts.tolist() == [
-        [0] * 5,
-        [0, 1, 0, 0, 0],
-        [0, 0, 0, 0, 1],
-        [0, 0, 1, 0, 0],
+
+    def drawn_step(
+        decoder: Any, drafter: Any, state: DecodeState, shape: Any
+    ) -> tuple[DecodeState, StepTrace, Verified]:
+        return *finish(decoder, state, tree, verified, noise), verified
+
+    monkeypatch.setattr("redrafter_jax.engine.device.verified_step", drawn_step)
+    # A function of its own, so that no trace of a real step is reused.
+    inner = inspect.unwrap(decode_rows)
+    decode = jax.jit(lambda *arguments: inner(*arguments, 1, tree=None, steps=1))
+    _, (gains, _) = decode(target, RootOnly(), state, ALL_ROWS)
+    assert gains.counts.tolist() == [[0], [2], [5], [3]]
+    gained = np.arange(5) < np.asarray(gains.counts)
+    tokens, origins = np.asarray(gains.tokens[:, 0]), np.asarray(gains.origins[:, 0])
+    assert [tokens[row, gained[row]].tolist() for row in range(B)] == [
+        [],
+        [3, 3],
+        [1, 3, 3, 3, 7],
+        [1, 2, 7],
     ]
+    assert [origins[row, gained[row]].tolist() for row in range(B)] == [
+        [],
+        [1, -1],
+        [0, 1, 1, 1, -1],
+        [0, 0, -1],
+    ]
+    assert gains.drafted.tolist() == [[[0, 0]], [[2, 3]], [[2, 3]], [[2, 3]]]

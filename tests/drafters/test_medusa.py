@@ -25,11 +25,9 @@ from redrafter_jax import (
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.medusa import paths_of
 from redrafter_jax.drafters.tree import rank_tree
-from redrafter_jax.engine.requests import Batch
-from redrafter_jax.generation import start
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import make_mesh, place
-from redrafter_jax.types import TokenTree
+from redrafter_jax.types import KVCache, TokenTree, View
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -191,13 +189,20 @@ def test_texts_are_the_targets_own(
 
 def test_a_head_drafts_with_the_noise_of_its_own_position(habitual_target: Target) -> None:
     medusa = imitating_medusa(habitual_target)
-    drafter = bind_drafter(medusa, TreeConfig(1, 3))
-    state, _ = start(habitual_target, drafter, Batch(PROMPTS, 5, SamplingConfig(1.0)))
-    shape = len(PROMPTS), drafter.max_path, habitual_target.config.vocab_size
-    noise = np.random.default_rng(4).gumbel(size=shape).astype(np.float32)
-    chain = jax.jit(drafter.propose)(habitual_target.merge(), state, noise).tokens[:, 1:]
-    logits = medusa.merge().logits(state.drafter, 3)
-    np.testing.assert_array_equal(chain, np.argmax(logits + noise[:, :3], axis=-1))
+    drafter, tree = bind_drafter(medusa, TreeConfig(1, 3))
+    assert tree is not None
+    config = habitual_target.config
+    random = np.random.default_rng(4)
+    hidden = random.normal(size=(2, config.hidden_size)).astype(np.float32)
+    noise = random.gumbel(size=(2, tree.max_path, config.vocab_size)).astype(np.float32)
+    root = jnp.asarray([7, 8])
+    sampling = oracles.sampling_arrays([SamplingConfig(1.0)] * 2, [0, 1], config.vocab_size)
+    view = View(root[:, None], jnp.zeros(2, jnp.int32), root, sampling)
+    nothing = KVCache((), (), view.lengths)
+    propose = jax.jit(drafter.propose, static_argnames="tree")
+    drafted = propose(habitual_target.merge(), hidden, nothing, view, noise, tree=tree)
+    logits = medusa.merge().logits(hidden, 3)
+    np.testing.assert_array_equal(drafted.tokens[:, 1:], np.argmax(logits + noise[:, :3], axis=-1))
 
 
 @pytest.mark.long

@@ -69,7 +69,7 @@ def test_methods_count_what_generate_counts_and_keep_the_text(
         sampling = SamplingConfig(**case["sampling"])
         for name, drafter, draft in (
             ("baseline", None, None),
-            ("lookup", PromptLookup(3), None),
+            ("lookup", PromptLookup(), TreeConfig(beam_width=1, draft_rounds=3)),
             ("head", good_drafter, HEAD),
         ):
             how = {"max_new_tokens": NEW_TOKENS, "tree": draft, "sampling": sampling}

@@ -15,14 +15,14 @@ from tiny_folders import encode, write_yaml
 from tiny_models import tiny_config
 
 from eval import benchmark, parity
-from eval.benchmark import Method, baseline, make_batches
+from eval.benchmark import Method, baseline, make_batches, stack_sampling
 from eval.commands import evaluate
 from eval.config import CaseSettings, RowSettings
 from eval.parity import Scores, explain
 from redrafter_jax import SamplingConfig
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.drafters.head_drafter import LoadedHead
-from redrafter_jax.engine.requests import Batch, pad_requests
+from redrafter_jax.engine.requests import Batch, check_batch
 from redrafter_jax.files.target_files import TargetFiles
 from redrafter_jax.models.target import Decoder, Target
 from redrafter_jax.parallel.collectives import shard_start
@@ -190,9 +190,10 @@ def test_a_text_that_ends_early_is_no_tie(
 
 
 def see(logits: list[float], noise: list[float], sampling: SamplingConfig) -> Scores:
-    requests, _ = pad_requests(tiny_config(vocab_size=len(logits)), Batch([[0]], 1, sampling), 1)
+    config = tiny_config(vocab_size=len(logits))
+    rows = check_batch(config, Batch([[0]], 1, sampling))
     scores, own = np.asarray(logits, np.float32), np.asarray(noise, np.float32)
-    return Scores(scores, own, requests.sampling)
+    return Scores(scores, own, stack_sampling(config, rows))
 
 
 def test_the_target_is_asked_what_it_chose_every_token_from(

@@ -17,7 +17,7 @@ from eval.shapes import PlanSettings
 from pallas_kernels.aot import AotUnavailableError
 from pallas_kernels.gpus import GPUS
 from redrafter_jax import InputError
-from redrafter_jax.drafters.bind import bind_drafter
+from redrafter_jax.drafters.bind import as_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.files.target_files import save_target
 from redrafter_jax.models.target import Target
@@ -44,8 +44,8 @@ CACHE = 2 * 2 * 3 * 1 * 64 * 8
 def shapes_of(settings: PlanSettings) -> tuple[Target, LoadedHead, DecodeState]:
     target = abstract_target(settings.target.build(), jnp.bfloat16)
     drafter = abstract_drafter(settings.drafter_config(settings.tree.draft_rounds), jnp.bfloat16)
-    bound = bind_drafter(drafter, settings.tree)
-    return target, drafter, abstract_state(target, bound, settings.batch_size, settings.slots)
+    state = abstract_state(target, as_drafter(drafter), settings.batch_size, settings.slots)
+    return target, drafter, state
 
 
 def read_with(**changes: Any) -> dict[str, int]:

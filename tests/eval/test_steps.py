@@ -23,6 +23,7 @@ from eval.abstract import (
     random_state,
     random_weights,
 )
+from eval.benchmark import stack_sampling
 from eval.commands import evaluate
 from eval.shapes import StepsSettings
 from eval.step_parts import StepPart, StepTimer, begin_step, reset_state, run_part, time_parts
@@ -30,11 +31,11 @@ from pallas_kernels.aot import compile_on, gpu_mesh
 from pallas_kernels.timing import empty_like, take_turns
 from redrafter_jax import InputError, SamplingConfig, TreeConfig
 from redrafter_jax.decoding.step import decode_step
-from redrafter_jax.drafters.bind import bind_drafter
+from redrafter_jax.drafters.bind import as_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.recurrent import RecurrentConfig
 from redrafter_jax.engine.messages import Counters
-from redrafter_jax.engine.requests import Batch, pad_requests
+from redrafter_jax.engine.requests import Batch, check_batch
 from redrafter_jax.models.target import Target
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -70,15 +71,19 @@ def random_pair() -> tuple[Target, LoadedHead]:
 @pytest.mark.long
 def test_the_parts_in_a_row_are_a_decode_step() -> None:
     target, drafter = random_pair()
-    bound = bind_drafter(drafter, TreeConfig(beam_width=2, draft_rounds=2, lookup_tokens=1))
-    config = SamplingConfig(0.8, top_k=5)
-    sampling = pad_requests(target.config, Batch([[0]] * 2, 1, config), 1)[0].sampling
+    bound = as_drafter(drafter)
+    tree = TreeConfig(beam_width=2, draft_rounds=2, lookup_tokens=1)
+    rows = check_batch(target.config, Batch([[0]] * 2, 1, SamplingConfig(0.8, top_k=5)))
+    sampling = stack_sampling(target.config, rows)
     filled = random_state(target, bound, 2, 32)
-    state = reset_state(filled, 9, bound, sampling, done=False)
-    expected, _ = jax.jit(decode_step)(target, bound, state)
-    assert expected.stats.steps.tolist() == [1, 1]
+    state = reset_state(filled, 9, sampling, done=False)
+    expected, trace = jax.jit(partial(decode_step, tree=tree))(target, bound, state)
+    assert (trace.gained >= 1).all()
+    assert expected.cache.lengths.tolist() == (9 + trace.gained).tolist()
 
-    between, zero = empty_like(begin_step, target, bound, state), jnp.int32(0)
+    run = partial(run_part, target, bound, tree=tree)
+    between = empty_like(partial(begin_step, tree=tree), target, bound, state)
+    zero = jnp.int32(0)
     # A turn does the same again, whatever their number; finish alone changes the state.
     parts: list[tuple[StepPart, int]] = [
         ("noise", 1),
@@ -87,14 +92,14 @@ def test_the_parts_in_a_row_are_a_decode_step() -> None:
         ("finish", 1),
     ]
     for part, turns in parts:
-        state, between = run_part(target, bound, state, between, zero, part=part, turns=turns)
+        state, between = run(state, between, zero, part=part, turns=turns)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), state, expected
     )
 
     # Rows that are done take no slot, so any number of turns may follow.
-    state = reset_state(state, 9, bound, sampling, done=True)
-    ended, _ = run_part(target, bound, state, between, zero, part="finish", turns=1)
+    state = reset_state(state, 9, sampling, done=True)
+    ended, _ = run(state, between, zero, part="finish", turns=1)
     assert ended.cache.lengths.tolist() == [9, 9]
 
 
@@ -131,7 +136,7 @@ def test_what_is_timed_was_compiled_before(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("eval.step_parts.take_turns", counted)
     timed = time_parts(
         target,
-        bind_drafter(drafter, TreeConfig(2, 2, lookup_tokens=1)),
+        *(as_drafter(drafter), TreeConfig(2, 2, lookup_tokens=1)),
         [SamplingConfig(), SamplingConfig(0.7)],
         batch_size=2,
         slots=64,
@@ -165,17 +170,17 @@ def test_every_combination_is_a_row(config: Path, monkeypatch: pytest.MonkeyPatc
 def test_compiled_for_a_gpu_every_loop_has_its_turns_and_verify_its_kernel() -> None:
     config = tiny_config(hidden_size=128, head_dim=64, num_hidden_layers=3)
     # A tree with padding nodes, over all of which there is one pass.
-    draft = TreeConfig(beam_width=2, draft_rounds=2, final_beams_only=True)
+    tree = TreeConfig(beam_width=2, draft_rounds=2, final_beams_only=True)
     target = abstract_target(config, jnp.bfloat16)
-    drafter = bind_drafter(abstract_drafter(RecurrentConfig(24, 128, 128, 0), jnp.bfloat16), draft)
+    drafter = as_drafter(abstract_drafter(RecurrentConfig(24, 128, 128, 0), jnp.bfloat16))
     state = abstract_state(target, drafter, 2, 64)
-    between = jax.eval_shape(begin_step, target, drafter, state)
+    between = jax.eval_shape(partial(begin_step, tree=tree), target, drafter, state)
     zero = jax.ShapeDtypeStruct((), jnp.int32)
     turns: dict[StepPart, int] = {"propose": 20, "verify": 30, "finish": 50}
     compiled = {
         part: compile_on(
             gpu_mesh("h200"),
-            jax.jit(partial(run_part, part=part, turns=count), donate_argnums=(2, 3)),
+            jax.jit(partial(run_part, tree=tree, part=part, turns=count), donate_argnums=(2, 3)),
             *(target, drafter, state, between, zero),
         )
         for part, count in turns.items()

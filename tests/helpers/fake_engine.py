@@ -72,8 +72,8 @@ class FakeEngine(Engine):
     def cancel(self, number: int) -> None:
         self.requests.pop(number, None)
 
-    def advance(self, passes: int | None = 1) -> list[Event]:
-        del passes
+    def advance(self, passes: int | None = 1, steps: int | None = None) -> list[Event]:
+        del passes, steps
         for number in list(self.requests)[: self.places]:
             if number > self.told:
                 self.told = number
@@ -94,7 +94,7 @@ class FakeEngine(Engine):
                 for i in range(decided, end)
             ]
             tokens = [
-                Token(id, -0.5, [(id, -0.5), (0, -1.0)], decided // 2, "lookup") for id in ids
+                Token(id, decided // 2, "lookup", -0.5, [(id, -0.5), (0, -1.0)]) for id in ids
             ]
             tokens[-1] = tokens[-1]._replace(origin=None)
             ended = "length" if end == request.max_new_tokens else None

@@ -2,16 +2,22 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from redrafter_jax.drafters.one_of import OneOf
 from small_batch import DRAFT, PROMPTS
 from tiny_models import PARITY_CONFIG, imitating_drafter, random_target, tiny_config
 
-from redrafter_jax import generate_autoregressive, make_mesh, stream
-from redrafter_jax.drafters.bind import bind_drafter
+from redrafter_jax import (
+    SamplingConfig,
+    TreeConfig,
+    generate_autoregressive,
+    make_mesh,
+    stream,
+)
+from redrafter_jax.engine.engine import Engine
+from redrafter_jax.engine.messages import Request
+from redrafter_jax.files.tree_table import TreeTable, TunedTree
 from redrafter_jax.models import projection
 from redrafter_jax.models.projection import Lender
 from redrafter_jax.models.target import Target
@@ -43,35 +49,47 @@ def test_nothing_is_gathered_where_each_device_holds_a_part() -> None:
     assert Lender(place(odd, mesh)).projection(TOKENS) is not None
 
 
-def test_a_stream_gathers_before_its_first_step_alone(
-    habitual_target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = imitating_drafter(
-        habitual_target, head="target", draft_tokens=tuple(range(1, PARITY_CONFIG.vocab_size))
-    )
-    gathered: list[Any] = []
+@pytest.fixture
+def gathered(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is gathered from now on."""
+    calls: list[Any] = []
     gather = projection._gather
 
     def count(*arguments: Any) -> Any:
-        gathered.append(arguments)
+        calls.append(arguments)
         return gather(*arguments)
 
     monkeypatch.setattr(projection, "_gather", count)
+    return calls
+
+
+def test_a_stream_gathers_before_its_first_step_alone(
+    habitual_target: Target, gathered: list[Any]
+) -> None:
+    head = imitating_drafter(habitual_target, head="target", draft_tokens=ALL_BUT_ONE)
     options: dict[str, Any] = {"max_new_tokens": 20, "eos_token_ids": ()}
-    *_, last = stream(habitual_target, model, PROMPTS, tree=DRAFT, **options)
+    *_, last = stream(habitual_target, head, PROMPTS, tree=DRAFT, **options)
     assert len(gathered) == 1
-    monkeypatch.undo()
     plain = generate_autoregressive(habitual_target, PROMPTS, **options)
     assert last.generation.tokens == plain.tokens
     assert max(last.generation.steps) < 19, "some drafts came true"
 
 
-def test_trees_of_one_head_share_what_they_borrow(habitual_target: Target) -> None:
-    model = imitating_drafter(
-        habitual_target, head="target", draft_tokens=tuple(range(1, PARITY_CONFIG.vocab_size))
+def test_trees_of_one_head_share_what_they_borrow(
+    habitual_target: Target, gathered: list[Any]
+) -> None:
+    head = imitating_drafter(habitual_target, head="target", draft_tokens=ALL_BUT_ONE)
+    trees = (TunedTree(1, 0.0, DRAFT, 1.5, 1.5), TunedTree(1, 1.0, TreeConfig(2, 2), 1.5, 1.5))
+    engine = Engine(
+        habitual_target,
+        head,
+        tree=TreeTable("here", "float32", trees),
+        slots=1,
+        context_length=40,
     )
-    drafters = tuple(bind_drafter(model, DRAFT) for _ in range(2))
-    ready = OneOf(drafters, 0).prepare(Lender(habitual_target)).drafters
-    one, other = (jax.tree.leaves(vars(drafter)["borrowed"]) for drafter in ready)
-    assert one
-    assert [id(leaf) for leaf in one] == [id(leaf) for leaf in other]
+    for temperature in (0.0, 1.0):
+        engine.submit(Request([3, 1, 4], 9, 0, SamplingConfig(temperature)))
+        while engine.busy:
+            engine.advance()
+    assert {tree for _, tree in engine._timed} >= {DRAFT, TreeConfig(2, 2)}
+    assert len(gathered) == 1

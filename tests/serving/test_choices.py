@@ -28,7 +28,7 @@ LINES = [line for line in mixed_lines()[::200] if line]
 
 
 def answer(tokenizer: Tokenizer, prompt: list[int], ids: list[int], gap: str = "") -> list[Token]:
-    tokens = [Token(id, -1.0, [], 0, None) for id in ids]
+    tokens = [Token(id, 0, None, -1.0) for id in ids]
     choice = Choice(tokenizer, prompt, [], gap)
     events = [Event(0, [token]) for token in tokens[:-1]] + [Event(0, tokens[-1:], "length")]
     return [token for event in events for token in choice.take(event).tokens]
@@ -95,7 +95,7 @@ def test_what_ends_an_answer_is_no_part_of_it(special: bool, stop: list[str]) ->
     tokenizer.add_tokens([AddedToken("<|im_end|>", special=special)])
     ids = tokenizer.encode("ab<|im_end|>").ids
     choice = Choice(tokenizer, [0], stop)
-    decided = [Token(id, -0.5, [], call, None) for call, id in enumerate(ids)]
+    decided = [Token(id, call, None, -0.5) for call, id in enumerate(ids)]
     piece = choice.take(Event(0, decided, "stop"))
     assert (piece.text, piece.finish) == ("ab", "stop")
     assert [token.text for token in piece.tokens] == ["a", "b", ""]

@@ -39,14 +39,14 @@ def test_a_stop_string_that_the_limit_completes_ends_the_answer() -> None:
     tokenizer = byte_tokenizer()
     first, part, *_ = tokenizer.encode("x\N{EURO SIGN}").ids
     choice = Choice(tokenizer, tokenizer.encode("a").ids, ["x\N{REPLACEMENT CHARACTER}"])
-    tokens = [Token(id, -1.0, [], 0, None) for id in (first, part)]
+    tokens = [Token(id, 0, None, -1.0) for id in (first, part)]
     piece = choice.take(Event(0, tokens, "length"))
     assert (piece.text, piece.finish) == ("", "stop")
 
 
 def test_what_a_template_writes_before_an_answer_is_left_out_once() -> None:
     tokenizer = byte_tokenizer()
-    tokens = [Token(id, -1.0, [], 0, None) for id in tokenizer.encode(" a b").ids]
+    tokens = [Token(id, 0, None, -1.0) for id in tokenizer.encode(" a b").ids]
     choice = Choice(tokenizer, tokenizer.encode("a").ids, [], gap=" ")
     assert choice.take(Event(0, tokens, "length")).text == "a b"
 

@@ -2,18 +2,20 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from eval.metrics import first_divergence
 from redrafter_jax.config import TreeConfig
-from redrafter_jax.decoding.step import decode_step, step_noise
+from redrafter_jax.decoding.step import decode_step, propose, step_noise
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.recurrent import RecurrentDrafter
-from redrafter_jax.engine.requests import Batch
-from redrafter_jax.generation import collect, start
+from redrafter_jax.engine.device import Chunk, empty_rows, read_rows
+from redrafter_jax.engine.requests import Batch, check_batch, row_arrays, slots_for
 from redrafter_jax.models.target import Target
 from redrafter_jax.types import DecodeState, TokenTree
 
@@ -77,30 +79,50 @@ def trace_ours(
     max_new_tokens: int,
 ) -> Decoded:
     """Greedy decoding with a tree of Apple's making, step by step."""
-    bound = RecurrentDrafter(drafter, apple_tree(target, beam_width, draft_rounds))
-    state, _ = start(target, bound, Batch([prompt], max_new_tokens, eos_token_ids=()))
+    bound, tree = RecurrentDrafter(drafter), apple_tree(target, beam_width, draft_rounds)
+    state = _read(target, bound, prompt, max_new_tokens, tree.max_path)
     steps = []
     while not bool(state.done[0]):
         length = int(state.cache.lengths[0]) + 1
-        beams, tree, state = _traced_step(target, bound, state)
+        beams, verified, state = _traced_step(target, bound, state, tree=tree)
         rounds: list[Round] = [{} for _ in range(draft_rounds)]
         for path, log_prob in read_tree(beams).items():
             if len(path) > 1:  # below the root
                 rounds[len(path) - 2][path[1:]] = log_prob
-        steps.append(Step(length, rounds, frozenset(read_tree(tree))))
-    result = collect(target, state, [len(prompt)], bound)
-    return Decoded(result.tokens[0], result.steps[0], 0.0, steps)
+        steps.append(Step(length, rounds, frozenset(read_tree(verified))))
+    new = state.tokens[0, len(prompt) : len(prompt) + max_new_tokens]
+    return Decoded(new.tolist(), len(steps), 0.0, steps)
 
 
-@jax.jit
+def _read(
+    target: Target, drafter: RecurrentDrafter, prompt: list[int], limit: int, max_path: int
+) -> DecodeState:
+    """The state after a prompt, read in one pass, from which `limit` tokens are decoded greedily.
+
+    Raises:
+      InputError: the prompt does not fit the target.
+    """
+    (request,) = check_batch(target.config, Batch([prompt], limit, eos_token_ids=()))
+    arrays = row_arrays(target.config, request)
+    slots = slots_for(len(prompt) + limit, max_path)
+    tokens = np.zeros((1, slots), np.int32)
+    tokens[0, : len(prompt)] = prompt
+    requests = jax.tree.map(jnp.asarray, arrays._replace(tokens=tokens))
+    zero = jnp.zeros(1, jnp.int32)
+    state = empty_rows(target, drafter, 1, slots, requests.stop_tokens.shape[1])
+    state, _ = read_rows(target, drafter, state, Chunk(zero, zero, zero, zero == 0, requests))
+    return state
+
+
+@partial(jax.jit, static_argnames="tree")
 def _traced_step(
-    target: Target, drafter: RecurrentDrafter, state: DecodeState
+    target: Target, drafter: RecurrentDrafter, state: DecodeState, *, tree: TreeConfig
 ) -> tuple[TokenTree, TokenTree, DecodeState]:
     """A decode step: the tree of all beams of all rounds, the tree that is verified, the state."""
-    noise = step_noise(state, drafter.max_path, target.config.vocab_size)
-    every_beam = replace(drafter, tree=replace(drafter.tree, final_beams_only=False))
-    beams = every_beam.propose(target.merge(), state, noise)
-    after, trace = decode_step(target, drafter, state)
+    noise = step_noise(state, tree.max_path, target.config.vocab_size)
+    every_beam = replace(tree, final_beams_only=False)
+    beams = propose(target.merge(), drafter, state, noise, every_beam)
+    after, trace = decode_step(target, drafter, state, tree=tree)
     return beams, trace.tree, after
 
 

@@ -23,14 +23,15 @@ class OneByOne(Engine):
         self.left[self.submitted] = request.max_new_tokens
         return self.submitted
 
-    def advance(self, passes: int | None = 1) -> list[Event]:
+    def advance(self, passes: int | None = 1, steps: int | None = None) -> list[Event]:
+        del passes, steps
         events = []
         for number in list(self.left)[: self.slots]:
             self.left[number] -= 1
             ended = self.left[number] == 0
             if ended:
                 del self.left[number]
-            events.append(Event(number, [Token(7, 0.0, [], 0, None)], "length" if ended else None))
+            events.append(Event(number, [Token(7, 0, None)], "length" if ended else None))
         return events
 
 

@@ -1,4 +1,4 @@
-"""Two drafters in one tree: what the second adds to the first's, drawn by hand and at random."""
+"""Two trees as one: what the second adds to the first, drawn by hand and at random."""
 
 from functools import partial
 
@@ -7,19 +7,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from redrafter_jax.drafters.combined import merge_trees
 from trees import DRAWN, ROOT, B, R, W, live_paths, numpy_tree, random_beams
 
 from redrafter_jax.config import TreeConfig
+from redrafter_jax.drafters.merge import merge_trees
 from redrafter_jax.drafters.tree import chain_tree
-from redrafter_jax.types import TokenTree
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
-@partial(jax.jit, static_argnames="count")
-def merged(tree: TokenTree, other: TokenTree, count: int) -> TokenTree:
-    return merge_trees(tree, other, count, sources=1)
+merged = partial(jax.jit, static_argnames="count")(merge_trees)
 
 
 def test_a_chain_goes_on_from_the_nodes_that_the_tree_has_of_it() -> None:
