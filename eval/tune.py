@@ -7,7 +7,7 @@ like them join, as `halving.py` says. Nothing is predicted, so it serves every k
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import groupby, product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -116,11 +116,16 @@ def tune(settings: TuneSettings) -> None:
             }
             for place, one in enumerate(candidates)
         ]
-        chosen = (None, 1.0, 1.0, None)
+        entry = TunedTree(batch_size, sampling.temperature, None, 1.0, 1.0)
         if best is not None:
-            figures = best.predicted, best.measured[1], best.acceptance_length
-            chosen = (best.tree, *(round(figure, 3) for figure in figures))
-        entries.append(TunedTree(batch_size, sampling.temperature, *chosen))
+            entry = replace(
+                entry,
+                tree=best.tree,
+                predicted_speedup=round(best.predicted, 3),
+                measured_speedup=round(best.measured[1], 3),
+                acceptance_length=round(best.acceptance_length, 3),
+            )
+        entries.append(entry)
     write_tree_table(output, TreeTable(describe_device(), settings.dtype, tuple(entries)))
     path = settings.report_dir / "tune.json"
     shapes = {"target": asdict(target.config), "drafter": asdict(drafter.config)}

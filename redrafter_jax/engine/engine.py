@@ -14,7 +14,7 @@ import numpy as np
 from redrafter_jax.config import TargetConfig, TreeConfig
 from redrafter_jax.config.drafting import longest_path
 from redrafter_jax.decoding.read import chunk_length, lost_entries
-from redrafter_jax.drafters.base import Drafter, check_drafting
+from redrafter_jax.drafters.base import Drafter, RootOnly, check_drafting
 from redrafter_jax.drafters.bind import as_drafter, bind_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.engine.admission import (
@@ -77,6 +77,8 @@ def bind_models(
     """
     if isinstance(tree, TreeTable):
         bound = as_drafter(drafter)
+        if isinstance(bound, RootOnly):
+            raise InputError("tree is a table of trees, but there is no drafter; leave tree out.")
         trees = tuple(dict.fromkeys(tuned.tree for tuned in tree.trees))
     else:
         bound, one = bind_drafter(drafter, tree)
@@ -247,6 +249,7 @@ class Engine:
         count = len(self._trees.programs) + 1  # prefill, too
         # From the second turn on the state is what these programs leave behind.
         for turn in range(_WARM_UP_TURNS):
+            self._copy_beginnings({})
             jax.block_until_ready(self._read({}).result)
             for compiled, program in enumerate(self._trees.programs, start=1):
                 if not proceed(count if turn else compiled, count):
@@ -345,17 +348,20 @@ class Engine:
         """One prefill pass for these slots, by place."""
         size, mesh = len(self._parts[0]), self.target.mesh
         shape = self._prefill_rows * len(self._parts), self._chunk
-        copies = [index for index in places.values() if self._slots[index].source is not None]
-        if copies:
-            rows, sources = beginnings(self._slots, places, size, shape[0])
-            placed: Any = place((rows, sources), mesh)
-            self._state = copy_beginnings(self.target, self._state, *placed)
+        if any(self._slots[index].source is not None for index in places.values()):
+            self._copy_beginnings(places)
         chunk = place(next_chunk(self._slots, places, size, shape, self._idle), mesh)
         self._state, result = read_rows(
             self.target, self.drafter, self._state, chunk, top=self._top
         )
         self.counters.prefill_passes += 1
         return _Run(places, result, None)
+
+    def _copy_beginnings(self, places: dict[int, int]) -> None:
+        """Give slots the beginnings of their prompts that other slots hold."""
+        size, count = len(self._parts[0]), self._prefill_rows * len(self._parts)
+        placed: Any = place(beginnings(self._slots, places, size, count), self.target.mesh)
+        self._state = copy_beginnings(self.target, self._state, *placed)
 
     def _choose(self, active: list[int], most: int) -> tuple[int, TreeConfig | None, int]:
         """Rows and tree of the program that decodes these slots next, and for how many steps."""

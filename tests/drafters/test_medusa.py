@@ -193,7 +193,7 @@ def test_a_head_drafts_with_the_noise_of_its_own_position(habitual_target: Targe
     assert tree is not None
     config = habitual_target.config
     random = np.random.default_rng(4)
-    hidden = random.normal(size=(2, config.hidden_size)).astype(np.float32)
+    hidden = jnp.asarray(random.normal(size=(2, config.hidden_size)), jnp.float32)
     noise = random.gumbel(size=(2, tree.max_path, config.vocab_size)).astype(np.float32)
     root = jnp.asarray([7, 8])
     sampling = oracles.sampling_arrays([SamplingConfig(1.0)] * 2, [0, 1], config.vocab_size)

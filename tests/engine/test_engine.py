@@ -1,7 +1,7 @@
 """Requests that come and go: each gets what `generate` gives it, whatever else is decoded."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 from unittest.mock import Mock
@@ -13,10 +13,12 @@ from engine_runs import ROWS, STOPS, gather, generated, make_requests, run
 from tiny_models import forgetful_target, imitating_drafter, tiny_config
 
 from redrafter_jax import TreeConfig
-from redrafter_jax.engine.engine import Engine, Event, QueueFull, Request
+from redrafter_jax.engine import engine as engine_module
+from redrafter_jax.engine import trees as trees_module
+from redrafter_jax.engine.engine import Engine
+from redrafter_jax.engine.messages import Event, QueueFull, Request
 from redrafter_jax.files.tree_table import TreeTable, TunedTree
 from redrafter_jax.models.target import Target
-from redrafter_jax.serving import engine as engine_module
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -48,6 +50,7 @@ def make_engine(shallow_target: Target) -> MakeEngine:
         shapes: dict[str, Any] = {
             "drafter": drafter,
             "tree": table_of(None),
+            "adaptive": False,
             "slots": 4,
             "context_length": 64,
             "stop_tokens": STOPS,
@@ -66,7 +69,7 @@ def make_engine(shallow_target: Target) -> MakeEngine:
 def device(monkeypatch: pytest.MonkeyPatch) -> Mock:
     """Is told what the engine calls on its device, and calls it."""
     device = Mock()
-    for name in ("read_chunk", "decode_rows"):
+    for name in ("read_rows", "decode_rows"):
         watched = getattr(device, name)
         watched.side_effect = getattr(engine_module, name)
         monkeypatch.setattr(engine_module, name, watched)
@@ -101,10 +104,16 @@ def test_every_request_gets_what_generate_gives_it(
 ) -> None:
     chance = random.Random(seed)
     engine, requests = make_engine(tree=table_of(few)), make_requests(seed, ROWS)
-    drafters = {rows: [c for r, c in engine._budgets.programs if r == rows] for rows in (1, 4)}
+    trees = {rows: [tree for r, tree in engine._trees.programs if r == rows] for rows in (1, 4)}
+
+    def choose(
+        rows: int, temperatures: Sequence[float], most: int
+    ) -> tuple[TreeConfig | None, int]:
+        return chance.choice(trees[rows]), chance.randint(1, most)
+
     with pytest.MonkeyPatch.context() as patch:
-        # Whatever tree is chosen.
-        patch.setattr(engine._budgets, "choose", lambda rows, _: chance.choice(drafters[rows]))
+        # Whatever tree is chosen, for however many steps.
+        patch.setattr(engine._trees, "choose", choose)
         told: dict[int, Event] = {}
         cancelled = set()
         for request in requests:
@@ -167,6 +176,30 @@ def test_eight_requests_in_four_slots_share_calls(
     assert engine.counters.compiled == 0
     jax.jit(lambda value: value + 1)(np.arange(3))
     assert engine.counters.compiled > 0
+
+
+def test_a_tree_that_costs_more_than_it_gains_gives_way_and_no_text_changes(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trees_module, "_seconds", {})
+    monkeypatch.setattr(trees_module, "_learned", {})
+    requests = [Request([n], 40, n, stop_tokens=()) for n in range(4)]
+
+    def texts_and_drafted(seconds: float, **options: Any) -> tuple[list[list[int]], int]:
+        engine = make_engine(adaptive=True, **options)
+        # What a step took, whatever this machine is doing.
+        monkeypatch.setattr(
+            engine._trees, "seconds", lambda rows, tree: seconds if tree else 1.0
+        )
+        for request in requests:
+            engine.submit(request)
+        told = run(engine)
+        return [told[n].tokens for n in range(4)], engine.counters.drafted["recurrent"]
+
+    texts, cheap = texts_and_drafted(seconds=1.0, tree=COMBINED)
+    same, dear = texts_and_drafted(seconds=100.0, tree=COMBINED)
+    assert same == texts
+    assert 0 < dear < cheap / 2
 
 
 def test_calls_and_origins_say_who_proposed_what(make_engine: MakeEngine) -> None:
@@ -242,7 +275,7 @@ def test_a_long_prompt_is_admitted_and_then_stops_nobody_for_more_than_a_chunk(
     for passes in range(1, 8):
         events = {event.number: event for event in engine.advance()}
         told = [name for name, *_ in device.mock_calls]
-        assert told == ["admitted", *["read_chunk", "decode_rows"] * passes]
+        assert told == ["admitted", *["read_rows", "decode_rows"] * passes]
         assert [len(events[number].tokens) for number in running] == [STEPS] * 2
         assert (long in events) == (passes == 7), "50 tokens are seven chunks of 8"
     device.admitted.assert_called_once_with(long)

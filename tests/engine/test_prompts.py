@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from tiny_models import random_drafter, random_target, tiny_config
 
 from redrafter_jax import (
     InputError,
+    KeptCache,
     RecurrentConfig,
     SamplingConfig,
     TreeConfig,
@@ -18,36 +20,43 @@ from redrafter_jax import (
     stream,
 )
 from redrafter_jax.config import DynamicScaling
+from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.head_drafter import check_pair
-from redrafter_jax.engine.requests import Batch, pad_requests, slots_for, token_lists
+from redrafter_jax.engine.messages import Request
+from redrafter_jax.engine.requests import Batch, check_batch, row_arrays, slots_for, token_lists
+from redrafter_jax.files.tree_table import TreeTable, TunedTree
 from redrafter_jax.models.target import Target
 from redrafter_jax.types import Requests
 
 SHAPE = RecurrentConfig(vocab_size=24, hidden_size=32, exit_dim=8, num_draft_layers=0)
 DRAFTER = random_drafter(SHAPE)
+TABLE = TreeTable("cpu", "float32", (TunedTree(1, 0.0, TreeConfig(2, 2), 2.0, 2.0),))
 CONFIG = tiny_config(max_position_embeddings=64, eos_token_ids=(3, 5))
+TARGET = random_target(CONFIG)
 
 
-def prepared(
-    max_path: int = 5, cache_shape: tuple[int, ...] | None = None, **changes: Any
-) -> tuple[Requests, int]:
-    batch = Batch([[1, 2, 3], [4]], 10)._replace(**changes)
-    return pad_requests(CONFIG, batch, max_path, cache_shape)
+def checked(**changes: Any) -> list[Request]:
+    return check_batch(CONFIG, Batch([[1, 2, 3], [4]], 10)._replace(**changes))
 
 
-def test_prompts_are_left_aligned_and_rows_have_limits_of_their_own() -> None:
-    requests, _ = prepared()
-    assert requests.tokens[:, :4].tolist() == [[1, 2, 3, 0], [4, 0, 0, 0]]
-    assert requests.lengths.tolist() == [3, 1]
-    assert requests.limits.tolist() == [13, 11]
+def prepared(**changes: Any) -> Requests:
+    """The arrays of both rows, which have room for as many stop tokens."""
+    rows = [row_arrays(CONFIG, request, 16) for request in checked(**changes)]
+    return jax.tree.map(lambda *one: np.concatenate(one), *rows)
+
+
+def test_prompts_are_as_long_as_they_are_and_rows_have_limits_of_their_own() -> None:
+    assert [request.prompt for request in checked()] == [[1, 2, 3], [4]]
+    assert prepared().lengths.tolist() == [3, 1]
+    assert prepared().limits.tolist() == [13, 11]
     # A row may fill every position of the target.
-    assert prepared(max_new_tokens=[2, 63])[0].limits.tolist() == [5, 64]
+    assert prepared(max_new_tokens=[2, 63]).limits.tolist() == [5, 64]
 
 
 def test_dynamic_scaling_says_why_it_ends() -> None:
     dynamic = dataclasses.replace(CONFIG, rope_scaling=DynamicScaling(4.0))
     with pytest.raises(InputError, match=r"64 positions \(its dynamic rotary scaling has no one"):
-        pad_requests(dynamic, Batch([[1] * 64], 1), 1)
+        check_batch(dynamic, Batch([[1] * 64], 1))
 
 
 @pytest.mark.parametrize(
@@ -63,20 +72,22 @@ def test_dynamic_scaling_says_why_it_ends() -> None:
 def test_stop_tokens_are_the_targets_the_callers_or_none_and_may_differ_row_by_row(
     given: Any, stops: list[list[int]]
 ) -> None:
-    # -1 is no token: it stops no row.
-    width = 16 if max(map(len, stops)) > 8 else 8
-    padded = [row + [-1] * (width - len(row)) for row in stops]
-    assert prepared(eos_token_ids=given)[0].stop_tokens.tolist() == padded
+    for request, own in zip(checked(eos_token_ids=given), stops, strict=True):
+        assert request.stop_tokens == tuple(own)
+        # -1 is no token: it stops no row.
+        width = 16 if len(own) > 8 else 8
+        assert row_arrays(CONFIG, request).stop_tokens.tolist() == [own + [-1] * (width - len(own))]
+        assert row_arrays(CONFIG, request, 24).stop_tokens.shape == (1, 24)
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_seeds_count_the_rows_unless_given_and_may_be_equal_and_arrays() -> None:
-    assert prepared()[0].sampling.seeds.tolist() == [0, 1]
-    assert prepared(seeds=[2**31 - 1] * 2)[0].sampling.seeds.tolist() == [2**31 - 1] * 2
-    requests, _ = prepared(max_new_tokens=np.array([3, 4]), seeds=np.array([5, 6]))
+    assert prepared().sampling.seeds.tolist() == [0, 1]
+    assert prepared(seeds=[2**31 - 1] * 2).sampling.seeds.tolist() == [2**31 - 1] * 2
+    requests = prepared(max_new_tokens=np.array([3, 4]), seeds=np.array([5, 6]))
     assert (requests.limits - requests.lengths).tolist() == [3, 4]
     assert requests.sampling.seeds.tolist() == [5, 6]
-    requests, _ = prepared(seeds=jnp.array([5, 6]), eos_token_ids=jnp.array([7]))
+    requests = prepared(seeds=jnp.array([5, 6]), eos_token_ids=jnp.array([7]))
     assert requests.sampling.seeds.tolist() == [5, 6]
     assert requests.stop_tokens[:, 0].tolist() == [7, 7]
 
@@ -98,7 +109,7 @@ MATRIX = np.array([[1, 2], [3, 4]])
         (TWO, [[1, 2], [3]]),
         ([ONE, ONE], [[1, 2], [1, 2]]),
         ({"input_ids": MATRIX, "attention_mask": np.ones((2, 2))}, [[1, 2], [3, 4]]),
-        ([[]], [[]]),  # for `pad_requests` to refuse, and so is no prompt
+        ([[]], [[]]),  # for `check_batch` to refuse, and so is no prompt
         ([], []),
         ({"input_ids": [1, 2], "attention_mask": None}, [[1, 2]]),
     ],
@@ -135,13 +146,13 @@ def test_other_prompts_are_refused(prompts: Any, sentence: str) -> None:
 
 def test_sampling_is_one_for_all_or_one_per_row() -> None:
     rows = [SamplingConfig(), SamplingConfig(0.5, top_k=100, top_p=0.25, min_p=0.125)]
-    sampling = prepared(sampling=rows)[0].sampling
+    sampling = prepared(sampling=rows).sampling
     assert sampling.temperature.tolist() == [0.0, 0.5]
     # Absent filters keep everything; no more than the vocabulary can be kept.
     assert sampling.top_k.tolist() == [24, 24]
     assert sampling.top_p.tolist() == [1.0, 0.25]
     assert sampling.min_p.tolist() == [0.0, 0.125]
-    sampling = prepared(sampling=SamplingConfig(2.0, top_k=4))[0].sampling
+    sampling = prepared(sampling=SamplingConfig(2.0, top_k=4)).sampling
     assert sampling.temperature.tolist() == [2.0, 2.0]
     assert sampling.top_k.tolist() == [4, 4]
 
@@ -184,7 +195,7 @@ def test_sampling_is_one_for_all_or_one_per_row() -> None:
 )
 def test_bad_requests_get_one_sentence(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError, match=rf"^{sentence}[^\n]*\.$"):
-        prepared(**changes)
+        checked(**changes)
 
 
 @pytest.mark.parametrize(
@@ -230,16 +241,17 @@ def test_long_rows_come_in_few_sizes() -> None:
     assert len(sizes) == 16 + 8 * 3 + 1
 
 
-def test_a_memory_must_hold_the_rows_and_their_tokens() -> None:
-    # Of the two rows of `prepared`, 4 + 5 tokens are the most; P = 1.
-    longest: dict[str, Any] = {"prompts": [[1] * 4, [2]], "max_new_tokens": 5, "max_path": 1}
-    requests, slots = prepared(**longest, cache_shape=(2, 10))
-    assert slots == 10
-    assert requests.tokens.tolist() == [[1] * 4 + [0] * 6, [2] + [0] * 9]
-    with pytest.raises(InputError, match=r"9 tokens, prompt included, and 1 spare .* 9 slots"):
-        prepared(**longest, cache_shape=(2, 9))
-    with pytest.raises(InputError, match="kept_cache has 3 rows, but there are 2 prompts"):
-        prepared(**longest, cache_shape=(3, 10))
+def test_a_kept_cache_must_hold_the_rows_and_their_tokens() -> None:
+    # 4 + 5 tokens are the most.
+    batch, how = Batch([[1] * 4, [2]], 5), (None, None, False)
+    kept = KeptCache(9)
+    engine, _ = kept.engine_for(TARGET, RootOnly(), batch, *how)
+    assert engine.slots == 2
+    assert kept.engine_for(TARGET, RootOnly(), batch, *how)[0] is engine
+    with pytest.raises(InputError, match="9 tokens, prompt included, do not fit the 8 of kept_cac"):
+        KeptCache(8).engine_for(TARGET, RootOnly(), batch, *how)
+    with pytest.raises(InputError, match="kept_cache has 2 rows, but there are 3 prompts"):
+        kept.engine_for(TARGET, RootOnly(), Batch([[1], [2], [3]], 5), *how)
 
 
 def first_update(*models: Any, **arguments: Any) -> None:
@@ -255,6 +267,7 @@ def first_update(*models: Any, **arguments: Any) -> None:
         ({"tree": TreeConfig(25, 2)}, "beam_width is 25"),
         ({"tree": 8}, r"^tree is 8; give a TreeConfig\.$"),
         ({"drafter": None, "tree": TreeConfig()}, "but there is no drafter; leave"),
+        ({"drafter": None, "tree": TABLE}, "a table of trees, but there is no drafter; leave"),
         (
             {"drafter": random_target()},
             r"^drafter is .*; give what load_drafter returns, .* or None",

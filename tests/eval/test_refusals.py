@@ -9,6 +9,7 @@ from tiny_shapes import TARGET
 
 from eval.commands import COMMANDS, evaluate
 from redrafter_jax import InputError
+from redrafter_jax.files.target_files import TargetFiles
 
 LOOKUP_ALONE = "there is no drafter, so that there is prompt lookup alone; give a drafter, or tree"
 BEAMS = "beam_width is 25, more than the 24 tokens"
@@ -110,8 +111,7 @@ def test_what_cannot_be_used_is_one_sentence(
     sentence: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in ("tune", "compare", "parity"):
-        monkeypatch.delattr(f"eval.{module}.load_target")
+    monkeypatch.delattr(TargetFiles, "load")
     command = words[:1] if words[0] in COMMANDS else []
     config = configs / f"{(command or ['compare'])[0]}.yaml"
     rest = [word.replace("DRAFTER", folders.drafter) for word in words[len(command) :]]

@@ -38,7 +38,7 @@ from redrafter_jax import (
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.ranking import _highest_of_shards, _logsumexp
 from redrafter_jax.engine.requests import Batch
-from redrafter_jax.generation import start
+from redrafter_jax.generation import engine_of
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.parallel.mesh import partition, place
@@ -141,7 +141,13 @@ def test_other_kinds_of_pair_say_the_same_on_a_mesh(
 
 def test_every_part_of_a_state_lies_on_its_own_device(pair: tuple[Target, LoadedHead]) -> None:
     target = place(pair[0], make_mesh(2, 4))
-    state, _ = start(target, PromptLookup(3), Batch(PROMPTS, 4, eos_token_ids=()))
+    batch, tree = Batch(PROMPTS, 4, eos_token_ids=()), TreeConfig(beam_width=1, draft_rounds=3)
+    engine, requests = engine_of(target, PromptLookup(), batch, tree, None, log_probs=False)
+    for request in requests:
+        engine.submit(request)
+    engine.advance(passes=None, steps=0)
+    state = engine._state
+    assert sorted(state.cache.lengths.tolist()) == sorted(map(len, PROMPTS))
     B, S = state.tokens.shape
     for layer in (*state.cache.keys, *state.cache.values):
         assert {shard.data.shape for shard in layer.addressable_shards} == {(B // 2, 1, S, 8)}
