@@ -188,9 +188,7 @@ def test_a_tree_that_costs_more_than_it_gains_gives_way_and_no_text_changes(
     def texts_and_drafted(seconds: float, **options: Any) -> tuple[list[list[int]], int]:
         engine = make_engine(adaptive=True, **options)
         # What a step took, whatever this machine is doing.
-        monkeypatch.setattr(
-            engine._trees, "seconds", lambda rows, tree: seconds if tree else 1.0
-        )
+        monkeypatch.setattr(engine._trees, "seconds", lambda rows, tree: seconds if tree else 1.0)
         for request in requests:
             engine.submit(request)
         told = run(engine)

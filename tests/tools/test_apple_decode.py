@@ -5,17 +5,22 @@ import sys
 import pytest
 from trees import tree_of
 
+from redrafter_jax import generate
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.errors import InputError
+from redrafter_jax.models.target import Target
 from tools.apple.decode import Job, describe, summarize, time_sides
 from tools.apple.process import start
 from tools.apple.traces import (
     Decoded,
     Step,
+    apple_tree,
     compare_traces,
     find_difference,
     largest_error,
     read_apple,
     read_tree,
+    trace_ours,
 )
 
 ROOT = 9
@@ -38,6 +43,23 @@ def decoded(tokens: list[int], calls: int = 1, seconds: float = 0.0, *steps: Ste
 
 def test_a_tree_is_the_paths_of_its_live_nodes() -> None:
     assert list(read_tree(tree_of([[9, 1, -1, 3]], [[0, 0, 0, 1]]))) == [(9,), (9, 1), (9, 1, 3)]
+
+
+def test_our_trace_is_what_generate_does_step_by_step(
+    habitual_target: Target, good_drafter: LoadedHead
+) -> None:
+    prompt, limit, models = [3, 1, 4], 20, (habitual_target, good_drafter)
+    ours = trace_ours(*models, prompt, beam_width=3, draft_rounds=2, max_new_tokens=limit)
+    tree = apple_tree(habitual_target, 3, 2)
+    whole = generate(*models, [prompt], max_new_tokens=limit, tree=tree, eos_token_ids=())
+    assert (ours.tokens, ours.target_calls) == (whole.tokens[0], whole.steps[0])
+    assert len(ours.steps) == ours.target_calls < limit - 1
+    for one in ours.steps:
+        root = [*prompt, *ours.tokens][one.length - 1]
+        assert all(path[0] == root for path in one.paths)
+        assert [len(beams) for beams in one.rounds] == [3, 3], "all beams, also of the first round"
+        ends = {(root, *beam) for beam in one.rounds[-1]}
+        assert one.paths == {path[: end + 1] for path in ends for end in range(len(path))}
 
 
 def test_apples_answer_is_read_as_the_same_kind_of_trace() -> None:

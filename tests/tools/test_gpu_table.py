@@ -50,6 +50,7 @@ STEP = {
     "sharpness": 1.0,
     "final_beams_only": False,
     "rerank": False,
+    "candidates": None,
     "batch_size": 1,
     "slots": 4096,
     "sampling": "greedy",
@@ -79,7 +80,7 @@ def test_both_files_have_the_numbers_of_the_reports(
     assert page.startswith("# Imaginary G1 80GB, 2001-02-03\n")
     assert "| vicuna-7b | 8 | 1024 | 32 | 12.3, 0.60, 3.0e-03 | not run |" in page
     assert (
-        "| 8 | 4 | 32 | 0 | 1.0 | False | False | 1 | 4096 | greedy "
+        "| 8 | 4 | 32 | 0 | 1.0 | False | False | None | 1 | 4096 | greedy "
         "| 1.500 | 4.250 | 3.500 | 1.20 |" in page
     )
     assert "| vicuna-7b | 16 | 12.3, 0.60, 3.0e-03 | 12.3, 0.60 |" in page
