@@ -71,7 +71,7 @@ def wide_config() -> TargetConfig:
 def test_a_target_call_is_the_same_with_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     target = random_weights(abstract_target(wide_config(), jnp.bfloat16))
     filled = random_state(target, RootOnly(), 3, 2048)
-    state = reset_state(filled, 2000, RootOnly(), filled.sampling, done=False)
+    state = reset_state(filled, 2000, filled.sampling, done=False)
     tree = tree_of([[3, 1, 4, 1, 5, 9]] * 3, [[0, 0, 0, 1, 1, 3]] * 3)
 
     def call(target: Target, tree: TokenTree, cache: KVCache) -> Verified:

@@ -1,7 +1,7 @@
 """What the slots hold, which one a new request takes, and what the next pass of prefill reads."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -117,32 +117,53 @@ def take_slot(slots: Sequence[Slot], parts: Sequence[range], row: Row, lost: int
     Returns:
       The slot, None where none is free.
     """
+    free = [free_slots(slots, part) for part in parts]
+    return _take(slots, parts, free, range(len(slots)), row, lost)
+
+
+def free_slots(slots: Sequence[Slot], part: range) -> deque[int]:
+    """The free slots of a part of the mesh, those that have been free for longest first."""
+    free = (index for index in part if slots[index].row is None)
+    return deque(sorted(free, key=lambda index: slots[index].freed))
+
+
+def _take(
+    slots: Sequence[Slot],
+    parts: Sequence[range],
+    free: Sequence[deque[int]],
+    holding: Iterable[int],
+    row: Row,
+    lost: int,
+) -> int | None:
+    """`take_slot` from the free slots of each part; `holding` are those that may hold a beginning.
+
+    In a large batch of new texts a row looks at none of the other slots.
+    """
     prompt = row.request.prompt
-    parts = [part for part in parts if any(slots[index].row is None for index in part)]
-    if not parts:
+    room = [number for number, own in enumerate(free) if own]
+    if not room:
         return None
     # The last token is read anew: its hidden state chooses the first token.
     shared = {
-        index: max(slots[index].shared_with(prompt[:-1]) - lost, 0)
-        for part in parts
-        for index in part
+        index: (slots[index].shared_with(prompt[:-1]) - lost, slots[index].row is None, number)
+        for index in holding
+        for number in room
+        if index in parts[number]
     }
-    source = max(shared, key=lambda index: (shared[index], slots[index].row is None))
-    own, known = slots[source], shared[source]
-    if own.row is None and 0 < own.cached <= 2 * known:
+    source = max(shared, key=lambda index: shared[index][:2], default=None)
+    known = 0 if source is None else max(shared[source][0], 0)
+    if source is not None and known:
+        room = [shared[source][2]]
+    if source is not None and slots[source].row is None and 0 < slots[source].cached <= 2 * known:
         taken = source
     else:
-        if known:
-            parts = [part for part in parts if source in part]
-        free = {index: part for part in parts for index in part if slots[index].row is None}
-
-        def order(index: int) -> tuple[int, int]:
-            return sum(slots[other].row is not None for other in free[index]), slots[index].freed
-
-        taken = min(free, key=order)
+        number = min(room, key=lambda n: (len(parts[n]) - len(free[n]), slots[free[n][0]].freed))
+        taken, room = free[number][0], [number]
+    free[room[0]].remove(taken)
     slot = slots[taken]
     slot.row, slot.prompt_length, slot.text = row, len(prompt), list(prompt)
-    slot.cached, slot.source, slot.calls = known, None if taken == source else source, 0
+    slot.source = source if known and taken != source else None
+    slot.cached, slot.calls = known, 0
     return taken
 
 
@@ -160,12 +181,16 @@ def admit(
     running = [index for index, slot in enumerate(slots) if slot.reading]
     order = sorted(running, key=lambda index: slots[index].number)
     reading = [[index for index in order if index in part] for part in parts]
-    free = sum(slot.row is None for slot in slots)
+    free = [free_slots(slots, part) for part in parts]
+    holding = [index for index, slot in enumerate(slots) if slot.cached]
+    full: deque[int] = deque()
     admitted = []
-    if free >= min(most, len(queue)) or not any(slot.decoding for slot in slots):
+    if sum(map(len, free)) >= min(most, len(queue)) or not any(slot.decoding for slot in slots):
         while queue:
-            room = [part for part, own in zip(parts, reading, strict=True) if len(own) < most]
-            index = take_slot(slots, room, queue[0], lost)
+            room = [
+                ours if len(own) < most else full for ours, own in zip(free, reading, strict=True)
+            ]
+            index = _take(slots, parts, room, holding, queue[0], lost)
             if index is None:
                 break
             queue.popleft()

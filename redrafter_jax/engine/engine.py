@@ -281,8 +281,8 @@ class Engine:
                 f"for {self._context_length}; ask for fewer, or give the engine a longer "
                 "context_length."
             )
-        free = self.slots - self.active
-        if self._queue_limit is not None and self.waiting - free >= self._queue_limit:
+        limit = self._queue_limit
+        if limit is not None and self.waiting - (self.slots - self.active) >= limit:
             seconds = (self._clock() - self._ends[0]) / max(1, len(self._ends) - 1)
             raise QueueFull(f"{self.waiting} requests wait, as many as may; ask later.", seconds)
         if not self.busy:

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from math import prod
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.drafters.recurrent import beam_search
+from redrafter_jax.engine.device import decode_rows
 from redrafter_jax.models.target import Target
 from redrafter_jax.settings.files import load_settings
 from redrafter_jax.types import Beams, DecodeState, Sampling
@@ -35,6 +37,7 @@ class Step(NamedTuple):
     target: Target
     whole_bytes: int  # of the target with all its layers
     drafter: Drafter
+    tree: TreeConfig | None
     state: DecodeState
     compiled: Compilation
 
@@ -46,15 +49,15 @@ def compile_step(config: str, kind: str, batch_size: int, layers: int) -> Step:
     whole_bytes = bytes_of(abstract_target(shape, jnp.bfloat16))
     target = abstract_target(replace(shape, num_hidden_layers=layers), jnp.bfloat16)
     model = abstract_drafter(settings.drafter_config(settings.tree.draft_rounds), jnp.bfloat16)
-    drafter = {
+    drafter, tree = {
         "autoregressive": lambda: bind_drafter(None),
-        "prompt lookup": lambda: bind_drafter(PromptLookup(tokens=8)),
+        "prompt lookup": lambda: bind_drafter(PromptLookup()),
         "recurrent": lambda: bind_drafter(model, settings.tree),
         "both": lambda: bind_drafter(model, replace(settings.tree, lookup_tokens=8)),
     }[kind]()
     state = abstract_state(target, drafter, batch_size, 4096)
-    compiled = compile_decode(gpu_mesh("h200"), target, drafter, state)
-    return Step(target, whole_bytes, drafter, state, compiled)
+    compiled = compile_decode(gpu_mesh("h200"), target, drafter, state, tree)
+    return Step(target, whole_bytes, drafter, tree, state, compiled)
 
 
 # Layers are alike: what holds for a few holds for all 32.
@@ -79,11 +82,17 @@ def step(request: pytest.FixtureRequest) -> Step:
 def test_the_whole_state_is_updated_in_place(step: Step) -> None:
     memory = step.compiled.memory
     state = bytes_of(step.state)
-    # The cache, the token buffer, the context and every counter: all that is donated.
+    # The cache, the token buffer, the context and all numbers of rows: all that is donated.
     assert memory.alias_size_in_bytes == state > bytes_of(step.state.cache)
-    # The table of addresses of the results is all that is new.
-    assert memory.output_size_in_bytes - memory.alias_size_in_bytes < 1024
-    assert memory.argument_size_in_bytes == state + bytes_of((step.target, step.drafter)) + 4
+    # What the rows gained, and the table of addresses of the results, are all that is new.
+    B, S = step.state.tokens.shape
+    decode = partial(decode_rows, tree=step.tree, steps=S)
+    _, gained = jax.eval_shape(decode, step.target, step.drafter, step.state, jnp.arange(B), 1)
+    new = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    assert bytes_of(gained) <= new < bytes_of(gained) + 1024
+    # Beside the models the numbers of the rows, and of steps.
+    models = bytes_of((step.target, step.drafter))
+    assert memory.argument_size_in_bytes == state + models + 4 * (B + 1)
 
 
 def test_every_layer_attends_by_the_kernel(step: Step) -> None:

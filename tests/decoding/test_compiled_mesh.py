@@ -62,11 +62,12 @@ def compiled(settings: PlanSettings) -> Compilation:
     model = on_mesh(
         abstract_drafter(settings.drafter_config(settings.tree.draft_rounds), jnp.bfloat16), mesh
     )
-    drafter = bind_drafter(model, settings.tree)
+    drafter, tree = bind_drafter(model, settings.tree)
     state = on_mesh(abstract_state(target, drafter, 1, 4096), mesh)
-    compilation = compile_decode(mesh, target, drafter, state)
+    compilation = compile_decode(mesh, target, drafter, state, tree)
     assert compilation.memory.alias_size_in_bytes == bytes_of(state)
-    assert compilation.memory.argument_size_in_bytes == bytes_of((target, drafter, state)) + 4
+    # And the number of the one row, and of steps.
+    assert compilation.memory.argument_size_in_bytes == bytes_of((target, drafter, state)) + 8
     return compilation
 
 

@@ -16,6 +16,7 @@ from eval.abstract import abstract_drafter, abstract_state, abstract_target, byt
 from eval.plan import compile_decode
 from eval.shapes import PlanSettings
 from pallas_kernels.aot import compile_on, gpu_mesh
+from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.settings.files import load_settings
 
@@ -50,17 +51,17 @@ def test_arguments_shrink_with_the_weights(form: Any, limit: float) -> None:
 @cache
 def bytes_of_a_step(form: Any) -> int:
     target = abstract_target(SHAPE, jnp.bfloat16, form)
-    return bytes_of((target, abstract_state(target, bind_drafter(None), 1, 4096)))
+    return bytes_of((target, abstract_state(target, RootOnly(), 1, 4096)))
 
 
 @needs_compiler
 @pytest.mark.parametrize("form", ["int8", "int4", "fp8"])
 def test_no_dequantized_weight_is_written(form: Any) -> None:
     target, head = pair(FEW, form)
-    drafter = bind_drafter(head, DRAFT)
+    drafter, tree = bind_drafter(head, DRAFT)
     # 13 times a power of two: no weight and no sums of groups have as many numbers as the cache.
     state = abstract_state(target, drafter, 1, 3328)
-    compiled = compile_decode(gpu_mesh("h200"), target, drafter, state)
+    compiled = compile_decode(gpu_mesh("h200"), target, drafter, state, tree)
     # int4 is packed, and alignment adds some bytes to each argument.
     arguments = bytes_of((target, drafter, state))
     assert arguments <= compiled.memory.argument_size_in_bytes < 1.001 * arguments

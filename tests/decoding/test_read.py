@@ -43,7 +43,7 @@ def drafter(target: Target) -> Drafter:
     return as_drafter(imitating_drafter(target))
 
 
-def request_of(prompt: Sequence[int], limit: int = 4) -> Request:
+def request_of(prompt: list[int], limit: int = 4) -> Request:
     return Request(prompt, limit, 0, stop_tokens=())
 
 
@@ -72,12 +72,12 @@ def read(target: Target, drafter: Drafter) -> Any:
         state: DecodeState | None = None,
         known: Sequence[int] = (0,) * B,
     ) -> DecodeState:
-        state = state or nothing_read(target, drafter)
+        now = nothing_read(target, drafter) if state is None else state
         slots = slots_of(target, prompts, known)
         while places := {at: at for at, slot in enumerate(slots) if slot.reading}:
             chunk = next_chunk(slots, places, B, (B, C), idle)
-            state, _ = run(target, drafter, state, jax.tree.map(jnp.asarray, chunk))
-        return state
+            now, _ = run(target, drafter, now, jax.tree.map(jnp.asarray, chunk))
+        return now
 
     return read
 
