@@ -119,7 +119,7 @@ def test_a_call_gains_what_the_toy_guesses(
 @pytest.mark.parametrize(
     ("drafter", "draft", "sentence"),
     [
-        (PromptLookup(), TreeConfig(), r"^draft is .*PromptLookup\(tokens=8\) takes none; leave"),
+        (PromptLookup(), TreeConfig(), r"^tree is .*PromptLookup\(tokens=8\) takes none; leave"),
         (PromptLookup(512), None, r"trees are 512 tokens deep, but the target has 512 positions"),
         (
             Combined(RepeatLast(2), PromptLookup(2), 0),

@@ -45,7 +45,9 @@ SHAPES: dict[str, list[HeadConfig]] = {
 }
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
 every_shape = pytest.mark.parametrize(
-    ("kind", "config"), [(kind, one) for kind in KINDS for one in SHAPES[kind.name]], ids=str
+    ("kind", "config"),
+    [(kind, one) for kind in KINDS for one in SHAPES[kind.name]],
+    ids=lambda value: getattr(value, "name", str(value)),
 )
 
 
