@@ -110,8 +110,7 @@ def test_what_cannot_be_used_is_one_sentence(
     sentence: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in ("tune", "compare", "parity"):
-        monkeypatch.delattr(f"eval.{module}.load_target")
+    monkeypatch.delattr("redrafter_jax.files.target_files.TargetFiles.load")
     command = words[:1] if words[0] in COMMANDS else []
     config = configs / f"{(command or ['compare'])[0]}.yaml"
     rest = [word.replace("DRAFTER", folders.drafter) for word in words[len(command) :]]
