@@ -75,7 +75,7 @@ class RegenerateSettings(Settings):
     Text or conversation i is drawn with seed i at `temperatures[i % len(temperatures)]`,
     `batch_size` together. With `prompts: self` i counts from `first_seed`, so that several machines
     share the work: each writes an output of its own, with other seeds. A `drafter`, whose trees
-    `draft` states, makes it faster and changes nothing. `mesh` states the devices that share the
+    `tree` states, makes it faster and changes nothing. `mesh` states the devices that share the
     work.
     """
 
@@ -117,7 +117,9 @@ class RegenerateSettings(Settings):
             if getattr(self.data, name) != value:
                 raise ValueError(f"regeneration does not read data.{name}; leave it out")
         if self.drafter is None and self.tree != TreeConfig():
-            raise ValueError("draft is how a drafter drafts; give drafter, or leave it out")
+            raise ValueError(
+                "tree is the shape of a drafter's trees; give drafter, or leave it out"
+            )
         return self
 
     @model_validator(mode="after")

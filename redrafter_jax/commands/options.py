@@ -170,7 +170,7 @@ def _nearest_tree(
     batch_size: int,
     temperature: float,
 ) -> TreeConfig | None:
-    """The tree to tree; one that a table gives is logged. None drafts none."""
+    """The tree to draft; one that a table gives is logged. None drafts none."""
     if isinstance(tree, TreeConfig):
         return tree
     tuned = tree.nearest(batch_size, temperature)

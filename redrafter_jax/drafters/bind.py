@@ -23,24 +23,24 @@ def init_drafter(config: HeadConfig, seed: int) -> LoadedHead:
     return Model.split(config, kind.module(config, rngs=nnx.Rngs(seed)))
 
 
-def bind_drafter(drafter: LoadedHead | Drafter | None, draft: TreeConfig | None = None) -> Drafter:
+def bind_drafter(drafter: LoadedHead | Drafter | None, tree: TreeConfig | None = None) -> Drafter:
     """The drafter that decoding takes.
 
     Args:
       drafter: from `load_drafter`; or a drafter as it is, such as `PromptLookup()`; or None for
         autoregressive decoding.
-      draft: how a loaded model drafts, None for `TreeConfig()`; with `lookup_tokens` it is
+      tree: how a loaded model drafts, None for `TreeConfig()`; with `lookup_tokens` it is
         combined with prompt lookup. The others take none.
 
     Raises:
-      InputError: `drafter` is something else, or has no use for `draft`.
+      InputError: `drafter` is something else, or has no use for `tree`.
     """
-    if draft is not None and not isinstance(draft, TreeConfig):
-        raise InputError(f"tree is {draft!r}; give a TreeConfig.")
+    if tree is not None and not isinstance(tree, TreeConfig):
+        raise InputError(f"tree is {tree!r}; give a TreeConfig.")
     if drafter is None or isinstance(drafter, Drafter):
-        if draft is not None:
+        if tree is not None:
             what = "there is no drafter" if drafter is None else f"{drafter!r:.60} takes none"
-            raise InputError(f"tree is {draft}, but {what}; leave tree out.")
+            raise InputError(f"tree is {tree}, but {what}; leave tree out.")
         if isinstance(drafter, Drafter) and any(
             leaf is drafter for leaf in jax.tree.leaves(drafter)
         ):
@@ -57,11 +57,11 @@ def bind_drafter(drafter: LoadedHead | Drafter | None, draft: TreeConfig | None 
             f"drafter is {drafter!r:.40}; give what load_drafter returns, a Drafter such as "
             "PromptLookup(), or None for autoregressive decoding."
         )
-    draft = draft or TreeConfig()
-    if not draft.lookup_tokens:
-        return kind.drafter(drafter, draft)
-    nodes = None if draft.num_nodes is None else draft.beam_nodes
-    head = kind.drafter(drafter, replace(draft, num_nodes=nodes, lookup_tokens=0))
+    tree = tree or TreeConfig()
+    if not tree.lookup_tokens:
+        return kind.drafter(drafter, tree)
+    nodes = None if tree.num_nodes is None else tree.beam_nodes
+    head = kind.drafter(drafter, replace(tree, num_nodes=nodes, lookup_tokens=0))
     # The head may propose the first tokens of the lookup too; a longer one still adds C nodes.
-    lookup = PromptLookup(head.max_path - 1 + draft.lookup_tokens)
-    return Combined(head, lookup, draft.lookup_tokens)
+    lookup = PromptLookup(head.max_path - 1 + tree.lookup_tokens)
+    return Combined(head, lookup, tree.lookup_tokens)

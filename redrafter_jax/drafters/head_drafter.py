@@ -93,7 +93,7 @@ class HeadDrafter(Drafter):
     Attributes:
       module: the class of the head.
       model: the head.
-      draft: beam width, draft rounds, node budget; `lookup_tokens` belong to `Combined`.
+      tree: beam width, draft rounds, node budget; `lookup_tokens` belong to `Combined`.
       borrowed: the target's projection of the head's tokens, from `prepare`, if it has none.
     """
 

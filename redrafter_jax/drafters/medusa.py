@@ -132,7 +132,7 @@ class MedusaHeads(HeadWeights):
 class MedusaDrafter(HeadDrafter):
     """Medusa heads, and the paths that they draft.
 
-    Those of a step are the most probable ones under its node budget, or with `draft.static_tree`
+    Those of a step are the most probable ones under its node budget, or with `tree.static_tree`
     the same in every step.
     """
 
@@ -145,48 +145,48 @@ class MedusaDrafter(HeadDrafter):
     def propose(
         self, decoder: Decoder, state: DecodeState, noise: Float[Array, "B P V"]
     ) -> TokenTree:
-        heads, draft = self.model.merge(), self.tree
-        rounds, drafted = draft.draft_rounds, heads.draft_token_ids
+        heads, tree = self.model.merge(), self.tree
+        rounds, drafted = tree.draft_rounds, heads.draft_token_ids
         logits = heads.logits(state.drafter, rounds, self.scorer(decoder))
         noise = noise[:, :rounds]
         noise = noise if drafted is None else noise[..., drafted]
         size = heads.config.draft_vocab_size
-        log_probs, tokens = rank_tokens(logits, noise, state.sampling, draft, size)
+        log_probs, tokens = rank_tokens(logits, noise, state.sampling, tree, size)
         tokens = tokens if drafted is None else drafted[tokens]
-        return rank_tree(state.root, tokens, log_probs, paths_of(draft), draft.beam_nodes)
+        return rank_tree(state.root, tokens, log_probs, paths_of(tree), tree.beam_nodes)
 
 
-def paths_of(draft: TreeConfig) -> list[Path]:
+def paths_of(tree: TreeConfig) -> list[Path]:
     """The paths among which a step chooses its N - 1 nodes, each after those it extends."""
-    if isinstance(draft.static_tree, tuple):
-        return sorted(draft.static_tree, key=_order)
-    paths = sorted(_possible_paths(draft), key=_order)
-    if draft.static_tree:
+    if isinstance(tree.static_tree, tuple):
+        return sorted(tree.static_tree, key=_order)
+    paths = sorted(_possible_paths(tree), key=_order)
+    if tree.static_tree:
         paths.sort(key=_assumed_acceptance, reverse=True)
-        paths = sorted(paths[: draft.beam_nodes - 1], key=_order)
+        paths = sorted(paths[: tree.beam_nodes - 1], key=_order)
     return paths
 
 
-def _possible_paths(draft: TreeConfig, above: Path = (), better: int = 0) -> Iterator[Path]:
+def _possible_paths(tree: TreeConfig, above: Path = (), better: int = 0) -> Iterator[Path]:
     """Every path that can be among the N - 1 most probable, whatever the heads say.
 
     A path whose ranks are nowhere higher, and which is no longer, is never less probable. A path
     with N - 1 such paths beside it is out: for (0, 2) they are (0,), (0, 0) and (0, 1).
 
     Args:
-      draft: W, R and N.
+      tree: W, R and N.
       above: where the paths begin.
       better: how many paths are never less probable than this beginning, itself included.
     """
-    if len(above) == draft.draft_rounds:
+    if len(above) == tree.draft_rounds:
         return
-    for rank in range(draft.beam_width):
+    for rank in range(tree.beam_width):
         path = (*above, rank)
         count = better + prod(each + 1 for each in path)
-        if count >= draft.beam_nodes:
+        if count >= tree.beam_nodes:
             return
         yield path
-        yield from _possible_paths(draft, path, count)
+        yield from _possible_paths(tree, path, count)
 
 
 def _order(path: Path) -> tuple[int, Path]:

@@ -213,7 +213,7 @@ def beam_search(
     root: Int[Array, " B"],
     noise: Float[Array, "B P V"],
     sampling: Sampling,
-    draft: TreeConfig,
+    tree: TreeConfig,
     scorer: Scorer | None = None,
 ) -> Beams:
     """Draft R tokens on each of W beams below the root.
@@ -221,7 +221,7 @@ def beam_search(
     Beams rank by the summed log-probabilities of their tokens, those of `rank_tokens`. Each round
     keeps X of the pairs (beam, token) in two stages: the X best tokens of every beam over U, then
     the X best of those W * X. The first W of them are the beams that the next round goes on from;
-    X is W, or with `draft.rerank` as many as the tree can take.
+    X is W, or with `tree.rerank` as many as the tree can take.
 
     Args:
       drafter: the recurrent head.
@@ -230,11 +230,11 @@ def beam_search(
       root: the last decided token.
       noise: noise of the tokens after the root, from `draw_noise`; the first R are used.
       sampling: the rows' temperature and filters.
-      draft: W, R, X, sharpness and candidates; neither X nor candidates may exceed U.
+      tree: W, R, X, sharpness and candidates; neither X nor candidates may exceed U.
       scorer: the target's vocabulary projection of the U tokens, where the drafter has none.
     """
     drafted, U = drafter.draft_token_ids, drafter.config.draft_vocab_size
-    W = draft.beam_width
+    W = tree.beam_width
     context = drafter.read_context(context)
 
     def draft_round(
@@ -244,10 +244,10 @@ def beam_search(
         embedded = read_rows(embedding, frontier.tokens, V, frontier.states.dtype)
         states = drafter.step(frontier.states, embedded)
         logits = drafter.logits(context[:, None], states, scorer)
-        best, tokens = rank_tokens(logits, round_noise[:, None], sampling, draft, U)
+        best, tokens = rank_tokens(logits, round_noise[:, None], sampling, tree, U)
         totals = (frontier.log_probs[..., None] + best).reshape(len(root), -1)
-        log_probs, winners = highest(totals, draft.extensions)
-        parents = winners // draft.extensions
+        log_probs, winners = highest(totals, tree.extensions)
+        parents = winners // tree.extensions
         tokens = jnp.take_along_axis(tokens.reshape(totals.shape), winners, axis=1)
         tokens = tokens if drafted is None else drafted[tokens]
         states = jnp.take_along_axis(states, parents[:, :W, None], axis=1)
@@ -258,7 +258,7 @@ def beam_search(
         jnp.zeros_like(context)[:, None],
         jnp.zeros((len(root), 1), jnp.float32),
     )
-    rounds = jnp.moveaxis(noise[:, : draft.draft_rounds], 1, 0)
+    rounds = jnp.moveaxis(noise[:, : tree.draft_rounds], 1, 0)
     rounds = rounds if drafted is None else rounds[..., drafted]
     frontier, first = draft_round(start, rounds[0])
     _, rest = jax.lax.scan(draft_round, frontier, rounds[1:])

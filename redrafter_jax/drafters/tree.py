@@ -11,7 +11,7 @@ from redrafter_jax.config import TreeConfig
 from redrafter_jax.types import Beams, TokenTree
 
 
-def build_tree(root: Int[Array, " B"], beams: Beams, draft: TreeConfig) -> TokenTree:
+def build_tree(root: Int[Array, " B"], beams: Beams, tree: TreeConfig) -> TokenTree:
     """The tree of a beam trace, cut to the node budget that the beams have.
 
     The (parent beam, token) pairs of a round are all distinct, so the trace is a tree without any
@@ -21,11 +21,11 @@ def build_tree(root: Int[Array, " B"], beams: Beams, draft: TreeConfig) -> Token
     are left come first, so that padding nodes are the last ones.
     """
     nodes = _trace_nodes(root, beams)
-    if draft.final_beams_only:
-        nodes = _keep_final_beams(nodes, draft)
-    if draft.beam_nodes < nodes[0].shape[1]:
-        nodes = _keep_best(nodes, draft.beam_nodes)
-    return _with_mask(nodes, draft.draft_rounds)
+    if tree.final_beams_only:
+        nodes = _keep_final_beams(nodes, tree)
+    if tree.beam_nodes < nodes[0].shape[1]:
+        nodes = _keep_best(nodes, tree.beam_nodes)
+    return _with_mask(nodes, tree.draft_rounds)
 
 
 def rank_tree(
@@ -160,14 +160,14 @@ def _trace_nodes(root: Int[Array, " B"], beams: Beams) -> _Nodes:
     )
 
 
-def _keep_final_beams(nodes: _Nodes, draft: TreeConfig) -> _Nodes:
+def _keep_final_beams(nodes: _Nodes, tree: TreeConfig) -> _Nodes:
     """The nodes that a beam of the last round descends from, in their old order.
 
     After them the others, with log-probability -inf.
     """
     tokens, parents, depth, log_probs = nodes
-    mask = ancestor_mask(parents, draft.draft_rounds)
-    kept = mask[:, -draft.beam_width :].any(axis=1) & (log_probs > -jnp.inf)
+    mask = ancestor_mask(parents, tree.draft_rounds)
+    kept = mask[:, -tree.beam_width :].any(axis=1) & (log_probs > -jnp.inf)
     order = jnp.argsort(~kept, axis=1, stable=True)
     return _take((tokens, parents, depth, jnp.where(kept, log_probs, -jnp.inf)), order)
 

@@ -45,23 +45,23 @@ class Budgets:
         gives way to the baseline while it gains too little.
 
     Args:
-      drafter, draft, slots, row_counts: as in `Engine`.
+      drafter, tree, slots, row_counts: as in `Engine`.
       shards: parts of the rows on a mesh, all of one size.
 
     Raises:
-      InputError: the parts would not be of one size, or the drafter does not go with `draft`.
+      InputError: the parts would not be of one size, or the drafter does not go with `tree`.
     """
 
     def __init__(
         self,
         drafter: LoadedHead | Drafter | None,
-        draft: TreeConfig | TreeTable | None,
+        tree: TreeConfig | TreeTable | None,
         slots: int,
         row_counts: Sequence[int] | None = None,
         shards: int = 1,
     ) -> None:
         if row_counts is None:
-            sizes = [t.batch_size for t in draft.trees] if isinstance(draft, TreeTable) else []
+            sizes = [t.batch_size for t in tree.trees] if isinstance(tree, TreeTable) else []
             row_counts = [size for size in sizes if size % shards == 0] or [shards]
         self.row_counts = sorted({count for count in row_counts if count < slots} | {slots})
         for count in self.row_counts:
@@ -71,12 +71,12 @@ class Budgets:
                     f"{count} rows cannot be split evenly over the {shards} devices along data; "
                     f"give slots and row_counts in multiples of {shards}."
                 )
-        self._table = draft if isinstance(draft, TreeTable) else None
-        if isinstance(draft, TreeTable):
-            tuned = dict.fromkeys(tree.tree for tree in draft.trees)
-            found = [tree for tree in tuned if tree is not None]
+        self._table = tree if isinstance(tree, TreeTable) else None
+        if isinstance(tree, TreeTable):
+            tuned = dict.fromkeys(one.tree for one in tree.trees)
+            found = [one for one in tuned if one is not None]
         else:
-            found = [] if drafter is None else [draft]
+            found = [] if drafter is None else [tree]
         bound = (bind_drafter(drafter, tree) for tree in found)
         self.drafters: tuple[Drafter, ...] = (RootOnly(), *bound)
         self._index = {tree: index for index, tree in enumerate(found, start=1)}

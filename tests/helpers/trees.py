@@ -12,7 +12,7 @@ from redrafter_jax.config import TreeConfig
 from redrafter_jax.drafters.tree import build_tree
 from redrafter_jax.types import Beams, TokenTree
 
-build = partial(jax.jit, static_argnames="draft")(build_tree)
+build = partial(jax.jit, static_argnames="tree")(build_tree)
 
 B, R, W = 3, 3, 4
 ALL = 1 + R * W
