@@ -8,9 +8,10 @@ weights beside them, in `medusa_lm_head.pt`, tell.
 from pathlib import Path
 from typing import Any
 
-from redrafter_jax.checkpoints.config_files import field, read_fields, read_json
+from redrafter_jax.checkpoints.config_files import field, read_json
 from redrafter_jax.checkpoints.weights import find_weights
 from redrafter_jax.config import MedusaConfig
+from redrafter_jax.config.limits import read_config
 from redrafter_jax.errors import InputError
 
 MEDUSA_MODEL_TYPE = "medusa"
@@ -43,7 +44,8 @@ def read_medusa_config(folder: Path) -> MedusaConfig:
             f"{path} states medusa_num_heads={heads} and medusa_num_layers={layers}, but the files "
             f"hold {len(weights)} weights; they do not belong together."
         )
-    return read_fields(MedusaConfig, values, path, num_heads=heads, num_draft_layers=layers)
+    known = {"num_heads": heads, "num_draft_layers": layers}
+    return read_config(MedusaConfig, values, path, foreign=True, **known)
 
 
 def medusa_fields(config: MedusaConfig) -> dict[str, Any]:

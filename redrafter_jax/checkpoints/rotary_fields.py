@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from redrafter_jax.checkpoints.config_files import field, read_fields
+from redrafter_jax.checkpoints.config_files import field
 from redrafter_jax.config import (
     DynamicScaling,
     LinearScaling,
@@ -16,6 +16,7 @@ from redrafter_jax.config import (
     RopeScaling,
     YarnScaling,
 )
+from redrafter_jax.config.limits import read_config
 from redrafter_jax.errors import InputError
 
 # Kinds of layers, as transformers calls them.
@@ -157,7 +158,7 @@ def _scaling(
         stated = {**_yarn_defaults(stated, values, path), **stated}
     elif scaling is LongRopeScaling:
         stated = {**_longrope_defaults(stated, values, path), **stated}
-    return read_fields(scaling, stated, path) if scaling else None
+    return read_config(scaling, stated, path, foreign=True) if scaling else None
 
 
 def _yarn_defaults(

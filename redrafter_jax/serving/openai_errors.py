@@ -8,6 +8,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from redrafter_jax.config.limits import is_not
+
 # Of some statuses; from 500 on it is "server_error", else "invalid_request_error".
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -81,7 +83,6 @@ def _refusal(error: RequestValidationError) -> ApiError:
         return ApiError(
             400, f"The body is not valid JSON: {why} at character {at}.", code="invalid_json"
         )
-    reason = first["msg"].removeprefix("Value error, ").replace(" after validation", "")
     if not place:
         if isinstance(error.body, bytes):  # FastAPI reads no other type
             return ApiError(
@@ -90,8 +91,11 @@ def _refusal(error: RequestValidationError) -> ApiError:
             )
         return ApiError(400, "Send a JSON object, as application/json.")
     field = ".".join(map(str, place))
+    reason = first["msg"].removeprefix("Value error, ").replace(" after validation", "").rstrip(".")
     problem = {
-        "extra_forbidden": " is not supported; leave it out.",
-        "missing": " is missing; give it.",
-    }.get(kind, f": {reason.rstrip('.')}.")
-    return ApiError(400, field + problem, field=field, code=kind)
+        "extra_forbidden": " is not supported; leave it out",
+        "missing": " is missing; give it",
+    }.get(kind, f": {reason}")
+    if (needed := reason.removeprefix("Input should be ")) != reason:
+        problem = f" {is_not(first['input'], needed)}"
+    return ApiError(400, f"{field}{problem}.", field=field, code=kind)

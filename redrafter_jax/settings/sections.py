@@ -18,7 +18,6 @@ from pydantic import (
     model_validator,
 )
 
-from redrafter_jax.checkpoints.tree_table import as_tuples
 from redrafter_jax.config import (
     Cell,
     Head,
@@ -56,8 +55,14 @@ class BuildableSettings(Settings):
 
 
 def _read_draft(value: Any, read: Callable[[Any], Any]) -> Any:
-    # Here pydantic has Python's lists at hand, which it does not take for tuples.
-    return value if value == "auto" else read(as_tuples(value))
+    return value if value == "auto" else read(_as_tuples(value))
+
+
+def _as_tuples(value: Any) -> Any:
+    # Pydantic has Python's lists at hand here, which it does not take for tuples.
+    if isinstance(value, dict):
+        return {name: _as_tuples(one) for name, one in value.items()}
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
 
 
 def _write_draft(value: Any, write: Callable[[Any], Any]) -> Any:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from redrafter_jax.checkpoints.download import TREE_TABLE
-from redrafter_jax.checkpoints.tree_table import as_tuples, find_tree_table, write_tree_table
+from redrafter_jax.checkpoints.tree_table import find_tree_table, write_tree_table
 from redrafter_jax.config import TreeConfig
+from redrafter_jax.config.limits import read_config
 from redrafter_jax.verdict import Texts, Verdict, Way, judge
 
 from .plan import FitPlan
@@ -124,7 +125,7 @@ def _ways(report: dict[str, Any], case: dict[str, Any]) -> list[Way]:
         measures = case["methods"][name]
         ends = measures["speedup_quartiles"]
         speedup = None if ends is None else (ends[0], measures["speedup"], ends[1])
-        tree = TreeConfig(**as_tuples(drafting["tree"]))
+        tree = read_config(TreeConfig, drafting["tree"], Path("compare.json"))
         ways.append(Way(name, tree, True, speedup, measures["accepted_by"]))
     return ways
 
