@@ -11,7 +11,7 @@ from typing import Any
 from redrafter_jax.acceptance import acceptance_length
 from redrafter_jax.command_line import make_folder_of
 from redrafter_jax.commands.option_groups import config_of, option_of
-from redrafter_jax.commands.options import dtype_of, open_session
+from redrafter_jax.commands.options import dtype_of, open_decoder
 from redrafter_jax.commands.terminal import log
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.errors import InputError
@@ -59,11 +59,11 @@ def continue_file(arguments: argparse.Namespace) -> None:
         log(f"{output} has the rows of all {done} prompts already.")
         return
     size = min(arguments.batch_size or _BATCH_SIZE, len(prompts) - done)
-    session = open_session(arguments, [prompt.text for prompt in prompts], size)
-    rows = [session.format.encode_text(prompt.text) for prompt in prompts]
+    decoder = open_decoder(arguments, [prompt.text for prompt in prompts], size)
+    rows = [decoder.format.encode_text(prompt.text) for prompt in prompts]
     for prompt, row in zip(prompts, rows, strict=True):
         try:
-            pad_requests(session.target.config, Batch([row], limit), max_path=1)
+            pad_requests(decoder.target.config, Batch([row], limit), max_path=1)
         except InputError as error:
             raise InputError(f"{prompt.place}: {error}") from None
     # In one size of cache every batch runs what the first one compiled.
@@ -75,11 +75,11 @@ def continue_file(arguments: argparse.Namespace) -> None:
             # The last batch is filled up with rows that end at once.
             indices = [*batch, *[batch[-1]] * (size - len(batch))]
             texts, update = [""] * size, None
-            for update in session.stream(
+            for update in decoder.stream(
                 [rows[index] for index in indices],
                 [limit] * len(batch) + [1] * (size - len(batch)),
                 [seeds[index] for index in indices],
-                steps_per_yield=session.steps_per_update(_STEPS_PER_UPDATE),
+                steps_per_yield=decoder.steps_per_update(_STEPS_PER_UPDATE),
                 kept_cache=kept_cache,
             ):
                 texts = [text + new for text, new in zip(texts, update.texts, strict=True)]
@@ -90,11 +90,11 @@ def continue_file(arguments: argparse.Namespace) -> None:
                     "id": prompts[index].name,
                     "prompt": prompts[index].text,
                     "seed": seeds[index],
-                    "text": texts[row].removeprefix(session.format.template.gap),
+                    "text": texts[row].removeprefix(decoder.format.template.gap),
                     "tokens": result.tokens[row],
                     "steps": result.steps[row],
                     "acceptance_length": round(acceptance_length(result.accept_counts[row]), 4),
-                    "ended_by": _ending(update, row, session.format.stop_tokens),
+                    "ended_by": _ending(update, row, decoder.format.stop_tokens),
                     "options": options,
                 }
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")

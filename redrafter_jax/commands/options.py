@@ -37,7 +37,7 @@ from redrafter_jax.text.tokenizer import read_tokenizer, require_text, split_sto
 _CONTEXT_LENGTH = 4096
 
 
-class Session(NamedTuple):
+class TextDecoder(NamedTuple):
     """What decodes the texts of a command.
 
     Attributes:
@@ -81,9 +81,9 @@ class Session(NamedTuple):
         )
 
 
-def open_session(
+def open_decoder(
     arguments: argparse.Namespace, texts: Sequence[str], batch_size: int = 1
-) -> Session:
+) -> TextDecoder:
     """All that decodes texts, checked before anything is compiled.
 
     Args:
@@ -100,7 +100,7 @@ def open_session(
     target, model = load_models(arguments, tree)
     drafter = bind_drafter(model, None if arguments.no_drafter else tree)
     drafter.check(target.config)
-    return Session(target, drafter.prepare(Lender(target)), sampling, prompt_format)
+    return TextDecoder(target, drafter.prepare(Lender(target)), sampling, prompt_format)
 
 
 def load_prompt_format(

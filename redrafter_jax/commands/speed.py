@@ -7,7 +7,7 @@ from statistics import median
 from threading import Event
 from typing import NamedTuple
 
-from redrafter_jax.commands.options import Session
+from redrafter_jax.commands.options import TextDecoder
 from redrafter_jax.commands.terminal import Screen
 from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.drafters.lookup import PromptLookup
@@ -100,7 +100,7 @@ def show_stream(
 
 
 def baseline_seconds(
-    session: Session,
+    decoder: TextDecoder,
     prompt: list[int],
     room: int,
     steps_per_update: int,
@@ -109,19 +109,19 @@ def baseline_seconds(
     """The median of a baseline update's seconds, compiling left out; None for the baseline itself.
 
     Args:
-      session: whose updates are compared with it.
+      decoder: the decoder whose updates are compared with the baseline.
       prompt: of the steps to compare with, for a step's time grows with the text.
       room: tokens that the cache is made for, prompt included; of too few there is no measurement.
       steps_per_update: of the updates to compare with.
       kept_cache: to borrow; its text is forgotten.
     """
-    drafter, limit = session.drafter, session.target.config.position_limit
+    drafter, limit = decoder.drafter, decoder.target.config.position_limit
     # Prefill is an update too.
     needed = 1 + steps_per_update * (1 + _BASELINE_UPDATES)
     if drafter.num_nodes == 1 or room < len(prompt) + needed:
         return None
-    baseline = session._replace(
-        drafter=RootOnly(), format=session.format._replace(stop_tokens=(), stop_strings=[])
+    baseline = decoder._replace(
+        drafter=RootOnly(), format=decoder.format._replace(stop_tokens=(), stop_strings=[])
     )
     # As many slots as the drafter's steps have, so that prefill is not compiled again.
     most = min(room + drafter.max_path - RootOnly().max_path, limit)

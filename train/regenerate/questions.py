@@ -35,7 +35,7 @@ from .conversations import (
     rows_of,
     run_conversation,
 )
-from .output import Item
+from .output import Item, describe_counts
 from .session import JsonRows, Session
 
 # Fewest tokens of a question.
@@ -247,11 +247,6 @@ def drop_repeated(conversation: Conversation, asked: set[str]) -> Conversation:
         asked.add(exchange.question)
         kept.append(exchange)
     return Conversation(kept, conversation.left_out)
-
-
-def describe_counts(counts: Counter[str]) -> str:
-    """Every reason with its count, the most frequent first."""
-    return "; ".join(f"{count} × {reason}" for reason, count in counts.most_common())
 
 
 def read_question(
