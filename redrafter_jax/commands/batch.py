@@ -117,7 +117,7 @@ def _ending(last: Update, row: int, stop_tokens: Sequence[int]) -> str:
 def _rows_written(
     output: Path, prompts: Sequence[Prompt], seeds: Sequence[int], options: dict[str, Any]
 ) -> int:
-    """How many rows are there, of an earlier run; a row that was cut short is taken away.
+    """Number of rows that an earlier run wrote; a row that was cut short is taken away.
 
     Raises:
       InputError: the file is not such rows of these prompts, or other options decided them.

@@ -38,13 +38,13 @@ _CONTEXT_LENGTH = 4096
 
 
 class TextDecoder(NamedTuple):
-    """What decodes the texts of a command.
+    """The models and settings that decode a command's texts.
 
     Attributes:
       target: the target.
-      drafter: that is checked for it.
+      drafter: the drafter, checked for this target.
       sampling: how tokens are chosen.
-      format: how prompts are written, and what ends a continuation.
+      format: the way prompts are written, and what ends a continuation.
     """
 
     target: Target
@@ -84,10 +84,10 @@ class TextDecoder(NamedTuple):
 def open_decoder(
     arguments: argparse.Namespace, texts: Sequence[str], batch_size: int = 1
 ) -> TextDecoder:
-    """All that decodes texts, checked before anything is compiled.
+    """The models and settings that the options name, checked before anything is compiled.
 
     Args:
-      arguments: of the command.
+      arguments: the command's options.
       texts: messages, or prompts: the first that the template writes shows how it ends an answer.
       batch_size: rows that will be decoded together.
 
@@ -109,7 +109,7 @@ def load_prompt_format(
     """The target's tokenizer, the chat template that the options name, and what ends an answer.
 
     Args:
-      arguments: of the command.
+      arguments: the command's options.
       texts: messages, the first of which that the template writes shows how it ends an answer.
       stops: strings that end a continuation too.
 
@@ -189,10 +189,10 @@ def _nearest_tree(
 def load_models(
     arguments: argparse.Namespace, tree: TreeConfig | TreeTable | None
 ) -> tuple[Target, LoadedHead | PromptLookup | None]:
-    """The target and what drafts for it, on the mesh that the options name.
+    """The target and its drafter, on the mesh that the options name.
 
     Args:
-      arguments: of the command.
+      arguments: the command's options.
       tree: how drafts are made; None makes none.
 
     Raises:

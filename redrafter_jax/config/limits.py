@@ -121,7 +121,7 @@ def _as_field(value: Any, kind: Any, file: Path, place: str) -> Any:
 
 
 def out_of_order(entries: str, number: int, before: int) -> str:
-    """Of a list that must rise: what it holds after which number; -1 stands for its beginning."""
+    """The words about a number that does not rise above the one before it; -1 for no number."""
     place = "" if before < 0 else f" after {before}"
     return f"holds {number}{place}; list {entries} in increasing order"
 

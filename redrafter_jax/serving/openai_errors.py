@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from redrafter_jax.config.limits import is_not
 
-# Of some statuses; from 500 on it is "server_error", else "invalid_request_error".
+# Kinds of some statuses; from 500 on it is "server_error", else "invalid_request_error".
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -18,11 +18,11 @@ class ApiError(HTTPException):
     """A request that is not answered.
 
     Args:
-      status: of HTTP.
+      status: the status code of HTTP.
       message: one sentence: the value, the limit, the way out.
-      field: of the request, where one is to blame.
-      code: for programs, such as "context_length_exceeded".
-      headers: of the response.
+      field: the field of the request that is to blame, if one is.
+      code: a name for programs to tell it by, such as "context_length_exceeded".
+      headers: headers of the response.
     """
 
     def __init__(
@@ -39,27 +39,27 @@ class ApiError(HTTPException):
         self.code = code
 
     def body(self) -> dict[str, Any]:
-        """The object that says it, of a response or of an event in a stream."""
+        """The JSON object of the error, for a response or for an event in a stream."""
         other = "server_error" if self.status_code >= 500 else "invalid_request_error"
         kind = _KINDS.get(self.status_code, other)
         error = {"message": self.detail, "type": kind, "param": self.field, "code": self.code}
         return {"error": error}
 
     def response(self) -> Response:
-        """The response that says it."""
+        """The response that tells the error."""
         # All in ASCII: what a message quotes of a request need not be valid Unicode.
         return Response(json.dumps(self.body()), self.status_code, self.headers, "application/json")
 
 
 def server_ends() -> ApiError:
-    """What is answered to requests that are not complete when the server ends."""
+    """The answer to requests that are not complete when the server ends."""
     return ApiError(
         503, "The server is shutting down; send the request to another one.", code="server_ends"
     )
 
 
 def as_api_error(method: str, path: str, error: Exception) -> ApiError:
-    """What is answered to a request that FastAPI or a route refuses."""
+    """The answer to a request that FastAPI or a route refuses."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestValidationError):

@@ -83,7 +83,7 @@ def load_tokenizer(source: str | Path | Model[Any, Any]) -> Any:
 
 
 def read_tokenizer(name: str | Path) -> Tokenizer:
-    """What makes tokens of a target's texts, and texts of its tokens, by transformers' rules.
+    """The tokenizer of a target's texts, by transformers' rules.
 
     Raises:
       InputError: there is no such file, it cannot be downloaded, or it is no tokenizer.
@@ -143,7 +143,7 @@ def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) 
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
-    """By id, how the special tokens are spelt."""
+    """The spellings of the special tokens, by id."""
     added = tokenizer.get_added_tokens_decoder()
     return {token: spelt.content for token, spelt in added.items() if spelt.special}
 

@@ -1,4 +1,4 @@
-"""What a fit comes to: what its report measured, the table beside the head, and the verdict."""
+"""The end of a fit: its report's measurements, the table beside the head, and the verdict."""
 
 import json
 import math
@@ -23,7 +23,7 @@ _DAY = 24 * 60
 
 
 def finalists(folder: Path) -> dict[str, dict[str, Any]]:
-    """By name, for each temperature the tree that the tuner chose.
+    """The tree that the tuner chose for each temperature, by name.
 
     Where it chose the baseline it is the fastest of the head's.
     """
@@ -131,7 +131,7 @@ def _ways(report: dict[str, Any], case: dict[str, Any]) -> list[Way]:
 
 
 def _without_head(found: Verdict, length: float, minutes: float) -> str:
-    """What to do where the head does not pay, whose acceptance length is given."""
+    """Advice where a head of this acceptance length does not pay."""
     if not found.way.median:
         return f"decode without the head, or fit again with --minutes {2 * minutes:g}"
     needed = minutes_to_pay(minutes, length, found.way.median)

@@ -22,7 +22,7 @@ class Item(NamedTuple):
     """A text or a conversation of the run.
 
     Attributes:
-      seed: also its number.
+      seed: its seed, also its number.
       identity: the first fields of each of its rows: all that they depend on except the models.
       opening: the tokens that its first row begins with, empty if unknown; none of them carries
         loss, and the next one does.
@@ -39,7 +39,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def find_done(path: Path, items: Sequence[Item], way_out: str = "") -> dict[int, list[Any]]:
-    """By seed, the rows of the items that the output holds; an unfinished end is removed.
+    """The rows of the items that the output holds, by seed; an unfinished end is removed.
 
     `way_out` is added to the error message, which tells to use another output.
 
@@ -124,12 +124,12 @@ def _object(line: bytes) -> dict[str, Any]:
 
 
 def count_tokens(rows: JsonRows) -> int:
-    """Tokens that carry loss."""
+    """Number of tokens that carry loss."""
     return sum(sum(row["loss_mask"]) for row in rows)
 
 
 def summarize(settings: RegenerateSettings) -> str:
-    """What the output holds, in a sentence, and what was left out of it."""
+    """A sentence on what the output holds, and on what was left out of it."""
     rows = read_rows(settings.output)
     first = [row for row in rows if row.get("row", 0) == 0]
     summary = f"{len(rows)} rows of {len(first)} conversations in {settings.output}: "

@@ -90,8 +90,8 @@ def regenerate(
 ) -> None:
     """Append what the target writes to the output, whole texts and conversations only.
 
-    Where the target writes prompts too, `is_late` is asked now and then, of what was written: once
-    it is true the run ends, and what is being written is cut.
+    Where the target writes prompts too, `is_late` is asked now and then with the amount written:
+    once it is true the run ends, and what is being written is cut.
 
     Raises:
       InputError: the settings, the data, the models or what the output holds cannot be used.
@@ -306,7 +306,7 @@ def _append(
 
 
 def _measure(rows: JsonRows, settings: RegenerateSettings) -> int:
-    """How much the rows of a text or a conversation add to the goal."""
+    """Amount that the rows of a text or a conversation add to the goal."""
     return 1 if settings.tokens is None else count_tokens(rows)
 
 
