@@ -1,7 +1,6 @@
 """`python -m eval [command] --config FILE`: what a pair of target and drafter is worth.
 
-Commands: acceptance, compare, parity, plan, serve-load, steps, tune; without one, speed beside the
-baseline, autoregressive decoding.
+Commands: compare, which may be left out, parity, plan, serve-load, steps, tune.
 """
 
 import logging

@@ -1,7 +1,10 @@
-"""Time ways of decoding on the same prompts, in turns."""
+"""Ways of decoding, and what they do with the same prompts, in turns.
+
+Commands that decode reach the drafters and the decoder through this file alone.
+"""
 
 import time
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import batched
 from typing import NamedTuple
 
@@ -9,9 +12,12 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
-from redrafter_jax.config import SamplingConfig
+from redrafter_jax.config import SamplingConfig, TreeConfig
 from redrafter_jax.decoding.step import decode
-from redrafter_jax.drafters.base import Drafter
+from redrafter_jax.drafters.base import Drafter, RootOnly
+from redrafter_jax.drafters.bind import bind_drafter
+from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.generation import collect, start
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import place
@@ -24,18 +30,43 @@ from .config import RowSettings
 
 
 class Method(NamedTuple):
-    """A way of decoding; the drafter is one of `bind_drafter`, `RootOnly` for the baseline."""
+    """A way of decoding, of `drafting` or the `baseline`."""
 
     target: Target
     drafter: Drafter
+
+    @property
+    def num_nodes(self) -> int:
+        """N, tokens of a row that one target call reads."""
+        return self.drafter.num_nodes
+
+
+def baseline(target: Target) -> Method:
+    """Autoregressive decoding."""
+    return Method(target, RootOnly())
+
+
+def drafting(target: Target, head: LoadedHead | None, tree: TreeConfig | None) -> Method:
+    """Decoding with these trees; without a head by prompt lookup, without a tree the baseline.
+
+    Raises:
+      InputError: the drafter does not fit the target, as when trees are deeper than that has
+        positions.
+    """
+    if tree is None:
+        return baseline(target)
+    drafter = PromptLookup(tree.lookup_tokens) if head is None else bind_drafter(head, tree)
+    drafter.check(target.config)
+    return Method(target, drafter)
 
 
 class Run(NamedTuple):
     """One decoding of one batch: its `redrafter_jax.Generation`, and how long it took.
 
     Attributes:
-      prefill_seconds: from lists of prompts to each row's first token, chosen on the device.
-      decode_seconds: from there to all tokens on the host.
+      prefill_seconds: from lists of prompts to each row's first token, chosen on the device; 0 in
+        a run without the clock.
+      decode_seconds: from there to all tokens on the host; 0 as well.
     """
 
     tokens: list[list[int]]
@@ -79,6 +110,11 @@ class TimedTurn(NamedTuple):
     repeat: int
     runs: dict[str, Run]
 
+    def untimed(self) -> "TimedTurn":
+        """The same without the clock's times."""
+        times = {"prefill_seconds": 0.0, "decode_seconds": 0.0}
+        return self._replace(runs={name: run._replace(**times) for name, run in self.runs.items()})
+
 
 def make_batches(
     asked: EncodedPrompts, batch_size: int | None, sampling: SamplingConfig, rows: RowSettings
@@ -101,18 +137,17 @@ def make_batches(
     ]
 
 
-def warm_up(methods: Mapping[str, Method], batches: Sequence[Batch], times: int, what: str) -> None:
+def warm_up(work: Iterable[tuple[Hashable, Method, Batch]], times: int) -> None:
     """Decode one batch of every array shape by every method, untimed; the first time compiles.
 
-    `what` is the name of the measurement, for the progress.
+    What stands before a method tells it from others.
     """
     chosen = {}
-    for name, method in methods.items():
-        for batch in batches:
-            shape = prepare_batch(method, batch).tokens.shape
-            chosen.setdefault((name, shape), (method, batch))
+    for name, method, batch in work:
+        shape = prepare_batch(method, batch).tokens.shape
+        chosen.setdefault((name, shape), (method, batch))
     warming = list(chosen.values()) * times
-    for method, batch in track(warming, len(warming), f"{what}: compile and warm up"):
+    for method, batch in track(warming, len(warming), "measure: compile and warm up"):
         decode_batch(method, batch)
 
 
@@ -121,12 +156,13 @@ def measure(
     batches: Sequence[Batch],
     repeats: int,
     done: Container[tuple[int, int]] = (),
+    advance: Callable[[int], None] = lambda _: None,
 ) -> Iterator[TimedTurn]:
     """Time all methods on every batch, `repeats` times over; `warm_up` comes before.
 
     The runs of a turn follow each other at once, so that a slow minute of the machine hits all of
     them. Which method goes first changes from turn to turn. `done` has the pairs of batch and
-    repeat that are left out.
+    repeat that are left out; `advance` is told of every run.
     """
     names = list(methods)
     for repeat in range(repeats):
@@ -135,7 +171,10 @@ def measure(
                 continue
             first = (repeat + index) % len(names)
             order = names[first:] + names[:first]
-            runs = {name: decode_batch(methods[name], batch) for name in order}
+            runs = {}
+            for name in order:
+                runs[name] = decode_batch(methods[name], batch)
+                advance(1)
             yield TimedTurn(index, repeat, {name: runs[name] for name in names})
 
 

@@ -8,12 +8,9 @@ from redrafter_jax.command_line import refuse_unknown_command
 from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.settings.files import Settings
 
-from .acceptance import measure_acceptance
 from .compare import compare
 from .config import (
-    AcceptanceSettings,
     CompareSettings,
-    EvalSettings,
     ParitySettings,
     ServeLoadSettings,
     TargetSettings,
@@ -23,7 +20,6 @@ from .parity import check_parity
 from .plan import plan
 from .serve_load import measure_load
 from .shapes import PlanSettings, StepsSettings
-from .speed import measure_speed
 from .steps import measure_steps
 from .tune import tune
 
@@ -39,11 +35,11 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "acceptance": Command(
-        measure_acceptance, AcceptanceSettings, "Acceptance length over samplings and trees."
-    ),
     "compare": Command(
-        compare, CompareSettings, "Ways of drafting side by side: speed-up and acceptance length."
+        compare,
+        CompareSettings,
+        "Ways of drafting beside the autoregressive baseline: speed-up, acceptance length, equal "
+        "texts. The name of this command may be left out.",
     ),
     "parity": Command(
         check_parity,
@@ -74,12 +70,7 @@ COMMANDS = {
         "The fastest tree for each batch size and temperature, written to the drafter's folder.",
     ),
 }
-SPEED = Command(
-    measure_speed,
-    EvalSettings,
-    "Measure speculative decoding against the autoregressive baseline. Other measurements are "
-    f"named first: {', '.join(COMMANDS)}.",
-)
+DEFAULT = "compare"
 
 
 def evaluate(words: Sequence[str]) -> None:
@@ -91,12 +82,12 @@ def evaluate(words: Sequence[str]) -> None:
     name = words[0] if words else ""
     if name not in COMMANDS:
         refuse_unknown_command(name, COMMANDS)
-        name = ""
-    command = COMMANDS.get(name, SPEED)
+        words, name = [DEFAULT, *words], DEFAULT
+    command = COMMANDS[name]
     settings = parse_settings(
         command.settings,
         command.help,
-        words[1:] if name else words,
+        words[1:],
         command=name,
         # What loads a pair may be one job of several processes.
         processes=issubclass(command.settings, TargetSettings),

@@ -1,21 +1,25 @@
-"""Ways of drafting side by side: the same prompts, samplings and machine, in turns."""
+"""`python -m eval compare`: ways of drafting beside the baseline, the same prompts in turns."""
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache, partial
 from itertools import product
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import yaml
 
-from redrafter_jax.checkpoints.found import FoundModel, find_drafter, find_target
-from redrafter_jax.checkpoints.huggingface import digest_files, load_drafter, load_target
 from redrafter_jax.command_line import make_folder
-from redrafter_jax.drafters.base import RootOnly
+from redrafter_jax.config import SamplingConfig, TreeConfig
 from redrafter_jax.drafters.head_drafter import check_pair
+from redrafter_jax.errors import InputError
+from redrafter_jax.files.drafter_files import find_drafter, load_drafter
+from redrafter_jax.files.parameters import MatchedModel
+from redrafter_jax.files.tree_table import load_tree
 from redrafter_jax.models.cache import init_cache
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import MODEL
@@ -24,28 +28,45 @@ from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.progress import progress
 from redrafter_jax.text.prompts import EncodedPrompts
 
-from . import paper, speed
+from . import summary, tables
 from .abstract import bytes_of
-from .benchmark import Method, make_batches, measure, warm_up
-from .compare_tables import LEGEND, markdown, prompts_of, tables
+from .benchmark import Method, drafting, make_batches, measure, warm_up
 from .config import CompareSettings
-from .loading import bind, open_target, read_questions
 from .measured import Measured, open_measured
-from .metrics import answer_lines, judge_case, lookup_lines
+from .metrics import answer_lines
 from .plan import call_bytes, draft_bytes, embedding_bytes
-from .report import describe_device, describe_sampling, describe_versions, show, write_report
+from .questions import find_target, read_questions
+from .report import (
+    TREE,
+    describe_device,
+    describe_sampling,
+    describe_versions,
+    show,
+    write_report,
+)
+from .summary import BASELINE
 
-DEFINITIONS = speed.DEFINITIONS | {
+DEFINITIONS = summary.DEFINITIONS | {
+    "ways": "drafter and tree of every way of drafting; a tree of null is the baseline, where the "
+    "drafter's table says so",
     "drafted_per_step": "nodes of a tree below its root, N - 1, padding nodes included",
     "bytes_per_step": "the least that a step reads from the memory of one device, computed from "
     "shapes: the weights of the draft and of the target call as `eval plan` counts them, and the "
     "cache of all rows, filled by a prompt and half of its answer on average",
+    "training_seeds": "of the runs that trained the heads, by the config.yaml beside their folders",
     "identity": "all that the measurements depend on; prompts and files by their digests",
 }
 
 
+class Way(NamedTuple):
+    """A way of drafting: the drafter's folder or hub id, and how its trees are drafted."""
+
+    drafter: str | None
+    tree: TreeConfig | None
+
+
 def compare(settings: CompareSettings) -> None:
-    """Load a target and every drafter, time all of them on every sampling, report.
+    """Load a target and every drafter, decode every sampling by all of them, report.
 
     Every turn is appended to a file beside the report as soon as it is measured. The same command
     goes on from there, and measures nothing again.
@@ -54,96 +75,141 @@ def compare(settings: CompareSettings) -> None:
       InputError: a file or a prompt cannot be used, a drafter does not fit the target, or the file
         holds measurements of something else.
     """
-    from .charts import write_comparison_chart  # matplotlib is slow to import
-
-    found = open_target(settings)
-    find_once = cache(find_drafter)
-    models = {
-        name: find_once(drafting.drafter)
-        for name, drafting in settings.drafters.items()
-        if drafting.drafter is not None
-    }
-    for name, model in models.items():
-        check_pair(found.target, model.config, settings.drafters[name].tree)
-    questions = read_questions(found, settings, settings.batch_size)
+    found = find_target(settings)
+    batch_size = settings.batch_size or (1 if settings.clock else None)
+    questions = read_questions(found, settings, batch_size)
+    prompts = len(questions.first.rows)
+    ways = [_ways(settings, batch_size or prompts, sampling) for sampling in settings.samplings]
+    every = dict.fromkeys(way for own in ways for way in own.values())
+    models = {way.drafter: find_drafter(way.drafter) for way in every if way.drafter is not None}
+    for way in every:
+        if way.drafter is not None and way.tree is not None:
+            check_pair(found.files.config, models[way.drafter].config, way.tree)
     if is_first():
         make_folder(settings.report_dir, "report_dir")
     path = settings.report_dir / "compare.json"
-    identity = _identify(settings, questions.first, models)
+    identity = _identify(settings, found.files.digest(), questions.first, ways, models)
     measured = open_measured(path.with_suffix(".jsonl"), identity)
-    target = load_target(settings.target, settings.dtype, found.mesh)
-    rows = min(settings.batch_size, len(questions.first.rows)) // data_shards(found.mesh)
-    methods, weights = _load_methods(settings, target, rows)
+    target = found.files.load(settings.dtype, found.mesh)
+    rows = min(batch_size or prompts, prompts) // data_shards(found.mesh)
+    methods, weights = _load_methods(target, every, settings.dtype, rows)
     asked = [
         questions.encode_turns(target, sampling, partial(measured.answer, index))
         for index, sampling in enumerate(settings.samplings)
     ]
-    before = _time_missing(settings, methods, asked, measured)
+    before = _decode_missing(settings, batch_size, ways, methods, asked, measured)
     if not is_first():
         return
     per_token = rows * _cache_bytes(target, settings.dtype)
-    summaries = []
-    drafts = {
-        name: (drafting.tree, drafting.drafter is not None)
-        for name, drafting in settings.drafters.items()
-    }
-    for index, sampling in enumerate(settings.samplings):
+    cases = []
+    for index, (sampling, own) in enumerate(zip(settings.samplings, ways, strict=True)):
         turns = [turn for turn in measured.turns[index] if turn.repeat < settings.repeats]
-        summary = speed.summarize(asked[index], settings.batch_size, turns)
-        _add_costs(summary, methods, weights, per_token)
-        summary["verdict"] = judge_case(summary, drafts)
-        paper.add_intervals(summary)
-        described = describe_sampling(sampling)
-        summaries.append({"sampling": asdict(sampling), "described": described, **summary})
+        case = summary.summarize(asked[index], batch_size or len(asked[index].rows), turns)
+        for name, way in own.items():
+            _add_costs(case, name, methods[way].num_nodes, weights[way], per_token)
+        told = {"sampling": asdict(sampling), "described": describe_sampling(sampling)}
+        described = {
+            name: {
+                "drafter": way.drafter,
+                "tree": way.tree and asdict(way.tree),
+                "num_nodes": methods[way].num_nodes,
+            }
+            for name, way in own.items()
+        }
+        cases.append({**told, "ways": described, **case})
+        trees = {name: way for name, way in own.items() if name != BASELINE}
+        judge = summary.judge_case if settings.clock else summary.most_accepted
+        cases[-1]["verdict"] = judge(
+            case, {name: (way.tree, way.drafter) for name, way in trees.items()}
+        )
     measures = {
-        "samplings": summaries,
-        "num_nodes": {name: method.drafter.num_nodes for name, method in methods.items()},
+        "samplings": cases,
+        "batch_size": batch_size or len(asked[0].rows),
         "target": asdict(target.config),
-        "training_seeds": paper.training_seeds(
-            {name: drafting.drafter for name, drafting in settings.drafters.items()}
-        ),
+        "training_seeds": training_seeds(models),
         "identity": identity,
     }
-    report = write_report(path, measures, settings, DEFINITIONS | paper.DEFINITIONS)
-    prompts = len(summaries[0]["prompts"])
+    report = write_report(path, measures, settings, DEFINITIONS)
+    _write_files(path, report, [f"Of earlier runs, from {measured.path}: {before}."] * bool(before))
+
+
+def _write_files(path: Path, report: Mapping[str, Any], more: Sequence[str]) -> None:
+    """The report as a page, a chart, CSV, LaTeX, and with more lines on the screen."""
+    from .charts import write_comparison_chart  # matplotlib is slow to import
+
+    cases, config = report["samplings"], report["config"]
     title = (
-        f"{settings.target}; {settings.dtype}, batch {settings.batch_size}; {prompts} prompts, "
-        f"up to {settings.max_new_tokens} new tokens; {report['device']}"
+        f"{config['target']}; {config['dtype']}, batch {report['batch_size']}; "
+        f"{len(cases[0]['prompts'])} prompts, up to {config['max_new_tokens']} new tokens; "
+        f"{report['device']}"
     )
+    notes = {
+        case["described"]: [*answer_lines(case["answers"]), *summary.lookup_lines(case)]
+        for case in cases
+    }
     page, chart = path.with_suffix(".md"), path.with_suffix(".png")
-    page.write_text(markdown(report, title) + "\n" + paper.markdown(report), encoding="utf-8")
-    path.with_suffix(".csv").write_text(paper.as_csv(report), encoding="utf-8")
-    path.with_suffix(".tex").write_text(paper.as_latex(report), encoding="utf-8")
+    page.write_text(tables.page(report, title, notes), encoding="utf-8")
+    path.with_suffix(".csv").write_text(tables.as_csv(report), encoding="utf-8")
+    path.with_suffix(".tex").write_text(tables.as_latex(report), encoding="utf-8")
     write_comparison_chart(report, title, chart)
-    notes = [
-        f"{case['described']}: {line}"
-        for case in summaries
-        for line in (*answer_lines(case["answers"]), *lookup_lines(case["verdict"]))
-    ]
-    if before:
-        notes.append(f"Of earlier runs, from {measured.path}: {before}.")
-    shown = [table for case in summaries for table in tables(case)]
-    show(path, title, *notes, *shown, LEGEND, f"The page: {page}", f"The chart: {chart}")
-    for case in summaries:
+    said = [f"{name}: {line}" for name, lines in notes.items() for line in lines]
+    shown = (*said, *more, *tables.screen(report), tables.LEGEND)
+    show(path, title, *shown, f"The page: {page}", f"The chart: {chart}")
+    for case in cases:
         print(f"{case['described']}: {case['verdict']['sentence']}")
 
 
+def _ways(settings: CompareSettings, batch_size: int, sampling: SamplingConfig) -> dict[str, Way]:
+    """By name the baseline and all ways of drafting, one for each tree of a grid.
+
+    Raises:
+      InputError: a drafter has no table for tree: auto, or two ways have one name.
+    """
+    ways = {BASELINE: Way(None, None)}
+    for name, one in settings.drafters.items():
+        if one.tree == "auto":
+            assert one.drafter is not None
+            tree = load_tree(one.drafter, batch_size, sampling.temperature)
+            ways[name] = Way(one.drafter, tree)
+            continue
+        trees = one.tree.build()
+        rows = list(map(asdict, trees))
+        fields = TREE if one.drafter else ("lookup_tokens",)
+        differ = [field for field in fields if len({row[field] for row in rows}) > 1]
+        for tree, row in zip(trees, rows, strict=True):
+            words = [f"{TREE[field]}={row[field]}" for field in differ]
+            full = ", ".join([name, *words])
+            if full in ways:
+                raise InputError(f"drafters has two ways called {full!r}; rename one of them.")
+            ways[full] = Way(one.drafter, tree)
+    return ways
+
+
 def _identify(
-    settings: CompareSettings, asked: EncodedPrompts, models: Mapping[str, FoundModel]
+    settings: CompareSettings,
+    target: str,
+    asked: EncodedPrompts,
+    ways: Sequence[Mapping[str, Way]],
+    models: Mapping[str, MatchedModel],
 ) -> dict[str, Any]:
-    """All that measurements depend on: digests of prompts and models, settings, the machine."""
+    """All that measurements depend on: digests of prompts and models, settings, the machine.
+
+    `target` is the digest of its files.
+    """
     omitted = {"target", "drafters", "prompts", "prompt_count", "report_dir", "repeats", "warm_ups"}
     questions = [[prompt.name, prompt.turns, prompt.category] for prompt in asked.prompts]
     encoded = json.dumps([questions, asked.rows, asked.stop_tokens])
+    digests = {name: model.digest() for name, model in models.items()}
     return {
         "prompts": hashlib.sha256(encoded.encode()).hexdigest(),
-        "target": digest_files(find_target(settings.target)),
+        "target": target,
         **{
             f"drafters.{name}": {
-                "files": digest_files(models[name]) if name in models else None,
-                "tree": asdict(drafting.tree),
+                "files": digests.get(way.drafter or ""),
+                "trees": [tree and asdict(tree) for own in ways for tree in [own[name].tree]],
             }
-            for name, drafting in settings.drafters.items()
+            for name, way in ways[0].items()
+            if name != BASELINE
         },
         **settings.model_dump(mode="json", exclude=omitted),
         "device": describe_device(),
@@ -152,9 +218,9 @@ def _identify(
 
 
 def _load_methods(
-    settings: CompareSettings, target: Target, rows: int
-) -> tuple[dict[str, Method], dict[str, int]]:
-    """By name, the methods, and the bytes of weights that a step of each reads on one device.
+    target: Target, ways: Iterable[Way], dtype: str, rows: int
+) -> tuple[dict[Way, Method], dict[Way, int]]:
+    """The methods, and the bytes of weights that a step of each reads on one device.
 
     `rows` is the number of a batch's rows on one device.
 
@@ -162,29 +228,28 @@ def _load_methods(
       InputError: trees are deeper than the target has positions.
     """
     row_bytes = embedding_bytes(target, rows)
-    methods = {speed.BASELINE: Method(target, RootOnly())}
-    weights = {speed.BASELINE: call_bytes(target, 1, row_bytes)}
-    # Several ways of drafting may share a drafter.
-    load_once = cache(partial(load_drafter, dtype=settings.dtype, mesh=target.mesh))
-    for name, drafting in settings.drafters.items():
-        model = None if drafting.drafter is None else load_once(drafting.drafter)
-        drafter = bind(target.config, model, drafting.tree)
-        methods[name] = Method(target, drafter)
-        weights[name] = call_bytes(target, drafter.num_nodes, row_bytes)
-        if model is not None:
-            weights[name] += draft_bytes(target, model, drafting.tree, row_bytes)
+    load_once = cache(partial(load_drafter, dtype=dtype, mesh=target.mesh))
+    methods, weights = {}, {}
+    for way in ways:
+        head = None if way.drafter is None else load_once(way.drafter)
+        methods[way] = drafting(target, head, way.tree)
+        weights[way] = call_bytes(target, methods[way].num_nodes, row_bytes)
+        if head is not None and way.tree is not None:
+            weights[way] += draft_bytes(target, head, way.tree, row_bytes)
     return methods, weights
 
 
-def _time_missing(
+def _decode_missing(
     settings: CompareSettings,
-    methods: Mapping[str, Method],
+    batch_size: int | None,
+    ways: Sequence[Mapping[str, Way]],
+    methods: Mapping[Way, Method],
     asked: Sequence[EncodedPrompts],
     measured: Measured,
 ) -> str:
-    """Time the turns that are not measured yet; says how many were, "" if none."""
+    """Decode the turns that are not measured yet; says how many were, "" if none."""
     batches = [
-        make_batches(one, settings.batch_size, sampling, settings)
+        make_batches(one, batch_size, sampling, settings)
         for one, sampling in zip(asked, settings.samplings, strict=True)
     ]
     due = {
@@ -196,14 +261,21 @@ def _time_missing(
         (index, turn.batch, turn.repeat) for index, own in measured.turns.items() for turn in own
     }
     missing = sorted({(index, batch) for index, batch, _ in due - done})
-    if left := [batches[index][batch] for index, batch in missing]:
-        warm_up(methods, left, settings.warm_ups, "measure")
-        with progress(len(due), "measure", len(done)) as advance:
+    if settings.clock:
+        left = [
+            (way, methods[way], batches[index][batch])
+            for index, batch in missing
+            for way in ways[index].values()
+        ]
+        warm_up(left, settings.warm_ups)
+    if missing:
+        runs = len(ways[0])
+        with progress(runs * len(due), "measure", runs * len(done)) as advance:
             for index, own in enumerate(batches):
                 skipped = {(batch, repeat) for of, batch, repeat in done if of == index}
-                for turn in measure(methods, own, settings.repeats, skipped):
-                    measured.keep_turn(index, turn)
-                    advance(1)
+                named = {name: methods[way] for name, way in ways[index].items()}
+                for turn in measure(named, own, settings.repeats, skipped, advance):
+                    measured.keep_turn(index, turn if settings.clock else turn.untimed())
     return f"{len(done)} of {len(due)} turns" if done else ""
 
 
@@ -214,23 +286,31 @@ def _cache_bytes(target: Target, dtype: str) -> int:
     return bytes_of((cache.keys, cache.values)) // parts
 
 
-def _add_costs(
-    summary: dict[str, Any],
-    methods: Mapping[str, Method],
-    weights: Mapping[str, int],
-    per_token: int,
-) -> None:
-    """Add what a step of every method reads, over all prompts and in each category.
+def _add_costs(case: dict[str, Any], name: str, nodes: int, weights: int, per_token: int) -> None:
+    """Add what a step of the method reads, over all prompts and in each category.
 
-    `weights` are the bytes of each method's step, `per_token` those of the cache for one token of
+    `weights` are the bytes of weights of its step, `per_token` those of the cache for one token of
     every row.
     """
-    for category, part in {None: summary, **summary["categories"]}.items():
+    for category, part in {None: case, **case["categories"]}.items():
         tokens = [
-            row["prompt_tokens"] + row["methods"][speed.BASELINE]["new_tokens"] / 2
-            for row in prompts_of(summary, category)
+            row["prompt_tokens"] + row["methods"][BASELINE]["new_tokens"] / 2
+            for row in case["prompts"]
+            if category in (None, row["category"])
         ]
-        cached = round(float(np.mean(tokens)) * per_token)
-        for name, method in methods.items():
-            part["methods"][name]["drafted_per_step"] = method.drafter.num_nodes - 1
-            part["methods"][name]["bytes_per_step"] = weights[name] + cached
+        part["methods"][name]["drafted_per_step"] = nodes - 1
+        part["methods"][name]["bytes_per_step"] = weights + round(
+            float(np.mean(tokens)) * per_token
+        )
+
+
+def training_seeds(drafters: Iterable[str]) -> dict[str, int]:
+    """The seed of a head's training, where the folder of its run tells it, by the drafter."""
+    seeds = {}
+    for drafter in drafters:
+        path = Path(drafter).parent / "config.yaml"
+        if path.is_file():
+            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+            if isinstance(values, dict) and type(values.get("seed")) is int:
+                seeds[drafter] = values["seed"]
+    return seeds

@@ -1,24 +1,28 @@
 """Settings of the commands of `python -m eval` that decode, validated by pydantic at the edge."""
 
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    BeforeValidator,
     Field,
+    GetPydanticSchema,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    WrapSerializer,
+    WrapValidator,
     field_validator,
     model_validator,
 )
 
 from redrafter_jax.config import Dtype, SamplingConfig, TreeConfig
 from redrafter_jax.settings.files import Settings
-from redrafter_jax.settings.sections import DraftSettings, MeshSettings, SamplingSettings
+from redrafter_jax.settings.sections import BuildableSettings, MeshSettings, SamplingSettings
 from redrafter_jax.text.prompts import Turns
-
-from .rankings import Ranking
-from .tree_grid import TreeGrid
 
 
 class TargetSettings(Settings):
@@ -67,78 +71,121 @@ class RowSettings(Settings):
     stop: Literal["eos", "never"] = "eos"
 
 
-class DecodingSettings(RowSettings):
-    """How prompts are decoded, by both methods.
+def _as_list(value: Any) -> Any:
+    return value if isinstance(value, list) else [value]
 
-    Attributes:
-      batch_size: prompts decoded together.
-      sampling: how tokens are chosen.
+
+def _as_tuples(value: Any) -> Any:
+    # Pydantic has Python's lists at hand here, which it does not take for tuples.
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
+
+
+type Values[T] = Annotated[list[T], BeforeValidator(_as_list), Field(min_length=1)]
+
+
+class TreeGrid(BuildableSettings):
+    """Trees of every combination of these fields of `TreeConfig`, each a value or a list of them.
+
+    The first field changes last; `static_tree` is one value.
     """
 
-    batch_size: PositiveInt = 1
-    sampling: SamplingSettings = SamplingConfig()
+    beam_width: Values[int] = [TreeConfig.beam_width]
+    draft_rounds: Values[int] = [TreeConfig.draft_rounds]
+    final_beams_only: Values[bool] = [TreeConfig.final_beams_only]
+    rerank: Values[bool] = [TreeConfig.rerank]
+    candidates: Values[int | None] = [TreeConfig.candidates]
+    lookup_tokens: Values[int] = [TreeConfig.lookup_tokens]
+    num_nodes: Values[int | None] = [TreeConfig.num_nodes]
+    sharpness: Values[float] = [TreeConfig.sharpness]
+    static_tree: Annotated[bool | tuple[tuple[int, ...], ...], BeforeValidator(_as_tuples)] = (
+        TreeConfig.static_tree
+    )
 
-
-def _check_drafting(settings: Any) -> Any:
-    """Without a drafter there is nothing to set but the tokens of prompt lookup."""
-    tree = settings.tree
-    tokens = 1 if tree == "auto" else max(tree.lookup_tokens, 1)
-    if settings.drafter is None and tree != TreeConfig(lookup_tokens=tokens):
-        raise ValueError(
-            f"without a drafter there is prompt lookup alone, and tree is {tree}; give a "
-            "drafter, or tree: {lookup_tokens: 8} and nothing else"
+    def build(self) -> list[TreeConfig]:
+        """The library's configuration of every tree, its budget written out; none comes twice."""
+        lists = {name: _as_list(value) for name, value in self}
+        trees = (
+            TreeConfig(**dict(zip(lists, one, strict=True))) for one in product(*lists.values())
         )
-    return settings
+        return list(dict.fromkeys(map(_plain, trees)))
 
 
-class EvalSettings(DecodingSettings, TargetSettings):
-    """`python -m eval`: which drafter decodes which prompts how, and where the report goes.
+def _plain(tree: TreeConfig) -> TreeConfig:
+    """The same tree with its budget as `num_nodes`, and `rerank` only if it adds extensions."""
+    if isinstance(tree.static_tree, tuple):  # the paths are the nodes
+        return tree
+    rerank = tree.extensions > tree.beam_width
+    return replace(tree, num_nodes=tree.budget, rerank=rerank)
 
-    Attributes:
-      drafter: folder or hub id; None for prompt lookup alone, of `tree.lookup_tokens`.
-      tree: how trees are drafted; "auto" as the drafter's table says, see `eval tune`.
-      dtype: of both models' parameters.
-      repeats: timed runs of every method per batch, in turns.
-      warm_ups: untimed runs per method and array shape, the one that compiles included.
-    """
 
-    drafter: str | None = None
-    tree: DraftSettings = TreeConfig()
-    dtype: Dtype = "bfloat16"
-    repeats: PositiveInt = 3
-    warm_ups: PositiveInt = 3
-    _something_drafts = model_validator(mode="after")(_check_drafting)
+def build_all(grids: Iterable[TreeGrid]) -> list[TreeConfig]:
+    """The trees of all grids, in their order; none comes twice."""
+    return list(dict.fromkeys(tree for grid in grids for tree in grid.build()))
+
+
+def _unless_auto(value: Any, handle: Callable[[Any], Any]) -> Any:
+    return value if value == "auto" else handle(value)
+
+
+# "auto" is no member of a union here, whose every member pydantic would blame for a wrong key.
+TreesSettings = Annotated[
+    TreeGrid | Literal["auto"],
+    GetPydanticSchema(lambda _, handler: handler(TreeGrid)),
+    WrapValidator(_unless_auto),
+    WrapSerializer(_unless_auto),
+]
 
 
 class DraftingSettings(Settings):
-    """One way of drafting that `python -m eval compare` measures.
+    """A way of drafting, or one for each tree of a grid.
 
     Attributes:
       drafter: folder or hub id; None for prompt lookup alone, of `tree.lookup_tokens`.
-      tree: how trees are drafted.
+      tree: how trees are drafted, every field a value or a list of them; "auto" takes the tree of
+        the drafter's table, see `eval tune`.
     """
 
     drafter: str | None = None
-    tree: TreeConfig = TreeConfig()
-    _something_drafts = model_validator(mode="after")(_check_drafting)
+    tree: TreesSettings = TreeGrid()
+
+    @model_validator(mode="after")
+    def _something_drafts(self) -> "DraftingSettings":
+        if self.drafter is None and self.tree == "auto":
+            raise ValueError(f"tree is auto {_LOOKUP_ALONE}")
+        if self.drafter is None and self.tree != "auto":
+            for tree in self.tree.build():
+                tokens = tree.lookup_tokens
+                if not tokens or tree != _plain(TreeConfig(lookup_tokens=tokens)):
+                    raise ValueError(f"tree is {tree} {_LOOKUP_ALONE}")
+        return self
+
+
+_LOOKUP_ALONE = (
+    "and there is no drafter, so that there is prompt lookup alone; give a drafter, or tree: "
+    "{lookup_tokens: 8} and nothing else"
+)
 
 
 class CompareSettings(RowSettings, TargetSettings):
-    """`python -m eval compare`: the ways of drafting for a target.
+    """`python -m eval`, `python -m eval compare`: the ways of drafting for a target.
 
     Attributes:
-      drafters: by name, the ways of drafting, measured beside the baseline.
+      drafters: by name, the ways of drafting, measured beside the baseline. Of several trees each
+        is a way of its own, whose name says what sets it apart.
       dtype: of all models' parameters.
-      batch_size: prompts decoded together.
+      batch_size: prompts decoded together; None is one, or without the clock all of them.
       samplings: how tokens are chosen, each in turn.
+      clock: false counts tokens, target calls and equal texts alone, which do not depend on the
+        machine: nothing is timed, warmed up or repeated.
       repeats: timed runs of every method per batch, in turns.
       warm_ups: untimed runs per method and array shape, the one that compiles included.
     """
 
     drafters: dict[str, DraftingSettings] = Field(min_length=1)
     dtype: Dtype = "bfloat16"
-    batch_size: PositiveInt = 1
+    batch_size: PositiveInt | None = None
     samplings: list[SamplingSettings] = Field(default=[SamplingConfig()], min_length=1)
+    clock: bool = True
     repeats: PositiveInt = 1
     warm_ups: PositiveInt = 1
 
@@ -150,23 +197,14 @@ class CompareSettings(RowSettings, TargetSettings):
                 raise ValueError(f"{name!r} cannot name a way of drafting; choose another word")
         return drafters
 
-
-class AcceptanceSettings(RowSettings, PairSettings):
-    """`python -m eval acceptance`: the grid.
-
-    Attributes:
-      dtype: of both models' parameters.
-      batch_size: prompts decoded together; None takes all of them.
-      samplings: how tokens are chosen, each in turn.
-      trees: how trees are drafted, each in turn.
-      rankings: what drafts are ranked by, each in turn; see `eval.rankings`.
-    """
-
-    dtype: Dtype = "bfloat16"
-    batch_size: PositiveInt | None = None
-    samplings: list[SamplingSettings] = Field(min_length=1)
-    trees: TreeGrid = TreeGrid()
-    rankings: list[Ranking] = Field(default=["shared"], min_length=1)
+    @model_validator(mode="after")
+    def _nothing_to_repeat(self) -> "CompareSettings":
+        if not self.clock and self.repeats > 1:
+            raise ValueError(
+                f"repeats is {self.repeats} and clock is false, which counts what is the same in "
+                "every repeat; leave repeats out, or give clock=true"
+            )
+        return self
 
 
 # From a short chain to the default tree, without prompt lookup and with it.
@@ -221,16 +259,20 @@ class TuneSettings(RowSettings, PairSettings):
         return samplings
 
 
-class CaseSettings(DecodingSettings):
+class CaseSettings(RowSettings):
     """One way of decoding that `python -m eval parity` tries.
 
     Attributes:
+      batch_size: prompts decoded together.
+      sampling: how tokens are chosen.
       tree: how trees are drafted.
       prompt_tokens: exact lengths that the rows' prompts take one after the other, as plain text
         of the prompts' first turns, see `redrafter_jax.text.prompts.tokenize_to_length`; None takes
         each prompt as it is.
     """
 
+    batch_size: PositiveInt = 1
+    sampling: SamplingSettings = SamplingConfig()
     tree: TreeConfig = TreeConfig()
     prompt_tokens: list[PositiveInt] | None = Field(default=None, min_length=1)
 

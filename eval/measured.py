@@ -18,7 +18,7 @@ from redrafter_jax.parallel.processes import is_first, read_lines
 from redrafter_jax.text.prompts import EncodedPrompts
 
 from .benchmark import Run, TimedTurn
-from .loading import Answer, Texts
+from .questions import Answer, Texts
 
 # The longest value that an error message shows.
 _SHOWN = 24

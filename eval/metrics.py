@@ -1,4 +1,4 @@
-"""Measures of decoded texts, and what they mean."""
+"""Measures of decoded texts that reports of several commands share, and what they mean."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
@@ -14,9 +14,7 @@ from redrafter_jax.acceptance import (
     ends_at_once,
     repeats_itself,
 )
-from redrafter_jax.config import TreeConfig
 from redrafter_jax.text.prompts import EncodedPrompts
-from redrafter_jax.verdict import Texts, Verdict, Way, judge
 
 from .benchmark import Run
 
@@ -41,18 +39,7 @@ DEFINITIONS = {
     "ended_by": "why the baseline's texts end: at a stop token, or at max_new_tokens",
     "short": f"texts that a stop token ends within {FEW} tokens",
     "repeating": "texts of 16 tokens or more of whose 4-grams less than half are distinct",
-    "verdict": "on the fastest way of drafting, and whose gain it is",
 }
-# What to do after each kind of verdict.
-_NEXT = {
-    "faster": "`eval tune` finds the fastest tree for this device",
-    "slower": "decode without it, train the head on more tokens, or let `eval tune` look for a "
-    "smaller tree",
-    "no difference": "more prompts or repeats tell more, and `eval tune` looks for a better tree",
-    "too little data": "give more prompts, with answers of more tokens that do not repeat "
-    "themselves",
-}
-_WITHOUT_HEAD = "it needs no head: --no-drafter --lookup-tokens {}"
 
 
 def count_accepted(runs: Sequence[Run]) -> dict[str, Any]:
@@ -109,50 +96,6 @@ def answer_lines(said: Mapping[str, Any]) -> Iterator[str]:
             "what repeats itself any drafter guesses: other prompts, stop=eos or a temperature "
             "above 0 tell more."
         )
-
-
-def judge_case(
-    case: Mapping[str, Any], drafts: Mapping[str, tuple[TreeConfig, bool]]
-) -> dict[str, Any]:
-    """The verdict on the methods of one sampling, for the report.
-
-    `drafts` has, of each method but the baseline, its trees and whether it has a head.
-    """
-    ways = []
-    for name, (tree, has_head) in drafts.items():
-        measures = case["methods"][name]
-        middle, ends = measures["speedup"], measures["speedup_quartiles"]
-        speedup = None if ends is None else (ends[0], middle, ends[1])
-        ways.append(Way(name, tree, has_head, speedup, measures["accepted_by"]))
-    said = case["answers"]
-    texts = Texts(len(case["prompts"]), said["repeating"], said["short"])
-    verdict = judge(ways, texts)
-    sentence = verdict.then(_next_step(verdict))
-    looked_up = {way.name: way.lookup_share for way in ways if way.has_head and way.lookup_share}
-    return {
-        "kind": verdict.kind,
-        "method": verdict.way.name,
-        "sentence": sentence,
-        "lookup_share": looked_up,
-    }
-
-
-def _next_step(verdict: Verdict) -> str:
-    if verdict.kind == "faster" and not verdict.way.is_heads_own:
-        tree = verdict.way.tree
-        return _WITHOUT_HEAD.format(tree.lookup_tokens if tree else 0)
-    return _NEXT[verdict.kind]
-
-
-def lookup_lines(verdict: Mapping[str, Any]) -> Iterator[str]:
-    """A warning of each method with a head most of whose accepted tokens were looked up."""
-    for name, share in verdict["lookup_share"].items():
-        if share > 0.5:
-            yield (
-                f"Warning: prompt lookup proposed {share:.0%} of the accepted tokens of {name!r}: "
-                "what it gains is not the head's; measure the head alone, with "
-                "tree.lookup_tokens=0."
-            )
 
 
 def first_divergence(tokens: Sequence[int], expected: Sequence[int]) -> int | None:

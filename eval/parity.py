@@ -6,38 +6,56 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
 from rich.table import Table
 
-from redrafter_jax.checkpoints.found import find_drafter
-from redrafter_jax.checkpoints.huggingface import load_drafter, load_target
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import TreeConfig
-from redrafter_jax.drafters.base import RootOnly
-from redrafter_jax.drafters.bind import bind_drafter
+from redrafter_jax.decoding.prefill import read_requests
 from redrafter_jax.drafters.head_drafter import LoadedHead, check_pair
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.drafter_files import find_drafter, load_drafter
 from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.collectives import all_gather
+from redrafter_jax.parallel.mesh import per_shard, to_host
 from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.progress import track
+from redrafter_jax.sampling import draw_noise, filter_logits
 from redrafter_jax.text.prompts import EncodedPrompts
+from redrafter_jax.types import Requests, Sampling
 
 from . import metrics
-from .benchmark import Batch, Method, Run, decode_batch, make_batches
+from .benchmark import (
+    Batch,
+    Run,
+    baseline,
+    decode_batch,
+    drafting,
+    make_batches,
+    prepare_batch,
+)
 from .config import ParitySettings
-from .loading import Questions, open_target, read_questions
 from .metrics import answer_lines, count_accepted, describe_answers, first_divergence
-from .replay import EXPLANATION, TokenIndex, explain, replay
+from .questions import Questions, find_target, read_questions
 from .report import make_table, number, show, write_report
 
-DEFINITIONS = (
-    metrics.DEFINITIONS
-    | EXPLANATION
-    | {
-        "position": "index of the first new token that differs, from 0",
-        "largest_gap": "of both gaps at all divergences of the case, but for filtered ones",
-        "ties": "divergences that are ties",
-    }
-)
+DEFINITIONS = metrics.DEFINITIONS | {
+    "position": "index of the first new token that differs, from 0",
+    "gap": "at the first divergence the baseline's token's score less that of the speculative "
+    "text's, where the target reads the text up to there in one pass; a score is what a token is "
+    "chosen by: logits over the temperature, filtered, plus the noise of the absolute position; "
+    "null where a filter decides, or a text has ended",
+    "filtered": "a filter (top-k, top-p, min-p) drops one of the two tokens, or by rounding may",
+    "tie": "the target could choose either token if all logits of that pass moved by rounding: no "
+    "token is ahead of it by more than the tolerance of the dtype over the temperature, but for "
+    "those that a filter would drop, and a filter would keep it, had all logits moved by the "
+    "tolerance to that end",
+    "largest_gap": "the largest size of a gap in the case",
+    "ties": "divergences that are ties",
+}
 
 
 class ComparedBatch(NamedTuple):
@@ -56,17 +74,17 @@ def check_parity(settings: ParitySettings) -> None:
     Raises:
       InputError: a file or a prompt cannot be used.
     """
-    found, drafter_config = open_target(settings), find_drafter(settings.drafter).config
+    found, drafter_config = find_target(settings), find_drafter(settings.drafter).config
     questions: dict[str, Questions] = {}
     for name, case in settings.cases.items():
         with _case(name):
-            check_pair(found.target, drafter_config, case.tree)
+            check_pair(found.files.config, drafter_config, case.tree)
             questions[name] = read_questions(found, case, case.batch_size, case.prompt_tokens)
     if is_first():
         make_folder(settings.report_dir, "report_dir")
     measures: list[dict[str, Any]] = []
     for dtype in settings.dtypes:
-        target = load_target(settings.target, dtype, found.mesh)
+        target = found.files.load(dtype, found.mesh)
         drafter = load_drafter(settings.drafter, dtype, found.mesh)
         tolerance = getattr(settings.tolerance, dtype)
         asked: dict[str, EncodedPrompts] = {}
@@ -87,7 +105,7 @@ def check_parity(settings: ParitySettings) -> None:
     if is_first():
         path = settings.report_dir / "parity.json"
         verdict = _verdict(measures)
-        shapes = {"target": asdict(found.target), "drafter": asdict(drafter_config)}
+        shapes = {"target": asdict(found.files.config), "drafter": asdict(drafter_config)}
         measured = {"verdict": verdict, "cases": measures, **shapes}
         device = write_report(path, measured, settings, DEFINITIONS)["device"]
         heading = f"{settings.target} with {settings.drafter}\n{device}"
@@ -113,34 +131,117 @@ def _case(name: str) -> Generator[None]:
 def compare_batch(
     target: Target, drafter: LoadedHead, tree: TreeConfig, batch: Batch, tolerance: float
 ) -> ComparedBatch:
-    """Decode a batch both ways; where texts differ, decode it again to see why."""
-    bound = bind_drafter(drafter, tree)
-    methods = (Method(target, RootOnly()), Method(target, bound))
-    baseline, speculative = (decode_batch(method, batch) for method in methods)
-    indices = [
-        TokenIndex(row, position)
-        for row, texts in enumerate(zip(speculative.tokens, baseline.tokens, strict=True))
-        if (position := first_divergence(*texts)) is not None
-    ]
-    seen = [
-        replay(method, batch, run.tokens, indices)
-        for method, run in zip(methods, (baseline, speculative), strict=True)
-    ]
-    divergences: list[dict[str, Any] | None] = [None] * len(batch.prompts)
-    for index, alone, in_tree in zip(indices, *seen, strict=True):
-        token, other = _token_at(baseline, index), _token_at(speculative, index)
-        divergences[index.row] = {
-            "position": index.position,
-            "token": token,
-            "speculative_token": other,
-            **explain(alone, in_tree, token, other, tolerance)._asdict(),
-        }
-    return ComparedBatch(speculative, baseline, divergences)
+    """Decode a batch both ways; where texts differ, read them up to there to see why."""
+    methods = baseline(target), drafting(target, drafter, tree)
+    alone, speculative = (decode_batch(method, batch) for method in methods)
+    texts = list(zip(alone.tokens, speculative.tokens, strict=True))
+    places = [first_divergence(*pair) for pair in texts]
+    divergences: list[dict[str, Any] | None] = [None] * len(texts)
+    if any(place is not None for place in places):
+        read = [
+            [*prompt, *text[:place]] if place else list(prompt)
+            for prompt, (text, _), place in zip(batch.prompts, texts, places, strict=True)
+        ]
+        seen = score(target, batch._replace(prompts=read, max_new_tokens=1))
+        for row, place in enumerate(places):
+            if place is not None:
+                token, other = (_token_at(text, place) for text in texts[row])
+                divergences[row] = {
+                    "position": place,
+                    "token": token,
+                    "speculative_token": other,
+                    **explain(seen[row], token, other, tolerance),
+                }
+    return ComparedBatch(speculative, alone, divergences)
 
 
-def _token_at(run: Run, index: TokenIndex) -> int | None:
-    row = run.tokens[index.row]
-    return row[index.position] if index.position < len(row) else None
+def _token_at(text: Sequence[int], place: int) -> int | None:
+    return text[place] if place < len(text) else None
+
+
+class Scores(NamedTuple):
+    """What the target chooses a row's next token from, and how.
+
+    Attributes:
+      logits: its scores.
+      noise: of the token's position.
+      sampling: of this row, B = 1.
+    """
+
+    logits: Float[np.ndarray, " V"]
+    noise: Float[np.ndarray, " V"]
+    sampling: Sampling
+
+    @property
+    def temperature(self) -> float:
+        """What logits are divided by."""
+        return float(self.sampling.temperature[0]) or 1.0
+
+    @property
+    def unfiltered(self) -> Float[np.ndarray, " V"]:
+        """By what tokens are chosen where no filter drops them."""
+        return self.logits / self.temperature + self.noise
+
+    def keeps(self, by: Float[np.ndarray, " V"] | float = 0.0) -> Bool[np.ndarray, " V"]:
+        """Which tokens the filters keep, had the logits moved by so much."""
+        moved = jnp.asarray(self.logits + by, jnp.float32)[None, None]
+        # Without `jit` the filter would compile its branches anew every time.
+        return np.isfinite(jax.jit(filter_logits)(moved, self.sampling)[0, 0])
+
+    def may_choose(self, token: int, tolerance: float) -> bool:
+        """Whether the token would be chosen if all logits moved by the tolerance to that end."""
+
+        logits, scores = self.logits, self.unfiltered
+
+        def may_drop(one: int) -> bool:
+            by = np.where(logits >= logits[one] - 2 * tolerance, tolerance, -tolerance)
+            by[one] = -tolerance
+            return not self.keeps(by)[one]
+
+        ahead = self.keeps() & (scores > scores[token] + tolerance / self.temperature)
+        kept = self.keeps(np.where(logits <= logits[token], tolerance, -tolerance))[token]
+        return bool(kept) and all(map(may_drop, np.flatnonzero(ahead).tolist()))
+
+
+def score(target: Target, batch: Batch) -> list[Scores]:
+    """What the target chooses the token after each prompt from."""
+    requests = prepare_batch(baseline(target), batch)
+    logits, noise, sampling = to_host((*_score(target, requests), requests.sampling))
+    return [
+        Scores(
+            logits[row],
+            noise[row],
+            jax.tree.map(lambda leaf, row=row: leaf[row : row + 1], sampling),
+        )
+        for row, _ in enumerate(batch.prompts)
+    ]
+
+
+@jax.jit
+@per_shard
+def _score(target: Target, requests: Requests) -> tuple[Float[Array, "B V"], Float[Array, "B V"]]:
+    """`prefill` up to its choice: logits and noise."""
+    last, _ = read_requests(target, requests)
+    V = target.config.vocab_size
+    logits = all_gather(target.merge().logits(last[:, None]), V)
+    return logits[:, 0], draw_noise(requests.sampling, requests.lengths, 1, V)[:, 0]
+
+
+def explain(
+    seen: Scores, token: int | None, speculative_token: int | None, tolerance: float
+) -> dict[str, Any]:
+    """Judge a first divergence; a token is None where the text has ended.
+
+    The tolerance is in logits, that is in scores times the temperature.
+    """
+    if token is None or speculative_token is None:
+        return {"gap": None, "filtered": False, "tie": False}
+    both = (token, speculative_token)
+    gap = float(seen.unfiltered[token] - seen.unfiltered[speculative_token])
+    tie = all(seen.may_choose(one, tolerance) for one in both)
+    by_scores = abs(gap) <= tolerance / seen.temperature
+    filtered = (tie and not by_scores) or not seen.keeps()[[*both]].all()
+    return {"gap": None if filtered else gap, "filtered": bool(filtered), "tie": tie}
 
 
 def _measure(
@@ -158,13 +259,7 @@ def _measure(
         for row, divergence in enumerate(rows)
         if divergence is not None
     ]
-    # A filtered gap is between two scores of which one was dropped in the other pass.
-    gaps = [
-        row[name]
-        for row in divergences
-        for name in ("gap", "speculative_gap")
-        if row[name] is not None and not row["filtered"]
-    ]
+    gaps = [abs(row["gap"]) for row in divergences if row["gap"] is not None]
     texts = [row for one in compared for row in one.baseline.tokens]
     return {
         "num_nodes": tree.budget,
@@ -187,11 +282,7 @@ def _verdict(measures: Sequence[dict[str, Any]]) -> str:
     wrong = sum(not row["tie"] for row in divergences)
     count = len(divergences)
     judged = f"of {count} divergences {wrong} are NO" if wrong else f"all {count} divergences are"
-    verdict = f"{identical}; {judged} numerical ties."
-    doubtful = sum(not row["reproduced"] for row in divergences)
-    if doubtful:
-        verdict += f" Decoding again did not choose the same tokens at {doubtful} of them."
-    return verdict
+    return f"{identical}; {judged} numerical ties."
 
 
 def _tables(measures: Sequence[dict[str, Any]]) -> Iterator[Table]:

@@ -15,11 +15,12 @@ from rich.console import RenderableType
 from pallas_kernels.aot import AotUnavailableError, Compilation, compile_on, gpu_mesh
 from pallas_kernels.gpus import GPUS
 from redrafter_jax.command_line import make_folder
-from redrafter_jax.config import MedusaConfig, TreeConfig
+from redrafter_jax.config import TreeConfig
 from redrafter_jax.decoding.step import decode
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead, check_pair
+from redrafter_jax.drafters.kinds import kind_of
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import MODEL
@@ -49,10 +50,10 @@ DEFINITIONS = {
     "that is no vocabulary projection only the tokens' rows) and the whole cache, all slots full",
     "verification": "one target call on N tokens: the same and more rows of the embedding; "
     "activations and logits are not counted",
-    "draft": "R rounds, each of which reads every weight of the drafter, or of the target's head "
-    "where it has none, and W rows of the embedding; the projection of its context is read once; "
-    "what stays in the GPU's own cache between rounds is counted again. Of Medusa heads R are "
-    "read, each once",
+    "draft": "drafting one tree. A head that drafts in beams reads in each of R rounds all of its "
+    "weights, or the target's head where it has none, and W rows of the embedding; the projection "
+    "of its context is read once; what stays in the GPU's own cache between rounds is counted "
+    "again. Of heads that draft by rank R are read, each once",
     "break_even": "(draft + verification) / baseline: the acceptance length below which these "
     "bounds promise no gain",
 }
@@ -152,14 +153,15 @@ def call_bytes(target: Target, nodes: int, row_bytes: int) -> int:
 def draft_bytes(target: Target, drafter: LoadedHead, tree: TreeConfig, row_bytes: int) -> int:
     """Bytes that drafting one tree for every row reads on one device.
 
-    Every round of a recurrent head reads all of its weights, rows of the embedding and, where it
-    has no vocabulary projection, the columns of the target's for the tokens that can be drafted;
-    the projection of the context is read once. Medusa heads that are used are read once, and the
-    target's projection once for all.
+    How often weights are read is said by the drafter's kind. Of the target's vocabulary projection
+    the columns of the tokens that can be drafted are read.
     """
-    config, rounds = drafter.config, tree.draft_rounds
-    borrowed = 0
-    if config.head == "target":
+    config, kind = drafter.config, kind_of(drafter.config)
+    assert kind is not None, f"{type(config).__name__} is no drafter's configuration"
+    reads = kind.count_reads(config, drafter.params, tree)
+    read = sum(times * bytes_of(part) for part, times in reads.weights)
+    read += reads.embeddings * row_bytes
+    if reads.projections:
         tied = target.config.tie_word_embeddings
         table = target.params["embed_tokens" if tied else "lm_head"]
         bits = sum(leaf.size * item_bits(leaf) for leaf in jax.tree.leaves(table))
@@ -167,13 +169,8 @@ def draft_bytes(target: Target, drafter: LoadedHead, tree: TreeConfig, row_bytes
         V, tokens = config.vocab_size, config.draft_vocab_size
         # On a mesh each device reads its part of all tokens' weights, however few are drafted.
         tokens = tokens if parts == 1 or V % parts else V // parts
-        borrowed = tokens * bits // (8 * V)
-    if isinstance(config, MedusaConfig):
-        return bytes_of([drafter.params["heads"][head] for head in range(rounds)]) + borrowed
-    once = bytes_of(drafter.params["context_proj"]) if config.context_layers else 0
-    # The root alone is fed in the first round, W tokens in every later one.
-    fed = 1 + tree.beam_width * (rounds - 1)
-    return once + rounds * (bytes_of(drafter) - once + borrowed) + fed * row_bytes
+        read += reads.projections * (tokens * bits // (8 * V))
+    return read
 
 
 def compile_decode(mesh: Mesh, target: Target, drafter: Drafter, state: DecodeState) -> Compilation:

@@ -26,6 +26,7 @@ TREE = {
     "sharpness": "sharp",
     "final_beams_only": "final",
     "rerank": "rerank",
+    "candidates": "cand",
 }
 
 

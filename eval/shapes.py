@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from redrafter_jax.checkpoints.huggingface import load_target_config
 from redrafter_jax.config import (
     Dtype,
     HeadConfig,
@@ -15,6 +14,7 @@ from redrafter_jax.config import (
     WeightFormat,
 )
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.target_files import open_target
 from redrafter_jax.settings.files import Settings
 from redrafter_jax.settings.sections import (
     BuildableSettings,
@@ -23,7 +23,7 @@ from redrafter_jax.settings.sections import (
     SamplingSettings,
 )
 
-from .tree_grid import TreeGrid
+from .config import TreeGrid
 
 
 class TargetShape(BuildableSettings):
@@ -51,7 +51,7 @@ class TargetShape(BuildableSettings):
             return stated
         if stated.endswith((".yaml", ".yml")):
             raise InputError(f"{stated} is a file of settings; give it as --config.")
-        config = load_target_config(stated)
+        config = open_target(stated).config
         return {name: getattr(config, name) for name in cls.model_fields}
 
     def build(self) -> TargetConfig:

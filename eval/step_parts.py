@@ -6,11 +6,10 @@ real step; beside them the whole step and the baseline's.
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +23,6 @@ from redrafter_jax.decoding.step import decode, finish, step_noise, verify
 from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.models.projection import Lender
 from redrafter_jax.models.target import Target
-from redrafter_jax.progress import track
 from redrafter_jax.requests import Batch, pad_requests
 from redrafter_jax.types import DecodeState, Sampling, TokenTree, Verified
 
@@ -49,17 +47,6 @@ def begin_step(target: Target, drafter: Drafter, state: DecodeState) -> StepArra
     tree = drafter.propose(decoder, state, noise)
     verified = verify(decoder, tree, state.cache, drafter.context_layers)
     return StepArrays(noise, tree, verified)
-
-
-@dataclass
-class Buffers:
-    """What each run of a drafter passes on to the next, to which it is donated.
-
-    `drafter` is the drafter's state; `between` is None before the first run of a part.
-    """
-
-    drafter: Any
-    between: StepArrays | None = None
 
 
 @partial(jax.jit, static_argnames=("part", "turns"), donate_argnames=("state", "between"))
@@ -110,41 +97,46 @@ def run_part(
 
 @dataclass
 class StepTimer:
-    """Timed runs on one cache: each donates its state to the next, except the drafter's.
+    """Timed runs on one cache, each of which donates its state to the next.
 
     A run begins with `cached` tokens in every row's cache; `slots_needed` is what it needs beyond.
+    `between` is None before the first run of a part.
     """
 
     target: Target
+    drafter: Drafter
     state: DecodeState
     cached: int
+    between: StepArrays | None = None
 
-    def seconds(
-        self, part: Timing, turns: int, drafter: Drafter, buffers: Buffers, sampling: Sampling
-    ) -> float:
-        """Seconds per turn of a run of so many; `buffers` are those of the drafter."""
+    def seconds(self, part: Timing, turns: int, sampling: Sampling) -> float:
+        """Seconds per turn of a run of so many."""
+        own = self.state.drafter
+        drafter = RootOnly() if part == "baseline" else self.drafter
         state = reset_state(self.state, self.cached, drafter, sampling, done=part == "finish")
-        state = jax.block_until_ready(state._replace(drafter=buffers.drafter))
+        if part == "baseline":
+            state = state._replace(drafter=())
+        state = jax.block_until_ready(state)
         if part in ("step", "baseline"):
             started = time.perf_counter()
             state = decode(self.target, drafter, state, turns)
         else:
-            if buffers.between is None:
-                buffers.between = empty_like(begin_step, self.target, drafter, state)
+            if self.between is None:
+                self.between = empty_like(begin_step, self.target, drafter, state)
             zero = jax.block_until_ready(jnp.int32(0))
             started = time.perf_counter()
-            state, buffers.between = run_part(
-                self.target, drafter, state, buffers.between, zero, part=part, turns=turns
+            state, self.between = run_part(
+                self.target, drafter, state, self.between, zero, part=part, turns=turns
             )
         state = jax.block_until_ready(state)
         taken = time.perf_counter() - started
-        buffers.drafter, self.state = state.drafter, state._replace(drafter=())
+        self.state = state._replace(drafter=own) if part == "baseline" else state
         return taken / turns
 
 
 def time_parts(
     target: Target,
-    drafters: Sequence[Drafter],
+    drafter: Drafter,
     samplings: Sequence[SamplingConfig],
     batch_size: int,
     slots: int,
@@ -152,49 +144,25 @@ def time_parts(
     turns: Mapping[Timing, int],
     cached: int,
     repeats: int,
-    name: str | None = None,
-) -> list[list[dict[Timing, Float[np.ndarray, " repeats"]]]]:
-    """Seconds of one turn of each part, all of them timed in turns.
+) -> list[dict[Timing, Float[np.ndarray, " repeats"]]]:
+    """For every sampling the seconds of one turn of each part, all of them timed in turns.
 
-    The drafters are of one head. `turns` has the number of turns in a run of each part. A run
-    begins with `cached` tokens in every row's cache. Without a name no progress is shown.
-
-    Returns:
-      For every sampling and every drafter the seconds of each part.
+    `turns` has the number of turns in a run of each part. A run begins with `cached` tokens in
+    every row's cache.
     """
-    timer = StepTimer(target, random_state(target, drafters[0], batch_size, slots), cached)
-    width = (len(drafters[0].context_layers) + 1) * target.config.hidden_size
-    dtype = timer.state.cache.keys[0].dtype
-    hidden = jax.random.normal(jax.random.key(3), (batch_size, width), dtype)
-    # Copied, because the state is donated.
-    buffers = [Buffers(jax.tree.map(jnp.copy, drafter.init(hidden))) for drafter in drafters]
-
-    def key(index: int, row: int, part: Timing) -> tuple[int, int, Timing]:
-        # All drafters share one baseline.
-        return index, row * (part != "baseline"), part
-
-    timers: dict[tuple[int, int, Timing], Callable[[], float]] = {}
-    for (index, config), (row, drafter), part in product(
-        enumerate(samplings), enumerate(drafters), turns
-    ):
+    timer = StepTimer(target, drafter, random_state(target, drafter, batch_size, slots), cached)
+    timers: dict[tuple[int, Timing], Callable[[], float]] = {}
+    for index, config in enumerate(samplings):
         sampling = pad_requests(target.config, Batch([[0]] * batch_size, 1, config), 1)[0].sampling
-        own = (RootOnly(), Buffers(())) if part == "baseline" else (drafter, buffers[row])
-        timers[key(index, row, part)] = partial(timer.seconds, part, turns[part], *own, sampling)
-
-    def take(repeats: int, what: str) -> Iterator[tuple[tuple[int, int, Timing], float]]:
-        taken = take_turns(timers, repeats)
-        return taken if name is None else track(taken, len(timers) * repeats, name + what)
-
-    for _ in take(1, ": compile and warm up"):
+        for part, count in turns.items():
+            timers[index, part] = partial(timer.seconds, part, count, sampling)
+    for _ in take_turns(timers, 1):  # compile and warm up
         pass
     seconds = defaultdict(list)
-    for which, taken in take(repeats, ""):
+    for which, taken in take_turns(timers, repeats):
         seconds[which].append(taken)
     return [
-        [
-            {part: np.asarray(seconds[key(index, row, part)]) for part in turns}
-            for row, _ in enumerate(drafters)
-        ]
+        {part: np.asarray(seconds[index, part]) for part in turns}
         for index, _ in enumerate(samplings)
     ]
 

@@ -23,11 +23,11 @@ from redrafter_jax.models.target import Target
 from redrafter_jax.progress import track
 
 from .abstract import abstract_drafter, abstract_state, abstract_target, bytes_of, random_weights
+from .config import build_all
 from .metrics import quartiles
 from .report import TREE, describe_device, describe_sampling, make_table, show, write_report
 from .shapes import StepsSettings
 from .step_parts import Timing, slots_needed, time_parts
-from .tree_grid import build_all
 
 DEFINITIONS = {
     "milliseconds": "lower quartile, median and upper quartile over repeats, of one turn",
@@ -90,7 +90,7 @@ def measure(
     short: dict[Timing, int] = dict.fromkeys(("finish", "noise"), settings.short_turns)
     timed = time_parts(
         target,
-        [bind_drafter(drafter, tree)],
+        bind_drafter(drafter, tree),
         settings.samplings,
         batch_size,
         slots,
@@ -98,8 +98,8 @@ def measure(
         cached=cached,
         repeats=settings.repeats,
     )
-    first = timed[0][0]["step"]
-    for sampling, (own,) in zip(settings.samplings, timed, strict=True):
+    first = timed[0]["step"]
+    for sampling, own in zip(settings.samplings, timed, strict=True):
         yield {
             **asdict(tree),
             "batch_size": batch_size,

@@ -16,25 +16,23 @@ import numpy as np
 from rich.table import Table
 
 from redrafter_jax.acceptance import acceptance_length
-from redrafter_jax.checkpoints.download import TREE_TABLE
-from redrafter_jax.checkpoints.huggingface import load_drafter
-from redrafter_jax.checkpoints.tree_table import TreeTable, TunedTree, write_tree_table
+from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import TreeConfig
-from redrafter_jax.drafters.base import RootOnly
-from redrafter_jax.drafters.bind import bind_drafter
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.head_drafter import LoadedHead, check_pair
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.drafter_files import find_drafter, load_drafter
+from redrafter_jax.files.locate import TREE_TABLE
+from redrafter_jax.files.tree_table import TreeTable, TunedTree, write_tree_table
 from redrafter_jax.models.target import Target
 from redrafter_jax.progress import progress
 from redrafter_jax.text.prompts import read_prompts
 
-from .benchmark import Batch, Method, Run, decode_batch, make_batches, prepare_batch
-from .config import TuneSettings
+from .benchmark import Batch, Method, Run, decode_batch, drafting, make_batches, prepare_batch
+from .config import TuneSettings, build_all
 from .halving import Race, Tried, find_fastest, pick_diverse, tree_turns
-from .loading import load
 from .metrics import quartiles
+from .questions import find_target, read_questions
 from .report import describe_device, describe_sampling, make_table, show, tree_columns, write_report
-from .tree_grid import build_all
 
 DEFINITIONS = {
     "acceptance_length": "mean tokens gained per target call, bonus token included, over the turns",
@@ -79,8 +77,13 @@ def tune(settings: TuneSettings) -> None:
     drafts = build_all(settings.trees)
     output = _output(settings)
     batch_sizes = _batch_sizes(settings)
-    target, ask = load(settings, drafts, None)
-    drafter = load_drafter(settings.drafter, settings.dtype, target.mesh)
+    found, drafter_config = find_target(settings), find_drafter(settings.drafter).config
+    for tree in drafts:
+        check_pair(found.files.config, drafter_config, tree)
+    questions = read_questions(found, settings, None)
+    make_folder(settings.report_dir, "report_dir")
+    target = found.files.load(settings.dtype)
+    drafter = load_drafter(settings.drafter, settings.dtype)
     cells = list(product(batch_sizes, settings.samplings))
     rows, entries, left_out = [], [], []
     entrants = pick_diverse(drafts, settings.entrants)
@@ -93,7 +96,8 @@ def tune(settings: TuneSettings) -> None:
             if left <= 0 and entries:
                 left_out.append(name)
                 continue
-        batches = make_batches(ask(sampling), batch_size, sampling, settings)
+        asked = questions.encode_turns(target, sampling)
+        batches = make_batches(asked, batch_size, sampling, settings)
         whole = [batch for batch in batches if len(batch.prompts) == batch_size]
         pair = _Pair(target, drafter, whole, settings, name)
         candidates = pair.find(drafts, entrants, seconds)
@@ -168,8 +172,7 @@ class _Pair:
 
     def _warm_up(self, tree: TreeConfig | None, batch: Batch) -> Method:
         """The method, compiled for the batch."""
-        bound = RootOnly() if tree is None else bind_drafter(self._drafter, tree)
-        method = Method(self._target, bound)
+        method = drafting(self._target, self._drafter, tree)
         shape = tree, prepare_batch(method, batch).tokens.shape
         if shape not in self._warm:
             decode_batch(method, batch)

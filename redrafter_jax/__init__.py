@@ -4,26 +4,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from redrafter_jax.checkpoints.huggingface import (
-        load_drafter,
-        load_target,
-        save_drafter,
-        save_target,
-    )
-    from redrafter_jax.checkpoints.tree_table import load_tree
-    from redrafter_jax.config import (
-        MedusaConfig,
-        RecurrentConfig,
-        SamplingConfig,
-        TargetConfig,
-        TreeConfig,
-    )
+    from redrafter_jax.config import SamplingConfig, TargetConfig, TreeConfig
     from redrafter_jax.drafters.lookup import PromptLookup
+    from redrafter_jax.drafters.medusa import MedusaConfig
+    from redrafter_jax.drafters.recurrent import RecurrentConfig
     from redrafter_jax.errors import InputError
+    from redrafter_jax.files.drafter_files import load_drafter, save_drafter
+    from redrafter_jax.files.target_files import load_target, load_tokenizer, save_target
+    from redrafter_jax.files.tree_table import load_tree
     from redrafter_jax.generation import Generation, generate, generate_autoregressive
     from redrafter_jax.parallel.mesh import make_mesh
     from redrafter_jax.streaming import KeptCache, Update, stream
-    from redrafter_jax.text.tokenizer import load_tokenizer
 
 __all__ = [
     "Generation",
@@ -51,15 +42,17 @@ __all__ = [
 # Where each name is defined. They are imported when first asked for, so that the help of a command
 # needs no JAX; none of these modules may bear the name of something public, which it would hide.
 _MODULES = {
-    "checkpoints.tree_table": ("load_tree",),
-    "checkpoints.huggingface": ("load_drafter", "load_target", "save_drafter", "save_target"),
-    "config": ("TreeConfig", "RecurrentConfig", "MedusaConfig", "SamplingConfig", "TargetConfig"),
+    "files.drafter_files": ("load_drafter", "save_drafter"),
+    "files.target_files": ("load_target", "load_tokenizer", "save_target"),
+    "files.tree_table": ("load_tree",),
+    "config": ("TreeConfig", "SamplingConfig", "TargetConfig"),
     "drafters.lookup": ("PromptLookup",),
+    "drafters.medusa": ("MedusaConfig",),
+    "drafters.recurrent": ("RecurrentConfig",),
     "errors": ("InputError",),
     "generation": ("Generation", "generate", "generate_autoregressive"),
     "parallel.mesh": ("make_mesh",),
     "streaming": ("KeptCache", "Update", "stream"),
-    "text.tokenizer": ("load_tokenizer",),
 }
 
 

@@ -158,6 +158,20 @@ class StepTrace(NamedTuple):
     gained: Int[Array, " B"]
 
 
+class DraftReads(NamedTuple):
+    """What drafting one tree reads of the models' weights, at the least.
+
+    Attributes:
+      weights: parts of the drafter's parameters, each with the number of times that it is read.
+      projections: times that the target's vocabulary projection of the tokens to draft is read.
+      embeddings: rows of the target's embedding that are read for each row of the batch.
+    """
+
+    weights: list[tuple[Any, int]]
+    projections: int
+    embeddings: int
+
+
 class DecodeStats(NamedTuple):
     """Counts since prefill.
 

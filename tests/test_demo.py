@@ -10,13 +10,13 @@ from rich.console import Console
 
 from eval.commands import evaluate
 from eval.config import CompareSettings
-from redrafter_jax.checkpoints.huggingface import load_drafter
-from redrafter_jax.checkpoints.real_models import SMOLLM2
-from redrafter_jax.checkpoints.tree_table import load_tree
+from redrafter_jax.files.drafter_files import load_drafter
+from redrafter_jax.files.real_models import SMOLLM2
+from redrafter_jax.files.target_files import open_target
+from redrafter_jax.files.tree_table import load_tree
 from redrafter_jax.settings.files import load_settings
-from redrafter_jax.text.chat_template import encode_turns, load_template
+from redrafter_jax.text.chat_template import encode_turns, find_template
 from redrafter_jax.text.prompts import read_prompts
-from redrafter_jax.text.tokenizer import read_tokenizer
 from train.config import RegenerateSettings, TrainSettings
 from train.loop import train
 
@@ -68,8 +68,9 @@ def test_tokens_keep_to_the_limits_that_the_settings_of_their_writing_state() ->
 
 @pytest.mark.long
 def test_tokens_are_conversations_in_the_models_template(model: Path) -> None:
-    tokenizer = read_tokenizer(model)
-    template = load_template("tokenizer", model, tokenizer, "")
+    files = open_target(model)
+    tokenizer = files.tokenizer
+    template = find_template("tokenizer", files, "")
     for row in TOKENS:
         prompt = row["input_ids"][: row["loss_mask"].index(1)]
         asked = [{"role": "user", "content": row["questions"][0]}]

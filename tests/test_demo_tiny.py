@@ -13,8 +13,8 @@ from redrafter_jax import (
     generate_autoregressive,
     load_target,
 )
+from redrafter_jax.files.target_files import open_target
 from redrafter_jax.models.target import Target
-from redrafter_jax.text.tokenizer import read_tokenizer
 
 pytestmark = pytest.mark.long
 TARGET = CONFIGS / "demo_target"
@@ -29,7 +29,7 @@ def target() -> Target:
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
     rows = [json.loads(line) for line in (CONFIGS / "demo_prompts.jsonl").read_text().splitlines()]
-    tokenizer = read_tokenizer(TARGET)
+    tokenizer = open_target(TARGET).tokenizer
     lengths = (64, 17, 3, 40)
     chosen = zip(rows[:: len(rows) // 4], lengths, strict=False)
     return [tokenizer.encode(row["prompt"]).ids[:length] for row, length in chosen]

@@ -245,9 +245,9 @@ def main(words: Sequence[str] | None = None) -> None:
     import jax
 
     from redrafter_jax.command_line import make_folder_of
+    from redrafter_jax.files.target_files import open_target
     from redrafter_jax.progress import track
     from redrafter_jax.text.prompts import read_prompts
-    from redrafter_jax.text.tokenizer import read_tokenizer
 
     parser = argparse.ArgumentParser(
         prog="python -m tools.apple",
@@ -269,7 +269,7 @@ def main(words: Sequence[str] | None = None) -> None:
     make_folder_of(arguments.output, "--output")
     jax.config.update("jax_platforms", "cpu")  # Apple's side runs there as well
     folders = arguments.target, arguments.drafter
-    tokenizer, ours = read_tokenizer(arguments.target), load_ours(*folders)
+    tokenizer, ours = open_target(arguments.target).tokenizer, load_ours(*folders)
     texts = [prompt.turns[0] for prompt in read_prompts(arguments.prompts, turns=1)]
     prompts = [tokenizer.encode(text).ids for text in texts]
     pairs = itertools.product(arguments.beam_widths, arguments.draft_rounds)

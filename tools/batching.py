@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from redrafter_jax import load_target
+from redrafter_jax.files.target_files import open_target
 from redrafter_jax.progress import track
 from redrafter_jax.serving.engine import Engine
 from redrafter_jax.serving.messages import Request
 from redrafter_jax.text.prompts import read_prompts
-from redrafter_jax.text.tokenizer import read_tokenizer
 
 _CONFIGS = Path(__file__).parents[1] / "configs"
 _SLOTS, _NEW_TOKENS, _TURNS = 8, 48, 5
@@ -21,8 +20,8 @@ _SLOTS, _NEW_TOKENS, _TURNS = 8, 48, 5
 
 def measure() -> list[float]:
     """The ratio of each turn: 16 prompts for the tiny demo target, autoregressively."""
-    target = load_target(_CONFIGS / "demo_target", "float32")
-    tokenizer = read_tokenizer(_CONFIGS / "demo_target")
+    files = open_target(_CONFIGS / "demo_target")
+    target, tokenizer = files.load("float32"), files.tokenizer
     requests = [
         Request(tokenizer.encode(prompt.turns[0]).ids, _NEW_TOKENS, seed, stop_tokens=())
         for seed, prompt in enumerate(read_prompts(_CONFIGS / "demo_prompts.jsonl", 16))

@@ -16,9 +16,9 @@ from tokenizers import Tokenizer
 
 from redrafter_jax.command_line import make_folder_of, run
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.target_files import open_target
 from redrafter_jax.settings.arguments import parse_settings
 from redrafter_jax.settings.files import Settings, load_settings
-from redrafter_jax.text.tokenizer import read_tokenizer
 from tools.pretrain import PretrainSettings
 from train.data.types import Text
 
@@ -100,7 +100,7 @@ def main() -> None:
     make_folder_of(settings.output, "output")
     prompts = choose_prompts(
         load_settings(PretrainSettings, settings.pretrain_config).read(held_out=True),
-        read_tokenizer(settings.tokenizer),
+        open_target(settings.tokenizer).tokenizer,
         settings.count,
         settings.prompt_tokens,
         settings.seed,

@@ -16,9 +16,9 @@ from jaxtyping import Array, Bool, Float, Int
 from pydantic import PositiveInt, model_validator
 from rich.progress import track
 
-from redrafter_jax.checkpoints.huggingface import save_target
 from redrafter_jax.command_line import make_folder, run
 from redrafter_jax.config import TargetConfig
+from redrafter_jax.files.target_files import open_target, save_target
 from redrafter_jax.models.target import Target, init_target
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.settings.arguments import parse_settings
@@ -124,7 +124,7 @@ def main() -> None:
     config, length = settings.target, settings.data.sequence_length
     tokenizer = train_tokenizer([text.text for text in texts], config.vocab_size)
     save_tokenizer(tokenizer, settings.output_dir, config.max_position_embeddings)
-    template = partial(load_template, settings.data, settings.output_dir, tokenizer)
+    template = partial(load_template, settings.data, open_target(settings.output_dir))
     windows, held_out_windows = (
         cut(encode_records(part, settings.data, tokenizer, config, template), END_TOKEN, length)
         for part in (texts, held_out)

@@ -37,6 +37,7 @@ def _train() -> None:
     with ctrl_c_ends_at_once():
         from rich.console import Console
 
+        from redrafter_jax.drafters.kinds import KINDS
         from redrafter_jax.parallel.processes import is_first
         from redrafter_jax.settings.arguments import parse_settings
 
@@ -44,12 +45,12 @@ def _train() -> None:
         from .data.report import print_line
         from .loop import train
         from .trial import describe_best
+    kinds = (f"{kind.title} (drafter.kind={kind.name})" for kind in KINDS if kind.training)
     settings = parse_settings(
         TrainSettings,
-        "Train a drafter for a frozen target: a recurrent head, or with drafter.kind=medusa Medusa "
-        "heads. Named first, `inspect` shows its data, "
-        "`features` runs the target over it once and for all, and `regenerate` writes data in the "
-        "target's own words.",
+        f"Train a drafter for a frozen target: {' or '.join(kinds)}. Named first, `inspect` shows "
+        "its data, `features` runs the target over it once and for all, and `regenerate` writes "
+        "data in the target's own words.",
         processes=True,
     )
     console = Console(quiet=not is_first())

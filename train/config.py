@@ -165,9 +165,8 @@ class DrafterSettings(DrafterShape):
     """Shape of the drafter, and where it starts.
 
     `initial_drafter` is a trained drafter, of this shape, whose parameters it starts with. Without
-    one `initial_head: target` starts the head from the target's own, or from its strongest
-    directions where `exit_dim` or `head_rank` is less than the target's width; every Medusa head as
-    a whole.
+    one `initial_head: target` starts the head, or each of several, from the target's own, or from
+    its strongest directions where `exit_dim` or `head_rank` is less than the target's width.
 
     Of `draft_vocab_size` tokens the head knows those that the training data asks for most often, or
     those of `initial_drafter`, whose number must be stated or left at "auto". One with `head:

@@ -21,12 +21,11 @@ from rich.filesize import decimal
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from redrafter_jax.checkpoints.config_files import write_atomically
-from redrafter_jax.checkpoints.found import find_target
-from redrafter_jax.checkpoints.huggingface import digest_files, load_target, load_target_config
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.fields import write_atomically
+from redrafter_jax.files.target_files import TargetFiles, open_target
 from redrafter_jax.lock import hold
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_rows, to_host
@@ -82,7 +81,8 @@ def features(arguments: Sequence[str]) -> None:
     folder = settings.features
     if folder is None:
         raise InputError("features is missing; name the folder to write, features=DIR.")
-    mesh, config = settings.mesh.build(), load_target_config(settings.target)
+    mesh, files = settings.mesh.build(), open_target(settings.target)
+    config = files.config
     check_rows(settings.optimizer.batch_size, mesh, "optimizer.batch_size")
     settings.drafter.build_for(config, settings.draft_rounds)
     if settings.top_k > config.vocab_size:
@@ -91,24 +91,24 @@ def features(arguments: Sequence[str]) -> None:
         )
     make_folder(folder, "features")
     with hold(folder, "features"):
-        _write_features(settings, folder, mesh, config)
+        _write_features(settings, folder, mesh, files)
 
 
 def _write_features(
-    settings: FeaturesSettings, folder: Path, mesh: Mesh | None, config: TargetConfig
+    settings: FeaturesSettings, folder: Path, mesh: Mesh | None, files: TargetFiles
 ) -> None:
     console = Console(stderr=True, quiet=not is_first())
-    sources = load_sources(settings, config)
+    config, sources = files.config, load_sources(settings, files)
     print_report(sources, console)
     windows = [rows.windows for _, rows in sources]
-    index = make_index(settings, config, windows)
+    index = make_index(settings, files, windows)
     write_index(folder, index)
     exists = [shard_path(folder, shard).exists() for shard in range(len(index.shards) - 1)]
     missing = np.flatnonzero(~broadcast_from_first(np.asarray(exists))).tolist()
     lengths = np.concatenate([(each.segments > 0).sum(axis=1) for each in windows])
     check_space(folder, index, config, lengths, missing, console)
     if missing:
-        target = load_target(settings.target, settings.target_dtype, mesh)
+        target = files.load(settings.target_dtype, mesh)
         rows = Windows(*(np.concatenate(part) for part in zip(*windows, strict=True)))
         write_shards(folder, index, missing, target, rows, settings.loss.chunk_length)
     wait_for_all("features")
@@ -116,16 +116,16 @@ def _write_features(
 
 
 def make_index(
-    settings: FeaturesSettings, config: TargetConfig, windows: Sequence[Windows]
+    settings: FeaturesSettings, files: TargetFiles, windows: Sequence[Windows]
 ) -> FeatureIndex:
     """The index of the folder to be written."""
     *starts, total = np.cumsum([0, *(len(each.tokens) for each in windows)]).tolist()
     rows_per_pass = settings.optimizer.batch_size
     layers = settings.drafter.context_layers
-    row_bytes = settings.data.sequence_length * token_bytes(config, layers, settings.top_k)
+    row_bytes = settings.data.sequence_length * token_bytes(files.config, layers, settings.top_k)
     passes = max(1, _SHARD_BYTES // (row_bytes * rows_per_pass))
     return FeatureIndex(
-        target=digest_files(find_target(settings.target)),
+        target=files.digest(),
         target_dtype=settings.target_dtype,
         context_layers=layers,
         top_k=settings.top_k,

@@ -5,15 +5,15 @@ from dataclasses import asdict, replace
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
-from redrafter_jax.checkpoints.huggingface import load_drafter
-from redrafter_jax.config import MedusaConfig, RecurrentConfig, TargetConfig
+from redrafter_jax.config import TargetConfig
 from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
-from redrafter_jax.drafters.medusa import MedusaHeads
-from redrafter_jax.drafters.recurrent import RecurrentHead
+from redrafter_jax.drafters.kinds import TRAINED
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.drafter_files import load_drafter
+from redrafter_jax.files.fields import errors_naming
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model
 
@@ -51,11 +51,8 @@ def new_drafter(
     start = drafter.merge()
     head = target.merge().head.astype(jnp.float32)
     head = head if tokens is None else head[:, np.asarray(tokens)]
-    match config:
-        case MedusaConfig():
-            _start_medusa(start, head)
-        case RecurrentConfig():
-            _start_recurrent(start, config, head)
+    with errors_naming("drafter"):
+        TRAINED[settings.kind].start_from_target(start, head)
     return Model.split(config, start)
 
 
@@ -90,41 +87,6 @@ def _load_initial(
                 f"{stated.get(name)}; state the same shape."
             )
     return drafter
-
-
-def _start_medusa(medusa: MedusaHeads, projection: Float[Array, "D U"]) -> None:
-    """Blocks that add nothing: every head starts as the target's (its paper, section 2.1.1)."""
-    for head in medusa.heads:
-        for block in head.blocks:
-            block.kernel[...] = jnp.zeros_like(block.kernel[...])
-        if medusa.config.head == "own":
-            # Training donates its state, so no two heads may share a buffer.
-            head.lm_head.kernel[...] = jnp.copy(projection)
-
-
-def _start_recurrent(
-    start: RecurrentHead, config: RecurrentConfig, head: Float[Array, "D U"]
-) -> None:
-    """Start the head of a recurrent drafter from the target's.
-
-    Raises:
-      InputError: it is wider.
-    """
-    D, E = config.hidden_size, config.exit_dim
-    name, width = ("head_rank", config.head_rank) if config.head_rank else ("exit_dim", E)
-    if width > D and config.head != "target":
-        raise InputError(
-            f"drafter.{name} is {width}; with initial_head=target it may be {D}, the target's "
-            "width, at most."
-        )
-    match config.head:
-        case "own":
-            start.lm_head.kernel[...] = _low_rank(head, E)[1]
-        case "low_rank":
-            start.head_proj.kernel[...] = jnp.eye(E, width)
-            start.lm_head.kernel[...] = _low_rank(head, width)[1]
-        case "target":
-            start.head_proj.kernel[...] = _low_rank(head, E)[0] if E < D else jnp.eye(E, D)
 
 
 def most_frequent(
@@ -170,17 +132,3 @@ def _frequencies(
         counts = np.bincount(windows.tokens[windows.loss_mask], minlength=vocab_size)
         frequency += weight * counts / len(windows.tokens)
     return frequency
-
-
-def _low_rank(
-    head: Float[Array, "D U"], rank: int
-) -> tuple[Float[Array, "E D"], Float[Array, "E U"]]:
-    """The best approximation of a head by rank E: its E leading directions, and the head of these.
-
-    With E = D they are the identity and the head itself.
-    """
-    if rank == len(head):
-        return jnp.eye(rank), head
-    _, directions = jnp.linalg.eigh(head @ head.T)
-    leading = directions[:, : -rank - 1 : -1].T
-    return leading, leading @ head

@@ -14,10 +14,9 @@ from rich.console import Console
 from rich.text import Text
 from tokenizers import Tokenizer
 
-from redrafter_jax.checkpoints.huggingface import load_target_config
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.target_files import open_target
 from redrafter_jax.settings.arguments import parse_settings
-from redrafter_jax.text.tokenizer import read_tokenizer
 
 from .config import TrainSettings
 from .data.documents import refuse_many_skips
@@ -62,8 +61,8 @@ def inspect(arguments: Sequence[str]) -> None:
         shown = settings.model_copy(
             update={"data": settings.data.model_copy(update={"skips": "allow"})}
         )
-    loaded = load_sources(shown, load_target_config(settings.target))
-    tokenizer = read_tokenizer(settings.target)
+    files = open_target(settings.target)
+    loaded = load_sources(shown, files)
     print_report(loaded, console)
     for source, _ in loaded:
         total = len(source.documents) + len(source.skips)
@@ -74,7 +73,9 @@ def inspect(arguments: Sequence[str]) -> None:
     for source, _ in loaded:
         order = np.random.default_rng(settings.data.shuffle_seed).permutation(len(source.documents))
         for index in sorted(order[: settings.examples].tolist()):
-            print_document(source.documents[index], tokenizer, settings.example_tokens, console)
+            print_document(
+                source.documents[index], files.tokenizer, settings.example_tokens, console
+            )
 
 
 def print_document(document: Document, tokenizer: Tokenizer, most: int, console: Console) -> None:

@@ -11,8 +11,8 @@ import jax
 import orbax.checkpoint as ocp
 from rich.console import Console
 
-from redrafter_jax.checkpoints.huggingface import save_drafter
 from redrafter_jax.command_line import make_folder
+from redrafter_jax.files.drafter_files import save_drafter
 from redrafter_jax.lock import hold
 from redrafter_jax.parallel.mesh import FULLY_SHARDED, RULES, place, to_host
 from redrafter_jax.parallel.model import Model

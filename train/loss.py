@@ -1,9 +1,9 @@
 """Losses of a drafter's head, unrolled over true tokens.
 
 For a position t with hidden state h_t, round i (from 0) feeds x_{t+1+i} and predicts x_{t+2+i}; of
-Medusa heads head i predicts it, from h_t alone. The teacher of that prediction is the target's own
-output at position t+1+i, from the same forward pass that gave h_t (paper, section 4; distillation
-as in section 4.2).
+heads that draft independently of each other, head i predicts it from h_t alone. The teacher of that
+prediction is the target's own output at position t+1+i, from the same forward pass that gave h_t
+(paper, section 4; distillation as in section 4.2).
 
 With kept features (`train.features`) only the teacher's k most likely tokens are known; the rest of
 the probability is shared evenly by the other tokens.

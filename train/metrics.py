@@ -16,8 +16,8 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto import event_pb2
 from tensorboardX.summary import scalar
 
-from redrafter_jax.checkpoints.config_files import write_atomically
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.fields import write_atomically
 
 from .data.report import print_line
 from .step import StepMetrics

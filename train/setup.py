@@ -13,16 +13,9 @@ from jax.sharding import Mesh
 from jaxtyping import Array, UInt32
 from rich.console import Console
 
-from redrafter_jax.checkpoints.found import find_target
-from redrafter_jax.checkpoints.huggingface import (
-    digest_files,
-    load_target,
-    load_target_config,
-    load_target_without_layers,
-)
-from redrafter_jax.config import TargetConfig
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.target_files import TargetFiles, open_target
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_rows
 from redrafter_jax.parallel.model import Model
@@ -82,23 +75,23 @@ def set_up(settings: TrainSettings, console: Console) -> Run:
     check_rows(settings.optimizer.batch_size, mesh, "optimizer.batch_size")
     if settings.acceptance:
         check_rows(settings.acceptance.batch_size, mesh, "acceptance.batch_size")
-    config = load_target_config(settings.target)
-    sources = load_sources(settings, config)
+    files = open_target(settings.target)
+    config, sources = files.config, load_sources(settings, files)
     print_report(sources, console)
     chats = any(document.is_chat for source, _ in sources for document in source.documents)
-    planned = plan_trial(settings, config, mesh, chats)
+    planned = plan_trial(settings, files, mesh, chats)
     digests = {source.name: digest_rows(made.windows) for source, made in sources}
     readers = None
     if settings.features is not None:
-        index, readers = _open_features(settings, config.vocab_size, digests)
+        index, readers = _open_features(settings, files, digests)
         digests |= {"features": index.digest}
     mixture = [(made.windows, source.weight) for source, made in sources]
     rows = settings.optimizer.batch_size * settings.optimizer.accumulation_steps
     part = rows_of_process(mesh)
     batches = make_batches(mixture, rows, settings.data.shuffle_seed, part, readers)
     needs_layers = settings.features is None or settings.acceptance is not None
-    load = load_target if needs_layers else load_target_without_layers
-    target = load(settings.target, settings.target_dtype, mesh)
+    load = files.load if needs_layers else files.load_without_layers
+    target = load(settings.target_dtype, mesh)
     if settings.features is None:
         digests |= {"target": digest_weights(target)}
     drafter = new_drafter(target, settings.drafter, settings.draft_rounds, mixture, settings.seed)
@@ -117,7 +110,7 @@ def set_up(settings: TrainSettings, console: Console) -> Run:
     return Run(settings, mesh, target, drafter, sources, batches, optimizer, trial, digests)
 
 
-def load_sources(settings: TrainSettings, config: TargetConfig) -> Sources:
+def load_sources(settings: TrainSettings, files: TargetFiles) -> Sources:
     """The documents of every source, in the target's own tokens, and their rows.
 
     Raises:
@@ -130,13 +123,13 @@ def load_sources(settings: TrainSettings, config: TargetConfig) -> Sources:
             f"data.sequence_length is {length}, too short for draft_rounds={rounds}; give "
             f"{rounds + 2} or more."
         )
-    loaded = load_documents(settings.data, settings.target, config)
-    end_token = config.eos_token_ids[0]
+    loaded = load_documents(settings.data, files)
+    end_token = files.config.eos_token_ids[0]
     return [(source, make_rows(source, settings.data, end_token)) for source in loaded]
 
 
 def _open_features(
-    settings: TrainSettings, vocab_size: int, sources: dict[str, str]
+    settings: TrainSettings, files: TargetFiles, sources: dict[str, str]
 ) -> tuple[FeatureIndex, list[ReadRow]]:
     """The features that the run reads.
 
@@ -146,7 +139,7 @@ def _open_features(
     assert settings.features is not None
     index, readers = open_features(
         settings.features,
-        digest_files(find_target(settings.target)),
+        files.digest(),
         settings.target_dtype,
         settings.drafter.context_layers,
         sources,
@@ -163,7 +156,7 @@ def _open_features(
             f"loss.soft_temperature is {loss.soft_temperature:g}, which needs probabilities that "
             f"{settings.features} does not keep; give loss.soft_top_k, {kept} at most."
         )
-    drafted = settings.drafter.count_draft_tokens(vocab_size)
+    drafted = settings.drafter.count_draft_tokens(files.config.vocab_size)
     if loss.soft and loss.soft_temperature != 1 and drafted:
         raise InputError(
             f"loss.soft_temperature is {loss.soft_temperature:g}, which needs the probabilities of "

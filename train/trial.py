@@ -21,15 +21,15 @@ from redrafter_jax.acceptance import (
     ends_at_once,
     repeats_itself,
 )
-from redrafter_jax.checkpoints.huggingface import save_drafter
-from redrafter_jax.config import TargetConfig
 from redrafter_jax.drafters.head_drafter import LoadedHead, check_pair
+from redrafter_jax.files.drafter_files import save_drafter
+from redrafter_jax.files.target_files import TargetFiles
 from redrafter_jax.generation import generate, generate_autoregressive
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_rows, to_host
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.parallel.processes import is_first
-from redrafter_jax.text import chat_template
+from redrafter_jax.text.chat_template import NO_TEMPLATE
 from redrafter_jax.text.prompts import (
     EncodedPrompts,
     PromptEncoding,
@@ -38,7 +38,6 @@ from redrafter_jax.text.prompts import (
     read_prompts,
     rows_decoded,
 )
-from redrafter_jax.text.tokenizer import read_tokenizer
 from redrafter_jax.verdict import Texts, describe_tree
 
 from .config import AcceptanceSettings, TrainSettings
@@ -77,7 +76,7 @@ class Best(NamedTuple):
 
 
 def plan_trial(
-    settings: TrainSettings, target: TargetConfig, mesh: Mesh | None, chats: bool
+    settings: TrainSettings, files: TargetFiles, mesh: Mesh | None, chats: bool
 ) -> Callable[[Target], Trial] | None:
     """Read the prompts that the settings name, before any model is loaded; None without any.
 
@@ -93,17 +92,18 @@ def plan_trial(
     trial = settings.acceptance
     if trial is None:
         return None
+    target = files.config
     drafter = settings.drafter.build_for(target, settings.draft_rounds)
     check_pair(target, drafter, trial.tree)
     prompts = read_prompts(trial.prompts, trial.prompt_count, trial.turns)
-    tokenizer = read_tokenizer(settings.target)
-    template, eos = chat_template.NO_TEMPLATE, ()
-    own = chat_template.load_template(None, settings.target, tokenizer, "")
-    chats = chats or own is not chat_template.NO_TEMPLATE
+    template, eos = NO_TEMPLATE, ()
+    chats = chats or files.template is not None
     if chats if trial.chat is None else trial.chat:
-        template = load_template(settings.data, settings.target, tokenizer)
+        template = load_template(settings.data, files)
         eos = target.eos_token_ids
-    how = PromptEncoding(template, tokenizer, eos, trial.max_new_tokens, target.position_limit)
+    how = PromptEncoding(
+        template, files.tokenizer, eos, trial.max_new_tokens, target.position_limit
+    )
     for count in rows_decoded(prompts):
         check_rows(count, mesh)
     return partial(_prepare, settings, how, encode_prompts(how, prompts))

@@ -15,6 +15,7 @@ from redrafter_jax.commands.options import dtype_of, open_decoder
 from redrafter_jax.commands.terminal import log
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.target_files import open_target
 from redrafter_jax.requests import Batch, pad_requests
 from redrafter_jax.streaming import KeptCache, Update
 from redrafter_jax.text.prompts import Prompt, read_prompts
@@ -59,7 +60,8 @@ def continue_file(arguments: argparse.Namespace) -> None:
         log(f"{output} has the rows of all {done} prompts already.")
         return
     size = min(arguments.batch_size or _BATCH_SIZE, len(prompts) - done)
-    decoder = open_decoder(arguments, [prompt.text for prompt in prompts], size)
+    files = open_target(arguments.target)
+    decoder = open_decoder(arguments, files, [prompt.text for prompt in prompts], size)
     rows = [decoder.format.encode_text(prompt.text) for prompt in prompts]
     for prompt, row in zip(prompts, rows, strict=True):
         try:

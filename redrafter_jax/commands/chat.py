@@ -7,8 +7,6 @@ import time
 from itertools import islice
 from pathlib import Path
 
-from redrafter_jax.checkpoints.config_files import write_atomically
-from redrafter_jax.checkpoints.huggingface import load_target_config
 from redrafter_jax.commands.options import context_length, open_decoder
 from redrafter_jax.commands.speed import (
     baseline_seconds,
@@ -20,6 +18,8 @@ from redrafter_jax.commands.speed import (
 from redrafter_jax.commands.terminal import Screen, ctrl_c_event, log, read_messages
 from redrafter_jax.config.limits import FieldError
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.fields import write_atomically
+from redrafter_jax.files.target_files import open_target
 from redrafter_jax.streaming import KeptCache
 from redrafter_jax.text.chat_template import Turn, user_turn
 from redrafter_jax.text.tokenizer import require_text
@@ -72,14 +72,15 @@ class _Conversation:
         self._seed, self._longest_answer = arguments.seed, arguments.max_new_tokens
         self._verbose = arguments.verbose
         self._saved: set[Path] = set()
-        most = load_target_config(arguments.target).position_limit
+        files = open_target(arguments.target)
+        most = files.config.position_limit
         self._context_length = context_length(arguments, most)
         if not 3 <= self._context_length <= most:
             raise InputError(
                 f"--context-length is {self._context_length}; it must be from 3 to the target's "
                 f"{most} positions."
             )
-        self._decoder = open_decoder(arguments, ["Hello"])
+        self._decoder = open_decoder(arguments, files, ["Hello"])
         self._turns = list(self._opening)
         self._kept_cache = KeptCache(self._context_length)
         self._baseline = self._compile()

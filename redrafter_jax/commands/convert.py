@@ -4,10 +4,10 @@ import argparse
 from dataclasses import replace
 from typing import Any
 
-from redrafter_jax.checkpoints.convert import convert
 from redrafter_jax.commands.quantization_change import print_change, read_windows
 from redrafter_jax.config import Quantization
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.convert import convert
 
 
 def run(arguments: argparse.Namespace) -> None:

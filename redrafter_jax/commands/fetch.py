@@ -2,8 +2,8 @@
 
 import argparse
 
-from redrafter_jax.checkpoints.real_models import SMOLLM2, cache_folder, fetch, find_cached
 from redrafter_jax.commands.terminal import log
+from redrafter_jax.files.real_models import SMOLLM2, cache_folder, fetch, find_cached
 
 
 def run(arguments: argparse.Namespace) -> None:

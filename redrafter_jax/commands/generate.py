@@ -3,7 +3,6 @@
 import argparse
 import sys
 
-from redrafter_jax.commands.batch import continue_file
 from redrafter_jax.commands.option_groups import config_of, option_of
 from redrafter_jax.commands.options import open_decoder
 from redrafter_jax.commands.speed import (
@@ -16,6 +15,7 @@ from redrafter_jax.commands.speed import (
 from redrafter_jax.commands.terminal import Screen, log
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.target_files import open_target
 from redrafter_jax.text.tokenizer import require_text
 
 # Decode steps between two updates: a drafter prepares for all of them at once.
@@ -30,13 +30,15 @@ def run(arguments: argparse.Namespace) -> None:
     """
     config_of(SamplingConfig, arguments).refuse_idle_filters(option_of)
     if arguments.prompts is not None:
+        from redrafter_jax.commands.batch import continue_file
+
         continue_file(arguments)
         return
     for name in ("output", "batch_size"):
         if getattr(arguments, name) is not None:
             raise InputError(f"{option_of(name)} is for --prompts; give that, or leave it out.")
     text = _read_prompt(arguments.prompt)
-    decoder = open_decoder(arguments, [text])
+    decoder = open_decoder(arguments, open_target(arguments.target), [text])
     prompt = decoder.format.encode_text(text)
     if sys.stderr.isatty():
         log("Compiling ...")

@@ -62,7 +62,7 @@ def add_template(command: argparse.ArgumentParser, *, or_none: bool = False) -> 
 def _mapping(text: str) -> dict[str, Any]:
     """The type of an option whose value is a mapping in YAML, as settings have it."""
     # YAML takes 20 ms, for the few who need it.
-    from redrafter_jax.checkpoints.yaml_text import NotYamlError, parse_yaml
+    from redrafter_jax.files.yaml_text import NotYamlError, parse_yaml
 
     value, why = None, ""
     try:

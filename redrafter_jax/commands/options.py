@@ -5,11 +5,7 @@ from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 import jax
-from tokenizers import Tokenizer
 
-from redrafter_jax.checkpoints.download import TREE_TABLE
-from redrafter_jax.checkpoints.huggingface import load_drafter, load_target, load_target_config
-from redrafter_jax.checkpoints.tree_table import TreeTable, find_tree_table
 from redrafter_jax.commands.option_groups import config_of, given_options, option_of
 from redrafter_jax.commands.terminal import log
 from redrafter_jax.config import SamplingConfig, TreeConfig
@@ -18,6 +14,9 @@ from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.locate import TREE_TABLE
+from redrafter_jax.files.target_files import TargetFiles
+from redrafter_jax.files.tree_table import TreeTable, find_tree_table
 from redrafter_jax.models.projection import Lender
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import make_mesh
@@ -29,10 +28,10 @@ from redrafter_jax.text.chat_template import (
     ChatTemplate,
     PromptFormat,
     end_tokens,
-    load_template,
+    find_template,
     user_turn,
 )
-from redrafter_jax.text.tokenizer import read_tokenizer, require_text, split_stops
+from redrafter_jax.text.tokenizer import require_text, split_stops
 
 _CONTEXT_LENGTH = 4096
 
@@ -82,12 +81,13 @@ class TextDecoder(NamedTuple):
 
 
 def open_decoder(
-    arguments: argparse.Namespace, texts: Sequence[str], batch_size: int = 1
+    arguments: argparse.Namespace, files: TargetFiles, texts: Sequence[str], batch_size: int = 1
 ) -> TextDecoder:
     """The models and settings that the options name, checked before anything is compiled.
 
     Args:
       arguments: the command's options.
+      files: the target's files.
       texts: messages, or prompts: the first that the template writes shows how it ends an answer.
       batch_size: rows that will be decoded together.
 
@@ -96,29 +96,33 @@ def open_decoder(
     """
     sampling = config_of(SamplingConfig, arguments)
     tree = _nearest_tree(draft_of(arguments), batch_size, sampling.temperature)
-    prompt_format = load_prompt_format(arguments, texts, arguments.stop or ())
-    target, model = load_models(arguments, tree)
+    prompt_format = load_prompt_format(arguments, files, texts, arguments.stop or ())
+    target, model = load_models(arguments, files, tree)
     drafter = bind_drafter(model, None if arguments.no_drafter else tree)
     drafter.check(target.config)
     return TextDecoder(target, drafter.prepare(Lender(target)), sampling, prompt_format)
 
 
 def load_prompt_format(
-    arguments: argparse.Namespace, texts: Sequence[str], stops: Sequence[str] = ()
+    arguments: argparse.Namespace,
+    files: TargetFiles,
+    texts: Sequence[str],
+    stops: Sequence[str] = (),
 ) -> PromptFormat:
     """The target's tokenizer, the chat template that the options name, and what ends an answer.
 
     Args:
       arguments: the command's options.
+      files: the target's files.
       texts: messages, the first of which that the template writes shows how it ends an answer.
       stops: strings that end a continuation too.
 
     Raises:
       InputError: a file cannot be used, or an option does not go with the template.
     """
-    config = load_target_config(arguments.target)  # first: it refuses what is no target
-    tokenizer = read_tokenizer(arguments.target)
-    template, opening = _template_of(arguments, tokenizer), []
+    config = files.config  # first: it refuses what is no target
+    tokenizer = files.tokenizer
+    template, opening = _template_of(arguments, files), []
     if arguments.system is not None:
         require_text(arguments.system, "--system")
         opening = [{"role": "system", "content": arguments.system}]
@@ -128,7 +132,7 @@ def load_prompt_format(
     return PromptFormat(tokenizer, template, opening, stop_tokens, strings)
 
 
-def _template_of(arguments: argparse.Namespace, tokenizer: Tokenizer) -> ChatTemplate:
+def _template_of(arguments: argparse.Namespace, files: TargetFiles) -> ChatTemplate:
     name, option = arguments.chat_template, option_of("chat_template") + " "
     if arguments.chat and name == NONE:
         raise InputError(
@@ -136,9 +140,7 @@ def _template_of(arguments: argparse.Namespace, tokenizer: Tokenizer) -> ChatTem
             "prompt as it stands; name another, or leave it out."
         )
     asked = OWN if arguments.chat and name is None else name
-    template = load_template(
-        asked, arguments.target, tokenizer, option, arguments.template_arguments
-    )
+    template = find_template(asked, files, option, arguments.template_arguments)
     if template is NO_TEMPLATE and arguments.system is not None:
         raise InputError(
             "--system is for conversations, and the prompt is continued as it stands; give another "
@@ -187,12 +189,13 @@ def _nearest_tree(
 
 
 def load_models(
-    arguments: argparse.Namespace, tree: TreeConfig | TreeTable | None
+    arguments: argparse.Namespace, files: TargetFiles, tree: TreeConfig | TreeTable | None
 ) -> tuple[Target, LoadedHead | PromptLookup | None]:
     """The target and its drafter, on the mesh that the options name.
 
     Args:
       arguments: the command's options.
+      files: the target's files.
       tree: how drafts are made; None makes none.
 
     Raises:
@@ -205,9 +208,13 @@ def load_models(
         )
     mesh = None if parts == 1 else make_mesh(model=parts)
     dtype = dtype_of(arguments)
-    target = load_target(arguments.target, dtype, mesh)
-    if tree is None or not arguments.no_drafter:
-        return target, load_drafter(arguments.drafter, dtype, mesh) if tree else None
+    target = files.load(dtype, mesh)
+    if tree is None:
+        return target, None
+    if not arguments.no_drafter:
+        from redrafter_jax.files.drafter_files import load_drafter  # most kinds for none
+
+        return target, load_drafter(arguments.drafter, dtype, mesh)
     assert isinstance(tree, TreeConfig), "tables are of drafters"
     return target, PromptLookup(tree.lookup_tokens) if tree.lookup_tokens else None
 

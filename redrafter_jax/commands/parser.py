@@ -6,7 +6,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
 
-from redrafter_jax.checkpoints.real_models import SMOLLM2, cache_folder, find_cached
 from redrafter_jax.command_line import Parser, program_name, refuse_unknown_command
 from redrafter_jax.commands.option_groups import (
     add_decoding,
@@ -20,6 +19,7 @@ from redrafter_jax.commands.option_groups import (
 from redrafter_jax.config import Dtype, ServeConfig, WeightFormat
 from redrafter_jax.config.limits import Count, Positive
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.real_models import SMOLLM2, cache_folder, find_cached
 
 _API_KEY = "REDRAFTER_API_KEY"
 _count, _minutes = limited(Count), limited(Positive)

@@ -9,13 +9,12 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from tqdm import tqdm
 
-from redrafter_jax.checkpoints.config_files import read_text
-from redrafter_jax.checkpoints.huggingface import load_target, load_target_config
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.fields import read_text
+from redrafter_jax.files.target_files import load_target, open_target
 from redrafter_jax.generation import generate_autoregressive
 from redrafter_jax.models.target import Target
 from redrafter_jax.text.text_stream import shared_length
-from redrafter_jax.text.tokenizer import read_tokenizer
 
 # Tokens that are read together, and of each text the prompt and the continuation compared.
 _WINDOW, _PROMPT, _CONTINUED, _TEXTS = 256, 32, 64, 8
@@ -36,8 +35,9 @@ def read_windows(path: Path, source: str | Path) -> Int[np.ndarray, "windows tok
       InputError: it cannot be read, is no UTF-8 or has too few tokens, or the source is no target.
     """
     text = read_text(path)
-    load_target_config(source)  # a drafter has no text of its own
-    tokens = np.asarray(read_tokenizer(source).encode(text).ids, np.int32)
+    files = open_target(source)
+    _ = files.config  # refuses a drafter, which has no text of its own
+    tokens = np.asarray(files.tokenizer.encode(text).ids, np.int32)
     count = len(tokens) // _WINDOW
     if not count:
         raise InputError(

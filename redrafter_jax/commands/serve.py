@@ -20,6 +20,7 @@ from redrafter_jax.commands.options import (
 from redrafter_jax.commands.terminal import log
 from redrafter_jax.config import ServeConfig
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.target_files import open_target
 from redrafter_jax.models.target import Target
 
 
@@ -43,8 +44,9 @@ def run(arguments: argparse.Namespace) -> None:
     tree, config = draft_of(arguments), config_of(ServeConfig, arguments)
     # First: what follows takes long.
     listening = listen(arguments.host, arguments.port)
-    prompt_format = load_prompt_format(arguments, ["Hello"])
-    target, drafter = load_models(arguments, tree)
+    files = open_target(arguments.target)
+    prompt_format = load_prompt_format(arguments, files, ["Hello"])
+    target, drafter = load_models(arguments, files, tree)
     length = context_length(arguments, target.config.position_limit)
     engine = Engine(
         target,

@@ -1,6 +1,6 @@
 """Frozen, hashable configurations: static under `jax.jit`, checked on construction."""
 
-from redrafter_jax.config.drafter import Cell, Head, HeadConfig, MedusaConfig, RecurrentConfig
+from redrafter_jax.config.drafter import Head, HeadConfig
 from redrafter_jax.config.drafting import SamplingConfig, TreeConfig
 from redrafter_jax.config.quantization import Quantization, WeightFormat
 from redrafter_jax.config.serving import ServeConfig
@@ -18,7 +18,6 @@ from redrafter_jax.config.target import (
 
 __all__ = [
     "Activation",
-    "Cell",
     "Dtype",
     "DynamicScaling",
     "Head",
@@ -26,9 +25,7 @@ __all__ = [
     "LinearScaling",
     "Llama3Scaling",
     "LongRopeScaling",
-    "MedusaConfig",
     "Quantization",
-    "RecurrentConfig",
     "RopeScaling",
     "SamplingConfig",
     "ServeConfig",

@@ -17,9 +17,10 @@ class TreeConfig:
     """How a tree is drafted in one decode step.
 
     Attributes:
-      beam_width: W, beams kept per round; of Medusa heads the best tokens taken of each.
-      draft_rounds: R, tokens drafted per beam (Apple's "beam length" is R + 1); of Medusa heads how
-        many are used.
+      beam_width: W, beams kept per round; of heads that draft by rank the best tokens taken of
+        each.
+      draft_rounds: R, tokens drafted per beam (Apple's "beam length" is R + 1); of heads that
+        draft by rank how many are used.
       num_nodes: N, tree nodes that the target verifies, root and lookup tokens included; by default
         `1 + R * W + lookup_tokens`, all that the beams give.
       final_beams_only: keep only nodes that a final beam descends from, the paper's tree.
@@ -29,10 +30,10 @@ class TreeConfig:
         default over all, in Apple's code over 50.
       lookup_tokens: C, how many of the N nodes prompt lookup drafts: the tokens that followed the
         last earlier occurrence of the text's suffix; 0 for none, as in the paper.
-      static_tree: Medusa heads draft the same tree of ranks in every step, not the most probable
-        paths of the step: the N - 1 paths that are likeliest in general. In Python and YAML the
-        paths may be given instead of True, such as ((0,), (1,), (0, 0)) for the two best tokens of
-        the first head and below the best one the best of the second.
+      static_tree: heads that draft by rank draft the same tree of ranks in every step, not the most
+        probable paths of the step: the N - 1 paths that are likeliest in general. In Python and
+        YAML the paths may be given instead of True, such as ((0,), (1,), (0, 0)) for the two best
+        tokens of the first head and below the best one the best of the second.
       rerank: choose the N nodes among all extensions of the beams, not only among the beams: those
         that no round goes on from are leaves (after EAGLE-2, arXiv 2406.16858, section 4.2). N may
         then be above `1 + R * W`, up to one more than the tokens that can be drafted.

@@ -36,12 +36,13 @@ class FieldError(InputError):
     """A value that a field cannot have.
 
     Attributes:
-      field: its name.
+      field: the field's name.
       problem: the sentence about it without its beginning: "is 0; it must be greater than 0."
     """
 
     def __init__(self, config: object, field: str, problem: str) -> None:
-        super().__init__(f"{type(config).__name__}.{field} {problem}")
+        kind = config if isinstance(config, type) else type(config)
+        super().__init__(f"{kind.__name__}.{field} {problem}")
         self.field = field
         self.problem = problem
 

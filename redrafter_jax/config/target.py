@@ -127,7 +127,7 @@ class TargetConfig:
 
     What is named as in Hugging Face's `config.json` means the same. Constants have no defaults:
     what a checkpoint leaves out is an error at loading, or is filled in as transformers does it
-    (`redrafter_jax.checkpoints.families`), never a guess. Variations default to their absence.
+    (`redrafter_jax.files.families`), never a guess. Variations default to their absence.
 
     Attributes:
       eos_token_ids: tokens that end a text.

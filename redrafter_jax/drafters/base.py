@@ -3,8 +3,7 @@
 A drafter changes how fast the text arrives, never the text. It is a frozen dataclass that JAX knows
 as a pytree: its leaves are `Model`s, and arrays that a mesh splits by rows like a batch; all that
 decides shapes is static. To add a kind of drafter, write one file with a subclass. If its model
-comes from files, add a line to the table of `redrafter_jax.drafters.bind` and one to that of
-`redrafter_jax.checkpoints.found`.
+comes from files, add a record to `redrafter_jax.drafters.kinds`.
 """
 
 from abc import ABC, abstractmethod

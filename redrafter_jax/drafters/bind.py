@@ -1,33 +1,26 @@
-"""From what a user gives as the drafter to a `Drafter`: a table of the heads there are."""
+"""From what a user gives as the drafter to a `Drafter`."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import jax
 from flax import nnx
 
-from redrafter_jax.config import HeadConfig, MedusaConfig, RecurrentConfig, TreeConfig
+from redrafter_jax.config import HeadConfig, TreeConfig
 from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.drafters.combined import Combined
-from redrafter_jax.drafters.head_drafter import HeadDrafter, LoadedHead
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.lookup import PromptLookup
-from redrafter_jax.drafters.medusa import MedusaDrafter
-from redrafter_jax.drafters.recurrent import RecurrentDrafter
 from redrafter_jax.errors import InputError
 from redrafter_jax.parallel.model import Model
-
-# By the configuration of the head.
-_KINDS: Mapping[type, type[HeadDrafter]] = {
-    RecurrentConfig: RecurrentDrafter,
-    MedusaConfig: MedusaDrafter,
-}
 
 
 def init_drafter(config: HeadConfig, seed: int) -> LoadedHead:
     """A head with random float32 parameters, where training starts."""
-    module: Any = _KINDS[type(config)].module
-    return Model.split(config, module(config, rngs=nnx.Rngs(seed)))
+    from redrafter_jax.drafters.kinds import kind_of  # all kinds' modules, for heads alone
+
+    kind = kind_of(config)
+    assert kind is not None, f"{type(config).__name__} is no drafter's configuration"
+    return Model.split(config, kind.module(config, rngs=nnx.Rngs(seed)))
 
 
 def bind_drafter(drafter: LoadedHead | Drafter | None, draft: TreeConfig | None = None) -> Drafter:
@@ -56,7 +49,9 @@ def bind_drafter(drafter: LoadedHead | Drafter | None, draft: TreeConfig | None 
                 "jax.tree_util.register_dataclass."
             )
         return RootOnly() if drafter is None else drafter
-    kind = _KINDS.get(type(drafter.config)) if isinstance(drafter, Model) else None
+    from redrafter_jax.drafters.kinds import kind_of
+
+    kind = kind_of(drafter.config) if isinstance(drafter, Model) else None
     if kind is None:
         raise InputError(
             f"drafter is {drafter!r:.40}; give what load_drafter returns, a Drafter such as "
@@ -64,9 +59,9 @@ def bind_drafter(drafter: LoadedHead | Drafter | None, draft: TreeConfig | None 
         )
     draft = draft or TreeConfig()
     if not draft.lookup_tokens:
-        return kind(drafter, draft)
+        return kind.drafter(drafter, draft)
     nodes = None if draft.num_nodes is None else draft.beam_nodes
-    head = kind(drafter, replace(draft, num_nodes=nodes, lookup_tokens=0))
+    head = kind.drafter(drafter, replace(draft, num_nodes=nodes, lookup_tokens=0))
     # The head may propose the first tokens of the lookup too; a longer one still adds C nodes.
     lookup = PromptLookup(head.max_path - 1 + draft.lookup_tokens)
     return Combined(head, lookup, draft.lookup_tokens)

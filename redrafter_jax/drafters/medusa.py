@@ -5,16 +5,18 @@ probability of a path is the product of its tokens', one of each head. A path is
 (0, 2) is the best token of the first head, and below it the third best of the second.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from math import prod
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from redrafter_jax.config import MedusaConfig, TreeConfig
+from redrafter_jax.config import HeadConfig, TreeConfig
+from redrafter_jax.config.limits import Count, FieldError, Natural, require
 from redrafter_jax.drafters.head_drafter import (
     Dense,
     HeadDrafter,
@@ -24,11 +26,52 @@ from redrafter_jax.drafters.head_drafter import (
 )
 from redrafter_jax.drafters.ranking import rank_tokens
 from redrafter_jax.drafters.tree import rank_tree
+from redrafter_jax.errors import InputError
 from redrafter_jax.models.linear import linear
 from redrafter_jax.models.target import Decoder
-from redrafter_jax.types import DecodeState, Scorer, TokenTree
+from redrafter_jax.types import DecodeState, DraftReads, Scorer, TokenTree
 
+MODEL_TYPE = "medusa"
 Path = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class MedusaConfig(HeadConfig):
+    """Shape of Medusa heads, which read the target's last hidden state alone.
+
+    Attributes:
+      num_heads: K, how many tokens after the next one are predicted, each by a head of its own.
+      num_draft_layers: number of residual blocks of every head, as wide as the target; training
+        takes 1 if it is not told.
+      head: "own" for a vocabulary projection of every head's; "target" for the target's own.
+    """
+
+    num_heads: Count
+    num_draft_layers: Natural
+    head: Literal["own", "target"] = field(default="own", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        problem = "is 0 and head is 'target', which leaves nothing to train; give 1 or more."
+        trains = self.num_draft_layers > 0 or self.head == "own"
+        require(trains, self, "num_draft_layers", problem)
+        problem = f"is {self.context_layers}; Medusa heads read the last layer alone: leave it out."
+        require(not self.context_layers, self, "context_layers", problem)
+
+    def check_draft(self, tree: TreeConfig) -> None:
+        """Refuse beams, more draft rounds than heads, and more tokens than can be drafted."""
+        if tree.draft_rounds > self.num_heads:
+            raise InputError(
+                f"TreeConfig.draft_rounds is {tree.draft_rounds}, more than the {self.num_heads} "
+                "Medusa heads that the drafter has; draft fewer."
+            )
+        for name in ("final_beams_only", "rerank"):
+            if getattr(tree, name):
+                raise InputError(
+                    f"TreeConfig.{name} is for heads that draft in beams, and Medusa heads draft "
+                    "by rank; leave it out."
+                )
+        super().check_draft(tree)
 
 
 class MedusaHead(nnx.Module):
@@ -160,3 +203,75 @@ def _assumed_acceptance(path: Path) -> float:
     head, and over 0.8 for five tokens.
     """
     return prod(0.55 * 0.8**head / (rank + 1) ** 2 for head, rank in enumerate(path))
+
+
+def is_published(stated: Mapping[str, Any], names: Collection[str]) -> bool:
+    """Whether `config.json` is one of Medusa's authors, who state no model_type.
+
+    Theirs states the numbers of heads and of blocks under the same names as ours, but no sizes
+    (https://github.com/FasterDecoding/Medusa).
+    """
+    del names
+    return not stated.get("model_type") and "medusa_num_heads" in stated
+
+
+def from_files(stated: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """The numbers of heads and blocks; of published heads the sizes too, which their weights have.
+
+    Some published files state fewer heads than there are; the weights tell.
+    """
+    heads, layers = stated["medusa_num_heads"], stated["medusa_num_layers"]
+    if stated.get("model_type"):
+        return {"num_heads": heads, "num_draft_layers": layers}
+    last = f".{layers}.weight"
+    if len(shapes.get(f"0{last}", ())) != 2:
+        problem = (
+            f"is {layers}, but the files hold no matrix '0{last}', the vocabulary projection that "
+            "the first head would have then; they do not belong together."
+        )
+        raise FieldError(MedusaConfig, "medusa_num_layers", problem)
+    V, D = shapes[f"0{last}"]
+    heads = max(heads, sum(name.removesuffix(last).isdecimal() for name in shapes))
+    return {"num_heads": heads, "num_draft_layers": layers, "vocab_size": V, "hidden_size": D}
+
+
+def to_files(config: MedusaConfig) -> dict[str, Any]:
+    """What is stated in `config.json`; the last two only where the published layout lacks them."""
+    fields: dict[str, Any] = {
+        "architectures": ["Medusa"],
+        "model_type": MODEL_TYPE,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "medusa_num_heads": config.num_heads,
+        "medusa_num_layers": config.num_draft_layers,
+    }
+    if config.draft_tokens is not None:
+        fields["draft_tokens"] = config.draft_tokens
+    if config.head != "own":
+        fields["head"] = config.head
+    return fields
+
+
+def stored_name(config: MedusaConfig, name: str) -> str:
+    """Ours: heads.0.blocks.0.kernel, heads.0.lm_head.kernel; theirs: 0.0.linear.weight, 0.1 ..."""
+    _, head, *path = name.replace("kernel", "weight").split(".")
+    if path == ["lm_head", "weight"]:
+        return f"{head}.{config.num_draft_layers}.weight"
+    _, block, last = path
+    return f"{head}.{block}.linear.{last}"
+
+
+def start_from_target(module: MedusaHeads, projection: Float[Array, "D U"]) -> None:
+    """Start every head as the target's: blocks that add nothing (the paper, section 2.1.1)."""
+    for head in module.heads:
+        for block in head.blocks:
+            block.kernel[...] = jnp.zeros_like(block.kernel[...])
+        if module.config.head == "own":
+            # Training donates its state, so no two heads may share a buffer.
+            head.lm_head.kernel[...] = jnp.copy(projection)
+
+
+def count_reads(config: MedusaConfig, params: Any, tree: TreeConfig) -> DraftReads:
+    """The heads that are used are read once, and the target's projection once for all of them."""
+    used = [(params["heads"][head], 1) for head in range(tree.draft_rounds)]
+    return DraftReads(used, 1 if config.head == "target" else 0, 0)

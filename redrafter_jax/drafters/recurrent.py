@@ -5,16 +5,17 @@ far, and knows nothing else of the target, except that some leave the last step,
 scores, to the target's vocabulary projection. The trace of its beam search is the token tree.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from redrafter_jax.config import RecurrentConfig, TreeConfig
+from redrafter_jax.config import HeadConfig, TreeConfig
+from redrafter_jax.config.limits import Count, FieldError, Natural, require
 from redrafter_jax.drafters.head_drafter import (
     Dense,
     HeadDrafter,
@@ -24,9 +25,75 @@ from redrafter_jax.drafters.head_drafter import (
 )
 from redrafter_jax.drafters.ranking import highest, rank_tokens
 from redrafter_jax.drafters.tree import build_tree
+from redrafter_jax.errors import InputError
 from redrafter_jax.models.linear import Weight, linear, read_rows
 from redrafter_jax.models.target import Decoder
-from redrafter_jax.types import Beams, DecodeState, Sampling, Scorer, TokenTree
+from redrafter_jax.types import Beams, DecodeState, DraftReads, Sampling, Scorer, TokenTree
+
+MODEL_TYPE = "recurrent_drafting_drafter"
+Cell = Literal["simple", "gru", "sum"]
+
+
+@dataclass(frozen=True)
+class RecurrentConfig(HeadConfig):
+    """Shape of a recurrent head; the defaults are Apple's layout.
+
+    The recurrent state has the target's width. `head="low_rank"` has factors from exit_dim to
+    head_rank to the tokens, and `head="target"` a projection to the target's width that the
+    target's own vocabulary projection scores.
+
+    Attributes:
+      exit_dim: width of the residual blocks and of what they hand to the head; training takes twice
+        the target's width, as Apple's code does, if it is not told.
+      num_draft_layers: number of residual blocks; training takes 2 if it is not told.
+      cell: "simple" for `SiLU(W e + U s + b)` and "sum" for a running sum of embeddings, both of
+        Apple's layout; "gru" for a gated recurrent unit.
+      head_rank: of the two factors; None for the other heads.
+    """
+
+    exit_dim: Count
+    num_draft_layers: Natural
+    cell: Cell = "simple"
+    head_rank: Count | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rank, low = self.head_rank, self.head == "low_rank"
+        problem = f"is {rank} and head is {self.head!r}; give it to head='low_rank' alone."
+        require(low or rank is None, self, "head_rank", problem)
+        limit = "exit_dim" if rank is None else f"exit_dim={self.exit_dim}"
+        problem = f"is {rank}; head='low_rank' needs one, less than {limit}."
+        fits = rank is not None and rank < self.exit_dim
+        require(fits or not low, self, "head_rank", problem)
+
+    def check_draft(self, tree: TreeConfig) -> None:
+        """Refuse trees of ranks, and those whose beams take more tokens than can be drafted."""
+        if tree.static_tree:
+            raise InputError(
+                "TreeConfig.static_tree is for heads that draft by rank, and this is a recurrent "
+                "head, whose trees follow its beams; leave it out."
+            )
+        super().check_draft(tree)
+
+    @property
+    def beyond_apple(self) -> dict[str, Any]:
+        """The fields that Apple's layout does not have, where they say more than it does.
+
+        Empty for a drafter that Apple's code can read.
+        """
+        fields = {
+            "cell": self.cell if self.cell == "gru" else None,
+            "draft_tokens": self.draft_tokens,
+            "head": self.head if self.head != "own" else None,
+            "head_rank": self.head_rank,
+            "context_layers": self.context_layers or None,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+    @property
+    def has_input_projection(self) -> bool:
+        """Apple's layout leaves the projection out when `[h ; s]` already has the exit width."""
+        return self.exit_dim != 2 * self.hidden_size
 
 
 class RecurrentHead(HeadWeights):
@@ -224,3 +291,91 @@ class RecurrentDrafter(HeadDrafter):
             self.scorer(decoder),
         )
         return build_tree(state.root, beams, self.tree)
+
+
+def to_files(config: RecurrentConfig) -> dict[str, Any]:
+    """What Apple's code states of a drafter in `config.json` (`configuration_drafter.py`).
+
+    And what it does not know, where the drafter has it: `RecurrentConfig.beyond_apple`.
+    """
+    return {
+        "architectures": ["Drafter"],
+        "model_type": MODEL_TYPE,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "exit_dim": config.exit_dim,
+        "num_draft_layers": config.num_draft_layers,
+        "num_lookback_tokens": -1,
+        "rnn": config.cell != "sum",
+        **config.beyond_apple,
+    }
+
+
+def from_files(stated: Mapping[str, Any], shapes: Mapping[str, Any]) -> dict[str, Any]:
+    """The cell that `config.json` means: Apple's layout states whether there is one, in `rnn`.
+
+    Ours states which, if it is another.
+    """
+    del shapes
+    has_cell, cell = stated["rnn"], stated.get("cell")
+    if cell is None:
+        return {"cell": "simple" if has_cell else "sum"}
+    if has_cell == (cell == "sum"):
+        problem = f"is {cell!r} and rnn is {has_cell}, which contradict each other."
+        raise FieldError(RecurrentConfig, "cell", problem)
+    return {}
+
+
+def stored_name(config: RecurrentConfig, name: str) -> str:
+    """Ours: blocks.0.kernel, lm_head.kernel ... Apple's: one `lm_head` list holds them all."""
+    name = name.replace("kernel", "weight")
+    if name == "lm_head.weight":
+        return f"lm_head.{config.num_draft_layers}.weight"
+    first, *rest = name.split(".")
+    return f"lm_head.{rest[0]}.linear.{rest[1]}" if first == "blocks" else name
+
+
+def start_from_target(module: RecurrentHead, projection: Float[Array, "D U"]) -> None:
+    """Start the head from the target's vocabulary projection, or from its strongest directions.
+
+    Raises:
+      FieldError: the head is wider.
+    """
+    config = module.config
+    D, E = config.hidden_size, config.exit_dim
+    name, width = ("head_rank", config.head_rank) if config.head_rank else ("exit_dim", E)
+    if width > D and config.head != "target":
+        limit = f"with initial_head=target it may be {D}, the target's width, at most."
+        raise FieldError(config, name, f"is {width}; {limit}")
+    match config.head:
+        case "own":
+            module.lm_head.kernel[...] = _low_rank(projection, E)[1]
+        case "low_rank":
+            module.head_proj.kernel[...] = jnp.eye(E, width)
+            module.lm_head.kernel[...] = _low_rank(projection, width)[1]
+        case "target":
+            start = _low_rank(projection, E)[0] if E < D else jnp.eye(E, D)
+            module.head_proj.kernel[...] = start
+
+
+def _low_rank(
+    projection: Float[Array, "D U"], rank: int
+) -> tuple[Float[Array, "E D"], Float[Array, "E U"]]:
+    """The best approximation by rank E: its E leading directions, and the head of these.
+
+    With E = D they are the identity and the projection itself.
+    """
+    if rank == len(projection):
+        return jnp.eye(rank), projection
+    _, directions = jnp.linalg.eigh(projection @ projection.T)
+    leading = directions[:, : -rank - 1 : -1].T
+    return leading, leading @ projection
+
+
+def count_reads(config: RecurrentConfig, params: Any, tree: TreeConfig) -> DraftReads:
+    """Every round reads all weights, but the projection of the context, which is read once."""
+    rounds = tree.draft_rounds
+    weights = [(part, 1 if name == "context_proj" else rounds) for name, part in params.items()]
+    # The root alone is fed in the first round, W tokens in every later one.
+    fed = 1 + tree.beam_width * (rounds - 1)
+    return DraftReads(weights, rounds if config.head == "target" else 0, fed)

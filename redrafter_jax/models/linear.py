@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Num
 
-from pallas_kernels.grouped_matmul import grouped_matmul
 from redrafter_jax.config import WeightFormat
 from redrafter_jax.parallel.collectives import all_reduce, shard_start
 
@@ -54,6 +53,8 @@ def linear(
     """
     if not isinstance(weight, QuantizedWeight):
         return jnp.matmul(x, weight, preferred_element_type=dtype)
+    from pallas_kernels.grouped_matmul import grouped_matmul  # of quantized weights alone
+
     product = grouped_matmul(x.reshape(-1, x.shape[-1]), *weight)
     return product.reshape(*x.shape[:-1], -1).astype(dtype or x.dtype)
 

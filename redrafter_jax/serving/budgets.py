@@ -7,13 +7,13 @@ gains depends on the text: a tree that pays for one row may cost more than it ga
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from redrafter_jax.checkpoints.tree_table import TreeTable, TunedTree
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.one_of import OneOf
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.tree_table import TreeTable, TunedTree
 from redrafter_jax.requests import check_size
 
 # Half-lives in target calls of a row: of the gains of a tree that is drafted, and of what is known

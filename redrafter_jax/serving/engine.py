@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from redrafter_jax.checkpoints.tree_table import TreeTable
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.decoding.prefill import chunk_length
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.tree_table import TreeTable
 from redrafter_jax.models.projection import Lender
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_same_mesh, data_shards, place, to_host

@@ -15,10 +15,10 @@ from typing import Any, TypeVar, get_args, get_origin
 import pydantic
 import yaml
 
-from redrafter_jax.checkpoints.config_files import read_text
-from redrafter_jax.checkpoints.yaml_text import NotYamlError, parse_yaml
 from redrafter_jax.config.limits import FieldError, is_not, main_type
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.fields import read_text
+from redrafter_jax.files.yaml_text import NotYamlError, parse_yaml
 
 _UNKNOWN_KEYS = ("extra_forbidden", "unexpected_keyword_argument")
 

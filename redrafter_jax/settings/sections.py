@@ -1,34 +1,23 @@
-"""Sections of settings; `TreeConfig` and `SamplingSettings` are the library's own dataclasses."""
+"""Sections of settings; `SamplingSettings` is the library's own dataclass."""
 
 import sys
 from abc import abstractmethod
-from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Annotated, Any, Literal, cast
 
 import jax
 from jax.sharding import Mesh
 from pydantic import (
     AfterValidator,
-    GetPydanticSchema,
-    NonNegativeInt,
     PositiveInt,
-    WrapSerializer,
-    WrapValidator,
+    create_model,
     model_validator,
 )
 
-from redrafter_jax.config import (
-    Cell,
-    Head,
-    HeadConfig,
-    MedusaConfig,
-    RecurrentConfig,
-    SamplingConfig,
-    TargetConfig,
-    TreeConfig,
-)
+from redrafter_jax.config import HeadConfig, SamplingConfig, TargetConfig
+from redrafter_jax.config.limits import field_docs
 from redrafter_jax.drafters.base import check_context_layers
+from redrafter_jax.drafters.kinds import KINDS, TRAINED, Kind
 from redrafter_jax.errors import InputError
 from redrafter_jax.parallel.mesh import make_mesh
 from redrafter_jax.settings.files import Settings
@@ -54,29 +43,6 @@ class BuildableSettings(Settings):
         """
 
 
-def _read_draft(value: Any, read: Callable[[Any], Any]) -> Any:
-    return value if value == "auto" else read(_as_tuples(value))
-
-
-def _as_tuples(value: Any) -> Any:
-    # Pydantic has Python's lists at hand here, which it does not take for tuples.
-    if isinstance(value, dict):
-        return {name: _as_tuples(one) for name, one in value.items()}
-    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
-
-
-def _write_draft(value: Any, write: Callable[[Any], Any]) -> Any:
-    return value if value == "auto" else write(value)
-
-
-# "auto" stands for the tree of `redrafter_jax.load_tree`. It is no member of a union here, whose
-# every member pydantic would blame for a key that is wrong.
-DraftSettings = Annotated[
-    TreeConfig | Literal["auto"],
-    GetPydanticSchema(lambda _, handler: handler(TreeConfig)),
-    WrapValidator(_read_draft),
-    WrapSerializer(_write_draft),
-]
 SamplingSettings = Annotated[SamplingConfig, AfterValidator(SamplingConfig.refuse_idle_filters)]
 
 
@@ -103,23 +69,48 @@ class MeshSettings(Settings):
         return mesh
 
 
-class DrafterShape(BuildableSettings):
-    """Shape of a drafter: the fields of `redrafter_jax.RecurrentConfig` that a target leaves open.
+def _takers(name: str) -> list[Kind]:
+    """The kinds of drafters of which training may set this field."""
+    return [kind for kind in KINDS if kind.training and name in kind.training.settings]
 
-    Or with `kind: medusa` those of `redrafter_jax.MedusaConfig`, `num_draft_layers` and `head`;
-    there are as many heads as draft rounds. `num_draft_layers` None is the papers': 2, or 1 of
-    Medusa heads. `exit_dim` None is Apple's layout, twice the target's width. `draft_vocab_size`
-    makes the head one to that many tokens; None makes it one to all, "auto" to 16,384 of a target
-    that has more.
+
+def _shape_fields() -> dict[str, Any]:
+    """Annotation and default of each field that training may set, as the first kind declares it."""
+    found: dict[str, Any] = {}
+    for kind in KINDS:
+        declared: dict[str, Any] = {one.name: one for one in fields(kind.config)}
+        for name in kind.training.settings if kind.training else ():
+            kept, default = declared[name].type, declared[name].default
+            found.setdefault(name, (kept | None, None) if default is MISSING else (kept, default))
+    return found
+
+
+def _shape_docs() -> str:
+    """What the kinds say of these fields, as a docstring."""
+    lines = ["Fields of the kinds' configurations.", "", "Attributes:"]
+    for name in _SHAPE:
+        texts = (f"{kind.name}: {field_docs(kind.config)[name]}" for kind in _takers(name))
+        lines.append(f"  {name}: {'; '.join(texts)}")
+    return "\n".join(lines)
+
+
+_SHAPE = _shape_fields()
+_KindFields: Any = create_model(
+    "_KindFields",
+    __base__=BuildableSettings,
+    __doc__=_shape_docs(),
+    kind=(cast(Any, Literal)[tuple(TRAINED)], next(iter(TRAINED))),
+    **_SHAPE,
+)
+
+
+class DrafterShape(_KindFields):
+    """Shape of a drafter: its `kind`, and what a target leaves open of it.
+
+    A setting of another kind is refused. `draft_vocab_size` makes the head one to that many tokens;
+    None makes it one to all, "auto" to 16,384 of a target that has more.
     """
 
-    kind: Literal["recurrent", "medusa"] = "recurrent"
-    exit_dim: PositiveInt | None = None
-    num_draft_layers: NonNegativeInt | None = None
-    cell: Cell = RecurrentConfig.cell
-    head: Head = RecurrentConfig.head
-    head_rank: PositiveInt | None = RecurrentConfig.head_rank
-    context_layers: tuple[NonNegativeInt, ...] = RecurrentConfig.context_layers
     draft_vocab_size: PositiveInt | Literal["auto"] | None = None
 
     def count_draft_tokens(self, vocab_size: int) -> int | None:
@@ -136,21 +127,16 @@ class DrafterShape(BuildableSettings):
         draft_tokens: tuple[int, ...] | None = None,
     ) -> HeadConfig:
         """The library's configuration; by default for a target as large as can be."""
-        layers = self.num_draft_layers
-        if self.kind == "medusa":
-            for name in ("exit_dim", "cell", "head_rank", "context_layers"):
-                if getattr(self, name) != DrafterShape.model_fields[name].default:
-                    raise ValueError(
-                        f"{name} is for a recurrent head; leave it out of kind: medusa"
-                    )
-            layers, head = 1 if layers is None else layers, cast(Any, self.head)
-            return MedusaConfig(vocab_size, hidden_size, rounds, layers, draft_tokens, head)
-        if self.head == "low_rank" and self.head_rank is None:
-            raise ValueError("head_rank is None; head: low_rank needs one, less than exit_dim")
-        own = self.model_dump(include={field.name for field in fields(RecurrentConfig)})
-        own["exit_dim"] = self.exit_dim or 2 * hidden_size
-        own["num_draft_layers"] = 2 if layers is None else layers
-        return RecurrentConfig(vocab_size, hidden_size, draft_tokens=draft_tokens, **own)
+        kind = next(kind for kind in KINDS if kind.name == self.kind)
+        training = TRAINED[self.kind]
+        for name, (_, default) in _SHAPE.items():
+            if name not in training.settings and getattr(self, name) != default:
+                takers = " or ".join(kind.title for kind in _takers(name))
+                raise ValueError(f"{name} is for {takers}; leave it out of kind: {self.kind}")
+        told = {name: getattr(self, name) for name in training.settings}
+        told = {name: value for name, value in told.items() if value is not None}
+        own = {**training.defaults(hidden_size, rounds), **told}
+        return kind.config(vocab_size, hidden_size, draft_tokens=draft_tokens, **own)
 
     def build_for(
         self,
@@ -162,7 +148,7 @@ class DrafterShape(BuildableSettings):
 
         Args:
           target: the target's configuration.
-          rounds: R, the tokens that it will draft at most, for which Medusa has a head each.
+          rounds: R, the tokens that it will draft at most.
           draft_tokens: the tokens that can be drafted; None takes the first of as many as
             `count_draft_tokens` says.
 
@@ -174,7 +160,8 @@ class DrafterShape(BuildableSettings):
             raise InputError(
                 f"drafter.draft_vocab_size is {count}; the target has {target.vocab_size} tokens."
             )
-        check_context_layers(target, self.context_layers, "drafter.context_layers")
         if draft_tokens is None and count is not None:
             draft_tokens = tuple(range(count))
-        return self.build(target.vocab_size, target.hidden_size, rounds, draft_tokens)
+        config = self.build(target.vocab_size, target.hidden_size, rounds, draft_tokens)
+        check_context_layers(target, config.context_layers, "drafter.context_layers")
+        return config

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
-from redrafter_jax.checkpoints.config_files import read_text
-from redrafter_jax.checkpoints.download import is_gguf
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.fields import read_text
+from redrafter_jax.files.locate import is_gguf
+from redrafter_jax.files.target_files import TargetFiles
 from redrafter_jax.text.chat_formats import FORMATS
-from redrafter_jax.text.tokenizer import encode, load_tokenizer, special_tokens
+from redrafter_jax.text.tokenizer import encode, special_tokens
 
 OWN, NONE = "tokenizer", "none"
 """The tokenizer's own template, and texts as they stand, where templates are chosen by name."""
@@ -75,10 +76,9 @@ def user_turn(text: str) -> Turn:
     return {"role": "user", "content": text}
 
 
-def load_template(
+def find_template(
     name: str | None,
-    target: str | Path,
-    tokenizer: Tokenizer,
+    files: TargetFiles,
     setting: str,
     arguments: Mapping[str, Any] | None = None,
 ) -> ChatTemplate:
@@ -87,8 +87,7 @@ def load_template(
     Args:
       name: "tokenizer" for its own, a built-in of `FORMATS`, a file of Jinja, or "none" for texts
         as they stand; None is the tokenizer's own where it brings one, else "none".
-      target: folder, GGUF file or hub id that the tokenizer comes from.
-      tokenizer: the target's.
+      files: the target's files, whose tokenizer the template is for.
       setting: the words in front of a template's name where the user chooses it, for messages.
       arguments: arguments of the template, such as `{"enable_thinking": False}`.
 
@@ -97,7 +96,7 @@ def load_template(
       InputError: it cannot be loaded, needs tokens that the tokenizer lacks, or does not read an
         argument.
     """
-    template = _find_template(name, target, tokenizer, setting)
+    template = _named_template(name, files, setting)
     given = dict(arguments or {})
     if not given:
         return template
@@ -114,48 +113,36 @@ def load_template(
     return template._replace(render=render)
 
 
-def _find_template(
-    name: str | None, target: str | Path, tokenizer: Tokenizer, setting: str
-) -> ChatTemplate:
-    if name == NONE or (name is None and _has_no_template(Path(target))):
+def _named_template(name: str | None, files: TargetFiles, setting: str) -> ChatTemplate:
+    if name == NONE or (name is None and files.template is None):
         return NO_TEMPLATE
     if name in FORMATS:
         form = FORMATS[name]
-        if missing := form.missing(tokenizer):
+        if missing := form.missing(files.tokenizer):
             raise InputError(
-                f"{setting}{name} is written with {missing[0]!r}, but the tokenizer of {target} "
-                "has no such token; use a template of its own."
+                f"{setting}{name} is written with {missing[0]!r}, but the tokenizer of "
+                f"{files.name} has no such token; use a template of its own."
             )
         adds, end = form.begin is None, form.tokens[-1]
         return ChatTemplate(name, form.render, adds, end=end, gap=form.gap)
     if name in (None, OWN):
-        loaded = load_tokenizer(target)
-        if loaded.chat_template is not None:
-            return template_of(loaded)
-        if name is None:
-            return NO_TEMPLATE
+        if files.template is not None:
+            return template_of(files.transformers_tokenizer)
         # Gemma's tokenizers have `</s>` too, as a tag of HTML.
-        special = set(special_tokens(tokenizer).values())
+        special = set(special_tokens(files.tokenizer).values())
         fitting = [name for name, form in FORMATS.items() if special.issuperset(form.tokens)]
-        beside = "" if is_gguf(Path(target)) else "save one beside it as chat_template.jinja, or "
+        beside = "" if is_gguf(files.path) else "save one beside it as chat_template.jinja, or "
         built_in = f", or a built-in by {setting}{' or '.join(fitting)}" if fitting else ""
         raise NoTemplateError(
-            f"The tokenizer of {target} has no chat template; {beside}give a file of one by "
+            f"The tokenizer of {files.name} has no chat template; {beside}give a file of one by "
             f"{setting}FILE{built_in}."
         )
     if not Path(name).is_file():
         raise InputError(
             f"{setting}{name} is neither a file nor {OWN} nor a built-in ({', '.join(FORMATS)})."
         )
-    return template_of(load_tokenizer(target), read_text(Path(name)), Path(name).name)
-
-
-def _has_no_template(target: Path) -> bool:
-    """Whether a folder surely has no template: transformers, which would tell, imports slowly."""
-    if not target.is_dir() or (target / "chat_template.jinja").exists():
-        return False
-    settings = target / "tokenizer_config.json"
-    return not settings.exists() or b'"chat_template"' not in settings.read_bytes()
+    source = read_text(Path(name))
+    return template_of(files.transformers_tokenizer, source, Path(name).name)
 
 
 def template_of(

@@ -17,8 +17,8 @@ from typing import Any, Literal, NamedTuple, NoReturn
 
 from tokenizers import Tokenizer
 
-from redrafter_jax.checkpoints.config_files import read_text
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.fields import read_text
 from redrafter_jax.text.chat_template import (
     NO_TEMPLATE,
     ChatTemplate,

@@ -25,7 +25,7 @@ class Outer(Settings):
 @pytest.mark.parametrize(
     ("module", "word", "hint"),
     [
-        ("eval", "acceptence", "did you mean 'acceptance'?"),
+        ("eval", "comparison", "did you mean 'compare'?"),
         ("train", "preview", "known commands: inspect, features, regenerate."),
     ],
 )

@@ -66,6 +66,9 @@ def test_the_help_of_an_option_is_its_fields_documentation(
     with pytest.raises(SystemExit):
         read_arguments(["generate", "--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    assert "--beam-width BEAM_WIDTH W, beams kept per round; of Medusa heads the best" in shown
+    assert (
+        "--beam-width BEAM_WIDTH W, beams kept per round; of heads that draft by rank the best"
+        in shown
+    )
     assert "tokens taken of each (8)" in shown
     assert "--top-k TOP_K keep only the k most likely tokens; by default all" in shown

@@ -11,10 +11,10 @@ from places import ROOT
 from tiny_models import random_target, tiny_config
 
 from redrafter_jax import InputError, load_target, save_target
-from redrafter_jax.checkpoints.convert import convert
 from redrafter_jax.commands.parser import read_arguments
 from redrafter_jax.commands.serve import fingerprint
 from redrafter_jax.config import Quantization
+from redrafter_jax.files.convert import convert
 
 WORDS = ["serve", "--target", "t", "--no-drafter"]
 

@@ -3,10 +3,9 @@ from typing import Any
 
 import pytest
 
-from redrafter_jax import InputError, MedusaConfig, RecurrentConfig, SamplingConfig, TreeConfig
+from redrafter_jax import InputError, SamplingConfig, TreeConfig
+from redrafter_jax.config import HeadConfig
 
-SHAPE: dict[str, Any] = {"vocab_size": 5, "hidden_size": 4, "exit_dim": 8, "num_draft_layers": 0}
-HEADS: dict[str, Any] = {"vocab_size": 5, "hidden_size": 4, "num_heads": 2, "num_draft_layers": 0}
 TREE: dict[str, Any] = {"beam_width": 4, "draft_rounds": 3}
 
 
@@ -14,31 +13,6 @@ TREE: dict[str, Any] = {"beam_width": 4, "draft_rounds": 3}
 @pytest.mark.parametrize(
     ("config", "changes", "sentence"),
     [
-        (RecurrentConfig, {"draft_tokens": ()}, "draft_tokens is empty; name tokens, or None"),
-        (RecurrentConfig, {"draft_tokens": (1, 1)}, "draft_tokens holds 1 after 1; list tokens in"),
-        (RecurrentConfig, {"draft_tokens": (1, 5)}, "holds 5 after 1; list tokens in increasing"),
-        (
-            RecurrentConfig,
-            {"draft_tokens": (-3,)},
-            "holds -3; list tokens in increasing order, from",
-        ),
-        (
-            RecurrentConfig,
-            {"head": "low_rank"},
-            "head_rank is None; head='low_rank' needs one, less",
-        ),
-        (
-            RecurrentConfig,
-            {"head": "low_rank", "head_rank": 8},
-            "is 8; head='low_rank' needs one, less than exit_dim=8.",
-        ),
-        (
-            RecurrentConfig,
-            {"head_rank": 2},
-            "is 2 and head is 'own'; give it to head='low_rank' al",
-        ),
-        (RecurrentConfig, {"context_layers": (3, 1)}, "holds 1 after 3; list layers in increasing"),
-        (RecurrentConfig, {"context_layers": (-1,)}, "holds -1; list layers in increasing order"),
         (TreeConfig, {"candidates": 3}, "candidates is 3; a beam of beam_width=4 needs that many"),
         (
             TreeConfig,
@@ -68,8 +42,6 @@ TREE: dict[str, Any] = {"beam_width": 4, "draft_rounds": 3}
             {"static_tree": ((0,),), "num_nodes": 2},
             "gives the paths, which are the no",
         ),
-        (MedusaConfig, {"draft_tokens": (3, 5)}, "MedusaConfig.draft_tokens holds 5 after 3; list"),
-        (MedusaConfig, {"head": "target"}, "num_draft_layers is 0 and head is 'target', which lea"),
         (SamplingConfig, {"temperature": 1e-38}, "is 1e-38; it must be 0 for greedy decoding, or"),
         (SamplingConfig, {"temperature": 1e39}, "is 1e+39; it must be 0 for greedy decoding, or"),
     ],
@@ -77,9 +49,7 @@ TREE: dict[str, Any] = {"beam_width": 4, "draft_rounds": 3}
 def test_fields_that_contradict_each_other_are_refused(
     config: Any, changes: dict[str, Any], sentence: str
 ) -> None:
-    good = {RecurrentConfig: SHAPE, TreeConfig: TREE, MedusaConfig: HEADS, SamplingConfig: {}}[
-        config
-    ]
+    good = {TreeConfig: TREE, SamplingConfig: {}}[config]
     with pytest.raises(InputError, match=re.escape(sentence)):
         config(**{**good, **changes})
 
@@ -105,15 +75,8 @@ def test_a_draft_counts_its_nodes_and_its_longest_path(
 
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_a_beam_has_no_more_extensions_than_tokens_to_draft() -> None:
-    config = RecurrentConfig(**SHAPE)
+    config = HeadConfig(vocab_size=5, hidden_size=4)
     config.check_draft(TreeConfig(1, 2, num_nodes=8, lookup_tokens=2, rerank=True))
     sentence = "num_nodes is 9; with rerank it may be at most 8, for the drafter can draft 5 tokens"
     with pytest.raises(InputError, match=sentence):
         config.check_draft(TreeConfig(1, 2, num_nodes=9, lookup_tokens=2, rerank=True))
-
-
-def test_a_recurrent_head_has_no_static_tree() -> None:
-    with pytest.raises(
-        InputError, match="static_tree is for Medusa heads, and this is a recurrent"
-    ):
-        RecurrentConfig(**SHAPE).check_draft(TreeConfig(beam_width=4, static_tree=True))

@@ -16,7 +16,6 @@ from tiny_models import cast, imitating_medusa, random_drafter
 from trees import live_paths
 
 from redrafter_jax import (
-    InputError,
     MedusaConfig,
     SamplingConfig,
     TreeConfig,
@@ -220,30 +219,12 @@ def test_parts_of_the_heads_on_a_mesh_draft_the_same(habitual_target: Target) ->
 @pytest.mark.long
 def test_heads_without_a_projection_change_no_text_either(habitual_target: Target) -> None:
     config = habitual_target.config
-    shape = MedusaConfig(config.vocab_size, config.hidden_size, 2, 1, (0, 3, 7, 20), "target")
+    shape = MedusaConfig(
+        config.vocab_size, config.hidden_size, 2, 1, draft_tokens=(0, 3, 7, 20), head="target"
+    )
     run: dict[str, Any] = {"max_new_tokens": 12, "sampling": MIXED}
     plain = generate_autoregressive(habitual_target, PROMPTS, **run)
     drafted = generate(
         habitual_target, random_drafter(shape), PROMPTS, tree=TreeConfig(4, 2), **run
     )
     assert drafted.tokens == plain.tokens
-
-
-@pytest.mark.usefixtures("unchecked_shapes")
-@pytest.mark.parametrize(
-    ("draft", "sentence"),
-    [
-        ({"draft_rounds": 4}, r"draft_rounds is 4, more than the 3 Medusa heads that the drafter"),
-        ({"final_beams_only": True}, "final_beams_only is for a recurrent head, and Medusa heads"),
-        ({"rerank": True}, "rerank is for a recurrent head, and Medusa heads"),
-        ({"beam_width": 30}, "beam_width is 30, more than the 24 tokens that the drafter can"),
-    ],
-)
-def test_trees_that_the_heads_cannot_draft_are_refused(
-    habitual_target: Target, draft: dict[str, Any], sentence: str
-) -> None:
-    medusa = imitating_medusa(habitual_target)
-    tree: dict[str, Any] = {"beam_width": 4, "draft_rounds": 3}
-    asked = TreeConfig(**tree | draft)
-    with pytest.raises(InputError, match=sentence):
-        generate(habitual_target, medusa, PROMPTS, max_new_tokens=2, tree=asked)

@@ -8,10 +8,19 @@ from pair_prompts import asked_with
 from tiny_folders import encode
 
 from eval import benchmark
-from eval.benchmark import Batch, Method, Run, decode_batch, make_batches, measure, warm_up
+from eval.benchmark import (
+    Batch,
+    Method,
+    Run,
+    baseline,
+    decode_batch,
+    drafting,
+    make_batches,
+    measure,
+    warm_up,
+)
 from eval.config import RowSettings
-from redrafter_jax import PromptLookup, SamplingConfig
-from redrafter_jax.drafters.base import RootOnly
+from redrafter_jax import SamplingConfig, TreeConfig
 from redrafter_jax.models.target import Target
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -20,8 +29,8 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 @pytest.fixture(scope="module")
 def methods(habitual_target: Target) -> dict[str, Method]:
     return {
-        "speculative": Method(habitual_target, PromptLookup(3)),
-        "baseline": Method(habitual_target, RootOnly()),
+        "speculative": drafting(habitual_target, None, TreeConfig(lookup_tokens=3)),
+        "baseline": baseline(habitual_target),
     }
 
 
@@ -42,9 +51,10 @@ def test_nothing_compiles_inside_the_timers(
 
     monkeypatch.setattr(benchmark, "decode_batch", spy)
     with caplog.at_level(logging.WARNING), jax.log_compiles():
-        warm_up(methods, [*batches, *batches], 1, "test")
+        work = [(name, one, batch) for name, one in methods.items() for batch in 2 * batches]
+        warm_up(work, 1)
         assert len(decoded) == 2 * 2, "of each shape one, by each method"
-        assert sum("Compiling jit(prefill)" in message for message in caplog.messages) >= 2
+        assert any("Compiling jit(prefill)" in message for message in caplog.messages)
         caplog.clear()
         list(measure(methods, batches, 2))
     assert [message for message in caplog.messages if "ompil" in message] == []

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from places import CONFIGS
 
-from eval.commands import COMMANDS, SPEED, Command
-from eval.tree_grid import TreeGrid
+from eval.commands import COMMANDS, DEFAULT, Command
+from eval.config import DraftingSettings, TreeGrid
 from redrafter_jax import TreeConfig
-from redrafter_jax.settings.files import load_settings
+from redrafter_jax.settings.files import dump_settings, load_settings
 
 
 def test_a_grid_has_every_tree_of_its_lists() -> None:
@@ -26,9 +26,24 @@ def test_a_grid_has_every_tree_of_its_lists() -> None:
     assert TreeGrid(num_nodes=[33, None]).build() == [TreeConfig(num_nodes=33)]
 
 
+def test_a_way_of_drafting_has_a_tree_lists_of_them_or_the_tables() -> None:
+    drafting = DraftingSettings.model_validate(
+        {"drafter": "a", "tree": {"beam_width": 3, "num_nodes": [4, 6]}}
+    )
+    assert isinstance(drafting.tree, TreeGrid)
+    assert [tree.num_nodes for tree in drafting.tree.build()] == [4, 6]
+    paths = DraftingSettings.model_validate(
+        {"drafter": "a", "tree": {"static_tree": [[0], [1], [0, 0]]}}
+    )
+    assert isinstance(paths.tree, TreeGrid)
+    assert paths.tree.build() == [TreeConfig(static_tree=((0,), (1,), (0, 0)))]
+    auto = DraftingSettings.model_validate({"drafter": "a", "tree": "auto"})
+    assert dump_settings(auto) == "drafter: a\ntree: auto\n"
+
+
 # By the command that their headers name.
 CONFIGURATIONS = [
-    pytest.param(path, COMMANDS[found[1]] if found[1] else SPEED, id=path.stem)
+    pytest.param(path, COMMANDS[found[1] or DEFAULT], id=path.stem)
     for path in sorted(CONFIGS.rglob("*.yaml"))
     if (found := re.search(r"python -m eval ([a-z-]+)? ?--config", path.read_text()))
 ]

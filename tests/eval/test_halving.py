@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from places import ROOT
 
-from eval.config import TuneSettings
+from eval.config import TuneSettings, build_all
 from eval.halving import Race, find_fastest, pick_diverse, tree_turns
-from eval.tree_grid import build_all
 from redrafter_jax import TreeConfig
 from redrafter_jax.settings.files import load_settings
 

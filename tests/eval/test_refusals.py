@@ -10,14 +10,14 @@ from tiny_shapes import TARGET
 from eval.commands import COMMANDS, evaluate
 from redrafter_jax import InputError
 
-LOOKUP_ALONE = "without a drafter there is prompt lookup alone"
+LOOKUP_ALONE = "there is no drafter, so that there is prompt lookup alone; give a drafter, or tree"
 BEAMS = "beam_width is 25, more than the 24 tokens"
 SAMPLINGS = "samplings=[{temperature: 1}, {temperature: 1, top_p: 0.9}]"
 
 
 @pytest.fixture(scope="module")
 def configs(tmp_path_factory: pytest.TempPathFactory, pair_settings: dict[str, Any]) -> Path:
-    """A file of good settings for every command, "speed" for that without a name."""
+    """A file of good settings for every command."""
     folder = tmp_path_factory.mktemp("refused")
     report = {"report_dir": str(folder / "report")}
     pair, shape = pair_settings | report, {"target": TARGET} | report
@@ -25,8 +25,6 @@ def configs(tmp_path_factory: pytest.TempPathFactory, pair_settings: dict[str, A
     head = {"drafter": rows["drafter"]}
     small = {"beam_width": 3, "draft_rounds": 3}
     settings: dict[str, dict[str, Any]] = {
-        "speed": rows,
-        "acceptance": rows | {"samplings": [{}]},
         "compare": {name: rows[name] for name in rows if name != "drafter"}
         | {"drafters": {"head": head}},
         "parity": pair | {"cases": {"greedy": {"max_new_tokens": 24, "tree": small}}},
@@ -42,36 +40,38 @@ def configs(tmp_path_factory: pytest.TempPathFactory, pair_settings: dict[str, A
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["drafter=null"], LOOKUP_ALONE),
-        (["drafter=null", "tree=auto"], LOOKUP_ALONE),
-        (["tree=auto"], r"has no draft\.yaml"),
-        (["tree=wide"], r"tree is 'wide'; it must be "),
+        (["drafters.head.drafter=null"], LOOKUP_ALONE),
+        (["drafters.head={drafter: null, tree: auto}"], LOOKUP_ALONE),
+        (["drafters={a: {tree: {lookup_tokens: 4, beam_width: 2}}}"], LOOKUP_ALONE),
+        (["drafters={baseline: {tree: {lookup_tokens: 4}}}"], "'baseline' cannot name"),
+        (["drafters={head: {drafter: /nowhere}}"], "'/nowhere' does not exist"),
+        (["drafters={}"], "drafters: Dictionary should have at least 1 item"),
+        (["drafters.head.tree=auto"], r"has no draft\.yaml"),
+        (["drafters.head.tree=wide"], r"head\.tree is 'wide'; it must be "),
+        (
+            ["drafters.head.tree.beam_widths=3"],
+            r"tree\.beam_widths: unknown key; did you mean 'beam_width",
+        ),
+        (["drafters.head.tree.beam_width=25"], BEAMS),
+        (["drafters.head.tree.beam_width=[2,25]"], BEAMS),
+        (["drafters.head.tree.num_nodes=[99]"], "num_nodes is 99; beam_width=8 and draft_rounds=4"),
+        (
+            ["drafters={a: {tree: {lookup_tokens: [2, 3]}}, 'a, C=3': {tree: {lookup_tokens: 4}}}"],
+            "drafters has two ways called 'a, C=3'; rename one",
+        ),
+        (["drafter=a"], "drafter: unknown key; did you mean 'drafters'"),
+        (["clock=false", "repeats=2"], "repeats is 2 and clock is false, .* leave repeats out"),
         (
             ["batch_size=3", "mesh.data=2"],
             "batch_size is 3, which the mesh's data=2",
         ),
         (["batch_size=2", "mesh.data=2"], "5 prompts in batches of 2 leave 1 for the last one"),
-        (["batch_size=8", "mesh.data=2"], "The number of prompts is 5, which the mesh's data=2"),
-        (["sampling={temperature: 0, top_k: 5, min_p: 0.1}"], "or leave top_k and min_p out"),
-        (["tree.beam_width=25"], BEAMS),
+        (["clock=false", "mesh.data=2"], "The number of prompts is 5, which the mesh's data=2"),
+        (["samplings=[{temperature: 0, top_k: 5, min_p: 0.1}]"], "or leave top_k and min_p out"),
         (["target=DRAFTER"], "states model_type 'recurrent_drafting_drafter'"),
         (["report_dir=/dev/null/a"], "Cannot make report_dir /dev/null/a: Not a directory"),
         (["max_new_tokens=510"], "line 1: the prompt has 3 tokens and max_new"),
-        (["acceptance", "rankings=[loud]"], r"rankings\.0 is 'loud'; it must be"),
-        (
-            ["acceptance", "trees.num_nodes=[99]"],
-            "num_nodes is 99; beam_width=8 and draft_rounds=4 give 1 to",
-        ),
-        (["acceptance", "trees.beam_width=25"], BEAMS),
-        (["acceptance", "max_new_tokens=600"], "max_new_tokens is 600, but"),
-        (["compare", "drafters={a: {tree: {lookup_tokens: 4, beam_width: 2}}}"], LOOKUP_ALONE),
-        (["compare", "drafters={baseline: {tree: {lookup_tokens: 4}}}"], "'baseline' cannot name"),
-        (
-            ["compare", "drafters={head: {drafter: /nowhere}}"],
-            "'/nowhere' does not exist",
-        ),
-        (["compare", "drafters.head.tree.beam_width=25"], BEAMS),
-        (["compare", "drafters={}"], "drafters: Dictionary should have at least 1 item"),
+        (["max_new_tokens=600"], "max_new_tokens is 600, but"),
         (["parity", "cases.greedy.trees=3"], r"greedy\.trees: unknown key; did you mean 'tree'"),
         (["parity", "cases.greedy.tree.num_nodes=99"], "draft_rounds=3 give 1 to 10 nodes"),
         (["parity", "tolerance.float32=0"], r"tolerance\.float32 is 0; it must be greater than 0"),
@@ -110,10 +110,9 @@ def test_what_cannot_be_used_is_one_sentence(
     sentence: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in ("loading", "compare", "parity"):
-        monkeypatch.delattr(f"eval.{module}.load_target")
+    monkeypatch.delattr("redrafter_jax.files.target_files.TargetFiles.load")
     command = words[:1] if words[0] in COMMANDS else []
-    config = configs / f"{(command or ['speed'])[0]}.yaml"
+    config = configs / f"{(command or ['compare'])[0]}.yaml"
     rest = [word.replace("DRAFTER", folders.drafter) for word in words[len(command) :]]
     with pytest.raises(InputError, match=sentence):
         evaluate([*command, "--config", str(config), *rest])

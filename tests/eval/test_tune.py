@@ -1,4 +1,4 @@
-"""`python -m eval tune`: the tree that is really fastest, or the baseline, and `draft: auto`."""
+"""`python -m eval tune`: the tree that is really fastest, or the baseline, and `tree: auto`."""
 
 import json
 from pathlib import Path
@@ -11,13 +11,13 @@ from eval import tune
 from eval.commands import evaluate
 from eval.tune import Candidate, choose
 from redrafter_jax import InputError, TreeConfig, load_tree, save_drafter
-from redrafter_jax.checkpoints.tree_table import (
+from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.files.tree_table import (
     TreeTable,
     TunedTree,
     find_tree_table,
     write_tree_table,
 )
-from redrafter_jax.drafters.head_drafter import LoadedHead
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -40,8 +40,10 @@ def config(tmp_path: Path, pair_settings: dict[str, Any], drafter: LoadedHead) -
         "batch_sizes": [2],
         "pairs": 3,
     }
-    write_yaml(tmp_path / "eval.yaml", values | {"batch_size": 2, "tree": "auto"})
-    return write_yaml(tmp_path / "tune.yaml", values | tuned)
+    head = {"drafter": values.pop("drafter"), "tree": "auto"}
+    compared = {"batch_size": 2, "drafters": {"head": head}}
+    write_yaml(tmp_path / "compare.yaml", values | compared)
+    return write_yaml(tmp_path / "tune.yaml", values | tuned | {"drafter": head["drafter"]})
 
 
 @pytest.mark.long
@@ -58,22 +60,21 @@ def test_with_a_random_drafter_the_baseline_is_chosen_and_auto_obeys_the_table(
     assert row["measured"][0] < 1
     assert not row["chosen"]
 
-    def report_of_auto() -> dict[str, Any]:
-        once = ["repeats=1", "warm_ups=1"]
-        evaluate(["--config", str(folder / "eval.yaml"), *once])
-        return json.loads((folder / "report" / "report.json").read_text())
+    def compared(name: str) -> dict[str, Any]:
+        report = folder / name
+        evaluate(["--config", str(folder / "compare.yaml"), f"report_dir={report}"])
+        (case,) = json.loads((report / "compare.json").read_text())["samplings"]
+        return case["ways"]["head"] | case["methods"]["head"]
 
-    report = report_of_auto()
-    assert (report["tree"], report["num_nodes"]) == (None, 1)
-    assert report["methods"]["speculative"]["acceptance_length"] == 1
+    head = compared("baseline")
+    assert (head["tree"], head["num_nodes"], head["acceptance_length"]) == (None, 1, 1)
     tree = TunedTree(2, 0.0, TreeConfig(4, 3), 2.0, 2.0)
     write_tree_table(folder / "drafter" / "draft.yaml", TreeTable("a", "b", (tree,)))
-    report = report_of_auto()
-    assert (report["tree"]["beam_width"], report["num_nodes"]) == (4, 13)
+    head = compared("tree")
+    assert (head["tree"]["beam_width"], head["num_nodes"]) == (4, 13)
     # Three turns decoded the two batches of the prompts, the first one twice.
     assert row["turns"] == 3
-    speculative = report["methods"]["speculative"]
-    assert speculative["acceptance_length"] == pytest.approx(row["acceptance_length"], abs=0.1)
+    assert head["acceptance_length"] == pytest.approx(row["acceptance_length"], abs=0.1)
     assert row["acceptance_length"] > 1
 
 

@@ -9,6 +9,8 @@ from tiny_folders import byte_tokenizer
 from tokenizers import Tokenizer, processors
 
 from redrafter_jax.config import TargetConfig
+from redrafter_jax.files.folder import FolderFiles
+from redrafter_jax.files.target_files import TargetFiles
 from train.data.settings import DataSettings
 
 SPECIAL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")
@@ -60,6 +62,15 @@ def write_tokenizer(folder: Path, template: str | None = CHATML) -> Path:
         settings["chat_template"] = template
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
+
+
+def files_with(
+    tokenizer: Tokenizer, folder: Path = Path("x"), config: TargetConfig = CONFIG
+) -> TargetFiles:
+    """A folder's files, of which the tokenizer and the configuration are these."""
+    files = FolderFiles(folder, folder)
+    files.tokenizer, files.config = tokenizer, config
+    return files
 
 
 def auto_tokenizer(folder: Path) -> Any:

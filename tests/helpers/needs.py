@@ -7,7 +7,7 @@ import pytest
 
 from pallas_kernels import aot, dispatch
 from redrafter_jax import InputError
-from redrafter_jax.checkpoints.real_models import RealModel, fetch
+from redrafter_jax.files.real_models import RealModel, fetch
 
 _NO_COMPILER = aot.why_unavailable()
 needs_compiler = pytest.mark.skipif(_NO_COMPILER is not None, reason=_NO_COMPILER or "")

@@ -9,11 +9,13 @@ import numpy as np
 from flax import nnx
 
 from eval.abstract import abstract_drafter, abstract_target
-from redrafter_jax.checkpoints.found import dotted, is_matrix
-from redrafter_jax.checkpoints.weight_names import target_name
-from redrafter_jax.config import HeadConfig, MedusaConfig, RecurrentConfig, TargetConfig
+from redrafter_jax.config import HeadConfig, TargetConfig
 from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.medusa import MedusaConfig
+from redrafter_jax.drafters.recurrent import RecurrentConfig
+from redrafter_jax.files.parameters import dotted, is_matrix
+from redrafter_jax.files.target_files import target_name
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model
 

@@ -287,8 +287,9 @@ def test_two_processes_measure_what_one_does(
     for name, mesh in (("alone", {}), ("together", {"data": 2, "model": 2})):
         settings = {
             "target": target,
-            "drafter": drafter,
+            "drafters": {"head": {"drafter": drafter}},
             "prompts": prompts,
+            "clock": False,
             "dtype": "float32",
             "max_new_tokens": 12,
             "samplings": [{"temperature": 0.0}, {"temperature": 1.0}],
@@ -296,7 +297,7 @@ def test_two_processes_measure_what_one_does(
             "report_dir": str(tmp_path / name),
         }
         config = str(write_yaml(tmp_path / f"{name}.yaml", settings))
-        arguments = [sys.executable, "-m", "eval", "acceptance", "--config", config]
+        arguments = [sys.executable, "-m", "eval", "compare", "--config", config]
         started = two(arguments) if mesh else [arguments]
         logs = [tmp_path / f"{name}.{index}.log" for index in range(len(started))]
         with running(started, logs) as processes:
@@ -305,13 +306,10 @@ def test_two_processes_measure_what_one_does(
         assert "The report: " in logs[0].read_text()
         # Gloo's own lines aside, the others are silent.
         assert not any("report" in log.read_text() for log in logs[1:])
-        reports.append(json.loads((tmp_path / name / "acceptance.json").read_text()))
-    rows = [
-        [
-            {key: value for key, value in row.items() if "second" not in key and "speed" not in key}
-            for row in report["rows"]
-        ]
-        for report in reports
-    ]
+        reports.append(json.loads((tmp_path / name / "compare.json").read_text()))
+    rows = [[case["methods"] for case in report["samplings"]] for report in reports]
+    for alone, together in zip(*rows, strict=True):
+        for measures in (*alone.values(), *together.values()):
+            del measures["bytes_per_step"]  # of one device
     assert rows[0] == rows[1]
     assert len(rows[0]) == 2

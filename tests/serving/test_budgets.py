@@ -3,8 +3,8 @@
 import pytest
 
 from redrafter_jax import InputError, PromptLookup, TreeConfig
-from redrafter_jax.checkpoints.tree_table import TreeTable, TunedTree
 from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.files.tree_table import TreeTable, TunedTree
 from redrafter_jax.serving.budgets import Budgets
 
 LARGE, SMALL = TreeConfig(3, 4), TreeConfig(2, 2)

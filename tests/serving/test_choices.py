@@ -10,8 +10,8 @@ from tiny_folders import byte_tokenizer
 from tiny_gguf import tokenizer_fields
 from tokenizers import AddedToken, Tokenizer
 
-from redrafter_jax.checkpoints.gguf_header import Header
-from redrafter_jax.checkpoints.gguf_tokenizer import gguf_tokenizer
+from redrafter_jax.files.gguf_header import Header
+from redrafter_jax.files.gguf_tokenizer import gguf_tokenizer
 from redrafter_jax.serving.choices import Choice, token_spellings
 from redrafter_jax.serving.messages import Event, Token
 from redrafter_jax.text.tokenizer import special_tokens

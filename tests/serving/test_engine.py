@@ -13,7 +13,7 @@ from engine_runs import ROWS, STOPS, gather, generated, make_requests, run
 from tiny_models import forgetful_target, imitating_drafter, tiny_config
 
 from redrafter_jax import TreeConfig
-from redrafter_jax.checkpoints.tree_table import TreeTable, TunedTree
+from redrafter_jax.files.tree_table import TreeTable, TunedTree
 from redrafter_jax.models.target import Target
 from redrafter_jax.serving import engine as engine_module
 from redrafter_jax.serving.engine import Engine, Event, QueueFull, Request

@@ -7,7 +7,8 @@ from chat_folders import CHATML, chat_tokenizer, write_tokenizer
 from fake_engine import FakeEngine
 from servers import HTTP, serving
 
-from redrafter_jax.text.chat_template import load_template
+from redrafter_jax.files.target_files import open_target
+from redrafter_jax.text.chat_template import find_template
 
 TEMPLATE = (
     "{% if messages[0].content == 'no' %}{{ raise_exception('Not that.') }}{% endif %}"
@@ -24,9 +25,10 @@ def ask(base: str, content: str = "Hi", **asked: Any) -> Any:
 
 def test_arguments_of_a_request_are_the_templates_and_errors_hold_no_path(tmp_path: Path) -> None:
     own = write_tokenizer(tmp_path / "secret", TEMPLATE)
-    template = load_template("tokenizer", own, chat_tokenizer(), "")
+    files = open_target(own)
+    template = find_template("tokenizer", files, "")
     (tmp_path / "file.jinja").write_text(TEMPLATE)
-    file = load_template(str(tmp_path / "file.jinja"), own, chat_tokenizer(), "")
+    file = find_template(str(tmp_path / "file.jinja"), files, "")
     for chosen in (template, file):
         with serving(FakeEngine(), tokenizer=chat_tokenizer(), template=chosen) as base:
             answers = [
@@ -59,7 +61,7 @@ def test_arguments_of_a_request_are_the_templates_and_errors_hold_no_path(tmp_pa
 
 def test_arguments_given_at_the_start_hold_unless_a_request_says_otherwise(tmp_path: Path) -> None:
     folder = write_tokenizer(tmp_path, TEMPLATE)
-    template = load_template("tokenizer", folder, chat_tokenizer(), "", QUIET)
+    template = find_template("tokenizer", open_target(folder), "", QUIET)
     with serving(FakeEngine(), tokenizer=chat_tokenizer(), template=template) as base:
         contents = [
             ask(base, chat_template_kwargs=given).json()["choices"][0]["message"]["content"]

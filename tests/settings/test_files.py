@@ -7,7 +7,6 @@ import pytest
 
 from redrafter_jax import InputError, TreeConfig
 from redrafter_jax.settings.files import Settings, dump_settings, load_settings
-from redrafter_jax.settings.sections import DraftSettings
 
 
 class Inner(Settings):
@@ -65,16 +64,6 @@ def test_a_tree_may_be_given_as_paths(config: Path) -> None:
     assert load_settings(Outer, config, ["tree.static_tree=yes"]).tree.static_tree is True
     with pytest.raises(InputError, match=r"tree.static_tree holds \(1, 0\) and not \(1,\), where"):
         load_settings(Outer, config, ["tree.static_tree=[[0], [1, 0]]"])
-
-    class OrAuto(Settings):
-        tree: DraftSettings
-
-    config.write_text("tree: {static_tree: [[0], [1], [0, 0]]}\n")
-    tree = load_settings(OrAuto, config).tree
-    assert isinstance(tree, TreeConfig)
-    assert tree.static_tree == ((0,), (1,), (0, 0))
-    auto = load_settings(OrAuto, config, ["tree=auto"])
-    assert (auto.tree, dump_settings(auto)) == ("auto", "tree: auto\n")
 
 
 def test_a_date_is_a_string_and_yes_is_true_where_that_is_asked_for(tmp_path: Path) -> None:

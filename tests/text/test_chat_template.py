@@ -13,6 +13,7 @@ from chat_folders import (
     IM_START,
     TURNS,
     chat_tokenizer,
+    files_with,
     write_tokenizer,
 )
 from tiny_folders import byte_tokenizer
@@ -26,12 +27,13 @@ from redrafter_jax.text.chat_template import (
     Turn,
     encode_turns,
     end_tokens,
-    load_template,
+    find_template,
 )
 
 
 def load(target: Path, name: Any = "tokenizer", **options: Any) -> Any:
-    return load_template(name, target, chat_tokenizer(), "--chat-template ", **options)
+    files = files_with(chat_tokenizer(), target)
+    return find_template(name, files, "--chat-template ", **options)
 
 
 def test_vicuna_is_written_as_published() -> None:
@@ -107,9 +109,9 @@ def test_a_missing_template_or_token_is_named_with_the_way_out(tmp_path: Path) -
     with pytest.raises(InputError, match=sentence):  # those whose tokens the tokenizer has
         load(folder)
     with pytest.raises(InputError, match="is written with '</s>', but the tokenizer of x has no"):
-        load_template("vicuna_v1.1", Path("x"), byte_tokenizer(), "--chat-template ")
+        find_template("vicuna_v1.1", files_with(byte_tokenizer()), "--chat-template ")
     with pytest.raises(InputError, match=r"give a file of one by --chat-template FILE\.$"):
-        load_template("tokenizer", folder, byte_tokenizer(), "--chat-template ")
+        find_template("tokenizer", files_with(byte_tokenizer(), folder), "--chat-template ")
     with pytest.raises(
         InputError, match=r"^--chat-template vicunna is neither a file nor .*chatml"
     ):

@@ -7,17 +7,17 @@ from typing import Any, NamedTuple
 import pytest
 from chat_folders import CHATML, auto_tokenizer, write_sentencepiece
 from tiny_folders import byte_tokenizer
-from tokenizers import processors
+from tokenizers import Tokenizer, processors
 
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.target_files import open_target
 from redrafter_jax.text.chat_template import (
     NoTemplateError,
     encode_turns,
     end_tokens,
-    load_template,
+    find_template,
     user_turn,
 )
-from redrafter_jax.text.tokenizer import read_tokenizer
 
 TURNS = [user_turn("Hi"), {"role": "assistant", "content": "Yes"}, user_turn("So?")]
 CHATML_MARKS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -101,6 +101,10 @@ CHECKPOINTS = {
 }
 
 
+def read_tokenizer(folder: Path) -> Tokenizer:
+    return open_target(folder).tokenizer
+
+
 def write_checkpoint(folder: Path, one: Checkpoint) -> Path:
     tokenizer = byte_tokenizer()
     if "bos_token" in one.roles and one.roles["bos_token"] == "<|begin_of_text|>":
@@ -125,7 +129,7 @@ def test_ids_and_texts_of_byte_level_tokenizers(tmp_path: Path, name: str) -> No
     one = CHECKPOINTS[name]
     folder = write_checkpoint(tmp_path, one)
     tokenizer, theirs = read_tokenizer(folder), auto_tokenizer(folder)
-    template = load_template("tokenizer", folder, tokenizer, "")
+    template = find_template("tokenizer", open_target(folder), "")
     ids = encode_turns(template, tokenizer, TURNS)
     assert ids == theirs.apply_chat_template(TURNS, add_generation_prompt=True, return_dict=False)
     # Marks are tokens of their own, and there is one that opens a text at most.
@@ -161,7 +165,7 @@ def test_ids_and_texts_of_sentencepieces_tokenizers(tmp_path: Path, name: str) -
     settings.write_text(json.dumps(json.loads(settings.read_text()) | changes))
     (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
     tokenizer = read_tokenizer(folder)
-    template = load_template("tokenizer", folder, tokenizer, "")
+    template = find_template("tokenizer", open_target(folder), "")
     ids = encode_turns(template, tokenizer, TURNS)
     assert ids == auto_tokenizer(folder).apply_chat_template(
         TURNS, add_generation_prompt=True, return_dict=False
@@ -179,8 +183,8 @@ def test_vicuna_brings_no_template_and_a_built_in_is_offered(tmp_path: Path) -> 
     write_sentencepiece(folder)
     tokenizer = read_tokenizer(folder)
     with pytest.raises(NoTemplateError, match=r"chat_template=llama2 or .*vicuna_v1\.1 or zephyr"):
-        load_template("tokenizer", folder, tokenizer, "chat_template=")
-    template = load_template("vicuna_v1.1", folder, tokenizer, "")
+        find_template("tokenizer", open_target(folder), "chat_template=")
+    template = find_template("vicuna_v1.1", open_target(folder), "")
     ids = encode_turns(template, tokenizer, TURNS)
     assert (ids[0], ids.count(1), ids.count(2)) == (1, 1, 1)
     assert tokenizer.decode(ids).endswith("USER: Hi ASSISTANT: YesUSER: So? ASSISTANT:")

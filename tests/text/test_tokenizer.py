@@ -12,9 +12,15 @@ from mixed_lines import mixed_lines
 from tiny_folders import byte_tokenizer
 from tiny_gguf import CONFIG, tokenizer_fields, write_random
 from tiny_models import random_target
+from tokenizers import Tokenizer
 
 from redrafter_jax import InputError, load_target
-from redrafter_jax.text.tokenizer import encode, load_tokenizer, read_tokenizer, split_stops
+from redrafter_jax.files.target_files import load_tokenizer, open_target
+from redrafter_jax.text.tokenizer import encode, split_stops
+
+
+def read_tokenizer(folder: Path) -> Tokenizer:
+    return open_target(folder).tokenizer
 
 
 def test_a_tokenizer_never_truncates_or_pads(tmp_path: Path) -> None:

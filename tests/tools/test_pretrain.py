@@ -13,8 +13,8 @@ from tiny_folders import write_yaml
 from tiny_models import tiny_config
 from tokenizers import Tokenizer
 
-from redrafter_jax.checkpoints.huggingface import load_target
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.target_files import load_target
 from redrafter_jax.settings.files import load_settings
 from tools.pretrain import PretrainSettings, main
 

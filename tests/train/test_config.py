@@ -63,10 +63,7 @@ CASES: dict[type[BaseModel], tuple[dict[str, Any], list[tuple[dict[str, Any], st
     DrafterSettings: (
         {"kind": "medusa"},
         [
-            ({"cell": "gru"}, "cell is for a recurrent head; leave it out of kind: medusa"),
             ({"exit_dim": 8}, "exit_dim is for a recurrent head; leave it out of kind: medusa"),
-            ({"context_layers": [0]}, "context_layers is for a recurrent head; leave it out of"),
-            ({"head": "target", "num_draft_layers": 0}, "is 0 and head is 'target', which leaves"),
             ({"kind": "eagle"}, "Input should be 'recurrent' or 'medusa'"),
             ({"kind": "recurrent", "head": "low_rank"}, "head_rank is None"),
             ({"cell": "lstm"}, r"cell\s+Input should be 'simple', 'gru' or 'sum'"),

@@ -16,8 +16,8 @@ from safetensors.numpy import load_file, save_file
 from tiny_folders import change_json, write_untrained_target
 from train_runs import Start, assert_same_weights, rows, run_train, settings, trial
 
-from redrafter_jax.checkpoints.huggingface import load_target, save_target
 from redrafter_jax.config import TargetConfig
+from redrafter_jax.files.target_files import TargetFiles, load_target, open_target, save_target
 from redrafter_jax.models.target import init_target
 from train.config import TrainSettings
 from train.loss import TopTokens, dense_log_probs
@@ -56,7 +56,7 @@ def test_features_are_what_the_target_says_of_every_token(
 ) -> None:
     stated = values(target, tmp_path, drafter={"exit_dim": 16, "context_layers": [0, 1]})
     said = start(stated, "features", "top_k=5").err
-    sources = load_sources(TrainSettings.model_validate(stated), CONFIG)
+    sources = load_sources(TrainSettings.model_validate(stated), open_target(target))
     tokens, segments = (
         np.concatenate([getattr(made.windows, name) for _, made in sources])
         for name in ("tokens", "segments")
@@ -115,7 +115,7 @@ def test_training_from_features_is_training_online_to_bfloat16_rounding(
     start(stated, "features", f"top_k={top_k}", "drafter.context_layers=[0, 1]")
     start(stated | {"features": None, "output_dir": str(tmp_path / "online")})
     # The layers of the target are not even loaded.
-    monkeypatch.delattr("train.setup.load_target")
+    monkeypatch.delattr(TargetFiles, "load")
     start(stated)
     kept, online = rows(tmp_path / "run"), rows(tmp_path / "online")
     epsilon = 2**-8  # of bfloat16

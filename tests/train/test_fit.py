@@ -16,14 +16,14 @@ from train_runs import start_command
 
 from eval.config import TuneSettings
 from redrafter_jax import TreeConfig, load_target
-from redrafter_jax.checkpoints.huggingface import load_target_config
-from redrafter_jax.checkpoints.tree_table import (
+from redrafter_jax.errors import InputError
+from redrafter_jax.files.target_files import open_target
+from redrafter_jax.files.tree_table import (
     TreeTable,
     TunedTree,
     find_tree_table,
     write_tree_table,
 )
-from redrafter_jax.errors import InputError
 from redrafter_jax.settings.files import load_settings
 from train.config import TrainSettings
 from train.fit import probe
@@ -245,6 +245,7 @@ def write_ending(
                 "repeating": 0,
             },
             "prompts": [{}] * 8,
+            "ways": {"head": {"tree": asdict(TREE)}},
             "methods": {
                 "head": {
                     "speedup": speedup,
@@ -256,9 +257,7 @@ def write_ending(
         }
         for heat, speedup in speedups.items()
     ]
-    config = {"drafters": {"head": {"tree": asdict(TREE)}}}
-    report = {"samplings": cases, "config": config}
-    (folder / "report" / "compare.json").write_text(json.dumps(report))
+    (folder / "report" / "compare.json").write_text(json.dumps({"samplings": cases}))
     return plan_of(minutes=10.0)
 
 
@@ -417,7 +416,7 @@ def test_rates_are_tokens_by_the_clock(
     target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a clock by which every timed call takes a quarter of a second."""
-    config = load_target_config(target_folder)
+    config = open_target(target_folder).config
     asked = FitRequest(str(target_folder), "float32", 1.0)
     values = train_settings(asked, tmp_path, config, 1)
     settings = TrainSettings.model_validate(values)

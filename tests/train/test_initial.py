@@ -11,8 +11,9 @@ import pytest
 from tiny_models import assert_same, random_target
 
 from redrafter_jax import save_drafter
-from redrafter_jax.config import MedusaConfig, TargetConfig
+from redrafter_jax.config import TargetConfig
 from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.medusa import MedusaConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import init_target
 from train.config import DrafterSettings
@@ -201,7 +202,7 @@ def test_medusa_heads_can_start_as_the_target(head: Literal["own", "target"]) ->
         kind="medusa", head=head, initial_head="target", draft_vocab_size=3, num_draft_layers=2
     )
     drafter = new_drafter(TARGET, settings, 2, [(ROWS, 1.0)], 0)
-    assert drafter.config == MedusaConfig(31, 16, 2, 2, (0, 4, 7), head)
+    assert drafter.config == MedusaConfig(31, 16, 2, 2, draft_tokens=(0, 4, 7), head=head)
     hidden = np.random.default_rng(0).normal(size=(5, 16)).astype(np.float32)
     some = HEAD[:, [0, 4, 7]]
     logits = drafter.merge().logits(jnp.asarray(hidden), 2, lambda features: features @ some)

@@ -10,7 +10,7 @@ from chat_folders import CONFIG, RECORDS, chat_tokenizer, write_lines, write_tok
 from rich.console import Console
 from train_runs import Start, settings
 
-from redrafter_jax.checkpoints.families import target_fields
+from redrafter_jax.files.families import target_fields
 from train.data.types import Document
 from train.inspect import print_document, split_runs
 

@@ -29,19 +29,15 @@ from train_runs import (
     weights,
 )
 
-from redrafter_jax.checkpoints.huggingface import (
-    load_drafter,
-    load_target,
-    save_drafter,
-    save_target,
-)
-from redrafter_jax.config import RecurrentConfig, TargetConfig, TreeConfig
+from redrafter_jax.config import TargetConfig, TreeConfig
 from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.recurrent import RecurrentConfig
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.drafter_files import load_drafter, save_drafter
+from redrafter_jax.files.target_files import load_target, open_target, save_target
 from redrafter_jax.generation import generate
 from redrafter_jax.lock import hold
 from redrafter_jax.models.target import Target, init_target
-from redrafter_jax.text.tokenizer import read_tokenizer
 from train.config import TrainSettings
 from train.loop import Outcome, train
 from train.step import train_step
@@ -239,7 +235,7 @@ def test_the_drafter_is_tried_and_the_best_is_kept(
     result = generate(
         load_target(target_folder, "float32"),
         load_drafter(output / "best", "float32"),
-        [read_tokenizer(target_folder).encode(text).ids for text in texts],
+        [open_target(target_folder).tokenizer.encode(text).ids for text in texts],
         max_new_tokens=12,
         tree=TreeConfig(**draft),
         eos_token_ids=(),

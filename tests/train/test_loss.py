@@ -11,9 +11,11 @@ import pytest
 from jax.flatten_util import ravel_pytree
 from jax.test_util import check_grads
 
-from redrafter_jax.config import HeadConfig, MedusaConfig, RecurrentConfig, TargetConfig
+from redrafter_jax.config import HeadConfig, TargetConfig
 from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.medusa import MedusaConfig
+from redrafter_jax.drafters.recurrent import RecurrentConfig
 from redrafter_jax.models.target import Target, init_target
 from train.config import LossSettings
 from train.loss import RoundSums, count_positions, round_sums, split_chunks

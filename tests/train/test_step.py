@@ -12,7 +12,8 @@ import optax
 import pytest
 from tiny_models import random_drafter, random_target
 
-from redrafter_jax.config import RecurrentConfig, TargetConfig
+from redrafter_jax.config import TargetConfig
+from redrafter_jax.drafters.recurrent import RecurrentConfig
 from train.config import LossSettings, OptimizerSettings
 from train.optimizer import make_optimizer
 from train.step import StepMetrics, TrainState, init_state, train_step

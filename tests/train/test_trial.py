@@ -12,14 +12,15 @@ from chat_folders import (
     END,
     IM_END,
     chat_tokenizer,
+    files_with,
     write_lines,
     write_tokenizer,
 )
 from tiny_models import random_drafter, random_target
 from train_runs import settings, trial
 
-from redrafter_jax.checkpoints.huggingface import load_drafter
-from redrafter_jax.config import RecurrentConfig
+from redrafter_jax.drafters.recurrent import RecurrentConfig
+from redrafter_jax.files.drafter_files import load_drafter
 from redrafter_jax.generation import generate_autoregressive
 from train.config import AcceptanceSettings, TrainSettings
 from train.trial import Best, Trial, describe_best, keep_best, plan_trial
@@ -28,7 +29,8 @@ from train.trial import Best, Trial, describe_best, keep_best, plan_trial
 def planned(folder: Path, chats: bool, template: str | None = CHATML, **changes: Any) -> Trial:
     target = write_tokenizer(folder / "target", template)
     values = settings(target, folder, acceptance=trial(folder, "Hi", **changes))
-    prepare = plan_trial(TrainSettings.model_validate(values), CONFIG, None, chats)
+    files = files_with(chat_tokenizer(), target)
+    prepare = plan_trial(TrainSettings.model_validate(values), files, None, chats)
     assert prepare is not None
     return prepare(random_target(CONFIG))
 

@@ -6,16 +6,14 @@ loss if their tokens are prefixes too, so that training sees the very tokens tha
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool
-from tokenizers import Tokenizer
 
 from redrafter_jax.errors import InputError
-from redrafter_jax.text import chat_template
-from redrafter_jax.text.chat_template import ChatTemplate, Turn
+from redrafter_jax.files.target_files import TargetFiles
+from redrafter_jax.text.chat_template import ChatTemplate, Turn, find_template
 
 from .settings import DataSettings
 from .types import Chat, Skip
@@ -37,16 +35,15 @@ class Rendered(NamedTuple):
     unread: tuple[str, ...] = ()
 
 
-def load_template(settings: DataSettings, target: Path, tokenizer: Tokenizer) -> ChatTemplate:
+def load_template(settings: DataSettings, files: TargetFiles) -> ChatTemplate:
     """The template that `data.chat_template` names.
 
     Raises:
       InputError: the tokenizer has no template, or no tokens that a built-in needs.
     """
-    return chat_template.load_template(
+    return find_template(
         settings.chat_template,
-        target,
-        tokenizer,
+        files,
         setting="data.chat_template=",
         arguments=settings.template_arguments,
     )

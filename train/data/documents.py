@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import batched, chain
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -11,8 +10,8 @@ from tokenizers import Tokenizer
 
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.target_files import TargetFiles
 from redrafter_jax.text.chat_template import ChatTemplate
-from redrafter_jax.text.tokenizer import read_tokenizer
 
 from .chat import Rendered, load_template, mask_answers, render_chat
 from .files import read_raw
@@ -34,22 +33,22 @@ class SourceDocuments(NamedTuple):
     skips: list[Skip]
 
 
-def load_documents(
-    settings: DataSettings, target: Path, config: TargetConfig
-) -> list[SourceDocuments]:
-    """The documents of every source, in the tokens of the target in folder `target`.
+def load_documents(settings: DataSettings, files: TargetFiles) -> list[SourceDocuments]:
+    """The documents of every source, in the tokens of the target.
 
     Raises:
       InputError: a source cannot be read, or holds nothing to train on, tokens that the target
         does not have, or masks that leave nothing out; it has skips and they are refused; the chat
         template is missing or not prefix-stable; or the tokenizer does not fit the target.
     """
-    tokenizer = load_own_tokenizer(settings, target, config)
+    tokenizer = fitting_tokenizer(settings, files)
     # Loaded for the first conversation: other data needs no template.
-    template = cache(lambda: load_template(settings, target, tokenizer))
+    template = cache(lambda: load_template(settings, files))
     loaded = []
     for index, source in enumerate(settings.sources):
-        made = list(encode_records(read_records(source), settings, tokenizer, config, template))
+        made = list(
+            encode_records(read_records(source), settings, tokenizer, files.config, template)
+        )
         documents = [document for document in made if isinstance(document, Document)]
         skips = [skip for skip in made if isinstance(skip, Skip)]
         loaded.append(SourceDocuments(settings.name(index), source.weight, documents, skips))
@@ -57,8 +56,8 @@ def load_documents(
     return loaded
 
 
-def load_own_tokenizer(settings: DataSettings, target: Path, config: TargetConfig) -> Tokenizer:
-    """The tokenizer of the target in folder `target`, once the target is checked to fit the data.
+def fitting_tokenizer(settings: DataSettings, files: TargetFiles) -> Tokenizer:
+    """The tokenizer of a target that is checked to fit the data.
 
     It may have more tokens than the target, such as one for padding; data with one of those is
     refused.
@@ -66,14 +65,14 @@ def load_own_tokenizer(settings: DataSettings, target: Path, config: TargetConfi
     Raises:
       InputError: rows are longer than the target has positions, or it states no end token.
     """
-    tokenizer = read_tokenizer(target)
+    config, tokenizer = files.config, files.tokenizer
     length, positions = settings.sequence_length, config.position_limit
     if length > positions:
         raise InputError(
             f"data.sequence_length is {length}, but the target has {positions} positions; lower it."
         )
     if not config.eos_token_ids:
-        raise InputError(f"{target} states no eos_token_id to separate documents with.")
+        raise InputError(f"{files.name} states no eos_token_id to separate documents with.")
     return tokenizer
 
 

@@ -29,7 +29,7 @@ class FeatureIndex(Settings):
     """The contents of a folder of features.
 
     Attributes:
-      target: digest of the target's files, from `digest_files`.
+      target: digest of the target's files, from `TargetFiles.digest`.
       target_dtype: dtype that the target ran in.
       context_layers: layers whose hidden states stand before the last ones.
       top_k: k, the number of most likely tokens that are kept.

@@ -7,10 +7,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from redrafter_jax.checkpoints.download import TREE_TABLE
-from redrafter_jax.checkpoints.tree_table import find_tree_table, write_tree_table
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.config.limits import read_config
+from redrafter_jax.files.locate import TREE_TABLE
+from redrafter_jax.files.tree_table import find_tree_table, write_tree_table
 from redrafter_jax.verdict import Texts, Verdict, Way, judge
 
 from .plan import FitPlan
@@ -54,7 +54,7 @@ def obey_report(folder: Path) -> None:
     report = _report(folder)
     for case in reversed(report["samplings"]):
         temperature = case["sampling"]["temperature"]
-        speedups = {way.tree: way.median for way in _ways(report, case)}
+        speedups = {way.tree: way.median for way in _ways(case)}
         tree = table.nearest(1, temperature)
         if tree.tree not in speedups:
             continue
@@ -78,7 +78,7 @@ def verdict(folder: Path, plan: FitPlan) -> tuple[list[float], str]:
     for case in report["samplings"]:
         answers = case["answers"]
         texts = Texts(len(case["prompts"]), answers["repeating"], answers["short"])
-        verdicts.append(judge(_ways(report, case), texts))
+        verdicts.append(judge(_ways(case), texts))
     temperatures = [case["sampling"]["temperature"] for case in report["samplings"]]
     pays = [one for one in temperatures if table.nearest(1, one).tree is not None]
     first, *others = verdicts
@@ -118,14 +118,16 @@ def _report(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "report" / "compare.json").read_text())
 
 
-def _ways(report: dict[str, Any], case: dict[str, Any]) -> list[Way]:
+def _ways(case: dict[str, Any]) -> list[Way]:
     """The trees that the report measured, as they did at one temperature."""
     ways = []
-    for name, drafting in report["config"]["drafters"].items():
+    for name, way in case["ways"].items():
+        if way["tree"] is None:
+            continue
         measures = case["methods"][name]
         ends = measures["speedup_quartiles"]
         speedup = None if ends is None else (ends[0], measures["speedup"], ends[1])
-        tree = read_config(TreeConfig, drafting["tree"], Path("compare.json"))
+        tree = read_config(TreeConfig, way["tree"], Path("compare.json"))
         ways.append(Way(name, tree, True, speedup, measures["accepted_by"]))
     return ways
 

@@ -10,9 +10,9 @@ from typing import Literal, NamedTuple
 
 from pydantic import ValidationError
 
-from redrafter_jax.checkpoints.config_files import write_atomically
 from redrafter_jax.config import Dtype
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.fields import write_atomically
 from redrafter_jax.settings.files import Settings
 
 from .probe import Rates

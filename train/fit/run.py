@@ -17,12 +17,10 @@ import jax
 import yaml
 from rich.console import Console
 
-from redrafter_jax.checkpoints.huggingface import load_target, load_target_config
 from redrafter_jax.command_line import call_program, make_folder
 from redrafter_jax.config import Dtype, TargetConfig
+from redrafter_jax.files.target_files import TargetFiles, open_target
 from redrafter_jax.settings.files import load_settings
-from redrafter_jax.text.chat_template import NO_TEMPLATE, load_template
-from redrafter_jax.text.tokenizer import read_tokenizer
 
 from ..config import TrainSettings
 from ..data.report import print_line
@@ -82,10 +80,11 @@ def fit(target: str, output: Path, minutes: float, dtype: Dtype | None) -> None:
     # What the probe compiles every stage compiles again, and a run that goes on.
     if jax.config.jax_compilation_cache_dir is None:
         jax.config.update("jax_compilation_cache_dir", str(output / "programs"))
-    config = load_target_config(target)
+    files = open_target(target)
+    config = files.config
     plan, before = read_plan(output, asked), 0.0
     if plan is None:
-        plan = _probe(asked, output, config, console, started)
+        plan = _probe(asked, output, files, console, started)
     else:
         before = plan.spent
         print_line(console, f"going on with the plan in {output / 'plan.json'}")
@@ -93,15 +92,15 @@ def fit(target: str, output: Path, minutes: float, dtype: Dtype | None) -> None:
 
 
 def _probe(
-    asked: FitRequest, folder: Path, config: TargetConfig, console: Console, started: float
+    asked: FitRequest, folder: Path, files: TargetFiles, console: Console, started: float
 ) -> FitPlan:
     """Measure the device and decide the sizes."""
     print_line(console, "measuring how fast this device writes, reads and trains: a minute or two")
-    rows = rows_written()
+    config, rows = files.config, rows_written()
     settings = TrainSettings.model_validate(train_settings(asked, folder, config, steps=1))
 
     def load() -> Any:
-        return load_target(asked.target, asked.target_dtype)
+        return files.load(asked.target_dtype)
 
     rates = measure_rates(load, settings, rows, TOP_K)
     length = row_length(config)
@@ -245,7 +244,7 @@ class _Fit:
     def _measure(self) -> None:
         self._keep(spent=self.used())
         drafters = {
-            name: {"drafter": str(self._drafter), "draft": tree}
+            name: {"drafter": str(self._drafter), "tree": tree}
             for name, tree in finalists(self._folder).items()
         }
         values = decode_settings(self.plan, self._folder, "report", "held_out")
@@ -264,7 +263,7 @@ class _Fit:
         """How to use what was fastest, and the verdict."""
         target = self.plan.asked.target
         pays, sentence = verdict(self._folder, self.plan)
-        chats = load_template(None, target, read_tokenizer(target), "") is not NO_TEMPLATE
+        chats = open_target(target).template is not None
         command = ["chat"] if chats else ["generate", "--prompt", "Once upon a time"]
         with_head = ["--drafter", str(self._drafter)] if pays else ["--no-drafter"]
         # Greedy is what commands do by themselves.

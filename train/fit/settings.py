@@ -7,7 +7,7 @@ import jax
 
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
-from redrafter_jax.text.tokenizer import read_tokenizer
+from redrafter_jax.files.target_files import open_target
 
 from ..regenerate.output import format_rows, read_rows
 from .ending import SAMPLINGS
@@ -139,7 +139,7 @@ def hold_out(plan: FitPlan, folder: Path) -> int:
             f"The target wrote {len(openings)} texts, no more than the {count} that are held out; "
             "give more --minutes, and another folder."
         )
-    tokenizer = read_tokenizer(plan.asked.target)
+    tokenizer = open_target(plan.asked.target).tokenizer
     for name, own in held_out.items():
         prompts = [
             row["questions"][0]

@@ -19,10 +19,11 @@ import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 
-from redrafter_jax.checkpoints.huggingface import load_drafter, load_target, load_target_config
 from redrafter_jax.command_line import make_folder_of
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.drafter_files import load_drafter
+from redrafter_jax.files.target_files import TargetFiles, open_target
 from redrafter_jax.lock import hold
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_rows
@@ -35,7 +36,7 @@ from redrafter_jax.text.chat_template import NoTemplateError, end_tokens
 
 from ..config import USER_SETTINGS, RegenerateSettings
 from ..data.chat import load_template
-from ..data.documents import load_documents, load_own_tokenizer
+from ..data.documents import fitting_tokenizer, load_documents
 from ..data.report import print_line
 from ..data.rows import cut
 from ..data.types import (
@@ -114,13 +115,14 @@ def regenerate(
     else:
         write = _rewrite_chats if settings.prompt_tokens is None else _continue_texts
     with hold(settings.output, "output"):
-        write(settings, mesh, console)
+        write(settings, open_target(settings.target), mesh, console)
 
 
-def _continue_texts(settings: RegenerateSettings, mesh: Mesh | None, console: Console) -> None:
+def _continue_texts(
+    settings: RegenerateSettings, files: TargetFiles, mesh: Mesh | None, console: Console
+) -> None:
     """Continue texts."""
-    config = load_target_config(settings.target)
-    sources = load_documents(settings.data, settings.target, config)
+    config, sources = files.config, load_documents(settings.data, files)
     for source in sources:
         _print_skips(console, source.name, source.skips)
         _print_unread(console, source.name, source.documents)
@@ -140,7 +142,7 @@ def _continue_texts(settings: RegenerateSettings, mesh: Mesh | None, console: Co
         (row,) = add_answer([], item.opening, written, False)
         return [item.identity | row.stated]
 
-    _write([*map(item, range(len(prompts)))], write, config.eos_token_ids, settings, mesh)
+    _write([*map(item, range(len(prompts)))], write, config.eos_token_ids, settings, files, mesh)
     print_line(console, f"{len(prompts)} rows in {settings.output}")
 
 
@@ -162,12 +164,13 @@ def _choose_prompts(windows: Windows, settings: RegenerateSettings) -> list[list
     return windows.tokens[chosen, : settings.prompt_tokens].tolist()
 
 
-def _rewrite_chats(settings: RegenerateSettings, mesh: Mesh | None, console: Console) -> None:
+def _rewrite_chats(
+    settings: RegenerateSettings, files: TargetFiles, mesh: Mesh | None, console: Console
+) -> None:
     """Rewrite conversations."""
-    config = load_target_config(settings.target)
-    tokenizer = load_own_tokenizer(settings.data, settings.target, config)
+    config, tokenizer = files.config, fitting_tokenizer(settings.data, files)
     records = read_conversations(settings.data)
-    template = load_template(settings.data, settings.target, tokenizer)
+    template = load_template(settings.data, files)
     asked = (first_question(record) for record in records if isinstance(record, Chat))
     stop_tokens = end_tokens(template, tokenizer, config.eos_token_ids, asked)
     length = settings.data.sequence_length
@@ -185,7 +188,7 @@ def _rewrite_chats(settings: RegenerateSettings, mesh: Mesh | None, console: Con
         written = [each.rows for each in conversation.exchanges if each.rows is not None]
         return rows_of(item, written[-1], conversation.left_out)
 
-    _write(items, write, stop_tokens, settings, mesh, _DATE)
+    _write(items, write, stop_tokens, settings, files, mesh, _DATE)
     print_line(console, summarize(settings))
 
 
@@ -194,13 +197,14 @@ def _write(
     write: Callable[[Item], Session[JsonRows]],
     stop_tokens: Sequence[int],
     settings: RegenerateSettings,
+    files: TargetFiles,
     mesh: Mesh | None,
     way_out: str = "",
 ) -> None:
     """Write the items that the output does not hold yet."""
     done = find_done(settings.output, items, way_out)
     if left := [item for item in items if item.seed not in done]:
-        target = load_target(settings.target, settings.target_dtype, mesh)
+        target = files.load(settings.target_dtype, mesh)
         rows = run_sessions(_make_engine(settings, target, stop_tokens), map(write, left))
         unit = "conversations" if settings.prompt_tokens is None else "texts"
         with progress(len(items), f"{unit} written", len(done)) as advance:
@@ -209,16 +213,16 @@ def _write(
 
 def _write_prompts_too(
     settings: RegenerateSettings,
+    files: TargetFiles,
     mesh: Mesh | None,
     console: Console,
     is_late: Callable[[int], bool],
 ) -> None:
     """Let the target write prompts and answers, until there are enough or it is late."""
-    config = load_target_config(settings.target)
-    tokenizer = load_own_tokenizer(settings.data, settings.target, config)
+    config, tokenizer = files.config, fitting_tokenizer(settings.data, files)
     asked: set[str] = set()
     try:
-        template = load_template(settings.data, settings.target, tokenizer)
+        template = load_template(settings.data, files)
     except NoTemplateError:
         for name in USER_SETTINGS:
             if getattr(settings, name) not in (type(settings).model_fields[name].default, "varied"):
@@ -229,7 +233,7 @@ def _write_prompts_too(
         writer = text_writer(tokenizer, config, settings)
     else:
         writer = chat_writer(tokenizer, template, config, asked, settings)
-    target = load_target(settings.target, settings.target_dtype, mesh)
+    target = files.load(settings.target_dtype, mesh)
     digest = hashlib.sha256(f"{digest_weights(target)} {writer.opening}".encode()).hexdigest()
 
     def item(seed: int) -> Item:

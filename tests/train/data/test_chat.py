@@ -14,6 +14,7 @@ from chat_folders import (
     TURNS,
     chat_tokenizer,
     data_settings,
+    files_with,
     write_sentencepiece,
     write_tokenizer,
 )
@@ -22,9 +23,9 @@ from hypothesis import strategies as st
 from places import ROOT
 
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.target_files import open_target
 from redrafter_jax.text.chat_formats import FORMATS
 from redrafter_jax.text.chat_template import ChatTemplate, Turn
-from redrafter_jax.text.tokenizer import read_tokenizer
 from train.data.chat import load_template
 from train.data.documents import encode_records
 from train.data.settings import DataSettings
@@ -38,7 +39,7 @@ LAST = data_settings(SOURCE, train_turns="last")
 
 @pytest.fixture(scope="module")
 def chatml(chat_target: Path) -> ChatTemplate:
-    return load_template(OWN, chat_target, chat_tokenizer())
+    return load_template(OWN, open_target(chat_target))
 
 
 def encode(
@@ -83,7 +84,7 @@ def test_what_the_template_writes_nothing_of_is_told(chatml: ChatTemplate) -> No
 
 
 def test_vicunas_answers_and_their_end_carry_loss() -> None:
-    template = load_template(VICUNA, Path("any"), chat_tokenizer())
+    template = load_template(VICUNA, files_with(chat_tokenizer()))
     document = encode(template, TURNS, VICUNA)
     assert learnt(document) == " Hello</s>| Ciao</s>"
     assert isinstance(document, Document)
@@ -132,7 +133,7 @@ FORGETS = (
 # The first says how long the conversation is.
 @pytest.mark.parametrize("template", ["{{ messages | length }}" + CHATML, FORGETS])
 def test_templates_that_are_not_prefix_stable_stop_the_run(tmp_path: Path, template: str) -> None:
-    loaded = load_template(OWN, write_tokenizer(tmp_path, template), chat_tokenizer())
+    loaded = load_template(OWN, open_target(write_tokenizer(tmp_path, template)))
     for settings, sentence in (
         (OWN, "turn 2 of 4, .* set data.train_turns=last"),
         (LAST, "turn 4 of 4, .*; use another template"),
@@ -145,7 +146,7 @@ def test_the_last_answer_alone_may_carry_loss_where_earlier_turns_are_rewritten(
     tmp_path: Path,
 ) -> None:
     template = FORGETS.replace("loop.last", "loop.last and turn.role == 'assistant'")
-    loaded = load_template(OWN, write_tokenizer(tmp_path, template), chat_tokenizer())
+    loaded = load_template(OWN, open_target(write_tokenizer(tmp_path, template)))
     assert learnt(encode(loaded, [*TURNS, TURNS[0]], LAST)) == "(thought)Ciao\n"
 
 
@@ -159,11 +160,11 @@ def test_a_template_gets_its_arguments_and_may_refuse(tmp_path: Path) -> None:
         ({}, [*half, *TURNS], "surrogates not allowed"),
     ):
         settings = data_settings(SOURCE, template_arguments=arguments)
-        skip = encode(load_template(settings, folder, chat_tokenizer()), turns)
+        skip = encode(load_template(settings, open_target(folder)), turns)
         assert isinstance(skip, Skip)
         assert skip.reason == "the chat template refuses the turns"
         assert fault in skip.detail
-    assert isinstance(encode(load_template(OWN, folder, chat_tokenizer()), TURNS), Document)
+    assert isinstance(encode(load_template(OWN, open_target(folder)), TURNS), Document)
 
 
 def test_the_template_of_the_documentation_lets_every_answer_carry_loss(tmp_path: Path) -> None:
@@ -171,8 +172,8 @@ def test_the_template_of_the_documentation_lets_every_answer_carry_loss(tmp_path
     folder = tmp_path / "target"
     write_sentencepiece(folder)
     (folder / "chat_template.jinja").write_text(page)
-    tokenizer = read_tokenizer(folder)
-    template = load_template(OWN, folder, tokenizer)
+    files = open_target(folder)
+    tokenizer, template = files.tokenizer, load_template(OWN, files)
     said = ["Hello there", "2", "if x:\n    y", "Ciao."]
     turns = [turn | {"content": text} for turn, text in zip(TURNS, said, strict=True)]
     config = dataclasses.replace(CONFIG, vocab_size=tokenizer.get_vocab_size())

@@ -17,6 +17,7 @@ from chat_folders import (
     VOCABULARY,
     chat_tokenizer,
     data_settings,
+    files_with,
     write_lines,
     write_tokenizer,
 )
@@ -25,13 +26,14 @@ from hypothesis import strategies as st
 from tiny_folders import byte_tokenizer
 
 from redrafter_jax.errors import InputError
-from redrafter_jax.text.tokenizer import read_tokenizer
+from redrafter_jax.files.target_files import open_target
 from train.data.documents import SourceDocuments, encode_records, load_documents
 from train.data.types import Document, Text
 
 
 def load(target: Path, *sources: object, **changes: object) -> list[SourceDocuments]:
-    return load_documents(data_settings(*sources, **changes), target, CONFIG)
+    files = files_with(chat_tokenizer(), target, CONFIG)
+    return load_documents(data_settings(*sources, **changes), files)
 
 
 def ids(text: str) -> list[int]:
@@ -144,15 +146,23 @@ def test_an_answer_whose_first_token_joins_the_prompts_last_carries_no_loss(tmp_
     path = write_lines(tmp_path / "a.jsonl", RECORDS["messages"])
     alone = write_lines(tmp_path / "alone.jsonl", {"messages": TURNS[:2]})
     config = dataclasses.replace(CONFIG, vocab_size=VOCABULARY + 1)
-    (source,) = load_documents(data_settings({"files": [path, alone]}), glued, config)
+    (source,) = load_documents(
+        data_settings({"files": [path, alone]}),
+        files_with(open_target(glued).tokenizer, glued, config),
+    )
     (document,), (skip,) = source.documents, source.skips
     assert (skip.place, skip.reason) == (f"{alone}, line 1", "no token carries loss")
     assert skip.detail == "a token runs across the edge of every answer"
     assert document.left_out == 1
     learnt = document.tokens[document.loss_mask].tolist()
-    assert read_tokenizer(glued).decode(learnt, skip_special_tokens=False) == "Ciao<|im_end|>n"
+    assert (
+        open_target(glued).tokenizer.decode(learnt, skip_special_tokens=False) == "Ciao<|im_end|>n"
+    )
     with pytest.raises(InputError, match=r"answers of 1 records carry no loss, .*line 1"):
-        load_documents(data_settings({"files": [path]}, skips="refuse"), glued, config)
+        load_documents(
+            data_settings({"files": [path]}, skips="refuse"),
+            files_with(open_target(glued).tokenizer, glued, config),
+        )
 
 
 def test_texts_need_no_chat_template_and_conversations_do(tmp_path: Path) -> None:
@@ -181,8 +191,9 @@ def test_a_target_that_does_not_fit_the_data_is_named(
     chat_target: Path, changes: dict[str, Any], sentence: str
 ) -> None:
     config = dataclasses.replace(CONFIG, **changes)
+    files = files_with(chat_tokenizer(), chat_target, config)
     with pytest.raises(InputError, match=sentence):
-        load_documents(data_settings({"files": ["a.jsonl"]}), chat_target, config)
+        load_documents(data_settings({"files": ["a.jsonl"]}), files)
 
 
 def test_a_tokenizer_may_have_more_tokens_than_its_target_but_no_record_one_of_them(
@@ -192,7 +203,8 @@ def test_a_tokenizer_may_have_more_tokens_than_its_target_but_no_record_one_of_t
     config = dataclasses.replace(CONFIG, vocab_size=VOCABULARY - 1)
     fine = write_lines(tmp_path / "fine.jsonl", RECORDS["text"], RECORDS["alpaca"])
     vicuna = {"chat_template": "vicuna_v1.1"}
-    load_documents(data_settings({"files": [fine]}, **vicuna), chat_target, config)
+    files = files_with(chat_tokenizer(), chat_target, config)
+    load_documents(data_settings({"files": [fine]}, **vicuna), files)
     for row in (
         {"text": "a<|im_end|>"},
         {"messages": [TURNS[0], {"role": "assistant", "content": "b<|im_end|>"}]},
@@ -201,7 +213,7 @@ def test_a_tokenizer_may_have_more_tokens_than_its_target_but_no_record_one_of_t
         path = write_lines(tmp_path / "padded.jsonl", RECORDS["text"], row)
         told = r"padded.jsonl, line 2 holds token 259 \('<\|im_end\|>'\), which is outside .* 259"
         with pytest.raises(InputError, match=told):
-            load_documents(data_settings({"files": [path]}, **vicuna), chat_target, config)
+            load_documents(data_settings({"files": [path]}, **vicuna), files)
 
 
 HEALTHY = [json.dumps(row).encode() for row in RECORDS.values()]
@@ -242,7 +254,7 @@ def test_spoiled_lines_are_counted_and_the_healthy_ones_kept(
     path.write_bytes(b"\n".join([*HEALTHY, *spoiled, b""]))
     settings = data_settings({"files": [str(path)]}, chat_template="vicuna_v1.1")
     try:
-        (source,) = load_documents(settings, chat_target, CONFIG)
+        (source,) = load_documents(settings, files_with(chat_tokenizer(), chat_target, CONFIG))
     except InputError as error:
         # The one fault of a line that stops a run.
         if not re.search(rf"{path}, line \d+ holds token .* outside the vocabulary", str(error)):

@@ -6,12 +6,12 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from chat_folders import IM_END, VOCABULARY, chat_tokenizer, data_settings, write_lines
+from chat_folders import IM_END, VOCABULARY, chat_tokenizer, data_settings, files_with, write_lines
 from regenerated import CHATS, LENGTH, LIMIT, LONG, Regeneration, chat, read, settings
 
-from redrafter_jax.checkpoints.huggingface import load_target
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.target_files import load_target
 from redrafter_jax.text.chat_template import ChatTemplate, Turn
 from train.config import RegenerateSettings
 from train.data.chat import load_template
@@ -100,7 +100,9 @@ def test_records_that_cannot_be_rewritten_are_told(
 
 @pytest.fixture(scope="module")
 def encoder(chat_folder: Path) -> TurnEncoder:
-    template = load_template(data_settings({"files": ["x"]}), chat_folder / "target", TOKENIZER)
+    template = load_template(
+        data_settings({"files": ["x"]}), files_with(TOKENIZER, chat_folder / "target")
+    )
     return TurnEncoder(TOKENIZER, template, (IM_END,), 400, VOCABULARY)
 
 

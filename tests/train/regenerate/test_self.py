@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_folders import END, IM_END, chat_tokenizer, data_settings
+from chat_folders import END, IM_END, chat_tokenizer, data_settings, files_with
 from regenerated import Regeneration, read
 
 from redrafter_jax import SamplingConfig, generate, load_target
@@ -31,7 +31,9 @@ def say(target: Target, text: str, limit: int, sampling: SamplingConfig, seed: i
 
 def test_questions_and_answers_are_the_targets_own(inventing: Regeneration) -> None:
     target = load_target(inventing.target, "float32")
-    template = load_template(data_settings({"files": ["x"]}), inventing.target, TOKENIZER)
+    template = load_template(
+        data_settings({"files": ["x"]}), files_with(TOKENIZER, inventing.target)
+    )
 
     rows = read(inventing.finished)
     first = [row for row in rows if row["row"] == 0]

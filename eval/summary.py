@@ -1,0 +1,246 @@
+"""What `python -m eval compare` says of a sampling, from the runs of every method."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from redrafter_jax.config import TreeConfig
+from redrafter_jax.text.prompts import EncodedPrompts
+from redrafter_jax.verdict import Texts, Verdict, Way, judge
+
+from . import metrics
+from .benchmark import Run, TimedTurn
+from .metrics import count_accepted, describe_answers, quartiles
+
+BASELINE = "baseline"
+_RESAMPLES, _LEVEL = 9999, 0.95
+DEFINITIONS = metrics.DEFINITIONS | {
+    "tokens_per_second": "median over all runs of new tokens / wall time of the whole call, "
+    "prefill and the way to the host included, compilation not; of a prompt or category its own "
+    "tokens / the time of its whole batch; null without the clock, as all that is timed",
+    "speedup": "median over all (batch, repeat) turns of the ratio to the baseline's tokens per "
+    "second; a turn's runs follow each other at once",
+    "speedup_quartiles": "25% and 75%",
+    "speedup_interval": f"{_LEVEL:.0%} percentile interval of the median speed-up by a paired "
+    f"bootstrap of {_RESAMPLES} samples: batches, which are single prompts at batch size 1, are "
+    "drawn again with the runs of all methods in them, so that it tells how far other prompts of "
+    "this kind may differ",
+    "acceptance_interval": "the same of the acceptance length, over prompts",
+    "decode_only": "the same without prefill and the first token, which prefill decides",
+    "milliseconds_per_target_call": "median over runs of decode time / decode steps of the batch; "
+    "in speculative decoding it includes drafting",
+    "verdict": "on the fastest way of drafting, and whose gain it is; without the clock on that of "
+    "the largest acceptance length",
+}
+# What to do after each kind of verdict.
+_NEXT = {
+    "faster": "`eval tune` finds the fastest tree for this device",
+    "slower": "decode without it, train the head on more tokens, or let `eval tune` look for a "
+    "smaller tree",
+    "no difference": "more prompts or repeats tell more, and `eval tune` looks for a better tree",
+    "too little data": "give more prompts, with answers of more tokens that do not repeat "
+    "themselves",
+}
+_NO_TREE = (
+    "By the drafter's table no drafting is the fastest: `eval tune` makes it anew, or tree names "
+    "a tree."
+)
+_TIMES = ("new_tokens", "prefill_seconds", "decode_seconds")
+
+
+def summarize(asked: EncodedPrompts, batch_size: int, turns: Sequence[TimedTurn]) -> dict[str, Any]:
+    """The measures of every method: over all prompts, per category, and of each prompt."""
+    prompts = asked.prompts
+
+    def measures(indices: Sequence[int]) -> dict[str, dict[str, Any]]:
+        batches = {index // batch_size for index in indices}
+        whole = [turn for turn in turns if turn.batch in batches]
+        own = list(_restrict(whole, indices, batch_size))
+        return {name: _measure(name, own, whole) for name in turns[0].runs}
+
+    def all_of(category: str) -> list[int]:
+        return [index for index, prompt in enumerate(prompts) if prompt.category == category]
+
+    categories = dict.fromkeys(prompt.category for prompt in prompts if prompt.category is not None)
+    texts = [text for turn in turns if turn.repeat == 0 for text in turn.runs[BASELINE].tokens]
+    return {
+        "answers": describe_answers(asked, texts),
+        "methods": measures(range(len(prompts))),
+        "categories": {
+            name: {"prompts": len(all_of(name)), "methods": measures(all_of(name))}
+            for name in categories
+        },
+        "prompts": [
+            {
+                "id": prompt.name,
+                "turn": asked.turns[index],
+                "category": prompt.category,
+                "batch": index // batch_size,
+                "prompt_tokens": len(tokens),
+                "methods": measures([index]),
+            }
+            for index, (prompt, tokens) in enumerate(zip(prompts, asked.rows, strict=True))
+        ],
+        "runs": [
+            {"method": name, "batch": turn.batch, "repeat": turn.repeat}
+            | {field: getattr(run, field) for field in _TIMES}
+            for turn in turns
+            for name, run in turn.runs.items()
+        ],
+    }
+
+
+def _restrict(
+    turns: Sequence[TimedTurn], indices: Sequence[int], batch_size: int
+) -> Iterator[TimedTurn]:
+    """The turns as if only these prompts had been in their batches."""
+    for turn in turns:
+        rows = [index % batch_size for index in indices if index // batch_size == turn.batch]
+        yield turn._replace(runs={name: run.select(rows) for name, run in turn.runs.items()})
+
+
+def _measure(name: str, turns: Sequence[TimedTurn], whole: Sequence[TimedTurn]) -> dict[str, Any]:
+    """What the report says of a method; `DEFINITIONS` explains it.
+
+    `turns` have only the prompts that are reported; `whole` has all prompts of their batches, which
+    share the decode steps.
+    """
+    calls = _rates(name, whole, lambda run: max(run.steps), lambda run: run.decode_seconds)
+    milliseconds = quartiles(1000 / calls)
+    texts = [
+        pair
+        for turn in turns
+        for pair in zip(turn.runs[name].tokens, turn.runs[BASELINE].tokens, strict=True)
+    ]
+    first = [turn.runs[name] for turn in turns if turn.repeat == 0]
+    counts = np.concatenate([run.accept_counts for run in first])
+    tokens = counts @ np.arange(1.0, counts.shape[1] + 1)
+    return {
+        **count_accepted(first),
+        "acceptance_interval": _interval(
+            [tokens, counts.sum(axis=1).astype(float)], _ratio_of_sums
+        ),
+        "identical": float(np.mean([ours == theirs for ours, theirs in texts])),
+        **_speeds(name, turns, lambda run: run.new_tokens, lambda run: run.seconds),
+        "decode_only": {
+            **_speeds(name, turns, lambda run: run.decoded_tokens, lambda run: run.decode_seconds),
+            "milliseconds_per_target_call": milliseconds and milliseconds[1],
+        },
+    }
+
+
+def _ratio_of_sums(tokens: Any, calls: Any, axis: int) -> Any:
+    return tokens.sum(axis) / np.where((total := calls.sum(axis)) > 0, total, np.nan)
+
+
+def _speeds(
+    name: str,
+    turns: Sequence[TimedTurn],
+    amount: Callable[[Run], int],
+    seconds: Callable[[Run], float],
+) -> dict[str, Any]:
+    ours, theirs = (_rates(one, turns, amount, seconds) for one in (name, BASELINE))
+    ratios = ours / theirs
+    speeds, ends = quartiles(ours), quartiles(ratios)
+    by_batch: dict[int, list[float]] = {}
+    for turn, ratio in zip(turns, ratios.tolist(), strict=True):
+        if not np.isnan(ratio):
+            by_batch.setdefault(turn.batch, []).append(ratio)
+    medians = np.asarray([np.median(each) for each in by_batch.values()])
+    return {
+        "tokens_per_second": speeds and speeds[1],
+        "speedup": ends and ends[1],
+        "speedup_quartiles": ends and [ends[0], ends[2]],
+        "speedup_interval": _interval([medians], np.median),
+    }
+
+
+def _rates(
+    name: str,
+    turns: Sequence[TimedTurn],
+    amount: Callable[[Run], int],
+    seconds: Callable[[Run], float],
+) -> Float[np.ndarray, " turns"]:
+    """Amounts per second; NaN where the amount is 0, or no clock ran."""
+    runs = [turn.runs[name] for turn in turns]
+    return np.asarray(
+        [amount(run) / seconds(run) if amount(run) and seconds(run) else np.nan for run in runs]
+    )
+
+
+def _interval(samples: Sequence[Float[np.ndarray, " n"]], statistic: Any) -> list[float] | None:
+    """The percentile interval over samples that are drawn together; None of fewer than two."""
+    if len(samples[0]) < 2:
+        return None
+    from scipy.stats import bootstrap  # slow to import
+
+    if len({tuple(row) for row in np.stack(samples, axis=1).tolist()}) == 1:
+        one = float(statistic(*samples, axis=0))
+        return None if np.isnan(one) else [one, one]
+    found = bootstrap(
+        samples,
+        statistic,
+        paired=True,
+        vectorized=True,
+        n_resamples=_RESAMPLES,
+        confidence_level=_LEVEL,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    )
+    low, high = found.confidence_interval
+    return None if np.isnan(low) or np.isnan(high) else [float(low), float(high)]
+
+
+def judge_case(
+    case: Mapping[str, Any], drafted: Mapping[str, tuple[TreeConfig | None, str | None]]
+) -> dict[str, Any]:
+    """The verdict on the methods of one sampling, for the report.
+
+    `drafted` has, of each method but the baseline, its trees and its drafter.
+    """
+    ways = []
+    for name, (tree, drafter) in drafted.items():
+        measures = case["methods"][name]
+        middle, ends = measures["speedup"], measures["speedup_quartiles"]
+        speedup = None if ends is None else (ends[0], middle, ends[1])
+        if tree is not None:
+            ways.append(Way(name, tree, drafter is not None, speedup, measures["accepted_by"]))
+    if not ways:
+        return {"kind": "no tree", "method": BASELINE, "sentence": _NO_TREE}
+    said = case["answers"]
+    verdict = judge(ways, Texts(len(case["prompts"]), said["repeating"], said["short"]))
+    sentence = verdict.then(_next_step(verdict))
+    return {"kind": verdict.kind, "method": verdict.way.name, "sentence": sentence}
+
+
+def _next_step(verdict: Verdict) -> str:
+    tree = verdict.way.tree
+    if verdict.kind == "faster" and not verdict.way.is_heads_own and tree is not None:
+        return f"it needs no head: --no-drafter --lookup-tokens {tree.lookup_tokens}"
+    return _NEXT[verdict.kind]
+
+
+def most_accepted(case: Mapping[str, Any], drafted: Iterable[str]) -> dict[str, Any]:
+    """In place of a verdict, where nothing was timed."""
+    lengths = {name: case["methods"][name]["acceptance_length"] for name in drafted}
+    best = max(lengths, key=lambda name: lengths[name])
+    sentence = (
+        f"Most accepted: {best!r} gains {lengths[best]:.2f} tokens per target call; whether it is "
+        "faster only the clock tells."
+    )
+    return {"kind": "not timed", "method": best, "sentence": sentence}
+
+
+def lookup_lines(case: Mapping[str, Any]) -> Iterator[str]:
+    """A warning of each method with a head most of whose accepted tokens were looked up."""
+    for name, way in case["ways"].items():
+        accepted = case["methods"][name]["accepted_by"]
+        share = accepted.get("lookup", 0) / max(sum(accepted.values()), 1)
+        if way["drafter"] is not None and share > 0.5:
+            yield (
+                f"Warning: prompt lookup proposed {share:.0%} of the accepted tokens of {name!r}: "
+                "what it gains is not the head's; measure the head alone, with "
+                "tree.lookup_tokens=0."
+            )

@@ -1,0 +1,265 @@
+"""A model's parameters and the weights in files that belong to them: matched, loaded, saved."""
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding
+from jax.typing import DTypeLike
+from safetensors import SafetensorError
+from safetensors.flax import save_file
+from tqdm import tqdm
+
+from redrafter_jax.config import Dtype
+from redrafter_jax.errors import InputError
+from redrafter_jax.files.fields import write_atomically
+from redrafter_jax.files.locate import SINGLE_FILE
+from redrafter_jax.files.quantized import (
+    CODES,
+    MINIMUM,
+    QUANT_METHOD,
+    SCALE,
+    pack,
+    weight_with_scales,
+)
+from redrafter_jax.files.stored import StoredWeight, dtype_of, is_zero, read_weight
+from redrafter_jax.models.linear import QuantizedWeight, transposed
+from redrafter_jax.parallel.mesh import check_groups, parameter_spec
+from redrafter_jax.parallel.model import Model, Source
+
+
+class Layout(NamedTuple):
+    """How the parameters of a kind of model lie in files.
+
+    Attributes:
+      module: function from a configuration to a module that holds parameters and nothing else.
+      stored_name: function from a configuration and a parameter's dotted name to the weight's name.
+      layers: fields of the configuration whose product is the number of layers; there cannot be
+        more of them than weights in the files.
+    """
+
+    module: Callable[..., nnx.Module]
+    stored_name: Callable[[Any, str], str]
+    layers: tuple[str, ...]
+
+
+class Parameter(NamedTuple):
+    """A parameter of a module, and the name and shape of its weight, which may lie transposed."""
+
+    path: tuple[Any, ...]
+    variable: nnx.Variable[Any]
+    name: str
+    shape: tuple[int, ...]
+    transposed: bool
+
+
+class MatchedModel(NamedTuple):
+    """A model whose files are whole and fit its configuration: every parameter has its weight.
+
+    Attributes:
+      folder: the folder or GGUF file in which the model lies.
+      described_by: the file that states the configuration: `config.json`, or the first GGUF file.
+      config: the configuration.
+      graphdef: the structure of the Flax module.
+      parameters: the parameters of the module.
+      weights: one stored weight for each parameter.
+      left_out: names of weights in the files that are not read, such as a second embedding.
+    """
+
+    folder: Path
+    described_by: Path
+    config: Any
+    graphdef: Any
+    parameters: tuple[Parameter, ...]
+    weights: tuple[StoredWeight, ...]
+    left_out: tuple[str, ...]
+
+    def digest(self) -> str:
+        """A digest of the contents of the model's files: its weights, and what describes it.
+
+        They are read once from beginning to end; on a terminal a bar shows how far it is.
+        """
+        weights = {part.path for weight in self.weights for part in (weight, *weight.groups)}
+        digest = hashlib.sha256()
+        # The first part of a GGUF model may hold no weight.
+        paths = [*sorted(weights), *({self.described_by} - weights)]
+        for path in tqdm(paths, desc=self.folder.name, leave=False, disable=None):
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        return digest.hexdigest()
+
+    def load(self, dtype: DTypeLike, mesh: Mesh | None = None) -> Any:
+        """The model with its parameters on the devices, loaded one weight at a time.
+
+        Raises:
+          InputError: the dtype is not supported, or the mesh does not divide the groups of scales.
+        """
+        if str(dtype) not in get_args(Dtype) and dtype not in (jnp.float32, jnp.bfloat16):
+            supported = " or ".join(map(repr, get_args(Dtype)))
+            raise InputError(f"dtype {dtype!r} is not supported; use {supported}.")
+        total = sum(weight.bytes for weight in self.weights)
+        name, flat = self.folder.name, []
+        # disable=None: no bar where nobody watches.
+        with tqdm(
+            total=total, desc=name, unit="B", unit_scale=True, leave=False, disable=None
+        ) as bar:
+            for parameter, weight in zip(self.parameters, self.weights, strict=True):
+                value = _read(parameter, weight, dtype, mesh)
+                flat.append((parameter.path, parameter.variable.replace(value)))
+                bar.update(weight.bytes)
+        params = nnx.from_flat_state(flat)
+        return Model(self.config, self.graphdef, params, mesh, Source(self.folder))
+
+
+def match_weights(
+    folder: Path,
+    described_by: Path,
+    config: Any,
+    stored: Mapping[str, StoredWeight],
+    layout: Layout,
+    ignored: Sequence[str] = (),
+) -> MatchedModel:
+    """A model of whose weights each has its place and shape.
+
+    Args:
+      folder: the folder or GGUF file in which the model lies.
+      described_by: the file that states the configuration.
+      config: the configuration.
+      stored: the weights in the files, by name.
+      layout: how the parameters lie in files.
+      ignored: regular expressions of names that need no place in the model.
+
+    Raises:
+      InputError: a weight is missing, of another shape, or has no place in the model.
+    """
+    counts = {name: getattr(config, name) for name in layout.layers}
+    if prod(max(count, 1) for count in counts.values()) > len(stored):  # before so many are made
+        stated = " and ".join(f"{name}={count}" for name, count in counts.items())
+        raise InputError(
+            f"{described_by} states {stated}, but the files hold {len(stored)} weights; they do "
+            "not belong together."
+        )
+    graphdef, parameters = _parameters(config, layout)
+    weights = []
+    for parameter in parameters:
+        if parameter.name not in stored:
+            raise InputError(
+                f"{folder} holds no weight {parameter.name!r}; the model is incomplete."
+            )
+        weights.append(weight_with_scales(stored, parameter.name, parameter.shape))
+    names = {parameter.name for parameter in parameters}
+    scales = {name + ending for name in names for ending in (SCALE, MINIMUM)}
+    left_out = sorted(stored.keys() - names - scales)
+    others = [
+        name
+        for name in left_out
+        if not any(re.fullmatch(pattern, name) for pattern in ignored)
+        and not _is_zero_bias(stored, name)
+    ]
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        raise InputError(
+            f"{folder} holds the weight {others[0]!r}{more}, for which the model that "
+            f"{described_by.name} describes has no place; they do not belong together."
+        )
+    return MatchedModel(
+        folder, described_by, config, graphdef, tuple(parameters), tuple(weights), tuple(left_out)
+    )
+
+
+def _is_zero_bias(stored: Mapping[str, StoredWeight], name: str) -> bool:
+    """Whether it is a quantized layer's; early folders of GPTQ have them where a model has none."""
+    layer = name.removesuffix("bias")
+    return layer != name and f"{layer}weight{SCALE}" in stored and is_zero(stored[name])
+
+
+def _parameters(config: Any, layout: Layout) -> tuple[Any, list[Parameter]]:
+    """The structure of the module, and its parameters, as shapes; no array is allocated."""
+    skeleton = nnx.eval_shape(lambda: layout.module(config, rngs=nnx.Rngs(0)))
+    graphdef, abstract = nnx.split(skeleton)
+    parameters = []
+    for path, variable in nnx.to_flat_state(abstract):
+        name, leaf = layout.stored_name(config, dotted(path)), variable.get_value()
+        turned = is_matrix(name, leaf)
+        shape = leaf.shape[::-1] if turned else leaf.shape
+        parameters.append(Parameter(path, variable, name, shape, turned))
+    return graphdef, parameters
+
+
+def _read(parameter: Parameter, weight: StoredWeight, dtype: DTypeLike, mesh: Mesh | None) -> Any:
+    """Numbers are cast; codes, scales and minima are bit for bit as stored."""
+    name, order = dotted(parameter.path), slice(None, None, -1 if parameter.transposed else 1)
+
+    def read(part: StoredWeight, dtype: DTypeLike) -> jax.Array:
+        sharding = None
+        if mesh is not None:
+            sharding = NamedSharding(mesh, parameter_spec(name, part.shape[order], mesh))
+        return read_weight(part, dtype, transpose=parameter.transposed, sharding=sharding)
+
+    if weight.scale is None:
+        return read(weight, dtype)
+    if mesh is not None:
+        check_groups(name, weight.shape[order], weight.scale.shape[order], mesh)
+    codes = read(weight, CODES[weight.dtype])
+    return QuantizedWeight(codes, *(read(part, dtype_of(part)) for part in weight.groups))
+
+
+def save(folder: Path, model: Model[Any, Any], layout: Layout, config: Mapping[str, Any]) -> None:
+    """Write `config.json`, which states the fields `config`, and `model.safetensors`.
+
+    Raises:
+      InputError: the weights cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, Any] = {}
+    dtype = None
+    for path, variable in nnx.to_flat_state(model.params):
+        name, value = layout.stored_name(model.config, dotted(path)), variable.get_value()
+        if not isinstance(value, QuantizedWeight):
+            dtype = value.dtype
+            # Of a NumPy array safetensors would write the bytes in the order of before `.T`.
+            value = jnp.asarray(value)
+            tensors[name] = value.T if is_matrix(name, value) else value
+            continue
+        config = {**config, "quantization_config": {"quant_method": QUANT_METHOD}}
+        parts = transposed(value) if is_matrix(name, value.codes) else value
+        codes = np.asarray(parts.codes)
+        stored = (pack(codes) if codes.dtype == jnp.int4 else codes, *parts[1:])
+        endings = ("", SCALE, MINIMUM)
+        tensors |= {
+            name + ending: jnp.asarray(part)
+            for ending, part in zip(endings, stored, strict=True)
+            if part is not None
+        }
+    fresh = folder / f"{SINGLE_FILE}.new"
+    try:
+        save_file(tensors, fresh, metadata={"format": "pt"})
+    except SafetensorError as error:  # a full disk, for example
+        fresh.unlink(missing_ok=True)
+        raise InputError(f"{folder / SINGLE_FILE} could not be written ({error}).") from None
+    # Killed between these, the folder holds no model, rather than parts of two.
+    (folder / "config.json").unlink(missing_ok=True)
+    fresh.replace(folder / SINGLE_FILE)
+    stated = {**config, "torch_dtype": str(dtype)}
+    write_atomically(folder / "config.json", json.dumps(stated, indent=2) + "\n")
+    # safetensors leaves a file that its owner alone may read.
+    shutil.copymode(folder / "config.json", folder / SINGLE_FILE)
+
+
+def is_matrix(name: str, leaf: jax.Array | jax.ShapeDtypeStruct) -> bool:
+    """Whether a weight is stored [out, in] there and [in, out] here; embeddings are tables."""
+    return leaf.ndim == 2 and "embed_tokens" not in name
+
+
+def dotted(path: tuple[Any, ...]) -> str:
+    """A parameter's path as one name."""
+    return ".".join(str(part) for part in path)

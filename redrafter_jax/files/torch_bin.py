@@ -1,0 +1,309 @@
+"""Weights in PyTorch's `.bin` files: where they lie, read without PyTorch.
+
+Since version 1.6 `torch.save` writes a zip archive: `data.pkl` describes the tensors, and each
+storage is a record of its own, uncompressed. So a weight can be read from its place in the file, as
+one of a safetensors file
+(https://github.com/pytorch/pytorch/blob/v2.9.0/docs/source/notes/serialization.rst).
+
+A pickle is a program that may call anything. Of the one in `data.pkl` no code is run: this
+unpickler knows only the names in `_CALLS` and `_STORAGES`, and for each it builds a description. It
+follows only the instructions that torch writes; the longest pickle that is read bounds their time
+and memory. Instructions: https://github.com/python/cpython/blob/3.12/Lib/pickletools.py; what torch
+writes: https://github.com/pytorch/pytorch/blob/v2.9.0/torch/_weights_only_unpickler.py.
+"""
+
+import io
+import math
+import pickle
+import pickletools
+import struct
+import zipfile
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from redrafter_jax.errors import InputError
+from redrafter_jax.files.fields import reading
+from redrafter_jax.files.stored import ITEM_BYTES, StoredWeight
+
+# A thousand weights take a tenth of a megabyte; any byte may take a hundred once it is read.
+_LONGEST_PICKLE = 1 << 22
+_LOCAL_HEADER = 30
+# torch's classes of storages, and safetensors' names of their dtypes.
+_STORAGES = {
+    "torch.DoubleStorage": "F64",
+    "torch.FloatStorage": "F32",
+    "torch.HalfStorage": "F16",
+    "torch.BFloat16Storage": "BF16",
+    "torch.LongStorage": "I64",
+    "torch.IntStorage": "I32",
+    "torch.ShortStorage": "I16",
+    "torch.CharStorage": "I8",
+    "torch.ByteStorage": "U8",
+    "torch.BoolStorage": "BOOL",
+}
+_NAMES = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
+_INSTRUCTIONS = {
+    *("PROTO", "FRAME", "STOP", "MARK", "GLOBAL", "STACK_GLOBAL", "BUILD", "REDUCE", "BINPERSID"),
+    *("BINUNICODE", "SHORT_BINUNICODE", "BINFLOAT", "NONE", "NEWTRUE", "NEWFALSE"),
+    *("BININT", "BININT1", "BININT2", "LONG1"),
+    *("EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "TUPLE"),
+    *("EMPTY_DICT", "SETITEM", "SETITEMS", "EMPTY_LIST", "APPEND", "APPENDS"),
+    *("BINPUT", "LONG_BINPUT", "MEMOIZE", "BINGET", "LONG_BINGET"),
+}
+_MOST_AXES = 64
+# Where the bytes of a record of the archive begin in the file, and how many there are.
+_Record = tuple[int, int]
+
+
+class Storage(NamedTuple):
+    """Numbers in a record of their own: its key, safetensors' name of the dtype, how many."""
+
+    key: str
+    dtype: str
+    numbers: int
+
+
+class Tensor(NamedTuple):
+    """A view of a storage; offset and strides count numbers."""
+
+    storage: Storage
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def read_torch_file(path: Path) -> dict[str, StoredWeight]:
+    """Every weight of a file of `torch.save`; of the weights themselves nothing is read.
+
+    Raises:
+      InputError: the file is missing, truncated, of torch before 1.6 or big-endian; it holds
+        something else than a dictionary of tensors, or one that does not lie in one piece.
+    """
+    with reading(path, "the model folder is incomplete"), path.open("rb") as file:
+        return _read(path, file)
+
+
+def _read(path: Path, file: BinaryIO) -> dict[str, StoredWeight]:
+    records = _records(path, file)
+    described = [name for name in records if name.count("/") == 1 and name.endswith("/data.pkl")]
+    if len(described) != 1:
+        raise InputError(f"{path} is a zip archive, but none that torch.save writes.")
+    root = described[0].removesuffix("data.pkl")
+
+    def content(name: str, longest: int) -> bytes:
+        start, size = records[root + name]
+        if size > longest:
+            raise InputError(f"{path} has {size} bytes of {name}; the most is {longest}.")
+        file.seek(start)
+        return file.read(size)
+
+    # Files of torch before 2.1 do not say.
+    if root + "byteorder" in records and content("byteorder", 16) != b"little":
+        raise InputError(
+            f"{path} was not written by a little-endian machine; save it again on one, or as "
+            "safetensors."
+        )
+    weights = _read_pickle(content("data.pkl", _LONGEST_PICKLE), path)
+    if not isinstance(weights, dict):
+        raise InputError(f"{path} holds one {type(weights).__name__}, not weights by name.")
+    for name, value in weights.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            raise InputError(
+                f"{path} holds {name!r:.60}, of type {type(value).__name__}, which is not a "
+                "weight; save the state dictionary of the model alone."
+            )
+    return {
+        name: _place(path, name, value, records.get(f"{root}data/{value.storage.key}"))
+        for name, value in weights.items()
+    }
+
+
+def _records(path: Path, file: BinaryIO) -> dict[str, _Record]:
+    """Every file of the archive by its name."""
+    magic = file.read(2)
+    try:
+        archive = zipfile.ZipFile(file)
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error):
+        # Before 1.6: pickles one after the other, of protocol 2.
+        if magic == b"\x80\x02":
+            raise InputError(
+                f"{path} is in the format of torch before 1.6; write it again where torch is "
+                "installed: torch.save(torch.load(path, weights_only=True), path)."
+            ) from None
+        raise InputError(f"{path} is truncated or no file of torch.save.") from None
+    end = file.seek(0, 2)
+    records = {}
+    for entry in archive.infolist():
+        if entry.compress_type != zipfile.ZIP_STORED:
+            raise InputError(
+                f"{path} holds {entry.filename} compressed, which torch.save never does."
+            )
+        # The local header repeats the name; torch fills it up so that the content is aligned.
+        file.seek(min(max(entry.header_offset, 0), end))
+        header = file.read(_LOCAL_HEADER)
+        lengths = (int.from_bytes(header[at : at + 2], "little") for at in (26, 28))
+        start = entry.header_offset + _LOCAL_HEADER + sum(lengths)
+        if not header.startswith(b"PK\x03\x04") or start + entry.file_size > end:
+            raise InputError(f"{path} is truncated or damaged at {entry.filename}.")
+        records[entry.filename] = (start, entry.file_size)
+    return records
+
+
+def _place(path: Path, name: str, tensor: Tensor, record: _Record | None) -> StoredWeight:
+    storage, size = tensor.storage, math.prod(tensor.shape)
+    expected = storage.numbers * ITEM_BYTES[storage.dtype]
+    if record is None or record[1] != expected:
+        found = f"has {record[1]} bytes" if record else "is missing"
+        raise InputError(
+            f"{path}: the record {storage.key!r} of weight {name!r} {found}, not {expected} bytes; "
+            "the file is damaged."
+        )
+    if size and tensor.offset + size > storage.numbers:
+        raise InputError(
+            f"{path}: weight {name!r} ends at number {tensor.offset + size} of a storage of "
+            f"{storage.numbers}; the file is damaged."
+        )
+    # Row-major order without gaps; along an axis of one nothing moves.
+    steps = [math.prod(tensor.shape[axis + 1 :]) for axis in range(len(tensor.shape))]
+    moves = zip(tensor.shape, tensor.strides, steps, strict=True)
+    if size and any(count > 1 and stride != step for count, stride, step in moves):
+        raise InputError(
+            f"{path}: weight {name!r} of shape {tensor.shape} has the strides {tensor.strides}, so "
+            "it does not lie in one piece; save it again after .contiguous()."
+        )
+    start = record[0] + (tensor.offset * ITEM_BYTES[storage.dtype] if size else 0)
+    return StoredWeight(path, name, storage.dtype, tensor.shape, start)
+
+
+def _read_pickle(content: bytes, path: Path) -> Any:
+    """The described value; tensors and parameters are `Tensor`s.
+
+    Args:
+      content: the pickle.
+      path: the file it is from, for errors.
+
+    Raises:
+      InputError: it is damaged, or asks for something else than tensors.
+    """
+    try:
+        return _Unpickler(io.BytesIO(content)).load()
+    except _RefusedError as error:
+        raise InputError(
+            f"{path} asks for {error}, which describes no weight and might run anything; it "
+            "is not followed. If you trust the file, save its weights as safetensors where torch "
+            "is installed."
+        ) from None
+    except (
+        *(pickle.UnpicklingError, EOFError, ValueError, LookupError),
+        *(TypeError, AttributeError, OverflowError, struct.error),
+    ) as error:
+        raise InputError(f"{path} is damaged: its data.pkl cannot be read ({error}).") from None
+
+
+class _RefusedError(Exception):
+    """What a pickle asks for beyond tensors."""
+
+
+class Name(NamedTuple):
+    """A name of `_CALLS` or `_STORAGES`. A function would keep what BUILD puts into it."""
+
+    name: str
+
+    def __call__(self, *arguments: Any) -> Any:
+        if self.name not in _CALLS:
+            raise _RefusedError(f"a call of {self.name!r}")
+        return _CALLS[self.name](*arguments)
+
+
+class Dictionary(dict[Any, Any]):
+    """For dictionaries of either kind."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        """An empty one: it is filled later, so that no call copies what the file holds once."""
+
+    def __setstate__(self, state: Any) -> None:
+        """What a state dictionary says of itself beside its weights is not kept."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Other keys are not hashed: of nested tuples that may take exponential time."""
+        if type(key) not in (str, int):
+            raise TypeError(f"a {type(key).__name__} as a key")
+        if type(key) is int and not 0 <= key < 1 << 32:  # many may have one hash
+            raise TypeError(f"{key} as a key")
+        super().__setitem__(key, value)
+
+
+class _Dispatch(dict[int, Any]):
+    """What each instruction does."""
+
+    def __missing__(self, code: int) -> Any:
+        if code not in _NAMES:
+            raise pickle.UnpicklingError(f"byte {code} is no instruction")
+        raise _RefusedError(f"the pickle instruction {_NAMES[code]}")
+
+
+class _Unpickler(pickle._Unpickler):
+    """Python's own, not C's: its memo is no array, whose length the file would state."""
+
+    dispatch = _Dispatch(
+        {
+            code: pickle._Unpickler.dispatch[code]
+            for code, name in _NAMES.items()
+            if name in _INSTRUCTIONS
+        }
+    )
+    dispatch[pickle.EMPTY_DICT[0]] = lambda self: self.append(Dictionary())
+
+    def find_class(self, module: str, name: str) -> Name:
+        found = Name(f"{module}.{name}")
+        if found.name not in _CALLS and found.name not in _STORAGES:
+            raise _RefusedError(repr(found.name))
+        return found
+
+    def persistent_load(self, pid: Any) -> Storage:
+        kind, storage, key, _, count = _require(pid, tuple)
+        if kind != "storage":
+            raise ValueError("something else in the place of a storage")
+        dtype = _STORAGES[_require(storage, Name).name]
+        return Storage(_require(key, str), dtype, _require(count, int))
+
+
+def _tensor(
+    storage: Any,
+    offset: Any,
+    shape: Any,
+    strides: Any,
+    _requires_grad: Any,
+    _hooks: Any,
+    metadata: Any = None,
+) -> Tensor:
+    if metadata:
+        raise ValueError("a tensor that is conjugated or negated")
+    if len(_require(shape, tuple)) != len(_require(strides, tuple)):
+        raise ValueError("a tensor with more sizes than strides, or fewer")
+    if len(shape) > _MOST_AXES:
+        raise ValueError(f"a tensor of {len(shape)} axes")
+    for size in (offset, *shape, *strides):
+        if not 0 <= _require(size, int) < 1 << 63:
+            raise ValueError("a tensor with a size that no tensor has")
+    return Tensor(_require(storage, Storage), offset, shape, strides)
+
+
+def _parameter(tensor: Any, _requires_grad: Any, _hooks: Any) -> Tensor:
+    return _require(tensor, Tensor)
+
+
+_CALLS = {
+    "collections.OrderedDict": Dictionary,
+    "torch._utils._rebuild_tensor_v2": _tensor,
+    "torch._utils._rebuild_parameter": _parameter,
+}
+
+
+def _require(value: Any, expected: type) -> Any:
+    # Not isinstance: a description is a tuple too, and True a number.
+    if type(value) is not expected:
+        raise TypeError(f"{type(value).__name__} in the place of {expected.__name__}")
+    return value

@@ -1,0 +1,255 @@
+"""What the record of every kind of drafter promises to files, training and evaluation."""
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_folders import change_json
+from tiny_models import assert_same, cast, random_drafter
+
+from eval.abstract import abstract_drafter, bytes_of
+from redrafter_jax import (
+    InputError,
+    MedusaConfig,
+    RecurrentConfig,
+    TreeConfig,
+    load_drafter,
+    save_drafter,
+)
+from redrafter_jax.config import HeadConfig
+from redrafter_jax.drafters.bind import init_drafter
+from redrafter_jax.drafters.kinds import KINDS, MEDUSA, TRAINED, Kind, kind_of, recognise
+from redrafter_jax.files.drafter_files import drafter_kind, find_drafter
+from redrafter_jax.settings.sections import DrafterShape
+
+V, D = 13, 8
+# Of every kind a plain shape first, then its variants.
+SHAPES: dict[str, list[HeadConfig]] = {
+    "recurrent": [
+        RecurrentConfig(V, D, D, 1),
+        RecurrentConfig(V, D, 2 * D, 0, cell="sum"),
+        RecurrentConfig(V, D, 5, 0, cell="gru", head="low_rank", head_rank=3),
+        RecurrentConfig(V, D, 5, 0, head="target", draft_tokens=(1, 2)),
+        RecurrentConfig(V, D, 5, 2, context_layers=(0, 2), draft_tokens=(0, 3, 4)),
+    ],
+    "medusa": [
+        MedusaConfig(V, D, 3, 1),
+        MedusaConfig(V, D, 3, 0, draft_tokens=(0, 5, 12)),
+        MedusaConfig(V, D, 1, 2, head="target", draft_tokens=(1, 2)),
+    ],
+}
+every_kind = pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
+every_shape = pytest.mark.parametrize(
+    ("kind", "config"), [(kind, one) for kind in KINDS for one in SHAPES[kind.name]], ids=str
+)
+
+
+@every_shape
+def test_a_saved_folder_is_recognised_and_loads_bit_for_bit(
+    tmp_path: Path, kind: Kind, config: HeadConfig
+) -> None:
+    for dtype in ("float32", "bfloat16"):
+        drafter = cast(random_drafter(config), dtype)
+        save_drafter(drafter, tmp_path)
+        assert recognise(json.loads((tmp_path / "config.json").read_text())) is kind
+        assert find_drafter(tmp_path).config == config
+        assert_same(load_drafter(tmp_path, dtype), drafter)
+
+
+@every_kind
+def test_what_config_json_does_not_state_is_not_guessed(tmp_path: Path, kind: Kind) -> None:
+    assert kind.files is not None
+    config = SHAPES[kind.name][0]
+    for name in ("vocab_size", "hidden_size", *kind.files.own_fields):
+        save_drafter(random_drafter(config), tmp_path)
+        change_json(tmp_path / "config.json", **{name: ...})
+        with pytest.raises(InputError, match=f"does not state '{name}'"):
+            load_drafter(tmp_path)
+
+
+@every_kind
+def test_more_layers_than_weights_are_refused_before_they_are_made(
+    tmp_path: Path, kind: Kind
+) -> None:
+    assert kind.files is not None
+    config = SHAPES[kind.name][0]
+    stated = {**kind.files.fields(config)}
+    for name in kind.files.layers:
+        many = kind.files.fields(replace(config, **{name: 10**9}))
+        save_drafter(random_drafter(config), tmp_path)
+        change_json(
+            tmp_path / "config.json", **{key: many[key] for key in many if many[key] != stated[key]}
+        )
+        with pytest.raises(InputError, match=rf"{name}=1000000000\b.* files hold \d+ weights"):
+            load_drafter(tmp_path)
+
+
+def test_a_folder_of_another_model_is_told_what_drafters_state(tmp_path: Path) -> None:
+    save_drafter(random_drafter(SHAPES["recurrent"][0]), tmp_path)
+    change_json(tmp_path / "config.json", model_type="llama")
+    with pytest.raises(InputError, match="'llama'; a drafter folder states '") as error:
+        load_drafter(tmp_path)
+    for kind in KINDS:
+        assert kind.files is None or repr(kind.files.model_type) in str(error.value)
+
+
+def test_a_layout_may_be_known_by_the_names_of_its_weights_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = SHAPES["medusa"][0]
+    save_drafter(random_drafter(config), tmp_path)
+    change_json(tmp_path / "config.json", model_type="llama")
+    assert MEDUSA.files is not None
+    files = replace(
+        MEDUSA.files, model_type="toy", is_published=lambda stated, names: "2.1.weight" in names
+    )
+    toy = replace(MEDUSA, name="toy", files=files)
+    monkeypatch.setattr("redrafter_jax.drafters.kinds.KINDS", (*KINDS, toy))
+    assert drafter_kind(tmp_path, {"model_type": "llama"}) is toy
+    assert drafter_kind("some/body", {"model_type": "llama"}) is None
+    assert load_drafter(tmp_path).config == config
+
+
+@every_shape
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"draft_tokens": ()}, "draft_tokens is empty; name tokens, or None"),
+        ({"draft_tokens": (1, 1)}, "draft_tokens holds 1 after 1; list tokens in increasing"),
+        ({"draft_tokens": (1, V)}, "draft_tokens holds 13 after 1; .*, from 0 to at most 12"),
+        ({"draft_tokens": (-3,)}, "draft_tokens holds -3; list tokens in increasing"),
+        ({"vocab_size": 0}, "vocab_size is 0; it must be greater than 0"),
+        ({"head": "lent"}, "head is 'lent'; it must be one of own, target"),
+        ({"context_layers": (-1,)}, "context_layers holds -1; list layers in increasing"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_no_kind_takes_tokens_or_layers_that_cannot_be(
+    kind: Kind, config: HeadConfig, changes: dict[str, Any], problem: str
+) -> None:
+    assert kind_of(config) is kind
+    with pytest.raises(InputError, match=rf"{kind.config.__name__}\.{problem}"):
+        replace(config, **changes)
+
+
+RECURRENT_SHAPE = {"vocab_size": 5, "hidden_size": 4, "exit_dim": 8, "num_draft_layers": 0}
+MEDUSA_SHAPE = {"vocab_size": 5, "hidden_size": 4, "num_heads": 2, "num_draft_layers": 0}
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes", "problem"),
+    [
+        (RECURRENT_SHAPE, {"head": "low_rank"}, "head_rank is None; .*'low_rank' needs one, less"),
+        (RECURRENT_SHAPE, {"head": "low_rank", "head_rank": 8}, "is 8; .* less than exit_dim=8"),
+        (RECURRENT_SHAPE, {"head_rank": 2}, "is 2 and head is 'own'; give it to .* alone"),
+        (RECURRENT_SHAPE, {"context_layers": (3, 1)}, "holds 1 after 3; list layers in increasing"),
+        (MEDUSA_SHAPE, {"head": "target"}, "num_draft_layers is 0 and head is 'target'.*give 1"),
+        (MEDUSA_SHAPE, {"head": "low_rank"}, "head is 'low_rank'; it must be one of own, target"),
+        (MEDUSA_SHAPE, {"context_layers": (1,)}, r"context_layers is \(1,\); .* leave it out"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_fields_of_a_kind_that_contradict_each_other_are_refused(
+    shape: dict[str, Any], changes: dict[str, Any], problem: str
+) -> None:
+    config = RecurrentConfig if shape is RECURRENT_SHAPE else MedusaConfig
+    with pytest.raises(InputError, match=problem):
+        config(**(shape | changes))
+
+
+@every_shape
+@pytest.mark.parametrize("changes", [{"beam_width": 14}, {"beam_width": 1, "candidates": 14}])
+def test_no_kind_drafts_more_tokens_than_it_has(
+    kind: Kind, config: HeadConfig, changes: dict[str, Any]
+) -> None:
+    name, asked = list(changes.items())[-1]
+    with pytest.raises(InputError, match=rf"TreeConfig\.{name} is {asked}, more than the \d+ tok"):
+        config.check_draft(TreeConfig(draft_rounds=1, **changes))
+
+
+@pytest.mark.parametrize(
+    ("config", "tree", "problem"),
+    [
+        ("recurrent", {"static_tree": True}, "static_tree is for heads that draft by rank"),
+        ("medusa", {"final_beams_only": True}, "final_beams_only is for heads that draft in beams"),
+        ("medusa", {"rerank": True}, "rerank is for heads that draft in beams"),
+        ("medusa", {"draft_rounds": 4}, "draft_rounds is 4, more than the 3 Medusa heads"),
+    ],
+)
+def test_trees_that_a_kind_cannot_draft_are_refused(
+    config: str, tree: dict[str, Any], problem: str
+) -> None:
+    asked: dict[str, Any] = {"beam_width": 4, "draft_rounds": 3} | tree
+    with pytest.raises(InputError, match=rf"TreeConfig\.{problem}"):
+        SHAPES[config][0].check_draft(TreeConfig(**asked))
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_training_sets_fields_of_the_kind_and_no_others(name: str) -> None:
+    settings, shape = TRAINED[name].settings, DrafterShape(kind=name)
+    built: Any = shape.build(V, D, rounds=3)
+    assert kind_of(built) is next(kind for kind in KINDS if kind.name == name)
+    assert (built.vocab_size, built.hidden_size, built.draft_tokens) == (V, D, None)
+    assert set(settings) <= {one.name for one in fields(type(built))}
+    assert shape.build(V, D, rounds=3, draft_tokens=(1, 4)).draft_tokens == (1, 4)
+    of_others = {"exit_dim": 8, "cell": "gru", "head_rank": 2, "context_layers": [0]}
+    for field in of_others.keys() - set(settings):
+        with pytest.raises(ValueError, match=f"{field} is for .*; leave it out of kind: {name}"):
+            DrafterShape.model_validate({"kind": name, field: of_others[field]})
+    with pytest.raises(ValueError, match=r"exit_dmi\s+Extra inputs are not permitted"):
+        DrafterShape.model_validate({"kind": name, "exit_dmi": 8})
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_head_as_wide_as_the_target_can_start_as_the_targets(name: str) -> None:
+    config = replace(SHAPES[name][0], draft_tokens=(1, 4, 9))
+    module = init_drafter(config, 0).merge()
+    before = jax.tree.leaves(jax.tree.map(jnp.shape, module))
+    projection = jnp.asarray(np.random.default_rng(0).normal(size=(D, 3)), jnp.float32)
+    TRAINED[name].start_from_target(module, projection)
+    assert jax.tree.leaves(jax.tree.map(jnp.shape, module)) == before
+    ends = [module] if hasattr(module, "lm_head") else list(module.heads)
+    for head in ends:
+        np.testing.assert_array_equal(head.lm_head.kernel[...], projection)
+    # Training donates its state: no two parameters may share a buffer.
+    places = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(module)]
+    assert len(set(places)) == len(places)
+
+
+@pytest.mark.parametrize(
+    ("config", "weights", "projections", "embeddings"),
+    [
+        # Two matrices 8 x 8 and a bias, the projection of 16, one block, 13 tokens; three rounds.
+        # The root alone is fed in the first, W = 2 tokens in each later one.
+        (
+            RecurrentConfig(V, D, 5, 1),
+            3 * (2 * 64 + 8 + 16 * 5 + 5 + 25 + 5 + 5 * 13),
+            0,
+            5,
+        ),
+        # Three layers of the target are read once; the target's projection scores in every round.
+        (
+            RecurrentConfig(V, D, 5, 0, context_layers=(0, 2), head="target"),
+            3 * 8 * 8 + 3 * (2 * 64 + 8 + 16 * 5 + 5 + 5 * 8),
+            3,
+            5,
+        ),
+        # Three of the four heads, each of one block.
+        (MedusaConfig(V, D, 4, 1), 3 * (64 + 8 + 8 * 13), 0, 0),
+        (MedusaConfig(V, D, 4, 1, head="target"), 3 * (64 + 8), 1, 0),
+    ],
+)
+def test_a_tree_reads_what_its_kind_says(
+    config: HeadConfig, weights: int, projections: int, embeddings: int
+) -> None:
+    kind = kind_of(config)
+    assert kind is not None
+    drafter = abstract_drafter(config, jnp.bfloat16)
+    reads = kind.count_reads(config, drafter.params, TreeConfig(beam_width=2, draft_rounds=3))
+    assert sum(times * bytes_of(part) for part, times in reads.weights) == 2 * weights
+    assert (reads.projections, reads.embeddings) == (projections, embeddings)
