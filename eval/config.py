@@ -20,7 +20,6 @@ from pydantic import (
 )
 
 from redrafter_jax.config import Dtype, SamplingConfig, TreeConfig
-from redrafter_jax.files.tree_table import as_tuples
 from redrafter_jax.settings.files import Settings
 from redrafter_jax.settings.sections import BuildableSettings, MeshSettings, SamplingSettings
 from redrafter_jax.text.prompts import Turns
@@ -76,6 +75,11 @@ def _as_list(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
 
 
+def _as_tuples(value: Any) -> Any:
+    # Pydantic has Python's lists at hand here, which it does not take for tuples.
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
+
+
 type Values[T] = Annotated[list[T], BeforeValidator(_as_list), Field(min_length=1)]
 
 
@@ -93,7 +97,7 @@ class TreeGrid(BuildableSettings):
     lookup_tokens: Values[int] = [TreeConfig.lookup_tokens]
     num_nodes: Values[int | None] = [TreeConfig.num_nodes]
     sharpness: Values[float] = [TreeConfig.sharpness]
-    static_tree: Annotated[bool | tuple[tuple[int, ...], ...], BeforeValidator(as_tuples)] = (
+    static_tree: Annotated[bool | tuple[tuple[int, ...], ...], BeforeValidator(_as_tuples)] = (
         TreeConfig.static_tree
     )
 

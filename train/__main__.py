@@ -13,7 +13,7 @@ from redrafter_jax.command_line import ctrl_c_ends_at_once, refuse_unknown_comma
 COMMANDS = {
     "inspect": ".inspect",
     "features": ".features",
-    "regenerate": ".regenerate.__main__",
+    "regenerate": ".regenerate.run",
 }
 
 

@@ -260,16 +260,16 @@ class TrainSettings(Settings):
 
     Attributes:
       target: folder or hub id of the target, or a GGUF file.
-      target_dtype: that it is loaded in.
+      target_dtype: dtype of the loaded target.
       draft_rounds: R, the tokens that the drafter learns to draft.
       features: folder of kept hidden states.
       acceptance: held-out prompts that the drafter is tried on; null tries none.
       steps: updates of the parameters.
-      seed: of the parameters that training starts from.
+      seed: seed of the parameters that training starts from.
       log_every: steps between two rows of `metrics.jsonl`; the terminal may show fewer.
       checkpoint_every: steps between two checkpoints.
-      checkpoints_kept: how many of the latest stay.
-      resume: whether a checkpoint in `output_dir` is gone on from.
+      checkpoints_kept: number of the latest checkpoints that stay.
+      resume: whether to go on from a checkpoint in `output_dir`.
       output_dir: folder for all that the run writes.
     """
 

@@ -36,14 +36,14 @@ from redrafter_jax.text.tokenizer import require_text, split_stops
 _CONTEXT_LENGTH = 4096
 
 
-class Session(NamedTuple):
-    """What decodes the texts of a command.
+class TextDecoder(NamedTuple):
+    """The models and settings that decode a command's texts.
 
     Attributes:
       target: the target.
-      drafter: that is checked for it.
+      drafter: the drafter, checked for this target.
       sampling: how tokens are chosen.
-      format: how prompts are written, and what ends a continuation.
+      format: the way prompts are written, and what ends a continuation.
     """
 
     target: Target
@@ -80,14 +80,14 @@ class Session(NamedTuple):
         )
 
 
-def open_session(
+def open_decoder(
     arguments: argparse.Namespace, files: TargetFiles, texts: Sequence[str], batch_size: int = 1
-) -> Session:
-    """All that decodes texts, checked before anything is compiled.
+) -> TextDecoder:
+    """The models and settings that the options name, checked before anything is compiled.
 
     Args:
-      arguments: of the command.
-      files: the target's.
+      arguments: the command's options.
+      files: the target's files.
       texts: messages, or prompts: the first that the template writes shows how it ends an answer.
       batch_size: rows that will be decoded together.
 
@@ -100,7 +100,7 @@ def open_session(
     target, model = load_models(arguments, files, tree)
     drafter = bind_drafter(model, None if arguments.no_drafter else tree)
     drafter.check(target.config)
-    return Session(target, drafter.prepare(Lender(target)), sampling, prompt_format)
+    return TextDecoder(target, drafter.prepare(Lender(target)), sampling, prompt_format)
 
 
 def load_prompt_format(
@@ -112,8 +112,8 @@ def load_prompt_format(
     """The target's tokenizer, the chat template that the options name, and what ends an answer.
 
     Args:
-      arguments: of the command.
-      files: the target's.
+      arguments: the command's options.
+      files: the target's files.
       texts: messages, the first of which that the template writes shows how it ends an answer.
       stops: strings that end a continuation too.
 
@@ -191,11 +191,11 @@ def _nearest_tree(
 def load_models(
     arguments: argparse.Namespace, files: TargetFiles, tree: TreeConfig | TreeTable | None
 ) -> tuple[Target, LoadedHead | PromptLookup | None]:
-    """The target and what drafts for it, on the mesh that the options name.
+    """The target and its drafter, on the mesh that the options name.
 
     Args:
-      arguments: of the command.
-      files: the target's.
+      arguments: the command's options.
+      files: the target's files.
       tree: how drafts are made; None makes none.
 
     Raises:

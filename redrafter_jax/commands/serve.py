@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def fingerprint(target: Target) -> str:
-    """Of what may change how numbers are rounded, and with them a text, besides the request."""
+    """Digest of all that may change rounding, and so a text, besides the request."""
     # Of a quantized target the norms alone have the activations' dtype.
     arrays = [(str(leaf.dtype), leaf.shape) for leaf in jax.tree.leaves(target)]
     versions = [version(package) for package in ("redrafter-jax", "jax", "jaxlib")]

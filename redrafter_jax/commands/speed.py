@@ -7,7 +7,7 @@ from statistics import median
 from threading import Event
 from typing import NamedTuple
 
-from redrafter_jax.commands.options import Session
+from redrafter_jax.commands.options import TextDecoder
 from redrafter_jax.commands.terminal import Screen
 from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.drafters.lookup import PromptLookup
@@ -19,7 +19,7 @@ _UPDATES, _BASELINE_UPDATES = 3, 5
 
 
 def describe_speed(result: Generation, tokens_per_second: float | None) -> str:
-    """How row 0 was decoded, in a line."""
+    """A line on how row 0 was decoded."""
     count, calls, sources = len(result.tokens[0]), result.steps[0], result.accepted_by
     speed = "" if tokens_per_second is None else f" {tokens_per_second:.1f} tokens/s,"
     of_it = ""
@@ -33,7 +33,7 @@ def describe_speed(result: Generation, tokens_per_second: float | None) -> str:
 
 
 def describe_cost(acceptance_length: float, cost: float, drafter: Drafter) -> str:
-    """What a target call costs in calls of the baseline, and what that makes of the speed."""
+    """A sentence on the cost of a target call in calls of the baseline, and on the speed-up."""
     speed_up = acceptance_length / cost
     sentence = f"a call takes {cost:.2f} times as long as the baseline's; speed-up {speed_up:.2f}"
     if speed_up >= 1:
@@ -44,19 +44,19 @@ def describe_cost(acceptance_length: float, cost: float, drafter: Drafter) -> st
 
 
 def update_seconds(stamps: Sequence[float]) -> float | None:
-    """The median of an update's seconds; None of too few. Stamps are taken after every update."""
+    """Median seconds of an update, from the times after each; None where they are too few."""
     updates = [after - before for before, after in pairwise(stamps)]
     return median(updates) if len(updates) >= _UPDATES else None
 
 
 class ShownText(NamedTuple):
-    """What was written.
+    """A text that was shown as it came.
 
     Attributes:
-      text: of row 0.
-      update: the last; None where there was none.
+      text: the text of row 0.
+      update: the last update; None where there was none.
       stamps: seconds after each update, the first of which is prefill's.
-      counts: tokens decided until then.
+      counts: numbers of tokens decided until then.
     """
 
     text: str
@@ -71,8 +71,8 @@ def show_stream(
     """Write the text of row 0 as it comes, without the gap that an answer begins with.
 
     Args:
-      updates: of a stream, which is closed.
-      gap: of the chat template, which writes it itself when it renders the answer.
+      updates: the updates of a stream, which is closed in the end.
+      gap: the chat template's gap, which it writes itself when it renders the answer.
       screen: where the text goes.
       stop: set by Ctrl-C, ends the text between two updates; without it Ctrl-C is raised.
     """
@@ -100,7 +100,7 @@ def show_stream(
 
 
 def baseline_seconds(
-    session: Session,
+    decoder: TextDecoder,
     prompt: list[int],
     room: int,
     steps_per_update: int,
@@ -109,19 +109,19 @@ def baseline_seconds(
     """The median of a baseline update's seconds, compiling left out; None for the baseline itself.
 
     Args:
-      session: whose updates are compared with it.
-      prompt: of the steps to compare with, for a step's time grows with the text.
-      room: tokens that the cache is made for, prompt included; of too few there is no measurement.
-      steps_per_update: of the updates to compare with.
-      kept_cache: to borrow; its text is forgotten.
+      decoder: the decoder whose updates are compared with the baseline.
+      prompt: prompt of the steps to compare with, for a step's time grows with the text.
+      room: number of tokens in the cache, prompt included; too few give no measurement.
+      steps_per_update: decode steps in each of the updates to compare with.
+      kept_cache: a cache to borrow; its text is forgotten.
     """
-    drafter, limit = session.drafter, session.target.config.position_limit
+    drafter, limit = decoder.drafter, decoder.target.config.position_limit
     # Prefill is an update too.
     needed = 1 + steps_per_update * (1 + _BASELINE_UPDATES)
     if drafter.num_nodes == 1 or room < len(prompt) + needed:
         return None
-    baseline = session._replace(
-        drafter=RootOnly(), format=session.format._replace(stop_tokens=(), stop_strings=[])
+    baseline = decoder._replace(
+        drafter=RootOnly(), format=decoder.format._replace(stop_tokens=(), stop_strings=[])
     )
     # As many slots as the drafter's steps have, so that prefill is not compiled again.
     most = min(room + drafter.max_path - RootOnly().max_path, limit)

@@ -10,10 +10,11 @@ from typing import Any
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
+from redrafter_jax.config.limits import read_config
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.kinds import KINDS, FileLayout, Kind, kind_of, recognise
 from redrafter_jax.errors import InputError
-from redrafter_jax.files.fields import errors_naming, field, read_fields, read_json
+from redrafter_jax.files.fields import errors_naming, field, read_json
 from redrafter_jax.files.locate import is_gguf, locate, locate_weights
 from redrafter_jax.files.parameters import Layout, MatchedModel, match_weights, save
 from redrafter_jax.files.quantized import check_method
@@ -68,7 +69,7 @@ def find_drafter(name: str | Path) -> MatchedModel:
     stored = find_weights(folder, files.weight_files)
     with errors_naming(path):
         derived = files.read(values | own, {name: one.shape for name, one in stored.items()})
-    config = read_fields(kind.config, {**values, **derived}, path)
+    config = read_config(kind.config, {**values, **derived}, path, foreign=True)
     return match_weights(folder, path, config, stored, _layout(kind, files))
 
 

@@ -47,7 +47,7 @@ SamplingSettings = Annotated[SamplingConfig, AfterValidator(SamplingConfig.refus
 
 
 class MeshSettings(Settings):
-    """How many devices share the work; see `redrafter_jax.make_mesh`."""
+    """Numbers of devices that share the work; see `redrafter_jax.make_mesh`."""
 
     data: PositiveInt = 1
     model: PositiveInt = 1
@@ -114,7 +114,7 @@ class DrafterShape(_KindFields):
     draft_vocab_size: PositiveInt | Literal["auto"] | None = None
 
     def count_draft_tokens(self, vocab_size: int) -> int | None:
-        """How many tokens of so many the head drafts; None is all."""
+        """Number of tokens that the head drafts for a vocabulary of this size; None for all."""
         if self.draft_vocab_size == "auto":
             return _DRAFT_TOKENS if vocab_size > _DRAFT_TOKENS else None
         return self.draft_vocab_size

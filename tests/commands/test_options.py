@@ -6,8 +6,8 @@ import pytest
 from tiny_folders import PairFolders, write_pair
 
 from redrafter_jax import TreeConfig
-from redrafter_jax.commands.arguments import read_arguments
-from redrafter_jax.commands.options import open_session
+from redrafter_jax.commands.options import open_decoder
+from redrafter_jax.commands.parser import read_arguments
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
@@ -62,7 +62,7 @@ def test_without_options_the_tree_is_the_tables_and_it_is_told(
 ) -> None:
     models = ["--target", folders.target, "--drafter", folders.drafter]
     arguments = read_arguments(["generate", *models, "--prompt", "a", *options])
-    drafter = open_session(arguments, open_target(folders.target), ["a"], batch_size).drafter
+    drafter = open_decoder(arguments, open_target(folders.target), ["a"], batch_size).drafter
     expected = RootOnly() if tree is None else bind_drafter(good_drafter, tree)
     assert (drafter.num_nodes, drafter.max_path) == (expected.num_nodes, expected.max_path)
     assert type(drafter) is type(expected)
