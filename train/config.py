@@ -117,9 +117,7 @@ class RegenerateSettings(Settings):
             if getattr(self.data, name) != value:
                 raise ValueError(f"regeneration does not read data.{name}; leave it out")
         if self.drafter is None and self.tree != TreeConfig():
-            raise ValueError(
-                "tree is the shape of a drafter's trees; give drafter, or leave it out"
-            )
+            raise ValueError("tree is how a drafter drafts; give drafter, or leave it out")
         return self
 
     @model_validator(mode="after")

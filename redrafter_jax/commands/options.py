@@ -95,7 +95,7 @@ def open_decoder(
       InputError: a value, a file or a folder cannot be used, or they do not go together.
     """
     sampling = config_of(SamplingConfig, arguments)
-    tree = _nearest_tree(draft_of(arguments), batch_size, sampling.temperature)
+    tree = _nearest_tree(tree_of(arguments), batch_size, sampling.temperature)
     prompt_format = load_prompt_format(arguments, files, texts, arguments.stop or ())
     target, model = load_models(arguments, files, tree)
     drafter = bind_drafter(model, None if arguments.no_drafter else tree)
@@ -149,7 +149,7 @@ def _template_of(arguments: argparse.Namespace, files: TargetFiles) -> ChatTempl
     return template
 
 
-def draft_of(arguments: argparse.Namespace) -> TreeConfig | TreeTable:
+def tree_of(arguments: argparse.Namespace) -> TreeConfig | TreeTable:
     """How drafts are made: as the options say, or else as the drafter's table does.
 
     Raises:
@@ -170,7 +170,7 @@ def _nearest_tree(
     batch_size: int,
     temperature: float,
 ) -> TreeConfig | None:
-    """The tree to draft; one that a table gives is logged. None drafts none."""
+    """The tree to draft, None for none; one that a table gives is logged."""
     if isinstance(tree, TreeConfig):
         return tree
     tuned = tree.nearest(batch_size, temperature)
@@ -196,7 +196,7 @@ def load_models(
     Args:
       arguments: the command's options.
       files: the target's files.
-      tree: how drafts are made; None makes none.
+      tree: the shape of the trees, or a table of them; None for no drafter.
 
     Raises:
       InputError: a file cannot be used, or there are fewer devices.
@@ -212,7 +212,9 @@ def load_models(
     if tree is None:
         return target, None
     if not arguments.no_drafter:
-        from redrafter_jax.files.drafter_files import load_drafter  # most kinds for none
+        from redrafter_jax.files.drafter_files import (
+            load_drafter,  # all kinds' modules, for heads alone
+        )
 
         return target, load_drafter(arguments.drafter, dtype, mesh)
     assert isinstance(tree, TreeConfig), "tables are of drafters"

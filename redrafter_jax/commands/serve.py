@@ -13,9 +13,9 @@ import jax
 from redrafter_jax.commands.option_groups import config_of
 from redrafter_jax.commands.options import (
     context_length,
-    draft_of,
     load_models,
     load_prompt_format,
+    tree_of,
 )
 from redrafter_jax.commands.terminal import log
 from redrafter_jax.config import ServeConfig
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> None:
         ) from None
     logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
     logging.getLogger("redrafter_jax").setLevel(logging.INFO)
-    tree, config = draft_of(arguments), config_of(ServeConfig, arguments)
+    tree, config = tree_of(arguments), config_of(ServeConfig, arguments)
     # First: what follows takes long.
     listening = listen(arguments.host, arguments.port)
     files = open_target(arguments.target)

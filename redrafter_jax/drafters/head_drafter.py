@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.types import Scorer, StepTrace, Verified
 
-# A trained head of any kind, from `load_drafter`; `bind` lists the kinds.
+# A trained head of any kind, from `load_drafter`; `kinds` has their records.
 LoadedHead = Model[Any, Any]
 _WEIGHT_INIT = nnx.initializers.lecun_normal()
 
@@ -56,7 +56,7 @@ class HeadWeights(nnx.Module):
     """Parameters that draft from the target's hidden states; a kind for each configuration.
 
     Attributes:
-      config: its shape; `HeadConfig` names the kinds.
+      config: the head's shape, a subclass of `HeadConfig`.
     """
 
     config: Any
@@ -91,13 +91,11 @@ class HeadDrafter(Drafter):
     """A head and the trees that it drafts; its state is the context, `[B Z]`.
 
     Attributes:
-      module: the class of the head.
       model: the head.
       tree: beam width, draft rounds, node budget; `lookup_tokens` belong to `Combined`.
       borrowed: the target's projection of the head's tokens, from `prepare`, if it has none.
     """
 
-    module: ClassVar[type[HeadWeights]]
     model: LoadedHead
     tree: TreeConfig = field(metadata={"static": True})
     borrowed: Model[None, Projection] | None = None
@@ -182,4 +180,4 @@ def check_pair(target: TargetConfig, drafter: HeadConfig, tree: TreeConfig) -> N
             f"TreeConfig.draft_rounds is {tree.draft_rounds}{lookup}, but the target has "
             f"{target.position_limit} positions; draft fewer."
         )
-    drafter.check_draft(tree)
+    drafter.check_tree(tree)

@@ -287,7 +287,7 @@ def _stated_window(values: Mapping[str, Any], family: Family, path: Path) -> int
 
 
 def window_fields(config: TargetConfig, family: Family) -> dict[str, Any]:
-    """The same as transformers would write it for the family."""
+    """The fields of windows as transformers would write them for a target of the family."""
     stated: dict[str, Any] = {}
     if family.windowed != "none":
         stated["sliding_window"] = config.sliding_window

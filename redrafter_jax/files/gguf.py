@@ -207,12 +207,12 @@ class _BlockKind(NamedTuple):
     """How a block of GGUF is taken apart.
 
     Attributes:
-      numbers: in a block.
-      group: numbers that share a scale.
-      dtype: of the codes, "I8" or "I4".
-      codes: of blocks [..., bytes], [..., numbers], each one int8.
-      scale: of their groups, [..., groups].
-      minimum: the same, or None.
+      numbers: count of numbers in a block.
+      group: count of numbers that share a scale.
+      dtype: dtype of the codes, "I8" or "I4".
+      codes: function from blocks [..., bytes] to codes [..., numbers], each one int8.
+      scale: function from blocks to the scales of their groups, [..., groups].
+      minimum: function from blocks to the minima of their groups, or None.
     """
 
     numbers: int

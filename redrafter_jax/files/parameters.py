@@ -145,7 +145,7 @@ def match_weights(
     if prod(max(count, 1) for count in counts.values()) > len(stored):  # before so many are made
         stated = " and ".join(f"{name}={count}" for name, count in counts.items())
         raise InputError(
-            f"{described_by} states {stated}, but the files hold {len(stored)} weights; they do "
+            f"{described_by} describes {stated}, but the files hold {len(stored)} weights; they do "
             "not belong together."
         )
     graphdef, parameters = _parameters(config, layout)

@@ -77,9 +77,9 @@ class Budgets:
             found = [one for one in tuned if one is not None]
         else:
             found = [] if drafter is None else [tree]
-        bound = (bind_drafter(drafter, tree) for tree in found)
+        bound = (bind_drafter(drafter, one) for one in found)
         self.drafters: tuple[Drafter, ...] = (RootOnly(), *bound)
-        self._index = {tree: index for index, tree in enumerate(found, start=1)}
+        self._index = {one: index for index, one in enumerate(found, start=1)}
         self.programs = {
             (rows, chosen): Program()
             for rows in self.row_counts

@@ -79,7 +79,7 @@ class PromptEncoding(NamedTuple):
     """The way a target is asked.
 
     Attributes:
-      template: the chat template, from `load_template`.
+      template: the chat template, from `find_template`.
       tokenizer: the target's.
       eos_token_ids: the target's.
       max_new_tokens: new tokens that must fit behind each prompt.
