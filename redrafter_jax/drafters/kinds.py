@@ -27,8 +27,8 @@ class FileLayout:
       fields: function from a configuration to what `config.json` states of it.
       stored_name: function from a configuration and a parameter's dotted name to its name in the
         files.
-      layers: fields of the configuration whose product counts the layers; there cannot be more than
-        weights in the files.
+      layers: fields of the configuration whose product counts the layers, with their names in
+        `config.json`; there cannot be more layers than weights in the files.
       model_type: what `config.json` states of a folder that is saved here.
       is_published: function that tells, by the fields of its `config.json`, whether a folder of the
         kind's authors is of this kind although it does not state our `model_type`.
@@ -44,7 +44,7 @@ class FileLayout:
 
     fields: Callable[[Any], Fields]
     stored_name: Callable[[Any, str], str]
-    layers: tuple[str, ...]
+    layers: Mapping[str, str]
     model_type: str
     is_published: Callable[[Fields], bool] = lambda stated: False
     own_fields: Mapping[str, type] = field(default_factory=dict)
@@ -105,7 +105,7 @@ RECURRENT = Kind(
     files=FileLayout(
         fields=recurrent.to_files,
         stored_name=recurrent.stored_name,
-        layers=("num_draft_layers",),
+        layers={"num_draft_layers": "num_draft_layers"},
         model_type=recurrent.MODEL_TYPE,
         own_fields={"rnn": bool},
         read=recurrent.from_files,
@@ -127,7 +127,7 @@ MEDUSA = Kind(
     files=FileLayout(
         fields=medusa.to_files,
         stored_name=medusa.stored_name,
-        layers=("num_heads", "num_draft_layers"),
+        layers={"num_heads": "medusa_num_heads", "num_draft_layers": "medusa_num_layers"},
         model_type=medusa.MODEL_TYPE,
         is_published=medusa.is_published,
         own_fields={"medusa_num_heads": int, "medusa_num_layers": int},

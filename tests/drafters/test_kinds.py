@@ -79,13 +79,13 @@ def test_more_layers_than_weights_are_refused_before_they_are_made(
 ) -> None:
     config = SHAPES[kind.name][0]
     stated = {**kind.files.fields(config)}
-    for name in kind.files.layers:
+    for name, stated_as in kind.files.layers.items():
         many = kind.files.fields(replace(config, **{name: 10**9}))
         save_drafter(random_drafter(config), tmp_path)
         change_json(
             tmp_path / "config.json", **{key: many[key] for key in many if many[key] != stated[key]}
         )
-        with pytest.raises(InputError, match=rf"{name}=1000000000\b.* files hold \d+ weights"):
+        with pytest.raises(InputError, match=rf"{stated_as}=1000000000\b.* files hold \d+ weights"):
             load_drafter(tmp_path)
 
 
