@@ -37,7 +37,6 @@ from .metrics import answer_lines
 from .plan import call_bytes, draft_bytes, embedding_bytes
 from .questions import find_target, read_questions
 from .report import (
-    TREE,
     describe_device,
     describe_sampling,
     describe_versions,
@@ -45,6 +44,7 @@ from .report import (
     write_report,
 )
 from .summary import BASELINE
+from .trees import TREE
 
 DEFINITIONS = summary.DEFINITIONS | {
     "ways": "drafter and tree of every way of drafting; a tree of null is the baseline, where the "

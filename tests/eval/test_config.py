@@ -1,4 +1,4 @@
-"""The settings of `python -m eval`: grids of trees, and the repository's configurations."""
+"""The settings of `python -m eval`: ways of drafting, and the repository's configurations."""
 
 import re
 from pathlib import Path
@@ -7,23 +7,10 @@ import pytest
 from places import CONFIGS
 
 from eval.commands import COMMANDS, DEFAULT, Command
-from eval.config import DraftingSettings, TreeGrid
+from eval.config import DraftingSettings
+from eval.trees import TreeGrid
 from redrafter_jax import TreeConfig
 from redrafter_jax.settings.files import dump_settings, load_settings
-
-
-def test_a_grid_has_every_tree_of_its_lists() -> None:
-    grid = TreeGrid(
-        beam_width=[2], draft_rounds=[3], num_nodes=[4, None], sharpness=[1.5], lookup_tokens=[0, 2]
-    )
-    assert grid.build() == [
-        TreeConfig(2, 3, 4, sharpness=1.5),
-        TreeConfig(2, 3, 7, sharpness=1.5),
-        TreeConfig(2, 3, 4, sharpness=1.5, lookup_tokens=2),
-        TreeConfig(2, 3, 9, sharpness=1.5, lookup_tokens=2),
-    ]
-    # None and 33 nodes are one tree.
-    assert TreeGrid(num_nodes=[33, None]).build() == [TreeConfig(num_nodes=33)]
 
 
 def test_a_way_of_drafting_has_a_tree_lists_of_them_or_the_tables() -> None:

@@ -47,7 +47,12 @@ def configs(tmp_path_factory: pytest.TempPathFactory, pair_settings: dict[str, A
         (["drafters={head: {drafter: /nowhere}}"], "'/nowhere' does not exist"),
         (["drafters={}"], "drafters: Dictionary should have at least 1 item"),
         (["drafters.head.tree=auto"], r"has no draft\.yaml"),
-        (["drafters.head.tree=wide"], r"head\.tree is 'wide'; it must be "),
+        (["drafters.head.tree=wide"], r"head\.tree is 'wide'; it must be auto or fields"),
+        (["drafters.head.tree.num_nodes=[]"], r"num_nodes is \[\]; it must be a value or a list"),
+        (
+            ["drafters.head.tree.static_tree=[[0], 5]"],
+            r"static_tree is \[\[0\], 5\]; it must be true, false or paths such as \[\[0\], ",
+        ),
         (
             ["drafters.head.tree.beam_widths=3"],
             r"tree\.beam_widths: unknown key; did you mean 'beam_width",
