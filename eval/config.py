@@ -130,7 +130,8 @@ class CompareSettings(RowSettings, TargetSettings):
       batch_size: prompts decoded together; None is one, or without the clock all of them.
       samplings: how tokens are chosen, each in turn.
       clock: false counts tokens, target calls and equal texts alone, which do not depend on the
-        machine: nothing is timed, warmed up or repeated.
+        machine: nothing is timed, warmed up or repeated, and `tree: auto` takes the tree for one
+        prompt unless `batch_size` is given.
       repeats: timed runs of every method per batch, in turns.
       warm_ups: untimed runs per method and array shape, the one that compiles included.
     """
@@ -153,11 +154,12 @@ class CompareSettings(RowSettings, TargetSettings):
 
     @model_validator(mode="after")
     def _nothing_to_repeat(self) -> "CompareSettings":
-        if not self.clock and self.repeats > 1:
-            raise ValueError(
-                f"repeats is {self.repeats} and clock is false, which counts what is the same in "
-                "every repeat; leave repeats out, or give clock=true"
-            )
+        for name, times in (("repeats", self.repeats), ("warm_ups", self.warm_ups)):
+            if not self.clock and times > 1:
+                raise ValueError(
+                    f"{name} is {times} and clock is false, which counts what is the same every "
+                    f"time; give {name}=1, or clock=true"
+                )
         return self
 
 

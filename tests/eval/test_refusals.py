@@ -65,7 +65,8 @@ def configs(tmp_path_factory: pytest.TempPathFactory, pair_settings: dict[str, A
             "drafters has two ways called 'a, C=3'; rename one",
         ),
         (["drafter=a"], "drafter: unknown key; did you mean 'drafters'"),
-        (["clock=false", "repeats=2"], "repeats is 2 and clock is false, .* leave repeats out"),
+        (["clock=false", "repeats=2"], "repeats is 2 and clock is false, .* repeats=1, or"),
+        (["clock=false", "warm_ups=2"], "warm_ups is 2 and clock is false, .* warm_ups=1, or"),
         (
             ["batch_size=3", "mesh.data=2"],
             "batch_size is 3, which the mesh's data=2",
