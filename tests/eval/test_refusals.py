@@ -47,7 +47,12 @@ def configs(tmp_path_factory: pytest.TempPathFactory, pair_settings: dict[str, A
         (["drafters={head: {drafter: /nowhere}}"], "'/nowhere' does not exist"),
         (["drafters={}"], "drafters: Dictionary should have at least 1 item"),
         (["drafters.head.tree=auto"], r"has no draft\.yaml"),
-        (["drafters.head.tree=wide"], r"head\.tree is 'wide'; it must be "),
+        (["drafters.head.tree=wide"], r"head\.tree is 'wide'; it must be auto or fields"),
+        (["drafters.head.tree.num_nodes=[]"], r"num_nodes is \[\]; it must be a value or a list"),
+        (
+            ["drafters.head.tree.static_tree=[[0], 5]"],
+            r"static_tree is \[\[0\], 5\]; it must be true, false or paths such as \[\[0\], ",
+        ),
         (
             ["drafters.head.tree.beam_widths=3"],
             r"tree\.beam_widths: unknown key; did you mean 'beam_width",
@@ -60,7 +65,8 @@ def configs(tmp_path_factory: pytest.TempPathFactory, pair_settings: dict[str, A
             "drafters has two ways called 'a, C=3'; rename one",
         ),
         (["drafter=a"], "drafter: unknown key; did you mean 'drafters'"),
-        (["clock=false", "repeats=2"], "repeats is 2 and clock is false, .* leave repeats out"),
+        (["clock=false", "repeats=2"], "repeats is 2 and clock is false, .* repeats=1, or"),
+        (["clock=false", "warm_ups=2"], "warm_ups is 2 and clock is false, .* warm_ups=1, or"),
         (
             ["batch_size=3", "mesh.data=2"],
             "batch_size is 3, which the mesh's data=2",

@@ -11,7 +11,7 @@ from redrafter_jax.config import TreeConfig
 from redrafter_jax.config.limits import read_config
 from redrafter_jax.files.locate import TREE_TABLE
 from redrafter_jax.files.tree_table import find_tree_table, write_tree_table
-from redrafter_jax.verdict import Texts, Verdict, Way, judge
+from redrafter_jax.verdict import MeasuredWay, Texts, Verdict, judge
 
 from .plan import FitPlan
 
@@ -118,7 +118,7 @@ def _report(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "report" / "compare.json").read_text())
 
 
-def _ways(case: dict[str, Any]) -> list[Way]:
+def _ways(case: dict[str, Any]) -> list[MeasuredWay]:
     """The trees that the report measured, as they did at one temperature."""
     ways = []
     for name, way in case["ways"].items():
@@ -128,7 +128,7 @@ def _ways(case: dict[str, Any]) -> list[Way]:
         ends = measures["speedup_quartiles"]
         speedup = None if ends is None else (ends[0], measures["speedup"], ends[1])
         tree = read_config(TreeConfig, way["tree"], Path("compare.json"))
-        ways.append(Way(name, tree, True, speedup, measures["accepted_by"]))
+        ways.append(MeasuredWay(name, tree, True, speedup, measures["accepted_by"]))
     return ways
 
 
